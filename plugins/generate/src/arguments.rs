@@ -48,71 +48,43 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Request, Str
             words.push(argument);
             continue;
         }
-        let (name, inline) = match argument.split_once('=') {
+        let (name, mut inline) = match argument.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
             None => (argument.as_str(), None),
         };
-        let flag = match name {
-            "--chat" => Some(&mut chat),
-            "--ignore-end" => Some(&mut settings.ignore_end),
-            _ => None,
+        let mut value = || {
+            let value = inline.take().or_else(|| arguments.next());
+            value.ok_or_else(|| format!("{name} needs a value"))
         };
-        if let Some(flag) = flag {
-            if inline.is_some() {
-                return Err(format!("{name} takes no value"));
-            }
-            *flag = true;
-            continue;
-        }
-        if name == "--json" {
-            if inline.is_some() {
-                return Err(format!("{name} takes no value"));
-            }
-            constrain(&mut settings.constraint, Grammar::JsonObject)?;
-            continue;
-        }
-        let known = [
-            "--model",
-            "--max-tokens",
-            "--temperature",
-            "--top-k",
-            "--top-p",
-            "--min-p",
-            "--seed",
-            "--stop",
-            "--json-schema",
-            "--regex",
-            "--lark",
-            "--gbnf",
-            "--adapter",
-            "--speculate",
-        ];
-        if !known.contains(&name) {
-            return Err(format!("{name} is not an option; see the usage below"));
-        }
-        let value = inline
-            .or_else(|| arguments.next())
-            .ok_or_else(|| format!("{name} needs a value"))?;
         match name {
-            "--model" => model = Some(value),
-            "--max-tokens" => settings.max_tokens = number(name, &value, 1..=u32::MAX)?,
-            "--temperature" => samplers.temperature = Some(number(name, &value, 0.0..=f32::MAX)?),
-            "--top-k" => samplers.top_k = Some(number(name, &value, 0..=u32::MAX)?),
-            "--top-p" => samplers.top_p = Some(number(name, &value, 0.0..=1.0)?),
-            "--min-p" => samplers.min_p = Some(number(name, &value, 0.0..=1.0)?),
-            "--seed" => settings.seed = Some(number(name, &value, 0..=u64::MAX)?),
-            "--speculate" => settings.speculate = number(name, &value, 0..=SPECULATE_LIMIT)?,
-            "--adapter" => settings.adapter = Some(value),
-            "--json-schema" => constrain(&mut settings.constraint, Grammar::JsonSchema(value))?,
-            "--regex" => constrain(&mut settings.constraint, Grammar::Regex(value))?,
-            "--lark" => constrain(&mut settings.constraint, Grammar::Lark(value))?,
-            "--gbnf" => constrain(&mut settings.constraint, Grammar::Gbnf(value))?,
-            _ => {
-                if value.is_empty() {
+            "--chat" => chat = true,
+            "--ignore-end" => settings.ignore_end = true,
+            "--json" => constrain(&mut settings.constraint, Grammar::JsonObject)?,
+            "--model" => model = Some(value()?),
+            "--max-tokens" => settings.max_tokens = number(name, &value()?, 1..=u32::MAX)?,
+            "--temperature" => {
+                samplers.temperature = Some(number(name, &value()?, 0.0..=f32::MAX)?);
+            }
+            "--top-k" => samplers.top_k = Some(number(name, &value()?, 0..=u32::MAX)?),
+            "--top-p" => samplers.top_p = Some(number(name, &value()?, 0.0..=1.0)?),
+            "--min-p" => samplers.min_p = Some(number(name, &value()?, 0.0..=1.0)?),
+            "--seed" => settings.seed = Some(number(name, &value()?, 0..=u64::MAX)?),
+            "--speculate" => settings.speculate = number(name, &value()?, 0..=SPECULATE_LIMIT)?,
+            "--adapter" => settings.adapter = Some(value()?),
+            "--json-schema" => constrain(&mut settings.constraint, Grammar::JsonSchema(value()?))?,
+            "--regex" => constrain(&mut settings.constraint, Grammar::Regex(value()?))?,
+            "--lark" => constrain(&mut settings.constraint, Grammar::Lark(value()?))?,
+            "--gbnf" => constrain(&mut settings.constraint, Grammar::Gbnf(value()?))?,
+            "--stop" => match value()? {
+                text if text.is_empty() => {
                     return Err("--stop is empty; expected at least one character".to_owned());
                 }
-                settings.stop.push(value);
-            }
+                text => settings.stop.push(text),
+            },
+            _ => return Err(format!("{name} is not an option; see the usage below")),
+        }
+        if inline.is_some() {
+            return Err(format!("{name} takes no value"));
         }
     }
 
@@ -205,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn constraints_adapters_and_guesses_have_options() {
+    fn constraints_adapters_and_drafts_have_options() {
         let settings = |line: &str| arguments(line).unwrap().settings;
         assert_eq!(
             settings("x --regex [0-9]+ --adapter plus-one --speculate=16"),

@@ -45,7 +45,10 @@ fn settings_reach_the_host_in_order() {
         "samplers": [{"temperature": 0.5}, {"top_k": 3}, {"logit_bias": [[5, "-inf"]]}],
     });
     let (status, body) = post(&script, body);
-    assert_eq!((status, &body["logprobs"][0]["text"]), (200, &"y".into()));
+    assert_eq!(status, 200);
+    let entry = &body["logprobs"][0];
+    let top = json!([{"token": 121, "text": "y", "logprob": entry["logprob"]}]);
+    assert_eq!((&entry["text"], &entry["top"]), (&"y".into(), &top));
     assert_eq!(
         script.generations()[0].settings,
         [

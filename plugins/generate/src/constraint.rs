@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use corral_sdk::fields::Fields;
+use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use corral_sdk::{Error, Grammar};
 
 const KINDS: [&str; 5] = ["json_schema", "json_object", "regex", "lark", "gbnf"];
@@ -10,41 +10,30 @@ const KINDS: [&str; 5] = ["json_schema", "json_object", "regex", "lark", "gbnf"]
 /// Reads the field. The host validates the grammar when it compiles it. A JSON schema keeps the order
 /// of the client's fields, which determines the order in the answer.
 pub fn constraint(fields: &mut Fields) -> Result<Option<Grammar>, Error> {
-    let Some(value) = fields.take("constraint") else {
+    let Some(constraint) = fields.object("constraint")? else {
         return Ok(None);
     };
-    let (kind, value) = Fields::at("constraint".to_owned(), value)?.single(&KINDS)?;
-    let make = match (kind.as_str(), &value) {
-        ("json_schema", Value::Object(_) | Value::Bool(_)) => {
-            return Ok(Some(Grammar::JsonSchema(value.to_string())));
+    let (kind, value) = constraint.single(&KINDS)?;
+    let path = format!("constraint.{kind}");
+    let grammar = match (kind.as_str(), value) {
+        ("json_schema", schema @ (Value::Object(_) | Value::Bool(_))) => {
+            Grammar::JsonSchema(schema.to_string())
         }
-        ("json_schema", _) => {
-            return Err(wrong_type(
-                &kind,
-                "a JSON schema: an object or a boolean",
-                &value,
-            ));
+        ("json_schema", other) => {
+            let expected = "a JSON schema: an object or a boolean";
+            return Err(wrong_type(&path, expected, &other));
         }
-        ("json_object", Value::Bool(true)) => return Ok(Some(Grammar::JsonObject)),
-        ("json_object", Value::Bool(false)) => {
-            return Err(Error::bad_request(
-                "out-of-range",
-                "`constraint.json_object` is false; expected true, or no `constraint`",
-            ));
+        ("json_object", Value::Bool(true)) => Grammar::JsonObject,
+        ("json_object", value @ Value::Bool(false)) => {
+            return Err(out_of_range(&path, &value, "true, or no `constraint`"));
         }
-        ("json_object", _) => return Err(wrong_type(&kind, "true", &value)),
-        ("regex", _) => Grammar::Regex,
-        ("lark", _) => Grammar::Lark,
-        _ => Grammar::Gbnf,
+        ("json_object", other) => return Err(wrong_type(&path, "true", &other)),
+        ("regex", Value::String(text)) => Grammar::Regex(text),
+        ("lark", Value::String(text)) => Grammar::Lark(text),
+        (_, Value::String(text)) => Grammar::Gbnf(text),
+        (_, other) => return Err(wrong_type(&path, "a string", &other)),
     };
-    match value {
-        Value::String(text) => Ok(Some(make(text))),
-        other => Err(wrong_type(&kind, "a string", &other)),
-    }
-}
-
-fn wrong_type(kind: &str, expected: &str, found: &Value) -> Error {
-    Error::wrong_type(&format!("`constraint.{kind}`"), expected, found)
+    Ok(Some(grammar))
 }
 
 #[cfg(test)]
@@ -53,10 +42,10 @@ mod tests {
     use serde_json::json;
 
     fn read(value: Value) -> Result<Option<Grammar>, Error> {
-        let Value::Object(members) = json!({"constraint": value}) else {
-            panic!("an object")
-        };
-        constraint(&mut Fields::from_map(members))
+        constraint(&mut Fields::at(
+            String::new(),
+            json!({"constraint": value}),
+        )?)
     }
 
     #[test]
@@ -91,51 +80,28 @@ mod tests {
         assert_eq!(read(Value::Null).unwrap(), None);
     }
 
+    /// A constraint, and the code and text of its error.
+    const ERRORS: &str = r#"
+"x" => wrong-type: `constraint` is a string
+{} => not-one-member: has 0 fields
+{"regex": null} => not-one-member: has 0 fields
+{"regex": "a", "lark": "b"} => not-one-member: exactly one of `json_schema`
+{"schema": {}} => unknown-field: `constraint.schema` is unknown; expected `json_schema`
+{"json_schema": "{}"} => wrong-type: `constraint.json_schema` is a string; expected a JSON schema
+{"json_object": {}} => wrong-type: `constraint.json_object` is an object; expected true
+{"json_object": false} => out-of-range: `constraint.json_object` is false
+{"regex": 1} => wrong-type: `constraint.regex` is a number; expected a string
+{"gbnf": ["a"]} => wrong-type: `constraint.gbnf` is a list
+"#;
+
     #[test]
     fn errors_name_the_field() {
-        for (value, code, detail) in [
-            (json!("x"), "wrong-type", "`constraint` is a string"),
-            (json!({}), "not-one-member", "has 0 fields"),
-            (json!({"regex": null}), "not-one-member", "has 0 fields"),
-            (
-                json!({"regex": "a", "lark": "b"}),
-                "not-one-member",
-                "exactly one of `json_schema`",
-            ),
-            (
-                json!({"schema": {}}),
-                "unknown-field",
-                "`constraint.schema` is unknown; expected `json_schema`",
-            ),
-            (
-                json!({"json_schema": "{}"}),
-                "wrong-type",
-                "`constraint.json_schema` is a string; expected a JSON schema",
-            ),
-            (
-                json!({"json_object": {}}),
-                "wrong-type",
-                "`constraint.json_object` is an object; expected true",
-            ),
-            (
-                json!({"json_object": false}),
-                "out-of-range",
-                "`constraint.json_object` is false",
-            ),
-            (
-                json!({"regex": 1}),
-                "wrong-type",
-                "`constraint.regex` is a number; expected a string",
-            ),
-            (
-                json!({"gbnf": ["a"]}),
-                "wrong-type",
-                "`constraint.gbnf` is a list",
-            ),
-        ] {
-            let problem = read(value.clone()).unwrap_err();
-            assert_eq!((problem.status(), problem.code()), (400, code), "{value}");
-            assert!(problem.to_string().contains(detail), "{value}: {}", problem);
+        for line in ERRORS.trim().lines() {
+            let (constraint, error) = line.split_once(" => ").unwrap();
+            let (code, detail) = error.split_once(": ").unwrap();
+            let problem = read(serde_json::from_str(constraint).unwrap()).unwrap_err();
+            assert_eq!((problem.status(), problem.code()), (400, code), "{line}");
+            assert!(problem.to_string().contains(detail), "{line}: {problem}");
         }
     }
 }

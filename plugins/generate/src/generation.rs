@@ -1,10 +1,11 @@
 //! Runs a generation for a request.
 
-use corral_sdk::{Chunk, Constraint, Error, GenerateOptions, Grammar, Model, Outcome};
+use corral_sdk::{Chunk, Constraint, Error, GenerateOptions, Grammar, Model, Outcome, Token};
+use serde_json::{Value, json};
 
 use crate::prompt;
 use crate::request::{Request, Settings};
-use crate::response::{PositionLogprobs, Report, ResponseChunk, TokenLogprob};
+use crate::response::{Report, ResponseChunk, shortest};
 use crate::sampling::Sampler;
 
 /// A generation in progress. Dropping it cancels the generation.
@@ -22,8 +23,7 @@ pub struct Formatter {
 impl Generation {
     /// Opens the model, tokenizes the prompt and starts the generation.
     pub async fn start(request: &Request) -> Result<Self, Error> {
-        check_model(request.model.as_deref())?;
-        let model = Model::open_or_default(request.model.as_deref()).await?;
+        let model = Model::open_requested(request.model.as_deref()).await?;
         let tokens = prompt::tokens(&request.input, &model)?;
         // At least 1: `prompt::tokens` checks it.
         let remaining = model.info().context - tokens.len() as u32;
@@ -81,30 +81,28 @@ impl Generation {
 
 impl Formatter {
     fn chunk(&self, chunk: Chunk) -> Result<ResponseChunk, Error> {
-        let tokens = chunk.tokens.iter().zip(chunk.logprobs);
-        let logprobs = tokens
-            .map(|(&token, logprobs)| {
-                let top = logprobs.top.into_iter();
-                Ok(PositionLogprobs {
-                    token: self.token_logprob(token, logprobs.logprob)?,
-                    top: top
-                        .map(|(token, logprob)| self.token_logprob(token, logprob))
-                        .collect::<Result<_, Error>>()?,
-                })
-            })
-            .collect::<Result<_, Error>>()?;
+        let mut logprobs = Vec::new();
+        for (&token, entry) in chunk.tokens.iter().zip(chunk.logprobs) {
+            let top = entry.top.iter();
+            let top = top.map(|&(token, logprob)| self.logprob(token, logprob));
+            let top = top.collect::<Result<Vec<_>, Error>>()?;
+            let mut fields = self.logprob(token, entry.logprob)?;
+            fields["top"] = top.into();
+            logprobs.push(fields);
+        }
         Ok(ResponseChunk {
             text: chunk.text,
             logprobs,
         })
     }
 
-    fn token_logprob(&self, id: u32, logprob: f32) -> Result<TokenLogprob, Error> {
-        Ok(TokenLogprob {
-            id,
-            text: self.model.detokenize_with_control(&[id])?,
-            logprob,
-        })
+    fn logprob(&self, token: Token, logprob: f32) -> Result<Value, Error> {
+        Ok(json!({
+            "token": token,
+            // Control tokens by name; U+FFFD for a part of a character.
+            "text": self.model.detokenize_with_control(&[token])?,
+            "logprob": shortest(logprob),
+        }))
     }
 
     pub fn report(self, outcome: Outcome) -> Report {
@@ -114,20 +112,6 @@ impl Formatter {
             outcome,
         }
     }
-}
-
-/// Checks the name here: the host's `not-found` does not say that the model is missing.
-fn check_model(name: Option<&str>) -> Result<(), Error> {
-    let Some(name) = name else { return Ok(()) };
-    let names = Model::available();
-    if names.iter().any(|known| known == name) {
-        return Ok(());
-    }
-    Err(Error::new(
-        404,
-        "unknown-model",
-        format!("there is no model {name:?}; expected one of {names:?}"),
-    ))
 }
 
 /// Checks the name here, so that it fails like an unknown model and not as `invalid`.

@@ -11,30 +11,8 @@ pub fn tokens(input: &Input, model: &Model) -> Result<Vec<u32>, Error> {
         Input::Prompt(text) => model.tokenize_trusted(text)?,
         Input::Chat(chat) => chat.tokens(model)?,
     };
-    if let Some(begin) = model.info().begin
-        && tokens.first() != Some(&begin)
-    {
-        tokens.insert(0, begin);
-    }
-    if tokens.is_empty() {
-        return Err(Error::bad_request(
-            "empty-prompt",
-            "the prompt has no tokens",
-        ));
-    }
-    let limit = model.info().context as usize;
-    if tokens.len() >= limit {
-        return Err(Error::bad_request(
-            "prompt-too-long",
-            format!(
-                "the prompt has {} tokens; the model {} has a context of {limit} tokens; expected at \
-                 most {} to leave room for an answer",
-                tokens.len(),
-                model.name(),
-                limit.saturating_sub(1),
-            ),
-        ));
-    }
+    model.add_begin_token(&mut tokens);
+    model.check_prompt(&tokens, 1)?;
     Ok(tokens)
 }
 

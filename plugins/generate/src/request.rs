@@ -6,16 +6,12 @@
 use corral_sdk::fields::Fields;
 use corral_sdk::template::Chat;
 use corral_sdk::{Error, Grammar};
-use serde_json::Value;
 
 use crate::constraint::constraint;
 use crate::sampling::{self, Sampler};
 
 /// Default of `max_tokens`.
 pub const DEFAULT_MAX_TOKENS: u32 = 128;
-/// The host's limits for stop strings.
-const STOP_COUNT_LIMIT: usize = 16;
-const STOP_LENGTH_LIMIT: usize = 256;
 /// The host's limit for logprobs.
 pub const LOGPROBS_LIMIT: u8 = 20;
 /// The host's limit for draft tokens.
@@ -110,7 +106,7 @@ pub fn parse(body: &[u8]) -> Result<Request, Error> {
             .unwrap_or(DEFAULT_MAX_TOKENS),
         samplers: sampling::chain(&mut fields)?,
         seed: fields.integer("seed", 0..=u64::MAX)?,
-        stop: stop(&mut fields)?,
+        stop: fields.stop_strings("stop")?,
         ignore_end: fields.flag("ignore_end")?,
         constraint: constraint(&mut fields)?,
         logprobs: fields.integer("logprobs", 0..=LOGPROBS_LIMIT)?,
@@ -131,17 +127,7 @@ fn input(fields: &mut Fields) -> Result<Input, Error> {
     let prompt = fields.text("prompt")?;
     let messages = fields.list("messages")?;
     let tools = fields.list("tools")?;
-    let variables = match fields.take("template_arguments") {
-        None => None,
-        Some(Value::Object(map)) => Some(map),
-        Some(other) => {
-            return Err(Error::wrong_type(
-                "`template_arguments`",
-                "an object",
-                &other,
-            ));
-        }
-    };
+    let variables = fields.object("template_arguments")?;
     match (prompt, messages) {
         (Some(_), Some(_)) => Err(Error::bad_request(
             "ambiguous-input",
@@ -181,55 +167,13 @@ fn input(fields: &mut Fields) -> Result<Input, Error> {
             let chat = Chat {
                 messages,
                 tools: tools.unwrap_or_default(),
-                variables: variables.unwrap_or_default(),
+                variables: variables.map(Fields::into_map).unwrap_or_default(),
                 ..Chat::default()
             };
             chat.check()?;
             Ok(Input::Chat(chat))
         }
     }
-}
-
-fn stop(fields: &mut Fields) -> Result<Vec<String>, Error> {
-    let texts = match fields.take("stop") {
-        None => Vec::new(),
-        Some(Value::String(text)) => vec![text],
-        Some(Value::Array(values)) => values
-            .into_iter()
-            .map(|value| match value {
-                Value::String(text) => Ok(text),
-                other => Err(Error::wrong_type("an entry of `stop`", "a string", &other)),
-            })
-            .collect::<Result<_, _>>()?,
-        Some(other) => {
-            return Err(Error::wrong_type(
-                "`stop`",
-                "a string or a list of strings",
-                &other,
-            ));
-        }
-    };
-    if texts.len() > STOP_COUNT_LIMIT {
-        return Err(Error::bad_request(
-            "invalid-stop",
-            format!(
-                "`stop` has {} strings; expected at most {STOP_COUNT_LIMIT}",
-                texts.len()
-            ),
-        ));
-    }
-    for text in &texts {
-        if text.is_empty() || text.len() > STOP_LENGTH_LIMIT {
-            return Err(Error::bad_request(
-                "invalid-stop",
-                format!(
-                    "a string in `stop` has {} bytes; expected 1 to {STOP_LENGTH_LIMIT}",
-                    text.len()
-                ),
-            ));
-        }
-    }
-    Ok(texts)
 }
 
 #[cfg(test)]

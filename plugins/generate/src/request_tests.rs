@@ -1,5 +1,5 @@
 use super::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
 fn parse_json(body: Value) -> Result<Request, Error> {
     parse(body.to_string().as_bytes())
@@ -77,223 +77,72 @@ fn boundary_values_are_accepted() {
     }
 }
 
+/// A request body, and the code and text of its error.
+const ERRORS: &str = r#"
+[] => wrong-type: the body is a list; expected an object
+{} => missing-input: neither
+{"prompt": "x", "messages": []} => ambiguous-input: both
+{"prompt": "x", "tools": []} => ambiguous-input: `tools`
+{"prompt": "x", "template_arguments": {}} => ambiguous-input: `template_arguments`
+{"prompt": ""} => empty-prompt: `prompt` is empty
+{"messages": []} => empty-prompt: `messages` is empty
+{"prompt": 1} => wrong-type: `prompt` is a number; expected a string
+{"messages": "x"} => wrong-type: `messages` is a string
+{"prompt": "x", "n": 1, "echo": true} => unknown-field: `n`, `echo` are unknown
+{"prompt": "x", "max_token": 1} => unknown-field: expected `prompt`
+{"prompt": "x", "max_tokens": 0} => out-of-range: `max_tokens` is 0; expected an integer from 1
+{"prompt": "x", "max_tokens": -1} => out-of-range: `max_tokens` is -1
+{"prompt": "x", "max_tokens": 1.5} => out-of-range: `max_tokens` is 1.5
+{"prompt": "x", "max_tokens": 4294967296} => out-of-range: to 4294967295
+{"prompt": "x", "max_tokens": "1"} => wrong-type: `max_tokens` is a string
+{"prompt": "x", "temperature": -0.1} => out-of-range: at least 0
+{"prompt": "x", "temperature": 1e300} => out-of-range: `temperature`
+{"prompt": "x", "top_p": 1.01} => out-of-range: from 0 to 1
+{"prompt": "x", "min_p": -1} => out-of-range: from 0 to 1
+{"prompt": "x", "top_k": -1} => out-of-range: `top_k` is -1
+{"prompt": "x", "seed": -1} => out-of-range: `seed` is -1
+{"prompt": "x", "stream": 1} => wrong-type: expected true or false
+{"prompt": "x", "stop": 1} => wrong-type: a string or a list of strings
+{"prompt": "x", "stop": [1]} => wrong-type: `stop[0]` is a number
+{"prompt": "x", "logprobs": 21} => out-of-range: `logprobs` is 21; expected an integer from 0 to 20
+{"prompt": "x", "logprobs": true} => wrong-type: `logprobs` is a boolean
+{"prompt": "x", "speculate": 17} => out-of-range: from 0 to 16
+{"prompt": "x", "adapter": 1} => wrong-type: `adapter` is a number
+{"prompt": "x", "constraint": {"regexp": "a"}} => unknown-field: `constraint.regexp`
+{"prompt": "x", "samplers": [], "top_p": 0.5} => ambiguous-samplers: `samplers` replaces
+{"prompt": "x", "stop": ""} => invalid-stop: 0 bytes
+{"messages": [{"role": 1, "content": "x"}]} => wrong-type: `messages[0].role`
+{"messages": [{"role": "", "content": "x"}]} => invalid-messages: `messages[0].role`
+{"messages": [{"role": "user", "content": "x"}], "tools": ["f"]} => wrong-type: `tools[0]`
+"#;
+
 #[test]
 fn errors_name_the_field() {
-    let message = |message: Value| json!({"messages": [message]});
-    for (body, code, detail) in [
-        (
-            json!([]),
-            "wrong-type",
-            "the body is a list; expected an object",
-        ),
-        (json!({}), "missing-input", "neither"),
-        (
-            json!({"prompt": "x", "messages": []}),
-            "ambiguous-input",
-            "both",
-        ),
-        (
-            json!({"prompt": "x", "tools": []}),
-            "ambiguous-input",
-            "`tools`",
-        ),
-        (
-            json!({"prompt": "x", "template_arguments": {}}),
-            "ambiguous-input",
-            "`template_arguments`",
-        ),
-        (json!({"prompt": ""}), "empty-prompt", "`prompt` is empty"),
-        (
-            json!({"messages": []}),
-            "empty-prompt",
-            "`messages` is empty",
-        ),
-        (
-            json!({"prompt": 1}),
-            "wrong-type",
-            "`prompt` is a number; expected a string",
-        ),
-        (
-            json!({"messages": "x"}),
-            "wrong-type",
-            "`messages` is a string",
-        ),
-        (
-            json!({"prompt": "x", "n": 1, "echo": true}),
-            "unknown-field",
-            "`n`, `echo` are unknown",
-        ),
-        (
-            json!({"prompt": "x", "max_token": 1}),
-            "unknown-field",
-            "expected `prompt`",
-        ),
-        (
-            json!({"prompt": "x", "max_tokens": 0}),
-            "out-of-range",
-            "`max_tokens` is 0; expected an integer from 1",
-        ),
-        (
-            json!({"prompt": "x", "max_tokens": -1}),
-            "out-of-range",
-            "`max_tokens` is -1",
-        ),
-        (
-            json!({"prompt": "x", "max_tokens": 1.5}),
-            "out-of-range",
-            "`max_tokens` is 1.5",
-        ),
-        (
-            json!({"prompt": "x", "max_tokens": 4294967296u64}),
-            "out-of-range",
-            "to 4294967295",
-        ),
-        (
-            json!({"prompt": "x", "max_tokens": "1"}),
-            "wrong-type",
-            "`max_tokens` is a string",
-        ),
-        (
-            json!({"prompt": "x", "temperature": -0.1}),
-            "out-of-range",
-            "at least 0",
-        ),
-        (
-            json!({"prompt": "x", "temperature": 1e300}),
-            "out-of-range",
-            "`temperature`",
-        ),
-        (
-            json!({"prompt": "x", "top_p": 1.01}),
-            "out-of-range",
-            "from 0 to 1",
-        ),
-        (
-            json!({"prompt": "x", "min_p": -1}),
-            "out-of-range",
-            "from 0 to 1",
-        ),
-        (
-            json!({"prompt": "x", "top_k": -1}),
-            "out-of-range",
-            "`top_k` is -1",
-        ),
-        (
-            json!({"prompt": "x", "seed": -1}),
-            "out-of-range",
-            "`seed` is -1",
-        ),
-        (
-            json!({"prompt": "x", "stream": 1}),
-            "wrong-type",
-            "expected true or false",
-        ),
-        (
-            json!({"prompt": "x", "stop": 1}),
-            "wrong-type",
-            "a string or a list of strings",
-        ),
-        (
-            json!({"prompt": "x", "stop": [1]}),
-            "wrong-type",
-            "an entry of `stop`",
-        ),
-        (
-            json!({"prompt": "x", "logprobs": 21}),
-            "out-of-range",
-            "`logprobs` is 21; expected an integer from 0 to 20",
-        ),
-        (
-            json!({"prompt": "x", "logprobs": true}),
-            "wrong-type",
-            "`logprobs` is a boolean",
-        ),
-        (
-            json!({"prompt": "x", "speculate": 17}),
-            "out-of-range",
-            "from 0 to 16",
-        ),
-        (
-            json!({"prompt": "x", "adapter": 1}),
-            "wrong-type",
-            "`adapter` is a number",
-        ),
-        (
-            json!({"prompt": "x", "constraint": {"regexp": "a"}}),
-            "unknown-field",
-            "`constraint.regexp`",
-        ),
-        (
-            json!({"prompt": "x", "samplers": [], "top_p": 0.5}),
-            "ambiguous-samplers",
-            "`samplers` replaces",
-        ),
-        (
-            json!({"prompt": "x", "stop": ""}),
-            "invalid-stop",
-            "0 bytes",
-        ),
-        (
-            json!({"prompt": "x", "stop": vec!["s"; 17]}),
-            "invalid-stop",
-            "17 strings",
-        ),
-        (
-            json!({"prompt": "x", "stop": "é".repeat(129)}),
-            "invalid-stop",
-            "258 bytes",
-        ),
-        (message(json!(1)), "wrong-type", "`messages[0]` is a number"),
-        (
-            message(json!({"content": "x"})),
-            "invalid-messages",
-            "no `role`",
-        ),
-        (
-            message(json!({"role": 1, "content": "x"})),
-            "wrong-type",
-            "`messages[0].role`",
-        ),
-        (
-            message(json!({"role": "", "content": "x"})),
-            "invalid-messages",
-            "`messages[0].role`",
-        ),
-        (
-            message(json!({"role": "a|>", "content": "x"})),
-            "invalid-messages",
-            "expected a word",
-        ),
-        (
-            message(json!({"role": "user"})),
-            "invalid-messages",
-            "no `content`",
-        ),
-        (
-            message(json!({"role": "user", "content": []})),
-            "wrong-type",
-            "`messages[0].content` is a list",
-        ),
-        (
-            json!({"messages": [{"role": "user", "content": "x"}], "tools": ["f"]}),
-            "wrong-type",
-            "`tools[0]`",
-        ),
-    ] {
-        let problem = parse_json(body.clone()).unwrap_err();
-        assert_eq!(
-            (problem.status(), problem.code()),
-            (400, code),
-            "{body}: {}",
-            problem
-        );
-        assert!(problem.to_string().contains(detail), "{body}: {}", problem);
+    let mut bodies = Vec::new();
+    for line in ERRORS.trim().lines() {
+        let (body, error) = line.split_once(" => ").unwrap();
+        bodies.push((body.to_owned(), error));
+    }
+    let stop = |stop: Value| json!({"prompt": "x", "stop": stop}).to_string();
+    bodies.push((
+        stop(vec!["s"; 17].into()),
+        "invalid-stop: `stop` has 17 strings",
+    ));
+    bodies.push((
+        stop("é".repeat(129).into()),
+        "invalid-stop: a string in `stop` has 258 bytes",
+    ));
+    for (body, error) in bodies {
+        let (code, detail) = error.split_once(": ").unwrap();
+        let problem = parse(body.as_bytes()).unwrap_err();
+        assert_eq!((problem.status(), problem.code()), (400, code), "{body}");
+        assert!(problem.to_string().contains(detail), "{body}: {problem}");
     }
 }
 
 #[test]
 fn malformed_json_error_has_position() {
-    for (body, place) in [
+    for (body, position) in [
         ("", "line 1 column 0"),
         ("{\"prompt\":\n  x}", "line 2 column 3"),
         ("{\"prompt\": \"x\"} y", "line 1 column 17"),
@@ -301,7 +150,7 @@ fn malformed_json_error_has_position() {
     ] {
         let problem = parse(body.as_bytes()).unwrap_err();
         assert_eq!(problem.code(), "invalid-json");
-        assert!(problem.to_string().ends_with(place), "{}", problem);
+        assert!(problem.to_string().ends_with(position), "{problem}");
     }
     let deep = "[".repeat(100_000);
     assert_eq!(parse(deep.as_bytes()).unwrap_err().code(), "invalid-json");

@@ -1,7 +1,7 @@
 //! The response: one JSON object, or server-sent events with the text in chunks.
 
 use corral_sdk::{Finish, Outcome};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// A part of the generated output.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -9,7 +9,7 @@ pub struct ResponseChunk {
     /// Can be empty while the host withholds a possible prefix of a stop string.
     pub text: String,
     /// One entry for each token if the request has `logprobs`; otherwise empty.
-    pub logprobs: Vec<PositionLogprobs>,
+    pub logprobs: Vec<Value>,
 }
 
 impl ResponseChunk {
@@ -18,45 +18,8 @@ impl ResponseChunk {
     }
 }
 
-/// Log probabilities of the generated token and of the most likely tokens at its position.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PositionLogprobs {
-    pub token: TokenLogprob,
-    /// In descending order.
-    pub top: Vec<TokenLogprob>,
-}
-
-/// A token and the natural logarithm of its probability.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TokenLogprob {
-    pub id: u32,
-    /// Control tokens by name; U+FFFD for a part of a character.
-    pub text: String,
-    pub logprob: f32,
-}
-
-impl TokenLogprob {
-    fn fields(&self) -> Map<String, Value> {
-        let mut fields = Map::new();
-        fields.insert("token".to_owned(), self.id.into());
-        fields.insert("text".to_owned(), self.text.as_str().into());
-        fields.insert("logprob".to_owned(), logprob_json(self.logprob));
-        fields
-    }
-}
-
-fn logprobs_json(logprobs: &[PositionLogprobs]) -> Value {
-    let entries = logprobs.iter().map(|entry| {
-        let top = entry.top.iter().map(TokenLogprob::fields);
-        let mut fields = entry.token.fields();
-        fields.insert("top".to_owned(), top.collect());
-        fields
-    });
-    entries.collect()
-}
-
-/// Writes the shortest number that reads back as the same `f32`; `null` for minus infinity.
-fn logprob_json(value: f32) -> Value {
+/// The shortest number that reads back as the same `f32`; `null` for minus infinity.
+pub fn shortest(value: f32) -> Value {
     value
         .to_string()
         .parse::<f64>()
@@ -77,7 +40,7 @@ impl Report {
     pub fn to_json(&self, output: &ResponseChunk) -> String {
         let mut body = self.body(&output.text);
         if self.logprobs {
-            body["logprobs"] = logprobs_json(&output.logprobs);
+            body["logprobs"] = output.logprobs.as_slice().into();
         }
         body.to_string()
     }
@@ -124,12 +87,11 @@ pub const DONE: &str = "[DONE]";
 
 /// The event of a chunk.
 pub fn chunk_event(chunk: &ResponseChunk) -> String {
-    let mut fields = Map::new();
-    fields.insert("text".to_owned(), chunk.text.as_str().into());
+    let mut event = json!({"text": chunk.text});
     if !chunk.logprobs.is_empty() {
-        fields.insert("logprobs".to_owned(), logprobs_json(&chunk.logprobs));
+        event["logprobs"] = chunk.logprobs.as_slice().into();
     }
-    Value::Object(fields).to_string()
+    event.to_string()
 }
 
 #[cfg(test)]
@@ -159,50 +121,33 @@ mod tests {
         }
     }
 
-    fn logprob(id: u32, text: &str, logprob: f32) -> TokenLogprob {
-        TokenLogprob {
-            id,
-            text: text.to_owned(),
-            logprob,
-        }
-    }
-
     #[test]
     fn response_and_events_have_logprobs() {
         let output = ResponseChunk {
             text: "ab".to_owned(),
-            logprobs: vec![
-                PositionLogprobs {
-                    token: logprob(97, "a", -0.1),
-                    top: vec![logprob(97, "a", -0.1), logprob(98, "b", -2.5)],
-                },
-                PositionLogprobs {
-                    token: logprob(1, "<e>", f32::NEG_INFINITY),
-                    top: vec![],
-                },
-            ],
+            logprobs: vec![json!({"token": 97}), json!({"token": 1})],
         };
-        let expected = r#""logprobs":[{"token":97,"text":"a","logprob":-0.1,"top":[{"token":97,"text":"a","logprob":-0.1},{"token":98,"text":"b","logprob":-2.5}]},{"token":1,"text":"<e>","logprob":null,"top":[]}]"#;
+        let expected = r#""logprobs":[{"token":97},{"token":1}]"#;
         assert_eq!(
             chunk_event(&output),
             format!("{{\"text\":\"ab\",{expected}}}")
         );
         assert!(!report().to_json(&output).contains("logprobs"));
-        let with_logprobs = Report {
+        let report = Report {
             logprobs: true,
             ..report()
         };
-        assert!(
-            with_logprobs
-                .to_json(&output)
-                .ends_with(&format!(",{expected}}}"))
-        );
-        assert!(
-            with_logprobs
-                .to_json(&text(""))
-                .ends_with(r#","logprobs":[]}"#)
-        );
-        assert!(!with_logprobs.last_event().contains("logprobs"));
+        let body = report.to_json(&output);
+        assert!(body.ends_with(&format!(",{expected}}}")), "{body}");
+        let body = report.to_json(&text(""));
+        assert!(body.ends_with(r#","logprobs":[]}"#), "{body}");
+        assert!(!report.last_event().contains("logprobs"));
+    }
+
+    #[test]
+    fn logprob_is_the_shortest_number() {
+        assert_eq!(shortest(-0.1).to_string(), "-0.1");
+        assert_eq!(shortest(f32::NEG_INFINITY), Value::Null);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use corral_sdk::fields::{
-    AT_LEAST_ONE, FINITE, Fields, NON_NEGATIVE, POSITIVE, ZERO_TO_ONE, integer, number,
+    AT_LEAST_ONE, FINITE, Fields, NON_NEGATIVE, POSITIVE, ZERO_TO_ONE, integer, number, wrong_type,
 };
 use corral_sdk::{Dry, Error, Penalties};
 
@@ -189,22 +189,8 @@ fn penalties(fields: &mut Fields) -> Result<Penalties, Error> {
 
 fn dry(fields: &mut Fields) -> Result<Dry, Error> {
     fields.reject_unknown(&["multiplier", "base", "allowed_length", "range", "breakers"])?;
-    let path = fields.path("breakers");
-    let breakers = match fields.list("breakers")? {
-        None => ["\n", ":", "\"", "*"].map(str::to_owned).to_vec(),
-        Some(texts) => texts
-            .into_iter()
-            .enumerate()
-            .map(|(index, text)| match text {
-                Value::String(text) => Ok(text),
-                other => Err(Error::wrong_type(
-                    &format!("`{path}[{index}]`"),
-                    "a string",
-                    &other,
-                )),
-            })
-            .collect::<Result<_, _>>()?,
-    };
+    let breakers = fields.text_list("breakers")?;
+    let defaults = || ["\n", ":", "\"", "*"].map(str::to_owned).to_vec();
     Ok(Dry {
         multiplier: fields.required_number("multiplier", &NON_NEGATIVE)?,
         base: fields.number("base", &AT_LEAST_ONE)?.unwrap_or(1.75),
@@ -214,15 +200,15 @@ fn dry(fields: &mut Fields) -> Result<Dry, Error> {
         range: fields
             .integer("range", 0..=LOOK_BACK_LIMIT)?
             .unwrap_or(LOOK_BACK_LIMIT),
-        breakers,
+        breakers: breakers.unwrap_or_else(defaults),
     })
 }
 
 fn biases(path: &str, value: &Value) -> Result<Vec<(u32, f32)>, Error> {
     const PAIR: &str = "a pair of a token id and a bias";
     let Value::Array(pairs) = value else {
-        return Err(Error::wrong_type(
-            &format!("`{path}`"),
+        return Err(wrong_type(
+            path,
             "a list of pairs of a token id and a bias",
             value,
         ));
@@ -232,7 +218,7 @@ fn biases(path: &str, value: &Value) -> Result<Vec<(u32, f32)>, Error> {
         .map(|(index, pair)| {
             let path = format!("{path}[{index}]");
             let Value::Array(entries) = pair else {
-                return Err(Error::wrong_type(&format!("`{path}`"), PAIR, pair));
+                return Err(wrong_type(&path, PAIR, pair));
             };
             let [token, bias] = entries.as_slice() else {
                 return Err(Error::bad_request(
@@ -246,11 +232,8 @@ fn biases(path: &str, value: &Value) -> Result<Vec<(u32, f32)>, Error> {
                 Value::String(text) if text == BANNED => f32::NEG_INFINITY,
                 Value::Number(_) => number(&at, bias, &FINITE)?,
                 other => {
-                    return Err(Error::wrong_type(
-                        &format!("`{at}`"),
-                        "a number, or \"-inf\" to ban the token",
-                        other,
-                    ));
+                    let expected = "a number, or \"-inf\" to ban the token";
+                    return Err(wrong_type(&at, expected, other));
                 }
             };
             Ok((token, bias))

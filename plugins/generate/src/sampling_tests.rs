@@ -2,10 +2,7 @@ use super::*;
 use serde_json::json;
 
 fn read(body: Value) -> Result<Vec<Sampler>, Error> {
-    let Value::Object(members) = body else {
-        panic!("an object")
-    };
-    chain(&mut Fields::from_map(members))
+    chain(&mut Fields::at(String::new(), body)?)
 }
 
 #[test]
@@ -115,152 +112,54 @@ fn defaults_are_those_of_llama_cpp() {
     assert_eq!(exponent, 1.0);
 }
 
+/// A chain of samplers, and the code and text of its error.
+const ERRORS: &str = r#"
+{} => wrong-type: `samplers` is an object
+["top_k"] => wrong-type: `samplers[0]` is a string
+[{}] => not-one-member: `samplers[0]` has 0 fields
+[{"top_k": 1}, {"top_k": 1, "top_p": 1}] => not-one-member: `samplers[1]` has 2 fields; expected exactly one of `temperature`
+[{"beam": 4}] => unknown-field: `samplers[0].beam` is unknown
+[{"temperature": -1}] => out-of-range: `samplers[0].temperature` is -1; expected a number of at least 0
+[{"temperature": 1e300}] => out-of-range: `samplers[0].temperature`
+[{"top_k": 1.5}] => out-of-range: `samplers[0].top_k` is 1.5
+[{"typical": 2}] => out-of-range: from 0 to 1
+[{"top_n_sigma": "2"}] => wrong-type: `samplers[0].top_n_sigma` is a string
+[{"dry": 1}] => wrong-type: `samplers[0].dry` is a number; expected an object
+[{"dry": {}}] => missing-field: `samplers[0].dry.multiplier` is missing; expected a number of at least 0
+[{"dry": {"multiplier": 1, "base": 0.5}}] => out-of-range: `samplers[0].dry.base` is 0.5; expected a number of at least 1
+[{"dry": {"multiplier": 1, "range": 65537}}] => out-of-range: `samplers[0].dry.range` is 65537; expected an integer from 0 to 65536
+[{"dry": {"multiplier": 1, "breakers": ["a", 1]}}] => wrong-type: `samplers[0].dry.breakers[1]` is a number
+[{"dry": {"multiplier": 1, "breaker": []}}] => unknown-field: `samplers[0].dry.breaker` is unknown; expected `multiplier`
+[{"penalties": {"repeat": 0}}] => out-of-range: `samplers[0].penalties.repeat` is 0; expected a number greater than 0
+[{"penalties": {"last": -1}}] => out-of-range: `samplers[0].penalties.last` is -1
+[{"xtc": {"probability": 0.5}}] => missing-field: `samplers[0].xtc.threshold` is missing
+[{"dynamic_temperature": {"temperature": 1}}] => missing-field: `samplers[0].dynamic_temperature.range`
+[{"mirostat": {"tau": 5}}] => missing-field: `samplers[0].mirostat.eta`
+[{"mirostat": {"tau": 5, "eta": 1}}, {"top_k": 1}] => ambiguous-samplers: `samplers[0]` is mirostat
+[{"logit_bias": {"65": 1}}] => wrong-type: `samplers[0].logit_bias` is an object; expected a list of pairs
+[{"logit_bias": [[65, 1], 66]}] => wrong-type: `samplers[0].logit_bias[1]` is a number; expected a pair
+[{"logit_bias": [[65]]}] => wrong-type: `samplers[0].logit_bias[0]` has 1 entries; expected a pair
+[{"logit_bias": [["A", 1]]}] => wrong-type: `samplers[0].logit_bias[0][0]` is a string
+[{"logit_bias": [[65, null]]}] => wrong-type: `samplers[0].logit_bias[0][1]` is null; expected a number, or "-inf"
+[{"logit_bias": [[65, "inf"]]}] => wrong-type: "-inf"
+"#;
+
 #[test]
 fn errors_name_the_path() {
-    for (samplers, code, detail) in [
-        (json!({}), "wrong-type", "`samplers` is an object"),
-        (json!(["top_k"]), "wrong-type", "`samplers[0]` is a string"),
-        (json!([{}]), "not-one-member", "`samplers[0]` has 0 fields"),
-        (
-            json!([{"top_k": 1}, {"top_k": 1, "top_p": 1}]),
-            "not-one-member",
-            "`samplers[1]` has 2 fields; expected exactly one of `temperature`",
-        ),
-        (
-            json!([{"beam": 4}]),
-            "unknown-field",
-            "`samplers[0].beam` is unknown",
-        ),
-        (
-            json!([{"temperature": -1}]),
-            "out-of-range",
-            "`samplers[0].temperature` is -1; expected a number of at least 0",
-        ),
-        (
-            json!([{"temperature": 1e300}]),
-            "out-of-range",
-            "`samplers[0].temperature`",
-        ),
-        (
-            json!([{"top_k": 1.5}]),
-            "out-of-range",
-            "`samplers[0].top_k` is 1.5",
-        ),
-        (json!([{"typical": 2}]), "out-of-range", "from 0 to 1"),
-        (
-            json!([{"top_n_sigma": "2"}]),
-            "wrong-type",
-            "`samplers[0].top_n_sigma` is a string",
-        ),
-        (
-            json!([{"dry": 1}]),
-            "wrong-type",
-            "`samplers[0].dry` is a number; expected an object",
-        ),
-        (
-            json!([{"dry": {}}]),
-            "missing-field",
-            "`samplers[0].dry.multiplier` is missing; expected a number of at least 0",
-        ),
-        (
-            json!([{"dry": {"multiplier": 1, "base": 0.5}}]),
-            "out-of-range",
-            "`samplers[0].dry.base` is 0.5; expected a number of at least 1",
-        ),
-        (
-            json!([{"dry": {"multiplier": 1, "range": 65537}}]),
-            "out-of-range",
-            "`samplers[0].dry.range` is 65537; expected an integer from 0 to 65536",
-        ),
-        (
-            json!([{"dry": {"multiplier": 1, "breakers": ["a", 1]}}]),
-            "wrong-type",
-            "`samplers[0].dry.breakers[1]` is a number",
-        ),
-        (
-            json!([{"dry": {"multiplier": 1, "breaker": []}}]),
-            "unknown-field",
-            "`samplers[0].dry.breaker` is unknown; expected `multiplier`",
-        ),
-        (
-            json!([{"penalties": {"repeat": 0}}]),
-            "out-of-range",
-            "`samplers[0].penalties.repeat` is 0; expected a number greater than 0",
-        ),
-        (
-            json!([{"penalties": {"last": -1}}]),
-            "out-of-range",
-            "`samplers[0].penalties.last` is -1",
-        ),
-        (
-            json!([{"xtc": {"probability": 0.5}}]),
-            "missing-field",
-            "`samplers[0].xtc.threshold` is missing",
-        ),
-        (
-            json!([{"dynamic_temperature": {"temperature": 1}}]),
-            "missing-field",
-            "`samplers[0].dynamic_temperature.range`",
-        ),
-        (
-            json!([{"mirostat": {"tau": 5}}]),
-            "missing-field",
-            "`samplers[0].mirostat.eta`",
-        ),
-        (
-            json!([{"mirostat": {"tau": 5, "eta": 1}}, {"top_k": 1}]),
-            "ambiguous-samplers",
-            "`samplers[0]` is mirostat",
-        ),
-        (
-            json!([{"logit_bias": {"65": 1}}]),
-            "wrong-type",
-            "`samplers[0].logit_bias` is an object; expected a list of pairs",
-        ),
-        (
-            json!([{"logit_bias": [[65, 1], 66]}]),
-            "wrong-type",
-            "`samplers[0].logit_bias[1]` is a number; expected a pair",
-        ),
-        (
-            json!([{"logit_bias": [[65]]}]),
-            "wrong-type",
-            "`samplers[0].logit_bias[0]` has 1 entries; expected a pair",
-        ),
-        (
-            json!([{"logit_bias": [["A", 1]]}]),
-            "wrong-type",
-            "`samplers[0].logit_bias[0][0]` is a string",
-        ),
-        (
-            json!([{"logit_bias": [[65, null]]}]),
-            "wrong-type",
-            "`samplers[0].logit_bias[0][1]` is null; expected a number, or \"-inf\"",
-        ),
-        (
-            json!([{"logit_bias": [[65, "inf"]]}]),
-            "wrong-type",
-            "\"-inf\"",
-        ),
-        (
-            json!(vec![json!({"top_k": 1}); 33]),
-            "out-of-range",
-            "`samplers` has 33 entries; expected at most 32",
-        ),
-    ] {
+    for line in ERRORS.trim().lines() {
+        let (samplers, error) = line.split_once(" => ").unwrap();
+        let (code, detail) = error.split_once(": ").unwrap();
+        let samplers: Value = serde_json::from_str(samplers).unwrap();
         let problem = read(json!({"samplers": samplers})).unwrap_err();
-        assert_eq!(
-            (problem.status(), problem.code()),
-            (400, code),
-            "{samplers}: {}",
-            problem
-        );
-        assert!(
-            problem.to_string().contains(detail),
-            "{samplers}: {}",
-            problem
-        );
+        assert_eq!((problem.status(), problem.code()), (400, code), "{line}");
+        assert!(problem.to_string().contains(detail), "{line}: {problem}");
     }
+    let problem = read(json!({"samplers": vec![json!({"top_k": 1}); 33]})).unwrap_err();
+    let detail = "`samplers` has 33 entries; expected at most 32";
+    assert_eq!(
+        (problem.code(), &*problem.to_string()),
+        ("out-of-range", detail)
+    );
 }
 
 #[test]

@@ -1,14 +1,12 @@
 //! `/v1/chat/completions`.
 
-pub mod messages;
-pub mod request;
+mod messages;
+mod request;
 mod response;
 mod stream;
 
 use corral_sdk::fields::Fields;
 use corral_sdk::{Error, Response};
-
-pub use stream::DONE;
 
 pub async fn respond(fields: Fields) -> Result<Response, Error> {
     let request = request::read(fields)?;

@@ -7,20 +7,20 @@ mod response;
 mod stream;
 
 use corral_sdk::fields::Fields;
-use corral_sdk::{Error, Response};
+use corral_sdk::{Error, Model, Response};
 
-use crate::generation::{Choices, check, check_choice_count};
-use crate::models;
+use crate::generation::{Choices, check_choice_count};
 
 pub async fn respond(fields: Fields) -> Result<Response, Error> {
     let request = request::read(fields)?;
-    let model = models::open(request.model.as_deref()).await?;
+    let model = Model::open_requested(request.model.as_deref()).await?;
     let prompts = request::prompts(&request.prompt, request.suffix.as_deref(), &model)?;
     check_choice_count(prompts.len(), request.settings.n)?;
     let settings = &request.settings;
     let generates = settings.max_tokens != Some(0);
     for prompt in &prompts {
-        check(prompt, &model, generates.into()).map_err(|error| error.with_field("prompt"))?;
+        let checked = model.check_prompt(prompt, generates.into());
+        checked.map_err(|error| error.with_field("prompt"))?;
     }
     let mut echo = match request.echo {
         true => request::echoes(&request.prompt, &prompts, &model)?,

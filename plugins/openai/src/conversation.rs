@@ -6,6 +6,7 @@
 mod answers;
 mod chat_request;
 mod control_tags;
+pub mod message;
 mod output_parser;
 mod prompt;
 mod reasoning_parser;

@@ -6,7 +6,6 @@ use corral_sdk::{Error, Model, Response, Token};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use crate::models;
 use crate::serialize::{self, JsonArray};
 use crate::tokenize::read_tokens;
 
@@ -15,8 +14,7 @@ const INPUT_LIMIT: usize = 2048;
 
 pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
     let name = fields.text("model")?;
-    let input = fields.take("input");
-    let input = input.ok_or_else(|| fields.missing("input", EXPECTED_INPUT))?;
+    let input = fields.required("input", EXPECTED_INPUT)?;
     let format = fields.text("encoding_format")?;
     let dimensions = fields.integer("dimensions", 1..=u32::MAX)?;
     // Accepted and ignored.
@@ -31,7 +29,7 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
         }
     };
 
-    let model = models::open(name.as_deref()).await?;
+    let model = Model::open_requested(name.as_deref()).await?;
     let length = model.info().embedding_length;
     if let Some(dimensions) = dimensions
         && dimensions != length
@@ -125,9 +123,7 @@ fn read_one(path: &str, value: &Value, model: &Model) -> Result<Vec<Token>, Erro
     let tokens = match value {
         Value::String(text) => {
             let mut tokens = model.tokenize(text)?;
-            if let Some(begin) = model.info().begin {
-                tokens.insert(0, begin);
-            }
+            model.add_begin_token(&mut tokens);
             tokens
         }
         Value::Array(tokens) => read_tokens(path, tokens, model)?,

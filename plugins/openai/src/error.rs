@@ -64,7 +64,7 @@ fn openai_type(status: u16) -> &'static str {
 fn openai_code(error: &Error) -> &str {
     match (error.status(), error.code()) {
         (429, _) => "rate_limit_exceeded",
-        (_, "context-full") => "context_length_exceeded",
+        (_, "context-full" | "prompt-too-long") => "context_length_exceeded",
         (_, "unknown-model") => "model_not_found",
         (_, code) => code,
     }

@@ -4,9 +4,11 @@
 //! `models` and `tokenize`. `generation` runs generations: settings, several choices, log
 //! probabilities. `conversation` turns a chat into a prompt and the model's output into content,
 //! reasoning and tool calls; `chat`, `responses` and `messages` are three formats for its result.
-//! `serialize` writes long responses.
+//! `shared_fields` reads fields that several APIs have, `completion_chunks` and `sse` write streams,
+//! and `serialize` writes long responses.
 
 mod chat;
+mod completion_chunks;
 mod completions;
 mod conversation;
 mod embeddings;
@@ -18,6 +20,7 @@ mod models;
 mod responses;
 mod routes;
 mod serialize;
+mod shared_fields;
 mod sse;
 mod tokenize;
 

@@ -20,28 +20,11 @@ pub fn list() -> Response {
 
 /// Shows one model.
 pub fn show(name: &str) -> Result<Response, Error> {
-    check(Some(name))?;
+    Model::check_available(name)?;
     Ok(Response::json(&model_json(name)))
 }
 
 /// The creation time of a model is unknown, so `created` is 0.
 fn model_json(name: &str) -> Value {
     json!({"id": name, "object": "model", "created": 0, "owned_by": "corral"})
-}
-
-/// Opens the model that a request names, or the default one.
-pub async fn open(name: Option<&str>) -> Result<Model, Error> {
-    check(name)?;
-    Model::open_or_default(name).await
-}
-
-/// Returns a 404 unless the model exists.
-fn check(name: Option<&str>) -> Result<(), Error> {
-    let Some(name) = name else { return Ok(()) };
-    let names = Model::available();
-    if names.iter().any(|known| known == name) {
-        return Ok(());
-    }
-    let text = format!("there is no model {name:?}; expected one of {names:?}");
-    Err(Error::new(404, "unknown-model", text).with_field("model"))
 }

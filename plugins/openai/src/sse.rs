@@ -5,6 +5,9 @@ use corral_sdk::{Error, EventWriter, Generation, Outcome, Response};
 
 use crate::error::{ApiFormat, body};
 
+/// The last event of a stream in OpenAI's older APIs.
+pub const DONE: &str = "[DONE]";
+
 /// Streams events. An error becomes the last event.
 pub fn events(
     api: ApiFormat,

@@ -4,13 +4,10 @@ use corral_sdk::fields::{Fields, integer};
 use corral_sdk::{Error, Model, Response, Token};
 use serde_json::{Value, json};
 
-use crate::models;
-
 /// Converts `content` to `tokens`.
 pub async fn tokenize(mut fields: Fields) -> Result<Response, Error> {
     let model = model(&mut fields).await?;
-    let content = fields.text("content")?;
-    let content = content.ok_or_else(|| fields.missing("content", "a string"))?;
+    let content = fields.required_text("content")?;
     let add_begin = fields.flag("add_special")?;
     let parse_control = fields.boolean("parse_special")?.unwrap_or(true);
     let with_pieces = fields.flag("with_pieces")?;
@@ -53,8 +50,7 @@ fn piece(model: &Model, token: Token) -> Result<Value, Error> {
 /// Converts `tokens` to `content`.
 pub async fn detokenize(mut fields: Fields) -> Result<Response, Error> {
     let model = model(&mut fields).await?;
-    let tokens = fields.list("tokens")?;
-    let tokens = tokens.ok_or_else(|| fields.missing("tokens", "a list of integers"))?;
+    let tokens = fields.required_list("tokens", "a list of integers")?;
     fields.reject_unknown(&["model", "tokens"])?;
     let tokens = read_tokens("tokens", &tokens, &model)?;
     let content = model.detokenize_with_control(&tokens)?;
@@ -62,7 +58,7 @@ pub async fn detokenize(mut fields: Fields) -> Result<Response, Error> {
 }
 
 async fn model(fields: &mut Fields) -> Result<Model, Error> {
-    models::open(fields.text("model")?.as_deref()).await
+    Model::open_requested(fields.text("model")?.as_deref()).await
 }
 
 /// Reads a list of the model's tokens.

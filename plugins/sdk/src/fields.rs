@@ -119,8 +119,8 @@ impl Fields {
     }
 
     /// The remaining fields as an object.
-    pub fn into_value(self) -> Value {
-        Value::Object(self.members)
+    pub fn into_map(self) -> Map<String, Value> {
+        self.members
     }
 
     /// The path of a field.
@@ -191,6 +191,11 @@ impl Fields {
         self.members.remove(name).filter(|value| !value.is_null())
     }
 
+    /// Removes and returns the field; an error if it is absent.
+    pub fn required(&mut self, name: &str, expected: &str) -> Result<Value, Error> {
+        self.take(name).ok_or_else(|| self.missing(name, expected))
+    }
+
     /// Reads a string.
     pub fn text(&mut self, name: &str) -> Result<Option<String>, Error> {
         match self.take(name) {
@@ -198,6 +203,49 @@ impl Fields {
             Some(Value::String(text)) => Ok(Some(text)),
             Some(other) => Err(self.wrong(name, "a string", &other)),
         }
+    }
+
+    /// Reads a string; an error if the field is absent.
+    pub fn required_text(&mut self, name: &str) -> Result<String, Error> {
+        let text = self.text(name)?;
+        text.ok_or_else(|| self.missing(name, "a string"))
+    }
+
+    /// Reads a list of strings.
+    pub fn text_list(&mut self, name: &str) -> Result<Option<Vec<String>>, Error> {
+        let path = self.path(name);
+        let Some(list) = self.list(name)? else {
+            return Ok(None);
+        };
+        let list = list.into_iter().enumerate();
+        let texts = list.map(|(index, value)| match value {
+            Value::String(text) => Ok(text),
+            other => Err(wrong_type(&format!("{path}[{index}]"), "a string", &other)),
+        });
+        texts.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Reads stop strings, one or a list, within the limits of
+    /// [`GenerateOptions::stop`](crate::GenerateOptions::stop).
+    pub fn stop_strings(&mut self, name: &str) -> Result<Vec<String>, Error> {
+        let texts = match self.peek(name) {
+            Some(Value::Array(_)) => self.text_list(name)?.unwrap_or_default(),
+            Some(Value::String(_)) | None => Vec::from_iter(self.text(name)?),
+            Some(other) => return Err(self.wrong(name, "a string or a list of strings", other)),
+        };
+        let path = self.path(name);
+        let lengths = texts.iter().map(String::len);
+        let invalid = lengths
+            .into_iter()
+            .find(|length| !(1..=256).contains(length));
+        let detail = match invalid {
+            _ if texts.len() > 16 => {
+                format!("`{path}` has {} strings; expected at most 16", texts.len())
+            }
+            Some(length) => format!("a string in `{path}` has {length} bytes; expected 1 to 256"),
+            None => return Ok(texts),
+        };
+        Err(Error::bad_request("invalid-stop", detail).with_field(&path))
     }
 
     /// Reads an array.
@@ -209,12 +257,24 @@ impl Fields {
         }
     }
 
+    /// Reads an array; an error if the field is absent.
+    pub fn required_list(&mut self, name: &str, expected: &str) -> Result<Vec<Value>, Error> {
+        let list = self.list(name)?;
+        list.ok_or_else(|| self.missing(name, expected))
+    }
+
     /// Reads an object.
     pub fn object(&mut self, name: &str) -> Result<Option<Fields>, Error> {
         let value = self.take(name);
         value
             .map(|value| Fields::at(self.path(name), value))
             .transpose()
+    }
+
+    /// Reads an object; an error if the field is absent.
+    pub fn required_object(&mut self, name: &str) -> Result<Fields, Error> {
+        let object = self.object(name)?;
+        object.ok_or_else(|| self.missing(name, "an object"))
     }
 
     /// Reads a boolean; `false` if absent.

@@ -114,11 +114,18 @@ impl Generation {
         self.buffered.as_ref().map_or("", |chunk| &chunk.text)
     }
 
-    /// Splits into the remaining chunks and the outcome.
-    pub(crate) fn into_parts(self) -> (Option<backend::ChunkStream>, PendingOutcome) {
-        let outcome = PendingOutcome {
-            outcome: self.outcome,
-            _sequence: self._sequence,
+    /// Splits into the remaining chunks and the outcome, which keeps the sequence alive.
+    pub(crate) fn into_parts(
+        self,
+    ) -> (
+        Option<backend::ChunkStream>,
+        impl Future<Output = Result<Outcome, Error>>,
+    ) {
+        let (outcome, sequence) = (self.outcome, self._sequence);
+        let outcome = async move {
+            let result = outcome.outcome().await;
+            drop(sequence);
+            result
         };
         (self.chunks, outcome)
     }
@@ -137,19 +144,6 @@ impl Generation {
     /// Waits for the end and returns the outcome. Unread chunks are discarded.
     pub async fn outcome(self) -> Result<Outcome, Error> {
         Ok(self.text_and_outcome().await?.1)
-    }
-}
-
-/// The outcome of a generation whose chunks are read elsewhere.
-pub(crate) struct PendingOutcome {
-    outcome: OutcomeState,
-    /// Keeps the sequence alive, as in [`Generation`].
-    _sequence: Rc<backend::Sequence>,
-}
-
-impl PendingOutcome {
-    pub(crate) async fn outcome(self) -> Result<Outcome, Error> {
-        self.outcome.outcome().await
     }
 }
 

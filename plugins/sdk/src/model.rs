@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::backend;
 use crate::bindings::models;
-use crate::{Error, Sequence, Token};
+use crate::{Error, Token};
 
 pub use models::ModelInfo as Info;
 pub use models::Pooling;
@@ -41,16 +41,33 @@ impl Model {
 
     /// Opens a model by name. Waits until it is loaded, or until the request's deadline.
     pub async fn open(name: &str) -> Result<Self, Error> {
-        Self::open_or_default(Some(name)).await
+        Self::open_host(Some(name)).await
     }
 
     /// Opens the deployment's default model.
     pub async fn open_default() -> Result<Self, Error> {
-        Self::open_or_default(None).await
+        Self::open_host(None).await
     }
 
-    /// Opens a model by name, or the default one without a name, as for a request's field `model`.
-    pub async fn open_or_default(name: Option<&str>) -> Result<Self, Error> {
+    /// Opens the model that a request's field `model` names, or the default one. An unknown name is
+    /// a 404 with the code `unknown-model` that lists the models.
+    pub async fn open_requested(name: Option<&str>) -> Result<Self, Error> {
+        name.map_or(Ok(()), Self::check_available)?;
+        Self::open_host(name).await
+    }
+
+    /// Returns the 404 of [`open_requested`](Model::open_requested) unless the deployment may open
+    /// the model.
+    pub fn check_available(name: &str) -> Result<(), Error> {
+        let names = Self::available();
+        if names.iter().any(|known| known == name) {
+            return Ok(());
+        }
+        let detail = format!("there is no model {name:?}; expected one of {names:?}");
+        Err(Error::new(404, "unknown-model", detail).with_field("model"))
+    }
+
+    async fn open_host(name: Option<&str>) -> Result<Self, Error> {
         let host = backend::Model::open(name.map(str::to_owned)).await?;
         let info = host.info();
         Ok(Model(Rc::new(Opened { host, info })))
@@ -81,6 +98,42 @@ impl Model {
     /// it for text from others: they could end a turn and start another.
     pub fn tokenize_trusted(&self, text: &str) -> Result<Vec<Token>, Error> {
         Ok(self.0.host.tokenize(text, true)?)
+    }
+
+    /// Inserts the beginning-of-sequence token if the model expects one and the tokens do not begin
+    /// with it.
+    pub fn add_begin_token(&self, tokens: &mut Vec<Token>) {
+        if let Some(begin) = self.info().begin
+            && tokens.first() != Some(&begin)
+        {
+            tokens.insert(0, begin);
+        }
+    }
+
+    /// Checks that a prompt has at least one token and leaves `room` tokens in the context. The
+    /// errors are 400 with the codes `empty-prompt` and `prompt-too-long`.
+    pub fn check_prompt(&self, prompt: &[Token], room: u32) -> Result<(), Error> {
+        let context = self.info().context;
+        let most = context.saturating_sub(room);
+        let why = match room {
+            0 => "",
+            _ => " to leave room for an answer",
+        };
+        match prompt.len() {
+            0 => Err(Error::bad_request(
+                "empty-prompt",
+                "the prompt has no tokens",
+            )),
+            length if length > most as usize => Err(Error::bad_request(
+                "prompt-too-long",
+                format!(
+                    "the prompt has {length} tokens; the model {} has a context of {context} tokens; \
+                     expected at most {most}{why}",
+                    self.name(),
+                ),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Converts tokens to text, without control tokens. An incomplete character becomes U+FFFD.
@@ -114,29 +167,6 @@ impl Model {
         normalize: Option<bool>,
     ) -> Result<Vec<Vec<f32>>, Error> {
         Ok(self.0.host.embed(inputs, pooling, normalize).await?)
-    }
-
-    /// Creates a sequence that holds only the model's beginning-of-sequence token, if it expects
-    /// one.
-    pub fn sequence(&self) -> Result<Sequence, Error> {
-        let sequence = self.empty_sequence()?;
-        sequence.append_tokens(self.0.info.begin.as_slice())?;
-        Ok(sequence)
-    }
-
-    /// Creates a sequence without tokens.
-    pub fn empty_sequence(&self) -> Result<Sequence, Error> {
-        Sequence::empty(self)
-    }
-
-    /// Loads a snapshot; see [`Sequence::snapshot`].
-    pub async fn restore(&self, name: &str) -> Result<Sequence, Error> {
-        Sequence::restore(self, name).await
-    }
-
-    /// Deletes a snapshot.
-    pub async fn forget(&self, name: &str) -> Result<(), Error> {
-        Ok(backend::Sequence::forget(&self.0.host, name.to_owned()).await?)
     }
 
     pub(crate) fn host(&self) -> &backend::Model {

@@ -17,12 +17,34 @@ pub struct Sequence {
     host: Rc<backend::Sequence>,
 }
 
-impl Sequence {
-    pub(crate) fn empty(model: &Model) -> Result<Self, Error> {
-        let host = backend::Sequence::create(model.host())?;
-        Ok(Self::new(model, host))
+impl Model {
+    /// Creates a sequence that holds only the model's beginning-of-sequence token, if it expects
+    /// one.
+    pub fn sequence(&self) -> Result<Sequence, Error> {
+        let sequence = self.empty_sequence()?;
+        sequence.append_tokens(self.info().begin.as_slice())?;
+        Ok(sequence)
     }
 
+    /// Creates a sequence without tokens.
+    pub fn empty_sequence(&self) -> Result<Sequence, Error> {
+        let host = backend::Sequence::create(self.host())?;
+        Ok(Sequence::new(self, host))
+    }
+
+    /// Loads a snapshot ([`Sequence::snapshot`]); [`Error::NotFound`] if there is none of this name.
+    pub async fn restore(&self, name: &str) -> Result<Sequence, Error> {
+        let host = backend::Sequence::restore(self.host(), name.to_owned()).await?;
+        Ok(Sequence::new(self, host))
+    }
+
+    /// Deletes a snapshot.
+    pub async fn forget(&self, name: &str) -> Result<(), Error> {
+        Ok(backend::Sequence::forget(self.host(), name.to_owned()).await?)
+    }
+}
+
+impl Sequence {
     fn new(model: &Model, host: backend::Sequence) -> Self {
         Sequence {
             model: model.clone(),
@@ -126,12 +148,6 @@ impl Sequence {
     /// `-`, and does not begin with `.`. [`Error::NotGranted`] if the operator grants no snapshots.
     pub async fn snapshot(&self, name: &str) -> Result<(), Error> {
         Ok(self.host.snapshot(name.to_owned()).await?)
-    }
-
-    /// Loads a snapshot; [`Error::NotFound`] if there is none of this name.
-    pub async fn restore(model: &Model, name: &str) -> Result<Self, Error> {
-        let host = backend::Sequence::restore(model.host(), name.to_owned()).await?;
-        Ok(Self::new(model, host))
     }
 }
 

@@ -26,6 +26,8 @@ mod constraint;
 mod executor;
 mod generation;
 pub(crate) mod host;
+mod installed;
+mod model;
 mod options;
 mod sampler_harness;
 mod script;

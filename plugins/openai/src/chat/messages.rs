@@ -4,6 +4,7 @@ use corral_sdk::Error;
 use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use serde_json::{Map, Value, json};
 
+use crate::conversation::message::{call, parse_arguments, text};
 use crate::error::unsupported;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
@@ -105,37 +106,6 @@ fn content(fields: &mut Fields, role: &str) -> Result<Option<String>, Error> {
     }
 }
 
-/// Reads a string or a list of parts of these types. A part has its text in the field named after
-/// its type or in `text`.
-pub fn text(path: &str, content: Value, kinds: &[&str]) -> Result<String, Error> {
-    let parts = match content {
-        Value::String(text) => return Ok(text),
-        Value::Array(parts) => parts,
-        other => return Err(wrong_type(path, "a string or a list of parts", &other)),
-    };
-    let mut joined = String::new();
-    for (index, part) in parts.into_iter().enumerate() {
-        let mut part = Fields::at(format!("{path}[{index}]"), part)?;
-        let kind = part.text("type")?;
-        let Some(&kind) = kinds.iter().find(|known| Some(**known) == kind.as_deref()) else {
-            let text = format!(
-                "parts of the type {} are unknown; expected text",
-                Value::from(kind)
-            );
-            return Err(unsupported(&part.path("type"), &text));
-        };
-        let field = if kind == "refusal" { kind } else { "text" };
-        let text = part.text(field)?;
-        joined += &text.ok_or_else(|| part.missing(field, "a string"))?;
-        // Fields of earlier answers, and cache marks.
-        for ignored in ["annotations", "logprobs", "cache_control", "citations"] {
-            part.take(ignored);
-        }
-        part.reject_unknown(&["type", field])?;
-    }
-    Ok(joined)
-}
-
 fn tool_call(mut fields: Fields) -> Result<Value, Error> {
     let id = fields.text("id")?;
     let kind = fields.text("type")?;
@@ -148,11 +118,9 @@ fn tool_call(mut fields: Fields) -> Result<Value, Error> {
     }
     // Some clients send back the index of a streamed call.
     fields.take("index");
-    let function = fields.object("function")?;
-    let mut function = function.ok_or_else(|| fields.missing("function", "an object"))?;
+    let mut function = fields.required_object("function")?;
     fields.reject_unknown(&["id", "type", "function"])?;
-    let name = function.text("name")?;
-    let name = name.ok_or_else(|| function.missing("name", "a string"))?;
+    let name = function.required_text("name")?;
     let arguments = function.take("arguments").unwrap_or_default();
     let path = function.path("arguments");
     function.reject_unknown(&["name", "arguments"])?;
@@ -165,32 +133,10 @@ fn tool_call(mut fields: Fields) -> Result<Value, Error> {
     Ok(call(id, &name, arguments))
 }
 
-/// Parses the arguments of a call; keeps the text if it is not an object.
-pub fn parse_arguments(text: &str) -> Value {
-    match serde_json::from_str(text) {
-        Ok(Value::Object(object)) => Value::Object(object),
-        _ if text.trim().is_empty() => json!({}),
-        _ => text.into(),
-    }
-}
-
-/// A tool call in the format of templates.
-pub fn call(id: Option<String>, name: &str, arguments: Value) -> Value {
-    let mut call = Map::new();
-    if let Some(id) = id {
-        call.insert("id".to_owned(), id.into());
-    }
-    call.insert("type".to_owned(), "function".into());
-    call.insert(
-        "function".to_owned(),
-        json!({"name": name, "arguments": arguments}),
-    );
-    Value::Object(call)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::check_errors;
 
     #[test]
     fn messages_get_the_form_of_templates() {
@@ -221,72 +167,26 @@ mod tests {
         );
     }
 
+    /// A message, and the field and text of its error.
+    const ERRORS: &str = r#"
+1 => messages[0]: a number
+{"content": "x"} => messages[0].role: is missing
+{"role": "me", "content": "x"} => messages[0].role: assistant or tool
+{"role": "user"} => messages[0].content: is missing
+{"role": "user", "content": 1} => messages[0].content: a number
+{"role": "user", "content": [{"type": "image_url", "image_url": {}}]} => messages[0].content[0].type: image_url
+{"role": "user", "content": "x", "mood": 1} => messages[0].mood: is unknown
+{"role": "user", "content": "x", "tool_call_id": "1"} => messages[0].tool_call_id: of the role "tool"
+{"role": "user", "content": "x", "reasoning_content": "hm"} => messages[0].reasoning_content: of the role "assistant"
+{"role": "assistant", "content": "x", "refusal": "no"} => messages[0].refusal: without `content`
+{"role": "user", "refusal": "no"} => messages[0].refusal: of the assistant
+{"role": "assistant", "tool_calls": [{"id": "1"}]} => messages[0].tool_calls[0].function: is missing
+{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]} => messages[0].tool_calls: of the assistant
+"#;
+
     #[test]
     fn errors_name_the_field() {
-        let call = json!({"function": {"name": "f", "arguments": "{}"}});
-        for (message, field, detail) in [
-            (json!(1), "messages[0]", "a number"),
-            (json!({"content": "x"}), "messages[0].role", "is missing"),
-            (
-                json!({"role": "me", "content": "x"}),
-                "messages[0].role",
-                "assistant or tool",
-            ),
-            (json!({"role": "user"}), "messages[0].content", "is missing"),
-            (
-                json!({"role": "user", "content": 1}),
-                "messages[0].content",
-                "a number",
-            ),
-            (
-                json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),
-                "messages[0].content[0].type",
-                "image_url",
-            ),
-            (
-                json!({"role": "user", "content": "x", "mood": 1}),
-                "messages[0].mood",
-                "is unknown",
-            ),
-            (
-                json!({"role": "user", "content": "x", "tool_calls": [call]}),
-                "messages[0].tool_calls",
-                "of the assistant",
-            ),
-            (
-                json!({"role": "user", "content": "x", "tool_call_id": "1"}),
-                "messages[0].tool_call_id",
-                "of the role \"tool\"",
-            ),
-            (
-                json!({"role": "user", "content": "x", "reasoning_content": "hm"}),
-                "messages[0].reasoning_content",
-                "of the role \"assistant\"",
-            ),
-            (
-                json!({"role": "assistant", "content": "x", "refusal": "no"}),
-                "messages[0].refusal",
-                "without `content`",
-            ),
-            (
-                json!({"role": "user", "refusal": "no"}),
-                "messages[0].refusal",
-                "of the assistant",
-            ),
-            (
-                json!({"role": "assistant", "tool_calls": [{"id": "1"}]}),
-                "messages[0].tool_calls[0].function",
-                "is missing",
-            ),
-        ] {
-            let error = read(vec![message.clone()]).unwrap_err();
-            assert_eq!(
-                (error.status(), error.field()),
-                (400, Some(field)),
-                "{message}"
-            );
-            assert!(error.to_string().contains(detail), "{message}: {error}");
-        }
+        check_errors(ERRORS, |message| read(vec![message]));
         assert_eq!(read(Vec::new()).unwrap_err().field(), Some("messages"));
     }
 }

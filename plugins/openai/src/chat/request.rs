@@ -9,6 +9,9 @@ use super::messages;
 use crate::conversation::{ChatRequest, Format, TemplateKwargs, Tools};
 use crate::error::unsupported;
 use crate::generation::{Settings, settings};
+use crate::shared_fields::{
+    drop_operator_fields, reject, reject_other_values, schema_format, stream,
+};
 
 /// The host's limit for logprobs.
 const LOGPROBS_LIMIT: u8 = 20;
@@ -21,15 +24,6 @@ const UNSUPPORTED: [(&str, &str); 6] = [
     ("prediction", "predicted outputs are not available"),
     ("verbosity", "models have no such setting"),
     ("web_search_options", "there is no web search"),
-];
-
-/// Fields for the API's operator that do not change the response.
-const IGNORED_FIELDS: [&str; 5] = [
-    "user",
-    "metadata",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
 ];
 
 const FIELDS: [&str; 16] = [
@@ -70,8 +64,7 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
     )?;
 
     let model = fields.text("model")?;
-    let messages = fields.list("messages")?;
-    let messages = messages.ok_or_else(|| fields.missing("messages", "a list of messages"))?;
+    let messages = fields.required_list("messages", "a list of messages")?;
     let tools = Tools::read(&mut fields)?;
     let format = match fields.object("response_format")? {
         Some(format) => response_format(format)?,
@@ -103,46 +96,6 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
     })
 }
 
-/// Drops fields for the API's operator. Returns an error if their values request an unsupported
-/// feature.
-pub fn drop_operator_fields(fields: &mut Fields) -> Result<(), Error> {
-    ignore(fields, &IGNORED_FIELDS);
-    let reason = "responses are not stored";
-    reject_other_values(fields, "store", &[false.into()], reason)?;
-    let tiers = ["auto".into(), "default".into()];
-    reject_other_values(fields, "service_tier", &tiers, "there is one service tier")
-}
-
-/// Returns an error if one of these fields is present.
-pub fn reject(fields: &mut Fields, refused: &[(&str, &str)]) -> Result<(), Error> {
-    match refused.iter().find(|(name, _)| fields.take(name).is_some()) {
-        Some((name, why)) => Err(unsupported(&fields.path(name), why)),
-        None => Ok(()),
-    }
-}
-
-/// Returns an error if a field has a value other than the allowed ones.
-pub fn reject_other_values(
-    fields: &mut Fields,
-    name: &str,
-    allowed: &[Value],
-    why: &str,
-) -> Result<(), Error> {
-    match fields.take(name) {
-        Some(value) if !allowed.contains(&value) => {
-            Err(unsupported(name, &format!("{why}, but it is {value}")))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Drops fields that do not change the response.
-pub fn ignore(fields: &mut Fields, names: &[&str]) {
-    for name in names {
-        fields.take(name);
-    }
-}
-
 fn response_format(mut fields: Fields) -> Result<Format, Error> {
     let kind = fields.text("type")?;
     if kind.as_deref() != Some("json_schema") {
@@ -152,10 +105,7 @@ fn response_format(mut fields: Fields) -> Result<Format, Error> {
     let format = match kind.as_deref() {
         Some("text") => Format::Text,
         Some("json_object") => Format::JsonObject,
-        Some("json_schema") => {
-            let schema = fields.object("json_schema")?;
-            schema_format(schema.ok_or_else(|| fields.missing("json_schema", "an object"))?)?
-        }
+        Some("json_schema") => schema_format(fields.required_object("json_schema")?)?,
         _ => {
             let expected = "text, json_object or json_schema";
             return Err(out_of_range(&fields.path("type"), &kind.into(), expected));
@@ -163,25 +113,6 @@ fn response_format(mut fields: Fields) -> Result<Format, Error> {
     };
     fields.reject_unknown(&["type", "json_schema"])?;
     Ok(format)
-}
-
-/// Reads a named schema. The answer always satisfies it, strict or not; `name` and `description`
-/// are ignored.
-pub fn schema_format(mut fields: Fields) -> Result<Format, Error> {
-    let schema = fields.take("schema");
-    let schema = schema.ok_or_else(|| fields.missing("schema", "a JSON schema"))?;
-    fields.text("name")?;
-    fields.text("description")?;
-    fields.boolean("strict")?;
-    fields.reject_unknown(&["name", "description", "schema", "strict"])?;
-    match schema {
-        Value::Object(_) | Value::Bool(_) => Ok(Format::Schema(schema)),
-        other => Err(corral_sdk::fields::wrong_type(
-            &fields.path("schema"),
-            "a JSON schema",
-            &other,
-        )),
-    }
 }
 
 /// Reads the old and the new field for the length.
@@ -207,136 +138,52 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u8>, Error> {
     }
 }
 
-/// Reads `stream` and `stream_options`: `None` if not streamed; otherwise whether the stream ends
-/// with the usage.
-pub fn stream(fields: &mut Fields) -> Result<Option<bool>, Error> {
-    let stream = fields.flag("stream")?;
-    let Some(mut options) = fields.object("stream_options")? else {
-        return Ok(stream.then_some(false));
-    };
-    if !stream {
-        return Err(unsupported("stream_options", "it requires `stream: true`"));
-    }
-    let usage = options.flag("include_usage")?;
-    // Padding against traffic analysis is not supported.
-    let path = options.path("include_obfuscation");
-    if options.flag("include_obfuscation")? {
-        return Err(unsupported(&path, "events are not padded"));
-    }
-    options.reject_unknown(&["include_usage", "include_obfuscation"])?;
-    Ok(Some(usage))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::{check_errors, merged};
     use serde_json::json;
 
     fn with(members: Value) -> Result<Request, Error> {
-        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
-        body.as_object_mut()
-            .unwrap()
-            .extend(members.as_object().unwrap().clone());
-        read(Fields::at(String::new(), body).unwrap())
+        let body = json!({"messages": [{"role": "user", "content": "Hi"}]});
+        read(Fields::at(String::new(), merged(body, &members))?)
+    }
+
+    /// Fields of a request, and the field and text of the error.
+    const ERRORS: &str = r#"
+{"audio": {}} => audio: text only
+{"functions": []} => functions: `tools`
+{"prediction": {}} => prediction: predicted outputs
+{"store": true} => store: not stored
+{"service_tier": "flex"} => service_tier: one service tier
+{"modalities": ["audio"]} => modalities: text only
+{"nope": 1} => nope: is unknown
+{"messages": 1} => messages: a number
+{"messages": null} => messages: is missing
+{"max_tokens": 0} => max_tokens: from 1
+{"max_tokens": 1, "max_completion_tokens": 2} => max_tokens: another name
+{"top_logprobs": 2} => top_logprobs: `logprobs: true`
+{"logprobs": true, "top_logprobs": 21} => top_logprobs: to 20
+{"stream_options": {}} => stream_options: `stream: true`
+{"stream": true, "stream_options": {"include_obfuscation": true}} => stream_options.include_obfuscation: not padded
+{"response_format": {"type": "xml"}} => response_format.type: json_schema
+{"response_format": {"type": "json_schema", "json_schema": {}}} => response_format.json_schema.schema: is missing
+{"response_format": {"type": "json_object", "json_schema": {"schema": {}}}} => response_format.json_schema: the type `json_schema`
+{"tools": [{"type": "custom"}]} => tools[0].type: function
+{"tools": [{"type": "function", "function": {"name": "a b"}}]} => tools[0].function.name: letters
+{"tool_choice": "required"} => tool_choice: not in `tools`
+{"tool_choice": "maybe"} => tool_choice: maybe
+{"tool_choice": {"type": "allowed_tools"}} => tool_choice: allowed_tools
+{"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "function", "function": {"name": "g"}}} => tool_choice: ["f"]
+"#;
+
+    #[test]
+    fn errors_name_the_field() {
+        check_errors(ERRORS, with);
     }
 
     #[test]
-    fn unsupported_fields_are_named() {
-        let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
-        for (members, field, detail) in [
-            (json!({"audio": {}}), "audio", "text only"),
-            (json!({"functions": []}), "functions", "`tools`"),
-            (json!({"prediction": {}}), "prediction", "predicted outputs"),
-            (json!({"store": true}), "store", "not stored"),
-            (
-                json!({"service_tier": "flex"}),
-                "service_tier",
-                "one service tier",
-            ),
-            (json!({"modalities": ["audio"]}), "modalities", "text only"),
-            (json!({"nope": 1}), "nope", "is unknown"),
-            (json!({"messages": 1}), "messages", "a number"),
-            (json!({"messages": null}), "messages", "is missing"),
-            (json!({"max_tokens": 0}), "max_tokens", "from 1"),
-            (
-                json!({"max_tokens": 1, "max_completion_tokens": 2}),
-                "max_tokens",
-                "another name",
-            ),
-            (
-                json!({"top_logprobs": 2}),
-                "top_logprobs",
-                "`logprobs: true`",
-            ),
-            (
-                json!({"logprobs": true, "top_logprobs": 21}),
-                "top_logprobs",
-                "to 20",
-            ),
-            (
-                json!({"stream_options": {}}),
-                "stream_options",
-                "`stream: true`",
-            ),
-            (
-                json!({"stream": true, "stream_options": {"include_obfuscation": true}}),
-                "stream_options.include_obfuscation",
-                "not padded",
-            ),
-            (
-                json!({"response_format": {"type": "xml"}}),
-                "response_format.type",
-                "json_schema",
-            ),
-            (
-                json!({"response_format": {"type": "json_schema", "json_schema": {}}}),
-                "response_format.json_schema.schema",
-                "is missing",
-            ),
-            (
-                json!({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}),
-                "response_format.json_schema",
-                "the type `json_schema`",
-            ),
-            (
-                json!({"tools": [{"type": "custom"}]}),
-                "tools[0].type",
-                "function",
-            ),
-            (
-                json!({"tools": [tool("a b")]}),
-                "tools[0].function.name",
-                "letters",
-            ),
-            (
-                json!({"tool_choice": "required"}),
-                "tool_choice",
-                "not in `tools`",
-            ),
-            (json!({"tool_choice": "maybe"}), "tool_choice", "maybe"),
-            (
-                json!({"tools": [tool("f")], "tool_choice": tool("g")}),
-                "tool_choice",
-                "[\"f\"]",
-            ),
-            (
-                json!({"tool_choice": {"type": "allowed_tools"}}),
-                "tool_choice",
-                "allowed_tools",
-            ),
-        ] {
-            let error = with(members.clone()).err().unwrap();
-            assert_eq!(
-                (error.status(), error.field()),
-                (400, Some(field)),
-                "{members}: {error}"
-            );
-            assert!(error.to_string().contains(detail), "{members}: {error}");
-        }
-    }
-
-    #[test]
-    fn what_changes_nothing_is_taken() {
+    fn fields_without_effect_are_accepted() {
         for members in [
             json!({"user": "x", "metadata": {"a": "b"}, "safety_identifier": "x"}),
             json!({"store": false, "service_tier": "auto", "modalities": ["text"]}),

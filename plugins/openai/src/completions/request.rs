@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use super::infill;
 use super::prompt_logprobs::Echo;
-use crate::chat::request::{ignore, stream};
 use crate::error::unsupported;
 use crate::generation::{Settings, settings};
+use crate::shared_fields::{ignore, stream};
 use crate::tokenize::read_tokens;
 
 /// The default of OpenAI's API.
@@ -54,9 +54,7 @@ pub enum Prompt {
 pub fn read(mut fields: Fields) -> Result<Request, Error> {
     ignore(&mut fields, &["user"]);
     let model = fields.text("model")?;
-    let prompt = fields.take("prompt");
-    let prompt = prompt.ok_or_else(|| fields.missing("prompt", EXPECTED))?;
-    let prompt = prompt_list(prompt)?;
+    let prompt = prompt_list(fields.required("prompt", EXPECTED)?)?;
     let suffix = fields.text("suffix")?;
     let echo = fields.flag("echo")?;
     let mut settings = Settings::read(&mut fields)?;
@@ -135,11 +133,7 @@ pub fn prompts(
                 }
                 (Prompt::Tokens(path, tokens), None) => return read_tokens(path, tokens, model),
             };
-            if let Some(begin) = model.info().begin
-                && tokens.first() != Some(&begin)
-            {
-                tokens.insert(0, begin);
-            }
+            model.add_begin_token(&mut tokens);
             Ok(tokens)
         })
         .collect()
@@ -162,38 +156,31 @@ pub fn echoes(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::{check_errors, merged};
     use corral_sdk::testing::Script;
     use serde_json::json;
 
     fn with(members: Value) -> Result<Request, Error> {
-        let mut body = json!({"prompt": "x"});
-        body.as_object_mut()
-            .unwrap()
-            .extend(members.as_object().unwrap().clone());
-        read(Fields::at(String::new(), body).unwrap())
+        let body = merged(json!({"prompt": "x"}), &members);
+        read(Fields::at(String::new(), body)?)
     }
 
+    /// Fields of a request, and the field and text of the error.
+    const ERRORS: &str = r#"
+{"prompt": null} => prompt: is missing
+{"prompt": []} => prompt: empty
+{"prompt": 1} => prompt: a number
+{"prompt": ["a", 1]} => prompt[1]: a number
+{"best_of": 2} => best_of: expected `n`
+{"echo": true, "suffix": "x"} => echo: `suffix`
+{"logprobs": 21} => logprobs: to 20
+{"max_tokens": -1} => max_tokens: from 0
+{"messages": []} => messages: is unknown
+"#;
+
     #[test]
-    fn unsupported_fields_are_named() {
-        for (members, field, detail) in [
-            (json!({"prompt": null}), "prompt", "is missing"),
-            (json!({"prompt": []}), "prompt", "empty"),
-            (json!({"prompt": 1}), "prompt", "a number"),
-            (json!({"prompt": ["a", 1]}), "prompt[1]", "a number"),
-            (json!({"best_of": 2}), "best_of", "expected `n`"),
-            (json!({"echo": true, "suffix": "x"}), "echo", "`suffix`"),
-            (json!({"logprobs": 21}), "logprobs", "to 20"),
-            (json!({"max_tokens": -1}), "max_tokens", "from 0"),
-            (json!({"messages": []}), "messages", "is unknown"),
-        ] {
-            let error = with(members.clone()).err().unwrap();
-            assert_eq!(
-                (error.status(), error.field()),
-                (400, Some(field)),
-                "{members}: {error}"
-            );
-            assert!(error.to_string().contains(detail), "{members}: {error}");
-        }
+    fn errors_name_the_field() {
+        check_errors(ERRORS, with);
         let request = with(json!({"n": 2, "best_of": 2, "user": "me"})).unwrap();
         assert_eq!(request.settings.max_tokens, Some(16));
     }

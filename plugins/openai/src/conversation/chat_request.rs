@@ -12,7 +12,6 @@ use super::reasoning_parser::{CLOSING_TAG, OPENING_TAG, ReasoningParser};
 use super::template_kwargs::TemplateKwargs;
 use super::tools::{CallFormat, CallParser, LarkGrammar, Tools};
 use crate::generation::{Choices, Settings};
-use crate::models;
 
 /// A chat request.
 #[derive(Debug, Default)]
@@ -53,7 +52,7 @@ impl Format {
 impl ChatRequest {
     /// Opens the model, renders the prompt and starts the generations.
     pub async fn start(mut self) -> Result<AnswerStream, Error> {
-        let model = models::open(self.model.as_deref()).await?;
+        let model = Model::open_requested(self.model.as_deref()).await?;
         let call_format = match self.tools.are_offered() {
             true => Some(CallFormat::detect(&model)?),
             false => None,

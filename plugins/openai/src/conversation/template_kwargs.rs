@@ -37,10 +37,8 @@ impl TemplateKwargs {
         effort_field: &str,
     ) -> Result<Self, Error> {
         let mut kwargs = TemplateKwargs::default();
-        if let Some(others) = fields.object("chat_template_kwargs")?
-            && let Value::Object(others) = others.into_value()
-        {
-            for (name, value) in others {
+        if let Some(others) = fields.object("chat_template_kwargs")? {
+            for (name, value) in others.into_map() {
                 let field = format!("chat_template_kwargs.{name}");
                 if RESERVED.contains(&name.as_str()) {
                     let why = "the chat and the model define it";

@@ -62,8 +62,7 @@ impl Tools {
             if kind.as_deref() != Some("function") {
                 return Err(out_of_range(&path, &kind.into(), "\"function\""));
             }
-            let function = tool.object("function")?;
-            let function = function.ok_or_else(|| tool.missing("function", "an object"))?;
+            let function = tool.required_object("function")?;
             tool.reject_unknown(&["type", "function"])?;
             Tool::read(function, "parameters")
         })?;
@@ -138,15 +137,15 @@ impl Tools {
 impl Tool {
     /// Reads a function's name, description and the schema of its arguments.
     pub fn read(mut fields: Fields, parameters: &str) -> Result<Self, Error> {
-        let name = fields.text("name")?;
-        let name = name.ok_or_else(|| fields.missing("name", "a string"))?;
+        let name = fields.required_text("name")?;
         let word = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
         if !(1..=64).contains(&name.len()) || !name.bytes().all(word) {
             let expected = "1 to 64 letters, digits, _ or -";
             return Err(out_of_range(&fields.path("name"), &name.into(), expected));
         }
         let description = fields.text("description")?;
-        let schema = fields.object(parameters)?.map(Fields::into_value);
+        let schema = fields.object(parameters)?;
+        let schema = schema.map(|schema| Value::from(schema.into_map()));
         let strict = fields.flag("strict")?;
         fields.reject_unknown(&["name", "description", parameters, "strict"])?;
         let mut function = Map::new();
@@ -170,10 +169,7 @@ impl Tool {
 /// `function`.
 pub fn read_choice(value: Option<Value>, nested: bool) -> Result<Option<ToolChoice>, Error> {
     const EXPECTED: &str = "\"none\", \"auto\", \"required\", or an object that names a function";
-    let value = match value {
-        None => return Ok(None),
-        Some(value) => value,
-    };
+    let Some(value) = value else { return Ok(None) };
     match value.as_str() {
         Some("none") => return Ok(Some(ToolChoice::None)),
         Some("auto") => return Ok(Some(ToolChoice::Auto)),
@@ -194,9 +190,7 @@ pub fn read_choice(value: Option<Value>, nested: bool) -> Result<Option<ToolChoi
     }
     let name = match nested {
         true => {
-            let mut function = fields
-                .object("function")?
-                .ok_or_else(|| fields.missing("function", "an object"))?;
+            let mut function = fields.required_object("function")?;
             let name = function.text("name")?;
             function.reject_unknown(&["name"])?;
             name

@@ -4,16 +4,17 @@
 //! a prompt is computed once; only its last token is computed for each choice.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::pin::Pin;
-use std::task::Poll;
 
 use corral_sdk::{Constraint, Error, Finish, Generation, Model, Outcome, Sequence, Token};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 
 use super::logprobs::{LogprobEntry, PendingLogprobs};
 use super::{Settings, Usage};
 
 /// A part of one choice.
+#[derive(Default)]
 pub struct ChoiceDelta {
     /// The choice: those of the first prompt come first.
     pub index: usize,
@@ -30,8 +31,10 @@ pub struct ChoiceDelta {
 /// Choices in progress. Dropping them cancels their generations.
 pub struct Choices {
     model: Model,
-    /// One entry per choice; `None` after its end.
-    states: Vec<Option<ChoiceState>>,
+    /// The choices without a read in progress. The next call of `next` reads them.
+    idle: Vec<ChoiceGeneration>,
+    /// Ready reads are taken in turn, so that a fast choice does not starve the others.
+    reads: FuturesUnordered<Read>,
     /// The outcome of each choice.
     outcomes: Vec<Option<Outcome>>,
     /// Choices per prompt.
@@ -40,8 +43,6 @@ pub struct Choices {
     generated: Vec<u32>,
     /// Tokens of each prompt.
     prompts: Vec<u32>,
-    /// The choice to poll first. Rotates, so that a fast choice does not starve the others.
-    next_poll: usize,
     /// Deltas that are ready.
     ready: VecDeque<ChoiceDelta>,
     /// Whether this request computed the prompts before: the number of cached tokens is then
@@ -49,17 +50,9 @@ pub struct Choices {
     precomputed: bool,
 }
 
-/// A choice in progress.
-enum ChoiceState {
-    /// No read is in progress.
-    Idle(Box<ChoiceGeneration>),
-    Reading(Read),
-}
-
 /// A read of the next delta. It returns the choice unless that has ended. The future owns the
 /// choice, since a dropped read would lose its chunk.
-type Read =
-    Pin<Box<dyn Future<Output = Result<(ChoiceDelta, Option<Box<ChoiceGeneration>>), Error>>>>;
+type Read = Pin<Box<dyn Future<Output = Result<(ChoiceDelta, Option<ChoiceGeneration>), Error>>>>;
 
 /// The generation of one choice.
 struct ChoiceGeneration {
@@ -82,7 +75,8 @@ impl Choices {
         constraint: Option<&Constraint>,
     ) -> Result<Self, Error> {
         let sequences = prompts.iter().map(|prompt| {
-            check(prompt, model, 1).map_err(|error| error.with_field(field))?;
+            let checked = model.check_prompt(prompt, 1);
+            checked.map_err(|error| error.with_field(field))?;
             let sequence = model.empty_sequence()?;
             sequence.append_tokens(prompt)?;
             Ok(sequence)
@@ -98,41 +92,39 @@ impl Choices {
         sequences: Vec<Sequence>,
         settings: &Settings,
     ) -> Result<Self, Error> {
-        let started = Self::start_all(model, sequences, settings, None, true)?;
-        Ok(Choices {
-            precomputed: true,
-            ..started
-        })
+        let mut choices = Self::start_all(model, sequences, settings, None, true)?;
+        choices.precomputed = true;
+        Ok(choices)
     }
 
     /// Creates choices without tokens.
     pub fn empty(model: &Model, prompts: &[Vec<Token>], per_prompt: u32) -> Self {
         let prompts: Vec<_> = prompts.iter().map(|prompt| token_count(prompt)).collect();
-        let lengths = prompts
-            .iter()
-            .flat_map(|&length| (0..per_prompt).map(move |_| length));
-        let outcomes: Vec<_> = lengths
-            .map(|length| local_outcome(Finish::Length, length, 0))
-            .collect();
-        let ready = outcomes
-            .iter()
-            .enumerate()
-            .map(|(index, outcome)| ChoiceDelta {
+        let mut choices = Self::new(model, Vec::new(), prompts, per_prompt);
+        for (index, outcome) in choices.outcomes.iter_mut().enumerate() {
+            let prompt = choices.prompts[index / choices.per_prompt];
+            *outcome = Some(local_outcome(Finish::Length, prompt, 0));
+            choices.ready.push_back(ChoiceDelta {
                 index,
-                text: String::new(),
-                tokens: Vec::new(),
-                logprobs: Vec::new(),
-                end: Some(*outcome),
+                end: *outcome,
+                ..ChoiceDelta::default()
             });
+        }
+        choices
+    }
+
+    fn new(model: &Model, idle: Vec<ChoiceGeneration>, prompts: Vec<u32>, per_prompt: u32) -> Self {
+        let per_prompt = per_prompt as usize;
+        let count = prompts.len() * per_prompt;
         Choices {
             model: model.clone(),
-            states: outcomes.iter().map(|_| None).collect(),
-            ready: ready.collect(),
-            generated: vec![0; outcomes.len()],
-            outcomes: outcomes.into_iter().map(Some).collect(),
-            per_prompt: per_prompt as usize,
+            idle,
+            reads: FuturesUnordered::new(),
+            outcomes: vec![None; count],
+            per_prompt,
+            generated: vec![0; count],
             prompts,
-            next_poll: 0,
+            ready: VecDeque::new(),
             precomputed: false,
         }
     }
@@ -147,7 +139,7 @@ impl Choices {
         with_end: bool,
     ) -> Result<Self, Error> {
         let lengths: Vec<_> = prompts.iter().map(Sequence::len).collect();
-        let mut states = Vec::new();
+        let mut choices = Vec::new();
         for (first, &length) in prompts.into_iter().zip(&lengths) {
             let mut sequences = Vec::new();
             for _ in 1..settings.n {
@@ -164,8 +156,8 @@ impl Choices {
             sequences.insert(0, first);
             for (at, sequence) in (0..).zip(sequences) {
                 let options = settings.options(model, length, at, constraint)?;
-                let choice = ChoiceGeneration {
-                    index: states.len(),
+                choices.push(ChoiceGeneration {
+                    index: choices.len(),
                     generation: sequence.generate(&options)?,
                     model: model.clone(),
                     pending: settings.logprobs.map(|_| match with_end {
@@ -173,30 +165,18 @@ impl Choices {
                         false => PendingLogprobs::default(),
                     }),
                     single_chunk: false,
-                };
-                states.push(Some(ChoiceState::Idle(Box::new(choice))));
+                });
             }
         }
-        let count = states.len();
-        Ok(Choices {
-            model: model.clone(),
-            outcomes: vec![None; count],
-            states,
-            per_prompt: settings.n as usize,
-            generated: vec![0; count],
-            prompts: lengths,
-            next_poll: 0,
-            ready: VecDeque::new(),
-            precomputed: false,
-        })
+        Ok(Self::new(model, choices, lengths, settings.n))
     }
 
     /// Waits for the first delta, so that an earlier error sets the response's status.
     pub async fn wait_for_start(mut self) -> Result<Self, Error> {
         if let Some(mut choice) = self.take_only() {
-            // Kept in place for `take_generation`.
+            // Idle again, for `take_generation`.
             choice.generation = choice.generation.wait_for_start().await?;
-            self.states[0] = Some(ChoiceState::Idle(choice));
+            self.idle.push(choice);
         } else if let Some(delta) = self.next().await? {
             self.ready.push_front(delta);
         }
@@ -205,23 +185,17 @@ impl Choices {
 
     /// Reads each choice as one delta at its end, which costs less. Call it before the first read.
     pub fn read_whole(&mut self) {
-        for state in self.states.iter_mut().flatten() {
-            if let ChoiceState::Idle(choice) = state {
-                choice.single_chunk = true;
-            }
+        for choice in &mut self.idle {
+            choice.single_chunk = true;
         }
     }
 
     /// Takes the only choice if it has no logprobs and no read is in progress.
-    fn take_only(&mut self) -> Option<Box<ChoiceGeneration>> {
-        match &mut self.states[..] {
-            [only @ Some(ChoiceState::Idle(_))] if self.ready.is_empty() => match only.take() {
-                Some(ChoiceState::Idle(choice)) if choice.pending.is_none() => Some(choice),
-                other => {
-                    *only = other;
-                    None
-                }
-            },
+    fn take_only(&mut self) -> Option<ChoiceGeneration> {
+        match &self.idle[..] {
+            [only] if self.len() == 1 && self.ready.is_empty() && only.pending.is_none() => {
+                self.idle.pop()
+            }
             _ => None,
         }
     }
@@ -251,7 +225,7 @@ impl Choices {
 
     /// Number of choices.
     pub fn len(&self) -> usize {
-        self.states.len()
+        self.outcomes.len()
     }
 
     /// Returns the next delta of any choice, or `None` when all have ended. An error ends all.
@@ -259,36 +233,21 @@ impl Choices {
         if let Some(delta) = self.ready.pop_front() {
             return Ok(Some(delta));
         }
-        if self.states.iter().all(Option::is_none) {
+        let idle = self.idle.drain(..);
+        self.reads.extend(idle.map(ChoiceGeneration::read));
+        let Some(read) = self.reads.next().await else {
             return Ok(None);
-        }
-        let count = self.states.len();
-        let (first, states) = (self.next_poll, &mut self.states);
-        let (delta, choice) = poll_fn(|context| {
-            for index in (first..count).chain(0..first) {
-                let mut read = match states[index].take() {
-                    None => continue,
-                    Some(ChoiceState::Idle(choice)) => choice.read(),
-                    Some(ChoiceState::Reading(read)) => read,
-                };
-                match read.as_mut().poll(context) {
-                    Poll::Ready(ready) => return Poll::Ready(ready),
-                    Poll::Pending => states[index] = Some(ChoiceState::Reading(read)),
-                }
-            }
-            Poll::Pending
-        })
-        .await?;
-        self.next_poll = (delta.index + 1) % count;
-        self.states[delta.index] = choice.map(ChoiceState::Idle);
+        };
+        let (delta, choice) = read?;
+        self.idle.extend(choice);
         self.outcomes[delta.index] = delta.end;
         self.generated[delta.index] += token_count(&delta.tokens);
         Ok(Some(delta))
     }
 
-    /// Ends a choice early. The number of cached prompt tokens is then unknown.
+    /// Ends the choice of the last delta early. The number of cached prompt tokens is then unknown.
     pub fn stop_choice(&mut self, index: usize) -> Outcome {
-        self.states[index] = None;
+        self.idle.retain(|choice| choice.index != index);
         let prompt = self.prompts[index / self.per_prompt];
         let outcome = local_outcome(Finish::End, prompt, self.generated[index]);
         self.outcomes[index] = Some(outcome);
@@ -322,7 +281,7 @@ fn local_outcome(finish: Finish, prompt: u32, generated: u32) -> Outcome {
 }
 
 impl ChoiceGeneration {
-    fn read(mut self: Box<Self>) -> Read {
+    fn read(mut self) -> Read {
         Box::pin(async move {
             let chunk = match self.single_chunk {
                 true => Some(self.generation.rest().await?).filter(|rest| !rest.tokens.is_empty()),
@@ -334,10 +293,9 @@ impl ChoiceGeneration {
                 let rest = pending.map(|pending| pending.rest(&self.model, outcome.finish));
                 let delta = ChoiceDelta {
                     index: self.index,
-                    text: String::new(),
-                    tokens: Vec::new(),
                     logprobs: rest.unwrap_or_default(),
                     end: Some(outcome),
+                    ..ChoiceDelta::default()
                 };
                 return Ok((delta, None));
             };
@@ -361,34 +319,6 @@ impl ChoiceGeneration {
 
 fn token_count(tokens: &[Token]) -> u32 {
     u32::try_from(tokens.len()).unwrap_or(u32::MAX)
-}
-
-/// Checks that a prompt has at least one token and leaves `room` tokens in the context.
-pub fn check(prompt: &[Token], model: &Model, room: u32) -> Result<(), Error> {
-    let limit = model.info().context;
-    let length = token_count(prompt);
-    if length == 0 {
-        return Err(Error::bad_request(
-            "empty-prompt",
-            "the prompt has no tokens",
-        ));
-    }
-    let max_length = limit.saturating_sub(room);
-    if length > max_length {
-        let why = match room {
-            0 => "",
-            _ => " to leave room for an answer",
-        };
-        return Err(Error::bad_request(
-            "context_length_exceeded",
-            format!(
-                "the prompt has {length} tokens; the model {} has a context of {limit}; expected at \
-                 most {max_length}{why}",
-                model.name(),
-            ),
-        ));
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -452,10 +382,7 @@ mod tests {
             .context(2)
             .run(all(&prompts(&["ab"]), &two))
             .unwrap_err();
-        assert_eq!(
-            (long.status(), long.code()),
-            (400, "context_length_exceeded")
-        );
+        assert_eq!((long.status(), long.code()), (400, "prompt-too-long"));
     }
 
     #[test]

@@ -10,9 +10,6 @@ use crate::error::unsupported;
 
 /// Most choices of a request, as in OpenAI's API.
 pub const CHOICE_LIMIT: u32 = 128;
-/// The host's limits for stop strings.
-const STOP_COUNT_LIMIT: usize = 16;
-const STOP_LENGTH_LIMIT: usize = 256;
 /// The host's limit for biased tokens.
 const BIAS_LIMIT: usize = 1024;
 /// The host's limit. Frequency and presence penalties consider the whole answer.
@@ -64,7 +61,7 @@ pub struct Settings {
     pub seed: Option<u64>,
     pub stop: Vec<String>,
     pub ignore_end: bool,
-    /// Whether to return log probabilities, and of options many most likely tokens.
+    /// Whether to return log probabilities, and of how many most likely tokens.
     pub logprobs: Option<u8>,
     /// Choices per prompt.
     pub n: u32,
@@ -119,7 +116,7 @@ impl Settings {
                 .unwrap_or(defaults.repeat_last),
             logit_bias: logit_bias(fields)?,
             seed: seed(fields)?,
-            stop: stop(fields, "stop")?,
+            stop: fields.stop_strings("stop")?,
             ignore_end: fields.flag("ignore_eos")?,
             n: fields.integer("n", 1..=CHOICE_LIMIT)?.unwrap_or(1),
             ..defaults
@@ -275,50 +272,15 @@ fn seed(fields: &mut Fields) -> Result<Option<u64>, Error> {
     }
 }
 
-/// Reads one stop string or several.
-pub fn stop(fields: &mut Fields, name: &str) -> Result<Vec<String>, Error> {
-    let texts = match fields.take(name) {
-        None => Vec::new(),
-        Some(Value::String(text)) => vec![text],
-        Some(Value::Array(values)) => values
-            .into_iter()
-            .enumerate()
-            .map(|(index, value)| match value {
-                Value::String(text) => Ok(text),
-                other => Err(wrong_type(&format!("{name}[{index}]"), "a string", &other)),
-            })
-            .collect::<Result<_, _>>()?,
-        Some(other) => {
-            return Err(wrong_type(name, "a string or a list of strings", &other));
-        }
-    };
-    let invalid = |text: String| Err(Error::bad_request("invalid-stop", text).with_field(name));
-    if texts.len() > STOP_COUNT_LIMIT {
-        return invalid(format!(
-            "`{name}` has {} strings; expected at most {STOP_COUNT_LIMIT}",
-            texts.len()
-        ));
-    }
-    match texts
-        .iter()
-        .find(|text| !(1..=STOP_LENGTH_LIMIT).contains(&text.len()))
-    {
-        Some(text) => invalid(format!(
-            "a string in `{name}` has {} bytes; expected 1 to {STOP_LENGTH_LIMIT}",
-            text.len()
-        )),
-        None => Ok(texts),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::check_errors;
     use corral_sdk::testing::Script;
     use serde_json::json;
 
     fn read(value: Value) -> Result<Settings, Error> {
-        Settings::read(&mut Fields::at("".to_owned(), value).unwrap())
+        Settings::read(&mut Fields::at(String::new(), value)?)
     }
 
     #[test]
@@ -327,64 +289,32 @@ mod tests {
         assert_eq!(read(json!({"temperature": null})).unwrap().temperature, 1.0);
     }
 
+    /// Settings, and the field and text of their error.
+    const ERRORS: &str = r#"
+{"temperature": -1} => temperature: at least 0
+{"top_p": 1.5} => top_p: from 0 to 1
+{"top_k": -1} => top_k: `top_k` is -1
+{"frequency_penalty": 2.5} => frequency_penalty: from -2 to 2
+{"presence_penalty": "x"} => presence_penalty: a string
+{"repeat_penalty": 0} => repeat_penalty: greater than 0
+{"repeat_penalty": 1.1, "repetition_penalty": 1.1} => repetition_penalty: another name
+{"logit_bias": [1]} => logit_bias: a list
+{"logit_bias": {"x": 1}} => logit_bias: is not a token id
+{"logit_bias": {"01": 1}} => logit_bias: is not a token id
+{"logit_bias": {"5": 101}} => logit_bias.5: -100 to 100
+{"seed": 1.5} => seed: `seed` is 1.5
+{"seed": "1"} => seed: a string
+{"stop": [1]} => stop[0]: a number
+{"stop": ""} => stop: 0 bytes
+{"n": 0} => n: from 1 to 128
+{"ignore_eos": 1} => ignore_eos: true or false
+"#;
+
     #[test]
     fn errors_name_the_field() {
-        for (body, field, detail) in [
-            (json!({"temperature": -1}), "temperature", "at least 0"),
-            (json!({"top_p": 1.5}), "top_p", "from 0 to 1"),
-            (json!({"top_k": -1}), "top_k", "`top_k` is -1"),
-            (
-                json!({"frequency_penalty": 2.5}),
-                "frequency_penalty",
-                "from -2 to 2",
-            ),
-            (
-                json!({"presence_penalty": "x"}),
-                "presence_penalty",
-                "a string",
-            ),
-            (
-                json!({"repeat_penalty": 0}),
-                "repeat_penalty",
-                "greater than 0",
-            ),
-            (
-                json!({"repeat_penalty": 1.1, "repetition_penalty": 1.1}),
-                "repetition_penalty",
-                "another name",
-            ),
-            (json!({"logit_bias": [1]}), "logit_bias", "a list"),
-            (
-                json!({"logit_bias": {"x": 1}}),
-                "logit_bias",
-                "is not a token id",
-            ),
-            (
-                json!({"logit_bias": {"01": 1}}),
-                "logit_bias",
-                "is not a token id",
-            ),
-            (
-                json!({"logit_bias": {"5": 101}}),
-                "logit_bias.5",
-                "-100 to 100",
-            ),
-            (json!({"seed": 1.5}), "seed", "`seed` is 1.5"),
-            (json!({"seed": "1"}), "seed", "a string"),
-            (json!({"stop": [1]}), "stop[0]", "a number"),
-            (json!({"stop": ""}), "stop", "0 bytes"),
-            (json!({"stop": vec!["x"; 17]}), "stop", "17 strings"),
-            (json!({"n": 0}), "n", "from 1 to 128"),
-            (json!({"ignore_eos": 1}), "ignore_eos", "true or false"),
-        ] {
-            let error = read(body.clone()).unwrap_err();
-            assert_eq!(
-                (error.status(), error.field()),
-                (400, Some(field)),
-                "{body}"
-            );
-            assert!(error.to_string().contains(detail), "{body}: {error}");
-        }
+        check_errors(ERRORS, read);
+        let stops = read(json!({"stop": vec!["x"; 17]})).unwrap_err();
+        assert!(stops.to_string().contains("17 strings"), "{stops}");
         assert!(check_choice_count(64, 2).is_ok());
         assert_eq!(check_choice_count(65, 2).unwrap_err().field(), Some("n"));
     }

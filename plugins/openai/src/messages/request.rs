@@ -5,12 +5,12 @@ use corral_sdk::fields::{Fields, NON_NEGATIVE, ZERO_TO_ONE, out_of_range, wrong_
 use corral_sdk::template::Chat;
 use serde_json::{Map, Value, json};
 
-use crate::chat::messages::{call, text};
-use crate::chat::request::{ignore, reject, reject_other_values};
+use crate::conversation::message::{call, text};
 use crate::conversation::tools::{Tool, ToolChoice};
 use crate::conversation::{ChatRequest, Format, TemplateKwarg, TemplateKwargs, Tools};
 use crate::error::unsupported;
-use crate::generation::{Settings, settings};
+use crate::generation::Settings;
+use crate::shared_fields::{ignore, reject, reject_other_values};
 
 /// Fields of the API that are not supported, with the reason.
 const UNSUPPORTED: [(&str, &str); 4] = [
@@ -61,8 +61,7 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
         let text = text("system", system, &["text"])?;
         messages.push(json!({"role": "system", "content": text}));
     }
-    let list = fields.list("messages")?;
-    let list = list.ok_or_else(|| fields.missing("messages", "a list of messages"))?;
+    let list = fields.required_list("messages", "a list of messages")?;
     check_last(&list)?;
     for (index, message) in list.into_iter().enumerate() {
         add_message(
@@ -77,7 +76,7 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
     let length = length.ok_or_else(|| fields.missing("max_tokens", "an integer from 1"))?;
     let settings = Settings {
         max_tokens: Some(length),
-        stop: settings::stop(&mut fields, "stop_sequences")?,
+        stop: fields.stop_strings("stop_sequences")?,
         temperature: fields
             .number("temperature", &NON_NEGATIVE)?
             .unwrap_or(defaults.temperature),
@@ -124,9 +123,7 @@ fn check_last(messages: &[Value]) -> Result<(), Error> {
 /// Adds a message, preceded by the tool results that it contains.
 fn add_message(mut fields: Fields, messages: &mut Vec<Value>) -> Result<(), Error> {
     let role = fields.text("role")?;
-    let content = fields.take("content");
-    let content =
-        content.ok_or_else(|| fields.missing("content", "a string or a list of blocks"))?;
+    let content = fields.required("content", "a string or a list of blocks")?;
     fields.reject_unknown(&["role", "content"])?;
     let (role, kinds) = match role.as_deref() {
         Some("user") => ("user", "text and tool_result"),
@@ -158,7 +155,7 @@ fn add_message(mut fields: Fields, messages: &mut Vec<Value>) -> Result<(), Erro
         let kind = block.text("type")?;
         let known: &[&str] = match (role, kind.as_deref()) {
             (_, Some("text")) => {
-                text += &required_text(&mut block, "text")?;
+                text += &block.required_text("text")?;
                 &["type", "text"]
             }
             ("user", Some("tool_result")) => {
@@ -167,18 +164,14 @@ fn add_message(mut fields: Fields, messages: &mut Vec<Value>) -> Result<(), Erro
                 &["type", "tool_use_id", "content", "is_error"]
             }
             ("assistant", Some("tool_use")) => {
-                let (id, name) = (
-                    required_text(&mut block, "id")?,
-                    required_text(&mut block, "name")?,
-                );
-                let input = block
-                    .object("input")?
-                    .map_or_else(|| json!({}), Fields::into_value);
-                calls.push(call(Some(id), &name, input));
+                let id = block.required_text("id")?;
+                let name = block.required_text("name")?;
+                let input = block.object("input")?.map(Fields::into_map);
+                calls.push(call(Some(id), &name, input.unwrap_or_default().into()));
                 &["type", "id", "name", "input"]
             }
             ("assistant", Some("thinking")) => {
-                reasoning += &required_text(&mut block, "thinking")?;
+                reasoning += &block.required_text("thinking")?;
                 // Reasoning is not signed.
                 block.text("signature")?;
                 &["type", "thinking", "signature"]
@@ -219,15 +212,10 @@ fn empty_message(path: &str) -> Error {
     Error::bad_request("empty-message", text).with_field(path)
 }
 
-fn required_text(block: &mut Fields, name: &str) -> Result<String, Error> {
-    let text = block.text(name)?;
-    text.ok_or_else(|| block.missing(name, "a string"))
-}
-
 /// Reads a tool result. Templates have no field for a failure, so it becomes a prefix of the
 /// content.
 fn tool_result(block: &mut Fields) -> Result<Value, Error> {
-    let id = required_text(block, "tool_use_id")?;
+    let id = block.required_text("tool_use_id")?;
     let failed = block.flag("is_error")?;
     let mut content = match block.take("content") {
         None => String::new(),
@@ -264,7 +252,7 @@ fn tools(fields: &mut Fields) -> Result<Tools, Error> {
         Some("auto") => ToolChoice::Auto,
         Some("any") => ToolChoice::Required,
         Some("none") => ToolChoice::None,
-        Some("tool") => ToolChoice::Named(required_text(&mut choice, "name")?),
+        Some("tool") => ToolChoice::Named(choice.required_text("name")?),
         _ => {
             let expected = "auto, any, tool or none";
             return Err(out_of_range("tool_choice.type", &kind.into(), expected));

@@ -1,10 +1,10 @@
 //! Converts the input items to messages for a template.
 
 use corral_sdk::Error;
-use corral_sdk::fields::{Fields, wrong_type};
+use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use serde_json::{Map, Value, json};
 
-use crate::chat::messages::{call, parse_arguments, text};
+use crate::conversation::message::{call, parse_arguments, text};
 use crate::error::unsupported;
 
 /// Reads the input. A string is a user message.
@@ -66,16 +66,10 @@ impl Conversation {
             "system" | "developer" | "user" => &["input_text"],
             "assistant" => &["output_text", "refusal"],
             _ => {
-                let path = item.path("role");
-                return Err(corral_sdk::fields::out_of_range(
-                    &path,
-                    &role.into(),
-                    expected,
-                ));
+                return Err(out_of_range(&item.path("role"), &role.into(), expected));
             }
         };
-        let content = item.take("content");
-        let content = content.ok_or_else(|| item.missing("content", "a string or a list"))?;
+        let content = item.required("content", "a string or a list")?;
         let content = text(&item.path("content"), content, kinds)?;
         item.reject_unknown(&["type", "role", "content"])?;
         match role.as_str() {
@@ -93,15 +87,9 @@ impl Conversation {
     }
 
     fn add_call(&mut self, mut item: Fields) -> Result<(), Error> {
-        let mut required = |name: &str| {
-            let text = item.text(name)?;
-            text.ok_or_else(|| item.missing(name, "a string"))
-        };
-        let (id, name, arguments) = (
-            required("call_id")?,
-            required("name")?,
-            required("arguments")?,
-        );
+        let id = item.required_text("call_id")?;
+        let name = item.required_text("name")?;
+        let arguments = item.required_text("arguments")?;
         item.reject_unknown(&["type", "call_id", "name", "arguments"])?;
         let call = call(Some(id), &name, parse_arguments(&arguments));
         let calls = self
@@ -115,10 +103,8 @@ impl Conversation {
     }
 
     fn add_result(&mut self, mut item: Fields) -> Result<(), Error> {
-        let id = item.text("call_id")?;
-        let id = id.ok_or_else(|| item.missing("call_id", "a string"))?;
-        let output = item.take("output");
-        let output = output.ok_or_else(|| item.missing("output", "a string or a list"))?;
+        let id = item.required_text("call_id")?;
+        let output = item.required("output", "a string or a list")?;
         let output = text(&item.path("output"), output, &["input_text"])?;
         item.reject_unknown(&["type", "call_id", "output"])?;
         self.check_no_dangling_reasoning()?;
@@ -190,6 +176,7 @@ impl Conversation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::check_errors;
 
     #[test]
     fn items_become_messages() {
@@ -246,48 +233,23 @@ mod tests {
         }
     }
 
+    /// An input, and the field and text of its error.
+    const ERRORS: &str = r#"
+1 => input: a number
+[] => input: is empty
+[1] => input[0]: a number
+[{"type": "item_reference", "id": "x"}] => input[0].type: item_reference
+[{"role": "tool", "content": "x"}] => input[0].role: user or assistant
+[{"role": "user", "content": [{"type": "input_image"}]}] => input[0].content[0].type: input_image
+[{"type": "function_call", "call_id": "x", "name": "f"}] => input[0].arguments: is missing
+[{"type": "reasoning", "content": "hm"}, {"role": "user", "content": "Hi"}] => input[0].content: after it
+[{"type": "reasoning", "content": "hm"}, {"type": "function_call_output", "call_id": "x", "output": "2"}] => input[0].content: after it
+[{"role": "user", "content": "Hi"}, {"type": "reasoning", "content": "hm"}] => input[1].content: after it
+[{"type": "reasoning", "encrypted_content": "x"}] => input[0].encrypted_content: can't be decrypted
+"#;
+
     #[test]
     fn errors_name_the_field() {
-        for (input, field) in [
-            (json!(1), "input"),
-            (json!([]), "input"),
-            (json!([1]), "input[0]"),
-            (
-                json!([{"type": "item_reference", "id": "x"}]),
-                "input[0].type",
-            ),
-            (json!([{"role": "tool", "content": "x"}]), "input[0].role"),
-            (
-                json!([{"role": "user", "content": [{"type": "input_image"}]}]),
-                "input[0].content[0].type",
-            ),
-            (
-                json!([{"type": "function_call", "call_id": "x", "name": "f"}]),
-                "input[0].arguments",
-            ),
-            (
-                json!([{"type": "reasoning", "content": "hm"}, {"role": "user", "content": "Hi"}]),
-                "input[0].content",
-            ),
-            (
-                json!([{"type": "reasoning", "content": "hm"}, {"type": "function_call_output", "call_id": "x", "output": "2"}]),
-                "input[0].content",
-            ),
-            (
-                json!([{"role": "user", "content": "Hi"}, {"type": "reasoning", "content": "hm"}]),
-                "input[1].content",
-            ),
-            (
-                json!([{"type": "reasoning", "encrypted_content": "x"}]),
-                "input[0].encrypted_content",
-            ),
-        ] {
-            let error = read(input.clone()).unwrap_err();
-            assert_eq!(
-                (error.status(), error.field()),
-                (400, Some(field)),
-                "{input}"
-            );
-        }
+        check_errors(ERRORS, read);
     }
 }

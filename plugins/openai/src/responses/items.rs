@@ -21,6 +21,7 @@ struct OpenItem {
     text: String,
 }
 
+#[derive(PartialEq)]
 enum ItemKind {
     Reasoning,
     Message,
@@ -33,38 +34,16 @@ impl Items {
         let mut events = Vec::new();
         let text = match part {
             OutputPart::Reasoning(text) => {
-                if !matches!(
-                    self.open,
-                    Some(OpenItem {
-                        kind: ItemKind::Reasoning,
-                        ..
-                    })
-                ) {
-                    self.open(ItemKind::Reasoning, "rs_", &mut events);
-                }
+                self.continue_or_open(ItemKind::Reasoning, &mut events);
                 text
             }
             OutputPart::Content(text) => {
-                if !matches!(
-                    self.open,
-                    Some(OpenItem {
-                        kind: ItemKind::Message,
-                        ..
-                    })
-                ) {
-                    self.open(ItemKind::Message, "msg_", &mut events);
-                }
+                self.continue_or_open(ItemKind::Message, &mut events);
                 text
             }
             OutputPart::ToolCall(name) => {
-                self.open(
-                    ItemKind::Call {
-                        id: call_id(),
-                        name,
-                    },
-                    "fc_",
-                    &mut events,
-                );
+                let id = call_id();
+                self.open(ItemKind::Call { id, name }, &mut events);
                 return events;
             }
             OutputPart::Arguments(text) => text,
@@ -79,8 +58,19 @@ impl Items {
         events
     }
 
-    fn open(&mut self, kind: ItemKind, prefix: &str, events: &mut Vec<Value>) {
+    fn continue_or_open(&mut self, kind: ItemKind, events: &mut Vec<Value>) {
+        if self.open.as_ref().is_none_or(|open| open.kind != kind) {
+            self.open(kind, events);
+        }
+    }
+
+    fn open(&mut self, kind: ItemKind, events: &mut Vec<Value>) {
         self.close("completed", events);
+        let prefix = match kind {
+            ItemKind::Reasoning => "rs_",
+            ItemKind::Message => "msg_",
+            ItemKind::Call { .. } => "fc_",
+        };
         let index = self.completed.len();
         let open = OpenItem {
             kind,
@@ -127,7 +117,7 @@ impl Items {
     pub fn end(&mut self, status: &str) -> Vec<Value> {
         let mut events = Vec::new();
         if self.open.is_none() && self.completed.is_empty() {
-            self.open(ItemKind::Message, "msg_", &mut events);
+            self.open(ItemKind::Message, &mut events);
         }
         self.close(status, &mut events);
         events

@@ -6,11 +6,11 @@ use corral_sdk::template::Chat;
 use serde_json::{Map, Value, json};
 
 use super::input;
-use crate::chat::request::{drop_operator_fields, reject, reject_other_values, schema_format};
 use crate::conversation::tools::{Tool, read_choice};
 use crate::conversation::{ChatRequest, Format, TemplateKwargs, Tools};
 use crate::error::unsupported;
 use crate::generation::{Settings, settings};
+use crate::shared_fields::{drop_operator_fields, reject, reject_other_values, schema_format};
 
 /// Fields of the API that are not supported, with the reason.
 const UNSUPPORTED: [(&str, &str); 10] = [
@@ -71,31 +71,30 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
         }
     }
     drop_operator_fields(&mut fields)?;
-    let reason = "responses are not stored";
-    reject_other_values(&mut fields, "background", &[false.into()], reason)?;
-    reject_other_values(
-        &mut fields,
-        "truncation",
-        &["disabled".into()],
-        "messages are never dropped",
-    )?;
-    reject_other_values(
-        &mut fields,
-        "include",
-        &[json!([])],
-        "there is no further output",
-    )?;
     let plain = json!({"include_obfuscation": false});
-    reject_other_values(
-        &mut fields,
-        "stream_options",
-        &[json!({}), plain],
-        "events are not padded",
-    )?;
+    for (name, allowed, why) in [
+        (
+            "background",
+            &[false.into()][..],
+            "responses are not stored",
+        ),
+        (
+            "truncation",
+            &["disabled".into()],
+            "messages are never dropped",
+        ),
+        ("include", &[json!([])], "there is no further output"),
+        (
+            "stream_options",
+            &[json!({}), plain],
+            "events are not padded",
+        ),
+    ] {
+        reject_other_values(&mut fields, name, allowed, why)?;
+    }
 
     let instructions = fields.text("instructions")?;
-    let input = fields.take("input");
-    let input = input.ok_or_else(|| fields.missing("input", "a string or a list of items"))?;
+    let input = fields.required("input", "a string or a list of items")?;
     let tools = tools(&mut fields)?;
     let (format, format_value) = text(&mut fields)?;
     let effort = reasoning(&mut fields)?;

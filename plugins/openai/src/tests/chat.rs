@@ -6,7 +6,7 @@ use corral_sdk::testing::{HostCall, Script};
 use corral_sdk::{Error, Request};
 use serde_json::{Value, json};
 
-use super::{TEMPLATE, ask, events, post};
+use super::{TEMPLATE, ask, assert_error, events, merged, post};
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -17,11 +17,8 @@ fn script(answer: &str) -> Script {
 }
 
 fn hi(members: Value) -> Value {
-    let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "temperature": 0});
-    body.as_object_mut()
-        .unwrap()
-        .extend(members.as_object().unwrap().clone());
-    body
+    let body = json!({"messages": [{"role": "user", "content": "Hi"}], "temperature": 0});
+    merged(body, &members)
 }
 
 fn calculator(choice: Value) -> Value {
@@ -293,9 +290,13 @@ fn tool_choice_controls_tools_and_grammar() {
         json!({"type": "function", "function": {"name": "calculator"}}),
     ] {
         let scripted = script("Hi");
-        let (status, answer) = post(&scripted, PATH, &calculator(choice));
         // The script has no grammar; only the call matters.
-        assert_eq!((status, &answer["error"]["param"]), (400, &"tools".into()));
+        assert_error(
+            &scripted,
+            PATH,
+            &calculator(choice),
+            (400, "param", "tools"),
+        );
         assert!(
             grammar(&scripted).contains("start: \"<tool_call>\" tagged"),
             "{}",
@@ -305,8 +306,7 @@ fn tool_choice_controls_tools_and_grammar() {
     let mut strict = calculator("auto".into());
     strict["tools"][0]["function"]["strict"] = true.into();
     let scripted = script("Hi");
-    let (status, answer) = post(&scripted, PATH, &strict);
-    assert_eq!((status, &answer["error"]["param"]), (400, &"tools".into()));
+    assert_error(&scripted, PATH, &strict, (400, "param", "tools"));
     assert!(
         grammar(&scripted).contains("start: (PLAIN | lead tagged"),
         "{}",
@@ -316,11 +316,7 @@ fn tool_choice_controls_tools_and_grammar() {
     let mut body = calculator("auto".into());
     body["response_format"] = json!({"type": "json_object"});
     let scripted = script("Hi");
-    let (status, answer) = post(&scripted, PATH, &body);
-    assert_eq!(
-        (status, &answer["error"]["param"]),
-        (400, &"response_format".into())
-    );
+    assert_error(&scripted, PATH, &body, (400, "param", "response_format"));
     assert!(
         grammar(&scripted).contains("start: (value | \"<tool_call>\" tagged"),
         "{}",
@@ -330,8 +326,12 @@ fn tool_choice_controls_tools_and_grammar() {
     let plain = Script::new()
         .chat_template("{{ messages[0].content }}")
         .answers("Hi", "x");
-    let (status, answer) = post(&plain, PATH, &calculator("auto".into()));
-    assert_eq!((status, &answer["error"]["param"]), (400, &"tools".into()));
+    assert_error(
+        &plain,
+        PATH,
+        &calculator("auto".into()),
+        (400, "param", "tools"),
+    );
 }
 
 #[test]
@@ -356,10 +356,11 @@ fn response_format_becomes_a_grammar() {
     let script = script("no");
     let wrong =
         json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}});
-    let (status, answer) = post(&script, PATH, &hi(json!({"response_format": wrong})));
-    assert_eq!(
-        (status, &answer["error"]["param"]),
-        (400, &"response_format".into())
+    assert_error(
+        &script,
+        PATH,
+        &hi(json!({"response_format": wrong})),
+        (400, "param", "response_format"),
     );
 }
 
@@ -411,20 +412,15 @@ fn errors_have_status_and_format() {
         let mut bye = body.clone();
         bye["messages"][0]["content"] = "Bye".into();
         assert_eq!(post(&script, PATH, &bye).0, 500);
-        let (status, answer) = post(&script, PATH, &hi(json!({"stream": stream, "model": "y"})));
-        assert_eq!(
-            (status, &answer["error"]["code"]),
-            (404, &"model_not_found".into())
-        );
-        assert_eq!(answer["error"]["param"], "model");
+        let unknown = hi(json!({"stream": stream, "model": "y"}));
+        for (name, value) in [("code", "model_not_found"), ("param", "model")] {
+            assert_error(&script, PATH, &unknown, (404, name, value));
+        }
     }
     let small = script("Hi").context(10);
-    let (status, answer) = post(&small, PATH, &hi(json!({})));
-    assert_eq!(
-        (status, &answer["error"]["code"]),
-        (400, &"context_length_exceeded".into())
-    );
-    assert_eq!(answer["error"]["param"], "messages");
+    for (name, value) in [("code", "context_length_exceeded"), ("param", "messages")] {
+        assert_error(&small, PATH, &hi(json!({})), (400, name, value));
+    }
     let (head, _) = ask(&small, Request::get(PATH));
     assert_eq!((head.status(), head.header("allow")), (405, Some("POST")));
     let (head, text) = ask(&small, Request::post(PATH).with_body("{"));
@@ -447,12 +443,7 @@ fn fields_unknown_to_the_template_are_named() {
         ),
         (json!({"messages": named}), "messages[0].name"),
     ] {
-        let (status, answer) = post(&script("Hi"), PATH, &hi(members.clone()));
-        assert_eq!(
-            (status, &answer["error"]["param"]),
-            (400, &member.into()),
-            "{members}"
-        );
+        assert_error(&script("Hi"), PATH, &hi(members), (400, "param", member));
     }
 }
 

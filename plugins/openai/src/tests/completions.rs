@@ -4,7 +4,7 @@ use corral_sdk::Error;
 use corral_sdk::testing::{HostCall, Script};
 use serde_json::{Value, json};
 
-use super::{events, post};
+use super::{assert_error, events, post};
 
 const PATH: &str = "/v1/completions";
 
@@ -153,8 +153,8 @@ fn echo_returns_prompt_logprobs() {
     near(&logs[3], 0.0);
     // The token itself is listed as well.
     assert_eq!(top[2]["\u{fffd}"], logs[2]);
-    for (place, count) in [(1, 2), (2, 3), (3, 2)] {
-        assert_eq!(top[place].as_object().unwrap().len(), count);
+    for (position, count) in [(1, 2), (2, 3), (3, 2)] {
+        assert_eq!(top[position].as_object().unwrap().len(), count);
     }
     assert_eq!(next_token_requests(&script), 4);
     assert_eq!(script.generations(), []);
@@ -253,12 +253,7 @@ fn oversized_prompts_are_rejected_before_scoring() {
     for stream in [false, true] {
         body["stream"] = stream.into();
         let script = script();
-        let (status, answer) = post(&script, PATH, &body);
-        assert_eq!(
-            (status, &answer["error"]["param"]),
-            (400, &"prompt".into()),
-            "{answer}"
-        );
+        assert_error(&script, PATH, &body, (400, "param", "prompt"));
         assert_eq!(next_token_requests(&script), 0);
     }
 }
@@ -358,7 +353,7 @@ fn zero_max_tokens_gives_empty_text() {
     assert_eq!(events.len(), 5);
     assert_eq!(events[3]["choices"][0]["finish_reason"], "length");
     let long = json!({"prompt": "abc", "max_tokens": 1});
-    assert_eq!(post(&script(), PATH, &long).1["error"]["param"], "prompt");
+    assert_error(&script(), PATH, &long, (400, "param", "prompt"));
 }
 
 #[test]
@@ -369,18 +364,13 @@ fn scoring_errors_have_their_status() {
     };
     let script = script_with_logits().fails("next", refused);
     let body = json!({"prompt": "ab", "echo": true, "logprobs": 1, "stream": true});
-    let (status, answer) = post(&script, PATH, &body);
-    assert_eq!(
-        (status, &answer["error"]["code"]),
-        (429, &"rate_limit_exceeded".into())
-    );
+    assert_error(&script, PATH, &body, (429, "code", "rate_limit_exceeded"));
 }
 
 #[test]
 fn too_many_choices_are_rejected() {
     for (prompts, n, member) in [(65, 2, "n"), (129, 1, "prompt")] {
         let body = json!({"prompt": vec!["abc"; prompts], "n": n});
-        let (status, answer) = post(&script(), PATH, &body);
-        assert_eq!((status, &answer["error"]["param"]), (400, &member.into()));
+        assert_error(&script(), PATH, &body, (400, "param", member));
     }
 }

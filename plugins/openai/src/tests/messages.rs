@@ -3,14 +3,11 @@
 use corral_sdk::testing::Script;
 use serde_json::{Value, json};
 
-use super::{CALL, TEMPLATE, events, post, script_with_reasoning as script};
+use super::{CALL, TEMPLATE, events, merged, post, script_with_reasoning as script};
 
 fn message(members: Value) -> Value {
-    let mut body = json!({"max_tokens": 200, "messages": [{"role": "user", "content": "Hi"}]});
-    body.as_object_mut()
-        .unwrap()
-        .extend(members.as_object().unwrap().clone());
-    body
+    let body = json!({"max_tokens": 200, "messages": [{"role": "user", "content": "Hi"}]});
+    merged(body, &members)
 }
 
 #[test]
@@ -121,72 +118,38 @@ fn tool_results_precede_text() {
     );
 }
 
+/// Fields of a request, and the text of the error.
+const ERRORS: &str = r#"
+{"max_tokens": null} => `max_tokens` is missing
+{"thinking": {"type": "enabled", "budget_tokens": 1024}} => `thinking`
+{"tools": [{"type": "bash_20250124", "name": "bash"}]} => `tools[0].type`
+{"messages": []} => `messages` is empty
+{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "So"}]} => `messages[1]` is not supported
+{"messages": [{"role": "assistant", "content": ""}, {"role": "user", "content": "Hi"}]} => `messages[0].content` has no content
+{"messages": [{"role": "assistant", "content": []}, {"role": "user", "content": "Hi"}]} => `messages[0].content` has no content
+{"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "x"}]}, {"role": "user", "content": "Hi"}]} => `messages[0].content` has no content
+{"messages": [{"role": "assistant", "content": [{"type": "text", "text": "x", "id": "y"}]}, {"role": "user", "content": "Hi"}]} => `messages[0].content[0].id` is unknown
+{"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "add", "text": "x"}]}, {"role": "user", "content": "Hi"}]} => `messages[0].content[0].text` is unknown
+{"messages": [{"role": "user", "content": []}]} => `messages[0].content` has no content
+{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "text": "2"}]}]} => `messages[0].content[0].text` is unknown
+{"tools": [{"name": "add"}], "tool_choice": {"type": "any", "name": "add"}} => `tool_choice.name`
+{"tools": [{"name": "add"}], "tool_choice": {"type": "auto", "name": "add"}} => `tool_choice.name`
+{"thinking": {"type": "disabled"}} => `thinking` is not supported: the chat template
+{"mcp_servers": []} => `mcp_servers`
+{"seed": 1} => `seed` is unknown
+{"messages": [{"role": "user", "content": [{"type": "image"}]}]} => `messages[0].content[0].type`
+"#;
+
 #[test]
 fn errors_have_the_format_of_anthropic() {
-    let user = json!({"role": "user", "content": "Hi"});
-    let assistant =
-        |content: Value| json!({"messages": [{"role": "assistant", "content": content}, user]});
-    for (members, detail) in [
-        (json!({"max_tokens": null}), "`max_tokens` is missing"),
-        (
-            json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}),
-            "`thinking`",
-        ),
-        (
-            json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}),
-            "`tools[0].type`",
-        ),
-        (json!({"messages": []}), "`messages` is empty"),
-        (
-            json!({"messages": [user, {"role": "assistant", "content": "So"}]}),
-            "`messages[1]` is not supported",
-        ),
-        (assistant(json!("")), "`messages[0].content` has no content"),
-        (assistant(json!([])), "`messages[0].content` has no content"),
-        (
-            assistant(json!([{"type": "thinking", "thinking": "hm", "signature": "x"}])),
-            "`messages[0].content` has no content",
-        ),
-        (
-            assistant(json!([{"type": "text", "text": "x", "id": "y"}])),
-            "`messages[0].content[0].id` is unknown",
-        ),
-        (
-            assistant(json!([{"type": "tool_use", "id": "a", "name": "add", "text": "x"}])),
-            "`messages[0].content[0].text` is unknown",
-        ),
-        (
-            json!({"messages": [{"role": "user", "content": []}]}),
-            "`messages[0].content` has no content",
-        ),
-        (
-            json!({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "text": "2"}]}]}),
-            "`messages[0].content[0].text` is unknown",
-        ),
-        (
-            json!({"tools": [{"name": "add"}], "tool_choice": {"type": "any", "name": "add"}}),
-            "`tool_choice.name`",
-        ),
-        (
-            json!({"tools": [{"name": "add"}], "tool_choice": {"type": "auto", "name": "add"}}),
-            "`tool_choice.name`",
-        ),
-        (
-            json!({"thinking": {"type": "disabled"}}),
-            "`thinking` is not supported: the chat template",
-        ),
-        (json!({"mcp_servers": []}), "`mcp_servers`"),
-        (json!({"seed": 1}), "`seed` is unknown"),
-        (
-            json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
-            "`messages[0].content[0].type`",
-        ),
-    ] {
-        let (status, answer) = post(&script("x"), "/v1/messages", &message(members));
+    for line in ERRORS.trim().lines() {
+        let (fields, detail) = line.split_once(" => ").unwrap();
+        let body = message(serde_json::from_str(fields).unwrap());
+        let (status, answer) = post(&script("x"), "/v1/messages", &body);
         assert_eq!((status, &answer["type"]), (400, &"error".into()));
         assert_eq!(answer["error"]["type"], "invalid_request_error");
         let message = answer["error"]["message"].as_str().unwrap();
-        assert!(message.contains(detail), "{message}");
+        assert!(message.contains(detail), "{line}: {message}");
     }
 }
 

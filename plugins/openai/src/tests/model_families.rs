@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::post;
 
-/// A family's name, template, and control tokens that begin and end a text.
-struct CallFormat {
+/// A model family: its template, and the control tokens that begin and end a text.
+struct ModelFamily {
     name: &'static str,
     template: &'static str,
     begin: Option<&'static str>,
@@ -18,7 +18,7 @@ struct CallFormat {
 
 macro_rules! family {
     ($name:literal, $begin:expr, $end:literal) => {
-        CallFormat {
+        ModelFamily {
             name: $name,
             template: include_str!(concat!("../../templates/", $name, ".jinja")),
             begin: $begin,
@@ -27,18 +27,18 @@ macro_rules! family {
     };
 }
 
-const CHATML: CallFormat = family!("chatml", None, "<|im_end|>");
-const DEEPSEEK: CallFormat = family!(
+const CHATML: ModelFamily = family!("chatml", None, "<|im_end|>");
+const DEEPSEEK: ModelFamily = family!(
     "deepseek",
     Some("<｜begin▁of▁sentence｜>"),
     "<｜end▁of▁sentence｜>"
 );
-const GEMMA: CallFormat = family!("gemma", Some("<bos>"), "<end_of_turn>");
-const LLAMA: CallFormat = family!("llama3", Some("<|begin_of_text|>"), "<|eot_id|>");
-const MISTRAL: CallFormat = family!("mistral", Some("<s>"), "</s>");
-const QWEN: CallFormat = family!("qwen3", None, "<|im_end|>");
+const GEMMA: ModelFamily = family!("gemma", Some("<bos>"), "<end_of_turn>");
+const LLAMA: ModelFamily = family!("llama3", Some("<|begin_of_text|>"), "<|eot_id|>");
+const MISTRAL: ModelFamily = family!("mistral", Some("<s>"), "</s>");
+const QWEN: ModelFamily = family!("qwen3", None, "<|im_end|>");
 
-impl CallFormat {
+impl ModelFamily {
     fn script(&self) -> Script {
         let mut script = Script::new().chat_template(self.template).context(100_000);
         let mut next = 259;
@@ -71,9 +71,9 @@ impl CallFormat {
     }
 
     fn check(&self, says: &str, tools: &[&str], reasoning: &str, content: &str, calls: Value) {
-        let (status, respond) = self.respond(says, tools);
-        assert_eq!(status, 200, "{}: {respond}", self.name);
-        let message = &respond["choices"][0]["message"];
+        let (status, answer) = self.respond(says, tools);
+        assert_eq!(status, 200, "{}: {answer}", self.name);
+        let message = &answer["choices"][0]["message"];
         let text = |member: &str| message[member].as_str().unwrap_or_default();
         let called = message["tool_calls"].as_array().into_iter().flatten();
         let called = called.map(|call| {
@@ -139,9 +139,9 @@ fn answers_are_parsed_per_family() {
 #[test]
 fn unsupported_call_format_is_rejected() {
     for family in [&CHATML, &DEEPSEEK, &GEMMA] {
-        let (status, respond) = family.respond("Hello!", &TOOLS);
+        let (status, answer) = family.respond("Hello!", &TOOLS);
         assert_eq!(
-            (status, &respond["error"]["param"]),
+            (status, &answer["error"]["param"]),
             (400, &"tools".into()),
             "{}",
             family.name

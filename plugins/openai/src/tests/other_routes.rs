@@ -4,7 +4,7 @@ use corral_sdk::Request;
 use corral_sdk::testing::Script;
 use serde_json::{Value, json};
 
-use super::{ask, post};
+use super::{ask, assert_error, post};
 
 fn get(path: &str) -> (u16, Value) {
     let (head, text) = ask(&Script::new(), Request::get(path));
@@ -108,12 +108,7 @@ fn embeddings_have_the_requested_encoding() {
         ),
         (json!({"input": "a", "pool": 1}), "pool"),
     ] {
-        let (status, answer) = post(&script, path, &body);
-        assert_eq!(
-            (status, &answer["error"]["param"]),
-            (400, &member.into()),
-            "{body}"
-        );
+        assert_error(&script, path, &body, (400, "param", member));
     }
 }
 
@@ -136,14 +131,11 @@ fn tokenize_and_detokenize_round_trip() {
     );
     let (_, answer) = post(&script, "/detokenize", &json!({"tokens": [195, 169, 259]}));
     assert_eq!(answer, json!({"content": "é<s>"}));
-    let (status, answer) = post(&script, "/detokenize", &json!({"tokens": [260]}));
-    assert_eq!(
-        (status, &answer["error"]["param"]),
-        (400, &"tokens[0]".into())
+    assert_error(
+        &script,
+        "/detokenize",
+        &json!({"tokens": [260]}),
+        (400, "param", "tokens[0]"),
     );
-    let (status, answer) = post(&script, "/tokenize", &json!({}));
-    assert_eq!(
-        (status, &answer["error"]["param"]),
-        (400, &"content".into())
-    );
+    assert_error(&script, "/tokenize", &json!({}), (400, "param", "content"));
 }

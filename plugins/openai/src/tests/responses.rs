@@ -4,7 +4,8 @@ use corral_sdk::testing::Script;
 use corral_sdk::{Error, Request};
 use serde_json::{Value, json};
 
-use super::{CALL, TEMPLATE, ask, events, post, script_with_reasoning as script};
+use super::script_with_reasoning as script;
+use super::{CALL, TEMPLATE, ask, assert_error, events, merged, post};
 
 /// Removes fields that differ between responses.
 fn without_ids(mut items: Value) -> Value {
@@ -170,47 +171,31 @@ fn truncated_response_is_incomplete() {
     assert_eq!(events.last().unwrap()["type"], "response.incomplete");
 }
 
+/// Fields of a request, and the field of the error.
+const ERRORS: &str = r#"
+{"previous_response_id": "x"} => previous_response_id
+{"conversation": "x"} => conversation
+{"store": true} => store
+{"background": true} => background
+{"truncation": "auto"} => truncation
+{"include": ["x"]} => include
+{"tools": [{"type": "web_search"}]} => tools[0].type
+{"text": {"format": {"type": "x"}}} => text.format.type
+{"text": {"verbosity": "low"}} => text.verbosity
+{"reasoning": {"summary": "auto"}} => reasoning.summary
+{"reasoning": {"effort": "low"}} => reasoning.effort
+{"chat_template_kwargs": {"enable_thinking": false}} => chat_template_kwargs.enable_thinking
+{"chat_template_kwargs": {"messages": []}} => chat_template_kwargs.messages
+{"messages": []} => messages
+{"nope": []} => nope
+"#;
+
 #[test]
-fn unsupported_fields_are_named() {
-    let tool = json!({"type": "web_search"});
-    for (members, member) in [
-        (json!({"previous_response_id": "x"}), "previous_response_id"),
-        (json!({"conversation": "x"}), "conversation"),
-        (json!({"store": true}), "store"),
-        (json!({"background": true}), "background"),
-        (json!({"truncation": "auto"}), "truncation"),
-        (json!({"include": ["x"]}), "include"),
-        (json!({"tools": [tool]}), "tools[0].type"),
-        (
-            json!({"text": {"format": {"type": "x"}}}),
-            "text.format.type",
-        ),
-        (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
-        (
-            json!({"reasoning": {"summary": "auto"}}),
-            "reasoning.summary",
-        ),
-        (json!({"reasoning": {"effort": "low"}}), "reasoning.effort"),
-        (
-            json!({"chat_template_kwargs": {"enable_thinking": false}}),
-            "chat_template_kwargs.enable_thinking",
-        ),
-        (
-            json!({"chat_template_kwargs": {"messages": []}}),
-            "chat_template_kwargs.messages",
-        ),
-        (json!({"messages": []}), "messages"),
-        (json!({"nope": []}), "nope"),
-    ] {
-        let mut body = json!({"input": "Hi"});
-        body.as_object_mut()
-            .unwrap()
-            .extend(members.as_object().unwrap().clone());
-        let (status, answer) = post(&script("x"), "/v1/responses", &body);
-        assert_eq!(
-            (status, &answer["error"]["param"]),
-            (400, &member.into()),
-            "{members}"
-        );
+fn errors_name_the_field() {
+    for line in ERRORS.trim().lines() {
+        let (fields, param) = line.split_once(" => ").unwrap();
+        let fields = serde_json::from_str(fields).unwrap();
+        let body = merged(json!({"input": "Hi"}), &fields);
+        assert_error(&script("x"), "/v1/responses", &body, (400, "param", param));
     }
 }

@@ -89,6 +89,6 @@ fn combine(
         ));
     };
     let bytes = backend::frame(chunks, &framing, rest)?;
-    spawn_local(async move { finish(end, outcome.outcome().await, events).await });
+    spawn_local(async move { finish(end, outcome.await, events).await });
     Ok(bytes)
 }

@@ -13,36 +13,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Chat;
 use super::jinja::{TemplateContext, map_texts, render};
+use super::{Chat, ModelFacts};
 use crate::{Error, Model, Sequence, Token};
-
-/// The host's tokenizer.
-trait Tokenizer {
-    fn tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, Error>;
-    fn detokenize(&self, tokens: &[Token], special: bool) -> Result<Vec<u8>, Error>;
-}
-
-impl Tokenizer for Model {
-    fn tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, Error> {
-        Ok(self.host().tokenize(text, special)?)
-    }
-
-    fn detokenize(&self, tokens: &[Token], special: bool) -> Result<Vec<u8>, Error> {
-        Ok(self.host().detokenize(tokens, special)?)
-    }
-}
-
-/// The model metadata that rendering needs.
-#[derive(Debug, Clone, Copy)]
-struct TemplateModel<'a> {
-    name: &'a str,
-    /// The beginning-of-sequence token, if the model expects one.
-    begin: Option<Token>,
-    /// An end-of-generation token.
-    end: Option<Token>,
-    chat_template: Option<&'a str>,
-}
 
 impl Chat {
     /// Renders the chat with the template in the model file. Checks the chat first
@@ -64,18 +37,26 @@ impl Chat {
     /// ```
     pub fn tokens(&self, model: &Model) -> Result<Vec<Token>, Error> {
         self.check()?;
-        let info = model.info();
-        let facts = TemplateModel {
-            name: &info.name,
-            begin: info.begin,
-            end: info.end.or(info.end_of_generation.first().copied()),
-            chat_template: info.chat_template.as_deref(),
+        let facts = ModelFacts::new(model)?;
+        let Some(template) = facts.chat_template else {
+            return Err(Error::bad_request(
+                "no-chat-template",
+                format!(
+                    "the model {} has no chat template and cannot read `messages`; send a `prompt`",
+                    facts.name
+                ),
+            ));
         };
         let now = std::time::SystemTime::now()
             .duration_since(std::time::SystemTime::UNIX_EPOCH)
             .map_or(0, |since| since.as_secs());
-        let mut tokens = chat_tokens(self, facts, model, now)?;
-        super::prompt::add_begin_token(&mut tokens, model);
+        let context = TemplateContext {
+            bos_token: &facts.begin.unwrap_or_default(),
+            eos_token: &facts.end.unwrap_or_default(),
+            now,
+        };
+        let mut tokens = chat_tokens(self, &template, context, model)?;
+        model.add_begin_token(&mut tokens);
         Ok(tokens)
     }
 
@@ -87,30 +68,13 @@ impl Chat {
     }
 }
 
-/// `now` is in seconds since 1970, for templates that write the date.
+/// Renders the chat and tokenizes it, with each text of the chat as plain characters.
 fn chat_tokens(
     chat: &Chat,
-    model: TemplateModel,
-    tokenizer: &impl Tokenizer,
-    now: u64,
+    template: &str,
+    context: TemplateContext,
+    model: &Model,
 ) -> Result<Vec<Token>, Error> {
-    let Some(template) = model.chat_template else {
-        return Err(Error::bad_request(
-            "no-chat-template",
-            format!(
-                "the model {} has no chat template and cannot read `messages`; send a `prompt`",
-                model.name
-            ),
-        ));
-    };
-    let bos_token = token_text(model.begin, tokenizer)?;
-    let eos_token = token_text(model.end, tokenizer)?;
-    let context = TemplateContext {
-        bos_token: &bos_token,
-        eos_token: &eos_token,
-        now,
-    };
-
     let mut texts = Vec::new();
     map_texts(chat, &mut |text| {
         texts.push(text.to_owned());
@@ -130,11 +94,11 @@ fn chat_tokens(
         };
         let mut tokens = Vec::new();
         for piece in rendered.split(marker).filter(|piece| !piece.is_empty()) {
-            tokens.extend(tokenizer.tokenize(piece, true)?);
+            tokens.extend(model.tokenize_trusted(piece)?);
         }
         for token in &tokens {
             if !known.contains_key(token) {
-                known.insert(*token, control_name(*token, tokenizer)?);
+                known.insert(*token, control_name(*token, model)?);
             }
         }
         let used = tokens.iter().filter_map(|token| known[token].as_ref());
@@ -156,22 +120,13 @@ fn chat_tokens(
     }
 }
 
-/// The text of a token, including control tokens; empty for `None`.
-fn token_text(token: Option<Token>, tokenizer: &impl Tokenizer) -> Result<String, Error> {
-    match token {
-        None => Ok(String::new()),
-        Some(token) => {
-            Ok(String::from_utf8_lossy(&tokenizer.detokenize(&[token], true)?).into_owned())
-        }
-    }
-}
-
 /// The text of a control token; `None` for other tokens.
-fn control_name(token: Token, tokenizer: &impl Tokenizer) -> Result<Option<String>, Error> {
-    if !tokenizer.detokenize(&[token], false)?.is_empty() {
+fn control_name(token: Token, model: &Model) -> Result<Option<String>, Error> {
+    if !model.detokenize_bytes(&[token])?.is_empty() {
         return Ok(None);
     }
-    Ok(Some(token_text(Some(token), tokenizer)?).filter(|name| !name.is_empty()))
+    let name = model.detokenize_with_control(&[token])?;
+    Ok(Some(name).filter(|name| !name.is_empty()))
 }
 
 /// Returns a private-use character that none of the texts contains.

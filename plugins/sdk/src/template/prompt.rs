@@ -100,7 +100,7 @@ impl Prompt {
                 false => model.tokenize(&piece.text)?,
             });
         }
-        add_begin_token(&mut tokens, model);
+        model.add_begin_token(&mut tokens);
         Ok(tokens)
     }
 
@@ -109,16 +109,6 @@ impl Prompt {
         let sequence = model.empty_sequence()?;
         sequence.append_tokens(&self.tokens(model)?)?;
         Ok(sequence)
-    }
-}
-
-/// Inserts the beginning-of-sequence token if the model expects one and the template did not write
-/// it.
-pub(super) fn add_begin_token(tokens: &mut Vec<Token>, model: &Model) {
-    if let Some(begin) = model.info().begin
-        && tokens.first() != Some(&begin)
-    {
-        tokens.insert(0, begin);
     }
 }
 

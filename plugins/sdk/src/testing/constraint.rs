@@ -3,8 +3,9 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::host::{Model, invalid, script};
-use super::script_state::{HostCall, ScriptState};
+use super::installed::script;
+use super::model::Model;
+use super::script_state::{HostCall, ScriptState, invalid};
 use crate::Token;
 use crate::bindings::constraints::Grammar;
 use crate::bindings::types::Error;

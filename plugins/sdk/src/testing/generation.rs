@@ -3,32 +3,12 @@
 use std::rc::Rc;
 
 use super::constraint::{Constraint, Matcher};
-use super::host::statistics;
 use super::options::Options;
 use super::script_state::{DynSampler, ScriptState};
 use crate::bindings::inference::{Chunk, Finish, Outcome, TokenLogprobs};
 use crate::bindings::types::Error;
-use crate::linked::{SamplerContext, SamplerInput};
+use crate::linked::SamplerInput;
 use crate::{Candidate, Token};
-
-/// Starts the sampling plugin of this name.
-pub(super) fn start(
-    script: &ScriptState,
-    name: &str,
-    settings: &str,
-    seed: u64,
-) -> Result<Box<dyn DynSampler>, Error> {
-    let Some(start) = script.samplers.get(name) else {
-        let text = format!("the script has no sampling plugin {name:?}");
-        return Err(Error::NotFound(text));
-    };
-    let context = SamplerContext {
-        settings: settings.to_owned(),
-        seed,
-        vocabulary: script.info.vocabulary,
-    };
-    start(context).map_err(Error::Invalid)
-}
 
 /// Text under generation.
 struct PendingText<'a> {
@@ -87,7 +67,7 @@ pub(super) fn generate(
     let seed = options.seed.get().unwrap_or(script.generations.get());
     let sampler = options.sampler.borrow();
     let mut sampler = match &*sampler {
-        Some((name, settings)) => Some(start(script, name, settings, seed)?),
+        Some((name, settings)) => Some(script.start_sampler(name, settings, seed)?),
         None => None,
     };
     let constraint = options.constraint.borrow().clone();
@@ -192,7 +172,7 @@ fn sample(
     let count = candidates.len().min(needs.candidates as usize);
     let chosen = sampler.sample(SamplerInput {
         candidates: candidates[..count].to_vec(),
-        statistics: needs.statistics.then(|| statistics(row)),
+        statistics: needs.statistics.then(|| ScriptState::statistics(row)),
         since,
         position: tokens.len() as u32,
     });
@@ -209,7 +189,7 @@ fn logprobs(row: &[f32], token: Token, top: Option<u8>) -> Vec<TokenLogprobs> {
     let Some(top) = top else {
         return Vec::new();
     };
-    let normalizer = statistics(row).log_normalizer;
+    let normalizer = ScriptState::statistics(row).log_normalizer;
     let most_likely = ScriptState::descending(row, |_| true).into_iter();
     vec![TokenLogprobs {
         logprob: row[token as usize] - normalizer,

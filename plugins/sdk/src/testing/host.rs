@@ -8,46 +8,15 @@ use std::rc::Rc;
 
 pub(crate) use super::constraint::{Constraint, Matcher};
 use super::generation;
+use super::installed::script;
+pub(crate) use super::model::{Model, available};
 pub(crate) use super::options::Options;
-use super::script_state::{GenerateCall, HostCall, ScriptState};
+use super::script_state::{GenerateCall, HostCall, ScriptState, invalid};
 use crate::Token;
 use crate::bindings::budget::Remainder;
-use crate::bindings::inference::{Chunk, Distribution, Framing, Outcome, Statistics, View};
-use crate::bindings::models::{ModelInfo, Pooling};
+use crate::bindings::inference::{Chunk, Distribution, Framing, Outcome, View};
 use crate::bindings::types::{ContextLimit, Error};
 use wasip3::wit_bindgen::StreamReader;
-
-thread_local! {
-    static SCRIPT: RefCell<Option<Rc<ScriptState>>> = const { RefCell::new(None) };
-}
-
-/// Uninstalls the script when dropped.
-pub(super) struct InstalledScript(Option<Rc<ScriptState>>);
-
-pub(super) fn install(state: &Rc<ScriptState>) -> InstalledScript {
-    InstalledScript(SCRIPT.replace(Some(Rc::clone(state))))
-}
-
-impl Drop for InstalledScript {
-    fn drop(&mut self) {
-        SCRIPT.set(self.0.take());
-    }
-}
-
-pub(super) fn script() -> Rc<ScriptState> {
-    match SCRIPT.with_borrow(Clone::clone) {
-        Some(script) => script,
-        None => panic!("no host: run this within `testing::Script::run`"),
-    }
-}
-
-pub(super) fn invalid<T>(text: &str) -> Result<T, Error> {
-    Err(Error::Invalid(text.to_owned()))
-}
-
-pub(crate) fn available() -> Vec<String> {
-    vec![script().info.name.clone()]
-}
 
 pub(crate) fn left() -> Remainder {
     let script = script();
@@ -92,59 +61,6 @@ pub(crate) fn render(
     })
 }
 
-pub(crate) struct Model(Rc<ScriptState>);
-
-impl Model {
-    pub(crate) async fn open(name: Option<String>) -> Result<Self, Error> {
-        let script = script();
-        script.record(HostCall::Open(name.clone()));
-        script.scripted_error("open")?;
-        match name {
-            Some(name) if name != script.info.name => Err(Error::NotFound(format!(
-                "there is no model {name:?}; expected {:?}",
-                script.info.name
-            ))),
-            _ => Ok(Model(script)),
-        }
-    }
-
-    pub(super) fn script(&self) -> &Rc<ScriptState> {
-        &self.0
-    }
-
-    pub(crate) fn info(&self) -> ModelInfo {
-        self.0.info.clone()
-    }
-
-    pub(crate) fn tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, Error> {
-        self.0.scripted_error("tokenize")?;
-        Ok(self.0.tokenize(text, special))
-    }
-
-    pub(crate) fn detokenize(&self, tokens: &[Token], special: bool) -> Result<Vec<u8>, Error> {
-        self.0.bytes(tokens, special)
-    }
-
-    pub(crate) async fn embed(
-        &self,
-        inputs: Vec<Vec<Token>>,
-        _: Option<Pooling>,
-        _: Option<bool>,
-    ) -> Result<Vec<Vec<f32>>, Error> {
-        let texts: Vec<_> = inputs
-            .iter()
-            .map(|input| self.0.display_text(input))
-            .collect();
-        self.0.record(HostCall::Embed(texts.clone()));
-        self.0.scripted_error("embed")?;
-        let vectors = texts.iter().map(|text| {
-            let known = self.0.embeddings.get(text).cloned();
-            known.ok_or_else(|| Error::Failed(format!("the script has no embedding of {text:?}")))
-        });
-        vectors.collect()
-    }
-}
-
 #[derive(Clone)]
 pub(crate) struct Look<'a> {
     pub(crate) view: View,
@@ -161,7 +77,7 @@ pub(crate) struct Sequence {
 
 impl Sequence {
     pub(crate) fn create(model: &Model) -> Result<Self, Error> {
-        Ok(Self::new(&model.0, Vec::new()))
+        Ok(Self::new(model.script(), Vec::new()))
     }
 
     fn new(script: &Rc<ScriptState>, tokens: Vec<Token>) -> Self {
@@ -275,7 +191,7 @@ impl Sequence {
         let row = self.script.logits(&tokens)?;
         let next = request.matcher.map(Matcher::next);
         let allowed = |token| next.as_ref().is_none_or(|next| next.contains(&token));
-        let statistics = request.statistics.then(|| statistics(&row));
+        let statistics = request.statistics.then(|| ScriptState::statistics(&row));
         let (candidates, logits) = match request.view {
             View::Top(count) => {
                 let mut list = ScriptState::descending(&row, allowed);
@@ -311,17 +227,17 @@ impl Sequence {
     }
 
     pub(crate) async fn restore(model: &Model, name: String) -> Result<Self, Error> {
-        model.0.record(HostCall::Restore(name.clone()));
-        model.0.scripted_error("restore")?;
-        match model.0.snapshots.borrow().get(&name) {
-            Some(tokens) => Ok(Self::new(&model.0, tokens.clone())),
+        model.script().record(HostCall::Restore(name.clone()));
+        model.script().scripted_error("restore")?;
+        match model.script().snapshots.borrow().get(&name) {
+            Some(tokens) => Ok(Self::new(model.script(), tokens.clone())),
             None => Err(Error::NotFound(format!("there is no snapshot {name:?}"))),
         }
     }
 
     pub(crate) async fn forget(model: &Model, name: String) -> Result<(), Error> {
-        model.0.record(HostCall::Forget(name.clone()));
-        match model.0.snapshots.borrow_mut().remove(&name) {
+        model.script().record(HostCall::Forget(name.clone()));
+        match model.script().snapshots.borrow_mut().remove(&name) {
             Some(_) => Ok(()),
             None => Err(Error::NotFound(format!("there is no snapshot {name:?}"))),
         }
@@ -359,17 +275,6 @@ pub(crate) fn frame(
     _: StreamReader<u8>,
 ) -> Result<StreamReader<u8>, Error> {
     invalid("the scripted host does not frame streams")
-}
-
-pub(super) fn statistics(row: &[f32]) -> Statistics {
-    let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = row.iter().map(|&logit| f64::from(logit - best).exp()).sum();
-    let log_normalizer = f64::from(best) + sum.ln();
-    let surprises = row.iter().map(|&logit| log_normalizer - f64::from(logit));
-    Statistics {
-        log_normalizer: log_normalizer as f32,
-        entropy: surprises.map(|nats| nats * (-nats).exp()).sum::<f64>() as f32,
-    }
 }
 
 /// The unread chunks. Tokens become part of the sequence when they are read.

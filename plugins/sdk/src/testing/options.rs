@@ -4,9 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::constraint::Constraint;
-use super::generation;
-use super::host::{invalid, script};
-use super::script_state::ScriptState;
+use super::installed::script;
+use super::script_state::{ScriptState, invalid};
 use crate::Token;
 use crate::bindings::inference::{Dry, Penalties};
 use crate::bindings::types::Error;
@@ -127,7 +126,7 @@ impl Options {
 
     pub(crate) async fn sample_with(&self, name: String, settings: String) -> Result<(), Error> {
         self.script.scripted_error("sample-with")?;
-        generation::start(&self.script, &name, &settings, 0)?;
+        self.script.start_sampler(&name, &settings, 0)?;
         self.record(format!("sample-with {name} {settings}"));
         self.sampler.replace(Some((name, settings)));
         Ok(())

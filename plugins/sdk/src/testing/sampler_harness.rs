@@ -2,7 +2,7 @@
 
 use crate::linked::{Sampler, SamplerContext, SamplerInput, SamplerNeeds};
 use crate::sampling::Candidates;
-use crate::testing::host::statistics;
+use crate::testing::script_state::ScriptState;
 use crate::{Candidate, Token};
 
 /// Runs a sampler as the host does for one generation: passes the input that it needs and checks
@@ -53,7 +53,7 @@ impl<S: Sampler> SamplerHarness<S> {
         let statistics = self
             .needs
             .statistics
-            .then(|| statistics(&row.collect::<Vec<_>>()));
+            .then(|| ScriptState::statistics(&row.collect::<Vec<_>>()));
         let candidates = candidates
             .top_k(self.needs.candidates as usize)
             .as_slice()

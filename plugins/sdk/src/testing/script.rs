@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::script_state::{
     FALLIBLE_FUNCTIONS, GenerateCall, HostCall, ScriptState, ScriptedAnswer,
 };
-use super::{block_on, host, run_command};
+use super::{block_on, installed, run_command};
 use crate::bindings::models::ModelInfo;
 use crate::linked::Sampler;
 use crate::template::{Chat, ModelFacts, Prompt};
@@ -200,7 +200,7 @@ impl Script {
 
     /// Runs a future to completion on this thread with this script as the host.
     pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
-        let _installed = host::install(&self.0);
+        let _installed = installed::install(&self.0);
         block_on(future)
     }
 
@@ -210,7 +210,7 @@ impl Script {
         run: impl AsyncFnOnce(&mut Command) -> Result<(), E>,
         arguments: &[&str],
     ) -> (Result<(), E>, String) {
-        let _installed = host::install(&self.0);
+        let _installed = installed::install(&self.0);
         run_command(run, arguments)
     }
 

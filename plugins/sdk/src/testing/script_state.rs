@@ -8,7 +8,7 @@ use crate::bindings::models::ModelInfo;
 use crate::bindings::types;
 use crate::linked::{SamplerContext, SamplerInput, SamplerNeeds};
 use crate::template::{Chat, ModelFacts, Prompt};
-use crate::{Candidate, Error, Token};
+use crate::{Candidate, Error, Statistics, Token};
 
 /// A host call by the plugin.
 #[derive(Debug, Clone, PartialEq)]
@@ -223,6 +223,37 @@ impl ScriptState {
         fitting.max_by_key(|(answer, length)| (answer.after.len(), *length))
     }
 
+    /// Starts the sampling plugin of this name.
+    pub(super) fn start_sampler(
+        &self,
+        name: &str,
+        settings: &str,
+        seed: u64,
+    ) -> Result<Box<dyn DynSampler>, types::Error> {
+        let Some(start) = self.samplers.get(name) else {
+            let text = format!("the script has no sampling plugin {name:?}");
+            return Err(types::Error::NotFound(text));
+        };
+        let context = SamplerContext {
+            settings: settings.to_owned(),
+            seed,
+            vocabulary: self.info.vocabulary,
+        };
+        start(context).map_err(types::Error::Invalid)
+    }
+
+    /// The statistics of a distribution.
+    pub(super) fn statistics(row: &[f32]) -> Statistics {
+        let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = row.iter().map(|&logit| f64::from(logit - best).exp()).sum();
+        let log_normalizer = f64::from(best) + sum.ln();
+        let surprises = row.iter().map(|&logit| log_normalizer - f64::from(logit));
+        Statistics {
+            log_normalizer: log_normalizer as f32,
+            entropy: surprises.map(|nats| nats * (-nats).exp()).sum::<f64>() as f32,
+        }
+    }
+
     /// Converts logits to the allowed candidates in descending order.
     pub(super) fn descending(row: &[f32], allowed: impl Fn(Token) -> bool) -> Vec<Candidate> {
         let all = (0..).zip(row);
@@ -236,6 +267,10 @@ impl ScriptState {
         });
         list
     }
+}
+
+pub(super) fn invalid<T>(text: &str) -> Result<T, types::Error> {
+    Err(types::Error::Invalid(text.to_owned()))
 }
 
 impl From<Error> for types::Error {

@@ -49,17 +49,8 @@ impl CallParser {
             names,
             parallel,
             state: CallState::AnswerStart,
-            pending: String::new(),
-            candidate: String::new(),
-            count: 0,
-            complete: false,
-            dropped: false,
+            ..Self::none()
         }
-    }
-
-    /// Whether all text is content.
-    pub fn is_disabled(&self) -> bool {
-        matches!(self.state, CallState::PlainContent) && self.pending.is_empty()
     }
 
     /// For a request without tools.
@@ -75,6 +66,11 @@ impl CallParser {
             complete: false,
             dropped: false,
         }
+    }
+
+    /// Whether all text is content.
+    pub fn is_disabled(&self) -> bool {
+        matches!(self.state, CallState::PlainContent) && self.pending.is_empty()
     }
 
     /// Whether the model continues after the only call that is returned.

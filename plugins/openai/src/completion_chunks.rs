@@ -1,0 +1,57 @@
+//! The events of streamed chat completions and completions.
+
+use corral_sdk::{Error, EventWriter, Model};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::generation::Usage;
+use crate::ids::{now, unique_id};
+use crate::sse::DONE;
+
+/// The fields that all events of a stream share.
+pub struct CompletionChunks {
+    id: String,
+    object: &'static str,
+    /// Seconds since 1970.
+    created: u64,
+    model: String,
+    /// Whether the last event has the usage; in the others the field is then null.
+    usage: bool,
+}
+
+impl CompletionChunks {
+    pub fn new(id_prefix: &str, object: &'static str, model: &Model, usage: bool) -> Self {
+        CompletionChunks {
+            id: unique_id(id_prefix),
+            object,
+            created: now(),
+            model: model.name().to_owned(),
+            usage,
+        }
+    }
+
+    /// The event of these choices.
+    pub fn chunk(&self, choices: &[impl Serialize]) -> Value {
+        let mut chunk = json!({
+            "id": self.id,
+            "object": self.object,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        });
+        if self.usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    /// Writes the events after all choices.
+    pub async fn close(&self, usage: Usage, events: &mut EventWriter) -> Result<(), Error> {
+        if self.usage {
+            let mut last = self.chunk(&[(); 0]);
+            last["usage"] = usage.to_json();
+            events.json(&last).await?;
+        }
+        events.data(DONE).await
+    }
+}
