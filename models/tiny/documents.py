@@ -1,4 +1,4 @@
-"""What the model reads: questions set into plain text or chats, tokenised, weighted and packed.
+"""What the model reads: questions set into plain text or chats, tokenized, weighted and packed.
 
 Two ideas carry the training on long contexts:
 

@@ -1,7 +1,7 @@
 """The network: a small Qwen3-style decoder, as plain functions over a dictionary of arrays.
 
 Parameters carry the names and the [out, in] layout that GGUF and llama.cpp use, so the export is
-a copy and the evaluation can run the very tensors of the file. Queries and keys are normalised
+a copy and the evaluation can run the very tensors of the file. Queries and keys are normalized
 per head, rotary positions pair the halves of a head (llama.cpp's NEOX kind), heads share key/value
 heads two by two, the feed-forward is gated by SiLU, and the embedding is also the output matrix.
 """
@@ -27,7 +27,7 @@ class Config:
     norm_eps: float = 1e-6
 
 
-# Normalised queries and keys score at most gain_q * gain_k * sqrt(head_size). To single out one of
+# Normalized queries and keys score at most gain_q * gain_k * sqrt(head_size). To single out one of
 # thousands of keys takes a lead of 12 or so, which gains of one (at most 8) cannot give.
 SHARPNESS = 1.75
 BLOCK = 512  # queries handled at once; a block looks only at the keys up to its own end

@@ -7,16 +7,16 @@ host/engine/tests/embeddings/. For the demo model:
     python models/tiny/reference_embeddings.py models/tiny/tiny.gguf \\
         > host/engine/tests/embeddings/tiny.txt
 
-and for those with random weights (`bert`, `bert-ranker`), which the engine writes:
+and for those with random weights, `bert` and `bert-ranker`, which `corral-random-model` writes:
 
-    cargo run --release -p corral-engine --example write_random_model -- \\
+    cargo run --release --workspace --example write_model -- \\
         bert models/tiny/tiny.gguf /tmp/bert.gguf 7
     python models/tiny/reference_embeddings.py /tmp/bert.gguf \\
         > host/engine/tests/embeddings/bert.txt
 
 For each input a line with its tokens, then one for each pooling: "cls" the first token's vector,
 "last" the last one's, "mean" the mean, "tokens" all of them (short inputs only), "rank" the scores of
-a head. Vectors are as the last norm gives them, not normalised.
+a head. Vectors are as the last norm gives them, not normalized.
 """
 
 import struct

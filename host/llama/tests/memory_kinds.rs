@@ -265,6 +265,43 @@ fn expected(model: &Arc<Model>, tokens: &[Token]) -> Vec<f32> {
     TestContext::new(model).feed(0, 0, tokens)
 }
 
+/// A context whose sequence 0 has the first 20 of 21 tokens.
+fn with_20_tokens(architecture: &Architecture) -> (Arc<Model>, TestContext, Vec<Token>) {
+    let model = model(architecture);
+    let mut context = TestContext::new(&model);
+    let tokens = test_tokens(21);
+    context.feed(0, 0, &tokens[..20]);
+    (model, context, tokens)
+}
+
+/// Asserts that a sequence with the first 20 tokens gets the right logits after all of them.
+#[track_caller]
+fn assert_continues(context: &mut TestContext, seq: u16, model: &Arc<Model>, tokens: &[Token]) {
+    let logits = context.feed(seq, 20, &tokens[20..]);
+    assert_same(&logits, &expected(model, tokens));
+}
+
+#[test]
+fn recurrent_layers_know_the_last_position_only() {
+    for architecture in [Architecture::Mamba, Architecture::Hybrid] {
+        let (_, context, _) = with_20_tokens(&architecture);
+        assert_eq!(context.span(0), (19, 19), "{architecture:?}");
+        assert_eq!(context.span(1), (-1, -1), "{architecture:?}");
+    }
+}
+
+#[test]
+fn recurrent_layers_refuse_to_remove_an_end() {
+    for architecture in [Architecture::Mamba, Architecture::Hybrid] {
+        let (model, mut context, tokens) = with_20_tokens(&architecture);
+        for from in [1, 10, 19] {
+            assert!(!context.remove(0, from, -1), "{architecture:?}");
+        }
+        assert_eq!(context.span(0), (19, 19), "{architecture:?}");
+        assert_continues(&mut context, 0, &model, &tokens);
+    }
+}
+
 #[test]
 fn logits_depend_on_every_token() {
     for architecture in all_architectures() {
