@@ -180,7 +180,7 @@ impl Embedder {
             Some(wanted) if (1..=trained).contains(&wanted) => wanted,
             Some(wanted) => {
                 return Err(LoadError::Config(format!(
-                    "embeddings of {wanted} tokens were asked for; the model was trained on \
+                    "inputs of {wanted} tokens were configured for embeddings; the model was trained on \
                      {trained} positions: give a number from 1 to {trained}"
                 )));
             }
@@ -409,7 +409,7 @@ impl Embedder {
     }
 
     fn lock(&self) -> MutexGuard<'_, EmbedderState> {
-        // No change under this lock panics half done.
+        // No code under this lock panics midway.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -313,7 +313,7 @@ impl PoolShared {
     }
 
     fn lock(&self) -> MutexGuard<'_, PoolState> {
-        // No change under this lock panics half done.
+        // No code under this lock panics midway.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -126,7 +126,7 @@ impl Drop for RequestPermit {
 }
 
 fn lock(usage: &Mutex<QuotaUsage>) -> MutexGuard<'_, QuotaUsage> {
-    // No change under this lock panics half done.
+    // No code under this lock panics midway.
     usage.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

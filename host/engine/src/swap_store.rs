@@ -15,19 +15,19 @@
 //! The store does not limit the number of states; each costs about 200 bytes plus its own size.
 
 mod disk_queue;
-mod folder;
+mod swap_dir;
 mod transfers;
 
-pub use folder::Disk;
+pub use swap_dir::Disk;
 
 use crate::engine_waker::EngineWaker;
 use disk_queue::{DiskQueue, DiskWorker, FileNumber};
-use folder::Folder;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use swap_dir::SwapDir;
 
 /// Identifies a state.
 pub type Id = u64;
@@ -37,7 +37,7 @@ pub type Id = u64;
 pub struct SwapBudget {
     /// Bytes of memory.
     pub ram: u64,
-    /// Folder for files and its budget in bytes; `None` keeps states in memory only.
+    /// Directory for files and its budget in bytes; `None` keeps states in memory only.
     pub disk: Option<(PathBuf, u64)>,
 }
 
@@ -165,17 +165,17 @@ pub struct SwapStore {
 }
 
 impl SwapStore {
-    /// Creates the private folder and starts the disk thread if the budget has a disk.
+    /// Creates the private directory and starts the disk thread if the budget has a disk.
     ///
-    /// Fails if it cannot create, write or lock the folder, or start the thread.
-    pub fn new(budgets: SwapBudget, waker: EngineWaker) -> io::Result<Self> {
-        match budgets.disk {
+    /// Fails if it cannot create, write or lock the directory, or start the thread.
+    pub fn new(budget: SwapBudget, waker: EngineWaker) -> io::Result<Self> {
+        match budget.disk {
             Some((base, bytes)) => {
-                let folder = Folder::open(&base)?;
-                tracing::info!(folder = %folder.path().display(), bytes, "idle sequences are swapped out to disk");
-                Self::with_disk(budgets.ram, bytes, folder, waker)
+                let dir = SwapDir::open(&base)?;
+                tracing::info!(dir = %dir.path().display(), bytes, "idle sequences are swapped out to disk");
+                Self::with_disk(budget.ram, bytes, dir, waker)
             }
-            None => Ok(Self::without_thread(budgets.ram, 0)),
+            None => Ok(Self::without_thread(budget.ram, 0)),
         }
     }
 
@@ -443,7 +443,7 @@ impl SwapStore {
 }
 
 impl Drop for SwapStore {
-    /// Stops the disk thread after its current job and removes the folder.
+    /// Stops the disk thread after its current job and removes the directory.
     fn drop(&mut self) {
         self.disk_queue.stop();
         if let Some(thread) = self.thread.take()

@@ -246,8 +246,8 @@ fn concurrent_mixed_requests_are_correct() {
                     // Engine sampling: each option on one sequence, truncated each time.
                     let mut own = sequence(engine, text);
                     let length = own.tokens().len();
-                    for turn in 0..2 {
-                        let way = &ways[(client + round + turn) as usize % ways.len()];
+                    for step in 0..2 {
+                        let way = &ways[(client + round + step) as usize % ways.len()];
                         let (chunk, outcome) = read(own.generate(way.clone()).unwrap());
                         outcome.expect("the generation succeeds");
                         assert_eq!(chunk.text, expected, "{text:?} {way:?}");
@@ -257,8 +257,8 @@ fn concurrent_mixed_requests_are_correct() {
                     // Guest sampling.
                     let mut fork = own.fork();
                     let mut output = Vec::new();
-                    for turn in 0..4 {
-                        let part = match (client + turn) % 3 {
+                    for step in 0..4 {
+                        let part = match (client + step) % 3 {
                             0 => DistributionPart::Logits,
                             _ => DistributionPart::Top(4),
                         };

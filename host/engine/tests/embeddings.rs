@@ -386,7 +386,7 @@ fn settle_embeddings(engine: &Engine) {
 fn abandoned_and_late_requests_stop_early() {
     let engine = engine();
     let large = vec![fox(1, 2048); 30];
-    let gone = start(&engine, &large, EmbedOptions::default());
+    let abandoned = start(&engine, &large, EmbedOptions::default());
     let late = Caller {
         deadline: Some(Instant::now()),
         ..Caller::default()
@@ -396,7 +396,7 @@ fn abandoned_and_late_requests_stop_early() {
         block_on(late.expect("there is room")),
         Err(Error::DeadlineExceeded)
     );
-    drop(gone);
+    drop(abandoned);
     settle_embeddings(&engine);
     assert_eq!(metric(&engine, "embedding_requests_cancelled_total"), 1.0);
     assert_eq!(metric(&engine, "embedding_requests_expired_total"), 1.0);

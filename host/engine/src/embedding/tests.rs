@@ -130,7 +130,7 @@ impl TestWorker {
         Self::new(Duration::from_secs(3600), 0)
     }
 
-    fn ask(&self, inputs: &[Vec<Token>], caller: Caller) -> Embedding {
+    fn embed(&self, inputs: &[Vec<Token>], caller: Caller) -> Embedding {
         let (sender, embedding) = reply();
         let request = EmbeddingRequest {
             inputs: inputs.to_vec(),
@@ -191,9 +191,9 @@ fn tenant(tenant: u32) -> Caller {
 #[test]
 fn small_request_passes_a_large_one() {
     let mut worker = TestWorker::without_idle();
-    let large = worker.ask(&vec![input(1, 500); 4], tenant(1));
+    let large = worker.embed(&vec![input(1, 500); 4], tenant(1));
     worker.wait_for_step();
-    let small = worker.ask(&[input(2, 3), input(3, 4)], tenant(1));
+    let small = worker.embed(&[input(2, 3), input(3, 4)], tenant(1));
     worker.release();
     let mut tokens = worker.step().tokens;
     tokens.retain(|&token| token != 1);
@@ -215,23 +215,23 @@ fn small_request_passes_a_large_one() {
 #[test]
 fn abandoned_and_expired_requests_end_before_next_step() {
     let mut worker = TestWorker::without_idle();
-    let gone = worker.ask(&[input(1, 500)], tenant(1));
+    let abandoned = worker.embed(&[input(1, 500)], tenant(1));
     worker.wait_for_step();
     let passed = Instant::now();
     let at_once = |caller: Caller| Caller {
         queue_time: Some(Duration::ZERO),
         ..caller
     };
-    let late = worker.ask(
+    let late = worker.embed(
         &[input(2, 1)],
         Caller {
             deadline: Some(passed),
             ..tenant(2)
         },
     );
-    let hasty = worker.ask(&[input(3, 1)], at_once(tenant(3)));
-    let patient = worker.ask(&[input(4, 1)], tenant(4));
-    drop(gone);
+    let hasty = worker.embed(&[input(3, 1)], at_once(tenant(3)));
+    let patient = worker.embed(&[input(4, 1)], tenant(4));
+    drop(abandoned);
     worker.release();
     assert_eq!(worker.step().tokens, [4], "only the open request");
     assert_eq!(block_on(late), Err(Error::DeadlineExceeded));
@@ -246,10 +246,10 @@ fn abandoned_and_expired_requests_end_before_next_step() {
 #[test]
 fn faulty_input_fails_its_request_alone() {
     let mut worker = TestWorker::without_idle();
-    let first = worker.ask(&[input(1, 100)], tenant(1));
+    let first = worker.embed(&[input(1, 100)], tenant(1));
     worker.wait_for_step();
-    let bad = worker.ask(&[input(2, 3), input(POISON, 3)], tenant(1));
-    let last = worker.ask(&[input(3, 3)], tenant(2));
+    let bad = worker.embed(&[input(2, 3), input(POISON, 3)], tenant(1));
+    let last = worker.embed(&[input(3, 3)], tenant(2));
     for _ in 0..20 {
         worker.release();
     }
@@ -265,9 +265,9 @@ fn faulty_input_fails_its_request_alone() {
 #[test]
 fn numbers_that_are_not_finite_fail_their_request() {
     let worker = TestWorker::without_idle();
-    let bad = worker.ask(&[input(1, 1), input(OVERFLOW, 1)], tenant(1));
+    let bad = worker.embed(&[input(1, 1), input(OVERFLOW, 1)], tenant(1));
     worker.wait_for_step();
-    let good = worker.ask(&[input(1, 1)], tenant(1));
+    let good = worker.embed(&[input(1, 1)], tenant(1));
     worker.release();
     worker.step();
     let error = block_on(bad).expect_err("not finite");
@@ -278,9 +278,9 @@ fn numbers_that_are_not_finite_fail_their_request() {
 #[test]
 fn failed_context_fails_only_open_requests() {
     let worker = TestWorker::new(Duration::from_secs(3600), 1);
-    let error = block_on(worker.ask(&[input(1, 1)], tenant(1)));
+    let error = block_on(worker.embed(&[input(1, 1)], tenant(1)));
     assert_eq!(error, Err(Error::Failed("no memory for a context".into())));
-    let later = worker.ask(&[input(1, 1)], tenant(1));
+    let later = worker.embed(&[input(1, 1)], tenant(1));
     worker.step();
     assert!(block_on(later).is_ok());
     assert_eq!(worker.count(|c| &c.embed_contexts), 1);
@@ -290,7 +290,7 @@ fn failed_context_fails_only_open_requests() {
 fn idle_context_is_freed_and_created_again() {
     let worker = TestWorker::new(Duration::from_millis(5), 0);
     for _ in 0..2 {
-        let embedding = worker.ask(&[input(1, 1)], tenant(1));
+        let embedding = worker.embed(&[input(1, 1)], tenant(1));
         worker.step();
         assert!(block_on(embedding).is_ok());
         let until = Instant::now() + Duration::from_secs(20);
@@ -306,13 +306,13 @@ fn idle_context_is_freed_and_created_again() {
 #[test]
 fn shutdown_cancels_all_requests() {
     let mut worker = TestWorker::without_idle();
-    let running = worker.ask(&[input(1, 100)], tenant(1));
+    let running = worker.embed(&[input(1, 100)], tenant(1));
     worker.wait_for_step();
     let commands = worker.commands.clone().expect("it runs");
     commands
         .try_send(EmbeddingCommand::Shutdown)
         .expect("there is room");
-    let waiting = worker.ask(&[input(1, 100)], tenant(1));
+    let waiting = worker.embed(&[input(1, 100)], tenant(1));
     worker.release();
     assert_eq!(block_on(running), Err(Error::Cancelled));
     assert_eq!(block_on(waiting), Err(Error::Cancelled));
@@ -324,7 +324,7 @@ fn shutdown_cancels_all_requests() {
 #[test]
 fn closed_channel_ends_after_open_requests() {
     let mut worker = TestWorker::without_idle();
-    let embedding = worker.ask(&[input(1, 64)], tenant(1));
+    let embedding = worker.embed(&[input(1, 64)], tenant(1));
     worker.release();
     worker.release();
     worker.end();
@@ -336,7 +336,7 @@ fn busy_reflects_running_generations() {
     let worker = TestWorker::without_idle();
     for running in [0, 1] {
         set(&worker.metrics.running, running);
-        let embedding = worker.ask(&[input(1, 1)], tenant(1));
+        let embedding = worker.embed(&[input(1, 1)], tenant(1));
         assert_eq!(worker.step().busy, running > 0);
         assert!(block_on(embedding).is_ok());
     }

@@ -205,22 +205,21 @@ fn requests_during_unload_are_answered() {
     models.shutdown();
 }
 
-/// Bytes that the demo model really takes.
-fn loaded_size() -> u64 {
-    let models = models(1, &ModelPoolSettings::default());
-    let memory = open(&models, "a").expect("it opens").memory();
-    models.shutdown();
-    memory
+/// Settings with memory for this many demo models.
+fn memory_for(count: u64) -> ModelPoolSettings {
+    let pool = models(1, &ModelPoolSettings::default());
+    let memory = open(&pool, "a").expect("it opens").memory();
+    pool.shutdown();
+    let estimate = estimate::estimate_host_bytes(&config("a", demo_model())).expect("a model");
+    ModelPoolSettings {
+        memory: Some(count * estimate.max(memory)),
+        ..ModelPoolSettings::default()
+    }
 }
 
 #[test]
 fn three_models_rotate_in_room_for_two() {
-    let expected = estimate::estimate_host_bytes(&config("a", demo_model())).expect("a model");
-    let settings = ModelPoolSettings {
-        memory: Some(2 * expected.max(loaded_size())),
-        ..ModelPoolSettings::default()
-    };
-    let models = models(3, &settings);
+    let models = models(3, &memory_for(2));
     let names = ["a", "b", "c"];
     for round in 0..12 {
         ask(
@@ -251,12 +250,7 @@ fn three_models_rotate_in_room_for_two() {
 
 #[test]
 fn waiter_gets_room_of_busy_model() {
-    let expected = estimate::estimate_host_bytes(&config("a", demo_model())).expect("a model");
-    let settings = ModelPoolSettings {
-        memory: Some(expected.max(loaded_size())),
-        ..ModelPoolSettings::default()
-    };
-    let models = models(2, &settings);
+    let models = models(2, &memory_for(1));
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let mut held = open(&models, "a").expect("it opens");
@@ -265,8 +259,7 @@ fn waiter_gets_room_of_busy_model() {
             // A lease always overlaps the next one.
             while !done.load(Ordering::Relaxed) {
                 let mut next = models.open(Some("a"), &Caller::default());
-                let asked_twice = Waker::noop();
-                let poll = Pin::new(&mut next).poll(&mut Context::from_waker(asked_twice));
+                let poll = Pin::new(&mut next).poll(&mut Context::from_waker(Waker::noop()));
                 if let Poll::Ready(Ok(lease)) = poll {
                     held = lease;
                 } else {
@@ -351,12 +344,7 @@ fn broken_file_fails_callers_until_replaced() {
 
 #[test]
 fn open_ends_at_deadline_or_queue_time() {
-    let expected = estimate::estimate_host_bytes(&config("a", demo_model())).expect("a model");
-    let settings = ModelPoolSettings {
-        memory: Some(expected.max(loaded_size())),
-        ..ModelPoolSettings::default()
-    };
-    let models = models(2, &settings);
+    let models = models(2, &memory_for(1));
     let held = open(&models, "a").expect("it opens");
     for millis in [0, 30] {
         let short = Duration::from_millis(millis);

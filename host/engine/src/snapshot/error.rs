@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub enum Error {
     /// The name of a snapshot or tenant is invalid.
     #[error(
-        "{name:?} is not allowed as the name of a {of}: {why}; give 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-', beginning with another than '.'"
+        "{name:?} is not allowed as the name of a {of}: {why}; give 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-', not starting with '.'"
     )]
     Name {
         /// `snapshot` or `tenant`.

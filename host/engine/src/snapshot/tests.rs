@@ -264,13 +264,13 @@ fn snapshot_outlives_its_writer_and_is_replaced_atomically() {
     let expected = [("0", length(3, 100)), ("a.b-C_1", length(4, 50))];
     let expected = expected.map(|(name, bytes)| (name.to_owned(), bytes.unwrap()));
     assert_eq!(sizes, expected.into());
-    assert!(file_sizes(&dir.join("nobody")).unwrap().is_empty());
+    assert!(file_sizes(&dir.join("unknown")).unwrap().is_empty());
 
     snapshots.remove("chat", "0").unwrap();
     let missing = |result| matches!(result, Err(Error::Missing { name }) if name == "0");
     assert!(missing(snapshots.remove("chat", "0")));
     assert!(missing(snapshots.read("chat", "0", &ORIGIN).map(drop)));
-    assert!(missing(snapshots.read("nobody", "0", &ORIGIN).map(drop)));
+    assert!(missing(snapshots.read("unknown", "0", &ORIGIN).map(drop)));
     assert!(snapshots.read("other", "0", &ORIGIN).unwrap() == second);
 }
 

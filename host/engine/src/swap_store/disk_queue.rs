@@ -7,7 +7,7 @@
 //! Bounds: [`SwapStore`](super::SwapStore) counts the bytes of reads and writes as memory. Each file
 //! has one counted write and one removal. Results do not outnumber jobs.
 
-use super::folder::Disk;
+use super::swap_dir::Disk;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};

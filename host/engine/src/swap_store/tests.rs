@@ -1,112 +1,112 @@
-mod bench;
+mod support;
 mod threads;
 
 use super::*;
-use bench::{BLOCK, Bench, Fault, KIB, state};
 use proptest::prelude::*;
+use support::{BLOCK, Fault, KIB, TestStore, state};
 
 #[test]
 fn oldest_states_are_lost_without_disk() {
-    let mut bench = Bench::new(10 * KIB, 0);
+    let mut test = TestStore::new(10 * KIB, 0);
     for id in 0..4 {
-        bench.put(id, 3 * KIB);
-        bench.check();
+        test.put(id, 3 * KIB);
+        test.check();
     }
-    assert_eq!(bench.store.take_lost(), [0]);
-    bench.put(4, 6 * KIB);
-    assert_eq!(bench.store.take_lost(), [1, 2]);
-    assert!(bench.store.take_lost().is_empty());
-    assert_eq!(bench.store.fetch(1), Fetched::Missing);
-    assert_eq!(bench.store.fetch(3), Fetched::Ready(state(3, 3 * KIB)));
-    assert_eq!(bench.store.fetch(3), Fetched::Missing);
-    assert_eq!(bench.store.ram_bytes(), 6 * KIB);
-    assert_eq!(bench.store.counts().lost, 3);
+    assert_eq!(test.store.take_lost(), [0]);
+    test.put(4, 6 * KIB);
+    assert_eq!(test.store.take_lost(), [1, 2]);
+    assert!(test.store.take_lost().is_empty());
+    assert_eq!(test.store.fetch(1), Fetched::Missing);
+    assert_eq!(test.store.fetch(3), Fetched::Ready(state(3, 3 * KIB)));
+    assert_eq!(test.store.fetch(3), Fetched::Missing);
+    assert_eq!(test.store.ram_bytes(), 6 * KIB);
+    assert_eq!(test.store.counts().lost, 3);
 }
 
 #[test]
 fn replaced_state_is_not_lost() {
-    let mut bench = Bench::new(4 * KIB, 0);
-    bench.put(1, 3 * KIB);
-    bench.put(2, 3 * KIB);
-    bench.put(1, KIB);
-    assert!(bench.store.take_lost().is_empty(), "it is there again");
-    bench.put(2, 3 * KIB);
-    assert_eq!(bench.store.ram_bytes(), 4 * KIB);
-    bench.put(3, KIB);
-    assert_eq!(bench.store.take_lost(), [1]);
+    let mut test = TestStore::new(4 * KIB, 0);
+    test.put(1, 3 * KIB);
+    test.put(2, 3 * KIB);
+    test.put(1, KIB);
+    assert!(test.store.take_lost().is_empty(), "it is there again");
+    test.put(2, 3 * KIB);
+    assert_eq!(test.store.ram_bytes(), 4 * KIB);
+    test.put(3, KIB);
+    assert_eq!(test.store.take_lost(), [1]);
 }
 
 #[test]
 fn oversized_state_is_refused_without_losses() {
-    let mut bench = Bench::new(8 * KIB, 100 * KIB);
-    bench.put(1, 8 * KIB);
-    bench.run();
-    let refused = bench.store.put(2, state(2, 9 * KIB)).unwrap_err();
+    let mut test = TestStore::new(8 * KIB, 100 * KIB);
+    test.put(1, 8 * KIB);
+    test.run();
+    let refused = test.store.put(2, state(2, 9 * KIB)).unwrap_err();
     let expected = PutError::TooLarge {
         bytes: 9 * KIB,
         limit: 8 * KIB,
     };
     assert_eq!(refused, expected);
-    assert!(bench.store.contains(1) && !bench.store.contains(2));
-    assert!(bench.store.take_lost().is_empty());
-    assert_eq!(bench.store.counts().refused, 1);
+    assert!(test.store.contains(1) && !test.store.contains(2));
+    assert!(test.store.take_lost().is_empty());
+    assert_eq!(test.store.counts().refused, 1);
 }
 
 #[test]
 fn oldest_states_go_to_disk_then_are_lost() {
-    let mut bench = Bench::new(16 * KIB, 3 * BLOCK);
+    let mut test = TestStore::new(16 * KIB, 3 * BLOCK);
     for id in 0..12 {
-        bench.put(id, 4 * KIB);
-        bench.run();
-        bench.check();
+        test.put(id, 4 * KIB);
+        test.run();
+        test.check();
     }
     // A quarter of the memory is free; the disk holds three files.
-    assert_eq!(bench.store.ram_bytes(), 12 * KIB);
-    assert_eq!(bench.store.disk_bytes(), 3 * BLOCK);
-    assert_eq!(bench.store.take_lost(), [0, 1, 2, 3, 4, 5]);
+    assert_eq!(test.store.ram_bytes(), 12 * KIB);
+    assert_eq!(test.store.disk_bytes(), 3 * BLOCK);
+    assert_eq!(test.store.take_lost(), [0, 1, 2, 3, 4, 5]);
     for id in 6..12 {
-        assert!(bench.fetch_now(id) == Some(state(id, 4 * KIB)), "{id}");
-        bench.check();
+        assert!(test.fetch_now(id) == Some(state(id, 4 * KIB)), "{id}");
+        test.check();
     }
-    bench.run();
-    assert_eq!((bench.store.ram_bytes(), bench.store.disk_bytes()), (0, 0));
-    assert_eq!(bench.disk.used(), 0);
-    assert_eq!(bench.store.counts().lost, 6);
-    assert!(bench.store.counts().read >= 3);
+    test.run();
+    assert_eq!((test.store.ram_bytes(), test.store.disk_bytes()), (0, 0));
+    assert_eq!(test.disk.used(), 0);
+    assert_eq!(test.store.counts().lost, 6);
+    assert!(test.store.counts().read >= 3);
 }
 
 #[test]
 fn queued_write_is_fetched_without_disk() {
-    let mut bench = Bench::new(16 * KIB, 100 * KIB);
+    let mut test = TestStore::new(16 * KIB, 100 * KIB);
     for id in 0..4 {
-        bench.put(id, 4 * KIB);
+        test.put(id, 4 * KIB);
     }
     assert!(matches!(
-        bench.store.entries[&0].location,
+        test.store.entries[&0].location,
         Location::Writing { .. }
     ));
-    assert_eq!(bench.store.fetch(0), Fetched::Ready(state(0, 4 * KIB)));
-    bench.check();
-    assert_eq!(bench.store.disk_bytes(), 0);
+    assert_eq!(test.store.fetch(0), Fetched::Ready(state(0, 4 * KIB)));
+    test.check();
+    assert_eq!(test.store.disk_bytes(), 0);
 }
 
 #[test]
 fn running_write_returns_its_state_when_done() {
     for fault in [None, Some(Fault::Full)] {
-        let mut bench = Bench::new(24 * KIB, 100 * KIB);
-        bench.put(0, 20 * KIB);
-        bench.begin();
-        assert_eq!(bench.store.fetch(0), Fetched::Pending);
-        bench.disk.lock().fault = fault;
-        bench.finish();
-        assert!(bench.woken);
-        assert_eq!(bench.store.fetch(0), Fetched::Ready(state(0, 20 * KIB)));
-        bench.woken = false;
-        bench.check();
-        bench.run();
-        let files = bench.disk.lock().files.len();
+        let mut test = TestStore::new(24 * KIB, 100 * KIB);
+        test.put(0, 20 * KIB);
+        test.begin();
+        assert_eq!(test.store.fetch(0), Fetched::Pending);
+        test.disk.lock().fault = fault;
+        test.finish();
+        assert!(test.woken);
+        assert_eq!(test.store.fetch(0), Fetched::Ready(state(0, 20 * KIB)));
+        test.woken = false;
+        test.check();
+        test.run();
+        let files = test.disk.lock().files.len();
         assert_eq!(files, 0, "its file is removed");
-        assert_eq!(bench.store.counts().read, 0);
+        assert_eq!(test.store.counts().read, 0);
     }
 }
 
@@ -119,96 +119,96 @@ fn each_disk_failure_loses_state_and_wakes() {
         Fault::Unreadable,
     ];
     for fault in faults {
-        let mut bench = Bench::new(4 * KIB, 100 * KIB);
-        bench.put(7, 4 * KIB);
-        bench.run();
-        assert_eq!(bench.store.fetch(7), Fetched::Pending);
-        bench.disk.lock().fault = Some(fault);
-        bench.begin();
-        bench.finish();
-        assert!(bench.woken, "{fault:?}");
-        assert_eq!(bench.store.fetch(7), Fetched::Missing, "{fault:?}");
-        assert_eq!(bench.store.take_lost(), [7]);
-        bench.woken = false;
-        bench.run();
-        assert_eq!(bench.disk.used(), 0, "{fault:?}");
+        let mut test = TestStore::new(4 * KIB, 100 * KIB);
+        test.put(7, 4 * KIB);
+        test.run();
+        assert_eq!(test.store.fetch(7), Fetched::Pending);
+        test.disk.lock().fault = Some(fault);
+        test.begin();
+        test.finish();
+        assert!(test.woken, "{fault:?}");
+        assert_eq!(test.store.fetch(7), Fetched::Missing, "{fault:?}");
+        assert_eq!(test.store.take_lost(), [7]);
+        test.woken = false;
+        test.run();
+        assert_eq!(test.disk.used(), 0, "{fault:?}");
     }
-    let mut bench = Bench::new(4 * KIB, 100 * KIB);
-    bench.disk.lock().fault = Some(Fault::Full);
-    bench.put(7, 4 * KIB);
-    bench.run();
-    assert_eq!(bench.store.take_lost(), [7]);
-    assert_eq!(bench.disk.used(), 0, "half a file is removed");
+    let mut test = TestStore::new(4 * KIB, 100 * KIB);
+    test.disk.lock().fault = Some(Fault::Full);
+    test.put(7, 4 * KIB);
+    test.run();
+    assert_eq!(test.store.take_lost(), [7]);
+    assert_eq!(test.disk.used(), 0, "half a file is removed");
 }
 
 #[test]
 fn unremovable_file_counts_toward_budget() {
-    let mut bench = Bench::new(4 * KIB, BLOCK);
-    bench.put(1, KIB);
-    bench.put(2, 4 * KIB);
-    bench.run();
-    assert_eq!(bench.store.take_lost(), [1]);
-    bench.disk.lock().fault = Some(Fault::Stays);
-    bench.store.forget(2);
-    bench.run();
-    assert_eq!(bench.store.disk_bytes(), BLOCK);
+    let mut test = TestStore::new(4 * KIB, BLOCK);
+    test.put(1, KIB);
+    test.put(2, 4 * KIB);
+    test.run();
+    assert_eq!(test.store.take_lost(), [1]);
+    test.disk.lock().fault = Some(Fault::Stays);
+    test.store.forget(2);
+    test.run();
+    assert_eq!(test.store.disk_bytes(), BLOCK);
     // The next write retries the removal.
-    bench.put(3, 4 * KIB);
-    bench.run();
-    assert_eq!(bench.store.disk_bytes(), BLOCK);
-    assert_eq!(bench.fetch_now(3), Some(state(3, 4 * KIB)));
+    test.put(3, 4 * KIB);
+    test.run();
+    assert_eq!(test.store.disk_bytes(), BLOCK);
+    assert_eq!(test.fetch_now(3), Some(state(3, 4 * KIB)));
 }
 
 #[test]
 fn read_states_stay_until_fetched() {
-    let mut bench = Bench::new(16 * KIB, 100 * KIB);
+    let mut test = TestStore::new(16 * KIB, 100 * KIB);
     for id in 0..8 {
-        bench.put(id, 4 * KIB);
-        bench.run();
+        test.put(id, 4 * KIB);
+        test.run();
     }
     for id in [2, 0, 1, 3] {
-        assert_eq!(bench.store.fetch(id), Fetched::Pending);
+        assert_eq!(test.store.fetch(id), Fetched::Pending);
     }
-    bench.run();
-    bench.check();
-    let ready = |bench: &Bench| -> Vec<Id> {
-        let entries = bench.store.entries.iter();
+    test.run();
+    test.check();
+    let ready = |test: &TestStore| -> Vec<Id> {
+        let entries = test.store.entries.iter();
         let ready = entries.filter(|(_, e)| matches!(e.location, Location::Ready { .. }));
         let mut ids: Vec<_> = ready.map(|(id, _)| *id).collect();
         ids.sort_unstable();
         ids
     };
-    assert_eq!(ready(&bench), [0, 2], "half of the memory, in order");
+    assert_eq!(ready(&test), [0, 2], "half of the memory, in order");
     // More puts do not evict them.
     for id in 20..30 {
-        bench.put(id, 4 * KIB);
-        bench.run();
-        bench.check();
+        test.put(id, 4 * KIB);
+        test.run();
+        test.check();
     }
-    assert_eq!(ready(&bench), [0, 2]);
-    assert_eq!(bench.store.fetch(2), Fetched::Ready(state(2, 4 * KIB)));
-    bench.run();
-    assert_eq!(ready(&bench), [0, 1]);
-    bench.store.release(0);
-    bench.run();
-    assert_eq!(ready(&bench), [1, 3]);
-    assert_eq!(bench.fetch_now(1), Some(state(1, 4 * KIB)));
-    assert_eq!(bench.fetch_now(0), Some(state(0, 4 * KIB)));
+    assert_eq!(ready(&test), [0, 2]);
+    assert_eq!(test.store.fetch(2), Fetched::Ready(state(2, 4 * KIB)));
+    test.run();
+    assert_eq!(ready(&test), [0, 1]);
+    test.store.release(0);
+    test.run();
+    assert_eq!(ready(&test), [1, 3]);
+    assert_eq!(test.fetch_now(1), Some(state(1, 4 * KIB)));
+    assert_eq!(test.fetch_now(0), Some(state(0, 4 * KIB)));
 }
 
 #[test]
 fn pending_fetch_refuses_puts() {
-    let mut bench = Bench::new(8 * KIB, 100 * KIB);
+    let mut test = TestStore::new(8 * KIB, 100 * KIB);
     for id in 0..2 {
-        bench.put(id, 8 * KIB);
-        bench.run();
+        test.put(id, 8 * KIB);
+        test.run();
     }
-    assert_eq!(bench.store.fetch(0), Fetched::Pending);
-    bench.run();
-    let refused = bench.store.put(9, state(9, KIB));
+    assert_eq!(test.store.fetch(0), Fetched::Pending);
+    test.run();
+    let refused = test.store.put(9, state(9, KIB));
     assert_eq!(refused, Err(PutError::Busy));
-    assert_eq!(bench.store.fetch(0), Fetched::Ready(state(0, 8 * KIB)));
-    bench.put(9, KIB);
+    assert_eq!(test.store.fetch(0), Fetched::Ready(state(0, 8 * KIB)));
+    test.put(9, KIB);
 }
 
 #[derive(Clone, Debug)]
@@ -248,40 +248,40 @@ fn op() -> impl Strategy<Value = Op> {
 /// Expected states by id.
 type Kept = HashMap<Id, Vec<u8>>;
 
-fn apply(bench: &mut Bench, kept: &mut Kept, op: Op, version: u64) {
+fn apply(test: &mut TestStore, kept: &mut Kept, op: Op, version: u64) {
     match op {
         Op::Put(id, length) => {
             let bytes = state(id + 100 * version, length);
-            bench.woken = false;
+            test.woken = false;
             kept.remove(&id);
-            if bench.store.put(id, bytes.clone()).is_ok() {
+            if test.store.put(id, bytes.clone()).is_ok() {
                 kept.insert(id, bytes);
             }
         }
         Op::Fetch(id) => {
-            bench.woken = false;
-            match bench.store.fetch(id) {
+            test.woken = false;
+            match test.store.fetch(id) {
                 Fetched::Ready(bytes) => assert_eq!(kept.remove(&id), Some(bytes)),
                 Fetched::Pending => assert!(kept.contains_key(&id)),
-                Fetched::Missing => assert!(!bench.store.contains(id)),
+                Fetched::Missing => assert!(!test.store.contains(id)),
             }
         }
-        Op::Release(id) => bench.store.release(id),
+        Op::Release(id) => test.store.release(id),
         Op::Forget(id) => {
-            bench.store.forget(id);
+            test.store.forget(id);
             kept.remove(&id);
         }
-        Op::Poll => bench.poll(),
-        Op::Begin => bench.begin(),
-        Op::Finish => drop(bench.finish()),
-        Op::Break(fault) => bench.disk.lock().fault = Some(fault),
+        Op::Poll => test.poll(),
+        Op::Begin => test.begin(),
+        Op::Finish => drop(test.finish()),
+        Op::Break(fault) => test.disk.lock().fault = Some(fault),
     }
-    bench.check();
-    for id in bench.store.take_lost() {
+    test.check();
+    for id in test.store.take_lost() {
         assert!(kept.remove(&id).is_some(), "{id} is lost and was not there");
     }
     for id in 0..10 {
-        assert_eq!(bench.store.contains(id), kept.contains_key(&id), "{id}");
+        assert_eq!(test.store.contains(id), kept.contains_key(&id), "{id}");
     }
 }
 
@@ -296,26 +296,26 @@ proptest! {
         disk in 0..10 * BLOCK,
         ops in prop::collection::vec(op(), 1..150),
     ) {
-        let mut bench = Bench::new(ram, disk);
+        let mut test = TestStore::new(ram, disk);
         let mut kept = Kept::new();
         for (version, op) in ops.into_iter().enumerate() {
-            apply(&mut bench, &mut kept, op, version as u64);
+            apply(&mut test, &mut kept, op, version as u64);
         }
-        bench.disk.lock().fault = None;
+        test.disk.lock().fault = None;
         // Fetch all at once, so that they queue. Each round answers at least one.
         for _ in 0..10 {
             let ids: Vec<_> = kept.keys().copied().collect();
             for id in ids {
-                apply(&mut bench, &mut kept, Op::Fetch(id), 0);
+                apply(&mut test, &mut kept, Op::Fetch(id), 0);
             }
-            bench.run();
-            let lost = bench.store.take_lost();
+            test.run();
+            let lost = test.store.take_lost();
             kept.retain(|id, _| !lost.contains(id));
         }
         prop_assert!(kept.is_empty(), "{} fetches are pending", kept.len());
-        bench.run();
-        prop_assert_eq!(bench.store.ram_bytes(), 0);
-        prop_assert_eq!(bench.store.disk_bytes, 0);
-        prop_assert!(bench.disk.used() <= bench.store.disk_queue.stuck());
+        test.run();
+        prop_assert_eq!(test.store.ram_bytes(), 0);
+        prop_assert_eq!(test.store.disk_bytes, 0);
+        prop_assert!(test.disk.used() <= test.store.disk_queue.stuck());
     }
 }

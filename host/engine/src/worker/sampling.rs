@@ -264,7 +264,7 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Finishes a generation of whose tokens `uncomputed` were not computed.
+    /// Finishes a generation. `uncomputed` of its tokens were not computed.
     pub(super) fn finish(
         &mut self,
         id: RequestId,

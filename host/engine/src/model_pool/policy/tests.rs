@@ -25,6 +25,10 @@ fn id(opened: OpenResult) -> WaiterId {
     }
 }
 
+fn ready(id: WaiterId) -> Action {
+    Action::Answer(id, WaitResult::Ready)
+}
+
 fn open(models: &mut PoolPolicy, now: u64, model: usize) -> OpenResult {
     models.open(at(now), model, None, false)
 }
@@ -35,8 +39,7 @@ fn load(models: &mut PoolPolicy, now: u64, model: usize, bytes: u64) {
     models.set_size(model, bytes);
     assert_eq!(models.plan(at(now), None), [Action::Load(model)]);
     models.loaded(at(now), model, bytes, SECOND);
-    let ready = Action::Answer(waits, WaitResult::Ready);
-    assert_eq!(models.plan(at(now), None), [ready]);
+    assert_eq!(models.plan(at(now), None), [ready(waits)]);
 }
 
 #[test]
@@ -53,7 +56,7 @@ fn one_load_serves_all_waiters() {
         (None, vec![])
     );
     models.loaded(at(2), 0, 11, 2 * SECOND);
-    let answers = [first, second].map(|id| Action::Answer(id, WaitResult::Ready));
+    let answers = [first, second].map(ready);
     assert_eq!(models.plan(at(2), None), answers);
     assert_eq!(open(&mut models, 3, 0), OpenResult::Ready);
     assert_eq!((models.leases(0), models.held(0)), (3, 11));
@@ -88,12 +91,12 @@ fn waiters_end_at_deadline_and_are_limited() {
     let mut models = PoolPolicy::new(limits(), 1);
     let late = id(models.open(at(0), 0, Some(at(3)), false));
     let patient = id(open(&mut models, 0, 0));
-    let gone = id(open(&mut models, 0, 0));
+    let canceled = id(open(&mut models, 0, 0));
     let full = OpenResult::Full {
         retry_after: SECOND,
     };
     assert_eq!(open(&mut models, 0, 0), full);
-    models.cancel(at(0), gone);
+    models.cancel(at(0), canceled);
     models.set_size(0, 1);
     assert_eq!(models.plan(at(0), None), [Action::Load(0)]);
     assert_eq!(models.next_timer(at(0)), Some(at(3)));
@@ -105,27 +108,26 @@ fn waiters_end_at_deadline_and_are_limited() {
     let over = models.open(at(4), 0, Some(at(4)), false);
     assert_eq!(over, OpenResult::Late);
     models.loaded(at(5), 0, 1, SECOND);
-    let ready = Action::Answer(patient, WaitResult::Ready);
-    assert_eq!(models.plan(at(5), None), [ready]);
+    assert_eq!(models.plan(at(5), None), [ready(patient)]);
     assert_eq!(models.leases(0), 1);
 }
 
 #[test]
 fn canceled_waiters_cause_no_load() {
     let mut models = PoolPolicy::new(limits(), 1);
-    let gone = id(open(&mut models, 0, 0));
-    models.cancel(at(0), gone);
+    let canceled = id(open(&mut models, 0, 0));
+    models.cancel(at(0), canceled);
     assert_eq!(
         (models.unsized_model(), models.plan(at(0), None)),
         (None, vec![])
     );
     // A waiter that is canceled after the load returns its lease.
-    let gone = id(open(&mut models, 0, 0));
+    let canceled = id(open(&mut models, 0, 0));
     models.set_size(0, 1);
     models.plan(at(0), None);
     models.loaded(at(1), 0, 1, SECOND);
     assert_eq!(models.leases(0), 1);
-    models.cancel(at(1), gone);
+    models.cancel(at(1), canceled);
     assert_eq!((models.leases(0), models.plan(at(1), None)), (0, vec![]));
 }
 
@@ -182,8 +184,7 @@ fn idle_model_is_unloaded_and_loaded_again() {
     models.set_size(0, 1);
     assert_eq!(models.plan(at(112), None), [Action::Load(0)]);
     models.loaded(at(113), 0, 1, SECOND);
-    let ready = Action::Answer(waits, WaitResult::Ready);
-    assert_eq!(models.plan(at(113), None), [ready]);
+    assert_eq!(models.plan(at(113), None), [ready(waits)]);
 }
 
 #[test]
@@ -208,8 +209,7 @@ fn least_recently_used_models_make_room() {
     models.unloaded(1);
     assert_eq!(models.plan(at(13), None), [Action::Load(3)]);
     models.loaded(at(14), 3, 15, SECOND);
-    let ready = Action::Answer(waits, WaitResult::Ready);
-    assert_eq!(models.plan(at(14), None), [ready]);
+    assert_eq!(models.plan(at(14), None), [ready(waits)]);
     assert_eq!(open(&mut models, 14, 2), OpenResult::Ready);
 }
 
@@ -259,8 +259,7 @@ fn models_in_use_drain_after_min_residency() {
     models.unloaded(0);
     assert_eq!(models.plan(at(8), None), [Action::Load(1)]);
     models.loaded(at(9), 1, 10, SECOND);
-    let ready = Action::Answer(waits, WaitResult::Ready);
-    assert_eq!(models.plan(at(9), None), [ready]);
+    assert_eq!(models.plan(at(9), None), [ready(waits)]);
     // The reverse.
     models.set_size(0, 10);
     models.release(at(9), 1);
@@ -268,8 +267,7 @@ fn models_in_use_drain_after_min_residency() {
     models.unloaded(1);
     assert_eq!(models.plan(at(9), None), [Action::Load(0)]);
     models.loaded(at(10), 0, 10, SECOND);
-    let ready = Action::Answer(next, WaitResult::Ready);
-    assert_eq!(models.plan(at(10), None), [ready]);
+    assert_eq!(models.plan(at(10), None), [ready(next)]);
 }
 
 #[test]
@@ -283,13 +281,10 @@ fn draining_ends_when_waiter_expires() {
     models.open(at(9), 1, Some(at(20)), false);
     models.set_size(1, 10);
     assert_eq!(models.plan(at(9), None), []);
-    let held_up = id(open(&mut models, 10, 0));
+    let waiting = id(open(&mut models, 10, 0));
     assert_eq!(models.plan(at(10), None), []);
     let answered = models.plan(at(20), None);
-    assert!(
-        answered.contains(&Action::Answer(held_up, WaitResult::Ready)),
-        "{answered:?}"
-    );
+    assert!(answered.contains(&ready(waiting)), "{answered:?}");
     assert_eq!(open(&mut models, 21, 0), OpenResult::Ready);
 }
 

@@ -1,20 +1,20 @@
-//! Tests with a real thread and real folders.
+//! Tests with a real thread and real directories.
 
 use super::super::*;
-use super::bench::{FakeDisk, Fault, KIB, check, state};
+use super::support::{FakeDisk, Fault, KIB, check, state};
 use crate::engine_waker::EngineWaker;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Creates a store with a real folder and thread. The channel receives wakes.
+/// Creates a store with a real directory and thread. The channel receives wakes.
 fn real(base: &std::path::Path, ram: u64, disk: u64) -> (SwapStore, Receiver<()>) {
     let (sender, receiver) = sync_channel(64);
-    let budgets = SwapBudget {
+    let budget = SwapBudget {
         ram,
         disk: Some((base.to_owned(), disk)),
     };
     let waker = EngineWaker::new(move || sender.try_send(()).unwrap());
-    (SwapStore::new(budgets, waker).unwrap(), receiver)
+    (SwapStore::new(budget, waker).unwrap(), receiver)
 }
 
 fn wait_for(store: &mut SwapStore, woken: &Receiver<()>, id: Id) -> Option<Vec<u8>> {
@@ -37,7 +37,7 @@ fn settle(store: &mut SwapStore, woken: &Receiver<()>) {
     }
 }
 
-fn folders(base: &std::path::Path) -> Vec<PathBuf> {
+fn subdirectories(base: &std::path::Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(base).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
     paths.filter(|path| path.is_dir()).collect()
@@ -52,10 +52,10 @@ fn files_are_private_and_removed_on_exit() {
         store.put(id, state(id, 16 * KIB + id)).unwrap();
         settle(&mut store, &woken);
     }
-    let folder = &folders(base.path())[0];
+    let directory = &subdirectories(base.path())[0];
     let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode(folder), 0o700);
-    let files = std::fs::read_dir(folder).unwrap();
+    assert_eq!(mode(directory), 0o700);
+    let files = std::fs::read_dir(directory).unwrap();
     let files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
     assert!(files.len() > 10 && files.iter().all(|file| mode(file) == 0o600));
     for id in 0..20 {
@@ -64,7 +64,7 @@ fn files_are_private_and_removed_on_exit() {
     }
     assert!(store.take_lost().is_empty());
     drop(store);
-    assert_eq!(folders(base.path()), Vec::<PathBuf>::new());
+    assert_eq!(subdirectories(base.path()), Vec::<PathBuf>::new());
 }
 
 #[test]
@@ -75,8 +75,8 @@ fn damaged_files_lose_their_states() {
         store.put(id, state(id, 16 * KIB)).unwrap();
         settle(&mut store, &woken);
     }
-    let folder = folders(base.path()).remove(0);
-    let file = |number: u64| folder.join(format!("{number}.state"));
+    let directory = subdirectories(base.path()).remove(0);
+    let file = |number: u64| directory.join(format!("{number}.state"));
     std::fs::remove_file(file(1)).unwrap();
     std::fs::write(file(2), b"short").unwrap();
     let mut bytes = std::fs::read(file(3)).unwrap();
@@ -89,26 +89,30 @@ fn damaged_files_lose_their_states() {
 }
 
 #[test]
-fn only_folders_of_dead_processes_are_removed() {
+fn only_directories_of_dead_processes_are_removed() {
     let base = tempfile::tempdir().unwrap();
-    let dead = base.path().join("spill-1-0");
+    let dead = base.path().join("corral-swap-1-0");
     std::fs::create_dir(&dead).unwrap();
     std::fs::write(dead.join("lock"), b"").unwrap();
     std::fs::write(dead.join("1.state"), b"leftover").unwrap();
-    std::fs::create_dir(base.path().join("spill-2-0")).unwrap();
+    std::fs::create_dir(base.path().join("corral-swap-2-0")).unwrap();
     std::fs::create_dir(base.path().join("not-ours")).unwrap();
     let (mut first, woken) = real(base.path(), 16 * KIB, 1024 * KIB);
-    assert_eq!(folders(base.path()).len(), 2, "not-ours and the new one");
+    assert_eq!(
+        subdirectories(base.path()).len(),
+        2,
+        "not-ours and the new one"
+    );
     first.put(1, state(1, 16 * KIB)).unwrap();
     settle(&mut first, &woken);
     // Locks belong to open files, so a second store acts like another process.
-    let (second, _told) = real(base.path(), 16 * KIB, 1024 * KIB);
-    assert_eq!(folders(base.path()).len(), 3);
+    let (second, _woken) = real(base.path(), 16 * KIB, 1024 * KIB);
+    assert_eq!(subdirectories(base.path()).len(), 3);
     let bytes = wait_for(&mut first, &woken, 1);
     assert_eq!(bytes, Some(state(1, 16 * KIB)));
     drop(first);
     drop(second);
-    assert_eq!(folders(base.path()).len(), 1);
+    assert_eq!(subdirectories(base.path()).len(), 1);
 }
 
 /// A disk that blocks writes until the test releases them.
@@ -132,9 +136,9 @@ impl Disk for SlowDisk {
 
 #[test]
 fn hanging_disk_does_not_block_the_store() {
-    let (let_go, gate) = sync_channel(1);
+    let (release, held) = sync_channel(1);
     let disk = FakeDisk::new(1024 * KIB);
-    let slow = SlowDisk(gate, disk.clone());
+    let slow = SlowDisk(held, disk.clone());
     let mut store =
         SwapStore::with_disk(64 * KIB, 1024 * KIB, slow, EngineWaker::default()).unwrap();
     for id in 0..1000 {
@@ -144,15 +148,15 @@ fn hanging_disk_does_not_block_the_store() {
     assert_eq!(store.take_lost().len(), 1000 - 64);
     assert!(store.writes.len() > 10, "many are queued");
     let disk_queue = store.disk_queue.clone();
-    let ender = std::thread::spawn(move || {
+    let releaser = std::thread::spawn(move || {
         let until = Instant::now() + Duration::from_secs(60);
         while !disk_queue.is_stopped() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
-        drop(let_go);
+        drop(release);
     });
     drop(store);
-    ender.join().unwrap();
+    releaser.join().unwrap();
     let files = disk.lock().files.len();
     assert!(files <= 1, "{files} were written, of all that were queued");
 }

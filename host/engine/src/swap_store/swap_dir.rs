@@ -1,8 +1,8 @@
-//! Swap files in a private folder of this process.
+//! Swap files in a private directory of this process.
 //!
-//! Processes may share the base folder. Each creates a sub-folder with a locked file. The lock ends
-//! with the process, so a sub-folder with a free lock belongs to a dead process; the next start
-//! removes it. A lock on the base folder serializes starts, so that no process sees a sub-folder
+//! Processes may share the base directory. Each creates a subdirectory with a locked file. The lock ends
+//! with the process, so a subdirectory with a free lock belongs to a dead process; the next start
+//! removes it. A lock on the base directory serializes starts, so that no process sees a subdirectory
 //! before its owner locks it.
 
 use std::fs::{self, DirBuilder, File, TryLockError};
@@ -20,31 +20,31 @@ pub trait Disk: Send {
     fn remove(&mut self, file: u64) -> io::Result<()>;
 }
 
-const FOLDER_PREFIX: &str = "spill-";
+const NAME_PREFIX: &str = "corral-swap-";
 const LOCK: &str = "lock";
 
-/// A private folder. Dropping it removes it with its files.
+/// A private directory. Dropping it removes it with its files.
 #[derive(Debug)]
-pub struct Folder {
+pub struct SwapDir {
     path: PathBuf,
     /// Holds the lock while open.
     _lock: File,
 }
 
-impl Folder {
-    /// Creates a private folder (mode 0700) in `base`, and `base` if missing. Removes the folders of
+impl SwapDir {
+    /// Creates a private directory (mode 0700) in `base`, and `base` if missing. Removes the directories of
     /// dead processes.
     ///
     /// Fails if it cannot create or lock files there.
     pub fn open(base: &Path) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(base)?;
-        let starting = lock_file(&base.join(".spill-lock"))?;
+        let starting = lock_file(&base.join(".swap-lock"))?;
         // Other processes hold this lock only while they start.
         starting.lock()?;
         remove_dead(base)?;
-        let path = make(base)?;
-        let made = lock_file(&path.join(LOCK)).and_then(|lock| lock.lock().map(|()| lock));
-        match made {
+        let path = create_unique(base)?;
+        let locked = lock_file(&path.join(LOCK)).and_then(|lock| lock.lock().map(|()| lock));
+        match locked {
             Ok(lock) => Ok(Self { path, _lock: lock }),
             Err(error) => {
                 let _ = fs::remove_dir_all(&path);
@@ -53,7 +53,7 @@ impl Folder {
         }
     }
 
-    /// Path of the folder.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -63,15 +63,15 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for SwapDir {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.path) {
-            tracing::warn!(%error, folder = %self.path.display(), "cannot remove swapped-out states; the next start with this folder removes them");
+            tracing::warn!(%error, dir = %self.path.display(), "cannot remove swapped-out states; the next start with this directory removes them");
         }
     }
 }
 
-impl Disk for Folder {
+impl Disk for SwapDir {
     fn write(&mut self, file: u64, bytes: &[u8]) -> io::Result<()> {
         // No sync: the files do not outlive the process.
         let mut options = File::options();
@@ -103,12 +103,12 @@ impl Disk for Folder {
     }
 }
 
-/// Creates a new sub-folder. Its name is informative only; the lock marks the owner.
-fn make(base: &Path) -> io::Result<PathBuf> {
+/// Creates a new subdirectory. Its name is informative only; the lock marks the owner.
+fn create_unique(base: &Path) -> io::Result<PathBuf> {
     let process = std::process::id();
     let mut number = 0_u32;
     loop {
-        let path = base.join(format!("{FOLDER_PREFIX}{process}-{number}"));
+        let path = base.join(format!("{NAME_PREFIX}{process}-{number}"));
         match DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => return Ok(path),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < u32::MAX => {
@@ -122,11 +122,8 @@ fn make(base: &Path) -> io::Result<PathBuf> {
 fn remove_dead(base: &Path) -> io::Result<()> {
     for entry in fs::read_dir(base)? {
         let entry = entry?;
-        let ours = entry
-            .file_name()
-            .to_string_lossy()
-            .starts_with(FOLDER_PREFIX);
-        // Skip links: remove only folders that a process created here.
+        let ours = entry.file_name().to_string_lossy().starts_with(NAME_PREFIX);
+        // Skip links: remove only directories that a process created here.
         if !ours || !entry.file_type()?.is_dir() {
             continue;
         }
@@ -142,7 +139,7 @@ fn remove_dead(base: &Path) -> io::Result<()> {
             Err(_) => false,
         };
         if dead && let Err(error) = fs::remove_dir_all(&path) {
-            tracing::warn!(%error, folder = %path.display(), "cannot remove the folder of a dead process; remove it by hand");
+            tracing::warn!(%error, dir = %path.display(), "cannot remove the directory of a dead process; remove it by hand");
         }
     }
     Ok(())

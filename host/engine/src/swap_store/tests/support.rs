@@ -125,7 +125,7 @@ impl Disk for FakeDisk {
 }
 
 /// A store whose disk works when the test says so, one half of a job at a time.
-pub struct Bench {
+pub struct TestStore {
     pub store: SwapStore,
     pub worker: DiskWorker<FakeDisk>,
     pub disk: FakeDisk,
@@ -135,7 +135,7 @@ pub struct Bench {
     pub woken: bool,
 }
 
-impl Bench {
+impl TestStore {
     pub fn new(ram: u64, disk_bytes: u64) -> Self {
         let disk = FakeDisk::new(disk_bytes);
         Self {
@@ -211,10 +211,10 @@ pub fn check(store: &SwapStore, disk: &FakeDisk) {
     assert!(store.ram_bytes() <= store.ram, "memory budget");
     assert!(store.disk_bytes <= store.disk, "disk budget");
     assert!(disk.used() <= disk.lock().budget, "files");
-    let sum = |wanted: fn(&Location) -> bool| -> u64 {
+    let sum = |matches: fn(&Location) -> bool| -> u64 {
         let entries = store.entries.values();
         entries
-            .filter(|e| wanted(&e.location))
+            .filter(|e| matches(&e.location))
             .map(|e| e.length)
             .sum()
     };
