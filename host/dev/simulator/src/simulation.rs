@@ -10,8 +10,8 @@ mod text;
 
 use crate::{Fault, Input, Machine, POISON, Simulator, Size};
 use corral_scheduler::{
-    EnqueueError, EntryId, MemoryOp, PrefixScope, Request, RequestId, RequestProgress, Retention,
-    Row, Scheduler, SchedulerConfig, SchedulerCounters, Step, StepResult, Time, Token,
+    EntryId, MemoryOp, PrefixScope, Request, RequestId, RequestProgress, Retention, Row, Scheduler,
+    SchedulerConfig, SchedulerCounters, Step, StepResult, Time, Token,
 };
 pub use record::{Arrival, End, Record, StepRecord};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -283,36 +283,6 @@ impl Simulation {
             let continues = other.continues.is_some_and(|(earlier, _)| earlier == index);
             continues && after.is_none_or(|after| other.at > after)
         })
-    }
-
-    fn check_refusal(&self, index: usize, error: EnqueueError) {
-        let arrival = &self.arrivals[index];
-        match error {
-            EnqueueError::TooLarge { needed, limit } => {
-                let quota = arrival.quota.map_or(u32::MAX, |quota| quota.cells);
-                assert_eq!(limit, quota.min(self.config.cells));
-                assert!(needed > limit);
-            }
-            EnqueueError::QueueFull { .. } => {
-                assert!(self.scheduler.waiting_count() >= self.config.max_queue);
-            }
-            EnqueueError::TenantQueueFull { .. } => {
-                assert!(self.waiting_of_tenant(index) >= self.config.max_tenant_queue);
-            }
-            EnqueueError::DeadlinePassed => {
-                let deadline = arrival.deadline_after.map(|time| arrival.at + time);
-                assert!(deadline.is_some_and(|deadline| deadline <= self.now));
-            }
-        }
-    }
-
-    /// Waiting requests of an arrival's tenant.
-    fn waiting_of_tenant(&self, index: usize) -> usize {
-        let tenant = |index: usize| self.arrivals[index].tenant;
-        let waiting = self.alive.iter().filter(|(id, alive)| {
-            self.scheduler.is_waiting(**id) && tenant(alive.index) == tenant(index)
-        });
-        waiting.count()
     }
 
     fn cancel(&mut self, index: usize) {

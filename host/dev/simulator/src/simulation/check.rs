@@ -1,7 +1,9 @@
 //! The invariants that a simulation checks in every step.
 
 use super::Simulation;
-use corral_scheduler::{CHUNK_SIZES, LogitsKind, MemoryOp, RequestState, SeqId, Step};
+use corral_scheduler::{
+    CHUNK_SIZES, EnqueueError, LogitsKind, MemoryOp, RequestState, SeqId, Step,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -9,6 +11,37 @@ use std::time::Duration;
 const TURN_STEPS: u32 = 8;
 
 impl Simulation {
+    /// The reason of a refusal holds.
+    pub(super) fn check_refusal(&self, index: usize, error: EnqueueError) {
+        let arrival = &self.arrivals[index];
+        match error {
+            EnqueueError::TooLarge { needed, limit } => {
+                let quota = arrival.quota.map_or(u32::MAX, |quota| quota.cells);
+                assert_eq!(limit, quota.min(self.config.cells));
+                assert!(needed > limit);
+            }
+            EnqueueError::QueueFull { .. } => {
+                assert!(self.scheduler.waiting_count() >= self.config.max_queue);
+            }
+            EnqueueError::TenantQueueFull { .. } => {
+                assert!(self.waiting_of_tenant(index) >= self.config.max_tenant_queue);
+            }
+            EnqueueError::DeadlinePassed => {
+                let deadline = arrival.deadline_after.map(|time| arrival.at + time);
+                assert!(deadline.is_some_and(|deadline| deadline <= self.now));
+            }
+        }
+    }
+
+    /// Waiting requests of an arrival's tenant.
+    pub(super) fn waiting_of_tenant(&self, index: usize) -> usize {
+        let tenant = |index: usize| self.arrivals[index].tenant;
+        let waiting = self.alive.iter().filter(|(id, alive)| {
+            self.scheduler.is_waiting(**id) && tenant(alive.index) == tenant(index)
+        });
+        waiting.count()
+    }
+
     /// The size and rows of a step.
     pub(super) fn check_step(&self, step: &Step, compacted: bool) {
         let tokens: u32 = step.rows.iter().map(|row| row.to - row.from).sum();
@@ -64,7 +97,7 @@ impl Simulation {
             let any_ready = self.scheduler.requests().any(|one| ready(one.state));
             assert!(
                 !step.rows.is_empty() || swaps_in || !any_ready,
-                "no ready request gets on"
+                "no ready request has a row"
             );
         }
     }

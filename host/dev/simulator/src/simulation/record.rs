@@ -86,7 +86,7 @@ pub struct Record {
     pub ended: Time,
     /// Requests of other tenants that started while it waited.
     pub overtaken: u32,
-    /// Its solitary failures since it last got on, as [`StrikeCount`](super::strikes::StrikeCount) counts them.
+    /// Its failures alone since its last progress, as [`StrikeCount`](super::strikes::StrikeCount) counts them.
     pub strikes: u32,
 }
 

@@ -1,9 +1,9 @@
-//! Solitary failures of requests, counted without the scheduler.
+//! Failures of requests alone, counted independently of the scheduler.
 
 use corral_scheduler::{RequestId, Row};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How often each request failed alone since it last got on, in halves: two for the first one since a successful step,
+/// How often each request failed alone since its last progress, in halves: two for the first one since a successful step,
 /// one for those after it. Excused failures count too, so the counts are never below the scheduler's.
 #[derive(Debug, Default)]
 pub(super) struct StrikeCount {
