@@ -101,9 +101,9 @@ const TENANTS: usize = 3;
 const OVERTAKEN: usize = IDS + TENANTS;
 
 /// Counts itself when dropped, also by a panic, so that no thread waits forever.
-struct Counted<'a>(&'a AtomicUsize);
+struct CountOnDrop<'a>(&'a AtomicUsize);
 
-impl Drop for Counted<'_> {
+impl Drop for CountOnDrop<'_> {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::AcqRel);
     }
@@ -142,7 +142,7 @@ fn run_greedy_tenant_scene() -> Result<(), String> {
             // Of many lengths, so that they finish one by one, and long, so that a short delay of a client counts little.
             let tokens = 600 + number * 37 % 101 * 4;
             scope.spawn(move || {
-                let _counted = Counted(answered);
+                let _counted = CountOnDrop(answered);
                 corral.check_long("/greedy", sum, tokens);
             });
         }

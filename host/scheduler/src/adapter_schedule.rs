@@ -50,7 +50,7 @@ pub(crate) struct AdapterSchedule {
     change: Option<f64>,
     changes: u64,
     /// The adapter of a failed step. Until it succeeds, turns are as short as possible, so that it is tried again soon:
-    /// else occasional faults could always hit it.
+    /// otherwise occasional faults could hit it every time.
     failed: Option<AdapterId>,
     /// Whether the backend changes the adapter with the last planned step.
     changing: bool,
@@ -115,7 +115,7 @@ impl AdapterSchedule {
         self.changing = false;
     }
 
-    /// Records a failed step, which ends the turn: whether other adapters get on tells which request is at fault. If the
+    /// Records a failed step, which ends the turn: whether steps of other adapters succeed tells which request is at fault. If the
     /// step included a change, the next one may too.
     pub fn step_failed(&mut self) {
         self.steps = STEPS.1;

@@ -128,6 +128,15 @@ impl CostModel {
 mod tests {
     use super::*;
 
+    fn shape(rows: u32, prefill: u32, n_kv: u32) -> StepShape {
+        StepShape {
+            rows,
+            prefill,
+            n_kv,
+            ..StepShape::default()
+        }
+    }
+
     /// A machine that the model can describe exactly.
     fn machine(shape: StepShape) -> f64 {
         let tokens = f64::from(shape.rows + shape.prefill);
@@ -140,12 +149,11 @@ mod tests {
     fn trained(disturb: impl Fn(u32) -> f64) -> CostModel {
         let mut model = CostModel::default();
         for i in 0..400u32 {
-            let shape = StepShape {
-                rows: i % 13,
-                prefill: [0, 0, 16, 32, 0, 512][(i % 6) as usize],
-                n_kv: 256 * (1 + i % 9),
-                ..StepShape::default()
-            };
+            let shape = shape(
+                i % 13,
+                [0, 0, 16, 32, 0, 512][(i % 6) as usize],
+                256 * (1 + i % 9),
+            );
             model.observe(shape, machine(shape) * disturb(i));
         }
         model
@@ -153,12 +161,7 @@ mod tests {
 
     fn check(model: &CostModel, within: f64) {
         for (rows, prefill, n_kv) in [(1, 0, 256), (8, 0, 2048), (8, 64, 2048), (0, 512, 512)] {
-            let shape = StepShape {
-                rows,
-                prefill,
-                n_kv,
-                ..StepShape::default()
-            };
+            let shape = shape(rows, prefill, n_kv);
             let ratio = model.predict(shape) / machine(shape);
             assert!((ratio - 1.0).abs() < within, "{shape:?}: {ratio}");
         }
@@ -178,20 +181,10 @@ mod tests {
     fn slower_machine_is_followed() {
         let mut model = trained(|_| 1.0);
         for i in 0..600u32 {
-            let shape = StepShape {
-                rows: 1 + i % 8,
-                prefill: 32 * (i % 3),
-                n_kv: 512,
-                ..StepShape::default()
-            };
+            let shape = shape(1 + i % 8, 32 * (i % 3), 512);
             model.observe(shape, 3.0 * machine(shape));
         }
-        let shape = StepShape {
-            rows: 4,
-            prefill: 32,
-            n_kv: 512,
-            ..StepShape::default()
-        };
+        let shape = shape(4, 32, 512);
         let ratio = model.predict(shape) / (3.0 * machine(shape));
         assert!((0.8..1.2).contains(&ratio), "{ratio}");
     }
@@ -199,12 +192,7 @@ mod tests {
     #[test]
     fn identical_steps_stay_plausible() {
         let mut model = CostModel::default();
-        let shape = StepShape {
-            rows: 8,
-            prefill: 0,
-            n_kv: 256,
-            ..StepShape::default()
-        };
+        let shape = shape(8, 0, 256);
         for _ in 0..10_000 {
             model.observe(shape, 0.01);
         }

@@ -10,8 +10,8 @@
 //! the cost of evicting it: moving it out and back, or computing it again if that is less or its cells are
 //! shared. By the ski-rental argument this costs at most twice as much as knowing the future.
 //!
-//! A move delays everyone for a moment. So one prefix at a time is evicted, before a step without prompts, unless
-//! it was charged [`PREFILL_PATIENCE`] times the cost.
+//! A move delays the next step. So each step evicts one prefix at most; a step with prompts only one that was charged
+//! [`PREFILL_PATIENCE`] times its eviction cost.
 
 use crate::config::SchedulerConfig;
 use crate::cost_model::CostModel;
@@ -19,7 +19,7 @@ use crate::kv_cache::KvCache;
 use crate::prefix_cache::Entry;
 use crate::step::{EntryId, SeqId, StepShape};
 
-/// Charged cost, in multiples of the eviction cost, that evicts a prefix before a step with prompts.
+/// A step with prompts evicts a prefix whose charged cost exceeds so many times its eviction cost.
 const PREFILL_PATIENCE: f64 = 2.0;
 /// Attention never runs over fewer cells.
 const MIN_N_KV: u32 = 256;

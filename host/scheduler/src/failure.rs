@@ -7,8 +7,8 @@
 //!
 //! On a model whose state cannot be truncated (recurrent, hybrid or sliding-window), the requests of a failed step start
 //! again from their first token. They compute together up to the position of the failure, then pass it one at a time. A
-//! failure before that position is *excused*, because the request passed there before. If they never reach it together,
-//! each computes alone after [`MAX_JOINT`] failed steps.
+//! failure before that position is *excused*: the request has passed there before. After [`MAX_JOINT`] failed steps that
+//! did not get there, each request computes alone.
 //!
 //! This holds the figures that the random workloads check: a bad request ends after at most 60 failed steps, and a
 //! sound one ends only if at least three device faults hit it alone without progress.
@@ -19,31 +19,31 @@ use crate::running::RunningRequests;
 use crate::step::Row;
 use std::time::Duration;
 
-/// Number of failures with a single one-token request, while others succeed, after which the request fails. This bound
-/// and [`MAX_EXCUSED`] are multiplied by the number of adapters in use, see [`Strikes::add`].
+/// A request fails after so many failures alone with one token, while others succeed. This bound and [`MAX_EXCUSED`]
+/// are multiplied by the number of adapters in use, see [`Strikes::add`].
 const MAX_STRIKES: u8 = 3;
-/// Number of excused failures alone after which the request fails. On a device that fails every step above some size,
+/// A request fails after so many excused failures. On a device that fails every step above some size,
 /// or every other one, the request never reaches its position again.
 const MAX_EXCUSED: u8 = 16;
-/// How long a request may fail alone while at least [`MAX_STRIKES`] steps in a row fail.
+/// A request fails if it failed alone for so long while no step succeeded, and at least [`MAX_STRIKES`] failed.
 const OUTAGE: Duration = Duration::from_secs(3);
-/// After this many failed steps of several requests without recovery, models that cannot truncate run one request per
-/// step.
+/// After so many failed steps of several requests without recovery, each request computes alone, if sequences cannot be
+/// truncated.
 const MAX_JOINT: u8 = 8;
 /// Shortest and longest pause after a failure with one token.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
-/// What a solitary failure says about the request.
+/// How much the failure of a request alone counts against it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Blame {
-    /// Nothing: it succeeded at this position before.
+    /// Not at all: it succeeded at this position before.
     Excused,
-    /// Little: another request just failed alone.
+    /// Half: another request just failed alone.
     Half,
     Full,
 }
 
-/// The solitary failures of a request since it last got on. Failures without a success in between count once.
+/// How often a request failed alone since its last progress. Failures without a successful step in between count once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Strikes {
     /// In halves.
@@ -65,9 +65,9 @@ impl Strikes {
 
     /// Adds a failure. True if the request is to be failed.
     ///
-    /// With several adapters a request is in every n-th step only. It takes n times as long to get on, and meets n
-    /// times as many device faults until then. So the bounds are for one adapter, times the most in use since it last
-    /// got on. The length of an outage depends on those in use now.
+    /// With `n` adapters in use a request has a row in every n-th step only, so it meets `n` times as many device faults
+    /// before it makes progress. So the bounds are multiplied by the most adapters in use since its last progress; the
+    /// length of an outage by those in use now.
     fn add(&mut self, now: Time, failure: &FailureHandling, adapters: u8, blame: Blame) -> bool {
         let since = match self.since {
             Some(since) if failure.successes == self.successes => since,
@@ -196,7 +196,7 @@ impl FailureHandling {
         self.strike(rows.first()?, running, now)
     }
 
-    /// Records a solitary failure. Returns the request if it is to be failed.
+    /// Records that a request failed alone. Returns the request if it is to be failed.
     fn strike(&mut self, row: &Row, running: &mut RunningRequests, now: Time) -> Option<RequestId> {
         let adapters = running.adapters();
         let one = running.get_mut(row.request)?;

@@ -4,14 +4,14 @@
 //! result with [`Scheduler::applied`]. Time is an argument, counted from any start, so that a simulator can drive the
 //! scheduler with its own clock.
 //!
-//! A running request leases a *sequence id* and *KV cells* of the backend. More requests may exist than these allow: up
-//! to a bound they wait in the [`queue`], and further ones are refused. A request starts once it is next and has room. If
-//! a prefix of its prompt is in the cells already, it shares those cells
-//! ([`prefix_cache`], [`admission`]). Each step computes only new tokens: one of every decoding request, and as much of
-//! the prompts as the [`prefill_budget`] allows ([`batch`]). Where there is time to spare, a row continues with
-//! [`drafts`]. A [`cost_model`] learns how long steps take; [`kv_cells`] mirrors which cells they fill. Under pressure
-//! the [`kv_cache`] evicts entries and swaps out idle sequences, then [`preemption`] takes cells from the least important
-//! request.
+//! A running request leases a *sequence id* and *KV cells* of the backend. More requests may exist than these allow:
+//! up to a bound they wait in the [`queue`], and further ones are refused. The next request starts once there is room
+//! for it ([`admission`]). It shares the cells of a prefix of its prompt that is there already ([`prefix_cache`]).
+//! Each step computes only new tokens: one of every decoding request, and as much of the prompts as the
+//! [`prefill_budget`] allows ([`batch`]). Decode rows continue with [`drafts`] if that gains tokens per second. A
+//! [`cost_model`] learns how long steps take; [`kv_cells`] mirrors which cells they fill. When ids or cells run short,
+//! the [`kv_cache`] evicts entries and swaps out idle sequences, then [`preemption`] takes cells from the least
+//! important request.
 //!
 //! Invariants, tested with random workloads on the simulator:
 //! - Every sequence id is free or has exactly one holder, a request or a prefix cache entry.
@@ -19,7 +19,7 @@
 //!   failed step whose state cannot be truncated, and rows whose device top-k did not suffice.
 //! - Every decoding request of the step's adapter has a row, except after a failure; the
 //!   [`adapter_schedule`] bounds how long other adapters wait.
-//! - Nothing stays of rejected drafts.
+//! - Rejected drafts leave no cell filled.
 //! - Every request ends exactly once, and none fails because of another.
 
 #![forbid(unsafe_code)]

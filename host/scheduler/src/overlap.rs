@@ -1,20 +1,22 @@
 //! Overlap: prompts that are computed while nothing else can be.
 //!
-//! While the rows of a step are sampled, a backend that computes by itself is idle. While a step waits for
-//! [callers that return](crate::returning_callers), nobody computes. Then a part of the waiting prompts is computed: of
-//! running requests, never their last token, so that it only fills cells; in free cells, so that nothing is evicted; and
-//! with the adapter of the last step.
+//! The backend is idle while the rows of a step are sampled, and while a step waits for
+//! [callers that return](crate::returning_callers). Meanwhile it computes a part of the prompts of running requests: never
+//! a last token, so that there is nothing to sample; in free cells, so that nothing is evicted; and with the adapter of
+//! the last step.
 //!
-//! It may still run when the next step begins, which decoding requests wait for. So it counts against that step's
-//! [prefill budget](crate::prefill_budget), and takes half of it at most, so that prompts also come to their ends. Its
-//! sizes are those of the ladder, which lets the backend reuse its graphs.
+//! The work may still run when the next step begins, and delays its decode rows. So it counts against that step's
+//! [prefill budget](crate::prefill_budget), and takes at most half of it: the other half can finish prompts. It has a
+//! [chunk size](CHUNK_SIZES), so that the backend can reuse its graphs.
 //!
-//! How long it takes is not measurable: the next step ends when both are done. So the time of that step counts for its
-//! own prompt tokens and the overlapped ones. If something came between, that time is not learned from.
+//! Its time can't be measured alone, since the next step ends when both are done. So the time of that step counts for
+//! its own prompt tokens and the overlapped ones. If anything ran between the two, that time is not learned from.
 //!
 //! An extra step has the fixed cost of every step. So overlap pays where sampling takes longer than that.
 //!
-//! All of it is in this module, [`Step::overlapped`] and [`Step::is_overlap`]: it was not measured on a GPU.
+//! Overlap was never measured on a GPU, so it can be taken out: it is this module, [`Step::overlapped`],
+//! [`Step::is_overlap`] and the option of the same name. The scheduler uses it in `plan`, `plan_batch`,
+//! `make_room_for_prefill` and `learn` only.
 
 use crate::Time;
 use crate::batch;

@@ -1,8 +1,8 @@
 //! Preemption: running requests that give their cells to others.
 //!
-//! The least important request is preempted: of the lowest priority the one that arrived last. It returns to the queue with its
-//! generated tokens. Its state is swapped out, or computed again, whichever is expected to be faster. So no admitted
-//! request is lost for another, and the most important one always gets on.
+//! The least important request is preempted: the latest arrival of the lowest priority. It returns to the queue with its
+//! generated tokens. Its state is swapped out, or computed again, whichever is expected to be faster. No admitted
+//! request is lost, and the most important one always makes progress.
 
 use crate::prefix_cache::EntryState;
 use crate::request::length;
@@ -69,8 +69,8 @@ impl Scheduler {
         let tenant = request.tenant;
         self.queue.push(request);
         self.queue.stopped_running(tenant);
-        // Its followers, which wait for it to compute a prefix that they share, get another source at once. Else it
-        // could return and follow one of its own followers.
+        // Its followers wait for a prefix that it no longer computes. They get another source at once; otherwise it could
+        // return and follow one of them.
         self.update_followers();
         true
     }

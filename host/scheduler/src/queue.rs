@@ -4,14 +4,13 @@
 //! Fairness between tenants uses *virtual token counters* (Sheng et al., "Fairness in Serving Large Language
 //! Models", 2024). Each tenant has a counter of the service that it received; the tenant with the lowest counter goes
 //! first. A tenant that becomes active starts at the lowest counter of the active tenants, so idle time earns no
-//! credit. A tenant is *ahead* if its counter is higher than that. If it becomes idle and returns, it keeps its
-//! counter, so idle time clears no debt. Idle tenants that are ahead are stored separately, ordered by counter.
-//! They may be many, but only a returning tenant is looked up there.
+//! credit. A tenant with a higher counter than that is *ahead*. It keeps its counter while it is idle, so idle time
+//! clears no debt. Idle tenants that are ahead are stored apart from the active ones: they may be many.
 //!
-//! Within a tenant the earliest deadline goes first. A request without one counts as if it had
-//! [`DEFAULT_PATIENCE`], so that a stream of urgent requests passes it for so long and no longer.
+//! Within a tenant the earliest deadline goes first. A request without a deadline is ordered as if it expired
+//! [`DEFAULT_PATIENCE`] after its arrival, so a stream of urgent requests can't delay it for longer.
 //!
-//! The next request is not overtaken while it waits for room (the *blocked* request), except by a higher priority.
+//! While the next request waits for room, it is *blocked*: only requests of higher priority overtake it.
 
 use crate::Time;
 use crate::request::{Priority, Request, RequestId, Tenant};

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Request 1 is bad, and a device fault hits request 2 right after each of its failures. Request 1 fails, and request 2
-/// gets on. If request 2 is bad as well, it fails soon after.
+/// makes progress. If request 2 is bad as well, it fails soon after.
 #[test]
 fn fault_after_bad_request_counts_half() {
     let given_up = |second_is_bad: bool| {
@@ -27,7 +27,7 @@ fn fault_after_bad_request_counts_half() {
         }
         ended
     };
-    // The first step has all three requests. Each time the two fail alone, the third gets on, and a step of two fails.
+    // The first step has all three requests. Each time the two fail alone, the third succeeds, and a step of two fails.
     // Without the first, the second fails alone at once, which counts half, and then twice more.
     assert_eq!(given_up(false), [(9, 1)]);
     assert_eq!(given_up(true), [(9, 1), (16, 2)]);

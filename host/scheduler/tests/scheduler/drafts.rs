@@ -14,11 +14,8 @@ fn draft_rates(count: usize, machine: Machine) -> (f64, f64) {
         ..CONFIG
     };
     let arrival = Arrival {
-        prompt: 20,
-        max_tokens: 400,
-        ends_after: 400,
         max_drafts: 16,
-        ..Arrival::default()
+        ..arrival(0, 20, 400)
     };
     let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
     let records = simulation.run(vec![arrival; count]);
@@ -59,11 +56,8 @@ fn steps_with_drafts_keep_the_target() {
         ..CONFIG
     };
     let arrival = Arrival {
-        prompt: 20,
-        max_tokens: 300,
-        ends_after: 300,
         max_drafts: 16,
-        ..Arrival::default()
+        ..arrival(0, 20, 300)
     };
     let machine = Machine {
         noise: 0.15,

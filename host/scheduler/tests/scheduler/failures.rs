@@ -41,12 +41,7 @@ fn failed_step_is_halved_to_the_culprit() {
 /// A short outage fails no request; a device that fails for good fails all.
 #[test]
 fn short_outage_is_survived_long_one_fails() {
-    let arrival = Arrival {
-        prompt: 30,
-        max_tokens: 10,
-        ends_after: 10,
-        ..Arrival::default()
-    };
+    let arrival = arrival(0, 30, 10);
     let fast = Machine {
         fixed: 1e-5,
         row: 1e-5,
@@ -93,17 +88,12 @@ fn half_dead_device_keeps_no_request_forever() {
         max_drafts: 0,
         ..CONFIG
     };
-    let long = Arrival {
-        prompt: 400,
-        max_tokens: 10,
-        ends_after: 10,
-        ..Arrival::default()
-    };
+    let long = arrival(0, 400, 10);
     for every in [2, 3, 4] {
         let failing = (5..60_000).step_by(every);
         let faults: Vec<_> = failing.map(|step| (step, Fault::Code(-2))).collect();
         let mut simulation = simulation(limits, &faults);
-        // If every other step fails, none gets on.
+        // If every other step fails, no request makes progress.
         let records = simulation.run(vec![long.clone(); 3]);
         let given_up = records.iter().filter(|record| record.end == End::Failed);
         assert!(every > 2 || given_up.count() == 3, "every {every}");
@@ -126,11 +116,8 @@ fn several_culprits_are_found_without_truncation() {
         ..CONFIG
     };
     let sound = |adapter| Arrival {
-        prompt: 22,
-        max_tokens: 30,
-        ends_after: 30,
         adapter: AdapterId(adapter),
-        ..Arrival::default()
+        ..arrival(0, 22, 30)
     };
     for first in (15..70).step_by(4) {
         for second in (15..70).step_by(4) {

@@ -69,12 +69,8 @@ fn flooding_tenant_delays_others_little() {
         ..CONFIG
     };
     let of = |tenant, at| Arrival {
-        at: Duration::from_millis(at),
         tenant: Tenant(tenant),
-        prompt: 32,
-        max_tokens: 40,
-        ends_after: 40,
-        ..Arrival::default()
+        ..arrival(at, 32, 40)
     };
     let mut arrivals = vec![of(0, 0); 50];
     arrivals.extend((0..12).flat_map(|i| [of(1, 300 + 4000 * i), of(2, 500 + 4000 * i)]));
@@ -104,13 +100,9 @@ fn priority_then_deadline_goes_first() {
         ..CONFIG
     };
     let of = |at, priority, deadline: Option<u64>| Arrival {
-        at: Duration::from_millis(at),
         priority: Priority(priority),
         deadline_after: deadline.map(Duration::from_secs),
-        prompt: 8,
-        max_tokens: 8,
-        ends_after: 8,
-        ..Arrival::default()
+        ..arrival(at, 8, 8)
     };
     let arrivals = vec![
         of(0, 0, None),
@@ -135,12 +127,8 @@ fn flood_gets_its_share_only() {
         ..CONFIG
     };
     let of = |tenant, at| Arrival {
-        at: Duration::from_millis(at),
         tenant: Tenant(tenant),
-        prompt: 20,
-        max_tokens: 10,
-        ends_after: 10,
-        ..Arrival::default()
+        ..arrival(at, 20, 10)
     };
     let mut arrivals = vec![of(0, 0); 60];
     arrivals.push(of(1, 5_000));
@@ -187,12 +175,7 @@ fn early_device_faults_lose_no_request() {
     let faults: Vec<_> = [(0, -2), (1, 2), (3, 1), (4, -3)]
         .map(|(at, code)| (at, Fault::Code(code)))
         .into();
-    let arrival = Arrival {
-        prompt: 30,
-        max_tokens: 10,
-        ends_after: 10,
-        ..Arrival::default()
-    };
+    let arrival = arrival(0, 30, 10);
     let mut simulation = simulation(CONFIG, &faults);
     let records = simulation.run(vec![arrival; 6]);
     assert!(records.iter().all(|record| record.end == End::Finished));
@@ -209,12 +192,7 @@ fn bad_prompt_fails_without_truncation() {
         can_truncate: false,
         ..CONFIG
     };
-    let sound = Arrival {
-        prompt: 30,
-        max_tokens: 10,
-        ends_after: 10,
-        ..Arrival::default()
-    };
+    let sound = arrival(0, 30, 10);
     for company in [0, 2] {
         let mut arrivals = vec![sound.clone(); company];
         arrivals.push(Arrival {

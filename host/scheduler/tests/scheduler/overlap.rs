@@ -72,12 +72,7 @@ fn auto_does_not_overlap_with_instant_sampling() {
             ..CONFIG
         };
         // They end one after the other, so that prompts and decode rows mix.
-        let arrival = |i: u32| Arrival {
-            prompt: 90,
-            max_tokens: 10 + 7 * i,
-            ends_after: 10 + 7 * i,
-            ..Arrival::default()
-        };
+        let arrival = |i: u32| arrival(0, 90, 10 + 7 * i);
         let mut simulation = Simulation::new(limits, Machine::default(), BTreeMap::new());
         simulation.run((0..8).map(arrival).collect());
         assert_eq!(simulation.overlapped.1 > 0, runs, "{overlap:?}");

@@ -60,11 +60,8 @@ fn no_request_follows_its_follower() {
         ..CONFIG
     };
     let follower = Arrival {
-        prompt: 80,
         family: (79, 0),
-        max_tokens: 20,
-        ends_after: 20,
-        ..Arrival::default()
+        ..arrival(0, 80, 20)
     };
     let leader = Arrival {
         deadline_after: Some(Duration::from_secs(50)),
@@ -93,12 +90,7 @@ fn higher_priority_preempts_lower() {
         },
         CONFIG,
     ] {
-        let low = Arrival {
-            prompt: 30,
-            max_tokens: 60,
-            ends_after: 60,
-            ..Arrival::default()
-        };
+        let low = arrival(0, 30, 60);
         let high = Arrival {
             at: Duration::from_millis(300),
             priority: Priority(9),
@@ -122,12 +114,7 @@ fn continued_sequence_is_taken_over() {
             can_truncate,
             ..ROOMY
         };
-        let first = Arrival {
-            prompt: 40,
-            max_tokens: 10,
-            ends_after: 10,
-            ..Arrival::default()
-        };
+        let first = arrival(0, 40, 10);
         let next = |at| Arrival {
             at: Duration::from_secs(at),
             prompt: 4,

@@ -28,12 +28,7 @@ fn guest(thinks: Duration) -> Arrival {
 
 /// A request that the engine decodes.
 fn host_run(tokens: u32) -> Arrival {
-    Arrival {
-        prompt: 20,
-        max_tokens: tokens,
-        ends_after: tokens,
-        ..Arrival::default()
-    }
+    arrival(0, 20, tokens)
 }
 
 /// Runs the arrivals; all of them finish.
