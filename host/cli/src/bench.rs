@@ -26,7 +26,6 @@ pub enum BenchCommand {
 /// Measures and prints the figures.
 pub(crate) fn bench(command: &BenchCommand) -> Result<ExitCode, Error> {
     let BenchCommand::Load(args) = command;
-    let runtime = startup::tokio_runtime(startup::workers(None))?;
-    runtime.block_on(load::measure(args))?;
+    startup::block_on(startup::workers(None), load::measure(args))??;
     Ok(ExitCode::SUCCESS)
 }

@@ -20,8 +20,5 @@ pub(crate) fn run(command: &DeployCommand) -> Result<ExitCode, Error> {
     {
         return print(corral_server::deployments::MANIFEST_SCHEMA);
     }
-    let runtime = startup::tokio_runtime(1)?;
-    let result = runtime.block_on(commands::run(command));
-    runtime.shutdown_background();
-    result
+    startup::block_on(1, commands::run(command))?
 }

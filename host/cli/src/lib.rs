@@ -9,6 +9,7 @@ mod admin;
 pub mod admin_token;
 pub mod args;
 pub mod bench;
+pub mod command_line;
 mod deploy;
 mod doctor;
 mod error;
@@ -23,7 +24,7 @@ mod top;
 
 pub use error::{Cause, Error};
 
-use args::{Command, CommandLine};
+use command_line::{Command, CommandLine};
 use std::process::ExitCode;
 
 /// Runs `corral` with the arguments of the process.

@@ -11,10 +11,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 /// Runs the plugin once and returns its exit code.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
-    let runtime = startup::tokio_runtime(startup::workers(args.models.workers))?;
-    let result = runtime.block_on(run_plugin(args));
-    runtime.shutdown_background();
-    result
+    startup::block_on(startup::workers(args.models.workers), run_plugin(args))?
 }
 
 async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {

@@ -17,11 +17,8 @@ const CALL_CPU_TIME: Duration = Duration::from_secs(10);
 
 /// Serves until a signal stops the process.
 pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Error> {
-    let runtime = startup::tokio_runtime(startup::workers(args.models.workers))?;
-    let result = runtime.block_on(serve_until_stopped(args));
-    // Blocking tasks cannot be interrupted; do not wait for them.
-    runtime.shutdown_background();
-    result
+    let workers = startup::workers(args.models.workers);
+    startup::block_on(workers, serve_until_stopped(args))?
 }
 
 async fn serve_until_stopped(args: &ServeArgs) -> Result<ExitCode, Error> {
@@ -135,7 +132,7 @@ async fn load(
         };
         // Its name is its route.
         let name = arg.route.as_str();
-        let plugin = startup::load_plugin(&runtime, name, &arg.file, limits).await?;
+        let plugin = runtime.load_plugin(name, arg.file.clone(), limits).await?;
         if !plugin.roles().http {
             return Err(Error::failed(format!(
                 "{} does not export a wasi:http handler; use it with 'corral run'",

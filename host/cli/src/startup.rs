@@ -2,9 +2,10 @@
 
 use crate::Error;
 use crate::args::{ModelArg, ModelArgs};
+use crate::terminal::mebibytes;
 use corral_engine::{Caller, ModelConfig, ModelPool, ModelState};
-use corral_runtime::{Limits, Plugin, Runtime, RuntimeConfig};
-use std::path::{Path, PathBuf};
+use corral_runtime::{Runtime, RuntimeConfig};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Time between two progress messages of a load.
@@ -27,6 +28,14 @@ pub fn workers(requested: Option<u64>) -> usize {
         Some(workers) => usize::try_from(workers).unwrap_or(usize::MAX),
         None => (cores() / 4).clamp(2, 16),
     }
+}
+
+/// Runs a command on a tokio runtime of its own. Blocking tasks, which cannot be interrupted, are left behind.
+pub(crate) fn block_on<F: Future>(workers: usize, command: F) -> Result<F::Output, Error> {
+    let runtime = tokio_runtime(workers)?;
+    let result = runtime.block_on(command);
+    runtime.shutdown_background();
+    Ok(result)
 }
 
 /// A tokio runtime for everything but computing.
@@ -111,11 +120,6 @@ async fn expected_sizes(models: &ModelPool, name: &str) -> String {
     )
 }
 
-#[allow(clippy::cast_precision_loss)]
-fn mebibytes(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
-}
-
 /// Loads one model; reports the progress of a slow load.
 async fn load(models: &ModelPool, name: &str, note: &impl Fn(String)) -> Result<(), Error> {
     let start = Instant::now();
@@ -165,16 +169,6 @@ pub fn runtime(cache_dir: Option<PathBuf>, models: &ModelPool) -> Result<Runtime
 pub(crate) async fn shut_down(models: ModelPool) {
     let ending = tokio::task::spawn_blocking(move || models.shutdown());
     let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, ending).await;
-}
-
-/// Loads a plugin from its file.
-pub async fn load_plugin(
-    runtime: &Runtime,
-    name: &str,
-    file: &Path,
-    limits: Limits,
-) -> Result<Plugin, Error> {
-    Ok(runtime.load_plugin(name, file.to_owned(), limits).await?)
 }
 
 /// `corral/plugins` in the user's cache directory, if the environment names one.

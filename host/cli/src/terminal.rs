@@ -20,6 +20,12 @@ pub fn printable(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
+/// A number of bytes in MiB.
+#[allow(clippy::cast_precision_loss)]
+pub(crate) fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
 /// Aligns rows of cells: two blanks between columns, and no blanks at the ends of lines. `is_right` names the
 /// columns that are aligned to the right.
 pub fn align(rows: &[Vec<String>], is_right: impl Fn(usize) -> bool) -> String {

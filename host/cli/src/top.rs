@@ -2,9 +2,9 @@
 
 mod table;
 
-use crate::Error;
 use crate::admin::{AdminArgs, AdminClient, RequestBody};
 use crate::terminal::print;
+use crate::{Error, startup};
 use clap::Args;
 use http::{Method, StatusCode};
 use rustix::termios::tcgetwinsize;
@@ -34,13 +34,7 @@ pub struct TopArgs {
 
 /// Shows the status until Ctrl-C. Only the first request must succeed; later ones wait for a restarting server.
 pub(crate) fn top(args: &TopArgs) -> Result<ExitCode, Error> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Error::context(
-            "cannot wait for events; raise the limit of open files",
-        ))?;
-    runtime.block_on(async {
+    startup::block_on(1, async {
         let first = fetch(&args.admin).await?;
         if args.once || !std::io::stdout().is_terminal() {
             return print(&show(args, &first, usize::MAX));
@@ -49,7 +43,7 @@ pub(crate) fn top(args: &TopArgs) -> Result<ExitCode, Error> {
             ended = update(args, first) => ended,
             _ = tokio::signal::ctrl_c() => Ok(ExitCode::SUCCESS),
         }
-    })
+    })?
 }
 
 /// Fetches the status of the models.

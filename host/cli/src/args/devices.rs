@@ -143,8 +143,8 @@ mod tests {
     use crate::args::tests::parse_serve;
 
     fn device_args(line: &str) -> DeviceArgs {
-        let line = format!("corral serve --model a=1 --model b=c=2 {line}");
-        parse_serve(line.trim_end()).models.devices
+        let line = format!("--model a=1 --model b=c=2 {line}");
+        parse_serve(&line).expect("valid arguments").models.devices
     }
 
     #[test]

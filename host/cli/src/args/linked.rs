@@ -1,6 +1,8 @@
 //! `--linked`: linked components given on the command line instead of in a corral.toml.
 
+use crate::Error;
 use corral_server::deployments::check_sampler_name;
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -37,16 +39,19 @@ impl FromStr for LinkedArg {
 pub(crate) const LINKED_HINT: &str =
     "; or on this command line: --linked templating=FILE or --linked sampling.NAME=FILE";
 
-/// The role that two arguments name, if any.
-pub(crate) fn find_duplicate(linked: &[LinkedArg]) -> Option<String> {
-    let duplicate = linked.iter().enumerate().find(|(index, arg)| {
-        let mut earlier = linked.iter().take(*index);
-        earlier.any(|earlier| earlier.sampler == arg.sampler)
-    });
-    duplicate.map(|(_, arg)| match &arg.sampler {
+/// Refuses two arguments for one role.
+pub(crate) fn check_linked(linked: &[LinkedArg]) -> Result<(), Error> {
+    let mut seen = HashSet::new();
+    let Some(repeated) = linked.iter().find(|arg| !seen.insert(&arg.sampler)) else {
+        return Ok(());
+    };
+    let role = match &repeated.sampler {
         Some(name) => format!("sampling.{name}"),
         None => "templating".to_owned(),
-    })
+    };
+    Err(Error::usage(format!(
+        "--linked names {role} twice; remove one of them"
+    )))
 }
 
 #[cfg(test)]
@@ -69,8 +74,9 @@ mod tests {
         }
         let (template, other) = (linked("templating=a"), linked("sampling.b=a"));
         let distinct = [template.clone(), other.clone(), sampler];
-        assert_eq!(find_duplicate(&distinct), None);
-        let duplicate = find_duplicate(&[other.clone(), template, other]);
-        assert_eq!(duplicate.as_deref(), Some("sampling.b"));
+        assert!(check_linked(&distinct).is_ok());
+        let error = check_linked(&[other.clone(), template, other]);
+        let message = error.expect_err("two for one role").message(false);
+        assert!(message.contains("names sampling.b twice"), "{message}");
     }
 }

@@ -1,6 +1,6 @@
 //! Arguments for loading and unloading models.
 
-use super::seconds;
+use super::parsers::seconds;
 use clap::{Args, ValueEnum};
 use corral_engine::ModelPoolSettings;
 use std::time::Duration;

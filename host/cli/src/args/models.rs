@@ -3,7 +3,7 @@
 use super::devices::DeviceArgs;
 use super::memory::MemoryArgs;
 use super::model_pool::ModelPoolArgs;
-use super::whole;
+use super::parsers::whole;
 use crate::Error;
 use clap::Args;
 use corral_engine::{DeviceTopKMode, Overlap};
@@ -184,13 +184,14 @@ fn is_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::tests::{parse, parse_serve};
+    use crate::args::tests::parse_serve;
 
     #[test]
     fn adapters_default_to_first_model() {
         let serve = parse_serve(
-            "corral serve --model a=1 --model b:c=2 --adapter x=3 --adapter b:c:y=4 --adapter a:z=k=5",
-        );
+            "--model a=1 --model b:c=2 --adapter x=3 --adapter b:c:y=4 --adapter a:z=k=5",
+        )
+        .expect("valid arguments");
         let adapter = |name: &str, file: &str| (name.to_owned(), PathBuf::from(file));
         let first = [adapter("x", "3"), adapter("z", "k=5")];
         assert_eq!(serve.models.adapters_of(0), first);
@@ -202,8 +203,8 @@ mod tests {
             ("a:=x", "not a valid adapter name"),
             ("q:x=3", "'q'"),
         ] {
-            let line = format!("corral serve --model a=1 --adapter {wrong}");
-            let error = parse(&line).expect_err(wrong);
+            let line = format!("--model a=1 --adapter {wrong}");
+            let error = parse_serve(&line).expect_err(wrong);
             assert!(error.contains(expected), "{wrong}: {error}");
         }
     }
@@ -211,7 +212,8 @@ mod tests {
     #[test]
     fn device_top_k_is_number_or_mode() {
         let top_k = |option: &str| {
-            parse_serve(&format!("corral serve --model a{option}"))
+            parse_serve(&format!("--model a{option}"))
+                .expect(option)
                 .models
                 .device_top_k
         };
@@ -221,8 +223,8 @@ mod tests {
         let on = DeviceTopKMode::On { k: 64 };
         assert_eq!(top_k(" --device-top-k 64"), on);
         for wrong in ["1", "65537", "on", "-3"] {
-            let line = format!("corral serve --model a --device-top-k={wrong}");
-            let error = parse(&line).expect_err(wrong);
+            let line = format!("--model a --device-top-k={wrong}");
+            let error = parse_serve(&line).expect_err(wrong);
             assert!(error.contains("write auto, off or a number"), "{error}");
         }
     }
@@ -230,7 +232,8 @@ mod tests {
     #[test]
     fn overlap_is_auto_or_off() {
         let overlap = |option: &str| {
-            parse_serve(&format!("corral serve --model a{option}"))
+            parse_serve(&format!("--model a{option}"))
+                .expect(option)
                 .models
                 .overlap
         };
@@ -238,7 +241,7 @@ mod tests {
         assert_eq!(overlap(" --overlap auto"), Overlap::Auto);
         assert_eq!(overlap(" --overlap off"), Overlap::Off);
         // The engine can force it, for tests.
-        let error = parse("corral serve --model a --overlap on").expect_err("on");
+        let error = parse_serve("--model a --overlap on").expect_err("on");
         assert!(error.contains("write auto or off"), "{error}");
     }
 

@@ -1,6 +1,6 @@
 //! Arguments for the public listener: TLS, keys, quotas and error formats.
 
-use super::seconds;
+use super::parsers::seconds;
 use crate::Error;
 use clap::Args;
 use corral_runtime::{Quota, QuotaLimit, QuotaLimits};

@@ -1,6 +1,8 @@
 //! Arguments of `corral run`, and the limits of a call.
 
-use super::{LinkedArg, ModelArgs, find_duplicate, seconds, whole};
+use super::linked::{LinkedArg, check_linked};
+use super::models::ModelArgs;
+use super::parsers::{seconds, whole};
 use crate::Error;
 use clap::Args;
 use std::path::PathBuf;
@@ -25,12 +27,8 @@ pub struct RunArgs {
 
 impl RunArgs {
     /// Finds errors that need no file access.
-    pub(super) fn check(&self) -> Result<(), Error> {
-        if let Some(role) = find_duplicate(&self.linked) {
-            return Err(Error::usage(format!(
-                "--linked names {role} twice; remove one of them"
-            )));
-        }
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        check_linked(&self.linked)?;
         self.models.check()
     }
 }

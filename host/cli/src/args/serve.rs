@@ -1,7 +1,9 @@
 //! Arguments of `corral serve`.
 
+use super::models::ModelArgs;
+use super::parsers::seconds;
 use super::public::PublicArgs;
-use super::{CallLimitArgs, ModelArgs, seconds};
+use super::run::CallLimitArgs;
 use crate::Error;
 use clap::Args;
 use corral_server::{Route, RouteTable};
@@ -59,7 +61,7 @@ pub struct ServeArgs {
 
 impl ServeArgs {
     /// Finds errors that need no file access.
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         self.models.check()?;
         if self.admin.starts_with("unix:") && self.admin_token_file.is_some() {
             return Err(Error::usage(

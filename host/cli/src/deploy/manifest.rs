@@ -2,7 +2,7 @@
 
 use super::args::DeployArgs;
 use crate::Error;
-use crate::args::{LinkedArg, find_duplicate};
+use crate::args::{LinkedArg, check_linked};
 use bytes::Bytes;
 use corral_server::deployments::{Digest, LinkedComponent, LinkedComponents, Manifest};
 use std::fs::{self, File};
@@ -86,11 +86,7 @@ fn from_arguments(args: &DeployArgs) -> Result<Manifest, Error> {
             "there is no route; give --route /{name}, or write a corral.toml"
         )));
     }
-    if let Some(role) = find_duplicate(&args.linked) {
-        return Err(Error::usage(format!(
-            "--linked names {role} twice; remove one of them"
-        )));
-    }
+    check_linked(&args.linked)?;
     let mut linked = LinkedComponents::default();
     for LinkedArg { sampler, file } in &args.linked {
         let component = LinkedComponent {

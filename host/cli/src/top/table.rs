@@ -1,6 +1,6 @@
 //! The status of models as lines for a terminal. Missing values, as of another version, are shown as `-`.
 
-use crate::terminal::{align, printable};
+use crate::terminal::{align, mebibytes, printable};
 use serde_json::Value;
 use std::cmp::Reverse;
 
@@ -66,11 +66,7 @@ fn summary(model: &Value) -> String {
         }
         return line;
     }
-    let megabytes = |path: &str| {
-        #[allow(clippy::cast_precision_loss)]
-        let bytes = number(model, path) as f64;
-        format!("{:.1} MiB", bytes / f64::from(1 << 20))
-    };
+    let size = |path: &str| mebibytes(number(model, path));
     let cached_tokens: u64 = list(model, "/prefix_cache")
         .iter()
         .map(|entry| number(entry, "/tokens"))
@@ -90,9 +86,9 @@ fn summary(model: &Value) -> String {
         show("/cells/n_kv"),
         show("/sequence_ids/used"),
         show("/sequence_ids/total"),
-        megabytes("/swapped_bytes/memory"),
-        megabytes("/swapped_bytes/disk"),
-        megabytes("/offloaded_prefix_bytes"),
+        size("/swapped_bytes/memory"),
+        size("/swapped_bytes/disk"),
+        size("/offloaded_prefix_bytes"),
         show("/counters/swapped_out"),
         show("/counters/prefixes_offloaded"),
         show("/counters/swapped_in"),

@@ -46,7 +46,9 @@ pub(crate) async fn serve(
     limits: corral_runtime::Limits,
 ) -> Result<Server, Error> {
     let runtime = startup::runtime(None, &models)?;
-    let plugin = startup::load_plugin(&runtime, route, plugin, limits.clone()).await?;
+    let plugin = runtime
+        .load_plugin(route, plugin.to_owned(), limits.clone())
+        .await?;
     let deployments = Deployments::new(runtime.clone(), None, limits, Access::Open);
     deployments.add_static(route.parse()?, plugin, RequestPolicy::default())?;
     open(models, runtime, deployments, None).await

@@ -62,7 +62,7 @@ enum Bench {
 }
 
 fn main() -> ExitCode {
-    let command_line = match corral_cli::args::parse::<CommandLine>() {
+    let command_line = match corral_cli::command_line::parse::<CommandLine>() {
         Ok(Some(command_line)) => command_line,
         Ok(None) => return ExitCode::SUCCESS,
         Err(error) => return error.report("corral-bench", false),

@@ -350,7 +350,7 @@ mod tests {
     use crate::CommandLine as BenchCommandLine;
     use crate::args::tests::parse;
     use clap::Parser;
-    use corral_cli::args::{Command, CommandLine};
+    use corral_cli::command_line::{Command, CommandLine};
     use serde_json::Value;
     use std::time::Duration;
 

@@ -71,5 +71,5 @@ async fn load(runtime: &Runtime, name: &str, file: &Path, limits: Limits) -> Res
             file.display()
         )));
     }
-    startup::load_plugin(runtime, name, file, limits).await
+    Ok(runtime.load_plugin(name, file.to_owned(), limits).await?)
 }

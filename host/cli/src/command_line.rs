@@ -1,0 +1,320 @@
+//! The command line of `corral`: its commands, and errors in it as one line.
+
+use crate::Error;
+use crate::args::{RunArgs, ServeArgs};
+use crate::bench::BenchCommand;
+use crate::deploy::DeployCommand;
+use crate::doctor::DoctorArgs;
+use crate::keys::KeysCommand;
+use crate::top::TopArgs;
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+
+/// Serve language models to sandboxed WebAssembly plugins
+#[derive(Debug, Parser)]
+#[command(name = "corral", version)]
+pub struct CommandLine {
+    #[command(subcommand)]
+    pub command: Command,
+    /// Show the causes of errors, and llama.cpp's log; RUST_LOG sets levels by target
+    #[arg(long, short, global = true)]
+    pub verbose: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve plugins over HTTP until SIGTERM or Ctrl-C
+    Serve(Box<ServeArgs>),
+    /// Run a command-line plugin once, without a server
+    Run(Box<RunArgs>),
+    /// Show the requests and the memory of a server's models
+    Top(TopArgs),
+    /// Manage API keys for `corral serve --keys`
+    #[command(subcommand)]
+    Keys(KeysCommand),
+    /// Measure endpoints
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// List the devices and backends of this machine, and why some are not used
+    Doctor(DoctorArgs),
+    #[command(flatten)]
+    Deployments(DeployCommand),
+}
+
+impl Command {
+    /// The log filter without `RUST_LOG` and `--verbose`. `run` shows the plugin's own output and nothing else.
+    pub(crate) fn default_log_filter(&self) -> &'static str {
+        match self {
+            Command::Serve(_) => "warn,corral::plugin=info",
+            _ => "error",
+        }
+    }
+}
+
+/// Parses the process's arguments. Returns nothing after printing help or the version.
+pub fn parse<T: Parser>() -> Result<Option<T>, Error> {
+    match T::try_parse() {
+        Ok(command_line) => Ok(Some(command_line)),
+        Err(error) => match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                // Fails only if nothing reads stdout.
+                let _ = error.print();
+                Ok(None)
+            }
+            _ => {
+                let command = T::command();
+                Err(Error::Usage(usage_message(&error, command.get_name())))
+            }
+        },
+    }
+}
+
+impl CommandLine {
+    /// Reads and checks the process's arguments. Returns nothing after printing help or the version.
+    pub(crate) fn read() -> Result<Option<Self>, Error> {
+        let command_line: Option<Self> = parse()?;
+        if let Some(command_line) = &command_line {
+            command_line.check()?;
+        }
+        Ok(command_line)
+    }
+
+    /// Finds errors that need no file access.
+    fn check(&self) -> Result<(), Error> {
+        match &self.command {
+            Command::Serve(serve) => serve.check(),
+            Command::Run(run) => run.check(),
+            Command::Bench(BenchCommand::Load(load)) => load.check(),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// clap's error as one line: its first paragraph and a hint at `--help`.
+fn usage_message(error: &clap::Error, program: &str) -> String {
+    if matches!(
+        error.kind(),
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    ) {
+        return format!("no command was given; see '{program} --help'");
+    }
+    let text = error.render().to_string();
+    let first = text.split("\n\n").next().unwrap_or(&text).trim();
+    let message = first.strip_prefix("error: ").unwrap_or(first);
+    match error.kind() {
+        // Value parsers of this crate say what to write.
+        ErrorKind::ValueValidation => message.to_owned(),
+        _ => format!("{message}; see '{program} --help'"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    fn parse(line: &str) -> Result<CommandLine, String> {
+        let command_line = CommandLine::try_parse_from(line.split(' '))
+            .map_err(|error| usage_message(&error, "corral"))?;
+        match command_line.check() {
+            Ok(()) => Ok(command_line),
+            Err(Error::Usage(message)) => Err(message),
+            Err(Error::Failed(error)) => panic!("{error}"),
+        }
+    }
+
+    fn parse_serve(line: &str) -> ServeArgs {
+        let command_line = parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+        match command_line.command {
+            Command::Serve(serve) => *serve,
+            other => panic!("not serve: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn argument_definitions_are_consistent() {
+        use clap::CommandFactory;
+        CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn default_log_filters_parse() {
+        for line in ["corral serve --model x", "corral run p --model x"] {
+            let command = parse(line).expect("a valid line").command;
+            let filter = command.default_log_filter();
+            let parsed = filter.parse::<tracing_subscriber::filter::Targets>();
+            assert!(parsed.is_ok(), "{filter}");
+        }
+    }
+
+    #[test]
+    fn help_of_each_argument_is_one_line() {
+        use clap::CommandFactory;
+        fn check(command: &clap::Command) {
+            for arg in command.get_arguments() {
+                let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+                let fits = !help.is_empty() && help.chars().count() <= 110 && !help.ends_with('.');
+                assert!(fits, "{} {}: {help}", command.get_name(), arg.get_id());
+                assert!(arg.get_long_help().is_none(), "{}: {help}", arg.get_id());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&CommandLine::command());
+    }
+
+    #[test]
+    fn serve_and_run_parse() {
+        let serve = parse_serve(
+            "corral serve --model a=x.gguf --model y.gguf --listen 127.0.0.1:0 \
+             --plugin /g=g.wasm --plugin /=h.wasm --context 512 --time-limit 0.5 --priority /=7",
+        );
+        assert_eq!(serve.models.models[1].name, "y");
+        assert_eq!(serve.models.context, Some(512));
+        assert_eq!(serve.listen, "127.0.0.1:0");
+        assert_eq!(serve.admin, "127.0.0.1:8081");
+        assert_eq!(serve.plugins[1].route.as_str(), "/");
+        assert_eq!(serve.limits.time_limit, Some(Duration::from_millis(500)));
+        assert_eq!(serve.priority(&serve.plugins[1].route), 7);
+        assert_eq!(serve.priority(&serve.plugins[0].route), 0);
+        let line = "corral run p.wasm --model x.gguf -- --model 1+1=";
+        let Command::Run(run) = parse(line).expect("a valid line").command else {
+            panic!("not run");
+        };
+        assert_eq!(run.plugin, PathBuf::from("p.wasm"));
+        assert_eq!(run.arguments, ["--model", "1+1="]);
+    }
+
+    #[test]
+    fn usage_errors_say_what_to_do() {
+        for (line, expected) in [
+            ("corral", "see 'corral --help'"),
+            ("corral fly", "unrecognized subcommand 'fly'"),
+            ("corral serve", "--model <[NAME=]FILE>"),
+            ("corral serve --model x.gguf --fast", "'--fast'"),
+            (
+                "corral serve --model x.gguf --plugin g.wasm",
+                "write ROUTE=FILE",
+            ),
+            (
+                "corral serve --model x.gguf --plugin g=g.wasm",
+                "write '/g'",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g=g.wasm --priority /h=1",
+                "'/h', which no --plugin has",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g=g.wasm --share-prefixes /h",
+                "--share-prefixes names the route '/h', which no --plugin has",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g=g.wasm --quota /h=concurrent:1",
+                "--quota names the route '/h', which no --plugin has",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g=g.wasm --error-format /h=openai",
+                "--error-format names the route '/h', which no --plugin has",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g=g.wasm --open-route /g",
+                "--keys <FILE>",
+            ),
+            (
+                "corral serve --model x.gguf --tls-cert x",
+                "--tls-key <FILE>",
+            ),
+            (
+                "corral serve --model x.gguf --tls-key x",
+                "--tls-cert <FILE>",
+            ),
+            ("corral keys new", "--tenant <TENANT>"),
+            ("corral keys new --tenant a/b", "use 1 to 64 letters"),
+            (
+                "corral serve --model x.gguf --swap-memory 0 --swap-dir x",
+                "give some memory",
+            ),
+            (
+                "corral serve --model x.gguf --swap-disk 5",
+                "--swap-dir <DIR>",
+            ),
+            (
+                "corral serve --model x.gguf --priority /g=300",
+                "N from 0 to 255",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g/=g.wasm",
+                "ends with '/'",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g=a.wasm --plugin /g=b.wasm",
+                "two plugins have the route '/g'",
+            ),
+            (
+                "corral serve --model a/x.gguf --model b/x.gguf",
+                "two models are named 'x'",
+            ),
+            (
+                "corral serve --model x.gguf --admin unix:x --admin-token-file y",
+                "remove one of them",
+            ),
+            ("corral serve --model x.gguf --context 0", "'--context <N>'"),
+            (
+                "corral serve --model x.gguf --gpu-layers x",
+                "write auto or a number",
+            ),
+            (
+                "corral serve --model x.gguf --kv-type q4_0",
+                "write f16 or q8_0",
+            ),
+            (
+                "corral serve --model x.gguf --device a,a",
+                "'a' is named twice",
+            ),
+            (
+                "corral serve --model x.gguf --device y=cpu",
+                "--device names the model 'y', which no --model has",
+            ),
+            (
+                "corral serve --model x.gguf --grace-period soon",
+                "write seconds",
+            ),
+            ("corral serve --model x.gguf --grace-period -1", "'-1'"),
+            ("corral run --model x.gguf", "<PLUGIN.wasm>"),
+            (
+                "corral run p.wasm --model x.gguf --linked a=b",
+                "write templating=FILE or sampling.NAME=FILE",
+            ),
+            (
+                "corral run p.wasm --model x.gguf --linked templating=a --linked templating=b",
+                "--linked names templating twice",
+            ),
+            ("corral top --admin https://a", "write http://HOST:PORT"),
+            ("corral bench load", "<URL>"),
+            ("corral bench load a", "write http://HOST:PORT"),
+            ("corral bench load https://a", "do not support TLS"),
+            (
+                "corral bench load http://a --rate 0",
+                "write requests a second",
+            ),
+            (
+                "corral bench load http://a --rate 1 --concurrency 2",
+                "cannot be used with",
+            ),
+            ("corral bench load http://a --max-in-flight 2", "--rate <R>"),
+            (
+                "corral bench load http://a http://b http://c --api-key x --api-key y",
+                "--api-key is given 2 times for 3 URLs",
+            ),
+            (
+                "corral bench load http://a --requests 1000000 --output-tokens 1000",
+                "1000000000 tokens",
+            ),
+            ("corral top --admin a", "write http://HOST:PORT"),
+            ("corral top --admin http://a:1/b", "write http://HOST:PORT"),
+        ] {
+            let error = parse(line).expect_err(line);
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+    }
+}
