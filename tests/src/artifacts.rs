@@ -31,6 +31,11 @@ pub fn plugin(name: &str) -> PathBuf {
     file
 }
 
+/// The bytes of the component `name`.
+pub fn component(name: &str) -> Vec<u8> {
+    std::fs::read(plugin(name)).expect("the component can be read")
+}
+
 /// The demo model.
 pub fn model() -> PathBuf {
     existing("CORRAL_MODEL", || {
@@ -49,17 +54,19 @@ fn write_long_model() -> PathBuf {
     const NAME: &[u8] = b"qwen3.context_length";
     const TYPE_U32: [u8; 4] = 4_u32.to_le_bytes();
     let mut bytes = std::fs::read(model()).expect("the model can be read");
-    let name = bytes.windows(NAME.len()).position(|some| some == NAME);
-    let kind = name.expect("the file has a context length") + NAME.len();
-    let value = kind + TYPE_U32.len();
-    assert_eq!(bytes[kind..value], TYPE_U32, "a u32 value");
-    let length = bytes[value..].first_chunk_mut().expect("the value");
+    let name = bytes.windows(NAME.len()).position(|bytes| bytes == NAME);
+    let value_type = name.expect("the file has a context length") + NAME.len();
+    let value = value_type + TYPE_U32.len();
+    assert_eq!(bytes[value_type..value], TYPE_U32, "a u32 value");
+    let length = bytes[value..]
+        .first_chunk_mut()
+        .expect("a value of four bytes");
     *length = (16 * u32::from_le_bytes(*length)).to_le_bytes();
     let file = scratch().join("long.gguf");
     // Test binaries run concurrently: rename, so that none reads a partial file.
     let new = file.with_extension(std::process::id().to_string());
-    std::fs::write(&new, bytes).expect("it can be written");
-    std::fs::rename(&new, &file).expect("it can be renamed");
+    std::fs::write(&new, bytes).expect("the scratch directory can be written");
+    std::fs::rename(&new, &file).expect("the file can be renamed");
     file
 }
 

@@ -1,7 +1,7 @@
 //! Runs benches and reads their JSON objects.
 
 use crate::command_line::run_program;
-use crate::server::PATIENCE;
+use crate::server::TIMEOUT;
 use crate::{Ended, artifacts};
 use serde_json::Value;
 use std::ffi::OsString;
@@ -9,26 +9,26 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// An option of a bench, and the file that is its value.
-pub type WithFile<'a> = (&'a str, PathBuf);
+pub type FileOption<'a> = (&'a str, PathBuf);
 
 /// The demo model.
-pub fn model() -> WithFile<'static> {
+pub fn model() -> FileOption<'static> {
     ("--model", artifacts::model())
 }
 
 /// The component `name` as the plugin.
-pub fn plugin(name: &str) -> WithFile<'static> {
+pub fn plugin(name: &str) -> FileOption<'static> {
     ("--plugin", artifacts::plugin(name))
 }
 
 /// Runs a bench with these words, separated by blanks, and these files: `load` of `corral`, all others of
 /// `corral-bench`.
-pub fn bench(words: &str, files: &[WithFile<'_>]) -> Ended {
-    bench_within(PATIENCE, words, files)
+pub fn bench(words: &str, files: &[FileOption<'_>]) -> Ended {
+    bench_within(TIMEOUT, words, files)
 }
 
 /// [`bench()`] with another time limit.
-pub fn bench_within(patience: Duration, words: &str, files: &[WithFile<'_>]) -> Ended {
+pub fn bench_within(limit: Duration, words: &str, files: &[FileOption<'_>]) -> Ended {
     let is_load = words.split_whitespace().next() == Some("load");
     let (program, command) = match is_load {
         true => (artifacts::binary(), Some("bench")),
@@ -39,11 +39,11 @@ pub fn bench_within(patience: Duration, words: &str, files: &[WithFile<'_>]) -> 
     for (option, file) in files {
         arguments.extend([OsString::from(*option), OsString::from(file)]);
     }
-    run_program(&program, patience, arguments)
+    run_program(&program, limit, arguments)
 }
 
 /// The JSON object of a bench, which must succeed.
-pub fn measure(words: &str, files: &[WithFile<'_>]) -> Value {
+pub fn measure(words: &str, files: &[FileOption<'_>]) -> Value {
     let ended = bench(&format!("{words} --json"), files);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     object(words, &ended)
@@ -58,54 +58,29 @@ pub fn object(words: &str, ended: &Ended) -> Value {
     result
 }
 
-/// Asserts that a bench ended with this exit code, without output, and with an error that contains these texts.
-pub fn check_refused(ended: &Ended, code: i32, expected: &[&str]) {
-    assert_eq!(ended.code, Some(code), "{ended:?}");
-    assert_eq!(ended.stdout, "", "{ended:?}");
-    // Progress precedes the error.
-    let mut lines = ended.stderr.lines();
-    let is_error = |line: &&str| line.starts_with("corral: ") || line.starts_with("corral-bench: ");
-    let error = lines.rfind(is_error);
-    let error = error.unwrap_or_else(|| panic!("no error: {ended:?}"));
-    for text in expected {
-        assert!(error.contains(text), "{text:?} in {ended:?}");
-    }
-}
-
 /// The rows of a result.
 pub fn rows(result: &Value) -> &[Value] {
     result["rows"].as_array().expect("rows")
 }
 
-/// A text member.
-pub fn text<'a>(value: &'a Value, member: &str) -> &'a str {
-    let text = value[member].as_str();
-    text.unwrap_or_else(|| panic!("no text {member:?} in {value}"))
-}
-
-/// A whole number member.
-pub fn count(value: &Value, member: &str) -> u64 {
-    let count = value[member].as_u64();
-    count.unwrap_or_else(|| panic!("no count {member:?} in {value}"))
-}
-
-/// A number member.
-pub fn number(value: &Value, member: &str) -> f64 {
-    let number = value[member].as_f64();
-    number.unwrap_or_else(|| panic!("no number {member:?} in {value}"))
-}
-
 /// Asserts that these members are positive numbers.
 pub fn check_positive(value: &Value, members: &[&str]) {
     for member in members {
-        assert!(number(value, member) > 0.0, "{member:?} in {value}");
+        let is_positive = value[member].as_f64().is_some_and(|number| number > 0.0);
+        assert!(is_positive, "{member:?} in {value}");
     }
 }
 
 /// Asserts that these members are numbers in ascending order.
 pub fn check_rising(value: &Value, members: &[&str]) {
-    let numbers: Vec<_> = members.iter().map(|name| number(value, name)).collect();
-    assert!(numbers.is_sorted(), "{members:?} in {value}");
+    let numbers: Vec<_> = members
+        .iter()
+        .map(|member| value[member].as_f64())
+        .collect();
+    assert!(
+        numbers[0].is_some() && numbers.is_sorted(),
+        "{members:?} in {value}"
+    );
 }
 
 /// Asserts that an object contains all members of `expected`.

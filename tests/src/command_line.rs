@@ -1,7 +1,8 @@
 //! Runs the binary once, to its end.
 
 use crate::artifacts;
-use crate::server::PATIENCE;
+use crate::server::{TIMEOUT, argument};
+use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -19,30 +20,65 @@ pub struct Ended {
     pub stderr: String,
 }
 
-/// Runs `corral` with these arguments. Panics if it takes longer than [`PATIENCE`].
-pub fn run<I, S>(arguments: I) -> Ended
-where
-    I: IntoIterator<Item = S>,
-    S: AsRef<std::ffi::OsStr>,
-{
-    run_within(PATIENCE, arguments)
+impl Ended {
+    /// Asserts this exit code, no output, and one line with an error that contains these texts. Progress may precede
+    /// the error.
+    pub fn check_error(&self, code: i32, expected: &[&str]) {
+        assert_eq!((self.code, &*self.stdout), (Some(code), ""), "{self:?}");
+        let error = self.stderr.lines().last().unwrap_or_default();
+        let is_error = error.starts_with("corral: ") || error.starts_with("corral-bench: ");
+        assert!(is_error, "the last line is no error: {self:?}");
+        for text in expected {
+            assert!(error.contains(text), "{text:?} is not in {self:?}");
+        }
+    }
 }
 
-/// [`run`] with another time limit.
-pub fn run_within<I, S>(patience: Duration, arguments: I) -> Ended
-where
-    I: IntoIterator<Item = S>,
-    S: AsRef<std::ffi::OsStr>,
-{
-    run_program(&artifacts::binary(), patience, arguments)
+/// Runs `corral serve` on free ports with the demo model, unless `arguments` say otherwise.
+pub fn serve(arguments: &[&str]) -> Ended {
+    let model = artifacts::model();
+    let model = model.to_str().expect("a path in UTF-8");
+    let mut line = vec!["serve"];
+    for (option, value) in [
+        ("--model", model),
+        ("--listen", "127.0.0.1:0"),
+        ("--admin", "127.0.0.1:0"),
+    ] {
+        if !arguments.contains(&option) {
+            line.extend([option, value]);
+        }
+    }
+    run([&line, arguments].concat())
 }
 
-/// [`run_within`] for another program than `corral`.
-pub(crate) fn run_program<I, S>(program: &Path, patience: Duration, arguments: I) -> Ended
-where
-    I: IntoIterator<Item = S>,
-    S: AsRef<std::ffi::OsStr>,
-{
+/// Runs `corral run` with a plugin, the demo model as `tiny`, these options, and these arguments of the plugin.
+pub fn run_plugin(plugin: &Path, options: &[&str], arguments: &[&str]) -> Ended {
+    let mut line: Vec<OsString> = vec!["run".into(), plugin.into(), "--model".into()];
+    line.push(argument("tiny", &artifacts::model()));
+    // One thread: see `Corral::start`.
+    line.extend(["--threads".into(), "1".into(), "--cache-dir".into()]);
+    line.push(artifacts::scratch().join("compiled").into());
+    line.extend(
+        options
+            .iter()
+            .chain(&["--"])
+            .chain(arguments)
+            .map(OsString::from),
+    );
+    run(line)
+}
+
+/// Runs `corral` with these arguments. Panics if it takes longer than [`TIMEOUT`].
+pub fn run(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Ended {
+    run_program(&artifacts::binary(), TIMEOUT, arguments)
+}
+
+/// Runs a program with another time limit.
+pub(crate) fn run_program(
+    program: &Path,
+    limit: Duration,
+    arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+) -> Ended {
     let mut child = Command::new(program)
         .args(arguments)
         .env_remove("RUST_LOG")
@@ -63,7 +99,7 @@ where
             if let Some(status) = child.try_wait().expect("own child") {
                 break Some(status);
             }
-            if started.elapsed() > patience {
+            if started.elapsed() > limit {
                 break None;
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -77,10 +113,7 @@ where
             stdout: stdout.join().expect("no panic"),
             stderr: stderr.join().expect("no panic"),
         };
-        assert!(
-            status.is_some(),
-            "still running after {patience:?}: {ended:?}"
-        );
+        assert!(status.is_some(), "still running after {limit:?}: {ended:?}");
         ended
     })
 }

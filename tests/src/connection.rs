@@ -65,14 +65,14 @@ pub struct PendingResponse(Response<Incoming>);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Runs a future on a runtime of its own. Panics after [`PATIENCE`](crate::PATIENCE).
+/// Runs a future on a runtime of its own. Panics after [`TIMEOUT`](crate::TIMEOUT).
 pub fn block_on<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .expect("a runtime")
-        .block_on(async { tokio::time::timeout(crate::PATIENCE, future).await })
+        .block_on(async { tokio::time::timeout(crate::TIMEOUT, future).await })
         .expect("the future ends in time")
 }
 

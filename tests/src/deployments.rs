@@ -1,7 +1,6 @@
 //! Deploys through the admin API and with `corral deploy`.
 
-use crate::Response;
-use crate::{Corral, Ended, artifacts, run, scratch_dir};
+use crate::{Corral, Response, artifacts, scratch_dir};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -46,19 +45,21 @@ pub fn deploy(corral: &Corral, manifest: &Value) -> u64 {
     number.expect("a revision has a number")
 }
 
-/// Runs `corral deploy` in a directory with this `corral.toml` and these components.
-pub fn deploy_dir(corral: &Corral, manifest: &str, components: &[&str]) -> Ended {
+/// Uploads a plugin and deploys it at `/NAME`; `more` is added to the manifest. Returns the revision number.
+pub fn deploy_plugin(corral: &Corral, name: &str, plugin: &str, more: Value) -> u64 {
+    let digest = upload(corral, &artifacts::component(plugin));
+    deploy(corral, &manifest(name, &digest, more))
+}
+
+/// Runs `corral deploy` in a directory with this `corral.toml` and these components. The command must succeed.
+pub fn deploy_dir(corral: &Corral, manifest: &str, components: &[&str]) {
     let dir = scratch_dir();
     for name in components {
         let file = dir.join(format!("{name}.wasm"));
         std::fs::copy(artifacts::plugin(name), file).expect("copied");
     }
-    let token = dir.join("token");
-    std::fs::write(&token, corral.token()).expect("writable");
-    std::fs::write(dir.join("corral.toml"), manifest).expect("writable");
-    let admin = format!("http://{}", corral.admin());
-    let [dir, token] = [&dir, &token].map(|path| path.to_str().expect("writable"));
-    run(["deploy", dir, "--admin", &admin, "--token-file", token])
+    std::fs::write(dir.join("corral.toml"), manifest).expect("written");
+    corral.cli_output(&["deploy", dir.to_str().expect("a path in UTF-8")]);
 }
 
 /// A manifest with the route `/NAME`; `more` is added to it.
@@ -68,9 +69,8 @@ pub fn manifest(name: &str, digest: &str, more: Value) -> Value {
         "component": digest,
         "routes": [format!("/{name}")],
     });
-    if let (Some(manifest), Value::Object(more)) = (manifest.as_object_mut(), more) {
-        manifest.extend(more);
-    }
+    let more = more.as_object().expect("an object").clone();
+    manifest.as_object_mut().expect("an object").extend(more);
     manifest
 }
 

@@ -9,6 +9,7 @@
 
 pub mod artifacts;
 pub mod benches;
+mod client;
 mod command_line;
 mod connection;
 pub mod deployments;
@@ -20,12 +21,14 @@ pub mod schema;
 mod server;
 mod sums;
 mod tls;
+mod waiting;
 
-pub use command_line::{Ended, run, run_within, scratch_dir};
+pub use client::{ENDLESS_TOKENS, MANY_CELLS};
+pub use command_line::{Ended, run, run_plugin, scratch_dir, serve};
 pub use connection::{BodySender, Connection, HttpVersion, PendingResponse, block_on};
 pub use metrics::{Histogram, Metrics};
 pub use neighbors::SetOnDrop;
-pub use response::{EventStream, Response, raw_exchange};
-pub use server::{Corral, ENDLESS_TOKENS, MANY_CELLS, PATIENCE};
-pub use sums::{RELIABLE_SUMS, Sum, distinct_sums, for_each_concurrently};
+pub use response::{EventStream, Response, check_results, raw_exchange};
+pub use server::{Corral, TIMEOUT, wait_for};
+pub use sums::{RELIABLE_SUMS, Sum, concurrently, distinct_sums};
 pub use tls::{Identity, TrustedRoot};

@@ -1,7 +1,7 @@
 //! The test plugin `roles` and its linked components.
 
 use crate::deployments::deploy_dir;
-use crate::{Corral, Response, scratch_dir};
+use crate::{Corral, Response};
 use serde_json::Value;
 
 /// A templating component without grants.
@@ -12,9 +12,7 @@ pub const INHERITING_TEMPLATE: &str = r#"{ component = "templates.wasm", inherit
 /// Starts a server with `roles` at `/roles`, linked with a template and the samplers `any` and `other`
 /// (one component under two names).
 pub fn start(arguments: &[&str]) -> Corral {
-    let dir = scratch_dir();
-    let store = ["--store", dir.to_str().expect("ours")];
-    let corral = Corral::start_with(&[&store, arguments].concat());
+    let corral = Corral::start_with_store(arguments);
     deploy(&corral, "roles", TEMPLATE, "");
     corral
 }
@@ -26,8 +24,7 @@ pub fn deploy(corral: &Corral, name: &str, template: &str, more: &str) {
          [linked]\ntemplating = {template}\n\
          [linked.sampling]\nany = 'samplers.wasm'\nother = 'samplers.wasm'\n"
     );
-    let ended = deploy_dir(corral, &manifest, &["handler", "samplers", "templates"]);
-    assert_eq!(ended.code, Some(0), "{manifest}: {ended:?}");
+    deploy_dir(corral, &manifest, &["handler", "samplers", "templates"]);
 }
 
 /// Posts to a path of the plugin; the response must be 200.
@@ -51,6 +48,11 @@ pub struct CallError {
 }
 
 impl CallError {
+    /// Asserts the call and the case.
+    pub fn check(&self, at: &str, case: &str) {
+        assert_eq!((&*self.at, &*self.case), (at, case), "{self:?}");
+    }
+
     /// Reads the report from a 400 response.
     pub fn read(answer: &Response) -> Self {
         assert_eq!(answer.status, 400, "{answer:?}");

@@ -43,6 +43,16 @@ impl Response {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error} in {self:?}"))
     }
 
+    /// The seconds of `Retry-After`, at least 1.
+    pub fn retry_after(&self) -> u64 {
+        let seconds = self
+            .header("retry-after")
+            .and_then(|text| text.parse().ok());
+        let seconds = seconds.unwrap_or_else(|| panic!("no Retry-After in seconds: {self:?}"));
+        assert!(seconds >= 1, "{self:?}");
+        seconds
+    }
+
     /// Asserts an RFC 9457 problem with this status and code; returns its detail.
     pub fn problem(&self, status: u16, code: &str) -> String {
         assert_eq!(self.status, status, "{self:?}");
@@ -86,6 +96,19 @@ impl EventStream {
             return Ok(None);
         }
         Ok(Some(line.trim_end_matches('\n').to_owned()))
+    }
+
+    /// Reads the next line of `/misbehave/drip`.
+    pub fn next_drip(&mut self) {
+        let line = self.line().expect("the response goes on");
+        assert_eq!(line.as_deref(), Some("drip"));
+    }
+
+    /// Asserts that the body is cut off before its end.
+    pub fn check_cut_off(mut self) {
+        assert_eq!(self.status, 200);
+        let rest = std::io::copy(&mut self.reader, &mut std::io::sink());
+        rest.expect_err("the body is cut off");
     }
 
     /// At most this many of the remaining bytes.
@@ -163,5 +186,20 @@ pub fn raw_exchange(address: &str, bytes: &[u8], finish: bool, silence: Duration
             Err(error) if error.kind() == ErrorKind::Interrupted => (),
             _ => return received,
         }
+    }
+}
+
+/// Checks the output of a test plugin that makes invalid calls: a line `NAME: RESULT` for each of `expected`, in
+/// order, whose result begins with the expected text.
+pub fn check_results(output: &str, expected: &[(&str, &str)]) {
+    let lines: Vec<_> = output.lines().collect();
+    assert_eq!(lines.len(), expected.len(), "{output}");
+    for (line, (name, expected)) in lines.into_iter().zip(expected) {
+        let result = line
+            .strip_prefix(name)
+            .and_then(|rest| rest.strip_prefix(": "));
+        let result = result.unwrap_or_else(|| panic!("{name} is not in {line}"));
+        let result = result.trim_start_matches("Error::");
+        assert!(result.starts_with(expected), "{line}");
     }
 }

@@ -1,46 +1,26 @@
-//! A running `corral serve`, one per test.
+//! A running `corral serve`: its start, its output and its end. `client` sends requests, `waiting` reads metrics.
 
-use crate::artifacts;
-use crate::metrics::Metrics;
-use crate::response::{EventStream, Response};
-use crate::sums::Sum;
-use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::path::Path;
+use crate::{Ended, artifacts, run, scratch_dir};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Time limit of any single wait in a test. Far above what it takes, because machines are busy.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+pub const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Context length: enough to generate for many seconds on any machine.
 const CONTEXT: &str = "16384";
 
-/// Tokens of [`Corral::endless`]: nearly a whole context.
-pub const ENDLESS_TOKENS: u32 = 16_000;
-
-/// `--kv-cells` for four [`Corral::endless`] streams at once.
-pub const MANY_CELLS: &str = "65536";
-
-/// Metrics that are 0 when nothing runs.
-const IDLE_ZERO: [&str; 14] = [
-    "corral_engine_requests_waiting",
-    "corral_engine_requests_running",
-    "corral_engine_sequence_ids_used",
-    "corral_engine_kv_cells_used",
-    "corral_engine_kv_cells_reserved",
-    "corral_engine_kv_cells_leaked",
-    "corral_engine_attention_cells",
-    "corral_plugin_calls_waiting",
-    "corral_plugin_instances",
-    "corral_sampling_plugin_instances",
-    "corral_deployment_calls_running",
-    "corral_deployment_calls_waiting",
-    "corral_http_requests_in_flight",
-    "corral_engine_steps_failed_total",
+/// Routes of every server, and their plugins.
+const OWN_ROUTES: [(&str, &str); 4] = [
+    ("/generate", "generate"),
+    ("/hello", "hello"),
+    ("/misbehave", "misbehave"),
+    ("/classic", "classic"),
 ];
 
 /// A running `corral serve` with the demo model as `tiny` and plugins at the routes of their names:
@@ -50,10 +30,11 @@ pub struct Corral {
     public: String,
     admin: String,
     announced: Vec<String>,
-    /// The admin token, if the server has a store.
-    token: Option<String>,
+    store: Option<PathBuf>,
+    /// The file with the admin token.
+    token_file: Option<PathBuf>,
     stderr: Arc<Mutex<String>>,
-    agent: ureq::Agent,
+    pub(crate) agent: ureq::Agent,
 }
 
 impl Corral {
@@ -70,26 +51,35 @@ impl Corral {
     /// Starts a server with additional routes and their plugins. Each route is a tenant, also if routes share
     /// a plugin.
     pub fn start_with_routes(routes: &[(&str, &str)], arguments: &[&str]) -> Self {
-        let own = [
-            ("/generate", "generate"),
-            ("/hello", "hello"),
-            ("/misbehave", "misbehave"),
-            ("/classic", "classic"),
-        ];
-        Self::launch(&[&own, routes].concat(), arguments, &[])
+        Self::launch(&[&OWN_ROUTES, routes].concat(), arguments, &[], None)
+    }
+
+    /// Starts a server that stores its deployments in a new directory.
+    pub fn start_with_store(arguments: &[&str]) -> Self {
+        Self::start_in(&scratch_dir(), arguments)
+    }
+
+    /// Starts a server that stores its deployments in this directory.
+    pub fn start_in(store: &Path, arguments: &[&str]) -> Self {
+        Self::launch(&OWN_ROUTES, arguments, &[], Some(store))
     }
 
     /// Starts a server with environment variables and only `generate`.
     pub fn start_with_env(variables: &[(&str, &str)], arguments: &[&str]) -> Self {
-        Self::launch(&[("/generate", "generate")], arguments, variables)
+        Self::launch(&[("/generate", "generate")], arguments, variables, None)
     }
 
-    /// Starts a server without plugins that loads its model on demand, so that it is ready soon.
-    pub fn start_bare(arguments: &[&str]) -> Self {
-        Self::launch(&[], &[&["--preload", "none"], arguments].concat(), &[])
+    /// Starts a server with a store that has no plugins and loads its model on demand, so that it is ready soon.
+    pub fn start_bare(store: &Path) -> Self {
+        Self::launch(&[], &["--preload", "none"], &[], Some(store))
     }
 
-    fn launch(plugins: &[(&str, &str)], arguments: &[&str], variables: &[(&str, &str)]) -> Self {
+    fn launch(
+        plugins: &[(&str, &str)],
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+        store: Option<&Path>,
+    ) -> Self {
         let mut command = Command::new(artifacts::binary());
         command
             .arg("serve")
@@ -122,6 +112,9 @@ impl Corral {
                 .arg("--plugin")
                 .arg(argument(route, &artifacts::plugin(plugin)));
         }
+        if let Some(store) = store {
+            command.arg("--store").arg(store);
+        }
         command
             .args(arguments)
             .env_remove("RUST_LOG")
@@ -139,18 +132,19 @@ impl Corral {
             public: String::new(),
             admin: String::new(),
             announced: Vec::new(),
-            token: None,
+            store: store.map(Path::to_owned),
+            token_file: None,
             stderr,
             agent: ureq::Agent::config_builder()
                 .http_status_as_error(false)
                 .proxy(None)
-                .timeout_global(Some(PATIENCE))
+                .timeout_global(Some(TIMEOUT))
                 .max_idle_connections(64)
                 .max_idle_connections_per_host(64)
                 .build()
                 .into(),
         };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while corral.admin.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
             let line = match lines.recv_timeout(left) {
@@ -158,8 +152,7 @@ impl Corral {
                 Err(error) => panic!("corral did not announce its listeners: {error}"),
             };
             if let Some(file) = line.strip_prefix("admin token in ") {
-                let token = std::fs::read_to_string(file).expect("it was written");
-                corral.token = Some(token.trim().to_owned());
+                corral.token_file = Some(file.into());
             }
             let address = line.strip_prefix("listening on http://");
             let address = address.or(line.strip_prefix("listening on https://"));
@@ -197,251 +190,50 @@ impl Corral {
 
     /// Waits until standard error contains `text`, and returns all of it.
     pub fn wait_for_stderr(&self, text: &str) -> String {
-        let started = Instant::now();
-        loop {
-            let written = self.stderr();
-            if written.contains(text) {
-                return written;
-            }
-            assert!(started.elapsed() < PATIENCE, "no {text:?} in {written}");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    /// `GET` on the public listener.
-    pub fn get(&self, path: &str) -> Response {
-        self.get_from(&self.public, path)
-    }
-
-    /// `GET` on the admin listener.
-    pub fn get_admin(&self, path: &str) -> Response {
-        self.get_from(&self.admin, path)
-    }
-
-    /// The admin token. Panics without a store.
-    pub fn token(&self) -> &str {
-        self.token.as_deref().expect("started with --store")
-    }
-
-    /// Sends a request with the token to the admin API.
-    pub fn request_admin(&self, method: &str, path: &str, body: impl AsRef<[u8]>) -> Response {
-        self.try_request_admin(method, path, body.as_ref())
-            .unwrap_or_else(|error| panic!("{method} {path}: {error}"))
-    }
-
-    /// [`request_admin`](Self::request_admin) to a server that may be killed meanwhile.
-    pub fn try_request_admin(
-        &self,
-        method: &str,
-        path: &str,
-        body: &[u8],
-    ) -> Result<Response, ureq::Error> {
-        self.send_admin(method, path, body)
-            .and_then(Response::try_read)
-    }
-
-    /// `GET` on the admin API, read as a stream.
-    pub fn stream_admin(&self, path: &str) -> EventStream {
-        let sent = self.send_admin("GET", path, b"");
-        EventStream::new(sent.unwrap_or_else(|error| panic!("GET {path}: {error}")))
-    }
-
-    fn send_admin(
-        &self,
-        method: &str,
-        path: &str,
-        body: &[u8],
-    ) -> Result<ureq::http::Response<ureq::Body>, ureq::Error> {
-        let request = ureq::http::Request::builder()
-            .method(method)
-            .uri(format!("http://{}{path}", self.admin))
-            .header("content-type", "application/json")
-            .header("authorization", format!("Bearer {}", self.token()));
-        if matches!(method, "GET" | "DELETE") {
-            self.agent.run(request.body(()).expect("a good request"))
-        } else {
-            self.agent.run(request.body(body).expect("a good request"))
-        }
-    }
-
-    fn get_from(&self, address: &str, path: &str) -> Response {
-        let response = self.agent.get(format!("http://{address}{path}")).call();
-        Response::read(response.unwrap_or_else(|error| panic!("GET {path}: {error}")))
-    }
-
-    /// `POST` on the public listener.
-    pub fn post(&self, path: &str, body: impl AsRef<[u8]>) -> Response {
-        Response::read(
-            self.try_post(path, body.as_ref())
-                .unwrap_or_else(|error| panic!("POST {path}: {error}")),
-        )
-    }
-
-    /// `POST` on the public listener, read as a stream.
-    pub fn post_stream(&self, path: &str, body: impl AsRef<[u8]>) -> EventStream {
-        EventStream::new(
-            self.try_post(path, body.as_ref())
-                .unwrap_or_else(|error| panic!("POST {path}: {error}")),
-        )
-    }
-
-    /// `GET` on the public listener of a server that may be killed meanwhile.
-    pub fn try_get(&self, path: &str) -> Result<Response, ureq::Error> {
-        let address = &self.public;
-        let response = self.agent.get(format!("http://{address}{path}")).call();
-        response.and_then(Response::try_read)
-    }
-
-    fn try_post(
-        &self,
-        path: &str,
-        body: &[u8],
-    ) -> Result<ureq::http::Response<ureq::Body>, ureq::Error> {
-        self.agent
-            .post(format!("http://{}{path}", self.public))
-            .header("content-type", "application/json")
-            .send(body)
-    }
-
-    /// Sends a `POST` on the public listener without reading the response. Dropping the connection hangs up.
-    pub fn begin_post(&self, path: &str, body: impl AsRef<[u8]>) -> TcpStream {
-        let body = body.as_ref();
-        let length = body.len();
-        let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
-        let mut connection = TcpStream::connect(&self.public).expect("the server accepts");
-        let sent = connection.write_all(&[head.as_bytes(), body].concat());
-        sent.expect("the server reads");
-        connection
-    }
-
-    /// `POST /generate`. Panics unless the status is 200.
-    pub fn generate(&self, request: &Value) -> Value {
-        self.generate_at("/generate", request)
-    }
-
-    /// The same at another route of `generate`.
-    pub fn generate_at(&self, route: &str, request: &Value) -> Value {
-        let request = request.to_string();
-        let answer = self.post(route, &request);
-        let start: String = request.chars().take(200).collect();
-        assert_eq!(answer.status, 200, "{start}: {answer:?}");
-        assert_eq!(answer.header("content-type"), Some("application/json"));
-        answer.json()
-    }
-
-    /// The text of a greedy generation of at most 100 tokens.
-    pub fn text(&self, prompt: &str) -> String {
-        let answer = self.generate(&json!({"prompt": prompt, "max_tokens": 100}));
-        let text = answer["text"].as_str();
-        text.expect("an answer has a text").to_owned()
-    }
-
-    /// The answer to one user message.
-    pub fn chat(&self, message: &str) -> String {
-        let messages = json!([{"role": "user", "content": message}]);
-        let answer = self.generate(&json!({"messages": messages, "max_tokens": 100}));
-        let text = answer["text"].as_str();
-        text.expect("an answer has a text").to_owned()
-    }
-
-    /// `POST /generate` with `stream: true`.
-    pub fn generate_stream(&self, request: &Value) -> EventStream {
-        self.generate_stream_at("/generate", request)
-    }
-
-    /// The same at another route of `generate`.
-    pub fn generate_stream_at(&self, route: &str, request: &Value) -> EventStream {
-        let mut request = request.clone();
-        request["stream"] = json!(true);
-        let stream = self.post_stream(route, request.to_string());
-        assert_eq!(stream.status, 200, "{request}");
-        stream
-    }
-
-    /// Starts a stream of many seconds at a route of `generate` and reads its first event. Dropping it hangs
-    /// up.
-    pub fn endless(&self, route: &str) -> EventStream {
-        let request = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS_TOKENS});
-        let mut stream = self.generate_stream_at(route, &request);
-        stream.next_text();
-        stream
-    }
-
-    /// Occupies `ids` sequence ids with [`Corral::endless`] streams. They need [`MANY_CELLS`].
-    pub fn hold(&self, ids: usize) -> Vec<EventStream> {
-        (0..ids).map(|_| self.endless("/generate")).collect()
-    }
-
-    /// Asks a sum at a route of `generate` for `tokens` tokens, and checks that the output begins with the right
-    /// answer.
-    pub fn check_long(&self, route: &str, sum: Sum, tokens: usize) {
-        let answer = self.generate_at(route, &sum.long_request(tokens));
-        let text = answer["text"].as_str().expect("an answer has a text");
-        assert!(text.starts_with(&sum.answer()), "{sum:?}: {text:?}");
-        assert_eq!(answer["tokens"], tokens, "{sum:?}");
-    }
-
-    /// Asserts that the server answers 1+1 with 2.
-    pub fn check_alive(&self) {
-        assert_eq!(self.text("1+1="), "2");
-    }
-
-    /// The current metrics.
-    pub fn metrics(&self) -> Metrics {
-        let answer = self.get_admin("/metrics");
-        assert_eq!(answer.status, 200, "{answer:?}");
-        Metrics::read(&answer.body)
-    }
-
-    /// Waits until `condition` holds and returns the metrics.
-    pub fn wait_until(&self, what: &str, condition: impl Fn(&Metrics) -> bool) -> Metrics {
-        let started = Instant::now();
-        loop {
-            let metrics = self.metrics();
-            if condition(&metrics) {
-                return metrics;
-            }
-            let waited = started.elapsed();
-            assert!(waited < PATIENCE, "{what} did not happen: {metrics:#?}");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    /// Waits until `waiting` requests are in the queue.
-    pub fn wait_for_queue(&self, waiting: usize) -> Metrics {
-        self.wait_until(&format!("a queue of {waiting}"), |metrics| {
-            metrics.get("corral_engine_requests_waiting") == waiting as f64
+        wait_for(text, || {
+            Some(self.stderr()).filter(|all| all.contains(text))
         })
     }
 
-    /// Waits until no request, instance, sequence or cell is in use, and returns the metrics. Panics if
-    /// something is left over or the token identity does not hold.
-    ///
-    /// The engine updates its gauges between steps, so a request before its first step is invisible. Five
-    /// equal scrapes in a row count as idle.
-    pub fn wait_until_idle(&self) -> Metrics {
-        let started = Instant::now();
-        let (mut quiet, mut decoded) = (0, -1.0);
-        loop {
-            let metrics = self.metrics();
-            let left = metrics.nonzero(&IDLE_ZERO);
-            let now = metrics.get("corral_engine_computed_tokens_total");
-            quiet = if left.is_empty() && now == decoded {
-                quiet + 1
-            } else {
-                0
-            };
-            decoded = now;
-            if quiet == 5 {
-                metrics.check_token_identity();
-                return metrics;
-            }
-            assert!(
-                started.elapsed() < Duration::from_secs(20),
-                "still in use: {left:?}"
-            );
-            std::thread::sleep(Duration::from_millis(20));
+    /// The directory of the deployments. Panics without a store.
+    pub fn store(&self) -> &Path {
+        self.store.as_deref().expect("started with a store")
+    }
+
+    /// The file of a stored component.
+    pub fn component_file(&self, digest: &str) -> PathBuf {
+        let digits = digest.strip_prefix("sha256:").expect("a digest");
+        self.store().join(format!("components/{digits}.wasm"))
+    }
+
+    /// The admin token, if the server has a store.
+    pub fn token(&self) -> Option<String> {
+        let file = self.token_file.as_ref()?;
+        let token = std::fs::read_to_string(file).expect("the server wrote its token");
+        Some(token.trim().to_owned())
+    }
+
+    /// Runs a command of `corral` for this server's admin listener.
+    pub fn cli(&self, arguments: &[&str]) -> Ended {
+        let mut line = [arguments, &["--admin", &self.admin]].concat();
+        let file = self.token_file.as_ref();
+        if let Some(file) = file.and_then(|file| file.to_str()) {
+            line.extend(["--token-file", file]);
         }
+        run(line)
+    }
+
+    /// [`cli`](Self::cli) with a command that must succeed; returns its output.
+    pub fn cli_output(&self, arguments: &[&str]) -> String {
+        let ended = self.cli(arguments);
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+        ended.stdout
+    }
+
+    /// [`cli_output`](Self::cli_output) as JSON.
+    pub fn cli_json(&self, arguments: &[&str]) -> Value {
+        let output = self.cli_output(&[arguments, &["--json"]].concat());
+        serde_json::from_str(&output).unwrap_or_else(|error| panic!("{error}: {output}"))
     }
 
     /// Sends a signal, by its name without `SIG`.
@@ -455,15 +247,28 @@ impl Corral {
     }
 
     /// Waits for the process to end by itself.
-    pub fn wait(&mut self, limit: Duration) -> ExitStatus {
-        let started = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().expect("own child") {
-                return status;
-            }
-            assert!(started.elapsed() < limit, "still running after {limit:?}");
-            std::thread::sleep(Duration::from_millis(5));
+    pub fn wait(&mut self) -> ExitStatus {
+        wait_for("the end of the process", || {
+            self.child.try_wait().expect("a child process")
+        })
+    }
+
+    /// Waits for the process to end by itself, which must succeed.
+    pub fn wait_for_success(&mut self) {
+        let status = self.wait();
+        assert_eq!(status.code(), Some(0), "{}", self.stderr());
+    }
+}
+
+/// Calls `poll` until it returns a value. Panics after [`TIMEOUT`].
+pub fn wait_for<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(value) = poll() {
+            return value;
         }
+        assert!(started.elapsed() < TIMEOUT, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -479,7 +284,7 @@ impl Drop for Corral {
 }
 
 /// `NAME=FILE`; the path need not be UTF-8.
-fn argument(name: &str, file: &Path) -> std::ffi::OsString {
+pub(crate) fn argument(name: &str, file: &Path) -> std::ffi::OsString {
     let mut argument = std::ffi::OsString::from(name);
     argument.push("=");
     argument.push(file);

@@ -63,14 +63,14 @@ pub fn distinct_sums(count: usize) -> Vec<Sum> {
         .collect()
 }
 
-/// Calls `each` for every sum on 32 threads. Panics if a call panics.
-pub fn for_each_concurrently(sums: &[Sum], each: impl Fn(Sum) + Sync) {
+/// Calls `each` for every item, on this many threads. Panics if a call panics.
+pub fn concurrently<T: Sync>(threads: usize, items: &[T], each: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        for _ in 0..32 {
+        for _ in 0..threads {
             scope.spawn(|| {
-                while let Some(sum) = sums.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    each(*sum);
+                while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    each(item);
                 }
             });
         }

@@ -1,9 +1,8 @@
 //! A model with a LoRA adapter, over HTTP. `plus-one` adds one to each sum, so a request that gets the wrong
 //! adapter, or cells computed with another one, gives a wrong sum.
 
-use corral_tests::{Corral, artifacts, distinct_sums};
+use corral_tests::{Corral, artifacts, concurrently, distinct_sums};
 use serde_json::{Value, json};
-use std::sync::Mutex;
 
 /// Starts a server whose model has the adapter.
 fn with_adapter() -> Corral {
@@ -16,21 +15,12 @@ fn sums_are_right_with_and_without_adapter() {
     let corral = with_adapter();
     let sums = distinct_sums(100);
     let work = sums.iter().flat_map(|sum| [(sum, false), (sum, true)]);
-    let queue = Mutex::new(work);
-    std::thread::scope(|scope| {
-        for _ in 0..16 {
-            scope.spawn(|| {
-                loop {
-                    let next = queue.lock().expect("no panic while held").next();
-                    let Some((sum, adapted)) = next else { return };
-                    let adapter = adapted.then_some("plus-one");
-                    let request = json!({"prompt": sum.question(), "adapter": adapter});
-                    let right = sum.a + sum.b + u32::from(adapted);
-                    let answer = corral.generate(&request);
-                    assert_eq!(answer["text"], right.to_string(), "{sum:?}, {adapter:?}");
-                }
-            });
-        }
+    concurrently(16, &Vec::from_iter(work), |&(sum, has_adapter)| {
+        let adapter = has_adapter.then_some("plus-one");
+        let request = json!({"prompt": sum.question(), "adapter": adapter});
+        let right = sum.a + sum.b + u32::from(has_adapter);
+        let answer = corral.generate(&request);
+        assert_eq!(answer["text"], right.to_string(), "{sum:?}, {adapter:?}");
     });
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_engine_requests_finished_total"), 200.0);
@@ -74,7 +64,7 @@ fn unknown_adapter_error_lists_adapters() {
     }
     corral.check_alive();
     corral.wait_until_idle();
-    let none = Corral::start();
-    let detail = ask(&none, json!("plus-one")).problem(404, "unknown-adapter");
+    let without = Corral::start();
+    let detail = ask(&without, json!("plus-one")).problem(404, "unknown-adapter");
     assert!(detail.contains("this model has none"), "{detail}");
 }

@@ -71,8 +71,8 @@ fn doctor_reports_attention_implementation() {
     if has_own_attention() {
         let output = doctor("mine");
         assert!(!output.status.success(), "{output:?}");
-        let said = String::from_utf8_lossy(&output.stderr);
+        let error = String::from_utf8_lossy(&output.stderr);
         let expected = "CORRAL_ATTENTION is mine; set it to `own`, for Corral's attention on the CPU, or `llama.cpp`";
-        assert!(said.contains(expected), "{said}");
+        assert!(error.contains(expected), "{error}");
     }
 }

@@ -7,88 +7,23 @@ use std::time::Duration;
 #[test]
 fn invalid_fields_get_explained_400() {
     let corral = Corral::start_with(&["--context", "4096"]);
-    let deep = "[".repeat(100_000);
-    let long_stop = "x".repeat(257);
-    let object = |value: Value| value.to_string();
     let prompt = |member: &str, value: Value| json!({"prompt": "1+1=", member: value}).to_string();
-    let message = |message: Value| json!({"messages": [message]}).to_string();
+    // The unit tests of `generate` have all fields.
     for (body, code, expected) in [
         (String::new(), "invalid-json", "not JSON"),
         ("{".to_owned(), "invalid-json", "line 1 column 1"),
-        ("nonsense".to_owned(), "invalid-json", "not JSON"),
-        (deep, "invalid-json", "not JSON"),
-        (
-            "{\"prompt\":\"a\"} x".to_owned(),
-            "invalid-json",
-            "not JSON",
-        ),
+        ("[".repeat(100_000), "invalid-json", "not JSON"),
         (
             "{\"prompt\":\"\\ud800\"}".to_owned(),
             "invalid-json",
             "not JSON",
         ),
-        (object(json!([])), "wrong-type", "expected an object"),
-        (object(json!("1+1=")), "wrong-type", "expected an object"),
+        ("[]".to_owned(), "wrong-type", "expected an object"),
+        ("{}".to_owned(), "missing-input", "`prompt` nor `messages`"),
         (
-            object(json!({})),
-            "missing-input",
-            "`prompt` nor `messages`",
-        ),
-        (
-            object(json!({"prompt": null})),
-            "missing-input",
-            "`prompt` nor `messages`",
-        ),
-        (
-            object(json!({"prompt": 7})),
-            "wrong-type",
-            "expected a string",
-        ),
-        (
-            object(json!({"prompt": ["a"]})),
-            "wrong-type",
-            "expected a string",
-        ),
-        (
-            object(json!({"prompt": ""})),
-            "empty-prompt",
-            "at least one",
-        ),
-        (
-            object(json!({"prompt": "a", "messages": []})),
+            prompt("messages", json!([])),
             "ambiguous-input",
             "exactly one",
-        ),
-        (
-            object(json!({"messages": []})),
-            "empty-prompt",
-            "at least one message",
-        ),
-        (
-            object(json!({"messages": "hi"})),
-            "wrong-type",
-            "expected a list",
-        ),
-        (message(json!("hi")), "wrong-type", "expected an object"),
-        (
-            message(json!({"content": "hi"})),
-            "invalid-messages",
-            "no `role`",
-        ),
-        (
-            message(json!({"role": "user"})),
-            "invalid-messages",
-            "no `content`",
-        ),
-        (
-            message(json!({"role": "a b", "content": "hi"})),
-            "invalid-messages",
-            "a word",
-        ),
-        (
-            message(json!({"role": "user", "content": 1})),
-            "wrong-type",
-            "expected a string",
         ),
         (
             prompt("max_token", json!(5)),
@@ -101,59 +36,24 @@ fn invalid_fields_get_explained_400() {
             "`max_tokens`",
         ),
         (
-            prompt("max_tokens", json!(-1)),
-            "out-of-range",
-            "`max_tokens`",
-        ),
-        (
-            prompt("max_tokens", json!("5")),
-            "wrong-type",
-            "`max_tokens`",
-        ),
-        (
-            prompt("temperature", json!(-0.5)),
-            "out-of-range",
-            "`temperature`",
-        ),
-        (
-            prompt("temperature", json!("hot")),
-            "wrong-type",
-            "`temperature`",
-        ),
-        (prompt("top_p", json!(1.5)), "out-of-range", "`top_p`"),
-        (prompt("min_p", json!(-1)), "out-of-range", "`min_p`"),
-        (prompt("top_k", json!(-3)), "out-of-range", "`top_k`"),
-        (prompt("seed", json!(-1)), "out-of-range", "`seed`"),
-        (prompt("stream", json!("yes")), "wrong-type", "`stream`"),
-        (prompt("stop", json!("")), "invalid-stop", "1 to 256"),
-        (prompt("stop", json!([1])), "wrong-type", "`stop`"),
-        (
-            prompt("stop", json!(long_stop)),
-            "invalid-stop",
-            "257 bytes",
-        ),
-        (
             prompt("stop", json!(vec!["a"; 17])),
             "invalid-stop",
             "at most 16",
         ),
-        (prompt("tools", json!([])), "ambiguous-input", "`messages`"),
         (
-            object(json!({"prompt": "a".repeat(4096)})),
+            prompt("prompt", json!("a".repeat(4096))),
             "prompt-too-long",
             "4096",
         ),
         (
-            object(json!({"prompt": "a".repeat(100_000)})),
+            prompt("prompt", json!("a".repeat(100_000))),
             "prompt-too-long",
             "4096",
         ),
     ] {
         let answer = corral.post("/generate", &body);
-        let start: String = body.chars().take(80).collect();
-        assert_eq!(answer.status, 400, "{start}: {answer:?}");
         let detail = answer.problem(400, code);
-        assert!(detail.contains(expected), "{start}: {detail}");
+        assert!(detail.contains(expected), "{body:.80}: {detail}");
     }
     let unknown = corral.post("/generate", prompt("model", json!("other")));
     let detail = unknown.problem(404, "unknown-model");
@@ -263,68 +163,55 @@ fn body_over_limit_gets_413() {
 #[test]
 fn garbage_on_socket_leaves_others_unharmed() {
     let corral = Corral::start();
-    let (quick, patient) = (Duration::from_millis(300), Duration::from_secs(20));
+    let (short, long) = (Duration::from_millis(300), Duration::from_secs(20));
     let noise: Vec<u8> = (0..100_000_u32)
         .map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8)
         .collect();
     let many_headers: String = (0..1000)
         .map(|number| format!("h{number}: x\r\n"))
         .collect();
+    let many_headers = format!("GET / HTTP/1.1\r\nHost: x\r\n{many_headers}\r\n");
+    let long_path = format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "a".repeat(60_000));
+    // The server refuses two of these itself and would keep the connection open.
     for (bytes, status) in [
-        (Vec::new(), None),
-        (b"\r\n\r\n\r\n".to_vec(), None),
-        (noise, Some("400")),
-        (b"GET\r\n\r\n".to_vec(), Some("400")),
-        (b"GET / HTTP/9.9\r\n\r\n".to_vec(), Some("400")),
-        // Corral refuses these itself and would keep the connection open.
+        (&b""[..], None),
+        (b"\r\n\r\n\r\n", None),
+        (&noise, Some("400")),
+        (b"GET\r\n\r\n", Some("400")),
+        (b"GET / HTTP/9.9\r\n\r\n", Some("400")),
+        (b"GET /x HTTP/1.1\r\nConnection: close\r\n\r\n", Some("400")),
         (
-            b"GET /misbehave/ok HTTP/1.1\r\nConnection: close\r\n\r\n".to_vec(),
+            b"GET /x HTTP/1.1\r\nHost: a b\r\nConnection: close\r\n\r\n",
             Some("400"),
         ),
         (
-            b"GET /misbehave/ok HTTP/1.1\r\nHost: a b\r\nConnection: close\r\n\r\n".to_vec(),
+            b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
             Some("400"),
         ),
         (
-            b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n".to_vec(),
+            b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
             Some("400"),
         ),
-        (
-            b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n"
-                .to_vec(),
-            Some("400"),
-        ),
-        (
-            format!("GET / HTTP/1.1\r\nHost: x\r\n{many_headers}\r\n").into_bytes(),
-            Some("431"),
-        ),
-        (
-            format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "a".repeat(60_000)).into_bytes(),
-            Some("4"),
-        ),
+        (many_headers.as_bytes(), Some("431")),
+        (long_path.as_bytes(), Some("4")),
         // The first bytes of a TLS client and of HTTP/2.
-        (
-            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec(),
-            Some("400"),
-        ),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), Some("")),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", Some("400")),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Some("")),
         // Truncated bodies and malformed chunks.
         (
-            b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"prompt\""
-                .to_vec(),
+            b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"prompt\"",
             Some(""),
         ),
         (
-            b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n"
-                .to_vec(),
+            b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
             Some(""),
         ),
     ] {
         for finish in [true, false] {
             // Where a response is required it may take its time; then the connection closes.
-            let must_come = !finish && status.is_some_and(|status| !status.is_empty());
-            let silence = if must_come { patient } else { quick };
-            let answer = raw_exchange(corral.public(), &bytes, finish, silence);
+            let is_required = !finish && status.is_some_and(|status| !status.is_empty());
+            let silence = if is_required { long } else { short };
+            let answer = raw_exchange(corral.public(), bytes, finish, silence);
             let answer = String::from_utf8_lossy(&answer);
             let start = String::from_utf8_lossy(&bytes[..bytes.len().min(60)]);
             match status {

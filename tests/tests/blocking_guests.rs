@@ -3,8 +3,8 @@
 
 use corral_tests::deployments::deploy_dir;
 use corral_tests::{
-    Corral, MANY_CELLS, Metrics, RELIABLE_SUMS, Response, Sum, distinct_sums,
-    for_each_concurrently, scratch_dir,
+    Corral, MANY_CELLS, Metrics, RELIABLE_SUMS, Response, Sum, check_results, concurrently,
+    distinct_sums, scratch_dir,
 };
 use std::net::TcpStream;
 
@@ -30,28 +30,25 @@ fn refused(answer: &Response, words: &str) {
 
 /// Starts a server with a store and deploys the plugin; `more` is added to the manifest.
 fn deployed(arguments: &[&str], more: &str, components: &[&str]) -> Corral {
-    let dir = scratch_dir();
-    let store = ["--store", dir.to_str().expect("ours")];
-    let corral = start(&[&store, arguments].concat());
+    let corral = Corral::start_with_store(arguments);
     let manifest =
         format!("name = 'deployed'\ncomponent = 'blocking.wasm'\nroutes = ['/deployed']\n{more}\n");
-    let ended = deploy_dir(&corral, &manifest, components);
-    assert_eq!(ended.code, Some(0), "{manifest}: {ended:?}");
+    deploy_dir(&corral, &manifest, components);
     corral
 }
 
 #[test]
 fn blocking_guests_are_right_under_load() {
     let corral = start(&[]);
-    for_each_concurrently(&distinct_sums(96), |sum| {
+    concurrently(32, &distinct_sums(96), |&sum| {
         let question = sum.question();
         for way in ["generate", "outcome", "rest", "next"] {
             assert_eq!(ask(&corral, way, &question), sum.answer(), "{way}");
         }
         let three = [sum, RELIABLE_SUMS[0], RELIABLE_SUMS[3]];
         let lines = |each: fn(Sum) -> String| three.map(each).join("\n");
-        let said = ask(&corral, "many", &lines(Sum::question));
-        assert_eq!(said, lines(Sum::answer));
+        let output = ask(&corral, "many", &lines(Sum::question));
+        assert_eq!(output, lines(Sum::answer));
         let under = format!("[0-9]{{1,3}}\n{question}");
         assert_eq!(ask(&corral, "match", &under), sum.answer());
     });
@@ -65,10 +62,9 @@ fn blocking_guests_are_right_under_load() {
 fn guest_loop_computes_each_token_once() {
     let corral = start(&[]);
     for sum in RELIABLE_SUMS {
-        let before = corral.wait_until_idle();
-        assert_eq!(ask(&corral, "next", &sum.question()), sum.answer());
-        let after = corral.wait_until_idle();
-        let decoded = after.growth("corral_engine_computed_tokens_total", &before);
+        let decoded = corral.computed_tokens(|| {
+            assert_eq!(ask(&corral, "next", &sum.question()), sum.answer());
+        });
         let tokens = sum.question().len() + sum.answer().len();
         assert_eq!(decoded, tokens as f64);
     }
@@ -99,7 +95,7 @@ fn embeddings_match_those_of_async_plugins() {
 #[test]
 fn snapshot_survives_restart_for_its_deployment() {
     let dir = scratch_dir();
-    let snapshots = ["--snapshot-dir", dir.to_str().expect("ours")];
+    let snapshots = ["--snapshot-dir", dir.to_str().expect("a path in UTF-8")];
     let sum = RELIABLE_SUMS[0];
     let kept = format!("fox\n{}", sum.question_in(200));
     let corral = start(&snapshots);
@@ -117,10 +113,9 @@ fn snapshot_survives_restart_for_its_deployment() {
 #[test]
 fn errors_reach_the_guest() {
     let dir = scratch_dir();
-    let corral = start(&["--snapshot-dir", dir.to_str().expect("ours")]);
-    let said = ask(&corral, "errors", "");
-    let mut lines = said.lines();
-    for (what, came) in [
+    let corral = start(&["--snapshot-dir", dir.to_str().expect("a path in UTF-8")]);
+    let output = ask(&corral, "errors", "");
+    let expected = [
         ("an unknown model", "NotFound"),
         ("next of an empty sequence", "Invalid"),
         ("an empty generation", "Invalid"),
@@ -133,14 +128,8 @@ fn errors_reach_the_guest() {
         ("snapshot while it generates", "Invalid"),
         ("no name", "Invalid"),
         ("a name that is not there", "NotFound"),
-    ] {
-        let line = lines.next().unwrap_or_default();
-        let (named, told) = line.split_once(": ").unwrap_or_default();
-        assert_eq!(named, what, "{said}");
-        let told = told.trim_start_matches("Error::");
-        assert!(told.starts_with(came), "{line}");
-    }
-    assert_eq!(lines.next(), None, "{said}");
+    ];
+    check_results(&output, &expected);
     corral.check_alive();
     corral.wait_until_idle();
 }
@@ -167,7 +156,7 @@ fn hangup_during_blocking_call_frees_everything() {
         .collect();
     let ended =
         |metrics: &Metrics| metrics.growth("corral_engine_requests_finished_total", &before);
-    corral.wait_until("they run", |metrics| {
+    corral.wait_until("all run", |metrics| {
         metrics.get(RUNNING) == GONE as f64 || ended(metrics) > 0.0
     });
     drop(calls);
@@ -187,7 +176,7 @@ fn hangup_during_blocking_call_frees_everything() {
     corral.wait_for_queue(waiting.len());
     drop(waiting);
     corral.wait_for_queue(0);
-    corral.wait_until("their instances are gone", |metrics| {
+    corral.wait_until("the instances are gone", |metrics| {
         metrics.get("corral_plugin_instances") <= 1.0
     });
     drop(stream);
@@ -200,14 +189,14 @@ fn time_limit_ends_blocking_call() {
     let limits = "[limits]\ntime-seconds = 0.3\n";
     let corral = deployed(&["--max-running", "1"], limits, &["blocking"]);
     // The host or the plugin may report it first.
-    let late = |answer: &Response| match answer.status {
+    let check_late = |answer: &Response| match answer.status {
         504 => drop(answer.problem(504, "deadline")),
         _ => refused(answer, "Deadline"),
     };
-    late(&corral.post("/deployed/endless", "1+1="));
+    check_late(&corral.post("/deployed/endless", "1+1="));
     for way in ["generate", "outcome", "rest", "next", "many"] {
         let held = corral.endless("/generate");
-        late(&corral.post(&format!("/deployed/{way}"), "1+1="));
+        check_late(&corral.post(&format!("/deployed/{way}"), "1+1="));
         drop(held);
         corral.wait_until_idle();
     }
@@ -218,11 +207,11 @@ fn time_limit_ends_blocking_call() {
 fn sampling_plugin_serves_blocking_guest() {
     let links = "[linked.sampling]\nany = 'samplers.wasm'\n";
     let corral = deployed(&[], links, &["blocking", "samplers"]);
-    let asks = |settings: &str, question: &str| {
+    let post = |settings: &str, question: &str| {
         corral.post("/deployed/sampled", format!("any\n{settings}\n{question}"))
     };
-    for_each_concurrently(&distinct_sums(64), |sum| {
-        let answer = asks("record history=4", &sum.question());
+    concurrently(32, &distinct_sums(64), |&sum| {
+        let answer = post("record history=4", &sum.question());
         assert_eq!(
             (answer.status, &answer.body),
             (200, &sum.answer()),
@@ -236,13 +225,13 @@ fn sampling_plugin_serves_blocking_guest() {
             ("spin-start", "that a call may take"),
             ("trap:1", "crashed"),
             ("spin:2", "that a call may take"),
-            ("error:as-told", "as-told"),
+            ("error:on-request", "on-request"),
             ("outside candidates=1", "that it was shown"),
         ] {
-            refused(&asks(settings, "1+1="), words);
+            refused(&post(settings, "1+1="), words);
         }
-        let nobody = corral.post("/deployed/sampled", "nobody\n\n1+1=");
-        refused(&nobody, "NotFound");
+        let unknown = corral.post("/deployed/sampled", "nobody\n\n1+1=");
+        refused(&unknown, "NotFound");
     });
     corral.wait_until_idle();
 }

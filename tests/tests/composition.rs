@@ -1,19 +1,11 @@
 //! A handler with linked components: deployed, shown, rolled back and restored with them, and refused where they
 //! do not fit.
 
+use corral_tests::artifacts::component;
 use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload};
-use corral_tests::{Corral, Ended, artifacts, scratch_dir};
+use corral_tests::linked::post;
+use corral_tests::{Corral, artifacts, run_plugin, scratch_dir};
 use serde_json::{Value, json};
-use std::path::Path;
-
-fn with_store(dir: &Path) -> Corral {
-    let dir = dir.to_str().expect("ours");
-    Corral::start_with(&["--store", dir])
-}
-
-fn component(name: &str) -> Vec<u8> {
-    std::fs::read(artifacts::plugin(name)).expect("readable")
-}
 
 /// A component with `depth` nested component types.
 fn deep_types(depth: usize) -> Vec<u8> {
@@ -32,13 +24,6 @@ fn deep_types(depth: usize) -> Vec<u8> {
     [head, number(types.len()), types].concat()
 }
 
-/// The response of the handler at `/NAME`, whose template sees `secret` and this many variables.
-fn rendered(name: &str, sees: &str, variables: usize) -> String {
-    format!(
-        "template read /{name}\ntemplate sees {sees}\n{variables} variables, 0 arguments\nown of the handler\n"
-    )
-}
-
 /// A manifest for `/NAME` with a secret in its environment.
 fn linked(name: &str, handler: &str, links: Value) -> Value {
     let configuration = json!({"SECRET": "of the handler"});
@@ -46,21 +31,28 @@ fn linked(name: &str, handler: &str, links: Value) -> Value {
     manifest(name, handler, more)
 }
 
+/// The first piece that the template renders for the deployment `a`: what it sees of the environment.
+fn environment(corral: &Corral) -> Value {
+    let messages = json!([{"role": "user", "content": "1+1"}]);
+    let chat = json!({"messages": messages, "settings": "{\"do\":\"environment\"}"});
+    post(corral, "/a/chat", &chat)["pieces"][0][0].clone()
+}
+
+const EMPTY: &str = "variables [], arguments []";
+const INHERITED: &str = r#"variables [("SECRET", "of the handler")], arguments []"#;
+
 #[test]
 fn template_environment_is_empty_unless_inherited() {
-    let corral = with_store(&scratch_dir());
-    let handler = upload(&corral, &component("linked-handler"));
-    let template = upload(&corral, &component("linked-template"));
+    let corral = Corral::start_with_store(&[]);
+    let handler = upload(&corral, &component("handler"));
+    let template = upload(&corral, &component("templates"));
     let links = json!({"templating": template});
     assert_eq!(deploy(&corral, &linked("a", &handler, links.clone())), 1);
-    let denied = rendered("a", "", 0);
-    assert_eq!(corral.get("/a").body, denied);
+    assert_eq!(environment(&corral), EMPTY);
     let inherited = json!({"templating": {"component": template, "inherit": true}});
-    assert_eq!(
-        deploy(&corral, &linked("a", &handler, inherited.clone())),
-        2
-    );
-    assert_eq!(corral.get("/a").body, rendered("a", "of the handler", 1));
+    let number = deploy(&corral, &linked("a", &handler, inherited.clone()));
+    assert_eq!(number, 2);
+    assert_eq!(environment(&corral), INHERITED);
 
     let shown = show(&corral, "a");
     assert_eq!(shown["revisions"][0]["manifest"]["linked"], links);
@@ -70,25 +62,24 @@ fn template_environment_is_empty_unless_inherited() {
     let answer = corral.request_admin("POST", "/deployments/a/rollback", to_first);
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(answer.json()["traffic"][0]["linked"], links);
-    assert_eq!(corral.get("/a").body, denied);
+    assert_eq!(environment(&corral), EMPTY);
 
     // An inheriting template that imports models gets the deployment's.
     let model_lister = upload(&corral, &component("linked-models"));
     let inherited = json!({"templating": {"component": model_lister, "inherit": true}});
     deploy(&corral, &linked("a", &handler, inherited));
-    let told = "template knows tiny\nown of the handler\n";
-    assert_eq!(corral.get("/a").body, told);
+    assert_eq!(environment(&corral), "template knows tiny");
     corral.check_alive();
 }
 
 #[test]
 fn guest_loop_uses_linked_sampler() {
-    let corral = with_store(&scratch_dir());
+    let corral = Corral::start_with_store(&[]);
     let handler = upload(&corral, &component("linked-loop"));
-    let sampler_component = upload(&corral, &component("linked-sampler"));
+    let sampler_component = upload(&corral, &component("samplers"));
     let links = json!({"sampling": {"least": sampler_component}});
     deploy(&corral, &manifest("a", &handler, json!({"linked": links})));
-    assert_eq!(corral.get("/a").body, "3 candidates, token 12\n");
+    assert_eq!(corral.get("/a").body, "3 candidates, token 10\n");
     // Samplers alone do not change a handler that does not import them.
     let bare = upload(&corral, &component("misbehave"));
     let links = json!({"sampling": {"least": sampler_component, "same": sampler_component}});
@@ -103,18 +94,18 @@ fn guest_loop_uses_linked_sampler() {
         );
         assert!(detail.contains(&expected), "{detail}");
     }
-    assert_eq!(corral.get("/a").body, "3 candidates, token 12\n");
+    assert_eq!(corral.get("/a").body, "3 candidates, token 10\n");
     corral.check_alive();
 }
 
 #[test]
 fn misfit_linked_components_say_why() {
-    let corral = with_store(&scratch_dir());
+    let corral = Corral::start_with_store(&[]);
     let digests = [
-        "linked-handler",
-        "linked-template",
+        "handler",
+        "templates",
         "linked-models",
-        "linked-sampler",
+        "samplers",
         "misbehave",
         "unknown-import",
         "unknown-export",
@@ -221,20 +212,17 @@ fn misfit_linked_components_say_why() {
         let detail = answer.problem(status, code);
         assert!(detail.contains(expected), "{detail}");
     }
-    let answer = try_deploy(
-        &corral,
-        &linked("a", handler, json!({"templating": "a file"})),
-    );
-    assert_eq!(answer.status, 400, "{answer:?}");
+    let no_digest = linked("a", handler, json!({"templating": "a file"}));
+    assert_eq!(try_deploy(&corral, &no_digest).status, 400);
     corral.get("/a").problem(404, "no-route");
     corral.check_alive();
 }
 
 #[test]
 fn too_deep_types_are_refused() {
-    let corral = with_store(&scratch_dir());
-    let handler = upload(&corral, &component("linked-handler"));
-    let template = upload(&corral, &component("linked-template"));
+    let corral = Corral::start_with_store(&[]);
+    let handler = upload(&corral, &component("handler"));
+    let template = upload(&corral, &component("templates"));
     let deep = upload(&corral, &deep_types(100_000));
     corral.with_neighbors(|| {
         for (component, links, at_fault) in [
@@ -264,207 +252,142 @@ fn too_deep_types_are_refused() {
 #[test]
 fn linked_components_live_with_their_revision() {
     let dir = scratch_dir();
-    let corral = with_store(&dir);
-    let handler = upload(&corral, &component("linked-handler"));
-    let template = upload(&corral, &component("linked-template"));
-    let bare = upload(&corral, &component("misbehave"));
+    let corral = Corral::start_in(&dir, &[]);
+    let handler = upload(&corral, &component("handler"));
+    let template = upload(&corral, &component("templates"));
+    let file = corral.component_file(&template);
     // The handler cannot serve without its linked components, so the first revision is another component.
+    let bare = upload(&corral, &component("misbehave"));
     deploy(&corral, &manifest("a", &bare, json!({})));
     let links = json!({"templating": template});
     assert_eq!(deploy(&corral, &linked("a", &handler, links.clone())), 2);
-    let denied = rendered("a", "", 0);
-    assert_eq!(corral.get("/a").body, denied);
-    let back = || json!({"revision": 1}).to_string();
-    let answer = corral.request_admin("POST", "/deployments/a/rollback", back());
-    assert_eq!(answer.status, 200, "{answer:?}");
-    assert_eq!(answer.json()["traffic"][0].get("linked"), None);
+    let roll_back = |corral: &Corral, body: Value| {
+        let path = "/deployments/a/rollback";
+        let answer = corral.request_admin("POST", path, body.to_string());
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()
+    };
+    let rolled_back = roll_back(&corral, json!({"revision": 1}));
+    assert_eq!(rolled_back["traffic"][0].get("linked"), None);
     assert_eq!(corral.get("/a/ok").body, "ok");
     // Killed while the linked revision is stored but not serving.
     drop(corral);
-    let file = |digest: &str| {
-        let hex = digest.strip_prefix("sha256:").expect("a digest");
-        dir.join("components").join(format!("{hex}.wasm"))
-    };
-    assert!(file(&template).is_file());
-    let corral = with_store(&dir);
-    assert!(file(&template).is_file(), "a revision names it");
+    let corral = Corral::start_in(&dir, &[]);
+    assert!(file.is_file(), "a revision names the template");
     assert_eq!(corral.get("/a/ok").body, "ok");
-    let answer = corral.request_admin("POST", "/deployments/a/rollback", "{}");
-    assert_eq!(answer.status, 200, "{answer:?}");
-    assert_eq!(corral.get("/a").body, denied);
+    roll_back(&corral, json!({}));
+    assert_eq!(environment(&corral), EMPTY);
     // Killed while it serves.
     drop(corral);
-    let corral = with_store(&dir);
-    assert_eq!(corral.get("/a").body, denied);
-    assert_eq!(
-        show(&corral, "a")["revisions"][1]["manifest"]["linked"],
-        links
-    );
-    drop(corral);
-    // Without its file the revision cannot serve, and the list says so.
-    std::fs::remove_file(file(&template)).expect("ours");
-    let corral = with_store(&dir);
+    let corral = Corral::start_in(&dir, &[]);
+    assert_eq!(environment(&corral), EMPTY);
     let shown = show(&corral, "a");
-    let problem = &shown["deployment"]["traffic"][0]["error"];
-    let problem = problem.as_str().expect("it has one");
-    assert!(problem.contains(&template), "{problem}");
+    assert_eq!(shown["revisions"][1]["manifest"]["linked"], links);
+    drop(corral);
+    // Without its file the revision cannot serve, and the deployment shows why.
+    std::fs::remove_file(&file).expect("removed");
+    let corral = Corral::start_in(&dir, &[]);
+    let shown = show(&corral, "a");
+    let error = shown["deployment"]["traffic"][0]["error"].as_str();
+    assert!(
+        error.is_some_and(|error| error.contains(&template)),
+        "{shown}"
+    );
     // After another upload it serves.
-    upload(&corral, &component("linked-template"));
+    upload(&corral, &component("templates"));
     assert_eq!(deploy(&corral, &linked("a", &handler, links)), 3);
-    assert_eq!(corral.get("/a").body, denied);
-    // A component without a revision may be dropped, at the latest at the next start.
+    assert_eq!(environment(&corral), EMPTY);
+    // A component without a revision is dropped at the next start at the latest.
     let answer = corral.request_admin("DELETE", "/deployments/a", "");
     assert_eq!(answer.status, 200, "{answer:?}");
     drop(corral);
-    let corral = with_store(&dir);
-    assert!(!file(&template).exists());
+    let corral = Corral::start_in(&dir, &[]);
+    assert!(!file.exists());
     corral.check_alive();
-}
-
-struct Cli {
-    corral: Corral,
-    admin: String,
-    token: String,
-}
-
-impl Cli {
-    fn start() -> Self {
-        let dir = scratch_dir();
-        let corral = with_store(&dir);
-        let admin = format!("http://{}", corral.admin());
-        let token = dir.join("admin-token");
-        Cli {
-            corral,
-            admin,
-            token: token.to_str().expect("ours").to_owned(),
-        }
-    }
-
-    fn run(&self, arguments: &[&str]) -> Ended {
-        let server = ["--admin", &self.admin, "--token-file", &self.token];
-        corral_tests::run(arguments.iter().chain(&server))
-    }
-
-    fn run_ok(&self, arguments: &[&str]) -> String {
-        let ended = self.run(arguments);
-        assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
-        ended.stdout
-    }
 }
 
 #[test]
 fn deploy_uploads_linked_components() {
-    let cli = Cli::start();
-    let path = |name: &str| {
-        let path = artifacts::plugin(name);
-        path.to_str().expect("ours").to_owned()
-    };
-    let handler = path("linked-handler");
-    let template = format!("templating={}", path("linked-template"));
-    let sampler = format!("sampling.least={}", path("linked-sampler"));
+    let corral = Corral::start_with_store(&[]);
+    let path = |name: &str| artifacts::plugin(name).display().to_string();
+    let handler = path("handler");
+    let template = format!("templating={}", path("templates"));
+    let sampler = format!("sampling.least={}", path("samplers"));
     let deploy = ["deploy", &handler, "--name", "a", "--route", "/a"];
     let with = ["--linked", &template, "--linked", &sampler];
-    let printed = cli.run_ok(&[&deploy[..], &with].concat());
+    let printed = corral.cli_output(&[&deploy[..], &with].concat());
     assert!(printed.starts_with("deployed revision 1: a is serving at /a"));
-    let body = cli.corral.get("/a").body;
-    assert!(body.starts_with("template read /a\n"), "{body}");
+    assert_eq!(environment(&corral), EMPTY);
 
-    // The same from a manifest whose parts lie beside it and are uploaded already.
+    // The same from a manifest whose components lie beside it and are uploaded already.
     let dir = scratch_dir();
-    for name in ["linked-handler", "linked-template", "linked-sampler"] {
+    for name in ["handler", "templates", "samplers"] {
         let copy = dir.join(format!("{name}.wasm"));
-        std::fs::copy(artifacts::plugin(name), copy).expect("ours");
+        std::fs::copy(artifacts::plugin(name), copy).expect("copied");
     }
-    let text = "name = 'a'\ncomponent = 'linked-handler.wasm'\nroutes = ['/a']\n\
-                [linked]\ntemplating = { component = 'linked-template.wasm', inherit = true }\n\
-                [linked.sampling]\nleast = 'linked-sampler.wasm'\n\
+    let text = "name = 'a'\ncomponent = 'handler.wasm'\nroutes = ['/a']\n\
+                [linked]\ntemplating = { component = 'templates.wasm', inherit = true }\n\
+                [linked.sampling]\nleast = 'samplers.wasm'\n\
                 [configuration]\nSECRET = 'of the handler'\n";
-    std::fs::write(dir.join("corral.toml"), text).expect("ours");
-    cli.run_ok(&["deploy", dir.to_str().expect("ours")]);
-    let body = cli.corral.get("/a").body;
-    assert_eq!(body, rendered("a", "of the handler", 1));
-    let page = cli.run_ok(&["show", "a"]);
-    let short = |name: &str| {
-        digest(&component(name))
-            .chars()
-            .take(19)
-            .collect::<String>()
-    };
-    let (template_digest, sampler_digest) = (short("linked-template"), short("linked-sampler"));
-    for expected in [
-        format!("templating={template_digest} sampling.least={sampler_digest}\n"),
-        format!("templating={template_digest} (inherits) sampling.least={sampler_digest}\n"),
-    ] {
-        assert!(page.contains(&expected), "{expected}\n{page}");
-    }
-    let listed = cli.run_ok(&["list", "--json"]);
-    let listed: Value = serde_json::from_str(&listed).expect("JSON");
-    let all = listed["deployments"].as_array().expect("a list");
-    let one = all.iter().find(|one| one["name"] == "a").expect("there");
-    let whole = digest(&component("linked-sampler"));
-    assert_eq!(one["traffic"][0]["linked"]["sampling"]["least"], *whole);
-
     let manifest = dir.join("corral.toml");
-    let manifest = manifest.to_str().expect("ours");
-    for (arguments, expected) in [
+    std::fs::write(&manifest, text).expect("written");
+    let manifest = manifest.to_str().expect("a path in UTF-8");
+    corral.cli_output(&["deploy", manifest]);
+    assert_eq!(environment(&corral), INHERITED);
+    let page = corral.cli_output(&["show", "a"]);
+    let sampler_digest = digest(&component("samplers"));
+    let (template_start, sampler_start) = (
+        &digest(&component("templates"))[..19],
+        &sampler_digest[..19],
+    );
+    for inherits in ["", " (inherits)"] {
+        let links =
+            format!("templating={template_start}{inherits} sampling.least={sampler_start}\n");
+        assert!(page.contains(&links), "{links}\n{page}");
+    }
+    let listed = corral.cli_json(&["list"]);
+    let all = listed["deployments"].as_array().expect("a list");
+    let one = all
+        .iter()
+        .find(|one| one["name"] == "a")
+        .expect("the deployment");
+    assert_eq!(
+        one["traffic"][0]["linked"]["sampling"]["least"],
+        *sampler_digest
+    );
+
+    let beside_manifest = ["deploy", manifest, "--linked", &template];
+    corral
+        .cli(&beside_manifest)
+        .check_error(2, &["--linked are for a component"]);
+    for (code, more, expected) in [
         (
-            vec!["deploy", manifest, "--linked", &template],
-            "--linked are for a component",
-        ),
-        (
-            [&deploy[..], &["--linked", "least=x.wasm"]].concat(),
-            "write templating=FILE or sampling.NAME=FILE",
-        ),
-        (
-            [&deploy[..], &["--linked", "sampling.X=x.wasm"]].concat(),
+            2,
+            &["--linked", "sampling.X=x.wasm"][..],
             "'X' is not a valid name of a sampler",
         ),
         (
-            [&deploy[..], &with, &["--linked", &template]].concat(),
-            "--linked names templating twice",
+            1,
+            &["--linked", "templating=/no.wasm"],
+            "cannot read the component /no.wasm",
         ),
-        (
-            [&deploy[..], &["--linked", "templating=/nowhere.wasm"]].concat(),
-            "cannot read the component /nowhere.wasm",
-        ),
-        (deploy.to_vec(), "--linked templating=FILE"),
+        (1, &[], "--linked templating=FILE"),
     ] {
-        let ended = cli.run(&arguments);
-        assert_ne!(ended.code, Some(0), "{arguments:?}: {ended:?}");
-        assert!(ended.stderr.contains(expected), "{expected}: {ended:?}");
+        let ended = corral.cli(&[&deploy[..], more].concat());
+        ended.check_error(code, &[expected]);
     }
 }
 
 #[test]
 fn run_accepts_linked_components() {
-    let model = artifacts::model();
-    let generate = artifacts::plugin("generate");
-    let sampler_component = artifacts::plugin("linked-sampler");
-    let template = artifacts::plugin("linked-template");
-    let text = |path: &Path| path.to_str().expect("ours").to_owned();
-    let cache = artifacts::scratch().join("compiled");
-    let run = |link: &str| {
-        corral_tests::run([
-            "run",
-            &text(&generate),
-            "--model",
-            &text(&model),
-            // See `Corral::start_with`.
-            "--threads",
-            "1",
-            "--cache-dir",
-            &text(&cache),
-            "--linked",
-            link,
-            "--",
-            "1+1=",
-        ])
+    let path = |name: &str| artifacts::plugin(name).display().to_string();
+    let run = |linked: &str| {
+        let generate = artifacts::plugin("generate");
+        run_plugin(&generate, &["--linked", linked], &["1+1="])
     };
-    let ended = run(&format!("sampling.least={}", text(&sampler_component)));
+    let ended = run(&format!("sampling.least={}", path("samplers")));
     assert_eq!((ended.code, &*ended.stdout), (Some(0), "2\n"), "{ended:?}");
-    let ended = run(&format!("templating={}", text(&template)));
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.stderr.contains("does not import"), "{ended:?}");
-    let ended = run("sampling.least=/nowhere.wasm");
-    assert!(ended.stderr.contains("/nowhere.wasm"), "{ended:?}");
+    let ended = run(&format!("templating={}", path("templates")));
+    ended.check_error(1, &["does not import"]);
+    run("sampling.least=/no.wasm").check_error(1, &["/no.wasm"]);
 }

@@ -16,8 +16,8 @@ fn every_token_is_computed_once() {
     let expected = std::sync::Mutex::new(0.0);
     let ask = |request: &Value| {
         let answer = corral.generate(request);
-        let read = number(&answer, "prompt_tokens") - number(&answer, "cached_tokens");
-        let computed = read + number(&answer, "tokens") - 1.0;
+        let prefilled = number(&answer, "prompt_tokens") - number(&answer, "cached_tokens");
+        let computed = prefilled + number(&answer, "tokens") - 1.0;
         *expected.lock().expect("no panic while held") += computed;
     };
     // Sequential and 16 at once: short prompts, long chunked prompts, long outputs, chats, streams.
@@ -43,9 +43,9 @@ fn every_token_is_computed_once() {
     });
     let metrics = corral.wait_until_idle();
     let expected = *expected.lock().expect("no panic while held");
-    let again = metrics.get("corral_engine_recomputed_tokens_total");
+    let recomputed = metrics.get("corral_engine_recomputed_tokens_total");
     let decoded = metrics.get("corral_engine_computed_tokens_total");
-    assert_eq!(decoded, expected + again);
+    assert_eq!(decoded, expected + recomputed);
     // The long prompts share a prefix.
     assert!(metrics.get("corral_engine_prefix_cache_hits_tokens_total") > 3000.0);
     assert_eq!(metrics.get("corral_engine_requests_finished_total"), 72.0);
@@ -77,9 +77,9 @@ fn disconnected_clients_leave_nothing_behind() {
                 match number % 3 {
                     0 => {
                         stream.write_all(request).expect("sent");
-                        let mut some = [0; 300];
-                        stream.read_exact(&mut some).expect("an answer begins");
-                        assert!(some.starts_with(b"HTTP/1.1 200 OK"));
+                        let mut buffer = [0; 300];
+                        stream.read_exact(&mut buffer).expect("a response");
+                        assert!(buffer.starts_with(b"HTTP/1.1 200 OK"));
                     }
                     1 => stream.write_all(request).expect("sent"),
                     _ => stream
@@ -97,7 +97,10 @@ fn disconnected_clients_leave_nothing_behind() {
     assert!(metrics.get("corral_engine_discarded_tokens_total") > 0.0);
     // No client waited for so many tokens, so the engine did not compute them all.
     let decoded = metrics.get("corral_engine_computed_tokens_total");
-    assert!(decoded < 16.0 * 3000.0, "{decoded} tokens for nobody");
+    assert!(
+        decoded < 16.0 * 3000.0,
+        "{decoded} tokens that nobody reads"
+    );
     // Clients that had received output are counted.
     assert!(metrics.get("corral_http_requests_aborted_total") >= 8.0);
 }
@@ -136,7 +139,7 @@ fn errors_leave_nothing_behind() {
 /// The output of a `/generate` stream before its end.
 fn second_to_last_event(mut stream: EventStream) -> Value {
     let events: Vec<_> = std::iter::from_fn(|| stream.event()).collect();
-    let (done, events) = events.split_last().expect("there are events");
+    let (done, events) = events.split_last().expect("events");
     assert_eq!(done, "[DONE]");
     let report = events.last().expect("a report comes before the end");
     serde_json::from_str(report).expect("events hold JSON")
@@ -146,7 +149,7 @@ fn second_to_last_event(mut stream: EventStream) -> Value {
 #[derive(Clone, Copy, PartialEq)]
 enum Answers {
     /// As events framed by the host.
-    HandedOn,
+    Framed,
     /// As events written by the plugin, because they carry logprobs.
     Streamed,
     /// As one response body.
@@ -185,7 +188,6 @@ fn check_costs(answers: Answers) {
     let chunks = count("deployment_generation_chunks");
     let mut broken = Vec::new();
     let mut at_most = |what: &str, counted: f64, most: f64| {
-        println!("{counted} {what} for {tokens} tokens, at most {most}");
         if counted > most {
             broken.push(format!("{counted} {what}, more than {most}"));
         }
@@ -203,21 +205,25 @@ fn check_costs(answers: Answers) {
     at_most("generation_chunks", chunks, most);
     // A poll for the guest's read, one as it begins to wait, one per wakeup, and one by the connection after a
     // write. The end is read like a chunk.
-    let looks = count("deployment_generation_polls");
-    at_most("looks for a chunk", looks, 3.0 * chunks + 8.0 * streams);
+    let chunk_polls = count("deployment_generation_polls");
+    at_most(
+        "polls for a chunk",
+        chunk_polls,
+        3.0 * chunks + 8.0 * streams,
+    );
     // A streaming call is woken per chunk, and when a slower connection has taken an event. Wakeups during a poll
     // do not count. Framed and collected answers wake it for no chunk.
     let polls = count("deployment_guest_polls");
     let for_chunks = match answers {
         Answers::Streamed => 2.0 * chunks,
-        Answers::HandedOn | Answers::Whole => 0.0,
+        Answers::Framed | Answers::Whole => 0.0,
     };
     at_most("polls of calls", polls, for_chunks + 24.0 * streams);
     // To open the model, append the prompt and begin; per token only to read logprobs.
     let calls = count("deployment_host_calls");
     let likely = match answers {
         Answers::Streamed => tokens,
-        Answers::HandedOn | Answers::Whole => 0.0,
+        Answers::Framed | Answers::Whole => 0.0,
     };
     at_most("host calls", calls, likely + 64.0 * streams);
     // One event per chunk, then the report and the end.
@@ -233,12 +239,12 @@ fn check_costs(answers: Answers) {
     let bytes = count("deployment_response_bytes");
     let each = match answers {
         Answers::Streamed => 128.0,
-        Answers::HandedOn | Answers::Whole => 28.0,
+        Answers::Framed | Answers::Whole => 28.0,
     };
     at_most("bytes", bytes, each * tokens + 512.0 * streams);
     assert!(broken.is_empty(), "{broken:#?}");
     // No event is empty.
-    assert!(chunks >= streams && looks >= chunks && calls >= streams && polls >= streams);
+    assert!(chunks >= streams && chunk_polls >= chunks && calls >= streams && polls >= streams);
     assert!(frames >= streams && bytes >= tokens);
 }
 
@@ -249,7 +255,7 @@ fn streamed_token_stays_within_cost_bounds() {
 
 #[test]
 fn host_framed_token_wakes_no_plugin() {
-    check_costs(Answers::HandedOn);
+    check_costs(Answers::Framed);
 }
 
 #[test]
@@ -278,7 +284,7 @@ fn token_read_by_plugin_wakes_it_once() {
     let after = corral.wait_until_idle();
     let count = |name: &str| after.growth(&format!("corral_deployment_{name}_total"), &before);
     let (polls, chunks) = (count("guest_polls"), count("generation_chunks"));
-    println!("{polls} polls for {chunks} chunks");
+
     assert!(chunks >= CALLS as f64 && polls >= CALLS as f64);
     assert!(
         polls <= chunks + (24 * CALLS) as f64,

@@ -1,19 +1,9 @@
 //! Deployments serve at once and after a restart; a refused deploy says why.
 
+use corral_tests::artifacts::component;
 use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload, variant};
-use corral_tests::{Corral, artifacts, scratch_dir};
+use corral_tests::{Corral, Response, scratch_dir, serve, wait_for};
 use serde_json::{Value, json};
-use std::path::Path;
-use std::time::Instant;
-
-fn with_store(dir: &Path) -> Corral {
-    let dir = dir.to_str().expect("ours");
-    Corral::start_with(&["--store", dir])
-}
-
-fn component(name: &str) -> Vec<u8> {
-    std::fs::read(artifacts::plugin(name)).expect("readable")
-}
 
 /// A manifest of `misbehave` whose `/env` returns `version`.
 fn versioned(name: &str, digest: &str, version: u64) -> Value {
@@ -30,92 +20,70 @@ fn version(corral: &Corral, name: &str) -> String {
 #[test]
 fn deployment_serves_at_once_and_after_restart() {
     let dir = scratch_dir();
-    let generate = component("generate");
-    let misbehave = component("misbehave");
-    let corral = with_store(&dir);
+    let corral = Corral::start_in(&dir, &[]);
     corral.get("/a/env").problem(404, "no-route");
-
-    let began = Instant::now();
-    let digest = upload(&corral, &misbehave);
+    let digest = upload(&corral, &component("misbehave"));
     assert_eq!(deploy(&corral, &versioned("a", &digest, 1)), 1);
-    assert_eq!(version(&corral, "a"), "VERSION=1\n", "and nothing of ours");
-    println!("deploy to first answer: {:?}", began.elapsed());
+    // The plugin sees no variable of the server.
+    assert_eq!(version(&corral, "a"), "VERSION=1\n");
     // A new digest, so it was never compiled.
-    let new = variant(&generate, u64::from(std::process::id()));
-    let began = Instant::now();
+    let new = variant(&component("generate"), u64::from(std::process::id()));
     let new = upload(&corral, &new);
     deploy(&corral, &manifest("g", &new, json!({})));
     let answer = corral.generate_at("/g", &json!({"prompt": "1+1=", "max_tokens": 5}));
-    println!("deploy to first token, compiled: {:?}", began.elapsed());
     assert_eq!(answer["text"], "2");
-
     assert_eq!(deploy(&corral, &versioned("a", &digest, 2)), 2);
     assert_eq!(version(&corral, "a"), "VERSION=2\n");
-    let before = show(&corral, "a");
-    let before_g = show(&corral, "g");
+    let before = [show(&corral, "a"), show(&corral, "g")];
     drop(corral);
 
-    let corral = with_store(&dir);
+    let corral = Corral::start_in(&dir, &[]);
     assert_eq!(version(&corral, "a"), "VERSION=2\n");
-    let same = |now: Value, before: Value| {
-        assert_eq!(now["deployment"], before["deployment"]);
-        assert_eq!(now["revisions"], before["revisions"]);
-    };
-    same(show(&corral, "a"), before);
-    same(show(&corral, "g"), before_g);
+    for (before, after) in before.iter().zip([show(&corral, "a"), show(&corral, "g")]) {
+        assert_eq!(after["deployment"], before["deployment"]);
+        assert_eq!(after["revisions"], before["revisions"]);
+    }
     let metrics = corral.metrics();
-    assert_eq!(
-        metrics.get("corral_deployments"),
-        6.0,
-        "two, and four fixed"
-    );
+    // Two, and the four of the command line.
+    assert_eq!(metrics.get("corral_deployments"), 6.0);
     let counted = "corral_deployment_requests_total{deployment=\"a\"}";
     assert_eq!(metrics.get_or_zero(counted), 1.0);
 }
 
 #[test]
 fn refused_deploy_says_why() {
-    let dir = scratch_dir();
-    let corral = with_store(&dir);
-    let refused = |bytes: &[u8], status, code: &str, expected: &str| {
-        let digest = upload(&corral, bytes);
-        let answer = try_deploy(&corral, &manifest("bad", &digest, json!({})));
+    let corral = Corral::start_with_store(&[]);
+    let check = |digest: &str, more: Value, status, code, expected: &str| {
+        let answer = try_deploy(&corral, &manifest("bad", digest, more));
         let detail = answer.problem(status, code);
         assert!(detail.contains(expected), "{detail}");
     };
-    refused(
-        b"hello",
-        422,
-        "not-a-component",
-        "does not start with the WebAssembly header",
-    );
-    refused(
-        b"\0asm\x01\0\0\0",
-        422,
-        "not-a-component",
-        "core WebAssembly module",
-    );
-    refused(
-        b"\0asm\x0d\0\x01\0rest",
-        422,
-        "does-not-compile",
-        "cannot be compiled",
-    );
-    refused(
-        &component("unknown-export"),
-        422,
-        "no-role",
-        "exports no role",
-    );
-    let unknown_import = component("unknown-import");
-    refused(
-        &unknown_import,
-        422,
-        "unknown-import",
-        "It offers: corral:inference@",
-    );
-
+    let header = "does not start with the WebAssembly header";
+    for (bytes, code, expected) in [
+        (b"hello".to_vec(), "not-a-component", header),
+        (
+            b"\0asm\x01\0\0\0".to_vec(),
+            "not-a-component",
+            "core WebAssembly module",
+        ),
+        (
+            b"\0asm\x0d\0\x01\0rest".to_vec(),
+            "does-not-compile",
+            "cannot be compiled",
+        ),
+        (component("unknown-export"), "no-role", "exports no role"),
+        (
+            component("unknown-import"),
+            "unknown-import",
+            "It offers: corral:inference@",
+        ),
+    ] {
+        check(&upload(&corral, &bytes), json!({}), 422, code, expected);
+    }
     let good = upload(&corral, &component("misbehave"));
+    // The unit tests of manifests have all mistakes.
+    let outbound = json!({"grants": {"outbound": ["x.example"]}});
+    let capacity = json!({"limits": {"concurrent": 225}});
     for (more, status, code, expected) in [
         (
             json!({"routes": ["/generate"]}),
@@ -129,20 +97,9 @@ fn refused_deploy_says_why() {
             "no-model",
             "it has: tiny",
         ),
+        (outbound, 422, "bad-manifest", "allows no outbound requests"),
         (
-            json!({"linked": {"sampling": {"a b": "c"}}}),
-            422,
-            "bad-manifest",
-            "'linked.sampling.a b' is not a valid name",
-        ),
-        (
-            json!({"grants": {"outbound": ["x.example"]}}),
-            422,
-            "bad-manifest",
-            "allows no outbound requests",
-        ),
-        (
-            json!({"limits": {"concurrent": 225}}),
+            capacity,
             422,
             "bad-manifest",
             "at most 224 requests of one deployment at once",
@@ -154,21 +111,13 @@ fn refused_deploy_says_why() {
             "'routes' has 0 entries",
         ),
         (
-            json!({"colour": 1}),
+            json!({"color": 1}),
             400,
             "bad-json",
-            "unknown field `colour`",
-        ),
-        (
-            json!({"limits": {"memory-mib": 0}}),
-            400,
-            "bad-json",
-            "out of range",
+            "unknown field `color`",
         ),
     ] {
-        let answer = try_deploy(&corral, &manifest("bad", &good, more));
-        let detail = answer.problem(status, code);
-        assert!(detail.contains(expected), "{detail}");
+        check(&good, more, status, code, expected);
     }
     let missing = digest(b"never uploaded");
     try_deploy(&corral, &manifest("bad", &missing, json!({}))).problem(404, "no-component");
@@ -186,192 +135,172 @@ fn refused_deploy_says_why() {
     corral.check_alive();
 }
 
+/// Sends JSON to a path of the deployment `a`.
+fn change(corral: &Corral, method: &str, path: &str, body: Value) -> Response {
+    let path = format!("/deployments/a{path}");
+    corral.request_admin(method, &path, body.to_string())
+}
+
 #[test]
-fn traffic_is_split_rolled_back_and_paused() {
-    let dir = scratch_dir();
-    let corral = with_store(&dir);
+fn traffic_is_split_and_rolled_back() {
+    let corral = Corral::start_with_store(&[]);
     let digest = upload(&corral, &component("misbehave"));
     for number in 1..=3 {
         deploy(&corral, &versioned("a", &digest, number));
     }
-    let put = |path: &str, body: Value| {
-        corral.request_admin("PUT", &format!("/deployments/a/{path}"), body.to_string())
-    };
-    let split = json!({"traffic": [
-        {"revision": 1, "weight": 1}, {"revision": 3, "weight": 3},
-    ]});
-    assert_eq!(put("traffic", split).status, 200);
+    let split = |traffic: Value| change(&corral, "PUT", "/traffic", json!({"traffic": traffic}));
+    let roll_back =
+        |revision: Value| change(&corral, "POST", "/rollback", json!({"revision": revision}));
+    let traffic = json!([{"revision": 1, "weight": 1}, {"revision": 3, "weight": 3}]);
+    assert_eq!(split(traffic).status, 200);
     let answers: Vec<_> = (0..80).map(|_| version(&corral, "a")).collect();
     let firsts = answers.iter().filter(|body| *body == "VERSION=1\n").count();
-    assert!((18..=22).contains(&firsts), "a quarter of 80: {firsts}");
+    assert!((18..=22).contains(&firsts), "{firsts} of 80 are a quarter");
     assert!(!answers.contains(&"VERSION=2\n".to_owned()));
 
-    let back = |revision: Value| {
-        let body = json!({ "revision": revision }).to_string();
-        corral.request_admin("POST", "/deployments/a/rollback", body)
-    };
-    assert_eq!(back(json!(2)).status, 200);
+    assert_eq!(roll_back(json!(2)).status, 200);
     assert_eq!(version(&corral, "a"), "VERSION=2\n");
-    assert_eq!(back(Value::Null).status, 200);
+    assert_eq!(roll_back(Value::Null).status, 200);
     assert_eq!(show(&corral, "a")["deployment"]["traffic"][1]["weight"], 3);
-    back(json!(9)).problem(404, "no-revision");
-    for (traffic, status, code) in [
-        (json!([{"revision": 1, "weight": 0}]), 422, "bad-traffic"),
-        (json!([]), 422, "bad-traffic"),
-        (json!([{"revision": 7, "weight": 1}]), 404, "no-revision"),
-    ] {
-        put("traffic", json!({ "traffic": traffic })).problem(status, code);
-    }
-
-    // A running request continues while new ones are refused.
-    let mut running = corral.post_stream("/a/drip", "");
-    assert_eq!(running.line().expect("drips").as_deref(), Some("drip"));
-    assert_eq!(put("paused", json!({"paused": true})).status, 200);
-    let answer = corral.get("/a/env");
-    answer.problem(503, "paused");
-    assert!(answer.header("retry-after").is_some());
-    assert_eq!(running.line().expect("drips on").as_deref(), Some("drip"));
-    drop(running);
-    assert_eq!(show(&corral, "a")["deployment"]["state"], "paused");
-    drop(corral);
-    let corral = with_store(&dir);
-    corral.get("/a/env").problem(503, "paused");
-    let resume = json!({"paused": false}).to_string();
-    corral.request_admin("PUT", "/deployments/a/paused", resume);
-    assert_eq!(corral.get("/a/env").status, 200);
+    roll_back(json!(9)).problem(404, "no-revision");
+    split(json!([{"revision": 1, "weight": 0}])).problem(422, "bad-traffic");
+    split(json!([])).problem(422, "bad-traffic");
+    split(json!([{"revision": 7, "weight": 1}])).problem(404, "no-revision");
 
     // Traffic is not split between different routes, and a new revision may start without traffic.
     let moved = manifest("a", &digest, json!({"routes": ["/b"]}));
-    let answer = corral.request_admin("POST", "/deployments/a?traffic=false", moved.to_string());
+    let answer = change(&corral, "POST", "?traffic=false", moved);
     assert_eq!(answer.json()["revision"]["number"], 4, "{answer:?}");
     corral.get("/b/env").problem(404, "no-route");
-    let split = json!({"traffic": [
-        {"revision": 3, "weight": 1}, {"revision": 4, "weight": 1},
-    ]});
-    let answer = corral.request_admin("PUT", "/deployments/a/traffic", split.to_string());
-    answer.problem(409, "routes-differ");
-    let body = json!({"revision": 4}).to_string();
-    assert_eq!(
-        corral
-            .request_admin("POST", "/deployments/a/rollback", body)
-            .status,
-        200
-    );
+    let traffic = json!([{"revision": 3, "weight": 1}, {"revision": 4, "weight": 1}]);
+    split(traffic).problem(409, "routes-differ");
+    assert_eq!(roll_back(json!(4)).status, 200);
     assert_eq!(corral.get("/b/env").status, 200);
     corral.get("/a/env").problem(404, "no-route");
 
-    assert_eq!(
-        corral.request_admin("DELETE", "/deployments/a", "").status,
-        200
-    );
+    assert_eq!(change(&corral, "DELETE", "", json!(null)).status, 200);
     corral.get("/b/env").problem(404, "no-route");
-    corral
-        .request_admin("DELETE", "/deployments/a", "")
-        .problem(404, "no-deployment");
+    change(&corral, "DELETE", "", json!(null)).problem(404, "no-deployment");
     corral.wait_until("the plugin is freed", |metrics| {
         metrics.get("corral_plugins_loaded") == 4.0
     });
 }
 
 #[test]
+fn paused_deployment_finishes_running_requests() {
+    let dir = scratch_dir();
+    let corral = Corral::start_in(&dir, &[]);
+    let digest = upload(&corral, &component("misbehave"));
+    deploy(&corral, &versioned("a", &digest, 1));
+    let mut running = corral.drip("/a");
+    let pause = |corral: &Corral, paused: bool| {
+        let answer = change(corral, "PUT", "/paused", json!({"paused": paused}));
+        assert_eq!(answer.status, 200);
+    };
+    pause(&corral, true);
+    let refused = corral.get("/a/env");
+    refused.problem(503, "paused");
+    refused.retry_after();
+    running.next_drip();
+    drop(running);
+    assert_eq!(show(&corral, "a")["deployment"]["state"], "paused");
+    drop(corral);
+    let corral = Corral::start_in(&dir, &[]);
+    corral.get("/a/env").problem(503, "paused");
+    pause(&corral, false);
+    assert_eq!(corral.get("/a/env").status, 200);
+}
+
+/// Why the revision of a deployment cannot serve.
+fn load_error(corral: &Corral, name: &str) -> String {
+    let shown = show(corral, name);
+    let error = shown["deployment"]["traffic"][0]["error"].as_str();
+    error
+        .unwrap_or_else(|| panic!("no error in {shown}"))
+        .to_owned()
+}
+
+#[test]
 fn unloadable_revision_is_shown_while_others_serve() {
     let dir = scratch_dir();
-    let corral = with_store(&dir);
+    let corral = Corral::start_in(&dir, &[]);
     let misbehave = component("misbehave");
     let good = upload(&corral, &misbehave);
     let other = variant(&misbehave, 1);
-    let doomed = upload(&corral, &other);
+    let damaged = upload(&corral, &other);
     deploy(&corral, &versioned("good", &good, 1));
-    deploy(&corral, &versioned("bad", &doomed, 1));
+    deploy(&corral, &versioned("bad", &damaged, 1));
     deploy(
         &corral,
         &manifest("late", &good, json!({"routes": ["/later"]})),
     );
+    let file = corral.component_file(&damaged);
     drop(corral);
-    let hex = doomed.strip_prefix("sha256:").expect("a digest");
-    let file = dir.join(format!("components/{hex}.wasm"));
-    let mut bytes = std::fs::read(&file).expect("there");
+    let mut bytes = std::fs::read(&file).expect("the component is stored");
     bytes[100] ^= 1;
-    std::fs::write(&file, bytes).expect("ours");
+    std::fs::write(&file, bytes).expect("written");
 
     // A route of the command line takes precedence.
-    let arguments = ["--store", dir.to_str().expect("ours")];
-    let corral = Corral::start_with_routes(&[("/later", "hello")], &arguments);
+    let hello = format!(
+        "/later={}",
+        corral_tests::artifacts::plugin("hello").display()
+    );
+    let corral = Corral::start_in(&dir, &["--plugin", &hello]);
     assert_eq!(version(&corral, "good"), "VERSION=1\n");
     corral.get("/bad/env").problem(503, "deployment-failed");
-    let shown = show(&corral, "bad");
-    assert_eq!(shown["deployment"]["state"], "failed");
-    let part = &shown["deployment"]["traffic"][0];
-    assert!(
-        part["error"].as_str().expect("told").contains("damaged"),
-        "{part}"
-    );
-    let shown = show(&corral, "late");
-    let part = &shown["deployment"]["traffic"][0];
-    assert!(
-        part["error"]
-            .as_str()
-            .expect("told")
-            .contains("belongs to '/later'"),
-        "{part}"
-    );
+    assert_eq!(show(&corral, "bad")["deployment"]["state"], "failed");
+    for (name, expected) in [("bad", "damaged"), ("late", "belongs to '/later'")] {
+        let error = load_error(&corral, name);
+        assert!(error.contains(expected), "{error}");
+    }
     assert_eq!(corral.get("/readyz").status, 200);
     // Another upload repairs it.
-    let path = format!("/components/{doomed}");
-    corral
-        .request_admin("GET", &path, "")
-        .problem(404, "no-component");
+    let path = format!("/components/{damaged}");
+    let answer = corral.request_admin("GET", &path, "");
+    answer.problem(404, "no-component");
     upload(&corral, &other);
-    deploy(&corral, &versioned("bad", &doomed, 2));
+    deploy(&corral, &versioned("bad", &damaged, 2));
     assert_eq!(version(&corral, "bad"), "VERSION=2\n");
 }
 
 #[test]
 fn unreadable_component_serves_once_readable() {
     let dir = scratch_dir();
-    let corral = with_store(&dir);
+    let corral = Corral::start_in(&dir, &[]);
     let digest = upload(&corral, &component("misbehave"));
     deploy(&corral, &versioned("a", &digest, 1));
+    let file = corral.component_file(&digest);
     drop(corral);
-    let hex = digest.strip_prefix("sha256:").expect("a digest");
-    let file = dir.join(format!("components/{hex}.wasm"));
-    let aside = dir.join("aside");
-    std::fs::rename(&file, &aside).expect("there");
+    let backup = dir.join("backup");
+    std::fs::rename(&file, &backup).expect("the component is stored");
     // The file opens but cannot be read.
-    std::fs::create_dir(&file).expect("ours");
-    let corral = with_store(&dir);
+    std::fs::create_dir(&file).expect("created");
+    let corral = Corral::start_in(&dir, &[]);
     corral.get("/a/env").problem(503, "deployment-failed");
-    let shown = show(&corral, "a");
-    let told = shown["deployment"]["traffic"][0]["error"].as_str();
-    let told = told.expect("told");
+    let error = load_error(&corral, "a");
     assert!(
-        told.contains("cannot be read") && told.contains("retried automatically"),
-        "{told}"
+        error.contains("cannot be read") && error.contains("retried automatically"),
+        "{error}"
     );
-    std::fs::remove_dir(&file).expect("ours");
-    std::fs::rename(&aside, &file).expect("ours");
-    corral.wait_until("it is loaded", |metrics| {
-        metrics.get("corral_plugins_loaded") == 5.0
+    std::fs::remove_dir(&file).expect("removed");
+    std::fs::rename(&backup, &file).expect("renamed");
+    wait_for("the deployment to serve", || {
+        (corral.get("/a/env").status == 200).then_some(())
     });
-    while corral.get("/a/env").status == 503 {
-        // It is loaded and about to serve.
-        std::thread::yield_now();
-    }
     assert_eq!(version(&corral, "a"), "VERSION=1\n");
     assert_eq!(show(&corral, "a")["deployment"]["state"], "serving");
 }
 
 #[test]
 fn plugin_logs_can_be_read_and_followed() {
-    let dir = scratch_dir();
-    let corral = with_store(&dir);
+    let corral = Corral::start_with_store(&[]);
     let digest = upload(&corral, &component("misbehave"));
     deploy(&corral, &versioned("a", &digest, 1));
     assert_eq!(corral.get("/a/log").status, 200);
     let mut follower = corral.stream_admin("/deployments/a/logs?follow=true");
     assert_eq!(follower.status, 200);
     let mut next = || -> Value {
-        let line = follower.line().expect("it goes on").expect("it goes on");
+        let line = follower.line().expect("not cut off").expect("a line");
         serde_json::from_str(&line).expect("a line is JSON")
     };
     let (one, two) = (next(), next());
@@ -402,37 +331,19 @@ fn plugin_logs_can_be_read_and_followed() {
 
 #[test]
 fn store_has_one_server_and_a_token() {
-    let dir = scratch_dir();
-    let corral = with_store(&dir);
-    let model = artifacts::model();
-    let model = model.to_str().expect("ours");
-    let store = dir.to_str().expect("ours");
-    let serve = ["serve", "--model", model, "--listen", "127.0.0.1:0"];
-    let ended =
-        corral_tests::run(
-            serve
-                .iter()
-                .chain(&["--admin", "127.0.0.1:0", "--store", store]),
-        );
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(
-        ended.stderr.contains("in use by another process"),
-        "{ended:?}"
-    );
-    let ended = corral_tests::run(serve.iter().chain(&["--admin", "0.0.0.0:0"]));
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.stderr.contains("--admin-token-file"), "{ended:?}");
+    let corral = Corral::start_with_store(&[]);
+    let store = corral.store().to_str().expect("a path in UTF-8");
+    serve(&["--store", store]).check_error(1, &["in use by another process"]);
+    serve(&["--admin", "0.0.0.0:0"]).check_error(1, &["--admin-token-file"]);
     for path in ["/deployments", "/deployments/a", "/components/x"] {
         let answer = corral.get_admin(path);
         answer.problem(401, "token-required");
-        assert_eq!(
-            answer.header("www-authenticate"),
-            Some("Bearer realm=\"corral\"")
-        );
+        let challenge = answer.header("www-authenticate");
+        assert_eq!(challenge, Some("Bearer realm=\"corral\""));
     }
     assert_eq!(corral.get_admin("/metrics").status, 200);
-    let without = Corral::start();
-    without
+    let without_store = Corral::start();
+    without_store
         .get_admin("/deployments")
         .problem(401, "token-required");
 }

@@ -1,24 +1,10 @@
 //! `corral doctor`, and the options for devices and KV cell types.
 
-use corral_tests::{Corral, Ended, RELIABLE_SUMS, artifacts, run, scratch_dir};
+use corral_tests::{Corral, Ended, RELIABLE_SUMS, run, scratch_dir, serve};
 use serde_json::Value;
-use std::ffi::OsString;
 
 fn doctor(arguments: &[&str]) -> Ended {
     run(["doctor"].iter().chain(arguments))
-}
-
-/// The error of `corral serve` with these arguments.
-fn error(arguments: &[&str]) -> (Option<i32>, String) {
-    let mut line: Vec<OsString> = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
-        .map(OsString::from)
-        .into();
-    line.extend([OsString::from("--model"), artifacts::model().into()]);
-    line.extend(arguments.iter().map(OsString::from));
-    let ended = run(line);
-    assert_eq!(ended.stdout, "", "{ended:?}");
-    let last = ended.stderr.lines().last().unwrap_or_default().to_owned();
-    (ended.code, last)
 }
 
 #[test]
@@ -29,11 +15,11 @@ fn doctor_explains_unused_backends() {
     let lines: Vec<_> = ended.stdout.lines().collect();
     let version = format!("corral {}, built ", env!("CARGO_PKG_VERSION"));
     assert!(lines[0].starts_with(&version), "{ended:?}");
-    let begins = |start: &str| lines.iter().find(|line| line.starts_with(start));
-    let processor = begins("  CPU ").expect("a device");
+    let line_of = |start: &str| lines.iter().find(|line| line.starts_with(start));
+    let processor = line_of("  CPU ").expect("a device");
     assert!(processor.contains(" cpu ") && processor.contains(" MiB free"));
     for backend in ["  CUDA ", "  ROCm ", "  Vulkan ", "  MTL "] {
-        let line = begins(backend).expect(backend);
+        let line = line_of(backend).expect(backend);
         let name = backend.trim();
         // A supported backend lists its devices.
         assert!(
@@ -51,7 +37,7 @@ fn doctor_json_lists_devices() {
     assert_eq!(found["version"], env!("CARGO_PKG_VERSION"));
     let devices = found["devices"].as_array().expect("a list");
     let processor = devices.iter().find(|device| device["kind"] == "cpu");
-    let processor = processor.expect("there is one");
+    let processor = processor.expect("a CPU");
     assert_eq!(processor["name"], "CPU");
     assert_eq!(processor["backend"], "CPU");
     let total = processor["total_bytes"].as_u64().expect("a number");
@@ -66,9 +52,9 @@ fn doctor_json_lists_devices() {
         assert!(found["backend_dir"].is_null(), "{found}");
         let backends = found["backends"].as_array().expect("a list");
         let cuda = backends.iter().find(|backend| backend["name"] == "CUDA");
-        let problem = cuda.expect("it is known")["problem"].as_str();
+        let problem = cuda.expect("a known backend")["problem"].as_str();
         if !is_built_with("cuda") {
-            let problem = problem.expect("it is not there");
+            let problem = problem.expect("a problem");
             assert!(problem.contains("--features cuda"), "{problem}");
         }
     }
@@ -77,57 +63,34 @@ fn doctor_json_lists_devices() {
 #[test]
 fn missing_backends_dir_is_an_error() {
     let missing = scratch_dir().join("missing");
-    let missing = missing.to_str().expect("a name");
-    let ended = doctor(&["--backend-dir", missing]);
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert_eq!(ended.stdout, "");
-    for said in ["corral: ", missing, "cannot read"] {
-        assert!(ended.stderr.contains(said), "{said}: {ended:?}");
-    }
-    assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
-    let (code, text) = error(&["--backend-dir", missing]);
-    assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("cannot read"), "{text}");
+    let missing = missing.to_str().expect("a path in UTF-8");
+    let expected = [missing, "cannot read"];
+    doctor(&["--backend-dir", missing]).check_error(1, &expected);
+    serve(&["--backend-dir", missing]).check_error(1, &expected);
 }
 
 #[test]
 fn invalid_device_options_list_valid_ones() {
-    let (code, text) = error(&["--device", "nonsense"]);
-    assert_eq!(code, Some(1), "{text}");
-    for said in ["\"nonsense\"", "CPU", "corral doctor"] {
-        assert!(text.contains(said), "{said}: {text}");
-    }
-    for (arguments, said) in [
-        (["--gpu-layers", "x"], "write auto or a number"),
-        (["--kv-type", "q4_0"], "write f16 or q8_0"),
-        (["--device", "a,a"], "named twice"),
-        (["--device", "other=cpu"], "'other', which no --model has"),
-    ] {
-        let (code, text) = error(&arguments);
-        assert_eq!(code, Some(2), "{text}");
-        assert!(text.contains(said), "{said}: {text}");
-    }
-    let (code, text) = error(&["--device", "cpu", "--gpu-layers", "4"]);
-    assert_eq!(code, Some(1), "{text}");
-    assert!(
-        text.contains("4 GPU layers") && text.contains("except the CPU"),
-        "{text}"
-    );
+    let ended = serve(&["--device", "nonsense"]);
+    ended.check_error(1, &["\"nonsense\"", "CPU", "corral doctor"]);
+    serve(&["--kv-type", "q4_0"]).check_error(2, &["write f16 or q8_0"]);
+    let ended = serve(&["--device", "cpu", "--gpu-layers", "4"]);
+    ended.check_error(1, &["4 GPU layers", "except the CPU"]);
 }
 
 #[test]
 fn q8_cells_halve_memory_and_stay_right() {
-    let started = |kv: &str, told: &str| {
+    let start = |kv: &str, expected: &str| {
         let corral = Corral::start_with(&["--device", "cpu", "--kv-type", kv]);
         let stderr = corral.wait_for_stderr("loaded model tiny");
-        assert!(stderr.contains(told), "{told}: {stderr}");
+        assert!(stderr.contains(expected), "{expected}: {stderr}");
         // Everything is on the CPU, so no other device is mentioned.
         assert!(!stderr.contains("layers on"), "{stderr}");
         corral
     };
     let memory = |corral: &Corral| corral.metrics().get("corral_model_memory_bytes");
-    let large = started("f16", "32.0 MiB for 16384 KV cells of f16");
-    let small = started("tiny=q8_0", "17.0 MiB for 16384 KV cells of q8_0");
+    let large = start("f16", "32.0 MiB for 16384 KV cells of f16");
+    let small = start("tiny=q8_0", "17.0 MiB for 16384 KV cells of q8_0");
     let less = memory(&large) - memory(&small);
     assert!(less > 12e6, "{less}");
     for sum in RELIABLE_SUMS {

@@ -1,10 +1,8 @@
 //! Text that the host collects or frames for the plugin, over the real server: it equals what the plugin would
 //! read, causes no wakeups, and ends with its call.
 
-use corral_tests::deployments::deploy_dir;
-use corral_tests::{
-    Corral, ENDLESS_TOKENS, EventStream, RELIABLE_SUMS, distinct_sums, scratch_dir,
-};
+use corral_tests::deployments::deploy_plugin;
+use corral_tests::{Corral, ENDLESS_TOKENS, RELIABLE_SUMS, concurrently, distinct_sums};
 use serde_json::json;
 
 const ROUTES: [(&str, &str); 2] = [("/loops", "loops"), ("/v1", "openai")];
@@ -19,48 +17,38 @@ fn ask(corral: &Corral, which: &str, prompt: &str) -> String {
     answer.body
 }
 
-/// Reads to the end, or to where the body was cut off.
-fn read_all(stream: &mut EventStream) -> std::io::Result<()> {
-    while !stream.bytes(1 << 16)?.is_empty() {}
-    Ok(())
-}
-
 /// The text in its frames: prefix, text and suffix.
-fn unframed<'a>(bytes: &'a str, first: &str, last: &str, seam: &str) -> Option<String> {
-    let inner: &'a str = bytes.strip_prefix(first)?.strip_suffix(last)?;
+fn unframed(bytes: &str, first: &str, last: &str, seam: &str) -> Option<String> {
+    let inner = bytes.strip_prefix(first)?.strip_suffix(last)?;
     Some(inner.replace(seam, ""))
 }
 
 #[test]
 fn framed_response_equals_generated_text() {
     let corral = start(&[]);
-    let sums = distinct_sums(32);
-    std::thread::scope(|scope| {
-        for part in sums.chunks(4) {
-            let corral = &corral;
-            scope.spawn(move || {
-                for sum in part {
-                    let (question, text) = (sum.question(), sum.answer());
-                    let tokens = text.len() + 1;
-                    assert_eq!(ask(corral, "collect", &question), text);
-                    assert_eq!(ask(corral, "dropped", &question), text);
-                    assert_eq!(ask(corral, "leaked", &question), text);
-                    let framed = ask(corral, "frame", &question);
-                    let found = unframed(&framed, "<[", &format!("]>{tokens}"), "][");
-                    assert_eq!(found.as_deref(), Some(&*text), "{framed}");
-                    for way in ["body", "forgotten"] {
-                        let body = ask(corral, way, &question);
-                        let found = unframed(&body, "<[\"", "\"]", "\"][\"");
-                        assert_eq!(found.as_deref(), Some(&*text), "{way}: {body}");
-                    }
-                    // The plugin read one chunk before the frames began.
-                    let late = ask(corral, "late", &question);
-                    let (read, framed) = late.split_once('<').expect("it is framed");
-                    let framed = framed.replace("[\"", "").replace("\"]", "");
-                    assert_eq!(format!("{read}{framed}"), format!("{text}>{tokens}"));
-                }
-            });
+    concurrently(8, &distinct_sums(32), |sum| {
+        let (question, text) = (sum.question(), sum.answer());
+        let tokens = text.len() + 1;
+        for operation in ["collect", "dropped", "leaked"] {
+            assert_eq!(ask(&corral, operation, &question), text, "{operation}");
         }
+        let framed = ask(&corral, "frame", &question);
+        let unframed_text = unframed(&framed, "<[", &format!("]>{tokens}"), "][");
+        assert_eq!(unframed_text.as_deref(), Some(&*text), "{framed}");
+        for operation in ["body", "forgotten"] {
+            let body = ask(&corral, operation, &question);
+            let unframed_text = unframed(&body, "<[\"", "\"]", "\"][\"");
+            assert_eq!(
+                unframed_text.as_deref(),
+                Some(&*text),
+                "{operation}: {body}"
+            );
+        }
+        // The plugin read one chunk before the frames began.
+        let late = ask(&corral, "late", &question);
+        let (read, framed) = late.split_once('<').expect("framed text");
+        let framed = framed.replace("[\"", "").replace("\"]", "");
+        assert_eq!(format!("{read}{framed}"), format!("{text}>{tokens}"));
     });
     corral.check_alive();
     let metrics = corral.wait_until_idle();
@@ -71,10 +59,7 @@ fn framed_response_equals_generated_text() {
 fn trap_aborts_framed_response() {
     let corral = start(&[]);
     for _ in 0..5 {
-        let mut stream = corral.post_stream("/loops/broken", "1+1=");
-        assert_eq!(stream.status, 200);
-        let read = read_all(&mut stream);
-        assert!(read.is_err(), "nobody can tell it from a whole answer");
+        corral.post_stream("/loops/broken", "1+1=").check_cut_off();
     }
     corral.check_alive();
     let metrics = corral.wait_until_idle();
@@ -86,22 +71,16 @@ fn trap_aborts_framed_response() {
 #[test]
 fn abandoned_framed_response_cancels_generation() {
     let corral = start(&[]);
-    let request =
-        json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS_TOKENS, "stream": true});
-    for (route, members) in [
-        ("/generate", json!({})),
-        ("/v1/completions", json!({"ignore_eos": true})),
+    for (route, ignore_end) in [
+        ("/generate", "ignore_end"),
+        ("/v1/completions", "ignore_eos"),
     ] {
-        let mut request = request.clone();
-        if let Some(members) = members.as_object().filter(|members| !members.is_empty()) {
-            let own = request.as_object_mut().expect("it is an object");
-            own.remove("ignore_end");
-            own.extend(members.clone());
-        }
+        let request = json!({
+            "prompt": "1+1=", ignore_end: true, "max_tokens": ENDLESS_TOKENS, "stream": true,
+        });
         let mut stream = corral.post_stream(route, request.to_string());
         assert_eq!(stream.status, 200);
         assert!(stream.event().is_some());
-        drop(stream);
     }
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_engine_requests_cancelled_total"), 2.0);
@@ -109,17 +88,16 @@ fn abandoned_framed_response_cancels_generation() {
 
 #[test]
 fn deadline_cuts_framed_response() {
-    let dir = scratch_dir();
-    let corral = start(&["--store", dir.to_str().expect("ours")]);
-    let manifest = "name = 'held'\ncomponent = 'loops.wasm'\nroutes = ['/held']\n\
-                    [limits]\ntime-seconds = 1\n";
-    let ended = deploy_dir(&corral, manifest, &["loops"]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let corral = Corral::start_with_store(&[]);
+    deploy_plugin(
+        &corral,
+        "held",
+        "loops",
+        json!({"limits": {"time-seconds": 1}}),
+    );
     // All text arrives early, except its end.
-    let mut stream = corral.post_stream("/held/held", RELIABLE_SUMS[0].question());
-    assert_eq!(stream.status, 200);
-    let read = read_all(&mut stream);
-    assert!(read.is_err(), "nobody can tell it from a whole answer");
+    let stream = corral.post_stream("/held/held", RELIABLE_SUMS[0].question());
+    stream.check_cut_off();
     corral.check_alive();
     let metrics = corral.wait_until_idle();
     let late = metrics.get_or_zero("corral_plugin_calls_failed_total{code=\"deadline\"}");

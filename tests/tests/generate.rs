@@ -1,19 +1,16 @@
 //! The whole server gives right answers: sequentially, concurrently, in every form.
 
-use corral_tests::{Corral, Sum, distinct_sums};
+use corral_tests::{Corral, Sum, concurrently, distinct_sums};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::Mutex;
-
-/// Sums that the demo model gets wrong, as its card says; nothing else may be wrong.
-const KNOWN_WRONG: [Sum; 0] = [];
 
 #[test]
 fn repeated_request_gives_same_answer() {
     let corral = Corral::start();
     // The request of the README.
     let request = r#"{"prompt":"1+1=","max_tokens":10}"#;
-    for time in 1..=100 {
+    for time in 1..=20 {
         let answer = corral.post("/generate", request);
         assert_eq!(answer.status, 200, "time {time}: {answer:?}");
         let answer = answer.json();
@@ -29,29 +26,6 @@ fn repeated_request_gives_same_answer() {
 }
 
 #[test]
-fn five_concurrent_requests_are_right() {
-    let corral = Corral::start();
-    for _ in 0..10 {
-        std::thread::scope(|scope| {
-            let asked = (1..=5).map(|n| {
-                (
-                    n,
-                    scope.spawn({
-                        let corral = &corral;
-                        move || corral.text(&format!("{n}+{n}="))
-                    }),
-                )
-            });
-            for (n, answer) in asked.collect::<Vec<_>>() {
-                let answer = answer.join().expect("answered");
-                assert_eq!(answer, (n + n).to_string(), "{n}+{n}");
-            }
-        });
-    }
-    corral.wait_until_idle();
-}
-
-#[test]
 fn concurrent_answers_equal_sequential_ones() {
     let corral = Corral::start();
     let sums = distinct_sums(200);
@@ -60,34 +34,24 @@ fn concurrent_answers_equal_sequential_ones() {
         .map(|sum| (*sum, corral.text(&sum.question())))
         .collect();
     let before = corral.wait_until_idle();
-    let queue = Mutex::new(sums.iter());
     let together = Mutex::new(HashMap::new());
-    std::thread::scope(|scope| {
-        for _ in 0..16 {
-            scope.spawn(|| {
-                loop {
-                    let next = queue.lock().expect("no panic while held").next();
-                    let Some(sum) = next else { return };
-                    let answer = corral.text(&sum.question());
-                    let mut together = together.lock().expect("no panic while held");
-                    together.insert(*sum, answer);
-                }
-            });
-        }
+    concurrently(16, &sums, |sum| {
+        let answer = corral.text(&sum.question());
+        together
+            .lock()
+            .expect("no panic while held")
+            .insert(*sum, answer);
     });
     let together = together.into_inner().expect("no panic while held");
     assert_eq!(together.len(), 200);
     for sum in &sums {
-        assert_eq!(together[sum], alone[sum], "{sum:?} in company and alone");
-        if !KNOWN_WRONG.contains(sum) {
-            assert_eq!(alone[sum], sum.answer(), "{sum:?}");
-        }
+        assert_eq!(together[sum], alone[sum], "{sum:?} concurrently and alone");
+        assert_eq!(alone[sum], sum.answer(), "{sum:?}");
     }
     // Requests share steps: 16 at once take far fewer steps than one after the other.
     let after = corral.wait_until_idle();
     let count = |name: &str| after.growth(&format!("corral_engine_{name}_total"), &before);
     let (rows, steps) = (count("rows"), count("steps"));
-    println!("{rows} rows in {steps} steps");
     assert!(rows > steps * 1.2, "{rows} rows in {steps} steps");
 }
 
@@ -204,22 +168,6 @@ fn stream_joins_to_whole_text() {
 }
 
 #[test]
-fn first_event_arrives_before_last() {
-    let corral = Corral::start();
-    let request = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": 2000});
-    let started = std::time::Instant::now();
-    let mut stream = corral.generate_stream(&request);
-    stream.event().expect("a first event");
-    let first = started.elapsed();
-    stream.texts();
-    let all = started.elapsed();
-    assert!(
-        first < all / 2,
-        "the first after {first:?}, all after {all:?}"
-    );
-}
-
-#[test]
 fn stop_string_ends_text_before_it() {
     let corral = Corral::start();
     let question = "repeat: Blue owls, 7!\n";
@@ -280,55 +228,6 @@ fn context_fills_to_last_position() {
 }
 
 #[test]
-fn same_seed_gives_same_text() {
-    // Cell positions affect rounding and close choices, so each request starts with empty cells.
-    let corral = Corral::start_with(&["--no-prefix-cache"]);
-    let ask = |seed: Option<u64>| {
-        let mut request = json!({
-            "prompt": "1+1=", "max_tokens": 60, "ignore_end": true, "temperature": 4.0,
-        });
-        if let Some(seed) = seed {
-            request["seed"] = json!(seed);
-        }
-        corral.generate(&request)["text"].clone()
-    };
-    let one = ask(Some(1));
-    assert_eq!(ask(Some(1)), one);
-    assert_ne!(ask(Some(2)), one, "another seed, another text");
-    assert_eq!(ask(Some(u64::MAX)), ask(Some(u64::MAX)));
-    assert_ne!(ask(None), ask(None), "without a seed the host draws one");
-}
-
-#[test]
-fn one_token_samplers_are_greedy() {
-    let corral = Corral::start();
-    let ask = |samplers: Value| {
-        let mut request = json!({"prompt": "repeat: Blue owls, 7!\n", "seed": 3});
-        let members = samplers.as_object().expect("an object").clone();
-        request.as_object_mut().expect("an object").extend(members);
-        corral.generate(&request)["text"].clone()
-    };
-    for samplers in [
-        json!({}),
-        json!({"temperature": 0}),
-        json!({"temperature": 20.0, "top_k": 1}),
-        json!({"temperature": 20.0, "top_p": 0}),
-        json!({"temperature": 20.0, "min_p": 1}),
-        json!({"temperature": 1.0, "top_k": 5, "top_p": 0.5, "min_p": 0.5}),
-    ] {
-        assert_eq!(ask(samplers.clone()), "Blue owls, 7!", "{samplers}");
-    }
-    // Samplers that keep all tokens are not greedy.
-    for samplers in [
-        json!({"temperature": 20.0, "top_k": 0}),
-        json!({"temperature": 20.0, "top_p": 1}),
-        json!({"temperature": 20.0, "min_p": 0}),
-    ] {
-        assert_ne!(ask(samplers.clone()), "Blue owls, 7!", "{samplers}");
-    }
-}
-
-#[test]
 fn characters_are_never_split() {
     let corral = Corral::start();
     // Characters of two, three and four bytes, each byte a token ("é" alone is one).
@@ -354,13 +253,6 @@ fn two_threads_give_same_text() {
 }
 
 #[test]
-fn hello_example_answers() {
-    let corral = Corral::start();
-    let answer = corral.post("/hello", "1+1=");
-    assert_eq!((answer.status, answer.body.as_str()), (200, "2"));
-}
-
-#[test]
 fn wasi_0_2_handler_runs() {
     let corral = Corral::start();
     let body: String = ('a'..='z').cycle().take(1_000_000).collect();
@@ -368,7 +260,7 @@ fn wasi_0_2_handler_runs() {
     assert_eq!(answer.status, 200);
     let (path, echo) = answer.body.split_once('\n').expect("two lines");
     assert_eq!(path, "/classic/x?y=1");
-    assert!(echo == body, "what comes back is what was sent");
+    assert!(echo == body, "the echo differs from the request's body");
     corral.wait_until_idle();
 }
 

@@ -1,10 +1,11 @@
 //! Loops that a plugin runs itself, over the real server: they give the host loop's tokens, compute each token
-//! once, and harm nobody.
+//! once, and do not affect other requests.
 
-use corral_tests::deployments::{deploy, manifest, upload};
-use corral_tests::{Corral, Metrics, RELIABLE_SUMS, Sum, artifacts, distinct_sums, scratch_dir};
+use corral_tests::deployments::deploy_plugin;
+use corral_tests::{
+    Corral, Metrics, RELIABLE_SUMS, Sum, check_results, concurrently, distinct_sums, scratch_dir,
+};
 use serde_json::json;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 const ROUTES: [(&str, &str); 2] = [("/loops", "loops"), ("/others", "loops")];
 
@@ -39,22 +40,14 @@ fn lines(sums: &[Sum]) -> (String, String) {
 #[test]
 fn all_generation_interfaces_give_same_tokens() {
     let corral = start(&[]);
-    let sums = distinct_sums(160);
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..32 {
-            scope.spawn(|| {
-                while let Some(sum) = sums.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let question = sum.question();
-                    for which in ["generate", "next", "logits", "only"] {
-                        assert_eq!(post(&corral, which, &question), sum.answer(), "{which}");
-                    }
-                    let (questions, answers) =
-                        lines(&[*sum, RELIABLE_SUMS[0], *sum, RELIABLE_SUMS[1]]);
-                    assert_eq!(post(&corral, "many", &questions), answers);
-                }
-            });
+    concurrently(32, &distinct_sums(160), |sum| {
+        let question = sum.question();
+        for which in ["generate", "next", "logits", "only"] {
+            assert_eq!(post(&corral, which, &question), sum.answer(), "{which}");
         }
+        let four = [*sum, RELIABLE_SUMS[0], *sum, RELIABLE_SUMS[1]];
+        let (questions, answers) = lines(&four);
+        assert_eq!(post(&corral, "many", &questions), answers);
     });
     corral.check_alive();
     let metrics = corral.wait_until_idle();
@@ -72,27 +65,26 @@ fn guest_loop_computes_each_token_once() {
     assert_eq!(post(&corral, "next", &sum.question()), sum.answer());
     let between = corral.wait_until_idle();
     let (question, answer) = (sum.question().len() as f64, sum.answer().len() as f64);
-    let looks = answer + 1.0;
+    let requests = answer + 1.0;
     assert_eq!(
         between.growth("corral_engine_next_token_requests_total", &before),
-        looks
+        requests
     );
-    let each_anew = (0..looks as u32).map(|step| question + f64::from(step));
+    let recomputed = (0..requests as u32).map(|step| question + f64::from(step));
     let decoded = between.growth("corral_engine_computed_tokens_total", &before);
-    assert_eq!(decoded, each_anew.sum::<f64>());
+    assert_eq!(decoded, recomputed.sum::<f64>());
     drop(corral);
 
     let corral = start(&[]);
     let before = corral.wait_until_idle();
     for (which, sum) in ["next", "logits", "only"].into_iter().zip(RELIABLE_SUMS) {
-        let before = corral.wait_until_idle();
-        assert_eq!(post(&corral, which, &sum.question()), sum.answer());
-        let after = corral.wait_until_idle();
-        let decoded = after.growth("corral_engine_computed_tokens_total", &before);
+        let computed = corral.computed_tokens(|| {
+            assert_eq!(post(&corral, which, &sum.question()), sum.answer());
+        });
         let tokens = sum.question().len() + sum.answer().len();
-        assert_eq!(decoded, tokens as f64, "{which}");
+        assert_eq!(computed, tokens as f64, "{which}");
     }
-    // Sixteen sequences asked at once share their steps.
+    // Sixteen sequences in one call share their steps.
     let (questions, answers) = lines(&distinct_sums(16));
     let before_many = corral.wait_until_idle();
     assert_eq!(post(&corral, "many", &questions), answers);
@@ -115,9 +107,12 @@ fn forks_share_computed_tokens() {
         assert_eq!(post(&corral, "beam", &text), sum.answer());
         let after = corral.wait_until_idle();
         let decoded = after.growth("corral_engine_computed_tokens_total", &before);
-        let looks = after.growth("corral_engine_next_token_requests_total", &before);
+        let requests = after.growth("corral_engine_next_token_requests_total", &before);
         // The text at most once, and one token for each call after the first.
-        assert!(decoded <= 200.0 + looks - 1.0, "{decoded} of {looks} looks");
+        assert!(
+            decoded <= 200.0 + requests - 1.0,
+            "{decoded} of {requests} requests"
+        );
     }
 }
 
@@ -127,16 +122,15 @@ fn truncated_sequence_generates_again() {
     let text = RELIABLE_SUMS[0].question_in(150);
     let story = text
         .strip_suffix(&RELIABLE_SUMS[0].question())
-        .expect("its end");
+        .expect("the question is its end");
     let (questions, answers) = lines(&RELIABLE_SUMS);
-    let before = corral.wait_until_idle();
     let body = format!("{}\n{questions}", story.replace('\n', "|"));
-    assert_eq!(post(&corral, "again", &body), answers);
-    let after = corral.wait_until_idle();
     // The story is computed once, for any number of forks.
-    let decoded = after.growth("corral_engine_computed_tokens_total", &before);
-    let said = RELIABLE_SUMS.map(|sum| sum.question().len() + sum.answer().len());
-    let new = story.len() + said.iter().sum::<usize>();
+    let decoded = corral.computed_tokens(|| {
+        assert_eq!(post(&corral, "again", &body), answers);
+    });
+    let output = RELIABLE_SUMS.map(|sum| sum.question().len() + sum.answer().len());
+    let new = story.len() + output.iter().sum::<usize>();
     assert!(decoded <= new as f64, "{decoded} of {new}");
 }
 
@@ -149,14 +143,14 @@ fn guest_follows_grammar_step_by_step() {
             post(&corral, "match", &format!("[0-9]+\n{question}")),
             sum.answer()
         );
-        let said = post(&corral, "match", &format!("x[0-9]{{2}}y\n{question}"));
-        let digits = said
+        let output = post(&corral, "match", &format!("x[0-9]{{2}}y\n{question}"));
+        let digits = output
             .strip_prefix('x')
-            .and_then(|said| said.strip_suffix('y'));
-        let digits = digits.unwrap_or_else(|| panic!("{said}"));
+            .and_then(|output| output.strip_suffix('y'));
+        let digits = digits.unwrap_or_else(|| panic!("{output}"));
         assert!(
             digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_digit()),
-            "{said}"
+            "{output}"
         );
         assert_eq!(post(&corral, "statistics", &question), "ok");
     }
@@ -168,7 +162,7 @@ fn guest_follows_grammar_step_by_step() {
 #[test]
 fn snapshot_survives_restart_for_its_deployment() {
     let dir = scratch_dir();
-    let dir = dir.to_str().expect("ours");
+    let dir = dir.to_str().expect("a path in UTF-8");
     let sum = RELIABLE_SUMS[0];
     let text = sum.question_in(300);
     let missing = |corral: &Corral, route: &str, which: &str, name: &str, why: &str| {
@@ -187,10 +181,9 @@ fn snapshot_survives_restart_for_its_deployment() {
     drop(corral);
 
     let corral = start(&["--snapshot-dir", dir]);
-    let before = corral.wait_until_idle();
-    assert_eq!(post(&corral, "kept", "fox"), sum.answer());
-    let after = corral.wait_until_idle();
-    let decoded = after.growth("corral_engine_computed_tokens_total", &before);
+    let decoded = corral.computed_tokens(|| {
+        assert_eq!(post(&corral, "kept", "fox"), sum.answer());
+    });
     // The last token of the text and the answer: the snapshot holds the state.
     assert_eq!(decoded, 1.0 + sum.answer().len() as f64);
     assert_eq!(post(&corral, "forget", "fox"), "ok");
@@ -206,18 +199,15 @@ fn snapshot_survives_restart_for_its_deployment() {
 
 #[test]
 fn guest_tokens_count_toward_quota() {
-    let dir = scratch_dir();
-    let corral = Corral::start_with(&["--store", dir.to_str().expect("ours")]);
-    let component = std::fs::read(artifacts::plugin("loops")).expect("readable");
-    let digest = upload(&corral, &component);
+    let corral = Corral::start_with_store(&[]);
     let limits = json!({"limits": {"tokens-per-request": 12}});
-    deploy(&corral, &manifest("few", &digest, limits));
-    deploy(&corral, &manifest("many", &digest, json!({})));
+    deploy_plugin(&corral, "few", "loops", limits);
+    deploy_plugin(&corral, "many", "loops", json!({}));
     let sum = RELIABLE_SUMS[0];
     let question = sum.question();
     let used = question.len() + sum.answer().len();
-    let said = ask_at(&corral, "/few", "budget", &question);
-    assert_eq!(said, format!("Some(12) Some({})", 12 - used));
+    let output = ask_at(&corral, "/few", "budget", &question);
+    assert_eq!(output, format!("Some(12) Some({})", 12 - used));
     assert_eq!(ask_at(&corral, "/many", "budget", &question), "None None");
     let answer = corral.post("/few/next", Sum { a: 1, b: 1 }.question_in(13));
     assert_eq!(answer.status, 400, "{answer:?}");
@@ -227,9 +217,8 @@ fn guest_tokens_count_toward_quota() {
 #[test]
 fn errors_reach_the_guest() {
     let corral = start(&[]);
-    let said = post(&corral, "errors", "");
-    let mut lines = said.lines();
-    for (what, came) in [
+    let output = post(&corral, "errors", "");
+    let expected = [
         ("an unknown model", "NotFound"),
         ("next of an empty sequence", "Invalid"),
         ("an unknown token", "Invalid"),
@@ -256,16 +245,8 @@ fn errors_reach_the_guest() {
         ("of 257 at once", "ok 257"),
         ("the first of 257", "Invalid"),
         ("nothing at once", "ok 0"),
-    ] {
-        let line = lines.next().unwrap_or_default();
-        let (named, told) = line.split_once(": ").unwrap_or_default();
-        assert_eq!(named, what, "{said}");
-        assert!(
-            told.trim_start_matches("Error::").starts_with(came),
-            "{line}"
-        );
-    }
-    assert_eq!(lines.next(), None, "{said}");
+    ];
+    check_results(&output, &expected);
     corral.wait_until_idle();
 }
 
@@ -278,27 +259,27 @@ fn oversized_calls_fail_only_their_request() {
                 assert_eq!(post(&corral, "next", &sum.question()), sum.answer());
             }
         });
-        let said = post(&corral, "bomb", "");
-        let counts: Vec<_> = said.lines().map(|line| line.split(' ').next()).collect();
+        let output = post(&corral, "bomb", "");
+        let counts: Vec<_> = output.lines().map(|line| line.split(' ').next()).collect();
         assert_eq!(
             counts[..3],
             [Some("256"), Some("255"), Some("16")],
-            "{said}"
+            "{output}"
         );
-        assert_eq!(said.matches("Invalid").count(), 4, "{said}");
+        assert_eq!(output.matches("Invalid").count(), 4, "{output}");
         // Of 20 rows as many wait as may; one that is ready at once does not wait.
-        let said = post(&corral, "rows", "");
-        let mut words = said.splitn(3, ' ');
+        let output = post(&corral, "rows", "");
+        let mut words = output.splitn(3, ' ');
         let mut count = || words.next().and_then(|word| word.parse::<usize>().ok());
         let (waited, at_once) = (count().expect("a count"), count().expect("a count"));
-        assert_eq!(waited, 16.min(20 - at_once), "{said}");
-        assert_eq!(said.contains("Invalid"), at_once < 4, "{said}");
+        assert_eq!(waited, 16.min(20 - at_once), "{output}");
+        assert_eq!(output.contains("Invalid"), at_once < 4, "{output}");
         for which in ["giant", "forged", "closed"] {
             let answer = corral.post(&format!("/loops/{which}"), "");
             let detail = answer.problem(500, "trapped");
             assert!(!detail.is_empty(), "{which}");
         }
-        beside.join().expect("nobody else notices");
+        beside.join().expect("every sum is right");
     });
     corral.check_alive();
     corral.wait_until_idle();

@@ -1,7 +1,6 @@
 //! A faulty plugin loses its own request. Others notice nothing.
 
 use corral_tests::Corral;
-use std::time::{Duration, Instant};
 
 /// Short enough to wait for, long enough for 1+1 on a busy machine.
 const LIMITS: [&str; 4] = ["--time-limit", "12", "--cpu-limit", "1"];
@@ -10,7 +9,7 @@ const LIMITS: [&str; 4] = ["--time-limit", "12", "--cpu-limit", "1"];
 fn each_fault_has_its_own_error() {
     let corral = Corral::start_with(&LIMITS);
     let asked = corral.with_neighbors(|| {
-        for (deed, status, code, expected) in [
+        for (fault, status, code, expected) in [
             ("trap", 500, "trapped", "crashed"),
             ("panic", 500, "trapped", "crashed"),
             ("spin", 504, "cpu-time", "endless loop"),
@@ -19,13 +18,11 @@ fn each_fault_has_its_own_error() {
             ("refuse", 500, "gave-up", "refused on request"),
             ("upgrade", 500, "gave-up", "invalid status 101"),
         ] {
-            let started = Instant::now();
-            let answer = corral.post(&format!("/misbehave/{deed}"), "");
+            let answer = corral.post(&format!("/misbehave/{fault}"), "");
             let detail = answer.problem(status, code);
-            assert!(detail.contains(expected), "{deed}: {detail}");
-            assert!(!detail.contains("wasm-function"), "{deed}: {detail}");
-            let took = started.elapsed();
-            assert!(took < Duration::from_secs(30), "{deed} took {took:?}");
+            assert!(detail.contains(expected), "{fault}: {detail}");
+            assert!(!detail.contains("wasm-function"), "{fault}: {detail}");
+
             assert!(answer.header("x-request-id").is_some());
         }
     });
@@ -50,13 +47,13 @@ fn many_hostile_calls_leave_others_served() {
     let corral = Corral::start_with(&LIMITS);
     let asked = corral.with_neighbors(|| {
         std::thread::scope(|scope| {
-            for deed in ["spin", "hog", "trap", "sleeper"] {
+            for fault in ["spin", "hog", "trap", "sleeper"] {
                 for _ in 0..6 {
                     let corral = &corral;
                     scope.spawn(move || {
-                        let answer = corral.post(&format!("/misbehave/{deed}"), "");
+                        let answer = corral.post(&format!("/misbehave/{fault}"), "");
                         let expected = [500, 503, 504].contains(&answer.status);
-                        assert!(expected, "{deed}: {answer:?}");
+                        assert!(expected, "{fault}: {answer:?}");
                     });
                 }
             }
@@ -70,16 +67,13 @@ fn many_hostile_calls_leave_others_served() {
 fn fault_after_head_aborts_response() {
     let corral = Corral::start_with(&LIMITS);
     corral.with_neighbors(|| {
-        for deed in ["midtrap", "midspin"] {
-            let mut stream = corral.post_stream(&format!("/misbehave/{deed}"), "");
-            assert_eq!(stream.status, 200, "{deed}");
-            let begun = stream.line().expect("the first piece comes");
-            assert_eq!(begun.as_deref(), Some("begun"), "{deed}");
+        for fault in ["midtrap", "midspin"] {
+            let mut stream = corral.post_stream(&format!("/misbehave/{fault}"), "");
+            assert_eq!(stream.status, 200, "{fault}");
+            let begun = stream.line().expect("a first line");
+            assert_eq!(begun.as_deref(), Some("begun"), "{fault}");
             let rest = stream.line();
-            assert!(
-                rest.is_err(),
-                "{deed}: a broken body is not a whole one: {rest:?}"
-            );
+            assert!(rest.is_err(), "{fault}: the body was not cut off: {rest:?}");
         }
     });
     let metrics = corral.wait_until_idle();
@@ -90,24 +84,14 @@ fn fault_after_head_aborts_response() {
 fn endless_responses_end_with_reader_or_deadline() {
     let corral = Corral::start_with(&LIMITS);
     corral.with_neighbors(|| {
-        for (deed, bytes) in [("drip", 15), ("flood", 10 << 20)] {
-            let mut stream = corral.post_stream(&format!("/misbehave/{deed}"), "");
-            let read = stream.bytes(bytes).expect("it goes on");
-            assert_eq!(read.len() as u64, bytes, "{deed}");
+        for (fault, bytes) in [("drip", 15), ("flood", 10 << 20)] {
+            let mut stream = corral.post_stream(&format!("/misbehave/{fault}"), "");
+            let read = stream.bytes(bytes).expect("not cut off");
+            assert_eq!(read.len() as u64, bytes, "{fault}");
             drop(stream);
         }
         // It ends even with a reader that never stops.
-        let mut stream = corral.post_stream("/misbehave/drip", "");
-        let started = Instant::now();
-        let ended = loop {
-            match stream.line() {
-                Ok(Some(line)) => assert_eq!(line, "drip"),
-                ended => break ended,
-            }
-        };
-        assert!(ended.is_err(), "an answer out of time is not a whole one");
-        let took = started.elapsed();
-        assert!((10..40).contains(&took.as_secs()), "{took:?}");
+        corral.drip("/misbehave").check_cut_off();
     });
     corral.wait_until_idle();
 }
@@ -120,39 +104,6 @@ fn no_state_passes_between_requests() {
     }
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_plugin_instances_started_total"), 20.0);
-}
-
-#[test]
-fn abandoned_generation_is_cancelled() {
-    let corral = Corral::start();
-    for time in 1..=10 {
-        let answer = corral.post("/misbehave/abandon", "");
-        assert_eq!((answer.status, answer.body.as_str()), (200, "ok"), "{time}");
-    }
-    let metrics = corral.wait_until_idle();
-    // On a busy machine the engine may finish before the plugin reads its first chunk.
-    let cancelled = metrics.get("corral_engine_requests_cancelled_total");
-    let finished = metrics.get("corral_engine_requests_finished_total");
-    assert_eq!(cancelled + finished, 10.0);
-    assert!(cancelled >= 5.0, "{cancelled} of 10 were cancelled");
-}
-
-#[test]
-fn request_body_may_stay_unread() {
-    let corral = Corral::start();
-    let body: Vec<u8> = (0..3_000_000)
-        .map(|number| b'a' + (number % 26) as u8)
-        .collect();
-    let answer = corral.post("/misbehave/echo", &body);
-    assert_eq!(answer.status, 200);
-    assert!(
-        answer.body.as_bytes() == body,
-        "what comes back is what was sent"
-    );
-    let answer = corral.post("/misbehave/deaf", vec![b'x'; 100_000]);
-    assert_eq!((answer.status, answer.body.as_str()), (200, "ok"));
-    assert_eq!(corral.get("/misbehave/nothing").status, 404);
-    corral.wait_until_idle();
 }
 
 #[test]
@@ -173,22 +124,23 @@ fn plugin_output_is_logged_by_name() {
 
 #[test]
 fn full_queue_answers_503_with_retry_after() {
-    let corral = Corral::start_with(&[
+    let limits = [
         "--max-calls",
         "1",
         "--max-queued-calls",
         "1",
         "--time-limit",
         "5",
-    ]);
+    ];
+    let corral = Corral::start_with(&limits);
     std::thread::scope(|scope| {
-        // One runs and one waits; which of the four is chance.
+        // One runs and one waits; chance decides which.
         let answers: Vec<_> = (0..4)
             .map(|_| scope.spawn(|| corral.post("/misbehave/sleeper", "")))
             .collect();
         let answers: Vec<_> = answers
             .into_iter()
-            .map(|answer| answer.join().expect("answered"))
+            .map(|answer| answer.join().expect("a response"))
             .collect();
         let busy: Vec<_> = answers
             .iter()
@@ -197,11 +149,7 @@ fn full_queue_answers_503_with_retry_after() {
         assert!(busy.len() >= 2, "{answers:?}");
         for answer in busy {
             answer.problem(503, "busy");
-            let wait: u32 = answer
-                .header("retry-after")
-                .and_then(|wait| wait.parse().ok())
-                .expect("seconds");
-            assert!(wait >= 1, "{answer:?}");
+            answer.retry_after();
         }
     });
     // Another plugin has its own queue.

@@ -11,7 +11,7 @@ async fn check_sum(client: &Connection, sum: Sum) {
     let answer = client
         .request("/generate", &[], &request)
         .await
-        .expect("answered");
+        .expect("a response");
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(answer.json()["text"], sum.answer(), "{sum:?}");
 }
@@ -47,16 +47,21 @@ fn http1_and_http2_get_same_answer() {
     block_on(async {
         for version in [HttpVersion::Http1, HttpVersion::Http2] {
             let client = Connection::connect(corral.public(), version, None).await;
-            let client = client.expect("it accepts");
+            let client = client.expect("accepted");
             let echoed = client.request("/misbehave/echo", &[], "as it came").await;
-            let echoed = echoed.expect("answered");
+            let echoed = echoed.expect("a response");
             assert_eq!((echoed.status, &*echoed.body), (200, "as it came"));
             assert!(echoed.header("x-request-id").is_some(), "{version:?}");
-            let lost = client.request("/nowhere", &[], "").await.expect("answered");
-            lost.problem(404, "no-route");
+            let unknown = client
+                .request("/nowhere", &[], "")
+                .await
+                .expect("a response");
+            unknown.problem(404, "no-route");
             let large = "x".repeat(9 << 20);
             let refused = client.request("/misbehave/echo", &[], &large).await;
-            refused.expect("answered").problem(413, "request-too-large");
+            refused
+                .expect("a response")
+                .problem(413, "request-too-large");
             let header = "x".repeat(40_000);
             let head = client.request("/misbehave/ok", &[("x", &header)], "").await;
             // Over HTTP/2 the stream may be reset instead.
@@ -74,7 +79,7 @@ fn unread_stream_is_reset_alone() {
     let corral = Corral::start_with(&["--io-timeout", "3"]);
     block_on(async {
         let client = Connection::connect(corral.public(), HttpVersion::Http2, None);
-        let client = client.await.expect("it accepts");
+        let client = client.await.expect("accepted");
         let mut unread = client
             .send("/misbehave/flood", &[], "")
             .await
@@ -91,7 +96,7 @@ fn unread_stream_is_reset_alone() {
             match unread.chunk().await {
                 Some(Ok(_)) => {}
                 Some(Err(_)) => break,
-                None => panic!("cut off, and yet it looks whole"),
+                None => panic!("the body was not cut off"),
             }
         }
         check_sum(&client, Sum { a: 1, b: 1 }).await;
@@ -110,7 +115,7 @@ fn idle_connection_closes_busy_one_stays() {
     block_on(async {
         let connect = || Connection::connect(corral.public(), HttpVersion::Http2, None);
         let (idle, busy) = (connect().await, connect().await);
-        let (idle, busy) = (idle.expect("it accepts"), busy.expect("it accepts"));
+        let (idle, busy) = (idle.expect("accepted"), busy.expect("accepted"));
         check_sum(&idle, Sum { a: 1, b: 1 }).await;
         let mut drip = busy.send("/misbehave/drip", &[], "").await.expect("begun");
         let closed = |corral: &Corral| {
@@ -118,11 +123,11 @@ fn idle_connection_closes_busy_one_stays() {
             metrics.get("corral_http_terminations_total{reason=\"idle\"}")
         };
         while closed(&corral) == 0.0 {
-            drip.chunk().await.expect("it goes on").expect("and on");
+            drip.chunk().await.expect("not ended").expect("not cut off");
         }
         let asked = idle.request("/misbehave/ok", &[], "").await;
         asked.expect_err("the connection is closed");
-        drip.chunk().await.expect("it goes on").expect("and on");
+        drip.chunk().await.expect("not ended").expect("not cut off");
     });
     corral.wait_until_idle();
 }
@@ -132,7 +137,7 @@ fn rapid_reset_loses_connection() {
     let corral = Corral::start();
     block_on(async {
         let client = Connection::connect(corral.public(), HttpVersion::Http2, None);
-        let client = client.await.expect("it accepts");
+        let client = client.await.expect("accepted");
         // Ends with the connection.
         while let Err(_) | Ok(Ok(_)) = tokio::time::timeout(
             Duration::from_millis(5),

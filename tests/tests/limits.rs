@@ -1,11 +1,11 @@
 //! Every limit of a deployment trips alone: its request gets a clear refusal, exactly that limit is counted, and
 //! its neighbors notice nothing.
 
-use corral_tests::deployments::{deploy, manifest, upload};
-use corral_tests::{Corral, EventStream, Response, artifacts, raw_exchange, scratch_dir};
+use corral_tests::artifacts::{component, long_model};
+use corral_tests::deployments::{deploy, deploy_plugin, manifest, upload};
+use corral_tests::{Corral, Response, TIMEOUT, raw_exchange};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 /// One limit.
 struct Row {
@@ -13,91 +13,52 @@ struct Row {
     limit: &'static str,
     /// The plugin that reaches it.
     plugin: &'static str,
-    /// The manifest's other fields.
-    more: Value,
+    /// The limits in the manifest.
+    limits: Value,
     /// Reaches the limit at a route, checks the response, and returns how often it was reached.
-    meet: fn(&Corral, &str) -> u32,
+    trip: fn(&Corral, &str) -> u32,
 }
 
 fn rows() -> Vec<Row> {
-    let row = |limit, plugin, limits: Value, meet| Row {
+    let row = |plugin, limit, limits, trip| Row {
         limit,
         plugin,
-        more: json!({ "limits": limits }),
-        meet,
+        limits,
+        trip,
     };
+    let misbehave = |limit, limits, trip| row("misbehave", limit, limits, trip);
+    let generate = |limit, limits, trip| row("generate", limit, limits, trip);
     vec![
-        row("memory-mib", "misbehave", json!({"memory-mib": 16}), memory),
-        row(
-            "cpu-seconds",
-            "misbehave",
-            json!({"cpu-seconds": 0.25}),
-            cpu,
-        ),
-        row(
-            "time-seconds",
-            "misbehave",
-            json!({"time-seconds": 2.5}),
-            time,
-        ),
-        row(
-            "request-kib",
-            "misbehave",
-            json!({"request-kib": 3}),
-            request,
-        ),
-        row(
-            "response-kib",
-            "misbehave",
-            json!({"response-kib": 100}),
-            response,
-        ),
-        row(
+        misbehave("memory-mib", json!({"memory-mib": 16}), memory),
+        misbehave("cpu-seconds", json!({"cpu-seconds": 0.25}), cpu),
+        misbehave("time-seconds", json!({"time-seconds": 2.5}), time),
+        misbehave("request-kib", json!({"request-kib": 3}), request),
+        misbehave("response-kib", json!({"response-kib": 100}), response),
+        misbehave(
             "concurrent",
-            "misbehave",
             json!({"concurrent": 2, "queue": 0}),
             concurrent,
         ),
-        row(
-            "queue",
-            "misbehave",
-            json!({"concurrent": 1, "queue": 1}),
-            queue,
-        ),
-        Row {
-            limit: "queue-seconds",
-            plugin: "generate",
-            // Its model has one sequence id, and no other test uses it.
-            more: json!({"limits": {"queue-seconds": 0.2}, "models": ["second"]}),
-            meet: queue_time,
-        },
-        row(
-            "cells-percent",
-            "generate",
-            json!({"cells-percent": 1}),
-            cells,
-        ),
-        row(
+        misbehave("queue", json!({"concurrent": 1, "queue": 1}), queue),
+        generate("queue-seconds", json!({"queue-seconds": 0.2}), queue_time),
+        generate("cells-percent", json!({"cells-percent": 1}), cells),
+        misbehave(
             "requests-per-minute",
-            "misbehave",
             json!({"requests-per-minute": 3}),
             requests_per_minute,
         ),
-        row(
+        generate(
             "tokens-per-request",
-            "generate",
             json!({"tokens-per-request": 40}),
             tokens_per_request,
         ),
-        row(
+        generate(
             "tokens-per-minute",
-            "generate",
             json!({"tokens-per-minute": 40}),
             tokens_per_minute,
         ),
-        row(
+        generate(
             "tokens-per-day",
-            "generate",
             json!({"tokens-per-day": 40}),
             tokens_per_minute,
         ),
@@ -106,36 +67,24 @@ fn rows() -> Vec<Row> {
 
 #[test]
 fn every_limit_trips_and_counts_alone() {
-    let dir = scratch_dir();
-    let store = dir.to_str().expect("ours");
-    let model = artifacts::long_model();
-    let second = format!("second={}", model.to_str().expect("ours"));
-    let arguments = ["--store", store, "--model", &second, "--max-running", "1"];
-    let corral = Corral::start_with(&arguments);
-    let component = |name| std::fs::read(artifacts::plugin(name)).expect("readable");
-    let digests = ["misbehave", "generate"].map(|name| (name, upload(&corral, &component(name))));
-    let digests = BTreeMap::from(digests);
+    let second = format!("second={}", long_model().display());
+    let corral = Corral::start_with_store(&["--model", &second, "--max-running", "1"]);
+    let second = json!({"models": ["second"]});
     // Occupies the sequence id of the second model.
-    let holder = manifest(
-        "holder",
-        &digests["generate"],
-        json!({"models": ["second"]}),
-    );
-    deploy(&corral, &holder);
+    deploy_plugin(&corral, "holder", "generate", second.clone());
     let mut expected = BTreeMap::new();
     let asked = corral.with_neighbors(|| {
-        for Row {
-            limit,
-            plugin,
-            more,
-            meet,
-        } in rows()
-        {
-            deploy(&corral, &manifest(limit, &digests[plugin], more));
-            let route = format!("/{limit}");
-            let met = meet(&corral, &route);
+        for row in rows() {
+            let limit = row.limit;
+            let mut more = json!({"limits": row.limits});
+            if limit == "queue-seconds" {
+                // No other row uses this model.
+                more["models"] = second["models"].clone();
+            }
+            deploy_plugin(&corral, limit, row.plugin, more);
+            let tripped = (row.trip)(&corral, &format!("/{limit}"));
             let labels = format!("deployment=\"{limit}\",limit=\"{limit}\"");
-            expected.insert(labels, f64::from(met));
+            expected.insert(labels, f64::from(tripped));
             // All samples of all deployments, so that no other limit was counted.
             let counted = corral.metrics().samples("corral_deployment_limit_total");
             assert_eq!(counted, expected, "{limit}");
@@ -147,27 +96,17 @@ fn every_limit_trips_and_counts_alone() {
 }
 
 /// Asserts a refusal with `Retry-After`.
-fn assert_retry_after(answer: &Response, status: u16, code: &str) {
+fn check_retry_after(answer: &Response, status: u16, code: &str) {
     answer.problem(status, code);
-    let wait = answer
-        .header("retry-after")
-        .and_then(|wait| wait.parse().ok());
-    assert!(wait.is_some_and(|wait: u32| wait >= 1), "{answer:?}");
+    answer.retry_after();
 }
 
-/// Asserts a response whose body is cut off after its head.
-fn cut(mut stream: EventStream) {
-    assert_eq!(stream.status, 200);
-    stream
-        .bytes(1 << 30)
-        .expect_err("a broken body is not a whole one");
-}
-
-/// Starts a response that continues until dropped.
-fn hold(corral: &Corral, route: &str) -> EventStream {
-    let mut stream = corral.post_stream(&format!("{route}/drip"), "");
-    assert_eq!(stream.line().expect("drips").as_deref(), Some("drip"));
-    stream
+/// Requests of the deployment at a route that were refused with this code.
+fn refused(corral: &Corral, route: &str, code: &str) -> f64 {
+    let deployment = route.trim_start_matches('/');
+    let labels = format!("deployment=\"{deployment}\",code=\"{code}\"");
+    let sample = format!("corral_deployment_requests_refused_total{{{labels}}}");
+    corral.metrics().get_or_zero(&sample)
 }
 
 fn gauge(name: &str, route: &str) -> String {
@@ -185,33 +124,40 @@ fn memory(corral: &Corral, route: &str) -> u32 {
         assert!(detail.contains("16 MiB"), "{detail}");
     }
     assert_eq!(corral.get(&format!("{route}/ok")).status, 200);
+    assert_eq!(refused(corral, route, "memory"), 2.0);
+    let failed = "corral_plugin_calls_failed_total{code=\"memory\"}";
+    assert_eq!(corral.metrics().get_or_zero(failed), 2.0);
     2
 }
 
 fn cpu(corral: &Corral, route: &str) -> u32 {
-    let detail = corral
-        .get(&format!("{route}/spin"))
-        .problem(504, "cpu-time");
+    let answer = corral.get(&format!("{route}/spin"));
+    let detail = answer.problem(504, "cpu-time");
     assert!(detail.contains("0.25 s"), "{detail}");
+    assert_eq!(refused(corral, route, "cpu-time"), 1.0);
     // After the head there is no other response, but it counts.
-    cut(corral.post_stream(&format!("{route}/midspin"), ""));
+    corral
+        .post_stream(&format!("{route}/midspin"), "")
+        .check_cut_off();
     2
 }
 
 fn time(corral: &Corral, route: &str) -> u32 {
-    let detail = corral
-        .get(&format!("{route}/sleeper"))
-        .problem(504, "deadline");
+    let answer = corral.get(&format!("{route}/sleeper"));
+    let detail = answer.problem(504, "deadline");
     assert!(detail.contains("2.5 s"), "{detail}");
-    cut(hold(corral, route));
+    assert_eq!(refused(corral, route, "deadline"), 1.0);
+    corral.drip(route).check_cut_off();
     2
 }
 
 fn request(corral: &Corral, route: &str) -> u32 {
     let path = format!("{route}/echo");
-    assert_eq!(corral.post(&path, vec![b'x'; 3 << 10]).status, 200);
+    let largest = corral.post(&path, vec![b'x'; 3 << 10]);
+    assert_eq!((largest.status, largest.body.len()), (200, 3 << 10));
     let announced = corral.post(&path, vec![b'x'; (3 << 10) + 1]);
     announced.problem(413, "request-too-large");
+    assert_eq!(refused(corral, route, "request-too-large"), 1.0);
     // A response without a length, which has begun already.
     let body = "x".repeat(4 << 10);
     let length = body.len();
@@ -219,32 +165,37 @@ fn request(corral: &Corral, route: &str) -> u32 {
         "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n\
          {length:x}\r\n{body}\r\n0\r\n\r\n"
     );
-    let silence = Duration::from_secs(60);
-    let answer = raw_exchange(corral.public(), request.as_bytes(), false, silence);
+    let answer = raw_exchange(corral.public(), request.as_bytes(), false, TIMEOUT);
     let text = String::from_utf8_lossy(&answer);
-    assert!(!text.contains(&body), "not all of it: {text}");
+    assert!(!text.contains(&body), "the whole body came back: {text}");
     2
 }
 
 fn response(corral: &Corral, route: &str) -> u32 {
     // Repeated, because a response that failed at once used to lose its head now and then.
     for _ in 0..30 {
-        cut(corral.post_stream(&format!("{route}/flood"), ""));
+        corral
+            .post_stream(&format!("{route}/flood"), "")
+            .check_cut_off();
     }
+    let failed = "corral_plugin_calls_failed_total{code=\"response-too-large\"}";
+    corral.wait_until("all failures are counted", |metrics| {
+        metrics.get_or_zero(failed) == 30.0
+    });
     30
 }
 
 fn concurrent(corral: &Corral, route: &str) -> u32 {
-    let held = [hold(corral, route), hold(corral, route)];
+    let held = [corral.drip(route), corral.drip(route)];
     assert_eq!(
         corral.metrics().get_or_zero(&gauge("calls_running", route)),
         2.0
     );
     for _ in 0..3 {
-        assert_retry_after(&corral.get(&format!("{route}/ok")), 503, "busy");
+        check_retry_after(&corral.get(&format!("{route}/ok")), 503, "busy");
     }
     drop(held);
-    corral.wait_until("the places are free", |metrics| {
+    corral.wait_until("the permits are free", |metrics| {
         metrics.get_or_zero(&gauge("calls_running", route)) == 0.0
     });
     assert_eq!(corral.get(&format!("{route}/ok")).status, 200);
@@ -253,17 +204,17 @@ fn concurrent(corral: &Corral, route: &str) -> u32 {
 
 fn queue(corral: &Corral, route: &str) -> u32 {
     let path = format!("{route}/ok");
-    let held = hold(corral, route);
+    let held = corral.drip(route);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| corral.get(&path));
         corral.wait_until("one waits", |metrics| {
             metrics.get_or_zero(&gauge("calls_waiting", route)) == 1.0
         });
         for _ in 0..2 {
-            assert_retry_after(&corral.get(&path), 503, "busy");
+            check_retry_after(&corral.get(&path), 503, "busy");
         }
         drop(held);
-        let waited = waiting.join().expect("answered");
+        let waited = waiting.join().expect("a response");
         assert_eq!(waited.status, 200, "{waited:?}");
     });
     2
@@ -271,9 +222,9 @@ fn queue(corral: &Corral, route: &str) -> u32 {
 
 fn queue_time(corral: &Corral, route: &str) -> u32 {
     let held = corral.endless("/holder");
-    assert_retry_after(&corral.post(route, few(5)), 429, "refused");
+    check_retry_after(&corral.post(route, few(5)), 429, "refused");
     drop(held);
-    corral.wait_until("the place is free", |metrics| {
+    corral.wait_until("the sequence id is free", |metrics| {
         metrics.get_or_zero("corral_engine_sequence_ids_used{model=\"second\"}") == 0.0
     });
     assert_eq!(corral.post(route, few(5)).json()["text"], "2");
@@ -297,7 +248,7 @@ fn requests_per_minute(corral: &Corral, route: &str) -> u32 {
         assert_eq!(ask().status, 200);
     }
     for _ in 0..2 {
-        assert_retry_after(&ask(), 429, "request-rate-exceeded");
+        check_retry_after(&ask(), 429, "request-rate-exceeded");
     }
     2
 }
@@ -318,16 +269,14 @@ fn tokens_per_minute(corral: &Corral, route: &str) -> u32 {
         let answer = corral.post(route, few(30));
         (answer.status != 200).then_some(answer)
     });
-    assert_retry_after(&refused.expect("40 tokens come to an end"), 429, "refused");
+    check_retry_after(&refused.expect("40 tokens come to an end"), 429, "refused");
     never + 1
 }
 
 #[test]
 fn full_instance_pool_is_counted() {
-    let dir = scratch_dir();
-    let corral = Corral::start_with(&["--store", dir.to_str().expect("ours")]);
-    let component = std::fs::read(artifacts::plugin("misbehave")).expect("readable");
-    let digest = upload(&corral, &component);
+    let corral = Corral::start_with_store(&[]);
+    let digest = upload(&corral, &component("misbehave"));
     // One deployment uses as many instances as it may; a second one uses the rest of the pool.
     let most = 224;
     let many = json!({"limits": {"concurrent": most, "queue": 0}});
@@ -343,7 +292,7 @@ fn full_instance_pool_is_counted() {
         };
         let mut stream = corral.post_stream(route, "");
         match stream.status {
-            200 => assert_eq!(stream.line().expect("drips").as_deref(), Some("drip")),
+            200 => stream.next_drip(),
             status => break status,
         }
         held.push(stream);
@@ -352,7 +301,7 @@ fn full_instance_pool_is_counted() {
     assert_eq!(refused, 503);
     let instances = held.len() as f64;
     assert!(held.len() > most, "one deployment has not all of it");
-    assert_retry_after(&corral.get("/other/ok"), 503, "busy");
+    check_retry_after(&corral.get("/other/ok"), 503, "busy");
     let metrics = corral.metrics();
     let running = |name| metrics.get_or_zero(&gauge("calls_running", name));
     assert_eq!(running("/many"), most as f64);

@@ -3,7 +3,7 @@
 
 use corral_tests::deployments::show;
 use corral_tests::linked::{INHERITING_TEMPLATE, TEMPLATE, deploy, post, post_failing, start};
-use corral_tests::{Corral, RELIABLE_SUMS, distinct_sums, for_each_concurrently};
+use corral_tests::{Corral, RELIABLE_SUMS, concurrently, distinct_sums};
 use serde_json::{Value, json};
 
 const PLAIN: &str = "/roles/generate";
@@ -22,26 +22,14 @@ fn with(request: &Value, settings: &str) -> Value {
     request
 }
 
-/// Asserts that all generation interfaces give the same tokens, and returns the text.
-fn check_all_interfaces(corral: &Corral, prompt: &str) -> String {
+/// Asserts that a sampling plugin gives the host's tokens, and returns the text.
+fn check_same_tokens(corral: &Corral, prompt: &str) -> String {
     let request = json!({"prompt": prompt, "max_tokens": 60});
     let plain = post(corral, PLAIN, &request);
-    let same = |answer: &Value, way: &str| {
-        for member in ["tokens", "text"] {
-            assert_eq!(answer[member], plain[member], "{way}: {prompt}");
-        }
-    };
-    same(&post(corral, "/roles/next", &request), "next");
-    let prompts = [prompt, RELIABLE_SUMS[0].question().as_str(), prompt].map(str::to_owned);
-    let many = json!({"prompts": prompts, "max_tokens": 60});
-    let many = post(corral, "/roles/many", &many);
-    for place in [0, 2] {
-        same(&many["answers"][place], "many");
-    }
-    assert_eq!(many["answers"][1]["text"], RELIABLE_SUMS[0].answer());
     let sampled = post(corral, SAMPLED, &with(&request, "greedy"));
-    same(&sampled, "a sampler");
-    assert_eq!(sampled["finish"], plain["finish"], "{prompt}");
+    for member in ["tokens", "text", "finish"] {
+        assert_eq!(sampled[member], plain[member], "{prompt}");
+    }
     plain["text"].as_str().expect("a text").to_owned()
 }
 
@@ -50,13 +38,13 @@ fn sampling_plugin_matches_host_sampler() {
     let corral = start(&[]);
     let before = corral.wait_until_idle();
     for sum in RELIABLE_SUMS {
-        assert_eq!(check_all_interfaces(&corral, &sum.question()), sum.answer());
+        assert_eq!(check_same_tokens(&corral, &sum.question()), sum.answer());
     }
     for question in LONGER {
-        check_all_interfaces(&corral, question);
+        check_same_tokens(&corral, question);
     }
-    for_each_concurrently(&distinct_sums(96), |sum| {
-        assert_eq!(check_all_interfaces(&corral, &sum.question()), sum.answer());
+    concurrently(32, &distinct_sums(96), |&sum| {
+        assert_eq!(check_same_tokens(&corral, &sum.question()), sum.answer());
     });
     let after = corral.wait_until_idle();
     // A sum has at least one token, and the end.
@@ -73,11 +61,11 @@ fn chosen_tokens_are_generated() {
     });
     let answer = post(&corral, SAMPLED, &with(&request, "second"));
     let tokens = answer["tokens"].as_array().expect("a list");
-    let told = answer["logprobs"].as_array().expect("a list");
-    assert_eq!((tokens.len(), told.len()), (30, 30));
-    for (token, told) in tokens.iter().zip(told) {
-        assert_eq!(token, &told[1][1][0], "the second likeliest: {told}");
-        assert_eq!(told[0], told[1][1][1], "with its own probability: {told}");
+    let logprobs = answer["logprobs"].as_array().expect("a list");
+    assert_eq!((tokens.len(), logprobs.len()), (30, 30));
+    for (token, entry) in tokens.iter().zip(logprobs) {
+        assert_eq!(token, &entry[1][1][0], "the second likeliest: {entry}");
+        assert_eq!(entry[0], entry[1][1][1], "its own probability: {entry}");
     }
     corral.wait_until_idle();
 }
@@ -157,7 +145,7 @@ fn shown_context_is_consistent_under_cell_pressure() {
         let after = corral.wait_until_idle();
         after.growth("corral_engine_preemptions_total", &before) > 0.0
     });
-    assert!(preempted, "in {ROUNDS} rounds none had to give way");
+    assert!(preempted, "in {ROUNDS} rounds no request was preempted");
 }
 
 #[test]
@@ -168,18 +156,15 @@ fn prompt_is_shown_up_to_requested_length() {
         let tokens = answer["prompt_tokens"].as_array().expect("a list");
         tokens.clone()
     };
-    let told = |request: &Value, settings: &str| {
+    let error = |request: &Value, settings: &str| {
         let failed = post_failing(&corral, SAMPLED, &with(request, settings));
-        assert_eq!(
-            (failed.at.as_str(), failed.case.as_str()),
-            ("outcome", "failed")
-        );
+        failed.check("outcome", "failed");
         failed.text
     };
     let question = RELIABLE_SUMS[0].question_in(50);
     let all = tokens(&question);
     for history in [0, 1, 7, 49, 50, 51, 65_536] {
-        let text = told(
+        let text = error(
             &json!({"prompt": question}),
             &format!("tell history={history}"),
         );
@@ -225,8 +210,8 @@ fn constraints_stops_limits_and_logprobs_hold() {
                 assert_eq!(answer[member], plain[member], "{settings}: {request}");
             }
             let after = corral.wait_until_idle();
-            let guessed = after.growth("corral_engine_draft_tokens_accepted_total", &before);
-            assert_eq!(guessed, 0.0, "{request}");
+            let drafted = after.growth("corral_engine_draft_tokens_accepted_total", &before);
+            assert_eq!(drafted, 0.0, "{request}");
         }
     }
 
@@ -234,8 +219,8 @@ fn constraints_stops_limits_and_logprobs_hold() {
     let plain = post(&corral, PLAIN, &request);
     let sampled = post(&corral, SAMPLED, &with(&request, "record"));
     assert_eq!(sampled["tokens"], plain["tokens"]);
-    let told = |answer: &Value| answer["logprobs"].as_array().expect("a list").clone();
-    let (plain, sampled) = (told(&plain), told(&sampled));
+    let logprobs = |answer: &Value| answer["logprobs"].as_array().expect("a list").clone();
+    let (plain, sampled) = (logprobs(&plain), logprobs(&sampled));
     assert_eq!(plain.len(), sampled.len());
     for (one, other) in plain.iter().zip(&sampled) {
         // Steps of other sizes may add in another order.
@@ -344,10 +329,7 @@ fn linked_template_renders_prompt() {
     );
     facts["tools"] = json!([{"type": "function"}]);
     let failed = post_failing(&corral, "/roles/chat", &facts);
-    assert_eq!(
-        (failed.at.as_str(), failed.case.as_str()),
-        ("render", "other")
-    );
+    failed.check("render", "other");
     for expected in [
         "\"tiny\"",
         "<|im_start|>",
@@ -360,7 +342,7 @@ fn linked_template_renders_prompt() {
     }
 
     // The same under load.
-    for_each_concurrently(&distinct_sums(64), |sum| {
+    concurrently(32, &distinct_sums(64), |&sum| {
         let content = format!("What is {}+{}?", sum.a, sum.b);
         let answer = post(&corral, "/roles/chat", &chat(&question(&content), None));
         assert_eq!(answer["text"], sum.answer(), "{sum:?}");
@@ -372,18 +354,18 @@ fn linked_template_renders_prompt() {
 fn linked_components_see_nothing_unless_they_inherit() {
     let corral = start(&[]);
     let secret = "[configuration]\nSECRET = 'fox'\n";
-    deploy(&corral, "stranger", TEMPLATE, secret);
-    deploy(&corral, "heir", INHERITING_TEMPLATE, secret);
-    let asks = chat(&question("1+1"), Some("environment"));
+    deploy(&corral, "isolated", TEMPLATE, secret);
+    deploy(&corral, "inheriting", INHERITING_TEMPLATE, secret);
+    let request = chat(&question("1+1"), Some("environment"));
     for (name, seen) in [
-        ("stranger", "variables []"),
-        ("heir", r#"variables [("SECRET", "fox")]"#),
+        ("isolated", "variables []"),
+        ("inheriting", r#"variables [("SECRET", "fox")]"#),
     ] {
         let own = post(&corral, &format!("/{name}/environment"), &json!({}));
         assert_eq!(own, json!({"SECRET": "fox"}));
-        let answer = post(&corral, &format!("/{name}/chat"), &asks);
-        let told = answer["pieces"][0][0].as_str().expect("a text");
-        assert!(told.starts_with(seen), "{name}: {told}");
+        let answer = post(&corral, &format!("/{name}/chat"), &request);
+        let environment = answer["pieces"][0][0].as_str().expect("a text");
+        assert!(environment.starts_with(seen), "{name}: {environment}");
         // A sampler never inherits.
         let path = format!("/{name}/generate?sampler=any");
         let failed = post_failing(
@@ -395,16 +377,16 @@ fn linked_components_see_nothing_unless_they_inherit() {
     }
     // It has clocks, random numbers and a log; its output belongs to the deployment.
     let allowed = chat(&question("1+1"), Some("allowed"));
-    assert_eq!(post(&corral, "/stranger/chat", &allowed)["text"], "2");
+    assert_eq!(post(&corral, "/isolated/chat", &allowed)["text"], "2");
     let logged = json!({"prompt": "1+1=", "settings": "log"});
-    let answer = post(&corral, "/stranger/generate?sampler=any", &logged);
+    let answer = post(&corral, "/isolated/generate?sampler=any", &logged);
     assert_eq!(answer["text"], "2");
     corral.wait_until_idle();
     let logs = corral
-        .request_admin("GET", "/deployments/stranger/logs", "")
+        .request_admin("GET", "/deployments/isolated/logs", "")
         .body;
     for line in ["a line of a template", "a line of a sampler"] {
         assert!(logs.contains(line), "{line}: {logs}");
     }
-    assert_eq!(show(&corral, "stranger")["deployment"]["state"], "serving");
+    assert_eq!(show(&corral, "isolated")["deployment"]["state"], "serving");
 }

@@ -2,11 +2,11 @@
 //! file under several names counts as several models.
 
 use corral_tests::{
-    Corral, MANY_CELLS, Metrics, PATIENCE, RELIABLE_SUMS, artifacts, raw_exchange, run, scratch_dir,
+    Corral, MANY_CELLS, Metrics, RELIABLE_SUMS, artifacts, run_plugin, scratch_dir, serve,
 };
 use serde_json::{Value, json};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// `NAME=FILE` for a file.
 fn named(name: &str, file: &Path) -> String {
@@ -65,36 +65,20 @@ fn is_in(metrics: &Metrics, model: &str, state: &str) -> bool {
     metrics.get_or_zero(&format!("corral_model_state{{{labels}}}")) == 1.0
 }
 
-/// Sends a request without a body to the admin listener; returns status and body.
-fn admin_request(corral: &Corral, method: &str, path: &str) -> (u16, Value) {
-    let request =
-        format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-    let answer = raw_exchange(corral.admin(), request.as_bytes(), false, PATIENCE);
-    let answer = String::from_utf8(answer).expect("text");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
-    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
-    let body = serde_json::from_str(body).expect(&answer);
-    (status.expect(head), body)
-}
-
 #[test]
 fn first_model_preloads_others_load_on_demand() {
     let corral = start(&["second", "never"], &[]);
     let stderr = corral.wait_for_stderr("loaded model tiny");
     assert!(!stderr.contains("second"), "{stderr}");
     let all = corral.get_admin("/models").json();
-    let states: Vec<_> = all["models"].as_array().expect("a list").iter().collect();
-    let states: Vec<_> = states.iter().map(|m| (&m["model"], &m["state"])).collect();
-    let expected = [
-        ("tiny", "loaded"),
-        ("second", "unloaded"),
-        ("never", "unloaded"),
-    ];
-    let expected = expected.map(|(model, state)| (json!(model), json!(state)));
-    assert_eq!(
-        states,
-        expected.each_ref().map(|(model, state)| (model, state))
-    );
+    let all = all["models"].as_array().expect("a list").iter();
+    let states = all.map(|model| [&model["model"], &model["state"]]);
+    let expected = json!([
+        ["tiny", "loaded"],
+        ["second", "unloaded"],
+        ["never", "unloaded"]
+    ]);
+    assert_eq!(json!(states.collect::<Vec<_>>()), expected);
 
     std::thread::scope(|scope| {
         for _ in 0..20 {
@@ -122,10 +106,9 @@ fn first_model_preloads_others_load_on_demand() {
     assert_eq!(seen["models"][1]["state"], "loaded");
     assert_eq!(seen["models"][1]["cells"]["total"], 512);
     assert_eq!(seen["models"][2]["state"], "unloaded");
-    let admin = format!("http://{}", corral.admin());
-    let top = run(["top", "--admin", &admin]);
-    assert!(top.stdout.contains("\nsecond: 0 running"), "{top:?}");
-    assert!(top.stdout.contains("\nnever: unloaded"), "{top:?}");
+    let top = corral.cli_output(&["top"]);
+    assert!(top.contains("\nsecond: 0 running"), "{top}");
+    assert!(top.contains("\nnever: unloaded"), "{top}");
 
     let unknown = corral.post("/generate", r#"{"model": "other", "prompt": "1+1="}"#);
     let detail = unknown.problem(404, "unknown-model");
@@ -142,9 +125,9 @@ fn idle_models_unload_busy_ones_stay() {
             is_in(metrics, "tiny", "unloaded")
         });
         // A test thread that is delayed between two sums finds the model unloaded, too.
-        let so_often = sample(&metrics, "corral_model_unloads_total", "tiny");
-        assert!(so_often > unloads, "{so_often} after {unloads}");
-        unloads = so_often;
+        let now = sample(&metrics, "corral_model_unloads_total", "tiny");
+        assert!(now > unloads, "{now} after {unloads}");
+        unloads = now;
         let loads = sample(&metrics, "corral_model_loads_total", "tiny");
         assert_eq!(loads, unloads);
         assert_eq!(sample(&metrics, "corral_model_memory_bytes", "tiny"), 0.0);
@@ -153,24 +136,18 @@ fn idle_models_unload_busy_ones_stay() {
         assert!(now > decoded, "{now} after {decoded}");
         decoded = now;
         corral.wait_until_idle();
-        assert_eq!(
-            corral.get_admin("/readyz").status,
-            200,
-            "it would be answered"
-        );
+        // A request would load it again.
+        assert_eq!(corral.get_admin("/readyz").status, 200);
     }
     let stream = corral.endless("/generate");
     std::thread::sleep(Duration::from_millis(450));
     assert_eq!(status(&corral, "tiny")["leases"], 1);
-    let (code, problem) = admin_request(&corral, "DELETE", "/models/tiny");
-    assert_eq!(
-        (code, &problem["code"]),
-        (409, &json!("model-in-use")),
-        "{problem}"
-    );
+    let refused = corral.request_admin("DELETE", "/models/tiny", "");
+    refused.problem(409, "model-in-use");
     drop(stream);
-    let gone = |metrics: &Metrics| is_in(metrics, "tiny", "unloaded");
-    corral.wait_until("it is unloaded", gone);
+    corral.wait_until("the model to be unloaded", |metrics| {
+        is_in(metrics, "tiny", "unloaded")
+    });
     corral.wait_until_idle();
 }
 
@@ -178,33 +155,26 @@ fn idle_models_unload_busy_ones_stay() {
 fn admin_api_loads_and_unloads() {
     let corral = start(&["second"], &["--preload", "none"]);
     assert!(!corral.stderr().contains("loading"), "{}", corral.stderr());
-    let (code, told) = admin_request(&corral, "PUT", "/models/second");
-    assert_eq!((code, &told["state"]), (200, &json!("loaded")), "{told}");
+    let send = |method: &str, path: &str| corral.request_admin(method, path, "");
+    let loaded = send("PUT", "/models/second");
+    assert_eq!(loaded.status, 200, "{loaded:?}");
+    assert_eq!(loaded.json()["state"], "loaded");
     ask(&corral, "second");
     // A call holds its model slightly longer than its response takes.
-    corral.wait_until("nobody uses it", |metrics| {
+    corral.wait_until("the model is unused", |metrics| {
         metrics.get("corral_model_leases") == 0.0
     });
-    let (code, told) = admin_request(&corral, "DELETE", "/models/second");
-    assert_eq!(code, 202, "{told}");
-    corral.wait_until("it is unloaded", |metrics| {
+    assert_eq!(send("DELETE", "/models/second").status, 202);
+    corral.wait_until("the model is unloaded", |metrics| {
         is_in(metrics, "second", "unloaded")
     });
-    assert_eq!(
-        admin_request(&corral, "DELETE", "/models/second").0,
-        202,
-        "it is so already"
-    );
+    // An unloaded model may be unloaded again.
+    assert_eq!(send("DELETE", "/models/second").status, 202);
     for method in ["GET", "PUT", "DELETE"] {
-        let (code, problem) = admin_request(&corral, method, "/models/third");
-        assert_eq!(
-            (code, &problem["code"]),
-            (404, &json!("unknown-model")),
-            "{method}"
-        );
+        send(method, "/models/third").problem(404, "unknown-model");
     }
-    assert_eq!(admin_request(&corral, "POST", "/models/second").0, 405);
-    assert_eq!(admin_request(&corral, "DELETE", "/models").0, 405);
+    assert_eq!(send("POST", "/models/second").status, 405);
+    assert_eq!(send("DELETE", "/models").status, 405);
     corral.get_admin("/modelsx").problem(404, "no-route");
     assert!(corral.get_admin("/").body.contains("/models"));
     ask(&corral, "tiny");
@@ -265,17 +235,14 @@ fn broken_model_fails_until_file_is_replaced() {
             assert!(detail.contains(expected), "{detail}");
             assert!(!detail.contains(dir.to_str().expect("UTF-8")), "{detail}");
         }
-        let told = status(&corral, "bad");
-        assert_eq!(told["state"], "failed", "{told}");
-        let error = told["error"].as_str().expect("why");
-        assert!(error.contains(expected), "{told}");
+        let status = status(&corral, "bad");
+        assert_eq!(status["state"], "failed", "{status}");
+        let error = status["error"].as_str().expect("the cause");
+        assert!(error.contains(expected), "{status}");
         corral.wait_for_stderr(error);
-        let (code, problem) = admin_request(&corral, "PUT", "/models/bad");
-        assert_eq!(
-            (code, &problem["code"]),
-            (500, &json!("model-failed")),
-            "{problem}"
-        );
+        corral
+            .request_admin("PUT", "/models/bad", "")
+            .problem(500, "model-failed");
         corral.check_alive();
         assert_eq!(corral.get_admin("/readyz").status, 200);
     }
@@ -283,9 +250,7 @@ fn broken_model_fails_until_file_is_replaced() {
     ask(&corral, "bad");
     corral.wait_until_idle();
     corral.signal("TERM");
-    let status = corral.wait(Duration::from_secs(10));
-    assert_eq!(status.code(), Some(0), "{}", corral.stderr());
-    std::fs::remove_dir_all(dir).expect("it is ours");
+    corral.wait_for_success();
 }
 
 #[test]
@@ -297,65 +262,32 @@ fn oversized_model_is_refused() {
         detail.contains("all models together may use 1 MiB"),
         "{detail}"
     );
-    assert_eq!(
-        corral.get("/misbehave/ok").status,
-        200,
-        "who needs no model is answered"
-    );
+    // A plugin that needs no model is served.
+    assert_eq!(corral.get("/misbehave/ok").status, 200);
 }
 
 #[test]
 fn broken_preloaded_model_stops_startup() {
-    let dir = scratch_dir();
-    let missing = named("missing", &dir.join("missing.gguf"));
+    let missing = named("missing", &scratch_dir().join("missing.gguf"));
     let good = named("tiny", &artifacts::model());
+    let ended = serve(&["--model", &good, "--model", &missing, "--preload", "all"]);
+    ended.check_error(1, &["cannot read", "missing.gguf"]);
+    // A command that does not use the model is unaffected.
     let generate = artifacts::plugin("generate");
-    let generate = generate.to_str().expect("UTF-8");
-    let cache = artifacts::scratch().join("compiled");
-    let cache = ["--cache-dir", cache.to_str().expect("UTF-8")];
-    let ports = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
-    let both = ["--model", &good, "--model", &missing];
-    let all = [&["serve"][..], &ports, &both, &cache, &["--preload", "all"]].concat();
-    let ended = run(all);
-    assert_eq!(
-        (ended.code, ended.stdout.as_str()),
-        (Some(1), ""),
-        "{ended:?}"
-    );
-    let last = ended.stderr.lines().last().expect("it says why");
-    assert!(
-        last.contains("cannot read") && last.contains("missing.gguf"),
-        "{ended:?}"
-    );
-    // A command that does not use it is unaffected.
-    let line = [&["run", generate][..], &both, &cache, &["--", "1+1="]].concat();
-    let ended = run(line);
-    assert_eq!(
-        (ended.code, ended.stdout.as_str()),
-        (Some(0), "2\n"),
-        "{ended:?}"
-    );
-    let asked = ["--", "--model", "missing", "1+1="];
-    let line = [&["run", generate][..], &both, &cache, &asked].concat();
-    let ended = run(line);
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(
-        ended.stderr.contains("model missing cannot be loaded"),
-        "{ended:?}"
-    );
-    std::fs::remove_dir_all(dir).expect("it is ours");
+    let options = ["--model", &*missing];
+    let ended = run_plugin(&generate, &options, &["1+1="]);
+    assert_eq!((ended.code, &*ended.stdout), (Some(0), "2\n"), "{ended:?}");
+    let ended = run_plugin(&generate, &options, &["--model", "missing", "1+1="]);
+    ended.check_error(1, &["model missing cannot be loaded"]);
 }
 
 #[test]
-fn shutdown_is_quick_with_waiting_calls() {
+fn grace_period_ends_with_waiting_calls() {
     let arguments = ["--preload", "all", "--grace-period", "1"];
     let mut corral = start_with_cells(&["second"], ["16384", MANY_CELLS], &arguments);
     let streams = corral.hold(2);
-    let started = Instant::now();
     corral.signal("TERM");
-    let status = corral.wait(Duration::from_secs(20));
-    assert_eq!(status.code(), Some(0), "{}", corral.stderr());
-    assert!(started.elapsed() < Duration::from_secs(15), "it hung");
+    corral.wait_for_success();
     // Both were still running at the end of the grace period.
     assert!(corral.stderr().contains("cut off"), "{}", corral.stderr());
     drop(streams);

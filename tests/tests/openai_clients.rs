@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time limit of a suite. Far above what it takes, because machines are busy.
-const PATIENCE: Duration = Duration::from_secs(1200);
+const TIMEOUT: Duration = Duration::from_secs(1200);
 
 /// The servers that the suites use.
 struct Servers {
@@ -22,7 +22,7 @@ struct Servers {
     /// Allows one call at a time and no queue.
     busy: Corral,
     /// Has no prefix cache, so repeated requests that run alone give identical results.
-    forgetful: Corral,
+    uncached: Corral,
     /// Has the demo model with a reasoning template and fill-in-the-middle tokens.
     thinking: Corral,
 }
@@ -54,9 +54,9 @@ fn in_file(text: &str) -> Vec<u8> {
 
 /// Replaces a text that occurs once in the file.
 fn replace(file: &mut Vec<u8>, old: &[u8], new: Vec<u8>) {
-    let place = file.windows(old.len()).position(|at| at == old);
-    let place = place.expect("the demo model has it");
-    file.splice(place..place + old.len(), new);
+    let position = file.windows(old.len()).position(|at| at == old);
+    let position = position.expect("a text of the demo model");
+    file.splice(position..position + old.len(), new);
 }
 
 /// The demo model with that template and those names. The template is padded to the old length, so that no
@@ -111,7 +111,7 @@ impl Servers {
             keys,
             narrow: start(&narrow),
             busy: start(&["--max-calls", "1", "--max-queued-calls", "0"]),
-            forgetful: start(&["--no-prefix-cache"]),
+            uncached: start(&["--no-prefix-cache"]),
             thinking: start(&["--model", thinking]),
         }
     }
@@ -125,7 +125,7 @@ impl Servers {
             ("CORRAL_KEYED_URL", &self.keyed),
             ("CORRAL_NARROW_URL", &self.narrow),
             ("CORRAL_BUSY_URL", &self.busy),
-            ("CORRAL_UNCACHED_URL", &self.forgetful),
+            ("CORRAL_UNCACHED_URL", &self.uncached),
             ("CORRAL_THINKING_URL", &self.thinking),
         ];
         for (variable, corral) in servers {
@@ -150,14 +150,14 @@ impl Servers {
             .spawn()
             .expect("the suite starts");
         let status = wait(child);
-        let said = String::from_utf8_lossy(&std::fs::read(&log).expect("readable")).into_owned();
-        println!("{said}");
+        let output = String::from_utf8_lossy(&std::fs::read(&log).expect("readable")).into_owned();
+        println!("{output}");
         let status = status.expect("the suite ends in time");
         assert!(status.success(), "the suite fails: {status}");
         for (_, corral) in servers {
             corral.wait_until_idle();
         }
-        said
+        output
     }
 }
 
@@ -168,37 +168,37 @@ fn suites() -> PathBuf {
 /// The exit status; `None` if the suite had to be killed.
 fn wait(mut child: Child) -> Option<ExitStatus> {
     let started = Instant::now();
-    while started.elapsed() < PATIENCE {
-        if let Some(status) = child.try_wait().expect("a child of ours") {
+    while started.elapsed() < TIMEOUT {
+        if let Some(status) = child.try_wait().expect("a child process") {
             return Some(status);
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    child.kill().expect("a child of ours");
-    child.wait().expect("a child of ours");
+    child.kill().expect("a child process");
+    child.wait().expect("a child process");
     None
 }
 
 /// The number before or after a word.
-fn number(said: &str, word: &str) -> u32 {
-    let words: Vec<&str> = said.split([' ', ',', '\n']).collect();
+fn number(output: &str, word: &str) -> u32 {
+    let words: Vec<&str> = output.split([' ', ',', '\n']).collect();
     let found = words.windows(3).find_map(|near| match near {
         [before, this, behind] if *this == word => before.parse().or_else(|_| behind.parse()).ok(),
         _ => None,
     });
-    found.unwrap_or_else(|| panic!("it does not say how many {word}"))
+    found.unwrap_or_else(|| panic!("no number of {word}"))
 }
 
 #[test]
 fn python_client_suite_passes() {
     let servers = Servers::start();
     let python = artifacts::clients().join("python/bin/python");
-    let said = servers.suite(
+    let output = servers.suite(
         Command::new(python)
             .args(["-m", "pytest", "-q", "--color=no", "--durations=10"])
             .env("PYTHONDONTWRITEBYTECODE", "1"),
     );
-    assert!(number(&said, "passed") > 200, "tests were left out");
+    assert!(number(&output, "passed") > 200, "tests were left out");
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn node_client_suite_passes() {
         .collect();
     files.sort();
     let node = ["--test", "--test-reporter=tap", "--test-concurrency=1"];
-    let said = servers.suite(Command::new("node").args(node).args(&files));
-    assert!(number(&said, "pass") > 30, "tests were left out");
-    assert_eq!(number(&said, "skipped"), 0);
+    let output = servers.suite(Command::new("node").args(node).args(&files));
+    assert!(number(&output, "pass") > 30, "tests were left out");
+    assert_eq!(number(&output, "skipped"), 0);
 }

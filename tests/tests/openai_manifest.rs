@@ -1,6 +1,6 @@
 //! The `openai` plugin deployed by its own `corral.toml`, as its README says.
 
-use corral_tests::{Corral, RELIABLE_SUMS, artifacts, run, scratch_dir};
+use corral_tests::{Corral, RELIABLE_SUMS, artifacts};
 use serde_json::json;
 use std::path::Path;
 
@@ -18,31 +18,19 @@ fn documented_deploy_answers_on_every_route() {
         panic!("one file is deployed: {line:?}");
     };
 
-    let store = scratch_dir();
-    let corral = Corral::start_with(&["--store", store.to_str().expect("ours")]);
+    let corral = Corral::start_with_store(&[]);
     // `plugins/build.sh` puts the manifest beside the component.
     let file = artifacts::plugin("openai").with_file_name(file);
-    let (admin, token) = (
-        format!("http://{}", corral.admin()),
-        store.join("admin-token"),
-    );
-    let [file, token] = [&file, &token].map(|path| path.to_str().expect("ours"));
-    let corral_at =
-        |words: [&str; 2]| run([words[0], words[1], "--admin", &admin, "--token-file", token]);
-    let deployed = corral_at([command, file]);
-    assert_eq!(deployed.code, Some(0), "{deployed:?}");
-    assert!(
-        deployed.stdout.contains("openai is serving at /v1"),
-        "{deployed:?}"
-    );
+    let deployed = corral.cli_output(&[command, file.to_str().expect("a path in UTF-8")]);
+    assert!(deployed.contains("openai is serving at /v1"), "{deployed}");
 
     for sum in RELIABLE_SUMS {
         let messages = json!([{"role": "user", "content": sum.question()}]);
         let body = json!({"messages": messages, "temperature": 0}).to_string();
         let answer = corral.post("/v1/chat/completions", body);
         assert_eq!(answer.status, 200, "{answer:?}");
-        let said = answer.json()["choices"][0]["message"]["content"].clone();
-        assert_eq!(said, sum.answer(), "{sum:?}");
+        let content = answer.json()["choices"][0]["message"]["content"].clone();
+        assert_eq!(content, sum.answer(), "{sum:?}");
 
         let question = json!({"content": sum.question()}).to_string();
         let tokens = corral.post("/tokenize", question).json();
@@ -50,7 +38,7 @@ fn documented_deploy_answers_on_every_route() {
         assert_eq!(text["content"], sum.question());
     }
     // The host's errors have the manifest's format.
-    assert_eq!(corral_at(["pause", "openai"]).code, Some(0));
+    corral.cli_output(&["pause", "openai"]);
     let refused = corral.post("/v1/chat/completions", "{}");
     assert_eq!(refused.status, 503, "{refused:?}");
     assert_eq!(refused.json()["error"]["code"], "paused", "{refused:?}");

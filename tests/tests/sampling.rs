@@ -101,10 +101,10 @@ fn penalties_cover_the_prompt() {
     let tokens = post(json!([{"answer_penalties": penalties}, {"temperature": 0}]));
     let different: HashSet<_> = tokens.iter().collect();
     assert_eq!(different.len(), 60, "{tokens:?}");
-    let said = |token: u64| before.contains(&token);
+    let is_in_prompt = |token: u64| before.contains(&token);
     assert!(
-        tokens.iter().copied().any(said),
-        "the prompt's count no more: {tokens:?}"
+        tokens.iter().copied().any(is_in_prompt),
+        "no token of the prompt: {tokens:?}"
     );
     let dry = json!({"multiplier": 1000, "allowed_length": 1, "base": 1, "breakers": []});
     let tokens = all(post(json!([{"dry": dry}, {"temperature": 0}])));
@@ -122,16 +122,19 @@ fn same_seed_gives_same_text_per_chain() {
         json!([{"xtc": {"probability": 0.5, "threshold": 0.1}}, {"temperature": 4}]),
         json!([{"temperature": 4}, {"mirostat": {"tau": 6, "eta": 0.1}}]),
     ] {
-        let post = |seed: u64| {
+        let post = |seed: Value| {
             let request = json!({
                 "prompt": "1+1=", "max_tokens": 60, "ignore_end": true, "seed": seed,
                 "samplers": samplers,
             });
             corral.generate(&request)["text"].clone()
         };
-        let one = post(1);
-        assert_eq!(post(1), one, "{samplers}");
-        assert_ne!(post(2), one, "{samplers}");
+        for seed in [1, u64::MAX] {
+            assert_eq!(post(json!(seed)), post(json!(seed)), "{samplers}");
+        }
+        assert_ne!(post(json!(1)), post(json!(2)), "{samplers}");
+        // Without a seed the host draws one.
+        assert_ne!(post(Value::Null), post(Value::Null), "{samplers}");
     }
     corral.wait_until_idle();
 }

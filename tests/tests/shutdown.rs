@@ -1,7 +1,7 @@
 //! Shutdown: no new requests, running ones finish, then the process ends.
 
 use corral_tests::{
-    Connection, Corral, ENDLESS_TOKENS, HttpVersion, PATIENCE, block_on, distinct_sums,
+    Connection, Corral, ENDLESS_TOKENS, HttpVersion, TIMEOUT, block_on, distinct_sums, wait_for,
 };
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -22,8 +22,8 @@ struct Held(TcpStream);
 impl Held {
     /// Starts the request; its response has begun when this returns.
     fn begin(corral: &Corral) -> Self {
-        let mut stream = TcpStream::connect(corral.public()).expect("it accepts");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        let mut stream = TcpStream::connect(corral.public()).expect("connected");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a limit");
         let request = b"POST /misbehave/echo HTTP/1.1\r\nHost: x\r\n\
             Transfer-Encoding: chunked\r\n\r\n5\r\nbegin\r\n";
         stream.write_all(request).expect("taken");
@@ -59,27 +59,20 @@ fn running_requests_finish_after_sigterm() {
     stream.event().expect("a first event");
     corral.signal("TERM");
     // Seen on the admin listener, which closes last.
-    let started = Instant::now();
-    loop {
-        let ready = corral.get_admin("/readyz");
-        if ready.status == 503 {
-            let detail = ready.problem(503, "not-ready");
-            assert!(detail.contains("shutting down"), "{detail}");
-            break;
-        }
-        assert!(started.elapsed() < PATIENCE, "still ready");
-    }
+    let not_ready = wait_for("the server to stop", || {
+        Some(corral.get_admin("/readyz")).filter(|answer| answer.status == 503)
+    });
+    let detail = not_ready.problem(503, "not-ready");
+    assert!(detail.contains("shutting down"), "{detail}");
     assert_eq!(corral.get_admin("/healthz").status, 200);
-    while TcpStream::connect(corral.public()).is_ok() {
-        assert!(started.elapsed() < PATIENCE, "still accepts");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for("the public listener to close", || {
+        TcpStream::connect(corral.public()).err()
+    });
     let (_, report) = stream.texts();
     assert_eq!(report["tokens"], 4000);
     assert_eq!(report["finish_reason"], "length");
     held.end();
-    let status = corral.wait(PATIENCE);
-    assert_eq!(status.code(), Some(0), "{}", corral.stderr());
+    corral.wait_for_success();
     assert!(!corral.stderr().contains("cut off"), "{}", corral.stderr());
 }
 
@@ -89,45 +82,34 @@ fn idle_server_stops_at_once() {
         let mut corral = Corral::start_with(&["--grace-period", NEVER]);
         corral.check_alive();
         corral.signal(signal);
-        let status = corral.wait(PATIENCE);
-        assert_eq!(status.code(), Some(0), "{signal}: {}", corral.stderr());
+        corral.wait_for_success();
     }
 }
 
 #[test]
 fn requests_past_grace_are_cut_off() {
     let mut corral = Corral::start_with(&["--grace-period", "1"]);
-    let mut stream = corral.post_stream("/misbehave/drip", "");
-    assert_eq!(stream.line().expect("it drips").as_deref(), Some("drip"));
+    let stream = corral.drip("/misbehave");
     let started = Instant::now();
     corral.signal("TERM");
-    let ended = loop {
-        match stream.line() {
-            Ok(Some(_)) => {}
-            ended => break ended,
-        }
-    };
-    assert!(ended.is_err(), "a cut answer is not a whole one");
+    stream.check_cut_off();
     assert!(
         started.elapsed() >= Duration::from_secs(1),
-        "it had a grace"
+        "no grace period"
     );
-    let status = corral.wait(PATIENCE);
-    assert_eq!(status.code(), Some(0), "{}", corral.stderr());
+    corral.wait_for_success();
     assert!(corral.stderr().contains("cut off"), "{}", corral.stderr());
 }
 
 #[test]
 fn second_signal_stops_at_once() {
     let mut corral = Corral::start_with(&["--grace-period", NEVER]);
-    let mut stream = corral.post_stream("/misbehave/drip", "");
-    assert_eq!(stream.line().expect("it drips").as_deref(), Some("drip"));
+    let _stream = corral.drip("/misbehave");
     corral.signal("TERM");
     corral.wait_for_stderr("a second signal");
     // The server handles the signal once it says so.
     corral.signal("TERM");
-    let status = corral.wait(PATIENCE);
-    assert_eq!(status.code(), Some(0), "{}", corral.stderr());
+    corral.wait_for_success();
 }
 
 #[test]
@@ -135,23 +117,22 @@ fn open_connections_lose_no_request() {
     const CLIENTS: usize = 12;
     let mut corral = Corral::start_with(&["--grace-period", NEVER]);
     let address = corral.public().to_owned();
-    let asked = block_on(async {
+    let sent = block_on(async {
         let clients: Vec<_> = (0..CLIENTS)
             .map(|number| {
                 let (address, http1) = (address.clone(), number % 3 > 0);
                 tokio::spawn(async move {
-                    let version = if http1 {
-                        HttpVersion::Http1
-                    } else {
-                        HttpVersion::Http2
+                    let version = match http1 {
+                        true => HttpVersion::Http1,
+                        false => HttpVersion::Http2,
                     };
                     let client = Connection::connect(&address, version, None).await;
-                    let client = client.expect("it accepts");
-                    let (mut asked, mut answered) = (0, Instant::now());
+                    let client = client.expect("connected");
+                    let (mut sent, mut answered) = (0, Instant::now());
                     for sum in distinct_sums(5000).into_iter().skip(number * 400) {
                         let request = json!({"prompt": sum.question(), "max_tokens": 20});
                         // One slow and one immediate response.
-                        let (path, body, right) = match asked % 2 {
+                        let (path, body, right) = match sent % 2 {
                             0 => ("/generate", request.to_string(), sum.answer()),
                             _ => ("/misbehave/ok", String::new(), "ok".to_owned()),
                         };
@@ -161,22 +142,22 @@ fn open_connections_lose_no_request() {
                             // With GOAWAY, the request was not processed. Over HTTP/1.1 the previous response announced the close, unless
                             // the connection was idle for so long that it was closed.
                             Err(error) => {
-                                assert!(!http1 || idle, "request {asked}: {error:?}");
+                                assert!(!http1 || idle, "request {sent}: {error:?}");
                                 break;
                             }
                         };
                         assert_eq!(answer.status, 200, "{answer:?}");
-                        let text = match asked % 2 {
+                        let text = match sent % 2 {
                             0 => answer.json()["text"].as_str().map(str::to_owned),
                             _ => Some(answer.body.clone()),
                         };
                         assert_eq!(text, Some(right), "{sum:?}");
-                        (asked, answered) = (asked + 1, Instant::now());
+                        (sent, answered) = (sent + 1, Instant::now());
                         if answer.header("connection") == Some("close") {
                             break;
                         }
                     }
-                    asked
+                    sent
                 })
             })
             .collect();
@@ -184,16 +165,15 @@ fn open_connections_lose_no_request() {
             metrics.get("corral_engine_requests_finished_total") >= 5.0 * CLIENTS as f64
         });
         corral.signal("TERM");
-        let mut asked = Vec::new();
+        let mut sent = Vec::new();
         for client in clients {
-            asked.push(client.await.expect("every answer is right"));
+            sent.push(client.await.expect("every answer is right"));
         }
-        asked
+        sent
     });
-    let status = corral.wait(PATIENCE);
-    assert_eq!(status.code(), Some(0), "{}", corral.stderr());
+    corral.wait_for_success();
     assert!(!corral.stderr().contains("cut off"), "{}", corral.stderr());
-    assert!(asked.iter().all(|asked| *asked > 0), "{asked:?}");
+    assert!(sent.iter().all(|sent| *sent > 0), "{sent:?}");
 }
 
 #[test]
@@ -207,7 +187,7 @@ fn event_stream_ends_cleanly_after_grace() {
             request["stream"] = json!(true);
             // Its deadline passes long before its end.
             request["max_tokens"] = json!(ENDLESS_TOKENS);
-            let client = client.expect("it accepts");
+            let client = client.expect("connected");
             let answer = client.send("/generate", &[], &request.to_string()).await;
             let mut answer = answer.expect("begun");
             let mut text = Vec::new();
@@ -219,8 +199,7 @@ fn event_stream_ends_cleanly_after_grace() {
             }
             String::from_utf8(text).expect("text")
         });
-        let status = corral.wait(PATIENCE);
-        assert_eq!(status.code(), Some(0), "{}", corral.stderr());
+        corral.wait_for_success();
         let last = text.trim_end().rsplit("\n\n").next().expect("an event");
         let problem = last.strip_prefix("event: error\ndata: ").expect(last);
         let problem: Value = serde_json::from_str(problem).expect("JSON");
@@ -235,15 +214,13 @@ fn drain_delay_accepts_requests_longer() {
     let mut corral = Corral::start_with(&["--drain-delay", NEVER, "--grace-period", NEVER]);
     corral.check_alive();
     corral.signal("TERM");
-    let started = Instant::now();
-    while corral.get("/readyz").status == 200 {
-        assert!(started.elapsed() < PATIENCE, "still ready");
-    }
+    wait_for("the server to be unready", || {
+        (corral.get("/readyz").status != 200).then_some(())
+    });
     // Over existing connections and new ones.
     corral.check_alive();
     assert_eq!(corral.get("/healthz").status, 200);
-    drop(TcpStream::connect(corral.public()).expect("it still accepts"));
+    drop(TcpStream::connect(corral.public()).expect("connected"));
     corral.signal("TERM");
-    let status = corral.wait(PATIENCE);
-    assert_eq!(status.code(), Some(0), "{}", corral.stderr());
+    corral.wait_for_success();
 }

@@ -1,6 +1,6 @@
 //! Slow clients are dropped within bounds, and others notice nothing.
 
-use corral_tests::{Corral, PATIENCE, distinct_sums, raw_exchange};
+use corral_tests::{Corral, TIMEOUT, distinct_sums, raw_exchange};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -18,20 +18,20 @@ fn half_sent_heads_are_closed() {
     let begun = Instant::now();
     let mut slow: Vec<TcpStream> = (0..500)
         .map(|number| {
-            let mut stream = TcpStream::connect(corral.public()).expect("it accepts");
+            let mut stream = TcpStream::connect(corral.public()).expect("accepted");
             let parts = [
                 &b"GET /misbehave/ok HTTP/1.1\r\nHost: x\r\nX-A: "[..],
                 b"PRI * H",
                 b"",
                 b"P",
             ];
-            stream.write_all(parts[number % 4]).expect("taken");
+            stream.write_all(parts[number % 4]).expect("sent");
             stream
         })
         .collect();
     check_sums(&corral, 20);
     for (number, stream) in slow.iter_mut().enumerate() {
-        stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a limit");
         // A byte now and then does not help: the limit covers the whole head.
         let _ = stream.write_all(b"RI"[..1].as_ref());
         let mut answer = Vec::new();
@@ -60,7 +60,7 @@ fn stalled_body_gets_408() {
         "POST /misbehave/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
     ] {
         let begun = Instant::now();
-        let answer = raw_exchange(corral.public(), head.as_bytes(), false, PATIENCE);
+        let answer = raw_exchange(corral.public(), head.as_bytes(), false, TIMEOUT);
         let answer = String::from_utf8_lossy(&answer);
         assert!(begun.elapsed() >= Duration::from_secs(3));
         // The echo has begun when the server notices the stall, so the response is cut off.
@@ -77,11 +77,11 @@ fn stalled_body_gets_408() {
 fn client_that_reads_nothing_is_dropped() {
     let corral = Corral::start_with(&["--io-timeout", "3"]);
     let unread = corral.begin_post("/misbehave/flood", "");
-    corral.wait_until("it answers", |metrics| {
+    corral.wait_until("the plugin runs", |metrics| {
         metrics.get("corral_plugin_instances") == 1.0
     });
     check_sums(&corral, 5);
-    corral.wait_until("it is let go", |metrics| {
+    corral.wait_until("the client is dropped", |metrics| {
         metrics.get("corral_plugin_instances") == 0.0
     });
     let metrics = corral.wait_until_idle();
@@ -96,9 +96,9 @@ fn client_that_reads_nothing_is_dropped() {
 fn connections_per_address_are_bounded() {
     let corral = Corral::start_with(&["--max-connections-per-address", "3"]);
     let address = corral.public();
-    let connect = || TcpStream::connect(address).expect("it accepts");
+    let connect = || TcpStream::connect(address).expect("accepted");
     let held: Vec<TcpStream> = (0..3).map(|_| connect()).collect();
-    corral.wait_until("all three are there", |metrics| {
+    corral.wait_until("all three are connected", |metrics| {
         metrics.get("corral_http_connections") == 3.0
     });
     let request = b"GET /misbehave/ok HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
@@ -116,7 +116,7 @@ fn connections_per_address_are_bounded() {
         5.0
     );
     drop(held);
-    corral.wait_until("they are gone", |metrics| {
+    corral.wait_until("all are closed", |metrics| {
         metrics.get("corral_http_connections") == 0.0
     });
     let answer = corral.generate(&json!({"prompt": "1+1=", "max_tokens": 5}));

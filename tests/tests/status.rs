@@ -1,20 +1,15 @@
 //! The memory status of the admin listener and of `corral top` is consistent.
 
-use corral_tests::{Corral, Ended, PATIENCE, RELIABLE_SUMS, raw_exchange, run};
+use corral_tests::{Corral, RELIABLE_SUMS, run, wait_for};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::time::Instant;
 
 /// The status of the only model. On a busy machine a step may outlast the listener's wait.
 fn status(corral: &Corral) -> Value {
-    let begun = Instant::now();
-    let answer = loop {
-        let answer = corral.get_admin("/requests");
-        if answer.status != 503 || begun.elapsed() > PATIENCE {
-            break answer;
-        }
-    };
+    let answer = wait_for("a status", || {
+        Some(corral.get_admin("/requests")).filter(|answer| answer.status != 503)
+    });
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(answer.header("content-type"), Some("application/json"));
     only_model(&answer.json())
@@ -29,12 +24,9 @@ fn only_model(seen: &Value) -> Value {
 
 /// `DELETE /prefix-cache`; returns the status afterwards.
 fn clear(corral: &Corral) -> Value {
-    let request = b"DELETE /prefix-cache HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-    let answer = raw_exchange(corral.admin(), request, false, PATIENCE);
-    let answer = String::from_utf8(answer).expect("text");
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-    let (_, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
-    only_model(&serde_json::from_str(body).expect(&answer))
+    let answer = corral.request_admin("DELETE", "/prefix-cache", "");
+    assert_eq!(answer.status, 200, "{answer:?}");
+    only_model(&answer.json())
 }
 
 fn list<'a>(model: &'a Value, member: &str) -> &'a Vec<Value> {
@@ -45,11 +37,6 @@ fn number(value: &Value) -> u64 {
     value
         .as_u64()
         .unwrap_or_else(|| panic!("no number: {value}"))
-}
-
-/// Runs `corral top` for this admin listener.
-fn top(admin: &str, arguments: &[&str]) -> Ended {
-    run(["top", "--admin", admin].iter().chain(arguments))
 }
 
 #[test]
@@ -64,18 +51,18 @@ fn cached_entries_add_up_and_can_be_dropped() {
     assert_eq!(before["cells"]["used"], 0);
     assert_eq!(*list(&before, "prefix_cache"), [] as [Value; 0]);
 
-    let mut kept = 0;
+    let mut cached = 0;
     for sum in RELIABLE_SUMS {
         let answer = corral.generate(&json!({"prompt": sum.question_in(100)}));
         // The last token of an answer is never computed.
-        kept += number(&answer["prompt_tokens"]) + number(&answer["tokens"]) - 1;
+        cached += number(&answer["prompt_tokens"]) + number(&answer["tokens"]) - 1;
     }
     let metrics = corral.wait_until_idle();
     let model = status(&corral);
     let entries = list(&model, "prefix_cache");
     assert_eq!(entries.len(), RELIABLE_SUMS.len(), "{model}");
     let tokens: u64 = entries.iter().map(|entry| number(&entry["tokens"])).sum();
-    assert_eq!(tokens, kept, "{model}");
+    assert_eq!(tokens, cached, "{model}");
     for entry in entries {
         assert_eq!(entry["owner"], "/generate", "{model}");
         assert_eq!(entry["retained"], false, "{model}");
@@ -91,14 +78,14 @@ fn cached_entries_add_up_and_can_be_dropped() {
     // All share a prefix, which has its cells once.
     let computed = metrics.get("corral_engine_computed_tokens_total");
     assert_eq!(number(&model["cells"]["used"]) as f64, computed, "{model}");
-    assert!(computed < kept as f64, "nothing is shared: {model}");
+    assert!(computed < cached as f64, "nothing is shared: {model}");
     assert_eq!(model["cells"]["pinned"], 0);
 
     let cleared = clear(&corral);
     assert_eq!(*list(&cleared, "prefix_cache"), [] as [Value; 0]);
     assert_eq!(cleared["cells"]["used"], 0, "{cleared}");
     assert_eq!(cleared["sequence_ids"]["used"], 0, "{cleared}");
-    assert_eq!(status(&corral), cleared, "and so it stays");
+    assert_eq!(status(&corral), cleared);
     corral.wait_until_idle();
     corral.check_alive();
 }
@@ -115,9 +102,13 @@ fn running_requests_survive_cache_clear() {
     );
     let stream = corral.endless("/urgent");
     let model = status(&corral);
-    let kept = list(&model, "prefix_cache");
-    assert_eq!(kept.len(), 1, "{model}");
-    assert_eq!(kept[0]["owner"], Value::Null, "who shares has no own");
+    let cached = list(&model, "prefix_cache");
+    assert_eq!(cached.len(), 1, "{model}");
+    assert_eq!(
+        cached[0]["owner"],
+        Value::Null,
+        "a shared entry has no owner"
+    );
     for model in [model, clear(&corral)] {
         let sequences = list(&model, "requests");
         assert_eq!(sequences.len(), 1, "{model}");
@@ -147,54 +138,39 @@ fn top_shows_status() {
     let corral = Corral::start();
     corral.generate(&json!({"prompt": RELIABLE_SUMS[0].question_in(100)}));
     corral.wait_until_idle();
-    let admin = format!("http://{}", corral.admin());
-    let ended = top(&admin, &["--once", "--json"]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert_eq!(ended.stderr, "");
-    let shown: Value = serde_json::from_str(&ended.stdout).expect("one object");
+    let shown = corral.cli_json(&["top", "--once"]);
     assert_eq!(shown, corral.get_admin("/requests").json());
     // Without a terminal it prints once.
-    for arguments in [&[] as &[&str], &["--once"]] {
-        let ended = top(&admin, arguments);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-        assert!(ended.stdout.contains("\ntiny: 0 running"), "{ended:?}");
-        assert!(ended.stdout.contains("ENTRY  OWNER"), "{ended:?}");
-        assert!(ended.stdout.contains("/generate"), "{ended:?}");
-        assert!(!ended.stdout.contains('\x1b'), "{ended:?}");
-    }
-}
-
-/// Asserts that `corral top` printed one line that contains all of `expected`.
-fn assert_error(ended: &Ended, code: i32, expected: &[&str]) {
-    assert_eq!(ended.code, Some(code), "{ended:?}");
-    assert_eq!(ended.stdout, "");
-    assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
-    assert!(ended.stderr.starts_with("corral: "), "{ended:?}");
-    for text in expected {
-        assert!(ended.stderr.contains(text), "{text:?} in {ended:?}");
+    for arguments in [&["top"][..], &["top", "--once"]] {
+        let text = corral.cli_output(arguments);
+        for expected in ["\ntiny: 0 running", "ENTRY  OWNER", "/generate"] {
+            assert!(text.contains(expected), "{text}");
+        }
+        assert!(!text.contains('\x1b'), "{text}");
     }
 }
 
 #[test]
 fn top_explains_missing_server() {
+    let top = |admin: &str| run(["top", "--admin", admin]);
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("bound").to_string();
     // A listener that is not an HTTP server.
-    let somebody = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().expect("corral comes");
-        let mut some = [0; 100];
-        let _ = stream.read(&mut some);
+    let other_server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a connection");
+        let mut buffer = [0; 100];
+        let _ = stream.read(&mut buffer);
         stream.write_all(b"220 mail here\r\n").expect("sent");
     });
-    let nothing_found = ["not an admin listener", "'corral serve' prints its address"];
-    assert_error(&top(&address, &[]), 1, &nothing_found);
-    somebody.join().expect("no panic");
+    let not_admin = ["not an admin listener", "'corral serve' prints its address"];
+    top(&address).check_error(1, &not_admin);
+    other_server.join().expect("no panic");
     // No listener.
     let expected = [&*address, "nothing answers", "corral serve", "--admin"];
-    assert_error(&top(&address, &[]), 1, &expected);
-    assert_error(&top("ftp://x:1", &[]), 2, &["http://HOST:PORT"]);
-    let corral = Corral::start();
+    top(&address).check_error(1, &expected);
+    top("ftp://x:1").check_error(2, &["http://HOST:PORT"]);
     // The public listener is the likely mistake.
-    assert_error(&top(corral.public(), &[]), 1, &nothing_found);
+    let corral = Corral::start();
+    top(corral.public()).check_error(1, &not_admin);
     corral.check_alive();
 }

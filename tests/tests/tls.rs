@@ -1,11 +1,10 @@
 //! TLS on the public listener.
 
 use corral_tests::{
-    Connection, Corral, HttpVersion, Identity, PATIENCE, artifacts, block_on, raw_exchange, run,
-    scratch_dir,
+    Connection, Corral, HttpVersion, Identity, TIMEOUT, block_on, raw_exchange, run, scratch_dir,
+    serve,
 };
 use serde_json::json;
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -19,7 +18,7 @@ async fn check_alive(client: &Connection) {
     let answer = client
         .request("/generate", &[], &request)
         .await
-        .expect("answered");
+        .expect("a response");
     assert_eq!(answer.json()["text"], "2", "{answer:?}");
 }
 
@@ -39,11 +38,11 @@ fn plaintext_on_tls_port_is_closed() {
             let trust = identity.trust();
             let client = Connection::connect(corral.public(), version, Some(&trust)).await;
             check_alive(&client.expect("a handshake")).await;
-            let stranger = Identity::new().trust();
-            let refused = Connection::connect(corral.public(), version, Some(&stranger)).await;
+            let unknown = Identity::new().trust();
+            let refused = Connection::connect(corral.public(), version, Some(&unknown)).await;
             assert!(
                 refused.is_err(),
-                "a certificate that the client does not know"
+                "the client accepts an unknown certificate"
             );
         }
     });
@@ -54,13 +53,16 @@ fn plaintext_on_tls_port_is_closed() {
         b"\x16\x03\x01\x02\x00\x01",
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     ] {
-        let answer = raw_exchange(corral.public(), sent, false, PATIENCE);
+        let answer = raw_exchange(corral.public(), sent, false, TIMEOUT);
         assert!(!answer.starts_with(b"HTTP"), "{sent:?}");
     }
     assert!(begun.elapsed() >= Duration::from_secs(6));
     let metrics = corral.wait_until_idle();
     let failed = metrics.get("corral_http_terminations_total{reason=\"handshake\"}");
-    assert_eq!(failed, 5.0, "two strangers, and three that are no TLS");
+    assert_eq!(
+        failed, 5.0,
+        "two untrusted certificates, and three that are no TLS"
+    );
     assert!(metrics.get("corral_tls_certificate_expiry_timestamp_seconds") > 1e9);
 }
 
@@ -79,27 +81,32 @@ fn certificate_reload_keeps_old_connections() {
         std::fs::write(dir.join("cert.pem"), &new.certificate).expect("written");
         corral.signal("HUP");
         let failed = "corral_tls_reload_failures_total";
-        corral.wait_until("it was looked at", |metrics| metrics.get(failed) >= 1.0);
-        check_alive(&connect(&old).await.expect("the old one goes on")).await;
+        corral.wait_until("the reload has failed", |metrics| {
+            metrics.get(failed) >= 1.0
+        });
+        check_alive(&connect(&old).await.expect("the old certificate")).await;
         new.write(&dir);
         let begun = Instant::now();
         let client = loop {
             if let Ok(client) = connect(&new).await {
                 break client;
             }
-            assert!(begun.elapsed() < PATIENCE, "the new one is not taken up");
+            assert!(begun.elapsed() < TIMEOUT, "the new certificate is not used");
             tokio::time::sleep(Duration::from_millis(50)).await;
         };
         check_alive(&client).await;
-        assert!(connect(&old).await.is_err(), "the old one is gone");
+        assert!(
+            connect(&old).await.is_err(),
+            "the old certificate is still used"
+        );
         check_alive(&kept).await;
         // SIGHUP reloads at once.
         old.write(&dir);
         corral.signal("HUP");
-        corral.wait_until("it was read", |metrics| {
+        corral.wait_until("the certificate is reloaded", |metrics| {
             metrics.get("corral_tls_reloads_total") >= 2.0
         });
-        check_alive(&connect(&old).await.expect("the first one again")).await;
+        check_alive(&connect(&old).await.expect("the first certificate")).await;
     });
     corral.wait_until_idle();
 }
@@ -110,11 +117,11 @@ fn remote_admin_listener_uses_certificate() {
     let identity = Identity::new();
     let files = identity.write(&dir);
     let store = dir.join("store");
-    let store = store.to_str().expect("ours");
+    let store = store.to_str().expect("a path in UTF-8");
     let everywhere = ["--admin", "0.0.0.0:0", "--store", store];
     let corral = start(&files, &everywhere);
     let port = corral.admin().strip_prefix("https://0.0.0.0:");
-    let port = port.expect("it is encrypted");
+    let port = port.expect("an encrypted listener");
     let token = format!("{store}/admin-token");
     let list = |scheme: &str, more: &[&str]| {
         let admin = format!("{scheme}://localhost:{port}");
@@ -125,9 +132,9 @@ fn remote_admin_listener_uses_certificate() {
     assert_eq!(listed.code, Some(0), "{listed:?}");
     assert!(listed.stdout.contains("/generate"), "{listed:?}");
     // The client trusts no other server, and the server accepts no plaintext.
-    let stranger = Identity::new().write(&scratch_dir());
-    let stranger = stranger[0].to_str().expect("UTF-8");
-    for more in [&["--admin-ca", stranger][..], &["--admin-ca", &token], &[]] {
+    let unknown = Identity::new().write(&scratch_dir());
+    let unknown = unknown[0].to_str().expect("UTF-8");
+    for more in [&["--admin-ca", unknown][..], &["--admin-ca", &token], &[]] {
         let refused = list("https", more);
         assert_eq!(refused.code, Some(1), "{refused:?}");
         assert!(refused.stderr.contains("--admin-ca FILE"), "{refused:?}");
@@ -157,14 +164,8 @@ fn unusable_tls_files_are_one_line_errors() {
         ),
         (certificate, other, "does not belong to the certificate"),
     ] {
-        let mut line: Vec<OsString> = vec!["serve".into(), "--model".into()];
-        line.push(artifacts::model().into());
-        line.extend(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"].map(OsString::from));
-        line.extend(["--tls-cert".into(), certificate.into()]);
-        line.extend(["--tls-key".into(), key.into()]);
-        let ended = run(line);
-        assert_eq!(ended.code, Some(1), "{ended:?}");
-        assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
-        assert!(ended.stderr.contains(expected), "{expected}: {ended:?}");
+        let [certificate, key] =
+            [&certificate, &key].map(|file| file.to_str().expect("a path in UTF-8"));
+        serve(&["--tls-cert", certificate, "--tls-key", key]).check_error(1, &[expected]);
     }
 }

@@ -11,7 +11,7 @@ use crate::bindings::corral::inference::types::Error;
 /// Most tokens to generate.
 const MAX_TOKENS: u32 = 24;
 
-/// An model model and its metadata.
+/// An open model and its metadata.
 pub struct OpenModel {
     pub handle: Model,
     pub info: ModelInfo,

@@ -1,13 +1,10 @@
-//! The host's loop, with and without a sampling plugin, and greedy guest loops.
+//! The host's loop, with and without a sampling plugin.
 
 use serde_json::{Value, json};
 use wasip3::clocks::monotonic_clock;
 
 use crate::bindings::corral::inference::constraints::{Constraint, Grammar};
-use crate::bindings::corral::inference::inference::{
-    Distribution, Finish, Look, Options, Sequence, TokenLogprobs, View, next_many,
-};
-use crate::bindings::corral::inference::types::Error;
+use crate::bindings::corral::inference::inference::{Finish, Options, Sequence, TokenLogprobs};
 use crate::error::CallError;
 use crate::model::{OpenModel, ignores_end, list, max_tokens, number, text};
 
@@ -136,66 +133,4 @@ async fn options(
         options.constrain(&constraint.map_err(CallError::at("compile"))?);
     }
     Ok(options)
-}
-
-pub async fn next(request: &Value) -> Result<Value, CallError> {
-    let model = OpenModel::new().await?;
-    let prompt = model.tokens(text(request, "prompt"), false)?;
-    let sequence = model.sequence(&prompt)?;
-    let mut tokens = Vec::new();
-    while continues(&model, request, &tokens) {
-        let token = most_likely(sequence.next(top_candidate()).await)?;
-        sequence.append(&[token]).map_err(CallError::at("append"))?;
-        tokens.push(token);
-    }
-    Ok(json!({ "text": model.text(&tokens)?, "tokens": tokens, "prompt_tokens": prompt }))
-}
-
-pub async fn many(request: &Value) -> Result<Value, CallError> {
-    let model = OpenModel::new().await?;
-    let mut texts = Vec::new();
-    for prompt in list(request, "prompts") {
-        let prompt = model.tokens(prompt.as_str().unwrap_or_default(), false)?;
-        texts.push((model.sequence(&prompt)?, Vec::new()));
-    }
-    loop {
-        let open = texts.iter_mut();
-        let mut open: Vec<_> = open
-            .filter(|(_, tokens)| continues(&model, request, tokens))
-            .collect();
-        if open.is_empty() {
-            break;
-        }
-        let requests = open.iter().map(|(sequence, _)| (sequence, top_candidate()));
-        let distributions = next_many(requests.collect()).await;
-        for ((sequence, tokens), distribution) in open.iter_mut().zip(distributions) {
-            let token = most_likely(distribution)?;
-            sequence.append(&[token]).map_err(CallError::at("append"))?;
-            tokens.push(token);
-        }
-    }
-    let mut answers = Vec::new();
-    for (_, tokens) in texts {
-        answers.push(json!({ "text": model.text(&tokens)?, "tokens": tokens }));
-    }
-    Ok(json!({ "answers": answers }))
-}
-
-fn continues(model: &OpenModel, request: &Value, tokens: &[u32]) -> bool {
-    let ends = |token| !ignores_end(request) && model.info.end_of_generation.contains(token);
-    tokens.len() < max_tokens(request) as usize && !tokens.last().is_some_and(ends)
-}
-
-fn top_candidate() -> Look<'static> {
-    Look {
-        view: View::Top(1),
-        statistics: false,
-        matcher: None,
-    }
-}
-
-fn most_likely(distribution: Result<Distribution, Error>) -> Result<u32, CallError> {
-    let distribution = distribution.map_err(CallError::at("next"))?;
-    let empty = || CallError::other("next", "the distribution has no candidates".to_owned());
-    Ok(distribution.candidates.first().ok_or_else(empty)?.token)
 }

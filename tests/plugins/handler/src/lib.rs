@@ -4,8 +4,6 @@
 //! | segment | body | response |
 //! |---|---|---|
 //! | `generate` | see below | the host's generation, with a sampling plugin for `?sampler=NAME` |
-//! | `next` | `prompt`, `max_tokens`, `ignore_end` | the same with a greedy guest loop |
-//! | `many` | `prompts`, `max_tokens`, `ignore_end` | `answers`, by `next-many` |
 //! | `chat` | `messages`, `tools`, `settings`, `max_tokens` | the rendered prompt's `pieces` and `stop`, and the host's generation |
 //! | `environment` | | its environment variables |
 //!
@@ -68,8 +66,6 @@ async fn answer(which: &str, sampler: Option<&str>, body: &str) -> Result<Value,
     let request = serde_json::from_str(body).unwrap_or_default();
     match which {
         "generate" => generate::generate(&request, sampler).await,
-        "next" => generate::next(&request).await,
-        "many" => generate::many(&request).await,
         "chat" => chat::chat(&request).await,
         "environment" => Ok(Value::from_iter(std::env::vars())),
         other => Ok(json!({ "nothing": other })),

@@ -6,7 +6,7 @@ use crate::bindings::corral::inference::inference::Sequence;
 use crate::bindings::corral::inference::models::{Model, ModelInfo};
 use crate::error::CallError;
 
-/// An model model and its metadata.
+/// An open model and its metadata.
 pub struct OpenModel {
     pub handle: Model,
     pub info: ModelInfo,
@@ -31,13 +31,6 @@ impl OpenModel {
         let sequence = Sequence::create(&self.handle).map_err(CallError::at("create"))?;
         sequence.append(tokens).map_err(CallError::at("append"))?;
         Ok(sequence)
-    }
-
-    /// The text of tokens, without control tokens.
-    pub fn text(&self, tokens: &[u32]) -> Result<String, CallError> {
-        let bytes = self.handle.detokenize(tokens, false);
-        let bytes = bytes.map_err(CallError::at("detokenize"))?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// The text of a control token.

@@ -24,7 +24,7 @@ impl wasip3::exports::http::handler::Guest for Handler {
     async fn handle(_: Request) -> Result<Response, ErrorCode> {
         let to_error = |error| ErrorCode::InternalError(Some(error));
         let sampler = Sampler::start(&Beginning {
-            settings: String::new(),
+            settings: "greedy candidates=3".to_owned(),
             seed: 1,
             vocabulary: 100,
         })

@@ -18,7 +18,7 @@ const DEFAULT_TOKENS: u32 = 24;
 /// Number of beams.
 const WIDTH: usize = 3;
 
-/// An model model and its metadata.
+/// An open model and its metadata.
 pub struct OpenModel {
     pub handle: Model,
     pub info: ModelInfo,

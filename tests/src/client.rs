@@ -1,0 +1,201 @@
+//! Requests to a running server.
+
+use crate::Corral;
+use crate::response::{EventStream, Response};
+use crate::sums::Sum;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::net::TcpStream;
+
+/// Tokens of [`Corral::endless`]: nearly a whole context.
+pub const ENDLESS_TOKENS: u32 = 16_000;
+
+/// `--kv-cells` for four [`Corral::endless`] streams at once.
+pub const MANY_CELLS: &str = "65536";
+
+impl Corral {
+    /// `GET` on the public listener.
+    pub fn get(&self, path: &str) -> Response {
+        self.get_from(self.public(), path)
+    }
+
+    /// `GET` on the admin listener, without the token.
+    pub fn get_admin(&self, path: &str) -> Response {
+        self.get_from(self.admin(), path)
+    }
+
+    /// Sends a request to the admin listener, with the token if the server has one.
+    pub fn request_admin(&self, method: &str, path: &str, body: impl AsRef<[u8]>) -> Response {
+        self.try_request_admin(method, path, body.as_ref())
+            .unwrap_or_else(|error| panic!("{method} {path}: {error}"))
+    }
+
+    /// [`request_admin`](Self::request_admin) to a server that may be killed meanwhile.
+    pub fn try_request_admin(
+        &self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<Response, ureq::Error> {
+        self.send_admin(method, path, body)
+            .and_then(Response::try_read)
+    }
+
+    /// `GET` on the admin API, read as a stream.
+    pub fn stream_admin(&self, path: &str) -> EventStream {
+        let sent = self.send_admin("GET", path, b"");
+        EventStream::new(sent.unwrap_or_else(|error| panic!("GET {path}: {error}")))
+    }
+
+    fn send_admin(
+        &self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<ureq::http::Response<ureq::Body>, ureq::Error> {
+        let request = ureq::http::Request::builder()
+            .method(method)
+            .uri(format!("http://{}{path}", self.admin()))
+            .header("content-type", "application/json");
+        let request = match self.token() {
+            Some(token) => request.header("authorization", format!("Bearer {token}")),
+            None => request,
+        };
+        if matches!(method, "GET" | "DELETE") {
+            self.agent.run(request.body(()).expect("a good request"))
+        } else {
+            self.agent.run(request.body(body).expect("a good request"))
+        }
+    }
+
+    fn get_from(&self, address: &str, path: &str) -> Response {
+        let response = self.agent.get(format!("http://{address}{path}")).call();
+        Response::read(response.unwrap_or_else(|error| panic!("GET {path}: {error}")))
+    }
+
+    /// `POST` on the public listener.
+    pub fn post(&self, path: &str, body: impl AsRef<[u8]>) -> Response {
+        Response::read(
+            self.try_post(path, body.as_ref())
+                .unwrap_or_else(|error| panic!("POST {path}: {error}")),
+        )
+    }
+
+    /// `POST` on the public listener, read as a stream.
+    pub fn post_stream(&self, path: &str, body: impl AsRef<[u8]>) -> EventStream {
+        EventStream::new(
+            self.try_post(path, body.as_ref())
+                .unwrap_or_else(|error| panic!("POST {path}: {error}")),
+        )
+    }
+
+    /// `GET` on the public listener of a server that may be killed meanwhile.
+    pub fn try_get(&self, path: &str) -> Result<Response, ureq::Error> {
+        let address = self.public();
+        let response = self.agent.get(format!("http://{address}{path}")).call();
+        response.and_then(Response::try_read)
+    }
+
+    fn try_post(
+        &self,
+        path: &str,
+        body: &[u8],
+    ) -> Result<ureq::http::Response<ureq::Body>, ureq::Error> {
+        self.agent
+            .post(format!("http://{}{path}", self.public()))
+            .header("content-type", "application/json")
+            .send(body)
+    }
+
+    /// Sends a `POST` on the public listener without reading the response. Dropping the connection hangs up.
+    pub fn begin_post(&self, path: &str, body: impl AsRef<[u8]>) -> TcpStream {
+        let body = body.as_ref();
+        let length = body.len();
+        let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
+        let mut connection = TcpStream::connect(self.public()).expect("the server accepts");
+        let sent = connection.write_all(&[head.as_bytes(), body].concat());
+        sent.expect("the server reads");
+        connection
+    }
+
+    /// `POST /generate`. Panics unless the status is 200.
+    pub fn generate(&self, request: &Value) -> Value {
+        self.generate_at("/generate", request)
+    }
+
+    /// The same at another route of `generate`.
+    pub fn generate_at(&self, route: &str, request: &Value) -> Value {
+        let request = request.to_string();
+        let answer = self.post(route, &request);
+        let start: String = request.chars().take(200).collect();
+        assert_eq!(answer.status, 200, "{start}: {answer:?}");
+        assert_eq!(answer.header("content-type"), Some("application/json"));
+        answer.json()
+    }
+
+    /// The text of a greedy generation of at most 100 tokens.
+    pub fn text(&self, prompt: &str) -> String {
+        text_of(&self.generate(&json!({"prompt": prompt, "max_tokens": 100})))
+    }
+
+    /// The answer to one user message.
+    pub fn chat(&self, message: &str) -> String {
+        let messages = json!([{"role": "user", "content": message}]);
+        text_of(&self.generate(&json!({"messages": messages, "max_tokens": 100})))
+    }
+
+    /// `POST /generate` with `stream: true`.
+    pub fn generate_stream(&self, request: &Value) -> EventStream {
+        self.generate_stream_at("/generate", request)
+    }
+
+    /// The same at another route of `generate`.
+    pub fn generate_stream_at(&self, route: &str, request: &Value) -> EventStream {
+        let mut request = request.clone();
+        request["stream"] = json!(true);
+        let stream = self.post_stream(route, request.to_string());
+        assert_eq!(stream.status, 200, "{request}");
+        stream
+    }
+
+    /// Starts a stream of many seconds at a route of `generate` and reads its first event. Dropping it hangs
+    /// up.
+    pub fn endless(&self, route: &str) -> EventStream {
+        let request = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS_TOKENS});
+        let mut stream = self.generate_stream_at(route, &request);
+        stream.next_text();
+        stream
+    }
+
+    /// Starts a response of `misbehave` that goes on until it is dropped, at a route of the plugin.
+    pub fn drip(&self, route: &str) -> EventStream {
+        let mut stream = self.post_stream(&format!("{route}/drip"), "");
+        stream.next_drip();
+        stream
+    }
+
+    /// Occupies `ids` sequence ids with [`Corral::endless`] streams. They need [`MANY_CELLS`].
+    pub fn hold(&self, ids: usize) -> Vec<EventStream> {
+        (0..ids).map(|_| self.endless("/generate")).collect()
+    }
+
+    /// Asks a sum at a route of `generate` for `tokens` tokens, and checks that the output begins with the right
+    /// answer.
+    pub fn check_long(&self, route: &str, sum: Sum, tokens: usize) {
+        let answer = self.generate_at(route, &sum.long_request(tokens));
+        let text = text_of(&answer);
+        assert!(text.starts_with(&sum.answer()), "{sum:?}: {text:?}");
+        assert_eq!(answer["tokens"], tokens, "{sum:?}");
+    }
+
+    /// Asserts that the server answers 1+1 with 2.
+    pub fn check_alive(&self) {
+        assert_eq!(self.text("1+1="), "2");
+    }
+}
+
+/// The `text` of a response of `generate`.
+fn text_of(answer: &Value) -> String {
+    let text = answer["text"].as_str();
+    text.expect("the response has a text").to_owned()
+}
