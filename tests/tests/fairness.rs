@@ -1,6 +1,8 @@
 //! Fair sharing: order, waiting times, and what abandoned requests leave.
 
-use corral_tests::{Corral, EventStream, Metrics, RELIABLE_SUMS, Sum, distinct_sums};
+use corral_tests::{
+    Corral, ENDLESS_TOKENS, EventStream, MANY_CELLS, Metrics, RELIABLE_SUMS, Sum, distinct_sums,
+};
 use serde_json::{Value, json};
 use std::net::TcpStream;
 
@@ -125,6 +127,70 @@ fn tenant_with_less_service_runs_first() {
 #[test]
 fn highest_priority_runs_next() {
     check_second_runs_before_first(&["--priority", "/second=1"], "/second", 2);
+}
+
+/// The costliest sampler chain that a request may have.
+fn costly_samplers() -> Value {
+    let penalties = json!({"penalties": {"last": 65536, "repeat": 1.01, "presence": 0.01}});
+    let mut chain = vec![penalties; 4];
+    chain.push(json!({"dry": {"multiplier": 0.8, "range": 65536}}));
+    chain.resize(30, json!({"typical": 0.999}));
+    chain.extend([
+        json!({"temperature": 1.5}),
+        json!({"mirostat": {"tau": 5, "eta": 0.1}}),
+    ]);
+    chain.into()
+}
+
+#[test]
+fn tenant_with_all_ids_gives_one_to_another() {
+    const GREEDY: usize = 128;
+    const SUMS: usize = 20;
+    const STEPS: &str = "corral_engine_steps_total";
+    const PREEMPTIONS: &str = "corral_engine_preemptions_total";
+    let routes = [
+        ("/v1", "openai"),
+        ("/greedy", "generate"),
+        ("/other", "generate"),
+    ];
+    let corral = Corral::start_with_routes(&routes, &["--kv-cells", MANY_CELLS]);
+    for (route, requests, request) in [
+        (
+            "/v1/completions",
+            1,
+            json!({"model": "tiny", "prompt": "1+1=", "n": 64, "max_tokens": ENDLESS_TOKENS, "ignore_eos": true}),
+        ),
+        (
+            "/greedy",
+            GREEDY,
+            json!({
+                "prompt": "1+1=", "samplers": costly_samplers(), "max_tokens": ENDLESS_TOKENS, "ignore_end": true,
+            }),
+        ),
+    ] {
+        let request = request.to_string();
+        let held: Vec<TcpStream> = (0..requests)
+            .map(|_| corral.begin_post(route, &request))
+            .collect();
+        let before = corral.wait_until("one tenant holds many ids", |metrics| {
+            metrics.get(RUNNING) >= 32.0
+        });
+        for sum in distinct_sums(SUMS) {
+            check_sum(&corral, "/other", sum);
+        }
+        let after = corral.metrics();
+        // None of the other tenant's requests ended for the sums.
+        assert_eq!(after.growth(FINISHED, &before), SUMS as f64, "{route}");
+        let steps = after.growth(STEPS, &before);
+        assert!(steps < 3000.0, "{route}: {SUMS} sums took {steps} steps");
+        println!(
+            "{route}: {steps} steps for {SUMS} sums, {} preemptions, {} deferrals",
+            after.growth(PREEMPTIONS, &before),
+            after.growth("corral_engine_sampling_deferrals_total", &before),
+        );
+        drop(held);
+        corral.wait_until_idle();
+    }
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn compiler() -> &'static GrammarCompiler {
 
 fn person() -> Constraint {
     let grammar = Grammar::JsonSchema(PERSON.into());
-    compiler().compile(&grammar).expect("a valid grammar")
+    compiler().compile(0, &grammar).expect("a valid grammar")
 }
 
 /// A matcher after a text.
@@ -89,7 +89,7 @@ fn compile(bencher: Bencher) {
             number += 1;
             Grammar::JsonSchema(PERSON.replace("reader", &format!("reader{number}")))
         })
-        .bench_local_values(|grammar| compiler().compile(&grammar));
+        .bench_local_values(|grammar| compiler().compile(0, &grammar));
 }
 
 #[divan::bench]

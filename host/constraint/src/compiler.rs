@@ -9,6 +9,7 @@ use crate::watchdog::Watchdog;
 use crate::{Error, Grammar, limits};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -51,8 +52,10 @@ struct Shared {
 
 struct CompilerState {
     cache: LruCache<Constraint>,
-    /// The compilations that run, each with its result for the callers that wait.
-    running: HashMap<Key, Arc<Compilation>>,
+    /// The compilations that run, each with its tenant and its result for the callers that wait.
+    running: HashMap<Key, (u32, Arc<Compilation>)>,
+    /// Callers that wait to start a compilation, by tenant.
+    waiting: HashMap<u32, usize>,
     counters: GrammarCounters,
 }
 
@@ -61,8 +64,18 @@ impl Default for CompilerState {
         Self {
             cache: LruCache::new(limits::MAX_CACHED, limits::MAX_CACHED_BYTES),
             running: HashMap::new(),
+            waiting: HashMap::new(),
             counters: GrammarCounters::default(),
         }
+    }
+}
+
+impl CompilerState {
+    /// Whether a tenant may start one more compilation. While others wait, each has at most one.
+    fn may_start(&self, tenant: u32) -> bool {
+        let others_wait = self.waiting.keys().any(|other| *other != tenant);
+        let runs = self.running.values().any(|(other, _)| *other == tenant);
+        self.running.len() < limits::MAX_COMPILATIONS && !(runs && others_wait)
     }
 }
 
@@ -72,15 +85,36 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a change; `None` after `deadline`.
+    /// Waits for a change; false after `deadline`.
     fn wait<'a>(
         &self,
         state: MutexGuard<'a, CompilerState>,
         deadline: Instant,
-    ) -> Option<MutexGuard<'a, CompilerState>> {
-        let left = deadline.checked_duration_since(Instant::now())?;
+    ) -> (MutexGuard<'a, CompilerState>, bool) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return (state, false);
+        }
         let waited = self.changed.wait_timeout(state, left);
-        Some(waited.unwrap_or_else(PoisonError::into_inner).0)
+        (waited.unwrap_or_else(PoisonError::into_inner).0, true)
+    }
+
+    /// Waits for a change before `tenant` starts a compilation; false after `deadline`.
+    fn wait_to_start<'a>(
+        &self,
+        mut state: MutexGuard<'a, CompilerState>,
+        tenant: u32,
+        deadline: Instant,
+    ) -> (MutexGuard<'a, CompilerState>, bool) {
+        *state.waiting.entry(tenant).or_default() += 1;
+        let (mut state, in_time) = self.wait(state, deadline);
+        if let Entry::Occupied(mut waiting) = state.waiting.entry(tenant) {
+            *waiting.get_mut() -= 1;
+            if *waiting.get() == 0 {
+                waiting.remove();
+            }
+        }
+        (state, in_time)
     }
 
     /// Stores the result of a compilation and wakes its callers.
@@ -144,12 +178,12 @@ impl GrammarCompiler {
         found
     }
 
-    /// Compiles a grammar, or returns it from the cache. Blocks for at most
+    /// Compiles a grammar for a tenant, or returns it from the cache. Blocks for at most
     /// [`limits::MAX_COMPILE_TIME`], and the first time also while the trie of the vocabulary is built.
     ///
     /// Fails with [`Error::Invalid`] if the grammar is invalid, and with [`Error::Busy`] if too many
     /// others compile.
-    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, Error> {
+    pub fn compile(&self, tenant: u32, grammar: &Grammar) -> Result<Constraint, Error> {
         let (kind, text, max_bytes) = grammar.parts();
         if text.len() > max_bytes {
             return Err(Error::Invalid(format!(
@@ -162,14 +196,17 @@ impl GrammarCompiler {
         }
         let index = self.index()?;
         let deadline = Instant::now() + limits::MAX_COMPILE_TIME;
-        let compilation = self.start(grammar, index, deadline)?;
+        let compilation = self.start(tenant, grammar, index, deadline)?;
         let mut state = self.shared.lock();
         loop {
             if let Some(result) = compilation.get() {
                 return result.clone();
             }
-            let waited = self.shared.wait(state, deadline);
-            state = waited.ok_or_else(|| too_much_work(grammar))?;
+            let in_time;
+            (state, in_time) = self.shared.wait(state, deadline);
+            if !in_time {
+                return Err(too_much_work(grammar));
+            }
         }
     }
 
@@ -186,6 +223,7 @@ impl GrammarCompiler {
     /// Starts a compilation once fewer than the maximum run, or joins one of the same grammar.
     fn start(
         &self,
+        tenant: u32,
         grammar: &Grammar,
         index: Arc<VocabularyIndex>,
         deadline: Instant,
@@ -198,25 +236,28 @@ impl GrammarCompiler {
                 state.counters.hits += 1;
                 return Ok(Arc::new(Ok(found).into()));
             }
-            if let Some(running) = state.running.get(&key) {
+            if let Some((_, running)) = state.running.get(&key) {
                 return Ok(Arc::clone(running));
             }
-            if state.running.len() < limits::MAX_COMPILATIONS {
+            if state.may_start(tenant) {
                 break;
             }
-            state = self
-                .shared
-                .wait(state, deadline)
-                .ok_or_else(|| Error::Busy {
+            let in_time;
+            (state, in_time) = self.shared.wait_to_start(state, tenant, deadline);
+            if !in_time {
+                return Err(Error::Busy {
                     reason: format!(
                         "{} other grammars are being compiled",
                         limits::MAX_COMPILATIONS
                     ),
                     retry_after: RETRY_AFTER,
-                })?;
+                });
+            }
         }
         let compilation: Arc<Compilation> = Arc::default();
-        state.running.insert(key, Arc::clone(&compilation));
+        state
+            .running
+            .insert(key, (tenant, Arc::clone(&compilation)));
         drop(state);
 
         let shared = Arc::clone(&self.shared);
@@ -263,4 +304,24 @@ fn key(grammar: &Grammar) -> Key {
     digest.update([0]);
     digest.update(text);
     digest.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tenant_leaves_a_compilation_to_others_that_wait() {
+        let mut state = CompilerState::default();
+        let start = |state: &mut CompilerState, key: u8, tenant| {
+            state.running.insert([key; 32], (tenant, Arc::default()));
+        };
+        start(&mut state, 1, 1);
+        assert!(state.may_start(1), "nobody else waits");
+        state.waiting.insert(2, 1);
+        assert!(!state.may_start(1));
+        assert!(state.may_start(2));
+        start(&mut state, 2, 2);
+        assert!(!state.may_start(3), "as many run as may");
+    }
 }

@@ -18,8 +18,8 @@ pub const MAX_COMPILE_TIME: Duration = Duration::from_secs(5);
 /// Hashes of one compilation, which measure its work: see the crate `hasher`. A schema of 4,000 properties needs
 /// 1.2 million. With the 60 bytes that some of them allocate, this also limits the memory.
 pub const MAX_COMPILE_HASHES: u64 = 5_000_000;
-/// Hashes of one call of a matcher.
-pub const MAX_STEP_HASHES: u64 = 2_000_000;
+/// Hashes of one call of a matcher, which all requests wait for: some 50 milliseconds.
+pub const MAX_STEP_HASHES: u64 = 300_000;
 /// Compilations at once.
 pub const MAX_COMPILATIONS: usize = 2;
 /// Properties of a JSON schema, all objects together. llguidance takes time quadratic in the optional ones of an

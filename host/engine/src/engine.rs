@@ -130,12 +130,12 @@ impl Engine {
         Ok(pieces.flatten().copied().collect())
     }
 
-    /// Compiles a grammar for [`GenerateOptions::constraint`], or returns it from the cache. Blocks for a bounded
+    /// Compiles a tenant's grammar for [`GenerateOptions::constraint`], or returns it from the cache. Blocks for a bounded
     /// time; the first call for a model reads the whole vocabulary.
     ///
     /// [`Error::Invalid`] describes a mistake in the grammar; [`Error::Overloaded`] if too many are being compiled.
-    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, Error> {
-        Ok(self.0.grammars.compile(grammar)?)
+    pub fn compile(&self, tenant: Tenant, grammar: &Grammar) -> Result<Constraint, Error> {
+        Ok(self.0.grammars.compile(tenant.0, grammar)?)
     }
 
     /// A recently compiled grammar, if it is in the cache. Does not block.

@@ -139,6 +139,8 @@ metrics! {
     whole_logits_bytes: Counter = "corral_engine_logits_copied_bytes_total" {"rows" = "whole"},
     /// Rows whose top-k logits did not determine the sampled token, so that the last token was recomputed.
     device_top_k_misses: Counter = "corral_engine_device_top_k_misses_total",
+    /// Rows whose sampling was deferred to the next step, since their tenant used up its part of the time.
+    sampling_deferrals: Counter = "corral_engine_sampling_deferrals_total",
     /// Tokens passed to llama_decode.
     computed_tokens: Counter = "corral_engine_computed_tokens_total",
     /// Prompt tokens of finished requests.

@@ -13,6 +13,7 @@ mod report;
 mod request_kind;
 mod requests;
 mod sampling;
+mod sampling_budget;
 mod step;
 mod step_output;
 mod swap;
@@ -202,6 +203,8 @@ pub struct Worker<B> {
     draft: Vec<Token>,
     history: Vec<Token>,
     wake_batch: WakeBatch,
+    /// Requests whose rows were not sampled in the last step.
+    deferred: Vec<RequestId>,
 }
 
 impl<B: Backend> Worker<B> {
@@ -234,6 +237,7 @@ impl<B: Backend> Worker<B> {
             draft: Vec::new(),
             history: Vec::new(),
             wake_batch: WakeBatch::default(),
+            deferred: Vec::new(),
         }
     }
 

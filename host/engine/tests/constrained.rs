@@ -2,7 +2,7 @@
 
 use corral_engine::sampling::Penalties;
 use corral_engine::{
-    Caller, Engine, Error, FinishReason, GenerateOptions, Generation, Grammar, Sampler,
+    Caller, Engine, Error, FinishReason, GenerateOptions, Generation, Grammar, Sampler, Tenant,
 };
 use schemas::{schema, validate};
 use std::collections::VecDeque;
@@ -17,7 +17,11 @@ const MAX_IN_FLIGHT: usize = 32;
 
 fn constrained(engine: &Engine, grammar: Grammar, max_tokens: u32) -> GenerateOptions {
     GenerateOptions {
-        constraint: Some(engine.compile(&grammar).expect("the grammar is valid")),
+        constraint: Some(
+            engine
+                .compile(Tenant(0), &grammar)
+                .expect("the grammar is valid"),
+        ),
         ..limit(max_tokens)
     }
 }
@@ -193,7 +197,7 @@ fn invalid_grammar_fails_only_its_request() {
         (Grammar::Lark("start: nothing".into()), "nothing"),
     ] {
         let error = engine
-            .compile(&grammar)
+            .compile(Tenant(0), &grammar)
             .expect_err("the grammar is invalid");
         let Error::Invalid(text) = error else {
             panic!("{error:?}");

@@ -4,7 +4,7 @@
 use corral_engine::sampling::Penalties;
 use corral_engine::{
     DeviceTopKMode, Distribution, DistributionPart, Engine, GenerateOptions, Grammar, ModelConfig,
-    NextTokenRequest, Sampler, Sequence, Token,
+    NextTokenRequest, Sampler, Sequence, Tenant, Token,
 };
 use std::path::Path;
 use support::{
@@ -178,7 +178,11 @@ fn grammar_reaches_tokens_outside_top_k() {
         let [expected, found] = [&without, &with].map(|engine| {
             let grammar = Grammar::Regex(pattern.into());
             let options = GenerateOptions {
-                constraint: Some(engine.compile(&grammar).expect("the grammar is valid")),
+                constraint: Some(
+                    engine
+                        .compile(Tenant(0), &grammar)
+                        .expect("the grammar is valid"),
+                ),
                 ..limit(12)
             };
             generate(engine, prompt, options)
@@ -204,7 +208,7 @@ fn concurrent_mixed_requests_are_correct() {
         config.context = Some(512);
         config.cells = Some(1024);
     });
-    let digits = engine.compile(&Grammar::Regex("[0-9]{1,3}".into()));
+    let digits = engine.compile(Tenant(0), &Grammar::Regex("[0-9]{1,3}".into()));
     let digits = digits.expect("the grammar is valid");
     let greedy = limit(8);
     let ways = [

@@ -41,7 +41,9 @@ pub use dry::breakers::{
 pub use logprobs::{
     MAX_TOP_LOGPROBS, Statistics, TokenLogprobs, logprobs, most_likely, statistics,
 };
-pub use sampler::{MAX_BIASES, MAX_LOOK_BACK, MAX_SAMPLERS, Penalties, Sampler, check_samplers};
+pub use sampler::{
+    MAX_BIASES, MAX_LOOK_BACK, MAX_PENALTIES, MAX_SAMPLERS, Penalties, Sampler, check_samplers,
+};
 pub use top_k::{Logits, TopKMiss, TopLogits, top_k_suffices};
 
 /// Index into a model's vocabulary.

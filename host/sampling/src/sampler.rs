@@ -9,6 +9,8 @@ pub const MAX_LOOK_BACK: u32 = 1 << 16;
 pub const MAX_BIASES: usize = 1024;
 /// Samplers in a chain.
 pub const MAX_SAMPLERS: usize = 32;
+/// Penalties in a chain, of both kinds. Each reads up to [`MAX_LOOK_BACK`] tokens for every token.
+pub const MAX_PENALTIES: usize = 4;
 
 /// One sampler of a chain. Each does what llama.cpp's sampler of that name does with `min_keep` 1:
 /// settings carry over, and values that turn a sampler off there turn it off here.
@@ -87,13 +89,21 @@ pub struct Penalties {
     pub presence: f32,
 }
 
-/// Checks a chain for a vocabulary of this size: its length, each sampler, that at most one is DRY,
+/// Checks a chain for a vocabulary of this size: its length, each sampler, the numbers of penalties and of DRY,
 /// that mirostat comes last, and that biased tokens exist.
 pub fn check_samplers(samplers: &[Sampler], vocabulary: usize) -> Result<(), Error> {
     if samplers.len() > MAX_SAMPLERS {
         return Err(Error(format!(
             "the chain has {} samplers; it may have at most {MAX_SAMPLERS}",
             samplers.len()
+        )));
+    }
+    let penalties =
+        |sampler: &&Sampler| matches!(sampler, Sampler::Penalties(_) | Sampler::OutputPenalties(_));
+    let penalties = samplers.iter().filter(penalties).count();
+    if penalties > MAX_PENALTIES {
+        return Err(Error(format!(
+            "the chain has {penalties} penalties; it may have at most {MAX_PENALTIES}"
         )));
     }
     let dry = |sampler: &&Sampler| matches!(sampler, Sampler::Dry(_));

@@ -32,6 +32,7 @@ mod batch_window;
 mod compaction;
 mod config;
 mod cost_model;
+mod deferred_sampling;
 mod device_top_k;
 mod drafts;
 mod eviction;

@@ -1,20 +1,45 @@
 //! Preemption: running requests that give their cells to others.
 //!
-//! The least important request is preempted: the latest arrival of the lowest priority. It returns to the queue with its
-//! generated tokens. Its state is swapped out, or computed again, whichever is expected to be faster. No admitted
-//! request is lost, and the most important one always makes progress.
+//! The least important request is preempted: the latest arrival of the lowest priority; or of the tenant with the most
+//! service, if it runs several while a tenant that runs none waits. It returns to the queue with its generated tokens.
+//! Its state is swapped out, or computed again, whichever is expected to be faster. No admitted request is lost, and
+//! the most important one always makes progress.
 
 use crate::prefix_cache::EntryState;
-use crate::request::length;
+use crate::request::{Priority, Tenant, length};
 use crate::retention::Retention;
 use crate::running::RunningRequest;
 use crate::scheduler::Scheduler;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 impl Scheduler {
     /// Preempts the least important request with computed tokens, if another one stays.
     pub(crate) fn preempt_least_important(&mut self) -> bool {
         self.running.len() > 1 && self.preempt_least_important_of(|running| running.computed > 0)
+    }
+
+    /// Preempts a request for a waiting one of this priority and tenant: one of lower priority. If there is none and the
+    /// tenant runs nothing, one of the tenant with the most service of those that run several and had more of it.
+    pub(crate) fn preempt_for(&mut self, priority: Priority, tenant: Tenant) -> bool {
+        if self.preempt_least_important_of(|running| running.request.priority < priority) {
+            return true;
+        }
+        let mut requests: HashMap<Tenant, u32> = HashMap::new();
+        for running in self.running.iter() {
+            *requests.entry(running.request.tenant).or_default() += 1;
+        }
+        if requests.contains_key(&tenant) {
+            return false;
+        }
+        let service = self.queue.counter(tenant);
+        let several = requests.into_iter().filter(|(_, requests)| *requests > 1);
+        let ahead = several.map(|(other, _)| (self.queue.counter(other), other));
+        let most = ahead.filter(|(counter, _)| *counter > service).max();
+        most.is_some_and(|(_, most)| {
+            self.preempt_least_important_of(|running| {
+                running.request.tenant == most && running.request.priority == priority
+            })
+        })
     }
 
     /// Preempts requests of groups that outgrew their quota.

@@ -23,6 +23,8 @@ use std::time::Duration;
 /// What a generated token adds to its tenant's counter; a prompt token adds 1. A decoding request has a step nearly
 /// to itself, while prompts share theirs.
 const GENERATED_WEIGHT: u64 = 2;
+/// Sampling time that costs a tenant as much as a prompt token. Common samplers take less for a token.
+const SAMPLING_PER_TOKEN: Duration = Duration::from_micros(500);
 /// The deadline after its arrival that orders a request without one.
 const DEFAULT_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -222,9 +224,24 @@ impl Queue {
 
     /// Charges a tenant for a generated token.
     pub fn charge_generated(&mut self, tenant: Tenant) {
+        self.charge(tenant, GENERATED_WEIGHT);
+    }
+
+    /// Charges a tenant for the time that sampling its tokens took.
+    pub fn charge_sampling(&mut self, tenant: Tenant, took: Duration) {
+        let tokens = took.as_micros() / SAMPLING_PER_TOKEN.as_micros();
+        self.charge(tenant, u64::try_from(tokens).unwrap_or(u64::MAX));
+    }
+
+    fn charge(&mut self, tenant: Tenant, tokens: u64) {
         if let Some(share) = self.active.get_mut(&tenant) {
-            share.counter += GENERATED_WEIGHT;
+            share.counter = share.counter.saturating_add(tokens);
         }
+    }
+
+    /// Number of tenants with requests.
+    pub fn active_tenants(&self) -> usize {
+        self.active.len()
     }
 
     /// Records that a request of a tenant stopped running.
@@ -397,5 +414,19 @@ mod tests {
         assert_eq!(queue.next(|_| true).unwrap().id, RequestId(3));
         let others = |request: &Request| request.id != RequestId(1);
         assert_eq!(queue.next(others).unwrap().id, RequestId(3));
+    }
+
+    #[test]
+    fn sampling_time_counts_as_service() {
+        let mut queue = Queue::default();
+        for (id, tenant) in [(0, 1), (1, 2), (2, 1), (3, 2)] {
+            queue.push(request(id, tenant, 0, None));
+        }
+        for id in [0, 1] {
+            queue.admit(RequestId(id), Time::ZERO, 0);
+        }
+        queue.charge_sampling(Tenant(1), SAMPLING_PER_TOKEN * 3);
+        assert_eq!(queue.counter(Tenant(1)), queue.counter(Tenant(2)) + 3);
+        assert_eq!(drain(&mut queue), [3, 2]);
     }
 }

@@ -121,11 +121,13 @@ impl Scheduler {
     }
 
     /// Starts waiting requests in the queue's order while there is room. No request overtakes the next one, so a large
-    /// request waits for the requests before it only. The next request preempts running ones of lower priority.
+    /// request waits for the requests before it only. The next request [preempts](crate::preemption) running ones of
+    /// lower priority, or of a tenant that got more.
     fn admit(&mut self, now: Time) -> Vec<RequestId> {
         let mut admitted = Vec::new();
         while let Some(next) = self.next_request() {
-            let (id, priority, logits) = (next.id, next.priority, next.logits);
+            let (id, logits) = (next.id, next.logits);
+            let (priority, tenant) = (next.priority, next.tenant);
             let may_run = self.running.len() < usize::from(self.config.max_running());
             let source = may_run.then(|| self.source_with_room(next)).flatten();
             self.queue.block(id);
@@ -134,7 +136,7 @@ impl Scheduler {
                 Some((seq, source, reserved))
             });
             let Some((seq, source, reserved)) = start else {
-                if self.preempt_least_important_of(|running| running.request.priority < priority) {
+                if self.preempt_for(priority, tenant) {
                     continue;
                 }
                 break;

@@ -155,7 +155,7 @@ pub struct Step {
 pub enum StepResult<'a> {
     /// Its rows were computed.
     Decoded {
-        /// The tokens that each row with output gained, in the order of the rows: accepted drafts, the
+        /// The tokens that each row with output gained, those of a row in order: accepted drafts, the
         /// token sampled after them, and known tokens that follow it.
         sampled: &'a [(RequestId, Token)],
         /// Requests that need no further token. A [next-token request](crate::Request::is_next_token)

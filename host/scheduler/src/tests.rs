@@ -191,3 +191,93 @@ fn admission_precedes_queue_timeout() {
     let step = scheduler.plan(Duration::from_secs(2));
     assert_eq!((step.admitted, step.expired), (vec![RequestId(1)], vec![]));
 }
+
+/// A request of a tenant.
+fn of_tenant(tenant: u32, key: u64, prompt: u32, max_tokens: u32) -> Request {
+    Request {
+        tenant: Tenant(tenant),
+        ..request(key, prompt, max_tokens)
+    }
+}
+
+#[test]
+fn tenant_without_service_preempts_tenant_with_most() {
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        seq_ids: 3,
+        ..CONFIG
+    });
+    for key in 0..3 {
+        enqueue(&mut scheduler, key, 4, 20);
+    }
+    let step = |scheduler: &mut Scheduler, ended: &[u64]| {
+        let step = scheduler.plan(Time::ZERO);
+        let ended: Vec<_> = ended.iter().map(|&key| RequestId(key)).collect();
+        report_computed(scheduler, &step, &ended);
+        let mut rows: Vec<_> = step.rows.iter().map(|row| row.request.0).collect();
+        rows.sort_unstable();
+        rows
+    };
+    assert_eq!(step(&mut scheduler, &[]), [0, 1, 2]);
+    // It starts with as much service as the only active tenant, which is ahead after its next tokens.
+    for request in [of_tenant(1, 3, 1, 20), of_tenant(1, 4, 1, 20)] {
+        scheduler.enqueue(Time::ZERO, request).unwrap();
+    }
+    assert_eq!(step(&mut scheduler, &[]), [0, 1, 2]);
+    // The latest request of the tenant with more service loses its id. The second waiting one gets none, since its
+    // tenant runs a request.
+    assert_eq!(step(&mut scheduler, &[]), [0, 1, 3]);
+    assert_eq!(step(&mut scheduler, &[3]), [0, 1, 3]);
+    assert_eq!(scheduler.counters().preempted, 1);
+}
+
+#[test]
+fn only_request_of_a_tenant_is_not_preempted() {
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        seq_ids: 1,
+        ..CONFIG
+    });
+    enqueue(&mut scheduler, 0, 4, 20);
+    for key in 1..3 {
+        let step = scheduler.plan(Time::ZERO);
+        assert_eq!(step.rows[0].request, RequestId(0));
+        report_computed(&mut scheduler, &step, &[]);
+        let other = of_tenant(1, key, 1, 20);
+        scheduler.enqueue(Time::ZERO, other).unwrap();
+    }
+    assert_eq!(scheduler.counters().preempted, 0);
+}
+
+#[test]
+fn deferred_row_is_computed_again() {
+    let mut scheduler = Scheduler::new(CONFIG);
+    enqueue(&mut scheduler, 1, 4, 3);
+    let row = |scheduler: &mut Scheduler| {
+        let step = scheduler.plan(Time::ZERO);
+        let row = step.rows[0];
+        (step, (row.from, row.to, row.output))
+    };
+    for (span, deferred) in [
+        ((0, 4, true), true),
+        ((3, 4, true), true),
+        ((3, 4, true), false),
+        ((4, 5, true), false),
+    ] {
+        let (step, found) = row(&mut scheduler);
+        assert_eq!(found, span);
+        if !deferred {
+            report_computed(&mut scheduler, &step, &[]);
+            continue;
+        }
+        let result = StepResult::Decoded {
+            sampled: &[],
+            finished: &[],
+            sampled_externally: &[],
+            needs_all_logits: &[],
+            took: Duration::from_millis(1),
+        };
+        assert_eq!(scheduler.applied(result), None);
+        scheduler.defer_sampling(&[RequestId(1)]);
+    }
+    let progress = scheduler.progress(RequestId(1)).unwrap();
+    assert_eq!((progress.recomputed, progress.cached), (2, 0));
+}

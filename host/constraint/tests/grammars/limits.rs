@@ -166,7 +166,7 @@ fn longest_chains_of_rules_are_harmless() {
     ];
     let compiler = compiler_for(vocabulary());
     for grammar in grammars {
-        match compiler.compile(&grammar) {
+        match compiler.compile(0, &grammar) {
             Ok(constraint) => {
                 let mut matcher = constraint.start();
                 let forced = matcher.forced(100).map(|forced| forced.len());
@@ -185,7 +185,7 @@ fn longest_chains_of_rules_are_harmless() {
             Err(other) => panic!("{other:?}"),
         }
     }
-    assert!(compiler.compile(&regex("fine")).is_ok());
+    assert!(compiler.compile(0, &regex("fine")).is_ok());
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn compilations_of_exponential_work_end() {
         lark(&format!("start: %json {}\n", pattern_properties(700))),
     ];
     for (number, grammar) in grammars.iter().enumerate() {
-        match compiler.compile(grammar) {
+        match compiler.compile(0, grammar) {
             Err(Error::Invalid(what)) => assert!(what.contains("too much work"), "{what}"),
             other => panic!("{other:?}"),
         }
@@ -216,7 +216,7 @@ fn compilations_of_exponential_work_end() {
             std::thread::yield_now();
         }
     }
-    assert!(compiler.compile(&regex("fine")).is_ok());
+    assert!(compiler.compile(0, &regex("fine")).is_ok());
 }
 
 #[test]
@@ -297,11 +297,11 @@ fn costly_step_fails_only_its_matcher() {
 fn compiled_grammars_are_cached_and_counted() {
     let compiler = compiler_for(vocabulary());
     assert!(compiler.cached(&regex("a")).is_none());
-    compiler.compile(&regex("a")).unwrap();
-    compiler.compile(&lark("start: \"a\"")).unwrap();
-    compiler.compile(&regex("a")).unwrap();
+    compiler.compile(0, &regex("a")).unwrap();
+    compiler.compile(0, &lark("start: \"a\"")).unwrap();
+    compiler.compile(0, &regex("a")).unwrap();
     assert!(compiler.cached(&regex("a")).is_some());
-    compiler.compile(&regex("(")).unwrap_err();
+    compiler.compile(0, &regex("(")).unwrap_err();
     let counts = compiler.counters();
     assert_eq!(
         (counts.hits, counts.compiled, counts.failed, counts.cached),
@@ -310,7 +310,7 @@ fn compiled_grammars_are_cached_and_counted() {
     assert!(counts.cached_bytes > 0);
 
     for n in 0..limits::MAX_CACHED + 20 {
-        compiler.compile(&regex(&format!("n{n}"))).unwrap();
+        compiler.compile(0, &regex(&format!("n{n}"))).unwrap();
     }
     let counts = compiler.counters();
     assert_eq!(counts.cached, limits::MAX_CACHED as u64);
@@ -328,7 +328,7 @@ fn concurrent_compilations_are_shared() {
     std::thread::scope(|scope| {
         for _ in 0..16 {
             scope.spawn(|| {
-                let mut matcher = compiler.compile(&grammar).unwrap().start();
+                let mut matcher = compiler.compile(0, &grammar).unwrap().start();
                 walk(&mut matcher, &mut ChaCha8Rng::seed_from_u64(9))
             });
         }
@@ -360,7 +360,7 @@ fn vocabulary_without_end_token_is_refused() {
     let compiler = GrammarCompiler::new(Arc::new(NoEndToken));
     assert!(matches!(compiler.prepare(), Err(Error::Unsupported(_))));
     assert!(matches!(
-        compiler.compile(&regex("a")),
+        compiler.compile(0, &regex("a")),
         Err(Error::Unsupported(_))
     ));
 }

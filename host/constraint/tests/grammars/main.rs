@@ -31,12 +31,12 @@ fn shared() -> &'static GrammarCompiler {
 
 fn compile(grammar: &Grammar) -> Constraint {
     shared()
-        .compile(grammar)
+        .compile(0, grammar)
         .unwrap_or_else(|error| panic!("{grammar:?}: {error}"))
 }
 
 fn refused(grammar: &Grammar) -> String {
-    match shared().compile(grammar) {
+    match shared().compile(0, grammar) {
         Err(Error::Invalid(what)) => what,
         other => panic!("{grammar:?}: {other:?}"),
     }
@@ -267,7 +267,7 @@ fn forced_tokens_follow_the_tokenizer() {
     for style in [TokenizerStyle::Exact, TokenizerStyle::SpaceBefore] {
         let words = Arc::new(TestVocabulary::small(style));
         let constraints = compiler_for(&words);
-        let mut matcher = constraints.compile(&expected).unwrap().start();
+        let mut matcher = constraints.compile(0, &expected).unwrap().start();
         assert_eq!(
             matcher.forced(usize::MAX).unwrap(),
             words.encode(text.as_bytes())
@@ -275,7 +275,7 @@ fn forced_tokens_follow_the_tokenizer() {
         assert!(matcher.must_end());
 
         // Only the name is forced; elsewhere a blank or a longer token may come.
-        let mut matcher = constraints.compile(&grammar).unwrap().start();
+        let mut matcher = constraints.compile(0, &grammar).unwrap().start();
         assert!(matcher.forced(usize::MAX).unwrap().is_empty());
         matcher.advance(words.encode(b"{\"")[0]).unwrap();
         assert_eq!(matcher.forced(usize::MAX).unwrap(), words.encode(b"name"));
@@ -286,7 +286,7 @@ fn forced_tokens_follow_the_tokenizer() {
 fn lossy_tokenizer_forces_nothing() {
     let words = Arc::new(TestVocabulary::small(TokenizerStyle::LowerCase));
     let mut matcher = compiler_for(&words)
-        .compile(&regex("Zoo|Zip"))
+        .compile(0, &regex("Zoo|Zip"))
         .unwrap()
         .start();
     assert!(matcher.forced(usize::MAX).unwrap().is_empty());

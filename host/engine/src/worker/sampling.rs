@@ -8,6 +8,7 @@
 
 use super::constrained::ConstraintTime;
 use super::device_top_k::all_logits;
+use super::sampling_budget::SamplingBudget;
 use super::step_output::{NewTokens, SampleError, StepOutput, no_finite_logit};
 use super::{GenerationState, RequestWork, Vocabulary, Worker};
 use crate::backend::Backend;
@@ -17,7 +18,7 @@ use crate::wake_batch::WakeBatch;
 use crate::{Error, Token};
 use corral_sampling::{Logits, Scratch, TokenLogprobs, logprobs};
 use corral_scheduler::{RequestId, Row, accepted_drafts};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What sampling a row needs of the worker.
 pub(super) struct SampleContext<'a> {
@@ -160,40 +161,78 @@ impl GenerationState {
 }
 
 impl<B: Backend> Worker<B> {
-    /// Samples and delivers tokens, or answers, for each row with output.
-    pub(super) fn sample(&mut self, rows: &[Row], now: Instant) -> StepOutput {
+    /// Samples and delivers tokens, or answers, for each row with output of a step that took `computing`.
+    pub(super) fn sample(&mut self, rows: &[Row], now: Instant, computing: Duration) -> StepOutput {
         let mut output = StepOutput::default();
         let constrained = |row: &&Row| row.output && self.is_constrained(row.request);
         let constrained = rows.iter().filter(constrained).count();
         let mut constraint_time = ConstraintTime::divide_step(constrained);
-        let mut index = 0;
-        for row in rows {
-            self.wake_batch.flush_if_due();
-            let certain = row.certain() - row.from;
-            let last = index + certain as usize - 1;
-            index += row.tokens() as usize;
-            let Some(request) = self.requests.get_mut(&row.request) else {
-                continue;
-            };
-            request.computed += u64::from(certain);
-            if !row.output {
-                continue;
-            }
-            match &request.work {
-                RequestWork::NextToken { .. } => {
-                    self.answer_next_token(row, last, now, &mut output);
+        let mut budget = SamplingBudget::divide_step(computing, &self.scheduler);
+        // Deferred rows come first.
+        let order: &[bool] = match self.deferred.is_empty() {
+            true => &[false],
+            false => &[true, false],
+        };
+        for &deferred in order {
+            let mut index = 0;
+            for row in rows {
+                let last = index + (row.certain() - row.from) as usize - 1;
+                index += row.tokens() as usize;
+                if self.deferred.contains(&row.request) != deferred {
+                    continue;
                 }
-                RequestWork::Generate(generation) if generation.external.is_some() => {
-                    self.request_external_sample(row, last, &mut output, &mut constraint_time);
-                }
-                RequestWork::Generate(_) => {
-                    self.sample_row(row, last, now, &mut output, &mut constraint_time);
-                }
+                self.wake_batch.flush_if_due();
+                self.process_row(
+                    row,
+                    last,
+                    now,
+                    &mut output,
+                    &mut constraint_time,
+                    &mut budget,
+                );
             }
         }
         self.wake_batch.flush();
         output.constraint_time = constraint_time.taken;
+        for (tenant, took) in budget.taken() {
+            self.scheduler.charge_sampling(tenant, took);
+        }
         output
+    }
+
+    /// Samples or answers for a row; its last certain input has the index `last`.
+    fn process_row(
+        &mut self,
+        row: &Row,
+        last: usize,
+        now: Instant,
+        output: &mut StepOutput,
+        constraint_time: &mut ConstraintTime,
+        budget: &mut SamplingBudget,
+    ) {
+        let Some(request) = self.requests.get_mut(&row.request) else {
+            return;
+        };
+        request.computed += u64::from(row.certain() - row.from);
+        if !row.output {
+            return;
+        }
+        match &request.work {
+            RequestWork::NextToken { .. } => self.answer_next_token(row, last, now, output),
+            RequestWork::Generate(generation) if generation.external.is_some() => {
+                self.request_external_sample(row, last, output, constraint_time);
+            }
+            RequestWork::Generate(_) => {
+                let tenant = self.scheduler.tenant(row.request);
+                let sampled = budget.sample(tenant, || {
+                    self.sample_row(row, last, now, output, constraint_time);
+                });
+                if !sampled {
+                    add(&self.metrics.rejected_drafts, u64::from(row.drafts));
+                    output.deferred.push(row.request);
+                }
+            }
+        }
     }
 
     /// Samples tokens for a row of a generation; its last certain input has the index `last`.

@@ -98,7 +98,8 @@ impl<B: Backend> Worker<B> {
     ) {
         let overlapped = self.begin_overlap();
         let before = Instant::now();
-        let output = self.sample(&step.rows, decoded_at);
+        let computing = decoded_at.duration_since(planned_at);
+        let output = self.sample(&step.rows, decoded_at, computing);
         let sampling_time = before.elapsed();
         if step.rows.iter().any(|row| row.output) {
             self.overlap.observe_sampling(sampling_time);
@@ -118,6 +119,12 @@ impl<B: Backend> Worker<B> {
             needs_all_logits: &output.needs_all_logits,
             took,
         });
+        self.scheduler.defer_sampling(&output.deferred);
+        add(
+            &self.metrics.sampling_deferrals,
+            output.deferred.len() as u64,
+        );
+        self.deferred.clone_from(&output.deferred);
         if let Some(overlapped) = overlapped {
             self.finish_overlap(overlapped);
         }

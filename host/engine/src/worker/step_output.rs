@@ -9,7 +9,7 @@ use std::time::Duration;
 /// The result of a step's rows with output.
 #[derive(Default)]
 pub(super) struct StepOutput {
-    /// In the order of the rows; tokens of one row are adjacent.
+    /// Tokens of one row are adjacent and in order.
     pub tokens: Vec<(RequestId, Token)>,
     /// Requests that need no further token.
     pub finished: Vec<RequestId>,
@@ -17,6 +17,8 @@ pub(super) struct StepOutput {
     pub sampled_externally: Vec<RequestId>,
     /// Requests whose top-k logits did not suffice.
     pub needs_all_logits: Vec<RequestId>,
+    /// Requests whose rows were not sampled, because their tenant had no time left.
+    pub deferred: Vec<RequestId>,
     /// Requests that failed.
     pub failed: Vec<RequestId>,
     /// The part of the sampling time that constraints took.

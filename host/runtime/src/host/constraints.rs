@@ -37,15 +37,15 @@ pub(super) async fn compile(
         Grammar::Gbnf(text) => corral_engine::Grammar::Gbnf(text),
     };
     // Take the handle before waiting, so that an instance compiles no more grammars than it may hold.
-    let engine = store.with(|state| {
+    let (engine, tenant) = store.with(|state| {
         let engine = state.table.get(&model)?.0.clone();
         take_handle(&mut state.handles.constraints, "constraints")?;
-        Ok::<_, HostError>(engine)
+        Ok::<_, HostError>((engine, state.caller.tenant))
     })?;
     let compiled = match engine.compiled_grammar(&grammar) {
         Some(compiled) => Ok(compiled),
         // Blocks on the compiler thread.
-        None => tokio::task::spawn_blocking(move || engine.compile(&grammar)).await?,
+        None => tokio::task::spawn_blocking(move || engine.compile(tenant, &grammar)).await?,
     };
     store.with(|state| match compiled {
         Ok(compiled) => Ok(state.table.push(GuestConstraint(compiled))?),

@@ -87,4 +87,17 @@ fn parameters_out_of_range_are_refused() {
     assert!(check_samplers(&good, 9).is_err());
     assert!(check_samplers(&[mirostat, Sampler::TopK(1)], 10).is_err());
     assert!(check_samplers(&vec![Sampler::TopK(1); MAX_SAMPLERS + 1], 10).is_err());
+    let penalties = Penalties {
+        last_n: 1,
+        repeat: 1.0,
+        frequency: 0.0,
+        presence: 0.0,
+    };
+    let kinds = [Sampler::Penalties, Sampler::OutputPenalties];
+    let mut chain: Vec<_> = (0..MAX_PENALTIES)
+        .map(|n| kinds[n % 2](penalties))
+        .collect();
+    assert_eq!(check_samplers(&chain, 10), Ok(()));
+    chain.push(Sampler::Penalties(penalties));
+    assert!(check_samplers(&chain, 10).is_err());
 }
