@@ -30,7 +30,9 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let Some(out_dir) = arguments.next().map(PathBuf::from) else {
-        bail!("the output directory is missing; usage: corral-componentize OUT_DIR NAME=CORE_MODULE…");
+        bail!(
+            "the output directory is missing; usage: corral-componentize OUT_DIR NAME=CORE_MODULE…"
+        );
     };
     fs::create_dir_all(&out_dir)
         .with_context(|| format!("cannot create the directory {}", out_dir.display()))?;
