@@ -1,0 +1,150 @@
+//! Moves a job's input and output through the child's pipes until the child closes them or a deadline passes.
+
+use crate::error::ChildError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::process::Child;
+use std::time::Instant;
+
+/// Largest output of a child. Outputs are verdicts and names.
+const MAX_OUTPUT: usize = 1 << 20;
+/// Bytes of standard error that are kept: its end has the reason.
+const ERROR_TAIL: usize = 4096;
+/// Ends an output, after its status byte and its length.
+const TRAILER: &[u8; 8] = b"corral.1";
+
+/// What a child wrote.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+}
+
+/// The output of a handler, with its trailer.
+pub(crate) fn frame(output: &Result<Vec<u8>, String>) -> Vec<u8> {
+    let (status, bytes) = match output {
+        Ok(bytes) => (0, bytes.as_slice()),
+        Err(text) => (1, text.as_bytes()),
+    };
+    let mut frame = bytes.to_vec();
+    frame.push(status);
+    frame.extend((bytes.len() as u64).to_le_bytes());
+    frame.extend(TRAILER);
+    frame
+}
+
+/// The output in a child's standard output, if it is complete.
+pub(crate) fn unframe(stdout: &[u8]) -> Option<Result<Vec<u8>, String>> {
+    let rest = stdout.strip_suffix(TRAILER)?;
+    let (rest, length) = rest.split_last_chunk::<8>()?;
+    let (status, rest) = rest.split_last()?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+    let bytes = rest.get(rest.len().checked_sub(length)?..)?;
+    Some(match status {
+        0 => Ok(bytes.to_vec()),
+        _ => Err(String::from_utf8_lossy(bytes).into_owned()),
+    })
+}
+
+/// Writes the input and reads both outputs until the child has closed them. Returns nothing at the deadline.
+pub(crate) fn exchange(
+    child: &mut Child,
+    input: &[u8],
+    deadline: Instant,
+) -> Result<Option<Written>, ChildError> {
+    let mut stdin = child.stdin.take();
+    let mut stdout = child.stdout.take();
+    let mut stderr = child.stderr.take();
+    for fd in [
+        stdin.as_ref().map(AsFd::as_fd),
+        stdout.as_ref().map(AsFd::as_fd),
+        stderr.as_ref().map(AsFd::as_fd),
+    ]
+    .into_iter()
+    .flatten()
+    {
+        let flags = fcntl_getfl(fd).map_err(io::Error::from)?;
+        fcntl_setfl(fd, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
+    }
+    let mut written = Written::default();
+    let mut input = input;
+    while stdout.is_some() || stderr.is_some() {
+        if input.is_empty() {
+            stdin = None;
+        }
+        let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+            return Ok(None);
+        };
+        let mut fds = Vec::new();
+        fds.extend(stdin.iter().map(|pipe| PollFd::new(pipe, PollFlags::OUT)));
+        fds.extend(stdout.iter().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
+        fds.extend(stderr.iter().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut fds, Some(&left)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+        if let Some(pipe) = &mut stdin {
+            match pipe.write(input) {
+                Ok(count) => input = &input[count..],
+                Err(error) if is_retry(&error) => {}
+                // The child has enough, or has ended.
+                Err(_) => input = &[],
+            }
+        }
+        if read_available(&mut stdout, &mut written.stdout)? {
+            stdout = None;
+        }
+        if written.stdout.len() > MAX_OUTPUT {
+            return Err(ChildError::Crashed {
+                how: format!("more than {MAX_OUTPUT} bytes of output"),
+            });
+        }
+        if read_available(&mut stderr, &mut written.stderr)? {
+            stderr = None;
+        }
+        let surplus = written.stderr.len().saturating_sub(ERROR_TAIL);
+        written.stderr.drain(..surplus);
+    }
+    Ok(Some(written))
+}
+
+/// Reads what is there, at most one buffer. Returns whether the pipe is at its end.
+fn read_available(pipe: &mut Option<impl Read>, into: &mut Vec<u8>) -> io::Result<bool> {
+    let Some(pipe) = pipe else {
+        return Ok(false);
+    };
+    let mut buffer = [0; 64 << 10];
+    match pipe.read(&mut buffer) {
+        Ok(0) => Ok(true),
+        Ok(count) => {
+            into.extend_from_slice(&buffer[..count]);
+            Ok(false)
+        }
+        Err(error) if is_retry(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_retry(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_is_found_after_other_text() {
+        for output in [Ok(b"x".to_vec()), Ok(Vec::new()), Err("no".to_owned())] {
+            let mut stdout = b"a library says hello\n".to_vec();
+            stdout.extend(frame(&output));
+            assert_eq!(unframe(&stdout), Some(output));
+            stdout.pop();
+            assert_eq!(unframe(&stdout), None, "incomplete");
+        }
+        assert_eq!(unframe(b""), None);
+    }
+}

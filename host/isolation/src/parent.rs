@@ -1,0 +1,260 @@
+//! Starts children and classifies their ends.
+
+use crate::error::ChildError;
+use crate::exchange::{Written, exchange, unframe};
+use crate::job::{Job, JobArgs};
+use crate::slots::Slots;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Children at once. The server compiles two components at a time, and loads models one by one.
+const MAX_CHILDREN: usize = 4;
+/// How long a child may take to exit after it has closed its output.
+const EXIT_TIME: Duration = Duration::from_secs(2);
+
+/// What a Rust program prints when an allocation fails, and what a C++ program prints.
+const OUT_OF_MEMORY: [&str; 3] = [
+    "memory allocation of",
+    "bad_alloc",
+    "Cannot allocate memory",
+];
+
+/// Variables that a child keeps: where its shared libraries are.
+const KEPT_VARIABLES: [&str; 2] = ["LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"];
+
+/// Variables that a child gets: no debugger when ggml aborts, and no GPUs.
+const VARIABLES: [(&str, &str); 5] = [
+    ("GGML_NO_BACKTRACE", "1"),
+    ("CUDA_VISIBLE_DEVICES", ""),
+    ("HIP_VISIBLE_DEVICES", "-1"),
+    ("ROCR_VISIBLE_DEVICES", "-1"),
+    ("GGML_VK_VISIBLE_DEVICES", ""),
+];
+
+/// Starts child processes for jobs, a bounded number at once. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ChildProcesses(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    program: PathBuf,
+    slots: Slots,
+    running: AtomicU64,
+    started: AtomicU64,
+    failed: AtomicU64,
+    killed: AtomicU64,
+}
+
+/// Counts of children.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChildCounters {
+    /// Children that run now.
+    pub running: u64,
+    /// Children started.
+    pub started: u64,
+    /// Children that crashed, or whose job failed.
+    pub failed: u64,
+    /// Children that exceeded a limit.
+    pub killed: u64,
+}
+
+impl ChildProcesses {
+    /// Children of this binary, whose `main` must call [`run_as_child`](crate::run_as_child) first.
+    ///
+    /// # Errors
+    /// If the path of the binary is unknown.
+    pub fn new() -> std::io::Result<Self> {
+        // On Linux the running file even if another one has replaced it.
+        let program = match cfg!(target_os = "linux") {
+            true => PathBuf::from("/proc/self/exe"),
+            false => std::env::current_exe()?,
+        };
+        Ok(Self(Arc::new(Shared {
+            program,
+            slots: Slots::new(MAX_CHILDREN),
+            running: AtomicU64::new(0),
+            started: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            killed: AtomicU64::new(0),
+        })))
+    }
+
+    /// Runs a job and returns its handler's output. Blocks, at most twice as long as the job's time limit.
+    ///
+    /// # Errors
+    /// If the job fails, crashes or exceeds a limit, or if no child can be started.
+    pub fn run(&self, job: &Job<'_>) -> Result<Vec<u8>, ChildError> {
+        let shared = &*self.0;
+        let slot = shared.slots.acquire(job.limits.time);
+        let _slot = slot.ok_or(ChildError::Busy)?;
+        shared.running.fetch_add(1, Ordering::Relaxed);
+        let result = shared.run(job);
+        shared.running.fetch_sub(1, Ordering::Relaxed);
+        match &result {
+            Err(ChildError::Memory { .. } | ChildError::Time { .. }) => {
+                shared.killed.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(ChildError::Failed(_) | ChildError::Crashed { .. }) => {
+                shared.failed.fetch_add(1, Ordering::Relaxed);
+            }
+            _ => {}
+        }
+        result
+    }
+
+    /// Counts of children.
+    pub fn counters(&self) -> ChildCounters {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        ChildCounters {
+            running: count(&self.0.running),
+            started: count(&self.0.started),
+            failed: count(&self.0.failed),
+            killed: count(&self.0.killed),
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self, job: &Job<'_>) -> Result<Vec<u8>, ChildError> {
+        let deadline = Instant::now() + job.limits.time;
+        let kept = KEPT_VARIABLES
+            .iter()
+            .filter_map(|name| Some((name, std::env::var_os(name)?)));
+        let child = Command::new(&self.program)
+            .args(JobArgs::of(job).to_args())
+            .env_clear()
+            .envs(VARIABLES)
+            .envs(kept)
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        self.started.fetch_add(1, Ordering::Relaxed);
+        let mut child = KillOnDrop(child);
+        let Some(written) = exchange(&mut child.0, job.input, deadline)? else {
+            return Err(ChildError::Time {
+                limit: job.limits.time,
+            });
+        };
+        let Some(status) = child.wait(Instant::now() + EXIT_TIME)? else {
+            return Err(ChildError::Time {
+                limit: job.limits.time,
+            });
+        };
+        match unframe(&written.stdout).filter(|_| status.success()) {
+            Some(Ok(output)) => Ok(output),
+            Some(Err(cause)) if is_out_of_memory(&cause) => Err(memory(job)),
+            Some(Err(cause)) => Err(ChildError::Failed(cause)),
+            None => Err(classify(job, status, &written)),
+        }
+    }
+}
+
+/// A child that is killed and reaped when this is dropped.
+struct KillOnDrop(Child);
+
+impl KillOnDrop {
+    /// Waits until the deadline. The child has closed its pipes, so it ends within moments.
+    fn wait(&mut self, deadline: Instant) -> std::io::Result<Option<ExitStatus>> {
+        loop {
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(Some(status));
+            }
+            if Instant::now() > deadline {
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        // Fails only if the child has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn memory(job: &Job<'_>) -> ChildError {
+    ChildError::Memory {
+        limit: job.limits.memory,
+    }
+}
+
+fn is_out_of_memory(text: &str) -> bool {
+    OUT_OF_MEMORY.iter().any(|sign| text.contains(sign))
+}
+
+/// Why a child without a complete output ended.
+fn classify(job: &Job<'_>, status: ExitStatus, written: &Written) -> ChildError {
+    let stderr = String::from_utf8_lossy(&written.stderr);
+    if is_out_of_memory(&stderr) {
+        return memory(job);
+    }
+    let signal = status.signal();
+    if signal == Some(rustix::process::Signal::XCPU.as_raw()) {
+        return ChildError::Time {
+            limit: job.limits.cpu,
+        };
+    }
+    let end = match (signal, status.code()) {
+        (Some(signal), _) => match signal_name(signal) {
+            Some(name) => name.to_owned(),
+            None => format!("signal {signal}"),
+        },
+        (None, code) => format!("exit code {}", code.unwrap_or_default()),
+    };
+    let last_line = stderr.lines().rev().find(|line| !line.trim().is_empty());
+    ChildError::Crashed {
+        how: match last_line {
+            Some(line) => format!("{end}: {}", without_dir(line.trim())),
+            None => end,
+        },
+    }
+}
+
+/// A line without the directory of the source file that it begins with.
+fn without_dir(line: &str) -> &str {
+    let first_word = line.split(' ').next().unwrap_or_default();
+    let name = first_word.rsplit('/').next().unwrap_or_default();
+    &line[first_word.len() - name.len()..]
+}
+
+fn signal_name(signal: i32) -> Option<&'static str> {
+    use rustix::process::Signal;
+    let names = [
+        (Signal::ABORT, "SIGABRT"),
+        (Signal::BUS, "SIGBUS"),
+        (Signal::FPE, "SIGFPE"),
+        (Signal::ILL, "SIGILL"),
+        (Signal::KILL, "SIGKILL"),
+        (Signal::SEGV, "SIGSEGV"),
+    ];
+    let name = names.iter().find(|(known, _)| known.as_raw() == signal);
+    name.map(|(_, name)| *name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_dir;
+
+    #[test]
+    fn source_directory_is_not_shown() {
+        for (line, shown) in [
+            (
+                "/a/b.cpp:3: ASSERT(x / y) failed",
+                "b.cpp:3: ASSERT(x / y) failed",
+            ),
+            ("what():  at", "what():  at"),
+            ("", ""),
+        ] {
+            assert_eq!(without_dir(line), shown);
+        }
+    }
+}
