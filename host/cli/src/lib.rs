@@ -13,6 +13,7 @@ pub mod command_line;
 mod deploy;
 mod doctor;
 mod error;
+pub mod isolated_job;
 mod keys;
 pub mod logs;
 mod progress;
@@ -29,6 +30,9 @@ use std::process::ExitCode;
 
 /// Runs `corral` with the arguments of the process.
 pub fn main() -> ExitCode {
+    if let Some(exit) = isolated_job::run_job() {
+        return exit;
+    }
     let command_line = match CommandLine::read() {
         Ok(Some(command_line)) => command_line,
         Ok(None) => return ExitCode::SUCCESS,

@@ -2,10 +2,12 @@
 
 use crate::Error;
 use crate::args::{ModelArg, ModelArgs};
+use crate::isolated_job;
 use crate::terminal::mebibytes;
-use corral_engine::{Caller, ModelConfig, ModelPool, ModelState};
+use corral_engine::{Caller, FileAccess, ModelCheck, ModelConfig, ModelPool, ModelState};
 use corral_runtime::{Runtime, RuntimeConfig};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time between two progress messages of a load.
@@ -58,10 +60,15 @@ pub(crate) fn model_pool(args: &ModelArgs) -> Result<ModelPool, Error> {
         args.devices.for_model(name).devices.check()?;
     }
     let snapshots = args.memory.open_snapshots()?;
+    let check = model_check(args).map(Arc::new);
     let config = |(index, ModelArg { name, file }): (usize, &ModelArg)| {
         let mut config = ModelConfig::new(name, file);
         config.adapters = args.adapters_of(index);
         config.context = args.context;
+        config.check.clone_from(&check);
+        if args.mmap {
+            config.file_access = FileAccess::Map;
+        }
         config.threads = args.threads;
         config.placement = args.devices.for_model(name);
         config.device_top_k = args.device_top_k;
@@ -71,6 +78,18 @@ pub(crate) fn model_pool(args: &ModelArgs) -> Result<ModelPool, Error> {
     };
     let configs = args.models.iter().enumerate().map(config).collect();
     Ok(ModelPool::new(configs, &args.pool.settings())?)
+}
+
+/// Checks model files before they are loaded. Good verdicts stay in the directory of compiled plugins.
+fn model_check(args: &ModelArgs) -> Option<ModelCheck> {
+    let verdicts = args.cache_dir.clone().or_else(default_cache_dir);
+    let verdicts = verdicts.map(|dir| dir.join("checked-models"));
+    let backend_dir = args.devices.backends.backend_dir.clone();
+    Some(ModelCheck::new(
+        isolated_job::children()?,
+        backend_dir,
+        verdicts,
+    ))
 }
 
 /// Loads the models of `--preload` and checks the files of the others. Reports progress to `note`; a broken file of a
@@ -160,6 +179,7 @@ async fn load(models: &ModelPool, name: &str, note: &impl Fn(String)) -> Result<
 pub fn runtime(cache_dir: Option<PathBuf>, models: &ModelPool) -> Result<Runtime, Error> {
     let config = RuntimeConfig {
         cache: cache_dir.or_else(default_cache_dir),
+        children: isolated_job::children(),
         ..RuntimeConfig::default()
     };
     Ok(Runtime::new(config, models.clone())?)

@@ -92,6 +92,14 @@ pub enum LoadError {
     /// The configuration does not fit the model.
     #[error("{0}")]
     Config(String),
+    /// The check of the model file refuses it.
+    #[error("{text}")]
+    Refused {
+        /// The model file.
+        path: PathBuf,
+        /// What is wrong with it.
+        text: String,
+    },
     /// The GPU layers do not fit on their devices.
     #[error(
         "{layers} of {all} layers of {path} do not fit on {devices}: with their cells they need about {} MiB, and {} \
@@ -134,7 +142,7 @@ impl LoadError {
     pub fn redacted(&self) -> String {
         let path = match self {
             Self::Llama(error) => error.model_path(),
-            Self::DeviceMemory { path, .. } => Some(path.as_path()),
+            Self::DeviceMemory { path, .. } | Self::Refused { path, .. } => Some(path.as_path()),
             _ => None,
         };
         let Some(path) = path else {

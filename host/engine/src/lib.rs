@@ -24,6 +24,7 @@ mod generate_options;
 mod generation;
 mod memory_estimate;
 mod metrics;
+mod model_check;
 mod model_config;
 mod model_pool;
 mod next_token;
@@ -43,8 +44,8 @@ mod worker;
 pub use caller::{Caller, CellShare};
 pub use corral_constraint::{Constraint, Error as ConstraintError, Grammar, Matcher};
 pub use corral_llama::{
-    BackendFile, BackendStatus, Device, DeviceKind, KvType, LlamaError, LoadProgress, backends,
-    built_with, default_backend_dir, devices, load_backends,
+    BackendFile, BackendStatus, Device, DeviceKind, FileAccess, KvType, LlamaError, LoadProgress,
+    backends, built_with, default_backend_dir, devices, load_backends,
 };
 pub use corral_sampling::{self as sampling, Sampler, Statistics, TokenLogprobs};
 pub use corral_scheduler::{
@@ -64,6 +65,7 @@ pub use external_sampler::{
 pub use generate_options::{GenerateOptions, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS};
 pub use generation::{Chunk, FinishReason, Generation, Outcome};
 pub use metrics::{Metric, MetricKind};
+pub use model_check::{CHECK_MODEL_JOB, ModelCheck, check_model_job};
 pub use model_config::{DeviceTopKMode, ModelConfig, ModelInfo};
 pub use model_pool::{
     ModelLease, ModelPool, ModelPoolSettings, ModelSize, ModelState, ModelStatus, OpenError,

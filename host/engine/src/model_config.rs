@@ -2,8 +2,10 @@
 
 use crate::device_placement::PlacementOptions;
 use crate::embedding::EmbeddingConfig;
+use crate::model_check::ModelCheck;
 use crate::snapshot::Snapshots;
 use crate::{LoadError, Token};
+use corral_llama::FileAccess;
 use corral_scheduler::Overlap;
 use corral_scheduler::PrefillPolicy;
 use std::path::PathBuf;
@@ -76,6 +78,10 @@ pub struct ModelConfig {
     pub name: String,
     /// Path of the GGUF file.
     pub path: PathBuf,
+    /// How the weights come into memory.
+    pub file_access: FileAccess,
+    /// Checks the file before the first load.
+    pub check: Option<Arc<ModelCheck>>,
     /// Positions per sequence; by default those of the training, at most 8,192.
     pub context: Option<u32>,
     /// KV cells, shared by all sequences; by default 16,384, or one context if that is more.
@@ -117,6 +123,8 @@ impl ModelConfig {
         Self {
             name: name.into(),
             path: path.into(),
+            file_access: FileAccess::default(),
+            check: None,
             context: None,
             cells: None,
             threads: None,

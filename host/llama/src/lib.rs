@@ -46,7 +46,7 @@ pub use embedding::{EmbeddingContext, EmbeddingSettings, EmbeddingTraits};
 pub use error::{DecodeError, LlamaError, SaveError};
 pub use kv_type::KvType;
 pub use log::take_buffer_sizes;
-pub use model::{Model, check_magic};
+pub use model::{FileAccess, Model, check_magic};
 pub use output::{LogitsCopied, Output};
 pub use progress::LoadProgress;
 pub use reference::ReferenceChain;

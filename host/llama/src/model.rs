@@ -7,6 +7,16 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
 use std::ptr::NonNull;
 
+/// How weights come from the file into memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileAccess {
+    /// Read into private memory. A file that changes later changes nothing.
+    #[default]
+    Read,
+    /// Mapped, and shared with other processes. A file that is truncated while it is mapped ends the process.
+    Map,
+}
+
 /// The weights and the vocabulary of a model file. Read-only once loaded.
 pub struct Model {
     model: NonNull<sys::llama_model>,
@@ -32,11 +42,21 @@ impl Drop for Model {
 }
 
 impl Model {
-    /// Loads a GGUF file, without adapters, with its last layers on the devices of `placement`. Blocks for as long as
-    /// the disk takes, or until `progress` is cancelled.
+    /// [`Model::load_with_access`] that reads the weights.
     pub fn load(
         path: &Path,
         placement: DevicePlacement,
+        progress: &LoadProgress,
+    ) -> Result<Self, LlamaError> {
+        Self::load_with_access(path, placement, FileAccess::Read, progress)
+    }
+
+    /// Loads a GGUF file, without adapters, with its last layers on the devices of `placement`. Blocks for as long as
+    /// the disk takes, or until `progress` is cancelled.
+    pub fn load_with_access(
+        path: &Path,
+        placement: DevicePlacement,
+        access: FileAccess,
         progress: &LoadProgress,
     ) -> Result<Self, LlamaError> {
         check_magic(path)?;
@@ -64,6 +84,10 @@ impl Model {
         // SAFETY: no arguments, a plain struct out.
         let mut params = unsafe { sys::llama_model_default_params() };
         params.devices = devices.as_mut_ptr();
+        params.load_mode = match access {
+            FileAccess::Read => sys::LLAMA_LOAD_MODE_NONE,
+            FileAccess::Map => sys::LLAMA_LOAD_MODE_MMAP,
+        };
         params.n_gpu_layers = i32::try_from(placement.gpu_layers).unwrap_or(i32::MAX);
         params.progress_callback = Some(on_progress);
         params.progress_callback_user_data = std::ptr::from_ref(progress).cast_mut().cast();

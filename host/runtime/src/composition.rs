@@ -17,17 +17,15 @@ mod encode;
 mod tests;
 mod world;
 
+use crate::compiler::Compiler;
 use crate::denied::DENIED;
 use crate::plugin_error::PluginError;
 use crate::structure::check_structure;
-use crate::validate::{
-    check_bytes, compatible, compile_component, is_role, no_role, unknown_imports,
-};
+use crate::validate::{check_bytes, compatible, is_role, no_role, unknown_imports};
 use bytes::Bytes;
 use encode::{EncodeError, LinkedPart, Part, encode};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use wasmtime::Engine;
 use world::World;
 
 const TEMPLATING: &str = "corral:plugin/templating@0.1.0";
@@ -223,7 +221,7 @@ pub(crate) fn check_sampling(component: &str, bytes: &[u8]) -> Result<(), Plugin
 /// Why a composition does not compile: the error of the first component that does not compile alone, else
 /// that they do not match.
 pub(crate) fn find_faulty(
-    engine: &Engine,
+    compiler: &Compiler,
     plugin: &str,
     components: &PluginComponents,
     error: PluginError,
@@ -242,7 +240,7 @@ pub(crate) fn find_faulty(
         .chain(sampling)
         .find_map(|(component, bytes)| {
             check_bytes(&component, bytes)
-                .and_then(|()| compile_component(engine, &component, bytes))
+                .and_then(|()| compiler.compile(&component, bytes))
                 .err()
         });
     match (faulty, error) {

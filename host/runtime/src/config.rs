@@ -3,6 +3,7 @@
 use crate::quota::QuotaPermit;
 use crate::runtime::ComponentSource;
 use corral_engine::Tenant;
+use corral_isolation::ChildProcesses;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub struct RuntimeConfig {
     pub cache: Option<PathBuf>,
     /// Largest component, in bytes.
     pub component_bytes: usize,
+    /// Compiles components in child processes, with limits. Without it, this process compiles.
+    pub children: Option<ChildProcesses>,
 }
 
 impl Default for RuntimeConfig {
@@ -46,6 +49,7 @@ impl Default for RuntimeConfig {
             instances: 256,
             cache: None,
             component_bytes: 64 << 20,
+            children: None,
         }
     }
 }

@@ -3,9 +3,11 @@
 //!
 //! Quotas count their own usage, since several deployments and keys may share one.
 
+mod children;
 mod deployment;
 mod process;
 
+pub(crate) use children::child_metrics;
 pub use deployment::CallLimit;
 pub(crate) use deployment::DeploymentCounters;
 pub(crate) use process::{CallEnd, ProcessCounters};

@@ -24,6 +24,7 @@ mod counters;
 mod denied;
 mod deployment;
 mod host;
+mod isolated_compiler;
 mod limiter;
 mod linker;
 mod logs;
@@ -55,6 +56,7 @@ pub use config::{
 };
 pub use counters::CallLimit;
 pub use deployment::DeploymentState;
+pub use isolated_compiler::{COMPILE_JOB, compile_job};
 pub use logs::{LogLine, Logs};
 pub use plugin::{ExitStatus, Plugin, Roles};
 pub use plugin_error::PluginError;

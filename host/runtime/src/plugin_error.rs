@@ -65,6 +65,17 @@ pub enum PluginError {
         /// What is wrong.
         cause: String,
     },
+    /// The compilation exceeded a limit, crashed, or could not be started.
+    #[error(
+        "the plugin {plugin} is not compiled: {cause}{}",
+        if cause.is_verdict() { "; split its large functions, or make it smaller" } else { "" }
+    )]
+    CompileStopped {
+        /// The plugin.
+        plugin: String,
+        /// What happened.
+        cause: corral_isolation::ChildError,
+    },
     /// The component imports interfaces that this host lacks.
     #[error(
         "the plugin {plugin} imports what this host does not offer: {}. It offers: {}",
@@ -191,6 +202,11 @@ pub enum PluginError {
 }
 
 impl PluginError {
+    /// Whether the component needs more than a compilation may use, or crashes the compiler.
+    pub fn is_compile_limit(&self) -> bool {
+        matches!(self, Self::CompileStopped { cause, .. } if cause.is_verdict())
+    }
+
     /// A stable name for programs.
     pub fn code(&self) -> &'static str {
         match self {
@@ -198,6 +214,8 @@ impl PluginError {
             Self::TooLarge { .. } | Self::TooLargeTogether { .. } => "component-too-large",
             Self::NotWasm { .. } | Self::CoreModule { .. } => "not-a-component",
             Self::Compile { .. } => "does-not-compile",
+            Self::CompileStopped { .. } if self.is_compile_limit() => "compile-limit",
+            Self::CompileStopped { .. } => "compile-unavailable",
             Self::Imports { .. } => "unknown-import",
             Self::Mismatch { .. } => "interface-mismatch",
             Self::NoRole { .. } => "no-role",

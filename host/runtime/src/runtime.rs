@@ -6,9 +6,10 @@ use crate::composition::{
     PluginComponents, TemplatingComponent, component_name, sampling_link_name,
 };
 use crate::config::{Limits, LinkedComponent, LinkedComponents, PluginConfig, RuntimeConfig};
-use crate::counters::ProcessCounters;
+use crate::counters::{ProcessCounters, child_metrics};
 use crate::deployment::DeploymentState;
 use crate::host;
+use crate::isolated_compiler::IsolatedCompiler;
 use crate::linker::linker;
 use crate::models::VisibleModels;
 use crate::plugin::Plugin;
@@ -100,6 +101,11 @@ impl Runtime {
         let ticker = Arc::new(Ticker::start(&engine)?);
         let counters = Arc::<ProcessCounters>::default();
         let instances = config.instances as usize;
+        let cache = config.cache;
+        let isolated = config
+            .children
+            .map(|children| IsolatedCompiler::new(children, cache));
+        let compiler = Compiler::start(&engine, isolated)?;
         let sampling = SamplingHost::new(instances, Arc::clone(&ticker), Arc::clone(&counters));
         Ok(Self(Arc::new(Shared {
             engine,
@@ -110,7 +116,7 @@ impl Runtime {
             counters,
             sampling,
             snapshot_permits: host::snapshot_permits(),
-            compiler: Compiler::start()?,
+            compiler,
             component_bytes: config.component_bytes,
             next_tenant: AtomicU32::new(0),
         })))
@@ -186,7 +192,15 @@ impl Runtime {
 
     /// Counters and gauges of all plugins together.
     pub fn metrics(&self) -> Vec<Metric> {
-        self.0.counters.metrics()
+        let mut metrics = self.0.counters.metrics();
+        metrics.extend(
+            self.0
+                .compiler
+                .children()
+                .into_iter()
+                .flat_map(child_metrics),
+        );
+        metrics
     }
 }
 
@@ -201,9 +215,7 @@ impl Shared {
         let bytes = components.bytes();
         let began = Instant::now();
         let limit = self.component_bytes;
-        let compiled = self
-            .compiler
-            .run(|| compile(&self.engine, &self.linker, plugin, &components, limit))?;
+        let compiled = compile(&self.compiler, &self.linker, plugin, &components, limit)?;
         self.counters.component_loaded(began.elapsed());
         tracing::info!(
             plugin,

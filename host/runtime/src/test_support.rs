@@ -1,5 +1,6 @@
 //! Builders for unit tests.
 
+use crate::compiler::Compiler;
 use crate::config::RuntimeConfig;
 use crate::host::{DeploymentSnapshots, snapshot_permits};
 use crate::linker::linker;
@@ -25,6 +26,12 @@ pub(crate) fn engine_and_linker() -> (Engine, Linker<State>) {
     let engine = wasm_engine(&config(1)).unwrap();
     let linker = linker(&engine).unwrap();
     (engine, linker)
+}
+
+/// A compiler without child processes, and a linker.
+pub(crate) fn compiler_and_linker() -> (Compiler, Linker<State>) {
+    let (engine, linker) = engine_and_linker();
+    (Compiler::start(&engine, None).unwrap(), linker)
 }
 
 /// Grants without models and linked sampling plugins.

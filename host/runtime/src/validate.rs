@@ -1,5 +1,6 @@
 //! Turns bytes into a component that can be instantiated, or a [`PluginError`] for its author.
 
+use crate::compiler::Compiler;
 use crate::composition::{
     LINKED_ROLES, PluginComponents, check_sampling, component_name, compose, find_faulty,
     sampling_link_name,
@@ -57,18 +58,20 @@ pub(crate) enum CliPre {
 
 /// Composes and compiles a plugin. The composition may have `limit` bytes. Blocks while compiling.
 pub(crate) fn compile(
-    engine: &Engine,
+    compiler: &Compiler,
     linker: &Linker<State>,
     plugin: &str,
     components: &PluginComponents,
     limit: usize,
 ) -> Result<CompiledPlugin, PluginError> {
+    let engine = compiler.engine();
     check_bytes(plugin, &components.handler)?;
     let composition = compose(plugin, components, limit)?;
     let component = match &composition {
-        Cow::Borrowed(bytes) => compile_component(engine, plugin, bytes)?,
-        Cow::Owned(bytes) => compile_component(engine, plugin, bytes)
-            .map_err(|error| find_faulty(engine, plugin, components, error))?,
+        Cow::Borrowed(bytes) => compiler.compile(plugin, bytes)?,
+        Cow::Owned(bytes) => compiler
+            .compile(plugin, bytes)
+            .map_err(|error| find_faulty(compiler, plugin, components, error))?,
     };
     let pre = instantiate_pre(engine, linker, plugin, &component)?;
     let mut compiled = roles(engine, &component, &pre).map_err(|error| PluginError::Mismatch {
@@ -80,7 +83,7 @@ pub(crate) fn compile(
     }
     for (name, bytes) in &components.sampling {
         let component = component_name(plugin, &sampling_link_name(name));
-        let sampler = compile_sampler(engine, linker, &component, bytes)?;
+        let sampler = compile_sampler(compiler, linker, &component, bytes)?;
         compiled.samplers.insert(name.clone(), sampler);
     }
     Ok(compiled)
@@ -89,29 +92,18 @@ pub(crate) fn compile(
 /// Compiles a component with the role `corral:plugin/sampling`. It may not import anything that shows it
 /// more than the distributions that it samples from; its store has no environment.
 fn compile_sampler(
-    engine: &Engine,
+    compiler: &Compiler,
     linker: &Linker<State>,
     name: &str,
     bytes: &[u8],
 ) -> Result<SamplerPre, PluginError> {
     check_bytes(name, bytes)?;
     check_sampling(name, bytes)?;
-    let component = compile_component(engine, name, bytes)?;
-    let pre = instantiate_pre(engine, linker, name, &component)?;
+    let component = compiler.compile(name, bytes)?;
+    let pre = instantiate_pre(compiler.engine(), linker, name, &component)?;
     check_sampler(pre).map_err(|error| PluginError::Mismatch {
         plugin: name.to_owned(),
         cause: format!("{error:#}"),
-    })
-}
-
-pub(crate) fn compile_component(
-    engine: &Engine,
-    plugin: &str,
-    bytes: &[u8],
-) -> Result<Component, PluginError> {
-    Component::from_binary(engine, bytes).map_err(|error| PluginError::Compile {
-        plugin: plugin.to_owned(),
-        cause: cause(&error),
     })
 }
 
@@ -252,17 +244,17 @@ fn roles(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_support::engine_and_linker;
+    use crate::test_support::{compiler_and_linker, engine_and_linker};
 
     /// The error of compiling WebAssembly text, or bytes after `raw:`.
     fn error_of(wat: &str) -> String {
-        let (engine, linker) = engine_and_linker();
+        let (compiler, linker) = compiler_and_linker();
         let bytes = match wat.strip_prefix("raw:") {
             Some(raw) => raw.as_bytes().to_vec(),
             None => wat::parse_str(wat).unwrap(),
         };
         let components = PluginComponents::unlinked(bytes);
-        match compile(&engine, &linker, "chat", &components, 1 << 20) {
+        match compile(&compiler, &linker, "chat", &components, 1 << 20) {
             Ok(_) => String::new(),
             Err(error) => error.to_string(),
         }

@@ -62,6 +62,19 @@ pub(crate) fn wasm_engine(runtime: &RuntimeConfig) -> Result<Engine, SetupError>
     if instances == 0 {
         return Err(SetupError::NoInstances);
     }
+    let mut config = code_config();
+    config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool(instances)));
+    if let Some(dir) = &runtime.cache {
+        config.cache(Some(cache(dir)?));
+    }
+    Engine::new(&config).map_err(|error| SetupError::Pool {
+        instances,
+        cause: format!("{error:#}"),
+    })
+}
+
+/// The settings that decide what code a component compiles to.
+fn code_config() -> Config {
     let mut config = Config::new();
     config
         .wasm_component_model(true)
@@ -70,15 +83,17 @@ pub(crate) fn wasm_engine(runtime: &RuntimeConfig) -> Result<Engine, SetupError>
         .memory_init_cow(true)
         .memory_reservation(MEMORY_RESERVATION as u64)
         .max_wasm_stack(WASM_STACK)
-        .async_stack_size(ASYNC_STACK)
-        .allocation_strategy(InstanceAllocationStrategy::Pooling(pool(instances)));
-    if let Some(dir) = &runtime.cache {
-        config.cache(Some(cache(dir)?));
-    }
-    Engine::new(&config).map_err(|error| SetupError::Pool {
-        instances,
-        cause: format!("{error:#}"),
-    })
+        .async_stack_size(ASYNC_STACK);
+    config
+}
+
+/// An engine without a pool that compiles the same code as the process's, into a cache in `dir`.
+pub(crate) fn compile_engine(dir: &Path) -> wasmtime::Result<Engine> {
+    let mut cache = CacheConfig::new();
+    cache.with_directory(dir);
+    let mut config = code_config();
+    config.cache(Some(Cache::new(cache)?));
+    Engine::new(&config)
 }
 
 /// A pool with room for `instances` plugin instances, as many instances of sampling plugins, and those that

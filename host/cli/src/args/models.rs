@@ -20,6 +20,9 @@ pub struct ModelArgs {
     /// LoRA adapter in a GGUF file, of the first model unless named; repeatable, up to 16 for a model
     #[arg(long = "adapter", value_name = "[MODEL:]NAME=FILE")]
     pub adapters: Vec<AdapterArg>,
+    /// Map model files instead of reading them; a file that shrinks while it is served then ends the process
+    #[arg(long, help_heading = "Memory")]
+    pub mmap: bool,
     /// Most tokens of a sequence [default: the model's training context, at most 8192]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub context: Option<u32>,

@@ -21,7 +21,7 @@ mod threads;
 mod workload;
 
 use clap::{Parser, Subcommand};
-use corral_cli::{Error, logs, startup};
+use corral_cli::{Error, isolated_job, logs, startup};
 use std::process::ExitCode;
 
 /// Measure Corral
@@ -62,6 +62,9 @@ enum Bench {
 }
 
 fn main() -> ExitCode {
+    if let Some(exit) = isolated_job::run_job() {
+        return exit;
+    }
     let command_line = match corral_cli::command_line::parse::<CommandLine>() {
         Ok(Some(command_line)) => command_line,
         Ok(None) => return ExitCode::SUCCESS,

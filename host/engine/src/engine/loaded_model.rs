@@ -37,6 +37,9 @@ impl LoadedModel {
     /// Loads the model of a configuration.
     pub fn load(config: &ModelConfig, progress: &LoadProgress) -> Result<Self, LoadError> {
         check_magic(&config.path)?;
+        if let Some(check) = &config.check {
+            check.check(config)?;
+        }
         let plan = PlacementPlan::new(config)?;
         let mut tries = plan.attempts().into_iter().peekable();
         loop {
@@ -73,7 +76,12 @@ impl LoadedModel {
         layers: u32,
         progress: &LoadProgress,
     ) -> Result<Self, LoadError> {
-        let mut model = Model::load(&config.path, plan.placement(layers), progress)?;
+        let mut model = Model::load_with_access(
+            &config.path,
+            plan.placement(layers),
+            config.file_access,
+            progress,
+        )?;
         load_adapters(&mut model, &config.adapters)?;
         let model = Arc::new(model);
         let context = config.context_for(model.trained_context().max(1))?;

@@ -2,7 +2,7 @@ use super::*;
 use crate::config::{LinkedComponent, LinkedComponents, PluginConfig};
 use crate::runtime::{ComponentSource, Runtime};
 use crate::structure::tests::deep_type;
-use crate::test_support::{config, engine_and_linker};
+use crate::test_support::{compiler_and_linker, config};
 use crate::validate::compile;
 use corral_engine::ModelPool;
 
@@ -115,8 +115,8 @@ fn with_samplers(handler: Vec<u8>, samplers: &[(&str, Vec<u8>)]) -> PluginCompon
 
 /// Code and text of the error of compiling the plugin `chat`; empty if it compiles.
 fn error_of(components: &PluginComponents, limit: usize) -> (&'static str, String) {
-    let (engine, linker) = engine_and_linker();
-    match compile(&engine, &linker, "chat", components, limit) {
+    let (compiler, linker) = compiler_and_linker();
+    match compile(&compiler, &linker, "chat", components, limit) {
         Ok(_) => ("", String::new()),
         Err(error) => (error.code(), error.to_string()),
     }

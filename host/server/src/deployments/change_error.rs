@@ -36,7 +36,7 @@ pub(crate) enum ChangeError {
     )]
     CompileTimeout { limit: Duration },
     #[error(
-        "the last compilation of this component took too long; make it smaller, or strip its debug information; the same one can be tried again in {} s",
+        "the last compilation of this component exceeded its limits; make it smaller, or strip its debug information; the same one can be tried again in {} s",
         wait.as_secs() + 1
     )]
     RecentCompileTimeout { wait: Duration },

@@ -1,10 +1,8 @@
 //! Loads a stored revision as a plugin, without blocking the serving path.
 //!
-//! Components are compiled on low-priority threads, a few at a time and each within a time limit. A
-//! compilation cannot be interrupted: one that exceeds its limit fails its change but keeps its permit until
-//! it ends, and the same component is refused for an hour. If as many different components never finish
-//! compiling as there are permits, nothing new compiles until a restart and changes answer "busy"; serving,
-//! and changes that compile nothing, continue.
+//! A few components compile at a time, in child processes with limits on memory and time. A component that exceeds
+//! one is refused for an hour. Without child processes a compilation cannot be interrupted: one that exceeds its
+//! time fails its change but keeps its permit until it ends.
 
 use super::change_error::ChangeError;
 use super::compile_timeouts::CompileTimeouts;
@@ -65,9 +63,12 @@ impl Inner {
             let bytes = read.next().ok_or(ChangeError::Internal)?;
             config.linked = with_bytes(&manifest_linked, read);
             let runtime = &inner.runtime;
-            let plugin = runtime
-                .load_plugin_into(&deployment, &name, bytes, config)
-                .await?;
+            let loaded = runtime.load_plugin_into(&deployment, &name, bytes, config);
+            let loaded = loaded.await;
+            if matches!(&loaded, Err(error) if error.is_compile_limit()) {
+                inner.compile_timeouts().record(compiled, Instant::now());
+            }
+            let plugin = loaded?;
             {
                 let mut timeouts = inner.compile_timeouts();
                 end.store(true, Ordering::Relaxed);

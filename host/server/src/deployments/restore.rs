@@ -85,13 +85,16 @@ async fn retry_until_loaded(inner: Weak<Inner>, name: String) {
 impl ChangeError {
     /// Whether the cause may pass without a change of the deployment.
     fn is_temporary(&self) -> bool {
-        matches!(
-            self,
+        match self {
             ChangeError::Busy
-                | ChangeError::CompileTimeout { .. }
-                | ChangeError::RecentCompileTimeout { .. }
-                | ChangeError::Store(StoreError::Unreadable { .. })
-        )
+            | ChangeError::CompileTimeout { .. }
+            | ChangeError::RecentCompileTimeout { .. }
+            | ChangeError::Store(StoreError::Unreadable { .. }) => true,
+            ChangeError::Plugin(error) => {
+                matches!(error, corral_runtime::PluginError::CompileStopped { .. })
+            }
+            _ => false,
+        }
     }
 }
 
