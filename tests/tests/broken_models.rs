@@ -1,0 +1,281 @@
+//! Model files that end llama.cpp's process, and files that change while they are served. The server refuses such a
+//! file, or serves what it has read; other models never notice.
+
+use corral_tests::{Corral, artifacts, scratch_dir};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// Bytes of the demo model's header: metadata and the list of tensors.
+const HEADER: usize = 10_174;
+/// Metadata types of GGUF.
+const U32: u32 = 4;
+const F32: u32 = 6;
+const STRING: u32 = 8;
+/// Random mutants of a normal run; `CORRAL_MUTANTS` sets those of the ignored one.
+const MUTANTS: usize = 24;
+const SOAK_MUTANTS: usize = 10_000;
+/// Models of one server.
+const BATCH: usize = 40;
+
+/// A changed copy of the demo model.
+struct Mutant {
+    name: String,
+    bytes: Vec<u8>,
+}
+
+impl Mutant {
+    fn new(name: &str) -> Self {
+        Mutant {
+            name: name.to_owned(),
+            bytes: std::fs::read(artifacts::model()).expect("the model can be read"),
+        }
+    }
+
+    fn find(&self, text: &str) -> usize {
+        let mut windows = self.bytes[..HEADER].windows(text.len());
+        windows
+            .position(|some| some == text.as_bytes())
+            .expect(text)
+    }
+
+    /// Replaces the value of a key by one of the same length.
+    fn set(mut self, key: &str, kind: u32, value: &[u8]) -> Self {
+        let at = self.find(key) + key.len();
+        assert_eq!(self.bytes[at..at + 4], kind.to_le_bytes(), "{key}");
+        let at = at + 4 + if kind == STRING { 8 } else { 0 };
+        self.bytes[at..at + value.len()].copy_from_slice(value);
+        self
+    }
+
+    /// Replaces a string by one of another length, and takes the difference from another string, so that the header
+    /// keeps its length.
+    fn set_text(mut self, key: &str, text: &str, other_key: &str) -> Self {
+        let mut splice = |key: &str, change: &dyn Fn(&str) -> String| {
+            let at = self.find(key) + key.len() + 4;
+            let length = u64::from_le_bytes(*self.bytes[at..].first_chunk().expect("a length"));
+            let end = at + 8 + usize::try_from(length).expect("short");
+            let old = String::from_utf8(self.bytes[at + 8..end].to_vec()).expect("text");
+            let new = change(&old);
+            let mut value = (new.len() as u64).to_le_bytes().to_vec();
+            value.extend(new.as_bytes());
+            self.bytes.splice(at..end, value);
+            new.len() as i64 - old.len() as i64
+        };
+        let longer = splice(key, &|_| text.to_owned());
+        let shorten = |old: &str| {
+            let length = usize::try_from(old.len() as i64 - longer).expect("long enough");
+            format!("{old:<length$}")[..length].to_owned()
+        };
+        splice(other_key, &shorten);
+        self
+    }
+
+    /// Replaces the type of a tensor with two dimensions.
+    fn set_type(mut self, tensor: &str, kind: u32) -> Self {
+        let at = self.find(tensor) + tensor.len() + 4 + 2 * 8;
+        self.bytes[at..at + 4].copy_from_slice(&kind.to_le_bytes());
+        self
+    }
+
+    /// Changes a few random bytes, most of them in the header.
+    fn random(seed: u64) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut mutant = Mutant::new(&format!("random-{seed}"));
+        for _ in 0..random.random_range(1..=3) {
+            let end = match random.random_range(0..20) {
+                0 => mutant.bytes.len(),
+                _ => HEADER,
+            };
+            // The magic number stays, or the file is no model.
+            let at = random.random_range(4..end - 8);
+            match random.random_range(0..6) {
+                0 | 1 => mutant.bytes[at] ^= 1 << random.random_range(0..8),
+                2 => mutant.bytes[at] = random.random(),
+                3 => {
+                    let extremes = [0, 1, 7, u32::MAX, 1 << 31];
+                    let number = match random.random_range(0..=extremes.len()) {
+                        index if index < extremes.len() => extremes[index],
+                        _ => random.random(),
+                    };
+                    mutant.bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+                }
+                4 => {
+                    let from = random.random_range(4..end - 8);
+                    mutant.bytes.copy_within(from..from + 8, at);
+                }
+                _ if random.random_range(0..8) == 0 => mutant.bytes.truncate(at),
+                _ => mutant.bytes[at..at + 8].fill(0),
+            }
+            if mutant.bytes.len() <= HEADER {
+                break;
+            }
+        }
+        mutant
+    }
+
+    fn write(&self, dir: &Path) -> PathBuf {
+        let file = dir.join(format!("{}.gguf", self.name));
+        std::fs::write(&file, &self.bytes).expect("the scratch directory can be written");
+        file
+    }
+}
+
+/// `NAME=FILE`.
+fn named(name: &str, file: &Path) -> String {
+    format!("{name}={}", file.to_str().expect("UTF-8"))
+}
+
+/// A server with few cells for each model, and a cache of its own, so that it knows no file.
+fn start(dir: &Path, models: &[String]) -> Corral {
+    let cache = dir.join("cache");
+    let mut line = vec![
+        "--context",
+        "512",
+        "--kv-cells",
+        "512",
+        "--max-running",
+        "8",
+    ];
+    line.extend(["--cache-dir", cache.to_str().expect("UTF-8")]);
+    line.extend(models.iter().flat_map(|model| ["--model", model]));
+    Corral::start_with(&line)
+}
+
+fn request(model: &str) -> Value {
+    json!({"model": model, "prompt": "1+1=", "max_tokens": 4})
+}
+
+/// Asks each mutant beside two neighbors. Returns the statuses.
+fn ask_all(mutants: &[Mutant]) -> Vec<u16> {
+    let dir = scratch_dir();
+    let models = mutants.iter();
+    let models: Vec<_> = models
+        .map(|mutant| named(&mutant.name, &mutant.write(&dir)))
+        .collect();
+    let corral = start(&dir, &models);
+    let mut statuses = Vec::new();
+    let asked = corral.with_neighbors(|| {
+        for mutant in mutants {
+            let answer = corral.post("/generate", request(&mutant.name).to_string());
+            assert!(answer.status < 600, "{}: {answer:?}", mutant.name);
+            statuses.push(answer.status);
+        }
+    });
+    assert!(asked >= 2, "1+1 was answered {asked} times meanwhile");
+    corral.check_alive();
+    drop(corral);
+    std::fs::remove_dir_all(dir).expect("it is ours");
+    statuses
+}
+
+#[test]
+fn files_that_end_llama_are_refused() {
+    let u32 = |key: &str, value: u32| {
+        Mutant::new(&format!("{key}-{value}")).set(key, U32, &value.to_le_bytes())
+    };
+    let rms = |value: f32| {
+        let key = "qwen3.attention.layer_norm_rms_epsilon";
+        Mutant::new(&format!("rms{value}")).set(key, F32, &value.to_le_bytes())
+    };
+    let tokenizer = |text: &str| {
+        Mutant::new(text).set_text("tokenizer.ggml.model", text, "general.description")
+    };
+    let tensor =
+        |kind: u32| Mutant::new(&format!("type-{kind}")).set_type("blk.0.attn_k.weight", kind);
+    let mutants = [
+        u32("qwen3.block_count", 0),
+        u32("qwen3.block_count", 513),
+        u32("qwen3.block_count", u32::MAX),
+        u32("qwen3.rope.dimension_count", 0),
+        u32("qwen3.rope.dimension_count", 63),
+        // One flipped bit.
+        u32("qwen3.rope.dimension_count", 64 ^ 1),
+        u32("qwen3.rope.dimension_count", 64 ^ (1 << 20)),
+        rms(-1.0),
+        rms(f32::NAN),
+        tokenizer("llama"),
+        tokenizer("none"),
+        tensor(25),
+        tensor(26),
+    ];
+    let statuses = ask_all(&mutants);
+    for (mutant, status) in mutants.iter().zip(statuses) {
+        assert_eq!(status, 500, "{}", mutant.name);
+    }
+}
+
+#[test]
+fn random_mutants_leave_server_running() {
+    let mutants: Vec<_> = (0..MUTANTS as u64).map(Mutant::random).collect();
+    ask_all(&mutants);
+}
+
+#[test]
+#[ignore = "takes minutes for each thousand; CORRAL_MUTANTS and CORRAL_SEED choose"]
+fn many_random_mutants_leave_server_running() {
+    let number = |name: &str, otherwise: usize| {
+        let text = std::env::var(name).ok();
+        text.map_or(otherwise, |text| text.parse().expect("a number"))
+    };
+    let first = number("CORRAL_SEED", 1_000_000) as u64;
+    let count = number("CORRAL_MUTANTS", SOAK_MUTANTS) as u64;
+    let (mut usable, mut refused) = (0, 0);
+    let seeds = Vec::from_iter(first..first + count);
+    for seeds in seeds.chunks(BATCH) {
+        let mutants: Vec<_> = seeds.iter().copied().map(Mutant::random).collect();
+        for status in ask_all(&mutants) {
+            match status {
+                200 => usable += 1,
+                _ => refused += 1,
+            }
+        }
+        println!(
+            "{} of {count}: {usable} usable, {refused} refused",
+            usable + refused
+        );
+    }
+}
+
+#[test]
+fn served_file_may_change() {
+    let dir = scratch_dir();
+    let file = dir.join("copy.gguf");
+    std::fs::copy(artifacts::model(), &file).expect("copied");
+    let corral = start(&dir, &[named("copy", &file)]);
+    assert_eq!(corral.generate(&request("copy"))["text"], "2");
+    let bytes = std::fs::read(&file).expect("readable");
+    let asked = corral.with_neighbors(|| {
+        for changed in [&bytes[..4096], &[], &vec![0xff; bytes.len()]] {
+            // In place: the same inode.
+            std::fs::write(&file, changed).expect("writable");
+            for _ in 0..20 {
+                assert_eq!(corral.generate(&request("copy"))["text"], "2");
+            }
+        }
+    });
+    assert!(asked >= 2, "1+1 was answered {asked} times meanwhile");
+    corral.wait_until_idle();
+}
+
+#[test]
+fn good_verdict_is_kept_until_file_changes() {
+    let dir = scratch_dir();
+    let file = dir.join("copy.gguf");
+    std::fs::copy(artifacts::model(), &file).expect("copied");
+    let children = |corral: &Corral| {
+        assert_eq!(corral.generate(&request("copy"))["text"], "2");
+        corral.metrics().get("corral_child_processes_started_total")
+    };
+    // The first start also checks the first model, and compiles the plugins.
+    let corral = start(&dir, &[named("copy", &file)]);
+    assert!(children(&corral) >= 2.0);
+    drop(corral);
+    let corral = start(&dir, &[named("copy", &file)]);
+    assert_eq!(children(&corral), 0.0, "known");
+    drop(corral);
+    std::fs::copy(artifacts::model(), &file).expect("copied");
+    let corral = start(&dir, &[named("copy", &file)]);
+    assert_eq!(children(&corral), 1.0, "changed");
+}

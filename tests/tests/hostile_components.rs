@@ -1,0 +1,133 @@
+//! Components that need too much memory or time to compile. Only their own deployment fails.
+
+use corral_tests::deployments::{deploy, manifest, try_deploy, upload, variant};
+use corral_tests::{Corral, artifacts, scratch_dir};
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Growth of the server after an attack that counts as "given back".
+const LEFT_OVER: u64 = 128 << 20;
+
+/// A server with a store, and the store's directory.
+fn start() -> (Corral, PathBuf) {
+    let dir = scratch_dir();
+    let corral = Corral::start_with(&["--store", dir.to_str().expect("UTF-8")]);
+    (corral, dir)
+}
+
+/// A component of 131 KB whose one function has many locals and loops: each local lives through all loops, so that the
+/// compiler's memory grows with the product. `number` makes it unknown to the cache.
+fn costly_component(number: usize) -> Vec<u8> {
+    let count = 5000 + number;
+    let loops: String = (0..count)
+        .map(|local| {
+            format!(
+                "(loop (local.set {local} (i32.add (local.get {local}) (i32.const 1))) \
+                 (br_if 0 (local.get {local})))"
+            )
+        })
+        .collect();
+    let locals = "i32 ".repeat(count);
+    let text = format!("(component (core module (func (export \"f\") (local {locals}) {loops})))");
+    wat::parse_str(text).expect("a component")
+}
+
+/// Resident bytes of a process.
+fn resident_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    kib.and_then(|kib| kib.parse::<u64>().ok()).expect(&status) << 10
+}
+
+/// Process ids of a server's children.
+fn children_of(server: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").expect("there is one").flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let is_child = |pid: &u32| {
+        let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let mut arguments = arguments.split(|byte| *byte == 0).skip(1);
+        arguments.next() == Some(b"isolated-job")
+            && arguments.nth(1) == Some(server.to_string().as_bytes())
+    };
+    pids.filter(is_child).collect()
+}
+
+#[test]
+fn costly_component_is_refused_others_deploy() {
+    let (corral, _dir) = start();
+    let before = resident_bytes(corral.pid());
+    let asked = corral.with_neighbors(|| {
+        std::thread::scope(|scope| {
+            let costly = scope.spawn(|| {
+                let digest = upload(&corral, &costly_component(0));
+                let manifest = manifest("costly", &digest, json!({}));
+                // Memory, or on a slow machine the time.
+                let detail = try_deploy(&corral, &manifest).problem(422, "compile-limit");
+                assert!(
+                    detail.contains("it needs more than") || detail.contains("it takes more than"),
+                    "{detail}"
+                );
+                let detail = try_deploy(&corral, &manifest).problem(422, "compile-timeout");
+                assert!(detail.contains("exceeded its limits"), "{detail}");
+            });
+            let good = std::fs::read(artifacts::plugin("misbehave")).expect("it is built");
+            for number in 0.. {
+                let digest = upload(&corral, &variant(&good, u64::from(corral.pid()) + number));
+                let name = format!("good-{number}");
+                assert_eq!(deploy(&corral, &manifest(&name, &digest, json!({}))), 1);
+                assert!(resident_bytes(corral.pid()) < before + LEFT_OVER);
+                if costly.is_finished() {
+                    break;
+                }
+            }
+        });
+    });
+    assert!(asked >= 10, "1+1 was answered {asked} times meanwhile");
+    let metrics = corral.wait_until_idle();
+    assert_eq!(metrics.get("corral_child_processes"), 0.0);
+    assert_eq!(metrics.get("corral_child_processes_killed_total"), 1.0);
+    assert!(resident_bytes(corral.pid()) < before + LEFT_OVER);
+}
+
+#[test]
+fn known_component_starts_no_child() {
+    let (corral, _dir) = start();
+    let started = || corral.metrics().get("corral_child_processes_started_total");
+    let plugin = std::fs::read(artifacts::plugin("misbehave")).expect("it is built");
+    let plugin = variant(&plugin, u64::from(std::process::id()));
+    let before = started();
+    let digest = upload(&corral, &plugin);
+    deploy(&corral, &manifest("first", &digest, json!({})));
+    assert_eq!(started(), before + 1.0);
+    deploy(&corral, &manifest("second", &digest, json!({})));
+    assert_eq!(started(), before + 1.0);
+    assert_eq!(corral.get("/second/ok").status, 200);
+}
+
+#[test]
+fn child_ends_with_killed_server() {
+    let (mut corral, _dir) = start();
+    let server = corral.pid();
+    let digest = upload(&corral, &costly_component(1));
+    let manifest = manifest("costly", &digest, json!({}));
+    let manifest = manifest.to_string().into_bytes();
+    std::thread::scope(|scope| {
+        let deploying =
+            scope.spawn(|| corral.try_request_admin("POST", "/deployments/costly", &manifest));
+        corral.wait_until("a child runs", |metrics| {
+            metrics.get("corral_child_processes") == 1.0
+        });
+        assert_eq!(children_of(server).len(), 1);
+        corral.signal("KILL");
+        let response = deploying.join().expect("no panic");
+        response.expect_err("the server is killed");
+    });
+    corral.wait();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !children_of(server).is_empty() {
+        assert!(Instant::now() < deadline, "the child outlived its server");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
