@@ -102,6 +102,8 @@ fn config(input: JobInput) -> Result<ModelConfig, LoadError> {
     let context = config.context_for(trained.max(1))?.min(CONTEXT);
     config.context = Some(context).filter(|context| *context >= 2);
     config.cells = Some(context.max(CONTEXT));
+    // Several would wait for each other on a busy machine.
+    config.threads = Some(1);
     config.max_running = MAX_RUNNING;
     config.swap_ram = 0;
     config.prefix_offload_ram = 0;
