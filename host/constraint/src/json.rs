@@ -199,7 +199,7 @@ impl<'a> SchemaCheck<'a> {
                 }
                 self.limit(
                     self.properties,
-                    "properties together with those before",
+                    "properties with the objects before",
                     limits::MAX_PROPERTIES,
                 )?;
                 for (name, schema) in schemas {

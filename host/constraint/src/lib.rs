@@ -11,7 +11,7 @@
 //! - Texts, counts, nesting, compiled sizes and the work per mask have [`limits`]. A grammar that
 //!   exceeds one is an error of its request, which says where.
 //! - Grammars compile on threads with a deep stack, a few at a time; callers wait a bounded time. Compilations and
-//!   calls of matchers count their work through the crate `hasher`, and end above a limit.
+//!   calls of matchers count their work through `host/constraint/hasher`, and end above a limit.
 //! - Matchers share no mutable state. A panic inside `llguidance` becomes an error.
 //!
 //! This crate knows no model: it sees the vocabulary through [`Vocabulary`].

@@ -15,8 +15,8 @@ pub const MAX_NESTING: u32 = 100;
 pub const MAX_COUNT: u64 = 100_000;
 /// How long a caller waits for a compilation, and how long the compilation may take.
 pub const MAX_COMPILE_TIME: Duration = Duration::from_secs(5);
-/// Hashes of one compilation, which measure its work: see the crate `hasher`. A schema of 4,000 properties needs
-/// 1.2 million. With the 60 bytes that some of them allocate, this also limits the memory.
+/// Hashes of one compilation, which measure its work: see `host/constraint/hasher`. A schema of 4,000 properties needs
+/// 1.2 million. Each allocates at most some 60 bytes, so this also limits the memory.
 pub const MAX_COMPILE_HASHES: u64 = 5_000_000;
 /// Hashes of one call of a matcher, which all requests wait for: some 50 milliseconds.
 pub const MAX_STEP_HASHES: u64 = 300_000;
