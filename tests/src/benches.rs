@@ -2,7 +2,7 @@
 
 use crate::command_line::run_program;
 use crate::server::TIMEOUT;
-use crate::{Ended, artifacts};
+use crate::{RunOutput, artifacts};
 use serde_json::Value;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -23,12 +23,12 @@ pub fn plugin(name: &str) -> FileOption<'static> {
 
 /// Runs a bench with these words, separated by blanks, and these files: `load` of `corral`, all others of
 /// `corral-bench`.
-pub fn bench(words: &str, files: &[FileOption<'_>]) -> Ended {
+pub fn bench(words: &str, files: &[FileOption<'_>]) -> RunOutput {
     bench_within(TIMEOUT, words, files)
 }
 
 /// [`bench()`] with another time limit.
-pub fn bench_within(limit: Duration, words: &str, files: &[FileOption<'_>]) -> Ended {
+pub fn bench_within(limit: Duration, words: &str, files: &[FileOption<'_>]) -> RunOutput {
     let is_load = words.split_whitespace().next() == Some("load");
     let (program, command) = match is_load {
         true => (artifacts::binary(), Some("bench")),
@@ -50,7 +50,7 @@ pub fn measure(words: &str, files: &[FileOption<'_>]) -> Value {
 }
 
 /// The JSON object on standard output, of the bench that `words` start with.
-pub fn object(words: &str, ended: &Ended) -> Value {
+pub fn object(words: &str, ended: &RunOutput) -> Value {
     let read = serde_json::from_str(&ended.stdout);
     let result: Value = read.unwrap_or_else(|error| panic!("no JSON, {error}: {ended:?}"));
     let name = words.split_whitespace().next();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// The result of a run.
 #[derive(Clone, Debug)]
-pub struct Ended {
+pub struct RunOutput {
     /// The exit code; `None` if a signal ended it.
     pub code: Option<i32>,
     /// Standard output.
@@ -20,7 +20,7 @@ pub struct Ended {
     pub stderr: String,
 }
 
-impl Ended {
+impl RunOutput {
     /// Asserts this exit code, no output, and one line with an error that contains these texts. Progress may precede
     /// the error.
     pub fn check_error(&self, code: i32, expected: &[&str]) {
@@ -35,7 +35,7 @@ impl Ended {
 }
 
 /// Runs `corral serve` on free ports with the demo model, unless `arguments` say otherwise.
-pub fn serve(arguments: &[&str]) -> Ended {
+pub fn serve(arguments: &[&str]) -> RunOutput {
     let model = artifacts::model();
     let model = model.to_str().expect("a path in UTF-8");
     let mut line = vec!["serve"];
@@ -52,7 +52,7 @@ pub fn serve(arguments: &[&str]) -> Ended {
 }
 
 /// Runs `corral run` with a plugin, the demo model as `tiny`, these options, and these arguments of the plugin.
-pub fn run_plugin(plugin: &Path, options: &[&str], arguments: &[&str]) -> Ended {
+pub fn run_plugin(plugin: &Path, options: &[&str], arguments: &[&str]) -> RunOutput {
     let mut line: Vec<OsString> = vec!["run".into(), plugin.into(), "--model".into()];
     line.push(argument("tiny", &artifacts::model()));
     // One thread: see `Corral::start`.
@@ -69,7 +69,7 @@ pub fn run_plugin(plugin: &Path, options: &[&str], arguments: &[&str]) -> Ended 
 }
 
 /// Runs `corral` with these arguments. Panics if it takes longer than [`TIMEOUT`].
-pub fn run(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Ended {
+pub fn run(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> RunOutput {
     run_program(&artifacts::binary(), TIMEOUT, arguments)
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn run_program(
     program: &Path,
     limit: Duration,
     arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
-) -> Ended {
+) -> RunOutput {
     let mut child = Command::new(program)
         .args(arguments)
         .env_remove("RUST_LOG")
@@ -108,7 +108,7 @@ pub(crate) fn run_program(
             child.kill().expect("own child");
             child.wait().expect("own child");
         }
-        let ended = Ended {
+        let ended = RunOutput {
             code: status.and_then(|status| status.code()),
             stdout: stdout.join().expect("no panic"),
             stderr: stderr.join().expect("no panic"),

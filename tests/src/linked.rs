@@ -1,4 +1,4 @@
-//! The test plugin `roles` and its linked components.
+//! The test plugin `handler`, deployed as `roles`, and its linked components.
 
 use crate::deployments::deploy_dir;
 use crate::{Corral, Response};
@@ -9,7 +9,7 @@ pub const TEMPLATE: &str = r#""templates.wasm""#;
 /// A templating component that inherits the deployment's grants.
 pub const INHERITING_TEMPLATE: &str = r#"{ component = "templates.wasm", inherit = true }"#;
 
-/// Starts a server with `roles` at `/roles`, linked with a template and the samplers `any` and `other`
+/// Starts a server with the plugin at `/roles`, linked with a template and the samplers `any` and `other`
 /// (one component under two names).
 pub fn start(arguments: &[&str]) -> Corral {
     let corral = Corral::start_with_store(arguments);
@@ -17,7 +17,7 @@ pub fn start(arguments: &[&str]) -> Corral {
     corral
 }
 
-/// Deploys `roles` as `name` at `/NAME`, linked with `template`; `more` is added to the manifest.
+/// Deploys the plugin as `name` at `/NAME`, linked with `template`; `more` is added to the manifest.
 pub fn deploy(corral: &Corral, name: &str, template: &str, more: &str) {
     let manifest = format!(
         "name = '{name}'\ncomponent = 'handler.wasm'\nroutes = ['/{name}']\n{more}\n\
@@ -36,7 +36,7 @@ pub fn post(corral: &Corral, path: &str, body: &Value) -> Value {
 
 /// The plugin's report of a failed host call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CallError {
+pub struct GuestError {
     /// The call that failed.
     pub at: String,
     /// The error's case as in `wit/`; `other` for an error that the host did not make.
@@ -47,7 +47,7 @@ pub struct CallError {
     pub tokens: usize,
 }
 
-impl CallError {
+impl GuestError {
     /// Asserts the call and the case.
     pub fn check(&self, at: &str, case: &str) {
         assert_eq!((&*self.at, &*self.case), (at, case), "{self:?}");
@@ -58,7 +58,7 @@ impl CallError {
         assert_eq!(answer.status, 400, "{answer:?}");
         let body = answer.json();
         let text = |name: &str| body["error"][name].as_str().expect("a text").to_owned();
-        CallError {
+        GuestError {
             at: text("at"),
             case: text("case"),
             text: text("text"),
@@ -68,6 +68,6 @@ impl CallError {
 }
 
 /// Posts to a path of the plugin a request that must fail.
-pub fn post_failing(corral: &Corral, path: &str, body: &Value) -> CallError {
-    CallError::read(&corral.post(path, body.to_string()))
+pub fn post_failing(corral: &Corral, path: &str, body: &Value) -> GuestError {
+    GuestError::read(&corral.post(path, body.to_string()))
 }

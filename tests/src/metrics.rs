@@ -113,7 +113,8 @@ impl Metrics {
     }
 
     /// Asserts the engine's token identity, which holds when nothing runs: tokens computed = prompt − cached +
-    /// generated − 1 per request + rejected drafts + recomputed + discarded.
+    /// generated − 1 per request − forced at the end + rejected drafts + next-token requests + recomputed +
+    /// discarded.
     pub(crate) fn check_token_identity(&self) {
         let get = |name: &str| self.get(&format!("corral_engine_{name}_total"));
         assert_eq!(

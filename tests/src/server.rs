@@ -1,6 +1,6 @@
 //! A running `corral serve`: its start, its output and its end. `client` sends requests, `waiting` reads metrics.
 
-use crate::{Ended, artifacts, run, scratch_dir};
+use crate::{RunOutput, artifacts, run, scratch_dir};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -214,7 +214,7 @@ impl Corral {
     }
 
     /// Runs a command of `corral` for this server's admin listener.
-    pub fn cli(&self, arguments: &[&str]) -> Ended {
+    pub fn cli(&self, arguments: &[&str]) -> RunOutput {
         let mut line = [arguments, &["--admin", &self.admin]].concat();
         let file = self.token_file.as_ref();
         if let Some(file) = file.and_then(|file| file.to_str()) {

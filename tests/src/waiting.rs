@@ -60,17 +60,17 @@ impl Corral {
     /// equal scrapes in a row count as idle.
     pub fn wait_until_idle(&self) -> Metrics {
         let started = Instant::now();
-        let (mut quiet, mut decoded) = (0, -1.0);
+        let (mut quiet, mut computed) = (0, -1.0);
         loop {
             let metrics = self.metrics();
             let left = metrics.nonzero(&IDLE_ZERO);
             let now = metrics.get("corral_engine_computed_tokens_total");
-            quiet = if left.is_empty() && now == decoded {
+            quiet = if left.is_empty() && now == computed {
                 quiet + 1
             } else {
                 0
             };
-            decoded = now;
+            computed = now;
             if quiet == 5 {
                 metrics.check_token_identity();
                 return metrics;

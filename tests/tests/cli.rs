@@ -126,7 +126,7 @@ fn invalid_plugin_file_is_one_line_error() {
         ),
         (
             artifacts::plugin("unknown-export"),
-            &["exports no role", "wasi:http/handler"],
+            &["exports nothing that Corral can call", "wasi:http/handler"],
         ),
     ] {
         let plugin = format!("/x={}", text(&file));

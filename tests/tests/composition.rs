@@ -142,14 +142,14 @@ fn misfit_linked_components_say_why() {
             json!({"templating": sampler_component}),
             422,
             "wrong-link",
-            "a (its link templating) exports no corral:plugin/templating@0.1.0, for which it is linked; it exports corral:plugin/sampling@0.1.0",
+            "a (linked component 'templating') exports no corral:plugin/templating@0.1.0, for which it is linked; it exports corral:plugin/sampling@0.1.0",
         ),
         (
             handler,
             json!({"templating": template, "sampling": {"x": template}}),
             422,
             "wrong-link",
-            "a (its link sampling.x) exports no corral:plugin/sampling@0.1.0",
+            "a (linked component 'sampling.x') exports no corral:plugin/sampling@0.1.0",
         ),
         (
             handler,
@@ -177,7 +177,7 @@ fn misfit_linked_components_say_why() {
             json!({"templating": junk}),
             422,
             "not-a-component",
-            "a (its link templating) is not a WebAssembly component",
+            "a (linked component 'templating') is not a WebAssembly component",
         ),
         (
             handler,
@@ -230,12 +230,12 @@ fn too_deep_types_are_refused() {
             (
                 &handler,
                 json!({"templating": deep}),
-                "a (its link templating)",
+                "a (linked component 'templating')",
             ),
             (
                 &handler,
                 json!({"templating": template, "sampling": {"x": deep}}),
-                "a (its link sampling.x)",
+                "a (linked component 'sampling.x')",
             ),
         ] {
             let answer = try_deploy(&corral, &linked("a", component, links));

@@ -44,8 +44,8 @@ fn every_token_is_computed_once() {
     let metrics = corral.wait_until_idle();
     let expected = *expected.lock().expect("no panic while held");
     let recomputed = metrics.get("corral_engine_recomputed_tokens_total");
-    let decoded = metrics.get("corral_engine_computed_tokens_total");
-    assert_eq!(decoded, expected + recomputed);
+    let computed = metrics.get("corral_engine_computed_tokens_total");
+    assert_eq!(computed, expected + recomputed);
     // The long prompts share a prefix.
     assert!(metrics.get("corral_engine_prefix_cache_hits_tokens_total") > 3000.0);
     assert_eq!(metrics.get("corral_engine_requests_finished_total"), 72.0);
@@ -96,10 +96,10 @@ fn disconnected_clients_leave_nothing_behind() {
     assert!((4.0..=16.0).contains(&cancelled), "{cancelled}");
     assert!(metrics.get("corral_engine_discarded_tokens_total") > 0.0);
     // No client waited for so many tokens, so the engine did not compute them all.
-    let decoded = metrics.get("corral_engine_computed_tokens_total");
+    let computed = metrics.get("corral_engine_computed_tokens_total");
     assert!(
-        decoded < 16.0 * 3000.0,
-        "{decoded} tokens that nobody reads"
+        computed < 16.0 * 3000.0,
+        "{computed} tokens that nobody reads"
     );
     // Clients that had received output are counted.
     assert!(metrics.get("corral_http_requests_aborted_total") >= 8.0);
@@ -221,11 +221,11 @@ fn check_costs(answers: Answers) {
     at_most("polls of calls", polls, for_chunks + 24.0 * streams);
     // To open the model, append the prompt and begin; per token only to read logprobs.
     let calls = count("deployment_host_calls");
-    let likely = match answers {
+    let logprob_reads = match answers {
         Answers::Streamed => tokens,
         Answers::Framed | Answers::Whole => 0.0,
     };
-    at_most("host calls", calls, likely + 64.0 * streams);
+    at_most("host calls", calls, logprob_reads + 64.0 * streams);
     // One event per chunk, then the report and the end.
     let frames = count("deployment_response_frames");
     at_most("response_frames", frames, chunks + 4.0 * streams);

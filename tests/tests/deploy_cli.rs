@@ -92,7 +92,7 @@ fn deploy_errors_are_one_line() {
         (
             1,
             vec!["deploy", component, "--route", "/x"],
-            "exports no role",
+            "exports nothing that Corral can call",
         ),
         (2, vec!["deploy", component], "give --route /unknown-export"),
         (2, vec!["deploy", component, "--route", "x"], "write '/x'"),

@@ -71,7 +71,11 @@ fn refused_deploy_says_why() {
             "does-not-compile",
             "cannot be compiled",
         ),
-        (component("unknown-export"), "no-role", "exports no role"),
+        (
+            component("unknown-export"),
+            "no-role",
+            "exports nothing that Corral can call",
+        ),
         (
             component("unknown-import"),
             "unknown-import",

@@ -1,9 +1,9 @@
 //! `corral doctor`, and the options for devices and KV cell types.
 
-use corral_tests::{Corral, Ended, RELIABLE_SUMS, run, scratch_dir, serve};
+use corral_tests::{Corral, RELIABLE_SUMS, RunOutput, run, scratch_dir, serve};
 use serde_json::Value;
 
-fn doctor(arguments: &[&str]) -> Ended {
+fn doctor(arguments: &[&str]) -> RunOutput {
     run(["doctor"].iter().chain(arguments))
 }
 

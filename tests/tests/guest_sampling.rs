@@ -71,8 +71,8 @@ fn guest_loop_computes_each_token_once() {
         requests
     );
     let recomputed = (0..requests as u32).map(|step| question + f64::from(step));
-    let decoded = between.growth("corral_engine_computed_tokens_total", &before);
-    assert_eq!(decoded, recomputed.sum::<f64>());
+    let computed = between.growth("corral_engine_computed_tokens_total", &before);
+    assert_eq!(computed, recomputed.sum::<f64>());
     drop(corral);
 
     let corral = start(&[]);
@@ -106,12 +106,12 @@ fn forks_share_computed_tokens() {
         let text = sum.question_in(200);
         assert_eq!(post(&corral, "beam", &text), sum.answer());
         let after = corral.wait_until_idle();
-        let decoded = after.growth("corral_engine_computed_tokens_total", &before);
+        let computed = after.growth("corral_engine_computed_tokens_total", &before);
         let requests = after.growth("corral_engine_next_token_requests_total", &before);
         // The text at most once, and one token for each call after the first.
         assert!(
-            decoded <= 200.0 + requests - 1.0,
-            "{decoded} of {requests} requests"
+            computed <= 200.0 + requests - 1.0,
+            "{computed} of {requests} requests"
         );
     }
 }
@@ -126,12 +126,12 @@ fn truncated_sequence_generates_again() {
     let (questions, answers) = lines(&RELIABLE_SUMS);
     let body = format!("{}\n{questions}", story.replace('\n', "|"));
     // The story is computed once, for any number of forks.
-    let decoded = corral.computed_tokens(|| {
+    let computed = corral.computed_tokens(|| {
         assert_eq!(post(&corral, "again", &body), answers);
     });
     let output = RELIABLE_SUMS.map(|sum| sum.question().len() + sum.answer().len());
     let new = story.len() + output.iter().sum::<usize>();
-    assert!(decoded <= new as f64, "{decoded} of {new}");
+    assert!(computed <= new as f64, "{computed} of {new}");
 }
 
 #[test]
@@ -181,11 +181,11 @@ fn snapshot_survives_restart_for_its_deployment() {
     drop(corral);
 
     let corral = start(&["--snapshot-dir", dir]);
-    let decoded = corral.computed_tokens(|| {
+    let computed = corral.computed_tokens(|| {
         assert_eq!(post(&corral, "kept", "fox"), sum.answer());
     });
     // The last token of the text and the answer: the snapshot holds the state.
-    assert_eq!(decoded, 1.0 + sum.answer().len() as f64);
+    assert_eq!(computed, 1.0 + sum.answer().len() as f64);
     assert_eq!(post(&corral, "forget", "fox"), "ok");
     missing(&corral, "/loops", "kept", "fox", "NotFound");
     corral.wait_until_idle();

@@ -1,7 +1,7 @@
 //! Faulty linked components: a sampler fails its own generation, a template its own request. Others notice
 //! nothing, and nothing is left over.
 
-use corral_tests::linked::{CallError, TEMPLATE, deploy, post, post_failing, start};
+use corral_tests::linked::{GuestError, TEMPLATE, deploy, post, post_failing, start};
 use corral_tests::{Corral, ENDLESS_TOKENS, EventStream};
 use serde_json::{Value, json};
 use std::net::TcpStream;
@@ -32,7 +32,7 @@ struct Fault(
 );
 
 impl Fault {
-    fn check(&self, failed: &CallError) {
+    fn check(&self, failed: &GuestError) {
         let Fault(request, at, case, words, tokens) = self;
         let start: String = request.to_string().chars().take(200).collect();
         failed.check(at, case);

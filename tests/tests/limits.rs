@@ -86,7 +86,9 @@ fn every_limit_trips_and_counts_alone() {
             let labels = format!("deployment=\"{limit}\",limit=\"{limit}\"");
             expected.insert(labels, f64::from(tripped));
             // All samples of all deployments, so that no other limit was counted.
-            let counted = corral.metrics().samples("corral_deployment_limit_total");
+            let counted = corral
+                .metrics()
+                .samples("corral_deployment_limit_hits_total");
             assert_eq!(counted, expected, "{limit}");
         }
     });
@@ -315,7 +317,9 @@ fn full_instance_pool_is_counted() {
         held.pop();
         sum.join().expect("the right answer");
     });
-    let counted = corral.metrics().samples("corral_deployment_limit_total");
+    let counted = corral
+        .metrics()
+        .samples("corral_deployment_limit_hits_total");
     let expected = ["more", "other"].map(|name| {
         let labels = format!("deployment=\"{name}\",limit=\"pool\"");
         (labels, 1.0)

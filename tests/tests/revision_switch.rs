@@ -116,7 +116,8 @@ fn revision_switches_under_load_lose_no_request() {
     let mut old = corral.drip("/swap");
 
     let done = AtomicBool::new(false);
-    let (acknowledged, over_1, over_2) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let (acknowledged, http1_answers, http2_answers) =
+        (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let ending = SetOnDrop(&done);
         for _ in 0..CLIENTS {
@@ -125,13 +126,13 @@ fn revision_switches_under_load_lose_no_request() {
                 while !done.load(Ordering::Acquire) {
                     seen.before_request();
                     seen.check(&corral.get("/swap/env"));
-                    over_1.fetch_add(1, Ordering::Relaxed);
+                    http1_answers.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
         scope.spawn(|| {
             let answers = block_on(request_over_http_2(corral.public(), &acknowledged, &done));
-            over_2.store(answers, Ordering::Relaxed);
+            http2_answers.store(answers, Ordering::Relaxed);
         });
         // Generations of another deployment run beside it.
         scope.spawn(|| {
@@ -160,9 +161,9 @@ fn revision_switches_under_load_lose_no_request() {
         });
         drop(ending);
     });
-    let (over_1, over_2) = (over_1.into_inner(), over_2.into_inner());
+    let (http1_answers, http2_answers) = (http1_answers.into_inner(), http2_answers.into_inner());
     assert!(
-        over_1 > SWITCHES && over_2 > SWITCHES,
+        http1_answers > SWITCHES && http2_answers > SWITCHES,
         "there were too few requests"
     );
     old.next_drip();

@@ -1,4 +1,4 @@
-//! Failures reported of earlier servers, one test each. Answers and the engine's counters decide, not times.
+//! Bugs reported in earlier versions, one test each. Answers and the engine's counters decide, not times.
 
 use corral_tests::{
     Corral, ENDLESS_TOKENS, MANY_CELLS, Metrics, RELIABLE_SUMS, Sum, distinct_sums,
@@ -31,7 +31,7 @@ fn is_consistent(metrics: &Metrics) -> bool {
     metrics.get(STEPS) == metrics.get("corral_engine_step_rows_count")
 }
 
-/// Once: one position variable served all requests. The second request failed, and the third crashed the process.
+/// Regression: one position variable served all requests. The second request failed, and the third crashed the process.
 #[test]
 fn repeated_requests_neither_fail_nor_crash() {
     let corral = Corral::start_with(&["--max-running", "4"]);
@@ -67,7 +67,7 @@ fn repeated_requests_neither_fail_nor_crash() {
     assert_eq!(metrics.get(FINISHED), 2.0 * questions.len() as f64);
 }
 
-/// Once: records of old requests were kept and scanned. A one-token request took 60 ms, the eighth one 280 ms.
+/// Regression: records of old requests were kept and scanned. A one-token request took 60 ms, the eighth one 280 ms.
 #[test]
 fn later_requests_do_the_same_work() {
     let corral = Corral::start();
@@ -106,7 +106,7 @@ fn later_requests_do_the_same_work() {
     corral.wait_until_idle();
 }
 
-/// Once: each step computed the prompt and all generated tokens again.
+/// Regression: each step computed the prompt and all generated tokens again.
 #[test]
 fn histories_are_not_recomputed_each_step() {
     /// Tokens that a step holds.
@@ -132,7 +132,7 @@ fn histories_are_not_recomputed_each_step() {
     );
 }
 
-/// Once: a batch had to finish before the next began. It shrank until its longest request ran alone, while others
+/// Regression: a batch had to finish before the next began. It shrank until its longest request ran alone, while others
 /// waited.
 #[test]
 fn batches_stay_full_while_requests_wait() {
@@ -187,7 +187,7 @@ fn batches_stay_full_while_requests_wait() {
     );
 }
 
-/// Once: the sequence id was the index in the batch, so requests that came and went shared cells.
+/// Regression: the sequence id was the index in the batch, so requests that came and went shared cells.
 #[test]
 fn sequence_ids_are_never_shared() {
     let corral = Corral::start_with(&["--max-running", "4"]);
@@ -228,7 +228,7 @@ fn sequence_ids_are_never_shared() {
     );
 }
 
-/// Once: the state of a request stayed if it did not finish normally.
+/// Regression: the state of a request stayed if it did not finish normally.
 #[test]
 fn ended_requests_leave_no_records() {
     const CALLS: usize = 8;
@@ -275,7 +275,7 @@ fn ended_requests_leave_no_records() {
     }
 }
 
-/// Once: a batch held prompts of one length only, so a long one ran alone and blocked all others.
+/// Regression: a batch held prompts of one length only, so a long one ran alone and blocked all others.
 #[test]
 fn prompts_of_any_length_share_a_batch() {
     const STREAMS: usize = 3;
@@ -325,7 +325,7 @@ fn prompts_of_any_length_share_a_batch() {
     corral.wait_until_idle();
 }
 
-/// Once: requests that came while a batch ran waited for its end.
+/// Regression: requests that came while a batch ran waited for its end.
 #[test]
 fn new_requests_join_a_running_batch() {
     let corral = Corral::start();

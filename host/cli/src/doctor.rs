@@ -77,7 +77,7 @@ impl Report {
 
     fn text(&self) -> String {
         let features = match self.features.as_slice() {
-            [] => "for the CPU alone".to_owned(),
+            [] => "with the CPU backend only".to_owned(),
             features => format!("with {}", features.join(", ")),
         };
         let mut text = format!("corral {}, built {features}\n", env!("CARGO_PKG_VERSION"));

@@ -24,7 +24,7 @@ pub struct NewArgs {
     /// Name of the key in logs and metrics [default: the tenant and a random suffix]
     #[arg(long, value_parser = name)]
     name: Option<String>,
-    /// Tenant of the key; the keys of a tenant share its quota and its turn
+    /// Tenant of the key; the keys of a tenant share its quota and its fair share
     #[arg(long, value_parser = name)]
     tenant: String,
     /// Deployment that the key is valid for, by name or by the route of a --plugin; repeatable [default: all]

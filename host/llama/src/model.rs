@@ -205,16 +205,15 @@ impl Model {
     /// having it.
     pub fn can_truncate(&self) -> bool {
         // SAFETY: the model is alive.
-        self.can_fork() && unsafe { sys::llama_model_n_swa(self.as_ptr()) } <= 0
+        !self.has_recurrent_layers() && unsafe { sys::llama_model_n_swa(self.as_ptr()) } <= 0
     }
 
-    /// Whether attention covers all positions in some layers, and no layer is recurrent: false for recurrent and hybrid
-    /// models.
-    pub fn can_fork(&self) -> bool {
+    /// Whether some or all layers are recurrent: true for recurrent and hybrid models.
+    pub fn has_recurrent_layers(&self) -> bool {
         // SAFETY: the model is alive.
         unsafe {
-            !sys::llama_model_is_recurrent(self.as_ptr())
-                && !sys::llama_model_is_hybrid(self.as_ptr())
+            sys::llama_model_is_recurrent(self.as_ptr())
+                || sys::llama_model_is_hybrid(self.as_ptr())
         }
     }
 

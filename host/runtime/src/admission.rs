@@ -5,7 +5,7 @@
 //!
 //! Waiting calls are admitted in order of arrival, even if a later one has a larger limit, so that calls
 //! with a small limit do not starve. All deployments share the instance pool, first come first served. A
-//! deployment gets at most seven eighths of its permits, and always leaves one.
+//! deployment holds at most seven eighths of the pool's permits, and always leaves one.
 
 use crate::call_error::CallError;
 use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters};
@@ -24,12 +24,12 @@ const RESERVED_ONE_IN: usize = 8;
 
 /// Permits for instances, shared by all deployments.
 #[derive(Debug)]
-pub(crate) struct InstancePool {
+pub(crate) struct InstancePermits {
     permits: Arc<Semaphore>,
     max_per_deployment: usize,
 }
 
-impl InstancePool {
+impl InstancePermits {
     /// A pool of `instances` permits.
     pub(crate) fn new(instances: usize) -> Self {
         let instances = instances.min(Semaphore::MAX_PERMITS);
@@ -54,7 +54,7 @@ impl InstancePool {
 #[derive(Debug)]
 pub(crate) struct CallQueue {
     state: Mutex<QueueState>,
-    pool: Arc<InstancePool>,
+    pool: Arc<InstancePermits>,
     /// Mean time of a call in milliseconds. Each call has a weight of one eighth.
     mean_millis: AtomicU64,
     process: Arc<ProcessCounters>,
@@ -68,12 +68,12 @@ struct QueueState {
     /// Calls that wait for a deployment permit or for the pool.
     waiting: usize,
     /// Calls that wait for a deployment permit, in order of arrival.
-    line: VecDeque<Waiter>,
+    line: VecDeque<QueuedCall>,
     next_number: u64,
 }
 
 #[derive(Debug)]
-struct Waiter {
+struct QueuedCall {
     number: u64,
     concurrent: usize,
     admitted: oneshot::Sender<()>,
@@ -87,7 +87,7 @@ impl QueueState {
             && let Some(first) = self.line.pop_front()
         {
             self.running += 1;
-            // If the call is gone, its `WaitPosition` returns the permit.
+            // If the call is gone, its `QueuePosition` returns the permit.
             let _ = first.admitted.send(());
         }
     }
@@ -95,7 +95,7 @@ impl QueueState {
 
 impl CallQueue {
     pub(crate) fn new(
-        pool: Arc<InstancePool>,
+        pool: Arc<InstancePermits>,
         process: Arc<ProcessCounters>,
         deployment: Arc<DeploymentCounters>,
     ) -> Self {
@@ -130,7 +130,7 @@ impl CallQueue {
             let mut state = self.lock();
             let number = state.next_number;
             state.next_number += 1;
-            state.line.push_back(Waiter {
+            state.line.push_back(QueuedCall {
                 number,
                 concurrent,
                 admitted,
@@ -139,7 +139,7 @@ impl CallQueue {
             state.admit();
             number
         };
-        let mut position = WaitPosition {
+        let mut position = QueuePosition {
             calls: self,
             number: Some(number),
         };
@@ -152,22 +152,19 @@ impl CallQueue {
 
 /// A call's position in line. Dropped before admission, it leaves the line; dropped after admission, it
 /// returns the permit.
-struct WaitPosition<'a> {
+struct QueuePosition<'a> {
     calls: &'a CallQueue,
     /// None once the call holds its permit.
     number: Option<u64>,
 }
 
-impl Drop for WaitPosition<'_> {
+impl Drop for QueuePosition<'_> {
     fn drop(&mut self) {
         let Some(number) = self.number else {
             return;
         };
         let mut state = self.calls.lock();
-        match state
-            .line
-            .binary_search_by_key(&number, |waiter| waiter.number)
-        {
+        match state.line.binary_search_by_key(&number, |call| call.number) {
             Ok(at) => drop(state.line.remove(at)),
             Err(_) => state.running -= 1,
         }
@@ -231,7 +228,7 @@ impl Admission {
             }
             limit = CallLimit::Pool;
         }
-        let Some(_waiting) = WaitingCall::begin(&self.calls, self.queue) else {
+        let Some(_waiting) = WaitingCount::begin(&self.calls, self.queue) else {
             return Err(self.busy(limit));
         };
         let mut missing = CallLimit::Concurrent;
@@ -284,10 +281,10 @@ impl Drop for CallPermit {
     }
 }
 
-/// A call that waits for a permit.
-struct WaitingCall<'a>(&'a CallQueue);
+/// Counts a call as waiting until it is dropped.
+struct WaitingCount<'a>(&'a CallQueue);
 
-impl<'a> WaitingCall<'a> {
+impl<'a> WaitingCount<'a> {
     fn begin(calls: &'a CallQueue, queue: usize) -> Option<Self> {
         let mut state = calls.lock();
         if state.waiting >= queue {
@@ -300,7 +297,7 @@ impl<'a> WaitingCall<'a> {
     }
 }
 
-impl Drop for WaitingCall<'_> {
+impl Drop for WaitingCount<'_> {
     fn drop(&mut self) {
         self.0.lock().waiting -= 1;
         self.0.process.calls_waiting.decrement();
@@ -321,13 +318,13 @@ mod tests {
         Instant::now() + Duration::from_secs(60)
     }
 
-    fn deployment(pool: &Arc<InstancePool>) -> Arc<CallQueue> {
+    fn deployment(pool: &Arc<InstancePermits>) -> Arc<CallQueue> {
         let pool = Arc::clone(pool);
         Arc::new(CallQueue::new(pool, Arc::default(), Arc::default()))
     }
 
     fn calls(pool: usize) -> Arc<CallQueue> {
-        deployment(&Arc::new(InstancePool::new(pool)))
+        deployment(&Arc::new(InstancePermits::new(pool)))
     }
 
     fn admission(calls: &Arc<CallQueue>, concurrent: usize, queue: usize) -> Admission {
@@ -433,7 +430,7 @@ mod tests {
 
     #[tokio::test]
     async fn deployments_share_the_pool() {
-        let pool = Arc::new(InstancePool::new(2));
+        let pool = Arc::new(InstancePermits::new(2));
         let new = || admission(&deployment(&pool), 4, 4);
         let (one, other, third) = (new(), new(), new());
         let held = one.acquire(soon()).await.unwrap();
@@ -449,7 +446,7 @@ mod tests {
     #[test]
     fn pool_reserves_permits() {
         for (instances, max) in [(1, 1), (2, 1), (3, 2), (8, 7), (16, 14), (256, 224)] {
-            let pool = InstancePool::new(instances);
+            let pool = InstancePermits::new(instances);
             assert_eq!(pool.max_per_deployment(), max, "{instances}");
         }
     }
@@ -464,7 +461,7 @@ mod tests {
             (2, 0, 1, CallLimit::Pool),
             (2, 1, 1, CallLimit::Pool),
         ] {
-            let pool = Arc::new(InstancePool::new(instances));
+            let pool = Arc::new(InstancePermits::new(instances));
             let (calls, other) = (deployment(&pool), deployment(&pool));
             let tried = admission(&calls, concurrent, queue);
             // Another deployment uses up a small pool.

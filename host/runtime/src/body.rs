@@ -182,7 +182,7 @@ impl PluginBody {
                 }
             }
             Some(Err(error)) => Some(Err(self.call.error().unwrap_or_else(|| {
-                CallError::GaveUp {
+                CallError::ReturnedError {
                     message: error.to_string(),
                 }
             }))),

@@ -60,8 +60,8 @@ pub enum CallError {
     NoResponse,
     /// The plugin returned an error instead of a response.
     #[error("the plugin failed with the error {message}")]
-    GaveUp {
-        /// The `wasi:http` error code.
+    ReturnedError {
+        /// The `wasi:http` error code, or what was wrong with the response.
         message: String,
     },
     /// The plugin lacks the export that the call needs.
@@ -98,7 +98,7 @@ impl CallError {
             Self::Memory { .. }
             | Self::Trapped { .. }
             | Self::NoResponse
-            | Self::GaveUp { .. }
+            | Self::ReturnedError { .. }
             | Self::WrongRole { .. }
             | Self::ResponseTooLarge { .. }
             | Self::Internal => 500,
@@ -128,7 +128,7 @@ impl CallError {
             Self::Memory { .. } => Some(CallLimit::Memory),
             Self::Trapped { .. }
             | Self::NoResponse
-            | Self::GaveUp { .. }
+            | Self::ReturnedError { .. }
             | Self::WrongRole { .. }
             | Self::Internal => None,
         }
@@ -143,7 +143,7 @@ impl CallError {
             Self::Memory { .. } => 3,
             Self::Trapped { .. } => 4,
             Self::NoResponse => 5,
-            Self::GaveUp { .. } => 6,
+            Self::ReturnedError { .. } => 6,
             Self::WrongRole { .. } => 7,
             Self::Internal => 8,
             Self::ResponseTooLarge { .. } => 9,
@@ -154,12 +154,12 @@ impl CallError {
     pub(crate) fn from_wasmtime(error: &wasmtime::Error, meter: &Meter, limits: &Limits) -> Self {
         use wasmtime_wasi_http::p3::bindings::http::types::ErrorCode;
         if let Some(code) = error.downcast_ref::<ErrorCode>() {
-            return Self::GaveUp {
+            return Self::ReturnedError {
                 message: printable(&format!("{code:?}")),
             };
         }
         if let Some(code) = error.downcast_ref::<wasmtime_wasi_http::Error>() {
-            return Self::GaveUp {
+            return Self::ReturnedError {
                 message: printable(&code.to_string()),
             };
         }
@@ -226,7 +226,7 @@ mod tests {
                 message: "unreachable".into(),
             },
             CallError::NoResponse,
-            CallError::GaveUp {
+            CallError::ReturnedError {
                 message: "x".into(),
             },
             CallError::WrongRole { interface: "x" },

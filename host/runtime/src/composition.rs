@@ -75,7 +75,7 @@ impl PluginComponents {
 
 /// Name of a linked component of `plugin` in messages.
 pub(crate) fn component_name(plugin: &str, link: &str) -> String {
-    format!("{plugin} (its link {link})")
+    format!("{plugin} (linked component '{link}')")
 }
 
 /// Name of the link of a sampling component.

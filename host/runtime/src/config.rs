@@ -70,10 +70,12 @@ pub struct Limits {
     /// Calls of the deployment that may run at once, over all its revisions. Clamped to
     /// [`Runtime::max_calls`](crate::Runtime::max_calls).
     pub concurrent: usize,
-    /// Calls of the deployment that may wait for a permit.
-    pub queue: usize,
-    /// How long a generation may wait in the engine's queue before it is refused. Unlimited if `None`.
-    pub queue_time: Option<Duration>,
+    /// Calls of the deployment that may wait for a permit, before they have an instance. The manifest calls
+    /// it `queue`.
+    pub waiting_calls: usize,
+    /// How long a generation of a running call may wait in the engine's queue before it is refused.
+    /// Unlimited if `None`. The manifest calls it `queue-seconds`, though it is not the queue of calls.
+    pub generation_queue_time: Option<Duration>,
     /// Priority of the plugin's generations. Higher priorities always run first.
     pub priority: u8,
     /// Share the prefix cache with all deployments that set this. Prefill times then reveal whether
@@ -93,8 +95,8 @@ impl Default for Limits {
             request_bytes: 8 << 20,
             response_bytes: 256 << 20,
             concurrent: 64,
-            queue: 256,
-            queue_time: None,
+            waiting_calls: 256,
+            generation_queue_time: None,
             priority: 0,
             share_prefixes: false,
             cells_percent: None,

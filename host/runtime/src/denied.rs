@@ -52,7 +52,7 @@ pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampling::SamplingHost;
+    use crate::sampling::SamplerResources;
     use crate::test_support::{engine_and_linker, grants};
     use crate::ticker::Ticker;
     use corral_engine::Caller;
@@ -78,7 +78,7 @@ mod tests {
             let ticker = Arc::new(Ticker::start(&engine).unwrap());
             let state = State::new(
                 WasiCtxBuilder::new().stdin(MemoryInputPipe::new("secret")),
-                grants(Arc::new(SamplingHost::new(1, ticker, Arc::default()))),
+                grants(Arc::new(SamplerResources::new(1, ticker, Arc::default()))),
                 Caller::default(),
                 None,
                 &Arc::default(),

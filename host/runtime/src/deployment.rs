@@ -1,10 +1,10 @@
 //! State that the plugins of one deployment share, across its revisions.
 
-use crate::admission::{Admission, CallQueue, InstancePool};
+use crate::admission::{Admission, CallQueue, InstancePermits};
 use crate::config::Limits;
 use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters};
 use crate::logs::Logs;
-use crate::sampling::SamplingHost;
+use crate::sampling::SamplerResources;
 use corral_engine::{Metric, Tenant};
 use std::sync::Arc;
 
@@ -21,15 +21,15 @@ struct Inner {
     logs: Arc<Logs>,
     counters: Arc<DeploymentCounters>,
     calls: Arc<CallQueue>,
-    sampling: Arc<SamplingHost>,
+    sampling: Arc<SamplerResources>,
 }
 
 impl DeploymentState {
     pub(crate) fn new(
         tenant: Tenant,
-        pool: &Arc<InstancePool>,
+        pool: &Arc<InstancePermits>,
         process_counters: &Arc<ProcessCounters>,
-        sampling: Arc<SamplingHost>,
+        sampling: Arc<SamplerResources>,
     ) -> Self {
         let counters = Arc::<DeploymentCounters>::default();
         let calls = CallQueue::new(
@@ -85,12 +85,16 @@ impl DeploymentState {
         &self.0.counters
     }
 
-    pub(crate) fn sampling(&self) -> &Arc<SamplingHost> {
+    pub(crate) fn sampling(&self) -> &Arc<SamplerResources> {
         &self.0.sampling
     }
 
     /// Admission of a plugin with these limits.
     pub(crate) fn admission(&self, limits: &Limits) -> Admission {
-        Admission::new(Arc::clone(&self.0.calls), limits.concurrent, limits.queue)
+        Admission::new(
+            Arc::clone(&self.0.calls),
+            limits.concurrent,
+            limits.waiting_calls,
+        )
     }
 }

@@ -12,11 +12,13 @@ mod sampling;
 mod sequence;
 mod snapshots;
 mod store_access;
+mod use_count;
 
 use crate::state::State;
 use corral_engine::{Engine, Error};
 use std::sync::Arc;
 use tokio::task::JoinError;
+use use_count::UseCount;
 use wasmtime::component::{HasSelf, Linker, ResourceTableError};
 
 pub(crate) mod bindings {
@@ -74,10 +76,10 @@ pub(crate) struct Handles {
     generations: u32,
     /// Tokens of all sequences.
     tokens: usize,
-    /// Cloned for each row of logits that the instance waits for.
-    logits_rows: Arc<()>,
-    /// Cloned for each framed body.
-    framed_bodies: Arc<()>,
+    /// Rows of logits that the instance waits for.
+    logits_rows: UseCount,
+    /// Framed bodies.
+    framed_bodies: UseCount,
     /// Locked while a sampling plugin's settings are checked.
     sampler_check: Arc<tokio::sync::Mutex<()>>,
 }

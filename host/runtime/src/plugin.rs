@@ -197,9 +197,9 @@ impl Plugin {
         let mut state = self.state(&mut wasi, &call, options);
         state.log_origin = Some(origin);
         let (reply, response) = oneshot::channel();
-        let engine = plugin.shared.engine.clone();
+        let wasm_engine = plugin.shared.wasm_engine.clone();
         let request = request.map(request_body);
-        let task = serve(call, Arc::clone(pre), engine, state, request, reply);
+        let task = serve(call, Arc::clone(pre), wasm_engine, state, request, reply);
         let task = tokio::spawn(task.instrument(span.clone()));
         let handle = CallHandle::new(task.abort_handle(), Arc::clone(&outcome));
         match response.await {
@@ -207,7 +207,7 @@ impl Plugin {
                 let status = response.status().as_u16();
                 if !(200..600).contains(&status) {
                     let message = format!("invalid status {status}; expected 200 to 599");
-                    return Err(handle.fail(CallError::GaveUp { message }));
+                    return Err(handle.fail(CallError::ReturnedError { message }));
                 }
                 let limit = plugin.limits.response_bytes;
                 let announced = content_length(response.headers());
@@ -256,7 +256,7 @@ impl Plugin {
         wasi.inherit_stdio().arg(&plugin.name).args(args);
         let began = Instant::now();
         let state = self.state(&mut wasi, &call, CallOptions::default());
-        let mut store = store(&plugin.shared.engine, state);
+        let mut store = store(&plugin.shared.wasm_engine, state);
         let work = async {
             let result = match pre {
                 CliPre::P2(pre) => {
@@ -344,7 +344,7 @@ impl Plugin {
                 group: self.tenant().0,
                 percent,
             }),
-            queue_time: call.limits.queue_time,
+            queue_time: call.limits.generation_queue_time,
             deadline: Some(call.time.deadline.into_std()),
         };
         State::new(

@@ -101,7 +101,7 @@ pub enum PluginError {
     },
     /// The component exports nothing that can be called.
     #[error(
-        "the plugin {plugin} exports no role; export one of {}, or, to be linked, one of {}",
+        "the plugin {plugin} exports nothing that Corral can call; export one of {}, or, to be linked, one of {}",
         ROLES.join(", "),
         LINKED_ROLES.join(", ")
     )]

@@ -1,7 +1,7 @@
 //! Quotas: how many requests and tokens a deployment, tenant or API key may use.
 //!
-//! A request needs a [`QuotaPermit`] from all quotas that apply to it: each must have a concurrent request,
-//! a request and a token left, or none of them counts the request. Before a generation starts, it reserves
+//! A request needs a [`QuotaPermit`] from all quotas that apply to it. The request is counted in all of them,
+//! or in none if one has no free concurrent request, request or token. Before a generation starts, it reserves
 //! the most tokens that it can use, its new tokens and all that it may generate; the unused rest is returned
 //! when it ends. So concurrent generations together never exceed a limit.
 //!

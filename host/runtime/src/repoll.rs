@@ -18,7 +18,7 @@ const EXTRA_POLLS: usize = 3;
 const POLL_BUDGET: Duration = Duration::from_millis(1);
 
 /// The future is being polled.
-const POLLED: u8 = 1;
+const POLLING: u8 = 1;
 /// The future was woken since the last poll began.
 const WOKEN: u8 = 2;
 
@@ -38,14 +38,14 @@ impl PollWaker {
     }
 
     fn begin_poll(&self) {
-        self.state.swap(POLLED, Ordering::AcqRel);
+        self.state.swap(POLLING, Ordering::AcqRel);
     }
 
-    /// Ends the poll, unless the future was woken since it began.
+    /// Ends the poll, unless the future was woken since it began. Returns whether it ended.
     fn end_poll(&self) -> bool {
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         self.state
-            .compare_exchange(POLLED, 0, success, failure)
+            .compare_exchange(POLLING, 0, success, failure)
             .is_ok()
     }
 }

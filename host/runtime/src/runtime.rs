@@ -1,6 +1,6 @@
 //! The runtime of the process: what all plugins share, and loading plugins.
 
-use crate::admission::InstancePool;
+use crate::admission::InstancePermits;
 use crate::compiler::Compiler;
 use crate::composition::{
     PluginComponents, TemplatingComponent, component_name, sampling_link_name,
@@ -14,7 +14,7 @@ use crate::linker::linker;
 use crate::models::VisibleModels;
 use crate::plugin::Plugin;
 use crate::plugin_error::PluginError;
-use crate::sampling::SamplingHost;
+use crate::sampling::SamplerResources;
 use crate::state::State;
 use crate::ticker::Ticker;
 use crate::validate::{CompiledPlugin, compile};
@@ -70,13 +70,13 @@ pub struct Runtime(Arc<Shared>);
 
 /// What all plugins share.
 pub(crate) struct Shared {
-    pub(crate) engine: Engine,
+    pub(crate) wasm_engine: Engine,
     pub(crate) linker: Linker<State>,
     pub(crate) models: ModelPool,
-    pool: Arc<InstancePool>,
+    pool: Arc<InstancePermits>,
     pub(crate) ticker: Arc<Ticker>,
     pub(crate) counters: Arc<ProcessCounters>,
-    sampling: SamplingHost,
+    sampling: SamplerResources,
     /// Permits for writing, reading and removing snapshots.
     pub(crate) snapshot_permits: Arc<Semaphore>,
     compiler: Compiler,
@@ -106,12 +106,12 @@ impl Runtime {
             .children
             .map(|children| IsolatedCompiler::new(children, cache));
         let compiler = Compiler::start(&engine, isolated)?;
-        let sampling = SamplingHost::new(instances, Arc::clone(&ticker), Arc::clone(&counters));
+        let sampling = SamplerResources::new(instances, Arc::clone(&ticker), Arc::clone(&counters));
         Ok(Self(Arc::new(Shared {
-            engine,
+            wasm_engine: engine,
             linker,
             models,
-            pool: Arc::new(InstancePool::new(instances)),
+            pool: Arc::new(InstancePermits::new(instances)),
             ticker,
             counters,
             sampling,

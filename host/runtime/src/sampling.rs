@@ -77,7 +77,7 @@ where
 }
 
 /// What the sampling plugins of a deployment share: its part of the permits of all deployments.
-pub(crate) struct SamplingHost {
+pub(crate) struct SamplerResources {
     generation_permits: SamplerPermits,
     /// Separate, so that checks do not wait for generations.
     check_permits: SamplerPermits,
@@ -86,7 +86,7 @@ pub(crate) struct SamplingHost {
     counters: Arc<ProcessCounters>,
 }
 
-impl SamplingHost {
+impl SamplerResources {
     /// With permits for the instances of this many generations.
     pub(crate) fn new(
         instances: usize,
@@ -114,9 +114,9 @@ impl SamplingHost {
     }
 }
 
-impl std::fmt::Debug for SamplingHost {
+impl std::fmt::Debug for SamplerResources {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SamplingHost")
+        f.debug_struct("SamplerResources")
             .field("generation_permits", &self.generation_permits)
             .field("check_permits", &self.check_permits)
             .finish_non_exhaustive()
@@ -133,7 +133,7 @@ struct RequestSampler {
     request_meter: Arc<Meter>,
     counters: Arc<DeploymentCounters>,
     outputs: Option<[Output; 2]>,
-    host: Arc<SamplingHost>,
+    resources: Arc<SamplerResources>,
     span: Span,
 }
 
@@ -173,8 +173,8 @@ impl UncheckedSampler {
             limits: Arc::clone(&state.limits),
             request_meter: Arc::clone(&state.meter),
             counters: Arc::clone(&state.counters),
-            outputs: state.linked_outputs(),
-            host: Arc::clone(&state.grants.sampling),
+            outputs: state.sampler_outputs(),
+            resources: Arc::clone(&state.grants.sampling),
             span: Span::current(),
         }))
     }
@@ -190,14 +190,14 @@ impl UncheckedSampler {
         let mut task = JoinSet::new();
         let start = Instance::start(Arc::clone(&sampler), Purpose::CheckSettings, vocabulary);
         let span = sampler.span.clone();
-        task.spawn(async move { start.await.map(|instance| instance.wanted()) }.instrument(span));
-        let wanted = match task.join_next().await {
-            Some(Ok(wanted)) => wanted?,
+        task.spawn(async move { start.await.map(|instance| instance.options()) }.instrument(span));
+        let options = match task.join_next().await {
+            Some(Ok(options)) => options?,
             _ => return Err(sampler.failed("was stopped by the host")),
         };
         Ok(CheckedSampler {
             sampler,
-            wanted,
+            options,
             runtime: Handle::current(),
         })
     }
@@ -206,7 +206,7 @@ impl UncheckedSampler {
 /// A sampling plugin whose settings are valid.
 pub(crate) struct CheckedSampler {
     sampler: Arc<RequestSampler>,
-    wanted: SamplingRequestOptions,
+    options: SamplingRequestOptions,
     /// Runs the instances. The engine thread, which starts them, has no runtime.
     runtime: Handle,
 }
@@ -216,7 +216,7 @@ impl CheckedSampler {
     pub(crate) fn factory(&self, vocabulary: u32) -> Arc<dyn ExternalSamplerFactory> {
         Arc::new(external_sampler::SamplerFactory {
             sampler: Arc::clone(&self.sampler),
-            wanted: self.wanted,
+            options: self.options,
             runtime: self.runtime.clone(),
             vocabulary,
         })

@@ -9,7 +9,7 @@ use crate::models::VisibleModels;
 use crate::outbound::Outbound;
 use crate::output::{LogOrigin, Output};
 use crate::quota::QuotaPermit;
-use crate::sampling::{SamplerPre, SamplingHost};
+use crate::sampling::{SamplerPre, SamplerResources};
 use corral_engine::{Caller, ModelLease};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(crate) struct Grants {
     pub(crate) snapshots: DeploymentSnapshots,
     /// Linked sampling plugins, by name.
     pub(crate) samplers: Arc<BTreeMap<String, SamplerPre>>,
-    pub(crate) sampling: Arc<SamplingHost>,
+    pub(crate) sampling: Arc<SamplerResources>,
 }
 
 /// The data of a store.
@@ -43,10 +43,10 @@ pub(crate) struct State {
     wasi: WasiCtx,
     http: WasiHttpCtx,
     outbound: Outbound,
-    /// Origin of the log lines of linked plugins; none for a command.
+    /// Origin of the log lines of sampling plugins; none for a command.
     pub(crate) log_origin: Option<LogOrigin>,
     /// Their outputs, once created.
-    linked_outputs: Option<[Output; 2]>,
+    sampler_outputs: Option<[Output; 2]>,
     /// Framed bodies, which may be on their way to a client.
     pub(crate) bodies: FramedBodies,
     /// Leases of all models that the instance opened, the most recent last. They keep the models in memory
@@ -88,18 +88,18 @@ impl State {
             http,
             outbound: Outbound,
             log_origin: None,
-            linked_outputs: None,
+            sampler_outputs: None,
             bodies: FramedBodies::default(),
             leases: Vec::new(),
         }
     }
 
-    /// Standard output and error of the call's linked plugins. All share these two, and so the limit on
+    /// Standard output and error of the call's sampling plugins. All share these two, and so the limit on
     /// lines of one call.
-    pub(crate) fn linked_outputs(&mut self) -> Option<[Output; 2]> {
+    pub(crate) fn sampler_outputs(&mut self) -> Option<[Output; 2]> {
         let origin = self.log_origin.as_ref()?;
         let new = || ["stdout", "stderr"].map(|stream| Output::new(stream, origin.clone()));
-        Some(self.linked_outputs.get_or_insert_with(new).clone())
+        Some(self.sampler_outputs.get_or_insert_with(new).clone())
     }
 }
 

@@ -5,7 +5,7 @@ use crate::config::RuntimeConfig;
 use crate::host::{DeploymentSnapshots, snapshot_permits};
 use crate::linker::linker;
 use crate::models::VisibleModels;
-use crate::sampling::SamplingHost;
+use crate::sampling::SamplerResources;
 use crate::state::{Grants, State};
 use crate::wasm_engine::wasm_engine;
 use corral_engine::ModelPool;
@@ -35,7 +35,7 @@ pub(crate) fn compiler_and_linker() -> (Compiler, Linker<State>) {
 }
 
 /// Grants without models and linked sampling plugins.
-pub(crate) fn grants(sampling: Arc<SamplingHost>) -> Grants {
+pub(crate) fn grants(sampling: Arc<SamplerResources>) -> Grants {
     Grants {
         models: VisibleModels::new(&ModelPool::loaded(Vec::new()), None).unwrap(),
         snapshots: DeploymentSnapshots::new("x", snapshot_permits()),

@@ -38,16 +38,16 @@ impl Ticker {
     /// Starts the thread for `engine`.
     pub(crate) fn start(engine: &Engine) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
-        let (of_thread, engine) = (Arc::clone(&shared), engine.weak());
+        let (thread_shared, engine) = (Arc::clone(&shared), engine.weak());
         std::thread::Builder::new()
             .name("corral-epoch".into())
             .spawn(move || {
                 loop {
-                    let state = of_thread
+                    let state = thread_shared
                         .state
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner);
-                    let state = of_thread
+                    let state = thread_shared
                         .changed
                         .wait_while(state, |state| state.calls == 0 && !state.stop)
                         .unwrap_or_else(PoisonError::into_inner);

@@ -39,7 +39,8 @@ pub(crate) fn offered_packages() -> String {
             format!("{package}@{version}")
         })
         .collect();
-    Vec::from_iter(packages).join(", ") + ", and by a link corral:plugin@0.1.0"
+    Vec::from_iter(packages).join(", ")
+        + ", and corral:plugin@0.1.0 from a component under [linked]"
 }
 
 /// A compiled plugin with its imports linked, by role.
@@ -273,7 +274,10 @@ mod tests {
     #[test]
     fn component_without_role_learns_the_roles() {
         let error = error_of("(component)");
-        assert!(error.contains("exports no role"), "{error}");
+        assert!(
+            error.contains("exports nothing that Corral can call"),
+            "{error}"
+        );
         assert!(error.contains("wasi:http/handler@0.3.0"), "{error}");
         assert!(
             error.contains("to be linked, one of corral:plugin/templating@0.1.0, "),

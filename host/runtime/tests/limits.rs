@@ -229,7 +229,7 @@ async fn excess_calls_are_refused_with_retry_after() {
     let runtime = runtime(4);
     let limits = Limits {
         concurrent: 1,
-        queue: 0,
+        waiting_calls: 0,
         ..limits()
     };
     let plugin = load(&runtime, http_2(ENDLESS), limits).await;

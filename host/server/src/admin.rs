@@ -1,7 +1,7 @@
 //! The admin listener: probes, metrics, the status of the models, and the API for deployments.
 
-mod api;
 mod authorization;
+mod deployment_api;
 mod engine_status;
 mod host_check;
 mod logs;
@@ -59,7 +59,7 @@ impl AdminState {
             server,
             guard,
             status_queries: Arc::new(Semaphore::new(engine_status::MAX_STATUS_QUERIES)),
-            uploads: Semaphore::new(api::MAX_UPLOADS),
+            uploads: Semaphore::new(deployment_api::MAX_UPLOADS),
             log_followers: Arc::new(Semaphore::new(logs::MAX_LOG_FOLLOWERS)),
         }
     }
@@ -83,12 +83,12 @@ async fn route(state: &AdminState, request: Request<Incoming>) -> Result<Respons
     if let Some(answer) = probes::answer(server, request.method(), path) {
         return answer;
     }
-    if api::owns(path) {
-        return api::answer(state, request).await;
+    if deployment_api::owns(path) {
+        return deployment_api::answer(state, request).await;
     }
     match *request.method() {
         Method::GET | Method::HEAD => state.guard.check_read(request.headers())?,
-        _ => state.guard.check_unload(request.headers())?,
+        _ => state.guard.check_manage_models(request.headers())?,
     }
     match path {
         "/" => on_get(request.method(), || probes::plain_text(INDEX)),
@@ -96,12 +96,12 @@ async fn route(state: &AdminState, request: Request<Incoming>) -> Result<Respons
             no_store(Body::from(metrics_text(server)), prometheus::CONTENT_TYPE)
         }),
         "/requests" => match *request.method() {
-            Method::GET | Method::HEAD => engine_status::answer(state, false).await,
+            Method::GET | Method::HEAD => engine_status::status(state).await,
             _ => Err(Problem::method("GET, HEAD")),
         },
         // Not POST: browsers let any page send a POST, but not a DELETE.
         "/prefix-cache" => match *request.method() {
-            Method::DELETE => engine_status::answer(state, true).await,
+            Method::DELETE => engine_status::clear_prefix_cache(state).await,
             _ => Err(Problem::method("DELETE")),
         },
         path => models::answer(server, request.method(), path)

@@ -38,7 +38,7 @@ const FIRST_TENANT: u32 = 1 << 31;
 #[derive(Debug)]
 pub struct ApiKeys {
     file: PathBuf,
-    table: RwLock<Arc<KeyTable>>,
+    index: RwLock<Arc<KeyIndex>>,
     persistent: Mutex<PersistentState>,
     watcher: FileWatcher,
     counters: KeyCounters,
@@ -63,11 +63,11 @@ struct PersistentState {
 
 /// The content of the file after one reload.
 #[derive(Debug, Default)]
-struct KeyTable {
+struct KeyIndex {
     keys: Vec<RegisteredKey>,
     /// Indexes into `keys` by a keyed hash of the digest, so that lookup times reveal nothing about
     /// digests.
-    index: HashMap<u64, Vec<usize>>,
+    by_hash: HashMap<u64, Vec<usize>>,
     hasher: RandomState,
     tenants: HashMap<Tenant, String>,
 }
@@ -95,7 +95,7 @@ impl ApiKeys {
         let watcher = FileWatcher::new(&[file]);
         let keys = ApiKeys {
             file: file.to_owned(),
-            table: RwLock::default(),
+            index: RwLock::default(),
             persistent: Mutex::default(),
             watcher,
             counters: KeyCounters::default(),
@@ -108,7 +108,7 @@ impl ApiKeys {
     pub(crate) fn none() -> &'static Self {
         static NONE: LazyLock<ApiKeys> = LazyLock::new(|| ApiKeys {
             file: PathBuf::new(),
-            table: RwLock::default(),
+            index: RwLock::default(),
             persistent: Mutex::default(),
             watcher: FileWatcher::new(&[]),
             counters: KeyCounters::default(),
@@ -127,8 +127,8 @@ impl ApiKeys {
                     .persistent
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner);
-                let table = Arc::new(persistent.build_table(file));
-                *self.table.write().unwrap_or_else(PoisonError::into_inner) = table;
+                let index = Arc::new(persistent.build_index(file));
+                *self.index.write().unwrap_or_else(PoisonError::into_inner) = index;
                 Ok(())
             }
             Err(error) => {
@@ -140,7 +140,7 @@ impl ApiKeys {
 
     /// Number of keys.
     pub fn count(&self) -> usize {
-        self.table().keys.len()
+        self.index().keys.len()
     }
 
     /// Authenticates a request to `deployment` and removes the key from its headers.
@@ -158,8 +158,8 @@ impl ApiKeys {
         };
         let digest = KeyDigest::of(&key);
         headers.remove(AUTHORIZATION);
-        let table = self.table();
-        let Some(key) = table.find(&digest) else {
+        let index = self.index();
+        let Some(key) = index.find(&digest) else {
             self.counters.invalid.fetch_add(1, Ordering::Relaxed);
             return Err(Problem::unauthorized(
                 "invalid-key",
@@ -181,8 +181,8 @@ impl ApiKeys {
     /// Removes API keys from the headers of a request that requires none. Other `Authorization` values
     /// stay for the plugin.
     pub(crate) fn remove_from(&self, headers: &mut HeaderMap) {
-        let table = self.table();
-        let is_key = |text: &[u8]| table.find(&KeyDigest::of(text.trim_ascii())).is_some();
+        let index = self.index();
+        let is_key = |text: &[u8]| index.find(&KeyDigest::of(text.trim_ascii())).is_some();
         let mut others = Vec::new();
         let mut found = false;
         for value in headers.get_all(AUTHORIZATION) {
@@ -205,7 +205,7 @@ impl ApiKeys {
 
     /// Names of the tenants by their ids.
     pub(crate) fn tenants(&self) -> HashMap<Tenant, String> {
-        self.table().tenants.clone()
+        self.index().tenants.clone()
     }
 
     /// Metrics of rejections, reloads and quotas.
@@ -240,7 +240,7 @@ impl ApiKeys {
             &self.counters.failed_reloads,
         ));
         let mut quotas = Vec::new();
-        for key in &self.table().keys {
+        for key in &self.index().keys {
             for quota in &key.holder.quotas {
                 if !quotas.iter().any(|known| Arc::ptr_eq(known, quota)) {
                     quotas.push(quota.clone());
@@ -251,8 +251,8 @@ impl ApiKeys {
         metrics
     }
 
-    fn table(&self) -> Arc<KeyTable> {
-        self.table
+    fn index(&self) -> Arc<KeyIndex> {
+        self.index
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
@@ -272,17 +272,17 @@ impl Reloadable for ApiKeys {
     }
 }
 
-impl KeyTable {
+impl KeyIndex {
     fn find(&self, digest: &KeyDigest) -> Option<&RegisteredKey> {
-        let candidates = self.index.get(&self.hasher.hash_one(digest))?;
+        let candidates = self.by_hash.get(&self.hasher.hash_one(digest))?;
         let mut keys = candidates.iter().map(|at| &self.keys[*at]);
         keys.find(|key| key.digest.matches(digest))
     }
 }
 
 impl PersistentState {
-    fn build_table(&mut self, file: KeyFile) -> KeyTable {
-        let mut table = KeyTable::default();
+    fn build_index(&mut self, file: KeyFile) -> KeyIndex {
+        let mut index = KeyIndex::default();
         let now = Instant::now();
         self.tenant_quotas.begin_reload(now);
         self.key_quotas.begin_reload(now);
@@ -304,11 +304,11 @@ impl PersistentState {
                 let new_quota = |limits| Quota::new("key", &name, limits);
                 quotas.push(self.key_quotas.get(&digest, key_limits, new_quota));
             }
-            let at = table.keys.len();
-            let hash = table.hasher.hash_one(digest);
-            table.index.entry(hash).or_default().push(at);
-            table.tenants.insert(tenant, tenant_name);
-            table.keys.push(RegisteredKey {
+            let at = index.keys.len();
+            let hash = index.hasher.hash_one(digest);
+            index.by_hash.entry(hash).or_default().push(at);
+            index.tenants.insert(tenant, tenant_name);
+            index.keys.push(RegisteredKey {
                 digest,
                 deployments,
                 holder: KeyHolder {
@@ -320,7 +320,7 @@ impl PersistentState {
         }
         self.tenant_quotas.end_reload(now);
         self.key_quotas.end_reload(now);
-        table
+        index
     }
 
     /// The id of a tenant, always the same for a name.

@@ -42,9 +42,9 @@ const FINAL_EVENT_TIME: Duration = Duration::from_secs(1);
 
 /// Wait for the next client of the backlog at shutdown; it is connected already, so this only covers the
 /// system call.
-const BACKLOG_WAIT: Duration = Duration::from_millis(10);
+const BACKLOG_ACCEPT_TIMEOUT: Duration = Duration::from_millis(10);
 /// Time limit for emptying the backlog at shutdown.
-const BACKLOG_TIME: Duration = Duration::from_millis(200);
+const BACKLOG_TOTAL_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Pause after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -256,9 +256,9 @@ where
     }
     // Serves the clients of the backlog: they are connected and may have sent a request. Bounded in number
     // and time, so that new clients cannot delay the shutdown.
-    let until = Instant::now() + BACKLOG_TIME;
+    let until = Instant::now() + BACKLOG_TOTAL_TIMEOUT;
     for _ in 0..connections.config.limits.max_connections {
-        let deadline = until.min(Instant::now() + BACKLOG_WAIT);
+        let deadline = until.min(Instant::now() + BACKLOG_ACCEPT_TIMEOUT);
         match timeout_at(deadline, connections.accept(&socket)).await {
             Ok(Ok((stream, peer, permit))) => connections.serve(stream, peer, permit),
             _ => break,

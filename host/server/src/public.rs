@@ -38,10 +38,7 @@ pub(crate) async fn answer(
                 _ => {}
             }
             if let Some(deployment) = context.deployment {
-                deployment
-                    .context
-                    .deployment
-                    .count_refused_request(problem.code());
+                deployment.count_refused_request(problem.code());
             }
             problem.into_response_as(context.format)
         }
@@ -79,7 +76,7 @@ async fn route(
     let Some(deployment) = state.services()?.deployments.find(path) else {
         return Err(Problem::no_route(path));
     };
-    deployment.context.deployment.count_request();
+    deployment.count_request();
     context.format = deployment.error_format();
     context.deployment = Some(Arc::clone(&deployment));
     let (plugin, policy) = deployment
@@ -87,17 +84,19 @@ async fn route(
         .map_err(|reason| unavailable(&deployment.name, &reason))?;
     context.format = policy.error_format;
     let keys = state.api_keys.as_deref();
-    let admission = policy.admit(keys, &deployment.name, &mut head.headers)?;
-    context.key_name = admission
+    let admitted = policy.admit(keys, &deployment.name, &mut head.headers)?;
+    context.key_name = admitted
         .holder
         .as_ref()
         .map(|holder| holder.key_name.clone());
     let limit = plugin.limits().request_bytes as u64;
-    let counters = Arc::clone(&deployment.context);
+    let deployment_context = Arc::clone(&deployment.context);
     body.set_limit(limit, move || {
-        counters.deployment.count_limit_hit(CallLimit::RequestBytes);
+        deployment_context
+            .deployment
+            .count_limit_hit(CallLimit::RequestBytes);
     });
-    if body.exceeds_announced(&head.headers) {
+    if body.refuse_announced_length(&head.headers) {
         return Err(Problem::too_large(limit));
     }
     let is_tls = head
@@ -108,8 +107,8 @@ async fn route(
     head.headers.insert(REQUEST_ID, id.header());
     let options = CallOptions {
         id: Some(id.to_string()),
-        tenant: admission.holder.as_ref().map(|holder| holder.tenant),
-        quota_permit: admission.quota_permit,
+        tenant: admitted.holder.as_ref().map(|holder| holder.tenant),
+        quota_permit: admitted.quota_permit,
         ..CallOptions::default()
     };
     let answer = plugin

@@ -117,8 +117,9 @@ where
         self.on_too_large = Some(Box::new(on_too_large));
     }
 
-    /// Whether the `Content-Length`, which hyper has validated, exceeds the limit.
-    pub(crate) fn exceeds_announced(&mut self, headers: &HeaderMap) -> bool {
+    /// Marks the body as too large if its `Content-Length`, which hyper has validated, exceeds the limit. Returns
+    /// whether it does.
+    pub(crate) fn refuse_announced_length(&mut self, headers: &HeaderMap) -> bool {
         let length = headers.get(CONTENT_LENGTH);
         let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
         let too_large = length.is_some_and(|length: u64| length > self.limit);

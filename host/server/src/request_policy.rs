@@ -40,7 +40,7 @@ impl RequestPolicy {
         keys: Option<&ApiKeys>,
         deployment: &str,
         headers: &mut HeaderMap,
-    ) -> Result<Admission, Problem> {
+    ) -> Result<AdmittedRequest, Problem> {
         let holder = match (self.access, keys) {
             (Access::Open, keys) => {
                 if let Some(keys) = keys {
@@ -58,7 +58,7 @@ impl RequestPolicy {
             true => None,
             false => Some(QuotaPermit::acquire(quotas)?),
         };
-        Ok(Admission {
+        Ok(AdmittedRequest {
             holder,
             quota_permit,
         })
@@ -67,7 +67,7 @@ impl RequestPolicy {
 
 /// An admitted request.
 #[derive(Debug)]
-pub(crate) struct Admission {
+pub(crate) struct AdmittedRequest {
     pub(crate) holder: Option<KeyHolder>,
     /// Holds the quotas while the request runs.
     pub(crate) quota_permit: Option<Arc<QuotaPermit>>,

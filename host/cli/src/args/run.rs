@@ -52,10 +52,10 @@ pub struct CallLimitArgs {
     /// Largest response body, in KiB
     #[arg(long, value_name = "KIB", default_value_t = 262_144, value_parser = whole(1..=4_194_304))]
     pub(crate) response_limit: u64,
-    /// Calls of a plugin that run at once, at most 224
+    /// Calls of a plugin that run at once, at most 224 (7/8 of the server's 256 instances)
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = whole(1..=10_000))]
     pub(crate) max_calls: u64,
-    /// Calls of a plugin that wait; further ones get 429
+    /// Calls of a plugin that may wait; further ones get 503
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = whole(0..=1_000_000))]
     pub(crate) max_queued_calls: u64,
     /// Seconds that a generation may wait before it is refused [default: the time limit of its call]
@@ -75,8 +75,8 @@ impl CallLimitArgs {
             request_bytes: size(self.body_limit << 10),
             response_bytes: self.response_limit << 10,
             concurrent: size(self.max_calls),
-            queue: size(self.max_queued_calls),
-            queue_time: self.queue_time,
+            waiting_calls: size(self.max_queued_calls),
+            generation_queue_time: self.queue_time,
             priority: 0,
             share_prefixes: false,
             cells_percent: None,

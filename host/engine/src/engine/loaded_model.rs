@@ -128,7 +128,7 @@ impl LoadedModel {
 /// finds an id of either kind.
 fn device_top_k(config: &ModelConfig, model: &Model, cells: u32) -> Option<DeviceTopK> {
     // Recurrent and hybrid models keep state per id and reorder outputs.
-    let on_device = model.output_on_device() && model.can_fork();
+    let on_device = model.output_on_device() && !model.has_recurrent_layers();
     let vocabulary = u32::try_from(model.vocabulary_size()).unwrap_or(u32::MAX);
     let k = config.device_top_k.top_k(on_device, vocabulary)?;
     // llama.cpp aborts the process if there are more ids than cells.

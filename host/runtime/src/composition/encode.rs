@@ -28,7 +28,7 @@ const MAX_TYPES: u32 = 1_000_000;
 /// A component within the composition.
 pub(super) struct Part<'a> {
     pub(super) bytes: &'a [u8],
-    /// Name in the composition for each import that it passes on.
+    /// Its imports that no other part answers, with the names under which the composition imports them.
     pub(super) imports: BTreeMap<String, String>,
 }
 
@@ -68,12 +68,12 @@ pub(super) fn encode(
     };
     let mut arguments = Vec::new();
     for linked in linked_parts {
-        let imports = encoder.pass_on(&linked.part)?;
+        let imports = encoder.import_for(&linked.part)?;
         let instance = encoder.instantiate(linked.part.bytes, &imports)?;
         let export = encoder.export_of(instance, &linked.export)?;
         arguments.extend(linked.replaces.iter().map(|name| (name.clone(), export)));
     }
-    arguments.extend(encoder.pass_on(handler)?);
+    arguments.extend(encoder.import_for(handler)?);
     let instance = encoder.instantiate(handler.bytes, &arguments)?;
     for name in exports {
         let export = encoder.export_of(instance, name)?;
@@ -114,8 +114,9 @@ impl Encoder {
         }
     }
 
-    /// Imports what the part passes on. Returns the instance for each import.
-    fn pass_on(&mut self, part: &Part<'_>) -> Result<Vec<(String, u32)>, EncodeError> {
+    /// Adds the imports of the composition that are for `part`. Returns the part's arguments: the instance for
+    /// each of its imports.
+    fn import_for(&mut self, part: &Part<'_>) -> Result<Vec<(String, u32)>, EncodeError> {
         let mut known = KnownIndices::default();
         let mut arguments = Vec::new();
         for_each_section(part.bytes, |payload| {

@@ -170,7 +170,7 @@ fn unfit_links_are_refused_with_reason() {
         (
             with_template(handler(), exporting("", "a:b/c@0.1.0"), true),
             "wrong-link",
-            "chat (its link templating) exports no corral:plugin/templating@0.1.0, for which it is linked; it exports a:b/c@0.1.0",
+            "chat (linked component 'templating') exports no corral:plugin/templating@0.1.0, for which it is linked; it exports a:b/c@0.1.0",
         ),
         (
             with_template(handler(), sampler(), false),
@@ -202,17 +202,17 @@ fn unfit_links_are_refused_with_reason() {
                 true,
             ),
             "unknown-import",
-            "chat (its link templating) imports what this host does not offer: a:b/c@1.0.0",
+            "chat (linked component 'templating') imports what this host does not offer: a:b/c@1.0.0",
         ),
         (
             with_template(handler(), wat::parse_str("(module)").unwrap(), false),
             "not-a-component",
-            "chat (its link templating) is a core",
+            "chat (linked component 'templating') is a core",
         ),
         (
             with_template(handler(), b"\0asm\x0d\0\x01\0rest".to_vec(), false),
             "does-not-compile",
-            "chat (its link templating) cannot be compiled",
+            "chat (linked component 'templating') cannot be compiled",
         ),
         (
             with_template(handler(), exporting("", TEMPLATING), false),
@@ -268,17 +268,17 @@ fn sampling_components_are_checked() {
         (
             exporting(MODELS, SAMPLING),
             "link-import",
-            "chat (its link sampling.a) imports what a linked component is not given: corral:inference/models@0.1.0; build it without",
+            "chat (linked component 'sampling.a') imports what a linked component is not given: corral:inference/models@0.1.0; build it without",
         ),
         (
             template("0.2.3", ""),
             "wrong-link",
-            "chat (its link sampling.a) exports no corral:plugin/sampling@0.1.0",
+            "chat (linked component 'sampling.a') exports no corral:plugin/sampling@0.1.0",
         ),
         (
             exporting("", SAMPLING),
             "interface-mismatch",
-            "chat (its link sampling.a) does not fit this host's interfaces",
+            "chat (linked component 'sampling.a') does not fit this host's interfaces",
         ),
         (
             sampler(r#"(field "history" u32)"#, r#"(field "history" u64)"#),
@@ -355,7 +355,7 @@ fn structure_is_checked_before_compilation() {
         (
             with_template(handler(), deep(101), false),
             "does-not-compile",
-            "chat (its link templating) cannot be compiled: component type nesting is too deep",
+            "chat (linked component 'templating') cannot be compiled: component type nesting is too deep",
         ),
         (
             with_template(handler(), deep(5_000), false),
@@ -371,12 +371,12 @@ fn structure_is_checked_before_compilation() {
         (
             both_faulty(),
             "does-not-compile",
-            "chat (its link sampling.b) cannot be compiled: component type nesting",
+            "chat (linked component 'sampling.b') cannot be compiled: component type nesting",
         ),
         (
             with_template(handler(), nested(1_000), false),
             "does-not-compile",
-            "chat (its link templating) cannot be compiled: it consists of more than 1000",
+            "chat (linked component 'templating') cannot be compiled: it consists of more than 1000",
         ),
         // Too many together with the handler.
         (

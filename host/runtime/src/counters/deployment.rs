@@ -22,9 +22,9 @@ pub enum CallLimit {
     /// [`Limits::concurrent`](crate::Limits::concurrent): the queue has length 0, or the call's time ended
     /// in the queue.
     Concurrent,
-    /// [`Limits::queue`](crate::Limits::queue)
+    /// [`Limits::waiting_calls`](crate::Limits::waiting_calls)
     Queue,
-    /// [`Limits::queue_time`](crate::Limits::queue_time)
+    /// [`Limits::generation_queue_time`](crate::Limits::generation_queue_time)
     QueueTime,
     /// [`Limits::cells_percent`](crate::Limits::cells_percent)
     Cells,
@@ -108,7 +108,7 @@ impl DeploymentCounters {
 
     /// Counts a hit of [`CallLimit::Cells`] in the engine's answer to a new request. The engine reports a
     /// limit below the model's `context` only for the deployment's share of the cells.
-    pub(crate) fn check_started<T>(
+    pub(crate) fn count_cells_limit<T>(
         &self,
         result: Result<T, Error>,
         context: u32,
@@ -120,7 +120,7 @@ impl DeploymentCounters {
     }
 
     /// Counts a hit of [`CallLimit::QueueTime`] in the outcome of a request to the engine.
-    pub(crate) fn check_finished<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+    pub(crate) fn count_queue_timeout<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         if matches!(result, Err(Error::QueueTimeout { .. })) {
             self.limit_hit(CallLimit::QueueTime);
         }
@@ -253,7 +253,7 @@ mod tests {
             (Err(overdue), 1),
         ] {
             let text = format!("{result:?}");
-            let _ = counters.check_finished(result);
+            let _ = counters.count_queue_timeout(result);
             assert_eq!(total(&counters), count, "{text}");
         }
     }
@@ -263,11 +263,11 @@ mod tests {
         let counters = DeploymentCounters::default();
         let full = |limit| Err::<(), _>(Error::ContextFull { needed: 9, limit });
         let _ = (
-            counters.check_started(full(8), 8),
-            counters.check_started(Ok(()), 8),
+            counters.count_cells_limit(full(8), 8),
+            counters.count_cells_limit(Ok(()), 8),
         );
         assert_eq!(total(&counters), 0);
-        let _ = counters.check_started(full(7), 8);
+        let _ = counters.count_cells_limit(full(7), 8);
         let mut hits = counters.limit_hits();
         assert!(hits.any(|hit| hit == (CallLimit::Cells, 1)));
         assert_eq!(total(&counters), 1);

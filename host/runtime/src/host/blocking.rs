@@ -5,7 +5,9 @@
 
 use super::bindings::corral::inference::blocking::{Host, HostGeneration, Token};
 use super::bindings::corral::inference::constraints::Grammar;
-use super::bindings::corral::inference::inference::{Chunk, Distribution, Look, Outcome};
+use super::bindings::corral::inference::inference::{
+    Chunk, Distribution, Look as DistributionQuery, Outcome,
+};
 use super::bindings::corral::inference::models::Pooling;
 use super::generation::GenerationChunks;
 use super::{
@@ -53,14 +55,14 @@ impl Host for State {
     async fn next(
         &mut self,
         sequence: Resource<GuestSequence>,
-        look: Look,
+        query: DistributionQuery,
     ) -> HostResult<Distribution> {
-        next_token::next(self, sequence, look).await
+        next_token::next(self, sequence, query).await
     }
 
     async fn next_many(
         &mut self,
-        requests: Vec<(Resource<GuestSequence>, Look)>,
+        requests: Vec<(Resource<GuestSequence>, DistributionQuery)>,
     ) -> wasmtime::Result<Vec<Result<Distribution, wit::Error>>> {
         next_token::next_many(self, requests).await
     }

@@ -7,6 +7,7 @@
 
 use super::bindings::corral::inference::inference::{Chunk, Framing};
 use super::generation::GenerationChunks;
+use super::use_count::UseGuard;
 use super::{HostResult, invalid};
 use crate::state::State;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -31,8 +32,8 @@ use wasmtime_wasi_http::{WasiHttp, WasiHttpView};
 const MAX_FRAMING_BYTES: usize = 64 << 10;
 /// Framed bodies that an instance may have.
 const MAX_FRAMED_BODIES: usize = 256;
-/// Most bytes of the guest's trailing stream that are read at once.
-const MAX_TRAILING_BYTES: usize = 64 << 10;
+/// Most bytes of the guest's stream `rest` that are read at once.
+const MAX_REST_BYTES: usize = 64 << 10;
 
 /// Connects an instance's framed bodies with its call: each learns when the other has ended.
 ///
@@ -56,17 +57,17 @@ impl FramedBodies {
     }
 }
 
-/// The text of a generation as bytes, followed by the guest's trailing stream.
+/// The text of a generation as bytes, followed by the guest's stream `rest`.
 struct FramedBody {
     /// None once the generation has ended.
     chunks: Option<GenerationChunks>,
     framing: Framing,
-    trailing: mpsc::Receiver<Bytes>,
+    rest: mpsc::Receiver<Bytes>,
     /// Ready once the call has ended. None once the body has ended.
     call_end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    /// The guest is done, so the trailing stream gets no more bytes.
+    /// The guest is done, so `rest` gets no more bytes.
     guest_done: Arc<AtomicBool>,
-    _handle: Arc<()>,
+    _counted: UseGuard,
 }
 
 const FOREIGN_STREAM: &str = "chunks is not a stream that sequence.generate returned";
@@ -98,42 +99,42 @@ pub(super) fn frame(
     mut store: Access<'_, State, HasSelf<State>>,
     chunks: StreamReader<Chunk>,
     framing: Framing,
-    mut trailing: StreamReader<u8>,
+    mut rest: StreamReader<u8>,
 ) -> HostResult<StreamReader<u8>> {
     let Some(chunks) = generation_chunks(chunks, &mut store)? else {
-        trailing.close(&mut store)?;
+        rest.close(&mut store)?;
         return invalid(FOREIGN_STREAM);
     };
     let bytes = framing.first.len() + framing.before.len() + framing.after.len();
     if bytes > MAX_FRAMING_BYTES {
-        trailing.close(&mut store)?;
+        rest.close(&mut store)?;
         return invalid(format!(
             "the framing has {bytes} bytes; it may have {MAX_FRAMING_BYTES}"
         ));
     }
-    let handle = Arc::clone(&store.get().handles.framed_bodies);
-    if Arc::strong_count(&handle) > MAX_FRAMED_BODIES + 1 {
-        trailing.close(&mut store)?;
+    if store.get().handles.framed_bodies.get() >= MAX_FRAMED_BODIES {
+        rest.close(&mut store)?;
         return invalid(format!(
             "the plugin holds the maximum of {MAX_FRAMED_BODIES} streams that frame returned; drop some"
         ));
     }
+    let counted = store.get().handles.framed_bodies.guard();
     let (sender, receiver) = mpsc::channel(1);
-    trailing.pipe(&mut store, TrailingConsumer(PollSender::new(sender)))?;
+    rest.pipe(&mut store, RestConsumer(PollSender::new(sender)))?;
     let mut call = store.get().bodies.subscribe();
     let guest_done = Arc::new(AtomicBool::new(false));
     let done = Arc::clone(&guest_done);
     let body = FramedBody {
         chunks: Some(chunks),
         framing,
-        trailing: receiver,
+        rest: receiver,
         call_end: Some(Box::pin(async move {
             while call.changed().await.is_ok() {
                 done.store(true, Ordering::Relaxed);
             }
         })),
         guest_done,
-        _handle: handle,
+        _counted: counted,
     };
     Ok(body_stream(store, body)?)
 }
@@ -162,11 +163,11 @@ impl FramedBody {
         let mut bytes = BytesMut::from(&*std::mem::take(&mut self.framing.first));
         while bytes.is_empty() {
             let Some(chunks) = &self.chunks else {
-                let trailing = self.trailing.poll_recv(cx);
+                let rest = self.rest.poll_recv(cx);
                 // The guest may have forgotten to close its end.
-                let nothing = trailing.is_pending() && self.trailing.is_empty();
+                let nothing = rest.is_pending() && self.rest.is_empty();
                 let ended = nothing && self.guest_done.load(Ordering::Relaxed);
-                return if ended { Poll::Ready(None) } else { trailing };
+                return if ended { Poll::Ready(None) } else { rest };
             };
             match ready!(chunks.poll_next(cx)) {
                 Some(chunk) => self.write_frame(&mut bytes, &chunk.text),
@@ -216,10 +217,10 @@ impl http_body::Body for FramedBody {
     }
 }
 
-/// Reads the guest's trailing stream.
-struct TrailingConsumer(PollSender<Bytes>);
+/// Reads the guest's stream `rest`.
+struct RestConsumer(PollSender<Bytes>);
 
-impl StreamConsumer<State> for TrailingConsumer {
+impl StreamConsumer<State> for RestConsumer {
     type Item = u8;
 
     fn poll_consume(
@@ -238,7 +239,7 @@ impl StreamConsumer<State> for TrailingConsumer {
         }
         let mut source = source.as_direct(store);
         let bytes = source.remaining();
-        let bytes = Bytes::copy_from_slice(&bytes[..bytes.len().min(MAX_TRAILING_BYTES)]);
+        let bytes = Bytes::copy_from_slice(&bytes[..bytes.len().min(MAX_REST_BYTES)]);
         let count = bytes.len();
         if self.0.send_item(bytes).is_err() {
             return dropped;

@@ -132,7 +132,7 @@ impl Inner {
                 let outcome = generation.outcome().unwrap_or_else(|| {
                     Err(Error::Failed("the engine ended without an outcome".into()))
                 });
-                let outcome = self.counters.check_finished(outcome);
+                let outcome = self.counters.count_queue_timeout(outcome);
                 self.end(outcome.map(Into::into).map_err(Into::into));
                 Poll::Ready(None)
             }

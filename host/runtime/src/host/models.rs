@@ -55,7 +55,7 @@ pub(super) async fn open(
     let opened = match store.with(|state| state.begin_open(name.as_deref()))? {
         ModelOpen::Leased(engine) => Ok(engine),
         ModelOpen::Opening(opening, counters) => {
-            let lease = counters.check_finished(opening.await.map_err(open_error));
+            let lease = counters.count_queue_timeout(opening.await.map_err(open_error));
             lease.map(|lease| {
                 let engine = lease.engine().clone();
                 store.with(|state| state.leases.push(lease));
@@ -88,7 +88,7 @@ pub(super) async fn embed(
         let embedding = state.begin_embed(engine, inputs, options)?;
         Ok::<_, HostError>((embedding, Arc::clone(&state.counters)))
     })?;
-    Ok(counters.check_finished(embedding.await)?.inputs)
+    Ok(counters.count_queue_timeout(embedding.await)?.inputs)
 }
 
 impl From<Pooling> for corral_engine::Pooling {

@@ -4,9 +4,11 @@
 //! guest goes away, the replies are dropped and the engine drops the requests.
 
 use super::bindings::corral::inference::inference as guest;
+use super::bindings::corral::inference::inference::Look as DistributionQuery;
 use super::generation::lock;
 use super::sequence::SharedSequence;
 use super::store_access::StoreAccess;
+use super::use_count::UseGuard;
 use super::{GuestSequence, HostError, HostResult, framed_body, invalid, wit};
 use crate::counters::DeploymentCounters;
 use crate::quota::TokenReservation;
@@ -20,13 +22,13 @@ const MAX_SEQUENCES: usize = 256;
 /// Rows of logits that an instance may wait for. Each takes four bytes per token of the vocabulary.
 const MAX_LOGITS_ROWS: usize = 16;
 
-type GuestRequest = (Resource<GuestSequence>, guest::Look);
+type GuestRequest = (Resource<GuestSequence>, DistributionQuery);
 type GuestReply = Result<guest::Distribution, wit::Error>;
 
 /// A valid request.
 struct ValidRequest {
     sequence: SharedSequence,
-    look: NextTokenRequest,
+    query: NextTokenRequest,
     /// Most tokens of a sequence of its model.
     context: u32,
     reservation: Option<TokenReservation>,
@@ -36,9 +38,9 @@ struct ValidRequest {
 /// What a request holds until its reply.
 struct RequestGuard {
     /// Marks the sequence as in use.
-    _call: Arc<()>,
+    _in_use: UseGuard,
     /// Counts a row of logits.
-    _row: Option<Arc<()>>,
+    _row: Option<UseGuard>,
 }
 
 /// A request that the engine has accepted.
@@ -58,7 +60,7 @@ pub(super) async fn next_many(
     for pending in pending {
         replies.push(match pending {
             Ok(pending) => {
-                let reply = pending.counters.check_finished(pending.reply.await);
+                let reply = pending.counters.count_queue_timeout(pending.reply.await);
                 reply.map(Into::into).map_err(Into::into)
             }
             Err(error) => Err(error),
@@ -71,9 +73,9 @@ pub(super) async fn next_many(
 pub(super) async fn next(
     store: impl StoreAccess,
     sequence: Resource<GuestSequence>,
-    look: guest::Look,
+    query: DistributionQuery,
 ) -> HostResult<guest::Distribution> {
-    match next_many(store, vec![(sequence, look)]).await?.pop() {
+    match next_many(store, vec![(sequence, query)]).await?.pop() {
         Some(reply) => Ok(reply?),
         None => Err(Error::Failed("the engine gave no reply".into()).into()),
     }
@@ -120,8 +122,8 @@ impl State {
         }
         let mut valid = Vec::with_capacity(requests.len());
         let mut results = Vec::with_capacity(requests.len());
-        for (sequence, look) in requests {
-            match self.validate(&sequence, look) {
+        for (sequence, query) in requests {
+            match self.validate(&sequence, query) {
                 Ok(request) => {
                     valid.push(request);
                     results.push(None);
@@ -140,12 +142,12 @@ impl State {
     fn validate(
         &mut self,
         sequence: &Resource<GuestSequence>,
-        look: guest::Look,
+        query: DistributionQuery,
     ) -> HostResult<ValidRequest> {
-        let mask = match &look.matcher {
+        let mask = match &query.matcher {
             None => None,
             Some(matcher) => {
-                if !matches!(look.view, guest::View::Top(_)) {
+                if !matches!(query.view, guest::View::Top(_)) {
                     return invalid(
                         "a matcher works only with the view top; apply its mask yourself",
                     );
@@ -155,19 +157,19 @@ impl State {
             }
         };
         let sequence = self.table.get(sequence)?;
-        let look = NextTokenRequest {
-            part: match look.view {
+        let query = NextTokenRequest {
+            part: match query.view {
                 guest::View::Top(count) => DistributionPart::Top(count),
                 guest::View::Only(tokens) => DistributionPart::Only(tokens),
                 guest::View::Logits => DistributionPart::Logits,
             },
-            statistics: look.statistics,
+            statistics: query.statistics,
             mask,
             adapter: sequence.adapter().map(str::to_owned),
         };
         let context = sequence.engine().info().context;
-        let (sequence, call) = sequence.begin()?;
-        let row = match look.part {
+        let (sequence, in_use) = sequence.begin()?;
+        let row = match query.part {
             DistributionPart::Logits => Some(self.handles.take_logits_row()?),
             DistributionPart::Top(_) | DistributionPart::Only(_) => None,
         };
@@ -178,10 +180,10 @@ impl State {
         Ok(ValidRequest {
             reservation: reservation.map_err(wit::Error::from)?,
             sequence,
-            look,
+            query,
             context,
             guard: RequestGuard {
-                _call: call,
+                _in_use: in_use,
                 _row: row,
             },
         })
@@ -199,23 +201,23 @@ fn send(
         .collect();
     // No sequence occurs twice: its first request marks it as in use.
     let mut locked: Vec<_> = shared.iter().map(|sequence| lock(sequence)).collect();
-    let (looks, rest): (Vec<_>, Vec<_>) = requests
+    let (queries, rest): (Vec<_>, Vec<_>) = requests
         .into_iter()
         .map(|request| {
             let rest = (request.context, request.reservation, request.guard);
-            (request.look, rest)
+            (request.query, rest)
         })
         .unzip();
-    let sequences = locked.iter_mut().map(|counted| &mut counted.sequence);
-    let replies = corral_engine::Sequence::next_many(sequences.zip(looks));
+    let sequences = locked.iter_mut().map(|sequence| &mut sequence.sequence);
+    let replies = corral_engine::Sequence::next_many(sequences.zip(queries));
     let replies = replies.into_iter().zip(rest).zip(&mut locked);
     replies
-        .map(|((reply, (context, mut reservation, guard)), counted)| {
-            let reply = counters.check_started(reply, context)?;
+        .map(|((reply, (context, mut reservation, guard)), sequence)| {
+            let reply = counters.count_cells_limit(reply, context)?;
             if let Some(reservation) = &mut reservation {
-                reservation.mark_used(counted.uncounted().max(1));
+                reservation.mark_used(sequence.uncounted().max(1));
             }
-            counted.count_all();
+            sequence.count_all();
             Ok(PendingReply {
                 reply,
                 counters: Arc::clone(counters),
@@ -226,13 +228,13 @@ fn send(
 }
 
 impl super::Handles {
-    fn take_logits_row(&self) -> Result<Arc<()>, wit::Error> {
-        if Arc::strong_count(&self.logits_rows) > MAX_LOGITS_ROWS {
+    fn take_logits_row(&self) -> Result<UseGuard, wit::Error> {
+        if self.logits_rows.get() >= MAX_LOGITS_ROWS {
             return Err(wit::Error::Invalid(format!(
                 "the plugin waits for the maximum of {MAX_LOGITS_ROWS} rows of logits; await some first"
             )));
         }
-        Ok(Arc::clone(&self.logits_rows))
+        Ok(self.logits_rows.guard())
     }
 }
 

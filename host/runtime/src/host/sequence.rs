@@ -1,9 +1,11 @@
 //! `corral:inference/inference`: sequences, and generations over them.
 
 use super::bindings::corral::inference::inference::{
-    Chunk, Distribution, HostSequence, HostSequenceWithStore, Look, Outcome, Token,
+    Chunk, Distribution, HostSequence, HostSequenceWithStore, Look as DistributionQuery, Outcome,
+    Token,
 };
 use super::generation::{GenerationHandle, lock};
+use super::use_count::{UseCount, UseGuard};
 use super::{
     GuestModel, GuestOptions, HostResult, MAX_TOKENS, invalid, next_token, snapshots, take_handle,
     wit,
@@ -22,7 +24,7 @@ pub(super) type SharedSequence = Arc<Mutex<CountedSequence>>;
 /// An engine's sequence, and how many of its tokens the quotas have counted.
 pub(super) struct CountedSequence {
     pub(super) sequence: corral_engine::Sequence,
-    counted: usize,
+    quota_counted: usize,
 }
 
 impl CountedSequence {
@@ -32,19 +34,19 @@ impl CountedSequence {
 
     /// Number of tokens that no quota has counted.
     pub(super) fn uncounted(&self) -> u64 {
-        self.len().saturating_sub(self.counted) as u64
+        self.len().saturating_sub(self.quota_counted) as u64
     }
 
     /// Marks all tokens as counted.
     pub(super) fn count_all(&mut self) {
-        self.counted = self.len();
+        self.quota_counted = self.len();
     }
 
     /// Appends generated tokens, which were counted when they were reserved.
     pub(super) fn append_generated(&mut self, tokens: &[Token]) {
         let appended = self.sequence.append(tokens);
         debug_assert!(appended.is_ok(), "generated tokens fit into the sequence");
-        self.counted += tokens.len();
+        self.quota_counted += tokens.len();
     }
 }
 
@@ -56,8 +58,8 @@ pub struct GuestSequence {
     held_tokens: usize,
     adapter: Option<String>,
     generation: Option<GenerationHandle>,
-    /// Cloned by a call that has not returned.
-    call: Arc<()>,
+    /// By calls that have not returned.
+    in_use: UseCount,
 }
 
 impl GuestSequence {
@@ -66,7 +68,7 @@ impl GuestSequence {
         let running = self.generation.as_ref();
         let why = if running.is_some_and(GenerationHandle::is_running) {
             "a generation runs on this sequence: wait for its end or drop its stream"
-        } else if Arc::strong_count(&self.call) > 1 {
+        } else if self.in_use.get() > 0 {
             "a call for this sequence has not returned: wait for it, or drop it"
         } else {
             return Ok(());
@@ -75,9 +77,9 @@ impl GuestSequence {
     }
 
     /// Begins a call. The sequence is in use until the returned guard is dropped.
-    pub(super) fn begin(&self) -> Result<(SharedSequence, Arc<()>), wit::Error> {
+    pub(super) fn begin(&self) -> Result<(SharedSequence, UseGuard), wit::Error> {
         self.check_unused()?;
-        Ok((Arc::clone(&self.sequence), Arc::clone(&self.call)))
+        Ok((Arc::clone(&self.sequence), self.in_use.guard()))
     }
 
     pub(super) fn engine(&self) -> &Engine {
@@ -110,12 +112,13 @@ impl State {
         Ok(())
     }
 
-    /// Gives a sequence to the guest. The caller has taken its handle. Quotas have `counted` its first tokens.
+    /// Gives a sequence to the guest. The caller has taken its handle. Quotas have counted its first
+    /// `quota_counted` tokens.
     pub(super) fn add_sequence(
         &mut self,
         engine: Engine,
         sequence: corral_engine::Sequence,
-        counted: usize,
+        quota_counted: usize,
     ) -> HostResult<Resource<GuestSequence>> {
         let held_tokens = sequence.tokens().len();
         if let Err(error) = self.hold_tokens(held_tokens) {
@@ -123,12 +126,15 @@ impl State {
             return Err(error.into());
         }
         Ok(self.table.push(GuestSequence {
-            sequence: Arc::new(Mutex::new(CountedSequence { sequence, counted })),
+            sequence: Arc::new(Mutex::new(CountedSequence {
+                sequence,
+                quota_counted,
+            })),
             engine,
             held_tokens,
             adapter: None,
             generation: None,
-            call: Arc::default(),
+            in_use: UseCount::default(),
         })?)
     }
 }
@@ -169,11 +175,11 @@ impl HostSequence for State {
     fn truncate(&mut self, sequence: Resource<GuestSequence>, length: u32) -> HostResult<()> {
         let held = self.table.get_mut(&sequence)?;
         held.check_unused()?;
-        let mut counted = lock(&held.sequence);
-        counted.sequence.truncate(length as usize)?;
-        let length = counted.len();
-        counted.counted = counted.counted.min(length);
-        drop(counted);
+        let mut sequence = lock(&held.sequence);
+        sequence.sequence.truncate(length as usize)?;
+        let length = sequence.len();
+        sequence.quota_counted = sequence.quota_counted.min(length);
+        drop(sequence);
         let removed = held.held_tokens.saturating_sub(length);
         held.held_tokens -= removed;
         self.handles.tokens -= removed;
@@ -187,9 +193,9 @@ impl HostSequence for State {
         take_handle(&mut self.handles.sequences, "sequences")?;
         let (engine, adapter) = (held.engine.clone(), held.adapter.clone());
         let original = lock(&held.sequence);
-        let (fork, counted) = (original.sequence.fork(), original.counted);
+        let (fork, quota_counted) = (original.sequence.fork(), original.quota_counted);
         drop(original);
-        let fork = self.add_sequence(engine, fork, counted)?;
+        let fork = self.add_sequence(engine, fork, quota_counted)?;
         self.table.get_mut(&fork)?.adapter = adapter;
         Ok(fork)
     }
@@ -225,8 +231,8 @@ impl HostSequence for State {
         sequence: Resource<GuestSequence>,
         start: u32,
     ) -> wasmtime::Result<Vec<Token>> {
-        let counted = lock(&self.table.get(&sequence)?.sequence);
-        let tokens = counted.sequence.tokens().get(start as usize..);
+        let sequence = lock(&self.table.get(&sequence)?.sequence);
+        let tokens = sequence.sequence.tokens().get(start as usize..);
         Ok(tokens.unwrap_or_default().to_vec())
     }
 
@@ -271,15 +277,15 @@ impl State {
         let held = self.table.get(sequence)?;
         held.check_unused()?;
         let (engine, shared) = (held.engine.clone(), Arc::clone(&held.sequence));
-        let mut counted = lock(&shared);
-        let length = counted.len();
+        let mut locked = lock(&shared);
+        let length = locked.len();
         if length == 0 {
             return invalid("the sequence is empty; append at least one token");
         }
         if max_tokens == 0 {
             return invalid("max-tokens is 0; it must be at least 1");
         }
-        let appended = counted.uncounted();
+        let appended = locked.uncounted();
         let context = engine.info().context;
         let room = u64::from(context).saturating_sub(length as u64);
         let tokens = appended + u64::from(max_tokens).min(room);
@@ -292,13 +298,13 @@ impl State {
         self.meter.charge(Duration::from_nanos(spent));
         let adapter = options.adapter.take();
         options.adapter = adapter.or_else(|| held.adapter.clone());
-        let started = counted.sequence.generate(options);
-        let generation = self.counters.check_started(started, context)?;
+        let started = locked.sequence.generate(options);
+        let generation = self.counters.count_cells_limit(started, context)?;
         if let Some(reservation) = &mut reservation {
             reservation.mark_used(appended);
         }
-        counted.count_all();
-        drop(counted);
+        locked.count_all();
+        drop(locked);
         let counters = Arc::clone(&self.counters);
         let generation = GenerationHandle::new(generation, shared, counters, reservation);
         self.table.get_mut(sequence)?.generation = Some(generation.clone());
@@ -321,9 +327,9 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
     async fn next(
         store: &Accessor<State, Self>,
         sequence: Resource<GuestSequence>,
-        look: Look,
+        query: DistributionQuery,
     ) -> HostResult<Distribution> {
-        next_token::next(store, sequence, look).await
+        next_token::next(store, sequence, query).await
     }
 
     async fn snapshot(

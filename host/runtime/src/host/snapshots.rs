@@ -69,7 +69,7 @@ pub(super) async fn snapshot(
     sequence: Resource<GuestSequence>,
     name: String,
 ) -> HostResult<()> {
-    let (engine, snapshots, (sequence, call)) = store.with(|state| {
+    let (engine, snapshots, (sequence, in_use)) = store.with(|state| {
         let sequence = state.table.get(&sequence)?;
         let engine = sequence.engine().clone();
         let snapshots = state.grants.snapshots.clone();
@@ -84,11 +84,11 @@ pub(super) async fn snapshot(
         written
     });
     let written = written.await?;
-    drop(call);
+    drop(in_use);
     Ok(written?)
 }
 
-fn model(
+fn model_and_snapshots(
     store: &mut impl StoreAccess,
     model: &Resource<GuestModel>,
 ) -> wasmtime::Result<(Engine, DeploymentSnapshots, Caller)> {
@@ -100,31 +100,31 @@ fn model(
 
 pub(super) async fn restore(
     mut store: impl StoreAccess,
-    of_model: Resource<GuestModel>,
+    model: Resource<GuestModel>,
     name: String,
 ) -> HostResult<Resource<GuestSequence>> {
-    let (engine, snapshots, caller) = model(&mut store, &of_model)?;
+    let (engine, snapshots, caller) = model_and_snapshots(&mut store, &model)?;
     let permit = snapshots.acquire(&engine).await?;
-    let of_engine = engine.clone();
+    let engine_for_task = engine.clone();
     let read = tokio::task::spawn_blocking(move || {
-        let read = corral_engine::Sequence::restore(of_engine, caller, &snapshots.dir, &name);
+        let read = corral_engine::Sequence::restore(engine_for_task, caller, &snapshots.dir, &name);
         drop(permit);
         read
     });
     let sequence = read.await??;
-    let counted = sequence.tokens().len();
+    let quota_counted = sequence.tokens().len();
     store.with(|state| {
         take_handle(&mut state.handles.sequences, "sequences")?;
-        state.add_sequence(engine, sequence, counted)
+        state.add_sequence(engine, sequence, quota_counted)
     })
 }
 
 pub(super) async fn forget(
     mut store: impl StoreAccess,
-    of_model: Resource<GuestModel>,
+    model: Resource<GuestModel>,
     name: String,
 ) -> HostResult<()> {
-    let (engine, snapshots, _) = model(&mut store, &of_model)?;
+    let (engine, snapshots, _) = model_and_snapshots(&mut store, &model)?;
     let permit = snapshots.acquire(&engine).await?;
     let removed = tokio::task::spawn_blocking(move || {
         let removed = corral_engine::Sequence::delete_snapshot(&engine, &snapshots.dir, &name);

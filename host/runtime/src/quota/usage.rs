@@ -4,9 +4,12 @@ use super::limits::{QuotaLimit, QuotaLimits};
 use super::window::{SlidingWindow, SlotNumber};
 use std::time::Duration;
 
-/// Slot length and number of slots of the windows.
-const MINUTE: (Duration, usize) = (Duration::from_secs(1), 60);
-const DAY: (Duration, usize) = (Duration::from_secs(15 * 60), 96);
+/// Slots of a window of one minute.
+const MINUTE_SLOT: Duration = Duration::from_secs(1);
+const MINUTE_SLOTS: usize = 60;
+/// Slots of a window of one day.
+const DAY_SLOT: Duration = Duration::from_secs(15 * 60);
+const DAY_SLOTS: usize = 96;
 /// Wait for a running request to end, a guess.
 const CONCURRENT_WAIT: Duration = Duration::from_secs(1);
 
@@ -39,17 +42,17 @@ pub(crate) struct QuotaUsage {
 impl QuotaUsage {
     /// Starts the windows that `limits` needs. Existing windows stay.
     pub(crate) fn track(&mut self, limits: &QuotaLimits) {
-        let track = |window: &mut Option<SlidingWindow>, limited: bool, (slot, count)| {
-            if limited {
-                window.get_or_insert_with(|| SlidingWindow::new(slot, count));
-            }
-        };
-        let requests = limits.requests_per_minute.is_some();
-        let minute = limits.tokens_per_minute.is_some();
-        let day = limits.tokens_per_day.is_some();
-        track(&mut self.requests, requests, MINUTE);
-        track(&mut self.tokens_minute, minute, MINUTE);
-        track(&mut self.tokens_day, day, DAY);
+        let minute_window = || SlidingWindow::new(MINUTE_SLOT, MINUTE_SLOTS);
+        if limits.requests_per_minute.is_some() {
+            self.requests.get_or_insert_with(minute_window);
+        }
+        if limits.tokens_per_minute.is_some() {
+            self.tokens_minute.get_or_insert_with(minute_window);
+        }
+        if limits.tokens_per_day.is_some() {
+            self.tokens_day
+                .get_or_insert_with(|| SlidingWindow::new(DAY_SLOT, DAY_SLOTS));
+        }
     }
 
     pub(crate) fn running(&self) -> u32 {
@@ -193,7 +196,7 @@ impl QuotaUsage {
 }
 
 impl LimitExceeded {
-    /// Orders refusals by their wait; never is the longest.
+    /// Key for sorting refusals; one without a wait sorts last.
     pub(crate) fn wait_order(&self) -> Duration {
         self.wait.unwrap_or(Duration::MAX)
     }

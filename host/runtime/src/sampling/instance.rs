@@ -60,7 +60,7 @@ pub(super) struct Instance {
     store: Store<State>,
     plugin: SamplingPlugin,
     resource: ResourceAny,
-    wanted: SamplingRequestOptions,
+    options: SamplingRequestOptions,
     meter: Arc<Meter>,
     sampler: Arc<RequestSampler>,
     _guard: InstanceGuard,
@@ -136,7 +136,7 @@ impl Instance {
             }
         };
         Ok(Self {
-            wanted: wanted(&sampler, needs)?,
+            options: request_options(&sampler, needs)?,
             store,
             plugin,
             resource,
@@ -147,16 +147,16 @@ impl Instance {
     }
 
     /// What the plugin needs to sample a token.
-    pub(super) fn wanted(&self) -> SamplingRequestOptions {
-        self.wanted
+    pub(super) fn options(&self) -> SamplingRequestOptions {
+        self.options
     }
 
     /// Samples one of the candidates.
     ///
     /// # Errors
     /// [`Error::Failed`] if the plugin fails, takes too long, or returns another token.
-    pub(super) async fn sample(&mut self, shown: SamplingRequest) -> Result<Token, Error> {
-        let distribution = guest::Distribution::from(shown);
+    pub(super) async fn sample(&mut self, request: SamplingRequest) -> Result<Token, Error> {
+        let distribution = guest::Distribution::from(request);
         let functions = self.plugin.corral_plugin_sampling().sampler();
         let work = functions.call_sample(&mut self.store, self.resource, &distribution);
         let token = match run(&self.sampler, &self.meter, SAMPLE, work).await? {
@@ -180,14 +180,14 @@ impl Instance {
 impl InstanceGuard {
     /// Waits for a permit, with a timeout: a request that holds one may wait for cells of this one.
     async fn acquire(sampler: &RequestSampler, purpose: Purpose) -> Result<Self, Error> {
-        let host = &sampler.host;
+        let resources = &sampler.resources;
         let permits = match purpose {
-            Purpose::CheckSettings => &host.check_permits,
-            Purpose::Generate { .. } => &host.generation_permits,
+            Purpose::CheckSettings => &resources.check_permits,
+            Purpose::Generate { .. } => &resources.generation_permits,
         };
-        let Ok(permit) = timeout(host.permit_timeout, permits.acquire()).await else {
+        let Ok(permit) = timeout(resources.permit_timeout, permits.acquire()).await else {
             sampler.counters.limit_hit(CallLimit::Pool);
-            let (name, waited) = (&sampler.name, host.permit_timeout.as_secs_f32());
+            let (name, waited) = (&sampler.name, resources.permit_timeout.as_secs_f32());
             return Err(Error::Overloaded {
                 reason: format!(
                     "no instance of the sampling plugin {name} became available within {waited} s"
@@ -196,11 +196,11 @@ impl InstanceGuard {
             });
         };
         let permit = permit.ok_or_else(|| sampler.failed("was stopped by the host"))?;
-        host.counters.sampler_instances.increment();
+        resources.counters.sampler_instances.increment();
         Ok(Self {
-            counters: Arc::clone(&host.counters),
+            counters: Arc::clone(&resources.counters),
             _permit: permit,
-            _tick: host.ticker.tick(),
+            _tick: resources.ticker.tick(),
         })
     }
 }
@@ -239,7 +239,10 @@ async fn run<R>(
 }
 
 /// Checks the plugin's needs.
-fn wanted(sampler: &RequestSampler, needs: guest::Needs) -> Result<SamplingRequestOptions, Error> {
+fn request_options(
+    sampler: &RequestSampler,
+    needs: guest::Needs,
+) -> Result<SamplingRequestOptions, Error> {
     let max = u32::try_from(MAX_CANDIDATES).unwrap_or(u32::MAX);
     if !(1..=max).contains(&needs.candidates) {
         return Err(sampler.failed(format_args!(
@@ -267,19 +270,19 @@ fn truncate(mut text: String) -> String {
 }
 
 impl From<SamplingRequest> for guest::Distribution {
-    fn from(shown: SamplingRequest) -> Self {
+    fn from(request: SamplingRequest) -> Self {
         // Both candidate types have the same size, so the vector's memory is reused.
-        let candidates = shown.candidates.into_iter();
+        let candidates = request.candidates.into_iter();
         Self {
             candidates: candidates
                 .map(|(token, logit)| guest::Candidate { token, logit })
                 .collect(),
-            statistics: shown.statistics.map(|statistics| guest::Statistics {
+            statistics: request.statistics.map(|statistics| guest::Statistics {
                 log_normalizer: statistics.log_normalizer,
                 entropy: statistics.entropy,
             }),
-            since: shown.new_tokens,
-            position: shown.position,
+            since: request.new_tokens,
+            position: request.position,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Permits for instances of sampling plugins, shared by all deployments. One deployment cannot hold all.
 
-use crate::admission::InstancePool;
+use crate::admission::InstancePermits;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -15,7 +15,7 @@ pub(crate) fn check_instances(instances: usize) -> usize {
 /// The permits as one deployment sees them.
 #[derive(Debug)]
 pub(super) struct SamplerPermits {
-    pool: Arc<InstancePool>,
+    pool: Arc<InstancePermits>,
     /// Permits that the deployment may still hold.
     own: Arc<Semaphore>,
 }
@@ -26,7 +26,7 @@ pub(super) type SamplerPermit = [OwnedSemaphorePermit; 2];
 impl SamplerPermits {
     /// `instances` permits, for the first deployment.
     pub(super) fn new(instances: usize) -> Self {
-        Self::of(Arc::new(InstancePool::new(instances)))
+        Self::of(Arc::new(InstancePermits::new(instances)))
     }
 
     /// The same permits, for another deployment.
@@ -34,7 +34,7 @@ impl SamplerPermits {
         Self::of(Arc::clone(&self.pool))
     }
 
-    fn of(pool: Arc<InstancePool>) -> Self {
+    fn of(pool: Arc<InstancePermits>) -> Self {
         let own = Arc::new(Semaphore::new(pool.max_per_deployment()));
         Self { pool, own }
     }

@@ -15,7 +15,7 @@ const SPIN: &str = "(loop (br 0))";
 struct Fixture {
     engine: wasmtime::Engine,
     linker: Linker<State>,
-    host: Arc<SamplingHost>,
+    resources: Arc<SamplerResources>,
     counters: Arc<ProcessCounters>,
     limits: Arc<Limits>,
     meter: Arc<Meter>,
@@ -30,12 +30,12 @@ impl Fixture {
         let (engine, linker) = engine_and_linker();
         let counters = Arc::<ProcessCounters>::default();
         let ticker = Arc::new(Ticker::start(&engine).unwrap());
-        let host = SamplingHost::new(1, ticker, Arc::clone(&counters));
+        let resources = SamplerResources::new(1, ticker, Arc::clone(&counters));
         let (notify, notified) = mpsc::unbounded_channel();
         Self {
             engine,
             linker,
-            host: Arc::new(host),
+            resources: Arc::new(resources),
             counters,
             limits: Arc::default(),
             meter: Arc::default(),
@@ -57,7 +57,7 @@ impl Fixture {
         let pre = self.linker.instantiate_pre(&component).unwrap();
         let mut state = State::new(
             &mut WasiCtxBuilder::new(),
-            grants(Arc::clone(&self.host)),
+            grants(Arc::clone(&self.resources)),
             Caller::default(),
             None,
             &self.limits,
@@ -243,8 +243,8 @@ async fn instances_wait_for_a_permit() {
 #[tokio::test]
 async fn permit_timeout_refuses_the_request() {
     let mut fixture = Fixture::new();
-    let host = Arc::get_mut(&mut fixture.host).unwrap();
-    host.permit_timeout = Duration::from_millis(10);
+    let resources = Arc::get_mut(&mut fixture.resources).unwrap();
+    resources.permit_timeout = Duration::from_millis(10);
     let factory = fixture.checked([""; 3]).await.factory(256);
     let [mut first, mut second] = [1, 2].map(|seed| factory.start(seed));
     fixture.request(&mut *first, 1, 1);

@@ -86,21 +86,22 @@ impl AdminGuard {
     pub(crate) fn check_read(&self, headers: &HeaderMap) -> Result<(), Problem> {
         match self.exposure {
             AdminExposure::Owner | AdminExposure::Machine(_) => Ok(()),
-            AdminExposure::Network => self.check_deploy(headers),
+            AdminExposure::Network => self.check_token(headers),
         }
     }
 
     /// Checks whether the request may load and unload models and evict cached prefixes: with the token,
     /// or from this machine if there is none.
-    pub(crate) fn check_unload(&self, headers: &HeaderMap) -> Result<(), Problem> {
+    pub(crate) fn check_manage_models(&self, headers: &HeaderMap) -> Result<(), Problem> {
         match (&self.exposure, &self.token) {
             (AdminExposure::Machine(_), None) => Ok(()),
-            _ => self.check_deploy(headers),
+            _ => self.check_token(headers),
         }
     }
 
-    /// Checks whether the request may read and change deployments: only with the token.
-    pub(crate) fn check_deploy(&self, headers: &HeaderMap) -> Result<(), Problem> {
+    /// Checks that the request has the token, which reading and changing deployments requires. The owner of a Unix
+    /// domain socket needs none.
+    pub(crate) fn check_token(&self, headers: &HeaderMap) -> Result<(), Problem> {
         if self.exposure == AdminExposure::Owner {
             return Ok(());
         }
@@ -140,7 +141,7 @@ mod tests {
             machine(),
         );
         for good in ["Bearer 0123456789abcdef", "bearer 0123456789abcdef"] {
-            assert!(guard.check_deploy(&headers(good)).is_ok(), "{good}");
+            assert!(guard.check_token(&headers(good)).is_ok(), "{good}");
         }
         for bad in [
             "Bearer 0123456789abcdeF",
@@ -151,20 +152,20 @@ mod tests {
             "Basic 0123456789abcdef",
             "",
         ] {
-            let problem = guard.check_deploy(&headers(bad)).expect_err(bad);
+            let problem = guard.check_token(&headers(bad)).expect_err(bad);
             assert_eq!(problem.status(), 401, "{bad}");
         }
-        assert!(guard.check_deploy(&HeaderMap::new()).is_err());
+        assert!(guard.check_token(&HeaderMap::new()).is_err());
         assert!(guard.check_read(&HeaderMap::new()).is_ok());
-        assert!(guard.check_unload(&HeaderMap::new()).is_err());
+        assert!(guard.check_manage_models(&HeaderMap::new()).is_err());
     }
 
     #[test]
     fn owner_of_unix_socket_needs_no_token() {
         for token in [None, Some(AdminToken::new(GOOD).expect("good"))] {
             let guard = AdminGuard::new(token, AdminExposure::Owner);
-            assert!(guard.check_deploy(&HeaderMap::new()).is_ok());
-            assert!(guard.check_unload(&HeaderMap::new()).is_ok());
+            assert!(guard.check_token(&HeaderMap::new()).is_ok());
+            assert!(guard.check_manage_models(&HeaderMap::new()).is_ok());
             assert!(guard.check_read(&HeaderMap::new()).is_ok());
         }
     }
@@ -188,14 +189,14 @@ mod tests {
         let guard = AdminGuard::new(None, machine());
         assert!(
             guard
-                .check_deploy(&headers("Bearer 0123456789abcdef"))
+                .check_token(&headers("Bearer 0123456789abcdef"))
                 .is_err()
         );
-        assert!(guard.check_deploy(&headers("Bearer ")).is_err());
-        assert!(guard.check_unload(&HeaderMap::new()).is_ok());
+        assert!(guard.check_token(&headers("Bearer ")).is_err());
+        assert!(guard.check_manage_models(&HeaderMap::new()).is_ok());
         assert!(
             AdminGuard::new(None, AdminExposure::Network)
-                .check_unload(&HeaderMap::new())
+                .check_manage_models(&HeaderMap::new())
                 .is_err()
         );
     }

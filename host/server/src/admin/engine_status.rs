@@ -10,7 +10,8 @@ use crate::api_keys::ApiKeys;
 use crate::problem::Problem;
 use crate::services::Services;
 use corral_engine::{
-    Caller, EngineStatus, EntryStatus, Error, ModelState, ModelStatus, RequestStatus, Tenant,
+    Caller, Engine, EngineStatus, EntryStatus, Error, ModelState, ModelStatus, RequestStatus,
+    Tenant,
 };
 use corral_runtime::Body;
 use http::{Response, StatusCode};
@@ -26,11 +27,20 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Status queries in flight.
 pub(super) const MAX_STATUS_QUERIES: usize = 4;
 
-/// Answers with the status of all models. With `clear_cache`, evicts the prefixes that no request
-/// retains first.
-pub(super) async fn answer(
+/// Answers with the status of all models.
+pub(super) async fn status(state: &AdminState) -> Result<Response<Body>, Problem> {
+    status_after(state, |_| Ok(())).await
+}
+
+/// Evicts the prefixes that no request retains, and answers with the status of all models.
+pub(super) async fn clear_prefix_cache(state: &AdminState) -> Result<Response<Body>, Problem> {
+    status_after(state, Engine::clear_prefix_cache).await
+}
+
+/// Answers with the status of all models after `change` of each.
+async fn status_after(
     state: &AdminState,
-    clear_cache: bool,
+    change: fn(&Engine) -> Result<(), Error>,
 ) -> Result<Response<Body>, Problem> {
     let services = state.server.services()?;
     let until = Instant::now() + STATUS_TIMEOUT;
@@ -49,12 +59,7 @@ pub(super) async fn answer(
             // The receiver is gone after the timeout.
             let _ = sender.send(status);
         };
-        let cleared = if clear_cache {
-            engine.clear_prefix_cache()
-        } else {
-            Ok(())
-        };
-        let queried = cleared.and_then(|()| engine.status(send));
+        let queried = change(&engine).and_then(|()| engine.status(send));
         // Keep the name only: holding the engine would keep the model loaded.
         queries.push((engine.info().name.clone(), queried, receiver));
     }

@@ -84,14 +84,14 @@ pub(super) struct KeyEntry {
 #[serde(deny_unknown_fields)]
 struct Document {
     #[serde(default)]
-    key: Vec<KeyTable>,
+    key: Vec<TomlKey>,
     #[serde(default)]
     tenant: BTreeMap<String, QuotaTable>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct KeyTable {
+struct TomlKey {
     name: String,
     sha256: String,
     tenant: String,
@@ -152,7 +152,7 @@ impl KeyFile {
         let (mut names, mut digests) = (HashSet::new(), HashSet::new());
         let mut keys = Vec::new();
         for key in document.key {
-            let KeyTable { name, tenant, .. } = &key;
+            let TomlKey { name, tenant, .. } = &key;
             for (what, name) in [("key", name), ("tenant", tenant)] {
                 if !is_name(name) {
                     return Err(invalid(format!(

@@ -31,7 +31,7 @@ impl Capacity {
         requested: &RequestedLimits,
         defaults: &Limits,
     ) -> Result<(), ManifestError> {
-        self.check_counts(requested, defaults.queue)?;
+        self.check_counts(requested, defaults.waiting_calls)?;
         self.check_memory(requested, defaults)?;
         let time = requested
             .time_seconds
@@ -59,7 +59,7 @@ impl Capacity {
         check(
             "queue-seconds",
             requested.queue_seconds,
-            defaults.queue_time,
+            defaults.generation_queue_time,
         )
     }
 
@@ -196,7 +196,7 @@ mod tests {
         let defaults = Limits {
             memory: 4 << 30,
             concurrent: 80,
-            queue: 100_000,
+            waiting_calls: 100_000,
             cpu: Duration::from_secs(600),
             ..Limits::default()
         };

@@ -63,7 +63,7 @@ impl DeploymentContext {
         let quota_limits = quota_limits.map(|(limit, count)| (limit.name(), count));
         for (limit, count) in sums_by_name(limits.chain(quota_limits)) {
             families.sample(
-                "corral_deployment_limit_total",
+                "corral_deployment_limit_hits_total",
                 "Requests and generations that a limit stopped, even during their response, by deployment and \
                  limit as corral.toml names it; 'pool' is shared by all deployments.",
                 MetricKind::Counter,

@@ -1,4 +1,4 @@
-//! Loads a stored revision as a plugin, without blocking the serving path.
+//! Loads components of the store as a plugin, without blocking the serving path.
 //!
 //! A few components compile at a time, in child processes with limits on memory and time. A component that exceeds
 //! one is refused for an hour. Without child processes a compilation cannot be interrupted: one that exceeds its
@@ -162,11 +162,11 @@ impl Inner {
                     .response_kib
                     .map_or(default.response_bytes, |n| n.times(kib) as u64),
                 concurrent: asked.concurrent.map_or(default.concurrent, |n| n.times(1)),
-                queue: asked.queue.map_or(default.queue, |n| n.times(1)),
-                queue_time: asked
+                waiting_calls: asked.queue.map_or(default.waiting_calls, |n| n.times(1)),
+                generation_queue_time: asked
                     .queue_seconds
                     .map(|s| s.duration())
-                    .or(default.queue_time),
+                    .or(default.generation_queue_time),
                 priority: manifest.priority,
                 share_prefixes: manifest.grants.share_prefixes,
                 cells_percent: asked.cells_percent.and_then(|n| u8::try_from(n.get()).ok()),

@@ -117,11 +117,11 @@ pub struct RequestedLimits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub concurrent: Option<BoundedInteger<1, 10_000>>,
     /// Requests that may wait for a free instance; further ones are refused. At most 16 per instance of
-    /// the pool.
+    /// the pool. Not the queue of 'queue-seconds'.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<BoundedInteger<0, 1_000_000>>,
     /// How long a generation may wait in the model's queue before it is refused. At most 'time-seconds',
-    /// which is the default.
+    /// which is the default. Not the queue of 'queue': the request has an instance by then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_seconds: Option<BoundedSeconds>,
     /// Share of each model's KV cells that its running sequences may occupy together. A prompt that needs

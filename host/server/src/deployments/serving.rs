@@ -333,6 +333,16 @@ impl ServingDeployment {
         ServingDeployment::new(self.name.clone(), context, routes, paused, revisions)
     }
 
+    /// Counts a request.
+    pub(crate) fn count_request(&self) {
+        self.context.deployment.count_request();
+    }
+
+    /// Counts a request that the server answered with this error code.
+    pub(crate) fn count_refused_request(&self, code: &'static str) {
+        self.context.deployment.count_refused_request(code);
+    }
+
     /// Error format before a revision is picked.
     pub(crate) fn error_format(&self) -> ErrorFormat {
         self.revisions

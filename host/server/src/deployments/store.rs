@@ -86,9 +86,14 @@ pub struct StoredDeployment {
     pub revisions: BTreeMap<u64, Revision>,
 }
 
-/// Number of the latest revision of a removed deployment, and when it was removed, in milliseconds since
-/// 1970.
-type Removed = (u64, u64);
+/// What the store remembers of a removed deployment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Removed {
+    /// Number of its latest revision.
+    latest_revision: u64,
+    /// When it was removed, in milliseconds since 1970.
+    removed_ms: u64,
+}
 
 /// An open store.
 #[derive(Debug)]
@@ -280,7 +285,10 @@ impl Store {
         }
         let number = match before {
             Some(deployment) => deployment.record.latest_revision,
-            None => inner.removed.get(&name).map_or(0, |(latest, _)| *latest),
+            None => inner
+                .removed
+                .get(&name)
+                .map_or(0, |removed| removed.latest_revision),
         } + 1;
         let revision = Revision {
             number,
@@ -351,15 +359,18 @@ impl Store {
             return Err(unknown(name));
         };
         let numbers = Vec::from_iter(deployment.revisions.keys().copied());
-        let latest = (deployment.record.latest_revision, now_ms());
+        let removed = Removed {
+            latest_revision: deployment.record.latest_revision,
+            removed_ms: now_ms(),
+        };
         let forgotten = oldest_removed(&inner.removed);
         inner
             .database
-            .remove(name, &numbers, latest, forgotten.as_ref())?;
+            .remove(name, &numbers, removed, forgotten.as_ref())?;
         if let Some(forgotten) = forgotten {
             inner.removed.remove(&forgotten);
         }
-        inner.removed.insert(name.clone(), latest);
+        inner.removed.insert(name.clone(), removed);
         inner.deployments.remove(name);
         inner.sweep(self.limits.grace_period);
         Ok(())
@@ -475,7 +486,9 @@ fn oldest_removed(removed: &BTreeMap<DeploymentName, Removed>) -> Option<Deploym
     if removed.len() < MAX_REMOVED {
         return None;
     }
-    let oldest = removed.iter().min_by_key(|(_, (_, when))| *when)?;
+    let oldest = removed
+        .iter()
+        .min_by_key(|(_, removed)| removed.removed_ms)?;
     Some(oldest.0.clone())
 }
 

@@ -28,17 +28,19 @@ use tokio::time::{Instant, sleep, timeout};
 /// How long an idle connection stays open at shutdown: a request may be on its way, and its client could not
 /// know whether the server received it.
 const IDLE_DRAIN_TIME: Duration = Duration::from_millis(300);
-/// HTTP/2 flow-control windows: bytes of request bodies that a client may send ahead, per stream and per
-/// connection.
-const WINDOWS: (u32, u32) = (64 << 10, 256 << 10);
+/// HTTP/2 flow-control windows: bytes of request bodies that a client may send ahead.
+const STREAM_WINDOW: u32 = 64 << 10;
+const CONNECTION_WINDOW: u32 = 256 << 10;
 /// Bytes of a response that hyper may buffer per HTTP/2 stream.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// HTTP/2 streams that a client may reset before hyper accepts them; more end the connection.
 const MAX_PENDING_RESETS: usize = 20;
 /// Streams that the server may reset for protocol errors; more end the connection.
 const MAX_ERROR_RESETS: usize = 100;
-/// Interval of HTTP/2 pings to a silent client, and the time limit for its answer.
-const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
+/// Interval of HTTP/2 pings to a silent client.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+/// Time limit for its answer.
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Properties of the connection: an extension of its requests.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +59,15 @@ pub(super) struct Connection<H> {
 struct ReadyStream {
     stream: Rewind<Transport>,
     is_http2: bool,
+}
+
+/// Why the server closes an HTTP/2 connection that could continue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CloseReason {
+    /// The server drains.
+    Drain,
+    /// No request ran for too long.
+    Idle,
 }
 
 /// Why a connection ended before its first request.
@@ -138,39 +149,39 @@ where
             .timer(TokioTimer::new())
             .max_concurrent_streams(limits.max_concurrent_streams)
             .max_header_list_size(u32::try_from(limits.max_header_bytes).unwrap_or(u32::MAX))
-            .initial_stream_window_size(WINDOWS.0)
-            .initial_connection_window_size(WINDOWS.1)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
             .max_send_buf_size(SEND_BUFFER_BYTES)
             .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
             .max_local_error_reset_streams(MAX_ERROR_RESETS)
-            .keep_alive_interval(PING.0)
-            .keep_alive_timeout(PING.1);
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT);
         let connection =
             builder.serve_connection(TokioIo::new(stream), service_fn(self.service(&activity)));
         tokio::pin!(connection);
         let mut phase = self.phase.clone();
         let started = Instant::now();
-        let draining = async |phase: &mut watch::Receiver<ListenerPhase>| {
+        let drain_or_idle = async |phase: &mut watch::Receiver<ListenerPhase>| {
             tokio::select! {
-                () = reached(phase, ListenerPhase::Draining) => None,
-                () = activity.idle_for(limits.header_timeout, started) => Some(TerminationReason::Idle),
+                () = reached(phase, ListenerPhase::Draining) => CloseReason::Drain,
+                () = activity.idle_for(limits.header_timeout, started) => CloseReason::Idle,
             }
         };
         let result = tokio::select! {
             result = connection.as_mut() => result,
             () = activity.too_many_resets.notified() => return self.count(TerminationReason::Resets),
-            idle = draining(&mut phase) => {
+            reason = drain_or_idle(&mut phase) => {
                 // Sends GOAWAY: the client learns that later requests are not processed.
                 connection.as_mut().graceful_shutdown();
                 let close_timeout = async {
-                    match idle {
+                    match reason {
                         // The client may never read the last bytes.
-                        Some(_) => sleep(limits.write_timeout).await,
-                        None => std::future::pending().await,
+                        CloseReason::Idle => sleep(limits.write_timeout).await,
+                        CloseReason::Drain => std::future::pending().await,
                     }
                 };
-                if let Some(reason) = idle {
-                    self.count(reason);
+                if reason == CloseReason::Idle {
+                    self.count(TerminationReason::Idle);
                 }
                 tokio::select! {
                     result = connection => result,

@@ -13,8 +13,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// How many more requests a client may abandon before their response than it lets complete. More close
-/// the connection: opening streams only to reset them is a known attack.
+/// A connection is closed once its abandoned requests (reset before the response) outnumber the answered
+/// ones by more than this. Opening streams only to reset them is a known attack.
 const MAX_ABANDONED: usize = 100;
 
 /// The requests of one connection.

@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 
 use crate::bindings::corral::inference::inference::Options;
-use crate::error::CallError;
+use crate::error::GuestError;
 use crate::linked::corral::plugin::templating::{Chat, Message, ModelFacts, render};
 use crate::model::{OpenModel, list, max_tokens, text};
 
-pub async fn chat(request: &Value) -> Result<Value, CallError> {
+pub async fn chat(request: &Value) -> Result<Value, GuestError> {
     let model = OpenModel::new().await?;
     let message = |message: &Value| Message {
         role: text(message, "role").to_owned(),
@@ -28,7 +28,7 @@ pub async fn chat(request: &Value) -> Result<Value, CallError> {
         end: model.control_token_text(info.end)?,
         chat_template: info.chat_template.clone(),
     };
-    let prompt = render(&chat, &facts).map_err(|error| CallError::other("render", error))?;
+    let prompt = render(&chat, &facts).map_err(|error| GuestError::other("render", error))?;
     let mut tokens = Vec::new();
     for piece in &prompt.pieces {
         tokens.extend(model.tokens(&piece.text, piece.special)?);
@@ -36,15 +36,15 @@ pub async fn chat(request: &Value) -> Result<Value, CallError> {
     let sequence = model.sequence(&tokens)?;
     let options = Options::new(max_tokens(request));
     for stop in &prompt.stop {
-        options.stop(stop).map_err(CallError::at("stop"))?;
+        options.stop(stop).map_err(GuestError::at("stop"))?;
     }
     let generation = sequence.generate(&options);
-    let (mut chunks, outcome) = generation.map_err(CallError::at("generate"))?;
+    let (mut chunks, outcome) = generation.map_err(GuestError::at("generate"))?;
     let mut answer = String::new();
     while let Some(chunk) = chunks.next().await {
         answer += &chunk.text;
     }
-    outcome.await.map_err(CallError::at("outcome"))?;
+    outcome.await.map_err(GuestError::at("outcome"))?;
     let pieces = prompt.pieces.iter();
     let pieces: Vec<_> = pieces
         .map(|piece| json!([piece.text, piece.special]))

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::bindings::corral::inference::types::Error;
 
 /// A failed call.
-pub struct CallError {
+pub struct GuestError {
     at: &'static str,
     case: &'static str,
     text: String,
@@ -13,7 +13,7 @@ pub struct CallError {
     tokens: Vec<u32>,
 }
 
-impl CallError {
+impl GuestError {
     /// An error that does not come from the host.
     pub fn other(at: &'static str, text: String) -> Self {
         Self {

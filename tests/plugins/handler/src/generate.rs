@@ -5,7 +5,7 @@ use wasip3::clocks::monotonic_clock;
 
 use crate::bindings::corral::inference::constraints::{Constraint, Grammar};
 use crate::bindings::corral::inference::inference::{Finish, Options, Sequence, TokenLogprobs};
-use crate::error::CallError;
+use crate::error::GuestError;
 use crate::model::{OpenModel, ignores_end, list, max_tokens, number, text};
 
 /// The result of a generation.
@@ -17,7 +17,7 @@ struct Generated {
     finish: Option<Finish>,
 }
 
-pub async fn generate(request: &Value, sampler: Option<&str>) -> Result<Value, CallError> {
+pub async fn generate(request: &Value, sampler: Option<&str>) -> Result<Value, GuestError> {
     let model = OpenModel::new().await?;
     let options = options(&model, request, sampler).await?;
     let prompt = model.tokens(text(request, "prompt"), false)?;
@@ -50,12 +50,12 @@ async fn sleep(
     request: &Value,
     options: &Options,
     prompt: &[u32],
-) -> Result<Value, CallError> {
+) -> Result<Value, GuestError> {
     let mut generations = Vec::new();
     for _ in 0..number(request, "times", 1) {
         let sequence = model.sequence(prompt)?;
         let generation = sequence.generate(options);
-        generations.push((generation.map_err(CallError::at("generate"))?, sequence));
+        generations.push((generation.map_err(GuestError::at("generate"))?, sequence));
     }
     monotonic_clock::wait_for(365 * 24 * 3600 * 1_000_000_000).await;
     Ok(json!({ "generations": generations.len() }))
@@ -70,10 +70,10 @@ fn finish_name(finish: Finish) -> &'static str {
 }
 
 /// Generates to the end, or to the first chunk with `leave`.
-async fn run(sequence: &Sequence, options: &Options, leave: bool) -> Result<Generated, CallError> {
+async fn run(sequence: &Sequence, options: &Options, leave: bool) -> Result<Generated, GuestError> {
     let mut generated = Generated::default();
     let generation = sequence.generate(options);
-    let (mut chunks, outcome) = generation.map_err(CallError::at("generate"))?;
+    let (mut chunks, outcome) = generation.map_err(GuestError::at("generate"))?;
     while let Some(chunk) = chunks.next().await {
         generated.text += &chunk.text;
         generated.tokens.extend(chunk.tokens);
@@ -82,7 +82,7 @@ async fn run(sequence: &Sequence, options: &Options, leave: bool) -> Result<Gene
             return Ok(generated);
         }
     }
-    let failed = |error| CallError::at("outcome")(error).after(&generated.tokens);
+    let failed = |error| GuestError::at("outcome")(error).after(&generated.tokens);
     generated.finish = Some(outcome.await.map_err(failed)?.finish);
     Ok(generated)
 }
@@ -91,12 +91,12 @@ async fn options(
     model: &OpenModel,
     request: &Value,
     sampler: Option<&str>,
-) -> Result<Options, CallError> {
+) -> Result<Options, GuestError> {
     let options = Options::new(max_tokens(request));
     let chain = |position: &str| match text(request, "chain") == position {
         true => options
             .temperature(0.5)
-            .map_err(CallError::at("temperature")),
+            .map_err(GuestError::at("temperature")),
         false => Ok(()),
     };
     chain("before")?;
@@ -106,7 +106,7 @@ async fn options(
             None => text(request, "settings").to_owned(),
         };
         let linked = options.sample_with(name.to_owned(), settings).await;
-        linked.map_err(CallError::at("sample-with"))?;
+        linked.map_err(GuestError::at("sample-with"))?;
     }
     chain("after")?;
     if ignores_end(request) {
@@ -117,20 +117,20 @@ async fn options(
     }
     for stop in list(request, "stop") {
         let stopped = options.stop(stop.as_str().unwrap_or_default());
-        stopped.map_err(CallError::at("stop"))?;
+        stopped.map_err(GuestError::at("stop"))?;
     }
     if let Some(top) = request["logprobs"].as_u64() {
         options
             .logprobs(top as u8)
-            .map_err(CallError::at("logprobs"))?;
+            .map_err(GuestError::at("logprobs"))?;
     }
     let draft_tokens = number(request, "speculate", 0) as u8;
     options
         .speculate(draft_tokens)
-        .map_err(CallError::at("speculate"))?;
+        .map_err(GuestError::at("speculate"))?;
     if let Some(regex) = request["regex"].as_str() {
         let constraint = Constraint::compile(&model.handle, Grammar::Regex(regex.to_owned())).await;
-        options.constrain(&constraint.map_err(CallError::at("compile"))?);
+        options.constrain(&constraint.map_err(GuestError::at("compile"))?);
     }
     Ok(options)
 }

@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 use wasip3::http::types::{ErrorCode, Fields, Request, Response};
 use wasip3::{spawn_local, wit_future, wit_stream};
 
-use error::CallError;
+use error::GuestError;
 
 #[allow(unsafe_code)]
 mod bindings {
@@ -62,7 +62,7 @@ impl wasip3::exports::http::handler::Guest for Handler {
     }
 }
 
-async fn answer(which: &str, sampler: Option<&str>, body: &str) -> Result<Value, CallError> {
+async fn answer(which: &str, sampler: Option<&str>, body: &str) -> Result<Value, GuestError> {
     let request = serde_json::from_str(body).unwrap_or_default();
     match which {
         "generate" => generate::generate(&request, sampler).await,

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::bindings::corral::inference::inference::Sequence;
 use crate::bindings::corral::inference::models::{Model, ModelInfo};
-use crate::error::CallError;
+use crate::error::GuestError;
 
 /// An open model and its metadata.
 pub struct OpenModel {
@@ -13,8 +13,8 @@ pub struct OpenModel {
 }
 
 impl OpenModel {
-    pub async fn new() -> Result<Self, CallError> {
-        let model = Model::open(None).await.map_err(CallError::at("open"))?;
+    pub async fn new() -> Result<Self, GuestError> {
+        let model = Model::open(None).await.map_err(GuestError::at("open"))?;
         let info = model.info();
         Ok(Self {
             handle: model,
@@ -22,22 +22,22 @@ impl OpenModel {
         })
     }
 
-    pub fn tokens(&self, text: &str, special: bool) -> Result<Vec<u32>, CallError> {
+    pub fn tokens(&self, text: &str, special: bool) -> Result<Vec<u32>, GuestError> {
         let tokens = self.handle.tokenize(text, special);
-        tokens.map_err(CallError::at("tokenize"))
+        tokens.map_err(GuestError::at("tokenize"))
     }
 
-    pub fn sequence(&self, tokens: &[u32]) -> Result<Sequence, CallError> {
-        let sequence = Sequence::create(&self.handle).map_err(CallError::at("create"))?;
-        sequence.append(tokens).map_err(CallError::at("append"))?;
+    pub fn sequence(&self, tokens: &[u32]) -> Result<Sequence, GuestError> {
+        let sequence = Sequence::create(&self.handle).map_err(GuestError::at("create"))?;
+        sequence.append(tokens).map_err(GuestError::at("append"))?;
         Ok(sequence)
     }
 
     /// The text of a control token.
-    pub fn control_token_text(&self, token: Option<u32>) -> Result<Option<String>, CallError> {
+    pub fn control_token_text(&self, token: Option<u32>) -> Result<Option<String>, GuestError> {
         let Some(token) = token else { return Ok(None) };
         let bytes = self.handle.detokenize(&[token], true);
-        let bytes = bytes.map_err(CallError::at("detokenize"))?;
+        let bytes = bytes.map_err(GuestError::at("detokenize"))?;
         Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
     }
 }

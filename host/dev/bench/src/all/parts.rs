@@ -160,17 +160,17 @@ fn peer_parts(args: &AllArgs) -> [Part; 3] {
         part(
             "--requests 40 --concurrency 8",
             "0.6b, 8 at once: tokens a second / the peer of --openai-peer",
-            1.05,
+            1.1,
         ),
         part(
             "--requests 48 --concurrency 16 --mixed-lengths",
             "... 16 at once, mixed lengths",
-            1.15,
+            1.3,
         ),
         part(
             "--requests 64 --concurrency 32 --mixed-lengths",
             "... 32 at once, mixed lengths",
-            1.15,
+            1.3,
         ),
     ]
 }

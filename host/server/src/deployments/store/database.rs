@@ -23,8 +23,8 @@ const METADATA: TableDefinition<&str, u64> = TableDefinition::new("metadata");
 const DEPLOYMENTS: TableDefinition<&str, &[u8]> = TableDefinition::new("deployments");
 /// Name and number → [`Revision`] as JSON.
 const REVISIONS: TableDefinition<(&str, u64), &[u8]> = TableDefinition::new("revisions");
-/// Name of a removed deployment → [`Removed`].
-const REMOVED: TableDefinition<&str, Removed> = TableDefinition::new("removed");
+/// Name of a removed deployment → the fields of [`Removed`], in order.
+const REMOVED: TableDefinition<&str, (u64, u64)> = TableDefinition::new("removed");
 
 /// The content of a database.
 #[derive(Debug, Default)]
@@ -142,9 +142,12 @@ impl Database {
         }
         for row in rows(&reading, REMOVED)? {
             let (name, removed) = row.map_err(redb::Error::from)?;
-            content
-                .removed
-                .insert(parse_name(name.value())?, removed.value());
+            let (latest_revision, removed_ms) = removed.value();
+            let removed = Removed {
+                latest_revision,
+                removed_ms,
+            };
+            content.removed.insert(parse_name(name.value())?, removed);
         }
         Ok(content)
     }
@@ -189,7 +192,7 @@ impl Database {
         &self,
         name: &DeploymentName,
         revisions: &[u64],
-        latest: Removed,
+        removal: Removed,
         forgotten: Option<&DeploymentName>,
     ) -> Result<(), StoreError> {
         let name = name.as_str();
@@ -198,7 +201,7 @@ impl Database {
             if let Some(forgotten) = forgotten {
                 removed.remove(forgotten.as_str())?;
             }
-            removed.insert(name, latest)?;
+            removed.insert(name, (removal.latest_revision, removal.removed_ms))?;
             writing.open_table(DEPLOYMENTS)?.remove(name)?;
             let mut table = writing.open_table(REVISIONS)?;
             for number in revisions {

@@ -130,7 +130,13 @@ fn remembered_removals_are_bounded() {
     let name = |number: usize| -> DeploymentName { format!("n{number}").parse().expect("a name") };
     let removed = |count: usize| -> BTreeMap<DeploymentName, Removed> {
         (0..count)
-            .map(|number| (name(number), (1, 7000 - number as u64)))
+            .map(|number| {
+                let removed = Removed {
+                    latest_revision: 1,
+                    removed_ms: 7000 - number as u64,
+                };
+                (name(number), removed)
+            })
             .collect()
     };
     assert_eq!(oldest_removed(&removed(MAX_REMOVED - 1)), None);

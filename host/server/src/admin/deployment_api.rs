@@ -61,7 +61,7 @@ pub(super) async fn answer(state: &AdminState, request: Request<Incoming>) -> An
             _ => Err(Problem::method("GET, HEAD")),
         };
     }
-    state.guard.check_deploy(&head.headers)?;
+    state.guard.check_token(&head.headers)?;
     let api = Api {
         state,
         deployments: &state.server.services()?.deployments,
