@@ -1,6 +1,6 @@
 //! Compiles the text of a grammar.
 
-use crate::llguidance_message::{TextPosition, panic_of, split};
+use crate::llguidance_message::{TextPosition, panic_of, split_position};
 use crate::matcher::Constraint;
 use crate::vocabulary::VocabularyIndex;
 use crate::watchdog::Watchdog;
@@ -28,7 +28,7 @@ pub fn compile(
     let invalid_at = |text: &str, (offset, what): (usize, String)| {
         invalid(format!("{}: {what}", TextPosition::of(text, offset)))
     };
-    let without_position = |message: String| invalid(split(&message).1.into());
+    let without_position = |message: String| invalid(split_position(&message).1.into());
     match grammar {
         Grammar::JsonSchema(text) => {
             let schema = json::parse(text).map_err(invalid)?;
@@ -45,7 +45,7 @@ pub fn compile(
         }
         Grammar::Lark(text) => build(TopLevelGrammar::from_lark(text.clone()), index, watchdog)
             .map_err(|message| {
-                invalid(match split(&message) {
+                invalid(match split_position(&message) {
                     (Some(position), what) => format!("{position}: {what}"),
                     (None, what) => what.into(),
                 })
@@ -69,7 +69,7 @@ fn build(
     let mut parser = parser.map_err(|error| {
         let message = error.to_string();
         match panic_of(&message) {
-            Some(ahash::EXCEEDED) => TOO_MUCH_WORK.into(),
+            Some(work_limit::EXCEEDED) => TOO_MUCH_WORK.into(),
             Some(what) => {
                 tracing::warn!(what, "llguidance panicked while compiling a grammar");
                 format!("llguidance cannot compile it ({what}); simplify it")

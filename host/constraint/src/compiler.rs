@@ -268,11 +268,12 @@ impl GrammarCompiler {
             .name("corral-grammar".into())
             .stack_size(limits::COMPILE_STACK_BYTES)
             .spawn(move || {
-                let limit = ahash::Limit {
+                let limit = work_limit::Limit {
                     hashes: limits::MAX_COMPILE_HASHES,
                     deadline: Some(deadline),
                 };
-                let compile = || ahash::with_limit(limit, || compile(&grammar, &index, &watchdog));
+                let compile =
+                    || work_limit::with_limit(limit, || compile(&grammar, &index, &watchdog));
                 let compiled = catch_unwind(AssertUnwindSafe(compile)).unwrap_or_else(|payload| {
                     Err(if is_exceeded(&*payload) {
                         too_much_work(&grammar)
@@ -294,7 +295,7 @@ impl GrammarCompiler {
 /// The error of a grammar that exceeds [`limits::MAX_COMPILE_HASHES`] or [`limits::MAX_COMPILE_TIME`].
 fn too_much_work(grammar: &Grammar) -> Error {
     let (kind, ..) = grammar.parts();
-    Error::Invalid(format!("the {kind} is invalid: {TOO_MUCH_WORK}"))
+    Error::Invalid(format!("the {kind} takes too long: {TOO_MUCH_WORK}"))
 }
 
 fn key(grammar: &Grammar) -> Key {

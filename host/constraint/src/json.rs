@@ -1,4 +1,4 @@
-//! Checks JSON schemas before they are compiled, for errors with a position.
+//! Checks JSON schemas before they are compiled, so that errors have a position.
 
 mod explain;
 
@@ -98,7 +98,7 @@ pub fn parse(text: &str) -> Result<Value, String> {
         path: Vec::new(),
         properties: 0,
     };
-    check.schema(&schema, 1)?;
+    check.check_schema(&schema, 1)?;
     Ok(schema)
 }
 
@@ -153,7 +153,8 @@ impl<'a> SchemaCheck<'a> {
         Ok(())
     }
 
-    fn schema(&mut self, schema: &'a Value, count: u64) -> Result<(), String> {
+    /// Checks a schema whose value may be repeated this many times by the counts around it.
+    fn check_schema(&mut self, schema: &'a Value, repetitions: u64) -> Result<(), String> {
         let Value::Object(object) = schema else {
             return match schema {
                 Value::Bool(_) => Ok(()),
@@ -163,29 +164,32 @@ impl<'a> SchemaCheck<'a> {
                 )),
             };
         };
-        let items = match object.get("maxItems").or(object.get("minItems")) {
+        let own_repetitions = match object.get("maxItems").or(object.get("minItems")) {
             Some(value) => value.as_u64().unwrap_or(1).max(1),
             None => 1,
         };
-        self.optional_properties(object)?;
+        self.check_optional_properties(object)?;
         for (keyword, value) in object {
-            self.within(keyword, |check| check.keyword(keyword, value, count, items))?;
+            self.within(keyword, |check| {
+                check.check_keyword(keyword, value, repetitions, own_repetitions)
+            })?;
         }
         Ok(())
     }
 
-    fn keyword(
+    /// Checks a keyword of such a schema. `own_repetitions`: how often its `items` may be repeated.
+    fn check_keyword(
         &mut self,
         keyword: &str,
         value: &'a Value,
-        count: u64,
-        items: u64,
+        repetitions: u64,
+        own_repetitions: u64,
     ) -> Result<(), String> {
         if UNSUPPORTED.contains(&keyword) {
             return self.error(format!("the keyword {keyword} is not supported"));
         }
         match keyword {
-            "type" => self.types(value),
+            "type" => self.check_types(value),
             "properties" | "patternProperties" | "$defs" | "definitions" => {
                 let Value::Object(schemas) = value else {
                     return self.error(format!("it is {}; it must be an object", kind(value)));
@@ -193,11 +197,15 @@ impl<'a> SchemaCheck<'a> {
                 match keyword {
                     "properties" => self.properties += schemas.len(),
                     "patternProperties" => {
-                        self.limit(schemas.len(), "patterns", limits::MAX_PATTERN_PROPERTIES)?;
+                        self.check_limit(
+                            schemas.len(),
+                            "patterns",
+                            limits::MAX_PATTERN_PROPERTIES,
+                        )?;
                     }
                     _ => {}
                 }
-                self.limit(
+                self.check_limit(
                     self.properties,
                     "properties with the objects before",
                     limits::MAX_PROPERTIES,
@@ -205,36 +213,36 @@ impl<'a> SchemaCheck<'a> {
                 for (name, schema) in schemas {
                     self.within(name, |check| {
                         if keyword == "patternProperties" {
-                            check.pattern(name)?;
+                            check.check_pattern(name)?;
                         }
-                        check.schema(schema, count)
+                        check.check_schema(schema, repetitions)
                     })?;
                 }
                 Ok(())
             }
-            "items" if value.is_array() => self.schemas(value, count),
-            "items" => self.schema(value, count.saturating_mul(items)),
-            "additionalProperties" | "additionalItems" => self.schema(value, count),
-            "prefixItems" | "anyOf" | "oneOf" | "allOf" => self.schemas(value, count),
-            "required" => self.names(value),
+            "items" if value.is_array() => self.check_schemas(value, repetitions),
+            "items" => self.check_schema(value, repetitions.saturating_mul(own_repetitions)),
+            "additionalProperties" | "additionalItems" => self.check_schema(value, repetitions),
+            "prefixItems" | "anyOf" | "oneOf" | "allOf" => self.check_schemas(value, repetitions),
+            "required" => self.check_names(value),
             "enum" => match value {
                 Value::Array(values) if !values.is_empty() => Ok(()),
                 Value::Array(_) => self.error("it is empty, so it allows nothing"),
                 other => self.error(format!("it is {}; it must be an array", kind(other))),
             },
             "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties"
-            | "maxProperties" => self.count(value, count),
+            | "maxProperties" => self.check_count(value, repetitions),
             "minimum" | "maximum" | "multipleOf" if !value.is_number() => {
                 self.error(format!("it is {}; it must be a number", kind(value)))
             }
-            "multipleOf" => self.multiple_of(value),
+            "multipleOf" => self.check_multiple_of(value),
             "exclusiveMinimum" | "exclusiveMaximum"
                 if !value.is_number() && !value.is_boolean() =>
             {
                 self.error(format!("it is {}; it must be a number", kind(value)))
             }
             "pattern" => match value {
-                Value::String(pattern) => self.pattern(pattern),
+                Value::String(pattern) => self.check_pattern(pattern),
                 other => self.error(format!("it is {}; it must be a string", kind(other))),
             },
             "format" => match value.as_str() {
@@ -246,7 +254,7 @@ impl<'a> SchemaCheck<'a> {
                 None => self.error(format!("it is {}; it must be a string", kind(value))),
             },
             "$ref" => match value {
-                Value::String(reference) => self.reference(reference),
+                Value::String(reference) => self.check_reference(reference),
                 other => self.error(format!("it is {}; it must be a string", kind(other))),
             },
             _ => Ok(()),
@@ -254,14 +262,14 @@ impl<'a> SchemaCheck<'a> {
     }
 
     /// Refuses a number of things above a limit.
-    fn limit(&self, number: usize, things: &str, max: usize) -> Result<(), String> {
+    fn check_limit(&self, number: usize, things: &str, max: usize) -> Result<(), String> {
         if number > max {
             return self.error(format!("it has {number} {things}; the maximum is {max}"));
         }
         Ok(())
     }
 
-    fn optional_properties(&self, object: &Map<String, Value>) -> Result<(), String> {
+    fn check_optional_properties(&self, object: &Map<String, Value>) -> Result<(), String> {
         let length = |keyword| match object.get(keyword) {
             Some(Value::Object(properties)) => properties.len(),
             Some(Value::Array(names)) => names.len(),
@@ -270,14 +278,14 @@ impl<'a> SchemaCheck<'a> {
         if !object.contains_key("minProperties") {
             return Ok(());
         }
-        self.limit(
+        self.check_limit(
             length("properties").saturating_sub(length("required")),
             "optional properties beside minProperties",
             limits::MAX_COUNTED_PROPERTIES,
         )
     }
 
-    fn multiple_of(&self, value: &Value) -> Result<(), String> {
+    fn check_multiple_of(&self, value: &Value) -> Result<(), String> {
         // llguidance counts in 32 bits with all digits of the number.
         let mut digits = value.as_f64().unwrap_or(0.0).abs();
         let mut decimals = 0;
@@ -296,7 +304,7 @@ impl<'a> SchemaCheck<'a> {
         Ok(())
     }
 
-    fn types(&mut self, value: &Value) -> Result<(), String> {
+    fn check_types(&mut self, value: &Value) -> Result<(), String> {
         let given: Vec<&Value> = match value {
             Value::Array(types) => types.iter().collect(),
             one => vec![one],
@@ -314,7 +322,7 @@ impl<'a> SchemaCheck<'a> {
         }
     }
 
-    fn schemas(&mut self, value: &'a Value, count: u64) -> Result<(), String> {
+    fn check_schemas(&mut self, value: &'a Value, repetitions: u64) -> Result<(), String> {
         let Value::Array(schemas) = value else {
             return self.error(format!(
                 "it is {}; it must be an array of schemas",
@@ -322,12 +330,14 @@ impl<'a> SchemaCheck<'a> {
             ));
         };
         for (index, schema) in schemas.iter().enumerate() {
-            self.within(index.to_string(), |check| check.schema(schema, count))?;
+            self.within(index.to_string(), |check| {
+                check.check_schema(schema, repetitions)
+            })?;
         }
         Ok(())
     }
 
-    fn names(&mut self, value: &Value) -> Result<(), String> {
+    fn check_names(&mut self, value: &Value) -> Result<(), String> {
         let names = value.as_array();
         if names.is_some_and(|names| names.iter().all(Value::is_string)) {
             return Ok(());
@@ -335,14 +345,14 @@ impl<'a> SchemaCheck<'a> {
         self.error("it must be an array of names")
     }
 
-    fn count(&mut self, value: &Value, around: u64) -> Result<(), String> {
+    fn check_count(&mut self, value: &Value, repetitions: u64) -> Result<(), String> {
         let Some(count) = value.as_u64() else {
             return self.error(format!(
                 "{} is not a count; it must be an integer of 0 or more",
                 clip(value)
             ));
         };
-        let together = around.saturating_mul(count.max(1));
+        let together = repetitions.saturating_mul(count.max(1));
         if together > limits::MAX_COUNT {
             return self.error(format!(
                 "multiplied by the counts around it, it is {together}; the maximum is {}",
@@ -352,7 +362,7 @@ impl<'a> SchemaCheck<'a> {
         Ok(())
     }
 
-    fn pattern(&mut self, pattern: &str) -> Result<(), String> {
+    fn check_pattern(&mut self, pattern: &str) -> Result<(), String> {
         regex::check(pattern, regex::Anchors::Allowed).or_else(|(offset, what)| {
             self.error(format!(
                 "in the pattern, {}: {what}",
@@ -361,7 +371,7 @@ impl<'a> SchemaCheck<'a> {
         })
     }
 
-    fn reference(&mut self, reference: &str) -> Result<(), String> {
+    fn check_reference(&mut self, reference: &str) -> Result<(), String> {
         let Some(path) = reference.strip_prefix('#') else {
             return self.error(format!(
                 "{reference:?} is outside the schema; only references that begin with # are supported"

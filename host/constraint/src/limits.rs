@@ -13,13 +13,13 @@ pub const MAX_REGEX_BYTES: usize = 16 << 10;
 pub const MAX_NESTING: u32 = 100;
 /// The largest repetition count (`{m,n}`, `maxItems`, `maxLength`), nested counts multiplied.
 pub const MAX_COUNT: u64 = 100_000;
-/// How long a caller waits for a compilation, and how long the compilation may take.
+/// How long a caller waits for its compilation to start and to end, together: one deadline for both.
 pub const MAX_COMPILE_TIME: Duration = Duration::from_secs(5);
-/// Hashes of one compilation, which measure its work: see `host/constraint/hasher`. A schema of 4,000 properties needs
-/// 1.2 million. Each allocates at most some 60 bytes, so this also limits the memory.
+/// Hashes of one compilation, which measure its work: see the crate `work_limit` (`hasher/`). A schema of 4,000
+/// properties needs 1.2 million. With the 60 bytes that some of them allocate, this also limits the memory.
 pub const MAX_COMPILE_HASHES: u64 = 5_000_000;
 /// Hashes of one call of a matcher, which all requests wait for: some 50 milliseconds.
-pub const MAX_STEP_HASHES: u64 = 300_000;
+pub const MAX_CALL_HASHES: u64 = 300_000;
 /// Compilations at once.
 pub const MAX_COMPILATIONS: usize = 2;
 /// Properties of a JSON schema, all objects together. llguidance takes time quadratic in the optional ones of an
@@ -47,15 +47,15 @@ pub const MAX_MATCHER_BYTES: usize = 64 << 20;
 /// Lexer work before the first token; llguidance does about 50,000 units per millisecond.
 pub const MAX_INITIAL_LEXER_FUEL: u64 = 1_000_000;
 /// Lexer work per mask; llguidance does about 14,000 units per millisecond.
-pub const MAX_STEP_LEXER_FUEL: u64 = 200_000;
+pub const MAX_CALL_LEXER_FUEL: u64 = 200_000;
 /// Earley items per mask; llguidance makes about 20,000 per millisecond.
-pub const MAX_STEP_ITEMS: usize = 50_000;
+pub const MAX_CALL_ITEMS: usize = 50_000;
 /// Earley items between two terminals.
 pub const MAX_ROW_ITEMS: usize = 2_000;
 /// States of one matcher's lexer, of one to two kilobytes each.
 pub const MAX_LEXER_STATES: usize = 30_000;
 /// Duration of one call of a matcher. The limits on lexer and items keep usual calls far below;
 /// ambiguous grammars can exceed it. It is long because it includes time when other threads run.
-pub const MAX_STEP_TIME: Duration = Duration::from_millis(250);
+pub const MAX_CALL_TIME: Duration = Duration::from_millis(250);
 /// Symbols of a grammar after expansion.
 pub const MAX_GRAMMAR_SYMBOLS: usize = 500_000;

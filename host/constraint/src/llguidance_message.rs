@@ -50,11 +50,11 @@ pub fn panic_of(message: &str) -> Option<&str> {
 
 /// Whether a thread was stopped by its limit on work.
 pub fn is_exceeded(payload: &(dyn Any + Send)) -> bool {
-    payload.downcast_ref::<&str>() == Some(&ahash::EXCEEDED)
+    payload.downcast_ref::<&str>() == Some(&work_limit::EXCEEDED)
 }
 
 /// Splits a message of the form `at 3(7): text` or `3(7): text` into its position and text.
-pub fn split(message: &str) -> (Option<TextPosition>, &str) {
+pub fn split_position(message: &str) -> (Option<TextPosition>, &str) {
     let line = first_line(message);
     let rest = line.strip_prefix("at ").unwrap_or(line);
     let found = rest.split_once("): ").and_then(|(position, what)| {
@@ -103,7 +103,7 @@ mod tests {
             ),
             ("too big (limit: 3): no", None, "too big (limit: 3): no"),
         ] {
-            assert_eq!(split(message), (position, text));
+            assert_eq!(split_position(message), (position, text));
         }
         assert_eq!(first_line(&"é".repeat(400)).len(), MAX_MESSAGE_BYTES);
     }

@@ -115,7 +115,7 @@ impl Matcher {
         let allowed = match self.forced.front() {
             Some(&forced) => token == forced,
             None => {
-                let valid = self.step(|inner| Ok(inner.validate_tokens_raw(&[token])?))?;
+                let valid = self.limited_call(|inner| Ok(inner.validate_tokens_raw(&[token])?))?;
                 valid == 1
             }
         };
@@ -175,7 +175,7 @@ impl Matcher {
         if let Some(&token) = self.forced.front() {
             return Ok(trie.singleton_token_set(token));
         }
-        let mut mask = self.step(|inner| Ok(inner.compute_mask()?))?;
+        let mut mask = self.limited_call(|inner| Ok(inner.compute_mask()?))?;
         for &token in &*self.index.end_tokens {
             mask.set(token as usize, may_end);
         }
@@ -224,7 +224,7 @@ impl Matcher {
         if self.ended || self.must_end() {
             return Ok(true);
         }
-        self.step(|inner| Ok(inner.is_accepting()))
+        self.limited_call(|inner| Ok(inner.is_accepting()))
     }
 
     /// Whether the text is complete: only an end token can follow.
@@ -241,7 +241,7 @@ impl Matcher {
     }
 
     /// Calls `llguidance` within the limits on time and memory.
-    fn step<T>(
+    fn limited_call<T>(
         &mut self,
         call: impl FnOnce(&mut TokenParser) -> Result<T, Box<dyn std::error::Error + Send + Sync>>,
     ) -> Result<T, Error> {
@@ -249,8 +249,8 @@ impl Matcher {
         self.timer.start();
         let inner = &mut self.inner;
         // After a panic the parser is not used again, so its state does not matter.
-        let limit = ahash::Limit {
-            hashes: limits::MAX_STEP_HASHES,
+        let limit = work_limit::Limit {
+            hashes: limits::MAX_CALL_HASHES,
             deadline: None,
         };
         let limited = || {
@@ -260,7 +260,7 @@ impl Matcher {
                 None => Ok((value, inner.parser.lexer_stats().num_bytes)),
             }
         };
-        let result = catch_unwind(AssertUnwindSafe(|| ahash::with_limit(limit, limited)));
+        let result = catch_unwind(AssertUnwindSafe(|| work_limit::with_limit(limit, limited)));
         self.timer.stop();
         match result {
             Ok(Ok((_, bytes))) if bytes > limits::MAX_MATCHER_BYTES => {
@@ -268,8 +268,8 @@ impl Matcher {
             }
             Ok(Ok((value, _))) => Ok(value),
             Ok(Err(message)) => Err(self.fail(&message)),
-            Err(payload) if is_exceeded(&*payload) => Err(self.fail(ahash::EXCEEDED)),
-            Err(_) => Err(self.end(Error::Failed(
+            Err(payload) if is_exceeded(&*payload) => Err(self.fail(work_limit::EXCEEDED)),
+            Err(_) => Err(self.poison(Error::Failed(
                 "the grammar cannot continue: llguidance panicked".into(),
             ))),
         }
@@ -279,7 +279,7 @@ impl Matcher {
     fn find_forced(&mut self) -> Result<(), Error> {
         self.check()?;
         if !self.forced_known && !self.must_end() {
-            let forced = self.step(|inner| Ok(inner.compute_ff_tokens()))?;
+            let forced = self.limited_call(|inner| Ok(inner.compute_ff_tokens()))?;
             self.forced = forced.into();
         }
         self.forced_known = true;
@@ -299,7 +299,7 @@ impl Matcher {
             self.forced.clear();
         }
         self.forced_known = !self.forced.is_empty();
-        self.step(|inner| {
+        self.limited_call(|inner| {
             for &token in tokens {
                 inner.consume_token(token)?;
             }
@@ -316,7 +316,7 @@ impl Matcher {
         let message = first_line(message);
         let handle = self.inner.cancellation_handle();
         let canceled = handle.is_some_and(|handle| handle.is_cancelled());
-        let what = if canceled || message.ends_with(ahash::EXCEEDED) {
+        let what = if canceled || message.ends_with(work_limit::EXCEEDED) {
             "the grammar cannot continue: one token takes too much work; make it simpler or less \
              ambiguous"
                 .into()
@@ -325,11 +325,11 @@ impl Matcher {
         } else {
             format!("the grammar cannot continue: {message}; make it simpler")
         };
-        self.end(Error::Invalid(what))
+        self.poison(Error::Invalid(what))
     }
 
     /// Makes this and all later calls fail.
-    fn end(&mut self, error: Error) -> Error {
+    fn poison(&mut self, error: Error) -> Error {
         self.forced.clear();
         self.mask = None;
         self.allowed = None;

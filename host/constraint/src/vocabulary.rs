@@ -155,8 +155,8 @@ impl VocabularyIndex {
         *factory.limits_mut() = ParserLimits {
             max_items_in_row: limits::MAX_ROW_ITEMS,
             initial_lexer_fuel: limits::MAX_INITIAL_LEXER_FUEL,
-            step_lexer_fuel: limits::MAX_STEP_LEXER_FUEL,
-            step_max_items: limits::MAX_STEP_ITEMS,
+            step_lexer_fuel: limits::MAX_CALL_LEXER_FUEL,
+            step_max_items: limits::MAX_CALL_ITEMS,
             max_lexer_states: limits::MAX_LEXER_STATES,
             max_grammar_size: limits::MAX_GRAMMAR_SYMBOLS,
             precompute_large_lexemes: true,

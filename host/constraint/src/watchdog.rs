@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 const TICK: Duration = Duration::from_millis(25);
-const TICKS_PER_STEP: u64 = (limits::MAX_STEP_TIME.as_millis() / TICK.as_millis()) as u64;
+const TICKS_PER_CALL: u64 = (limits::MAX_CALL_TIME.as_millis() / TICK.as_millis()) as u64;
 
 /// Times the calls of a model's matchers.
 #[derive(Default)]
@@ -98,7 +98,7 @@ impl CallTimer {
     /// A call starts.
     pub fn start(&self) {
         // The first tick may come at any moment.
-        let deadline = self.ticks.load(Ordering::Relaxed) + TICKS_PER_STEP + 1;
+        let deadline = self.ticks.load(Ordering::Relaxed) + TICKS_PER_CALL + 1;
         self.timer.deadline.store(deadline, Ordering::Relaxed);
     }
 

@@ -68,7 +68,7 @@ fn main() {
     counted::main(PATHS);
 }
 
-/// A token from a row of a large vocabulary, of which about so many tokens are allowed.
+/// A token from a row of a large vocabulary, of which about this many tokens are allowed.
 fn sample(chain: Vec<Sampler>, allowed: Option<usize>, times: u32, with: bool) {
     let mask = allowed.map(sampling::mask);
     let mut sampler = RowSampler::new(chain);

@@ -1,6 +1,6 @@
 //! The caller of a request: its tenant, priority, quota and time limits.
 
-use corral_scheduler::{CellQuota, PrefixScope, Priority, Tenant};
+use corral_scheduler::{CellQuota, PrefixScope, Priority, QuotaGroup, Tenant};
 use std::time::{Duration, Instant};
 
 /// The fraction of a model's KV cells that one group of callers may hold together.
@@ -17,7 +17,7 @@ impl CellShare {
     pub fn of(self, cells: u32) -> CellQuota {
         let part = (u64::from(cells) * u64::from(self.percent)).div_ceil(100);
         CellQuota {
-            group: self.group,
+            group: QuotaGroup(self.group),
             cells: u32::try_from(part).unwrap_or(u32::MAX).max(2),
         }
     }

@@ -12,7 +12,7 @@ use crate::raw_context::RawContext;
 use crate::request_quota::{RequestLoad, RequestPermit, RequestQuota};
 use crate::snapshot::Snapshots;
 use crate::status::EngineStatus;
-use crate::worker::{Command, NewRequest, RequestKind, Vocabulary};
+use crate::worker::{Command, NewRequest, NewWork, Vocabulary};
 use crate::{Caller, Constraint, Error, GenerateOptions, Generation, LoadError, ModelInfo, Token};
 use corral_constraint::{Grammar, GrammarCompiler};
 use corral_llama::{ContextSettings, KvType, Model};
@@ -130,8 +130,8 @@ impl Engine {
         Ok(pieces.flatten().copied().collect())
     }
 
-    /// Compiles a tenant's grammar for [`GenerateOptions::constraint`], or returns it from the cache. Blocks for a bounded
-    /// time; the first call for a model reads the whole vocabulary.
+    /// Compiles a tenant's grammar for [`GenerateOptions::constraint`], or returns it from the cache. Blocks for a
+    /// bounded time; the first call for a model reads the whole vocabulary.
     ///
     /// [`Error::Invalid`] describes a mistake in the grammar; [`Error::Overloaded`] if too many are being compiled.
     pub fn compile(&self, tenant: Tenant, grammar: &Grammar) -> Result<Constraint, Error> {
@@ -255,7 +255,7 @@ impl Engine {
             continued,
             arrived: Instant::now(),
             permit,
-            kind: RequestKind::Generate { options, sender },
+            work: NewWork::Generate { options, sender },
         };
         Ok((request, generation))
     }

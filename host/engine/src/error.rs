@@ -40,8 +40,8 @@ pub enum Error {
     #[error("the deadline passed before the request finished")]
     DeadlineExceeded,
     /// The engine is shutting down.
-    #[error("the request was cancelled because the engine is shutting down")]
-    Cancelled,
+    #[error("the request was canceled because the engine is shutting down")]
+    Canceled,
     /// The model does not support the operation.
     #[error("{0}")]
     Unsupported(String),

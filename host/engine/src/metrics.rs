@@ -9,7 +9,7 @@
 //!
 //! The last token of a generation is never computed, nor are the forced tokens that end it. `prompt_tokens`,
 //! `cached_tokens`, `generated_tokens`, `uncomputed_tokens` and `recomputed_tokens` count finished requests,
-//! `discarded_tokens` counts requests that were cancelled, expired or failed, and `rejected_drafts` counts all. An
+//! `discarded_tokens` counts requests that were canceled, expired or failed, and `rejected_drafts` counts all. An
 //! accepted draft is a token like any other.
 
 use corral_constraint::GrammarCounters;
@@ -100,8 +100,8 @@ macro_rules! metrics {
     };
 }
 
-// Fields are integers. A value is stored in a small unit and divided by the scale after `/` on export: `_nanos` are stored
-// in nanoseconds and exported in seconds.
+// Fields are integers. A value is stored in a small unit and divided by the scale after `/` on export: `_nanos` are
+// stored in nanoseconds and exported in seconds.
 metrics! {
     /// Steps computed.
     steps: Counter = "corral_engine_steps_total",
@@ -157,7 +157,7 @@ metrics! {
     accepted_drafts: Counter = "corral_engine_draft_tokens_accepted_total",
     /// Draft tokens that were computed and rejected, or that followed the end.
     rejected_drafts: Counter = "corral_engine_draft_tokens_rejected_total",
-    /// Tokens computed for requests that were cancelled, expired or failed, without rejected drafts.
+    /// Tokens computed for requests that were canceled, expired or failed, without rejected drafts.
     discarded_tokens: Counter = "corral_engine_discarded_tokens_total",
     /// Generations that finished.
     finished: Counter = "corral_engine_requests_finished_total",
@@ -169,8 +169,8 @@ metrics! {
     external_sampler_calls: Counter = "corral_engine_external_sampler_calls_total",
     /// Seconds from each request to a sampling plugin to its answer.
     external_sampler_nanos: Counter = "corral_engine_external_sampler_seconds_total" / 1e9,
-    /// Requests cancelled by their reader or by a shutdown.
-    cancelled: Counter = "corral_engine_requests_cancelled_total",
+    /// Requests canceled by their reader or by a shutdown.
+    canceled: Counter = "corral_engine_requests_cancelled_total",
     /// Requests that failed.
     failed: Counter = "corral_engine_requests_failed_total",
     /// Requests that exceeded their deadline or their time in the queue.
@@ -197,9 +197,11 @@ metrics! {
     cells_cached: Gauge = "corral_engine_kv_cells_cached",
     /// KV cells that running requests hold or have reserved.
     cells_reserved: Gauge = "corral_engine_kv_cells_reserved",
-    /// KV cells that llama.cpp holds for unused sequence ids, checked when the engine goes idle; anything but 0 is a bug.
+    /// KV cells that llama.cpp holds for unused sequence ids, checked when the engine goes idle; anything but 0 is a
+    /// bug.
     cells_leaked: Gauge = "corral_engine_kv_cells_leaked",
-    /// Prefix cache entries evicted: for room in the cells or in the prefix RAM, or because keeping them cost more than recomputing them.
+    /// Prefix cache entries evicted: for room in the cells or in the prefix RAM, or because keeping them cost more than
+    /// recomputing them.
     evictions: Counter = "corral_engine_prefix_cache_evictions_total",
     /// Sequences swapped out to make room.
     swap_outs: Counter = "corral_engine_swap_outs_total",
@@ -243,8 +245,8 @@ metrics! {
     embed_finished: Counter = "corral_engine_embedding_requests_finished_total",
     /// Embedding requests refused because the queue is full.
     embed_refused: Counter = "corral_engine_embedding_requests_refused_total",
-    /// Embedding requests cancelled by their caller or by a shutdown.
-    embed_cancelled: Counter = "corral_engine_embedding_requests_cancelled_total",
+    /// Embedding requests canceled by their caller or by a shutdown.
+    embed_canceled: Counter = "corral_engine_embedding_requests_cancelled_total",
     /// Embedding requests that exceeded their deadline or their time in the queue.
     embed_expired: Counter = "corral_engine_embedding_requests_expired_total",
     /// Embedding requests that failed.

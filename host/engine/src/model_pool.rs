@@ -187,7 +187,7 @@ impl ModelPool {
     ///
     /// Fails with [`OpenError::Unavailable`]: [`Error::DeadlineExceeded`] at the caller's deadline,
     /// [`Error::Overloaded`] if too many callers wait, [`Error::QueueTimeout`] after the caller's queue time, and
-    /// [`Error::Cancelled`] if the pool is closed.
+    /// [`Error::Canceled`] if the pool is closed.
     ///
     /// A caller that holds a lease on one model and opens another waits for room like all others: until
     /// its deadline, if its own lease takes all of it.
@@ -336,7 +336,7 @@ impl PoolShared {
         match pool.policy.open(now, model, until, changed) {
             OpenResult::Ready => match pool.lease(self, model) {
                 Some(lease) => OpenModel::ready(lease),
-                None => refused(Error::Cancelled),
+                None => refused(Error::Canceled),
             },
             OpenResult::Waits(id) => {
                 pool.waiting.insert(id, Waiting::default());
@@ -355,7 +355,7 @@ impl PoolShared {
                 Some(_) => self.overdue(&pool, model, arrived),
             }),
             OpenResult::Failed => OpenModel::refused(pool.not_loaded(&self.names[model], model)),
-            OpenResult::Closed => refused(Error::Cancelled),
+            OpenResult::Closed => refused(Error::Canceled),
         }
     }
 
@@ -434,7 +434,7 @@ impl PoolState {
         let cause = self.slots[model].error.clone();
         OpenError::NotLoaded {
             name: name.to_owned(),
-            cause: cause.unwrap_or_else(|| Arc::new(LoadError::Llama(LlamaError::Cancelled))),
+            cause: cause.unwrap_or_else(|| Arc::new(LoadError::Llama(LlamaError::Canceled))),
         }
     }
 }

@@ -8,13 +8,13 @@
 use crate::engine::{Engine, thread_ended};
 use crate::reply::{Reply, reply};
 use crate::snapshot::{Contents, Origin};
-use crate::worker::{Command, ExportState, ExportedState, ImportState, NewRequest, RequestKind};
+use crate::worker::{Command, ExportState, ExportedState, ImportState, NewRequest, NewWork};
 use crate::{
     Caller, Distribution, Error, GenerateOptions, Generation, NextTokenRequest, SnapshotError,
     Token,
 };
 use corral_llama::KvType;
-use corral_scheduler::{AdapterId, Layout, PrefixScope, Retention};
+use corral_scheduler::{AdapterId, PositionOrder, PrefixScope, Retention};
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
@@ -171,7 +171,7 @@ impl Sequence {
             continued: Some(continued),
             arrived: Instant::now(),
             permit,
-            kind: RequestKind::NextToken { request, sender },
+            work: NewWork::NextToken { request, sender },
         };
         Ok((request, reply))
     }
@@ -221,7 +221,7 @@ impl Sequence {
             let import = Command::ImportState(Box::new(ImportState {
                 scope: sequence.scope(),
                 tokens: contents.tokens[..state.length as usize].to_vec(),
-                layout: state.layout,
+                order: state.order,
                 state: state.bytes,
                 retention: sequence.retention.downgrade(),
             }));
@@ -302,10 +302,10 @@ fn snapshot_error(error: SnapshotError) -> Error {
 /// Set in the number of runs if an adapter's digest follows them.
 const HAS_ADAPTER: u32 = 1 << 31;
 
-/// Prepends the layout to a state: the number of runs, then start and end of each, as little-endian u32; then the digest
-/// of the adapter, if there is one.
+/// Prepends the order of positions to a state: the number of runs, then start and end of each, as little-endian u32;
+/// then the digest of the adapter, if there is one.
 fn encode_state(state: ExportedState, adapter: Option<[u8; 32]>) -> Vec<u8> {
-    let runs = state.layout.runs();
+    let runs = state.order.runs();
     let flag = adapter.map_or(0, |_| HAS_ADAPTER);
     let count = u32::try_from(runs.len()).unwrap_or(u32::MAX) | flag;
     let numbers = runs.iter().flat_map(|run| [run.start, run.end]);
@@ -331,8 +331,8 @@ fn decode_state(mut encoded: Vec<u8>, tokens: usize) -> Option<(ExportedState, O
         return None;
     }
     let runs = (0..count).map(|run| Some(number(1 + 2 * run)?..number(2 + 2 * run)?));
-    let layout = Layout::new(runs.collect::<Option<_>>()?)?;
-    let length = layout.length();
+    let order = PositionOrder::new(runs.collect::<Option<_>>()?)?;
+    let length = order.length();
     if length == 0 || length as usize > tokens {
         return None;
     }
@@ -345,7 +345,7 @@ fn decode_state(mut encoded: Vec<u8>, tokens: usize) -> Option<(ExportedState, O
     encoded.drain(..head);
     let state = ExportedState {
         length,
-        layout,
+        order,
         bytes: encoded,
     };
     Some((state, adapter))
@@ -371,16 +371,16 @@ mod tests {
 
     #[test]
     fn encoded_state_round_trips() {
-        let layout = Layout::new(vec![3..5, 0..3]).unwrap();
+        let order = PositionOrder::new(vec![3..5, 0..3]).unwrap();
         for (adapter, head) in [(None, 20), (Some([9; 32]), 52)] {
             let state = ExportedState {
                 length: 5,
-                layout: layout.clone(),
+                order: order.clone(),
                 bytes: vec![1, 2, 3],
             };
             let encoded = encode_state(state, adapter);
             let (state, digest) = decode_state(encoded.clone(), 9).unwrap();
-            assert_eq!((state.length, &state.layout, digest), (5, &layout, adapter));
+            assert_eq!((state.length, &state.order, digest), (5, &order, adapter));
             assert_eq!(state.bytes, [1, 2, 3]);
             assert!(
                 decode_state(encoded.clone(), 4).is_none(),
@@ -396,7 +396,7 @@ mod tests {
     fn overlapping_or_incomplete_layouts_are_rejected() {
         for wrong in [&[(0, 2), (1, 3)][..], &[(1, 2)], &[(2, 1)], &[]] {
             let runs = wrong.iter().map(|&(from, to)| from..to).collect();
-            assert!(Layout::new(runs).is_none_or(|layout| layout.length() == 0));
+            assert!(PositionOrder::new(runs).is_none_or(|order| order.length() == 0));
         }
     }
 }

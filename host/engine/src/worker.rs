@@ -7,10 +7,10 @@
 mod constrained;
 mod device_top_k;
 mod external_sampling;
+mod new_work;
 mod next_token;
 mod overlap;
 mod report;
-mod request_kind;
 mod requests;
 mod sampling;
 mod sampling_budget;
@@ -18,7 +18,7 @@ mod step;
 mod step_output;
 mod swap;
 
-pub use request_kind::RequestKind;
+pub use new_work::NewWork;
 pub use swap::{ExportState, ExportedState, ImportState, Swap};
 
 use crate::backend::{Backend, TokenInput};
@@ -38,7 +38,7 @@ use corral_sampling::{SamplerChain, Scratch};
 use corral_scheduler::{
     AdapterId, RequestId, Retention, Scheduler, SchedulerConfig, Step, Time, WeakRetention,
 };
-use external_sampling::ExternalSampling;
+use external_sampling::ExternalSamplerState;
 use overlap::OverlapEstimate;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ pub struct NewRequest {
     pub arrived: Instant,
     /// Bounds the number of requests; held until the request ends.
     pub permit: RequestPermit,
-    pub kind: RequestKind,
+    pub work: NewWork,
 }
 
 /// What the worker needs of a model's vocabulary.
@@ -102,10 +102,10 @@ struct ActiveRequest {
     /// Tokens computed, without rejected drafts.
     computed: u64,
     permit: RequestPermit,
-    work: RequestWork,
+    work: ActiveWork,
 }
 
-enum RequestWork {
+enum ActiveWork {
     Generate(Box<GenerationState>),
     NextToken {
         request: NextTokenRequest,
@@ -122,7 +122,7 @@ struct GenerationState {
     /// Set at admission if the options have a constraint, so that sequence ids bound the number of matchers.
     constrained: Option<ConstrainedSampler>,
     /// Samples in place of `chain`.
-    external: Option<ExternalSampling>,
+    external: Option<ExternalSamplerState>,
     text: TextDecoder,
     sender: Sender,
     /// Proposes drafts, if the request allows them.
@@ -139,15 +139,15 @@ struct RequestTimes {
 impl ActiveRequest {
     fn generation(&self) -> Option<&GenerationState> {
         match &self.work {
-            RequestWork::Generate(generation) => Some(generation),
-            RequestWork::NextToken { .. } => None,
+            ActiveWork::Generate(generation) => Some(generation),
+            ActiveWork::NextToken { .. } => None,
         }
     }
 
     fn generation_mut(&mut self) -> Option<&mut GenerationState> {
         match &mut self.work {
-            RequestWork::Generate(generation) => Some(generation),
-            RequestWork::NextToken { .. } => None,
+            ActiveWork::Generate(generation) => Some(generation),
+            ActiveWork::NextToken { .. } => None,
         }
     }
 
@@ -255,10 +255,10 @@ impl<B: Backend> Worker<B> {
         }
         while let Ok(command) = self.commands.try_recv() {
             match command {
-                Command::Add(request) => request.kind.refuse(Error::Cancelled),
+                Command::Add(request) => request.work.refuse(Error::Canceled),
                 Command::AddAll(requests) => requests
                     .into_iter()
-                    .for_each(|request| request.kind.refuse(Error::Cancelled)),
+                    .for_each(|request| request.work.refuse(Error::Canceled)),
                 _ => {}
             }
         }

@@ -9,7 +9,7 @@ use corral_llama::{
     Token, TokenInput,
 };
 use corral_scheduler::SeqId;
-use corral_scheduler::{KvCells, Layout};
+use corral_scheduler::{KvCells, PositionOrder};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::path::Path;
@@ -97,7 +97,7 @@ struct Pair {
     size: u32,
     vocabulary: Token,
     random: ChaCha8Rng,
-    saved: Vec<(Vec<u8>, Layout)>,
+    saved: Vec<(Vec<u8>, PositionOrder)>,
     counts: Counts,
 }
 
@@ -120,8 +120,8 @@ impl Pair {
         SeqId(self.random.random_range(0..IDS))
     }
 
-    /// Rows of a step: mostly single tokens, some longer ones, in any order, with repeated ids; sometimes exactly as many
-    /// tokens as are free.
+    /// Rows of a step: mostly single tokens, some longer ones, in any order, with repeated ids; sometimes exactly as
+    /// many tokens as are free.
     fn any_rows(&mut self) -> Vec<(SeqId, u32)> {
         let free = self.size - self.mirror.used();
         if (1..=STEP_TOKENS).contains(&free) && self.random.random_bool(0.3) {
@@ -222,7 +222,7 @@ impl Pair {
             if self.saved.len() == 8 {
                 self.saved.swap_remove(0);
             }
-            self.saved.push((state, self.mirror.layout(seq)));
+            self.saved.push((state, self.mirror.order(seq)));
             self.clear(seq);
         }
     }
@@ -232,7 +232,7 @@ impl Pair {
             return;
         }
         let index = self.random.random_range(0..self.saved.len());
-        let (state, layout) = self.saved[index].clone();
+        let (state, order) = self.saved[index].clone();
         let empty = |seq: &SeqId| self.mirror.held_by(*seq) == 0;
         let seq = (0..IDS).map(SeqId).find(empty);
         let seq = seq.unwrap_or_else(|| self.any_id());
@@ -243,13 +243,13 @@ impl Pair {
             self.counts.damaged += 1;
             return;
         }
-        let restored = self.mirror.restore(seq, &layout);
+        let restored = self.mirror.restore(seq, &order);
         assert_eq!(self.context.load(seq.0.into(), &state), restored);
         if restored {
             self.counts.loaded += 1;
             let mut in_order = KvCells::new(self.size);
-            in_order.place([(seq, layout.length())].into_iter());
-            self.counts.scattered += u32::from(layout != in_order.layout(seq));
+            in_order.place([(seq, order.length())].into_iter());
+            self.counts.scattered += u32::from(order != in_order.order(seq));
         } else {
             self.counts.without_room += 1;
         }

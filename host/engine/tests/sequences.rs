@@ -1,5 +1,5 @@
 //! Sequences under pressure, over llama.cpp and the demo model: sums stay right while sequences are
-//! shared, forked, truncated, swapped, preempted, cancelled, saved or lost.
+//! shared, forked, truncated, swapped, preempted, canceled, saved or lost.
 
 use corral_engine::{Caller, Engine, Error, Priority, Sequence, Tenant, Token};
 use rand::{RngExt, SeedableRng};
@@ -166,7 +166,7 @@ impl Client<'_> {
                 }
             }
             7 => {
-                // Cancelled at once or after a token.
+                // Canceled at once or after a token.
                 let kind = self.random.random_range(0..4);
                 let mut sequence = self.sequence(&story(kind));
                 let mut generation = sequence.generate(exactly(50)).unwrap();
@@ -265,7 +265,7 @@ fn run_process(dir: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
         ("prefix_cache_hits_tokens", true),
         ("swap_outs", true),
         ("swap_ins", true),
-        ("requests_cancelled", true),
+        ("requests_canceled", true),
         ("recomputed_tokens", false),
         ("discarded_tokens", false),
         ("prefix_cache_evictions", false),

@@ -59,8 +59,8 @@ pub enum LlamaError {
         cause: String,
     },
     /// [`LoadProgress::cancel`](crate::LoadProgress::cancel) ended the load.
-    #[error("the load was cancelled")]
-    Cancelled,
+    #[error("the load was canceled")]
+    Canceled,
 }
 
 impl LlamaError {
@@ -144,6 +144,6 @@ mod tests {
         }
         let other = context("failed to initialize CUDA0 backend");
         assert_eq!(other.out_of_memory(), None);
-        assert_eq!(LlamaError::Cancelled.out_of_memory(), None);
+        assert_eq!(LlamaError::Canceled.out_of_memory(), None);
     }
 }

@@ -96,8 +96,8 @@ impl Model {
         // ends with null; llama.cpp uses neither after the call. All other pointers of `params` are null.
         let model = unsafe { sys::llama_model_load_from_file(file.as_ptr(), params) };
         let model = NonNull::new(model).ok_or_else(|| {
-            if progress.is_cancelled() {
-                return LlamaError::Cancelled;
+            if progress.is_canceled() {
+                return LlamaError::Canceled;
             }
             damaged(log::take_first_error().unwrap_or_else(|| "llama.cpp refused it".into()))
         })?;
@@ -358,7 +358,7 @@ unsafe extern "C" fn on_progress(fraction: f32, data: *mut c_void) -> bool {
     // so other threads may use it.
     let progress = unsafe { &*data.cast::<LoadProgress>() };
     progress.set_fraction(fraction);
-    !progress.is_cancelled()
+    !progress.is_canceled()
 }
 
 /// The bytes of every token, read once: llama.cpp would copy them, and look them up under its own rules, for each

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 pub struct LoadProgress {
     /// The bits of an f32.
     fraction: AtomicU32,
-    cancelled: AtomicBool,
+    canceled: AtomicBool,
 }
 
 impl LoadProgress {
@@ -18,7 +18,7 @@ impl LoadProgress {
 
     /// Ends the load after the tensor that it reads now.
     pub fn cancel(&self) {
-        self.cancelled.store(true, Ordering::Relaxed);
+        self.canceled.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn set_fraction(&self, fraction: f32) {
@@ -26,7 +26,7 @@ impl LoadProgress {
         self.fraction.store(fraction.to_bits(), Ordering::Relaxed);
     }
 
-    pub(crate) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Relaxed)
+    pub(crate) fn is_canceled(&self) -> bool {
+        self.canceled.load(Ordering::Relaxed)
     }
 }

@@ -1,5 +1,5 @@
-//! The scheduler's hot paths, for `make instructions`, which counts their instructions. The scenes are those of the timing
-//! benches.
+//! The scheduler's hot paths, for `make instructions`, which counts their instructions. The scenes are those of the
+//! timing benches.
 
 #[path = "../../engine/benches/support/counted.rs"]
 mod counted;
@@ -35,12 +35,12 @@ const PATHS: &[Path] = &[
         run: |times, with| plan((512, 1000), times, with),
     },
     Path {
-        name: "plan-and-applied-8-run",
+        name: "plan-and-step-done-8-run",
         operations: 128,
         run: |times, with| step((8, 0), times, with),
     },
     Path {
-        name: "plan-and-applied-64-run-1000-wait",
+        name: "plan-and-step-done-64-run-1000-wait",
         operations: 128,
         run: |times, with| step((64, 1000), times, with),
     },
@@ -90,7 +90,7 @@ fn step(load: Load, times: u32, with: bool) {
     scene.steps(done(times, with));
 }
 
-/// Enqueues a request that needs the id and cells of an idle sequence, plans its step and applies the result.
+/// Enqueues a request that needs the id and cells of a retained sequence, plans its step and applies the result.
 fn admit(swapped_out: u32, times: u32, with: bool) {
     let mut scene = AdmissionScene::new(swapped_out);
     for _ in 0..done(times, with) {

@@ -1,5 +1,5 @@
 //! The time to plan a step and to apply its result, for decoding and waiting requests; and to admit a request while ids
-//! and cells are full and many idle sequences are swapped out.
+//! and cells are full and many retained sequences are swapped out.
 //!
 //! `make microbench BENCHES=scheduling`
 
@@ -42,7 +42,7 @@ fn plan(bencher: Bencher, load: Load) {
 }
 
 #[divan::bench(args = LOADS, sample_count = 1000, sample_size = 1)]
-fn applied(bencher: Bencher, load: Load) {
+fn step_done(bencher: Bencher, load: Load) {
     let scene = RefCell::new(DecodeScene::new(load));
     bencher
         .with_inputs(|| {
@@ -54,7 +54,7 @@ fn applied(bencher: Bencher, load: Load) {
         .bench_local_values(|()| scene.borrow_mut().apply());
 }
 
-/// Admits one request, which needs the id and the cells of an idle sequence.
+/// Admits one request, which needs the id and the cells of a retained sequence.
 #[divan::bench(args = [0, 1000, 10_000], sample_count = 1000, sample_size = 1)]
 fn admit(bencher: Bencher, swapped_out: u32) {
     let scene = RefCell::new(AdmissionScene::new(swapped_out));

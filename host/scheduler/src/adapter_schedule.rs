@@ -1,14 +1,14 @@
 //! Which adapter the next step computes with: one of them, or the model alone.
 //!
-//! A change of the adapter is expensive (llama.cpp plans its graphs again). So an adapter keeps its *turn* for a while: long
-//! enough that changes take [`CHANGE_SHARE`] of the time, as measured, within the bounds below. Then the others
+//! A change of the adapter is expensive (llama.cpp plans its graphs again). So an adapter keeps its *turn* for a while:
+//! long enough that changes take [`CHANGE_SHARE`] of the time, as measured, within the bounds below. Then the others
 //! with something to compute follow, in *rounds* with at most one turn for each: those with the most urgent request
 //! first, equally urgent ones in the order of their numbers.
 //!
-//! So no adapter starves, whatever the priorities. Of `n` adapters with something to compute each waits for at most
-//! `2 (n - 1)` turns of others, the rest of a round and the next; for `n - 1` where all are equally urgent. A turn
-//! has at most 64 steps. After its first step, which includes the change, it ends with the first step that ends
-//! 200 ms later. With one adapter there are no turns.
+//! So no adapter starves, whatever the priorities. An adapter waits for at most `2 (n - 1)` turns: those left in this
+//! round, and the next round's. If all are equally urgent, `n - 1`. Here `n` adapters have something to compute. A turn
+//! has at most 64 steps. After its first step, which includes the change, it ends with the first step that ends 200 ms
+//! later. With one adapter there are no turns.
 
 use crate::request::{AdapterId, Priority};
 use std::cmp::Reverse;
@@ -25,7 +25,7 @@ const UNMEASURED_STEPS: u32 = 8;
 const MAX_TURN: Duration = Duration::from_millis(200);
 /// Weight of the newest change in the mean.
 const NEWEST: f64 = 0.2;
-/// A change that took more than so many times the mean was delayed by something else.
+/// A change that took more than this many times the mean was delayed by something else.
 const OUTLIER: f64 = 4.0;
 
 /// An adapter with something to compute.
@@ -115,8 +115,8 @@ impl AdapterSchedule {
         self.changing = false;
     }
 
-    /// Records a failed step, which ends the turn: whether steps of other adapters succeed tells which request is at fault. If the
-    /// step included a change, the next one may too.
+    /// Records a failed step, which ends the turn: whether steps of other adapters succeed tells which request is at
+    /// fault. If the step included a change, the next one may too.
     pub fn step_failed(&mut self) {
         self.steps = STEPS.1;
         self.failed = Some(self.current);

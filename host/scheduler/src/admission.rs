@@ -1,9 +1,9 @@
 //! Decides whether the next waiting request starts, and which prefix it reuses.
 //!
 //! Room is not reserved for all tokens that a request may generate, since few generate that many: it is for its own
-//! tokens and as many more as requests [generate on average](crate::output_length). A request that outgrows that takes
-//! free cells; if none are left, the least important request is [preempted](crate::preemption). After each preemption a
-//! request starts again only with room for four times as many more, so that it is not preempted for ever.
+//! tokens and as many more as requests [generate on average](crate::output_length). One that outgrows its reservation
+//! takes free cells; if none are left, the least important request is [preempted](crate::preemption); each preemption
+//! multiplies the extra room by four, so that no request is preempted for ever.
 
 use crate::config::{LogitsKind, SchedulerConfig};
 use crate::cost_model::CostModel;
@@ -16,7 +16,7 @@ use crate::step::{EntryId, SeqId};
 
 /// A shorter shared prefix is computed again: that is as fast.
 const MIN_SHARED: u32 = 4;
-/// More tokens that make it worth waiting for a prefix, until it is computed or swapped in.
+/// A prefix to wait for must save this many tokens more than the best one at hand.
 const WORTH_WAITING: u32 = 32;
 /// Preemptions after which the room does not grow further.
 const MAX_ROOM_DOUBLINGS: u32 = 16;
@@ -28,7 +28,7 @@ pub(crate) enum PrefixSource {
     None,
     /// It takes over the id of an entry that no other request needs.
     TakeOver { entry: EntryId, length: u32 },
-    /// The same, but its id becomes one of another kind.
+    /// Takes over the entry's cells under an id of the other kind.
     Move { entry: EntryId, length: u32 },
     /// It shares the cells of a sequence; of an entry, if it is one.
     Share {
@@ -66,8 +66,8 @@ pub(crate) struct Admission<'a> {
 }
 
 impl Admission<'_> {
-    /// Whether a request's group stays within its quota with it. A request alone always does, since the queue refuses
-    /// larger ones.
+    /// Whether a request's quota group stays within its quota with it. A request alone always does, since the queue
+    /// refuses larger ones.
     pub fn is_within_quota(&self, request: &Request) -> bool {
         let Some(CellQuota { group, cells }) = request.quota else {
             return true;
@@ -115,9 +115,10 @@ impl Admission<'_> {
         }
         let whole_only = !self.config.can_truncate;
         let most = length(&request.tokens) - 1;
-        let own = request.continues.as_ref();
-        // Candidates in the cells come first, of these the longest prefix. `worth` is the length that beats `best`.
-        let (mut best, mut worth) = (PrefixSource::None, MIN_SHARED);
+        let own = request.continued.as_ref();
+        // Candidates in the cells come first, of these the longest prefix. `min_length` is the length that beats
+        // `best`.
+        let (mut best, mut min_length) = (PrefixSource::None, MIN_SHARED);
         let mut leader = None;
         for (holder, shared) in self.kv.entries.nearest(request.scope, &request.tokens) {
             let length = shared.min(most);
@@ -132,28 +133,28 @@ impl Admission<'_> {
                     }
                     match entry.state {
                         EntryState::SwappedOut(_) => {
-                            let more = (length + 1).saturating_sub(worth);
+                            let more = (length + 1).saturating_sub(min_length);
                             if more > WORTH_WAITING && self.kv.swap_in_pays(self.costs, id, more) {
                                 best = PrefixSource::SwapIn { entry: id, length };
-                                worth = length - WORTH_WAITING + 1;
+                                min_length = length - WORTH_WAITING + 1;
                             }
                         }
                         EntryState::Resident(_) if whole && !entry.is_retained_beside(own) => {
                             // The request's own sequence is taken over however short it is.
                             let is_own = best == PrefixSource::None && entry.is_retained();
-                            if length >= worth || is_own {
+                            if length >= min_length || is_own {
                                 best = PrefixSource::TakeOver { entry: id, length };
-                                worth = worth.max(length + 1);
+                                min_length = min_length.max(length + 1);
                             }
                         }
                         EntryState::Resident(from) => {
-                            if length >= worth {
+                            if length >= min_length {
                                 best = PrefixSource::Share {
                                     entry: Some(id),
                                     from,
                                     length,
                                 };
-                                worth = length + 1;
+                                min_length = length + 1;
                             }
                         }
                     }
@@ -166,13 +167,13 @@ impl Admission<'_> {
                         continue;
                     }
                     let computed = length.min(running.computed);
-                    if computed >= worth {
+                    if computed >= min_length {
                         best = PrefixSource::Share {
                             entry: None,
                             from: running.seq,
                             length: computed,
                         };
-                        worth = computed + 1;
+                        min_length = computed + 1;
                     }
                     let follows = running.computed < length
                         && running.request.priority >= request.priority
@@ -184,7 +185,7 @@ impl Admission<'_> {
             }
         }
         match leader {
-            Some((leader, length)) if length >= worth + WORTH_WAITING => {
+            Some((leader, length)) if length >= min_length + WORTH_WAITING => {
                 PrefixSource::Follow { leader, length }
             }
             _ => best,
@@ -193,7 +194,7 @@ impl Admission<'_> {
 }
 
 impl KvCache {
-    /// An id for a request with this source, and the source with that id. The entry of the source is evicted last.
+    /// Takes an id, and adapts the source to it. The entry of the source is evicted last.
     pub fn take_id_for(
         &mut self,
         source: PrefixSource,

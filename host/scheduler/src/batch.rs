@@ -58,8 +58,8 @@ pub(crate) fn rows(
 }
 
 /// The rows of a step after a failure: at most `tokens` of the first requests, whether they decode or not, with the
-/// adapter of the first; of one request if `one_by_one`. A request at the position of its failure is alone. Also returns
-/// how many of the rows decode.
+/// adapter of the first; of one request if `one_by_one`. A request at the position of its failure is alone. Also
+/// returns how many of the rows decode.
 pub(crate) fn recovery_rows(
     running: &RunningRequests,
     tokens: u32,
@@ -91,7 +91,7 @@ pub(crate) fn recovery_rows(
     (adapter, rows, decoding)
 }
 
-/// A step of these rows, of which so many decode.
+/// A step of these rows, of which this many decode.
 pub(crate) fn step(
     running: &RunningRequests,
     adapter: AdapterId,
@@ -109,7 +109,7 @@ pub(crate) fn step(
     }
     Step {
         shape: StepShape {
-            rows: decoding,
+            decode_rows: decoding,
             prefill: tokens - decoding,
             ..StepShape::default()
         },

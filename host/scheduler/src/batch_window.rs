@@ -52,7 +52,7 @@ impl BatchWindow {
         usual
     }
 
-    /// How long to wait where the first step takes so many seconds.
+    /// How long to wait where the first step takes this many seconds.
     fn length(step_seconds: f64) -> Duration {
         let seconds = (STEP_PART * step_seconds).min(MAX_WAIT.as_secs_f64());
         Duration::from_secs_f64(seconds.max(0.0))
@@ -63,8 +63,8 @@ impl BatchWindow {
         self.closes_at.is_some()
     }
 
-    /// Until when the first step waits for more requests; `None` if it does not. A new wait has this `length`. No request
-    /// may expire before its end, at `next_timer`.
+    /// Until when the first step waits for more requests; `None` if it does not. A new wait has this `length`. No
+    /// request may expire before its end, at `next_timer`.
     fn hold(
         &mut self,
         now: Time,
@@ -122,7 +122,9 @@ impl Scheduler {
             return None;
         }
         let tokens = tokens.min(self.config.max_step_tokens);
-        let step = self.costs.prefill_step(tokens, self.kv.cells.n_kv());
+        let step = self
+            .costs
+            .prefill_step_seconds(tokens, self.kv.cells.n_kv());
         Some(BatchWindow::length(step))
     }
 

@@ -22,7 +22,7 @@ pub(crate) struct Compaction {
 }
 
 impl Compaction {
-    /// Whether a check is due after so many successful steps in all.
+    /// Whether a check is due after this many successful steps in all.
     fn is_due(&mut self, steps: u64) -> bool {
         let due = steps >= self.checked_at + INTERVAL_STEPS;
         if due {
@@ -42,9 +42,9 @@ impl KvCache {
         if !self.compaction_pays(costs, shape, seq) {
             return false;
         }
-        let layout = self.cells.layout(seq);
+        let order = self.cells.order(seq);
         self.cells.clear(seq);
-        let restored = self.cells.restore(seq, &layout);
+        let restored = self.cells.restore(seq, &order);
         debug_assert!(restored, "the cells were held before");
         self.push_op(MemoryOp::Compact(seq));
         self.counters.compacted += 1;
@@ -57,7 +57,7 @@ impl KvCache {
         if then >= now || length > self.cells.free() + self.cells.freed_by_clearing(seq) {
             return false;
         }
-        let seconds = |n_kv| costs.predict(StepShape { n_kv, ..shape });
+        let seconds = |n_kv| costs.step_seconds(StepShape { n_kv, ..shape });
         let saved = BENEFIT_STEPS * (seconds(now) - seconds(then));
         saved > 2.0 * self.swap_costs.seconds(length)
     }
@@ -66,7 +66,7 @@ impl KvCache {
 impl Scheduler {
     /// Moves a sequence to lower cells if that pays.
     pub(crate) fn compact(&mut self) -> bool {
-        self.config.shares_parts()
+        self.config.can_reuse_part()
             && !self.running.is_empty()
             && self.compaction.is_due(self.failure.successes())
             && self.kv.compact(&self.costs, self.shape)

@@ -43,7 +43,7 @@ impl Overlap {
 pub struct SchedulerConfig {
     /// Sequence ids of the backend.
     pub seq_ids: u16,
-    /// Of these ids, so many from 0 on give only the highest logits, and after one position of a step.
+    /// Ids below this give only the k highest logits, for one position per step.
     /// At most as many requests run as there are other ids.
     pub top_k_seq_ids: u16,
     /// KV cells of all sequences together.
@@ -62,9 +62,9 @@ pub struct SchedulerConfig {
     /// windows can't: there a prefix is reused as a whole only, and a request of a failed step starts
     /// again from its first token.
     pub can_truncate: bool,
-    /// Whether idle sequences can be swapped out.
+    /// Whether retained sequences can be swapped out.
     pub swap: bool,
-    /// Whether prefixes without an owner can be offloaded.
+    /// Whether prefixes that are not retained can be offloaded.
     pub offload_prefixes: bool,
     /// Most draft tokens in a row; 0 where a sequence can't be truncated.
     pub max_drafts: u32,
@@ -87,7 +87,7 @@ impl SchedulerConfig {
     }
 
     /// Whether a request can reuse a part of a sequence.
-    pub(crate) fn shares_parts(&self) -> bool {
+    pub(crate) fn can_reuse_part(&self) -> bool {
         self.prefix_cache && self.can_truncate
     }
 }

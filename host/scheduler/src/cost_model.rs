@@ -12,15 +12,15 @@ const TERMS: usize = 4;
 const DECAY: f64 = 0.995;
 /// Steps until predictions are usable.
 const MIN_STEPS: u32 = 8;
-/// A step that took more than so many times the prediction was delayed by something else. It counts as if it had
-/// taken so many times.
+/// A step that took more than this many times the prediction was delayed by something else. It counts as if it had
+/// taken this many times.
 const OUTLIER: f64 = 4.0;
 /// Keeps coefficients that the steps so far can't separate near their last value.
 const RIDGE: f64 = 1e-6;
 
 /// The terms of a step, scaled so that each is about 1 in a large step.
 fn terms(shape: StepShape) -> [f64; TERMS] {
-    let rows = f64::from(shape.rows) + f64::from(shape.drafts);
+    let rows = f64::from(shape.decode_rows) + f64::from(shape.drafts);
     let tokens = rows + f64::from(shape.prefill);
     [
         1.0,
@@ -47,7 +47,7 @@ impl CostModel {
     }
 
     /// Seconds of a step.
-    pub fn predict(&self, shape: StepShape) -> f64 {
+    pub fn step_seconds(&self, shape: StepShape) -> f64 {
         let terms = terms(shape);
         terms
             .iter()
@@ -57,8 +57,8 @@ impl CostModel {
     }
 
     /// Seconds of a step of prefill tokens alone.
-    pub fn prefill_step(&self, tokens: u32, n_kv: u32) -> f64 {
-        self.predict(StepShape {
+    pub fn prefill_step_seconds(&self, tokens: u32, n_kv: u32) -> f64 {
+        self.step_seconds(StepShape {
             prefill: tokens,
             n_kv,
             ..StepShape::default()
@@ -66,17 +66,17 @@ impl CostModel {
     }
 
     /// Seconds that prefill tokens add to a step.
-    pub fn prefill(&self, tokens: u32, n_kv: u32) -> f64 {
-        self.prefill_step(tokens, n_kv) - self.coefficients[0]
+    pub fn prefill_seconds(&self, tokens: u32, n_kv: u32) -> f64 {
+        self.prefill_step_seconds(tokens, n_kv) - self.coefficients[0]
     }
 
     /// Seconds of every step, whatever its size.
-    pub fn fixed(&self) -> f64 {
+    pub fn fixed_seconds(&self) -> f64 {
         self.coefficients[0]
     }
 
-    /// Seconds that each used cell adds to a step of so many tokens.
-    pub fn cell(&self, tokens: u32) -> f64 {
+    /// Seconds that each used cell adds to a step of this many tokens.
+    pub fn cell_seconds(&self, tokens: u32) -> f64 {
         self.coefficients[3] * f64::from(tokens) / 1e6
     }
 
@@ -85,7 +85,7 @@ impl CostModel {
         if !seconds.is_finite() || seconds <= 0.0 {
             return;
         }
-        let expected = self.predict(shape);
+        let expected = self.step_seconds(shape);
         let seconds = if self.is_fitted() && expected > 0.0 {
             seconds.min(expected * OUTLIER)
         } else {
@@ -130,7 +130,7 @@ mod tests {
 
     fn shape(rows: u32, prefill: u32, n_kv: u32) -> StepShape {
         StepShape {
-            rows,
+            decode_rows: rows,
             prefill,
             n_kv,
             ..StepShape::default()
@@ -139,9 +139,9 @@ mod tests {
 
     /// A machine that the model can describe exactly.
     fn machine(shape: StepShape) -> f64 {
-        let tokens = f64::from(shape.rows + shape.prefill);
+        let tokens = f64::from(shape.decode_rows + shape.prefill);
         0.004
-            + 0.0005 * f64::from(shape.rows)
+            + 0.0005 * f64::from(shape.decode_rows)
             + 0.0002 * f64::from(shape.prefill)
             + 2e-8 * tokens * f64::from(shape.n_kv)
     }
@@ -162,7 +162,7 @@ mod tests {
     fn check(model: &CostModel, within: f64) {
         for (rows, prefill, n_kv) in [(1, 0, 256), (8, 0, 2048), (8, 64, 2048), (0, 512, 512)] {
             let shape = shape(rows, prefill, n_kv);
-            let ratio = model.predict(shape) / machine(shape);
+            let ratio = model.step_seconds(shape) / machine(shape);
             assert!((ratio - 1.0).abs() < within, "{shape:?}: {ratio}");
         }
     }
@@ -185,7 +185,7 @@ mod tests {
             model.observe(shape, 3.0 * machine(shape));
         }
         let shape = shape(4, 32, 512);
-        let ratio = model.predict(shape) / (3.0 * machine(shape));
+        let ratio = model.step_seconds(shape) / (3.0 * machine(shape));
         assert!((0.8..1.2).contains(&ratio), "{ratio}");
     }
 
@@ -196,10 +196,13 @@ mod tests {
         for _ in 0..10_000 {
             model.observe(shape, 0.01);
         }
-        assert!((model.predict(shape) - 0.01).abs() < 1e-4);
-        let other = StepShape { rows: 1, ..shape };
-        assert!((0.0..=0.0101).contains(&model.predict(other)));
+        assert!((model.step_seconds(shape) - 0.01).abs() < 1e-4);
+        let other = StepShape {
+            decode_rows: 1,
+            ..shape
+        };
+        assert!((0.0..=0.0101).contains(&model.step_seconds(other)));
         model.observe(shape, f64::NAN);
-        assert!(model.predict(shape).is_finite());
+        assert!(model.step_seconds(shape).is_finite());
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 impl Scheduler {
     /// Whether rows may be deferred: where a sequence can't be truncated, a request would start again.
     pub fn can_defer_sampling(&self) -> bool {
-        self.config.shares_parts()
+        self.config.can_truncate
     }
 
     /// Number of tenants that have running or waiting requests.
@@ -29,7 +29,7 @@ impl Scheduler {
         self.queue.charge_sampling(tenant, took);
     }
 
-    /// Computes the last token of requests again, whose rows of the applied step were not sampled.
+    /// Computes the last token of requests again, whose rows of the last step were not sampled.
     pub fn defer_sampling(&mut self, requests: &[RequestId]) {
         debug_assert!(requests.is_empty() || self.can_defer_sampling());
         for &id in requests {

@@ -1,11 +1,9 @@
 //! Device top-k: sequence ids for which the backend computes only the highest logits, which is less to copy.
 //!
-//! A request says which logits it needs ([`LogitsKind`]). One for which the highest usually suffice runs with such an id
-//! where one is available. If they do not suffice after all, it continues with an id of the other kind for the rest of
-//! its life, and only its last token is computed again. [`KvCache`](crate::kv_cache) says why an id is always available.
-//!
-//! The scheduler's part of the feature is this module, the kinds in [`SequenceIds`](crate::sequence_ids) and
-//! `KvCache::take_id`.
+//! A request says which logits it needs ([`LogitsKind`]). One for which the highest usually suffice runs with such an
+//! id where one is available. If they do not suffice after all, it continues with an id of the other kind for the rest
+//! of its life, and only its last token is computed again. [`KvCache`](crate::kv_cache) says why an id is always
+//! available.
 
 use crate::config::LogitsKind;
 use crate::request::RequestId;
@@ -14,7 +12,7 @@ use crate::scheduler::Scheduler;
 impl Scheduler {
     /// Lets requests continue with all logits. Where a sequence can't be truncated, they start again.
     pub(crate) fn retry_with_all_logits(&mut self, requests: &[RequestId]) {
-        let shares_parts = self.config.shares_parts();
+        let can_reuse_part = self.config.can_reuse_part();
         for &id in requests {
             let Some(running) = self.running.get_mut(id) else {
                 continue;
@@ -22,7 +20,7 @@ impl Scheduler {
             running.request.logits = LogitsKind::All;
             running.save_progress();
             let (seq, computed) = (running.seq, running.computed);
-            let kept = match shares_parts {
+            let kept = match can_reuse_part {
                 true => computed.saturating_sub(1),
                 false => 0,
             };

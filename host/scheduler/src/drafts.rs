@@ -2,15 +2,15 @@
 //!
 //! The caller of a decoding request may propose *drafts*: the tokens that probably come next. A row computes some of
 //! them after its known tokens, and a token is sampled after each. While that is the next draft, the draft is accepted
-//! and its cells stay; the cells of the others are freed. So a step can gain several tokens, and the text is the same as
-//! without drafts (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023; here a draft is
-//! one token, not a distribution).
+//! and its cells stay; the cells of the others are freed. So a step can gain several tokens, and the text is the same
+//! as without drafts (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023; here a draft
+//! is one token, not a distribution).
 //!
-//! Drafts come last. They take free cells or those of unowned entries, and no request is preempted or waits for them. A
-//! step has drafts as long as it is expected to gain more tokens a second than without, and to stay within the prefill
-//! target of its own rows. The acceptance rate of a request's drafts predicts the gain; so where drafts are wrong, or
-//! many rows make each token expensive, there are none. Since their cost shows only in steps that have some, a few are
-//! tried now and then.
+//! Drafts come last. They take free cells or those of unretained entries, and no request is preempted or waits for
+//! them. A step has drafts as long as it is expected to gain more tokens a second than without, and to stay within the
+//! prefill target of its own rows. The acceptance rate of a request's drafts predicts the gain; so where drafts are
+//! wrong, or many rows make each token expensive, there are none. Since their cost shows only in steps that have some,
+//! a few are tried now and then.
 
 use crate::config::SchedulerConfig;
 use crate::cost_model::CostModel;
@@ -25,7 +25,7 @@ use crate::{LogitsKind, Token};
 
 /// Most drafts in a step: up to a ceiling on this ladder.
 const SIZES: [u32; 6] = [2, 4, 8, 16, 32, 64];
-/// Trials where no drafts are expected to pay: so many at first, then one in so many steps, of so many drafts.
+/// Trials where no drafts are expected to pay: this many at first, then one in this many steps, of this many drafts.
 const INITIAL_TRIALS: u32 = 16;
 const TRIAL_INTERVAL: u32 = 32;
 const TRIAL_DRAFTS: u32 = 2;
@@ -38,7 +38,7 @@ const FORGIVE: f64 = 0.98;
 
 /// A request's drafts and their acceptance rate.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct DraftState {
+pub(crate) struct RequestDrafts {
     /// Empty if nothing is proposed.
     pub tokens: Vec<Token>,
     /// Accepted drafts, and first rejected ones, with decaying weights.
@@ -46,7 +46,7 @@ pub(crate) struct DraftState {
     rejected: f64,
 }
 
-impl DraftState {
+impl RequestDrafts {
     /// The probability that a draft is accepted if those before it are.
     fn acceptance(&self) -> f64 {
         (self.accepted + 1.0) / (self.accepted + self.rejected + 2.0)
@@ -67,21 +67,21 @@ pub fn accepted_drafts(drafts: &[Token], gained: &[Token]) -> u32 {
     u32::try_from(equal.count()).unwrap_or(u32::MAX)
 }
 
-/// What was learned of steps with drafts.
+/// Decides how many drafts a step has, by what was learned of steps with drafts.
 #[derive(Clone, Debug)]
-pub(crate) struct Drafts {
+pub(crate) struct DraftPolicy {
     ceiling: SizeCeiling,
     trials: u32,
-    /// Steps that could have had drafts since the last that had.
-    passed: u32,
+    /// Steps that could have had some, since the last one that had.
+    steps_without_drafts: u32,
 }
 
-impl Default for Drafts {
+impl Default for DraftPolicy {
     fn default() -> Self {
         Self {
             ceiling: SizeCeiling::new(0, SIZES.len()),
             trials: 0,
-            passed: 0,
+            steps_without_drafts: 0,
         }
     }
 }
@@ -97,7 +97,7 @@ struct Candidate {
     taken: u32,
 }
 
-impl Drafts {
+impl DraftPolicy {
     /// Extends rows of a step by drafts, as far as that pays and cells are free.
     pub fn extend(
         &mut self,
@@ -123,13 +123,13 @@ impl Drafts {
             ..step.shape
         };
         // A request that decodes alone delays nobody.
-        let alone = shape.rows == 1 && shape.prefill == 0 && step.other_adapters == 0;
+        let alone = shape.decode_rows == 1 && shape.prefill == 0 && step.other_adapters == 0;
         let max_seconds = match alone {
             true => f64::INFINITY,
             false => profile.max_seconds(costs, shape),
         };
         let mut drafts = self.choose(shape, &mut candidates, room, max_seconds, costs, profile);
-        kv.drop_unowned(tokens.saturating_add(drafts));
+        kv.drop_unretained(tokens.saturating_add(drafts));
         let cells = kv.cells.free().saturating_sub(tokens);
         // The least likely drafts are left out.
         while drafts > cells {
@@ -177,7 +177,7 @@ impl Drafts {
             let left = (0..candidates.len()).filter(|&i| candidates[i].taken < candidates[i].most);
             left.max_by(|&a, &b| candidates[a].next.total_cmp(&candidates[b].next))
         };
-        let (mut drafts, mut tokens) = (0, f64::from(shape.rows));
+        let (mut drafts, mut tokens) = (0, f64::from(shape.decode_rows));
         while drafts < room && costs.is_fitted() {
             let Some(best) = likeliest(candidates) else {
                 break;
@@ -196,13 +196,13 @@ impl Drafts {
             best.next *= best.acceptance;
             drafts += 1;
         }
-        self.passed = match drafts {
-            0 => self.passed.saturating_add(1),
+        self.steps_without_drafts = match drafts {
+            0 => self.steps_without_drafts.saturating_add(1),
             _ => 0,
         };
-        let due = self.trials < INITIAL_TRIALS || self.passed >= TRIAL_INTERVAL;
+        let due = self.trials < INITIAL_TRIALS || self.steps_without_drafts >= TRIAL_INTERVAL;
         if drafts == 0 && due && shape.prefill == 0 {
-            self.passed = 0;
+            self.steps_without_drafts = 0;
             self.trials = self.trials.saturating_add(1);
             if let Some(best) = likeliest(candidates) {
                 let best = &mut candidates[best];
@@ -224,9 +224,9 @@ impl Drafts {
         if shape.drafts == 0 || !costs.is_fitted() {
             return;
         }
-        let kept = shape.rows == 1 || profile.is_kept(costs, shape, seconds);
+        let met = shape.decode_rows == 1 || profile.meets_target(costs, shape, seconds);
         let index = SIZES.partition_point(|&most| most < shape.drafts);
-        self.ceiling.tried(index, kept);
+        self.ceiling.tried(index, met);
     }
 }
 
@@ -276,14 +276,14 @@ impl Scheduler {
     }
 
     /// Frees the cells of rejected drafts. Returns how many were accepted.
-    pub(crate) fn verify_drafts(&mut self, row: &Row, sampled: &[(RequestId, Token)]) -> u32 {
+    pub(crate) fn verify_drafts(&mut self, row: &Row, gained: &[(RequestId, Token)]) -> u32 {
         if row.drafts == 0 {
             return 0;
         }
-        let own = sampled.iter().filter(|(id, _)| *id == row.request);
+        let own = gained.iter().filter(|(id, _)| *id == row.request);
         let gained: Vec<_> = own.map(|(_, token)| *token).collect();
         let accepted = accepted_drafts(self.draft(row), &gained);
-        self.kv.truncate(row.seq, row.certain() + accepted);
+        self.kv.truncate(row.seq, row.known_end() + accepted);
         if let Some(running) = self.running.get_mut(row.request) {
             running.drafts.observe(row.drafts, accepted);
         }
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn acceptance_follows_recent_drafts() {
-        let mut drafts = DraftState::default();
+        let mut drafts = RequestDrafts::default();
         assert!((drafts.acceptance() - 0.5).abs() < f64::EPSILON);
         (0..50).for_each(|_| drafts.observe(4, 4));
         assert!(drafts.acceptance() > 0.95);

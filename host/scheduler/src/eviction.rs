@@ -19,7 +19,7 @@ use crate::kv_cache::KvCache;
 use crate::prefix_cache::Entry;
 use crate::step::{EntryId, SeqId, StepShape};
 
-/// A step with prompts evicts a prefix whose charged cost exceeds so many times its eviction cost.
+/// A step with prompts evicts a prefix whose charged cost exceeds this many times its eviction cost.
 const PREFILL_PATIENCE: f64 = 2.0;
 /// Attention never runs over fewer cells.
 const MIN_N_KV: u32 = 256;
@@ -36,13 +36,13 @@ enum Eviction {
 impl KvCache {
     /// Charges the cells for a step that is about to run, and evicts a prefix that was charged enough.
     pub fn evict_costly(&mut self, costs: &CostModel, shape: StepShape) {
-        let tokens = shape.rows + shape.drafts + shape.prefill;
-        let applies = self.config.shares_parts() && costs.is_fitted();
+        let tokens = shape.decode_rows + shape.drafts + shape.prefill;
+        let applies = self.config.can_reuse_part() && costs.is_fitted();
         if !applies || tokens == 0 || self.cells.n_kv() <= MIN_N_KV {
             return;
         }
-        self.entries.charge_cells(costs.cell(tokens));
-        self.entries.update_owners();
+        self.entries.charge_cells(costs.cell_seconds(tokens));
+        self.entries.update_retained();
         let patience = match shape.prefill {
             0 => 1.0,
             _ => PREFILL_PATIENCE,
@@ -62,7 +62,7 @@ impl KvCache {
     /// The first prefix that was charged `patience` times its eviction cost.
     fn overdue(&self, costs: &CostModel, patience: f64) -> Option<(EntryId, Eviction)> {
         // No prefix has a lower eviction cost for each of its cells.
-        let least = costs.prefill(1, self.cells.n_kv());
+        let least = costs.prefill_seconds(1, self.cells.n_kv());
         let least = patience * least.min(self.swap_costs.seconds(1));
         let charged = self.entries.charged_costs();
         let mut charged = charged.filter(|(_, cell)| *cell > 0.0 && *cell >= least);
@@ -74,7 +74,7 @@ impl KvCache {
         })
     }
 
-    /// How to evict an unowned resident entry, and the seconds that costs. An entry with mostly shared cells is not
+    /// How to evict an unretained resident entry, and the seconds that costs. An entry with mostly shared cells is not
     /// offloaded, since its state would copy the shared ones too.
     fn cheapest_eviction(
         &self,
@@ -87,7 +87,7 @@ impl KvCache {
         } = self.config;
         let entry = self.entries.get(id)?;
         let (all, alone) = (entry.length(), self.cells.freed_by_clearing(seq));
-        let recompute = costs.prefill(alone, self.cells.n_kv());
+        let recompute = costs.prefill_seconds(alone, self.cells.n_kv());
         let one_move = self.swap_costs.seconds(all);
         if self.entries.has_swapped_out(entry.scope, &entry.tokens) {
             return Some((Eviction::Drop, recompute.min(one_move)));
@@ -101,9 +101,9 @@ impl KvCache {
         })
     }
 
-    /// Offloads all unowned resident entries.
+    /// Offloads all unretained resident entries.
     pub fn offload_all(&mut self) {
-        self.entries.update_owners();
+        self.entries.update_retained();
         let all: Vec<_> = self.entries.charged_costs().map(|(id, _)| id).collect();
         for id in all {
             if let Some(seq) = self.entries.get(id).and_then(Entry::seq) {

@@ -1,8 +1,9 @@
 //! Requests whose tokens an external sampler picks.
 //!
-//! After a row with output such a request has no token to continue with. It keeps its id and cells, and has no row until
-//! the sampler answers; steps wait for it as for [callers that return](crate::returning_callers). If it is preempted
-//! meanwhile, the answer still arrives: its recomputation ends at its last token, which may have arrived by then.
+//! After a row with output such a request has no token to continue with. It keeps its id and cells, and has no row
+//! until the sampler answers; steps wait for it as for [callers that return](crate::returning_callers). If it is
+//! preempted meanwhile, the answer still arrives: its recomputation ends at its last token, which may have arrived by
+//! then.
 
 use crate::request::{RequestId, length};
 use crate::running::Wait;
@@ -27,8 +28,8 @@ impl Scheduler {
     }
 
     /// The sampler of a request picked a token; known tokens may follow it. `finished` if the request needs no further
-    /// token. Not between [`Scheduler::plan`] and [`Scheduler::applied`].
-    pub fn sampled_externally(
+    /// token. Not between [`Scheduler::plan`] and [`Scheduler::step_done`].
+    pub fn external_sample_arrived(
         &mut self,
         now: Time,
         id: RequestId,

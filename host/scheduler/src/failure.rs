@@ -5,12 +5,12 @@
 //! at fault: for a while no request is failed, and the pauses between attempts grow. A failure right after another
 //! request failed alone, with no success in between, may have the same cause in the device and counts half.
 //!
-//! On a model whose state cannot be truncated (recurrent, hybrid or sliding-window), the requests of a failed step start
-//! again from their first token. They compute together up to the position of the failure, then pass it one at a time. A
-//! failure before that position is *excused*: the request has passed there before. After [`MAX_JOINT`] failed steps that
-//! did not get there, each request computes alone.
+//! On a model whose state cannot be truncated (recurrent, hybrid or sliding-window), the requests of a failed step
+//! start again from their first token. They compute together up to the position of the failure, then pass it one at a
+//! time. A failure before that position is *excused*: the request has passed there before. After [`MAX_JOINT`] failed
+//! steps that did not get there, each request computes alone.
 //!
-//! This holds the figures that the random workloads check: a bad request ends after at most 60 failed steps, and a
+//! Bounds that the random workloads check: a bad request ends after at most 60 failed steps, and a
 //! sound one ends only if at least three device faults hit it alone without progress.
 
 use crate::Time;
@@ -19,16 +19,16 @@ use crate::running::RunningRequests;
 use crate::step::Row;
 use std::time::Duration;
 
-/// A request fails after so many failures alone with one token, while others succeed. This bound and [`MAX_EXCUSED`]
+/// A request fails after this many failures alone with one token, while others succeed. This bound and [`MAX_EXCUSED`]
 /// are multiplied by the number of adapters in use, see [`Strikes::add`].
 const MAX_STRIKES: u8 = 3;
-/// A request fails after so many excused failures. On a device that fails every step above some size,
+/// A request fails after this many excused failures. On a device that fails every step above some size,
 /// or every other one, the request never reaches its position again.
 const MAX_EXCUSED: u8 = 16;
 /// A request fails if it failed alone for so long while no step succeeded, and at least [`MAX_STRIKES`] failed.
 const OUTAGE: Duration = Duration::from_secs(3);
-/// After so many failed steps of several requests without recovery, each request computes alone, if sequences cannot be
-/// truncated.
+/// After this many failed steps of several requests without recovery, each request computes alone, if sequences cannot
+/// be truncated.
 const MAX_JOINT: u8 = 8;
 /// Shortest and longest pause after a failure with one token.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
@@ -65,9 +65,9 @@ impl Strikes {
 
     /// Adds a failure. True if the request is to be failed.
     ///
-    /// With `n` adapters in use a request has a row in every n-th step only, so it meets `n` times as many device faults
-    /// before it makes progress. So the bounds are multiplied by the most adapters in use since its last progress; the
-    /// length of an outage by those in use now.
+    /// With `n` adapters in use a request has a row in every n-th step only, so it meets `n` times as many device
+    /// faults before it makes progress. So the bounds are multiplied by the most adapters in use since its last
+    /// progress; the length of an outage by those in use now.
     fn add(&mut self, now: Time, failure: &FailureHandling, adapters: u8, blame: Blame) -> bool {
         let since = match self.since {
             Some(since) if failure.successes == self.successes => since,
@@ -110,7 +110,7 @@ pub(crate) struct FailureHandling {
 }
 
 impl FailureHandling {
-    /// No step has failed. Steps have at most so many tokens.
+    /// No step has failed. Steps have at most this many tokens.
     pub fn new(max_step_tokens: u32) -> Self {
         Self {
             max_step_tokens,
@@ -216,7 +216,7 @@ impl FailureHandling {
 mod tests {
     use super::*;
 
-    /// After how many failures, each after a success and with so many adapters, a request is failed.
+    /// After how many failures, each after a success and with this many adapters, a request is failed.
     fn failed_after(failures: impl IntoIterator<Item = (u8, Blame)>) -> Option<usize> {
         let (mut strikes, mut failure) = (Strikes::default(), FailureHandling::new(8));
         let mut fails = failures.into_iter().map(|(adapters, blame)| {

@@ -8,7 +8,7 @@
 //! which can be evicted. Ids of the kind [`LogitsKind::TopK`] only add to these. An entry may have an id of
 //! either kind: when one kind runs out, an entry moves to a free id of the other.
 //!
-//! Under pressure, unowned entries are dropped first, least recently used first, then idle sequences are
+//! Under pressure, unretained entries are dropped first, least recently used first, then retained sequences are
 //! swapped out in the same order. Running requests are never touched here; [preemption](crate::preemption)
 //! does that.
 
@@ -22,7 +22,7 @@ use crate::sequence_ids::SequenceIds;
 use crate::step::{EntryId, MemoryOp, Row, SeqId, cells_of};
 use crate::swap_costs::SwapCosts;
 
-/// A shorter sequence without an owner is not kept: computing it again is as fast.
+/// A shorter sequence that is not retained is dropped: computing it again is as fast.
 const MIN_KEPT_TOKENS: usize = 16;
 
 /// Changes of the cache since the start.
@@ -36,7 +36,7 @@ pub(crate) struct CacheCounters {
     pub compacted: u64,
 }
 
-/// See the module.
+/// The cells, sequence ids and entries, and the queued operations of the backend.
 #[derive(Clone, Debug)]
 pub(crate) struct KvCache {
     pub(crate) config: SchedulerConfig,
@@ -170,7 +170,7 @@ impl KvCache {
         if let Some(seq) = self.ids.take(kind) {
             return Some(seq);
         }
-        self.entries.update_owners();
+        self.entries.update_retained();
         let config = self.config;
         let moves = self.least_recent(spared, |seq| config.logits_of(seq) == kind)?;
         if self.ids.is_exhausted() {
@@ -191,15 +191,15 @@ impl KvCache {
         self.ids.take(kind)
     }
 
-    /// The least recently used entry with an id that `matches`, unowned ones first.
+    /// The least recently used entry with an id that `matches`, unretained ones first.
     fn least_recent(
         &self,
         spared: Option<EntryId>,
         matches: impl Fn(SeqId) -> bool,
     ) -> Option<EntryId> {
         let may = |id: EntryId, seq: SeqId| Some(id) != spared && matches(seq);
-        let unowned = self.entries.least_recent(false, may);
-        unowned.or_else(|| self.entries.least_recent(true, may))
+        let unretained = self.entries.least_recent(false, may);
+        unretained.or_else(|| self.entries.least_recent(true, may))
     }
 
     /// Moves a resident entry to another id, which is empty.
@@ -219,7 +219,7 @@ impl KvCache {
     /// Frees cells until `cells` are free, by evicting entries. False if that is not possible.
     pub fn make_room(&mut self, cells: u32) -> bool {
         if self.cells.free() < cells {
-            self.entries.update_owners();
+            self.entries.update_retained();
         }
         while self.cells.free() < cells {
             let frees = |_: EntryId, seq: SeqId| self.cells.freed_by_clearing(seq) > 0;
@@ -239,10 +239,10 @@ impl KvCache {
         true
     }
 
-    /// Frees cells until `cells` are free, as far as dropping unowned entries does it.
-    pub fn drop_unowned(&mut self, cells: u32) {
+    /// Frees cells until `cells` are free, as far as dropping unretained entries does it.
+    pub fn drop_unretained(&mut self, cells: u32) {
         if self.cells.free() < cells {
-            self.entries.update_owners();
+            self.entries.update_retained();
         }
         while self.cells.free() < cells {
             let frees = |_: EntryId, seq: SeqId| self.cells.freed_by_clearing(seq) > 0;
@@ -253,7 +253,7 @@ impl KvCache {
         }
     }
 
-    /// Removes a resident entry from the cells: swaps it out if it has an owner, else drops it.
+    /// Removes a resident entry from the cells: swaps it out if it is retained, else drops it.
     pub fn evict(&mut self, id: EntryId) {
         let Some(entry) = self.entries.get(id) else {
             return;
@@ -272,16 +272,16 @@ impl KvCache {
 
     /// Swaps out an entry. Its id stays in use, by the caller.
     pub fn swap_out(&mut self, id: EntryId, seq: SeqId) {
-        let layout = self.cells.layout(seq);
-        self.entries.set_swapped_out(id, layout, false);
+        let order = self.cells.order(seq);
+        self.entries.set_swapped_out(id, order, false);
         self.ops.push(MemoryOp::SwapOut { entry: id, seq });
         self.counters.swapped_out += 1;
     }
 
-    /// Offloads an entry without an owner.
+    /// Offloads an entry that is not retained.
     pub fn offload(&mut self, id: EntryId, seq: SeqId) {
-        let layout = self.cells.layout(seq);
-        self.entries.set_swapped_out(id, layout, true);
+        let order = self.cells.order(seq);
+        self.entries.set_swapped_out(id, order, true);
         self.ops.push(MemoryOp::SwapOut { entry: id, seq });
         self.counters.offloaded += 1;
         self.release(seq);
@@ -289,7 +289,7 @@ impl KvCache {
 
     /// Turns the sequence of a request that ended into an entry if it may be reused; else frees its id. Drops
     /// entries that it makes redundant, unless they are `awaited`.
-    pub fn keep(
+    pub fn keep_or_release(
         &mut self,
         scope: PrefixScope,
         tokens: Vec<Token>,
@@ -299,7 +299,7 @@ impl KvCache {
     ) {
         let retained = retention.is_held();
         let useful = (retained && !tokens.is_empty()) || tokens.len() >= MIN_KEPT_TOKENS;
-        let parts = self.config.shares_parts();
+        let parts = self.config.can_reuse_part();
         let redundant = !retained && self.entries.has_resident(scope, &tokens, parts);
         if !self.config.prefix_cache || !useful || redundant {
             self.release(seq);
@@ -342,7 +342,7 @@ impl KvCache {
     /// An id that holds exactly the longest cached prefix of `tokens`, and the length of the prefix.
     pub fn borrow_prefix(&mut self, scope: PrefixScope, tokens: &[Token]) -> Option<(SeqId, u32)> {
         let is_whole = |shared: u32, entry: &Entry| shared == entry.length();
-        let parts = self.config.shares_parts();
+        let parts = self.config.can_reuse_part();
         let nearest = self.entries.nearest(scope, tokens).into_iter();
         let (id, from, shared, whole) = nearest
             .filter_map(|(holder, shared)| match holder {

@@ -13,7 +13,7 @@
 //!
 //! Sequences that [share](KvCells::share) a prefix hold the same cells. A cell is free once its last holder
 //! releases it. A [restored](KvCells::restore) sequence takes one free cell for each position, in the order
-//! of the cells that it was saved from ([`Layout`]).
+//! of the cells that it was saved from ([`PositionOrder`]).
 //!
 //! Beyond llama.cpp's own state, a sequence can be [pinned](KvCells::pin): it runs, and its cells can't be
 //! evicted.
@@ -55,7 +55,7 @@ pub struct KvCells {
 #[derive(Clone, Copy, Debug, Default)]
 struct Holders {
     count: u16,
-    ids: u16,
+    ids_xor: u16,
     /// How many holders are pinned.
     pinned: u16,
 }
@@ -63,7 +63,7 @@ struct Holders {
 impl Holders {
     /// The holder, if there is exactly one.
     fn only(self) -> Option<SeqId> {
-        (self.count == 1).then_some(SeqId(self.ids))
+        (self.count == 1).then_some(SeqId(self.ids_xor))
     }
 }
 
@@ -73,7 +73,7 @@ struct SequenceCells {
     /// In the order of its positions, from position 0.
     cells: Vec<u32>,
     /// How many have no other holder.
-    alone: u32,
+    exclusive: u32,
     pinned: bool,
 }
 
@@ -83,10 +83,10 @@ struct SequenceCells {
 /// Stored as runs of consecutive positions. A sequence that never took a hole below its other cells is
 /// one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Layout(Vec<Range<u32>>);
+pub struct PositionOrder(Vec<Range<u32>>);
 
-impl Layout {
-    /// A layout of these runs. `None` unless each position from 0 on is in exactly one of them.
+impl PositionOrder {
+    /// The order of these runs. `None` unless each position from 0 on is in exactly one of them.
     pub fn new(runs: Vec<Range<u32>>) -> Option<Self> {
         let mut sorted: Vec<_> = runs.iter().collect();
         sorted.sort_unstable_by_key(|run| run.start);
@@ -171,13 +171,13 @@ impl KvCells {
             let holders = &mut self.holders[cell as usize];
             let before = holders.only();
             holders.count += 1;
-            holders.ids ^= to.0;
+            holders.ids_xor ^= to.0;
             if pinned {
                 holders.pinned += 1;
                 self.pinned += u32::from(holders.pinned == 1);
             }
             if let Some(seq) = before {
-                self.held_mut(seq).alone -= 1;
+                self.held_mut(seq).exclusive -= 1;
             }
         }
         self.held_mut(to).cells = shared;
@@ -241,8 +241,8 @@ impl KvCells {
         u32::try_from(unpinned.count()).unwrap_or(u32::MAX)
     }
 
-    /// The layout of a sequence. It changes whenever the sequence takes or releases cells.
-    pub fn layout(&self, seq: SeqId) -> Layout {
+    /// The order of a sequence's positions. It changes whenever the sequence takes or releases cells.
+    pub fn order(&self, seq: SeqId) -> PositionOrder {
         let mut runs: Vec<Range<u32>> = Vec::new();
         let mut push = |position: u32| match runs.last_mut() {
             Some(run) if run.end == position => run.end += 1,
@@ -257,25 +257,25 @@ impl KvCells {
             sorted.sort_unstable();
             sorted.iter().for_each(|&(_, position)| push(position));
         }
-        Layout(runs)
+        PositionOrder(runs)
     }
 
-    /// Places a sequence that was saved with this layout and holds nothing now, as
+    /// Places a sequence that was saved in this order and holds nothing now, as
     /// `llama_kv_cache::state_read_meta` does when it loads a state. False, and nothing changed, if too
     /// few cells are free.
     ///
     /// A state lists the cells of its sequence from the lowest to the highest. Each takes the lowest free
     /// cell, also where it was shared before. So positions that were out of order stay out of order.
     #[must_use]
-    pub fn restore(&mut self, seq: SeqId, layout: &Layout) -> bool {
+    pub fn restore(&mut self, seq: SeqId, order: &PositionOrder) -> bool {
         debug_assert_eq!(self.held_by(seq), 0, "{seq:?} is not empty");
-        let length = layout.length();
+        let length = order.length();
         if length > self.free() {
             return false;
         }
         let mut cells = vec![0; length as usize];
         self.held_mut(seq);
-        for position in layout.0.iter().flat_map(Clone::clone) {
+        for position in order.0.iter().flat_map(Clone::clone) {
             cells[position as usize] = self.take_lowest(seq);
         }
         self.held_mut(seq).cells = cells;
@@ -329,7 +329,7 @@ impl KvCells {
     /// Number of cells that clearing a sequence would free.
     pub fn freed_by_clearing(&self, seq: SeqId) -> u32 {
         let held = self.held.get(usize::from(seq.0));
-        held.map_or(0, |held| held.alone)
+        held.map_or(0, |held| held.exclusive)
     }
 
     /// Position and holders of each used cell, in cell order. Takes time and memory for every cell: for
@@ -372,12 +372,12 @@ impl KvCells {
         self.head = cell + 1;
         self.top = self.top.max(self.head);
         let held = self.held_mut(seq);
-        held.alone += 1;
+        held.exclusive += 1;
         let pinned = u16::from(held.pinned);
         self.pinned += u32::from(pinned);
         self.holders[cell as usize] = Holders {
             count: 1,
-            ids: seq.0,
+            ids_xor: seq.0,
             pinned,
         };
         cell
@@ -390,7 +390,7 @@ impl KvCells {
             let holders = &mut self.holders[cell as usize];
             debug_assert!(holders.count > 0, "cell {cell} is free already");
             holders.count -= 1;
-            holders.ids ^= seq.0;
+            holders.ids_xor ^= seq.0;
             if pinned {
                 holders.pinned -= 1;
                 self.pinned -= u32::from(holders.pinned == 0);
@@ -400,9 +400,9 @@ impl KvCells {
                     self.map[(cell / WORD) as usize] &= !(1 << (cell % WORD));
                     self.used -= 1;
                     self.head = self.head.min(cell);
-                    self.held_mut(seq).alone -= 1;
+                    self.held_mut(seq).exclusive -= 1;
                 }
-                (_, Some(other)) => self.held_mut(other).alone += 1,
+                (_, Some(other)) => self.held_mut(other).exclusive += 1,
                 _ => {}
             }
         }

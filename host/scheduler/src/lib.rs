@@ -1,7 +1,7 @@
 //! Decides what each step of an engine computes: a pure state machine without clock, thread or llama.cpp.
 //!
 //! A caller adds [`Request`]s, asks for a [`Step`] with [`Scheduler::plan`], lets a backend compute it, and reports the
-//! result with [`Scheduler::applied`]. Time is an argument, counted from any start, so that a simulator can drive the
+//! result with [`Scheduler::step_done`]. Time is an argument, counted from any start, so that a simulator can drive the
 //! scheduler with its own clock.
 //!
 //! A running request leases a *sequence id* and *KV cells* of the backend. More requests may exist than these allow:
@@ -10,13 +10,14 @@
 //! Each step computes only new tokens: one of every decoding request, and as much of the prompts as the
 //! [`prefill_budget`] allows ([`batch`]). Decode rows continue with [`drafts`] if that gains tokens per second. A
 //! [`cost_model`] learns how long steps take; [`kv_cells`] mirrors which cells they fill. When ids or cells run short,
-//! the [`kv_cache`] evicts entries and swaps out idle sequences, then [`preemption`] takes cells from the least
+//! the [`kv_cache`] evicts entries and swaps out retained sequences, then [`preemption`] takes cells from the least
 //! important request.
 //!
 //! Invariants, tested with random workloads on the simulator:
 //! - Every sequence id is free or has exactly one holder, a request or a prefix cache entry.
 //! - The tokens of a request are computed in order, each once. Exceptions are tokens lost in a preemption, requests of a
-//!   failed step whose state cannot be truncated, and rows whose device top-k did not suffice.
+//!   failed step whose state cannot be truncated, rows whose device top-k did not suffice, and rows whose sampling was
+//!   deferred.
 //! - Every decoding request of the step's adapter has a row, except after a failure; the
 //!   [`adapter_schedule`] bounds how long other adapters wait.
 //! - Rejected drafts leave no cell filled.
@@ -66,12 +67,13 @@ mod timers;
 pub use config::{LogitsKind, Overlap, SchedulerConfig};
 pub use cost_model::CostModel;
 pub use drafts::accepted_drafts;
-pub use kv_cells::{KvCells, Layout};
+pub use kv_cells::{KvCells, PositionOrder};
 pub use prefill_budget::PrefillPolicy;
 pub use prefill_profile::CHUNK_SIZES;
 pub use prefix_tree::PrefixTree;
 pub use request::{
-    AdapterId, CellQuota, PrefixScope, Priority, Request, RequestId, RequestProgress, Tenant,
+    AdapterId, CellQuota, PrefixScope, Priority, QuotaGroup, Request, RequestId, RequestProgress,
+    Tenant,
 };
 pub use retention::{Retention, WeakRetention};
 pub use scheduler::Scheduler;

@@ -1,9 +1,9 @@
 //! Overlap: prompts that are computed while nothing else can be.
 //!
-//! The backend is idle while the rows of a step are sampled, and while a step waits for
-//! [callers that return](crate::returning_callers). Meanwhile it computes a part of the prompts of running requests: never
-//! a last token, so that there is nothing to sample; in free cells, so that nothing is evicted; and with the adapter of
-//! the last step.
+//! The backend is idle while the rows of a step are sampled, and while a step waits for [callers that
+//! return](crate::returning_callers). Meanwhile it computes a part of the prompts of running requests: never a last
+//! token, so that there is nothing to sample; in free cells, so that nothing is evicted; and with the adapter of the
+//! last step.
 //!
 //! The work may still run when the next step begins, and delays its decode rows. So it counts against that step's
 //! [prefill budget](crate::prefill_budget), and takes at most half of it: the other half can finish prompts. It has a
@@ -14,9 +14,9 @@
 //!
 //! An extra step has the fixed cost of every step. So overlap pays where sampling takes longer than that.
 //!
-//! Overlap was never measured on a GPU, so it can be taken out: it is this module, [`Step::overlapped`],
-//! [`Step::is_overlap`] and the option of the same name. The scheduler uses it in `plan`, `plan_batch`,
-//! `make_room_for_prefill` and `learn` only.
+//! Not yet measured on a GPU; kept separable. Uses elsewhere: [`Step::overlapped`], [`Step::is_overlap`] and the option
+//! [`Overlap`]; `plan`, `plan_batch`, `make_room_for_prefill`, `learn` and `is_between_steps` of the scheduler; the
+//! prefill of the [drafts'](crate::drafts) shape.
 
 use crate::Time;
 use crate::batch;
@@ -35,10 +35,10 @@ pub(crate) struct OverlapState {
     planned: Vec<Row>,
     /// Tokens that count against the next step.
     tokens: u32,
-    /// The time of the next step says nothing about these tokens.
-    separate: bool,
-    /// Tokens that the time of the last planned step includes beside its own. `None` if it says nothing.
-    included: Option<u32>,
+    /// Whether they did not run right before the next step, so that its time does not include theirs.
+    ran_separately: bool,
+    /// Overlapped prefill in the time of the last planned step. `None`: the last time must not be learned from.
+    prefill_in_last_time: Option<u32>,
 }
 
 impl OverlapState {
@@ -61,34 +61,34 @@ impl OverlapState {
     /// Records the next step.
     pub fn step_planned(&mut self, step: &Step) {
         if step.rows.is_empty() {
-            self.separate = true;
+            self.ran_separately = true;
         } else if step.is_overlap {
-            self.included = (self.tokens == 0).then_some(0);
+            self.prefill_in_last_time = (self.tokens == 0).then_some(0);
             self.tokens += step.shape.prefill;
-            self.separate = true;
+            self.ran_separately = true;
         } else {
-            let includes = self.tokens == 0 || !self.separate;
-            self.included = includes.then_some(self.tokens);
-            (self.tokens, self.separate) = (0, false);
+            let includes = self.tokens == 0 || !self.ran_separately;
+            self.prefill_in_last_time = includes.then_some(self.tokens);
+            (self.tokens, self.ran_separately) = (0, false);
         }
     }
 
-    /// Tokens that the time of the last planned step includes beside its own. `None` if it says nothing.
-    pub fn included(&self) -> Option<u32> {
-        self.included
+    /// Overlapped prefill in the time of the last planned step. `None`: the last time must not be learned from.
+    pub fn prefill_in_last_time(&self) -> Option<u32> {
+        self.prefill_in_last_time
     }
 }
 
 impl Scheduler {
     /// The prompts to compute while the rows of the last planned step are sampled, which usually takes `idle`. Call it
-    /// between [`Scheduler::plan`] and [`Scheduler::applied`] of a computed step. If it returns a step, call
-    /// [`Scheduler::applied_overlap`] right after `applied`. The backend must be idle meanwhile.
+    /// between [`Scheduler::plan`] and [`Scheduler::step_done`] of a computed step. If it returns a step, call
+    /// [`Scheduler::overlap_done`] right after `step_done`. The backend must be idle meanwhile.
     pub fn plan_overlap(&mut self, idle: Duration) -> Option<Step> {
         debug_assert!(!self.overlap.is_planned(), "two overlapped steps");
         let pays = match self.config.overlap {
             Overlap::Off => false,
             Overlap::Auto => {
-                let fixed = self.costs.fixed();
+                let fixed = self.costs.fixed_seconds();
                 self.costs.is_fitted() && fixed > 0.0 && idle.as_secs_f64() > fixed
             }
             Overlap::On => true,
@@ -99,7 +99,7 @@ impl Scheduler {
             return None;
         }
         let outputs = u32::try_from(outputs).unwrap_or(u32::MAX);
-        let delayed = self.running.decoding_or_sampled().max(outputs);
+        let delayed = self.running.delayed_by_long_step().max(outputs);
         let mut step = self.prompts_alone(delayed, |_| true)?;
         self.kv.place(&step.rows);
         step.shape.n_kv = self.kv.cells.n_kv();
@@ -107,9 +107,10 @@ impl Scheduler {
         Some(step)
     }
 
-    /// Records whether the overlapped step was computed. If it failed, the next steps are smaller, as after any failure.
-    pub fn applied_overlap(&mut self, success: bool) {
-        debug_assert!(self.planned.is_empty(), "applied_overlap before applied");
+    /// Records whether the overlapped step was computed. If it failed, the next steps are smaller, as after any
+    /// failure.
+    pub fn overlap_done(&mut self, success: bool) {
+        debug_assert!(self.planned.is_empty(), "overlap_done before step_done");
         let mut rows = std::mem::take(&mut self.overlap.planned);
         // The cells of a request that ended are gone.
         rows.retain(|row| {
@@ -143,8 +144,8 @@ impl Scheduler {
             return None;
         }
         let n_kv = self.kv.cells.n_kv();
-        let delayed = self.running.decoding_or_sampled();
-        let fits = |size| self.costs.prefill_step(size, n_kv) <= left;
+        let delayed = self.running.delayed_by_long_step();
+        let fits = |size| self.costs.prefill_step_seconds(size, n_kv) <= left;
         let step = self.prompts_alone(delayed, fits)?;
         self.window.set_wait(None);
         Some(step)

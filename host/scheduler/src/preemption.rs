@@ -18,8 +18,9 @@ impl Scheduler {
         self.running.len() > 1 && self.preempt_least_important_of(|running| running.computed > 0)
     }
 
-    /// Preempts a request for a waiting one of this priority and tenant: one of lower priority. If there is none and the
-    /// tenant runs nothing, one of the tenant with the most service of those that run several and had more of it.
+    /// Makes room for a waiting request. The victim has a lower priority; failing that, if the waiting tenant runs
+    /// nothing, it has the same priority and belongs to the most-served tenant that runs at least two requests and got
+    /// more service.
     pub(crate) fn preempt_for(&mut self, priority: Priority, tenant: Tenant) -> bool {
         if self.preempt_least_important_of(|running| running.request.priority < priority) {
             return true;
@@ -42,7 +43,7 @@ impl Scheduler {
         })
     }
 
-    /// Preempts requests of groups that outgrew their quota.
+    /// Preempts requests of quota groups that outgrew their quota.
     pub(crate) fn enforce_quotas(&mut self) {
         let quotas = self.running.iter().filter_map(|one| one.request.quota);
         let groups: BTreeSet<_> = quotas.map(|quota| quota.group).collect();
@@ -86,16 +87,16 @@ impl Scheduler {
             let entries = &mut self.kv.entries;
             let entry = entries.insert(request.scope, tokens, state, retention.downgrade());
             self.kv.swap_out(entry, seq);
-            request.continues = Some(retention);
+            request.continued = Some(retention);
         }
         self.kv.release(seq);
         self.preempted += 1;
-        self.timers.started(&mut request);
+        self.timers.drop_queue_time(&mut request);
         let tenant = request.tenant;
         self.queue.push(request);
         self.queue.stopped_running(tenant);
-        // Its followers wait for a prefix that it no longer computes. They get another source at once; otherwise it could
-        // return and follow one of them.
+        // Its followers wait for a prefix that it no longer computes. They get another source at once; otherwise it
+        // could return and follow one of them.
         self.update_followers();
         true
     }

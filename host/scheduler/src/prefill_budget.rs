@@ -33,7 +33,8 @@ impl Default for PrefillPolicy {
     }
 }
 
-/// The budget is divided into so many equal shares, one for each of the first prompts. The first prompt gets the rest.
+/// The budget is divided into this many equal shares, one for each of the first prompts. The first prompt gets the
+/// rest.
 const SHARES: u32 = 4;
 /// Fewest tokens of a share.
 const MIN_SHARE: u32 = 4;
@@ -72,7 +73,7 @@ impl PrefillBudget {
         (chunk.min(room), is_probe)
     }
 
-    /// Prompt tokens that fill the tile of so many decode rows, on top of [`PrefillBudget::tokens`].
+    /// Prompt tokens that fill the tile of this many decode rows, on top of [`PrefillBudget::tokens`].
     pub fn tile_fill(&self, rows: u32) -> u32 {
         match self.is_unbudgeted() {
             true => 0,
@@ -80,8 +81,8 @@ impl PrefillBudget {
         }
     }
 
-    /// Divides `budget` among prompts that need `pending` more tokens each, in their order: a share to each of the first
-    /// few, the rest to the first.
+    /// Divides `budget` among prompts that need `pending` more tokens each, in their order: a share to each of the
+    /// first few, the rest to the first.
     pub fn divide(&self, pending: &[u32], mut budget: u32) -> Vec<u32> {
         let equal = match self.policy {
             PrefillPolicy::Budgeted { .. } => (budget / SHARES).max(MIN_SHARE),
@@ -110,7 +111,7 @@ mod tests {
             let (rows, prefill) = (1 + i % 8, [0, 16, 64, 512][(i % 4) as usize]);
             let seconds = 0.040 + 0.004 * f64::from(rows) + 0.002 * f64::from(prefill);
             let shape = StepShape {
-                rows,
+                decode_rows: rows,
                 prefill,
                 n_kv: 256,
                 ..StepShape::default()

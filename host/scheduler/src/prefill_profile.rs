@@ -1,18 +1,18 @@
 //! How long steps with prompts take, learned for each chunk size.
 //!
 //! The [cost model](crate::cost_model) is linear. Real machines are not: backends compute in tiles, switch kernels with
-//! the batch size, and share their cores. On a CPU the first prefill token of a step can cost as much as the next twenty.
-//! But prompts are computed in few fixed sizes. So the profile learns a *correction* of the model for each size, and how
-//! far steps scatter. The target rests on what nearly all steps keep, not on the mean.
+//! the batch size, and share their cores. On a CPU the first prefill token of a step can cost as much as the next
+//! twenty. But prompts are computed in few fixed sizes. So the profile learns a *correction* of the model for each
+//! size, and how far steps scatter. The target must hold for nearly all steps, not on average.
 //!
-//! An untried size has the correction of the next smaller one. A size is used only after the one below it kept its time.
-//! Now and then a step *probes* the next larger size even if that is expected to miss, so rarely that misses are a small
-//! part of the steps.
+//! An untried size has the correction of the next smaller one. A size is used only after the one below it met the
+//! target. Now and then a step *probes* the next larger size even if that is expected to miss, so rarely that misses
+//! are a small part of the steps.
 //!
 //! The target is a multiple of the time of as many decode rows as requests usually run, if those are more than the
 //! step has: requests in prefill are about to decode.
 //!
-//! This holds the figures that the simulator checks: the p99 of a step's time stays within 2.1 times that of its rows
+//! Bounds that the random workloads check: the p99 of a step's time stays within 2.1 times that of its rows
 //! (3.0 at most) on machines that scatter by 15 %, and at most one step in sixty probes.
 
 use crate::cost_model::CostModel;
@@ -30,7 +30,7 @@ const INITIAL_SIZE: usize = 3;
 const PROBE_INTERVAL: u32 = 128;
 /// Weight of the newest step in the mean of running requests.
 const NEWEST_RUNNING: f64 = 1.0 / 64.0;
-/// At most so many times the rows that were ever computed together count as usual. The cost of more rows is a guess:
+/// At most this many times the rows that were ever computed together count as usual. The cost of more rows is a guess:
 /// while few decode, the cost model can't separate rows from the fixed cost.
 const MAX_EXTRAPOLATION: u32 = 4;
 /// Weight of the newest step in a correction, and in the scatter.
@@ -41,11 +41,11 @@ const NEWEST_SCATTER: f64 = 0.02;
 const NEARLY_ALL: f64 = 2.5;
 /// The least scatter that is assumed.
 const MIN_SCATTER: f64 = 0.08;
-/// A step that took more than so many times the expected time was delayed by something else. It counts as if it had
-/// taken so many times.
+/// A step that took more than this many times the expected time was delayed by something else. It counts as if it had
+/// taken this many times.
 const OUTLIER: f64 = 4.0;
 
-/// Prefill tokens that fill the tile of so many decode rows. They cost next to nothing. A GPU has larger tiles; there
+/// Prefill tokens that fill the tile of this many decode rows. They cost next to nothing. A GPU has larger tiles; there
 /// these tokens are as good as any.
 pub(crate) fn tile_fill(rows: u32) -> u32 {
     rows.next_multiple_of(TILE) - rows
@@ -53,10 +53,10 @@ pub(crate) fn tile_fill(rows: u32) -> u32 {
 
 /// A step's chunk: its prefill tokens without those that fill the tile.
 fn chunk_of(shape: StepShape) -> u32 {
-    shape.prefill.saturating_sub(tile_fill(shape.rows))
+    shape.prefill.saturating_sub(tile_fill(shape.decode_rows))
 }
 
-/// Index of the smallest size that holds so many tokens.
+/// Index of the smallest size that holds this many tokens.
 fn size_index(tokens: u32) -> usize {
     CHUNK_SIZES.partition_point(|&size| size < tokens)
 }
@@ -111,22 +111,22 @@ impl PrefillProfile {
         }
     }
 
-    /// Learns from a step during which so many requests ran. `costs` has not learned from it yet.
+    /// Learns from a step during which this many requests ran. `costs` has not learned from it yet.
     pub fn observe(&mut self, costs: &CostModel, running: u32, shape: StepShape, seconds: f64) {
         self.running.observe(f64::from(running), NEWEST_RUNNING);
-        let expected = costs.predict(shape);
-        if shape.rows == 0 || !costs.is_fitted() || !seconds.is_finite() || expected <= 0.0 {
+        let expected = costs.step_seconds(shape);
+        if shape.decode_rows == 0 || !costs.is_fitted() || !seconds.is_finite() || expected <= 0.0 {
             return;
         }
-        self.max_rows = self.max_rows.max(shape.rows);
+        self.max_rows = self.max_rows.max(shape.decode_rows);
         let chunk = chunk_of(shape);
         let error = (seconds / expected).clamp(1.0 / OUTLIER, OUTLIER).ln();
         if shape.prefill == 0 {
             self.decode.observe(error, NEWEST_SCATTER);
             return;
         }
-        let (index, kept) = (size_index(chunk), self.is_kept(costs, shape, seconds));
-        self.since_miss = match kept {
+        let (index, met) = (size_index(chunk), self.meets_target(costs, shape, seconds));
+        self.since_miss = match met {
             true => self.since_miss.saturating_add(1),
             false => 0,
         };
@@ -137,19 +137,19 @@ impl PrefillProfile {
             self.variance += NEWEST_SCATTER * (scatter * scatter - self.variance);
             self.sizes[index].observe(error, NEWEST);
         }
-        if has_fixed_size || !kept {
-            self.ceiling.tried(index, kept);
+        if has_fixed_size || !met {
+            self.ceiling.tried(index, met);
         }
     }
 
-    /// The largest chunk with which nearly all steps keep the target; at least the smallest size. Now and then the next
+    /// The largest chunk with which nearly all steps meet the target; at least the smallest size. Now and then the next
     /// larger size: then the second is true.
     pub fn chunk(&self, costs: &CostModel, rows: u32, n_kv: u32) -> (u32, bool) {
         if !costs.is_fitted() {
             return (CHUNK_SIZES[INITIAL_SIZE], false);
         }
         let shape = StepShape {
-            rows,
+            decode_rows: rows,
             n_kv,
             ..StepShape::default()
         };
@@ -175,30 +175,30 @@ impl PrefillProfile {
             0 => self.decode.value,
             chunk => self.correction(size_index(chunk)),
         };
-        costs.predict(shape) * correction.exp()
+        costs.step_seconds(shape) * correction.exp()
     }
 
-    /// Whether a step keeps the target with this time.
-    pub fn is_kept(&self, costs: &CostModel, shape: StepShape, seconds: f64) -> bool {
+    /// Whether a step meets the target with this time.
+    pub fn meets_target(&self, costs: &CostModel, shape: StepShape, seconds: f64) -> bool {
         seconds <= self.target(costs, shape)
     }
 
-    /// The most seconds that a step may be expected to take, so that nearly all such steps keep the target.
+    /// The most seconds that a step may be expected to take, so that nearly all such steps meet it.
     pub fn max_seconds(&self, costs: &CostModel, shape: StepShape) -> f64 {
         self.target(costs, shape) / (NEARLY_ALL * self.variance.sqrt().max(MIN_SCATTER)).exp()
     }
 
-    /// The most seconds that a step should take. It rests on the time of the step's decode rows alone, or of as many as
-    /// requests usually run if those are more: that is how long a request waits for its token among so many. If it
-    /// rested on the step's own rows, the first of many requests that arrive together would confine the others to the
-    /// smallest chunks; few would decode at a time, and that would never change.
+    /// The most seconds that a step should take. A multiple of the time of a step with only max(its decode rows, usual
+    /// running requests) rows. If it were a multiple of the time of the step's own rows, the first of many requests
+    /// that arrive together would confine the others to the smallest chunks; few would decode at a time, and that would
+    /// never change.
     fn target(&self, costs: &CostModel, shape: StepShape) -> f64 {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let usual = self.running.value as u32;
         let usual = usual.min(self.max_rows.saturating_mul(MAX_EXTRAPOLATION));
-        let rows = shape.rows.max(usual);
+        let rows = shape.decode_rows.max(usual);
         let alone = StepShape {
-            rows,
+            decode_rows: rows,
             drafts: 0,
             prefill: 0,
             ..shape
@@ -213,11 +213,11 @@ impl PrefillProfile {
         known.unwrap_or(&self.decode).value
     }
 
-    /// The index of the largest size that nearly all steps keep.
+    /// The index of the largest size with which nearly all steps meet the target.
     fn best_size(&self, costs: &CostModel, shape: StepShape) -> usize {
         let most = self.max_seconds(costs, shape);
         let fits = |&index: &usize| {
-            let prefill = CHUNK_SIZES[index] + tile_fill(shape.rows);
+            let prefill = CHUNK_SIZES[index] + tile_fill(shape.decode_rows);
             self.seconds(costs, StepShape { prefill, ..shape }) <= most
         };
         (0..=self.ceiling.index()).rev().find(fits).unwrap_or(0)
@@ -236,7 +236,7 @@ mod tests {
 
     fn decode_shape(rows: u32) -> StepShape {
         StepShape {
-            rows,
+            decode_rows: rows,
             n_kv: 256,
             ..StepShape::default()
         }
@@ -263,8 +263,8 @@ mod tests {
             self.costs.observe(shape, seconds);
         }
 
-        /// Two of three steps take the chunk that the profile wants, at most `left` tokens. Returns how many had prompts,
-        /// and how many of these probed a size.
+        /// Two of three steps take the chunk that the profile wants, at most `left` tokens. Returns how many had
+        /// prompts, and how many of these probed a size.
         fn run(&mut self, rows: u32, left: u32, seconds: impl Fn(u32, u32) -> f64) -> (u32, u32) {
             let (mut steps, mut probes) = (0, 0);
             for number in 0..9_000 {

@@ -1,16 +1,15 @@
 //! The entries of the prefix cache: sequences that stay after their request, for reuse.
 //!
-//! An entry is a text and the place of its state: in the cells of a sequence id (*resident*), or swapped
-//! out. An entry with an owner, that is with a held [`WeakRetention`], is an idle sequence: under pressure it
-//! is swapped out, not dropped. Running requests are in the same [`PrefixTree`], so that others share with
-//! them too.
+//! An entry is a text and the place of its state: in the cells of a sequence id (*resident*), or swapped out. An entry
+//! whose [`WeakRetention`] is held is *retained*: under pressure it is swapped out, not dropped. Running requests are
+//! in the same [`PrefixTree`], so that others share with them too.
 //!
 //! There may be very many entries, most of them swapped out. The work of a step visits resident entries
-//! alone, of which there are at most as many as ids. They are ordered by their last use, owned and unowned
+//! alone, of which there are at most as many as ids. They are ordered by their last use, retained and unretained
 //! ones apart. A released retention never comes back, so an entry changes sides once, in
-//! [`PrefixCache::update_owners`].
+//! [`PrefixCache::update_retained`].
 
-use crate::kv_cells::Layout;
+use crate::kv_cells::PositionOrder;
 use crate::prefix_tree::PrefixTree;
 use crate::request::{PrefixScope, RequestId, length};
 use crate::retention::{Retention, WeakRetention};
@@ -18,9 +17,9 @@ use crate::step::{EntryId, SeqId};
 use crate::{Time, Token};
 use std::collections::BTreeMap;
 
-/// Candidates for one request: at most so many resident ones, and as many that are swapped out.
+/// Candidates for one request: at most this many resident ones, and as many that are swapped out.
 const CANDIDATES: usize = 32;
-/// The candidates come from so many holders that share the most.
+/// The candidates come from the holders that share the most, this many.
 const NEAREST: usize = 256;
 /// Time between two sweeps, and entries that a sweep visits in one step.
 const SWEEP_INTERVAL: Time = Time::from_secs(1);
@@ -37,8 +36,8 @@ pub(crate) enum Holder {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EntryState {
     Resident(SeqId),
-    /// Swapped out, from cells of this layout.
-    SwappedOut(Layout),
+    /// Swapped out; its positions were in the cells in this order.
+    SwappedOut(PositionOrder),
 }
 
 /// One entry.
@@ -60,17 +59,17 @@ impl Entry {
         length(&self.tokens)
     }
 
-    /// Whether it has an owner.
+    /// Whether it is retained: its owner may return.
     pub fn is_retained(&self) -> bool {
         self.retention.is_held()
     }
 
-    /// Whether it has another owner than the holder of `own`.
+    /// Whether it is retained by another owner than the holder of `own`.
     pub fn is_retained_beside(&self, own: Option<&Retention>) -> bool {
         self.retention.is_held_beside(own)
     }
 
-    /// Whether it was swapped out without an owner, for requests with the same prefix.
+    /// Whether it was swapped out while not retained, for requests with the same prefix.
     pub fn is_offloaded(&self) -> bool {
         self.offloaded
     }
@@ -88,11 +87,11 @@ impl Entry {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PrefixCache {
     entries: BTreeMap<EntryId, Entry>,
-    /// Resident entries without an owner, by their last use; with what a cell had cost in all when the entry
-    /// was last used or lost its owner.
-    unowned: BTreeMap<u64, (EntryId, f64)>,
-    /// The other resident entries, as of the last [`PrefixCache::update_owners`].
-    owned: BTreeMap<u64, (EntryId, WeakRetention)>,
+    /// Resident entries that are not retained, by their last use; with what a cell had cost in all when the entry
+    /// was last used or was released.
+    unretained: BTreeMap<u64, (EntryId, f64)>,
+    /// The other resident entries, as of the last [`PrefixCache::update_retained`].
+    retained: BTreeMap<u64, (EntryId, WeakRetention)>,
     tree: PrefixTree<Holder>,
     last_id: u64,
     clock: u64,
@@ -131,7 +130,7 @@ impl PrefixCache {
         self.tree.insert(scope, &tokens, Holder::Entry(id));
         let last_used = self.clock;
         if let EntryState::Resident(_) = state {
-            self.order(
+            self.add_to_lru(
                 last_used,
                 id,
                 retention.is_held().then(|| retention.clone()),
@@ -150,28 +149,30 @@ impl PrefixCache {
     }
 
     /// Adds a resident entry to the order of its side.
-    fn order(&mut self, last_used: u64, id: EntryId, owner: Option<WeakRetention>) {
+    fn add_to_lru(&mut self, last_used: u64, id: EntryId, owner: Option<WeakRetention>) {
         match owner {
             Some(retention) => {
-                self.owned.insert(last_used, (id, retention));
+                self.retained.insert(last_used, (id, retention));
             }
             None => {
-                self.unowned.insert(last_used, (id, self.cell_seconds));
+                self.unretained.insert(last_used, (id, self.cell_seconds));
             }
         }
     }
 
-    /// Removes an entry from the order of its side. Returns its retention if it was on the owned side.
-    fn unorder(&mut self, last_used: u64) -> Option<WeakRetention> {
-        let unowned = self.unowned.remove(&last_used).is_some();
-        let owned = (!unowned).then(|| self.owned.remove(&last_used)).flatten();
-        owned.map(|(_, retention)| retention)
+    /// Removes an entry from the order of its side. Returns its retention if it was on the retained side.
+    fn remove_from_lru(&mut self, last_used: u64) -> Option<WeakRetention> {
+        let unretained = self.unretained.remove(&last_used).is_some();
+        let retained = (!unretained)
+            .then(|| self.retained.remove(&last_used))
+            .flatten();
+        retained.map(|(_, retention)| retention)
     }
 
     /// Removes an entry.
     pub fn remove(&mut self, id: EntryId) -> Option<Entry> {
         let entry = self.entries.remove(&id)?;
-        self.unorder(entry.last_used);
+        self.remove_from_lru(entry.last_used);
         let removed = self
             .tree
             .remove(entry.scope, &entry.tokens, Holder::Entry(id));
@@ -179,13 +180,13 @@ impl PrefixCache {
         Some(entry)
     }
 
-    /// Records that an entry was swapped out; as an `offloaded` prefix if it has no owner.
-    pub fn set_swapped_out(&mut self, id: EntryId, layout: Layout, offloaded: bool) {
+    /// Records that an entry was swapped out; as an `offloaded` prefix if it is not retained.
+    pub fn set_swapped_out(&mut self, id: EntryId, order: PositionOrder, offloaded: bool) {
         if let Some(entry) = self.entries.get_mut(&id) {
-            entry.state = EntryState::SwappedOut(layout);
+            entry.state = EntryState::SwappedOut(order);
             entry.offloaded = offloaded;
             let last_used = entry.last_used;
-            self.unorder(last_used);
+            self.remove_from_lru(last_used);
         }
     }
 
@@ -205,45 +206,45 @@ impl PrefixCache {
         };
         let before = std::mem::replace(&mut entry.last_used, now);
         if entry.seq().is_some() {
-            let owner = self.unorder(before);
-            self.order(now, id, owner);
+            let owner = self.remove_from_lru(before);
+            self.add_to_lru(now, id, owner);
         }
     }
 
-    /// Moves resident entries whose owner released them to the unowned side.
-    pub fn update_owners(&mut self) {
+    /// Moves resident entries whose owner released them to the unretained side.
+    pub fn update_retained(&mut self) {
         let mut released = Vec::new();
-        for (last_used, (id, retention)) in &self.owned {
+        for (last_used, (id, retention)) in &self.retained {
             self.count_visit();
             if !retention.is_held() {
                 released.push((*last_used, *id));
             }
         }
         for (last_used, id) in released {
-            self.owned.remove(&last_used);
+            self.retained.remove(&last_used);
             // What it cost until now, it cost for its owner.
-            self.order(last_used, id, None);
+            self.add_to_lru(last_used, id, None);
         }
     }
 
-    /// Charges each used cell for a step that it made longer by so many seconds.
+    /// Charges each used cell for a step that it made longer by this many seconds.
     pub fn charge_cells(&mut self, seconds: f64) {
         self.cell_seconds += seconds;
     }
 
-    /// Resident entries without an owner, least recently used first, with the seconds charged to each of their
+    /// Resident entries that are not retained, least recently used first, with the seconds charged to each of their
     /// cells since their last use.
     pub fn charged_costs(&self) -> impl Iterator<Item = (EntryId, f64)> {
-        self.unowned.values().map(|(id, since)| {
+        self.unretained.values().map(|(id, since)| {
             self.count_visit();
             (*id, self.cell_seconds - since)
         })
     }
 
-    /// The least recently used resident entry that `matches`, of the owned or the unowned side.
+    /// The least recently used resident entry that `matches`, of the retained or the unretained side.
     pub fn least_recent(
         &self,
-        owned: bool,
+        retained: bool,
         matches: impl Fn(EntryId, SeqId) -> bool,
     ) -> Option<EntryId> {
         let matches = |id: &EntryId| {
@@ -251,16 +252,16 @@ impl PrefixCache {
             let seq = self.get(*id).and_then(Entry::seq);
             seq.is_some_and(|seq| matches(*id, seq))
         };
-        match owned {
-            true => self.owned.values().map(|(id, _)| *id).find(matches),
-            false => self.unowned.values().map(|(id, _)| *id).find(matches),
+        match retained {
+            true => self.retained.values().map(|(id, _)| *id).find(matches),
+            false => self.unretained.values().map(|(id, _)| *id).find(matches),
         }
     }
 
     /// Resident entries and their ids.
     pub fn resident(&self) -> impl Iterator<Item = (EntryId, SeqId)> {
-        let unowned = self.unowned.values().map(|(id, _)| *id);
-        let both = unowned.chain(self.owned.values().map(|(id, _)| *id));
+        let unretained = self.unretained.values().map(|(id, _)| *id);
+        let both = unretained.chain(self.retained.values().map(|(id, _)| *id));
         both.filter_map(move |id| Some((id, self.get(id)?.seq()?)))
     }
 
@@ -298,9 +299,9 @@ impl PrefixCache {
         nearest
     }
 
-    /// Entries without an owner whose whole text is a prefix of `tokens`.
+    /// Entries that are not retained whose whole text is a prefix of `tokens`.
     pub fn prefixes_of(&self, scope: PrefixScope, tokens: &[Token]) -> Vec<EntryId> {
-        let unowned = |holder| match holder {
+        let unretained = |holder| match holder {
             Holder::Entry(id) => self
                 .get(id)
                 .is_some_and(|entry| !entry.is_retained())
@@ -308,7 +309,7 @@ impl PrefixCache {
             Holder::Running(_) => None,
         };
         let holders = self.tree.prefixes_of(scope, tokens).into_iter();
-        holders.filter_map(unowned).collect()
+        holders.filter_map(unretained).collect()
     }
 
     /// Whether a resident entry starts with `tokens`; of the same length unless `longer` ones count too.
@@ -338,7 +339,7 @@ impl PrefixCache {
             })
     }
 
-    /// Swapped-out idle sequences whose owner released them. Visits a few entries in each call, so that no step
+    /// Swapped-out sequences whose owner released them. Visits a few entries in each call, so that no step
     /// pays for all of them, and starts a round once a second at most.
     pub fn sweep(&mut self, now: Time) -> Vec<EntryId> {
         let due = now.saturating_sub(self.swept_at) >= SWEEP_INTERVAL;
@@ -377,20 +378,20 @@ impl PrefixCache {
     pub fn check_consistency(&self) {
         let resident = self.entries.iter().filter(|(_, e)| e.seq().is_some());
         let mut expected: Vec<_> = resident.map(|(id, entry)| (entry.last_used, *id)).collect();
-        let unowned = self.unowned.iter().map(|(used, (id, _))| (*used, *id));
-        let owned = self.owned.iter().map(|(used, (id, _))| (*used, *id));
-        let mut ordered: Vec<_> = unowned.chain(owned).collect();
+        let unretained = self.unretained.iter().map(|(used, (id, _))| (*used, *id));
+        let retained = self.retained.iter().map(|(used, (id, _))| (*used, *id));
+        let mut ordered: Vec<_> = unretained.chain(retained).collect();
         expected.sort_unstable();
         ordered.sort_unstable();
         assert_eq!(ordered, expected, "order of resident entries");
-        for (id, retention) in self.owned.values() {
+        for (id, retention) in self.retained.values() {
             assert!(
                 retention.is_same(&self.entries[id].retention),
                 "{id:?} is ordered with another retention"
             );
         }
-        for (id, _) in self.unowned.values() {
-            assert!(!self.entries[id].is_retained(), "{id:?} has an owner");
+        for (id, _) in self.unretained.values() {
+            assert!(!self.entries[id].is_retained(), "{id:?} is retained");
         }
     }
 }
@@ -410,7 +411,7 @@ mod tests {
     fn resident_holders_come_before_swapped_out_ones() {
         let mut cache = PrefixCache::default();
         let swapped = resident(&mut cache, &[1, 2, 3, 4], 0);
-        cache.set_swapped_out(swapped, Layout::default(), true);
+        cache.set_swapped_out(swapped, PositionOrder::default(), true);
         let short = resident(&mut cache, &[1, 2], 1);
         cache.add_running(SCOPE, &[1, 2, 3], RequestId(9));
         let nearest = cache.nearest(SCOPE, &[1, 2, 3, 4, 5]);

@@ -27,7 +27,7 @@ impl Scheduler {
             }
             PrefixSource::TakeOver { entry, length } => {
                 // Released first: a swapped-out copy is for other owners alone.
-                running.request.continues = None;
+                running.request.continued = None;
                 let retained = self.kv.entries.get(entry).is_some_and(Entry::is_retained);
                 if retained && self.config.swap {
                     self.kv.swap_out(entry, seq);
@@ -39,7 +39,7 @@ impl Scheduler {
                 running.start_at(length);
             }
             PrefixSource::Move { entry, length } => {
-                running.request.continues = None;
+                running.request.continued = None;
                 self.kv.cells.pin(seq);
                 if let Some(from) = self.kv.entries.get(entry).and_then(Entry::seq) {
                     self.kv.share(from, seq, length);
@@ -77,7 +77,8 @@ impl Scheduler {
         self.running.push(running);
     }
 
-    /// Lets followers continue whose leader has computed their prefix. A follower whose leader is gone gets another source.
+    /// Lets followers continue whose leader has computed their prefix. A follower whose leader is gone gets another
+    /// source.
     pub(crate) fn update_followers(&mut self) {
         let followers = self
             .running

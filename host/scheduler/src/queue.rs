@@ -179,7 +179,7 @@ impl Queue {
         self.requests.get_mut(&id)
     }
 
-    /// Marks the next request as blocked: there is no room for it.
+    /// Reserves the head of the queue for this request until it starts: there is no room for it yet.
     pub fn block(&mut self, id: RequestId) {
         self.blocked = Some(id);
     }
@@ -197,9 +197,9 @@ impl Queue {
         // a generated one.
         if request.progress.preempted == 0 {
             share.counter += if request.is_next_token() {
-                u64::from(request.prompt().saturating_sub(cached)) + GENERATED_WEIGHT - 1
+                u64::from(request.prompt_tokens().saturating_sub(cached)) + GENERATED_WEIGHT - 1
             } else {
-                u64::from(request.prompt())
+                u64::from(request.prompt_tokens())
             };
         }
         Some(request)

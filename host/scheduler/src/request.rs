@@ -28,40 +28,44 @@ impl AdapterId {
     pub const MAX: u8 = 16;
 }
 
-/// The requests that share prefixes: those of one group with one [adapter](PrefixScope::with).
+/// The requests that share prefixes: those of one prefix group with one [adapter](PrefixScope::with).
 ///
 /// The time that a prompt takes tells whether an earlier request of the scope had the same prefix. So
-/// a group is one tenant, unless several opted in.
+/// a prefix group is one tenant, unless several opted in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PrefixScope(pub u64);
 
 /// Bits below the adapter in a scope.
-const GROUP_BITS: u32 = 48;
+const PREFIX_GROUP_BITS: u32 = 48;
 
 impl PrefixScope {
-    /// The same group with this adapter. Cells computed with one adapter are useless to another.
+    /// The same prefix group with this adapter. Cells computed with one adapter are useless to another.
     #[must_use]
     pub fn with(self, adapter: AdapterId) -> Self {
-        Self(self.group() | u64::from(adapter.0) << GROUP_BITS)
+        Self(self.prefix_group() | u64::from(adapter.0) << PREFIX_GROUP_BITS)
     }
 
     /// The adapter.
     pub fn adapter(self) -> AdapterId {
-        AdapterId((self.0 >> GROUP_BITS) as u8)
+        AdapterId((self.0 >> PREFIX_GROUP_BITS) as u8)
     }
 
-    /// The group, whatever its adapter.
-    pub fn group(self) -> u64 {
-        self.0 & ((1 << GROUP_BITS) - 1)
+    /// The prefix group, whatever its adapter.
+    pub fn prefix_group(self) -> u64 {
+        self.0 & ((1 << PREFIX_GROUP_BITS) - 1)
     }
 }
 
-/// A bound on the cells that the running requests of a group hold together. A prefix that several of
+/// The requests that share a [`CellQuota`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct QuotaGroup(pub u32);
+
+/// A bound on the cells that the running requests of a quota group hold together. A prefix that several of
 /// them share counts for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CellQuota {
-    /// The group: all requests with this number.
-    pub group: u32,
+    /// The group.
+    pub group: QuotaGroup,
     /// Its cells, as far as this request is concerned.
     pub cells: u32,
 }
@@ -87,12 +91,12 @@ pub struct Request {
     pub queue_until: Option<Time>,
     /// It expires then, wherever it is.
     pub deadline: Option<Time>,
-    /// A bound on its group's cells.
+    /// A bound on its quota group's cells.
     pub quota: Option<CellQuota>,
     /// Whether its owner may continue the sequence after this request.
     pub retention: WeakRetention,
     /// The sequence that it continues; kept from eviction until the request has started.
-    pub continues: Option<Retention>,
+    pub continued: Option<Retention>,
     /// The logits it needs.
     pub logits: LogitsKind,
     /// The work done before a preemption. The default for a new request.
@@ -118,7 +122,7 @@ pub struct RequestProgress {
 
 impl Request {
     /// Tokens of its prompt.
-    pub fn prompt(&self) -> u32 {
+    pub fn prompt_tokens(&self) -> u32 {
         length(&self.tokens) - self.progress.generated
     }
 
@@ -129,7 +133,7 @@ impl Request {
 
     /// The most cells it can need. The last generated token is never computed, so it needs none.
     pub fn cells_needed(&self) -> u32 {
-        self.prompt()
+        self.prompt_tokens()
             .saturating_add(self.max_tokens.saturating_sub(1))
     }
 }

@@ -1,4 +1,4 @@
-//! Ownership of an idle sequence across requests.
+//! Ownership of a retained sequence across requests.
 //!
 //! A caller holds a [`Retention`] while it may continue a sequence. The scheduler sees it through a
 //! [`WeakRetention`]. A released retention never comes back.

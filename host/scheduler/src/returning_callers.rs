@@ -2,9 +2,9 @@
 //!
 //! A guest that samples for itself, or an external sampler, receives a distribution and comes back with one token. A
 //! step without it takes nearly as long as one with it. So where all that could be computed belongs to such callers, a
-//! step waits for the others that received something lately: for as long as the step took that produced it, at most 2 ms
-//! or a small part of that step, whichever is more. A caller that was late is not waited for again until it has been in
-//! time once.
+//! step waits for the others that received something lately. The wait is as long as the step that served the caller,
+//! but at most max(2 ms, 4 % of that step), and never longer than 10 ms. A caller that was late is not waited for again
+//! until it has been in time once.
 
 use crate::Time;
 use crate::retention::{Retention, WeakRetention};
@@ -68,7 +68,8 @@ impl ReturningCallers {
         }
     }
 
-    /// A request that continues `retention` arrived at `at`. Returns whether it was in time; true if it was not expected.
+    /// A request that continues `retention` arrived at `at`. Returns whether it was in time; true if it was not
+    /// expected.
     pub fn returned(&mut self, retention: &Retention, at: Time) -> bool {
         self.remove(|expected| expected.refers_to(retention), at)
     }

@@ -1,9 +1,9 @@
 //! Requests that run: each holds a sequence id.
 
 use crate::Token;
-use crate::drafts::DraftState;
+use crate::drafts::RequestDrafts;
 use crate::failure::Strikes;
-use crate::request::{AdapterId, Request, RequestId, RequestProgress, length};
+use crate::request::{AdapterId, QuotaGroup, Request, RequestId, RequestProgress, length};
 use crate::step::{EntryId, Row, SeqId};
 use std::collections::BTreeSet;
 
@@ -41,7 +41,7 @@ pub(crate) struct RunningRequest {
     /// The furthest position at which it failed and that it has not passed since, in a memory that can't truncate. It
     /// is alone in the step that tries again.
     pub failed_at: Option<u32>,
-    pub drafts: DraftState,
+    pub drafts: RequestDrafts,
     /// Whether an external sampler picks its tokens.
     pub has_external_sampler: bool,
     /// Whether its cells hold the only copy of an offloaded prefix.
@@ -61,7 +61,7 @@ impl RunningRequest {
             admission,
             strikes: Strikes::default(),
             failed_at: None,
-            drafts: DraftState::default(),
+            drafts: RequestDrafts::default(),
             has_external_sampler: false,
             holds_offloaded: false,
         }
@@ -78,7 +78,7 @@ impl RunningRequest {
     }
 
     /// Whether it belongs to a quota group.
-    pub fn is_in_group(&self, group: u32) -> bool {
+    pub fn is_in_group(&self, group: QuotaGroup) -> bool {
         self.request.quota.is_some_and(|quota| quota.group == group)
     }
 
@@ -102,8 +102,8 @@ impl RunningRequest {
         self.request.is_next_token() || self.has_external_sampler
     }
 
-    /// Whether it is past its prompt, and all but its last tokens are computed. The prompt of a next-token request is
-    /// taken to end where it was computed to.
+    /// Whether it is past its prompt, and at most 1 + [`MAX_KNOWN_TOKENS`] tokens are left to compute. The prompt of a
+    /// next-token request is taken to end where it was computed to.
     pub fn is_decoding(&self) -> bool {
         let past_prompt = match self.request.is_next_token() {
             true => self.computed > 0,
@@ -168,7 +168,7 @@ impl RunningRequest {
     pub fn start_at(&mut self, length: u32) {
         self.wait = Wait::Ready;
         self.computed = length;
-        self.request.continues = None;
+        self.request.continued = None;
         let progress = &mut self.request.progress;
         progress.recomputed += progress.reached.saturating_sub(length);
         progress.cached += length.saturating_sub(progress.reached);
@@ -277,9 +277,9 @@ impl RunningRequests {
         count(decoding.filter(|running| running.adapter() == adapter))
     }
 
-    /// Number of requests that a long step delays: those that decode, or will as soon as an external sampler that is not
-    /// late picks their token.
-    pub fn decoding_or_sampled(&self) -> u32 {
+    /// Number of requests that a long step delays: those that decode, or will as soon as an external sampler that is
+    /// not late picks their token.
+    pub fn delayed_by_long_step(&self) -> u32 {
         count(self.iter().filter(|running| match running.wait {
             Wait::Sampler => !running.request.progress.late,
             _ => running.is_decoding(),
@@ -304,7 +304,7 @@ impl RunningRequests {
     }
 
     /// Whether any waits for an entry to be swapped in.
-    pub fn await_entry(&self, id: EntryId) -> bool {
+    pub fn is_entry_awaited(&self, id: EntryId) -> bool {
         self.iter()
             .any(|running| matches!(running.wait, Wait::SwapIn { entry, .. } if entry == id))
     }

@@ -1,4 +1,5 @@
-//! The scheduler: [`Scheduler::plan`] makes the decisions of a step in order; [`Scheduler::applied`] learns its result.
+//! The scheduler: [`Scheduler::plan`] makes the decisions of a step in order; [`Scheduler::step_done`] learns its
+//! result.
 
 use crate::Time;
 use crate::adapter_schedule::AdapterSchedule;
@@ -8,7 +9,7 @@ use crate::batch_window::BatchWindow;
 use crate::compaction::Compaction;
 use crate::config::{Overlap, SchedulerConfig};
 use crate::cost_model::CostModel;
-use crate::drafts::Drafts;
+use crate::drafts::DraftPolicy;
 use crate::failure::FailureHandling;
 use crate::kv_cache::KvCache;
 use crate::output_length::OutputLength;
@@ -31,13 +32,13 @@ pub struct Scheduler {
     pub(crate) output_length: OutputLength,
     pub(crate) costs: CostModel,
     pub(crate) prefill: PrefillBudget,
-    pub(crate) drafts: Drafts,
+    pub(crate) drafts: DraftPolicy,
     pub(crate) adapters: AdapterSchedule,
     pub(crate) window: BatchWindow,
     pub(crate) failure: FailureHandling,
     pub(crate) compaction: Compaction,
     pub(crate) overlap: OverlapState,
-    /// The rows of the planned step until [`Scheduler::applied`], and the shape of the last step.
+    /// The rows of the planned step until [`Scheduler::step_done`], and the shape of the last step.
     pub(crate) planned: Vec<Row>,
     pub(crate) shape: StepShape,
     /// Counts since the start.
@@ -61,7 +62,7 @@ impl Scheduler {
             output_length: OutputLength::default(),
             costs: CostModel::default(),
             prefill: PrefillBudget::new(config.prefill),
-            drafts: Drafts::default(),
+            drafts: DraftPolicy::default(),
             adapters: AdapterSchedule::default(),
             window: BatchWindow::default(),
             failure: FailureHandling::new(config.max_step_tokens),
@@ -75,9 +76,9 @@ impl Scheduler {
         }
     }
 
-    /// Plans the next step. Every step with rows must be followed by [`Scheduler::applied`].
+    /// Plans the next step. Every step with rows must be followed by [`Scheduler::step_done`].
     pub fn plan(&mut self, now: Time) -> Step {
-        debug_assert!(self.is_between_steps(), "plan before applied");
+        debug_assert!(self.is_between_steps(), "plan before step_done");
         self.drop_released_entries(now);
         self.window.callers.step_finished(now);
 
@@ -86,8 +87,8 @@ impl Scheduler {
         let mut expired = self.expire_deadlines(now, &due);
         self.enforce_quotas();
 
-        // Waiting requests start, unless the batch window is open for more to start with them. Only then do queue times
-        // expire: a request does not expire while there is room for it.
+        // Waiting requests start, unless the batch window is open for more to start with them. Queue times expire after
+        // that, so that no request expires while there is room for it.
         let window_closes = self.hold_admission(now, &due);
         let admitted = match window_closes {
             Some(_) => Vec::new(),
@@ -122,7 +123,7 @@ impl Scheduler {
 
     /// Starts waiting requests in the queue's order while there is room. No request overtakes the next one, so a large
     /// request waits for the requests before it only. The next request [preempts](crate::preemption) running ones of
-    /// lower priority, or of a tenant that got more.
+    /// lower priority, or of a tenant that got more service.
     fn admit(&mut self, now: Time) -> Vec<RequestId> {
         let mut admitted = Vec::new();
         while let Some(next) = self.next_request() {
@@ -163,7 +164,7 @@ impl Scheduler {
         let decoding = self.running.decoding_with(adapter);
         let room = self.config.max_step_tokens.saturating_sub(decoding);
         // A long step delays the requests of other adapters as well.
-        let delayed = self.running.decoding_or_sampled();
+        let delayed = self.running.delayed_by_long_step();
         let n_kv = self.kv.cells.n_kv();
         let (allowed, is_probe) = self.prefill.tokens(&self.costs, delayed, n_kv, room);
         let allowed = (allowed + self.prefill.tile_fill(decoding)).min(room);
@@ -202,8 +203,8 @@ impl Scheduler {
         batch::step(&self.running, adapter, rows, decoding, tokens)
     }
 
-    /// The adapter of the next step. There is a cell for each of its decoding requests; if none decodes, for a token of a
-    /// prompt. `None` if there is nothing to compute.
+    /// The adapter of the next step. There is a cell for each of its decoding requests; if none decodes, for a token of
+    /// a prompt. `None` if there is nothing to compute.
     fn next_adapter(&mut self) -> Option<AdapterId> {
         loop {
             let mut candidates = batch::adapters(&self.running);
@@ -246,24 +247,24 @@ impl Scheduler {
     }
 
     /// Records the result of the last planned step. Returns a request that failed alone and has ended.
-    pub fn applied(&mut self, result: StepResult<'_>) -> Option<RequestId> {
+    pub fn step_done(&mut self, result: StepResult<'_>) -> Option<RequestId> {
         let planned = std::mem::take(&mut self.planned);
         match result {
             StepResult::Decoded {
-                sampled,
+                gained,
                 finished,
-                sampled_externally,
+                awaits_sampler,
                 needs_all_logits,
                 took,
             } => {
                 self.learn(took.as_secs_f64());
                 for row in &planned {
-                    let accepted = self.verify_drafts(row, sampled);
+                    let accepted = self.verify_drafts(row, gained);
                     if let Some(running) = self.running.get_mut(row.request) {
-                        running.advance(row.certain() + accepted);
+                        running.advance(row.known_end() + accepted);
                     }
                 }
-                for &(id, token) in sampled {
+                for &(id, token) in gained {
                     if let Some(running) = self.running.get_mut(id) {
                         running.request.tokens.push(token);
                         running.drafts.tokens.clear();
@@ -286,7 +287,7 @@ impl Scheduler {
                     }
                     self.finish(id);
                 }
-                self.await_samplers(sampled_externally, took);
+                self.await_samplers(awaits_sampler, took);
                 self.retry_with_all_logits(needs_all_logits);
                 self.failure.step_succeeded(&planned, &mut self.running);
                 None
@@ -311,7 +312,7 @@ impl Scheduler {
     /// Learns from the time of the last step. If the step changed the adapter, its time teaches only the cost of the
     /// change. The time of overlapped prompts cannot be measured alone, so they count as prompts of this step.
     fn learn(&mut self, seconds: f64) {
-        if let Some(overlapped) = self.overlap.included() {
+        if let Some(overlapped) = self.overlap.prefill_in_last_time() {
             self.shape.prefill += overlapped;
             let (costs, shape) = (&mut self.costs, self.shape);
             if !self.adapters.is_changing() {
@@ -322,7 +323,8 @@ impl Scheduler {
                     .observe(shape, seconds, costs, &self.prefill.profile);
                 costs.observe(shape, seconds);
             } else if costs.is_fitted() {
-                self.adapters.observe_change(seconds - costs.predict(shape));
+                self.adapters
+                    .observe_change(seconds - costs.step_seconds(shape));
             }
         }
         self.adapters.step_done(seconds);
@@ -351,7 +353,7 @@ impl Scheduler {
     ///
     /// If the request can never run, has expired, or finds the queue full.
     pub fn enqueue(&mut self, now: Time, mut request: Request) -> Result<(), EnqueueError> {
-        if let Some(retention) = &request.continues {
+        if let Some(retention) = &request.continued {
             let in_time = self.window.callers.returned(retention, request.arrived_at);
             request.progress.late = !in_time;
         }
@@ -370,8 +372,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Removes a request, wherever it is. Its sequence is freed before the next step, unless other requests follow it, its
-    /// owner may continue it, or its cells hold the only copy of an offloaded prefix.
+    /// Removes a request, wherever it is. Its sequence is freed before the next step, unless other requests follow it,
+    /// its owner may continue it, or its cells hold the only copy of an offloaded prefix.
     pub fn cancel(&mut self, id: RequestId) {
         debug_assert!(self.is_between_steps(), "cancel during a step");
         if let Some(request) = self.queue.remove(id) {
@@ -411,9 +413,9 @@ impl Scheduler {
         } = running;
         let mut tokens = request.tokens;
         tokens.truncate(computed as usize);
-        let awaited = |entry| self.running.await_entry(entry);
+        let awaited = |entry| self.running.is_entry_awaited(entry);
         self.kv
-            .keep(request.scope, tokens, seq, request.retention, awaited);
+            .keep_or_release(request.scope, tokens, seq, request.retention, awaited);
     }
 
     fn stop(&mut self, id: RequestId) -> Option<RunningRequest> {
@@ -493,7 +495,7 @@ impl Scheduler {
     /// Drops swapped-out sequences whose owner released them, a few in each step.
     fn drop_released_entries(&mut self, now: Time) {
         for id in self.kv.entries.sweep(now) {
-            if !self.running.await_entry(id) {
+            if !self.running.is_entry_awaited(id) {
                 self.kv.drop_entry(id);
             }
         }

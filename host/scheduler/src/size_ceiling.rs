@@ -1,4 +1,4 @@
-//! The largest size on a ladder that a step may try: one above the largest that kept its time.
+//! The largest size on a ladder that a step may try: one above the largest that met its target.
 
 /// An index into a ladder of sizes.
 #[derive(Clone, Copy, Debug)]
@@ -8,7 +8,7 @@ pub(crate) struct SizeCeiling {
 }
 
 impl SizeCeiling {
-    /// A ceiling at `index` of a ladder with so many sizes.
+    /// A ceiling at `index` of a ladder with this many sizes.
     pub fn new(index: usize, sizes: usize) -> Self {
         let top = sizes.saturating_sub(1);
         Self {
@@ -22,10 +22,10 @@ impl SizeCeiling {
         self.index
     }
 
-    /// Records a step of the size at `index`: one that kept its time raises the ceiling above it, one that did not
+    /// Records a step of the size at `index`: one that met its target raises the ceiling above it, one that did not
     /// lowers the ceiling below it.
-    pub fn tried(&mut self, index: usize, kept: bool) {
-        if !kept {
+    pub fn tried(&mut self, index: usize, met: bool) {
+        if !met {
             self.index = self.index.min(index.saturating_sub(1));
         } else if index >= self.index {
             self.index = (index + 1).min(self.top);
@@ -49,8 +49,8 @@ mod tests {
             (3, false),
         ]
         .into_iter()
-        .map(|(index, kept)| {
-            ceiling.tried(index, kept);
+        .map(|(index, met)| {
+            ceiling.tried(index, met);
             ceiling.index()
         })
         .collect();

@@ -16,7 +16,7 @@ pub struct SchedulerCounters {
     pub evicted: u64,
     /// Sequences swapped out.
     pub swapped_out: u64,
-    /// Prefixes without an owner that were offloaded.
+    /// Prefixes that are not retained that were offloaded.
     pub offloaded: u64,
     /// Sequences and prefixes swapped in.
     pub swapped_in: u64,
@@ -96,7 +96,7 @@ pub struct EntryStatus {
     pub seq: Option<SeqId>,
     /// Number of its tokens.
     pub tokens: u32,
-    /// Whether it has an owner.
+    /// Whether it is retained: its owner may return.
     pub retained: bool,
 }
 
@@ -119,7 +119,7 @@ impl Scheduler {
             priority: running.request.priority,
             adapter: running.adapter(),
             seq: running.seq,
-            prompt: running.request.prompt(),
+            prompt: running.request.prompt_tokens(),
             generated: running.request.progress.generated,
             computed: running.computed,
             cached: running.request.progress.cached,
@@ -208,7 +208,7 @@ impl Scheduler {
     }
 
     /// Cells that running requests hold or were promised.
-    pub fn cells_reserved(&self) -> u32 {
+    pub fn cells_committed(&self) -> u32 {
         let pinned = self.kv.cells.pinned();
         pinned.saturating_add(self.running.promised())
     }

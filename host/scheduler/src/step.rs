@@ -37,13 +37,13 @@ impl Row {
     }
 
     /// One past the last position whose token is known.
-    pub fn certain(&self) -> u32 {
+    pub fn known_end(&self) -> u32 {
         self.to - self.drafts
     }
 
     /// Whether the step needs logits after a position.
     pub fn is_output(&self, position: u32) -> bool {
-        self.output && position + 1 >= self.certain()
+        self.output && position + 1 >= self.known_end()
     }
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn cells_of(rows: &[Row]) -> impl Iterator<Item = (SeqId, u32)> + Clo
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepShape {
     /// Rows that decode.
-    pub rows: u32,
+    pub decode_rows: u32,
     /// Draft tokens in them.
     pub drafts: u32,
     /// Other tokens: of prompts, and known tokens beside the first of a decode row.
@@ -111,7 +111,7 @@ pub enum MemoryOp {
     Compact(SeqId),
 }
 
-/// The time of a request that ran out.
+/// Which time limit of a request passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expired {
     /// It waited in the queue for too long.
@@ -157,13 +157,13 @@ pub enum StepResult<'a> {
     Decoded {
         /// The tokens that each row with output gained, those of a row in order: accepted drafts, the
         /// token sampled after them, and known tokens that follow it.
-        sampled: &'a [(RequestId, Token)],
+        gained: &'a [(RequestId, Token)],
         /// Requests that need no further token. A [next-token request](crate::Request::is_next_token)
         /// gains none, and finishes with its first row with output.
         finished: &'a [RequestId],
-        /// Rows with output whose next token an external sampler picks. They wait for
-        /// [`sampled_externally`](crate::Scheduler::sampled_externally).
-        sampled_externally: &'a [RequestId],
+        /// Rows with output whose next token an external sampler picks. They wait until
+        /// [`external_sample_arrived`](crate::Scheduler::external_sample_arrived) is called.
+        awaits_sampler: &'a [RequestId],
         /// Rows with output whose highest logits did not suffice. Their last token is computed again
         /// with all logits.
         needs_all_logits: &'a [RequestId],

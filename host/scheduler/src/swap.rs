@@ -1,7 +1,7 @@
 //! Swapping as the backend drives it: states move between two steps, may be lost, and come from outside.
 
 use crate::Token;
-use crate::kv_cells::Layout;
+use crate::kv_cells::PositionOrder;
 use crate::prefix_cache::{Entry, EntryState};
 use crate::request::{PrefixScope, RequestId};
 use crate::retention::WeakRetention;
@@ -10,7 +10,7 @@ use crate::scheduler::Scheduler;
 use crate::step::{EntryId, SeqId};
 
 impl Scheduler {
-    /// Records a move of the state of so many tokens out of the cells or into them.
+    /// Records a move of the state of this many tokens out of the cells or into them.
     pub fn observe_swap(&mut self, tokens: u32, seconds: f64) {
         self.kv.swap_costs.observe(tokens, seconds);
     }
@@ -22,7 +22,7 @@ impl Scheduler {
         }
     }
 
-    /// There is no room for the state of a prefix as long as this entry.
+    /// The store has no room for this entry's state; prefixes of its length or more are no longer offloaded.
     pub fn offload_too_large(&mut self, id: EntryId) {
         if let Some(entry) = self.kv.entries.get(id) {
             let longest = &mut self.kv.swap_costs.longest_prefix;
@@ -30,7 +30,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether a swapped-out entry is a prefix without an owner.
+    /// Whether a swapped-out entry is a prefix that is not retained.
     pub fn is_offloaded_prefix(&self, id: EntryId) -> bool {
         self.kv.entries.get(id).is_some_and(Entry::is_offloaded)
     }
@@ -46,8 +46,8 @@ impl Scheduler {
         running.is_some_and(|one| matches!(one.wait, Wait::SwapIn { entry, .. } if entry == id))
     }
 
-    /// The state that a request waits for is at hand. Returns the id to load it into, which is empty; `None` if the request
-    /// no longer needs it or there is no room. Do [`Scheduler::take_memory_ops`] first, then call
+    /// The state that a request waits for is at hand. Returns the id to load it into, which is empty; `None` if the
+    /// request no longer needs it or there is no room. Do [`Scheduler::take_memory_ops`] first, then call
     /// [`Scheduler::finish_swap_in`].
     pub fn begin_swap_in(&mut self, request: RequestId, id: EntryId) -> Option<SeqId> {
         let running = self.running.get(request)?;
@@ -79,7 +79,7 @@ impl Scheduler {
         let Some(entry) = self.kv.entries.get(id) else {
             return false;
         };
-        let EntryState::SwappedOut(layout) = entry.state.clone() else {
+        let EntryState::SwappedOut(order) = entry.state.clone() else {
             return false;
         };
         let offloaded = entry.is_offloaded();
@@ -99,10 +99,10 @@ impl Scheduler {
         let seq = running.seq;
         running.start_at(length);
         // The rest of a prefix may be of use to others.
-        let part = offloaded && length < layout.length();
+        let part = offloaded && length < order.length();
         running.holds_offloaded = offloaded && !part;
         self.kv.counters.swapped_in += 1;
-        let restored = self.kv.cells.restore(seq, &layout);
+        let restored = self.kv.cells.restore(seq, &order);
         debug_assert!(restored, "the backend had room");
         self.kv.truncate(seq, length);
         self.kv.entries.touch(id);
@@ -114,10 +114,10 @@ impl Scheduler {
         needed
     }
 
-    /// Whether an entry has an owner, or a request waits for it.
+    /// Whether an entry is retained, or a request waits for it.
     fn is_entry_needed(&self, id: EntryId) -> bool {
         let retained = self.kv.entries.get(id).is_some_and(Entry::is_retained);
-        retained || self.running.await_entry(id)
+        retained || self.running.is_entry_awaited(id)
     }
 
     /// The backend failed to load the state of a sequence that was compacted: its cells are empty.
@@ -149,24 +149,24 @@ impl Scheduler {
         &mut self,
         scope: PrefixScope,
         tokens: Vec<Token>,
-        layout: Layout,
+        order: PositionOrder,
         retention: WeakRetention,
     ) -> EntryId {
-        let state = EntryState::SwappedOut(layout);
+        let state = EntryState::SwappedOut(order);
         self.kv.entries.insert(scope, tokens, state, retention)
     }
 
-    /// Drops all entries without an owner.
+    /// Drops all entries that are not retained.
     pub fn clear_prefix_cache(&mut self) {
-        let unowned = self.kv.entries.iter().filter(|(_, e)| !e.is_retained());
-        let dropped = unowned.filter(|(id, _)| !self.running.await_entry(*id));
+        let unretained = self.kv.entries.iter().filter(|(_, e)| !e.is_retained());
+        let dropped = unretained.filter(|(id, _)| !self.running.is_entry_awaited(*id));
         let dropped: Vec<_> = dropped.map(|(id, _)| id).collect();
         for id in dropped {
             self.kv.drop_entry(id);
         }
     }
 
-    /// Offloads all resident prefixes without an owner: for tests.
+    /// Offloads all resident prefixes that are not retained: for tests.
     pub fn offload_all_prefixes(&mut self) {
         self.kv.offload_all();
     }

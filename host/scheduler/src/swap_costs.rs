@@ -1,7 +1,7 @@
 //! The cost of moving a sequence's state out of the cells and back, and when a move pays.
 //!
-//! The same move serves *swapping* idle sequences and preempted requests, and *offloading* prefixes without an
-//! owner. Its time is proportional to the tokens. The rate is learned from completed moves.
+//! The same move serves *swapping* retained sequences and preempted requests, and *offloading* prefixes that are
+//! not retained. Its time is proportional to the tokens. The rate is learned from completed moves.
 
 use crate::cost_model::CostModel;
 use crate::kv_cache::KvCache;
@@ -12,7 +12,7 @@ const INITIAL_SECONDS: f64 = 30e-6;
 /// Weight of a move of [`FULL_WEIGHT_TOKENS`] or more in the mean. The time of a short move is mostly fixed costs.
 const MOVE_WEIGHT: f64 = 0.2;
 const FULL_WEIGHT_TOKENS: f64 = 64.0;
-/// Part of the way back to the initial rate for each prefix that was dropped because moves are slow.
+/// How far the rate returns to the initial one each time slow moves cause a prefix to be dropped.
 const DECAY: f64 = 0.02;
 
 /// The learned cost of moves.
@@ -33,7 +33,7 @@ impl Default for SwapCosts {
 }
 
 impl SwapCosts {
-    /// Seconds to move the state of so many tokens out of the cells, or back.
+    /// Seconds to move the state of this many tokens out of the cells, or back.
     pub fn seconds(&self, tokens: u32) -> f64 {
         self.seconds_per_token * f64::from(tokens)
     }
@@ -61,17 +61,17 @@ impl KvCache {
         }
         let chunk = tokens.min(self.config.max_step_tokens);
         let steps = f64::from(tokens) / f64::from(chunk.max(1));
-        let recompute = costs.prefill_step(chunk, self.cells.n_kv()) * steps;
+        let recompute = costs.prefill_step_seconds(chunk, self.cells.n_kv()) * steps;
         2.0 * self.swap_costs.seconds(tokens) < recompute
     }
 
     /// Whether swapping in an entry is faster than computing the `tokens` that it saves, and there is room for it.
-    /// An idle sequence was swapped out because that pays for all of it.
+    /// A retained sequence was swapped out because that pays for all of it.
     pub fn swap_in_pays(&self, costs: &CostModel, id: EntryId, tokens: u32) -> bool {
         let Some(entry) = self.entries.get(id).filter(|entry| entry.is_offloaded()) else {
             return true;
         };
-        let recompute = costs.prefill(tokens, self.cells.n_kv());
+        let recompute = costs.prefill_seconds(tokens, self.cells.n_kv());
         let pays = !costs.is_fitted() || self.swap_costs.seconds(entry.length()) < recompute;
         pays && entry.length() <= self.evictable_cells()
     }

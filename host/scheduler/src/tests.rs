@@ -1,7 +1,7 @@
 //! The scheduler step by step, without a backend.
 
 use crate::cost_model::CostModel;
-use crate::kv_cells::Layout;
+use crate::kv_cells::PositionOrder;
 use crate::*;
 
 mod batch_window;
@@ -30,7 +30,7 @@ pub(crate) fn request(key: u64, prompt: u32, max_tokens: u32) -> Request {
         deadline: None,
         quota: None,
         retention: WeakRetention::default(),
-        continues: None,
+        continued: None,
         logits: LogitsKind::All,
         progress: RequestProgress::default(),
     }
@@ -45,15 +45,15 @@ fn enqueue(scheduler: &mut Scheduler, key: u64, prompt: u32, max_tokens: u32) {
 /// Reports that the step was computed and each row with output gained a token.
 fn report_computed(scheduler: &mut Scheduler, step: &Step, ended: &[RequestId]) {
     let rows = step.rows.iter().filter(|row| row.output);
-    let sampled: Vec<_> = rows.map(|row| (row.request, 7)).collect();
+    let gained: Vec<_> = rows.map(|row| (row.request, 7)).collect();
     let result = StepResult::Decoded {
-        sampled: &sampled,
+        gained: &gained,
         finished: ended,
-        sampled_externally: &[],
+        awaits_sampler: &[],
         needs_all_logits: &[],
         took: Duration::from_millis(1),
     };
-    assert_eq!(scheduler.applied(result), None);
+    assert_eq!(scheduler.step_done(result), None);
 }
 
 #[test]
@@ -269,13 +269,13 @@ fn deferred_row_is_computed_again() {
             continue;
         }
         let result = StepResult::Decoded {
-            sampled: &[],
+            gained: &[],
             finished: &[],
-            sampled_externally: &[],
+            awaits_sampler: &[],
             needs_all_logits: &[],
             took: Duration::from_millis(1),
         };
-        assert_eq!(scheduler.applied(result), None);
+        assert_eq!(scheduler.step_done(result), None);
         scheduler.defer_sampling(&[RequestId(1)]);
     }
     let progress = scheduler.progress(RequestId(1)).unwrap();

@@ -28,8 +28,8 @@ impl Timers {
         }
     }
 
-    /// Removes a request's queue time, since it has started.
-    pub fn started(&mut self, request: &mut Request) {
+    /// Removes a request's queue time: it has started once, so it may wait for ever.
+    pub fn drop_queue_time(&mut self, request: &mut Request) {
         if let Some(time) = request.queue_until.take() {
             self.0.remove(&(time, request.id));
         }

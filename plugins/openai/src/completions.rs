@@ -42,7 +42,7 @@ pub async fn respond(fields: Fields) -> Result<Response, Error> {
         (true, false) => Choices::continue_from(&model, sequences, settings)?,
         (true, true) => Choices::start(&model, "prompt", &prompts, settings, None)?,
     };
-    let format = response::Format {
+    let format = response::ResponseShape {
         logprobs: settings.logprobs,
         per_prompt: settings.n as usize,
         echo,

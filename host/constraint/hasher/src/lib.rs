@@ -3,7 +3,7 @@
 //! Both limit the work of a grammar, but check it between expressions. One intersection of n patterns takes up to
 //! 2^n steps, and n `patternProperties` are compared in n² pairs; nothing cancels that. Every such step hashes, and
 //! `derivre` lets its build choose `ahash` as the hasher. This crate stands in for it (`[patch.crates-io]` in the
-//! manifest of the workspace), hashes with `foldhash`, and counts.
+//! manifest of the workspace), hashes with `foldhash`, and counts. `corral-constraint` calls it `work_limit`.
 //!
 //! Above the limit of [`with_limit`], the next hash unwinds with [`EXCEEDED`]. Threads without a limit are not
 //! affected. What was built so far must not be used again.

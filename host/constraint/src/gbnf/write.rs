@@ -29,8 +29,8 @@ pub fn write(grammar: &ParsedGrammar) -> String {
 /// Which rules are regular: they reach neither a token nor themselves. Works from the bottom up: a rule
 /// is regular if all rules it uses are.
 fn regular(grammar: &ParsedGrammar) -> Vec<bool> {
-    let mut names: Vec<Vec<usize>> = Vec::new();
-    let mut named_by: Vec<Vec<usize>> = vec![Vec::new(); grammar.rules.len()];
+    let mut uses: Vec<Vec<usize>> = Vec::new();
+    let mut used_by: Vec<Vec<usize>> = vec![Vec::new(); grammar.rules.len()];
     let mut tokens = Vec::new();
     for (number, body) in grammar.rules.iter().enumerate() {
         let mut found = Vec::new();
@@ -38,23 +38,23 @@ fn regular(grammar: &ParsedGrammar) -> Vec<bool> {
         found.sort_unstable();
         found.dedup();
         for &name in &found {
-            named_by[name].push(number);
+            used_by[name].push(number);
         }
-        names.push(found);
+        uses.push(found);
     }
-    let mut missing: Vec<usize> = names.iter().map(Vec::len).collect();
+    let mut unresolved: Vec<usize> = uses.iter().map(Vec::len).collect();
     let mut regular = vec![false; grammar.rules.len()];
-    let mut ready: Vec<usize> = (0..missing.len())
-        .filter(|&rule| missing[rule] == 0)
+    let mut ready: Vec<usize> = (0..unresolved.len())
+        .filter(|&rule| unresolved[rule] == 0)
         .collect();
     while let Some(rule) = ready.pop() {
         if tokens[rule] {
             continue;
         }
         regular[rule] = true;
-        for &user in &named_by[rule] {
-            missing[user] -= 1;
-            if missing[user] == 0 {
+        for &user in &used_by[rule] {
+            unresolved[user] -= 1;
+            if unresolved[user] == 0 {
                 ready.push(user);
             }
         }
@@ -63,17 +63,17 @@ fn regular(grammar: &ParsedGrammar) -> Vec<bool> {
 }
 
 /// Collects the rules that a body uses; returns whether it uses tokens.
-fn collect(node: &Node, names: &mut Vec<usize>) -> bool {
+fn collect(node: &Node, uses: &mut Vec<usize>) -> bool {
     match node {
         Node::Rule(rule) => {
-            names.push(*rule);
+            uses.push(*rule);
             false
         }
         Node::Token { .. } => true,
         Node::Sequence(nodes) | Node::Choice(nodes) => nodes
             .iter()
-            .fold(false, |found, node| collect(node, names) | found),
-        Node::Repeat { of, .. } => collect(of, names),
+            .fold(false, |found, node| collect(node, uses) | found),
+        Node::Repeat { of, .. } => collect(of, uses),
         Node::Literal(_) | Node::Class { .. } | Node::AnyCharacter => false,
     }
 }
@@ -96,8 +96,8 @@ impl Writer<'_> {
     }
 
     fn is_regular(&self, node: &Node) -> bool {
-        let mut names = Vec::new();
-        !collect(node, &mut names) && names.iter().all(|&rule| self.regular[rule])
+        let mut uses = Vec::new();
+        !collect(node, &mut uses) && uses.iter().all(|&rule| self.regular[rule])
     }
 
     fn part(&mut self, kind: &str) -> String {

@@ -1,7 +1,7 @@
 //! Finds the part of a schema that an error of `llguidance` is about.
 
 use super::pointer;
-use crate::llguidance_message::split;
+use crate::llguidance_message::split_position;
 use llguidance::api::ParserLimits;
 use llguidance::{GrammarBuilder, JsonCompileOptions};
 use serde_json::{Value, json};
@@ -130,7 +130,7 @@ fn redirect(schema: &Value) -> Value {
 
 /// A message of `llguidance` in words that mean something to the author of a schema.
 fn rephrase(message: &str) -> String {
-    let what = split(message).1;
+    let what = split_position(message).1;
     if what.starts_with("oneOf constraints are not supported") {
         return "oneOf is supported only if its options differ in type, in a constant or in a \
                 required property with a constant; use anyOf"

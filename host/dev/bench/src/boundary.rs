@@ -187,7 +187,7 @@ async fn load(runtime: &Runtime, args: &BoundaryArgs) -> Result<Plugin, Error> {
         .await?)
 }
 
-/// Runs a variant in so many requests at once, each of `tokens` tokens.
+/// Runs a variant in this many requests at once, each of `tokens` tokens.
 async fn run_streams(
     plugin: &Plugin,
     variant: &str,

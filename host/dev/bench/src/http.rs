@@ -240,7 +240,7 @@ impl Target {
 }
 
 impl Row {
-    /// Sends so many requests; records them if the round counts.
+    /// Sends this many requests; records them if the round counts.
     async fn turn(&mut self, requests: u64, counts: bool) -> Result<(), Error> {
         let target = Arc::clone(&self.target);
         let ask = move |mut connection: Connection, _: u64| {

@@ -3,8 +3,8 @@
 use crate::pseudo_random;
 
 /// The time of steps, in seconds: `fixed + row * rows + prefill * other tokens + attention * tokens * cells up to the
-/// highest used one`, and `adapter_change` more after a change of the adapter. A draft counts as a row. After each step, sampling takes
-/// `sample` for each output; an overlapped step is computed meanwhile.
+/// highest used one`, and `adapter_change` more after a change of the adapter. A draft counts as a row. After each
+/// step, sampling takes `sample` for each output; an overlapped step is computed meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
     /// For every step.
@@ -41,10 +41,10 @@ impl Default for Machine {
 /// A fault of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
-    /// The step fails with a return code of `llama_decode`: 1, 2, -2 or -3. Nothing of it stays, unless the memory can't
-    /// truncate: then its first half does, except for code 1.
+    /// The step fails with a return code of `llama_decode`: 1, 2, -2 or -3. Nothing of it stays, unless the memory
+    /// can't truncate: then its first half does, except for code 1.
     Code(i32),
-    /// The step takes so many times as long.
+    /// The step takes this many times as long.
     Slow(f64),
 }
 

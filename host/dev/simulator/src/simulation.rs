@@ -207,7 +207,7 @@ impl Simulation {
         self.do_pending_memory_ops();
         assert!(self.store.is_empty(), "swapped-out states are left");
         assert_eq!(self.scheduler.seq_ids_used(), 0, "ids are left");
-        assert_eq!(self.scheduler.cells_reserved(), 0, "cells are left");
+        assert_eq!(self.scheduler.cells_committed(), 0, "cells are left");
         assert_eq!((self.scheduler.cells().used(), self.backend.used()), (0, 0));
         let records = std::mem::take(&mut self.records);
         let records = records
@@ -226,7 +226,7 @@ impl Simulation {
             || arrival.external_sampler.is_some();
         let retention = is_continued.then(Retention::default);
         let weak = retention.as_ref().map(Retention::downgrade);
-        let earlier = arrival.continues.map(|(earlier, _)| earlier);
+        let earlier = arrival.continued.map(|(earlier, _)| earlier);
         let request = Request {
             id,
             tenant: arrival.tenant,
@@ -239,7 +239,7 @@ impl Simulation {
             deadline: arrival.deadline_after.map(|time| arrival.at + time),
             quota: arrival.quota,
             retention: weak.unwrap_or_default(),
-            continues: earlier.and_then(|earlier| self.retentions.get(&earlier).cloned()),
+            continued: earlier.and_then(|earlier| self.retentions.get(&earlier).cloned()),
             logits: arrival.logits,
             progress: RequestProgress::default(),
         };
@@ -280,7 +280,7 @@ impl Simulation {
     /// Whether another arrival continues this one; if `after` is given, one after that time.
     fn is_continued(&self, index: usize, after: Option<Time>) -> bool {
         self.arrivals.iter().any(|other| {
-            let continues = other.continues.is_some_and(|(earlier, _)| earlier == index);
+            let continues = other.continued.is_some_and(|(earlier, _)| earlier == index);
             continues && after.is_none_or(|after| other.at > after)
         })
     }
@@ -289,7 +289,7 @@ impl Simulation {
         let id = RequestId(index as u64);
         if self.alive.contains_key(&id) {
             self.scheduler.cancel(id);
-            self.end(id, End::Cancelled);
+            self.end(id, End::Canceled);
         }
     }
 
@@ -345,7 +345,7 @@ impl Simulation {
         let next = Arrival {
             at: self.now + after,
             prompt: 1,
-            continues: Some((index, u32::MAX)),
+            continued: Some((index, u32::MAX)),
             returns: (times - 1, after),
             ..arrival.clone()
         };
@@ -403,7 +403,7 @@ impl Simulation {
         let took = self.now - began;
         self.steps.push(StepRecord {
             running: self.scheduler.running_count(),
-            rows: step.shape.rows,
+            rows: step.shape.decode_rows,
             drafts: step.shape.drafts,
             prefill: step.shape.prefill,
             overlapped: step.overlapped,
@@ -416,25 +416,25 @@ impl Simulation {
         self.strikes.stepped(&step.rows, decoded.is_err(), restart);
         if decoded.is_err() {
             let result = StepResult::Failed { now: self.now };
-            if let Some(id) = self.scheduler.applied(result) {
+            if let Some(id) = self.scheduler.step_done(result) {
                 self.end(id, End::Failed);
             }
             return;
         }
         let SampledStep {
-            sampled,
+            gained,
             finished,
-            sampled_externally,
+            awaits_sampler,
             needs_all_logits,
         } = self.sample(&step.rows);
         let result = StepResult::Decoded {
-            sampled: &sampled,
+            gained: &gained,
             finished: &finished,
-            sampled_externally: &sampled_externally,
+            awaits_sampler: &awaits_sampler,
             needs_all_logits: &needs_all_logits,
             took,
         };
-        assert_eq!(self.scheduler.applied(result), None);
+        assert_eq!(self.scheduler.step_done(result), None);
         if let Some((step, success)) = overlap {
             self.finish_overlap(&step, success);
         }
@@ -457,12 +457,12 @@ impl Simulation {
         let mut inputs = Vec::new();
         for row in rows {
             let alive = self.alive.get(&row.request).expect("it has not ended");
-            assert!(row.certain() as usize <= alive.text.len());
-            assert_eq!(row.output, row.certain() as usize == alive.text.len());
+            assert!(row.known_end() as usize <= alive.text.len());
+            assert_eq!(row.output, row.known_end() as usize == alive.text.len());
             assert_eq!(self.scheduler.tokens(row.request), alive.text);
             let before = &alive.text[..row.from as usize];
             assert_eq!(self.backend.held(row.seq), before, "the cells of a row");
-            let known = &alive.text[row.from as usize..row.certain() as usize];
+            let known = &alive.text[row.from as usize..row.known_end() as usize];
             let draft = self.scheduler.draft(row);
             assert_eq!(draft.len(), row.drafts as usize);
             let generated = alive.text.len() - alive.prompt as usize;

@@ -36,7 +36,7 @@ pub fn main(paths: &[Path]) {
     (path.run)(path.operations, with);
 }
 
-/// How many operations of so many a run does.
+/// How many of these operations a run does.
 pub fn done(operations: u32, with: bool) -> u32 {
     if with { operations } else { 0 }
 }

@@ -238,7 +238,7 @@ fn abandoned_and_expired_requests_end_before_next_step() {
     assert!(matches!(block_on(hasty), Err(Error::QueueTimeout { .. })));
     assert!(block_on(patient).is_ok());
     worker.end();
-    assert_eq!(worker.count(|c| &c.embed_cancelled), 1);
+    assert_eq!(worker.count(|c| &c.embed_canceled), 1);
     assert_eq!(worker.count(|c| &c.embed_expired), 2);
     assert_eq!(worker.count(|c| &c.embed_computed), 33);
 }
@@ -314,11 +314,11 @@ fn shutdown_cancels_all_requests() {
         .expect("there is room");
     let waiting = worker.embed(&[input(1, 100)], tenant(1));
     worker.release();
-    assert_eq!(block_on(running), Err(Error::Cancelled));
-    assert_eq!(block_on(waiting), Err(Error::Cancelled));
+    assert_eq!(block_on(running), Err(Error::Canceled));
+    assert_eq!(block_on(waiting), Err(Error::Canceled));
     drop(commands);
     worker.end();
-    assert_eq!(worker.count(|c| &c.embed_cancelled), 2);
+    assert_eq!(worker.count(|c| &c.embed_canceled), 2);
 }
 
 #[test]

@@ -135,12 +135,12 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
             }
             set(&self.metrics.embed_open, self.requests.len() as u64);
         }
-        self.end_all(&Error::Cancelled, |metrics| &metrics.embed_cancelled);
+        self.end_all(&Error::Canceled, |metrics| &metrics.embed_canceled);
         while let Ok(command) = self.commands.try_recv() {
             if let EmbeddingCommand::Embed(request) = command {
-                add(&self.metrics.embed_cancelled, 1);
+                add(&self.metrics.embed_canceled, 1);
                 drop(request.permit);
-                request.sender.finish(Err(Error::Cancelled));
+                request.sender.finish(Err(Error::Canceled));
             }
         }
         self.free();
@@ -228,14 +228,14 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
         let mut ended = Vec::new();
         for (id, open) in &self.requests {
             if open.request.sender.is_abandoned() {
-                ended.push((*id, Error::Cancelled, true));
+                ended.push((*id, Error::Canceled, true));
             } else if let Some(error) = open.expired(now) {
                 ended.push((*id, error, false));
             }
         }
-        for (id, error, cancelled) in ended {
-            let counter = if cancelled {
-                &self.metrics.embed_cancelled
+        for (id, error, canceled) in ended {
+            let counter = if canceled {
+                &self.metrics.embed_canceled
             } else {
                 &self.metrics.embed_expired
             };

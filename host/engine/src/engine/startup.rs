@@ -31,7 +31,7 @@ impl Engine {
         Self::load_with_progress(config, &LoadProgress::default())
     }
 
-    /// [`Engine::load`] that reports to `progress`, which can cancel it with [`corral_llama::LlamaError::Cancelled`].
+    /// [`Engine::load`] that reports to `progress`, which can cancel it with [`corral_llama::LlamaError::Canceled`].
     pub fn load_with_progress(
         config: ModelConfig,
         progress: &LoadProgress,

@@ -110,7 +110,7 @@ fn concurrent_opens_share_one_load() {
     assert!(!lease.alive());
     let closed = open(&models, "b").err().expect("the pool is closed");
     assert!(
-        matches!(closed, OpenError::Unavailable(Error::Cancelled)),
+        matches!(closed, OpenError::Unavailable(Error::Canceled)),
         "{closed:?}"
     );
 }
@@ -391,7 +391,7 @@ fn shutdown_cancels_load() {
     let error = Engine::load_with_progress(config("a", demo_model()), &progress);
     let error = error.err().expect("it was stopped");
     assert!(
-        matches!(error, LoadError::Llama(LlamaError::Cancelled)),
+        matches!(error, LoadError::Llama(LlamaError::Canceled)),
         "{error}"
     );
     let progress = LoadProgress::default();
@@ -407,7 +407,7 @@ fn shutdown_cancels_load() {
     assert!(
         matches!(
             opened,
-            Ok(false) | Err(OpenError::Unavailable(Error::Cancelled))
+            Ok(false) | Err(OpenError::Unavailable(Error::Canceled))
         ),
         "{opened:?}"
     );

@@ -28,7 +28,7 @@ pub(super) struct ConstraintTime {
 
 impl ConstraintTime {
     /// Divides the budget of a step among this many constrained requests.
-    pub fn divide_step(requests: usize) -> Self {
+    pub fn for_step(requests: usize) -> Self {
         let share = STEP_BUDGET / u32::try_from(requests.max(1)).unwrap_or(u32::MAX);
         Self {
             token_budget: share.min(TOKEN_BUDGET),
@@ -67,7 +67,8 @@ impl ConstrainedSampler {
         }
     }
 
-    /// Samples an allowed token and advances by it. After [`SampleError::NeedsAllLogits`] nothing was drawn.
+    /// Samples an allowed token and advances by it. After [`SampleError::NeedsAllLogits`] the random generator is
+    /// unchanged.
     pub fn sample(
         &mut self,
         chain: &mut SamplerChain,
@@ -77,7 +78,7 @@ impl ConstrainedSampler {
         time: &mut ConstraintTime,
     ) -> Result<Token, SampleError> {
         let start = WorkStart::now();
-        // A whole row always suffices.
+        // Only a top-k row can miss, so only then the state is saved.
         let before = matches!(logits, Logits::TopK(_)).then(|| chain.state());
         let mut token = chain.sample(logits, history, None, scratch)?;
         let allowed = match token {

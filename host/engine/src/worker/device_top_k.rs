@@ -5,10 +5,11 @@
 //! ([`SampleError::NeedsAllLogits`]).
 //!
 //! Never measured on a GPU. The worker handles [`Logits::TopK`] here only, except that `ConstrainedSampler::sample`
-//! restores the sampler chain after a miss. To remove the feature, let [`Backend::output`](crate::backend::Backend::output)
-//! return whole rows, and delete this module and `needs_all_logits`.
+//! restores the sampler chain after a miss. To remove the feature, let
+//! [`Backend::output`](crate::backend::Backend::output) return whole rows, and delete this module and
+//! `needs_all_logits`.
 
-use super::RequestKind;
+use super::NewWork;
 use super::step_output::SampleError;
 use crate::next_token::{Distribution, DistributionPart, NextTokenRequest};
 use crate::{GenerateOptions, Token};
@@ -16,10 +17,10 @@ use corral_sampling::{Logits, Scratch, TopKMiss, TopLogits};
 use corral_scheduler::LogitsKind;
 
 /// The logits that a request needs if the device selects `top_k` of them.
-pub(super) fn logits_kind(kind: &RequestKind, top_k: Option<u32>) -> LogitsKind {
-    let suffices = |k| match kind {
-        RequestKind::Generate { options, .. } => generation_fits(options, k),
-        RequestKind::NextToken { request, .. } => next_token_fits(request, k),
+pub(super) fn logits_kind(work: &NewWork, top_k: Option<u32>) -> LogitsKind {
+    let suffices = |k| match work {
+        NewWork::Generate { options, .. } => generation_fits(options, k),
+        NewWork::NextToken { request, .. } => next_token_fits(request, k),
     };
     match top_k.is_some_and(suffices) {
         true => LogitsKind::TopK,

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// The external sampler of a request.
-pub(super) struct ExternalSampling {
+pub(super) struct ExternalSamplerState {
     factory: Arc<dyn ExternalSamplerFactory>,
     seed: u64,
     /// Exists from the request's admission on.
@@ -37,7 +37,7 @@ struct PendingSample {
     logprobs: Option<TokenLogprobs>,
 }
 
-impl ExternalSampling {
+impl ExternalSamplerState {
     pub fn new(factory: Arc<dyn ExternalSamplerFactory>, seed: u64, prompt: &[Token]) -> Self {
         let options = factory.request_options();
         let first = prompt.len().saturating_sub(options.history as usize);
@@ -176,14 +176,14 @@ impl<B: Backend> Worker<B> {
                 }
             }
         }
-        output.sampled_externally.push(row.request);
+        output.awaits_sampler.push(row.request);
     }
 
     /// Continues requests with the tokens that arrived from external samplers.
     pub(super) fn take_external_samples(&mut self) {
         let answers = self.sampler_mailbox.take();
         let constrained = answers.iter().filter(|(id, _)| self.is_constrained(*id));
-        let mut time = ConstraintTime::divide_step(constrained.count());
+        let mut time = ConstraintTime::for_step(constrained.count());
         for (id, answer) in answers {
             let now = Instant::now();
             let request = self.requests.get_mut(&id);
@@ -245,7 +245,7 @@ impl<B: Backend> Worker<B> {
         }
         let (now, finished) = (self.time(now), new.finish.is_some());
         self.scheduler
-            .sampled_externally(now, id, &new.tokens, finished);
+            .external_sample_arrived(now, id, &new.tokens, finished);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use super::device_top_k;
 use super::step_output::{SampleError, StepOutput, no_finite_logit};
-use super::{RequestWork, Worker};
+use super::{ActiveWork, Worker};
 use crate::backend::Backend;
 use crate::metrics::add;
 use crate::next_token::Distribution;
@@ -19,7 +19,7 @@ impl<B: Backend> Worker<B> {
         output: &mut StepOutput,
     ) {
         let active = self.requests.get(&row.request);
-        let Some(RequestWork::NextToken { request, .. }) = active.map(|active| &active.work) else {
+        let Some(ActiveWork::NextToken { request, .. }) = active.map(|active| &active.work) else {
             return;
         };
         let distribution = match self.backend.output(last) {
@@ -53,7 +53,7 @@ impl<B: Backend> Worker<B> {
         self.count_times(&request.times(now));
         // Before the reply: the caller may continue at once.
         drop(request.permit);
-        if let RequestWork::NextToken { sender, .. } = request.work {
+        if let ActiveWork::NextToken { sender, .. } = request.work {
             self.wake_batch.reply(sender, distribution);
         }
     }

@@ -4,8 +4,8 @@
 //! waits for it. Its call time (graph building; on a CPU the whole computation) counts with the next step, as the rest
 //! of its time does.
 //!
-//! Never measured on a GPU. To remove the feature, delete this module, the field `overlap` and its uses in `step.rs`, and
-//! the overlap methods of [`Backend`] and the scheduler.
+//! Never measured on a GPU. To remove the feature, delete this module, the field `overlap` and its uses in `step.rs`,
+//! and the overlap methods of [`Backend`] and the scheduler.
 
 use super::Worker;
 use crate::backend::{Backend, DecodeError};
@@ -76,7 +76,7 @@ impl<B: Backend> Worker<B> {
             call_time,
         } = overlapped;
         self.overlap.call_time = call_time;
-        self.scheduler.applied_overlap(decoded.is_ok());
+        self.scheduler.overlap_done(decoded.is_ok());
         if let Err(error) = decoded {
             let tokens = step.shape.prefill;
             tracing::warn!(%error, tokens, "an overlapped step failed");

@@ -3,6 +3,8 @@
 use super::Worker;
 use crate::backend::Backend;
 use crate::metrics::{add, set, set_time};
+use crate::status::EngineStatus;
+use crate::swap_store::SwapStore;
 use corral_scheduler::{SeqId, Step};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -11,7 +13,7 @@ impl<B: Backend> Worker<B> {
     /// Counts a computed step.
     pub(super) fn count_step(&self, step: &Step) {
         let (metrics, shape) = (&self.metrics, step.shape);
-        let decode_rows = u64::from(shape.rows);
+        let decode_rows = u64::from(shape.decode_rows);
         let prefill_rows = step.rows.len() as u64 - decode_rows;
         add(&metrics.steps, 1);
         add(&metrics.rows, step.rows.len() as u64);
@@ -29,7 +31,7 @@ impl<B: Backend> Worker<B> {
             add(&metrics.overlapped_tokens, u64::from(shape.prefill));
         }
         let prefill = shape.prefill + step.overlapped;
-        if shape.rows > 0 && prefill > 0 {
+        if shape.decode_rows > 0 && prefill > 0 {
             add(&metrics.mixed_steps, 1);
             add(&metrics.mixed_prefill_tokens, u64::from(prefill));
             add(&metrics.mixed_budget_tokens, u64::from(step.prefill_budget));
@@ -60,7 +62,7 @@ impl<B: Backend> Worker<B> {
         set(&metrics.cells_cached, u64::from(cached));
         set(
             &metrics.cells_reserved,
-            u64::from(scheduler.cells_reserved()),
+            u64::from(scheduler.cells_committed()),
         );
         let counters = scheduler.counters();
         set(&metrics.evictions, counters.evicted);
@@ -79,6 +81,26 @@ impl<B: Backend> Worker<B> {
         set(&metrics.retry_after, retry_after.as_secs());
         if step.rows.is_empty() {
             set(&metrics.attention_cells, 0);
+        }
+    }
+
+    /// What the worker holds now.
+    pub(super) fn status(&self) -> EngineStatus {
+        let [sequences, prefixes] = self.swap.both();
+        EngineStatus {
+            cells: self.config.cells,
+            cells_pinned: self.scheduler.cells().pinned(),
+            cells_used: self.scheduler.cells().used(),
+            attention_cells: self.scheduler.cells().n_kv(),
+            sequence_ids: self.config.seq_ids,
+            sequence_ids_used: self.scheduler.seq_ids_used(),
+            waiting: self.scheduler.waiting_count(),
+            swap_ram_bytes: sequences.map_or(0, SwapStore::ram_bytes),
+            swap_disk_bytes: sequences.map_or(0, SwapStore::disk_bytes),
+            prefix_offload_bytes: prefixes.map_or(0, SwapStore::ram_bytes),
+            requests: self.scheduler.requests().collect(),
+            prefix_cache: self.scheduler.entries().collect(),
+            counters: self.scheduler.counters(),
         }
     }
 

@@ -1,8 +1,8 @@
-//! Adds requests to the scheduler, and ends the ones that do not finish: cancelled, failed or expired.
+//! Adds requests to the scheduler, and ends the ones that do not finish: canceled, failed or expired.
 
 use super::device_top_k;
 use super::{
-    ActiveRequest, GenerationState, NewRequest, RequestKind, RequestTimes, RequestWork, Worker,
+    ActiveRequest, ActiveWork, GenerationState, NewRequest, NewWork, RequestTimes, Worker,
 };
 use crate::Error;
 use crate::backend::Backend;
@@ -26,12 +26,12 @@ impl<B: Backend> Worker<B> {
             continued,
             arrived,
             permit,
-            kind,
+            work,
         } = request;
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        let external = kind.external_sampling(&prompt);
+        let external = work.external_sampling(&prompt);
         let arrived_at = self.time(arrived);
         let request = Request {
             id,
@@ -39,7 +39,7 @@ impl<B: Backend> Worker<B> {
             scope: caller.scope().with(adapter),
             priority: caller.priority,
             tokens: prompt,
-            max_tokens: kind.max_tokens(),
+            max_tokens: work.max_tokens(),
             arrived_at,
             queue_until: caller
                 .queue_time
@@ -47,8 +47,8 @@ impl<B: Backend> Worker<B> {
             deadline: caller.deadline.map(|deadline| self.time(deadline)),
             quota: caller.cell_share.map(|share| share.of(self.config.cells)),
             retention,
-            continues: continued,
-            logits: device_top_k::logits_kind(&kind, self.top_k),
+            continued,
+            logits: device_top_k::logits_kind(&work, self.top_k),
             progress: RequestProgress::default(),
         };
         let now = self.time(Instant::now());
@@ -60,20 +60,18 @@ impl<B: Backend> Worker<B> {
             add(counter, 1);
             // Before the reply: the caller may retry at once.
             drop(permit);
-            kind.refuse(enqueue_error(error, self.config));
+            work.refuse(enqueue_error(error, self.config));
             return;
         }
-        let work = match kind {
-            RequestKind::NextToken { request, sender } => {
-                RequestWork::NextToken { request, sender }
-            }
-            RequestKind::Generate { options, sender } => {
+        let work = match work {
+            NewWork::NextToken { request, sender } => ActiveWork::NextToken { request, sender },
+            NewWork::Generate { options, sender } => {
                 let max_drafts = match external {
                     None => self.config.max_drafts.min(options.max_draft_tokens.into()),
                     Some(_) => 0,
                 };
                 let seed = options.seed.unwrap_or_else(rand::random);
-                RequestWork::Generate(Box::new(GenerationState {
+                ActiveWork::Generate(Box::new(GenerationState {
                     prompt_tokens,
                     generated_tokens: 0,
                     chain: SamplerChain::new(options.samplers.clone(), seed)
@@ -102,8 +100,8 @@ impl<B: Backend> Worker<B> {
     /// Cancels running and waiting requests whose reader is gone.
     pub(super) fn cancel_abandoned(&mut self) {
         let is_abandoned = |request: &ActiveRequest| match &request.work {
-            RequestWork::Generate(generation) => generation.sender.is_abandoned(),
-            RequestWork::NextToken { sender, .. } => sender.is_abandoned(),
+            ActiveWork::Generate(generation) => generation.sender.is_abandoned(),
+            ActiveWork::NextToken { sender, .. } => sender.is_abandoned(),
         };
         let requests = self.requests.iter();
         let abandoned = requests.filter(|(_, request)| is_abandoned(request));
@@ -114,7 +112,7 @@ impl<B: Backend> Worker<B> {
     pub(super) fn cancel(&mut self, ids: &[RequestId]) {
         for &id in ids {
             self.scheduler.cancel(id);
-            self.drop_request(id, |metrics| &metrics.cancelled, Error::Cancelled);
+            self.drop_request(id, |metrics| &metrics.canceled, Error::Canceled);
         }
     }
 
@@ -154,11 +152,11 @@ impl<B: Backend> Worker<B> {
         // Before the reply: the caller may retry at once.
         drop(request.permit);
         match request.work {
-            RequestWork::Generate(generation) => {
+            ActiveWork::Generate(generation) => {
                 let reader = generation.sender.finish("", Err(error));
                 self.wake_batch.add(reader);
             }
-            RequestWork::NextToken { sender, .. } => sender.finish(Err(error)),
+            ActiveWork::NextToken { sender, .. } => sender.finish(Err(error)),
         }
     }
 
@@ -178,7 +176,7 @@ fn enqueue_error(error: EnqueueError, config: SchedulerConfig) -> Error {
         },
         EnqueueError::TenantQueueFull { retry_after } => Error::Overloaded {
             reason: format!(
-                "{} requests of this deployment are already waiting",
+                "{} requests of this tenant are already waiting",
                 config.max_tenant_queue
             ),
             retry_after,

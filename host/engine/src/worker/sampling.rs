@@ -1,6 +1,6 @@
 //! Samples tokens from a step's logits, delivers them and their text, and proposes drafts for the next step.
 //!
-//! A row with drafts has logits after its last certain token and after each draft. Tokens are sampled one after the
+//! A row with drafts has logits after its last known token and after each draft. Tokens are sampled one after the
 //! other, with one random number each, as they would be without drafts; the next logits count as long as the sampled
 //! token equals the draft that they follow. So drafts do not change what a request generates.
 //!
@@ -10,7 +10,7 @@ use super::constrained::ConstraintTime;
 use super::device_top_k::all_logits;
 use super::sampling_budget::SamplingBudget;
 use super::step_output::{NewTokens, SampleError, StepOutput, no_finite_logit};
-use super::{GenerationState, RequestWork, Vocabulary, Worker};
+use super::{ActiveWork, GenerationState, Vocabulary, Worker};
 use crate::backend::Backend;
 use crate::generation::{FinishReason, Outcome};
 use crate::metrics::add;
@@ -32,8 +32,8 @@ pub(super) struct SampleContext<'a> {
 }
 
 impl GenerationState {
-    /// Samples and delivers tokens until a draft is wrong. `tokens` are the certain ones; `logits(n)` are those after
-    /// `tokens` and `n` drafts.
+    /// Samples until a token differs from its draft. `tokens`: known so far. `logits(n)`: after `tokens` and the first
+    /// `n` drafts.
     fn sample<'a>(
         &mut self,
         tokens: &[Token],
@@ -161,13 +161,18 @@ impl GenerationState {
 }
 
 impl<B: Backend> Worker<B> {
-    /// Samples and delivers tokens, or answers, for each row with output of a step that took `computing`.
-    pub(super) fn sample(&mut self, rows: &[Row], now: Instant, computing: Duration) -> StepOutput {
+    /// Samples and delivers tokens, or answers, for each row with output. `compute_time`: what the step took.
+    pub(super) fn sample(
+        &mut self,
+        rows: &[Row],
+        now: Instant,
+        compute_time: Duration,
+    ) -> StepOutput {
         let mut output = StepOutput::default();
         let constrained = |row: &&Row| row.output && self.is_constrained(row.request);
         let constrained = rows.iter().filter(constrained).count();
-        let mut constraint_time = ConstraintTime::divide_step(constrained);
-        let mut budget = SamplingBudget::divide_step(computing, &self.scheduler);
+        let mut constraint_time = ConstraintTime::for_step(constrained);
+        let mut budget = SamplingBudget::for_step(compute_time, &self.scheduler);
         // Deferred rows come first.
         let order: &[bool] = match self.deferred.is_empty() {
             true => &[false],
@@ -176,7 +181,7 @@ impl<B: Backend> Worker<B> {
         for &deferred in order {
             let mut index = 0;
             for row in rows {
-                let last = index + (row.certain() - row.from) as usize - 1;
+                let last_known_input = index + (row.known_end() - row.from) as usize - 1;
                 index += row.tokens() as usize;
                 if self.deferred.contains(&row.request) != deferred {
                     continue;
@@ -184,7 +189,7 @@ impl<B: Backend> Worker<B> {
                 self.wake_batch.flush_if_due();
                 self.process_row(
                     row,
-                    last,
+                    last_known_input,
                     now,
                     &mut output,
                     &mut constraint_time,
@@ -200,11 +205,11 @@ impl<B: Backend> Worker<B> {
         output
     }
 
-    /// Samples or answers for a row; its last certain input has the index `last`.
+    /// Samples or answers for a row. `last_known_input`: the index of its last input that is no draft.
     fn process_row(
         &mut self,
         row: &Row,
-        last: usize,
+        last_known_input: usize,
         now: Instant,
         output: &mut StepOutput,
         constraint_time: &mut ConstraintTime,
@@ -213,21 +218,24 @@ impl<B: Backend> Worker<B> {
         let Some(request) = self.requests.get_mut(&row.request) else {
             return;
         };
-        request.computed += u64::from(row.certain() - row.from);
+        request.computed += u64::from(row.known_end() - row.from);
         if !row.output {
             return;
         }
         match &request.work {
-            RequestWork::NextToken { .. } => self.answer_next_token(row, last, now, output),
-            RequestWork::Generate(generation) if generation.external.is_some() => {
-                self.request_external_sample(row, last, output, constraint_time);
+            ActiveWork::NextToken { .. } => {
+                self.answer_next_token(row, last_known_input, now, output)
             }
-            RequestWork::Generate(_) => {
+            ActiveWork::Generate(generation) if generation.external.is_some() => {
+                self.request_external_sample(row, last_known_input, output, constraint_time);
+            }
+            ActiveWork::Generate(_) => {
                 let tenant = self.scheduler.tenant(row.request);
                 let sampled = budget.sample(tenant, || {
-                    self.sample_row(row, last, now, output, constraint_time);
+                    self.sample_row(row, last_known_input, now, output, constraint_time);
                 });
                 if !sampled {
+                    // The drafts were computed for nothing.
                     add(&self.metrics.rejected_drafts, u64::from(row.drafts));
                     output.deferred.push(row.request);
                 }
@@ -235,11 +243,11 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Samples tokens for a row of a generation; its last certain input has the index `last`.
+    /// Samples tokens for a row of a generation.
     fn sample_row(
         &mut self,
         row: &Row,
-        last: usize,
+        last_known_input: usize,
         now: Instant,
         output: &mut StepOutput,
         constraint_time: &mut ConstraintTime,
@@ -251,7 +259,7 @@ impl<B: Backend> Worker<B> {
             return;
         };
         let draft = self.scheduler.draft(row);
-        let logits = |drafts| self.backend.output(last + drafts);
+        let logits = |drafts| self.backend.output(last_known_input + drafts);
         let mut context = SampleContext {
             vocabulary: &*self.vocabulary,
             scratch: &mut self.scratch,
@@ -315,7 +323,7 @@ impl<B: Backend> Worker<B> {
             return;
         };
         let times = request.times(now);
-        let RequestWork::Generate(mut generation) = request.work else {
+        let ActiveWork::Generate(mut generation) = request.work else {
             return;
         };
         let progress = self.scheduler.progress(id);

@@ -14,7 +14,7 @@ const MIN_BUDGET: Duration = Duration::from_millis(5);
 
 /// The sampling time of a step.
 pub(super) struct SamplingBudget {
-    /// What each tenant may take. `None` if only one has requests, which needs no measurement.
+    /// What each tenant may take. `None` if only one has requests; then nothing is measured.
     share: Option<Duration>,
     /// Whether rows may be deferred.
     can_defer: bool,
@@ -23,10 +23,10 @@ pub(super) struct SamplingBudget {
 
 impl SamplingBudget {
     /// Divides the budget of a step that took this long to compute.
-    pub fn divide_step(computing: Duration, scheduler: &Scheduler) -> Self {
+    pub fn for_step(compute_time: Duration, scheduler: &Scheduler) -> Self {
         let tenants = u32::try_from(scheduler.active_tenants()).unwrap_or(u32::MAX);
         Self {
-            share: (tenants > 1).then(|| computing.max(MIN_BUDGET) / tenants),
+            share: (tenants > 1).then(|| compute_time.max(MIN_BUDGET) / tenants),
             can_defer: scheduler.can_defer_sampling(),
             taken: Vec::new(),
         }

@@ -48,7 +48,7 @@ impl<B: Backend> Worker<B> {
                 tracing::warn!(%error, tokens = self.inputs.len(), "a step failed");
                 add(&self.metrics.failed_steps, 1);
                 let now = self.time(decoded_at);
-                if let Some(id) = self.scheduler.applied(StepResult::Failed { now }) {
+                if let Some(id) = self.scheduler.step_done(StepResult::Failed { now }) {
                     self.fail(id, Error::Failed(error.to_string()));
                 }
             }
@@ -98,8 +98,8 @@ impl<B: Backend> Worker<B> {
     ) {
         let overlapped = self.begin_overlap();
         let before = Instant::now();
-        let computing = decoded_at.duration_since(planned_at);
-        let output = self.sample(&step.rows, decoded_at, computing);
+        let compute_time = decoded_at.duration_since(planned_at);
+        let output = self.sample(&step.rows, decoded_at, compute_time);
         let sampling_time = before.elapsed();
         if step.rows.iter().any(|row| row.output) {
             self.overlap.observe_sampling(sampling_time);
@@ -112,10 +112,10 @@ impl<B: Backend> Worker<B> {
         // The scheduler predicts the cost of rows, which excludes constraints and moves.
         let excluded = output.constraint_time + move_time;
         let took = (step_time + overlap_time).saturating_sub(excluded);
-        self.scheduler.applied(StepResult::Decoded {
-            sampled: &output.tokens,
+        self.scheduler.step_done(StepResult::Decoded {
+            gained: &output.tokens,
             finished: &output.finished,
-            sampled_externally: &output.sampled_externally,
+            awaits_sampler: &output.awaits_sampler,
             needs_all_logits: &output.needs_all_logits,
             took,
         });
@@ -139,7 +139,7 @@ impl<B: Backend> Worker<B> {
         self.inputs.clear();
         for row in rows {
             let tokens = self.scheduler.tokens(row.request);
-            let known = tokens.get(row.from as usize..row.certain() as usize);
+            let known = tokens.get(row.from as usize..row.known_end() as usize);
             debug_assert!(known.is_some(), "a row's request must exist");
             let tokens = known.unwrap_or_default().iter();
             let tokens = tokens.chain(self.scheduler.draft(row));

@@ -14,7 +14,7 @@ pub(super) struct StepOutput {
     /// Requests that need no further token.
     pub finished: Vec<RequestId>,
     /// Requests whose next token an external sampler picks.
-    pub sampled_externally: Vec<RequestId>,
+    pub awaits_sampler: Vec<RequestId>,
     /// Requests whose top-k logits did not suffice.
     pub needs_all_logits: Vec<RequestId>,
     /// Requests whose rows were not sampled, because their tenant had no time left.

@@ -4,9 +4,10 @@ use super::Worker;
 use crate::Token;
 use crate::backend::{Backend, SaveError};
 use crate::metrics::{EngineMetrics, set};
-use crate::status::EngineStatus;
 use crate::swap_store::{Fetched, SwapStore};
-use corral_scheduler::{EntryId, Layout, MemoryOp, PrefixScope, RequestId, SeqId, WeakRetention};
+use corral_scheduler::{
+    EntryId, MemoryOp, PositionOrder, PrefixScope, RequestId, SeqId, WeakRetention,
+};
 use std::time::Instant;
 
 /// Largest state to compact, in bytes: compaction holds a copy of it.
@@ -65,6 +66,11 @@ impl Swap {
         both.map(|limited| &mut limited.store)
     }
 
+    /// The stores of sequences and of prefixes.
+    pub fn both(&self) -> [Option<&SwapStore>; 2] {
+        [&self.sequences, &self.prefixes].map(|one| one.as_ref().map(|limited| &limited.store))
+    }
+
     /// Number of requested swap-ins.
     pub fn requested(&self) -> usize {
         self.requested.len()
@@ -99,8 +105,8 @@ pub struct ExportState {
 pub struct ExportedState {
     /// Number of tokens; at least one.
     pub length: u32,
-    /// The tokens' layout in the state.
-    pub layout: Layout,
+    /// The order of the tokens in the state.
+    pub order: PositionOrder,
     pub bytes: Vec<u8>,
 }
 
@@ -109,7 +115,7 @@ pub struct ImportState {
     pub scope: PrefixScope,
     /// Exactly the tokens of the state.
     pub tokens: Vec<Token>,
-    pub layout: Layout,
+    pub order: PositionOrder,
     pub state: Vec<u8>,
     pub retention: WeakRetention,
 }
@@ -242,26 +248,6 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    pub(super) fn status(&self) -> EngineStatus {
-        let sequences = self.swap.sequences.as_ref().map(|limited| &limited.store);
-        let prefixes = self.swap.prefixes.as_ref().map(|limited| &limited.store);
-        EngineStatus {
-            cells: self.config.cells,
-            cells_pinned: self.scheduler.cells().pinned(),
-            cells_used: self.scheduler.cells().used(),
-            attention_cells: self.scheduler.cells().n_kv(),
-            sequence_ids: self.config.seq_ids,
-            sequence_ids_used: self.scheduler.seq_ids_used(),
-            waiting: self.scheduler.waiting_count(),
-            swap_ram_bytes: sequences.map_or(0, SwapStore::ram_bytes),
-            swap_disk_bytes: sequences.map_or(0, SwapStore::disk_bytes),
-            prefix_offload_bytes: prefixes.map_or(0, SwapStore::ram_bytes),
-            requests: self.scheduler.requests().collect(),
-            prefix_cache: self.scheduler.entries().collect(),
-            counters: self.scheduler.counters(),
-        }
-    }
-
     /// Copies the state of the longest cached prefix of the tokens.
     pub(super) fn export_state(&mut self, export: ExportState) {
         let prefix = self.scheduler.borrow_prefix(export.scope, &export.tokens);
@@ -270,7 +256,7 @@ impl<B: Backend> Worker<B> {
             Some(ExportedState {
                 length,
                 bytes: self.backend.save(seq, export.limit).ok()?,
-                layout: self.scheduler.cells().layout(seq),
+                order: self.scheduler.cells().order(seq),
             })
         });
         if let Some((seq, _)) = prefix {
@@ -288,13 +274,11 @@ impl<B: Backend> Worker<B> {
         let ImportState {
             scope,
             tokens,
-            layout,
+            order,
             state,
             retention,
         } = import;
-        let entry = self
-            .scheduler
-            .import_entry(scope, tokens, layout, retention);
+        let entry = self.scheduler.import_entry(scope, tokens, order, retention);
         self.store_state(entry, state);
     }
 }

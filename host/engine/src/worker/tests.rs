@@ -120,14 +120,14 @@ fn failing_request_harms_no_other() {
 }
 
 #[test]
-fn dropped_generations_are_cancelled() {
+fn dropped_generations_are_canceled() {
     let engine = TestEngine::slow(Duration::from_millis(100));
     // Four run, the others wait.
     let dropped: Vec<_> = (0..12).map(|_| engine.generate(vec![1], long())).collect();
     drop(dropped);
     read_tokens(engine.generate(vec![5], limit(3)), 6..9);
     let metrics = engine.end();
-    assert_eq!((get(&metrics.cancelled), get(&metrics.finished)), (12, 1));
+    assert_eq!((get(&metrics.canceled), get(&metrics.finished)), (12, 1));
     assert!(get(&metrics.computed_tokens) < 100);
 }
 
@@ -154,7 +154,7 @@ fn shutdown_cancels_running_waiting_and_unread_requests() {
     let late = engine.generate(vec![1], long());
     drop(release);
     for generation in generations.into_iter().chain([late]) {
-        assert_eq!(read(generation).1, Err(Error::Cancelled));
+        assert_eq!(read(generation).1, Err(Error::Canceled));
     }
     engine.end();
 }

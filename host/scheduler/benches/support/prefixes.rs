@@ -9,7 +9,7 @@ pub const TAIL: u32 = 64;
 /// Candidates that a search returns.
 pub const CANDIDATES: usize = 32;
 
-/// A text that shares so many tokens with all others.
+/// A text that shares this many tokens with all others.
 pub fn text(shared: u32, number: u32) -> Vec<Token> {
     let own = 100_000 + number * TAIL;
     (0..shared).chain(own..own + TAIL).collect()

@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use corral_scheduler::{
-    Layout, LogitsKind, Overlap, PrefillPolicy, PrefixScope, Priority, Request, RequestId,
+    LogitsKind, Overlap, PositionOrder, PrefillPolicy, PrefixScope, Priority, Request, RequestId,
     RequestProgress, Retention, Scheduler, SchedulerConfig, Step, StepResult, Tenant, Time, Token,
     WeakRetention,
 };
@@ -17,7 +17,7 @@ const LENGTH: u32 = 192;
 /// The engine's defaults.
 const CELLS: u32 = 16_384;
 const IDS: u16 = 64;
-/// Waiting requests are spread over so many tenants.
+/// Waiting requests are spread over this many tenants.
 const TENANTS: u64 = 16;
 /// The time of a step.
 const STEP: Duration = Duration::from_millis(20);
@@ -57,7 +57,7 @@ fn request(number: u64, now: Time, max_tokens: u32) -> Request {
         deadline: None,
         quota: None,
         retention: WeakRetention::default(),
-        continues: None,
+        continued: None,
         logits: LogitsKind::All,
         progress: RequestProgress::default(),
     }
@@ -67,16 +67,16 @@ fn request(number: u64, now: Time, max_tokens: u32) -> Request {
 fn apply(
     scheduler: &mut Scheduler,
     step: &Step,
-    sampled: &[(RequestId, Token)],
+    gained: &[(RequestId, Token)],
     finished: &[RequestId],
 ) {
     if step.rows.is_empty() {
         return;
     }
-    let failed = scheduler.applied(StepResult::Decoded {
-        sampled,
+    let failed = scheduler.step_done(StepResult::Decoded {
+        gained,
         finished,
-        sampled_externally: &[],
+        awaits_sampler: &[],
         needs_all_logits: &[],
         took: STEP,
     });
@@ -89,7 +89,7 @@ pub struct DecodeScene {
     scheduler: Scheduler,
     now: Time,
     step: Step,
-    sampled: Vec<(RequestId, Token)>,
+    gained: Vec<(RequestId, Token)>,
     /// Steps until requests finish.
     steps_left: u32,
 }
@@ -104,14 +104,14 @@ impl DecodeScene {
             scheduler: Scheduler::new(config(load.0, cells, running * PROMPT)),
             now: Time::ZERO,
             step: Step::default(),
-            sampled: Vec::new(),
+            gained: Vec::new(),
             steps_left: LENGTH - 4,
         };
         (0..u64::from(running)).for_each(|number| scene.enqueue(number));
         scene.plan();
         scene.answer();
         scene.plan();
-        assert_eq!(scene.step.shape.rows, running, "all decode");
+        assert_eq!(scene.step.shape.decode_rows, running, "all decode");
         scene.answer();
         (1000..1000 + waiting as u64).for_each(|number| scene.enqueue(number));
         scene
@@ -134,12 +134,12 @@ impl DecodeScene {
     /// Samples a token for each row with output.
     pub fn sample(&mut self) {
         let rows = self.step.rows.iter().filter(|row| row.output);
-        self.sampled.clear();
-        self.sampled.extend(rows.map(|row| (row.request, 7)));
+        self.gained.clear();
+        self.gained.extend(rows.map(|row| (row.request, 7)));
     }
 
     pub fn apply(&mut self) {
-        apply(&mut self.scheduler, &self.step, &self.sampled, &[]);
+        apply(&mut self.scheduler, &self.step, &self.gained, &[]);
     }
 
     /// Completes the planned step.
@@ -173,8 +173,8 @@ impl DecodeScene {
     }
 }
 
-/// A scheduler with many swapped-out idle sequences. Others hold all ids and cells, and each new request needs those of
-/// one of them.
+/// A scheduler with many swapped-out retained sequences. Others hold all ids and cells, and each new request needs
+/// those of one of them.
 pub struct AdmissionScene {
     scheduler: Scheduler,
     now: Time,
@@ -193,11 +193,11 @@ impl AdmissionScene {
         };
         for _ in 0..swapped_out {
             let request = scene.next_request();
-            let layout = Layout::new(std::iter::once(0..PROMPT).collect());
-            let layout = layout.expect("each position once");
+            let order = PositionOrder::new(std::iter::once(0..PROMPT).collect());
+            let order = order.expect("each position once");
             scene
                 .scheduler
-                .import_entry(request.scope, request.tokens, layout, request.retention);
+                .import_entry(request.scope, request.tokens, order, request.retention);
         }
         while scene.scheduler.cells().free() > 0 {
             scene.enqueue();
@@ -234,7 +234,7 @@ impl AdmissionScene {
         let step = std::mem::take(&mut self.step);
         let rows = step.rows.iter().filter(|row| row.output);
         let finished: Vec<_> = rows.map(|row| row.request).collect();
-        let sampled: Vec<_> = finished.iter().map(|id| (*id, 7)).collect();
-        apply(&mut self.scheduler, &step, &sampled, &finished);
+        let gained: Vec<_> = finished.iter().map(|id| (*id, 7)).collect();
+        apply(&mut self.scheduler, &step, &gained, &finished);
     }
 }

@@ -168,21 +168,21 @@ fn restored_sequence_keeps_cell_order() {
     // Three holes, then the end.
     place(&mut cells, &[(1, 4)]);
     assert_eq!(held(&cells, 1), [3, 4, 0, 1, 2, 5]);
-    let layout = cells.layout(SeqId(1));
-    assert_eq!(layout, Layout(vec![2..5, 0..2, 5..6]));
-    assert_eq!(layout.length(), 6);
+    let order = cells.order(SeqId(1));
+    assert_eq!(order, PositionOrder(vec![2..5, 0..2, 5..6]));
+    assert_eq!(order.length(), 6);
     cells.clear(SeqId(1));
     place(&mut cells, &[(2, 1), (3, 1)]);
     cells.clear(SeqId(2));
-    assert!(cells.restore(SeqId(4), &layout));
+    assert!(cells.restore(SeqId(4), &order));
     assert_eq!(held(&cells, 4), [4, 5, 0, 2, 3, 6]);
-    assert_eq!(cells.layout(SeqId(4)), layout, "a second save");
+    assert_eq!(cells.order(SeqId(4)), order, "a second save");
     cells.truncate(SeqId(4), 4);
     place(&mut cells, &[(3, 2)]);
     assert_eq!(held(&cells, 3), [1, 3, 6]);
 
-    assert_eq!(cells.layout(SeqId(99)), Layout::default());
-    assert!(cells.restore(SeqId(5), &Layout::default()));
+    assert_eq!(cells.order(SeqId(99)), PositionOrder::default());
+    assert!(cells.restore(SeqId(5), &PositionOrder::default()));
     assert_eq!(cells.held_by(SeqId(5)), 0);
 }
 
@@ -190,15 +190,15 @@ fn restored_sequence_keeps_cell_order() {
 fn sequence_without_room_is_not_restored() {
     let mut cells = KvCells::new(10);
     place(&mut cells, &[(0, 6)]);
-    let layout = cells.layout(SeqId(0));
+    let order = cells.order(SeqId(0));
     share(&mut cells, 0, 1, 6);
     let before: Vec<_> = cells.occupied().collect();
-    assert!(!cells.restore(SeqId(2), &layout), "shared or not");
+    assert!(!cells.restore(SeqId(2), &order), "shared or not");
     assert!(cells.occupied().eq(before));
     cells.clear(SeqId(0));
-    assert!(!cells.restore(SeqId(2), &layout));
+    assert!(!cells.restore(SeqId(2), &order));
     cells.clear(SeqId(1));
-    assert!(cells.restore(SeqId(2), &layout));
+    assert!(cells.restore(SeqId(2), &order));
     assert_eq!((cells.used(), cells.free()), (6, 4));
 }
 
@@ -425,7 +425,7 @@ fn part_of(length: u32, part: u32) -> u32 {
 struct Pair {
     cells: KvCells,
     plain: Plain,
-    saved: Vec<(Layout, Vec<u32>)>,
+    saved: Vec<(PositionOrder, Vec<u32>)>,
 }
 
 impl Pair {
@@ -468,17 +468,17 @@ impl Pair {
             }
             Event::Save(seq) => {
                 let state = plain.state_write(seq);
-                let layout = cells.layout(SeqId(seq));
-                assert_eq!(layout.length() as usize, state.len());
-                saved.push((layout, state));
+                let order = cells.order(SeqId(seq));
+                assert_eq!(order.length() as usize, state.len());
+                saved.push((order, state));
             }
             Event::Load { state, to, damaged } => {
                 if saved.is_empty() || plain.length(to) > 0 {
                     return;
                 }
-                let (layout, state) = &saved[state % saved.len()];
+                let (order, state) = &saved[state % saved.len()];
                 let damaged = damaged && !state.is_empty();
-                let restored = cells.restore(SeqId(to), layout);
+                let restored = cells.restore(SeqId(to), order);
                 if damaged {
                     cells.clear(SeqId(to));
                 }
@@ -510,7 +510,7 @@ impl Pair {
             let holders = cells.holders[index as usize];
             assert_eq!(usize::from(holders.count), plain.seqs.len());
             let ids = plain.seqs.iter().fold(0, |ids, seq| ids ^ seq);
-            assert_eq!(holders.ids, ids);
+            assert_eq!(holders.ids_xor, ids);
         }
         let listed = cells.occupied().map(|(position, seqs)| Cell {
             position,

@@ -105,7 +105,7 @@ fn continuation_changes_id_kind_without_recompute() {
             tokens.extend([7, 9]);
             let next = Request {
                 tokens,
-                continues: Some(retention),
+                continued: Some(retention),
                 ..of(2, then)
             };
             scheduler.enqueue(Time::ZERO, next).unwrap();
@@ -183,13 +183,13 @@ fn retry_with_all_logits_recomputes_one_token() {
             (SeqId(0), 16, 20, true)
         );
         let result = StepResult::Decoded {
-            sampled: &[],
+            gained: &[],
             finished: &[],
-            sampled_externally: &[],
+            awaits_sampler: &[],
             needs_all_logits: &[RequestId(1)],
             took: Duration::from_millis(1),
         };
-        assert_eq!(scheduler.applied(result), None);
+        assert_eq!(scheduler.step_done(result), None);
         let step = scheduler.plan(Time::ZERO);
         let row = step.rows[0];
         assert_eq!(
@@ -232,13 +232,13 @@ fn retry_with_all_logits_evicts_for_an_id() {
     let step = scheduler.plan(Time::ZERO);
     assert_eq!((step.rows[0].seq, scheduler.seq_ids_used()), (SeqId(0), 2));
     let result = StepResult::Decoded {
-        sampled: &[],
+        gained: &[],
         finished: &[],
-        sampled_externally: &[],
+        awaits_sampler: &[],
         needs_all_logits: &[RequestId(2)],
         took: Duration::from_millis(1),
     };
-    scheduler.applied(result);
+    scheduler.step_done(result);
     let step = scheduler.plan(Time::ZERO);
     assert_eq!((step.rows[0].seq, step.rows[0].from), (SeqId(1), 19));
     assert_eq!(

@@ -11,18 +11,18 @@ fn decoding_request(scheduler: &mut Scheduler, key: u64, prompt: u32) {
 
 /// Reports that the step was computed and gained these tokens.
 fn report_gained(scheduler: &mut Scheduler, tokens: &[(u64, Token)], ended: &[RequestId]) {
-    let sampled: Vec<_> = tokens
+    let gained: Vec<_> = tokens
         .iter()
         .map(|&(key, token)| (RequestId(key), token))
         .collect();
     let result = StepResult::Decoded {
-        sampled: &sampled,
+        gained: &gained,
         finished: ended,
-        sampled_externally: &[],
+        awaits_sampler: &[],
         needs_all_logits: &[],
         took: Duration::from_millis(1),
     };
-    assert_eq!(scheduler.applied(result), None);
+    assert_eq!(scheduler.step_done(result), None);
 }
 
 #[test]
@@ -32,8 +32,8 @@ fn rejected_drafts_are_truncated_first() {
     scheduler.propose_draft(RequestId(1), &[50, 51, 52]);
     let step = scheduler.plan(Time::ZERO);
     let row = step.rows[0];
-    assert_eq!((row.from, row.certain(), row.to), (5, 6, 8));
-    assert_eq!((step.shape.drafts, step.shape.rows), (2, 1));
+    assert_eq!((row.from, row.known_end(), row.to), (5, 6, 8));
+    assert_eq!((step.shape.drafts, step.shape.decode_rows), (2, 1));
     assert_eq!(scheduler.draft(&row), [50, 51]);
     let outputs = (5..8).map(|position| row.is_output(position));
     assert_eq!(outputs.collect::<Vec<_>>(), [true; 3]);
@@ -63,7 +63,7 @@ fn finished_request_keeps_known_tokens_only() {
 }
 
 #[test]
-fn drafts_evict_unowned_entries_only() {
+fn drafts_evict_unretained_entries_only() {
     let config = SchedulerConfig {
         cells: 48,
         ..CONFIG
@@ -86,7 +86,7 @@ fn drafts_evict_unowned_entries_only() {
         let step = scheduler.plan(Time::ZERO);
         assert_eq!((step.shape.drafts, step.rows.len()), (1, 1));
         report_gained(&mut scheduler, &[(2, 9)], &[]);
-        // Now none is free beside that one, but an unowned entry is dropped for drafts.
+        // Now none is free beside that one, but an unretained entry is dropped for drafts.
         let retention = retained.then_some(retention);
         scheduler.propose_draft(RequestId(2), &[50, 51]);
         let step = scheduler.plan(Time::ZERO);
@@ -103,7 +103,7 @@ fn failed_step_repeats_without_drafts() {
     decoding_request(&mut scheduler, 1, 5);
     scheduler.propose_draft(RequestId(1), &[50, 51]);
     assert_eq!(scheduler.plan(Time::ZERO).shape.drafts, 2);
-    scheduler.applied(StepResult::Failed { now: Time::ZERO });
+    scheduler.step_done(StepResult::Failed { now: Time::ZERO });
     assert_eq!(scheduler.cells().used(), 5);
     let step = scheduler.plan(Time::ZERO);
     assert_eq!((step.shape.drafts, step.rows[0].tokens()), (0, 1));
@@ -136,7 +136,7 @@ fn few_known_tokens_join_the_decode_row() {
     let row = step.rows[0];
     assert_eq!((row.from, row.to, row.output), (5, 14, true));
     // It decodes: the other tokens count as prefill.
-    assert_eq!((step.shape.rows, step.shape.prefill), (1, 8));
+    assert_eq!((step.shape.decode_rows, step.shape.prefill), (1, 8));
     let tokens: Vec<_> = (0..10).map(|token| (1, token)).collect();
     report_gained(&mut scheduler, &tokens, &[]);
     assert_eq!(
@@ -144,7 +144,7 @@ fn few_known_tokens_join_the_decode_row() {
         RequestState::Prefill
     );
     let step = scheduler.plan(Time::ZERO);
-    assert_eq!((step.shape.rows, step.shape.prefill), (0, 10));
+    assert_eq!((step.shape.decode_rows, step.shape.prefill), (0, 10));
     report_gained(&mut scheduler, &[(1, 3)], &[]);
     assert_eq!(
         scheduler.requests().next().unwrap().state,

@@ -23,12 +23,12 @@ fn costs() -> CostModel {
     let mut cost = CostModel::default();
     for number in 0..400_u32 {
         let shape = StepShape {
-            rows: 1 + number % 4,
+            decode_rows: 1 + number % 4,
             prefill: 16 * (number % 3),
             n_kv: 256 * (1 + number % 5),
             ..StepShape::default()
         };
-        let tokens = f64::from(shape.rows + shape.prefill);
+        let tokens = f64::from(shape.decode_rows + shape.prefill);
         let attention = 1e-5 * tokens * f64::from(shape.n_kv);
         let seconds = 0.010 + 0.001 * f64::from(shape.prefill) + attention;
         cost.observe(shape, seconds);
@@ -39,7 +39,7 @@ fn costs() -> CostModel {
 /// Charges the cells for steps with eight decode rows: 80 µs for each cell and step.
 fn charge(scheduler: &mut Scheduler, steps: u32, prefill: u32) {
     let shape = StepShape {
-        rows: 8,
+        decode_rows: 8,
         prefill,
         ..StepShape::default()
     };
@@ -158,7 +158,7 @@ fn swap_in(scheduler: &mut Scheduler, key: RequestId) -> (u32, bool) {
 }
 
 #[test]
-fn cancelled_request_keeps_offloaded_prefix() {
+fn canceled_request_keeps_offloaded_prefix() {
     let mut scheduler = with_costs(ROOMY);
     run_briefly(&mut scheduler, with_prefix(2, 300, 20));
     charge(&mut scheduler, 10, 0);

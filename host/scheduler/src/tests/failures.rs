@@ -19,7 +19,7 @@ fn fault_after_bad_request_counts_half() {
             let has = |key: u64| step.rows.iter().any(|row| row.request == RequestId(key));
             let others = !second_is_bad && !ended.is_empty();
             if has(1) || (has(2) && !others) {
-                let found = scheduler.applied(StepResult::Failed { now });
+                let found = scheduler.step_done(StepResult::Failed { now });
                 ended.extend(found.map(|key| (moment, key.0)));
             } else {
                 report_computed(&mut scheduler, &step, &[]);

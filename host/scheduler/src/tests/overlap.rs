@@ -20,7 +20,7 @@ fn decode_and_prompt(limits: SchedulerConfig) -> (Scheduler, Step) {
     enqueue(&mut scheduler, 2, 43, 5);
     let step = scheduler.plan(Time::ZERO);
     assert_eq!(
-        (step.shape.rows, step.shape.prefill, step.overlapped),
+        (step.shape.decode_rows, step.shape.prefill, step.overlapped),
         (1, 19, 0)
     );
     (scheduler, step)
@@ -40,12 +40,12 @@ fn overlap_takes_half_the_budget() {
         assert!(ahead.is_overlap && ahead.memory_ops.is_empty());
         assert_eq!(ahead.rows.len(), 1);
         report_computed(&mut scheduler, &step, &[]);
-        scheduler.applied_overlap(true);
+        scheduler.overlap_done(true);
         let before = ahead.shape.prefill;
         seen.push((span(&step), span(&ahead)));
         step = scheduler.plan(Time::ZERO);
         assert_eq!(
-            (step.overlapped, step.prefill_budget, step.shape.rows),
+            (step.overlapped, step.prefill_budget, step.shape.decode_rows),
             (before, 19, 1)
         );
     }
@@ -105,7 +105,7 @@ fn failed_overlap_repeats_in_smaller_steps() {
         .expect("half of the budget");
     let seq = ahead.rows[0].seq;
     report_computed(&mut scheduler, &step, &[]);
-    scheduler.applied_overlap(false);
+    scheduler.overlap_done(false);
     assert_eq!(scheduler.cells().held_by(seq), 19);
     assert!(scheduler.is_recovering());
     let step = scheduler.plan(Time::ZERO);
@@ -132,7 +132,7 @@ fn failed_request_leaves_no_overlapped_cells() {
     let used = scheduler.cells().used();
     assert_eq!(used, 5 + 19 + ahead.shape.prefill);
     report_computed(&mut scheduler, &step, &[]);
-    scheduler.applied_overlap(true);
+    scheduler.overlap_done(true);
     scheduler.fail_request(RequestId(2));
     let step = scheduler.plan(Time::ZERO);
     assert_eq!(step.memory_ops, [MemoryOp::Clear(ahead.rows[0].seq)]);

@@ -14,11 +14,11 @@ const ROOMY: SchedulerConfig = SchedulerConfig {
     ..CONFIG
 };
 
-/// A swapped-out entry of so many tokens.
+/// A swapped-out entry of this many tokens.
 fn swapped_out_entry(scheduler: &mut Scheduler, tokens: u32, retention: WeakRetention) -> EntryId {
-    let layout = Layout::new(std::iter::once(0..tokens).collect()).unwrap();
+    let order = PositionOrder::new(std::iter::once(0..tokens).collect()).unwrap();
     let text = with_prefix(0, tokens, 0).tokens;
-    scheduler.import_entry(PrefixScope(0), text, layout, retention)
+    scheduler.import_entry(PrefixScope(0), text, order, retention)
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn swapped_entry_is_kept_for_its_owner() {
     let retention = Retention::default();
     let entry = swapped_out_entry(&mut scheduler, 60, retention.downgrade());
     let request = Request {
-        continues: Some(retention),
+        continued: Some(retention),
         ..with_prefix(2, 60, 3)
     };
     scheduler.enqueue(Time::ZERO, request).unwrap();
@@ -115,7 +115,7 @@ fn preemption_during_swap_in_keeps_the_entry() {
         scheduler.enqueue(Time::ZERO, urgent(key, 1)).unwrap();
         scheduler.plan(Time::ZERO);
         assert!(scheduler.is_waiting(RequestId(1)));
-        scheduler.applied(StepResult::Failed { now: Time::ZERO });
+        scheduler.step_done(StepResult::Failed { now: Time::ZERO });
         scheduler.cancel(RequestId(key));
         scheduler.plan(Time::ZERO);
         let entry = scheduler.entries().next().unwrap();
@@ -124,7 +124,7 @@ fn preemption_during_swap_in_keeps_the_entry() {
 }
 
 #[test]
-fn cancelled_leader_leaves_prefix_to_followers() {
+fn canceled_leader_leaves_prefix_to_followers() {
     let mut scheduler = Scheduler::new(ROOMY);
     for key in [1, 2, 3] {
         scheduler
@@ -150,7 +150,7 @@ fn cancelled_leader_leaves_prefix_to_followers() {
     );
 }
 
-/// The owner may continue a cancelled request.
+/// The owner may continue a canceled request.
 #[test]
 fn retained_sequence_survives_cancel() {
     let mut scheduler = Scheduler::new(ROOMY);
@@ -204,9 +204,9 @@ fn steps_visit_few_entries() {
     let mut scheduler = Scheduler::new(CONFIG);
     let old: Vec<_> = (0..KEPT).map(|_| Retention::default()).collect();
     for (number, retention) in (1000..).zip(&old) {
-        let layout = Layout::new(std::iter::once(0..20).collect()).unwrap();
+        let order = PositionOrder::new(std::iter::once(0..20).collect()).unwrap();
         let text = request(number, 20, 1).tokens;
-        scheduler.import_entry(PrefixScope(0), text, layout, retention.downgrade());
+        scheduler.import_entry(PrefixScope(0), text, order, retention.downgrade());
     }
     let new: Vec<_> = (0..50).map(|_| Retention::default()).collect();
     let mut most = 0_u64;
@@ -247,7 +247,7 @@ fn steps_visit_few_entries() {
 
 /// Unowned entries go first, each side in order of last use.
 #[test]
-fn least_recently_used_unowned_entry_goes_first() {
+fn least_recently_used_unretained_entry_goes_first() {
     let mut scheduler = Scheduler::new(ROOMY);
     let mut retentions: Vec<_> = (0..4).map(|_| Some(Retention::default())).collect();
     for (key, retention) in (1..).zip(&retentions) {
@@ -268,7 +268,7 @@ fn least_recently_used_unowned_entry_goes_first() {
         in_cells.map(|entry| entry.id.0).collect()
     };
     assert_eq!(kept(&scheduler), [1, 2, 3, 4]);
-    // The third loses its owner, and the first is used again.
+    // The third is released, and the first is used again.
     retentions[2] = None;
     scheduler.kv.entries.touch(EntryId(1));
     let mut gone = Vec::new();

@@ -5,7 +5,10 @@ use super::*;
 fn of(key: u64, tenant: u32, prompt: u32, cells: Option<u32>) -> Request {
     Request {
         tenant: Tenant(tenant),
-        quota: cells.map(|cells| CellQuota { group: 7, cells }),
+        quota: cells.map(|cells| CellQuota {
+            group: QuotaGroup(7),
+            cells,
+        }),
         ..request(key, prompt, 10)
     }
 }

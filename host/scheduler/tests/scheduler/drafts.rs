@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Accepted and rejected drafts for each token of so many requests.
+/// Accepted and rejected drafts for each token of this many requests.
 fn draft_rates(count: usize, machine: Machine) -> (f64, f64) {
     let limits = SchedulerConfig {
         seq_ids: 64,

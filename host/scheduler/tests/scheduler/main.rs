@@ -3,7 +3,7 @@
 use config::CONFIG;
 use corral_scheduler::{
     AdapterId, CellQuota, EnqueueError, Expired, LogitsKind, Overlap, PrefillPolicy, Priority,
-    SchedulerConfig, Tenant, Time,
+    QuotaGroup, SchedulerConfig, Tenant, Time,
 };
 use corral_simulator::simulation::{Arrival, End, Record, Simulation, StepRecord};
 use corral_simulator::{Fault, Machine};

@@ -7,8 +7,8 @@ const ROOMY: SchedulerConfig = SchedulerConfig {
     ..CONFIG
 };
 
-/// A sequence behind a long prompt moves down once the prompt is gone, if attention costs anything. Then its steps are as
-/// fast as if it had been alone.
+/// A sequence behind a long prompt moves down once the prompt is gone, if attention costs anything. Then its steps are
+/// as fast as if it had been alone.
 #[test]
 fn high_sequence_is_compacted_where_it_pays() {
     let limits = SchedulerConfig {
@@ -19,7 +19,7 @@ fn high_sequence_is_compacted_where_it_pays() {
         can_truncate: true,
         ..CONFIG
     };
-    // The first request is cancelled after its prompt, and cancels_after a gap below the second.
+    // The first request is canceled after its prompt, and cancels_after a gap below the second.
     let first = Arrival {
         cancels_after: Some(Duration::from_secs(60)),
         ..arrival(0, 6000, 2000)
@@ -35,7 +35,7 @@ fn high_sequence_is_compacted_where_it_pays() {
         let records = simulation.run(arrivals.clone());
         assert_eq!(
             (records[0].end, records[1].end),
-            (End::Cancelled, End::Finished)
+            (End::Canceled, End::Finished)
         );
         assert_eq!(simulation.counters().compacted > 0, moved, "{attention}");
         let last = simulation.steps.last().unwrap().took.as_secs_f64();
@@ -118,7 +118,7 @@ fn continued_sequence_is_taken_over() {
         let next = |at| Arrival {
             at: Duration::from_secs(at),
             prompt: 4,
-            continues: Some((0, 49)),
+            continued: Some((0, 49)),
             ..first.clone()
         };
         let records = simulation(limits, &[]).run(vec![first.clone(), next(20), next(40)]);

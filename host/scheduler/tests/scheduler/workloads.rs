@@ -39,7 +39,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                 times,
                 poisoned,
                 family,
-                continues,
+                continued,
                 (
                     drafts,
                     max_known_tokens,
@@ -58,7 +58,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                     adapter: AdapterId(adapter.saturating_sub(1)),
                     prompt,
                     family,
-                    continues,
+                    continued,
                     max_tokens,
                     ends_after,
                     queue_time,
@@ -67,7 +67,10 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                     poisoned,
                     max_drafts: drafts,
                     max_known_tokens,
-                    quota: share.map(|(group, cells)| CellQuota { group, cells }),
+                    quota: share.map(|(group, cells)| CellQuota {
+                        group: QuotaGroup(group),
+                        cells,
+                    }),
                     returns: (returns, Duration::from_micros(thinks)),
                     external_sampler: external_sampler.map(Duration::from_micros),
                     logits: rows,
@@ -129,7 +132,8 @@ fn config() -> impl Strategy<Value = SchedulerConfig> {
     )
 }
 
-/// Seconds of a token for each cell that attention runs over: from nearly none to so many that prefixes are soon evicted.
+/// Seconds of a token for each cell that attention runs over: from nearly none to so many that prefixes are soon
+/// evicted.
 fn attention() -> impl Strategy<Value = f64> {
     prop_oneof![Just(1e-8), Just(1e-6), Just(1e-5)]
 }
@@ -182,7 +186,7 @@ fn check_end(
         // A sound request fails only if three device faults hit it alone at the same position while others succeed: the
         // scheduler can't tell that from a bad request.
         End::Failed => prop_assert!(arrival.poisoned || record.strikes >= 6, "{record:?}"),
-        End::Cancelled => prop_assert!(arrival.cancels_after.is_some()),
+        End::Canceled => prop_assert!(arrival.cancels_after.is_some()),
         End::Expired(Expired::Queue { .. }) => {
             prop_assert!(record.admitted.is_none() && arrival.queue_time.is_some());
             prop_assert!(record.ended >= arrival.at + arrival.queue_time.unwrap());
@@ -247,8 +251,8 @@ proptest! {
         simulate(config, &arrivals, (&faults, attention), store_fails, state_faults)?;
     }
 
-    /// Equal requests of one tenant start in order of arrival. While one is the first of its tenant, no other tenant gets
-    /// more than the work of one request ahead of it.
+    /// Equal requests of one tenant start in order of arrival. While one is the first of its tenant, no other tenant
+    /// gets more than the work of one request ahead of it.
     #[test]
     fn no_request_starves(
         arrivals in proptest::collection::vec((0..3_000u64, 0..4u32, 20..40u32, 1..20u32), 20..80),

@@ -214,8 +214,8 @@ impl Owners {
     fn entry_json(&self, entry: &EntryStatus) -> Value {
         json!({
             "entry": entry.id.0,
-            "scope": entry.scope.group(),
-            "owner": self.scopes.get(&entry.scope.group()),
+            "scope": entry.scope.prefix_group(),
+            "owner": self.scopes.get(&entry.scope.prefix_group()),
             "adapter": entry.scope.adapter().0,
             "sequence_id": entry.seq.map(|seq| seq.0),
             "tokens": entry.tokens,

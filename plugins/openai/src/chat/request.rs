@@ -90,6 +90,7 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
             tools,
             format,
             settings,
+            messages_field: "messages",
             format_field: "response_format",
         },
         stream,

@@ -10,7 +10,7 @@ use crate::ids::{now, unique_id};
 use crate::serialize::{self, CompletionResponse, JsonArray, JsonObject};
 
 /// The parts of the request that shape the response.
-pub struct Format {
+pub struct ResponseShape {
     /// Whether to return log probabilities, and of how many most likely tokens.
     pub logprobs: Option<u8>,
     /// Choices per prompt.
@@ -19,7 +19,7 @@ pub struct Format {
     pub echo: Vec<Echo>,
 }
 
-impl Format {
+impl ResponseShape {
     /// The echoed prompt of a choice.
     pub fn echo_of(&self, index: usize) -> Option<&Echo> {
         self.echo.get(index / self.per_prompt)
@@ -62,7 +62,7 @@ pub struct Choice<'a> {
 }
 
 /// Waits for the end and builds the response.
-pub async fn respond(mut choices: Choices, format: &Format) -> Result<Response, Error> {
+pub async fn respond(mut choices: Choices, format: &ResponseShape) -> Result<Response, Error> {
     choices.read_whole();
     let echoes: Vec<_> = (0..choices.len())
         .map(|index| format.echo_of(index))

@@ -3,13 +3,13 @@
 use corral_sdk::http::EventFormat;
 use corral_sdk::{Error, EventWriter, Response};
 
-use super::response::Format;
+use super::response::ResponseShape;
 use crate::completion_chunks::CompletionChunks;
 use crate::error::ApiFormat;
 use crate::generation::Choices;
 use crate::sse;
 
-pub fn respond(mut choices: Choices, format: Format, usage: bool) -> Response {
+pub fn respond(mut choices: Choices, format: ResponseShape, usage: bool) -> Response {
     let chunks = CompletionChunks::new("cmpl-", "text_completion", choices.model(), usage);
     if format.echo.is_empty()
         && let Some(generation) = choices.take_generation()
@@ -35,7 +35,7 @@ pub fn respond(mut choices: Choices, format: Format, usage: bool) -> Response {
 
 async fn write(
     mut choices: Choices,
-    format: Format,
+    format: ResponseShape,
     chunks: CompletionChunks,
     events: &mut EventWriter,
 ) -> Result<(), Error> {

@@ -145,7 +145,7 @@ impl AnswerStream {
         state.text_bytes += delta.text.len();
         state.tokens.extend(&delta.tokens);
         let mut parts = parser.parse(self.choices.model(), &delta.tokens, delta.text)?;
-        if delta.end.is_none() && parser.calls.is_over() {
+        if delta.end.is_none() && parser.calls.may_stop_generation() {
             delta.end = Some(self.choices.stop_choice(index));
         }
         if delta.end.is_some() {

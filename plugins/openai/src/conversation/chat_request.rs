@@ -25,6 +25,8 @@ pub struct ChatRequest {
     pub tools: Tools,
     pub format: Format,
     pub settings: Settings,
+    /// The API's name of the field for the messages, for errors.
+    pub messages_field: &'static str,
     /// The API's name of the field for the format, for errors.
     pub format_field: &'static str,
 }
@@ -67,14 +69,14 @@ impl ChatRequest {
         }
         self.chat.variables = std::mem::take(&mut self.template_kwargs).for_template(&model)?;
         self.rename_developer_role(&model);
-        let tokens = prompt::tokens(&self.chat, &model)?;
+        let tokens = prompt::tokens(&self.chat, &model, self.messages_field)?;
         prompt::check_names(&self.chat, &tokens, &model)?;
         let (reasons, open) = reasoning(&model, &tokens)?;
         let constraint = self.constraint(&model, call_format, open).await?;
         let prompts = [tokens];
         let choices = Choices::start(
             &model,
-            "messages",
+            self.messages_field,
             &prompts,
             &self.settings,
             constraint.as_ref(),
@@ -99,11 +101,11 @@ impl ChatRequest {
             control_tags: control_tags.clone(),
             reasoning: match reasons {
                 true => ReasoningParser::new(open),
-                false => ReasoningParser::none(),
+                false => ReasoningParser::disabled(),
             },
             calls: match call_format {
                 Some(format) => CallParser::new(format, names.clone(), self.tools.parallel),
-                None => CallParser::none(),
+                None => CallParser::disabled(),
             },
         });
         Ok(AnswerStream::new(choices, parsers.collect(), call_format))

@@ -17,7 +17,9 @@ pub struct OutputParser {
 impl OutputParser {
     /// Whether all text is content.
     pub fn is_plain(&self) -> bool {
-        self.control_tags.is_empty() && self.reasoning.is_over() && self.calls.is_disabled()
+        self.control_tags.is_empty()
+            && self.reasoning.is_past_reasoning()
+            && self.calls.is_disabled()
     }
 
     /// Parses a chunk and returns its parts.

@@ -11,11 +11,11 @@ use crate::error::unsupported;
 /// after it.
 const TAIL_TOKENS: usize = 16;
 
-/// Renders the chat and tokenizes it.
+/// Renders the chat and tokenizes it. `messages_field`: the name of the field of its messages, for errors.
 ///
 /// The arguments of earlier tool calls are objects, as most templates expect; for a template that
 /// fails with objects, they are JSON text.
-pub fn tokens(chat: &Chat, model: &Model) -> Result<Vec<Token>, Error> {
+pub fn tokens(chat: &Chat, model: &Model, messages_field: &str) -> Result<Vec<Token>, Error> {
     let tokens = chat.tokens(model).or_else(|error| {
         let mut other = chat.clone();
         if error.code() != "template-error" || !arguments_as_text(&mut other.messages) {
@@ -25,7 +25,7 @@ pub fn tokens(chat: &Chat, model: &Model) -> Result<Vec<Token>, Error> {
         other.tokens(model).map_err(|_| error)
     });
     tokens.map_err(|error| match error.field() {
-        None if error.status() == 400 => error.with_field("messages"),
+        None if error.status() == 400 => error.with_field(messages_field),
         _ => error,
     })
 }
@@ -45,7 +45,7 @@ pub fn check_names(chat: &Chat, tokens: &[Token], model: &Model) -> Result<(), E
             }
         }
         // A template that fails without names uses them.
-        if self::tokens(&other, model).is_ok_and(|other| other == tokens) {
+        if self::tokens(&other, model, "messages").is_ok_and(|other| other == tokens) {
             let why = format!(
                 "the chat template of the model {} ignores names of the {role}; omit the name or put it \
                  into `content`",
@@ -106,12 +106,12 @@ mod tests {
             let script = Script::new().chat_template(&template);
             let text = script.run(async {
                 let model = Model::open_default().await?;
-                model.detokenize(&tokens(&chat, &model)?)
+                model.detokenize(&tokens(&chat, &model, "messages")?)
             });
             assert_eq!(text.as_deref(), Ok(expected), "{use_of_call}");
         }
         let script = Script::new().chat_template("{{ raise_exception('no') }}");
-        let error = script.run(async { tokens(&chat, &Model::open_default().await?) });
+        let error = script.run(async { tokens(&chat, &Model::open_default().await?, "messages") });
         assert_eq!(error.unwrap_err().field(), Some("messages"));
     }
 
@@ -140,7 +140,7 @@ mod tests {
                 format!("{{% for m in messages %}}{{{{ m.content }}}}{shown}{{% endfor %}}");
             let checked = Script::new().chat_template(&template).run(async {
                 let model = Model::open_default().await?;
-                check_names(&chat, &tokens(&chat, &model)?, &model)
+                check_names(&chat, &tokens(&chat, &model, "messages")?, &model)
             });
             let error = checked.err();
             assert_eq!(error.as_ref().and_then(Error::field), field, "{shown}");

@@ -46,7 +46,7 @@ impl ReasoningParser {
     }
 
     /// For a model that does not reason.
-    pub fn none() -> Self {
+    pub fn disabled() -> Self {
         ReasoningParser {
             state: ReasoningState::Content,
             pending: String::new(),
@@ -54,7 +54,7 @@ impl ReasoningParser {
     }
 
     /// Whether all further text is content.
-    pub fn is_over(&self) -> bool {
+    pub fn is_past_reasoning(&self) -> bool {
         self.state == ReasoningState::Content && self.pending.is_empty()
     }
 
@@ -176,7 +176,7 @@ mod tests {
                 "{text} by characters"
             );
         }
-        let plain = parse(ReasoningParser::none(), &["<think>", "a</think>"]);
+        let plain = parse(ReasoningParser::disabled(), &["<think>", "a</think>"]);
         assert_eq!(plain, (String::new(), "<think>a</think>".to_owned()));
     }
 }

@@ -98,6 +98,7 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
             tools,
             format: Format::Text,
             settings,
+            messages_field: "messages",
             format_field: "",
         },
         stream,

@@ -131,6 +131,7 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
             tools,
             format,
             settings,
+            messages_field: "input",
             format_field: "text.format",
         },
         repeated,

@@ -47,7 +47,7 @@ impl Simulation {
         let tokens: u32 = step.rows.iter().map(|row| row.to - row.from).sum();
         assert!(tokens <= self.config.max_step_tokens);
         let shape = step.shape;
-        assert_eq!(tokens, shape.rows + shape.drafts + shape.prefill);
+        assert_eq!(tokens, shape.decode_rows + shape.drafts + shape.prefill);
         // The smallest chunk is always allowed.
         let prompts = match shape.prefill > CHUNK_SIZES[0] {
             true => shape.prefill + step.overlapped,
@@ -56,11 +56,11 @@ impl Simulation {
         assert!(prompts <= step.prefill_budget, "prompts exceed the budget");
         if step.is_overlap {
             let outputs = step.rows.iter().filter(|row| row.output).count();
-            assert_eq!((shape.rows, outputs, step.skipped), (0, 0, 0));
+            assert_eq!((shape.decode_rows, outputs, step.skipped), (0, 0, 0));
         } else if !step.rows.is_empty() {
             let requests = self.scheduler.requests();
             let decoding = requests.filter(|request| request.state == RequestState::Decode);
-            let counted = step.shape.rows + step.skipped + step.other_adapters;
+            let counted = step.shape.decode_rows + step.skipped + step.other_adapters;
             assert_eq!(counted as usize, decoding.count());
             let recovering = self.scheduler.is_recovering();
             assert!(step.skipped == 0 || recovering, "a decode row is missing");
@@ -69,7 +69,7 @@ impl Simulation {
         assert_eq!(drafts, step.shape.drafts);
         assert!(drafts == 0 || !self.scheduler.is_recovering());
         for row in &step.rows {
-            assert!(row.from < row.certain() && row.drafts <= self.config.max_drafts);
+            assert!(row.from < row.known_end() && row.drafts <= self.config.max_drafts);
             assert!(row.output || row.drafts == 0, "drafts without output");
             let alive = &self.alive[&row.request];
             let needs_all =
@@ -102,8 +102,8 @@ impl Simulation {
         }
     }
 
-    /// No request that decodes in the engine waits for callers. Checked before the memory operations: where those fail, a
-    /// request may become ready after the step was planned.
+    /// No request that decodes in the engine waits for callers. Checked before the memory operations: where those fail,
+    /// a request may become ready after the step was planned.
     pub(super) fn check_wait(&self, step: &Step) {
         let until = self.scheduler.waiting_until();
         if until.is_some() || step.is_overlap {
@@ -167,13 +167,13 @@ impl Simulation {
                 continue;
             };
             let row = step.rows.iter().find(|row| row.request == request.id);
-            let cells = row.map_or(request.computed, |row| row.certain());
+            let cells = row.map_or(request.computed, |row| row.known_end());
             let (all, most) = held.entry(quota.group).or_insert((0, 0));
             *all += cells;
             *most = quota.cells.max(*most);
         }
         for (group, (cells, most)) in held {
-            assert!(cells <= most, "group {group} has {cells} cells of {most}");
+            assert!(cells <= most, "{group:?} has {cells} cells of {most}");
         }
     }
 

@@ -18,7 +18,7 @@ impl Simulation {
 
     /// Reports an overlapped step after the step whose rows were sampled.
     pub(super) fn finish_overlap(&mut self, step: &Step, success: bool) {
-        self.scheduler.applied_overlap(success);
+        self.scheduler.overlap_done(success);
         if !success {
             return;
         }
@@ -33,7 +33,7 @@ impl Simulation {
     fn check_overlap(&self, step: &Step) {
         let tokens: u32 = step.rows.iter().map(|row| row.tokens()).sum();
         assert!(step.is_overlap && step.memory_ops.is_empty() && step.admitted.is_empty());
-        assert_eq!((step.shape.rows, step.shape.drafts), (0, 0));
+        assert_eq!((step.shape.decode_rows, step.shape.drafts), (0, 0));
         assert_eq!(step.shape.prefill, tokens);
         assert!(tokens <= step.prefill_budget / 2 && CHUNK_SIZES.contains(&tokens));
         assert!(!self.scheduler.is_recovering());

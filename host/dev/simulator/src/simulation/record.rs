@@ -16,12 +16,12 @@ pub struct Arrival {
     pub priority: Priority,
     /// Its adapter.
     pub adapter: AdapterId,
-    /// Tokens of the prompt, at least 1, after those of `continues`.
+    /// Tokens of the prompt, at least 1, after those of `continued`.
     pub prompt: u32,
     /// Length of the prefix that all prompts of a family share, and the family.
     pub family: (u32, u64),
-    /// It continues so many tokens of an earlier arrival's text, if that has finished.
-    pub continues: Option<(usize, u32)>,
+    /// It continues this many tokens of an earlier arrival's text, if that has finished.
+    pub continued: Option<(usize, u32)>,
     /// Most tokens to generate; 0 for a next-token request.
     pub max_tokens: u32,
     /// Tokens after which it ends by itself, if those are fewer.
@@ -46,7 +46,7 @@ pub struct Arrival {
     pub external_sampler: Option<Duration>,
     /// The logits that it needs.
     pub logits: LogitsKind,
-    /// After so many tokens the highest logits do not suffice.
+    /// After this many tokens the highest logits do not suffice.
     pub needs_all_logits_after: Option<u32>,
 }
 
@@ -59,8 +59,8 @@ pub enum End {
     Refused(EnqueueError),
     /// It expired.
     Expired(Expired),
-    /// Its caller cancelled it.
-    Cancelled,
+    /// Its caller canceled it.
+    Canceled,
     /// The scheduler failed it.
     Failed,
 }

@@ -3,8 +3,8 @@
 use corral_scheduler::{RequestId, Row};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How often each request failed alone since its last progress, in halves: two for the first one since a successful step,
-/// one for those after it. Excused failures count too, so the counts are never below the scheduler's.
+/// How often each request failed alone since its last progress, in halves: two for the first one since a successful
+/// step, one for those after it. Excused failures count too, so the counts are never below the scheduler's.
 #[derive(Debug, Default)]
 pub(super) struct StrikeCount {
     /// The furthest position of each request, and its halves.
@@ -20,8 +20,8 @@ impl StrikeCount {
             self.alone.clear();
             for row in rows {
                 let (reached, halves) = self.requests.entry(row.request).or_default();
-                if row.certain() > *reached {
-                    (*reached, *halves) = (row.certain(), 0);
+                if row.known_end() > *reached {
+                    (*reached, *halves) = (row.known_end(), 0);
                 }
             }
             return;

@@ -8,7 +8,7 @@ impl Simulation {
     /// The prompt of an arrival.
     pub(super) fn prompt_of(&self, index: usize) -> Vec<Token> {
         let arrival = &self.arrivals[index];
-        let earlier = arrival.continues.and_then(|(earlier, tokens)| {
+        let earlier = arrival.continued.and_then(|(earlier, tokens)| {
             let text = self.texts.get(&earlier)?;
             text.get(..(tokens as usize).min(text.len()))
         });
@@ -16,7 +16,7 @@ impl Simulation {
         let (shared, family) = arrival.family;
         let id = RequestId(index as u64);
         for position in 0..arrival.prompt {
-            let is_shared = position < shared && arrival.continues.is_none();
+            let is_shared = position < shared && arrival.continued.is_none();
             let of = match is_shared {
                 true => RequestId(1 << 32 | family),
                 false => id,
@@ -35,7 +35,7 @@ impl Simulation {
         for row in rows {
             let draft = self.scheduler.draft(row).to_vec();
             let alive = self.alive.get_mut(&row.request).expect("checked before");
-            alive.submitted += row.certain() - row.from;
+            alive.submitted += row.known_end() - row.from;
             if !row.output {
                 continue;
             }
@@ -58,7 +58,7 @@ impl Simulation {
                     let after = most.mul_f64(part as f64 / 4.0);
                     self.answers.push((self.now + after, alive.index));
                 }
-                step.sampled_externally.push(row.request);
+                step.awaits_sampler.push(row.request);
                 continue;
             }
             let last = arrival.last() as usize;
@@ -76,7 +76,7 @@ impl Simulation {
             alive.drafts.0 += accepted;
             alive.drafts.1 += row.drafts - accepted;
             let tokens = gained.iter().map(|&token| (row.request, token));
-            step.sampled.extend(tokens);
+            step.gained.extend(tokens);
             if alive.tokens.len() >= last {
                 alive.last_gained = u32::try_from(alive.tokens.len() - had).unwrap();
                 alive.uncomputed = alive.last_gained - accepted;
@@ -107,7 +107,7 @@ impl Simulation {
             self.end(id, End::Finished);
         }
         self.scheduler
-            .sampled_externally(self.now, id, &tokens, finished);
+            .external_sample_arrived(self.now, id, &tokens, finished);
         let pending = self.scheduler.take_memory_ops();
         self.do_memory_ops(&pending);
     }
@@ -146,9 +146,9 @@ impl Simulation {
 #[derive(Default)]
 pub(super) struct SampledStep {
     /// In the order of the rows.
-    pub sampled: Vec<(RequestId, Token)>,
+    pub gained: Vec<(RequestId, Token)>,
     pub finished: Vec<RequestId>,
-    pub sampled_externally: Vec<RequestId>,
+    pub awaits_sampler: Vec<RequestId>,
     pub needs_all_logits: Vec<RequestId>,
 }
 

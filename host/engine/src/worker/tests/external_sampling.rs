@@ -185,25 +185,25 @@ impl ManualSamplers {
 }
 
 #[test]
-fn generation_without_answer_can_be_cancelled() {
+fn generation_without_answer_can_be_canceled() {
     let engine = TestEngine::start();
     let samplers = Arc::new(ManualSamplers::default());
     let generation = engine.generate(vec![1, 2, 3], sampled_by(&samplers, 5));
     let unanswered = samplers.receive(1);
     drop(generation);
-    wait_until(|| get(&engine.metrics.cancelled) == 1);
+    wait_until(|| get(&engine.metrics.canceled) == 1);
     drop(unanswered);
     engine.end();
 }
 
 #[test]
-fn answer_for_a_cancelled_generation_is_ignored() {
+fn answer_for_a_canceled_generation_is_ignored() {
     let engine = TestEngine::start();
     let samplers = Arc::new(ManualSamplers::default());
-    let cancelled = engine.generate(vec![1, 2, 3], sampled_by(&samplers, 5));
+    let canceled = engine.generate(vec![1, 2, 3], sampled_by(&samplers, 5));
     let stays = engine.generate(vec![5, 6], sampled_by(&samplers, 5));
     let mut requests = samplers.receive(2);
-    drop(cancelled);
+    drop(canceled);
     requests.sort_by_key(|(request, _)| request.new_tokens[0]);
     let (request, late_reply) = requests.remove(0);
     assert_eq!(request.new_tokens, [2, 3], "the end of the prompt");
@@ -218,5 +218,5 @@ fn answer_for_a_cancelled_generation_is_ignored() {
     }
     late_reply.send(Ok(4));
     read_tokens(stays, 7..12);
-    assert_eq!(get(&engine.end().cancelled), 1);
+    assert_eq!(get(&engine.end().canceled), 1);
 }

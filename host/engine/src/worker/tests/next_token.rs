@@ -62,7 +62,7 @@ fn failed_or_dropped_next_token_request_harms_no_other() {
     engine.send(Command::Shutdown);
     for reply in last {
         let last = block_on(reply);
-        assert!(matches!(last, Ok(_) | Err(Error::Cancelled)), "{last:?}");
+        assert!(matches!(last, Ok(_) | Err(Error::Canceled)), "{last:?}");
     }
     drop(retentions);
     let metrics = engine.end();

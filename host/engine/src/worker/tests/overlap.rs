@@ -76,12 +76,12 @@ fn failed_overlapped_step_is_retried_without_harm() {
 }
 
 #[test]
-fn request_cancelled_during_overlap_leaves_nothing() {
+fn request_canceled_during_overlap_leaves_nothing() {
     let engine = engine(Duration::from_millis(20), BTreeMap::new());
     let prompt = (100..200).collect();
     let [short, long] = engine.generate_all([(vec![1], limit(20)), (prompt, limit(100))]);
     wait_until(|| get(&engine.metrics.overlapped_steps) > 0);
     drop(long);
     read_tokens(short, 2..22);
-    assert_eq!(get(&engine.end().cancelled), 1);
+    assert_eq!(get(&engine.end().canceled), 1);
 }

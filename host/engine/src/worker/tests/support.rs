@@ -11,7 +11,7 @@ use crate::next_token::{Distribution, DistributionPart, NextTokenRequest};
 use crate::reply::{self, Reply};
 use crate::request_quota::RequestPermit;
 use crate::swap_store::{SwapBudget, SwapStore};
-use crate::worker::{Command, NewRequest, RequestKind, Swap, Vocabulary, Worker};
+use crate::worker::{Command, NewRequest, NewWork, Swap, Vocabulary, Worker};
 use crate::{Caller, Chunk, Error, GenerateOptions, Token};
 use corral_sampling::{Logits, TopLogits};
 use corral_scheduler::{
@@ -323,7 +323,7 @@ impl TestEngine {
         let request = NewRequest {
             caller,
             adapter: AdapterId(number.map_or(0, |number| number.expect("a number"))),
-            ..new_request(prompt, RequestKind::Generate { options, sender })
+            ..new_request(prompt, NewWork::Generate { options, sender })
         };
         (request, generation)
     }
@@ -339,11 +339,11 @@ impl TestEngine {
             let continued = Some(std::mem::take(retention));
             let (sender, reply) = reply::reply();
             let request = NextTokenRequest::new(part.clone());
-            let kind = RequestKind::NextToken { request, sender };
+            let work = NewWork::NextToken { request, sender };
             let request = NewRequest {
                 retention: retention.downgrade(),
                 continued,
-                ..new_request(prompt.clone(), kind)
+                ..new_request(prompt.clone(), work)
             };
             (request, reply)
         });
@@ -373,7 +373,7 @@ impl TestEngine {
     }
 }
 
-fn new_request(prompt: Vec<Token>, kind: RequestKind) -> NewRequest {
+fn new_request(prompt: Vec<Token>, work: NewWork) -> NewRequest {
     NewRequest {
         prompt,
         caller: Caller::default(),
@@ -382,7 +382,7 @@ fn new_request(prompt: Vec<Token>, kind: RequestKind) -> NewRequest {
         continued: None,
         arrived: Instant::now(),
         permit: RequestPermit::unlimited(),
-        kind,
+        work,
     }
 }
 

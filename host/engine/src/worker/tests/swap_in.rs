@@ -6,7 +6,7 @@ use crate::metrics::get;
 use crate::swap_store::SwapStore;
 use crate::worker::{Command, ImportState};
 use crate::{Caller, Token};
-use corral_scheduler::{Layout, Retention, SeqId};
+use corral_scheduler::{PositionOrder, Retention, SeqId};
 use corral_simulator::{Machine, Simulator, Size};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ fn state(tokens: &[Token]) -> Vec<u8> {
 }
 
 #[test]
-fn cancelled_request_does_not_end_the_swap_in_of_another() {
+fn canceled_request_does_not_end_the_swap_in_of_another() {
     let (open, gate) = sync_channel(9);
     let reads = Arc::new(AtomicU64::new(0));
     let disk = GatedDisk {
@@ -78,7 +78,7 @@ fn cancelled_request_does_not_end_the_swap_in_of_another() {
             scope: Caller::default().scope(),
             state: state(&tokens),
             tokens,
-            layout: Layout::new(std::iter::once(0..60).collect()).unwrap(),
+            order: PositionOrder::new(std::iter::once(0..60).collect()).unwrap(),
             retention: retention.downgrade(),
         };
         engine.send(Command::ImportState(Box::new(import)));
@@ -86,11 +86,11 @@ fn cancelled_request_does_not_end_the_swap_in_of_another() {
     }
     let prompt = |last| (0..60).chain([last]).collect::<Vec<Token>>();
     let stays = engine.generate(prompt(300), limit(3));
-    let cancelled = engine.generate(prompt(400), limit(3));
+    let canceled = engine.generate(prompt(400), limit(3));
     wait_until(|| reads.load(Ordering::Relaxed) > 0);
-    drop(cancelled);
+    drop(canceled);
     engine.send(Command::Wake);
-    wait_until(|| get(&engine.metrics.cancelled) > 0);
+    wait_until(|| get(&engine.metrics.canceled) > 0);
     std::thread::sleep(Duration::from_millis(50));
     for _ in 0..9 {
         open.send(()).unwrap();

@@ -49,12 +49,12 @@ impl CallParser {
             names,
             parallel,
             state: CallState::AnswerStart,
-            ..Self::none()
+            ..Self::disabled()
         }
     }
 
     /// For a request without tools.
-    pub fn none() -> Self {
+    pub fn disabled() -> Self {
         CallParser {
             format: None,
             names: Vec::new(),
@@ -74,7 +74,7 @@ impl CallParser {
     }
 
     /// Whether the model continues after the only call that is returned.
-    pub fn is_over(&self) -> bool {
+    pub fn may_stop_generation(&self) -> bool {
         let another = matches!(self.state, CallState::BeforeCall | CallState::InCall(_));
         self.dropped || !self.parallel && self.complete && another
     }
@@ -467,7 +467,7 @@ mod tests {
                 let mut calls = CallParser::new(format, vec!["f".to_owned()], parallel);
                 let mut parts = Vec::new();
                 calls.parse(&text, &mut parts);
-                assert_eq!(calls.is_over(), over && !parallel, "{text}");
+                assert_eq!(calls.may_stop_generation(), over && !parallel, "{text}");
             }
         }
     }
@@ -476,7 +476,7 @@ mod tests {
     fn text_without_tools_is_content() {
         let text = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
         assert_eq!(
-            parse_all(CallParser::none(), [text].iter()),
+            parse_all(CallParser::disabled(), [text].iter()),
             [content(text)]
         );
     }

@@ -1,12 +1,12 @@
 //! The two kinds of requests that the worker computes.
 
-use super::external_sampling::ExternalSampling;
+use super::external_sampling::ExternalSamplerState;
 use crate::generation::Sender;
 use crate::next_token::{Distribution, NextTokenRequest};
 use crate::{Error, GenerateOptions, Token, reply};
 
 /// What a request computes.
-pub enum RequestKind {
+pub enum NewWork {
     /// Tokens.
     Generate {
         options: GenerateOptions,
@@ -19,7 +19,7 @@ pub enum RequestKind {
     },
 }
 
-impl RequestKind {
+impl NewWork {
     /// Most tokens that the request generates.
     pub(super) fn max_tokens(&self) -> u32 {
         match self {
@@ -29,13 +29,13 @@ impl RequestKind {
     }
 
     /// The external sampler of the request after this prompt, if it has one.
-    pub(super) fn external_sampling(&self, prompt: &[Token]) -> Option<ExternalSampling> {
+    pub(super) fn external_sampling(&self, prompt: &[Token]) -> Option<ExternalSamplerState> {
         let Self::Generate { options, .. } = self else {
             return None;
         };
         let factory = options.external_sampler.clone()?;
         let seed = options.seed.unwrap_or_else(rand::random);
-        Some(ExternalSampling::new(factory, seed, prompt))
+        Some(ExternalSamplerState::new(factory, seed, prompt))
     }
 
     /// Ends the request with an error.
