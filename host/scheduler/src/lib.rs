@@ -15,9 +15,9 @@
 //!
 //! Invariants, tested with random workloads on the simulator:
 //! - Every sequence id is free or has exactly one holder, a request or a prefix cache entry.
-//! - The tokens of a request are computed in order, each once. Exceptions are tokens lost in a preemption, requests of a
-//!   failed step whose state cannot be truncated, rows whose device top-k did not suffice, and rows whose sampling was
-//!   deferred.
+//! - The tokens of a request are computed in order, each once. Exceptions are tokens lost in a preemption, requests of
+//!   a failed step whose state cannot be truncated, rows whose device top-k did not suffice, and rows whose sampling
+//!   was deferred.
 //! - Every decoding request of the step's adapter has a row, except after a failure; the
 //!   [`adapter_schedule`] bounds how long other adapters wait.
 //! - Rejected drafts leave no cell filled.
