@@ -21,7 +21,7 @@ impl Model {
             path: path.to_owned(),
             cause,
         };
-        check_magic(path).map_err(failed)?;
+        check_is_gguf(path).map_err(failed)?;
         let architecture = self.metadata("general.architecture").unwrap_or_default();
         check_metadata(path, &architecture).map_err(failed)?;
         check_tensors(path).map_err(failed)?;
@@ -44,7 +44,7 @@ impl Model {
     }
 }
 
-fn check_magic(path: &Path) -> Result<(), String> {
+fn check_is_gguf(path: &Path) -> Result<(), String> {
     match gguf::has_magic(path) {
         Ok(true) => Ok(()),
         Ok(false) => Err(

@@ -6,8 +6,8 @@
 //! sixteen cells at a time, visits only the cells of the tokens, once for all heads that share them, and sums in f32.
 //!
 //! ggml keeps the other cases: types other than f16, ALiBi, soft caps, sinks, heads that are longer than 256 or not a
-//! multiple of 16, and steps in which the heads of one token that share keys exceed two threads' part. The choice
-//! depends on the operation and its masks alone, so all threads make the same.
+//! multiple of 16, and steps in which the smallest piece of work (one token, and the heads that share its keys) is more than two
+//! threads' share. The choice depends on the operation and its masks alone, so all threads make the same.
 
 use crate::{LlamaError, ggml};
 use corral_attention::{HEAD_MULTIPLE, HeadRows, MAX_HEAD, Query, Tile, Tiles, Workspace, attend};
@@ -189,6 +189,7 @@ impl<'a> AttentionOp<'a> {
     /// # Safety
     /// As for [`compute`].
     unsafe fn compute(&self, params: &ComputeParams, buffers: &mut ThreadBuffers) -> bool {
+        // A group: the query heads that share one key head.
         let (tokens, groups) = (count(self.query.ne[1]), count(self.keys.ne[2]));
         let (thread, threads) = (params.thread as usize, params.threads as usize);
         let cells = count(self.keys.ne[1]);

@@ -129,9 +129,9 @@ impl Registry {
         if !lines.is_empty() {
             return format!("it found no device: {}", lines.join("; "));
         }
-        let named = std::env::var_os("GGML_VK_VISIBLE_DEVICES").is_some();
+        let devices_chosen = std::env::var_os("GGML_VK_VISIBLE_DEVICES").is_some();
         match known.file {
-            "vulkan" if !named => {
+            "vulkan" if !devices_chosen => {
                 "it found no GPU; to use a software device such as lavapipe, set \
                  GGML_VK_VISIBLE_DEVICES=0"
                     .to_owned()

@@ -119,7 +119,7 @@ pub(crate) fn start() -> Result<(), LlamaError> {
         });
         registry.log.extend(lines);
         if count > 0 {
-            // First, because it may fail, and the next call then repeats all of this.
+            // Before `llama_backend_init`, which runs once: if this fails, the next call starts over.
             #[cfg(own_attention)]
             crate::attention::install()?;
             // SAFETY: once per process, before anything is loaded or quantized. It searches for backends only if

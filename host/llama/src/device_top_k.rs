@@ -16,7 +16,7 @@
 //! - `llama_get_logits_ith` returns the candidates' logits where there are some, `k` numbers instead of a row: call it
 //!   only where there are none. Candidates come in no order.
 //! - Chains of ids that are not in a step are part of its graph, and not computed (`ggml_build_forward_select`). The
-//!   device copies all logits once, for a row that is always there (`ggml_pad`). llama.cpp reuses a graph only while
+//!   graph always has one padding row (`ggml_pad`), for which the device makes one more copy of all logits. llama.cpp reuses a graph only while
 //!   the same ids have the outputs.
 //! - Buffers for the logits, probabilities and candidates of all outputs lie beside the logits, each as large, in host
 //!   memory. Recurrent and hybrid models reorder outputs, which swaps all of them.

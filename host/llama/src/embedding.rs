@@ -47,7 +47,7 @@ impl Model {
 /// Parameters of an embedding context.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingSettings {
-    /// Its sizes, with the compute threads while no other context computes.
+    /// Its sizes. `threads` applies while no other context computes.
     pub context: ContextSettings,
     /// Whether it outputs scores instead of vectors.
     pub ranks: bool,

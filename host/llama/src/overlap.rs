@@ -12,8 +12,8 @@
 //!   of them is read (`output_reorder`), and not again.
 //! - Each call lays the buffer out again, for `max(outputs, n_seq_max)` rows. llama.cpp replaces it only if it is too
 //!   small, and never makes it smaller. So if the first call has no more outputs than there are sequence ids, both
-//!   calls find the same layout at the same address. More outputs come only from drafts and, with device top-k, make
-//!   the second layout narrower: then no overlap is allowed.
+//!   calls find the same layout at the same address. Only drafts cause more outputs. With device top-k the second
+//!   layout would then be narrower, so such a step is not overlapped.
 //! - The second call sets the token that a chain sampled to none, for each row; the chains here sample none. It sets
 //!   the number of candidates to 0 and leaves the candidates alone.
 //! - Without an output nothing is copied (`n_outputs > 0`; `build_sampling` makes no row).

@@ -56,7 +56,7 @@ impl RawContext {
         // SAFETY: no arguments, a plain struct out.
         let mut params = unsafe { sys::llama_context_default_params() };
         params.n_ctx = settings.cells;
-        // Equal, so that a failed decode leaves nothing half done (except in recurrent and hybrid models, which always
+        // `n_batch` equals `n_ubatch`, so that a failed decode leaves nothing half done (except in recurrent and hybrid models, which always
         // compute a step in parts), and because models that see all of an input need it in one piece.
         params.n_batch = settings.step_tokens;
         params.n_ubatch = settings.step_tokens;

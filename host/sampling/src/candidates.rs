@@ -179,7 +179,7 @@ impl<'a> Candidates<'a> {
         self.counted = self.counted.min(count);
     }
 
-    /// Gives all tokens with a logit below `lowest` one of minus infinity: they still count.
+    /// Sets logits below `lowest` to minus infinity; these tokens stay in `counted`.
     pub fn suppress_below(&mut self, lowest: f32) {
         self.list_from(lowest);
         self.list.retain(|candidate| candidate.logit >= lowest);

@@ -14,11 +14,11 @@ use std::sync::Arc;
 /// Settings of DRY.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dry {
-    /// What a repetition of the allowed length loses; 0 turns DRY off.
+    /// What a token loses that continues a repetition of exactly the allowed length; 0 turns DRY off.
     pub multiplier: f32,
     /// The factor for each further token, 1 or more.
     pub base: f32,
-    /// Length of repetitions that lose nothing, in tokens.
+    /// Tokens of the shortest repetition that is penalized.
     pub allowed_length: u32,
     /// Tokens to look back over, at most [`MAX_LOOK_BACK`](crate::MAX_LOOK_BACK); 0 turns DRY off.
     pub range: u32,

@@ -78,7 +78,7 @@ pub fn keep_first(
     }
 }
 
-/// Keeps the fewest first candidates in `order` whose weights together are `enough`, or all.
+/// Keeps the shortest prefix, in `order`, whose total weight is `enough`; all candidates if none is.
 /// Bisects by selection until few are left to sort.
 pub fn keep_mass(
     list: &mut Vec<Candidate>,

@@ -139,7 +139,7 @@ impl<'a> LogitRow<'a> {
             .fold(f32::NEG_INFINITY, f32::max)
     }
 
-    /// The highest likely token, the lowest id among equals.
+    /// The most likely token, the lowest id among equals.
     pub fn best(&self) -> Option<Candidate> {
         let highest = self.highest();
         if highest == f32::NEG_INFINITY {

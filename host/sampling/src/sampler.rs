@@ -140,15 +140,15 @@ impl Sampler {
     /// Checks that the parameters are in range.
     pub fn check(&self) -> Result<(), Error> {
         match self {
-            Self::Temperature(value) => positive("the temperature", *value),
+            Self::Temperature(value) => not_negative("the temperature", *value),
             Self::DynamicTemperature {
                 temperature,
                 range,
                 exponent,
             } => {
-                positive("the temperature", *temperature)?;
-                positive("the temperature's range", *range)?;
-                positive("the temperature's exponent", *exponent)
+                not_negative("the temperature", *temperature)?;
+                not_negative("the temperature's range", *range)?;
+                not_negative("the temperature's exponent", *exponent)
             }
             Self::TopK(_) => Ok(()),
             Self::TopP(mass) => unit("top-p", *mass),
@@ -163,7 +163,7 @@ impl Sampler {
                 unit("XTC's threshold", *threshold)
             }
             Self::Dry(dry) => {
-                positive("DRY's multiplier", dry.multiplier)?;
+                not_negative("DRY's multiplier", dry.multiplier)?;
                 expect(
                     dry.base.is_finite() && dry.base >= 1.0,
                     "DRY's base",
@@ -185,8 +185,8 @@ impl Sampler {
                 finite("the presence penalty", penalties.presence)
             }
             Self::Mirostat { tau, eta } => {
-                positive("mirostat's tau", *tau)?;
-                positive("mirostat's eta", *eta)
+                not_negative("mirostat's tau", *tau)?;
+                not_negative("mirostat's eta", *eta)
             }
             Self::LogitBias(biases) => check_biases(biases),
         }
@@ -204,7 +204,7 @@ fn unit(name: &str, value: f32) -> Result<(), Error> {
     expect(holds, name, value, "between 0 and 1")
 }
 
-fn positive(name: &str, value: f32) -> Result<(), Error> {
+fn not_negative(name: &str, value: f32) -> Result<(), Error> {
     let holds = value.is_finite() && value >= 0.0;
     expect(holds, name, value, "0 or more")
 }

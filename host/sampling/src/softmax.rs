@@ -1,7 +1,7 @@
 //! Sums of a softmax, and the bounds of temperatures.
 
-/// Divisors stay within these bounds, so that no usual logit becomes infinite. Logits that differ
-/// at all differ by more than 1e-18, so the lower bound draws as 0 does.
+/// Divisors stay within these bounds, so that no usual logit becomes infinite. Usual
+/// logits that differ do so by more than 1e-18, so the lower bound draws the same token as temperature 0.
 const DIVISORS: std::ops::RangeInclusive<f32> = 1e-20..=1e20;
 
 /// Clamps a divisor into [`DIVISORS`].

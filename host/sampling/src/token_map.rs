@@ -1,7 +1,7 @@
 //! A number for some tokens of the vocabulary, such as how often each occurs in the history.
 //!
-//! Look-up is by index; clearing visits only the tokens that have a number. So a row costs as many
-//! steps as tokens have numbers, not as the vocabulary has tokens. Empty between samplers.
+//! Look-up is by index; clearing visits only the tokens that have a number. So the cost
+//! of a row grows with the tokens that have a number, not with the vocabulary. Empty between samplers.
 
 use crate::Token;
 

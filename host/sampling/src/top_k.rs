@@ -15,8 +15,9 @@
 //!
 //! - samplers whose settings turn them off;
 //! - samplers that lower some tokens and raise none: biases of 0 or less, penalties without rewards.
-//!   Other tokens stay at or below the border; tokens that fall to it are no longer known. These must
-//!   come before the temperature: a divisor before them rounds their logits twice, which can raise one;
+//!   Other tokens stay at or below the border; tokens that fall to it are no longer known. Such a
+//!   sampler must come before the temperature: after it, the lowered logits would be rounded twice, and
+//!   one could rise;
 //! - one temperature over 0. Division keeps the order but can make logits equal, so the border is
 //!   divided too, and tokens that do not stay above it are no longer known.
 //!
@@ -167,7 +168,7 @@ impl Effect {
                 ..
             } if *range <= 0.0 => temperature(*value),
             Sampler::TopK(0) => Self::Nothing,
-            // The whole row leaves them unsorted, in an order that is unknown here.
+            // From a whole row, so large a top-k leaves its list unsorted, in an order that is unknown here.
             Sampler::TopK(count) if *count > MAX_SORTED => Self::NeedsRow,
             Sampler::TopK(count) => Self::Cuts(Cut::TopK(*count)),
             Sampler::MinP(ratio) if *ratio > 0.0 => Self::Cuts(Cut::MinP(*ratio)),
