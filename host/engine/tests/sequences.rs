@@ -265,7 +265,7 @@ fn run_process(dir: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
         ("prefix_cache_hits_tokens", true),
         ("swap_outs", true),
         ("swap_ins", true),
-        ("requests_canceled", true),
+        ("requests_cancelled", true),
         ("recomputed_tokens", false),
         ("discarded_tokens", false),
         ("prefix_cache_evictions", false),
