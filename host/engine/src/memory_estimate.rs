@@ -337,7 +337,7 @@ impl Metadata {
 }
 
 /// The files of a split model: `NAME-00001-of-00003.gguf` and the following, as llama.cpp names them.
-fn split_files(path: &Path) -> Vec<PathBuf> {
+pub(crate) fn split_files(path: &Path) -> Vec<PathBuf> {
     let single = || vec![path.to_owned()];
     let name = path.file_name().and_then(|name| name.to_str());
     let Some(stem) = name.and_then(|name| name.strip_suffix(".gguf")) else {
@@ -350,9 +350,11 @@ fn split_files(path: &Path) -> Vec<PathBuf> {
     else {
         return single();
     };
-    (1..=count)
-        .map(|part| path.with_file_name(format!("{base}-{part:05}-of-{count:05}.gguf")))
-        .collect()
+    let part = |part| path.with_file_name(format!("{base}-{part:05}-of-{count:05}.gguf"));
+    if part(1) != path {
+        return single();
+    }
+    (1..=count).map(part).collect()
 }
 
 #[cfg(test)]
@@ -367,6 +369,7 @@ mod tests {
             "/m/x.gguf",
             "/m/x",
             "/m/x-of-3.gguf",
+            "/m/x-00001-of-3.gguf",
             "/m/x-00001-of-00001.gguf",
         ] {
             assert_eq!(split_files(Path::new(single)), [PathBuf::from(single)]);

@@ -3,17 +3,20 @@
 //! llama.cpp ends the process on many malformed files. The child opens the file as the server will, but on the CPU, with
 //! few cells and with the weights mapped, and generates some tokens. A file that ends the child is refused.
 //!
-//! A verdict holds for the same files (device, inode, size, times of modification and change), the same options and the
-//! same binary. Good verdicts are kept in a directory, so that a file is checked once and not at every start.
+//! A verdict holds for the same files, all parts of a split model included (device, inode, size, times of modification
+//! and change), the same options and the same binary. Good verdicts are kept in a directory, so that a file is checked
+//! once and not at every start.
 //!
-//! Not covered: weights that a GPU computes differently, and a file that changes between the check and the load within
-//! the resolution of the file system's clock.
+//! Not covered: the head of a file (metadata and list of tensors), which this process reads before the check with
+//! llama.cpp's parser of GGUF, to estimate the model's memory; weights that a GPU computes differently; and a file that
+//! changes between the check and the load within the resolution of the file system's clock.
 
 mod job;
 
 pub use job::{CHECK_MODEL_JOB, check_model_job};
 
 use crate::LoadError;
+use crate::memory_estimate::split_files;
 use crate::model_config::ModelConfig;
 use corral_isolation::{ChildError, ChildProcesses, Job, JobLimits};
 use corral_llama::default_backend_dir;
@@ -30,9 +33,13 @@ use std::time::Duration;
 /// Memory of a check beside the weights: the vocabulary, and the buffers of a step of 512 tokens.
 const BASE_MEMORY: u64 = 2 << 30;
 /// Time of a check beside reading the weights. Generous, because other processes may keep the cores busy.
-const BASE_TIME: Duration = Duration::from_secs(300);
+const BASE_TIME: Duration = Duration::from_secs(900);
 /// Bytes of weights a second, for the time limit.
-const SLOWEST_DISK: u64 = 20 << 20;
+const SLOWEST_DISK: u64 = 10 << 20;
+/// Most memory of a check, whatever size the files claim.
+const MAX_MEMORY: u64 = 1 << 40;
+/// Most time of a check, whatever size the files claim.
+const MAX_TIME: Duration = Duration::from_secs(6 * 3600);
 /// Good verdicts kept in the directory. A verdict is an empty file.
 const MAX_VERDICTS: usize = 4096;
 
@@ -46,40 +53,53 @@ pub struct ModelCheck {
     verdicts: Option<PathBuf>,
     /// Good verdicts of this process.
     known: Mutex<HashSet<String>>,
+    /// The stamp of this binary at its start: another one may replace its file later.
+    binary: Option<FileStamp>,
 }
 
 impl ModelCheck {
-    /// `verdicts` is a private directory for verdicts; without it they last as long as the process.
+    /// `verdicts` is a private directory for verdicts; without it they last as long as the process, as they do if the
+    /// binary cannot be identified.
     pub fn new(
         children: ChildProcesses,
         backend_dir: Option<PathBuf>,
         verdicts: Option<PathBuf>,
     ) -> Self {
+        // On Linux the running file even if another one has replaced it.
+        let binary = match cfg!(target_os = "linux") {
+            true => Ok(PathBuf::from("/proc/self/exe")),
+            false => std::env::current_exe(),
+        };
+        let binary = binary.and_then(|path| FileStamp::of(&path)).ok();
         Self {
             children,
             backend_dir,
-            verdicts,
+            verdicts: verdicts.filter(|_| binary.is_some()),
             known: Mutex::default(),
+            binary,
         }
     }
 
     /// Checks the files of a model, unless they have a good verdict.
     pub(crate) fn check(&self, config: &ModelConfig) -> Result<(), LoadError> {
-        let changed = || refused(config, "it changed while it was checked; try again");
-        let key = Fingerprint::of(config).ok_or_else(changed)?;
+        let key = self.fingerprint(config)?;
         if self.is_known(&key) {
             return Ok(());
         }
         self.run(config)?;
-        if Fingerprint::of(config).as_ref() != Some(&key) {
-            return Err(changed());
+        if self.fingerprint(config)? != key {
+            return Err(refused(
+                config,
+                "it changed while it was checked; try again",
+            ));
         }
         self.remember(&key);
         Ok(())
     }
 
     fn run(&self, config: &ModelConfig) -> Result<(), LoadError> {
-        let absolute = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        // Links are not resolved: the name of a first part tells the names of the others.
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let path = absolute(&config.path);
         let adapters = config.adapters.iter();
         let adapters = adapters.map(|(name, path)| (name.clone(), absolute(path)));
@@ -96,32 +116,19 @@ impl ModelCheck {
             .map(|(_, path)| path.clone())
             .collect();
         readable.extend(input.backend_dir.clone().or_else(default_backend_dir));
-        // The first of several files names the others.
-        let is_part = path
-            .file_name()
-            .is_some_and(|name| name.to_string_lossy().contains("-of-"));
-        let bytes = match path.parent().filter(|_| is_part) {
-            Some(dir) => {
-                readable.push(dir.to_owned());
-                let files = fs::read_dir(dir).into_iter().flatten().flatten();
-                files
-                    .filter_map(|file| file.metadata().ok())
-                    .map(|file| file.len())
-                    .sum()
-            }
-            None => {
-                readable.push(path.clone());
-                fs::metadata(&path).map_or(0, |file| file.len())
-            }
-        };
+        let parts = split_files(&path);
+        let sizes = parts.iter().filter_map(|part| fs::metadata(part).ok());
+        let bytes = sizes.fold(0, |sum: u64, part| sum.saturating_add(part.len()));
+        readable.extend(parts);
         let time = BASE_TIME + Duration::from_secs(bytes / SLOWEST_DISK);
+        let time = time.min(MAX_TIME);
         let job = Job {
             kind: CHECK_MODEL_JOB,
             input: &input.encode(),
             readable: &readable,
             writable: None,
             limits: JobLimits {
-                memory: bytes.saturating_add(BASE_MEMORY),
+                memory: bytes.saturating_add(BASE_MEMORY).min(MAX_MEMORY),
                 time,
                 cpu: time,
                 file_size: 0,
@@ -136,6 +143,14 @@ impl ModelCheck {
                 path: config.path.clone(),
                 text: text.replace(&*path.to_string_lossy(), &config.path.to_string_lossy()),
             }),
+            Err(ChildError::Time { limit }) => Err(refused(
+                config,
+                &format!(
+                    "the check took longer than {} s; load it again when the machine and its disk are less busy, and \
+                     if that does not help, download or convert it again",
+                    limit.as_secs()
+                ),
+            )),
             Err(error) if error.is_verdict() => Err(refused(
                 config,
                 &format!("opening it fails: {error}; download or convert it again"),
@@ -195,30 +210,98 @@ fn refused(config: &ModelConfig, cause: &str) -> LoadError {
 #[derive(Debug, PartialEq, Eq)]
 struct Fingerprint(String);
 
-impl Fingerprint {
-    /// `None` if a file cannot be read.
-    fn of(config: &ModelConfig) -> Option<Self> {
-        let mut hasher = Sha256::new();
-        let binary = std::env::current_exe().ok();
-        let files = config.adapters.iter().map(|(_, path)| path);
-        let files = std::iter::once(&config.path).chain(files).chain(&binary);
-        for path in files {
-            let file = fs::metadata(path).ok()?;
-            hasher.update(path.as_os_str().as_bytes());
-            for number in [file.dev(), file.ino(), file.size()] {
-                hasher.update(number.to_le_bytes());
-            }
-            for number in [
+/// Tells whether a file was replaced or written to.
+#[derive(Clone, Copy, Debug)]
+struct FileStamp {
+    numbers: [u64; 3],
+    times: [i64; 4],
+}
+
+impl FileStamp {
+    fn of(path: &Path) -> std::io::Result<Self> {
+        let file = fs::metadata(path)?;
+        Ok(Self {
+            numbers: [file.dev(), file.ino(), file.size()],
+            times: [
                 file.mtime(),
                 file.mtime_nsec(),
                 file.ctime(),
                 file.ctime_nsec(),
-            ] {
-                hasher.update(number.to_le_bytes());
-            }
+            ],
+        })
+    }
+
+    fn hash(&self, hasher: &mut Sha256) {
+        for number in self.numbers {
+            hasher.update(number.to_le_bytes());
         }
-        hasher.update(config.placement.kv_type.name());
+        for time in self.times {
+            hasher.update(time.to_le_bytes());
+        }
+    }
+}
+
+/// Hashes bytes with their length before them, so that they cannot be confused with what follows.
+fn hash_bytes(hasher: &mut Sha256, bytes: &[u8]) {
+    hasher.update((bytes.len() as u64).to_le_bytes());
+    hasher.update(bytes);
+}
+
+/// Hashes the stamps of a file and of the other parts of a split model. Only the file itself must exist: a name may
+/// look like a part's by chance.
+fn hash_parts(hasher: &mut Sha256, path: &Path) -> std::io::Result<()> {
+    let parts = split_files(path);
+    hasher.update((parts.len() as u64).to_le_bytes());
+    for part in &parts {
+        hash_bytes(hasher, part.as_os_str().as_bytes());
+        match FileStamp::of(part) {
+            Ok(stamp) => stamp.hash(hasher),
+            Err(error) if part == path => return Err(error),
+            Err(_) => hasher.update([0]),
+        }
+    }
+    Ok(())
+}
+
+impl ModelCheck {
+    fn fingerprint(&self, config: &ModelConfig) -> Result<Fingerprint, LoadError> {
+        let mut hasher = Sha256::new();
+        if let Some(binary) = &self.binary {
+            binary.hash(&mut hasher);
+        }
+        let adapters = config.adapters.iter().map(|(_, path)| path);
+        hasher.update((config.adapters.len() as u64).to_le_bytes());
+        for path in std::iter::once(&config.path).chain(adapters) {
+            hash_parts(&mut hasher, path).map_err(|error| LoadError::Refused {
+                path: path.clone(),
+                text: format!(
+                    "cannot read {}: {error}; check the path and who may read the file",
+                    path.display()
+                ),
+            })?;
+        }
+        hash_bytes(&mut hasher, config.placement.kv_type.name().as_bytes());
         hasher.update(config.context.unwrap_or(0).to_le_bytes());
-        Some(Self(format!("{:x}", hasher.finalize())))
+        Ok(Fingerprint(format!("{:x}", hasher.finalize())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_changes_the_fingerprint() {
+        let dir = tempfile::tempdir().unwrap();
+        let part = |n: u32| dir.path().join(format!("m-{n:05}-of-00002.gguf"));
+        let check = ModelCheck::new(ChildProcesses::new().unwrap(), None, None);
+        let config = ModelConfig::new("m", part(1));
+        let error = check.fingerprint(&config).unwrap_err();
+        assert!(error.to_string().contains("cannot read"), "{error}");
+        let mut seen = HashSet::new();
+        for (number, text) in [(1, "a"), (2, "a"), (2, "ab"), (1, "ab")] {
+            fs::write(part(number), text).unwrap();
+            assert!(seen.insert(check.fingerprint(&config).unwrap().0));
+        }
     }
 }

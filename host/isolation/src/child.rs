@@ -9,6 +9,8 @@ use std::process::ExitCode;
 
 /// Open files of a child.
 const OPEN_FILES: u64 = 256;
+/// Seconds of CPU time between the soft limit, whose signal names the reason, and the hard limit, which kills.
+const CPU_GRACE: u64 = 5;
 
 /// A job as its handler sees it.
 #[derive(Debug)]
@@ -53,16 +55,16 @@ fn run(args: &JobArgs, handlers: &[(&str, Handler)]) -> io::Result<()> {
 fn limit(args: &JobArgs) -> io::Result<()> {
     end_with_parent(args.parent)?;
     let limits = [
-        (Resource::Core, 0),
-        (Resource::Data, args.memory),
-        (Resource::Cpu, args.cpu_seconds),
-        (Resource::Fsize, args.file_size),
-        (Resource::Nofile, OPEN_FILES),
+        (Resource::Core, 0, 0),
+        (Resource::Data, args.memory, 0),
+        (Resource::Cpu, args.cpu_seconds, CPU_GRACE),
+        (Resource::Fsize, args.file_size, 0),
+        (Resource::Nofile, OPEN_FILES, 0),
     ];
-    for (resource, limit) in limits {
+    for (resource, limit, grace) in limits {
         let limit = Rlimit {
             current: Some(limit),
-            maximum: Some(limit),
+            maximum: Some(limit.saturating_add(grace)),
         };
         setrlimit(resource, limit)?;
     }

@@ -1,6 +1,7 @@
 //! Why a job has no output.
 
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Why a job has no output. The text is a clause for the end of a sentence.
@@ -21,6 +22,11 @@ pub enum ChildError {
         /// Wall time allowed.
         limit: Duration,
     },
+    /// The child was killed by something else, such as the kernel when memory is short.
+    #[error(
+        "the system killed its process, probably because memory is short; free memory and try again"
+    )]
+    KilledBySystem,
     /// The child crashed.
     #[error("it ends the process with {how}")]
     Crashed {
@@ -30,14 +36,38 @@ pub enum ChildError {
     /// All slots were taken for too long.
     #[error("too many jobs are running; try again")]
     Busy,
-    /// The child could not be started or its pipes failed.
+    /// The child could not be started.
     #[error("a child process cannot be started: {0}; raise the limit of processes")]
-    Start(#[from] io::Error),
+    Start(io::Error),
+    /// The pipes to the child failed, or waiting for it did.
+    #[error("the connection to a child process failed: {0}; try again")]
+    Connection(#[from] io::Error),
+    /// The child's directory could not be created.
+    #[error("a directory for a child process cannot be created in {dir}: {cause}", dir = dir.display())]
+    Directory {
+        /// Where it was to be created.
+        dir: PathBuf,
+        /// The error of the operating system.
+        cause: io::Error,
+    },
+    /// The job names a path that is not absolute. The child would look for it elsewhere. A bug of the caller.
+    #[error("the path {} of its job is not absolute; report this bug", .0.display())]
+    RelativePath(PathBuf),
 }
 
 impl ChildError {
     /// Whether the input is at fault, so that another try would end in the same way.
     pub fn is_verdict(&self) -> bool {
-        !matches!(self, Self::Busy | Self::Start(_))
+        match self {
+            Self::Failed(_) | Self::Memory { .. } | Self::Time { .. } | Self::Crashed { .. } => {
+                true
+            }
+            Self::KilledBySystem
+            | Self::Busy
+            | Self::Start(_)
+            | Self::Connection(_)
+            | Self::Directory { .. }
+            | Self::RelativePath(_) => false,
+        }
     }
 }

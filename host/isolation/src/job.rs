@@ -1,5 +1,6 @@
 //! A job, and how the parent describes it on the child's command line.
 
+use crate::error::ChildError;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,9 +30,9 @@ pub struct Job<'a> {
     pub kind: &'static str,
     /// Passed to the handler.
     pub input: &'a [u8],
-    /// Files and directories that the child may read.
+    /// Files and directories that the child may read. Absolute.
     pub readable: &'a [PathBuf],
-    /// Directory that the child may write to.
+    /// Directory that the child may write to. Absolute.
     pub writable: Option<&'a Path>,
     /// Limits of the child.
     pub limits: JobLimits,
@@ -51,9 +52,16 @@ pub(crate) struct JobArgs {
 }
 
 impl JobArgs {
-    /// The arguments of a job, in the order that [`JobArgs::parse`] expects.
-    pub fn of(job: &Job<'_>) -> Self {
-        Self {
+    /// The arguments of a job. Fails if a path is not absolute: the child has another working directory.
+    pub fn of(job: &Job<'_>) -> Result<Self, ChildError> {
+        let mut paths = job
+            .writable
+            .into_iter()
+            .chain(job.readable.iter().map(PathBuf::as_path));
+        if let Some(path) = paths.find(|path| !path.is_absolute()) {
+            return Err(ChildError::RelativePath(path.to_owned()));
+        }
+        Ok(Self {
             kind: job.kind.to_owned(),
             parent: std::process::id(),
             memory: job.limits.memory,
@@ -62,9 +70,10 @@ impl JobArgs {
             niceness: job.limits.niceness,
             readable: job.readable.to_vec(),
             writable: job.writable.map(Path::to_owned),
-        }
+        })
     }
 
+    /// The arguments in the order that [`JobArgs::parse`] expects.
     pub fn to_args(&self) -> Vec<OsString> {
         let mut args = vec![COMMAND.into(), self.kind.clone().into()];
         for number in [
@@ -108,6 +117,28 @@ impl JobArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn relative_path_is_refused() {
+        let is_accepted = |path: &str| {
+            let job = Job {
+                kind: "compile",
+                input: &[],
+                readable: &[path.into()],
+                writable: None,
+                limits: JobLimits {
+                    memory: 0,
+                    time: Duration::ZERO,
+                    cpu: Duration::ZERO,
+                    file_size: 0,
+                    niceness: 0,
+                },
+            };
+            JobArgs::of(&job).is_ok()
+        };
+        assert!(is_accepted("/a"));
+        assert!(!is_accepted("a"));
+    }
 
     #[test]
     fn arguments_survive_the_command_line() {

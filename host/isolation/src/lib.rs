@@ -6,8 +6,8 @@
 //! harm.
 //!
 //! A child has an empty environment, limits on memory, CPU time, wall time, files and descriptors, and writes no core
-//! dump. On Linux it ends with its parent, opens no sockets, starts no programs (seccomp), and sees only the files of
-//! its job (landlock, if the kernel has it). A child over a limit is killed and its slot is free at once.
+//! dump. On Linux it ends with its parent, opens no sockets, starts no programs or processes (seccomp), and sees only
+//! the files of its job (landlock, if the kernel has it). A child over a limit is killed and its slot is free at once.
 //!
 //! The crate knows neither models nor components.
 

@@ -4,7 +4,8 @@ use crate::error::ChildError;
 use crate::exchange::{Written, exchange, unframe};
 use crate::job::{Job, JobArgs};
 use crate::slots::Slots;
-use std::os::unix::process::ExitStatusExt;
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -13,8 +14,11 @@ use std::time::{Duration, Instant};
 
 /// Children at once. The server compiles two components at a time, and loads models one by one.
 const MAX_CHILDREN: usize = 4;
-/// How long a child may take to exit after it has closed its output.
+/// How long a child may take to exit after it has closed its output, or after it is killed.
 const EXIT_TIME: Duration = Duration::from_secs(2);
+
+/// Most characters of a text from a child.
+const MAX_TEXT: usize = 2_000;
 
 /// What a Rust program prints when an allocation fails, and what a C++ program prints.
 const OUT_OF_MEMORY: [&str; 3] = [
@@ -98,7 +102,9 @@ impl ChildProcesses {
             Err(ChildError::Memory { .. } | ChildError::Time { .. }) => {
                 shared.killed.fetch_add(1, Ordering::Relaxed);
             }
-            Err(ChildError::Failed(_) | ChildError::Crashed { .. }) => {
+            Err(
+                ChildError::Failed(_) | ChildError::Crashed { .. } | ChildError::KilledBySystem,
+            ) => {
                 shared.failed.fetch_add(1, Ordering::Relaxed);
             }
             _ => {}
@@ -124,60 +130,67 @@ impl Shared {
         let kept = KEPT_VARIABLES
             .iter()
             .filter_map(|name| Some((name, std::env::var_os(name)?)));
-        let child = Command::new(&self.program)
-            .args(JobArgs::of(job).to_args())
+        let mut child = Command::new(&self.program)
+            .args(JobArgs::of(job)?.to_args())
             .env_clear()
             .envs(VARIABLES)
             .envs(kept)
             .current_dir("/")
+            // A group of its own, to be killed as a whole.
+            .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .spawn()?;
+            .spawn()
+            .map_err(ChildError::Start)?;
         self.started.fetch_add(1, Ordering::Relaxed);
-        let mut child = KillOnDrop(child);
-        let Some(written) = exchange(&mut child.0, job.input, deadline)? else {
-            return Err(ChildError::Time {
-                limit: job.limits.time,
-            });
-        };
-        let Some(status) = child.wait(Instant::now() + EXIT_TIME)? else {
-            return Err(ChildError::Time {
-                limit: job.limits.time,
-            });
-        };
-        match unframe(&written.stdout).filter(|_| status.success()) {
-            Some(Ok(output)) => Ok(output),
-            Some(Err(cause)) if is_out_of_memory(&cause) => Err(memory(job)),
-            Some(Err(cause)) => Err(ChildError::Failed(cause)),
-            None => Err(classify(job, status, &written)),
-        }
+        let result = converse(&mut child, job, deadline);
+        end(child);
+        result
     }
 }
 
-/// A child that is killed and reaped when this is dropped.
-struct KillOnDrop(Child);
-
-impl KillOnDrop {
-    /// Waits until the deadline. The child has closed its pipes, so it ends within moments.
-    fn wait(&mut self, deadline: Instant) -> std::io::Result<Option<ExitStatus>> {
-        loop {
-            if let Some(status) = self.0.try_wait()? {
-                return Ok(Some(status));
-            }
-            if Instant::now() > deadline {
-                return Ok(None);
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+/// Gives a child its job and waits for the output.
+fn converse(child: &mut Child, job: &Job<'_>, deadline: Instant) -> Result<Vec<u8>, ChildError> {
+    let late = || ChildError::Time {
+        limit: job.limits.time,
+    };
+    let written = exchange(child, job.input, deadline)?.ok_or_else(late)?;
+    let status = wait(child)?.ok_or_else(late)?;
+    match unframe(&written.stdout).filter(|_| status.success()) {
+        Some(Ok(output)) => Ok(output),
+        Some(Err(cause)) if is_out_of_memory(&cause) => Err(memory(job)),
+        Some(Err(cause)) => Err(ChildError::Failed(for_logs(&cause))),
+        None => Err(classify(job, status, &written)),
     }
 }
 
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        // Fails only if the child has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+/// Waits a moment for a child that has closed its pipes or is killed.
+fn wait(child: &mut Child) -> std::io::Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + EXIT_TIME;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() > deadline {
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Kills and reaps a child, unless it has been reaped.
+fn end(mut child: Child) {
+    if let Ok(Some(_)) = child.try_wait() {
+        return;
+    }
+    // Both fail only if the child has ended.
+    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+    let _ = child.kill();
+    if let Ok(None) = wait(&mut child) {
+        // It hangs in the kernel, for example on a network's disk. If no thread starts, it stays a zombie.
+        let reap = move || child.wait();
+        let _ = std::thread::Builder::new().spawn(reap);
     }
 }
 
@@ -198,10 +211,14 @@ fn classify(job: &Job<'_>, status: ExitStatus, written: &Written) -> ChildError 
         return memory(job);
     }
     let signal = status.signal();
-    if signal == Some(rustix::process::Signal::XCPU.as_raw()) {
+    if signal == Some(Signal::XCPU.as_raw()) {
         return ChildError::Time {
             limit: job.limits.cpu,
         };
+    }
+    // Not by this process: a child that it kills is not classified.
+    if signal == Some(Signal::KILL.as_raw()) {
+        return ChildError::KilledBySystem;
     }
     let end = match (signal, status.code()) {
         (Some(signal), _) => match signal_name(signal) {
@@ -213,10 +230,27 @@ fn classify(job: &Job<'_>, status: ExitStatus, written: &Written) -> ChildError 
     let last_line = stderr.lines().rev().find(|line| !line.trim().is_empty());
     ChildError::Crashed {
         how: match last_line {
-            Some(line) => format!("{end}: {}", without_dir(line.trim())),
+            Some(line) => for_logs(&format!("{end}: {}", without_dir(line.trim()))),
             None => end,
         },
     }
+}
+
+/// A text from a child, shortened and without control characters.
+fn for_logs(text: &str) -> String {
+    let mut safe = String::new();
+    for (index, char) in text.chars().enumerate() {
+        if index == MAX_TEXT {
+            safe.push('…');
+            break;
+        }
+        if char.is_control() {
+            safe.extend(char.escape_default());
+        } else {
+            safe.push(char);
+        }
+    }
+    safe
 }
 
 /// A line without the directory of the source file that it begins with.
@@ -227,13 +261,11 @@ fn without_dir(line: &str) -> &str {
 }
 
 fn signal_name(signal: i32) -> Option<&'static str> {
-    use rustix::process::Signal;
     let names = [
         (Signal::ABORT, "SIGABRT"),
         (Signal::BUS, "SIGBUS"),
         (Signal::FPE, "SIGFPE"),
         (Signal::ILL, "SIGILL"),
-        (Signal::KILL, "SIGKILL"),
         (Signal::SEGV, "SIGSEGV"),
     ];
     let name = names.iter().find(|(known, _)| known.as_raw() == signal);
@@ -242,7 +274,13 @@ fn signal_name(signal: i32) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::without_dir;
+    use super::{for_logs, without_dir};
+
+    #[test]
+    fn text_of_child_is_made_safe() {
+        assert_eq!(for_logs("ä\n\u{1b}[2J"), "ä\\n\\u{1b}[2J");
+        assert_eq!(for_logs(&"ä".repeat(3_000)), "ä".repeat(2_000) + "…");
+    }
 
     #[test]
     fn source_directory_is_not_shown() {

@@ -4,7 +4,10 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
     RulesetCreatedAttr, Scope, path_beneath_rules,
 };
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch, apply_filter};
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule, TargetArch, apply_filter,
+};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -63,15 +66,36 @@ fn restrict_files(
     Ok(())
 }
 
-/// Makes the refused system calls fail with `EPERM`, where seccomp knows the processor.
+/// Makes the refused system calls fail with `EPERM`, where seccomp knows the processor. Threads may start, processes
+/// may not.
 fn refuse_calls() -> io::Result<()> {
     let Ok(arch) = TargetArch::try_from(std::env::consts::ARCH) else {
         return Ok(());
     };
-    let rules: BTreeMap<_, _> = REFUSED_CALLS.map(|call| (call, Vec::new())).into();
-    let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch);
-    let program = filter.and_then(BpfProgram::try_from);
-    let program = program.map_err(io::Error::other)?;
-    apply_filter(&program).map_err(io::Error::other)
+    let mut rules: BTreeMap<_, _> = REFUSED_CALLS.map(|call| (call, Vec::new())).into();
+    #[cfg(target_arch = "x86_64")]
+    rules.extend([libc::SYS_fork, libc::SYS_vfork].map(|call| (call, Vec::new())));
+    let starts_process = starts_process().map_err(io::Error::other)?;
+    rules.insert(libc::SYS_clone, vec![starts_process]);
+    // A filter cannot read the flags of `clone3`. With `ENOSYS`, the C library starts threads with `clone`.
+    let unknown = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    for (rules, error) in [(unknown, libc::ENOSYS), (rules, libc::EPERM)] {
+        let fail = SeccompAction::Errno(error.unsigned_abs());
+        let filter = SeccompFilter::new(rules, SeccompAction::Allow, fail, arch);
+        let program = filter.and_then(BpfProgram::try_from);
+        apply_filter(&program.map_err(io::Error::other)?).map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
+/// Matches a `clone` that starts no thread of this process.
+fn starts_process() -> Result<SeccompRule, BackendError> {
+    let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
+    let is_thread = SeccompCmpOp::MaskedEq(thread);
+    SeccompRule::new(vec![SeccompCondition::new(
+        0,
+        SeccompCmpArgLen::Qword,
+        is_thread,
+        0,
+    )?])
 }

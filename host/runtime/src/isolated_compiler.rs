@@ -12,10 +12,11 @@ use corral_isolation::{ChildError, ChildJob, ChildProcesses, Job, JobLimits};
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
+use tempfile::TempDir;
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
@@ -39,20 +40,15 @@ const ABANDONED: Duration = Duration::from_secs(3600);
 pub(crate) struct IsolatedCompiler {
     children: ChildProcesses,
     cache: Option<PathBuf>,
-    next_dir: AtomicU64,
 }
 
 impl IsolatedCompiler {
-    /// `cache` is the private directory that contains wasmtime's.
+    /// `cache` is the private directory that contains wasmtime's. Absolute.
     pub(crate) fn new(children: ChildProcesses, cache: Option<PathBuf>) -> Self {
         if let Some(cache) = &cache {
             remove_abandoned(cache);
         }
-        Self {
-            children,
-            cache,
-            next_dir: AtomicU64::new(0),
-        }
+        Self { children, cache }
     }
 
     pub(crate) fn children(&self) -> &ChildProcesses {
@@ -73,19 +69,16 @@ impl IsolatedCompiler {
         {
             return Ok(());
         }
-        let number = self.next_dir.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{}{}-{number}", COMPILE_DIR, std::process::id());
         let base = cache.map_or_else(std::env::temp_dir, Path::to_owned);
-        let failed = |error: io::Error| PluginError::CompileStopped {
+        let dir = private_dir(&base).map_err(|cause| PluginError::CompileStopped {
             plugin: plugin.to_owned(),
-            cause: ChildError::Start(error),
-        };
-        let dir = PrivateDir::create(base.join(name)).map_err(failed)?;
+            cause: ChildError::Directory { dir: base, cause },
+        })?;
         let job = Job {
             kind: COMPILE_JOB,
             input: bytes,
             readable: &[],
-            writable: Some(&dir.0),
+            writable: Some(dir.path()),
             limits: LIMITS,
         };
         self.children.run(&job).map_err(|error| match error {
@@ -99,7 +92,7 @@ impl IsolatedCompiler {
             },
         })?;
         if let (Some(cache), Some(record)) = (cache, &record) {
-            match store_entry(cache, &dir.0, record) {
+            match store_entry(cache, dir.path(), record) {
                 Ok(()) => request_cleanup(engine),
                 Err(error) => {
                     tracing::warn!(plugin, %error, "compiled code cannot be stored; compiling again");
@@ -123,37 +116,26 @@ pub fn compile_job(job: ChildJob) -> Result<Vec<u8>, String> {
     Ok(Vec::new())
 }
 
-/// Prefix of the directories that children write to.
-const COMPILE_DIR: &str = "compile-";
+/// Prefix of the directories that children write to, and of unfinished records.
+const TEMPORARY: &str = "compile-";
 
-/// A directory that is removed when dropped.
-struct PrivateDir(PathBuf);
-
-impl PrivateDir {
-    fn create(path: PathBuf) -> io::Result<Self> {
-        use std::os::unix::fs::DirBuilderExt;
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&path)?;
-        Ok(Self(path))
-    }
+/// A new directory for a child, which nobody else can know or read. It is removed when dropped.
+fn private_dir(base: &Path) -> io::Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix(TEMPORARY)
+        .permissions(fs::Permissions::from_mode(0o700))
+        .tempdir_in(base)
 }
 
-impl Drop for PrivateDir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Removes the directories of killed servers.
+/// Removes the directories and unfinished records of killed servers.
 fn remove_abandoned(cache: &Path) {
     for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
-        let is_ours = entry.file_name().to_string_lossy().starts_with(COMPILE_DIR);
+        let is_ours = entry.file_name().to_string_lossy().starts_with(TEMPORARY);
         let modified = entry.metadata().and_then(|metadata| metadata.modified());
         let age = modified.map(|time| SystemTime::now().duration_since(time).unwrap_or_default());
         if is_ours && age.is_ok_and(|age| age > ABANDONED) {
-            let _ = fs::remove_dir_all(entry.path());
+            let path = entry.path();
+            let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
         }
     }
 }
@@ -176,13 +158,17 @@ fn has_entry(cache: &Path, record: &Path) -> bool {
     !entry.is_empty() && entries_dir(cache).join(entry).is_file()
 }
 
-/// Moves the entry that a child has written into wasmtime's cache, and records its name.
+/// Moves the entry that a child has written into wasmtime's cache, unless the cache has it, and records its name.
 fn store_entry(cache: &Path, child_dir: &Path, record: &Path) -> io::Result<()> {
     let (version, name) = find_entry(&child_dir.join("modules"))?;
     let to = entries_dir(cache).join(&version);
     fs::create_dir_all(&to)?;
     let from = child_dir.join("modules").join(&version).join(&name);
-    fs::rename(from, to.join(&name))?;
+    // Unlike renaming, a link replaces nothing. The child's name goes with its directory.
+    match fs::hard_link(from, to.join(&name)) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
     let records = record.parent().unwrap_or(cache);
     fs::create_dir_all(records)?;
     // Records are as many as entries: wasmtime bounds those.
@@ -191,19 +177,39 @@ fn store_entry(cache: &Path, child_dir: &Path, record: &Path) -> io::Result<()> 
             let _ = fs::remove_file(other.path());
         }
     }
-    fs::write(record, format!("{version}/{name}"))
+    // Others read a record complete or not at all.
+    let mut file = tempfile::Builder::new()
+        .prefix(TEMPORARY)
+        .tempfile_in(cache)?;
+    write!(file, "{version}/{name}")?;
+    file.persist(record).map_err(|error| error.error)?;
+    Ok(())
 }
 
-/// The one file without an extension, and its directory, which names wasmtime's version.
+/// The one file without an extension, and its directory, which names wasmtime's version. Follows no links and takes
+/// plain names only: the child may have written anything.
 fn find_entry(modules: &Path) -> io::Result<(String, String)> {
+    let is_plain = |name: &str| {
+        let allowed = |byte: u8| byte.is_ascii_graphic() && byte != b'\\';
+        !name.starts_with('.') && name.bytes().all(allowed)
+    };
+    if !fs::symlink_metadata(modules)?.is_dir() {
+        return Err(io::Error::other("the child wrote no directory"));
+    }
     for version in fs::read_dir(modules)?.flatten() {
+        if !version.file_type()?.is_dir() {
+            continue;
+        }
         for file in fs::read_dir(version.path())?.flatten() {
             let is_entry = file.path().extension().is_none() && file.file_type()?.is_file();
             let names = (
                 version.file_name().into_string(),
                 file.file_name().into_string(),
             );
-            if let (true, (Ok(version), Ok(name))) = (is_entry, names) {
+            if let (true, (Ok(version), Ok(name))) = (is_entry, names)
+                && is_plain(&version)
+                && is_plain(&name)
+            {
                 return Ok((version, name));
             }
         }
@@ -243,13 +249,13 @@ mod tests {
         let bytes = wat::parse_str("(component (core module (func (export \"f\"))))").unwrap();
         let record = dir.join("compiled").join(key(&engine, &bytes));
         assert!(!has_entry(&dir, &record));
-        let child = PrivateDir::create(dir.join("compile-1")).unwrap();
+        let child = private_dir(&dir).unwrap();
         let job = ChildJob {
             input: bytes.clone(),
-            writable: Some(child.0.clone()),
+            writable: Some(child.path().to_owned()),
         };
         compile_job(job).unwrap();
-        store_entry(&dir, &child.0, &record).unwrap();
+        store_entry(&dir, child.path(), &record).unwrap();
         assert!(has_entry(&dir, &record));
         // The server's engine loads the child's entry and writes none.
         let (version, name) = find_entry(&entries_dir(&dir)).unwrap();
@@ -262,5 +268,19 @@ mod tests {
         fs::remove_file(entries_dir(&dir).join(version).join(name)).unwrap();
         assert!(!has_entry(&dir, &record), "an entry that is gone");
         fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn links_of_child_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (modules, elsewhere) = (dir.path().join("modules"), dir.path().join("elsewhere"));
+        fs::create_dir(&modules).unwrap();
+        fs::create_dir(&elsewhere).unwrap();
+        fs::write(elsewhere.join("entry"), "").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, modules.join("version")).unwrap();
+        find_entry(&modules).unwrap_err();
+        fs::rename(&elsewhere, modules.join("real")).unwrap();
+        let found = find_entry(&modules).unwrap();
+        assert_eq!(found, ("real".to_owned(), "entry".to_owned()));
     }
 }

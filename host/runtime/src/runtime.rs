@@ -95,7 +95,14 @@ impl Runtime {
     ///
     /// # Errors
     /// If the address space, a thread or the cache directory is not available; the text says what to do.
-    pub fn new(config: RuntimeConfig, models: ModelPool) -> Result<Self, SetupError> {
+    pub fn new(mut config: RuntimeConfig, models: ModelPool) -> Result<Self, SetupError> {
+        // Child processes have another working directory.
+        if let Some(cache) = &mut config.cache {
+            *cache = std::path::absolute(&*cache).map_err(|error| SetupError::Cache {
+                dir: cache.clone(),
+                cause: error.to_string(),
+            })?;
+        }
         let engine = wasm_engine(&config)?;
         let linker = linker(&engine)?;
         let ticker = Arc::new(Ticker::start(&engine)?);

@@ -72,7 +72,11 @@ pub(crate) fn compile(
         Cow::Borrowed(bytes) => compiler.compile(plugin, bytes)?,
         Cow::Owned(bytes) => compiler
             .compile(plugin, bytes)
-            .map_err(|error| find_faulty(compiler, plugin, components, error))?,
+            .map_err(|error| match error {
+                PluginError::Compile { .. } => find_faulty(compiler, plugin, components, error),
+                // A limit, or no child: compiling the components one by one would take as long again.
+                error => error,
+            })?,
     };
     let pre = instantiate_pre(engine, linker, plugin, &component)?;
     let mut compiled = roles(engine, &component, &pre).map_err(|error| PluginError::Mismatch {
