@@ -84,9 +84,11 @@ impl Corral {
         command
             .arg("serve")
             .arg("--model")
-            .arg(argument("tiny", &artifacts::long_model()))
-            .arg("--cache-dir")
-            .arg(artifacts::scratch().join("compiled"));
+            .arg(argument("tiny", &artifacts::long_model()));
+        if !arguments.contains(&"--cache-dir") {
+            let cache = artifacts::scratch().join("compiled");
+            command.arg("--cache-dir").arg(cache);
+        }
         for (option, value) in [
             ("--listen", "127.0.0.1:0"),
             ("--admin", "127.0.0.1:0"),

@@ -6,7 +6,6 @@ use corral_tests::{
 use serde_json::{Value, json};
 use std::net::TcpStream;
 
-const GENERATED_TOKENS: &str = "corral_engine_generated_tokens_total";
 const PREFILL_TOKENS: &str = "corral_engine_prefill_tokens_total";
 const DECODE_ROWS: &str = "corral_engine_decode_rows_total";
 const DISCARDED_TOKENS: &str = "corral_engine_discarded_tokens_total";
@@ -86,8 +85,13 @@ fn prefill_stays_within_budget_without_skipped_rows() {
 }
 
 /// Queues `waiting` requests at `/first`, then three at `/second`, behind a request at `holder` that has the only
-/// sequence id. Asserts that the three finish before any of the others.
-fn check_second_runs_before_first(options: &[&str], holder: &str, waiting: usize) {
+/// sequence id. Asserts that the three finish before all but the first `earlier_finished` of the others.
+fn check_second_runs_before_first(
+    options: &[&str],
+    holder: &str,
+    waiting: usize,
+    earlier_finished: usize,
+) {
     const LATER: usize = 3;
     let routes = [("/first", "generate"), ("/second", "generate")];
     let options = [&["--max-running", "1"], options].concat();
@@ -96,7 +100,7 @@ fn check_second_runs_before_first(options: &[&str], holder: &str, waiting: usize
     let (earlier, later) = sums.split_at(waiting);
     std::thread::scope(|scope| {
         let corral = &corral;
-        let holder = corral.endless(holder);
+        let mut holder = corral.endless(holder);
         for &sum in earlier {
             // Long enough that none has finished when the later ones have.
             scope.spawn(move || corral.check_long("/first", sum, 3500));
@@ -107,31 +111,36 @@ fn check_second_runs_before_first(options: &[&str], holder: &str, waiting: usize
                 .iter()
                 .map(|&sum| scope.spawn(move || check_sum(corral, "/second", sum))),
         );
-        let queued = corral.wait_for_queue(waiting + LATER).get(GENERATED_TOKENS);
-        // A tenant that arrives starts level with the others. Now the holder gets more service than the three need.
-        corral.wait_until("500 tokens of the holder", |metrics| {
-            metrics.get(GENERATED_TOKENS) >= queued + 500.0
-        });
+        let queued = corral.wait_for_queue(waiting + LATER).get(DECODE_ROWS);
+        // A tenant that arrives starts level with the others. Now the holder gets more service than the three need. It
+        // goes on only while its client reads.
+        while corral.metrics().get(DECODE_ROWS) < queued + 500.0 {
+            for _ in 0..20 {
+                holder.next_text();
+            }
+        }
         drop(holder);
         for answer in later {
             answer.join().expect("the right answer");
         }
-        assert_eq!(corral.metrics().get(FINISHED), LATER as f64);
+        let finished = corral.metrics().get(FINISHED);
+        assert_eq!(finished, (LATER + earlier_finished) as f64);
     });
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get(FINISHED), (waiting + LATER) as f64);
 }
 
-/// The tenant of the holder got more service while the other waited, so each request of the other goes first.
+/// The tenant of the holder got more service while the other waited, so each request of the other goes first,
+/// after the one that was next when the other arrived: none of the same priority overtakes it.
 #[test]
 fn tenant_with_less_service_runs_first() {
-    check_second_runs_before_first(&[], "/first", 4);
+    check_second_runs_before_first(&[], "/first", 4, 1);
 }
 
 /// The tenant with the higher priority has had more service, so its priority decides, not its share.
 #[test]
 fn highest_priority_runs_next() {
-    check_second_runs_before_first(&["--priority", "/second=1"], "/second", 2);
+    check_second_runs_before_first(&["--priority", "/second=1"], "/second", 2, 0);
 }
 
 /// The costliest sampler chain that a request may have.

@@ -127,9 +127,10 @@ impl AdminClient {
             (StatusCode::UNAUTHORIZED, Some(_)) => {
                 "this is not the server's admin token, whose file 'corral serve' prints".to_owned()
             }
+            // A public listener does not know the routes of the admin API.
             _ => match value["detail"].as_str() {
-                Some(detail) => printable(detail),
-                None => self.not_corral(),
+                Some(detail) if value["code"] != "no-route" => printable(detail),
+                _ => self.not_corral(),
             },
         };
         Error::failed(message)

@@ -204,7 +204,7 @@ impl Simulation {
         assert!(self.scheduler.is_idle() && self.alive.is_empty());
         self.retentions.clear();
         self.scheduler.clear_prefix_cache();
-        self.do_pending_memory_ops();
+        self.run_memory_ops();
         assert!(self.store.is_empty(), "swapped-out states are left");
         assert_eq!(self.scheduler.seq_ids_used(), 0, "ids are left");
         assert_eq!(self.scheduler.cells_committed(), 0, "cells are left");
@@ -362,7 +362,7 @@ impl Simulation {
             self.end(id, End::Expired(expired));
         }
         self.check_wait(&step);
-        self.do_memory_ops(&step.memory_ops);
+        self.apply_memory_ops(&step.memory_ops);
         let is_compaction = |op: &MemoryOp| matches!(op, MemoryOp::Compact(_));
         let compacted = step.memory_ops.iter().any(is_compaction);
         for id in &step.admitted {
@@ -373,13 +373,13 @@ impl Simulation {
         self.check_quotas(&step);
         if step.rows.is_empty() {
             // Failed operations may have queued others.
-            self.do_pending_memory_ops();
+            self.run_memory_ops();
             self.check_cells(&[]);
             return compacted || !self.swap_ins.is_empty();
         }
         self.compute(&step);
         let pending = self.scheduler.take_memory_ops();
-        self.do_memory_ops(&pending);
+        self.apply_memory_ops(&pending);
         self.check_cells(&pending);
         self.propose(&step.rows);
         true

@@ -13,18 +13,18 @@ pub(super) struct PendingSwapIn {
 }
 
 impl Simulation {
-    /// Does the queued memory operations, and those that they cause.
-    pub(super) fn do_pending_memory_ops(&mut self) {
+    /// Applies the queued memory operations until none is left.
+    pub(super) fn run_memory_ops(&mut self) {
         loop {
             let ops = self.scheduler.take_memory_ops();
             if ops.is_empty() {
                 return;
             }
-            self.do_memory_ops(&ops);
+            self.apply_memory_ops(&ops);
         }
     }
 
-    pub(super) fn do_memory_ops(&mut self, ops: &[MemoryOp]) {
+    pub(super) fn apply_memory_ops(&mut self, ops: &[MemoryOp]) {
         for op in ops {
             match *op {
                 MemoryOp::Clear(seq) => self.backend.clear(seq),
@@ -81,10 +81,10 @@ impl Simulation {
             }
             let (entry, request) = (pending.entry, pending.request);
             let Some(seq) = self.scheduler.begin_swap_in(request, entry) else {
-                self.do_pending_memory_ops();
+                self.run_memory_ops();
                 continue;
             };
-            self.do_pending_memory_ops();
+            self.run_memory_ops();
             let fails = self.store_fails();
             match self.store.remove(&entry).filter(|_| !fails) {
                 None => self.scheduler.entry_lost(entry),
@@ -96,6 +96,6 @@ impl Simulation {
                 }
             }
         }
-        self.do_pending_memory_ops();
+        self.run_memory_ops();
     }
 }

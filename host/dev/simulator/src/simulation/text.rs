@@ -109,7 +109,7 @@ impl Simulation {
         self.scheduler
             .external_sample_arrived(self.now, id, &tokens, finished);
         let pending = self.scheduler.take_memory_ops();
-        self.do_memory_ops(&pending);
+        self.apply_memory_ops(&pending);
     }
 
     /// Proposes drafts, some of them wrong.

@@ -3,16 +3,23 @@ use crate::deployments::revision::TrafficShare;
 use crate::deployments::test_support::{manifest, name};
 use std::os::unix::fs::PermissionsExt;
 
-/// A temporary directory for a store.
-struct TemporaryStore(tempfile::TempDir);
+/// A store in a temporary directory. Opening it creates its directory.
+struct TemporaryStore {
+    path: PathBuf,
+    _parent: tempfile::TempDir,
+}
 
 impl TemporaryStore {
     fn new() -> Self {
-        TemporaryStore(tempfile::tempdir().expect("a directory"))
+        let parent = tempfile::tempdir().expect("a directory");
+        TemporaryStore {
+            path: parent.path().join("store"),
+            _parent: parent,
+        }
     }
 
     fn path(&self) -> &Path {
-        self.0.path()
+        &self.path
     }
 
     /// Opens without a grace period: unreferenced components are removed at once.
