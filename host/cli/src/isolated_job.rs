@@ -1,5 +1,6 @@
 //! The hidden command that runs a job on untrusted input. See `corral_isolation`.
 
+use crate::Error;
 use corral_engine::{CHECK_MODEL_JOB, check_model_job};
 use corral_isolation::{ChildProcesses, Handler, run_as_child};
 use corral_runtime::{COMPILE_JOB, compile_job};
@@ -18,7 +19,17 @@ pub fn run_job() -> Option<ExitCode> {
 }
 
 /// The child processes of this process.
-pub(crate) fn children() -> Option<ChildProcesses> {
-    static CHILDREN: OnceLock<Option<ChildProcesses>> = OnceLock::new();
-    CHILDREN.get_or_init(|| ChildProcesses::new().ok()).clone()
+///
+/// # Errors
+/// If the path of this binary is unknown, which cannot happen on Linux.
+pub(crate) fn children() -> Result<ChildProcesses, Error> {
+    static CHILDREN: OnceLock<ChildProcesses> = OnceLock::new();
+    if let Some(children) = CHILDREN.get() {
+        return Ok(children.clone());
+    }
+    let created = ChildProcesses::new().map_err(Error::context(
+        "cannot find this binary, which checks models and compiles plugins in child processes; \
+         start corral by its full path",
+    ))?;
+    Ok(CHILDREN.get_or_init(|| created).clone())
 }

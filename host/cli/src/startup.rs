@@ -60,12 +60,12 @@ pub(crate) fn model_pool(args: &ModelArgs) -> Result<ModelPool, Error> {
         args.devices.for_model(name).devices.check()?;
     }
     let snapshots = args.memory.open_snapshots()?;
-    let check = model_check(args).map(Arc::new);
+    let check = Arc::new(model_check(args)?);
     let config = |(index, ModelArg { name, file }): (usize, &ModelArg)| {
         let mut config = ModelConfig::new(name, file);
         config.adapters = args.adapters_of(index);
         config.context = args.context;
-        config.check.clone_from(&check);
+        config.check = Some(Arc::clone(&check));
         if args.mmap {
             config.file_access = FileAccess::Map;
         }
@@ -81,11 +81,11 @@ pub(crate) fn model_pool(args: &ModelArgs) -> Result<ModelPool, Error> {
 }
 
 /// Checks model files before they are loaded. Good verdicts stay in the directory of compiled plugins.
-fn model_check(args: &ModelArgs) -> Option<ModelCheck> {
+fn model_check(args: &ModelArgs) -> Result<ModelCheck, Error> {
     let verdicts = args.cache_dir.clone().or_else(default_cache_dir);
     let verdicts = verdicts.map(|dir| dir.join("checked-models"));
     let backend_dir = args.devices.backends.backend_dir.clone();
-    Some(ModelCheck::new(
+    Ok(ModelCheck::new(
         isolated_job::children()?,
         backend_dir,
         verdicts,
@@ -179,7 +179,7 @@ async fn load(models: &ModelPool, name: &str, note: &impl Fn(String)) -> Result<
 pub fn runtime(cache_dir: Option<PathBuf>, models: &ModelPool) -> Result<Runtime, Error> {
     let config = RuntimeConfig {
         cache: cache_dir.or_else(default_cache_dir),
-        children: isolated_job::children(),
+        children: Some(isolated_job::children()?),
         ..RuntimeConfig::default()
     };
     Ok(Runtime::new(config, models.clone())?)

@@ -239,7 +239,9 @@ mod tests {
 
     #[test]
     fn entry_of_child_is_found_by_server() {
-        let dir = std::env::temp_dir().join(format!("corral-compiled-{}", std::process::id()));
+        // Removed when dropped, as far as wasmtime's thread does not write to it at that moment.
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = temporary.path().to_owned();
         let config = RuntimeConfig {
             instances: 1,
             cache: Some(dir.clone()),
@@ -267,7 +269,6 @@ mod tests {
         assert_eq!(entries.count(), 1);
         fs::remove_file(entries_dir(&dir).join(version).join(name)).unwrap();
         assert!(!has_entry(&dir, &record), "an entry that is gone");
-        fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
