@@ -34,6 +34,7 @@ mod reply;
 mod request_quota;
 mod sequence;
 mod snapshot;
+mod split_files;
 mod status;
 mod swap_store;
 mod text_decoder;
@@ -65,7 +66,9 @@ pub use external_sampler::{
 pub use generate_options::{GenerateOptions, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS};
 pub use generation::{Chunk, FinishReason, Generation, Outcome};
 pub use metrics::{Metric, MetricKind};
-pub use model_check::{CHECK_MODEL_JOB, ModelCheck, check_model_job};
+pub use model_check::ModelCheck;
+pub use model_check::input::CHECK_MODEL_JOB;
+pub use model_check::job::check_model_job;
 pub use model_config::{DeviceTopKMode, ModelConfig, ModelInfo};
 pub use model_pool::{
     ModelLease, ModelPool, ModelPoolSettings, ModelSize, ModelState, ModelStatus, OpenError,

@@ -11,16 +11,14 @@
 //! llama.cpp's parser of GGUF, to estimate the model's memory; weights that a GPU computes differently; and a file that
 //! changes between the check and the load within the resolution of the file system's clock.
 
-mod job;
-
-pub use job::{CHECK_MODEL_JOB, check_model_job};
+pub(crate) mod input;
+pub(crate) mod job;
 
 use crate::LoadError;
-use crate::memory_estimate::split_files;
-use crate::model_config::ModelConfig;
+use crate::split_files::split_files;
 use corral_isolation::{ChildError, ChildProcesses, Job, JobLimits};
 use corral_llama::default_backend_dir;
-use job::JobInput;
+use input::{CHECK_MODEL_JOB, CheckInput};
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 use std::fs;
@@ -81,33 +79,30 @@ impl ModelCheck {
     }
 
     /// Checks the files of a model, unless they have a good verdict.
-    pub(crate) fn check(&self, config: &ModelConfig) -> Result<(), LoadError> {
-        let key = self.fingerprint(config)?;
+    pub(crate) fn check(&self, model: &CheckInput) -> Result<(), LoadError> {
+        let key = self.fingerprint(model)?;
         if self.is_known(&key) {
             return Ok(());
         }
-        self.run(config)?;
-        if self.fingerprint(config)? != key {
-            return Err(refused(
-                config,
-                "it changed while it was checked; try again",
-            ));
+        self.run(model)?;
+        if self.fingerprint(model)? != key {
+            return Err(refused(model, "it changed while it was checked; try again"));
         }
         self.remember(&key);
         Ok(())
     }
 
-    fn run(&self, config: &ModelConfig) -> Result<(), LoadError> {
+    fn run(&self, model: &CheckInput) -> Result<(), LoadError> {
         // Links are not resolved: the name of a first part tells the names of the others.
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let path = absolute(&config.path);
-        let adapters = config.adapters.iter();
+        let path = absolute(&model.path);
+        let adapters = model.adapters.iter();
         let adapters = adapters.map(|(name, path)| (name.clone(), absolute(path)));
-        let input = JobInput {
+        let input = CheckInput {
             path: path.clone(),
             backend_dir: self.backend_dir.as_deref().map(absolute),
-            kv_type: config.placement.kv_type,
-            context: config.context,
+            kv_type: model.kv_type,
+            context: model.context,
             adapters: adapters.collect(),
         };
         let mut readable: Vec<_> = input
@@ -140,11 +135,11 @@ impl ModelCheck {
             Ok(_) => Ok(()),
             // The child's own words, with the path as the operator wrote it.
             Err(ChildError::Failed(text)) => Err(LoadError::Refused {
-                path: config.path.clone(),
-                text: text.replace(&*path.to_string_lossy(), &config.path.to_string_lossy()),
+                path: model.path.clone(),
+                text: text.replace(&*path.to_string_lossy(), &model.path.to_string_lossy()),
             }),
             Err(ChildError::Time { limit }) => Err(refused(
-                config,
+                model,
                 &format!(
                     "the check took longer than {} s; load it again when the machine and its disk are less busy, and \
                      if that does not help, download or convert it again",
@@ -152,7 +147,7 @@ impl ModelCheck {
                 ),
             )),
             Err(error) if error.is_verdict() => Err(refused(
-                config,
+                model,
                 &format!("opening it fails: {error}; download or convert it again"),
             )),
             Err(error) => Err(LoadError::Config(format!(
@@ -199,10 +194,10 @@ fn write_verdict(dir: &Path, key: &Fingerprint) -> std::io::Result<()> {
     fs::write(dir.join(&key.0), "")
 }
 
-fn refused(config: &ModelConfig, cause: &str) -> LoadError {
+fn refused(model: &CheckInput, cause: &str) -> LoadError {
     LoadError::Refused {
-        path: config.path.clone(),
-        text: format!("the model file {}: {cause}", config.path.display()),
+        path: model.path.clone(),
+        text: format!("the model file {}: {cause}", model.path.display()),
     }
 }
 
@@ -264,14 +259,14 @@ fn hash_parts(hasher: &mut Sha256, path: &Path) -> std::io::Result<()> {
 }
 
 impl ModelCheck {
-    fn fingerprint(&self, config: &ModelConfig) -> Result<Fingerprint, LoadError> {
+    fn fingerprint(&self, model: &CheckInput) -> Result<Fingerprint, LoadError> {
         let mut hasher = Sha256::new();
         if let Some(binary) = &self.binary {
             binary.hash(&mut hasher);
         }
-        let adapters = config.adapters.iter().map(|(_, path)| path);
-        hasher.update((config.adapters.len() as u64).to_le_bytes());
-        for path in std::iter::once(&config.path).chain(adapters) {
+        let adapters = model.adapters.iter().map(|(_, path)| path);
+        hasher.update((model.adapters.len() as u64).to_le_bytes());
+        for path in std::iter::once(&model.path).chain(adapters) {
             hash_parts(&mut hasher, path).map_err(|error| LoadError::Refused {
                 path: path.clone(),
                 text: format!(
@@ -280,8 +275,8 @@ impl ModelCheck {
                 ),
             })?;
         }
-        hash_bytes(&mut hasher, config.placement.kv_type.name().as_bytes());
-        hasher.update(config.context.unwrap_or(0).to_le_bytes());
+        hash_bytes(&mut hasher, model.kv_type.name().as_bytes());
+        hasher.update(model.context.unwrap_or(0).to_le_bytes());
         Ok(Fingerprint(format!("{:x}", hasher.finalize())))
     }
 }
@@ -295,13 +290,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let part = |n: u32| dir.path().join(format!("m-{n:05}-of-00002.gguf"));
         let check = ModelCheck::new(ChildProcesses::new().unwrap(), None, None);
-        let config = ModelConfig::new("m", part(1));
-        let error = check.fingerprint(&config).unwrap_err();
+        let model = CheckInput {
+            path: part(1),
+            backend_dir: None,
+            kv_type: KvType::default(),
+            context: None,
+            adapters: Vec::new(),
+        };
+        let error = check.fingerprint(&model).unwrap_err();
         assert!(error.to_string().contains("cannot read"), "{error}");
         let mut seen = HashSet::new();
         for (number, text) in [(1, "a"), (2, "a"), (2, "ab"), (1, "ab")] {
             fs::write(part(number), text).unwrap();
-            assert!(seen.insert(check.fingerprint(&config).unwrap().0));
+            assert!(seen.insert(check.fingerprint(&model).unwrap().0));
         }
     }
 }

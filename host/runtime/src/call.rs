@@ -9,7 +9,6 @@ use crate::call_error::CallError;
 use crate::config::Limits;
 use crate::counters::{CallEnd, DeploymentCounters, ProcessCounters};
 use crate::meter::Meter;
-use crate::plugin::Plugin;
 use crate::repoll::repoll;
 use crate::state::State;
 use crate::store::store;
@@ -138,7 +137,7 @@ pub(crate) struct Call {
     _tick: TickGuard,
     _permit: CallPermit,
     /// Keeps a replaced plugin loaded until its last call ends.
-    _plugin: Plugin,
+    _plugin: Arc<dyn Send + Sync>,
 }
 
 /// Wall time of a call.
@@ -155,7 +154,7 @@ impl Call {
         time: CallTime,
         tick: TickGuard,
         permit: CallPermit,
-        plugin: Plugin,
+        plugin: Arc<dyn Send + Sync>,
     ) -> Self {
         outcome.process.instance_began();
         Self {

@@ -19,19 +19,14 @@ mod world;
 
 use crate::compiler::Compiler;
 use crate::denied::DENIED;
+use crate::interfaces::{SAMPLING, TEMPLATING, compatible, is_role, unknown_imports};
 use crate::plugin_error::PluginError;
-use crate::structure::check_structure;
-use crate::validate::{check_bytes, compatible, is_role, no_role, unknown_imports};
+use crate::structure::{check_bytes, check_structure};
 use bytes::Bytes;
 use encode::{EncodeError, LinkedPart, Part, encode};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use world::World;
-
-const TEMPLATING: &str = "corral:plugin/templating@0.1.0";
-pub(crate) const SAMPLING: &str = "corral:plugin/sampling@0.1.0";
-/// Exports that make a component linkable.
-pub(crate) const LINKED_ROLES: [&str; 2] = [TEMPLATING, SAMPLING];
 
 /// Imports that a linked component gets only if it inherits: this package, and outbound requests.
 const INFERENCE: &str = "corral:inference/";
@@ -83,14 +78,6 @@ pub(crate) fn sampling_link_name(name: &str) -> String {
     format!("sampling.{name}")
 }
 
-/// The manifest field that links components with this role.
-pub(crate) fn manifest_field(role: &str) -> &'static str {
-    match role {
-        TEMPLATING => "templating",
-        _ => "sampling.NAME",
-    }
-}
-
 /// Composes a plugin into a component of at most `limit` bytes. Returns the handler unchanged if no linked
 /// component answers one of its imports.
 pub(crate) fn compose<'a>(
@@ -127,7 +114,10 @@ pub(crate) fn compose<'a>(
     let exports = world.exports.iter().filter(|export| is_role(export));
     let exports = Vec::from_iter(exports.cloned());
     if exports.is_empty() {
-        return Err(no_role(plugin, &BTreeSet::from_iter(world.exports)));
+        return Err(PluginError::no_role(
+            plugin,
+            &BTreeSet::from_iter(world.exports),
+        ));
     }
     let handler = Part {
         bytes: &components.handler,

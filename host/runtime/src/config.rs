@@ -1,7 +1,7 @@
 //! What an operator configures, and the bounds that hold for every plugin.
 
+use crate::component_source::ComponentSource;
 use crate::quota::QuotaPermit;
-use crate::runtime::ComponentSource;
 use corral_engine::Tenant;
 use corral_isolation::ChildProcesses;
 use std::collections::BTreeMap;
@@ -149,4 +149,12 @@ pub struct CallOptions {
     pub tenant: Option<Tenant>,
     /// Quota permit of the request. Its generations reserve tokens from it. Released with the instance.
     pub quota_permit: Option<Arc<QuotaPermit>>,
+}
+
+/// Instances of sampling plugins that generate, for each one that checks settings.
+const GENERATIONS_PER_CHECK: usize = 8;
+
+/// Instances of sampling plugins that may check settings beside `instances` that generate, at least one.
+pub(crate) fn check_instances(instances: usize) -> usize {
+    (instances / GENERATIONS_PER_CHECK).max(1)
 }

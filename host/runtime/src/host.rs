@@ -3,8 +3,10 @@
 mod blocking;
 mod budget;
 mod constraints;
+mod counted_sequence;
 mod framed_body;
 mod generation;
+mod guest_sequence;
 mod models;
 mod next_token;
 mod options;
@@ -54,8 +56,8 @@ pub(crate) use bindings::corral::inference::types as wit;
 pub use blocking::BlockingGeneration;
 pub use constraints::{GuestConstraint, GuestMatcher};
 pub(crate) use framed_body::FramedBodies;
+pub use guest_sequence::GuestSequence;
 pub use options::GuestOptions;
-pub use sequence::GuestSequence;
 pub(crate) use snapshots::{DeploymentSnapshots, snapshot_permits};
 
 /// Handles of each kind that an instance may hold.

@@ -18,12 +18,14 @@ mod body;
 mod call;
 mod call_error;
 mod compiler;
+mod component_source;
 mod composition;
 mod config;
 mod counters;
 mod denied;
 mod deployment;
 mod host;
+mod interfaces;
 mod isolated_compiler;
 mod limiter;
 mod linker;
@@ -38,6 +40,7 @@ mod quota;
 mod repoll;
 mod runtime;
 mod sampling;
+mod shared;
 mod state;
 mod store;
 mod structure;
@@ -51,6 +54,7 @@ mod wasm_engine;
 
 pub use body::{Body, PolledFrame};
 pub use call_error::CallError;
+pub use component_source::ComponentSource;
 pub use config::{
     CallOptions, Limits, LinkedComponent, LinkedComponents, PluginConfig, RuntimeConfig,
 };
@@ -61,5 +65,5 @@ pub use logs::{LogLine, Logs};
 pub use plugin::{ExitStatus, Plugin, Roles};
 pub use plugin_error::PluginError;
 pub use quota::{Quota, QuotaExceeded, QuotaLimit, QuotaLimits, QuotaPermit};
-pub use runtime::{ComponentSource, Runtime};
+pub use runtime::Runtime;
 pub use wasm_engine::SetupError;

@@ -9,7 +9,7 @@ use crate::deployment::DeploymentState;
 use crate::host::DeploymentSnapshots;
 use crate::models::VisibleModels;
 use crate::output::{LogOrigin, Output};
-use crate::runtime::Shared;
+use crate::shared::Shared;
 use crate::state::{Grants, State};
 use crate::store::store;
 use crate::validate::{CliPre, CompiledPlugin};
@@ -330,7 +330,7 @@ impl Plugin {
             time,
             plugin.shared.ticker.tick(),
             permit,
-            self.clone(),
+            Arc::clone(&self.0) as _,
         ))
     }
 

@@ -1,9 +1,9 @@
 //! Why a component could not be loaded as a plugin. Each text says what was found, what was expected, and
 //! what to do.
 
-use crate::composition::{LINKED_ROLES, manifest_field};
+use crate::interfaces::{LINKED_ROLES, ROLES, compatible, manifest_field, offered_packages};
 use crate::truncate;
-use crate::validate::{ROLES, offered_packages};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// Why a plugin could not be loaded.
@@ -202,6 +202,20 @@ pub enum PluginError {
 }
 
 impl PluginError {
+    /// Why a component with these exports cannot be called.
+    pub(crate) fn no_role(plugin: &str, exports: &BTreeSet<String>) -> Self {
+        let exported = |role: &&str| {
+            exports
+                .iter()
+                .any(|name| compatible(name) == compatible(role))
+        };
+        let plugin = plugin.to_owned();
+        match LINKED_ROLES.into_iter().find(exported) {
+            Some(role) => Self::OnlyLinkable { plugin, role },
+            None => Self::NoRole { plugin },
+        }
+    }
+
     /// Whether the component needs more than a compilation may use, or crashes the compiler.
     pub fn is_compile_limit(&self) -> bool {
         matches!(self, Self::CompileStopped { cause, .. } if cause.is_verdict())

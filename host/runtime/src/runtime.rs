@@ -2,6 +2,7 @@
 
 use crate::admission::InstancePermits;
 use crate::compiler::Compiler;
+use crate::component_source::ComponentSource;
 use crate::composition::{
     PluginComponents, TemplatingComponent, component_name, sampling_link_name,
 };
@@ -15,7 +16,7 @@ use crate::models::VisibleModels;
 use crate::plugin::Plugin;
 use crate::plugin_error::PluginError;
 use crate::sampling::SamplerResources;
-use crate::state::State;
+use crate::shared::Shared;
 use crate::ticker::Ticker;
 use crate::validate::{CompiledPlugin, compile};
 use crate::wasm_engine::{SetupError, wasm_engine};
@@ -23,66 +24,14 @@ use bytes::Bytes;
 use corral_engine::{Metric, ModelPool, Tenant};
 use std::collections::BTreeMap;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
-use tokio::sync::Semaphore;
-use wasmtime::Engine;
-use wasmtime::component::Linker;
-
-/// Where a component comes from.
-#[derive(Clone, Debug)]
-pub enum ComponentSource {
-    /// A file.
-    File(PathBuf),
-    /// The component itself.
-    Bytes(Bytes),
-}
-
-impl From<PathBuf> for ComponentSource {
-    fn from(path: PathBuf) -> Self {
-        Self::File(path)
-    }
-}
-
-impl From<&Path> for ComponentSource {
-    fn from(path: &Path) -> Self {
-        Self::File(path.to_owned())
-    }
-}
-
-impl From<Bytes> for ComponentSource {
-    fn from(bytes: Bytes) -> Self {
-        Self::Bytes(bytes)
-    }
-}
-
-impl From<Vec<u8>> for ComponentSource {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self::Bytes(bytes.into())
-    }
-}
 
 /// Loads and runs plugins. One per process; cheap to clone.
 #[derive(Clone)]
 pub struct Runtime(Arc<Shared>);
-
-/// What all plugins share.
-pub(crate) struct Shared {
-    pub(crate) wasm_engine: Engine,
-    pub(crate) linker: Linker<State>,
-    pub(crate) models: ModelPool,
-    pool: Arc<InstancePermits>,
-    pub(crate) ticker: Arc<Ticker>,
-    pub(crate) counters: Arc<ProcessCounters>,
-    sampling: SamplerResources,
-    /// Permits for writing, reading and removing snapshots.
-    pub(crate) snapshot_permits: Arc<Semaphore>,
-    compiler: Compiler,
-    component_bytes: usize,
-    next_tenant: AtomicU32,
-}
 
 impl std::fmt::Debug for Runtime {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

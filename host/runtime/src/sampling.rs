@@ -15,9 +15,9 @@ mod permits;
 #[cfg(test)]
 mod tests;
 
-use crate::composition;
-use crate::config::Limits;
+use crate::config::{Limits, check_instances};
 use crate::counters::{DeploymentCounters, ProcessCounters};
+use crate::interfaces::SAMPLING;
 use crate::meter::Meter;
 use crate::output::Output;
 use crate::state::{Grants, State};
@@ -27,7 +27,6 @@ use bindings::exports::corral::plugin::sampling as guest;
 use corral_engine::{Error, ExternalSamplerFactory, SamplingRequestOptions};
 use instance::{Instance, Purpose};
 use permits::SamplerPermits;
-pub(crate) use permits::check_instances;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -67,7 +66,7 @@ where
     Results: ComponentNamedList + Lift,
 {
     let component = pre.component();
-    let interface = component.get_export_index(None, composition::SAMPLING);
+    let interface = component.get_export_index(None, SAMPLING);
     let item = interface.and_then(|interface| component.get_export(Some(&interface), name));
     let Some((ComponentItem::ComponentFunc(function), _)) = item else {
         wasmtime::bail!("{name} is not a function");

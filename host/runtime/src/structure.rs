@@ -8,6 +8,7 @@
 //! Real builds stay far below these limits. A component consists of about ten modules, or one to two hundred
 //! if each library is one, and each composition adds one level of depth.
 
+use crate::plugin_error::PluginError;
 use wasmparser::{BinaryReaderError, Parser, Payload};
 
 /// Deepest nesting of components and modules.
@@ -75,6 +76,39 @@ fn count(so_far: &mut usize, max: usize, error: StructureError) -> Result<(), St
         return Err(error);
     }
     Ok(())
+}
+
+/// Checks the header and the structure of a component. Runs for every component before it is compiled.
+pub(crate) fn check_bytes(plugin: &str, bytes: &[u8]) -> Result<(), PluginError> {
+    let not_wasm = |found| {
+        Err(PluginError::NotWasm {
+            plugin: plugin.to_owned(),
+            found,
+        })
+    };
+    // The magic number, then version and layer. A component's layer is 1.
+    match bytes {
+        [b'\0', b'a', b's', b'm', _, _, 1, 0, ..] => {}
+        [b'\0', b'a', b's', b'm', 1, 0, 0, 0, ..] => {
+            return Err(PluginError::CoreModule {
+                plugin: plugin.to_owned(),
+            });
+        }
+        [] => return not_wasm("is empty"),
+        [0x7f, b'E', b'L', b'F', ..] => {
+            return not_wasm(
+                "is native code, possibly compiled ahead of time, which this host never loads",
+            );
+        }
+        [b'(', ..] => {
+            return not_wasm("is WebAssembly text, which `wasm-tools parse` turns into a binary");
+        }
+        _ => return not_wasm("does not start with the WebAssembly header"),
+    }
+    check_structure(bytes).map_err(|error| PluginError::Compile {
+        plugin: plugin.to_owned(),
+        cause: error.to_string(),
+    })
 }
 
 #[cfg(test)]

@@ -2,15 +2,14 @@
 
 use crate::compiler::Compiler;
 use crate::composition::{
-    LINKED_ROLES, PluginComponents, check_sampling, component_name, compose, find_faulty,
-    sampling_link_name,
+    PluginComponents, check_sampling, component_name, compose, find_faulty, sampling_link_name,
 };
 use crate::denied;
-use crate::linker::OFFERED;
+use crate::interfaces::{HTTP_2, HTTP_3, RUN_2, RUN_3, compatible, unknown_imports};
 use crate::plugin_error::PluginError;
 use crate::sampling::{SamplerPre, check_sampler};
 use crate::state::State;
-use crate::structure::check_structure;
+use crate::structure::check_bytes;
 use crate::truncate::cause;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,27 +20,6 @@ use wasmtime_wasi::p3::bindings::CommandPre as Command3;
 use wasmtime_wasi_http::handler::ProxyPre;
 use wasmtime_wasi_http::p2::bindings::ProxyPre as Http2;
 use wasmtime_wasi_http::p3::bindings::ServicePre as Http3;
-
-const HTTP_3: &str = "wasi:http/handler@0.3.0";
-const HTTP_2: &str = "wasi:http/incoming-handler@0.2.0";
-const RUN_3: &str = "wasi:cli/run@0.3.0";
-const RUN_2: &str = "wasi:cli/run@0.2.0";
-/// Exports that make a component callable.
-pub(crate) const ROLES: [&str; 4] = [HTTP_3, HTTP_2, RUN_3, RUN_2];
-
-/// The packages that the host offers, without repeating each of their interfaces.
-pub(crate) fn offered_packages() -> String {
-    let packages: BTreeSet<_> = OFFERED
-        .iter()
-        .map(|name| {
-            let (package, rest) = name.split_once('/').unwrap_or((name, ""));
-            let version = rest.split_once('@').map_or("", |(_, version)| version);
-            format!("{package}@{version}")
-        })
-        .collect();
-    Vec::from_iter(packages).join(", ")
-        + ", and corral:plugin@0.1.0 from a component under [linked]"
-}
 
 /// A compiled plugin with its imports linked, by role.
 pub(crate) struct CompiledPlugin {
@@ -84,7 +62,7 @@ pub(crate) fn compile(
         cause: cause(&error),
     })?;
     if compiled.http.is_none() && compiled.cli.is_none() {
-        return Err(no_role(plugin, &exports(engine, &component)));
+        return Err(PluginError::no_role(plugin, &exports(engine, &component)));
     }
     for (name, bytes) in &components.sampling {
         let component = component_name(plugin, &sampling_link_name(name));
@@ -135,82 +113,6 @@ fn instantiate_pre(
     })
 }
 
-/// Why a component with these exports cannot be called.
-pub(crate) fn no_role(plugin: &str, exports: &BTreeSet<String>) -> PluginError {
-    let exported = |role: &&str| {
-        exports
-            .iter()
-            .any(|name| compatible(name) == compatible(role))
-    };
-    let plugin = plugin.to_owned();
-    match LINKED_ROLES.into_iter().find(exported) {
-        Some(role) => PluginError::OnlyLinkable { plugin, role },
-        None => PluginError::NoRole { plugin },
-    }
-}
-
-/// Whether an export makes a component callable.
-pub(crate) fn is_role(export: &str) -> bool {
-    ROLES
-        .iter()
-        .any(|role| compatible(export) == compatible(role))
-}
-
-/// Checks the header and the structure of a component. Runs for every component before it is compiled.
-pub(crate) fn check_bytes(plugin: &str, bytes: &[u8]) -> Result<(), PluginError> {
-    let not_wasm = |found| {
-        Err(PluginError::NotWasm {
-            plugin: plugin.to_owned(),
-            found,
-        })
-    };
-    // The magic number, then version and layer. A component's layer is 1.
-    match bytes {
-        [b'\0', b'a', b's', b'm', _, _, 1, 0, ..] => {}
-        [b'\0', b'a', b's', b'm', 1, 0, 0, 0, ..] => {
-            return Err(PluginError::CoreModule {
-                plugin: plugin.to_owned(),
-            });
-        }
-        [] => return not_wasm("is empty"),
-        [0x7f, b'E', b'L', b'F', ..] => {
-            return not_wasm(
-                "is native code, possibly compiled ahead of time, which this host never loads",
-            );
-        }
-        [b'(', ..] => {
-            return not_wasm("is WebAssembly text, which `wasm-tools parse` turns into a binary");
-        }
-        _ => return not_wasm("does not start with the WebAssembly header"),
-    }
-    check_structure(bytes).map_err(|error| PluginError::Compile {
-        plugin: plugin.to_owned(),
-        cause: error.to_string(),
-    })
-}
-
-/// The interface of `name@version`, and the part of the version that compatible versions share.
-pub(crate) fn compatible(name: &str) -> (&str, Option<&str>) {
-    let Some((interface, version)) = name.split_once('@') else {
-        return (name, None);
-    };
-    let parts = if version.starts_with("0.") { 2 } else { 1 };
-    let end = version
-        .match_indices('.')
-        .nth(parts - 1)
-        .map_or(version.len(), |(at, _)| at);
-    (interface, Some(&version[..end]))
-}
-
-/// The imports that the host does not offer.
-pub(crate) fn unknown_imports<'a>(imports: impl Iterator<Item = &'a str>) -> Vec<String> {
-    let offered: BTreeSet<_> = OFFERED.iter().copied().map(compatible).collect();
-    imports
-        .filter(|name| !offered.contains(&compatible(name)))
-        .map(str::to_owned)
-        .collect()
-}
-
 fn exports(engine: &Engine, component: &Component) -> BTreeSet<String> {
     component
         .component_type()
@@ -249,6 +151,7 @@ fn roles(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::interfaces::OFFERED;
     use crate::test_support::{compiler_and_linker, engine_and_linker};
 
     /// The error of compiling WebAssembly text, or bytes after `raw:`.
@@ -313,15 +216,6 @@ mod tests {
             error.contains("does not fit this host's interfaces"),
             "{error}"
         );
-    }
-
-    #[test]
-    fn compatible_versions_match_the_linkers() {
-        assert_eq!(compatible("a:b/c@0.2.12"), compatible("a:b/c@0.2.0"));
-        assert_ne!(compatible("a:b/c@0.2.12"), compatible("a:b/c@0.3.0"));
-        assert_eq!(compatible("a:b/c@1.2.3"), compatible("a:b/c@1.9.0"));
-        assert_ne!(compatible("a:b/c@1.2.3"), compatible("a:b/c@2.0.0"));
-        assert_eq!(compatible("f"), ("f", None));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Wasmtime's configuration: the instance pool, the compiler, and the cache of compiled code.
 
-use crate::config::{CORE_INSTANCES, MEMORIES, RuntimeConfig, TABLE_ELEMENTS, TABLES};
-use crate::sampling::check_instances;
+use crate::config::{
+    CORE_INSTANCES, MEMORIES, RuntimeConfig, TABLE_ELEMENTS, TABLES, check_instances,
+};
 use std::fs::{DirBuilder, Metadata};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};

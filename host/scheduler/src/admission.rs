@@ -5,12 +5,12 @@
 //! takes free cells; if none are left, the least important request is [preempted](crate::preemption); each preemption
 //! multiplies the extra room by four, so that no request is preempted for ever.
 
-use crate::config::{LogitsKind, SchedulerConfig};
+use crate::config::SchedulerConfig;
 use crate::cost_model::CostModel;
 use crate::kv_cache::KvCache;
 use crate::output_length::OutputLength;
 use crate::prefix_cache::{EntryState, Holder};
-use crate::request::{CellQuota, Request, RequestId, length};
+use crate::request::{CellQuota, LogitsKind, Request, RequestId, length};
 use crate::running::RunningRequests;
 use crate::step::{EntryId, SeqId};
 

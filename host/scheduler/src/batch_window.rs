@@ -12,16 +12,14 @@
 //! A request that decodes in the engine never waits for either.
 
 use crate::Time;
-use crate::request::{RequestId, length};
 use crate::returning_callers::ReturningCallers;
-use crate::scheduler::Scheduler;
 use std::time::Duration;
 
 /// The part of the first step's time to wait, and the longest wait.
 const STEP_PART: f64 = 0.03;
 const MAX_WAIT: Duration = Duration::from_millis(5);
 /// A next-token request with fewer tokens to compute continues an earlier one, and does not wait.
-const MIN_TOKENS: u32 = 16;
+pub(crate) const MIN_TOKENS: u32 = 16;
 /// Decay per step of the recent maximum of running requests, and the fraction that rounds up to one.
 const MAXIMUM_DECAY: f64 = 1.0 / 256.0;
 const ROUND_UP: f64 = 0.25;
@@ -46,26 +44,26 @@ impl BatchWindow {
     }
 
     /// The recent maximum of running requests.
-    fn usual_running(&self) -> u32 {
+    pub fn usual_running(&self) -> u32 {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let usual = (self.max_running - ROUND_UP).ceil().max(0.0) as u32;
         usual
     }
 
     /// How long to wait where the first step takes this many seconds.
-    fn length(step_seconds: f64) -> Duration {
+    pub fn length(step_seconds: f64) -> Duration {
         let seconds = (STEP_PART * step_seconds).min(MAX_WAIT.as_secs_f64());
         Duration::from_secs_f64(seconds.max(0.0))
     }
 
     /// Whether a wait before the first step is in progress.
-    fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.closes_at.is_some()
     }
 
     /// Until when the first step waits for more requests; `None` if it does not. A new wait has this `length`. No
     /// request may expire before its end, at `next_timer`.
-    fn hold(
+    pub fn hold(
         &mut self,
         now: Time,
         length: Option<Duration>,
@@ -81,7 +79,7 @@ impl BatchWindow {
     }
 
     /// Ends the wait before the first step.
-    fn close(&mut self) {
+    pub fn close(&mut self) {
         self.closes_at = None;
     }
 
@@ -96,45 +94,6 @@ impl BatchWindow {
     }
 }
 
-impl Scheduler {
-    /// Until when waiting requests wait for others to start with them.
-    pub(crate) fn hold_admission(&mut self, now: Time, due: &[RequestId]) -> Option<Time> {
-        let usual = self.window.usual_running() as usize;
-        let few = !self.queue.is_empty() && self.queue.len() < usual;
-        let expires = due.iter().any(|id| self.is_waiting(*id));
-        if !self.running.is_empty() || self.is_recovering() || !few || expires {
-            self.window.close();
-            return None;
-        }
-        let length = match self.window.is_open() {
-            true => None,
-            false => self.window_length(),
-        };
-        self.window.hold(now, length, self.timers.next())
-    }
-
-    fn window_length(&self) -> Option<Duration> {
-        let first = self.next_request().filter(|_| self.costs.is_fitted())?;
-        let cached = self.admission().source(first, u64::MAX).length();
-        let tokens = length(&first.tokens) - cached;
-        let continues = first.is_next_token() && tokens < MIN_TOKENS;
-        if continues || first.progress.preempted > 0 {
-            return None;
-        }
-        let tokens = tokens.min(self.config.max_step_tokens);
-        let step = self
-            .costs
-            .prefill_step_seconds(tokens, self.kv.cells.n_kv());
-        Some(BatchWindow::length(step))
-    }
-
-    /// Until when the step waits for callers. It waits only if every ready request is sampled externally.
-    pub(crate) fn wait_for_callers(&self, now: Time) -> Option<Time> {
-        let may_wait = self.running.all_ready_sampled_externally() && !self.is_recovering();
-        self.window.callers.wait_until(now).filter(|_| may_wait)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,7 +101,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn usual_running_is_recent_maximum() {
+    pub fn usual_running_is_recent_maximum() {
         let mut window = BatchWindow::default();
         let mut ran = |counts: &[u32]| {
             counts.iter().for_each(|count| window.observe(*count));

@@ -7,7 +7,6 @@
 
 use crate::cost_model::CostModel;
 use crate::kv_cache::KvCache;
-use crate::scheduler::Scheduler;
 use crate::step::{MemoryOp, SeqId, StepShape};
 
 /// Steps between two checks.
@@ -23,7 +22,7 @@ pub(crate) struct Compaction {
 
 impl Compaction {
     /// Whether a check is due after this many successful steps in all.
-    fn is_due(&mut self, steps: u64) -> bool {
+    pub fn is_due(&mut self, steps: u64) -> bool {
         let due = steps >= self.checked_at + INTERVAL_STEPS;
         if due {
             self.checked_at = steps;
@@ -35,7 +34,7 @@ impl Compaction {
 impl KvCache {
     /// Moves the highest sequence down if that pays for steps of this shape. True if it moves: then the step has no
     /// rows, since the backend may fail to load the state.
-    fn compact(&mut self, costs: &CostModel, shape: StepShape) -> bool {
+    pub fn compact(&mut self, costs: &CostModel, shape: StepShape) -> bool {
         let Some(seq) = self.cells.highest().filter(|_| costs.is_fitted()) else {
             return false;
         };
@@ -60,15 +59,5 @@ impl KvCache {
         let seconds = |n_kv| costs.step_seconds(StepShape { n_kv, ..shape });
         let saved = BENEFIT_STEPS * (seconds(now) - seconds(then));
         saved > 2.0 * self.swap_costs.seconds(length)
-    }
-}
-
-impl Scheduler {
-    /// Moves a sequence to lower cells if that pays.
-    pub(crate) fn compact(&mut self) -> bool {
-        self.config.can_reuse_part()
-            && !self.running.is_empty()
-            && self.compaction.is_due(self.failure.successes())
-            && self.kv.compact(&self.costs, self.shape)
     }
 }

@@ -1,17 +1,8 @@
 //! The sizes and policies of a scheduler.
 
 use crate::prefill_budget::PrefillPolicy;
+use crate::request::LogitsKind;
 use crate::step::SeqId;
-
-/// The logits that a request needs after its tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum LogitsKind {
-    /// The highest ones usually suffice.
-    TopK,
-    /// All of them.
-    #[default]
-    All,
-}
 
 /// Whether prompts are computed while nothing else can be: while rows are sampled, and while steps wait
 /// for callers that sample themselves. See [`plan_overlap`](crate::Scheduler::plan_overlap).

@@ -5,8 +5,7 @@
 //! of its life, and only its last token is computed again. [`KvCache`](crate::kv_cache) says why an id is always
 //! available.
 
-use crate::config::LogitsKind;
-use crate::request::RequestId;
+use crate::request::{LogitsKind, RequestId};
 use crate::scheduler::Scheduler;
 
 impl Scheduler {

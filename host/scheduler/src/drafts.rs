@@ -16,12 +16,10 @@ use crate::config::SchedulerConfig;
 use crate::cost_model::CostModel;
 use crate::kv_cache::KvCache;
 use crate::prefill_profile::PrefillProfile;
-use crate::request::RequestId;
+use crate::request::LogitsKind;
 use crate::running::RunningRequests;
-use crate::scheduler::Scheduler;
 use crate::size_ceiling::SizeCeiling;
 use crate::step::{Row, Step, StepShape};
-use crate::{LogitsKind, Token};
 
 /// Most drafts in a step: up to a ceiling on this ladder.
 const SIZES: [u32; 6] = [2, 4, 8, 16, 32, 64];
@@ -31,41 +29,8 @@ const TRIAL_INTERVAL: u32 = 32;
 const TRIAL_DRAFTS: u32 = 2;
 /// A draft that is less likely to be accepted is not worth its sampling.
 const MIN_ACCEPTANCE: f64 = 0.05;
-/// Factor of an observation for each later one.
-const DECAY: f64 = 0.9;
 /// Factor of a request's rejections each time that its drafts were passed over.
 const FORGIVE: f64 = 0.98;
-
-/// A request's drafts and their acceptance rate.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct RequestDrafts {
-    /// Empty if nothing is proposed.
-    pub tokens: Vec<Token>,
-    /// Accepted drafts, and first rejected ones, with decaying weights.
-    accepted: f64,
-    rejected: f64,
-}
-
-impl RequestDrafts {
-    /// The probability that a draft is accepted if those before it are.
-    fn acceptance(&self) -> f64 {
-        (self.accepted + 1.0) / (self.accepted + self.rejected + 2.0)
-    }
-
-    /// Records a row with drafts.
-    pub fn observe(&mut self, drafts: u32, accepted: u32) {
-        self.accepted = DECAY * self.accepted + f64::from(accepted);
-        self.rejected = DECAY * self.rejected + f64::from(u8::from(accepted < drafts));
-    }
-}
-
-/// How many drafts were accepted where these tokens were gained. The last gained token is always computed in a later
-/// step, since the token after it is still to be sampled.
-pub fn accepted_drafts(drafts: &[Token], gained: &[Token]) -> u32 {
-    let but_last = &gained[..gained.len().saturating_sub(1)];
-    let equal = drafts.iter().zip(but_last).take_while(|(a, b)| a == b);
-    u32::try_from(equal.count()).unwrap_or(u32::MAX)
-}
 
 /// Decides how many drafts a step has, by what was learned of steps with drafts.
 #[derive(Clone, Debug)]
@@ -253,72 +218,4 @@ fn candidates(rows: &[Row], running: &RunningRequests, config: &SchedulerConfig)
         })
     };
     rows.iter().enumerate().filter_map(candidate).collect()
-}
-
-impl Scheduler {
-    /// Proposes drafts: tokens that probably follow those of a decoding request. The next step computes some, from the
-    /// first one on, or none. They are dropped once the request gains a token.
-    pub fn propose_draft(&mut self, id: RequestId, draft: &[Token]) {
-        debug_assert!(self.is_between_steps(), "propose_draft during a step");
-        let most = draft.len().min(self.config.max_drafts as usize);
-        let running = self.running.get_mut(id);
-        if let Some(running) = running.filter(|running| running.is_decoding()) {
-            running.drafts.tokens.clear();
-            running.drafts.tokens.extend_from_slice(&draft[..most]);
-        }
-    }
-
-    /// The drafts of a row of the last planned step.
-    pub fn draft(&self, row: &Row) -> &[Token] {
-        let running = self.running.get(row.request);
-        let draft = running.map_or(&[][..], |running| &running.drafts.tokens);
-        &draft[..draft.len().min(row.drafts as usize)]
-    }
-
-    /// Frees the cells of rejected drafts. Returns how many were accepted.
-    pub(crate) fn verify_drafts(&mut self, row: &Row, gained: &[(RequestId, Token)]) -> u32 {
-        if row.drafts == 0 {
-            return 0;
-        }
-        let own = gained.iter().filter(|(id, _)| *id == row.request);
-        let gained: Vec<_> = own.map(|(_, token)| *token).collect();
-        let accepted = accepted_drafts(self.draft(row), &gained);
-        self.kv.truncate(row.seq, row.known_end() + accepted);
-        if let Some(running) = self.running.get_mut(row.request) {
-            running.drafts.observe(row.drafts, accepted);
-        }
-        accepted
-    }
-
-    /// Drops the drafts of a failed step, which is tried again without.
-    pub(crate) fn drop_drafts(&mut self, rows: &[Row]) {
-        for row in rows.iter().filter(|row| row.drafts > 0) {
-            if let Some(running) = self.running.get_mut(row.request) {
-                running.drafts.tokens.clear();
-                running.drafts.observe(row.drafts, 0);
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn last_gained_token_is_never_accepted() {
-        assert_eq!(accepted_drafts(&[1, 2, 3], &[1, 2, 9]), 2);
-        assert_eq!(accepted_drafts(&[1, 2, 3], &[1, 2]), 1);
-        assert_eq!(accepted_drafts(&[1], &[]), 0);
-    }
-
-    #[test]
-    fn acceptance_follows_recent_drafts() {
-        let mut drafts = RequestDrafts::default();
-        assert!((drafts.acceptance() - 0.5).abs() < f64::EPSILON);
-        (0..50).for_each(|_| drafts.observe(4, 4));
-        assert!(drafts.acceptance() > 0.95);
-        (0..50).for_each(|_| drafts.observe(4, 0));
-        assert!(drafts.acceptance() < 0.15);
-    }
 }

@@ -17,78 +17,14 @@ use crate::Time;
 use crate::request::RequestId;
 use crate::running::RunningRequests;
 use crate::step::Row;
+use crate::strikes::{Blame, Failure};
 use std::time::Duration;
 
-/// A request fails after this many failures alone with one token, while others succeed. This bound and [`MAX_EXCUSED`]
-/// are multiplied by the number of adapters in use, see [`Strikes::add`].
-const MAX_STRIKES: u8 = 3;
-/// A request fails after this many excused failures. On a device that fails every step above some size,
-/// or every other one, the request never reaches its position again.
-const MAX_EXCUSED: u8 = 16;
-/// A request fails if it failed alone for so long while no step succeeded, and at least [`MAX_STRIKES`] failed.
-const OUTAGE: Duration = Duration::from_secs(3);
 /// After this many failed steps of several requests without recovery, each request computes alone, if sequences cannot
 /// be truncated.
 const MAX_JOINT: u8 = 8;
 /// Shortest and longest pause after a failure with one token.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
-
-/// How much the failure of a request alone counts against it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Blame {
-    /// Not at all: it succeeded at this position before.
-    Excused,
-    /// Half: another request just failed alone.
-    Half,
-    Full,
-}
-
-/// How often a request failed alone since its last progress. Failures without a successful step in between count once.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Strikes {
-    /// In halves.
-    halves: u8,
-    excused: u8,
-    /// The first failure after which no step succeeded.
-    since: Option<Time>,
-    /// Successful steps, in all, at the last failure.
-    successes: u64,
-    /// The most adapters in use at one of the failures.
-    adapters: u8,
-}
-
-impl Strikes {
-    /// Forgets all failures.
-    pub fn reset(&mut self) {
-        *self = Self::default();
-    }
-
-    /// Adds a failure. True if the request is to be failed.
-    ///
-    /// With `n` adapters in use a request has a row in every n-th step only, so it meets `n` times as many device
-    /// faults before it makes progress. So the bounds are multiplied by the most adapters in use since its last
-    /// progress; the length of an outage by those in use now.
-    fn add(&mut self, now: Time, failure: &FailureHandling, adapters: u8, blame: Blame) -> bool {
-        let since = match self.since {
-            Some(since) if failure.successes == self.successes => since,
-            _ => {
-                let (counted, more) = match blame {
-                    Blame::Excused => (&mut self.excused, 1),
-                    Blame::Half => (&mut self.halves, 1),
-                    Blame::Full => (&mut self.halves, 2),
-                };
-                *counted = counted.saturating_add(more);
-                self.successes = failure.successes;
-                *self.since.insert(now)
-            }
-        };
-        self.adapters = self.adapters.max(adapters);
-        let outage = now.saturating_sub(since) >= OUTAGE * u32::from(adapters);
-        self.halves >= (2 * MAX_STRIKES).saturating_mul(self.adapters)
-            || self.excused >= MAX_EXCUSED.saturating_mul(self.adapters)
-            || (outage && failure.failures >= MAX_STRIKES)
-    }
-}
 
 /// The state of recovery.
 #[derive(Clone, Debug)]
@@ -205,52 +141,14 @@ impl FailureHandling {
             true => Blame::Half,
             false => Blame::Full,
         };
-        let fails = one.strikes.add(now, self, adapters, blame);
+        let failure = Failure {
+            now,
+            successes: self.successes,
+            failures: self.failures,
+        };
+        let fails = one.strikes.add(failure, adapters, blame);
         // The next request is tried alone, which tells whether this one is at fault.
         running.move_to_end(row.request);
         fails.then_some(row.request)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// After how many failures, each after a success and with this many adapters, a request is failed.
-    fn failed_after(failures: impl IntoIterator<Item = (u8, Blame)>) -> Option<usize> {
-        let (mut strikes, mut failure) = (Strikes::default(), FailureHandling::new(8));
-        let mut fails = failures.into_iter().map(|(adapters, blame)| {
-            failure.successes += 1;
-            strikes.add(Time::ZERO, &failure, adapters, blame)
-        });
-        fails.position(|fails| fails).map(|before| before + 1)
-    }
-
-    #[test]
-    fn most_adapters_set_the_bound() {
-        let full = |adapters: &[u8]| failed_after(adapters.iter().map(|&n| (n, Blame::Full)));
-        assert_eq!(full(&[1; 20]), Some(3));
-        assert_eq!(full(&[3; 20]), Some(9));
-        assert_eq!(full(&[3, 2, 2, 1]), None);
-        assert_eq!(full(&[[3, 2, 2].as_slice(), &[1; 20]].concat()), Some(9));
-    }
-
-    #[test]
-    fn failure_after_another_request_counts_half() {
-        use Blame::{Excused, Full, Half};
-        let alone = |blames: &[Blame]| failed_after(blames.iter().map(|&blame| (1, blame)));
-        assert_eq!(alone(&[Half; 20]), Some(6));
-        assert_eq!(alone(&[Half, Full, Half, Half, Half]), Some(5));
-        assert_eq!(alone(&[Full, Half, Full, Half]), Some(4));
-        assert_eq!(alone(&[Full, Excused, Half, Excused, Full]), None);
-        assert_eq!(alone(&[Excused; 20]), Some(16));
-    }
-
-    #[test]
-    fn bounds_of_all_adapters_fit_the_counters() {
-        let adapters = crate::AdapterId::MAX + 1;
-        let most = usize::from(adapters) * usize::from(MAX_STRIKES);
-        assert_eq!(failed_after([(adapters, Blame::Full); 300]), Some(most));
-        assert_eq!(failed_after([(adapters, Blame::Half); 300]), Some(2 * most));
     }
 }

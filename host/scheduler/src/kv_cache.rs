@@ -13,10 +13,10 @@
 //! does that.
 
 use crate::Token;
-use crate::config::{LogitsKind, SchedulerConfig};
+use crate::config::SchedulerConfig;
 use crate::kv_cells::KvCells;
 use crate::prefix_cache::{Entry, EntryState, Holder, PrefixCache};
-use crate::request::PrefixScope;
+use crate::request::{LogitsKind, PrefixScope};
 use crate::retention::WeakRetention;
 use crate::sequence_ids::SequenceIds;
 use crate::step::{EntryId, MemoryOp, Row, SeqId, cells_of};

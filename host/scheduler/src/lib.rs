@@ -35,14 +35,18 @@ mod config;
 mod cost_model;
 mod deferred_sampling;
 mod device_top_k;
+mod draft_acceptance;
+mod draft_results;
 mod drafts;
 mod eviction;
+mod expiry;
 mod external_sampler;
 mod failure;
 mod kv_cache;
 mod kv_cells;
 mod output_length;
 mod overlap;
+mod overlap_state;
 mod preemption;
 mod prefill_budget;
 mod prefill_profile;
@@ -60,20 +64,22 @@ mod sequence_ids;
 mod size_ceiling;
 mod status;
 mod step;
+mod step_wait;
+mod strikes;
 mod swap;
 mod swap_costs;
 mod timers;
 
-pub use config::{LogitsKind, Overlap, SchedulerConfig};
+pub use config::{Overlap, SchedulerConfig};
 pub use cost_model::CostModel;
-pub use drafts::accepted_drafts;
+pub use draft_acceptance::accepted_drafts;
 pub use kv_cells::{KvCells, PositionOrder};
 pub use prefill_budget::PrefillPolicy;
 pub use prefill_profile::CHUNK_SIZES;
 pub use prefix_tree::PrefixTree;
 pub use request::{
-    AdapterId, CellQuota, PrefixScope, Priority, QuotaGroup, Request, RequestId, RequestProgress,
-    Tenant,
+    AdapterId, CellQuota, LogitsKind, PrefixScope, Priority, QuotaGroup, Request, RequestId,
+    RequestProgress, Tenant,
 };
 pub use retention::{Retention, WeakRetention};
 pub use scheduler::Scheduler;

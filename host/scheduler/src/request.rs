@@ -1,8 +1,17 @@
 //! Requests and the ids that name them.
 
-use crate::config::LogitsKind;
 use crate::retention::{Retention, WeakRetention};
 use crate::{Time, Token};
+
+/// The logits that a request needs after its tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LogitsKind {
+    /// The highest ones usually suffice.
+    TopK,
+    /// All of them.
+    #[default]
+    All,
+}
 
 /// A request's id: never reused, and higher than all before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,10 +1,10 @@
 //! Requests that run: each holds a sequence id.
 
 use crate::Token;
-use crate::drafts::RequestDrafts;
-use crate::failure::Strikes;
+use crate::draft_acceptance::RequestDrafts;
 use crate::request::{AdapterId, QuotaGroup, Request, RequestId, RequestProgress, length};
 use crate::step::{EntryId, Row, SeqId};
+use crate::strikes::Strikes;
 use std::collections::BTreeSet;
 
 /// Known tokens that a decoding request may have beside the sampled one. With more of them it is in prefill.

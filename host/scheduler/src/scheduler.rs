@@ -13,7 +13,7 @@ use crate::drafts::DraftPolicy;
 use crate::failure::FailureHandling;
 use crate::kv_cache::KvCache;
 use crate::output_length::OutputLength;
-use crate::overlap::OverlapState;
+use crate::overlap_state::OverlapState;
 use crate::prefill_budget::PrefillBudget;
 use crate::queue::Queue;
 use crate::request::{AdapterId, Request, RequestId};
@@ -172,7 +172,7 @@ impl Scheduler {
         let budget = budget.min(self.make_room_for_prefill(adapter, decoding, budget));
         let prompts = batch::prompts(&self.running, &self.queue, &self.prefill, adapter);
         let rows = batch::rows(&self.running, adapter, &prompts, budget, &self.prefill);
-        let overlapped = self.overlap.tokens();
+        let overlapped = self.overlap.tokens;
         let allowed = allowed.min(budget + overlapped);
         let mut step = batch::step(&self.running, adapter, rows, decoding, allowed);
         step.overlapped = overlapped;
@@ -490,6 +490,14 @@ impl Scheduler {
         let admission = self.admission();
         self.queue
             .next(|request| admission.is_within_quota(request))
+    }
+
+    /// Moves a sequence to lower cells if that pays.
+    fn compact(&mut self) -> bool {
+        self.config.can_reuse_part()
+            && !self.running.is_empty()
+            && self.compaction.is_due(self.failure.successes())
+            && self.kv.compact(&self.costs, self.shape)
     }
 
     /// Drops swapped-out sequences whose owner released them, a few in each step.

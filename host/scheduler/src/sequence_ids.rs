@@ -3,7 +3,8 @@
 //! The first [`SchedulerConfig::top_k_seq_ids`] ids are of the kind [`LogitsKind::TopK`], the others of the
 //! kind [`LogitsKind::All`]. The kind of an id never changes. The lowest free id of a kind is taken first.
 
-use crate::config::{LogitsKind, SchedulerConfig};
+use crate::config::SchedulerConfig;
+use crate::request::LogitsKind;
 use crate::step::SeqId;
 
 /// The free ids.

@@ -1,6 +1,8 @@
 //! Swapping as the backend drives it: states move between two steps, may be lost, and come from outside.
 
 use crate::Token;
+use crate::cost_model::CostModel;
+use crate::kv_cache::KvCache;
 use crate::kv_cells::PositionOrder;
 use crate::prefix_cache::{Entry, EntryState};
 use crate::request::{PrefixScope, RequestId};
@@ -169,5 +171,29 @@ impl Scheduler {
     /// Offloads all resident prefixes that are not retained: for tests.
     pub fn offload_all_prefixes(&mut self) {
         self.kv.offload_all();
+    }
+}
+
+impl KvCache {
+    /// Whether swapping `tokens` out and back is faster than computing them again.
+    pub fn swap_is_faster(&self, costs: &CostModel, tokens: u32) -> bool {
+        if !costs.is_fitted() {
+            return true;
+        }
+        let chunk = tokens.min(self.config.max_step_tokens);
+        let steps = f64::from(tokens) / f64::from(chunk.max(1));
+        let recompute = costs.prefill_step_seconds(chunk, self.cells.n_kv()) * steps;
+        2.0 * self.swap_costs.seconds(tokens) < recompute
+    }
+
+    /// Whether swapping in an entry is faster than computing the `tokens` that it saves, and there is room for it.
+    /// A retained sequence was swapped out because that pays for all of it.
+    pub fn swap_in_pays(&self, costs: &CostModel, id: EntryId, tokens: u32) -> bool {
+        let Some(entry) = self.entries.get(id).filter(|entry| entry.is_offloaded()) else {
+            return true;
+        };
+        let recompute = costs.prefill_seconds(tokens, self.cells.n_kv());
+        let pays = !costs.is_fitted() || self.swap_costs.seconds(entry.length()) < recompute;
+        pays && entry.length() <= self.evictable_cells()
     }
 }

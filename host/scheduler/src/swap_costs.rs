@@ -3,10 +3,6 @@
 //! The same move serves *swapping* retained sequences and preempted requests, and *offloading* prefixes that are
 //! not retained. Its time is proportional to the tokens. The rate is learned from completed moves.
 
-use crate::cost_model::CostModel;
-use crate::kv_cache::KvCache;
-use crate::step::EntryId;
-
 /// Seconds for a token before the first move.
 const INITIAL_SECONDS: f64 = 30e-6;
 /// Weight of a move of [`FULL_WEIGHT_TOKENS`] or more in the mean. The time of a short move is mostly fixed costs.
@@ -50,30 +46,6 @@ impl SwapCosts {
     /// Forgets a little of a rate that stopped all moves: without moves nothing would correct it.
     pub fn decay(&mut self) {
         self.seconds_per_token += DECAY * (INITIAL_SECONDS - self.seconds_per_token);
-    }
-}
-
-impl KvCache {
-    /// Whether swapping `tokens` out and back is faster than computing them again.
-    pub fn swap_is_faster(&self, costs: &CostModel, tokens: u32) -> bool {
-        if !costs.is_fitted() {
-            return true;
-        }
-        let chunk = tokens.min(self.config.max_step_tokens);
-        let steps = f64::from(tokens) / f64::from(chunk.max(1));
-        let recompute = costs.prefill_step_seconds(chunk, self.cells.n_kv()) * steps;
-        2.0 * self.swap_costs.seconds(tokens) < recompute
-    }
-
-    /// Whether swapping in an entry is faster than computing the `tokens` that it saves, and there is room for it.
-    /// A retained sequence was swapped out because that pays for all of it.
-    pub fn swap_in_pays(&self, costs: &CostModel, id: EntryId, tokens: u32) -> bool {
-        let Some(entry) = self.entries.get(id).filter(|entry| entry.is_offloaded()) else {
-            return true;
-        };
-        let recompute = costs.prefill_seconds(tokens, self.cells.n_kv());
-        let pays = !costs.is_fitted() || self.swap_costs.seconds(entry.length()) < recompute;
-        pays && entry.length() <= self.evictable_cells()
     }
 }
 

@@ -5,6 +5,7 @@
 
 use crate::LoadError;
 use crate::device_placement::PlacementPlan;
+use crate::model_check::input::CheckInput;
 use crate::model_config::{DEFAULT_CELLS, MAX_RUNNING, ModelConfig, STEP_TOKENS};
 use corral_llama::{
     ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadProgress, Model,
@@ -38,7 +39,13 @@ impl LoadedModel {
     pub fn load(config: &ModelConfig, progress: &LoadProgress) -> Result<Self, LoadError> {
         check_magic(&config.path)?;
         if let Some(check) = &config.check {
-            check.check(config)?;
+            check.check(&CheckInput {
+                path: config.path.clone(),
+                backend_dir: None,
+                kv_type: config.placement.kv_type,
+                context: config.context,
+                adapters: config.adapters.clone(),
+            })?;
         }
         let plan = PlacementPlan::new(config)?;
         let mut tries = plan.attempts().into_iter().peekable();

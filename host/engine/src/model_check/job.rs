@@ -2,22 +2,18 @@
 
 use crate::device_placement::{DeviceSelection, GpuLayers, PlacementOptions};
 use crate::memory_estimate::MemoryEstimate;
+use crate::model_check::input::CheckInput;
 use crate::{
     Caller, EmbedOptions, Engine, GenerateOptions, LoadError, ModelConfig, Sequence, Token,
 };
 use corral_isolation::ChildJob;
 use corral_llama::{FileAccess, KvType, load_backends};
-use std::ffi::OsString;
 use std::future::Future;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
-
-/// Name of the job.
-pub const CHECK_MODEL_JOB: &str = "check-model";
 
 /// Positions of a sequence, and cells. Enough for the text and the tokens after it.
 const CONTEXT: u32 = 256;
@@ -28,59 +24,12 @@ const TOKENS: u32 = 2;
 /// A text with words, digits, other scripts, an emoji, spaces and a control token.
 const TEXT: &str = "The cat sat on 12 mats.\n\tÄpfel, 猫 и кот 🐈  <|im_start|>";
 
-/// What a check needs to know. Crosses the pipe as fields that end with a zero byte.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct JobInput {
-    pub path: PathBuf,
-    pub backend_dir: Option<PathBuf>,
-    pub kv_type: KvType,
-    pub context: Option<u32>,
-    pub adapters: Vec<(String, PathBuf)>,
-}
-
-impl JobInput {
-    pub fn encode(&self) -> Vec<u8> {
-        let backend_dir = self.backend_dir.as_deref().unwrap_or(Path::new(""));
-        let context = self.context.unwrap_or(0).to_string();
-        let mut fields = vec![
-            self.path.as_os_str().as_bytes(),
-            backend_dir.as_os_str().as_bytes(),
-            self.kv_type.name().as_bytes(),
-            context.as_bytes(),
-        ];
-        for (name, path) in &self.adapters {
-            fields.extend([name.as_bytes(), path.as_os_str().as_bytes()]);
-        }
-        let mut bytes = fields.join(&0);
-        bytes.push(0);
-        bytes
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut fields = bytes.strip_suffix(&[0])?.split(|byte| *byte == 0);
-        let text = |field: &[u8]| String::from_utf8(field.to_vec()).ok();
-        let path = |field: &[u8]| PathBuf::from(OsString::from_vec(field.to_vec()));
-        let mut input = Self {
-            path: path(fields.next()?),
-            backend_dir: Some(path(fields.next()?)).filter(|dir| !dir.as_os_str().is_empty()),
-            kv_type: text(fields.next()?)?.parse().ok()?,
-            context: Some(text(fields.next()?)?.parse().ok()?).filter(|context| *context > 0),
-            adapters: Vec::new(),
-        };
-        while let Some(name) = fields.next() {
-            let adapter = (text(name)?, path(fields.next()?));
-            input.adapters.push(adapter);
-        }
-        Some(input)
-    }
-}
-
 /// Opens the model as the server will and generates.
 ///
 /// # Errors
 /// Why the server would refuse the file.
 pub fn check_model_job(job: ChildJob) -> Result<Vec<u8>, String> {
-    let input = JobInput::decode(&job.input).ok_or("the job is incomplete")?;
+    let input = CheckInput::decode(&job.input).ok_or("the job is incomplete")?;
     if let Some(dir) = &input.backend_dir {
         load_backends(dir).map_err(|error| error.to_string())?;
     }
@@ -94,7 +43,7 @@ pub fn check_model_job(job: ChildJob) -> Result<Vec<u8>, String> {
     Ok(Vec::new())
 }
 
-fn config(input: JobInput) -> Result<ModelConfig, LoadError> {
+fn config(input: CheckInput) -> Result<ModelConfig, LoadError> {
     let mut config = ModelConfig::new("checked", &input.path);
     // Fails as the server's load does if the context does not fit the model.
     config.context = input.context;
@@ -174,8 +123,8 @@ fn block_on<F: Future>(future: F) -> F::Output {
 mod tests {
     use super::*;
 
-    fn input() -> JobInput {
-        JobInput {
+    fn input() -> CheckInput {
+        CheckInput {
             path: "/a/b.gguf".into(),
             backend_dir: None,
             kv_type: KvType::Q8_0,
@@ -186,14 +135,14 @@ mod tests {
 
     #[test]
     fn input_survives_the_pipe() {
-        let other = JobInput {
+        let other = CheckInput {
             backend_dir: Some("/b".into()),
             context: Some(7),
             adapters: Vec::new(),
             ..input()
         };
         for input in [input(), other] {
-            assert_eq!(JobInput::decode(&input.encode()), Some(input));
+            assert_eq!(CheckInput::decode(&input.encode()), Some(input));
         }
     }
 
@@ -201,7 +150,7 @@ mod tests {
     fn good_and_truncated_models_are_told_apart() {
         let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
         let check = |path: PathBuf| {
-            let input = JobInput {
+            let input = CheckInput {
                 path,
                 kv_type: KvType::F16,
                 adapters: Vec::new(),

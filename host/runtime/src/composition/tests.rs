@@ -1,6 +1,8 @@
 use super::*;
+use crate::component_source::ComponentSource;
 use crate::config::{LinkedComponent, LinkedComponents, PluginConfig};
-use crate::runtime::{ComponentSource, Runtime};
+use crate::interfaces::LINKED_ROLES;
+use crate::runtime::Runtime;
 use crate::structure::tests::deep_type;
 use crate::test_support::{compiler_and_linker, config};
 use crate::validate::compile;

@@ -6,7 +6,7 @@
 //! (`blocking.rs`) has neither stream nor future, and reads the chunks one by one.
 
 use super::bindings::corral::inference::inference::{Chunk, Finish, Outcome, TokenLogprobs};
-use super::sequence::SharedSequence;
+use super::counted_sequence::{SharedSequence, lock};
 use super::wit;
 use crate::counters::DeploymentCounters;
 use crate::quota::TokenReservation;
@@ -15,16 +15,11 @@ use corral_engine::{Error, Generation};
 use std::any::{Any, TypeId};
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 use wasmtime::StoreContextMut;
 use wasmtime::component::{Destination, FutureProducer, StreamProducer, StreamResult};
-
-/// Locks state that a store's parties share. Contention is rare: all but framed bodies are in one store.
-pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// One generation.
 #[derive(Clone)]

@@ -5,8 +5,7 @@
 
 use super::bindings::corral::inference::inference as guest;
 use super::bindings::corral::inference::inference::Look as DistributionQuery;
-use super::generation::lock;
-use super::sequence::SharedSequence;
+use super::counted_sequence::{SharedSequence, lock};
 use super::store_access::StoreAccess;
 use super::use_count::UseGuard;
 use super::{GuestSequence, HostError, HostResult, framed_body, invalid, wit};

@@ -4,140 +4,19 @@ use super::bindings::corral::inference::inference::{
     Chunk, Distribution, HostSequence, HostSequenceWithStore, Look as DistributionQuery, Outcome,
     Token,
 };
-use super::generation::{GenerationHandle, lock};
-use super::use_count::{UseCount, UseGuard};
+use super::counted_sequence::lock;
+use super::generation::GenerationHandle;
+use super::guest_sequence::GuestSequence;
 use super::{
-    GuestModel, GuestOptions, HostResult, MAX_TOKENS, invalid, next_token, snapshots, take_handle,
-    wit,
+    GuestModel, GuestOptions, HostResult, invalid, next_token, snapshots, take_handle, wit,
 };
 use crate::meter::thread_nanos;
 use crate::quota::ReserveError;
 use crate::state::State;
 use corral_engine::Engine;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use wasmtime::component::{Access, Accessor, FutureReader, HasSelf, Resource, StreamReader};
-
-/// A sequence that its guest and a running generation share.
-pub(super) type SharedSequence = Arc<Mutex<CountedSequence>>;
-
-/// An engine's sequence, and how many of its tokens the quotas have counted.
-pub(super) struct CountedSequence {
-    pub(super) sequence: corral_engine::Sequence,
-    quota_counted: usize,
-}
-
-impl CountedSequence {
-    fn len(&self) -> usize {
-        self.sequence.tokens().len()
-    }
-
-    /// Number of tokens that no quota has counted.
-    pub(super) fn uncounted(&self) -> u64 {
-        self.len().saturating_sub(self.quota_counted) as u64
-    }
-
-    /// Marks all tokens as counted.
-    pub(super) fn count_all(&mut self) {
-        self.quota_counted = self.len();
-    }
-
-    /// Appends generated tokens, which were counted when they were reserved.
-    pub(super) fn append_generated(&mut self, tokens: &[Token]) {
-        let appended = self.sequence.append(tokens);
-        debug_assert!(appended.is_ok(), "generated tokens fit into the sequence");
-        self.quota_counted += tokens.len();
-    }
-}
-
-/// A sequence that a guest holds.
-pub struct GuestSequence {
-    sequence: SharedSequence,
-    engine: Engine,
-    /// Its share of [`MAX_TOKENS`].
-    held_tokens: usize,
-    adapter: Option<String>,
-    generation: Option<GenerationHandle>,
-    /// By calls that have not returned.
-    in_use: UseCount,
-}
-
-impl GuestSequence {
-    /// Checks that no generation and no call uses the sequence.
-    fn check_unused(&self) -> Result<(), wit::Error> {
-        let running = self.generation.as_ref();
-        let why = if running.is_some_and(GenerationHandle::is_running) {
-            "a generation runs on this sequence: wait for its end or drop its stream"
-        } else if self.in_use.get() > 0 {
-            "a call for this sequence has not returned: wait for it, or drop it"
-        } else {
-            return Ok(());
-        };
-        Err(wit::Error::Invalid(why.to_owned()))
-    }
-
-    /// Begins a call. The sequence is in use until the returned guard is dropped.
-    pub(super) fn begin(&self) -> Result<(SharedSequence, UseGuard), wit::Error> {
-        self.check_unused()?;
-        Ok((Arc::clone(&self.sequence), self.in_use.guard()))
-    }
-
-    pub(super) fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
-    pub(super) fn adapter(&self) -> Option<&str> {
-        self.adapter.as_deref()
-    }
-}
-
-impl Drop for GuestSequence {
-    fn drop(&mut self) {
-        if let Some(generation) = &self.generation {
-            generation.cancel();
-        }
-    }
-}
-
-impl State {
-    /// Counts tokens towards [`MAX_TOKENS`].
-    fn hold_tokens(&mut self, tokens: usize) -> Result<(), wit::Error> {
-        let held = self.handles.tokens.saturating_add(tokens);
-        if held > MAX_TOKENS {
-            return Err(wit::Error::Invalid(format!(
-                "the plugin's sequences would hold more than {MAX_TOKENS} tokens; drop some"
-            )));
-        }
-        self.handles.tokens = held;
-        Ok(())
-    }
-
-    /// Gives a sequence to the guest. The caller has taken its handle. Quotas have counted its first
-    /// `quota_counted` tokens.
-    pub(super) fn add_sequence(
-        &mut self,
-        engine: Engine,
-        sequence: corral_engine::Sequence,
-        quota_counted: usize,
-    ) -> HostResult<Resource<GuestSequence>> {
-        let held_tokens = sequence.tokens().len();
-        if let Err(error) = self.hold_tokens(held_tokens) {
-            self.handles.sequences -= 1;
-            return Err(error.into());
-        }
-        Ok(self.table.push(GuestSequence {
-            sequence: Arc::new(Mutex::new(CountedSequence {
-                sequence,
-                quota_counted,
-            })),
-            engine,
-            held_tokens,
-            adapter: None,
-            generation: None,
-            in_use: UseCount::default(),
-        })?)
-    }
-}
 
 fn check_can_fork(engine: &Engine) -> Result<(), wit::Error> {
     let info = engine.info();

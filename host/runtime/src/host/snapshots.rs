@@ -3,7 +3,7 @@
 //! Disk access blocks a thread of its own. Only a few run in the process at a time, since each may hold the
 //! whole state of a sequence in memory.
 
-use super::generation::lock;
+use super::counted_sequence::lock;
 use super::store_access::StoreAccess;
 use super::{GuestModel, GuestSequence, HostError, HostResult, take_handle, wit};
 use corral_engine::{Caller, Engine};

@@ -4,14 +4,6 @@ use crate::admission::InstancePermits;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// One check permit for this many generation permits.
-const GENERATIONS_PER_CHECK: usize = 8;
-
-/// Instances that may check settings beside `instances` that generate, at least one.
-pub(crate) fn check_instances(instances: usize) -> usize {
-    (instances / GENERATIONS_PER_CHECK).max(1)
-}
-
 /// The permits as one deployment sees them.
 #[derive(Debug)]
 pub(super) struct SamplerPermits {
@@ -50,6 +42,7 @@ impl SamplerPermits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::check_instances;
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 

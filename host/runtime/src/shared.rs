@@ -1,0 +1,30 @@
+//! What all plugins of the process share.
+
+use crate::admission::InstancePermits;
+use crate::compiler::Compiler;
+use crate::counters::ProcessCounters;
+use crate::sampling::SamplerResources;
+use crate::state::State;
+use crate::ticker::Ticker;
+use corral_engine::ModelPool;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use tokio::sync::Semaphore;
+use wasmtime::Engine;
+use wasmtime::component::Linker;
+
+/// What all plugins share.
+pub(crate) struct Shared {
+    pub(crate) wasm_engine: Engine,
+    pub(crate) linker: Linker<State>,
+    pub(crate) models: ModelPool,
+    pub(crate) pool: Arc<InstancePermits>,
+    pub(crate) ticker: Arc<Ticker>,
+    pub(crate) counters: Arc<ProcessCounters>,
+    pub(crate) sampling: SamplerResources,
+    /// Permits for writing, reading and removing snapshots.
+    pub(crate) snapshot_permits: Arc<Semaphore>,
+    pub(crate) compiler: Compiler,
+    pub(crate) component_bytes: usize,
+    pub(crate) next_tenant: AtomicU32,
+}
