@@ -10,7 +10,7 @@ use crate::request::{Priority, Tenant, length};
 use crate::retention::Retention;
 use crate::running::RunningRequest;
 use crate::scheduler::Scheduler;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 impl Scheduler {
     /// Preempts the least important request with computed tokens, if another one stays.
@@ -25,18 +25,8 @@ impl Scheduler {
         if self.preempt_least_important_of(|running| running.request.priority < priority) {
             return true;
         }
-        let mut requests: HashMap<Tenant, u32> = HashMap::new();
-        for running in self.running.iter() {
-            *requests.entry(running.request.tenant).or_default() += 1;
-        }
-        if requests.contains_key(&tenant) {
-            return false;
-        }
-        let service = self.queue.counter(tenant);
-        let several = requests.into_iter().filter(|(_, requests)| *requests > 1);
-        let ahead = several.map(|(other, _)| (self.queue.counter(other), other));
-        let most = ahead.filter(|(counter, _)| *counter > service).max();
-        most.is_some_and(|(_, most)| {
+        let most = self.queue.tenant_to_preempt(tenant);
+        most.is_some_and(|most| {
             self.preempt_least_important_of(|running| {
                 running.request.tenant == most && running.request.priority == priority
             })
