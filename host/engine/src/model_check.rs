@@ -284,6 +284,7 @@ impl ModelCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use corral_llama::KvType;
 
     #[test]
     fn every_part_changes_the_fingerprint() {

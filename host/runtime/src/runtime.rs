@@ -24,7 +24,6 @@ use bytes::Bytes;
 use corral_engine::{Metric, ModelPool, Tenant};
 use std::collections::BTreeMap;
 use std::io::Read;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;

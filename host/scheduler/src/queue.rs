@@ -110,7 +110,10 @@ impl Queue {
     /// The tenant that loses a running request to a waiting one of `tenant`, which runs none: of those that run several
     /// and got more service, the one that got most.
     pub fn tenant_to_preempt(&self, tenant: Tenant) -> Option<Tenant> {
-        let waiting = self.active.get(&tenant).filter(|share| share.running == 0)?;
+        let waiting = self
+            .active
+            .get(&tenant)
+            .filter(|share| share.running == 0)?;
         let others = self.active.iter().filter(|(_, other)| other.running > 1);
         let ahead = others.filter(|(_, other)| other.counter > waiting.counter);
         let most = ahead.max_by_key(|(_, other)| other.counter);

@@ -7,9 +7,9 @@ use crate::{
     Caller, EmbedOptions, Engine, GenerateOptions, LoadError, ModelConfig, Sequence, Token,
 };
 use corral_isolation::ChildJob;
-use corral_llama::{FileAccess, KvType, load_backends};
+use corral_llama::{FileAccess, load_backends};
 use std::future::Future;
-use std::path::{Path, PathBuf};
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -122,6 +122,8 @@ fn block_on<F: Future>(future: F) -> F::Output {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use corral_llama::KvType;
+    use std::path::{Path, PathBuf};
 
     fn input() -> CheckInput {
         CheckInput {

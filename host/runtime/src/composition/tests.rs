@@ -1,7 +1,6 @@
 use super::*;
 use crate::component_source::ComponentSource;
 use crate::config::{LinkedComponent, LinkedComponents, PluginConfig};
-use crate::interfaces::LINKED_ROLES;
 use crate::runtime::Runtime;
 use crate::structure::tests::deep_type;
 use crate::test_support::{compiler_and_linker, config};
