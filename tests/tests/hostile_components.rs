@@ -69,7 +69,7 @@ fn costly_component_is_refused_others_deploy() {
                     detail.contains("it needs more than") || detail.contains("it takes more than"),
                     "{detail}"
                 );
-                let detail = try_deploy(&corral, &manifest).problem(422, "compile-timeout");
+                let detail = try_deploy(&corral, &manifest).problem(422, "compile-refused");
                 assert!(detail.contains("exceeded its limits"), "{detail}");
             });
             let good = std::fs::read(artifacts::plugin("misbehave")).expect("it is built");

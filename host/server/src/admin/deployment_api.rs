@@ -392,9 +392,8 @@ fn status_and_code(error: &ChangeError) -> (StatusCode, &'static str) {
         ChangeError::NameMismatch { .. } => (unprocessable, "name-mismatch"),
         ChangeError::Digest(_) => (StatusCode::BAD_REQUEST, "bad-digest"),
         ChangeError::NoHandler => (unprocessable, "no-role"),
-        ChangeError::CompileTimeout { .. } | ChangeError::RecentCompileTimeout { .. } => {
-            (unprocessable, "compile-timeout")
-        }
+        ChangeError::CompileTimeout { .. } => (unprocessable, "compile-timeout"),
+        ChangeError::RefusedCompilation { .. } => (unprocessable, "compile-refused"),
         ChangeError::RouteTaken { .. } => (StatusCode::CONFLICT, "route-taken"),
         ChangeError::RoutesDiffer { .. } => (StatusCode::CONFLICT, "routes-differ"),
         ChangeError::NoPreviousTraffic(_) => (StatusCode::CONFLICT, "no-previous-traffic"),

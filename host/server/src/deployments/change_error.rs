@@ -36,17 +36,17 @@ pub(crate) enum ChangeError {
     )]
     CompileTimeout { limit: Duration },
     #[error(
-        "the last compilation of this component exceeded its limits; make it smaller, or strip its debug information; the same one can be tried again in {} s",
+        "the last compilation of this component exceeded its limits or crashed; make it smaller, or strip its debug information; the same one can be tried again in {} s",
         wait.as_secs() + 1
     )]
-    RecentCompileTimeout { wait: Duration },
+    RefusedCompilation { wait: Duration },
     #[error("the route '{route}' belongs to '{owner}'; choose another, or remove that deployment")]
     RouteTaken { route: Route, owner: String },
     #[error(
         "revisions {one} and {other} have different routes and cannot share requests; give all requests to one of them"
     )]
     RoutesDiffer { one: u64, other: u64 },
-    #[error("'{0}' has no previous traffic to roll back to; name a revision")]
+    #[error("'{0}' has no earlier split of requests to return to; name a revision")]
     NoPreviousTraffic(DeploymentName),
     #[error("other changes are in progress; try again")]
     Busy,

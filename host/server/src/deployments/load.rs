@@ -5,11 +5,11 @@
 //! time fails its change but keeps its permit until it ends.
 
 use super::change_error::ChangeError;
-use super::compile_timeouts::CompileTimeouts;
 use super::context::DeploymentContext;
 use super::digest::Digest;
 use super::linked_components::LinkedComponents;
 use super::manifest::Manifest;
+use super::refused_compilations::RefusedCompilations;
 use super::revision::TrafficShare;
 use super::serving::{Inner, LoadError, ServingRevision};
 use super::store::{Store, StoreError, StoredDeployment};
@@ -34,14 +34,14 @@ impl Inner {
     ) -> Result<Plugin, ChangeError> {
         let linked = manifest.linked.digests()?;
         let compiled = compilation_digest(component, &linked);
-        self.check_compile_timeout(compiled)?;
+        self.check_not_refused(compiled)?;
         let permit = Arc::clone(&self.compile_permits).acquire_owned();
         let permit = match timeout(queue_timeout, permit).await {
             Ok(Ok(permit)) => permit,
             _ => return Err(ChangeError::Busy),
         };
         // Another change may have exceeded the limit in the meantime.
-        self.check_compile_timeout(compiled)?;
+        self.check_not_refused(compiled)?;
         let ended = Arc::new(AtomicBool::new(false));
         let inner = Arc::clone(self);
         let deployment = context.deployment.clone();
@@ -66,13 +66,15 @@ impl Inner {
             let loaded = runtime.load_plugin_into(&deployment, &name, bytes, config);
             let loaded = loaded.await;
             if matches!(&loaded, Err(error) if error.is_compile_limit()) {
-                inner.compile_timeouts().record(compiled, Instant::now());
+                inner
+                    .refused_compilations()
+                    .record(compiled, Instant::now());
             }
             let plugin = loaded?;
             {
-                let mut timeouts = inner.compile_timeouts();
+                let mut refused = inner.refused_compilations();
                 end.store(true, Ordering::Relaxed);
-                timeouts.remove(compiled);
+                refused.remove(compiled);
             }
             drop(permit);
             if !plugin.roles().http {
@@ -83,10 +85,10 @@ impl Inner {
         match timeout(self.compile_timeout, loading).await {
             Ok(loaded) => loaded.map_err(|_| ChangeError::Internal)?,
             Err(_) => {
-                let mut timeouts = self.compile_timeouts();
+                let mut refused = self.refused_compilations();
                 // Unless the compilation ended at the last moment.
                 if !ended.load(Ordering::Relaxed) {
-                    timeouts.record(compiled, Instant::now());
+                    refused.record(compiled, Instant::now());
                 }
                 Err(ChangeError::CompileTimeout {
                     limit: self.compile_timeout,
@@ -95,16 +97,19 @@ impl Inner {
         }
     }
 
-    /// Refuses a component whose compilation recently exceeded its limit.
-    fn check_compile_timeout(&self, component: Digest) -> Result<(), ChangeError> {
-        match self.compile_timeouts().remaining(component, Instant::now()) {
-            Some(wait) => Err(ChangeError::RecentCompileTimeout { wait }),
+    /// Refuses a component whose compilation recently exceeded a limit or crashed.
+    fn check_not_refused(&self, component: Digest) -> Result<(), ChangeError> {
+        match self
+            .refused_compilations()
+            .remaining(component, Instant::now())
+        {
+            Some(wait) => Err(ChangeError::RefusedCompilation { wait }),
             None => Ok(()),
         }
     }
 
-    fn compile_timeouts(&self) -> MutexGuard<'_, CompileTimeouts> {
-        self.compile_timeouts
+    fn refused_compilations(&self) -> MutexGuard<'_, RefusedCompilations> {
+        self.refused_compilations
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -340,7 +345,7 @@ mod tests {
             assert_eq!(permits(), 1);
             let error = deploy(&fixture).await.expect_err("refused");
             assert!(
-                matches!(error, ChangeError::RecentCompileTimeout { .. }),
+                matches!(error, ChangeError::RefusedCompilation { .. }),
                 "{error:?}"
             );
             assert_eq!((permits(), fixture.compiled()), (1, 0.0));

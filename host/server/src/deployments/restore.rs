@@ -88,7 +88,7 @@ impl ChangeError {
         match self {
             ChangeError::Busy
             | ChangeError::CompileTimeout { .. }
-            | ChangeError::RecentCompileTimeout { .. }
+            | ChangeError::RefusedCompilation { .. }
             | ChangeError::Store(StoreError::Unreadable { .. }) => true,
             ChangeError::Plugin(error) => {
                 matches!(error, corral_runtime::PluginError::CompileStopped { .. })

@@ -5,9 +5,9 @@
 
 use super::capacity::Capacity;
 use super::change_error::ChangeError;
-use super::compile_timeouts::CompileTimeouts;
 use super::context::DeploymentContext;
 use super::name::DeploymentName;
+use super::refused_compilations::RefusedCompilations;
 use super::revision::TrafficShare;
 use super::store::Store;
 use crate::problem::ErrorFormat;
@@ -50,7 +50,7 @@ pub(super) struct Inner {
     pub(super) change_lock: tokio::sync::Mutex<()>,
     pub(super) compile_permits: Arc<Semaphore>,
     pub(super) compile_timeout: Duration,
-    pub(super) compile_timeouts: Mutex<CompileTimeouts>,
+    pub(super) refused_compilations: Mutex<RefusedCompilations>,
     /// Permits for changes in progress.
     pub(super) change_permits: Arc<Semaphore>,
 }
@@ -136,7 +136,7 @@ impl Deployments {
             change_lock: tokio::sync::Mutex::new(()),
             compile_permits: Arc::new(Semaphore::new(MAX_COMPILATIONS)),
             compile_timeout: COMPILE_TIMEOUT,
-            compile_timeouts: Mutex::default(),
+            refused_compilations: Mutex::default(),
             change_permits: Arc::new(Semaphore::new(MAX_CHANGES)),
         }))
     }

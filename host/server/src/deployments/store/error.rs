@@ -123,7 +123,7 @@ pub enum StoreError {
         existing: Vec<u64>,
     },
     /// The distribution of requests is invalid.
-    #[error("the traffic is invalid: {0}")]
+    #[error("the split of requests is invalid: {0}")]
     InvalidTraffic(String),
 }
 

@@ -1,5 +1,5 @@
-//! Components whose compilation exceeded its time limit. They are refused for a while, so that retries do
-//! not occupy the few compile permits.
+//! Components whose compilation exceeded a limit or crashed the compiler. They are refused for a while, so that
+//! retries do not occupy the few compile permits.
 
 use super::digest::Digest;
 use std::collections::VecDeque;
@@ -10,12 +10,12 @@ const REFUSAL_TIME: Duration = Duration::from_secs(3600);
 /// Components remembered; the oldest are forgotten first.
 const CAPACITY: usize = 64;
 
-/// Recent compile timeouts.
+/// Components refused now.
 #[derive(Debug, Default)]
-pub(super) struct CompileTimeouts(VecDeque<(Digest, Instant)>);
+pub(super) struct RefusedCompilations(VecDeque<(Digest, Instant)>);
 
-impl CompileTimeouts {
-    /// Records a timeout. The compilation itself may continue.
+impl RefusedCompilations {
+    /// Refuses a component from now on. Its compilation may continue.
     pub(super) fn record(&mut self, component: Digest, now: Instant) {
         self.remove(component);
         if self.0.len() >= CAPACITY {
@@ -46,32 +46,32 @@ mod tests {
     fn component_is_refused_for_an_hour() {
         let start = Instant::now();
         let digest = |number: usize| Digest::of(&number.to_le_bytes());
-        let mut timeouts = CompileTimeouts::default();
-        timeouts.record(digest(0), start);
+        let mut refused = RefusedCompilations::default();
+        refused.record(digest(0), start);
         let later = start + REFUSAL_TIME / 4;
         assert_eq!(
-            timeouts.remaining(digest(0), later),
+            refused.remaining(digest(0), later),
             Some(REFUSAL_TIME / 4 * 3)
         );
-        assert_eq!(timeouts.remaining(digest(1), later), None);
-        assert_eq!(timeouts.remaining(digest(0), start + REFUSAL_TIME), None);
-        timeouts.record(digest(0), later);
+        assert_eq!(refused.remaining(digest(1), later), None);
+        assert_eq!(refused.remaining(digest(0), start + REFUSAL_TIME), None);
+        refused.record(digest(0), later);
         assert_eq!(
-            timeouts.remaining(digest(0), later),
+            refused.remaining(digest(0), later),
             Some(REFUSAL_TIME),
             "anew"
         );
-        timeouts.remove(digest(0));
-        assert_eq!(timeouts.remaining(digest(0), later), None);
+        refused.remove(digest(0));
+        assert_eq!(refused.remaining(digest(0), later), None);
         for number in 0..=CAPACITY {
-            timeouts.record(digest(number), later);
+            refused.record(digest(number), later);
         }
-        assert_eq!(timeouts.0.len(), CAPACITY);
+        assert_eq!(refused.0.len(), CAPACITY);
         assert_eq!(
-            timeouts.remaining(digest(0), later),
+            refused.remaining(digest(0), later),
             None,
             "the oldest is forgotten"
         );
-        assert!(timeouts.remaining(digest(1), later).is_some());
+        assert!(refused.remaining(digest(1), later).is_some());
     }
 }
