@@ -1,6 +1,6 @@
 """Text to stand before a question: what a long context is filled with.
 
-All of it is made by seed. Questions solved inside a distractor always come from the training side
+All of it is generated from a seed. Questions solved inside a distractor always come from the training side
 of the split, so a distractor never gives away a held-out answer.
 """
 

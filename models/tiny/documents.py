@@ -1,6 +1,6 @@
 """What the model reads: questions set into plain text or chats, tokenized, weighted and packed.
 
-Two ideas carry the training on long contexts:
+Training on long contexts rests on two methods:
 
 * a `Context` is everything before the question (a distractor, earlier turns, offered tools). Many
   questions can share one context: packed as one row, each question sees the context and itself,

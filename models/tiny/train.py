@@ -2,9 +2,10 @@
 
 The run is a fixed number of steps in phases of growing context (see PHASES). Step number
 and seed decide everything a step sees, so a run that was stopped goes on from its checkpoint as if
-it had not been. Matrices are updated by Muon (orthogonalized momentum), embedding and gains by
+it had not been. Matrices are updated by Muon (orthogonalized momentum), embedding and norm weights by
 Adam; the rate rises, stays and falls to zero, and does so four times more, lower, for the last
-phases, which are about what is hardest: far tools and copies, and sums behind long texts.
+phases, which train the hardest questions: tools and texts to copy far from the question, and sums
+behind long texts.
 """
 
 import argparse

@@ -171,7 +171,7 @@ fn ask_all(mutants: &[Mutant]) -> Vec<u16> {
 }
 
 #[test]
-fn files_that_end_llama_are_refused() {
+fn files_that_abort_llama_cpp_are_refused() {
     let u32 = |key: &str, value: u32| {
         Mutant::new(&format!("{key}-{value}")).set(key, U32, &value.to_le_bytes())
     };
@@ -260,7 +260,7 @@ fn served_file_may_change() {
 }
 
 #[test]
-fn good_verdict_is_kept_until_file_changes() {
+fn passed_check_is_kept_until_file_changes() {
     let dir = scratch_dir();
     let file = dir.join("copy.gguf");
     std::fs::copy(artifacts::model(), &file).expect("copied");

@@ -55,7 +55,7 @@ fn doctor_json_lists_devices() {
         let problem = cuda.expect("a known backend")["problem"].as_str();
         if !is_built_with("cuda") {
             let problem = problem.expect("a problem");
-            assert!(problem.contains("--features cuda"), "{problem}");
+            assert!(problem.contains("FEATURES=cuda"), "{problem}");
         }
     }
 }

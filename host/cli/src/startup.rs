@@ -80,15 +80,15 @@ pub(crate) fn model_pool(args: &ModelArgs) -> Result<ModelPool, Error> {
     Ok(ModelPool::new(configs, &args.pool.settings())?)
 }
 
-/// Checks model files before they are loaded. Good verdicts stay in the directory of compiled plugins.
+/// Checks model files before they are loaded. Passed checks stay in the directory of compiled plugins.
 fn model_check(args: &ModelArgs) -> Result<ModelCheck, Error> {
-    let verdicts = args.cache_dir.clone().or_else(default_cache_dir);
-    let verdicts = verdicts.map(|dir| dir.join("checked-models"));
+    let passed = args.cache_dir.clone().or_else(default_cache_dir);
+    let passed = passed.map(|dir| dir.join("checked-models"));
     let backend_dir = args.devices.backends.backend_dir.clone();
     Ok(ModelCheck::new(
         isolated_job::children()?,
         backend_dir,
-        verdicts,
+        passed,
     ))
 }
 

@@ -40,11 +40,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use worker::{EmbeddingCommand, EmbeddingRequest, EmbeddingWorker};
 
-/// Inputs of a call.
+/// Inputs of a request.
 pub const MAX_EMBED_INPUTS: usize = 2048;
-/// Tokens of all inputs of a call.
+/// Tokens of all inputs of a request.
 pub const MAX_EMBED_TOKENS: u64 = 131_072;
-/// Numbers in the result of a call: 64 MiB.
+/// Numbers (`f32`) in the result of a request: 64 MiB.
 pub const MAX_EMBED_NUMBERS: u64 = 1 << 24;
 
 /// Tokens of a step of a causal model. On a CPU longer steps are hardly faster, and each token costs
@@ -124,7 +124,7 @@ impl Engine {
     /// Fails with [`Error::Invalid`] if there are no inputs, too many inputs, tokens or numbers in the
     /// result, an empty input, or a token outside the vocabulary; [`Error::ContextFull`] if an input is
     /// longer than [`EmbeddingInfo::longest`]; [`Error::Unsupported`] if the model does not support the
-    /// pooling; [`Error::Overloaded`] if the quota is full. The future fails with [`Error::DeadlineExceeded`],
+    /// pooling; [`Error::Overloaded`] if too many requests are open. The future fails with [`Error::DeadlineExceeded`],
     /// [`Error::QueueTimeout`] after the caller's queue time, [`Error::Canceled`] at a shutdown, or
     /// [`Error::Failed`].
     pub fn embed(

@@ -99,7 +99,7 @@ impl SamplerMailbox {
         })
     }
 
-    /// A reply handle for the request with this request.
+    /// A reply handle for the request with this id.
     pub fn reply_for(self: &Arc<Self>, request: RequestId) -> SamplingReply {
         SamplingReply {
             mailbox: Arc::clone(self),

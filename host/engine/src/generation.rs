@@ -47,7 +47,7 @@ pub struct Outcome {
     pub cached_tokens: u32,
     /// Tokens generated, including an end-of-generation token.
     pub generated_tokens: u32,
-    /// From the call to the scheduler's admission.
+    /// From `generate` to the scheduler's admission.
     pub queue_time: Duration,
     /// From admission to the first token.
     pub prefill_time: Duration,

@@ -1,4 +1,4 @@
-//! Estimates a model's memory from the header of its file.
+//! Estimates a model's memory from the head of its file.
 //!
 //! GGUF types enter here in three ways:
 //!
@@ -66,7 +66,7 @@ pub(crate) struct WeightBytes {
 }
 
 impl MemoryEstimate {
-    /// Reads the header of a file, or of the first of several. Fails as the load would: if the file can't be read, is
+    /// Reads the head of a file, or of the first of several. Fails as the load would: if the file can't be read, is
     /// not GGUF, or if llama.cpp would end the process on it.
     pub fn read(path: &Path) -> Result<Self, LoadError> {
         check_magic(path)?;

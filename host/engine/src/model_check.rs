@@ -3,9 +3,9 @@
 //! llama.cpp ends the process on many malformed files. The child opens the file as the server will, but on the CPU, with
 //! few cells and with the weights mapped, and generates some tokens. A file that ends the child is refused.
 //!
-//! A verdict holds for the same files, all parts of a split model included (device, inode, size, times of modification
-//! and change), the same options and the same binary. Good verdicts are kept in a directory, so that a file is checked
-//! once and not at every start.
+//! A passed check holds for the same files, all parts of a split model included (device, inode, size, times of
+//! modification and change), the same options and the same binary. Passed checks are recorded in a directory, so that a
+//! file is checked once and not at every start.
 //!
 //! Not covered: the head of a file (metadata and list of tensors), which this process reads before the check with
 //! llama.cpp's parser of GGUF, to estimate the model's memory; weights that a GPU computes differently; and a file that
@@ -38,8 +38,8 @@ const SLOWEST_DISK: u64 = 10 << 20;
 const MAX_MEMORY: u64 = 1 << 40;
 /// Most time of a check, whatever size the files claim.
 const MAX_TIME: Duration = Duration::from_secs(6 * 3600);
-/// Good verdicts kept in the directory. A verdict is an empty file.
-const MAX_VERDICTS: usize = 4096;
+/// Passed checks recorded in the directory, each as an empty file.
+const MAX_PASSED: usize = 4096;
 
 /// Checks model files. One for all models of a process.
 #[derive(Debug)]
@@ -47,38 +47,38 @@ pub struct ModelCheck {
     children: ChildProcesses,
     /// Directory of `--backend-dir`.
     backend_dir: Option<PathBuf>,
-    /// Directory of verdicts.
-    verdicts: Option<PathBuf>,
-    /// Good verdicts of this process.
+    /// Directory of passed checks.
+    passed: Option<PathBuf>,
+    /// Passed checks of this process.
     known: Mutex<HashSet<String>>,
-    /// The stamp of this binary at its start: another one may replace its file later.
-    binary: Option<FileStamp>,
+    /// The identity of this binary at its start: another one may replace its file later.
+    binary: Option<FileIdentity>,
 }
 
 impl ModelCheck {
-    /// `verdicts` is a private directory for verdicts; without it they last as long as the process, as they do if the
-    /// binary cannot be identified.
+    /// `passed` is a private directory for passed checks; without it they last as long as the process, as they do if
+    /// the binary cannot be identified.
     pub fn new(
         children: ChildProcesses,
         backend_dir: Option<PathBuf>,
-        verdicts: Option<PathBuf>,
+        passed: Option<PathBuf>,
     ) -> Self {
         // On Linux the running file even if another one has replaced it.
         let binary = match cfg!(target_os = "linux") {
             true => Ok(PathBuf::from("/proc/self/exe")),
             false => std::env::current_exe(),
         };
-        let binary = binary.and_then(|path| FileStamp::of(&path)).ok();
+        let binary = binary.and_then(|path| FileIdentity::of(&path)).ok();
         Self {
             children,
             backend_dir,
-            verdicts: verdicts.filter(|_| binary.is_some()),
+            passed: passed.filter(|_| binary.is_some()),
             known: Mutex::default(),
             binary,
         }
     }
 
-    /// Checks the files of a model, unless they have a good verdict.
+    /// Checks the files of a model, unless they passed before.
     pub(crate) fn check(&self, model: &CheckInput) -> Result<(), LoadError> {
         let key = self.fingerprint(model)?;
         if self.is_known(&key) {
@@ -146,7 +146,7 @@ impl ModelCheck {
                     limit.as_secs()
                 ),
             )),
-            Err(error) if error.is_verdict() => Err(refused(
+            Err(error) if error.is_final() => Err(refused(
                 model,
                 &format!("opening it fails: {error}; download or convert it again"),
             )),
@@ -158,17 +158,17 @@ impl ModelCheck {
 
     fn is_known(&self, key: &Fingerprint) -> bool {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let dir = self.verdicts.as_ref().filter(|dir| is_private(dir));
+        let dir = self.passed.as_ref().filter(|dir| is_private(dir));
         known.contains(&key.0) || dir.is_some_and(|dir| dir.join(&key.0).is_file())
     }
 
     fn remember(&self, key: &Fingerprint) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.insert(key.0.clone());
-        if let Some(dir) = &self.verdicts
-            && let Err(error) = write_verdict(dir, key)
+        if let Some(dir) = &self.passed
+            && let Err(error) = write_passed(dir, key)
         {
-            tracing::warn!(%error, "the verdict on a model file cannot be stored");
+            tracing::warn!(%error, "the passed check of a model file cannot be recorded");
         }
     }
 }
@@ -180,15 +180,15 @@ fn is_private(dir: &Path) -> bool {
     })
 }
 
-fn write_verdict(dir: &Path, key: &Fingerprint) -> std::io::Result<()> {
+fn write_passed(dir: &Path, key: &Fingerprint) -> std::io::Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(dir)?;
-    let full = fs::read_dir(dir)?.count() >= MAX_VERDICTS;
+    let full = fs::read_dir(dir)?.count() >= MAX_PASSED;
     if full {
-        for verdict in fs::read_dir(dir)?.flatten() {
-            let _ = fs::remove_file(verdict.path());
+        for passed in fs::read_dir(dir)?.flatten() {
+            let _ = fs::remove_file(passed.path());
         }
     }
     fs::write(dir.join(&key.0), "")
@@ -207,12 +207,12 @@ struct Fingerprint(String);
 
 /// Tells whether a file was replaced or written to.
 #[derive(Clone, Copy, Debug)]
-struct FileStamp {
+struct FileIdentity {
     numbers: [u64; 3],
     times: [i64; 4],
 }
 
-impl FileStamp {
+impl FileIdentity {
     fn of(path: &Path) -> std::io::Result<Self> {
         let file = fs::metadata(path)?;
         Ok(Self {
@@ -242,15 +242,15 @@ fn hash_bytes(hasher: &mut Sha256, bytes: &[u8]) {
     hasher.update(bytes);
 }
 
-/// Hashes the stamps of a file and of the other parts of a split model. Only the file itself must exist: a name may
-/// look like a part's by chance.
+/// Hashes the identities of a file and of the other parts of a split model. Only the file itself must exist: a name
+/// may look like a part's by chance.
 fn hash_parts(hasher: &mut Sha256, path: &Path) -> std::io::Result<()> {
     let parts = split_files(path);
     hasher.update((parts.len() as u64).to_le_bytes());
     for part in &parts {
         hash_bytes(hasher, part.as_os_str().as_bytes());
-        match FileStamp::of(part) {
-            Ok(stamp) => stamp.hash(hasher),
+        match FileIdentity::of(part) {
+            Ok(identity) => identity.hash(hasher),
             Err(error) if part == path => return Err(error),
             Err(_) => hasher.update([0]),
         }

@@ -36,7 +36,7 @@ impl PromptLookup {
             return;
         };
         for at in from..from + most {
-            // Past the end the draft continues with itself: a period repeats.
+            // Past the end of the text the draft goes on from its own start, as in a text that repeats.
             let token = tokens.get(at).or_else(|| draft.get(at - tokens.len()));
             let Some(&token) = token else {
                 return;

@@ -11,7 +11,7 @@ pub struct RequestLoad {
     pub requests: u64,
     /// Tokens of their inputs.
     pub tokens: u64,
-    /// Numbers of their results, for embeddings.
+    /// Numbers (`f32`) in their results, for embeddings.
     pub numbers: u64,
 }
 

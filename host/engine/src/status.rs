@@ -1,4 +1,4 @@
-//! A snapshot of an engine's resources, for the admin API and tests.
+//! What holds an engine's resources at one moment, for the admin API and tests.
 
 pub use corral_scheduler::{EntryStatus, RequestStatus, SchedulerCounters};
 

@@ -21,7 +21,7 @@ pub struct ChildJob {
     pub writable: Option<PathBuf>,
 }
 
-/// Does one kind of job. The error is the job's verdict, for people.
+/// Does one kind of job. The error is a text for people.
 pub type Handler = fn(ChildJob) -> Result<Vec<u8>, String>;
 
 /// Runs the job of this process if it is a child, with the handler of the job's kind. Returns nothing if it is not.

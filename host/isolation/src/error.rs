@@ -28,7 +28,7 @@ pub enum ChildError {
     )]
     KilledBySystem,
     /// The child crashed.
-    #[error("it ends the process with {how}")]
+    #[error("its process crashed with {how}")]
     Crashed {
         /// The signal or exit code, and the last line of its standard error.
         how: String,
@@ -57,7 +57,7 @@ pub enum ChildError {
 
 impl ChildError {
     /// Whether the input is at fault, so that another try would end in the same way.
-    pub fn is_verdict(&self) -> bool {
+    pub fn is_final(&self) -> bool {
         match self {
             Self::Failed(_) | Self::Memory { .. } | Self::Time { .. } | Self::Crashed { .. } => {
                 true

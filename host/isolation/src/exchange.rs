@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::process::Child;
 use std::time::Instant;
 
-/// Largest output of a child. Outputs are verdicts and names.
+/// Largest output of a child. Outputs are error texts and names.
 const MAX_OUTPUT: usize = 1 << 20;
 /// Bytes of standard error that are kept: its end has the reason.
 const ERROR_TAIL: usize = 4096;

@@ -148,7 +148,7 @@ impl Registry {
         let feature = known.feature;
         if !cfg!(feature = "dynamic-backends") {
             if !known.built {
-                return format!("not built into this binary: build with `--features {feature}`");
+                return format!("not built in; build with `make build FEATURES={feature}`");
             }
             let lines = self.log_of(known);
             return match lines.is_empty() {
@@ -164,7 +164,7 @@ impl Registry {
                 format!("{} was not loaded: {problem}", file.path.display())
             }
             None => format!(
-                "there is no libggml-{} in {}: build with `--features {feature}`, or copy it there",
+                "there is no libggml-{} in {}; copy it there, or build with `make dist BACKENDS={feature}`",
                 known.file,
                 self.dir.clone().unwrap_or_default().display()
             ),

@@ -3,7 +3,8 @@
 //!
 //! A child compiles into a directory of its own. The parent moves the result into wasmtime's cache and loads it from
 //! there, which takes no unsafe code. A record per component names its entry, so that known components start no child.
-//! If the entry is gone when the parent loads it, the parent compiles within the bounds that the child has shown.
+//! If the entry is gone when the parent loads it, the parent compiles without limits: a child has shown that they
+//! suffice.
 
 use crate::plugin_error::PluginError;
 use crate::truncate::cause;

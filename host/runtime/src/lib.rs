@@ -1,7 +1,7 @@
 //! The plugin runtime: WebAssembly components, one fresh instance per call, and their limits.
 //!
-//! A process has one [`Runtime`], a component one [`Plugin`]. [`Plugin::handle`] answers an HTTP request,
-//! [`Plugin::run`] runs a command. A plugin imports WASI 0.2 and 0.3 without sockets, files and outbound
+//! A process has one [`Runtime`]; each loaded revision of a deployment is a [`Plugin`]. [`Plugin::handle`] answers an
+//! HTTP request, [`Plugin::run`] runs a command. A plugin imports WASI 0.2 and 0.3 without sockets, files and outbound
 //! requests, and `corral:inference` (`wit/`) over [`corral_engine`]. [`LinkedComponents`] answer some of a
 //! plugin's imports; the runtime composes them with the plugin into one component before it compiles that.
 //!

@@ -68,7 +68,7 @@ pub enum PluginError {
     /// The compilation exceeded a limit, crashed, or could not be started.
     #[error(
         "the plugin {plugin} is not compiled: {cause}{}",
-        if cause.is_verdict() { "; split its large functions, or make it smaller" } else { "" }
+        if cause.is_final() { "; split its large functions, or make it smaller" } else { "" }
     )]
     CompileStopped {
         /// The plugin.
@@ -218,7 +218,7 @@ impl PluginError {
 
     /// Whether the component needs more than a compilation may use, or crashes the compiler.
     pub fn is_compile_limit(&self) -> bool {
-        matches!(self, Self::CompileStopped { cause, .. } if cause.is_verdict())
+        matches!(self, Self::CompileStopped { cause, .. } if cause.is_final())
     }
 
     /// A stable name for programs.

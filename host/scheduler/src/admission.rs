@@ -18,7 +18,7 @@ use crate::step::{EntryId, SeqId};
 const MIN_SHARED: u32 = 4;
 /// A prefix to wait for must save this many tokens more than the best one at hand.
 const WORTH_WAITING: u32 = 32;
-/// Preemptions after which the room does not grow further.
+/// The extra room doubles at most this often; a preemption doubles it twice.
 const MAX_ROOM_DOUBLINGS: u32 = 16;
 
 /// Where a request's first tokens come from.

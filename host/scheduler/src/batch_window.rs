@@ -1,10 +1,10 @@
 //! The batch window: short waits so that requests share steps.
 //!
 //! *Before the first step.* If nothing runs but several requests ran lately, more are on their way: clients whose
-//! answers ended in the same step send their next requests within moments, and so do the tasks of a batch. Computing
-//! the first prompt alone would leave the others to small chunks beside its tokens; that takes nearly as many more
-//! steps as there are requests, each with fewer rows. So the first step waits until as many requests wait as usually
-//! run, but only for a small part of the time of the first prompt, which is all that it costs if none comes.
+//! answers ended in the same step send their next requests within moments, and so do the tasks of a batch. If the
+//! first prompt were computed alone, its request would decode while the others are computed in small chunks: nearly as
+//! many more steps as there are requests, each with fewer rows. So the first step waits until as many requests wait as
+//! usually run, but only for a small part of the time of the first prompt: that is all it costs if none comes.
 //!
 //! *Between steps.* If all ready requests are sampled externally, the step waits a moment for
 //! [callers that return](crate::returning_callers).
@@ -15,13 +15,15 @@ use crate::Time;
 use crate::returning_callers::ReturningCallers;
 use std::time::Duration;
 
-/// The part of the first step's time to wait, and the longest wait.
+/// The part of the first step's time to wait.
 const STEP_PART: f64 = 0.03;
+/// The longest wait.
 const MAX_WAIT: Duration = Duration::from_millis(5);
 /// A next-token request with fewer tokens to compute continues an earlier one, and does not wait.
 pub(crate) const MIN_TOKENS: u32 = 16;
-/// Decay per step of the recent maximum of running requests, and the fraction that rounds up to one.
+/// Decay per step of the recent maximum of running requests.
 const MAXIMUM_DECAY: f64 = 1.0 / 256.0;
+/// The fraction of that maximum that rounds up to one.
 const ROUND_UP: f64 = 0.25;
 
 /// The waits.

@@ -7,10 +7,10 @@
 //! is one token, not a distribution).
 //!
 //! Drafts come last. They take free cells or those of unretained entries, and no request is preempted or waits for
-//! them. A step has drafts as long as it is expected to gain more tokens a second than without, and to stay within the
-//! prefill target of its own rows. The acceptance rate of a request's drafts predicts the gain; so where drafts are
-//! wrong, or many rows make each token expensive, there are none. Since their cost shows only in steps that have some,
-//! a few are tried now and then.
+//! them. A step has drafts as long as it is expected to gain more tokens a second than without, and, unless a request
+//! decodes alone, to stay within the [target](crate::prefill_profile) of a step with prompts. The acceptance rate of a
+//! request's drafts predicts the gain; so where drafts are wrong, or many rows make each token expensive, there are
+//! none. Since their cost shows only in steps that have some, a few are tried now and then.
 
 use crate::config::SchedulerConfig;
 use crate::cost_model::CostModel;
@@ -21,11 +21,13 @@ use crate::running::RunningRequests;
 use crate::size_ceiling::SizeCeiling;
 use crate::step::{Row, Step, StepShape};
 
-/// Most drafts in a step: up to a ceiling on this ladder.
+/// Numbers of drafts in a step; the [`SizeCeiling`] is the largest that may be tried now.
 const SIZES: [u32; 6] = [2, 4, 8, 16, 32, 64];
-/// Trials where no drafts are expected to pay: this many at first, then one in this many steps, of this many drafts.
+/// Trials at first where no drafts are expected to pay.
 const INITIAL_TRIALS: u32 = 16;
+/// After those, one in this many steps is a trial.
 const TRIAL_INTERVAL: u32 = 32;
+/// Drafts of a trial.
 const TRIAL_DRAFTS: u32 = 2;
 /// A draft that is less likely to be accepted is not worth its sampling.
 const MIN_ACCEPTANCE: f64 = 0.05;
@@ -55,8 +57,8 @@ impl Default for DraftPolicy {
 struct Candidate {
     /// Its index in the step.
     row: usize,
-    /// The acceptance rate, and the probability that the next draft and all before it are accepted.
     acceptance: f64,
+    /// The probability that the next draft and all before it are accepted.
     next: f64,
     most: u32,
     taken: u32,

@@ -1,9 +1,9 @@
 //! Requests whose tokens an external sampler picks.
 //!
 //! After a row with output such a request has no token to continue with. It keeps its id and cells, and has no row
-//! until the sampler answers; steps wait for it as for [callers that return](crate::returning_callers). If it is
-//! preempted meanwhile, the answer still arrives: its recomputation ends at its last token, which may have arrived by
-//! then.
+//! until the sampler answers; steps wait for it as for [callers that return](crate::returning_callers). If the request
+//! is preempted meanwhile, the answer still becomes its last token; it is recomputed with the answer, if that came in
+//! time.
 
 use crate::request::{RequestId, length};
 use crate::running::Wait;

@@ -50,8 +50,7 @@ pub struct KvCells {
     held: Vec<SequenceCells>,
 }
 
-/// The holders of a cell: their number, and the exclusive or of their ids, which is the id of a single
-/// holder.
+/// The holders of a cell: their number, and the exclusive or of their ids. If there is one, that is its id.
 #[derive(Clone, Copy, Debug, Default)]
 struct Holders {
     count: u16,

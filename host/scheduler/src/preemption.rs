@@ -1,9 +1,9 @@
 //! Preemption: running requests that give their cells to others.
 //!
-//! The least important request is preempted: the latest arrival of the lowest priority; or of the tenant with the most
-//! service, if it runs several while a tenant that runs none waits. It returns to the queue with its generated tokens.
-//! Its state is swapped out, or computed again, whichever is expected to be faster. No admitted request is lost, and
-//! the most important one always makes progress.
+//! The least important request is preempted: the latest arrival of the lowest priority. If a tenant that runs none
+//! waits, it is the latest of the tenant with the most service, provided that one runs several. The preempted request
+//! returns to the queue with its generated tokens. Its state is swapped out, or computed again, whichever is expected
+//! to be faster. No admitted request is lost, and the most important one always makes progress.
 
 use crate::prefix_cache::EntryState;
 use crate::request::{Priority, Tenant, length};

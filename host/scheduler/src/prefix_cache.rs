@@ -36,7 +36,7 @@ pub(crate) enum Holder {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EntryState {
     Resident(SeqId),
-    /// Swapped out; its positions were in the cells in this order.
+    /// Swapped out or offloaded; its positions were in the cells in this order.
     SwappedOut(PositionOrder),
 }
 

@@ -26,7 +26,7 @@ impl Scheduler {
                 running.start_at(0);
             }
             PrefixSource::TakeOver { entry, length } => {
-                // Released first: a swapped-out copy is for other owners alone.
+                // Its own retention ends first: a copy is swapped out only if another owner retains the entry.
                 running.request.continued = None;
                 let retained = self.kv.entries.get(entry).is_some_and(Entry::is_retained);
                 if retained && self.config.swap {

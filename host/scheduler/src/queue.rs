@@ -4,8 +4,8 @@
 //! Fairness between tenants uses *virtual token counters* (Sheng et al., "Fairness in Serving Large Language
 //! Models", 2024). Each tenant has a counter of the service that it received; the tenant with the lowest counter goes
 //! first. A tenant that becomes active starts at the lowest counter of the active tenants, so idle time earns no
-//! credit. A tenant with a higher counter than that is *ahead*. It keeps its counter while it is idle, so idle time
-//! clears no debt. Idle tenants that are ahead are stored apart from the active ones: they may be many.
+//! credit. A tenant with a higher counter than that is *in debt*. It keeps its counter while it is idle, so idle time
+//! clears no debt. Idle tenants in debt are stored apart from the active ones: they may be many.
 //!
 //! Within a tenant the earliest deadline goes first. A request without a deadline is ordered as if it expired
 //! [`DEFAULT_PATIENCE`] after its arrival, so a stream of urgent requests can't delay it for longer.

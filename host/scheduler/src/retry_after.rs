@@ -1,4 +1,5 @@
-//! The `Retry-After` estimate: when the queue is expected to be half as long.
+//! The `Retry-After` estimate: when the queue is expected to be half as long. A refused client needs one free place,
+//! not an empty queue; half of it leaves places for the others that were refused.
 
 use crate::Time;
 use std::time::Duration;
@@ -26,7 +27,7 @@ impl RetryAfter {
         self.last = Some(now);
     }
 
-    /// Records that the queue is empty. The time until the next request says nothing about its speed.
+    /// Records that the queue is empty. The time until the next request says nothing about how fast it moves.
     pub fn queue_emptied(&mut self) {
         self.last = None;
     }

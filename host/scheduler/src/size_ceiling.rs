@@ -1,6 +1,6 @@
-//! The largest size on a ladder that a step may try: one above the largest that met its target.
+//! The largest of a list of sizes that a step may try: one above the largest that met its target.
 
-/// An index into a ladder of sizes.
+/// An index into a list of sizes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SizeCeiling {
     index: usize,
@@ -8,7 +8,7 @@ pub(crate) struct SizeCeiling {
 }
 
 impl SizeCeiling {
-    /// A ceiling at `index` of a ladder with this many sizes.
+    /// A ceiling at `index` of this many sizes.
     pub fn new(index: usize, sizes: usize) -> Self {
         let top = sizes.saturating_sub(1);
         Self {

@@ -92,7 +92,7 @@ pub struct EntryStatus {
     pub id: EntryId,
     /// The requests that share it.
     pub scope: PrefixScope,
-    /// Its sequence id, unless it is swapped out.
+    /// Its sequence id, unless it is swapped out or offloaded.
     pub seq: Option<SeqId>,
     /// Number of its tokens.
     pub tokens: u32,
@@ -159,7 +159,7 @@ impl Scheduler {
         }
     }
 
-    /// The progress of a request; if it is in the planned step, with what that computes.
+    /// The progress of a request. One in the planned step counts as if the step had succeeded.
     pub fn progress(&self, id: RequestId) -> Option<RequestProgress> {
         let Some(running) = self.running.get(id) else {
             return self.queue.get(id).map(|request| request.progress.clone());

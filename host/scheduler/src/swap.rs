@@ -24,7 +24,8 @@ impl Scheduler {
         }
     }
 
-    /// The store has no room for this entry's state; prefixes of its length or more are no longer offloaded.
+    /// This entry's state exceeds the store's limit for one state; prefixes of its length or more are no longer
+    /// offloaded.
     pub fn offload_too_large(&mut self, id: EntryId) {
         if let Some(entry) = self.kv.entries.get(id) {
             let longest = &mut self.kv.swap_costs.longest_prefix;
@@ -187,7 +188,7 @@ impl KvCache {
     }
 
     /// Whether swapping in an entry is faster than computing the `tokens` that it saves, and there is room for it.
-    /// A retained sequence was swapped out because that pays for all of it.
+    /// Always true for a retained sequence.
     pub fn swap_in_pays(&self, costs: &CostModel, id: EntryId, tokens: u32) -> bool {
         let Some(entry) = self.entries.get(id).filter(|entry| entry.is_offloaded()) else {
             return true;

@@ -1,8 +1,8 @@
 //! Plugins that are linked to other plugins: [`templating!`](crate::templating) and
 //! [`sampling!`](crate::sampling!).
 //!
-//! A linked plugin is isolated from the deployment: it has no models, environment or network, only
-//! the values passed to its functions.
+//! A linked plugin has only the values passed to its functions: no network, and neither models nor
+//! environment, unless a templating plugin is linked with `inherit = true`.
 
 #[doc(hidden)]
 pub mod sampling;

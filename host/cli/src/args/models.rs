@@ -35,7 +35,7 @@ pub struct ModelArgs {
     /// Compute threads of each model [default: one for each core]
     #[arg(long, value_name = "N", help_heading = "Devices", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
-    /// Likeliest tokens to select on the device, which then copies only those; auto: on GPUs
+    /// How many of the likeliest tokens the device selects and copies, not all logits; auto: on GPUs
     #[arg(long, value_name = "auto|off|K", default_value = "off", help_heading = "Advanced",
           value_parser = parse_device_top_k)]
     pub device_top_k: DeviceTopKMode,

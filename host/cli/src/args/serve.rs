@@ -23,7 +23,7 @@ pub struct ServeArgs {
     /// Priority of a route's requests, up to 255; higher ones always run first; repeatable [default: 0]
     #[arg(long = "priority", value_name = "ROUTE=N")]
     pub priorities: Vec<PriorityArg>,
-    /// Route that shares cached prefixes with other such routes, visible to them in response times; repeatable
+    /// Route that shares cached prefixes with other such routes; response times reveal them to each other; repeatable
     #[arg(long = "share-prefixes", value_name = "ROUTE")]
     pub share_prefixes: Vec<Route>,
     #[command(flatten)]

@@ -54,7 +54,7 @@ pub struct DeployArgs {
     /// Route (path prefix) of a component; repeatable
     #[arg(long = "route", value_name = "ROUTE")]
     pub(crate) routes: Vec<String>,
-    /// Linked component of a component: templating=FILE or sampling.NAME=FILE; repeatable
+    /// Component to link to FILE.wasm: templating=FILE or sampling.NAME=FILE; repeatable
     #[arg(long = "linked", value_name = "ROLE=FILE")]
     pub(crate) linked: Vec<LinkedArg>,
     /// Route no requests to the new revision yet

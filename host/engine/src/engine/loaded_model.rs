@@ -131,8 +131,8 @@ impl LoadedModel {
     }
 }
 
-/// The sequence ids with device top-k, if it is on: as many as may run, beside as many without, so that every request
-/// finds an id of either kind.
+/// The sequence ids with device top-k, if it is on: `max_running` on top of as many without, or fewer if there are too
+/// few cells.
 fn device_top_k(config: &ModelConfig, model: &Model, cells: u32) -> Option<DeviceTopK> {
     // Recurrent and hybrid models keep state per id and reorder outputs.
     let on_device = model.output_on_device() && !model.has_recurrent_layers();

@@ -3,7 +3,7 @@
 use super::disk_queue::{Done, FileNumber, Job, charge};
 use super::{Id, Location, PutError, Stamp, StoredFile, SwapStore, Transfer};
 
-/// Memory is split into this many parts: two for reads, one kept free or being written.
+/// Memory is split into quarters: reads take at most two, and one is kept free or being written.
 const SHARES: u64 = 4;
 /// Maximum queued reads, and maximum queued writes.
 const JOBS: usize = 64;

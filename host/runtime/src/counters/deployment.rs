@@ -19,8 +19,8 @@ pub enum CallLimit {
     RequestBytes,
     /// [`Limits::response_bytes`](crate::Limits::response_bytes)
     ResponseBytes,
-    /// [`Limits::concurrent`](crate::Limits::concurrent): the queue has length 0, or the call's time ended
-    /// in the queue.
+    /// [`Limits::concurrent`](crate::Limits::concurrent), if no call may wait or the call's time ended in the
+    /// queue.
     Concurrent,
     /// [`Limits::waiting_calls`](crate::Limits::waiting_calls)
     Queue,

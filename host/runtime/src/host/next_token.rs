@@ -16,7 +16,7 @@ use corral_engine::{Distribution, DistributionPart, Error, NextTokenRequest, Rep
 use std::sync::Arc;
 use wasmtime::component::{Access, Accessor, HasSelf, Resource, StreamReader};
 
-/// Most sequences of one call.
+/// Most sequences of one `next-many`.
 const MAX_SEQUENCES: usize = 256;
 /// Rows of logits that an instance may wait for. Each takes four bytes per token of the vocabulary.
 const MAX_LOGITS_ROWS: usize = 16;

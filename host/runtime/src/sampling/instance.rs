@@ -178,7 +178,7 @@ impl Instance {
 }
 
 impl InstanceGuard {
-    /// Waits for a permit, with a timeout: a request that holds one may wait for cells of this one.
+    /// Waits for a permit, with a timeout: a request with a permit may wait for cells that this request holds.
     async fn acquire(sampler: &RequestSampler, purpose: Purpose) -> Result<Self, Error> {
         let resources = &sampler.resources;
         let permits = match purpose {

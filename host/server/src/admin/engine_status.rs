@@ -32,7 +32,7 @@ pub(super) async fn status(state: &AdminState) -> Result<Response<Body>, Problem
     status_after(state, |_| Ok(())).await
 }
 
-/// Evicts the prefixes that no request retains, and answers with the status of all models.
+/// Drops all prefix cache entries that are not retained, and answers with the status of all models.
 pub(super) async fn clear_prefix_cache(state: &AdminState) -> Result<Response<Body>, Problem> {
     status_after(state, Engine::clear_prefix_cache).await
 }
@@ -112,9 +112,9 @@ async fn receive(
 
 fn query_problem(model: &str, error: Error) -> Problem {
     match error {
-        Error::Overloaded { reason, .. } => {
-            busy(&format!("the model {model} accepts no query: {reason}"))
-        }
+        Error::Overloaded { reason, .. } => busy(&format!(
+            "the status of the model {model} is not available: {reason}"
+        )),
         _ => stopped(model),
     }
 }

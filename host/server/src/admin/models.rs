@@ -79,7 +79,7 @@ fn unload(models: &ModelPool, name: &str) -> Result<Response<Body>, Problem> {
     if in_use && !begun {
         let detail = format!(
             "the model {name} is in use or being loaded; try again when GET /models/{name} reports \
-             it as loaded without leases"
+             it as loaded with 0 leases"
         );
         return Err(Problem::new(StatusCode::CONFLICT, "model-in-use", detail));
     }
