@@ -47,8 +47,11 @@ fn cached_entries_add_up_and_can_be_dropped() {
         assert!(index.body.contains(path), "{index:?}");
     }
     let before = status(&corral);
-    assert_eq!(before["sequence_ids"], json!({"total": 64, "used": 0}));
-    assert_eq!(before["cells"]["used"], 0);
+    assert_eq!(
+        before["sequence_ids"],
+        json!({"total": 64, "running": 0, "cached": 0})
+    );
+    assert_eq!(before["cells"]["cached"], 0);
     assert_eq!(*list(&before, "prefix_cache"), [] as [Value; 0]);
 
     let mut cached = 0;
@@ -72,19 +75,23 @@ fn cached_entries_add_up_and_can_be_dropped() {
         );
     }
     assert_eq!(
-        number(&model["sequence_ids"]["used"]),
+        number(&model["sequence_ids"]["cached"]),
         RELIABLE_SUMS.len() as u64
     );
     // All share a prefix, which has its cells once.
     let computed = metrics.get("corral_engine_computed_tokens_total");
-    assert_eq!(number(&model["cells"]["used"]) as f64, computed, "{model}");
+    assert_eq!(
+        number(&model["cells"]["cached"]) as f64,
+        computed,
+        "{model}"
+    );
     assert!(computed < cached as f64, "nothing is shared: {model}");
-    assert_eq!(model["cells"]["pinned"], 0);
+    assert_eq!(model["cells"]["running"], 0);
 
     let cleared = clear(&corral);
     assert_eq!(*list(&cleared, "prefix_cache"), [] as [Value; 0]);
-    assert_eq!(cleared["cells"]["used"], 0, "{cleared}");
-    assert_eq!(cleared["sequence_ids"]["used"], 0, "{cleared}");
+    assert_eq!(cleared["cells"]["cached"], 0, "{cleared}");
+    assert_eq!(cleared["sequence_ids"]["cached"], 0, "{cleared}");
     assert_eq!(status(&corral), cleared);
     corral.wait_until_idle();
     corral.check_alive();
@@ -124,7 +131,7 @@ fn running_requests_survive_cache_clear() {
             number(&sequence["computed_tokens"]),
         );
         assert_eq!(computed, prompt + generated - 1, "{model}");
-        assert_eq!(number(&model["cells"]["pinned"]), computed, "{model}");
+        assert_eq!(number(&model["cells"]["running"]), computed, "{model}");
         assert_eq!(model["requests_waiting"], 0);
     }
     assert_eq!(*list(&status(&corral), "prefix_cache"), [] as [Value; 0]);

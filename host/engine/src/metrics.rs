@@ -200,17 +200,17 @@ metrics! {
     /// KV cells that llama.cpp holds for unused sequence ids, checked when the engine goes idle; anything but 0 is a
     /// bug.
     cells_leaked: Gauge = "corral_engine_kv_cells_leaked",
-    /// Prefix cache entries evicted: for room in the cells or in the prefix RAM, or because keeping them cost more than
+    /// Prefix cache entries dropped: for room in the cells or in the prefix RAM, or because keeping them cost more than
     /// recomputing them.
-    evictions: Counter = "corral_engine_prefix_cache_evictions_total",
+    entries_dropped: Counter = "corral_engine_prefix_cache_entries_dropped_total",
     /// Sequences swapped out to make room.
     swap_outs: Counter = "corral_engine_swap_outs_total",
     /// Prefix cache entries offloaded to RAM because they made steps longer.
     prefix_offloads: Counter = "corral_engine_prefix_offloads_total",
     /// Sequences and offloaded prefixes swapped in.
     swap_ins: Counter = "corral_engine_swap_ins_total",
-    /// Swapped-out sequences that could not be swapped in and are recomputed.
-    swap_in_failures: Counter = "corral_engine_swap_in_failures_total",
+    /// Swapped-out sequences whose state was lost, since the store was full or failed: recomputed when they continue.
+    swapped_states_lost: Counter = "corral_engine_swapped_states_lost_total",
     /// Running requests that lost their cells to another request and returned to the queue.
     preemptions: Counter = "corral_engine_preemptions_total",
     /// Sequences moved to lower cells, to shorten attention.

@@ -103,7 +103,7 @@ pub struct ModelConfig {
     pub overlap: Overlap,
     /// Bytes of RAM for swapped-out sequences; by default 1 GiB. 0 recomputes them instead.
     pub swap_ram: u64,
-    /// Bytes of RAM for offloaded prefixes; by default 1 GiB. 0 evicts them instead.
+    /// Bytes of RAM for offloaded prefixes; by default 1 GiB. 0 drops them instead.
     pub prefix_offload_ram: u64,
     /// Directory and bytes of disk for swapped-out sequences that exceed the RAM.
     pub swap_disk: Option<(PathBuf, u64)>,

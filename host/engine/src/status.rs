@@ -8,15 +8,17 @@ pub struct EngineStatus {
     /// KV cells of the model.
     pub cells: u32,
     /// Cells held by running requests; a shared cell counts once.
-    pub cells_pinned: u32,
-    /// Cells held by running requests and the prefix cache.
-    pub cells_used: u32,
+    pub cells_running: u32,
+    /// Cells held by the prefix cache alone.
+    pub cells_cached: u32,
     /// Cells that attention computes over.
     pub attention_cells: u32,
     /// Sequence ids of the context.
     pub sequence_ids: u16,
-    /// Sequence ids held by running requests and the prefix cache.
-    pub sequence_ids_used: usize,
+    /// Sequence ids held by running requests.
+    pub sequence_ids_running: usize,
+    /// Sequence ids held by the prefix cache.
+    pub sequence_ids_cached: usize,
     /// Requests in the queue.
     pub waiting: usize,
     /// Bytes of sequences swapped out to RAM.

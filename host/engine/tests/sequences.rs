@@ -268,7 +268,7 @@ fn run_process(dir: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
         ("requests_cancelled", true),
         ("recomputed_tokens", false),
         ("discarded_tokens", false),
-        ("prefix_cache_evictions", false),
+        ("prefix_cache_entries_dropped", false),
         ("preemptions", false),
         ("swap_disk_written_bytes", false),
         ("swap_disk_read_bytes", false),

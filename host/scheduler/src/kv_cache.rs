@@ -25,10 +25,10 @@ use crate::swap_costs::SwapCosts;
 /// A shorter sequence that is not retained is dropped: computing it again is as fast.
 const MIN_KEPT_TOKENS: usize = 16;
 
-/// Changes of the cache since the start.
+/// Changes of the cache since the start: see [`SchedulerCounters`](crate::SchedulerCounters).
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CacheCounters {
-    pub evicted: u64,
+    pub dropped: u64,
     pub swapped_out: u64,
     pub offloaded: u64,
     pub swapped_in: u64,
@@ -265,7 +265,7 @@ impl KvCache {
             self.swap_out(id, seq);
         } else {
             self.entries.remove(id);
-            self.counters.evicted += 1;
+            self.counters.dropped += 1;
         }
         self.release(seq);
     }
@@ -332,7 +332,7 @@ impl KvCache {
             return false;
         };
         match entry.is_offloaded() {
-            true => self.counters.evicted += 1,
+            true => self.counters.dropped += 1,
             false => self.counters.lost += 1,
         }
         self.drop_entry(id);

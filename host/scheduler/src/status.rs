@@ -13,14 +13,14 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerCounters {
     /// Prefix cache entries dropped: to free cells or offload memory, or because they cost too much in the cells.
-    pub evicted: u64,
+    pub dropped: u64,
     /// Sequences swapped out.
     pub swapped_out: u64,
     /// Prefixes that are not retained that were offloaded.
     pub offloaded: u64,
     /// Sequences and prefixes swapped in.
     pub swapped_in: u64,
-    /// Swapped-out sequences whose state was lost.
+    /// Swapped-out sequences whose state was lost: the store was full or failed.
     pub lost: u64,
     /// Running requests preempted.
     pub preempted: u64,
@@ -147,7 +147,7 @@ impl Scheduler {
     pub fn counters(&self) -> SchedulerCounters {
         let cache = self.kv.counters;
         SchedulerCounters {
-            evicted: cache.evicted,
+            dropped: cache.dropped,
             swapped_out: cache.swapped_out,
             offloaded: cache.offloaded,
             swapped_in: cache.swapped_in,

@@ -33,7 +33,7 @@ corral admin
 /readyz         200 while requests can be served, else 503 with the reason
 /requests       requests and cached prefixes of each model, as JSON; 'corral top' shows it
 /models         state of each model, as JSON; PUT /models/NAME loads one, DELETE unloads an idle one
-/prefix-cache   DELETE evicts the prefixes that no request retains
+/prefix-cache   DELETE drops the entries that are not retained
 /metrics        counters, as Prometheus text
 /deployments, /components
                 list and change deployments; 'corral deploy' does

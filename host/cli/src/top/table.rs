@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 type Column = (&'static str, &'static str, &'static str);
 
 const REQUESTS: [Column; 10] = [
-    ("KEY", "/key", "-"),
+    ("REQUEST", "/request", "-"),
     ("OWNER", "/owner", "-"),
     ("PRIORITY", "/priority", "-"),
     ("ADAPTER", "/adapter", "-"),
@@ -73,18 +73,19 @@ fn summary(model: &Value) -> String {
         .sum();
     format!(
         "{}: {} running, {} waiting, {} cache entries with {cached_tokens} tokens\n\
-         cells: {} of {} used, {} by requests; attention over {}\n\
-         ids: {} of {} used; swapped out: {} in memory, {} on disk; offloaded prefixes: {}\n\
-         total: {} swapped out, {} prefixes offloaded, {} swapped in, {} lost, {} evicted, {} preempted\n",
+         cells: {} of requests and {} cached, of {}; attention reads {}\n\
+         ids: {} of requests and {} cached, of {}; swapped out: {} in memory, {} on disk; offloaded prefixes: {}\n\
+         total: {} swapped out, {} prefixes offloaded, {} swapped in, {} states lost, {} entries dropped, {} preempted\n",
         show("/model"),
         list(model, "/requests").len(),
         show("/requests_waiting"),
         list(model, "/prefix_cache").len(),
-        show("/cells/used"),
+        show("/cells/running"),
+        show("/cells/cached"),
         show("/cells/total"),
-        show("/cells/pinned"),
-        show("/cells/attended"),
-        show("/sequence_ids/used"),
+        show("/cells/attention"),
+        show("/sequence_ids/running"),
+        show("/sequence_ids/cached"),
         show("/sequence_ids/total"),
         size("/swapped_bytes/memory"),
         size("/swapped_bytes/disk"),
@@ -93,7 +94,7 @@ fn summary(model: &Value) -> String {
         show("/counters/prefixes_offloaded"),
         show("/counters/swapped_in"),
         show("/counters/lost"),
-        show("/counters/evicted"),
+        show("/counters/dropped"),
         show("/counters/preempted"),
     )
 }
@@ -157,11 +158,11 @@ mod tests {
             .collect();
         json!({"models": [{
             "model": "ti\u{1b}ny",
-            "cells": {"total": 100, "used": 12, "attended": 32},
+            "cells": {"total": 100, "running": 3, "cached": 9, "attention": 32},
             "requests_waiting": 3,
             "swapped_bytes": {"memory": 3 << 19},
             "offloaded_prefix_bytes": 5 << 20,
-            "requests": [{"key": 7, "owner": "/chat", "priority": 10, "adapter": 1, "sequence_id": 0, "state": "prefill",
+            "requests": [{"request": 7, "owner": "/chat", "priority": 10, "adapter": 1, "sequence_id": 0, "state": "prefill",
                 "prompt_tokens": 1234, "cached_tokens": 0, "computed_tokens": 512, "generated_tokens": 0}],
             "prefix_cache": entries,
         }]})
@@ -177,12 +178,12 @@ mod tests {
                 "corral at http://a:1",
                 "",
                 "ti?ny: 1 running, 3 waiting, 3 cache entries with 30 tokens",
-                "cells: 12 of 100 used, - by requests; attention over 32",
-                "ids: - of - used; swapped out: 1.5 MiB in memory, 0.0 MiB on disk; offloaded prefixes: 5.0 MiB",
-                "total: - swapped out, - prefixes offloaded, - swapped in, - lost, - evicted, - preempted",
+                "cells: 3 of requests and 9 cached, of 100; attention reads 32",
+                "ids: - of requests and - cached, of -; swapped out: 1.5 MiB in memory, 0.0 MiB on disk; offloaded prefixes: 5.0 MiB",
+                "total: - swapped out, - prefixes offloaded, - swapped in, - states lost, - entries dropped, - preempted",
                 "",
-                "KEY  OWNER  PRIORITY  ADAPTER  ID  STATE    PROMPT  CACHED  COMPUTED  GENERATED",
-                "  7  /chat        10        1   0  prefill    1234       0       512          0",
+                "REQUEST  OWNER  PRIORITY  ADAPTER  ID  STATE    PROMPT  CACHED  COMPUTED  GENERATED",
+                "      7  /chat        10        1   0  prefill    1234       0       512          0",
                 "",
                 "ENTRY  OWNER     ID         TOKENS  RETAINED",
                 "    2  (shared)  offloaded      20  no",

@@ -65,11 +65,11 @@ impl<B: Backend> Worker<B> {
             u64::from(scheduler.cells_committed()),
         );
         let counters = scheduler.counters();
-        set(&metrics.evictions, counters.evicted);
+        set(&metrics.entries_dropped, counters.dropped);
         set(&metrics.swap_outs, counters.swapped_out);
         set(&metrics.prefix_offloads, counters.offloaded);
         set(&metrics.swap_ins, counters.swapped_in);
-        set(&metrics.swap_in_failures, counters.lost);
+        set(&metrics.swapped_states_lost, counters.lost);
         set(&metrics.preemptions, counters.preempted);
         set(&metrics.compactions, counters.compacted);
         set(&metrics.adapter_switches, counters.adapter_switches);
@@ -87,13 +87,15 @@ impl<B: Backend> Worker<B> {
     /// What the worker holds now.
     pub(super) fn status(&self) -> EngineStatus {
         let [sequences, prefixes] = self.swap.both();
+        let (cells, running) = (self.scheduler.cells(), self.scheduler.running_count());
         EngineStatus {
             cells: self.config.cells,
-            cells_pinned: self.scheduler.cells().pinned(),
-            cells_used: self.scheduler.cells().used(),
-            attention_cells: self.scheduler.cells().n_kv(),
+            cells_running: cells.pinned(),
+            cells_cached: cells.used() - cells.pinned(),
+            attention_cells: cells.n_kv(),
             sequence_ids: self.config.seq_ids,
-            sequence_ids_used: self.scheduler.seq_ids_used(),
+            sequence_ids_running: running,
+            sequence_ids_cached: self.scheduler.seq_ids_used() - running,
             waiting: self.scheduler.waiting_count(),
             swap_ram_bytes: sequences.map_or(0, SwapStore::ram_bytes),
             swap_disk_bytes: sequences.map_or(0, SwapStore::disk_bytes),

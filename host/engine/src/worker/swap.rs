@@ -18,7 +18,7 @@ const MAX_COMPACTION_BYTES: usize = 1 << 28;
 pub struct Swap {
     /// Retained sequences; `None` disables swapping them out.
     sequences: Option<LimitedStore>,
-    /// Prefixes without an owner. Their own store keeps them from evicting sequences.
+    /// Prefixes without an owner, in a store of their own, so that they displace no sequences.
     prefixes: Option<LimitedStore>,
     requested: Vec<(EntryId, RequestId)>,
 }

@@ -192,7 +192,9 @@ pub fn check_empty(engine: &Engine) {
     let status = status(engine);
     assert!(status.requests.is_empty(), "{status:?}");
     assert!(status.prefix_cache.is_empty(), "{status:?}");
-    assert_eq!((status.cells_used, status.sequence_ids_used), (0, 0));
+    assert_eq!((status.cells_running, status.cells_cached), (0, 0));
+    assert_eq!(status.sequence_ids_running, 0);
+    assert_eq!(status.sequence_ids_cached, 0);
     assert_eq!((status.swap_ram_bytes, status.swap_disk_bytes), (0, 0));
     assert_eq!(status.prefix_offload_bytes, 0);
     assert_eq!(metric(engine, "kv_cells_leaked"), 0.0);

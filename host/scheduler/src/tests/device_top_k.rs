@@ -150,7 +150,7 @@ fn entries_change_kind_before_eviction() {
     }
     assert_eq!(kept, [vec![1], vec![1, 2], vec![2, 3]]);
     let counters = scheduler.counters();
-    assert_eq!((counters.evicted, counters.swapped_out), (1, 0));
+    assert_eq!((counters.dropped, counters.swapped_out), (1, 0));
     // A request that needs all logits gets the other id.
     scheduler
         .enqueue(Time::ZERO, of(4, LogitsKind::All))
@@ -242,7 +242,7 @@ fn retry_with_all_logits_evicts_for_an_id() {
     let step = scheduler.plan(Time::ZERO);
     assert_eq!((step.rows[0].seq, step.rows[0].from), (SeqId(1), 19));
     assert_eq!(
-        (scheduler.counters().evicted, scheduler.seq_ids_used()),
+        (scheduler.counters().dropped, scheduler.seq_ids_used()),
         (1, 1)
     );
 }

@@ -92,7 +92,7 @@ fn shared_prefix_is_offloaded_once() {
     charge(&mut scheduler, 200, 0);
     assert_eq!(entries(&scheduler), [(320, false)]);
     let counters = scheduler.counters();
-    assert_eq!((counters.offloaded, counters.evicted), (1, 3));
+    assert_eq!((counters.offloaded, counters.dropped), (1, 3));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn prefix_is_evicted_at_its_eviction_cost() {
         let left = entries(&scheduler);
         match limits.offload_prefixes {
             true => assert_eq!(left, [(320, false)], "{prefill}"),
-            false => assert_eq!((left.len(), scheduler.counters().evicted), (0, 1)),
+            false => assert_eq!((left.len(), scheduler.counters().dropped), (0, 1)),
         }
     }
 }
@@ -190,10 +190,10 @@ fn partial_swap_in_keeps_offloaded_copy() {
         scheduler.observe_swap(1, 0.1);
     }
     assert!(!scheduler.kv.swap_in_pays(&scheduler.costs, entry, 200));
-    // A lost prefix counts as evicted, not as a lost sequence.
+    // A lost prefix counts as dropped, not as a lost sequence.
     scheduler.entry_lost(entry);
     assert_eq!(
-        (scheduler.counters().lost, scheduler.counters().evicted),
+        (scheduler.counters().lost, scheduler.counters().dropped),
         (0, 1)
     );
 }

@@ -39,7 +39,7 @@ fn costly_prefixes_are_offloaded_and_return() {
     let counters = simulation.counters();
     assert!(counters.offloaded >= u64::from(KEPT), "{counters:?}");
     assert_eq!(
-        (counters.swapped_in, counters.evicted),
+        (counters.swapped_in, counters.dropped),
         (1, 0),
         "{counters:?}"
     );
@@ -58,7 +58,7 @@ fn free_prefixes_stay_resident() {
     let (simulation, records) = run_with_returning_prefix(0.0, ROOMY);
     let counters = simulation.counters();
     assert_eq!(
-        (counters.offloaded, counters.swapped_in, counters.evicted),
+        (counters.offloaded, counters.swapped_in, counters.dropped),
         (0, 0, 0)
     );
     assert_eq!(records[KEPT as usize + 1].cached, SHARED);

@@ -90,7 +90,7 @@ impl AdminGuard {
         }
     }
 
-    /// Checks whether the request may load and unload models and evict cached prefixes: with the token,
+    /// Checks whether the request may load and unload models and drop cached prefixes: with the token,
     /// or from this machine if there is none.
     pub(crate) fn check_manage_models(&self, headers: &HeaderMap) -> Result<(), Problem> {
         match (&self.exposure, &self.token) {

@@ -172,16 +172,20 @@ impl Owners {
             "state": "loaded",
             "cells": {
                 "total": status.cells,
-                "pinned": status.cells_pinned,
-                "used": status.cells_used,
-                "attended": status.attention_cells,
+                "running": status.cells_running,
+                "cached": status.cells_cached,
+                "attention": status.attention_cells,
             },
-            "sequence_ids": {"total": status.sequence_ids, "used": status.sequence_ids_used},
+            "sequence_ids": {
+                "total": status.sequence_ids,
+                "running": status.sequence_ids_running,
+                "cached": status.sequence_ids_cached,
+            },
             "requests_waiting": status.waiting,
             "swapped_bytes": {"memory": status.swap_ram_bytes, "disk": status.swap_disk_bytes},
             "offloaded_prefix_bytes": status.prefix_offload_bytes,
             "counters": {
-                "evicted": counters.evicted,
+                "dropped": counters.dropped,
                 "swapped_out": counters.swapped_out,
                 "prefixes_offloaded": counters.offloaded,
                 "swapped_in": counters.swapped_in,
@@ -197,7 +201,7 @@ impl Owners {
 
     fn request_json(&self, request: &RequestStatus) -> Value {
         json!({
-            "key": request.id.0,
+            "request": request.id.0,
             "tenant": request.tenant.0,
             "owner": self.tenants.get(&request.tenant),
             "priority": request.priority.0,
@@ -233,11 +237,12 @@ mod tests {
     fn status() -> EngineStatus {
         EngineStatus {
             cells: 100,
-            cells_pinned: 3,
-            cells_used: 10,
+            cells_running: 3,
+            cells_cached: 7,
             attention_cells: 32,
             sequence_ids: 4,
-            sequence_ids_used: 2,
+            sequence_ids_running: 1,
+            sequence_ids_cached: 1,
             waiting: 1,
             swap_ram_bytes: 5,
             swap_disk_bytes: 6,
@@ -280,10 +285,10 @@ mod tests {
         assert_eq!(model["model"], "tiny");
         assert_eq!(
             model["cells"],
-            json!({"total": 100, "pinned": 3, "used": 10, "attended": 32})
+            json!({"total": 100, "running": 3, "cached": 7, "attention": 32})
         );
         assert_eq!(model["requests"][0]["owner"], "/chat");
-        assert_eq!(model["requests"][0]["key"], 9);
+        assert_eq!(model["requests"][0]["request"], 9);
         assert_eq!(model["prefix_cache"][0]["owner"], "/chat");
         assert_eq!(model["prefix_cache"][0]["sequence_id"], 2);
         assert_eq!(model["prefix_cache"][1]["owner"], Value::Null, "shared");

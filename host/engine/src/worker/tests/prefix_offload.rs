@@ -34,9 +34,9 @@ fn offloaded_prefixes_have_their_own_memory() {
     assert_eq!(get(&metrics.swap_ins), 1);
     assert_eq!(get(&metrics.cached_tokens), 61);
     // The second prefix for the third, the third for the repeated second, and the last.
-    assert_eq!(get(&metrics.evictions), 3);
+    assert_eq!(get(&metrics.entries_dropped), 3);
     assert_eq!(get(&metrics.swap_outs), 0);
-    assert_eq!(get(&metrics.swap_in_failures), 0);
+    assert_eq!(get(&metrics.swapped_states_lost), 0);
     assert_eq!(get(&metrics.swap_ram_bytes), 0);
     assert_eq!(get(&metrics.prefix_offload_bytes), 4 * 71 + 8);
 }
