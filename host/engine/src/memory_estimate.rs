@@ -18,6 +18,10 @@ use std::path::{Path, PathBuf};
 
 /// llama.cpp rounds the cells of a context up to a multiple.
 const CELL_MULTIPLE: u64 = 256;
+/// At most this many bytes of a saved state are a token's position and ids.
+const STATE_TOKEN_BYTES: u64 = 32;
+/// At most this many bytes of a saved state are the sizes of layers and the like.
+const STATE_HEAD_BYTES: u64 = 1 << 16;
 /// Most layers whose weights are counted one by one. No model of llama.cpp has more.
 const MAX_LAYERS: u64 = 512;
 
@@ -151,6 +155,13 @@ impl MemoryEstimate {
     pub fn state_bytes(&self, sequences: u16) -> u64 {
         let layers = self.metadata.largest(LAYERS);
         self.layer_state_bytes(sequences).saturating_mul(layers)
+    }
+
+    /// Tokens of the longest sequence whose saved state has at most `bytes`.
+    pub fn tokens_of_state(&self, bytes: u64, kv: KvType) -> u32 {
+        let token = self.cell_bytes(1, kv) / CELL_MULTIPLE + STATE_TOKEN_BYTES;
+        let fixed = self.state_bytes(1).saturating_add(STATE_HEAD_BYTES);
+        u32::try_from(bytes.saturating_sub(fixed) / token).unwrap_or(u32::MAX)
     }
 
     /// Bytes of the logits of a full step, in f32; device top-k doubles them.
@@ -340,6 +351,10 @@ impl Metadata {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use corral_llama::{
+        ContextSettings, DevicePlacement, LlamaContext, LoadProgress, Model, TokenInput,
+    };
+    use std::sync::Arc;
 
     #[test]
     fn repeated_token_is_found() {
@@ -378,6 +393,35 @@ mod tests {
 
     fn demo_model() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf")
+    }
+
+    #[test]
+    fn estimated_tokens_of_state_fit() {
+        let placement = DevicePlacement::default();
+        let model = Model::load(&demo_model(), placement, &LoadProgress::default());
+        let settings = ContextSettings {
+            cells: 1024,
+            step_tokens: STEP_TOKENS,
+            seq_ids: 1,
+            threads: 1,
+            kv_type: KvType::F16,
+            device_top_k: None,
+        };
+        let model = Arc::new(model.expect("a model"));
+        let mut context = LlamaContext::new(model, settings).expect("a context");
+        for start in [0, STEP_TOKENS] {
+            let step = (start..start + STEP_TOKENS).map(|position| TokenInput {
+                token: 7,
+                position,
+                seq: 0,
+                output: false,
+            });
+            context.decode(step).expect("computed");
+        }
+        let bytes = context.save(0, usize::MAX).expect("a state").len() as u64;
+        let estimate = MemoryEstimate::read(&demo_model()).expect("a model");
+        let tokens = estimate.tokens_of_state(bytes, KvType::F16);
+        assert!((900..=1024).contains(&tokens), "{tokens} in {bytes} bytes");
     }
 
     #[test]

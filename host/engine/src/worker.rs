@@ -19,7 +19,7 @@ mod step_output;
 mod swap;
 
 pub use new_work::NewWork;
-pub use swap::{ExportState, ExportedState, ImportState, Swap};
+pub use swap::{ExportState, ExportedState, ImportState, MAX_COMPACTION_BYTES, Swap};
 
 use crate::backend::{Backend, TokenInput};
 use crate::caller::Caller;

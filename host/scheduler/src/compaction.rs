@@ -3,7 +3,8 @@
 //! Attention runs over all cells up to the highest used one. So a sequence that was placed high while the cells
 //! were full slows down every step for as long as it stays. If the coming steps are expected to save more time
 //! than the move takes, its state is saved, cleared and loaded again, which takes the lowest free cells. The
-//! [cost model](crate::cost_model) measures what a cell costs; where that is nothing, no sequence moves.
+//! [cost model](crate::cost_model) measures what a cell costs; where that is nothing, no sequence moves. Nor does one
+//! of more than [`max_compaction_tokens`](crate::SchedulerConfig::max_compaction_tokens): its state would be too large.
 
 use crate::cost_model::CostModel;
 use crate::kv_cache::KvCache;
@@ -53,7 +54,8 @@ impl KvCache {
     fn compaction_pays(&self, costs: &CostModel, shape: StepShape, seq: SeqId) -> bool {
         let (now, then) = (self.cells.n_kv(), self.cells.n_kv_moved(seq));
         let length = self.cells.held_by(seq);
-        if then >= now || length > self.cells.free() + self.cells.freed_by_clearing(seq) {
+        let room = self.cells.free() + self.cells.freed_by_clearing(seq);
+        if then >= now || length > room.min(self.config.max_compaction_tokens) {
             return false;
         }
         let seconds = |n_kv| costs.step_seconds(StepShape { n_kv, ..shape });

@@ -41,6 +41,8 @@ pub struct SchedulerConfig {
     pub cells: u32,
     /// Most tokens in a step; at least one for each running request.
     pub max_step_tokens: u32,
+    /// Tokens of the longest sequence that the backend can compact.
+    pub max_compaction_tokens: u32,
     /// Most waiting requests.
     pub max_queue: usize,
     /// Most waiting requests of one tenant.

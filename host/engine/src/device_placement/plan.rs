@@ -7,7 +7,7 @@ use super::GpuLayers;
 use crate::LoadError;
 use crate::memory_estimate::MemoryEstimate;
 use crate::model_config::ModelConfig;
-use corral_llama::{Device, DeviceKind, DevicePlacement, KvType};
+use corral_llama::{Device, DeviceKind, DevicePlacement};
 use std::path::Path;
 
 /// This part of a device's free memory stays free, within the bounds: llama.cpp allocates buffers while it computes,
@@ -39,32 +39,9 @@ struct LayerNeeds {
 }
 
 impl PlacementPlan {
-    /// Plans for a configuration. Reads the header of the file only if the plan depends on it.
-    pub fn new(config: &ModelConfig) -> Result<Self, LoadError> {
+    /// Plans for a configuration and the estimate of its file.
+    pub fn new(config: &ModelConfig, estimate: &MemoryEstimate) -> Result<Self, LoadError> {
         let devices = config.placement.select_devices()?;
-        if devices.is_empty() && config.placement.kv_type == KvType::F16 {
-            return Ok(Self {
-                devices,
-                gpu_layers: config.placement.gpu_layers,
-                needs: None,
-            });
-        }
-        Self::on_devices(devices, config, &MemoryEstimate::read(&config.path)?)
-    }
-
-    /// [`PlacementPlan::new`] with the estimate of the file.
-    pub fn with_estimate(
-        config: &ModelConfig,
-        estimate: &MemoryEstimate,
-    ) -> Result<Self, LoadError> {
-        Self::on_devices(config.placement.select_devices()?, config, estimate)
-    }
-
-    fn on_devices(
-        devices: Vec<Device>,
-        config: &ModelConfig,
-        estimate: &MemoryEstimate,
-    ) -> Result<Self, LoadError> {
         estimate.check_kv_type(config.placement.kv_type)?;
         let needs = match devices.len() {
             0 => None,

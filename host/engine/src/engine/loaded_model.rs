@@ -5,8 +5,10 @@
 
 use crate::LoadError;
 use crate::device_placement::PlacementPlan;
+use crate::memory_estimate::MemoryEstimate;
 use crate::model_check::input::CheckInput;
 use crate::model_config::{DEFAULT_CELLS, MAX_RUNNING, ModelConfig, STEP_TOKENS};
+use crate::worker::MAX_COMPACTION_BYTES;
 use corral_llama::{
     ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadProgress, Model,
     check_magic, take_buffer_sizes,
@@ -23,6 +25,8 @@ pub(super) struct LoadedModel {
     /// Positions per sequence.
     pub context: u32,
     pub memory: MemoryUse,
+    /// Tokens of the longest sequence that compaction may move.
+    pub max_compaction_tokens: u32,
 }
 
 /// Bytes that a loaded model takes.
@@ -47,13 +51,14 @@ impl LoadedModel {
                 adapters: config.adapters.clone(),
             })?;
         }
-        let plan = PlacementPlan::new(config)?;
+        let estimate = MemoryEstimate::read(&config.path)?;
+        let plan = PlacementPlan::new(config, &estimate)?;
         let mut tries = plan.attempts().into_iter().peekable();
         loop {
             let layers = tries.next().unwrap_or(0);
             // Forgets the buffers of a failed attempt.
             take_buffer_sizes();
-            let error = match Self::attempt(config, &plan, layers, progress) {
+            let error = match Self::attempt(config, &estimate, &plan, layers, progress) {
                 Ok(loaded) => return Ok(loaded),
                 Err(error) => error,
             };
@@ -79,6 +84,7 @@ impl LoadedModel {
 
     fn attempt(
         config: &ModelConfig,
+        estimate: &MemoryEstimate,
         plan: &PlacementPlan,
         layers: u32,
         progress: &LoadProgress,
@@ -127,6 +133,8 @@ impl LoadedModel {
             backend,
             settings,
             context,
+            max_compaction_tokens: estimate
+                .tokens_of_state(MAX_COMPACTION_BYTES as u64, settings.kv_type),
         })
     }
 }

@@ -42,6 +42,7 @@ impl Engine {
             settings,
             context,
             memory,
+            max_compaction_tokens,
         } = LoadedModel::load(&config, progress)?;
         let top_ids = backend.device_top_k().map_or(0, |top_k| top_k.seq_ids);
         let limits = SchedulerConfig {
@@ -49,6 +50,7 @@ impl Engine {
             top_k_seq_ids: top_ids,
             cells: backend.cells(),
             max_step_tokens: backend.step_tokens(),
+            max_compaction_tokens,
             max_queue: config.max_waiting,
             max_tenant_queue: config.max_waiting.div_ceil(TENANT_QUEUE_DIVISOR),
             prefill: config.prefill,

@@ -67,7 +67,7 @@ fn size(config: &ModelConfig, estimate: &MemoryEstimate) -> ModelSize {
 pub fn estimate_host_bytes(config: &ModelConfig) -> Result<u64, LoadError> {
     let estimate = MemoryEstimate::read(&config.path)?;
     let size = size(config, &estimate);
-    let plan = PlacementPlan::with_estimate(config, &estimate)?;
+    let plan = PlacementPlan::new(config, &estimate)?;
     let on_device = plan.attempts().first().is_some_and(|layers| *layers > 0);
     let selects = config.device_top_k.is_expected(on_device);
     let all = size

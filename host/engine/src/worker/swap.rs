@@ -10,8 +10,9 @@ use corral_scheduler::{
 };
 use std::time::Instant;
 
-/// Largest state to compact, in bytes: compaction holds a copy of it.
-const MAX_COMPACTION_BYTES: usize = 1 << 28;
+/// Largest state to compact, in bytes: compaction holds a copy of it. The scheduler picks no longer sequence
+/// ([`SchedulerConfig::max_compaction_tokens`](corral_scheduler::SchedulerConfig::max_compaction_tokens)).
+pub const MAX_COMPACTION_BYTES: usize = 1 << 28;
 
 /// The stores of swapped-out states, and the requests that wait for one.
 #[derive(Default)]

@@ -29,6 +29,7 @@ fn config(seq_ids: u16, cells: u32, max_step_tokens: u32) -> SchedulerConfig {
         top_k_seq_ids: 0,
         cells,
         max_step_tokens,
+        max_compaction_tokens: u32::MAX,
         max_queue: 2048,
         max_tenant_queue: 2048,
         prefill: PrefillPolicy::default(),

@@ -52,6 +52,30 @@ fn high_sequence_is_compacted_where_it_pays() {
     }
 }
 
+/// The backend could not copy its state.
+#[test]
+fn sequence_above_compaction_limit_stays() {
+    let limits = SchedulerConfig {
+        cells: 8192,
+        max_step_tokens: 512,
+        max_compaction_tokens: 8,
+        ..CONFIG
+    };
+    let first = Arrival {
+        cancels_after: Some(Duration::from_secs(60)),
+        ..arrival(0, 6000, 2000)
+    };
+    let machine = Machine {
+        attention: 1e-6,
+        noise: 0.02,
+        ..Machine::default()
+    };
+    let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
+    let records = simulation.run(vec![first, arrival(1, 8, 2000)]);
+    assert_eq!((records[1].end, records[1].recomputed), (End::Finished, 0));
+    assert_eq!(simulation.counters().compacted, 0);
+}
+
 /// The leader is preempted and starts again in the same plan, when its follower is about to compute their prefix.
 #[test]
 fn no_request_follows_its_follower() {

@@ -118,6 +118,7 @@ fn config() -> impl Strategy<Value = SchedulerConfig> {
                 top_k_seq_ids: top_ids,
                 cells,
                 max_step_tokens: step_tokens,
+                max_compaction_tokens: u32::MAX,
                 max_queue: queue,
                 max_tenant_queue: queue.div_ceil(2),
                 prefill,

@@ -8,6 +8,7 @@ pub(crate) const CONFIG: SchedulerConfig = SchedulerConfig {
     top_k_seq_ids: 0,
     cells: 100,
     max_step_tokens: 16,
+    max_compaction_tokens: u32::MAX,
     max_queue: 8,
     max_tenant_queue: 6,
     prefill: PrefillPolicy::Budgeted {

@@ -187,6 +187,7 @@ impl TestConfig {
             top_k_seq_ids: self.top_k_seq_ids,
             cells: 256,
             max_step_tokens: 16,
+            max_compaction_tokens: u32::MAX,
             max_queue: 64,
             max_tenant_queue: 64,
             prefill: PrefillPolicy::default(),
