@@ -38,7 +38,7 @@ const OF_HTTP: [&str; 6] = [
 ];
 
 #[test]
-fn peer_gets_as_many_requests() {
+fn http_bench_measures_corral_and_peer() {
     let corral = Corral::start();
     let peer = url(&corral);
     let line = format!("http --path /classic --peer {peer} --connections 1,2 --requests 20");

@@ -63,7 +63,7 @@ fn shared_prefix_is_computed_once() {
 }
 
 #[test]
-fn short_prompts_are_neither_cached_nor_moved() {
+fn flat_bench_neither_caches_nor_compacts() {
     let line = "flat --requests 10 --prompt-tokens 8 --low-cells 256 --threads 1";
     let found = measure(line, &[model(), plugin("generate")]);
     let series = rows(&found)

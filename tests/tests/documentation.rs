@@ -147,6 +147,64 @@ fn documented_commands_work() {
     assert!(run >= 9, "only {run} commands found");
 }
 
+/// All Markdown files of the tree.
+fn markdown_files(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).expect("a directory").flatten();
+    let found = entries.flat_map(|entry| {
+        let (path, name) = (entry.path(), entry.file_name());
+        let name = name.to_string_lossy();
+        match path.is_dir() {
+            true if name.starts_with('.') || ["target", "node_modules"].contains(&&*name) => vec![],
+            true => markdown_files(&path),
+            false if name.ends_with(".md") => vec![path],
+            false => vec![],
+        }
+    });
+    found.collect()
+}
+
+/// The anchor of a heading, as forges derive it.
+fn anchor(heading: &str) -> String {
+    let heading = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = heading
+        .chars()
+        .filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+#[test]
+fn links_between_documents_resolve() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let read = |path: &Path| std::fs::read_to_string(path).expect("readable");
+    for document in markdown_files(&root) {
+        let text = read(&document);
+        // Links in code blocks are examples.
+        let prose = text.split("```").step_by(2);
+        for link in prose.flat_map(|prose| prose.split("](").skip(1)) {
+            let target = link.split(')').next().unwrap_or_default();
+            if target.contains("://") {
+                continue;
+            }
+            let (path, heading) = target.split_once('#').unwrap_or((target, ""));
+            let file = match path {
+                "" => document.clone(),
+                path => document.with_file_name(path),
+            };
+            assert!(file.exists(), "{}: {target}", document.display());
+            let anchors = || {
+                read(&file)
+                    .lines()
+                    .any(|line| line.starts_with('#') && anchor(line) == heading)
+            };
+            assert!(
+                heading.is_empty() || anchors(),
+                "{}: {target}",
+                document.display()
+            );
+        }
+    }
+}
+
 #[test]
 fn readme_shows_the_hello_example() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -99,7 +99,7 @@ fn same_seed_gives_same_text() {
 }
 
 #[test]
-fn shown_context_is_consistent_over_long_texts() {
+fn sampler_input_is_consistent_over_long_texts() {
     let corral = start(&[]);
     let request =
         json!({"prompt": RELIABLE_SUMS[1].question_in(60), "max_tokens": 400, "ignore_end": true});
@@ -127,7 +127,7 @@ fn shown_context_is_consistent_over_long_texts() {
 }
 
 #[test]
-fn shown_context_is_consistent_under_cell_pressure() {
+fn sampler_input_is_consistent_under_cell_pressure() {
     const ROUNDS: usize = 10;
     let corral = start(&["--kv-cells", "1000", "--context", "1000"]);
     let request = json!({"prompt": "1+1=", "max_tokens": 500, "ignore_end": true});
@@ -149,7 +149,7 @@ fn shown_context_is_consistent_under_cell_pressure() {
 }
 
 #[test]
-fn prompt_is_shown_up_to_requested_length() {
+fn sampler_gets_requested_history() {
     let corral = start(&[]);
     let tokens = |text: &str| {
         let answer = post(&corral, PLAIN, &json!({"prompt": text, "max_tokens": 1}));
@@ -177,7 +177,7 @@ fn prompt_is_shown_up_to_requested_length() {
 
 /// The host's report of a text does not depend on the sampler.
 #[test]
-fn constraints_stops_limits_and_logprobs_hold() {
+fn generation_options_work_with_sampling_plugin() {
     let corral = start(&[]);
     let long = json!({"prompt": "1+1=", "max_tokens": 2, "ignore_end": true});
     for (request, finish) in [

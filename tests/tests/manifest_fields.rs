@@ -19,7 +19,7 @@ fn refused(corral: &Corral, name: &str, code: &str) -> f64 {
 }
 
 #[test]
-fn routes_models_configuration_and_error_format() {
+fn routing_and_grant_fields_take_effect() {
     let second = format!("second={}", long_model().display());
     let corral = Corral::start_with_store(&["--model", &second]);
     let more = json!({
@@ -119,7 +119,7 @@ fn quota_changes_with_its_revision() {
 }
 
 #[test]
-fn access_by_key_or_open() {
+fn access_field_overrides_key_requirement() {
     let keys = scratch_dir().join("keys.toml");
     let keys = keys.to_str().expect("a path in UTF-8");
     let new = ["keys", "new", "--tenant", "t", "--deployment", "closed"];
@@ -179,7 +179,7 @@ fn cell_share_bounds_its_deployment_only() {
 }
 
 #[test]
-fn priority_and_shared_prefixes() {
+fn priority_and_prefix_sharing_take_effect() {
     let corral = Corral::start_with_store(&[]);
     let generate = upload(&corral, &component("generate"));
     let more = json!({"priority": 9, "grants": {"share-prefixes": true}});

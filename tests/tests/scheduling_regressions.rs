@@ -69,7 +69,7 @@ fn repeated_requests_neither_fail_nor_crash() {
 
 /// Regression: records of old requests were kept and scanned. A one-token request took 60 ms, the eighth one 280 ms.
 #[test]
-fn later_requests_do_the_same_work() {
+fn request_cost_does_not_grow_over_time() {
     let corral = Corral::start();
     let request = json!({"prompt": "1+1=", "max_tokens": 1});
     let mut before = corral.wait_until_idle();

@@ -253,7 +253,7 @@ proptest! {
     }
 
     #[test]
-    fn masked_cells_with_inf_or_nan_have_no_effect(case in cases(), poison in select(vec![0x7e00_u16, 0x7c00, 0xfc00])) {
+    fn masked_infinities_and_nans_have_no_effect(case in cases(), poison in select(vec![0x7e00_u16, 0x7c00, 0xfc00])) {
         let mut numbers = case.numbers();
         let (key, value) = case.lengths;
         let owned = |cell: usize| case.attended.iter().any(|attended| attended[cell]);

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn least_recently_used_is_evicted_by_entries_and_bytes() {
+    fn least_recently_used_entry_is_evicted() {
         let key = |n: u8| [n; 32];
         let mut cache = LruCache::new(3, 100);
         for n in 0..3 {

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_occur_before_the_start_or_at_the_end() {
+    fn errors_occur_before_start_or_at_end() {
         let script = Script::new()
             .fails_after("a", "b", Error::Deadline)
             .fails_after("c", "", Error::Deadline);

@@ -96,7 +96,7 @@ pub(crate) async fn measure(args: &GapArgs) -> Result<(), Error> {
     let mut policies = Vec::new();
     for (name, prefill) in [
         ("budgeted", PrefillPolicy::default()),
-        ("slot order", PrefillPolicy::Unbudgeted),
+        ("unbudgeted", PrefillPolicy::Unbudgeted),
     ] {
         let stream_cells = args.streams * (SHORT_PROMPT + STREAM_TOKENS);
         let cells = stream_cells + args.prompt_tokens + SHORT_PROMPT + TOKENS_BEFORE;

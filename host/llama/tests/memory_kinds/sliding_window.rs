@@ -168,7 +168,7 @@ fn cut_before_the_first_position_leaves_hidden_cells() {
 }
 
 #[test]
-fn shared_part_before_the_first_position_is_silently_wrong() {
+fn shared_part_before_first_position_is_wrong() {
     let tokens = test_tokens(5 * W);
     let (model, mut context) = with_lost_start(&tokens);
     let cut = 3 * W;

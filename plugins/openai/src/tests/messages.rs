@@ -11,7 +11,7 @@ fn message(members: Value) -> Value {
 }
 
 #[test]
-fn message_has_its_blocks() {
+fn message_has_thinking_text_and_tool_blocks() {
     let tools = json!([{"name": "add", "input_schema": {"type": "object"}}]);
     let body = message(json!({"system": [{"type": "text", "text": "Be brief."}], "tools": tools}));
     let says = format!("<think>hm</think>{CALL}");
@@ -75,7 +75,7 @@ fn message_has_its_blocks() {
 }
 
 #[test]
-fn message_has_a_stop_reason() {
+fn stop_reason_tells_why_generation_ended() {
     for (members, reason, stop) in [
         (json!({}), "end_turn", Value::Null),
         (json!({"max_tokens": 2}), "max_tokens", Value::Null),

@@ -20,7 +20,7 @@ fn without_ids(mut items: Value) -> Value {
 }
 
 #[test]
-fn response_has_its_items() {
+fn stream_and_whole_response_have_same_items() {
     let tools = json!([{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": false}]);
     let body = json!({
         "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}],

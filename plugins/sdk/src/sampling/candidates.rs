@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn they_fall_and_what_is_impossible_is_left_out() {
+    fn candidates_are_sorted_and_impossible_ones_dropped() {
         let list = [
             (9, 1.0),
             (4, 2.0),

@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_range_from_half_to_one_and_a_half() {
+    fn lengths_range_from_half_to_three_halves() {
         for (middle, min, max) in [(32, 16, 48), (5, 3, 7), (1, 1, 1)] {
             let mut rng = ChaCha8Rng::seed_from_u64(3);
             let drawn: Vec<u64> = (0..2000).map(|_| around(&mut rng, middle)).collect();

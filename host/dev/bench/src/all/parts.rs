@@ -221,7 +221,11 @@ fn eight_streams_targets() -> [Target; 9] {
             "0.6b, 8 at once: with sampling and text / raw loop",
             0.97,
         ),
-        stage_ratio(3, "0.6b, out of step / a raw loop with such clients", 0.97),
+        stage_ratio(
+            3,
+            "0.6b, 8 at once, mixed lengths: scheduler / raw loop",
+            0.97,
+        ),
         stage_ratio(4, "0.6b, 8 at once: plugin, host's loop / raw loop", 0.97),
         stage_ratio(5, "0.6b, 8 at once: plugin's loop, top 64 / raw loop", 0.97),
         stage_ratio(
@@ -278,7 +282,7 @@ fn logits_targets() -> [Target; 2] {
         target.of("streams", streams)
     };
     [
-        logits(1, "151,936 tokens: µs a token of full logits over top 64"),
+        logits(1, "151,936 tokens: full logits minus top 64, µs a token"),
         logits(8, "... 8 at once"),
     ]
 }
@@ -288,7 +292,7 @@ fn flat_targets() -> [Target; 3] {
     [
         growth(
             "engine",
-            "1,000 one-token requests: growth, part of the median",
+            "1,000 one-token requests: growth / median service time",
         ),
         growth("HTTP", "... through HTTP"),
         at_most(
@@ -309,7 +313,7 @@ fn prefix_targets() -> [Target; 4] {
     [
         cached(
             "engine",
-            "prefix of 2,048 cached: first token / uncached tail",
+            "prefix of 2,048 cached: first token / of a held sequence",
         ),
         cached("HTTP", "... through HTTP"),
         at_most("µs of a fork of 2,048 tokens, p99", 100.0, "/fork/p99_s").scale(1e6),

@@ -98,7 +98,7 @@ fn second_output_of_a_top_k_id_fails() {
 }
 
 #[test]
-fn state_moves_between_ids_with_and_without_top_k() {
+fn state_moves_between_kinds_of_ids() {
     let model = model();
     let mut context = context_with(&model, 256, Some(TOP_K));
     let text = tokens(&model, 30, 3);

@@ -71,7 +71,7 @@ fn outputs_survive_an_overlapped_step() {
 }
 
 #[test]
-fn overlap_needs_few_outputs_before_and_none_in_it() {
+fn overlap_needs_few_outputs_before_it() {
     let model = model();
     let mut context = context(&model, 256);
     assert!(!context.can_overlap(), "no step before");
