@@ -23,8 +23,8 @@ pub struct TokenInput {
 
 /// Decodes steps and keeps the KV cells of sequences.
 ///
-/// Sequence ids must be below [`SchedulerConfig::seq_ids`](corral_scheduler::SchedulerConfig::seq_ids). A *partial* memory keeps every
-/// position (attention); a *whole* memory cannot return to an earlier position (recurrent, sliding window).
+/// Sequence ids must be below [`SchedulerConfig::seq_ids`](corral_scheduler::SchedulerConfig::seq_ids). A memory *can truncate* if a
+/// sequence can return to an earlier position (attention); others cannot (recurrent, sliding window).
 pub trait Backend {
     /// Selects the adapter for the following steps; initially none. A state computed with one adapter is valid
     /// with that adapter only. The cost of a change falls on the next step.
@@ -79,11 +79,11 @@ pub trait Backend {
     fn clear(&mut self, seq: SeqId);
 
     /// Makes the empty sequence `to` share the first `length` positions of `from`. No cell is copied or taken. With
-    /// a whole memory, `length` must be the length of `from`.
+    /// a memory that cannot truncate, `length` must be the length of `from`.
     fn share(&mut self, from: SeqId, to: SeqId, length: u32);
 
-    /// Frees the positions of a sequence from `length` on, except those it shares. With a whole memory, `length`
-    /// must be 0.
+    /// Frees the positions of a sequence from `length` on, except those it shares. With a memory that cannot truncate,
+    /// `length` must be 0.
     fn truncate(&mut self, seq: SeqId, length: u32);
 
     /// Copies the state of a sequence, at most `limit` bytes, for [`Backend::load`] with the same model and

@@ -245,7 +245,7 @@ impl Embedder {
         caller: Caller,
     ) -> Result<Embedding, Error> {
         let (pooling, normalize) = self.pooling(options)?;
-        let load = self.load(&inputs, pooling)?;
+        let load = self.request_load(&inputs, pooling)?;
         let permit = self.quota.acquire(caller.tenant, load);
         let permit = permit.map_err(|used| self.refusal(used))?;
         let (sender, embedding) = crate::reply::reply();
@@ -284,7 +284,7 @@ impl Embedder {
     }
 
     /// Checks the inputs except their tokens, and returns their load.
-    fn load(&self, inputs: &[Vec<Token>], pooling: Pooling) -> Result<RequestLoad, Error> {
+    fn request_load(&self, inputs: &[Vec<Token>], pooling: Pooling) -> Result<RequestLoad, Error> {
         let invalid = |text: String| Err(Error::Invalid(text));
         if !(1..=MAX_EMBED_INPUTS).contains(&inputs.len()) {
             return invalid(format!(

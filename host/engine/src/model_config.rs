@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_top_k_needs_a_gpu_or_explicit_k() {
+    fn device_top_k_needs_gpu_or_explicit_k() {
         let on = |k| DeviceTopKMode::On { k };
         assert_eq!(DeviceTopKMode::Auto.top_k(true, 1000), Some(DEFAULT_TOP_K));
         assert_eq!(DeviceTopKMode::Auto.top_k(false, 1000), None);

@@ -110,7 +110,7 @@ struct PoolShared {
     /// Wakes the manager.
     work: Condvar,
     /// Signals the end of the manager.
-    drained: Condvar,
+    emptied: Condvar,
     /// The policy's time counts from here.
     started: Instant,
     /// Whether a manager thread runs; not if all models are preloaded.
@@ -249,7 +249,7 @@ impl ModelPool {
     /// for all of it. Call it before the process exits, so that no computation is cut off.
     pub fn shutdown(&self) {
         self.0.0.close();
-        self.0.0.wait_until_drained();
+        self.0.0.wait_until_empty();
     }
 
     fn find(&self, name: Option<&str>) -> Result<usize, OpenError> {
@@ -306,7 +306,7 @@ impl PoolShared {
             }),
             names,
             work: Condvar::new(),
-            drained: Condvar::new(),
+            emptied: Condvar::new(),
             started: Instant::now(),
             managed,
         }
@@ -405,11 +405,11 @@ impl PoolShared {
         self.work.notify_one();
     }
 
-    fn wait_until_drained(&self) {
+    fn wait_until_empty(&self) {
         let mut pool = self.lock();
         if self.managed {
-            while !pool.policy.is_drained() {
-                let waited = self.drained.wait(pool);
+            while !pool.policy.is_closed_and_empty() {
+                let waited = self.emptied.wait(pool);
                 pool = waited.unwrap_or_else(PoisonError::into_inner);
             }
             return;

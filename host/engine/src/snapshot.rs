@@ -1,10 +1,10 @@
 //! Durable named copies of sequences, in files.
 //!
-//! Each tenant has a directory with one file per snapshot. A write goes to a temporary file, syncs it,
-//! renames it and syncs the directory. After a crash, a name refers to the complete old or new snapshot.
+//! Each owner, a deployment, has a directory with one file per snapshot. A write goes to a temporary file, syncs
+//! it, renames it and syncs the directory. After a crash, a name refers to the complete old or new snapshot.
 //! The next start removes temporary files.
 //!
-//! The limits of a tenant hold for its named files at every moment, even with concurrent writes. A
+//! The limits of an owner hold for its named files at every moment, even with concurrent writes. A
 //! replacement takes extra space until it is complete. A lock gives the directory to one [`Snapshots`]
 //! at a time; threads may share it. Every function blocks on the disk.
 
@@ -22,7 +22,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Maximum length of a snapshot or tenant name.
+/// Maximum length of a snapshot or owner name.
 const NAME_BYTES: usize = 128;
 /// Name prefix of temporary files. Snapshot names never start with a dot.
 const TEMPORARY: &str = ".writing-";
@@ -52,10 +52,10 @@ pub struct Contents {
 pub struct Limits {
     /// Maximum bytes of a snapshot file.
     pub snapshot_bytes: u64,
-    /// Maximum bytes of all snapshot files of a tenant.
-    pub tenant_bytes: u64,
-    /// Maximum snapshots of a tenant.
-    pub tenant_count: usize,
+    /// Maximum bytes of all snapshot files of an owner.
+    pub owner_bytes: u64,
+    /// Maximum snapshots of an owner.
+    pub owner_count: usize,
 }
 
 /// The snapshots in a directory.
@@ -77,7 +77,7 @@ struct Writes {
 
 #[derive(Debug)]
 struct Pending {
-    tenant: String,
+    owner: String,
     name: String,
     bytes: u64,
 }
@@ -105,8 +105,8 @@ impl Snapshots {
             writes: Mutex::default(),
             _lock: lock,
         };
-        for tenant in snapshots.tenants()? {
-            remove_temporaries(&tenant)?;
+        for owner in snapshots.owners()? {
+            remove_temporaries(&owner)?;
         }
         Ok(snapshots)
     }
@@ -121,8 +121,8 @@ impl Snapshots {
     /// Fails before anything is written with [`Error::Name`], [`Error::TooLarge`],
     /// [`Error::OverBudget`] or [`Error::TooMany`]. A failed write keeps the old snapshot, unless
     /// only the last sync failed.
-    pub fn write(&self, tenant: &str, name: &str, contents: &Contents) -> Result<(), Error> {
-        let dir = self.tenant(tenant)?;
+    pub fn write(&self, owner: &str, name: &str, contents: &Contents) -> Result<(), Error> {
+        let dir = self.owner(owner)?;
         check_name("snapshot", name)?;
         let limit = self.limits.snapshot_bytes;
         let (tokens, state) = (contents.tokens.len() as u64, contents.state.len() as u64);
@@ -130,7 +130,7 @@ impl Snapshots {
         if bytes > limit {
             return Err(Error::TooLarge { bytes, limit });
         }
-        let reserved = self.reserve(tenant, name, bytes)?;
+        let reserved = self.reserve(owner, name, bytes)?;
         let temporary = Temporary::new(&dir, reserved.number)?;
         let written = |cause| Error::io("write", &temporary.path, cause);
         format::encode(&mut &temporary.file, contents).map_err(written)?;
@@ -144,8 +144,8 @@ impl Snapshots {
     /// [`Error::Missing`] if there is none; [`Error::NotSnapshot`], [`Error::Version`],
     /// [`Error::Damaged`], [`Error::Model`] or [`Error::Layout`] if it is unusable;
     /// [`Error::TooLarge`] or [`Error::NoMemory`] if it does not fit.
-    pub fn read(&self, tenant: &str, name: &str, expected: &Origin) -> Result<Contents, Error> {
-        let path = self.path(tenant, name)?;
+    pub fn read(&self, owner: &str, name: &str, expected: &Origin) -> Result<Contents, Error> {
+        let path = self.path(owner, name)?;
         let failed = |cause| missing_or("open", &path, name, cause);
         // Check before the open: opening a pipe blocks until it has a writer.
         if !fs::symlink_metadata(&path).map_err(failed)?.is_file() {
@@ -161,36 +161,36 @@ impl Snapshots {
     }
 
     /// Removes a snapshot. [`Error::Missing`] if there is none.
-    pub fn remove(&self, tenant: &str, name: &str) -> Result<(), Error> {
-        let path = self.path(tenant, name)?;
+    pub fn remove(&self, owner: &str, name: &str) -> Result<(), Error> {
+        let path = self.path(owner, name)?;
         fs::remove_file(&path).map_err(|cause| missing_or("remove", &path, name, cause))?;
-        sync(&self.tenant(tenant)?)
+        sync(&self.owner(owner)?)
     }
 
-    fn tenant(&self, tenant: &str) -> Result<PathBuf, Error> {
-        check_name("tenant", tenant)?;
-        Ok(self.dir.join(tenant))
+    fn owner(&self, owner: &str) -> Result<PathBuf, Error> {
+        check_name("snapshot owner", owner)?;
+        Ok(self.dir.join(owner))
     }
 
-    fn path(&self, tenant: &str, name: &str) -> Result<PathBuf, Error> {
-        let dir = self.tenant(tenant)?;
+    fn path(&self, owner: &str, name: &str) -> Result<PathBuf, Error> {
+        let dir = self.owner(owner)?;
         check_name("snapshot", name)?;
         Ok(dir.join(name))
     }
 
-    /// The directories of all tenants.
-    fn tenants(&self) -> Result<Vec<PathBuf>, Error> {
+    /// The directories of all owners.
+    fn owners(&self) -> Result<Vec<PathBuf>, Error> {
         let failed = |cause| Error::io("list", &self.dir, cause);
-        let mut tenants = Vec::new();
+        let mut owners = Vec::new();
         for entry in fs::read_dir(&self.dir).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let named = entry.file_name();
             let named = named.to_str().is_some_and(|name| is_name(name).is_ok());
             if named && entry.file_type().map_err(failed)?.is_dir() {
-                tenants.push(entry.path());
+                owners.push(entry.path());
             }
         }
-        Ok(tenants)
+        Ok(owners)
     }
 
     fn lock(&self) -> MutexGuard<'_, Writes> {
@@ -199,12 +199,12 @@ impl Snapshots {
 
     /// Reserves space for a snapshot. A running write counts with the larger of its old and new
     /// size, so the limits hold whether it succeeds or fails.
-    fn reserve(&self, tenant: &str, name: &str, bytes: u64) -> Result<Reserved<'_>, Error> {
+    fn reserve(&self, owner: &str, name: &str, bytes: u64) -> Result<Reserved<'_>, Error> {
         let mut writes = self.lock();
-        let mut others = file_sizes(&self.tenant(tenant)?)?;
+        let mut others = file_sizes(&self.owner(owner)?)?;
         others.remove(name);
         let mut most = bytes;
-        for pending in writes.pending.values().filter(|p| p.tenant == tenant) {
+        for pending in writes.pending.values().filter(|p| p.owner == owner) {
             if pending.name == name {
                 most = most.max(pending.bytes);
             } else {
@@ -212,21 +212,21 @@ impl Snapshots {
                 *other = pending.bytes.max(*other);
             }
         }
-        let limit = self.limits.tenant_count;
+        let limit = self.limits.owner_count;
         if others.len() >= limit {
             return Err(Error::TooMany { limit });
         }
-        let limit = self.limits.tenant_bytes;
+        let limit = self.limits.owner_bytes;
         let used = others.values().sum::<u64>();
         if used.saturating_add(most) > limit {
             return Err(Error::OverBudget { bytes, used, limit });
         }
         // Under the lock, so that no other write uses the directory before its sync.
-        make_dir(&self.tenant(tenant)?)?;
+        make_dir(&self.owner(owner)?)?;
         let number = writes.next;
         writes.next += 1;
         let pending = Pending {
-            tenant: tenant.to_owned(),
+            owner: owner.to_owned(),
             name: name.to_owned(),
             bytes,
         };
@@ -319,7 +319,7 @@ fn is_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// The names and sizes of the snapshots in a tenant's directory. A missing directory has none.
+/// The names and sizes of the snapshots in an owner's directory. A missing directory has none.
 fn file_sizes(dir: &Path) -> Result<BTreeMap<String, u64>, Error> {
     let failed = |cause| Error::io("list", dir, cause);
     let files = match fs::read_dir(dir) {

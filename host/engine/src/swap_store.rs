@@ -110,16 +110,16 @@ enum Location {
     Ram(Vec<u8>),
     /// Queued or running write, listed in `writing`.
     Writing { file: FileNumber, wanted: bool },
-    /// On disk, listed in `filed`.
+    /// On disk, listed in `on_disk`.
     Disk(StoredFile),
-    /// On disk and requested, listed in `line`.
+    /// On disk and requested, listed in `requested`.
     Wanted(StoredFile),
     /// Queued or running read; `released` if the caller no longer wants it.
-    Reading { filed: StoredFile, released: bool },
+    Reading { stored: StoredFile, released: bool },
     /// Read and not fetched yet. The file, if any, still exists.
     Ready {
         bytes: Vec<u8>,
-        filed: Option<StoredFile>,
+        stored: Option<StoredFile>,
     },
 }
 
@@ -142,9 +142,9 @@ pub struct SwapStore {
     /// States with a queued or running write, by last use.
     writing: BTreeMap<Stamp, Id>,
     /// Evictable states on disk, by last use.
-    filed: BTreeMap<Stamp, Id>,
+    on_disk: BTreeMap<Stamp, Id>,
     /// Requested states on disk, in request order.
-    line: VecDeque<Id>,
+    requested: VecDeque<Id>,
     reads: HashMap<FileNumber, Transfer>,
     writes: HashMap<FileNumber, Transfer>,
     resident_bytes: u64,
@@ -201,8 +201,8 @@ impl SwapStore {
             entries: HashMap::new(),
             resident: BTreeMap::new(),
             writing: BTreeMap::new(),
-            filed: BTreeMap::new(),
-            line: VecDeque::new(),
+            on_disk: BTreeMap::new(),
+            requested: VecDeque::new(),
             reads: HashMap::new(),
             writes: HashMap::new(),
             resident_bytes: 0,
@@ -243,7 +243,7 @@ impl SwapStore {
                 location,
             },
         );
-        self.pump();
+        self.queue_jobs();
         Ok(())
     }
 
@@ -257,39 +257,39 @@ impl SwapStore {
             Location::Ram(bytes) => {
                 self.resident.remove(&entry.stamp);
                 self.resident_bytes -= entry.length;
-                self.pump();
+                self.queue_jobs();
                 return Fetched::Ready(bytes);
             }
-            Location::Ready { bytes, filed } => {
+            Location::Ready { bytes, stored } => {
                 self.pinned_bytes -= entry.length;
-                if let Some(filed) = filed {
-                    self.discard(filed.file, entry.length);
+                if let Some(stored) = stored {
+                    self.discard(stored.file, entry.length);
                 }
-                self.pump();
+                self.queue_jobs();
                 return Fetched::Ready(bytes);
             }
             Location::Writing { file, .. } => {
                 if let Some(bytes) = self.take_back(file) {
                     self.writing.remove(&entry.stamp);
-                    self.pump();
+                    self.queue_jobs();
                     return Fetched::Ready(bytes);
                 }
                 self.disk_queue.keep(file, true);
                 Location::Writing { file, wanted: true }
             }
-            Location::Disk(filed) => {
-                self.filed.remove(&entry.stamp);
-                self.line.push_back(id);
-                Location::Wanted(filed)
+            Location::Disk(stored) => {
+                self.on_disk.remove(&entry.stamp);
+                self.requested.push_back(id);
+                Location::Wanted(stored)
             }
-            Location::Reading { filed, .. } => Location::Reading {
-                filed,
+            Location::Reading { stored, .. } => Location::Reading {
+                stored,
                 released: false,
             },
-            Location::Wanted(filed) => Location::Wanted(filed),
+            Location::Wanted(stored) => Location::Wanted(stored),
         };
         self.entries.insert(id, entry);
-        self.pump();
+        self.queue_jobs();
         Fetched::Pending
     }
 
@@ -318,28 +318,32 @@ impl SwapStore {
                     wanted: false,
                 }
             }
-            Location::Wanted(filed) => {
-                self.line.retain(|&other| other != id);
-                self.file(entry.stamp, id, filed)
+            Location::Wanted(stored) => {
+                self.requested.retain(|&other| other != id);
+                self.list_on_disk(entry.stamp, id, stored)
             }
-            Location::Reading { filed, .. } => {
-                if self.disk_queue.cancel_read(filed.file) {
-                    self.end_read(filed.file);
-                    self.file(entry.stamp, id, filed)
+            Location::Reading { stored, .. } => {
+                if self.disk_queue.cancel_read(stored.file) {
+                    self.end_read(stored.file);
+                    self.list_on_disk(entry.stamp, id, stored)
                 } else {
                     Location::Reading {
-                        filed,
+                        stored,
                         released: true,
                     }
                 }
             }
             Location::Ready {
-                filed: Some(filed), ..
+                stored: Some(stored),
+                ..
             } => {
                 self.pinned_bytes -= entry.length;
-                self.file(entry.stamp, id, filed)
+                self.list_on_disk(entry.stamp, id, stored)
             }
-            Location::Ready { bytes, filed: None } => {
+            Location::Ready {
+                bytes,
+                stored: None,
+            } => {
                 self.pinned_bytes -= entry.length;
                 self.resident_bytes += entry.length;
                 self.resident.insert(entry.stamp, id);
@@ -348,7 +352,7 @@ impl SwapStore {
             location @ (Location::Ram(_) | Location::Disk(_)) => location,
         };
         self.entries.insert(id, entry);
-        self.pump();
+        self.queue_jobs();
     }
 
     /// Drops a state.
@@ -371,30 +375,30 @@ impl SwapStore {
                     }
                 }
             }
-            Location::Disk(filed) => {
-                self.filed.remove(&entry.stamp);
-                self.discard(filed.file, entry.length);
+            Location::Disk(stored) => {
+                self.on_disk.remove(&entry.stamp);
+                self.discard(stored.file, entry.length);
             }
-            Location::Wanted(filed) => {
-                self.line.retain(|&other| other != id);
-                self.discard(filed.file, entry.length);
+            Location::Wanted(stored) => {
+                self.requested.retain(|&other| other != id);
+                self.discard(stored.file, entry.length);
             }
-            Location::Reading { filed, .. } => {
-                if self.disk_queue.cancel_read(filed.file) {
-                    self.end_read(filed.file);
-                } else if let Some(transfer) = self.reads.get_mut(&filed.file) {
+            Location::Reading { stored, .. } => {
+                if self.disk_queue.cancel_read(stored.file) {
+                    self.end_read(stored.file);
+                } else if let Some(transfer) = self.reads.get_mut(&stored.file) {
                     transfer.id = None;
                 }
-                self.discard(filed.file, entry.length);
+                self.discard(stored.file, entry.length);
             }
-            Location::Ready { filed, .. } => {
+            Location::Ready { stored, .. } => {
                 self.pinned_bytes -= entry.length;
-                if let Some(filed) = filed {
-                    self.discard(filed.file, entry.length);
+                if let Some(stored) = stored {
+                    self.discard(stored.file, entry.length);
                 }
             }
         }
-        self.pump();
+        self.queue_jobs();
     }
 
     /// Handles finished disk jobs and queues new ones. Never blocks. Call it after each wake; it is
@@ -405,9 +409,9 @@ impl SwapStore {
             return;
         }
         for done in done {
-            self.settle(done);
+            self.job_done(done);
         }
-        self.pump();
+        self.queue_jobs();
     }
 
     /// Whether the store holds a state of this id.

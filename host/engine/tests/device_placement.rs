@@ -128,7 +128,7 @@ fn whole_model_is_on_its_device() {
 }
 
 #[test]
-fn part_of_the_layers_can_be_on_a_device() {
+fn some_layers_can_be_on_a_device() {
     if device().is_none() {
         return;
     }

@@ -23,7 +23,7 @@ fn config(kv: KvType) -> ModelConfig {
 }
 
 #[test]
-fn q8_0_cells_take_less_memory_and_give_right_sums() {
+fn q8_cells_save_memory_and_give_right_sums() {
     let large = Engine::load(config(KvType::F16)).unwrap();
     let (memory, cells) = (large.memory(), 16_384 * 4 * 2 * 128);
     drop(large);

@@ -151,14 +151,14 @@ fn linked_parts<'a>(
     components: &'a PluginComponents,
     handler: &World,
 ) -> Result<Vec<LinkedPart<'a>>, PluginError> {
-    let imports_of = |role: &str| {
+    let imports_of = |interface: &str| {
         let imports = handler.imports.iter();
-        let imports = imports.filter(|import| compatible(import) == compatible(role));
+        let imports = imports.filter(|import| compatible(import) == compatible(interface));
         Vec::from_iter(imports.cloned())
     };
-    let not_linked = |role, linked| PluginError::NotLinked {
+    let not_linked = |interface, linked| PluginError::NotLinked {
         plugin: plugin.to_owned(),
-        role,
+        interface,
         linked,
     };
     let mut parts = Vec::new();
@@ -168,14 +168,14 @@ fn linked_parts<'a>(
         (Some(_), imports) if imports.is_empty() => {
             return Err(PluginError::NotImported {
                 plugin: plugin.to_owned(),
-                role: TEMPLATING,
+                interface: TEMPLATING,
             });
         }
         (Some(template), imports) => {
             let link = Link {
                 plugin,
                 name: "templating",
-                role: TEMPLATING,
+                interface: TEMPLATING,
                 inherit: template.inherit,
             };
             parts.push(link.part(&template.bytes, imports)?);
@@ -192,7 +192,7 @@ fn linked_parts<'a>(
         let link = Link {
             plugin,
             name: &sampling_link_name(name),
-            role: SAMPLING,
+            interface: SAMPLING,
             inherit: false,
         };
         parts.push(link.part(sampler, imports)?);
@@ -248,7 +248,7 @@ pub(crate) fn find_faulty(
 struct Link<'a> {
     plugin: &'a str,
     name: &'a str,
-    role: &'static str,
+    interface: &'static str,
     inherit: bool,
 }
 
@@ -262,8 +262,8 @@ impl Link<'_> {
         let component = component_name(self.plugin, self.name);
         check_bytes(&component, bytes)?;
         let world = World::read(bytes).map_err(|error| unreadable(component.clone(), &error))?;
-        let export = find_export(&component, &world, self.role)?;
-        check_imports(&component, &world, self.role, self.inherit)?;
+        let export = find_export(&component, &world, self.interface)?;
+        check_imports(&component, &world, self.interface, self.inherit)?;
         let imports = world.imports.into_iter().map(|import| {
             let name = self.import_name(&import);
             (import, name)
@@ -291,13 +291,17 @@ impl Link<'_> {
     }
 }
 
-/// The export that has the role.
-fn find_export(component: &str, world: &World, role: &'static str) -> Result<String, PluginError> {
+/// The export of the interface.
+fn find_export(
+    component: &str,
+    world: &World,
+    interface: &'static str,
+) -> Result<String, PluginError> {
     let mut exports = world.exports.iter();
-    let export = exports.find(|export| compatible(export) == compatible(role));
+    let export = exports.find(|export| compatible(export) == compatible(interface));
     export.cloned().ok_or_else(|| PluginError::WrongLink {
         component: component.to_owned(),
-        role,
+        interface,
         exports: world.exports.clone(),
     })
 }
@@ -305,7 +309,7 @@ fn find_export(component: &str, world: &World, role: &'static str) -> Result<Str
 fn check_imports(
     component: &str,
     world: &World,
-    role: &'static str,
+    interface: &'static str,
     inherit: bool,
 ) -> Result<(), PluginError> {
     let unknown = unknown_imports(world.imports.iter().map(String::as_str));
@@ -328,7 +332,7 @@ fn check_imports(
     Err(PluginError::LinkImports {
         component: component.to_owned(),
         refused,
-        may_inherit: role == TEMPLATING,
+        may_inherit: interface == TEMPLATING,
     })
 }
 

@@ -75,11 +75,11 @@ pub(crate) const ROLES: [&str; 4] = [HTTP_3, HTTP_2, RUN_3, RUN_2];
 pub(crate) const TEMPLATING: &str = "corral:plugin/templating@0.1.0";
 pub(crate) const SAMPLING: &str = "corral:plugin/sampling@0.1.0";
 /// Exports that make a component linkable.
-pub(crate) const LINKED_ROLES: [&str; 2] = [TEMPLATING, SAMPLING];
+pub(crate) const LINKED_INTERFACES: [&str; 2] = [TEMPLATING, SAMPLING];
 
-/// The manifest field that links components with this role.
-pub(crate) fn manifest_field(role: &str) -> &'static str {
-    match role {
+/// The manifest field that links components with this interface.
+pub(crate) fn manifest_field(interface: &str) -> &'static str {
+    match interface {
         TEMPLATING => "templating",
         _ => "sampling.NAME",
     }

@@ -10,7 +10,7 @@ use crate::host::DeploymentSnapshots;
 use crate::models::VisibleModels;
 use crate::output::{LogOrigin, Output};
 use crate::shared::Shared;
-use crate::state::{Grants, State};
+use crate::state::{State, StoreGrants};
 use crate::store::store;
 use crate::validate::{CliPre, CompiledPlugin};
 use bytes::Bytes;
@@ -65,7 +65,7 @@ struct Inner {
     name: Arc<str>,
     limits: Arc<Limits>,
     deployment: DeploymentState,
-    grants: Grants,
+    grants: StoreGrants,
     environment: Vec<(String, String)>,
     /// Number of the revision, once it has one.
     revision: OnceLock<u64>,
@@ -107,7 +107,7 @@ impl Plugin {
             admission: deployment.admission(&config.limits),
             limits: Arc::new(config.limits),
             deployment: deployment.clone(),
-            grants: Grants {
+            grants: StoreGrants {
                 models,
                 snapshots: DeploymentSnapshots::new(name, Arc::clone(&shared.snapshot_permits)),
                 samplers: Arc::new(compiled.samplers),

@@ -1,7 +1,7 @@
 //! Why a component could not be loaded as a plugin. Each text says what was found, what was expected, and
 //! what to do.
 
-use crate::interfaces::{LINKED_ROLES, ROLES, compatible, manifest_field, offered_packages};
+use crate::interfaces::{LINKED_INTERFACES, ROLES, compatible, manifest_field, offered_packages};
 use crate::truncate;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -103,7 +103,7 @@ pub enum PluginError {
     #[error(
         "the plugin {plugin} exports nothing that Corral can call; export one of {}, or, to be linked, one of {}",
         ROLES.join(", "),
-        LINKED_ROLES.join(", ")
+        LINKED_INTERFACES.join(", ")
     )]
     NoRole {
         /// The plugin.
@@ -111,48 +111,48 @@ pub enum PluginError {
     },
     /// The component can only be linked to another plugin.
     #[error(
-        "the plugin {plugin} exports {role}, so it can only be linked to a handler; deploy a handler, and name this component in its corral.toml: [linked] {} = \"FILE.wasm\"",
-        manifest_field(role)
+        "the plugin {plugin} exports {interface}, so it can only be linked to a handler; deploy a handler, and name this component in its corral.toml: [linked] {} = \"FILE.wasm\"",
+        manifest_field(interface)
     )]
     OnlyLinkable {
         /// The plugin.
         plugin: String,
         /// Its export.
-        role: &'static str,
+        interface: &'static str,
     },
-    /// The plugin imports a role, and not exactly one linked component exports it.
+    /// The plugin imports an interface, and not exactly one linked component exports it.
     #[error(
-        "the plugin {plugin} imports {role}, which exactly one linked component must export, but {linked} of them do; link one: [linked] {} = \"FILE.wasm\" in corral.toml",
-        manifest_field(role)
+        "the plugin {plugin} imports {interface}, which exactly one linked component must export, but {linked} of them do; link one: [linked] {} = \"FILE.wasm\" in corral.toml",
+        manifest_field(interface)
     )]
     NotLinked {
         /// The plugin.
         plugin: String,
         /// Its import.
-        role: &'static str,
-        /// Number of linked components that export the role.
+        interface: &'static str,
+        /// Number of linked components that export the interface.
         linked: usize,
     },
     /// The plugin has a linked template but does not import one.
     #[error(
-        "the plugin {plugin} is linked with a template, but does not import {role}; remove the link, or build the plugin with that import"
+        "the plugin {plugin} is linked with a template, but does not import {interface}; remove the link, or build the plugin with that import"
     )]
     NotImported {
         /// The plugin.
         plugin: String,
         /// The missing import.
-        role: &'static str,
+        interface: &'static str,
     },
     /// A linked component lacks the export for which it is linked.
     #[error(
-        "the plugin {component} exports no {role}, for which it is linked; it exports {}",
+        "the plugin {component} exports no {interface}, for which it is linked; it exports {}",
         if exports.is_empty() { "nothing".to_owned() } else { truncate::list(exports) }
     )]
     WrongLink {
         /// The linked component.
         component: String,
         /// The missing export.
-        role: &'static str,
+        interface: &'static str,
         /// Its exports.
         exports: Vec<String>,
     },
@@ -204,14 +204,14 @@ pub enum PluginError {
 impl PluginError {
     /// Why a component with these exports cannot be called.
     pub(crate) fn no_role(plugin: &str, exports: &BTreeSet<String>) -> Self {
-        let exported = |role: &&str| {
+        let exported = |interface: &&str| {
             exports
                 .iter()
-                .any(|name| compatible(name) == compatible(role))
+                .any(|name| compatible(name) == compatible(interface))
         };
         let plugin = plugin.to_owned();
-        match LINKED_ROLES.into_iter().find(exported) {
-            Some(role) => Self::OnlyLinkable { plugin, role },
+        match LINKED_INTERFACES.into_iter().find(exported) {
+            Some(interface) => Self::OnlyLinkable { plugin, interface },
             None => Self::NoRole { plugin },
         }
     }

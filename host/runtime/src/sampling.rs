@@ -1,4 +1,5 @@
-//! Hosts sampling plugins: components that choose the tokens of generations, one instance per generation.
+//! Hosts sampling plugins: components that choose the tokens of generations, one instance per generation. To the engine
+//! each instance is an external sampler.
 //!
 //! A handler selects one with `options.sample-with` (`host/sampling.rs`). That starts an instance to check the
 //! settings, and stores a [`CheckedSampler`] in the options. The engine thread then starts one instance per
@@ -20,7 +21,7 @@ use crate::counters::{DeploymentCounters, ProcessCounters};
 use crate::interfaces::SAMPLING;
 use crate::meter::Meter;
 use crate::output::Output;
-use crate::state::{Grants, State};
+use crate::state::{State, StoreGrants};
 use crate::ticker::Ticker;
 use bindings::SamplingPluginPre;
 use bindings::exports::corral::plugin::sampling as guest;
@@ -127,7 +128,7 @@ struct RequestSampler {
     name: String,
     settings: String,
     plugin: SamplerPre,
-    grants: Grants,
+    grants: StoreGrants,
     limits: Arc<Limits>,
     request_meter: Arc<Meter>,
     counters: Arc<DeploymentCounters>,
@@ -163,7 +164,7 @@ impl UncheckedSampler {
             name,
             settings,
             plugin,
-            grants: Grants {
+            grants: StoreGrants {
                 models: state.grants.models.none(),
                 snapshots: state.grants.snapshots.none(),
                 samplers: Arc::default(),

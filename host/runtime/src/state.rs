@@ -19,7 +19,7 @@ use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 
 /// What a plugin may use.
 #[derive(Clone)]
-pub(crate) struct Grants {
+pub(crate) struct StoreGrants {
     pub(crate) models: VisibleModels,
     pub(crate) snapshots: DeploymentSnapshots,
     /// Linked sampling plugins, by name.
@@ -31,7 +31,7 @@ pub(crate) struct Grants {
 pub(crate) struct State {
     pub(crate) table: ResourceTable,
     pub(crate) handles: Handles,
-    pub(crate) grants: Grants,
+    pub(crate) grants: StoreGrants,
     /// The engine's requests run on behalf of this caller.
     pub(crate) caller: Caller,
     /// Token reservations come from here, if a quota applies.
@@ -58,7 +58,7 @@ impl State {
     /// State for an instance that sees nothing of this machine beyond what `wasi` grants.
     pub(crate) fn new(
         wasi: &mut WasiCtxBuilder,
-        grants: Grants,
+        grants: StoreGrants,
         caller: Caller,
         quota_permit: Option<Arc<QuotaPermit>>,
         limits: &Arc<Limits>,

@@ -6,7 +6,7 @@ use crate::host::{DeploymentSnapshots, snapshot_permits};
 use crate::linker::linker;
 use crate::models::VisibleModels;
 use crate::sampling::SamplerResources;
-use crate::state::{Grants, State};
+use crate::state::{State, StoreGrants};
 use crate::wasm_engine::wasm_engine;
 use corral_engine::ModelPool;
 use std::sync::Arc;
@@ -35,8 +35,8 @@ pub(crate) fn compiler_and_linker() -> (Compiler, Linker<State>) {
 }
 
 /// Grants without models and linked sampling plugins.
-pub(crate) fn grants(sampling: Arc<SamplerResources>) -> Grants {
-    Grants {
+pub(crate) fn grants(sampling: Arc<SamplerResources>) -> StoreGrants {
+    StoreGrants {
         models: VisibleModels::new(&ModelPool::loaded(Vec::new()), None).unwrap(),
         snapshots: DeploymentSnapshots::new("x", snapshot_permits()),
         samplers: Arc::default(),

@@ -72,7 +72,7 @@ pub(crate) fn compile(
     Ok(compiled)
 }
 
-/// Compiles a component with the role `corral:plugin/sampling`. It may not import anything that shows it
+/// Compiles a component that exports `corral:plugin/sampling`. It may not import anything that shows it
 /// more than the distributions that it samples from; its store has no environment.
 fn compile_sampler(
     compiler: &Compiler,

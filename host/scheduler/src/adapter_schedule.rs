@@ -41,8 +41,9 @@ pub(crate) struct Candidate {
 pub(crate) struct AdapterSchedule {
     /// The adapter of the last step.
     current: AdapterId,
-    /// Steps of its turn, and their seconds without the step that changes the adapter.
+    /// Steps of its turn.
     steps: u32,
+    /// Their seconds, without the step that changes the adapter.
     seconds: f64,
     /// A bit for each adapter that has had a turn in this round.
     had_turn: u32,

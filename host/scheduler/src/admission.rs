@@ -9,7 +9,7 @@ use crate::config::SchedulerConfig;
 use crate::cost_model::CostModel;
 use crate::kv_cache::KvCache;
 use crate::output_length::OutputLength;
-use crate::prefix_cache::{EntryState, Holder};
+use crate::prefix_cache::{EntryState, TextOwner};
 use crate::request::{CellQuota, LogitsKind, Request, RequestId, length};
 use crate::running::RunningRequests;
 use crate::step::{EntryId, SeqId};
@@ -108,8 +108,8 @@ impl Admission<'_> {
     }
 
     /// The best source for a request. It never provides the last token, since the logits after it are not kept. It is
-    /// a `Follow` only of a request admitted before `admission`, so that no two requests wait for each other.
-    pub fn source(&self, request: &Request, admission: u64) -> PrefixSource {
+    /// a `Follow` only of a request with a lower `admission_number`, so that no two requests wait for each other.
+    pub fn source(&self, request: &Request, admission_number: u64) -> PrefixSource {
         if !self.config.prefix_cache {
             return PrefixSource::None;
         }
@@ -123,7 +123,7 @@ impl Admission<'_> {
         for (holder, shared) in self.kv.entries.nearest(request.scope, &request.tokens) {
             let length = shared.min(most);
             match holder {
-                Holder::Entry(id) => {
+                TextOwner::Entry(id) => {
                     let Some(entry) = self.kv.entries.get(id) else {
                         continue;
                     };
@@ -159,11 +159,11 @@ impl Admission<'_> {
                         }
                     }
                 }
-                Holder::Running(id) => {
+                TextOwner::Running(id) => {
                     let Some(running) = self.running.get(id) else {
                         continue;
                     };
-                    if whole_only || running.admission >= admission {
+                    if whole_only || running.admission_number >= admission_number {
                         continue;
                     }
                     let computed = length.min(running.computed);

@@ -32,7 +32,7 @@ pub(crate) fn prompts<'a>(
 }
 
 /// The rows of an adapter: decode rows, then prompts, within a budget of other tokens. At least half of the budget is
-/// for prompts that need it, however many forced tokens decode rows have.
+/// for prompts that need it, however many known tokens decode rows have.
 pub(crate) fn rows(
     running: &RunningRequests,
     adapter: AdapterId,

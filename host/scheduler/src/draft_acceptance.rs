@@ -28,8 +28,8 @@ impl RequestDrafts {
     }
 }
 
-/// How many drafts were accepted where these tokens were gained. The last gained token is always computed in a later
-/// step, since the token after it is still to be sampled.
+/// How many drafts of a row were accepted, given the tokens that it gained. The last of these never counts: it is
+/// computed in a later step, since the token after it is still to be sampled.
 pub fn accepted_drafts(drafts: &[Token], gained: &[Token]) -> u32 {
     let but_last = &gained[..gained.len().saturating_sub(1)];
     let equal = drafts.iter().zip(but_last).take_while(|(a, b)| a == b);

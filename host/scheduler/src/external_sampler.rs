@@ -27,7 +27,7 @@ impl Scheduler {
         }
     }
 
-    /// The sampler of a request picked a token; known tokens may follow it. `finished` if the request needs no further
+    /// The sampler of a request picked a token; forced tokens may follow it. `finished` if the request needs no further
     /// token. Not between [`Scheduler::plan`] and [`Scheduler::step_done`].
     pub fn external_sample_arrived(
         &mut self,

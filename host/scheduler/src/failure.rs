@@ -23,13 +23,13 @@ use std::time::Duration;
 /// After this many failed steps of several requests without recovery, each request computes alone, if sequences cannot
 /// be truncated.
 const MAX_JOINT: u8 = 8;
-/// Shortest and longest pause after a failure with one token.
+/// Shortest and longest pause after a failed step of one token.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
 /// The state of recovery.
 #[derive(Clone, Debug)]
 pub(crate) struct FailureHandling {
-    /// Tokens of a step while all is well.
+    /// Tokens of a step, unless recovering.
     max_step_tokens: u32,
     /// Tokens of the next step: fewer only after a failure.
     step_tokens: u32,
@@ -39,7 +39,7 @@ pub(crate) struct FailureHandling {
     failures: u8,
     /// Whether a request failed alone since the last success.
     failed_alone: bool,
-    /// Failed steps of several requests since all was well.
+    /// Failed steps of several requests since recovery began.
     joint_failures: u8,
     /// When the next attempt is due, and the length of the pause.
     pause: Option<(Time, Duration)>,

@@ -15,7 +15,7 @@
 use crate::Token;
 use crate::config::SchedulerConfig;
 use crate::kv_cells::KvCells;
-use crate::prefix_cache::{Entry, EntryState, Holder, PrefixCache};
+use crate::prefix_cache::{Entry, EntryState, PrefixCache, TextOwner};
 use crate::request::{LogitsKind, PrefixScope};
 use crate::retention::WeakRetention;
 use crate::sequence_ids::SequenceIds;
@@ -346,8 +346,8 @@ impl KvCache {
         let nearest = self.entries.nearest(scope, tokens).into_iter();
         let (id, from, shared, whole) = nearest
             .filter_map(|(holder, shared)| match holder {
-                Holder::Entry(id) => Some((id, shared, self.entries.get(id)?)),
-                Holder::Running(_) => None,
+                TextOwner::Entry(id) => Some((id, shared, self.entries.get(id)?)),
+                TextOwner::Running(_) => None,
             })
             .filter(|(_, shared, entry)| parts || is_whole(*shared, entry))
             .find_map(|(id, shared, entry)| {

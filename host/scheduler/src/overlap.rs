@@ -14,9 +14,7 @@
 //!
 //! An extra step has the fixed cost of every step. So overlap pays where sampling takes longer than that.
 //!
-//! Not yet measured on a GPU; kept separable. Uses elsewhere: [`Step::overlapped`], [`Step::is_overlap`] and the option
-//! [`Overlap`]; `plan`, `plan_batch`, `make_room_for_prefill`, `learn` and `is_between_steps` of the scheduler; the
-//! prefill of the [drafts'](crate::drafts) shape.
+//! Optional ([`Overlap`]), and not yet measured on a GPU.
 
 use crate::Time;
 use crate::batch;

@@ -384,7 +384,7 @@ mod tests {
             };
             learner.observe(8, rows, prefill, seconds(rows + prefill));
         }
-        // Each of the 1,992 steps with prompts has a size of the ladder.
+        // Each of the 1,992 steps with prompts has one of the sizes.
         let learned: u32 = learner.profile.sizes.iter().map(|size| size.count).sum();
         assert!(learned > 1_900, "{learned}");
         // 52 ms without prompts; three tiles more take 82, and four 92: too much with the margin.

@@ -25,9 +25,9 @@ const NEAREST: usize = 256;
 const SWEEP_INTERVAL: Time = Time::from_secs(1);
 pub(crate) const SWEEP_ENTRIES: usize = 128;
 
-/// A holder of a text in the tree.
+/// Who has a text in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Holder {
+pub(crate) enum TextOwner {
     Entry(EntryId),
     Running(RequestId),
 }
@@ -64,7 +64,7 @@ impl Entry {
         self.retention.is_held()
     }
 
-    /// Whether it is retained by another owner than the holder of `own`.
+    /// Whether another owner than that of `own` retains it.
     pub fn is_retained_beside(&self, own: Option<&Retention>) -> bool {
         self.retention.is_held_beside(own)
     }
@@ -92,7 +92,7 @@ pub(crate) struct PrefixCache {
     unretained: BTreeMap<u64, (EntryId, f64)>,
     /// The other resident entries, as of the last [`PrefixCache::update_retained`].
     retained: BTreeMap<u64, (EntryId, WeakRetention)>,
-    tree: PrefixTree<Holder>,
+    tree: PrefixTree<TextOwner>,
     last_id: u64,
     clock: u64,
     /// Seconds that one used cell has added to all steps so far.
@@ -127,7 +127,7 @@ impl PrefixCache {
         self.last_id += 1;
         self.clock += 1;
         let id = EntryId(self.last_id);
-        self.tree.insert(scope, &tokens, Holder::Entry(id));
+        self.tree.insert(scope, &tokens, TextOwner::Entry(id));
         let last_used = self.clock;
         if let EntryState::Resident(_) = state {
             self.add_to_lru(
@@ -175,7 +175,7 @@ impl PrefixCache {
         self.remove_from_lru(entry.last_used);
         let removed = self
             .tree
-            .remove(entry.scope, &entry.tokens, Holder::Entry(id));
+            .remove(entry.scope, &entry.tokens, TextOwner::Entry(id));
         debug_assert!(removed, "{id:?} is not in the tree");
         Some(entry)
     }
@@ -273,25 +273,25 @@ impl PrefixCache {
 
     /// Lists a request that starts to run, so that others share its prefix.
     pub fn add_running(&mut self, scope: PrefixScope, tokens: &[Token], request: RequestId) {
-        self.tree.insert(scope, tokens, Holder::Running(request));
+        self.tree.insert(scope, tokens, TextOwner::Running(request));
     }
 
     /// Removes a request that was listed with these tokens.
     pub fn remove_running(&mut self, scope: PrefixScope, tokens: &[Token], request: RequestId) {
-        let removed = self.tree.remove(scope, tokens, Holder::Running(request));
+        let removed = self.tree.remove(scope, tokens, TextOwner::Running(request));
         debug_assert!(removed, "{request:?} is not in the tree");
     }
 
     /// The holders that share a prefix with `tokens`, and its length: first those in the cells, then those that
     /// are swapped out; of either the longest prefix first.
-    pub fn nearest(&self, scope: PrefixScope, tokens: &[Token]) -> Vec<(Holder, u32)> {
+    pub fn nearest(&self, scope: PrefixScope, tokens: &[Token]) -> Vec<(TextOwner, u32)> {
         let found = self.tree.nearest(scope, tokens, NEAREST).into_iter();
         let found =
             found.map(|(holder, shared)| (holder, u32::try_from(shared).unwrap_or(u32::MAX)));
         let (mut nearest, mut swapped): (Vec<_>, Vec<_>) =
             found.partition(|(holder, _)| match holder {
-                Holder::Entry(id) => self.get(*id).is_some_and(|entry| entry.seq().is_some()),
-                Holder::Running(_) => true,
+                TextOwner::Entry(id) => self.get(*id).is_some_and(|entry| entry.seq().is_some()),
+                TextOwner::Running(_) => true,
             });
         nearest.truncate(CANDIDATES);
         swapped.truncate(CANDIDATES);
@@ -302,11 +302,11 @@ impl PrefixCache {
     /// Entries that are not retained whose whole text is a prefix of `tokens`.
     pub fn prefixes_of(&self, scope: PrefixScope, tokens: &[Token]) -> Vec<EntryId> {
         let unretained = |holder| match holder {
-            Holder::Entry(id) => self
+            TextOwner::Entry(id) => self
                 .get(id)
                 .is_some_and(|entry| !entry.is_retained())
                 .then_some(id),
-            Holder::Running(_) => None,
+            TextOwner::Running(_) => None,
         };
         let holders = self.tree.prefixes_of(scope, tokens).into_iter();
         holders.filter_map(unretained).collect()
@@ -334,8 +334,8 @@ impl PrefixCache {
     ) -> bool {
         self.tree
             .has_extension(scope, tokens, |holder| match holder {
-                Holder::Entry(id) => self.get(id).is_some_and(&matches),
-                Holder::Running(_) => false,
+                TextOwner::Entry(id) => self.get(id).is_some_and(&matches),
+                TextOwner::Running(_) => false,
             })
     }
 
@@ -416,9 +416,9 @@ mod tests {
         cache.add_running(SCOPE, &[1, 2, 3], RequestId(9));
         let nearest = cache.nearest(SCOPE, &[1, 2, 3, 4, 5]);
         let expected = [
-            (Holder::Running(RequestId(9)), 3),
-            (Holder::Entry(short), 2),
-            (Holder::Entry(swapped), 4),
+            (TextOwner::Running(RequestId(9)), 3),
+            (TextOwner::Entry(short), 2),
+            (TextOwner::Entry(swapped), 4),
         ];
         assert_eq!(nearest, expected);
         assert!(cache.has_swapped_out(SCOPE, &[1, 2, 3]));

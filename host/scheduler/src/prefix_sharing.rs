@@ -99,7 +99,9 @@ impl Scheduler {
                     from: leader.seq,
                     length,
                 },
-                None => self.admission().source(&running.request, running.admission),
+                None => self
+                    .admission()
+                    .source(&running.request, running.admission_number),
             };
             let seq = running.seq;
             let (wait, shared) = match source {

@@ -54,8 +54,9 @@ pub(crate) struct Queue {
     max_tenant_requests: usize,
     /// Tenants with requests. Ordered, so that equal counters always resolve in the same way.
     active: BTreeMap<Tenant, TenantShare>,
-    /// The counters of idle tenants that are ahead, and the same by counter.
+    /// The counters of idle tenants in debt.
     idle: HashMap<Tenant, u64>,
+    /// The same by counter.
     idle_order: BTreeSet<(u64, Tenant)>,
     requests: HashMap<RequestId, Request>,
     /// The next request, while there is no room for it.
@@ -280,8 +281,8 @@ impl Queue {
         before.unwrap_or(0).max(self.lowest())
     }
 
-    /// Makes a tenant idle if it has no requests left, and forgets idle tenants that are no longer ahead: all of them
-    /// if no tenant is active.
+    /// Makes a tenant idle if it has no requests left, and forgets idle tenants that are no longer in debt: all of
+    /// them if no tenant is active.
     fn retire(&mut self, tenant: Tenant) {
         let idle = self.active.get(&tenant).is_some_and(|s| !s.is_active());
         if idle && let Some(share) = self.active.remove(&tenant) {
@@ -371,7 +372,7 @@ mod tests {
         assert_eq!(queue.counter(Tenant(2)), 210);
         drain(&mut queue);
         assert_eq!(queue.counter(Tenant(2)), 220);
-        // Tenant 1 gets ahead, becomes idle and returns: it is still ahead.
+        // Tenant 1 gets into debt, becomes idle and returns: it is still in debt.
         for _ in 0..10 {
             queue.charge_generated(Tenant(1));
         }
@@ -387,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_tenants_are_remembered_while_ahead() {
+    fn idle_tenants_are_remembered_while_in_debt() {
         let mut queue = Queue::default();
         for tenant in 1..=4 {
             queue.push(request(u64::from(tenant), tenant, 0, None));

@@ -20,10 +20,10 @@ const MAX_CALLERS: usize = 256;
 
 /// Callers that have not returned.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ReturningCallers(Vec<Caller>);
+pub(crate) struct ReturningCallers(Vec<AwaitedCaller>);
 
 #[derive(Clone, Debug)]
-struct Caller {
+struct AwaitedCaller {
     /// Identifies the caller; once released, it does not return.
     retention: WeakRetention,
     /// How long to wait for it.
@@ -34,7 +34,7 @@ struct Caller {
     is_punctual: bool,
 }
 
-impl Caller {
+impl AwaitedCaller {
     fn until(&self) -> Option<Time> {
         Some(self.since? + self.patience)
     }
@@ -53,7 +53,7 @@ impl ReturningCallers {
             self.0.remove(0);
         }
         let part = took.mul_f64(STEP_PART).min(MAX_WAIT_AFTER_LONG_STEP);
-        self.0.push(Caller {
+        self.0.push(AwaitedCaller {
             retention,
             patience: took.min(MAX_WAIT.max(part)),
             since: None,
@@ -94,7 +94,7 @@ impl ReturningCallers {
         let expected = self.0.iter().filter(|caller| caller.is_punctual);
         let until = expected
             .filter(|caller| caller.retention.is_held())
-            .filter_map(Caller::until);
+            .filter_map(AwaitedCaller::until);
         until.max().filter(|until| now < *until)
     }
 }

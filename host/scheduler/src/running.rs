@@ -7,7 +7,8 @@ use crate::step::{EntryId, Row, SeqId};
 use crate::strikes::Strikes;
 use std::collections::BTreeSet;
 
-/// Known tokens that a decoding request may have beside the sampled one. With more of them it is in prefill.
+/// Known tokens that a decoding request may have beside the first: forced by a grammar, or appended by a guest. With
+/// more of them it is in prefill.
 const MAX_KNOWN_TOKENS: u32 = 8;
 
 /// What a running request waits for before it gets rows.
@@ -32,11 +33,12 @@ pub(crate) struct RunningRequest {
     pub computed: u32,
     /// Tokens that it is listed with in the prefix tree.
     pub listed: u32,
-    /// Tokens that there was room for at its admission.
+    /// Cells reserved for it at its admission. Those that it does not hold yet are *promised*; held and promised cells
+    /// are *committed*.
     pub reserved: u32,
     pub wait: Wait,
     /// Rises with each admission.
-    pub admission: u64,
+    pub admission_number: u64,
     pub strikes: Strikes,
     /// The furthest position at which it failed and that it has not passed since, in a memory that can't truncate. It
     /// is alone in the step that tries again.
@@ -50,7 +52,7 @@ pub(crate) struct RunningRequest {
 
 impl RunningRequest {
     /// Starts a request. Nothing of it is computed.
-    pub fn new(request: Request, seq: SeqId, reserved: u32, admission: u64) -> Self {
+    pub fn new(request: Request, seq: SeqId, reserved: u32, admission_number: u64) -> Self {
         Self {
             listed: length(&request.tokens),
             request,
@@ -58,7 +60,7 @@ impl RunningRequest {
             computed: 0,
             reserved,
             wait: Wait::Ready,
-            admission,
+            admission_number,
             strikes: Strikes::default(),
             failed_at: None,
             drafts: RequestDrafts::default(),
@@ -125,7 +127,7 @@ impl RunningRequest {
         }
     }
 
-    /// Cells that were promised to it and that it does not have yet.
+    /// Cells reserved for it that it does not hold yet.
     pub fn promised(&self) -> u32 {
         let shared = match self.wait {
             Wait::Prefix { length, .. } => length,

@@ -38,10 +38,11 @@ pub struct Scheduler {
     pub(crate) failure: FailureHandling,
     pub(crate) compaction: Compaction,
     pub(crate) overlap: OverlapState,
-    /// The rows of the planned step until [`Scheduler::step_done`], and the shape of the last step.
+    /// The rows of the planned step until [`Scheduler::step_done`].
     pub(crate) planned: Vec<Row>,
+    /// The shape of the last step.
     pub(crate) shape: StepShape,
-    /// Counts since the start.
+    // Counts since the start.
     pub(crate) admissions: u64,
     pub(crate) preempted: u64,
     pub(crate) top_k_retries: u64,

@@ -4,7 +4,7 @@ use crate::request::{AdapterId, RequestId};
 use crate::{Time, Token};
 use std::time::Duration;
 
-/// A sequence id of the backend, from 0. It has one holder at a time.
+/// A sequence id of the backend, from 0. One request or entry has it at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SeqId(pub u16);
 
@@ -59,7 +59,7 @@ pub struct StepShape {
     pub decode_rows: u32,
     /// Draft tokens in them.
     pub drafts: u32,
-    /// Other tokens: of prompts, and known tokens beside the first of a decode row.
+    /// Other tokens: of prompts, and the known tokens of decode rows beside the first.
     pub prefill: u32,
     /// Cells that attention runs over.
     pub n_kv: u32,
@@ -86,9 +86,9 @@ pub enum MemoryOp {
         /// Positions that stay.
         length: u32,
     },
-    /// Copy an id's state out of the cells: as a prefix if
-    /// [`is_offloaded_prefix`](crate::Scheduler::is_offloaded_prefix) says so. If that fails, call
-    /// [`entry_lost`](crate::Scheduler::entry_lost).
+    /// Copy an id's state out of the cells: into the store of prefixes if
+    /// [`is_offloaded_prefix`](crate::Scheduler::is_offloaded_prefix), else into that of sequences. If that fails,
+    /// call [`entry_lost`](crate::Scheduler::entry_lost).
     SwapOut {
         /// The entry that the state belongs to.
         entry: EntryId,
@@ -156,7 +156,7 @@ pub enum StepResult<'a> {
     /// Its rows were computed.
     Decoded {
         /// The tokens that each row with output gained, those of a row in order: accepted drafts, the
-        /// token sampled after them, and known tokens that follow it.
+        /// token sampled after them, and forced tokens that follow it.
         gained: &'a [(RequestId, Token)],
         /// Requests that need no further token. A [next-token request](crate::Request::is_next_token)
         /// gains none, and finishes with its first row with output.

@@ -5,7 +5,7 @@ use crate::listener::{ConnectionInfo, FinalEvent};
 use crate::probes;
 use crate::problem::{ErrorFormat, Problem};
 use crate::request_body::{BodyState, RequestBody};
-use crate::request_log::{LoggedBody, REQUEST_ID, RequestId, RequestLog};
+use crate::request_log::{HttpRequestId, LoggedBody, REQUEST_ID, RequestLog};
 use crate::state::ServerState;
 use corral_runtime::{Body, CallLimit, CallOptions};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST};
@@ -60,7 +60,7 @@ struct RequestContext {
 /// Passes the request to the plugin that owns the route.
 async fn route(
     state: &ServerState,
-    id: RequestId,
+    id: HttpRequestId,
     request: Request<Incoming>,
     context: &mut RequestContext,
 ) -> Result<Response<Body>, Problem> {

@@ -38,8 +38,8 @@ impl Default for RequestIdGenerator {
 }
 
 impl RequestIdGenerator {
-    pub(crate) fn next(&self) -> RequestId {
-        RequestId {
+    pub(crate) fn next(&self) -> HttpRequestId {
+        HttpRequestId {
             process: self.process,
             number: self.next.fetch_add(1, Ordering::Relaxed),
         }
@@ -48,18 +48,18 @@ impl RequestIdGenerator {
 
 /// Id of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RequestId {
+pub(crate) struct HttpRequestId {
     process: u32,
     number: u64,
 }
 
-impl fmt::Display for RequestId {
+impl fmt::Display for HttpRequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:08x}-{}", self.process, self.number)
     }
 }
 
-impl RequestId {
+impl HttpRequestId {
     pub(crate) fn header(&self) -> HeaderValue {
         HeaderValue::try_from(self.to_string()).unwrap_or(HeaderValue::from_static("unnamed"))
     }
@@ -68,7 +68,7 @@ impl RequestId {
 /// A request in progress. Dropping it writes the access log line.
 pub(crate) struct RequestLog {
     in_flight: CounterGuard,
-    id: RequestId,
+    id: HttpRequestId,
     method: Method,
     path: String,
     key_name: Option<Arc<str>>,
@@ -83,7 +83,7 @@ pub(crate) struct RequestLog {
 impl RequestLog {
     pub(crate) fn begin(
         counters: &Arc<HttpCounters>,
-        id: RequestId,
+        id: HttpRequestId,
         method: &Method,
         path: &str,
     ) -> Self {

@@ -65,8 +65,8 @@ impl MemoryArgs {
         let bytes = self.snapshot_disk << 20;
         let limits = SnapshotLimits {
             snapshot_bytes: bytes.min(MAX_SNAPSHOT_BYTES),
-            tenant_bytes: bytes,
-            tenant_count: MAX_SNAPSHOTS,
+            owner_bytes: bytes,
+            owner_count: MAX_SNAPSHOTS,
         };
         Ok(Some(Arc::new(Snapshots::new(dir, limits)?)))
     }

@@ -10,10 +10,12 @@ use crate::model_config::ModelConfig;
 use corral_llama::{Device, DeviceKind, DevicePlacement};
 use std::path::Path;
 
-/// This part of a device's free memory stays free, within the bounds: llama.cpp allocates buffers while it computes,
-/// some backends end the process if they get none, and the embedding context needs memory too.
+/// One part in this many of a device's free memory stays free, within the bounds: llama.cpp allocates buffers while it
+/// computes, some backends end the process if they get none, and the embedding context needs memory too.
 const RESERVED_PART: u64 = 10;
+/// At least this many bytes stay free.
 const MIN_RESERVED: u64 = 128 << 20;
+/// At most this many bytes stay free.
 const MAX_RESERVED: u64 = 1 << 30;
 /// Quarters of the fitting layers to try one after the other, before 0.
 const QUARTERS: [u32; 4] = [4, 3, 2, 1];

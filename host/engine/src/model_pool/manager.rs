@@ -12,7 +12,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// Plans after each event until the pool is drained. Sleeps without a timer if no time matters.
+/// Plans after each event until the pool is closed and empty. Sleeps without a timer if no time matters.
 pub(super) fn run(shared: &Arc<PoolShared>) {
     let mut pool = shared.lock();
     loop {
@@ -33,8 +33,8 @@ pub(super) fn run(shared: &Arc<PoolShared>) {
             pool = shared.lock();
             continue;
         }
-        if pool.policy.is_drained() {
-            shared.drained.notify_all();
+        if pool.policy.is_closed_and_empty() {
+            shared.emptied.notify_all();
             return;
         }
         pool.timer = pool.policy.next_timer(now);

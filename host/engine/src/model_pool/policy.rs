@@ -126,7 +126,7 @@ struct ModelEntry {
     /// Failed loads since the last success.
     failures: u32,
     /// Accepts no new leases, since another model waits for its room.
-    draining: bool,
+    refuses_leases: bool,
     /// Unload it as soon as it is idle.
     unload_requested: bool,
     /// Never unloaded before the pool closes.
@@ -178,7 +178,7 @@ impl PoolPolicy {
             loaded_at: Time::ZERO,
             load_time: None,
             failures: 0,
-            draining: false,
+            refuses_leases: false,
             unload_requested: false,
             pinned: false,
         };
@@ -252,7 +252,7 @@ impl PoolPolicy {
         }
         let entry = &mut self.entries[model];
         match entry.state {
-            LoadState::Loaded if !entry.draining => {
+            LoadState::Loaded if !entry.refuses_leases => {
                 entry.leases += 1;
                 entry.last_used = now;
                 entry.unload_requested = false;
@@ -326,7 +326,7 @@ impl PoolPolicy {
         entry.failures = 0;
         entry.load_time = Some(load_time);
         (entry.loaded_at, entry.last_used) = (now, now);
-        entry.draining = false;
+        entry.refuses_leases = false;
         entry.unload_requested = false;
         self.serve(now, model);
     }
@@ -353,7 +353,7 @@ impl PoolPolicy {
         debug_assert_eq!(entry.state, LoadState::Unloading);
         entry.state = LoadState::Unloaded;
         entry.bytes = None;
-        entry.draining = false;
+        entry.refuses_leases = false;
         entry.unload_requested = false;
     }
 
@@ -371,7 +371,7 @@ impl PoolPolicy {
     }
 
     /// Whether the pool was closed and no model is in memory.
-    pub fn is_drained(&self) -> bool {
+    pub fn is_closed_and_empty(&self) -> bool {
         let gone = |entry: &ModelEntry| {
             matches!(entry.state, LoadState::Unloaded | LoadState::Failed { .. })
         };
@@ -389,7 +389,7 @@ impl PoolPolicy {
             self.load(now, free, &mut actions);
             for model in 0..self.entries.len() {
                 let entry = &self.entries[model];
-                if entry.state == LoadState::Loaded && !entry.draining {
+                if entry.state == LoadState::Loaded && !entry.refuses_leases {
                     self.serve(now, model);
                 }
             }
@@ -415,7 +415,7 @@ impl PoolPolicy {
         // A load that waits for room can drain a model when its minimum residency ends.
         let needs_room = self.wanted().next().is_some();
         let residencies = self.entries.iter().filter(|entry| {
-            needs_room && entry.state == LoadState::Loaded && !entry.pinned && !entry.draining
+            needs_room && entry.state == LoadState::Loaded && !entry.pinned && !entry.refuses_leases
         });
         let residencies = residencies.map(|entry| entry.loaded_at + self.limits.min_residency);
         let times = deadlines.chain(unused).chain(residencies);
@@ -438,7 +438,7 @@ impl PoolPolicy {
     /// Starts the loads that fit, and makes room for the next one.
     fn load(&mut self, now: Time, free: Option<u64>, actions: &mut Vec<Action>) {
         for entry in &mut self.entries {
-            entry.draining = false;
+            entry.refuses_leases = false;
         }
         loop {
             let Some(model) = self.wanted().next() else {
@@ -507,7 +507,7 @@ impl PoolPolicy {
         for entry in in_use {
             let residency_over = entry.loaded_at + self.limits.min_residency <= now;
             if missing > 0 && entry.state == LoadState::Loaded && !entry.pinned && residency_over {
-                entry.draining = true;
+                entry.refuses_leases = true;
                 missing = missing.saturating_sub(entry.held());
             }
         }

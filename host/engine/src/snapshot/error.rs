@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 /// Why a snapshot was not written, read or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The name of a snapshot or tenant is invalid.
+    /// The name of a snapshot or owner is invalid.
     #[error(
         "{name:?} is not allowed as the name of a {of}: {why}; give 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-', not starting with '.'"
     )]
     Name {
-        /// `snapshot` or `tenant`.
+        /// `snapshot` or `owner`.
         of: &'static str,
         /// The name, truncated if too long.
         name: String,
@@ -77,19 +77,19 @@ pub enum Error {
         /// The limit.
         limit: u64,
     },
-    /// The tenant's byte limit is reached.
+    /// The owner's byte limit is reached.
     #[error(
         "the snapshot needs {bytes} bytes, other snapshots use {used} of the {limit} bytes allowed; remove some or raise --snapshot-disk"
     )]
     OverBudget {
         /// Its size.
         bytes: u64,
-        /// Bytes of the tenant's other snapshots, including running writes.
+        /// Bytes of the owner's other snapshots, including running writes.
         used: u64,
         /// The limit.
         limit: u64,
     },
-    /// The tenant's snapshot limit is reached.
+    /// The owner's snapshot limit is reached.
     #[error("there are {limit} snapshots, which is the limit; remove one first")]
     TooMany {
         /// The limit.

@@ -10,8 +10,8 @@ const ORIGIN: Origin = Origin {
 };
 const LIMITS: Limits = Limits {
     snapshot_bytes: 10_000,
-    tenant_bytes: 20_000,
-    tenant_count: 3,
+    owner_bytes: 20_000,
+    owner_count: 3,
 };
 
 fn contents(tokens: u32, state: usize) -> Contents {
@@ -251,16 +251,16 @@ fn snapshot_outlives_its_writer_and_is_replaced_atomically() {
     snapshots.write("chat", "a.b-C_1", &second).unwrap();
     assert!(snapshots.read("chat", "a.b-C_1", &ORIGIN).unwrap() == second);
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
-    let tenant = dir.join("chat");
+    let owner = dir.join("chat");
     assert_eq!(mode(&dir), 0o700);
-    assert_eq!(mode(&tenant), 0o700);
-    assert_eq!(mode(&tenant.join("a.b-C_1")), 0o600);
-    let files = fs::read_dir(&tenant).unwrap().count();
+    assert_eq!(mode(&owner), 0o700);
+    assert_eq!(mode(&owner.join("a.b-C_1")), 0o600);
+    let files = fs::read_dir(&owner).unwrap().count();
     assert_eq!(files, 1, "nothing else is left");
 
     snapshots.write("chat", "0", &first).unwrap();
     snapshots.write("other", "0", &second).unwrap();
-    let sizes = file_sizes(&tenant).unwrap();
+    let sizes = file_sizes(&owner).unwrap();
     let expected = [("0", length(3, 100)), ("a.b-C_1", length(4, 50))];
     let expected = expected.map(|(name, bytes)| (name.to_owned(), bytes.unwrap()));
     assert_eq!(sizes, expected.into());
@@ -301,7 +301,7 @@ fn limits_are_checked_before_writing() {
     snapshots.write("t", "c", &sized(1_000)).unwrap();
     let error = snapshots.write("t", "d", &sized(200)).unwrap_err();
     assert!(matches!(error, Error::TooMany { limit: 3 }));
-    // The replaced snapshot and other tenants do not count.
+    // The replaced snapshot and other owners do not count.
     snapshots.write("t", "a", &sized(10_000)).unwrap();
     snapshots.write("u", "a", &sized(10_000)).unwrap();
     // A file above the limit is not read.
@@ -357,7 +357,7 @@ fn concurrent_writers_stay_within_limits() {
     });
     let sizes = file_sizes(dir).unwrap();
     assert!(sizes.len() <= 3);
-    assert!(sizes.values().sum::<u64>() <= LIMITS.tenant_bytes);
+    assert!(sizes.values().sum::<u64>() <= LIMITS.owner_bytes);
     let files = fs::read_dir(dir).unwrap().count();
     assert_eq!(files, sizes.len(), "no temporary file is left");
     for name in sizes.keys() {

@@ -36,7 +36,7 @@ impl SwapStore {
 
     /// Memory reserved for the next read.
     fn reserved(&self) -> u64 {
-        let next = self.line.front().and_then(|id| self.entries.get(id));
+        let next = self.requested.front().and_then(|id| self.entries.get(id));
         next.map_or(0, |entry| {
             let alone = self.pinned_bytes == 0;
             let fits = self.pinned_bytes + entry.length <= self.ram / SHARES * 2;
@@ -45,7 +45,7 @@ impl SwapStore {
     }
 
     /// Queues disk jobs: reads first, then writes until enough memory is or becomes free.
-    pub(super) fn pump(&mut self) {
+    pub(super) fn queue_jobs(&mut self) {
         if self.disk == 0 {
             return;
         }
@@ -77,31 +77,31 @@ impl SwapStore {
             if self.reads.len() >= JOBS || self.ram_bytes() + reserved > self.ram {
                 return;
             }
-            let Some(&id) = self.line.front() else {
+            let Some(&id) = self.requested.front() else {
                 return;
             };
             if reserved == 0 && self.pinned_bytes > 0 {
                 return;
             }
-            self.line.pop_front();
+            self.requested.pop_front();
             let Some(entry) = self.entries.get_mut(&id) else {
                 debug_assert!(false, "a queued read has no entry");
                 continue;
             };
-            let Location::Wanted(filed) = entry.location else {
+            let Location::Wanted(stored) = entry.location else {
                 debug_assert!(false, "a queued read is not requested");
                 continue;
             };
             let length = entry.length;
             let released = false;
-            entry.location = Location::Reading { filed, released };
+            entry.location = Location::Reading { stored, released };
             self.pinned_bytes += length;
             let id = Some(id);
-            self.reads.insert(filed.file, Transfer { id, length });
+            self.reads.insert(stored.file, Transfer { id, length });
             self.disk_queue.push(Job::Read {
-                file: filed.file,
+                file: stored.file,
                 length,
-                checksum: filed.checksum,
+                checksum: stored.checksum,
             });
         }
     }
@@ -127,7 +127,7 @@ impl SwapStore {
             return false;
         }
         while self.disk_bytes + charge(length) > self.disk {
-            match self.filed.first_key_value().filter(|_| may_drop) {
+            match self.on_disk.first_key_value().filter(|_| may_drop) {
                 Some((&other, _)) if other > stamp => {
                     self.drop_state(id);
                     return true;
@@ -158,7 +158,8 @@ impl SwapStore {
         true
     }
 
-    pub(super) fn settle(&mut self, done: Done) {
+    /// Records the result of a disk job.
+    pub(super) fn job_done(&mut self, done: Done) {
         match done {
             Done::Written {
                 file,
@@ -170,9 +171,9 @@ impl SwapStore {
                 };
                 self.counts.written += 1;
                 self.counts.written_bytes += transfer.length;
-                let filed = StoredFile { file, checksum };
+                let stored = StoredFile { file, checksum };
                 match transfer.id {
-                    Some(id) => self.finish_write(id, Some(filed), bytes),
+                    Some(id) => self.finish_write(id, Some(stored), bytes),
                     None => self.discard(file, transfer.length),
                 }
             }
@@ -195,24 +196,24 @@ impl SwapStore {
         }
     }
 
-    fn finish_write(&mut self, id: Id, filed: Option<StoredFile>, bytes: Option<Vec<u8>>) {
+    fn finish_write(&mut self, id: Id, stored: Option<StoredFile>, bytes: Option<Vec<u8>>) {
         let Some(mut entry) = self.entries.remove(&id) else {
             debug_assert!(false, "a finished write has no entry");
             return;
         };
         self.writing.remove(&entry.stamp);
         let wanted = matches!(entry.location, Location::Writing { wanted: true, .. });
-        entry.location = match (wanted, bytes, filed) {
-            (true, Some(bytes), filed) => {
+        entry.location = match (wanted, bytes, stored) {
+            (true, Some(bytes), stored) => {
                 self.pinned_bytes += entry.length;
-                Location::Ready { bytes, filed }
+                Location::Ready { bytes, stored }
             }
             // The request came after the write returned.
-            (true, None, Some(filed)) => {
-                self.line.push_back(id);
-                Location::Wanted(filed)
+            (true, None, Some(stored)) => {
+                self.requested.push_back(id);
+                Location::Wanted(stored)
             }
-            (false, _, Some(filed)) => self.file(entry.stamp, id, filed),
+            (false, _, Some(stored)) => self.list_on_disk(entry.stamp, id, stored),
             (_, _, None) => {
                 self.note_lost(id);
                 return;
@@ -226,31 +227,31 @@ impl SwapStore {
             debug_assert!(false, "a finished read has no entry");
             return;
         };
-        let Location::Reading { filed, released } = entry.location else {
+        let Location::Reading { stored, released } = entry.location else {
             debug_assert!(false, "a finished read was not requested");
             return;
         };
         let Some(bytes) = bytes else {
-            self.discard(filed.file, length);
+            self.discard(stored.file, length);
             self.note_lost(id);
             return;
         };
         self.counts.read += 1;
         self.counts.read_bytes += length;
         entry.location = if released {
-            self.file(entry.stamp, id, filed)
+            self.list_on_disk(entry.stamp, id, stored)
         } else {
             self.pinned_bytes += length;
-            let filed = Some(filed);
-            Location::Ready { bytes, filed }
+            let stored = Some(stored);
+            Location::Ready { bytes, stored }
         };
         self.entries.insert(id, entry);
     }
 
     /// Lists a state as evictable on disk.
-    pub(super) fn file(&mut self, stamp: Stamp, id: Id, filed: StoredFile) -> Location {
-        self.filed.insert(stamp, id);
-        Location::Disk(filed)
+    pub(super) fn list_on_disk(&mut self, stamp: Stamp, id: Id, stored: StoredFile) -> Location {
+        self.on_disk.insert(stamp, id);
+        Location::Disk(stored)
     }
 
     fn end_write(&mut self, file: FileNumber) -> Option<Transfer> {
@@ -323,9 +324,9 @@ impl SwapStore {
                 self.resident.remove(&entry.stamp);
                 self.resident_bytes -= entry.length;
             }
-            Location::Disk(filed) => {
-                self.filed.remove(&entry.stamp);
-                self.discard(filed.file, entry.length);
+            Location::Disk(stored) => {
+                self.on_disk.remove(&entry.stamp);
+                self.discard(stored.file, entry.length);
             }
             _ => debug_assert!(false, "a dropped state is in use"),
         }

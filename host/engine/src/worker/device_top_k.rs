@@ -4,10 +4,8 @@
 //! determine a result, nothing is drawn, and the scheduler computes the last token again with all logits
 //! ([`SampleError::NeedsAllLogits`]).
 //!
-//! Never measured on a GPU. The worker handles [`Logits::TopK`] here only, except that `ConstrainedSampler::sample`
-//! restores the sampler chain after a miss. To remove the feature, let
-//! [`Backend::output`](crate::backend::Backend::output) return whole rows, and delete this module and
-//! `needs_all_logits`.
+//! Optional, and not yet measured on a GPU. The worker handles [`Logits::TopK`] here only, except that
+//! `ConstrainedSampler::sample` restores the sampler chain after a miss.
 
 use super::NewWork;
 use super::step_output::SampleError;

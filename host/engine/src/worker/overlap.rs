@@ -4,8 +4,7 @@
 //! waits for it. Its call time (graph building; on a CPU the whole computation) counts with the next step, as the rest
 //! of its time does.
 //!
-//! Never measured on a GPU. To remove the feature, delete this module, the field `overlap` and its uses in `step.rs`,
-//! and the overlap methods of [`Backend`] and the scheduler.
+//! Optional, and not yet measured on a GPU.
 
 use super::Worker;
 use crate::backend::{Backend, DecodeError};

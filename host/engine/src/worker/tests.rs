@@ -40,7 +40,7 @@ fn fifty_requests_share_four_sequence_ids() {
 }
 
 #[test]
-fn generations_end_at_end_token_stop_string_or_limit() {
+fn generations_end_at_end_stop_or_limit() {
     let engine = TestEngine::start();
     let with = |change: fn(&mut GenerateOptions)| {
         let mut options = limit(4);

@@ -93,8 +93,8 @@ pub fn load_and_remove(name: &str, file: &Path) -> Engine {
 pub fn snapshots(dir: &Path) -> Option<Arc<Snapshots>> {
     let limits = SnapshotLimits {
         snapshot_bytes: 1 << 24,
-        tenant_bytes: 1 << 30,
-        tenant_count: 1000,
+        owner_bytes: 1 << 30,
+        owner_count: 1000,
     };
     Some(Arc::new(Snapshots::new(dir, limits).unwrap()))
 }

@@ -17,7 +17,7 @@ pub struct GuestSequence {
     pub(super) held_tokens: usize,
     pub(super) adapter: Option<String>,
     pub(super) generation: Option<GenerationHandle>,
-    /// By calls that have not returned.
+    /// By host functions that have not returned.
     in_use: UseCount,
 }
 

@@ -271,7 +271,7 @@ fn models_in_use_drain_after_min_residency() {
 }
 
 #[test]
-fn draining_ends_when_waiter_expires() {
+fn leases_resume_when_waiter_expires() {
     let limits = PoolLimits {
         budget: Some(10),
         ..limits()
@@ -340,11 +340,11 @@ fn close_answers_waiters_and_unloads_all() {
     assert_eq!(open(&mut models, 1, 0), OpenResult::Closed);
     models.unloaded(0);
     models.unloaded(2);
-    assert!(!models.is_drained(), "a load continues");
+    assert!(!models.is_closed_and_empty(), "a load continues");
     models.loaded(at(2), 1, 1, SECOND);
     assert_eq!(models.plan(at(2), None), [Action::Unload(1)]);
     models.unloaded(1);
-    assert!(models.is_drained());
+    assert!(models.is_closed_and_empty());
 }
 
 /// A random event.

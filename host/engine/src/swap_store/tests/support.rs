@@ -229,7 +229,7 @@ pub fn check(store: &SwapStore, disk: &FakeDisk) {
     let ready = sum(|p| matches!(p, Location::Ready { .. }));
     assert_eq!(store.pinned_bytes, transfer_bytes(&store.reads) + ready);
     for (id, entry) in &store.entries {
-        let listed = [&store.resident, &store.writing, &store.filed]
+        let listed = [&store.resident, &store.writing, &store.on_disk]
             .map(|list| list.get(&entry.stamp) == Some(id));
         let expected = match &entry.location {
             Location::Ram(_) => [true, false, false],
@@ -238,14 +238,14 @@ pub fn check(store: &SwapStore, disk: &FakeDisk) {
             _ => [false; 3],
         };
         assert_eq!(listed, expected, "{id}: {entry:?}");
-        let in_line = store.line.iter().filter(|&other| other == id).count();
+        let in_requested = store.requested.iter().filter(|&other| other == id).count();
         let wanted = matches!(entry.location, Location::Wanted(_));
-        assert_eq!(in_line, usize::from(wanted));
+        assert_eq!(in_requested, usize::from(wanted));
     }
-    let lists = store.resident.len() + store.writing.len() + store.filed.len();
-    assert!(lists + store.line.len() <= store.entries.len());
+    let lists = store.resident.len() + store.writing.len() + store.on_disk.len();
+    assert!(lists + store.requested.len() <= store.entries.len());
     let charged = |e: &Entry| match &e.location {
-        Location::Ram(_) | Location::Ready { filed: None, .. } | Location::Writing { .. } => 0,
+        Location::Ram(_) | Location::Ready { stored: None, .. } | Location::Writing { .. } => 0,
         _ => disk_queue::charge(e.length),
     };
     let files: u64 = store.entries.values().map(charged).sum();

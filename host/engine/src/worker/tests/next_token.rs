@@ -34,7 +34,7 @@ fn next_token_requests_compute_new_tokens_only() {
 }
 
 #[test]
-fn failed_or_dropped_next_token_request_harms_no_other() {
+fn failed_next_token_request_harms_no_other() {
     let engine = TestEngine::slow(Duration::from_millis(1));
     let mut retentions: [Retention; 4] = Default::default();
     let prompts = [

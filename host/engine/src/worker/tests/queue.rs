@@ -6,7 +6,7 @@ use crate::{Caller, Error, Tenant};
 use std::time::{Duration, Instant};
 
 #[test]
-fn deadline_ends_running_and_queue_time_ends_waiting_requests() {
+fn deadline_and_queue_time_end_requests() {
     let engine = TestEngine::slow(Duration::from_millis(60));
     let with_deadline = |deadline| Caller {
         deadline: Some(deadline),

@@ -60,7 +60,7 @@ fn state(tokens: &[Token]) -> Vec<u8> {
 }
 
 #[test]
-fn canceled_request_does_not_end_the_swap_in_of_another() {
+fn canceled_request_leaves_swap_in_of_another() {
     let (open, gate) = sync_channel(9);
     let reads = Arc::new(AtomicU64::new(0));
     let disk = GatedDisk {
