@@ -342,6 +342,6 @@ fn admin_listener_lists_its_routes() {
     let metrics = corral.metrics();
     assert_eq!(metrics.get("corral_ready"), 1.0);
     assert!(metrics.get("process_resident_memory_bytes") > 1e6);
-    let labelled = metrics.get_or_zero("corral_engine_steps_total{model=\"tiny\"}");
-    assert_eq!(labelled, metrics.get("corral_engine_steps_total"));
+    let labeled = metrics.get_or_zero("corral_engine_steps_total{model=\"tiny\"}");
+    assert_eq!(labeled, metrics.get("corral_engine_steps_total"));
 }

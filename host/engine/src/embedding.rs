@@ -4,7 +4,7 @@
 //! pay for. The first request starts the thread and its context; the context is freed after
 //! [`EmbeddingConfig::idle`] without requests.
 //!
-//! - This module checks arguments and acquires a permit of the [`request_quota`](crate::request_quota) before a request is queued.
+//! - This module checks arguments and acquires a permit of the [`open_request_limits`](crate::open_request_limits) before a request is queued.
 //! - [`fair_queue`] orders requests, [`batch`] forms steps, [`pooling`] turns vectors of tokens into
 //!   results, and [`worker`] runs them on an [`EmbeddingBackend`].
 //!
@@ -28,7 +28,7 @@ pub use pooling::Pooling;
 pub use vectors::{Embedding, Vectors};
 
 use crate::metrics::{EngineMetrics, add, get};
-use crate::request_quota::{RequestLoad, RequestQuota};
+use crate::open_request_limits::{OpenRequestLimits, RequestLoad};
 use crate::{Caller, Engine, Error, LoadError, Token};
 use batch::BatchLimits;
 use corral_llama::{
@@ -149,7 +149,7 @@ pub struct Embedder {
     idle: Duration,
     /// Capacity of the channel.
     queue: usize,
-    quota: RequestQuota,
+    open_requests: OpenRequestLimits,
     metrics: Arc<EngineMetrics>,
     state: Mutex<EmbedderState>,
 }
@@ -208,7 +208,7 @@ impl Embedder {
             longest,
             pooling,
         };
-        let quota = RequestLoad {
+        let limit = RequestLoad {
             requests: config.queue as u64,
             tokens: TENANT_DIVISOR * MAX_EMBED_TOKENS,
             numbers: TENANT_DIVISOR * MAX_EMBED_NUMBERS,
@@ -232,7 +232,7 @@ impl Embedder {
             info,
             idle: config.idle,
             queue: config.queue,
-            quota: RequestQuota::new(quota, quota.divided_by(TENANT_DIVISOR)),
+            open_requests: OpenRequestLimits::new(limit, limit.divided_by(TENANT_DIVISOR)),
             metrics: metrics.clone(),
             state: Mutex::new(EmbedderState::Unused),
         })
@@ -246,7 +246,7 @@ impl Embedder {
     ) -> Result<Embedding, Error> {
         let (pooling, normalize) = self.pooling(options)?;
         let load = self.request_load(&inputs, pooling)?;
-        let permit = self.quota.acquire(caller.tenant, load);
+        let permit = self.open_requests.acquire(caller.tenant, load);
         let permit = permit.map_err(|used| self.refusal(used))?;
         let (sender, embedding) = crate::reply::reply();
         let request = EmbeddingRequest {
@@ -327,7 +327,7 @@ impl Embedder {
         })
     }
 
-    /// The error of a full quota. Its `retry_after` is the time to compute all open requests at the speed
+    /// The error if too many requests are open. Its `retry_after` is the time to compute all open requests at the speed
     /// so far.
     fn refusal(&self, used: RequestLoad) -> Error {
         add(&self.metrics.embed_refused, 1);
@@ -371,7 +371,7 @@ impl Embedder {
     }
 
     fn start(&self) -> Result<(SyncSender<EmbeddingCommand>, JoinHandle<()>), Error> {
-        // One more than the quota's requests, for the shutdown.
+        // One more than the open requests, for the shutdown.
         let (commands, receiver) = sync_channel(self.queue + 1);
         let (model, settings) = (self.model.clone(), self.settings);
         let make = Box::new(move || {

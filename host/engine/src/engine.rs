@@ -8,8 +8,8 @@ use crate::engine_waker::EngineWaker;
 use crate::generation::mailbox;
 use crate::metrics::{EngineMetrics, Metric, add, get, grammar_metrics};
 use crate::next_token;
+use crate::open_request_limits::{OpenRequestLimits, RequestLoad, RequestPermit};
 use crate::raw_context::RawContext;
-use crate::request_quota::{RequestLoad, RequestPermit, RequestQuota};
 use crate::snapshot::Snapshots;
 use crate::status::EngineStatus;
 use crate::worker::{Command, NewRequest, NewWork, Vocabulary};
@@ -44,7 +44,7 @@ struct Inner {
     adapters: Vec<AdapterFile>,
     snapshots: Option<Arc<Snapshots>>,
     commands: Arc<SyncSender<Command>>,
-    quota: RequestQuota,
+    open_requests: OpenRequestLimits,
     metrics: Arc<EngineMetrics>,
     waker: EngineWaker,
     /// Settings of the context.
@@ -269,13 +269,16 @@ impl Engine {
     /// A permit for a request to run or wait. [`Error::Overloaded`] if there is none.
     pub(crate) fn permit(&self, tenant: Tenant) -> Result<RequestPermit, Error> {
         let request = RequestLoad::of_requests(1);
-        self.0.quota.acquire(tenant, request).map_err(|used| {
-            add(&self.0.metrics.refused, 1);
-            Error::Overloaded {
-                reason: format!("{} requests already run or wait", used.requests),
-                retry_after: Duration::from_secs(get(&self.0.metrics.retry_after).max(1)),
-            }
-        })
+        self.0
+            .open_requests
+            .acquire(tenant, request)
+            .map_err(|used| {
+                add(&self.0.metrics.refused, 1);
+                Error::Overloaded {
+                    reason: format!("{} requests already run or wait", used.requests),
+                    retry_after: Duration::from_secs(get(&self.0.metrics.retry_after).max(1)),
+                }
+            })
     }
 
     /// [`Error::Invalid`] if a constraint was compiled for another model.

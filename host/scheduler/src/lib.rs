@@ -10,8 +10,8 @@
 //! Each step computes only new tokens: one of every decoding request, and as much of the prompts as the
 //! [`prefill_budget`] allows ([`batch`]). Decode rows continue with [`drafts`] if that gains tokens per second. A
 //! [`cost_model`] learns how long steps take; [`kv_cells`] mirrors which cells they fill. When ids or cells run short,
-//! the [`kv_cache`] evicts entries and swaps out retained sequences, then [`preemption`] takes cells from the least
-//! important request.
+//! the [`kv_cache`] evicts entries (drops them, or swaps out retained ones), then [`preemption`] takes cells from the
+//! least important request.
 //!
 //! Invariants, tested with random workloads on the simulator:
 //! - Every sequence id is free or has exactly one holder, a request or a prefix cache entry.

@@ -11,7 +11,7 @@ use super::pooling::{Pooler, Pooling};
 use super::vectors::{VectorSender, Vectors};
 use crate::backend::TokenInput;
 use crate::metrics::{EngineMetrics, add, add_time, get, set};
-use crate::request_quota::RequestPermit;
+use crate::open_request_limits::RequestPermit;
 use crate::{Caller, Error, Token};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use crate::external_sampler::SamplerMailbox;
 use crate::generate_options::MAX_DRAFTS;
 use crate::metrics::EngineMetrics;
 use crate::model_config::{ModelConfig, ModelInfo};
-use crate::request_quota::{RequestLoad, RequestQuota};
+use crate::open_request_limits::{OpenRequestLimits, RequestLoad};
 use crate::swap_store::{SwapBudget, SwapStore};
 use crate::vocabulary::ModelVocabulary;
 use crate::worker::{Command, Swap, Worker};
@@ -109,7 +109,7 @@ impl Engine {
         });
         let running = usize::from(config.max_running);
         let max_open = config.max_waiting + running;
-        let quota = RequestQuota::new(
+        let open_requests = OpenRequestLimits::new(
             RequestLoad::of_requests(max_open),
             RequestLoad::of_requests(limits.max_tenant_queue + running),
         );
@@ -155,7 +155,7 @@ impl Engine {
             adapters: config.adapters.into_iter().map(adapter).collect(),
             snapshots: config.snapshots,
             commands,
-            quota,
+            open_requests,
             metrics,
             waker,
             settings: settings.without_device_top_k(),

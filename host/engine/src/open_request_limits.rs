@@ -57,7 +57,7 @@ impl RequestLoad {
 }
 
 #[derive(Debug, Default)]
-struct QuotaUsage {
+struct OpenRequests {
     all: RequestLoad,
     /// Tenants with open requests.
     tenants: HashMap<Tenant, RequestLoad>,
@@ -65,22 +65,22 @@ struct QuotaUsage {
 
 /// Grants a [`RequestPermit`] to each request, up to its limits.
 #[derive(Debug)]
-pub struct RequestQuota {
+pub struct OpenRequestLimits {
     limit: RequestLoad,
     tenant_limit: RequestLoad,
-    usage: Arc<Mutex<QuotaUsage>>,
+    usage: Arc<Mutex<OpenRequests>>,
 }
 
-/// A request's part of the quota. Held until the request ends; dropping it returns the part.
+/// A request's part of the limits. Held until the request ends; dropping it returns the part.
 #[derive(Debug)]
 pub struct RequestPermit {
     tenant: Tenant,
     load: RequestLoad,
-    usage: Arc<Mutex<QuotaUsage>>,
+    usage: Arc<Mutex<OpenRequests>>,
 }
 
-impl RequestQuota {
-    /// A quota of `limit` in total and `tenant_limit` per tenant.
+impl OpenRequestLimits {
+    /// At most `limit` in total and `tenant_limit` per tenant.
     pub fn new(limit: RequestLoad, tenant_limit: RequestLoad) -> Self {
         Self {
             limit,
@@ -125,7 +125,7 @@ impl Drop for RequestPermit {
     }
 }
 
-fn lock(usage: &Mutex<QuotaUsage>) -> MutexGuard<'_, QuotaUsage> {
+fn lock(usage: &Mutex<OpenRequests>) -> MutexGuard<'_, OpenRequests> {
     // No code under this lock panics midway.
     usage.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -162,9 +162,9 @@ mod tests {
 
     #[test]
     fn loads_are_limited_per_tenant_and_in_total() {
-        let quota = RequestQuota::new(LIMIT, LIMIT.divided_by(4));
+        let limits = OpenRequestLimits::new(LIMIT, LIMIT.divided_by(4));
         let acquire =
-            |tenant, tokens, numbers| quota.acquire(Tenant(tenant), load(tokens, numbers));
+            |tenant, tokens, numbers| limits.acquire(Tenant(tenant), load(tokens, numbers));
         assert!(acquire(0, 101, 1).is_err() && acquire(0, 1, 1001).is_err());
         let held = acquire(0, 60, 1).expect("there is room");
         assert_eq!(acquire(0, 41, 1).unwrap_err(), load(60, 1));
@@ -174,15 +174,15 @@ mod tests {
         let last = acquire(4, 100, 1000).expect("there is room again");
         assert!(acquire(0, 1, 1).is_err());
         drop((others, last));
-        let usage = quota.usage.lock().unwrap();
+        let usage = limits.usage.lock().unwrap();
         assert!(usage.tenants.is_empty() && usage.all == RequestLoad::default());
     }
 
     #[test]
     fn one_tenant_cannot_take_all_requests() {
         let requests = RequestLoad::of_requests;
-        let quota = RequestQuota::new(requests(5), requests(3));
-        let acquire = |tenant| quota.acquire(Tenant(tenant), requests(1));
+        let limits = OpenRequestLimits::new(requests(5), requests(3));
+        let acquire = |tenant| limits.acquire(Tenant(tenant), requests(1));
         let held: Vec<_> = (0..3).map(|_| acquire(1).unwrap()).collect();
         assert_eq!(acquire(1).unwrap_err(), requests(3));
         let others = [acquire(2), acquire(3)];
