@@ -116,8 +116,8 @@ impl Queue {
             .get(&tenant)
             .filter(|share| share.running == 0)?;
         let others = self.active.iter().filter(|(_, other)| other.running > 1);
-        let ahead = others.filter(|(_, other)| other.counter > waiting.counter);
-        let most = ahead.max_by_key(|(_, other)| other.counter);
+        let served_more = others.filter(|(_, other)| other.counter > waiting.counter);
+        let most = served_more.max_by_key(|(_, other)| other.counter);
         most.map(|(tenant, _)| *tenant)
     }
 

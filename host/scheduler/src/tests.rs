@@ -218,7 +218,7 @@ fn tenant_without_service_preempts_tenant_with_most() {
         rows
     };
     assert_eq!(step(&mut scheduler, &[]), [0, 1, 2]);
-    // It starts with as much service as the only active tenant, which is ahead after its next tokens.
+    // It starts with as much service as the only active tenant, which is in debt after its next tokens.
     for request in [of_tenant(1, 3, 1, 20), of_tenant(1, 4, 1, 20)] {
         scheduler.enqueue(Time::ZERO, request).unwrap();
     }

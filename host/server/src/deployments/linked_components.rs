@@ -9,9 +9,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Most sampling components of a deployment.
+/// Most sampling plugins of a deployment.
 const MAX_SAMPLING: usize = 16;
-/// Longest name of a sampling component, in bytes.
+/// Longest name of a sampling plugin, in bytes.
 const MAX_NAME: usize = 64;
 
 /// Components that are composed with the handler.
