@@ -156,4 +156,21 @@ mod tests {
         assert!(watcher.has_changed(now));
         assert!(!watcher.has_changed(now));
     }
+
+    #[test]
+    fn set_clock_delays_change_by_one_check_at_most() {
+        let (day, now) = (Duration::from_secs(86_400), SystemTime::now());
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("file");
+        write(&path, "one", now, Duration::ZERO);
+        let watcher = FileWatcher::new(&[&path]);
+        for (text, now) in [("set back", now - day), ("set forward", now + day)] {
+            write(&path, text, SystemTime::now(), Duration::ZERO);
+            assert!(
+                watcher.has_changed(now) || watcher.has_changed(now),
+                "{text}"
+            );
+            assert!(!watcher.has_changed(now), "{text}");
+        }
+    }
 }

@@ -21,6 +21,10 @@ use tokio::time::{Instant, Sleep, sleep};
 /// Most bytes to discard. A client that sends more sees a broken connection.
 const MAX_DISCARDED: u64 = 16 << 20;
 
+/// A timer that fires this late shows that the process was stopped. What the client sent meanwhile may not have been
+/// read yet, so its time begins anew.
+const LATE_TIMER: Duration = Duration::from_secs(1);
+
 /// How the body has arrived so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -156,7 +160,13 @@ where
             timer.as_mut().reset(Instant::now() + timeout);
             self.is_waiting = true;
         }
-        timer.as_mut().poll(cx)
+        loop {
+            ready!(timer.as_mut().poll(cx));
+            if timer.deadline().elapsed() < LATE_TIMER {
+                return Poll::Ready(());
+            }
+            timer.as_mut().reset(Instant::now() + timeout);
+        }
     }
 }
 
@@ -373,6 +383,23 @@ mod tests {
             assert_eq!(status.state(), expected);
             drop(held);
         }
+    }
+
+    #[tokio::test]
+    async fn stopped_process_does_not_count_as_stall() {
+        const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
+        let (sender, body) = tokio::sync::mpsc::channel(1);
+        let (body, status) = RequestBody::new(Received(body), None, IDLE_TIMEOUT);
+        let reader = tokio::spawn(body.collect());
+        tokio::task::yield_now().await;
+        // The only thread of this test: no timer fires meanwhile.
+        std::thread::sleep(IDLE_TIMEOUT + LATE_TIMER);
+        // The timer fires before the data is there.
+        sleep(Duration::from_millis(1)).await;
+        sender.send(Bytes::from_static(b"x")).await.expect("read");
+        drop(sender);
+        assert!(reader.await.expect("no panic").is_ok());
+        assert_eq!(status.state(), BodyState::Good);
     }
 
     #[tokio::test]

@@ -269,6 +269,7 @@ impl Store {
             linked.push(parse(&component.component)?);
         }
         let inner = &mut *self.lock();
+        inner.reopen_database()?;
         let Some(bytes) = inner.components.bytes(digest) else {
             return Err(StoreError::NoComponent(digest));
         };
@@ -355,6 +356,7 @@ impl Store {
     /// in between.
     pub fn remove(&self, name: &DeploymentName) -> Result<(), StoreError> {
         let inner = &mut *self.lock();
+        inner.reopen_database()?;
         let Some(deployment) = inner.deployments.get(name) else {
             return Err(unknown(name));
         };
@@ -382,6 +384,7 @@ impl Store {
         change: impl FnOnce(&mut StoredDeployment) -> Result<(), StoreError>,
     ) -> Result<DeploymentRecord, StoreError> {
         let inner = &mut *self.lock();
+        inner.reopen_database()?;
         let deployment = inner.deployments.get(name);
         let mut deployment = deployment.ok_or_else(|| unknown(name))?.clone();
         change(&mut deployment)?;
@@ -411,6 +414,15 @@ impl Drop for ComponentHold<'_> {
 }
 
 impl Inner {
+    /// Makes the database usable again after a failed write.
+    fn reopen_database(&mut self) -> Result<(), StoreError> {
+        if let Some(content) = self.database.reopen()? {
+            self.deployments = content.deployments;
+            self.removed = content.removed;
+        }
+        Ok(())
+    }
+
     /// Removes components that are neither referenced nor within their grace period.
     fn sweep(&mut self, grace_period: Duration) {
         let referenced = referenced(&self.deployments);

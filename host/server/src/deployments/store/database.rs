@@ -1,6 +1,7 @@
 //! Deployments in redb: one transaction per change, synced on commit.
 //!
 //! A new database is created under another name and then renamed, so that a kill leaves no partial one.
+//! After a failed write, such as on a full disk, redb refuses everything until it is opened again.
 
 use super::component_files::ComponentFiles;
 use super::private_files::{file_options, restrict_to_owner, sync_directory};
@@ -38,7 +39,8 @@ pub(super) struct DatabaseContent {
 #[derive(Debug)]
 pub(super) struct Database {
     path: PathBuf,
-    redb: redb::Database,
+    /// `None` after a failed write, until [`Database::reopen`].
+    redb: Option<redb::Database>,
 }
 
 /// An error while reading: of redb, or of the content.
@@ -57,11 +59,7 @@ impl Database {
     /// components: they would be unreferenced and removed.
     pub(super) fn open(directory: &Path) -> Result<(Self, DatabaseContent), StoreError> {
         let path = directory.join(FILE);
-        let failed = |cause: redb::Error| StoreError::Database {
-            path: path.clone(),
-            cause: cause.to_string(),
-        };
-        let io = |cause| failed(redb::Error::Io(cause));
+        let io = |cause| failed(&path, &redb::Error::Io(cause));
         if !path.try_exists().map_err(io)? {
             let components = ComponentFiles::count(directory).map_err(io)?;
             if components > 0 {
@@ -71,91 +69,44 @@ impl Database {
                     components,
                 });
             }
-            create(directory, &path).map_err(failed)?;
+            create(directory, &path).map_err(|cause| failed(&path, &cause))?;
         }
         restrict_to_owner(&path).map_err(io)?;
-        let mut builder = Builder::new();
-        builder.set_cache_size(CACHE_BYTES);
-        let redb = builder.open(&path).map_err(|error| failed(error.into()))?;
-        let database = Database {
-            path: path.clone(),
-            redb,
-        };
-        match database.read() {
-            Ok(content) => Ok((database, content)),
-            Err(ReadError::Format(found)) => Err(StoreError::Format {
-                path: directory.to_owned(),
-                found,
-                known: FORMAT,
-            }),
-            Err(error) => Err(StoreError::Database {
-                path,
-                cause: error.to_string(),
-            }),
+        let mut database = Database { path, redb: None };
+        let content = database.open_file()?;
+        Ok((database, content))
+    }
+
+    /// Opens the database again if a write has failed, and reads its content: a change whose commit failed may be in
+    /// it or not.
+    pub(super) fn reopen(&mut self) -> Result<Option<DatabaseContent>, StoreError> {
+        match self.redb {
+            Some(_) => Ok(None),
+            None => self.open_file().map(Some),
         }
     }
 
-    fn read(&self) -> Result<DatabaseContent, ReadError> {
-        let reading = self.redb.begin_read().map_err(redb::Error::from)?;
-        let metadata = match reading.open_table(METADATA) {
-            Ok(metadata) => metadata,
-            // Formats before 2 have no such table.
-            Err(redb::TableError::TableDoesNotExist(_)) => return Err(ReadError::Format(1)),
-            Err(error) => return Err(redb::Error::from(error).into()),
-        };
-        let format = metadata.get("format").map_err(redb::Error::from)?;
-        let format = format.map_or(0, |format| format.value());
-        if format != FORMAT {
-            return Err(ReadError::Format(format));
-        }
-        let mut content = DatabaseContent::default();
-        for row in rows(&reading, DEPLOYMENTS)? {
-            let (name, record) = row.map_err(redb::Error::from)?;
-            let (name, record) = parse(name.value(), record.value())?;
-            let deployment = StoredDeployment {
-                record,
-                revisions: BTreeMap::new(),
-            };
-            content.deployments.insert(name, deployment);
-        }
-        for row in rows(&reading, REVISIONS)? {
-            let (key, revision) = row.map_err(redb::Error::from)?;
-            let (name, number) = key.value();
-            let (name, revision) = parse::<Revision>(name, revision.value())?;
-            let Some(deployment) = content.deployments.get_mut(&name) else {
-                return Err(ReadError::Invalid(format!(
-                    "revision {number} of '{name}', which does not exist"
-                )));
-            };
-            deployment.revisions.insert(number, revision);
-        }
-        for (name, deployment) in &content.deployments {
-            let mut shares = deployment.record.traffic.iter();
-            if let Some(share) =
-                shares.find(|share| !deployment.revisions.contains_key(&share.revision))
-            {
-                let revision = share.revision;
-                return Err(ReadError::Invalid(format!(
-                    "'{name}' without its revision {revision}"
-                )));
-            }
-        }
-        for row in rows(&reading, REMOVED)? {
-            let (name, removed) = row.map_err(redb::Error::from)?;
-            let (latest_revision, removed_ms) = removed.value();
-            let removed = Removed {
-                latest_revision,
-                removed_ms,
-            };
-            content.removed.insert(parse_name(name.value())?, removed);
-        }
+    fn open_file(&mut self) -> Result<DatabaseContent, StoreError> {
+        let mut builder = Builder::new();
+        builder.set_cache_size(CACHE_BYTES);
+        let redb = builder.open(&self.path);
+        let redb = redb.map_err(|error| failed(&self.path, &error.into()))?;
+        let content = read(&redb).map_err(|error| match error {
+            ReadError::Format(found) => StoreError::Format {
+                path: self.path.parent().unwrap_or(&self.path).to_owned(),
+                found,
+                known: FORMAT,
+            },
+            error => self.failed(error.to_string()),
+        })?;
+        self.redb = Some(redb);
         Ok(content)
     }
 
     /// Writes, in one transaction, a deployment's record, a new revision, and the removal of `dropped`
     /// revisions. Durable when this returns.
     pub(super) fn write(
-        &self,
+        &mut self,
         name: &DeploymentName,
         record: &DeploymentRecord,
         revision: Option<&Revision>,
@@ -189,7 +140,7 @@ impl Database {
     /// Removes, in one transaction, a deployment with these revisions, remembers it as removed, and forgets
     /// `forgotten`.
     pub(super) fn remove(
-        &self,
+        &mut self,
         name: &DeploymentName,
         revisions: &[u64],
         removal: Removed,
@@ -212,16 +163,21 @@ impl Database {
     }
 
     fn transact(
-        &self,
+        &mut self,
         change: impl FnOnce(&WriteTransaction) -> Result<(), redb::Error>,
     ) -> Result<(), StoreError> {
-        let transact = || {
-            let writing = self.redb.begin_write()?;
+        let transact = |redb: &redb::Database| -> Result<(), redb::Error> {
+            let writing = redb.begin_write()?;
             change(&writing)?;
             writing.commit()?;
             Ok(())
         };
-        transact().map_err(|cause: redb::Error| self.failed(cause.to_string()))
+        let redb = self.redb.as_ref();
+        let written = redb.map_or(Err(redb::Error::PreviousIo), transact);
+        written.map_err(|cause| {
+            self.redb = None;
+            failed(&self.path, &cause)
+        })
     }
 
     fn failed(&self, cause: String) -> StoreError {
@@ -229,6 +185,71 @@ impl Database {
             path: self.path.clone(),
             cause,
         }
+    }
+}
+
+/// The content of a database.
+fn read(redb: &redb::Database) -> Result<DatabaseContent, ReadError> {
+    let reading = redb.begin_read().map_err(redb::Error::from)?;
+    let metadata = match reading.open_table(METADATA) {
+        Ok(metadata) => metadata,
+        // Formats before 2 have no such table.
+        Err(redb::TableError::TableDoesNotExist(_)) => return Err(ReadError::Format(1)),
+        Err(error) => return Err(redb::Error::from(error).into()),
+    };
+    let format = metadata.get("format").map_err(redb::Error::from)?;
+    let format = format.map_or(0, |format| format.value());
+    if format != FORMAT {
+        return Err(ReadError::Format(format));
+    }
+    let mut content = DatabaseContent::default();
+    for row in rows(&reading, DEPLOYMENTS)? {
+        let (name, record) = row.map_err(redb::Error::from)?;
+        let (name, record) = parse(name.value(), record.value())?;
+        let deployment = StoredDeployment {
+            record,
+            revisions: BTreeMap::new(),
+        };
+        content.deployments.insert(name, deployment);
+    }
+    for row in rows(&reading, REVISIONS)? {
+        let (key, revision) = row.map_err(redb::Error::from)?;
+        let (name, number) = key.value();
+        let (name, revision) = parse::<Revision>(name, revision.value())?;
+        let Some(deployment) = content.deployments.get_mut(&name) else {
+            return Err(ReadError::Invalid(format!(
+                "revision {number} of '{name}', which does not exist"
+            )));
+        };
+        deployment.revisions.insert(number, revision);
+    }
+    for (name, deployment) in &content.deployments {
+        let mut shares = deployment.record.traffic.iter();
+        if let Some(share) =
+            shares.find(|share| !deployment.revisions.contains_key(&share.revision))
+        {
+            let revision = share.revision;
+            return Err(ReadError::Invalid(format!(
+                "'{name}' without its revision {revision}"
+            )));
+        }
+    }
+    for row in rows(&reading, REMOVED)? {
+        let (name, removed) = row.map_err(redb::Error::from)?;
+        let (latest_revision, removed_ms) = removed.value();
+        let removed = Removed {
+            latest_revision,
+            removed_ms,
+        };
+        content.removed.insert(parse_name(name.value())?, removed);
+    }
+    Ok(content)
+}
+
+fn failed(path: &Path, cause: &redb::Error) -> StoreError {
+    StoreError::Database {
+        path: path.to_owned(),
+        cause: cause.to_string(),
     }
 }
 

@@ -31,7 +31,7 @@ pub enum StoreError {
         components: usize,
     },
     /// The database cannot be read or written.
-    #[error("the store's database {path} fails: {cause}; check the disk, or move the whole directory away to start empty", path = path.display())]
+    #[error("the store's database {path} fails: {cause}; check the disk and its free space, or move the whole directory away to start empty", path = path.display())]
     Database {
         /// The database's file.
         path: PathBuf,
