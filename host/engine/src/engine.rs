@@ -6,6 +6,7 @@ mod startup;
 use crate::embedding::Embedder;
 use crate::engine_waker::EngineWaker;
 use crate::generation::mailbox;
+use crate::machine_memory::MemoryPressure;
 use crate::metrics::{EngineMetrics, Metric, add, get, grammar_metrics};
 use crate::next_token;
 use crate::open_request_limits::{OpenRequestLimits, RequestLoad, RequestPermit};
@@ -315,6 +316,12 @@ impl Engine {
     /// Evicts all prefix cache entries that are not retained.
     pub fn clear_prefix_cache(&self) -> Result<(), Error> {
         self.send(Command::ClearPrefixCache)
+    }
+
+    /// Gives memory back: evicts offloaded prefixes from [`MemoryPressure::Evict`] on, and writes swapped-out states to
+    /// disk from [`MemoryPressure::SwapOut`] on, as far as the disk has room. Nothing is lost but cached prefixes.
+    pub fn relieve_memory(&self, pressure: MemoryPressure) -> Result<(), Error> {
+        self.send(Command::RelieveMemory(pressure))
     }
 
     /// Sends a command to the engine thread.

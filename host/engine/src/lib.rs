@@ -22,6 +22,7 @@ mod error;
 mod external_sampler;
 mod generate_options;
 mod generation;
+mod machine_memory;
 mod memory_estimate;
 mod metrics;
 mod model_check;
@@ -46,7 +47,7 @@ pub use caller::{Caller, CellShare};
 pub use corral_constraint::{Constraint, Error as ConstraintError, Grammar, Matcher};
 pub use corral_llama::{
     BackendFile, BackendStatus, Device, DeviceKind, FileAccess, KvType, LlamaError, LoadProgress,
-    backends, built_with, default_backend_dir, devices, load_backends,
+    backends, built_with, default_backend_dir, devices, load_backends, release_free_memory,
 };
 pub use corral_sampling::{self as sampling, Sampler, Statistics, TokenLogprobs};
 pub use corral_scheduler::{
@@ -65,6 +66,7 @@ pub use external_sampler::{
 };
 pub use generate_options::{GenerateOptions, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS};
 pub use generation::{Chunk, FinishReason, Generation, Outcome};
+pub use machine_memory::{MemoryFiles, MemoryPressure, MemoryReading, machine_memory};
 pub use metrics::{Metric, MetricKind};
 pub use model_check::ModelCheck;
 pub use model_check::input::CHECK_MODEL_JOB;
@@ -72,7 +74,7 @@ pub use model_check::job::check_model_job;
 pub use model_config::{DeviceTopKMode, ModelConfig, ModelInfo};
 pub use model_pool::{
     ModelLease, ModelPool, ModelPoolSettings, ModelSize, ModelState, ModelStatus, OpenError,
-    OpenModel, machine_memory,
+    OpenModel,
 };
 pub use next_token::{Distribution, DistributionPart, MAX_CANDIDATES, NextTokenRequest};
 pub use reply::Reply;

@@ -13,14 +13,12 @@
 
 mod estimate;
 mod lease;
-mod machine_memory;
 mod manager;
 mod policy;
 mod status;
 
 pub use estimate::ModelSize;
 pub use lease::{ModelLease, OpenModel};
-pub use machine_memory::machine_memory;
 pub use status::{ModelState, ModelStatus};
 
 use crate::engine::Engine;

@@ -401,6 +401,13 @@ impl SwapStore {
         self.queue_jobs();
     }
 
+    /// Queues writes of the states in memory, the oldest first, as far as the disk has room and a quarter of the memory
+    /// suffices for them. Loses nothing. Call it again until [`ram_bytes`](Self::ram_bytes) is small enough.
+    pub fn move_to_disk(&mut self) {
+        self.poll();
+        while self.write_oldest(false) {}
+    }
+
     /// Handles finished disk jobs and queues new ones. Never blocks. Call it after each wake; it is
     /// cheap enough for every step.
     pub fn poll(&mut self) {

@@ -25,6 +25,7 @@ use crate::backend::{Backend, TokenInput};
 use crate::caller::Caller;
 use crate::external_sampler::SamplerMailbox;
 use crate::generation::Sender;
+use crate::machine_memory::MemoryPressure;
 use crate::metrics::{EngineMetrics, add};
 use crate::next_token::{Distribution, NextTokenRequest};
 use crate::open_request_limits::RequestPermit;
@@ -58,6 +59,8 @@ pub enum Command {
     Status(Box<dyn FnOnce(EngineStatus) + Send>),
     /// Evicts all prefix cache entries that are not retained.
     ClearPrefixCache,
+    /// Gives memory of the stores back.
+    RelieveMemory(MemoryPressure),
     /// Offloads all prefixes that are not retained.
     #[cfg(test)]
     OffloadPrefixes,
@@ -334,6 +337,10 @@ impl<B: Backend> Worker<B> {
             Command::ClearPrefixCache => {
                 self.scheduler.clear_prefix_cache();
                 self.run_memory_ops();
+                self.report(&Step::default());
+            }
+            Command::RelieveMemory(pressure) => {
+                self.relieve_memory(pressure);
                 self.report(&Step::default());
             }
             #[cfg(test)]

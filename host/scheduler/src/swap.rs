@@ -161,12 +161,25 @@ impl Scheduler {
 
     /// Drops all entries that are not retained.
     pub fn clear_prefix_cache(&mut self) {
-        let unretained = self.kv.entries.iter().filter(|(_, e)| !e.is_retained());
-        let dropped = unretained.filter(|(id, _)| !self.running.is_entry_awaited(*id));
-        let dropped: Vec<_> = dropped.map(|(id, _)| id).collect();
-        for id in dropped {
+        for id in self.droppable_entries() {
             self.kv.drop_entry(id);
         }
+    }
+
+    /// Evicts all offloaded prefixes, which leaves those in the cells.
+    pub fn evict_offloaded_prefixes(&mut self) {
+        for id in self.droppable_entries() {
+            if self.is_offloaded_prefix(id) {
+                self.kv.lose(id);
+            }
+        }
+    }
+
+    /// Entries that are not retained and that no request waits for.
+    fn droppable_entries(&self) -> Vec<EntryId> {
+        let unretained = self.kv.entries.iter().filter(|(_, e)| !e.is_retained());
+        let unneeded = unretained.filter(|(id, _)| !self.running.is_entry_awaited(*id));
+        unneeded.map(|(id, _)| id).collect()
     }
 
     /// Offloads all resident prefixes that are not retained: for tests.

@@ -1,11 +1,11 @@
 //! The manager thread, which acts on the policy's plans, and the threads that load and unload.
 
 use super::estimate::{FileStamp, estimate_host_bytes};
-use super::machine_memory::free_memory;
 use super::policy::{Action, WaitResult, WaiterId};
 use super::{PoolShared, PoolState};
 use crate::LoadError;
 use crate::engine::Engine;
+use crate::machine_memory::free_memory;
 use corral_llama::LoadProgress;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, MutexGuard, PoisonError};

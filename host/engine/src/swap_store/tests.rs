@@ -24,6 +24,32 @@ fn oldest_states_are_lost_without_disk() {
 }
 
 #[test]
+fn states_move_to_disk_on_request() {
+    let mut test = TestStore::new(16 * KIB, 2 * BLOCK);
+    for id in 0..3 {
+        test.put(id, 4 * KIB);
+    }
+    test.run();
+    assert_eq!(test.store.ram_bytes(), 12 * KIB);
+    for _ in 0..4 {
+        test.store.move_to_disk();
+        test.run();
+        test.check();
+    }
+    // The disk has room for two, and none is lost for the third.
+    assert_eq!(test.store.ram_bytes(), 4 * KIB);
+    assert_eq!(test.store.disk_bytes(), 2 * BLOCK);
+    assert!(test.store.take_lost().is_empty());
+    for id in 0..3 {
+        assert!(test.fetch_now(id) == Some(state(id, 4 * KIB)), "{id}");
+    }
+    let mut test = TestStore::new(16 * KIB, 0);
+    test.put(0, 4 * KIB);
+    test.store.move_to_disk();
+    assert_eq!(test.store.ram_bytes(), 4 * KIB, "there is no disk");
+}
+
+#[test]
 fn replaced_state_is_not_lost() {
     let mut test = TestStore::new(4 * KIB, 0);
     test.put(1, 3 * KIB);

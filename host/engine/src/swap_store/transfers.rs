@@ -108,7 +108,7 @@ impl SwapStore {
 
     /// Queues a write of the oldest state in memory, or drops it if all states on disk are newer.
     /// False if it must wait, or may not drop a state.
-    fn write_oldest(&mut self, may_drop: bool) -> bool {
+    pub(super) fn write_oldest(&mut self, may_drop: bool) -> bool {
         let fits = |id: &Id| {
             let entry = self.entries.get(id);
             entry.is_some_and(|entry| charge(entry.length) <= self.disk)

@@ -3,6 +3,7 @@
 use super::Worker;
 use crate::Token;
 use crate::backend::{Backend, SaveError};
+use crate::machine_memory::MemoryPressure;
 use crate::metrics::{EngineMetrics, set};
 use crate::swap_store::{Fetched, SwapStore};
 use corral_scheduler::{
@@ -246,6 +247,19 @@ impl<B: Backend> Worker<B> {
         let stored = limited.is_some_and(|limited| limited.store.put(entry.0, state).is_ok());
         if !stored {
             self.scheduler.entry_lost(entry);
+        }
+    }
+
+    /// See [`Engine::relieve_memory`](crate::Engine::relieve_memory).
+    pub(super) fn relieve_memory(&mut self, pressure: MemoryPressure) {
+        if pressure >= MemoryPressure::Evict {
+            self.scheduler.evict_offloaded_prefixes();
+            self.run_memory_ops();
+        }
+        if pressure >= MemoryPressure::SwapOut
+            && let Some(LimitedStore { store, .. }) = &mut self.swap.sequences
+        {
+            store.move_to_disk();
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::support::*;
 use crate::Token;
+use crate::machine_memory::MemoryPressure;
 use crate::metrics::get;
 use crate::worker::Command;
 
@@ -39,4 +40,33 @@ fn offloaded_prefixes_have_their_own_memory() {
     assert_eq!(get(&metrics.swapped_states_lost), 0);
     assert_eq!(get(&metrics.swap_ram_bytes), 0);
     assert_eq!(get(&metrics.prefix_offload_bytes), 4 * 71 + 8);
+}
+
+#[test]
+fn memory_pressure_evicts_offloaded_prefixes_only() {
+    let engine = TestEngine::start();
+    let generate = |from: Token, to: Token| {
+        read_tokens(
+            engine.generate((from..to).collect(), limit(2)),
+            [to, to + 1],
+        );
+    };
+    let bytes = |engine: &TestEngine| get(&engine.metrics.prefix_offload_bytes);
+    generate(0, 60);
+    engine.send(Command::OffloadPrefixes);
+    generate(300, 360);
+    wait_until(|| bytes(&engine) > 0);
+    engine.send(Command::RelieveMemory(MemoryPressure::Hold));
+    // The second prefix is still in the cells.
+    generate(300, 361);
+    assert!(bytes(&engine) > 0, "requests only wait");
+    engine.send(Command::RelieveMemory(MemoryPressure::Evict));
+    generate(300, 362);
+    assert_eq!(bytes(&engine), 0);
+    generate(0, 60);
+    let metrics = engine.end();
+    assert_eq!(get(&metrics.evictions), 1);
+    // 60 of the second prompt and 61 of the third; nothing of the last.
+    assert_eq!(get(&metrics.cached_tokens), 121);
+    assert_eq!(get(&metrics.swap_ins), 0);
 }
