@@ -1,11 +1,11 @@
 //! Requests to a running server.
 
-use crate::Corral;
 use crate::response::{EventStream, Response};
 use crate::sums::Sum;
+use crate::{Corral, block_on};
 use serde_json::{Value, json};
 use std::io::Write;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 
 /// Tokens of [`Corral::endless`]: nearly a whole context.
 pub const ENDLESS_TOKENS: u32 = 16_000;
@@ -116,6 +116,19 @@ impl Corral {
         let sent = connection.write_all(&[head.as_bytes(), body].concat());
         sent.expect("the server reads");
         connection
+    }
+
+    /// Connects to the public listener from another address of this machine, such as 127.0.0.2.
+    pub fn connect_from(&self, address: &str) -> TcpStream {
+        let connect = async {
+            let socket = tokio::net::TcpSocket::new_v4()?;
+            socket.bind(SocketAddr::new(address.parse().expect("an address"), 0))?;
+            let server = self.public().parse().expect("an address");
+            socket.connect(server).await?.into_std()
+        };
+        let stream = block_on(connect).expect("the server accepts");
+        stream.set_nonblocking(false).expect("a socket");
+        stream
     }
 
     /// `POST /generate`. Panics unless the status is 200.

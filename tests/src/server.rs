@@ -51,7 +51,7 @@ impl Corral {
     /// Starts a server with additional routes and their plugins. Each route is a tenant, also if routes share
     /// a plugin.
     pub fn start_with_routes(routes: &[(&str, &str)], arguments: &[&str]) -> Self {
-        Self::launch(&[&OWN_ROUTES, routes].concat(), arguments, &[], None)
+        Self::launch(&[&OWN_ROUTES, routes].concat(), arguments, &[], None, None)
     }
 
     /// Starts a server that stores its deployments in a new directory.
@@ -61,17 +61,28 @@ impl Corral {
 
     /// Starts a server that stores its deployments in this directory.
     pub fn start_in(store: &Path, arguments: &[&str]) -> Self {
-        Self::launch(&OWN_ROUTES, arguments, &[], Some(store))
+        Self::launch(&OWN_ROUTES, arguments, &[], Some(store), None)
     }
 
     /// Starts a server with environment variables and only `generate`.
     pub fn start_with_env(variables: &[(&str, &str)], arguments: &[&str]) -> Self {
-        Self::launch(&[("/generate", "generate")], arguments, variables, None)
+        Self::launch(
+            &[("/generate", "generate")],
+            arguments,
+            variables,
+            None,
+            None,
+        )
+    }
+
+    /// Starts a server in a shell that first runs `setup`, such as `ulimit -n 64`.
+    pub fn start_after(setup: &str, store: Option<&Path>, arguments: &[&str]) -> Self {
+        Self::launch(&OWN_ROUTES, arguments, &[], store, Some(setup))
     }
 
     /// Starts a server with a store that has no plugins and loads its model on demand, so that it is ready soon.
     pub fn start_bare(store: &Path) -> Self {
-        Self::launch(&[], &["--preload", "none"], &[], Some(store))
+        Self::launch(&[], &["--preload", "none"], &[], Some(store), None)
     }
 
     fn launch(
@@ -79,8 +90,16 @@ impl Corral {
         arguments: &[&str],
         variables: &[(&str, &str)],
         store: Option<&Path>,
+        setup: Option<&str>,
     ) -> Self {
-        let mut command = Command::new(artifacts::binary());
+        let mut command = Command::new(match setup {
+            Some(_) => Path::new("sh").to_owned(),
+            None => artifacts::binary(),
+        });
+        if let Some(setup) = setup {
+            let script = format!("{setup} && exec \"$0\" \"$@\"");
+            command.arg("-c").arg(script).arg(artifacts::binary());
+        }
         command
             .arg("serve")
             .arg("--model")

@@ -14,7 +14,12 @@ fn check_sums(corral: &Corral, count: usize) {
 
 #[test]
 fn half_sent_heads_are_closed() {
-    let corral = Corral::start_with(&["--header-timeout", "3"]);
+    let corral = Corral::start_with(&[
+        "--header-timeout",
+        "3",
+        "--max-connections-per-address",
+        "1000",
+    ]);
     let begun = Instant::now();
     let mut slow: Vec<TcpStream> = (0..500)
         .map(|number| {
@@ -107,7 +112,10 @@ fn connections_per_address_are_bounded() {
         let _ = one_more.write_all(request);
         let mut answer = Vec::new();
         let _ = one_more.read_to_end(&mut answer);
-        assert!(answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
+        let answer = String::from_utf8_lossy(&answer);
+        // A reset may overtake the answer.
+        let refused = answer.is_empty() || answer.contains("too-many-connections");
+        assert!(refused, "{answer}");
     }
     // Only public connections count, not those of the admin listener.
     let metrics = corral.metrics();

@@ -16,6 +16,7 @@ mod error;
 pub mod isolated_job;
 mod keys;
 pub mod logs;
+mod open_files;
 mod progress;
 mod run;
 mod serve;

@@ -2,6 +2,7 @@
 
 use crate::admin_token::{self, ConfiguredToken};
 use crate::args::{ServeArgs, reload_files};
+use crate::open_files::ConnectionShares;
 use crate::{Error, startup};
 use corral_engine::ModelPool;
 use corral_server::deployments::{Deployments, Store, StoreLimits};
@@ -17,11 +18,15 @@ const CALL_CPU_TIME: Duration = Duration::from_secs(10);
 
 /// Serves until a signal stops the process.
 pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Error> {
+    let shares = ConnectionShares::raise_limit()?;
     let workers = startup::workers(args.models.workers);
-    startup::block_on(workers, serve_until_stopped(args))?
+    startup::block_on(workers, serve_until_stopped(args, shares))?
 }
 
-async fn serve_until_stopped(args: &ServeArgs) -> Result<ExitCode, Error> {
+async fn serve_until_stopped(
+    args: &ServeArgs,
+    shares: ConnectionShares,
+) -> Result<ExitCode, Error> {
     // First, since the store's lock shows whether another process uses it.
     let store = match &args.store {
         Some(dir) => Some(Store::open(dir, StoreLimits::default())?),
@@ -35,7 +40,7 @@ async fn serve_until_stopped(args: &ServeArgs) -> Result<ExitCode, Error> {
     let listeners = Listeners::bind(&args.listen, &args.admin)
         .await?
         .with_admin_token(token.as_ref().map(|token| token.token.clone()))?;
-    let options = args.public.open(note)?;
+    let options = args.public.open(shares, note)?;
     // Watch signals before models load, which takes long.
     let no_signals = || Error::context("cannot watch signals; raise the limit of open files");
     let mut stop = StopSignals::new().map_err(no_signals())?;

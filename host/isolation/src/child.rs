@@ -2,7 +2,7 @@
 
 use crate::exchange::frame;
 use crate::job::JobArgs;
-use rustix::process::{Resource, Rlimit, getppid, setpriority_process, setrlimit};
+use rustix::process::{Resource, Rlimit, getppid, getrlimit, setpriority_process, setrlimit};
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -62,11 +62,13 @@ fn limit(args: &JobArgs) -> io::Result<()> {
         (Resource::Nofile, OPEN_FILES, 0),
     ];
     for (resource, limit, grace) in limits {
-        let limit = Rlimit {
-            current: Some(limit),
-            maximum: Some(limit.saturating_add(grace)),
+        // A hard limit of the server itself may be lower, and cannot be raised.
+        let inherited = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+        let limits = Rlimit {
+            current: Some(limit.min(inherited)),
+            maximum: Some(limit.saturating_add(grace).min(inherited)),
         };
-        setrlimit(resource, limit)?;
+        setrlimit(resource, limits)?;
     }
     // If it fails, the child competes with serving for a moment.
     let _ = setpriority_process(None, args.niceness.into());

@@ -161,6 +161,9 @@ fn metrics_text(state: &ServerState) -> String {
         );
     }
     state.counters.write(&mut families);
+    if let Some(Some(memory)) = state.memory.get() {
+        memory.write(&mut families);
+    }
     let keys = state.api_keys.iter().flat_map(|keys| keys.metrics());
     let tls = state.tls.iter().flat_map(|tls| tls.metrics());
     for metric in keys.chain(tls) {

@@ -52,6 +52,7 @@ impl TerminationReason {
 pub(crate) struct HttpCounters {
     connections_open: AtomicU64,
     connections: AtomicU64,
+    accept_errors: AtomicU64,
     in_flight: AtomicU64,
     aborted: AtomicU64,
     terminations: [AtomicU64; TerminationReason::ALL.len()],
@@ -63,6 +64,7 @@ impl Default for HttpCounters {
         HttpCounters {
             connections_open: AtomicU64::new(0),
             connections: AtomicU64::new(0),
+            accept_errors: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
             aborted: AtomicU64::new(0),
             terminations: Default::default(),
@@ -78,9 +80,19 @@ impl HttpCounters {
         CounterGuard::new(self, |counters| &counters.connections_open)
     }
 
+    /// Counts a connection that could not be accepted.
+    pub(crate) fn count_accept_error(&self) {
+        self.accept_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Counts a request as in flight until the guard is dropped.
     pub(crate) fn count_request(self: &Arc<Self>) -> CounterGuard {
         CounterGuard::new(self, |counters| &counters.in_flight)
+    }
+
+    /// Requests whose response has not been sent to its end.
+    pub(crate) fn requests_in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed)
     }
 
     /// Counts a response by its status.
@@ -116,6 +128,12 @@ impl HttpCounters {
                 "Connections that the public listener accepted.",
                 MetricKind::Counter,
                 &self.connections,
+            ),
+            (
+                "corral_http_accept_errors_total",
+                "Attempts to accept a connection that failed, usually for too many open files.",
+                MetricKind::Counter,
+                &self.accept_errors,
             ),
             (
                 "corral_http_requests_in_flight",

@@ -2,17 +2,19 @@
 //!
 //! Serves HTTP/1.1 and HTTP/2, distinguished by ALPN under TLS and by the first bytes otherwise. Bounds
 //! what a client can occupy before hyper sees the connection: the number of connections, in total and
-//! optionally per client address, and the time of the TLS handshake and of the first bytes.
+//! per client address, and the time of the TLS handshake and of the first bytes.
 
 mod address_limiter;
 mod connection;
 mod preface;
 mod response_body;
 mod socket;
+mod spare_files;
 mod streams;
 mod transport;
 
 use crate::http_counters::{HttpCounters, TerminationReason};
+use crate::problem::Problem;
 use crate::request_log::LoggedBody;
 use crate::shutdown::{ListenerPhase, reached};
 use crate::tls::Tls;
@@ -21,6 +23,7 @@ use connection::Connection;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use socket::{AcceptedStream, Peer};
+use spare_files::SpareFiles;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -57,12 +60,14 @@ const MEMORY_BUFFER: usize = 64 << 10;
 #[non_exhaustive]
 pub struct HttpLimits {
     /// Connections of the public listener; further clients wait in the socket's backlog. Default 1,024:
-    /// each costs some tens of kilobytes over HTTP/1 at worst, and the number stays below common limits
-    /// of open files.
+    /// each costs some tens of kilobytes over HTTP/1 at worst.
     pub max_connections: usize,
-    /// Connections of one client address, or of one /64 for IPv6; further ones are closed at once.
-    /// Unlimited by default: behind a proxy all clients share an address.
-    pub max_connections_per_address: Option<usize>,
+    /// Connections of one client address, or of one /64 for IPv6; further ones get 429 and are closed at
+    /// once. Default 256, a quarter of all: one client leaves room for others.
+    pub max_connections_per_address: usize,
+    /// Connections of the admin listener: a scraper, a prober, a few people. One address gets three
+    /// quarters of them: log followers and others. Default 32.
+    pub max_admin_connections: usize,
     /// Time limit for a TLS handshake. Default 10 s.
     pub handshake_timeout: Duration,
     /// Time limit from the start of a connection, or the end of a response, to the next complete request
@@ -86,7 +91,8 @@ impl Default for HttpLimits {
     fn default() -> Self {
         HttpLimits {
             max_connections: 1024,
-            max_connections_per_address: None,
+            max_connections_per_address: 256,
+            max_admin_connections: 32,
             handshake_timeout: Duration::from_secs(10),
             header_timeout: Duration::from_secs(30),
             max_header_bytes: 32 << 10,
@@ -153,6 +159,8 @@ pub(crate) struct ListenerConfig {
     pub(crate) tls: Option<Arc<Tls>>,
     /// `None` on the admin listener, whose connections are not counted.
     pub(crate) counters: Option<Arc<HttpCounters>>,
+    /// Descriptors kept for connections of this listener, for when the process has no others left.
+    pub(crate) spare_files: usize,
 }
 
 /// A listener that accepts connections.
@@ -183,7 +191,7 @@ impl Listener {
         let (phase, phase_receiver) = watch::channel(ListenerPhase::Serving);
         let connections = Arc::new(Connections {
             permits: permits.clone(),
-            addresses: limits.max_connections_per_address.map(AddressLimiter::new),
+            addresses: AddressLimiter::new(limits.max_connections_per_address),
             phase: phase_receiver,
             config: Arc::new(config),
             answer,
@@ -237,6 +245,8 @@ where
     F: Future<Output = Response<LoggedBody>> + Send + 'static,
 {
     let mut phase = connections.phase.clone();
+    let mut spare = SpareFiles::new(connections.config.spare_files);
+    let mut failing = false;
     loop {
         let accepted = tokio::select! {
             // Checked first, so that a flood of clients cannot delay the shutdown.
@@ -245,11 +255,23 @@ where
             accepted = connections.accept(&socket) => accepted,
         };
         match accepted {
-            Ok((stream, peer, permit)) => connections.serve(stream, peer, permit),
+            Ok((stream, peer, permit)) => {
+                failing = false;
+                connections.serve(stream, peer, permit);
+                spare.refill();
+            }
+            // The client stays in the backlog, and gets the descriptor that is free now.
+            Err(error) if spare.release(&error) => {}
             Err(error) => {
+                if let Some(counters) = &connections.config.counters {
+                    counters.count_accept_error();
+                }
+                if !failing {
+                    tracing::warn!(%error, "cannot accept connections; trying again every {ACCEPT_RETRY:?}");
+                }
+                failing = true;
                 // Usually too many open files, until connections end. The client stays in the
                 // backlog, so without a pause this loop would spin.
-                tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_RETRY).await;
             }
         }
@@ -272,7 +294,7 @@ where
 /// Starts the connections of a listener.
 struct Connections<H> {
     permits: Arc<Semaphore>,
-    addresses: Option<AddressLimiter>,
+    addresses: AddressLimiter,
     phase: watch::Receiver<ListenerPhase>,
     config: Arc<ListenerConfig>,
     answer: H,
@@ -308,14 +330,25 @@ where
     /// Serves a connection in a task of its own, unless its address has too many.
     fn serve(&self, stream: AcceptedStream, peer: Peer, permit: OwnedSemaphorePermit) {
         let counters = self.config.counters.as_ref();
-        let address = match (&self.addresses, peer) {
-            (None, _) | (_, Peer::Process) => None,
-            (Some(addresses), Peer::Address(address)) => match addresses.acquire(address.ip()) {
-                Some(permit) => Some(permit),
-                None => {
-                    tracing::debug!(%peer, "too many connections of one address");
+        let address = match peer {
+            Peer::Process => None,
+            Peer::Address(address) => match self.addresses.acquire(address.ip()) {
+                Ok(permit) => Some(permit),
+                Err(full) => {
+                    if full.is_news {
+                        tracing::warn!(
+                            %peer,
+                            limit = self.config.limits.max_connections_per_address,
+                            "an address has too many connections, further ones are refused; behind a \
+                             proxy, raise --max-connections-per-address"
+                        );
+                    }
                     if let Some(counters) = counters {
                         counters.count_termination(TerminationReason::AddressFull);
+                    }
+                    // TLS has no word for it.
+                    if self.config.tls.is_none() {
+                        stream.refuse(&Problem::address_full().http1_message());
                     }
                     return;
                 }

@@ -94,6 +94,16 @@ impl Problem {
         .retry_after(Duration::from_secs(1))
     }
 
+    /// 429: the client's address has too many connections.
+    pub(crate) fn address_full() -> Self {
+        Problem::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "too-many-connections",
+            "your address has as many connections as it may; use those again, or close some",
+        )
+        .retry_after(Duration::from_secs(1))
+    }
+
     /// 405: the path exists, but not for this method.
     pub(crate) fn method(allow: &'static str) -> Self {
         let mut problem = Problem::new(
@@ -166,6 +176,20 @@ impl Problem {
     /// The response, as an RFC 9457 problem.
     pub(crate) fn into_response(self) -> Response<Body> {
         self.into_response_as(ErrorFormat::Problem)
+    }
+
+    /// The response as HTTP/1.1 writes it, for a connection that is closed after it.
+    pub(crate) fn http1_message(&self) -> Vec<u8> {
+        let text = self.text(ErrorFormat::Problem);
+        let mut head = format!(
+            "HTTP/1.1 {}\r\nContent-Type: application/problem+json\r\nConnection: close\r\nContent-Length: {}\r\n",
+            self.status,
+            text.len()
+        );
+        if let Some(wait) = self.retry_after {
+            head += &format!("Retry-After: {}\r\n", whole_seconds(wait));
+        }
+        (head + "\r\n" + &text).into_bytes()
     }
 
     /// The response in `format`.

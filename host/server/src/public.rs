@@ -83,6 +83,9 @@ async fn route(
         .pick()
         .map_err(|reason| unavailable(&deployment.name, &reason))?;
     context.format = policy.error_format;
+    if let Some(Some(memory)) = state.memory.get() {
+        memory.admit().await?;
+    }
     let keys = state.api_keys.as_deref();
     let admitted = policy.admit(keys, &deployment.name, &mut head.headers)?;
     context.key_name = admitted

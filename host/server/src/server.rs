@@ -6,6 +6,7 @@ use crate::file_watcher::watch;
 use crate::listener::{
     BindError, HttpLimits, Listener, ListenerConfig, Socket, UnixSocketFile, bind, bind_unix,
 };
+use crate::memory_guard::{MemoryGuard, MemoryGuardConfig};
 use crate::public;
 use crate::request_log::RequestIdGenerator;
 use crate::services::Services;
@@ -20,8 +21,8 @@ use std::time::Duration;
 use tokio::io::DuplexStream;
 use tokio::net::TcpListener;
 
-/// Connections of the admin listener: a scraper, a prober, a few people.
-const MAX_ADMIN_CONNECTIONS: usize = 32;
+/// Descriptors that the admin listener keeps for its connections: it answers when the process has no others left.
+const SPARE_ADMIN_FILES: usize = 4;
 /// Time for a running scrape to end at shutdown.
 const ADMIN_DRAIN: Duration = Duration::from_millis(200);
 /// Start of the address of a Unix domain socket.
@@ -106,6 +107,8 @@ pub struct ServerOptions {
     pub tls: Option<Arc<Tls>>,
     /// API keys that deployments can require.
     pub api_keys: Option<Arc<ApiKeys>>,
+    /// When requests wait and are refused for lack of memory.
+    pub memory: MemoryGuardConfig,
 }
 
 impl From<HttpLimits> for ServerOptions {
@@ -128,6 +131,7 @@ pub struct Server {
     admin_address: String,
     /// The admin token crosses a network without encryption.
     token_in_clear: bool,
+    memory: MemoryGuardConfig,
 }
 
 impl Server {
@@ -165,6 +169,7 @@ impl Server {
             counters: Arc::default(),
             request_ids: RequestIdGenerator::default(),
             services: OnceLock::new(),
+            memory: OnceLock::new(),
             api_keys: options.api_keys,
             tls: options.tls.clone(),
             public_address: listeners.public.local_addr()?,
@@ -177,6 +182,7 @@ impl Server {
                 limits: options.limits.clone(),
                 tls: options.tls,
                 counters: Some(state.counters.clone()),
+                spare_files: 0,
             },
             move |request| public::answer(public_state.clone(), request),
         );
@@ -186,12 +192,14 @@ impl Server {
             admin,
             ListenerConfig {
                 limits: HttpLimits {
-                    max_connections: MAX_ADMIN_CONNECTIONS,
-                    max_connections_per_address: None,
+                    max_connections: options.limits.max_admin_connections,
+                    max_connections_per_address: options.limits.max_admin_connections
+                        - options.limits.max_admin_connections / 4,
                     ..options.limits
                 },
                 tls: admin_tls,
                 counters: None,
+                spare_files: SPARE_ADMIN_FILES,
             },
             move |request| admin::answer(admin_state.clone(), request),
         );
@@ -202,11 +210,20 @@ impl Server {
             admin,
             admin_address,
             token_in_clear,
+            memory: options.memory,
         })
     }
 
     /// Starts to serve requests. Only the first call has an effect.
     pub fn serve(&self, services: Services) {
+        let (models, counters) = (services.models.clone(), self.state.counters.clone());
+        let guard = MemoryGuard::start(self.memory.clone(), models, counters);
+        let guard = guard.unwrap_or_else(|error| {
+            tracing::error!(%error, "cannot start the thread that watches memory; nothing does");
+            None
+        });
+        // Set already only if the services are.
+        let _ = self.state.memory.set(guard);
         if self.state.services.set(services).is_err() {
             tracing::error!("the server has its services already; the second ones are ignored");
         }

@@ -3,6 +3,7 @@
 use crate::api_keys::ApiKeys;
 use crate::http_counters::HttpCounters;
 use crate::listener::HttpLimits;
+use crate::memory_guard::MemoryGuard;
 use crate::problem::Problem;
 use crate::request_log::RequestIdGenerator;
 use crate::services::Services;
@@ -16,6 +17,8 @@ pub(crate) struct ServerState {
     pub(crate) counters: Arc<HttpCounters>,
     pub(crate) request_ids: RequestIdGenerator,
     pub(crate) services: OnceLock<Services>,
+    /// Set before the services; `None` without a guard.
+    pub(crate) memory: OnceLock<Option<MemoryGuard>>,
     pub(crate) api_keys: Option<Arc<ApiKeys>>,
     pub(crate) tls: Option<Arc<Tls>>,
     pub(crate) public_address: SocketAddr,

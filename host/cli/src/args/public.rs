@@ -2,6 +2,7 @@
 
 use super::parsers::seconds;
 use crate::Error;
+use crate::open_files::ConnectionShares;
 use clap::Args;
 use corral_runtime::{Quota, QuotaLimit, QuotaLimits};
 use corral_server::{
@@ -15,11 +16,11 @@ use std::time::Duration;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Network")]
 pub struct PublicArgs {
-    /// Connections at once; further clients wait
+    /// Connections at once, as far as the limit of open files allows; further clients wait
     #[arg(long, value_name = "N", default_value_t = 1024,
           value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) max_connections: u64,
-    /// Connections of one client address (one /64 for IPv6); not for servers behind a proxy [default: no limit]
+    /// Connections of one client address (one /64 for IPv6); raise it behind a proxy [default: a quarter of all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) max_connections_per_address: Option<u64>,
     /// Timeout for the head of the next request, in seconds; closes idle connections too
@@ -28,6 +29,14 @@ pub struct PublicArgs {
     /// Idle timeout for reading a request body and writing a response, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     pub(crate) io_timeout: Duration,
+    /// Free MiB below which requests wait, caches shrink, and below a quarter get 503; 0: never [default: 32 to 256]
+    #[arg(
+        long,
+        value_name = "MIB",
+        value_parser = clap::value_parser!(u64).range(0..=1 << 30),
+        help_heading = "Memory"
+    )]
+    pub(crate) memory_reserve: Option<u64>,
     /// PEM certificate chain; enables TLS, for a remote admin listener too; reloaded when it changes
     #[arg(
         long,
@@ -83,16 +92,32 @@ impl PublicArgs {
     }
 
     /// Reads the certificate and the keys; reports warnings to `note`.
-    pub(crate) fn open(&self, note: impl Fn(String)) -> Result<ServerOptions, Error> {
+    pub(crate) fn open(
+        &self,
+        shares: ConnectionShares,
+        note: impl Fn(String),
+    ) -> Result<ServerOptions, Error> {
         let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         let mut limits = HttpLimits::default();
-        limits.max_connections = size(self.max_connections);
-        limits.max_connections_per_address = self.max_connections_per_address.map(size);
+        let max_connections = self.max_connections.min(shares.public);
+        if max_connections < self.max_connections {
+            note(format!(
+                "the limit of open files is {}, so at most {max_connections} clients are connected at once, \
+                 not {}; raise it, e.g. with 'ulimit -n 65536' or LimitNOFILE= of systemd",
+                shares.open_files, self.max_connections
+            ));
+        }
+        let per_address = self.max_connections_per_address;
+        limits.max_connections = size(max_connections);
+        limits.max_connections_per_address =
+            size(per_address.unwrap_or(max_connections.div_ceil(4)));
+        limits.max_admin_connections = size(shares.admin);
         limits.header_timeout = self.header_timeout;
         limits.handshake_timeout = limits.handshake_timeout.min(self.header_timeout);
         limits.body_idle_timeout = self.io_timeout;
         limits.write_timeout = self.io_timeout;
         let mut options = ServerOptions::from(limits);
+        options.memory.reserve = self.memory_reserve.map(|mebibytes| mebibytes << 20);
         if let (Some(certificate), Some(key)) = (&self.tls_cert, &self.tls_key) {
             let tls = Tls::open(certificate, key)?;
             tls.warning().into_iter().for_each(&note);

@@ -63,8 +63,11 @@ pub(crate) async fn open(
 ) -> Result<Server, Error> {
     let listeners = Listeners::bind("127.0.0.1:0", "127.0.0.1:0").await?;
     let listeners = listeners.with_admin_token(token)?;
-    let server = Server::start(listeners, HttpLimits::default())
-        .map_err(Error::context("cannot start the listeners"))?;
+    let mut limits = HttpLimits::default();
+    // The bench is the only client.
+    limits.max_connections_per_address = limits.max_connections;
+    let server =
+        Server::start(listeners, limits).map_err(Error::context("cannot start the listeners"))?;
     server.serve(Services {
         runtime,
         models,

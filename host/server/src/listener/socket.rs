@@ -6,7 +6,7 @@
 use super::BindError;
 use std::fmt;
 use std::fs::{self, Permissions};
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -33,6 +33,20 @@ pub(super) enum AcceptedStream {
     Unix(UnixStream),
     /// From within this process.
     Memory(DuplexStream),
+}
+
+impl AcceptedStream {
+    /// Sends `message` as far as the socket takes it at once, and closes the connection. A TCP client may get a
+    /// reset instead, if more of its bytes arrive meanwhile.
+    pub(super) fn refuse(self, message: &[u8]) {
+        if let AcceptedStream::Tcp(stream) = self
+            && let Ok(mut stream) = stream.into_std()
+        {
+            // Closing a socket with unread bytes resets the connection.
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write(message);
+        }
+    }
 }
 
 /// The client of a connection.

@@ -1,0 +1,85 @@
+//! The limit of open files, and the part of it that connections may take.
+
+use crate::Error;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// The smallest limit with which the server works.
+const MIN_OPEN_FILES: u64 = 64;
+/// Files kept for models, stores, swapped states, child processes and devices: half of a small limit, at most
+/// this many.
+const MAX_RESERVED: u64 = 256;
+/// The admin listener's part of the limit, and the most it needs.
+const ADMIN_PART: u64 = 8;
+const MAX_ADMIN: u64 = 32;
+
+/// Connections that the limit of open files allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnectionShares {
+    /// The limit of open files.
+    pub(crate) open_files: u64,
+    /// Connections of the public listener.
+    pub(crate) public: u64,
+    /// Connections of the admin listener.
+    pub(crate) admin: u64,
+}
+
+impl ConnectionShares {
+    /// Raises the soft limit to the hard limit, and divides it.
+    ///
+    /// # Errors
+    /// If the hard limit is too small for a server.
+    pub(crate) fn raise_limit() -> Result<Self, Error> {
+        let limit = getrlimit(Resource::Nofile);
+        let raised = Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        };
+        let limit = match setrlimit(Resource::Nofile, raised) {
+            Ok(()) => limit.maximum,
+            // Some systems report a hard limit that they refuse.
+            Err(_) => limit.current,
+        };
+        Self::divide(limit.unwrap_or(u64::MAX))
+    }
+
+    fn divide(open_files: u64) -> Result<Self, Error> {
+        if open_files < MIN_OPEN_FILES {
+            return Err(Error::failed(format!(
+                "the limit of open files is {open_files}, and a server needs at least {MIN_OPEN_FILES}; raise \
+                 it, e.g. with 'ulimit -n 65536' or LimitNOFILE= of systemd"
+            )));
+        }
+        let admin = (open_files / ADMIN_PART).min(MAX_ADMIN);
+        let reserved = (open_files / 2).min(MAX_RESERVED);
+        Ok(ConnectionShares {
+            open_files,
+            public: open_files - reserved - admin,
+            admin,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_files_for_rest() {
+        for (open_files, public, admin) in [
+            (64, 24, 8),
+            (256, 96, 32),
+            (1024, 736, 32),
+            (65_536, 65_248, 32),
+        ] {
+            let shares = ConnectionShares::divide(open_files).expect("enough");
+            assert_eq!(
+                (shares.public, shares.admin),
+                (public, admin),
+                "{open_files}"
+            );
+        }
+        assert!(ConnectionShares::divide(u64::MAX).is_ok(), "unlimited");
+        let error = ConnectionShares::divide(63).expect_err("too few");
+        assert!(format!("{error:?}").contains("at least 64"), "{error:?}");
+    }
+}

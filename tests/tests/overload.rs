@@ -1,0 +1,275 @@
+//! The machine or the process runs out of something: the server says so, serves what it can, and recovers.
+
+use corral_tests::deployments::{deploy_plugin, digest, show, variant};
+use corral_tests::{Corral, TIMEOUT, artifacts, distinct_sums, scratch_dir, wait_for};
+use serde_json::json;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::Duration;
+
+/// A request whose connection is closed after the response.
+const REQUEST: &[u8] = b"GET /misbehave/ok HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+
+fn check_sums(corral: &Corral, count: usize) {
+    for sum in distinct_sums(count) {
+        assert_eq!(corral.text(&sum.question()), sum.answer());
+    }
+}
+
+/// Sends [`REQUEST`] and reads the whole response.
+fn exchange(mut stream: TcpStream) -> String {
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a limit");
+    let _ = stream.write_all(REQUEST);
+    let mut answer = String::new();
+    // The system reports a closed connection in more than one way.
+    let _ = stream.read_to_string(&mut answer);
+    answer
+}
+
+/// `GET` on the admin listener over a new connection.
+fn admin(corral: &Corral, path: &str) -> String {
+    let mut stream = TcpStream::connect(corral.admin()).expect("the backlog has room");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a limit");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("answered");
+    answer
+}
+
+/// Changes a limit of the running server by an option of `prlimit`.
+fn set_limit(corral: &Corral, limit: &str) {
+    let pid = format!("--pid={}", corral.pid());
+    let status = Command::new("prlimit").args([&pid, limit]).status();
+    assert!(status.expect("prlimit is there").success(), "{limit}");
+}
+
+/// Descriptors that the server has open, by number.
+fn descriptors(corral: &Corral) -> Vec<u64> {
+    let dir = std::fs::read_dir(format!("/proc/{}/fd", corral.pid())).expect("it runs");
+    let number = |entry: std::io::Result<std::fs::DirEntry>| {
+        let name = entry.ok()?.file_name();
+        name.to_str()?.parse().ok()
+    };
+    dir.filter_map(number).collect()
+}
+
+#[test]
+fn one_client_leaves_connections_to_others() {
+    let corral = Corral::start();
+    let held: Vec<_> = (0..1024)
+        .map(|_| TcpStream::connect(corral.public()).expect("accepted"))
+        .collect();
+    let full = "corral_http_terminations_total{reason=\"address-full\"}";
+    // A quarter of all connections is open, the others are refused and counted.
+    let metrics = corral.wait_until("all are accepted", |metrics| {
+        metrics.get("corral_http_connections") + metrics.get_or_zero(full) == 1024.0
+    });
+    assert_eq!(metrics.get("corral_http_connections"), 256.0);
+    let mut refused = held.last().expect("one");
+    let mut answer = String::new();
+    let _ = refused.read_to_string(&mut answer);
+    assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
+    assert!(answer.contains("\"too-many-connections\""), "{answer}");
+    assert!(answer.contains("\r\nRetry-After: "), "{answer}");
+    let log = corral.wait_for_stderr("an address has too many connections");
+    assert_eq!(log.matches("too many connections").count(), 1, "{log}");
+
+    let other = exchange(corral.connect_from("127.0.0.2"));
+    assert!(other.starts_with("HTTP/1.1 200 "), "{other}");
+    assert!(admin(&corral, "/metrics").starts_with("HTTP/1.1 200 "));
+
+    drop(held);
+    corral.wait_until("all are closed", |metrics| {
+        metrics.get("corral_http_connections") == 0.0
+    });
+    check_sums(&corral, 2);
+}
+
+#[test]
+fn few_open_files_allow_few_connections() {
+    // The soft limit is raised, so only the hard limit counts.
+    let corral = Corral::start_after("ulimit -Sn 32 && ulimit -Hn 64", None, &[]);
+    let log = corral.stderr();
+    assert!(log.contains("the limit of open files is 64"), "{log}");
+    assert!(log.contains("at most 24 clients"), "{log}");
+    check_sums(&corral, 2);
+    // More clients than connections, from addresses that each stay below their limit.
+    let held: Vec<_> = (2..10)
+        .flat_map(|address| std::iter::repeat_n(format!("127.0.0.{address}"), 5))
+        .map(|address| corral.connect_from(&address))
+        .collect();
+    let metrics = corral.wait_until("all connections are taken", |metrics| {
+        metrics.get("corral_http_connections") >= 24.0
+    });
+    assert_eq!(metrics.get("corral_http_connections"), 24.0);
+    assert_eq!(metrics.get("corral_http_accept_errors_total"), 0.0);
+    for _ in 0..20 {
+        assert!(admin(&corral, "/readyz").starts_with("HTTP/1.1 200 "));
+    }
+    drop(held);
+    check_sums(&corral, 2);
+
+    let refused = Command::new("sh")
+        .args(["-c", "ulimit -n 40 && exec \"$0\" serve"])
+        .arg(artifacts::binary())
+        .output()
+        .expect("it starts");
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(error.contains("needs at least 64"), "{error}");
+    assert_eq!(refused.status.code(), Some(1));
+}
+
+#[test]
+fn admin_answers_without_free_descriptors() {
+    let corral = Corral::start();
+    let newest = descriptors(&corral).into_iter().max().expect("some");
+    // No descriptor above those that are open now. Clients take the gaps between them.
+    set_limit(&corral, &format!("--nofile={}:", newest + 1));
+    let mut held = Vec::new();
+    wait_for("an accept that fails", || {
+        held.push(TcpStream::connect(corral.public()).expect("the backlog has room"));
+        let metrics = admin(&corral, "/metrics");
+        assert!(metrics.starts_with("HTTP/1.1 200 "), "{metrics}");
+        let failed = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("corral_http_accept_errors_total "));
+        (failed != Some("0")).then_some(())
+    });
+    for _ in 0..20 {
+        assert!(admin(&corral, "/readyz").starts_with("HTTP/1.1 200 "));
+    }
+    // Accepting is tried ten times a second at most.
+    let log = corral.stderr();
+    assert_eq!(log.matches("cannot accept connections").count(), 1, "{log}");
+    drop(held);
+    check_sums(&corral, 2);
+}
+
+#[test]
+fn short_memory_refuses_requests() {
+    // No machine keeps this much free.
+    let corral = Corral::start_with(&["--memory-reserve", "1000000000"]);
+    let answer = corral.post("/generate", json!({"prompt": "1+1="}).to_string());
+    assert_eq!(answer.status, 503, "{answer:?}");
+    assert!(answer.body.contains("\"memory-pressure\""), "{answer:?}");
+    assert_eq!(answer.header("retry-after"), Some("5"));
+    let metrics = corral.metrics();
+    assert_eq!(metrics.get("corral_memory_pressure"), 4.0);
+    assert_eq!(metrics.get("corral_memory_refused_requests_total"), 1.0);
+    // Probes and the admin listener are not for requests.
+    assert_eq!(corral.get("/healthz").status, 200);
+    corral.wait_for_stderr("memory is short");
+
+    let corral = Corral::start_with(&["--memory-reserve", "0"]);
+    check_sums(&corral, 2);
+}
+
+/// With this setup, a write beyond the limit of file sizes fails as on a full disk.
+const SIZE_LIMIT_IS_NO_SIGNAL: &str = "trap '' XFSZ";
+
+#[test]
+fn full_disk_fails_changes_and_loses_none() {
+    let store = scratch_dir();
+    let corral = Corral::start_after(SIZE_LIMIT_IS_NO_SIGNAL, Some(&store), &[]);
+    deploy_plugin(&corral, "first", "generate", json!({}));
+    let check = |corral: &Corral, route: &str| {
+        let request = json!({"prompt": "12+7=", "max_tokens": 5});
+        assert_eq!(corral.generate_at(route, &request)["text"], "19");
+    };
+    let pause = |corral: &Corral, paused: bool| {
+        let body = json!({"paused": paused}).to_string();
+        corral.request_admin("PUT", "/deployments/first/paused", body)
+    };
+    let component = variant(&artifacts::component("generate"), 1);
+    let upload = |corral: &Corral| {
+        let path = format!("/components/{}", digest(&component));
+        corral.request_admin("PUT", &path, &component)
+    };
+    set_limit(&corral, "--fsize=0:");
+    for _ in 0..2 {
+        for answer in [upload(&corral), pause(&corral, true)] {
+            answer.problem(500, "store-failed");
+            assert!(answer.body.contains("free space"), "{answer:?}");
+        }
+        check(&corral, "/first");
+    }
+    assert_eq!(show(&corral, "first")["deployment"]["state"], "serving");
+
+    set_limit(&corral, "--fsize=unlimited:");
+    assert_eq!(pause(&corral, true).status, 200);
+    corral.get("/first").problem(503, "paused");
+    assert_eq!(pause(&corral, false).status, 200);
+    deploy_plugin(&corral, "second", "generate", json!({}));
+    drop(corral);
+    let corral = Corral::start_in(&store, &[]);
+    check(&corral, "/first");
+    check(&corral, "/second");
+}
+
+#[test]
+fn full_disk_fails_snapshots_only() {
+    let dir = scratch_dir();
+    let loops = format!("/loops={}", artifacts::plugin("loops").display());
+    let dir = dir.to_str().expect("a path in UTF-8");
+    let options = ["--plugin", &loops, "--snapshot-dir", dir];
+    let corral = Corral::start_after(SIZE_LIMIT_IS_NO_SIGNAL, None, &options);
+    let sum = distinct_sums(1)[0];
+    let keep = |name: &str| corral.post("/loops/keep", format!("{name}\n{}", sum.question()));
+    assert_eq!(keep("old").body, sum.answer());
+    set_limit(&corral, "--fsize=0:");
+    for name in ["old", "new"] {
+        let answer = keep(name);
+        assert_eq!(answer.status, 400, "{answer:?}");
+        assert!(answer.body.contains("cannot write"), "{answer:?}");
+    }
+    check_sums(&corral, 2);
+    // The failed replacement left the old one.
+    assert_eq!(corral.post("/loops/kept", "old").body, sum.answer());
+    assert_eq!(corral.post("/loops/kept", "new").status, 400);
+    set_limit(&corral, "--fsize=unlimited:");
+    assert_eq!(keep("new").body, sum.answer());
+    assert_eq!(corral.post("/loops/kept", "new").body, sum.answer());
+}
+
+#[test]
+fn stopped_process_continues_its_requests() {
+    let corral = Corral::start_with(&["--io-timeout", "2", "--header-timeout", "2"]);
+    let request = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": 4000});
+    let stream = corral.generate_stream(&request);
+    let body = json!({"prompt": "12+7=", "max_tokens": 5}).to_string();
+    let mut uploads: Vec<TcpStream> = (0..8)
+        .map(|_| TcpStream::connect(corral.public()).expect("accepted"))
+        .collect();
+    let (begin, end) = body.split_at(10);
+    for upload in &mut uploads {
+        upload.set_read_timeout(Some(TIMEOUT)).expect("a limit");
+        let head = format!(
+            "POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{begin}",
+            body.len()
+        );
+        upload.write_all(head.as_bytes()).expect("sent");
+    }
+    corral.wait_until("all have begun", |metrics| {
+        metrics.get("corral_http_requests_in_flight") >= 9.0
+    });
+    corral.signal("STOP");
+    // Longer than all time limits. The clients send in time.
+    for upload in &mut uploads {
+        upload.write_all(end.as_bytes()).expect("sent");
+    }
+    std::thread::sleep(Duration::from_secs(4));
+    corral.signal("CONT");
+    for mut upload in uploads {
+        let mut answer = String::new();
+        upload.read_to_string(&mut answer).expect("answered");
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        assert!(answer.contains("\"19\""), "{answer}");
+    }
+    let (texts, last) = stream.texts();
+    assert!(!texts.is_empty(), "{last}");
+    let metrics = corral.wait_until_idle();
+    assert_eq!(metrics.get("corral_http_requests_aborted_total"), 0.0);
+    check_sums(&corral, 2);
+}
