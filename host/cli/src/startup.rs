@@ -70,6 +70,7 @@ pub(crate) fn model_pool(args: &ModelArgs) -> Result<ModelPool, Error> {
             config.file_access = FileAccess::Map;
         }
         config.threads = args.threads;
+        config.adaptive_threads = args.adaptive_threads;
         config.placement = args.devices.for_model(name);
         config.device_top_k = args.device_top_k;
         config.overlap = args.overlap;

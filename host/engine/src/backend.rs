@@ -7,6 +7,7 @@ pub use corral_llama::{DecodeError, LogitsCopied, SaveError};
 use crate::Token;
 use corral_sampling::Logits;
 use corral_scheduler::{AdapterId, SeqId};
+use std::time::Duration;
 
 /// One token of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,25 @@ pub trait Backend {
 
     /// Waits until the last step is computed, where [`Backend::decode`] only starts it.
     fn wait(&mut self) {}
+
+    /// Compute threads on the CPU.
+    fn threads(&self) -> u32 {
+        1
+    }
+
+    /// Computes the following steps with this many of the threads, with the same results.
+    fn use_threads(&mut self, threads: u32) {
+        let _ = threads;
+    }
+
+    /// From now on, [`Backend::decode`] may end with [`DecodeError::Stalled`] if its threads wait for cores so long that
+    /// fewer would be faster.
+    fn interrupt_stalls(&mut self) {}
+
+    /// How long the threads in use, with the calling one, have waited for a core so far. `None` if that is unknown.
+    fn queue_delay(&self) -> Option<Duration> {
+        None
+    }
 
     /// Whether [`Backend::decode_overlapped`] may follow the last step.
     fn can_overlap(&self) -> bool {

@@ -13,6 +13,7 @@ mod backend;
 #[cfg(test)]
 mod block_on;
 mod caller;
+mod compute_threads;
 mod cpu_time;
 mod device_placement;
 mod embedding;

@@ -88,6 +88,8 @@ pub struct ModelConfig {
     pub cells: Option<u32>,
     /// Compute threads; by default one per core.
     pub threads: Option<u32>,
+    /// Whether fewer threads compute while other processes keep the cores busy.
+    pub adaptive_threads: bool,
     /// Most waiting requests; one tenant may fill a quarter.
     pub max_waiting: usize,
     /// Most running requests, from 1 to 64.
@@ -128,6 +130,7 @@ impl ModelConfig {
             context: None,
             cells: None,
             threads: None,
+            adaptive_threads: true,
             max_waiting: DEFAULT_MAX_WAITING,
             max_running: MAX_RUNNING,
             prefill: PrefillPolicy::default(),

@@ -23,10 +23,11 @@ pub use swap::{ExportState, ExportedState, ImportState, MAX_COMPACTION_BYTES, Sw
 
 use crate::backend::{Backend, TokenInput};
 use crate::caller::Caller;
+use crate::compute_threads::ComputeThreads;
 use crate::external_sampler::SamplerMailbox;
 use crate::generation::Sender;
 use crate::machine_memory::MemoryPressure;
-use crate::metrics::{EngineMetrics, add};
+use crate::metrics::{EngineMetrics, add, set};
 use crate::next_token::{Distribution, NextTokenRequest};
 use crate::open_request_limits::RequestPermit;
 use crate::prompt_lookup::PromptLookup;
@@ -200,6 +201,7 @@ pub struct Worker<B> {
     swap: Swap,
     sampler_mailbox: Arc<SamplerMailbox>,
     overlap: OverlapEstimate,
+    compute_threads: ComputeThreads,
     inputs: Vec<TokenInput>,
     scratch: Scratch,
     text: String,
@@ -220,7 +222,10 @@ impl<B: Backend> Worker<B> {
         swap: Swap,
         sampler_mailbox: Arc<SamplerMailbox>,
     ) -> Self {
+        let compute_threads = ComputeThreads::new(backend.threads());
+        set(&metrics.compute_threads, compute_threads.threads().into());
         Self {
+            compute_threads,
             top_k: backend.top_k().filter(|_| config.top_k_seq_ids > 0),
             backend,
             scheduler: Scheduler::new(config),
@@ -242,6 +247,11 @@ impl<B: Backend> Worker<B> {
             wake_batch: WakeBatch::default(),
             deferred: Vec::new(),
         }
+    }
+
+    /// Computes with fewer threads while they wait for cores.
+    pub fn adapt_threads(&mut self) {
+        self.compute_threads.adapt(&mut self.backend);
     }
 
     /// Runs until [`Command::Shutdown`], or until all senders of commands are gone and all requests have ended.

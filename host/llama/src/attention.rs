@@ -7,8 +7,10 @@
 //!
 //! ggml keeps the other cases: types other than f16, ALiBi, soft caps, sinks, heads that are longer than 256 or not a
 //! multiple of 16, and steps in which the smallest piece of work (one token, and the heads that share its keys) is more than two
-//! threads' share. The choice depends on the operation and its masks alone, so all threads make the same.
+//! threads' share. The choice depends on the operation, its masks and the number of threads to divide for, so all threads
+//! make the same.
 
+use crate::thread_pool::division_threads;
 use crate::{LlamaError, ggml};
 use corral_attention::{HEAD_MULTIPLE, HeadRows, MAX_HEAD, Query, Tile, Tiles, Workspace, attend};
 use llama_cpp_sys_2 as sys;
@@ -98,12 +100,27 @@ unsafe extern "C" fn compute(
     if operation.op != sys::GGML_OP_FLASH_ATTN_EXT || params.reference {
         return false;
     }
+    let share = ThreadShare {
+        thread: params.thread as usize,
+        threads: params.threads as usize,
+        division: division_threads(params.pool, params.threads as usize),
+    };
     // SAFETY: the caller's.
-    let Some(attention) = (unsafe { AttentionOp::new(operation, params.threads) }) else {
+    let Some(attention) = (unsafe { AttentionOp::new(operation, share.division) }) else {
         return false;
     };
     // SAFETY: the caller's.
-    BUFFERS.with_borrow_mut(|buffers| unsafe { attention.compute(params, buffers) })
+    BUFFERS.with_borrow_mut(|buffers| unsafe { attention.compute(share, buffers) })
+}
+
+/// Which part of an operation a thread computes.
+#[derive(Clone, Copy)]
+struct ThreadShare {
+    thread: usize,
+    /// Threads that compute.
+    threads: usize,
+    /// Threads that the work is divided for; not fewer than compute. The order of sums depends on it.
+    division: usize,
 }
 
 /// Buffers that a thread reuses.
@@ -137,7 +154,7 @@ impl<'a> AttentionOp<'a> {
     ///
     /// # Safety
     /// As for [`compute`].
-    unsafe fn new(operation: &'a sys::ggml_tensor, threads: c_int) -> Option<Self> {
+    unsafe fn new(operation: &'a sys::ggml_tensor, division: usize) -> Option<Self> {
         // SAFETY: sources are null or alive.
         let source = |number: usize| unsafe { operation.src[number].as_ref() };
         let (query, keys, values, mask) = (source(0)?, source(1)?, source(2)?, source(3)?);
@@ -172,7 +189,7 @@ impl<'a> AttentionOp<'a> {
             && query.nb[0] == 4
             && fits(keys)
             && fits(values);
-        let enough = 2 * tokens * keys.ne[2] >= i64::from(threads);
+        let enough = 2 * count(tokens) * count(keys.ne[2]) >= division;
         (plain && types && shapes && enough).then_some(Self {
             query,
             keys,
@@ -188,10 +205,14 @@ impl<'a> AttentionOp<'a> {
     ///
     /// # Safety
     /// As for [`compute`].
-    unsafe fn compute(&self, params: &ComputeParams, buffers: &mut ThreadBuffers) -> bool {
+    unsafe fn compute(&self, share: ThreadShare, buffers: &mut ThreadBuffers) -> bool {
         // A group: the query heads that share one key head.
         let (tokens, groups) = (count(self.query.ne[1]), count(self.keys.ne[2]));
-        let (thread, threads) = (params.thread as usize, params.threads as usize);
+        let ThreadShare {
+            thread,
+            threads,
+            division,
+        } = share;
         let cells = count(self.keys.ne[1]);
         let masks = || {
             (0..tokens).map(|token| {
@@ -210,7 +231,7 @@ impl<'a> AttentionOp<'a> {
         let group_cost =
             |tokens: &Range<usize>, tile: &Tile| tokens.len() * (tile.cells.len() + TOKEN_COST);
         // Large tiles are faster, but one thread computes a whole group of a tile.
-        let mut max_tokens = (tokens * groups / (2 * threads)).max(1);
+        let mut max_tokens = (tokens * groups / (2 * division)).max(1);
         let total = loop {
             if !tiles.build(cells, masks(), max_tokens) {
                 return false;
@@ -221,7 +242,7 @@ impl<'a> AttentionOp<'a> {
                     .map(|(tokens, tile)| group_cost(&tokens, &tile))
             };
             let total = groups * costs().sum::<usize>();
-            match costs().all(|cost| cost * threads <= 2 * total) {
+            match costs().all(|cost| cost * division <= 2 * total) {
                 true => break total,
                 false if max_tokens > 1 => max_tokens = max_tokens.min(tokens) / 2,
                 // ggml divides cells or heads.

@@ -8,6 +8,7 @@ use crate::raw_context::RawContext;
 use crate::{ContextSettings, DecodeError, DeviceTopK, LlamaError, Model, SaveError, SeqId, Token};
 use llama_cpp_sys_2 as sys;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A context that generates. Belongs to one thread; it may be moved there after it was made.
 pub struct LlamaContext {
@@ -67,6 +68,32 @@ impl LlamaContext {
         self.raw.step_tokens()
     }
 
+    /// Compute threads.
+    pub fn threads(&self) -> u32 {
+        self.raw.threads()
+    }
+
+    /// Computes the following steps with this many of the threads, at least with one. Results are the same, except in
+    /// operations that ggml divides by the number of threads: its own attention, over 512 and more cells for one token.
+    pub fn use_threads(&mut self, threads: u32) {
+        self.raw.use_threads(threads);
+    }
+
+    /// From now on, [`LlamaContext::decode`] ends with [`DecodeError::Stalled`] if its threads wait for cores so long that
+    /// fewer would be faster. Only if sequences [can be truncated](LlamaContext::can_truncate) and layers are not on
+    /// devices.
+    pub fn interrupt_stalls(&mut self) {
+        if self.raw.model().placement().gpu_layers == 0 {
+            self.raw.interrupt_stalls();
+        }
+    }
+
+    /// How long the compute threads in use, with the calling one, have waited for a core so far. `None` where the system
+    /// doesn't tell.
+    pub fn queue_delay(&self) -> Option<Duration> {
+        self.raw.queue_delay()
+    }
+
     /// Number of tokens in the vocabulary.
     pub fn vocabulary_size(&self) -> usize {
         self.raw.vocabulary()
@@ -122,7 +149,7 @@ impl LlamaContext {
     ) -> Result<(), DecodeError> {
         self.retained.clear();
         self.outputs.clear();
-        self.raw.decode(step)?;
+        self.raw.decode_or_stall(step)?;
         let (k, ids) = self
             .device_top_k
             .map_or((0, 0), |top_k| (top_k.k, SeqId::from(top_k.seq_ids)));

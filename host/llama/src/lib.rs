@@ -32,8 +32,10 @@ mod output;
 mod overlap;
 mod progress;
 pub mod quantize;
+mod queue_delay;
 mod raw_context;
 mod reference;
+mod stall_guard;
 mod thread_pool;
 
 pub use backend_status::{BackendStatus, backends, built_with};
@@ -51,7 +53,9 @@ pub use log::take_buffer_sizes;
 pub use model::{FileAccess, Model, check_magic};
 pub use output::{LogitsCopied, Output};
 pub use progress::LoadProgress;
+pub use queue_delay::queue_delay;
 pub use reference::ReferenceChain;
+pub use stall_guard::Stall;
 
 /// Index into a model's vocabulary.
 pub type Token = u32;

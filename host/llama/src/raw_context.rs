@@ -5,21 +5,30 @@ use crate::batch::{Batch, TokenInput};
 use crate::context_settings::ContextSettings;
 use crate::device_top_k::DeviceSamplers;
 use crate::log;
+use crate::queue_delay::{QueueDelay, queue_delay};
+use crate::stall_guard::StallGuard;
 use crate::thread_pool::ThreadPool;
 use crate::{DecodeError, LlamaError, Model, SeqId};
 use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A raw context. Belongs to one thread; it may be moved there after it was made.
 pub(crate) struct RawContext {
-    // Field order is drop order: the context goes before the samplers, the pool and the model it uses.
+    // Field order is drop order: the context goes before the samplers, the pools and the model it uses.
     context: ContextPointer,
     samplers: Option<DeviceSamplers>,
     batch: Batch,
     seq_ids: u16,
     vocabulary: usize,
+    /// All compute threads.
     pool: ThreadPool,
+    /// In use instead of `pool`: fewer threads.
+    fewer: Option<ThreadPool>,
+    /// Pools of fewer threads that ggml knows until the next step.
+    retired: Vec<ThreadPool>,
+    guard: Option<GuardPointer>,
     model: Arc<Model>,
 }
 
@@ -37,6 +46,27 @@ impl Drop for ContextPointer {
             sys::llama_detach_threadpool(self.0.as_ptr());
             sys::llama_free(self.0.as_ptr());
         }
+    }
+}
+
+/// A [`StallGuard`] that ggml asks. Freed when dropped, after the context.
+struct GuardPointer(NonNull<StallGuard>);
+
+// SAFETY: the context's thread alone uses it.
+unsafe impl Send for GuardPointer {}
+
+impl Drop for GuardPointer {
+    fn drop(&mut self) {
+        // SAFETY: made by `Box::into_raw` and freed once.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+impl GuardPointer {
+    /// The guard. Nobody uses it while the context doesn't compute.
+    fn get(&mut self) -> &mut StallGuard {
+        // SAFETY: alive, and used by the context's thread alone, which is here.
+        unsafe { self.0.as_mut() }
     }
 }
 
@@ -102,6 +132,9 @@ impl RawContext {
             seq_ids: settings.seq_ids,
             vocabulary,
             pool,
+            fewer: None,
+            retired: Vec::new(),
+            guard: None,
             model,
         })
     }
@@ -138,6 +171,45 @@ impl RawContext {
         self.pool.threads()
     }
 
+    /// Computes the following steps with this many of the threads, at least with one, and with the same results.
+    pub fn use_threads(&mut self, threads: u32) {
+        let most = self.pool.threads();
+        let threads = threads.clamp(1, most);
+        let fewer = match threads < most {
+            // Without it, the threads that are not used spin.
+            true => ThreadPool::reduced(threads, most),
+            false => None,
+        };
+        // ggml pauses the pool of the last step when it gets another one.
+        self.retired
+            .extend(std::mem::replace(&mut self.fewer, fewer));
+        let pool = self.fewer.as_ref().unwrap_or(&self.pool).as_ptr();
+        let count = i32::try_from(threads).unwrap_or(1);
+        // SAFETY: the context is alive; both pools live as long as it, or until a step has used another one.
+        unsafe {
+            sys::llama_attach_threadpool(self.as_ptr(), pool, pool);
+            sys::llama_set_n_threads(self.as_ptr(), count, count);
+        }
+    }
+
+    /// Interrupts steps of [`RawContext::decode_or_stall`] from now on, if the memory can be truncated.
+    pub fn interrupt_stalls(&mut self) {
+        if self.guard.is_some() || !self.model.can_truncate() {
+            return;
+        }
+        let guard = NonNull::from(Box::leak(Box::new(StallGuard::new())));
+        // SAFETY: the context goes before the guard; `decode` uses the guard only before and after the computation.
+        unsafe { StallGuard::attach(guard, self.as_ptr()) };
+        self.guard = Some(GuardPointer(guard));
+    }
+
+    /// How long the compute threads in use, with the calling one, have waited for a core so far. `None` where the system
+    /// doesn't tell.
+    pub fn queue_delay(&self) -> Option<Duration> {
+        let pool = self.fewer.as_ref().unwrap_or(&self.pool);
+        Some(pool.queue_delay()? + queue_delay()?)
+    }
+
     /// Most tokens in a step: fewer than requested if there are fewer cells. llama.cpp ends the process on a larger
     /// step.
     pub fn step_tokens(&self) -> u32 {
@@ -166,13 +238,42 @@ impl RawContext {
         &mut self,
         step: impl IntoIterator<Item = TokenInput>,
     ) -> Result<(), DecodeError> {
+        self.compute(step, None)
+    }
+
+    /// Computes a step, unless its threads wait for cores so long that fewer would be faster. See
+    /// [`RawContext::interrupt_stalls`].
+    pub fn decode_or_stall(
+        &mut self,
+        step: impl IntoIterator<Item = TokenInput>,
+    ) -> Result<(), DecodeError> {
+        let pool = self.fewer.as_ref().unwrap_or(&self.pool);
+        let workers = pool.workers().filter(|workers| !workers.is_empty());
+        self.compute(step, workers)
+    }
+
+    fn compute(
+        &mut self,
+        step: impl IntoIterator<Item = TokenInput>,
+        watched: Option<Arc<[QueueDelay]>>,
+    ) -> Result<(), DecodeError> {
+        if let Some(guard) = &mut self.guard {
+            guard.get().begin(watched);
+        }
         let batch = self.batch.fill(step).ok_or(DecodeError::Failed(-1))?;
         // SAFETY: the batch's arrays hold `n_tokens` valid entries each and stay as they are during the call; the
         // batch checked ids, tokens and their number, which is at most n_batch.
         match unsafe { sys::llama_decode(self.context.0.as_ptr(), batch) } {
-            0 => Ok(()),
+            0 => {
+                // The step has used the current pool.
+                self.retired.clear();
+                Ok(())
+            }
             1 => Err(DecodeError::NoRoom),
-            code => Err(DecodeError::Failed(code)),
+            code => {
+                let stall = self.guard.as_mut().and_then(|guard| guard.get().stall());
+                Err(stall.map_or(DecodeError::Failed(code), DecodeError::Stalled))
+            }
         }
     }
 

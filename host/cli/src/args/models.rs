@@ -32,9 +32,13 @@ pub struct ModelArgs {
     pub memory: MemoryArgs,
     #[command(flatten)]
     pub devices: DeviceArgs,
-    /// Compute threads of each model [default: one for each core]
+    /// Most compute threads of each model [default: one for each core]
     #[arg(long, value_name = "N", help_heading = "Devices", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
+    /// Compute with fewer threads while other processes keep the cores busy
+    #[arg(long, value_name = "auto|off", default_value = "auto", help_heading = "Advanced",
+          value_parser = parse_adaptive_threads, action = clap::ArgAction::Set)]
+    pub adaptive_threads: bool,
     /// How many of the likeliest tokens the device selects and copies, not all logits; auto: on GPUs
     #[arg(long, value_name = "auto|off|K", default_value = "off", help_heading = "Advanced",
           value_parser = parse_device_top_k)]
@@ -96,6 +100,14 @@ fn parse_device_top_k(text: &str) -> Result<DeviceTopKMode, String> {
         ("off", _) => Ok(DeviceTopKMode::Off),
         (_, Ok(k @ 2..=65_536)) => Ok(DeviceTopKMode::On { k }),
         _ => Err("write auto, off or a number from 2 to 65536".to_owned()),
+    }
+}
+
+fn parse_adaptive_threads(text: &str) -> Result<bool, String> {
+    match text {
+        "auto" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("write auto or off".to_owned()),
     }
 }
 
@@ -230,6 +242,17 @@ mod tests {
             let error = parse_serve(&line).expect_err(wrong);
             assert!(error.contains("write auto, off or a number"), "{error}");
         }
+    }
+
+    #[test]
+    fn adaptive_threads_are_auto_or_off() {
+        let adaptive = |option: &str| parse_serve(&format!("--model a{option}"));
+        let adaptive = |option: &str| adaptive(option).map(|serve| serve.models.adaptive_threads);
+        assert_eq!(adaptive("").ok(), Some(true));
+        assert_eq!(adaptive(" --adaptive-threads auto").ok(), Some(true));
+        assert_eq!(adaptive(" --adaptive-threads off").ok(), Some(false));
+        let error = adaptive(" --adaptive-threads 3").expect_err("3");
+        assert!(error.contains("write auto or off"), "{error}");
     }
 
     #[test]

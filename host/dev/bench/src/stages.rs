@@ -27,9 +27,9 @@ use corral_cli::args::whole;
 use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::table;
 use corral_cli::{Error, startup};
+use corral_engine::Engine;
 use corral_engine::testing::RawContext;
-use corral_engine::{Engine, LoadError};
-use cpu_time::{CLIENT_THREAD, COMPUTE_THREAD, LoadOutcome, Measurement, in_thread};
+use cpu_time::{CLIENT_THREAD, LoadOutcome, Measurement};
 use prompts::{Prompt, prompts};
 use replay::{Length, Replay, uneven_lengths};
 use report::{COLUMNS, StageRounds, rows};
@@ -134,13 +134,8 @@ impl Bench {
         // A plugin's loop continues the cached sequence. After a request the cache is cleared, so that attention covers
         // no more cells than in the raw loops.
         config.prefix_cache = true;
-        // Compute threads inherit the name of the thread that creates them.
-        let loaded = in_thread(COMPUTE_THREAD, || -> Result<_, LoadError> {
-            let engine = Engine::load(config)?;
-            let raw = engine.raw_context()?;
-            Ok((engine, raw))
-        })?;
-        let (engine, raw) = loaded?;
+        let engine = Engine::load(config)?;
+        let raw = engine.raw_context()?;
         let context = engine.info().context;
         let others = prompt_tokens + (max_output - output);
         check_context(context, "--output-tokens", output, others)?;

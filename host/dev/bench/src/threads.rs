@@ -129,6 +129,7 @@ fn rows(args: &ThreadsArgs, settings: &[(usize, usize)]) -> Result<Vec<Row>, Err
             None => {
                 let mut config = config(&args.engine, cells)?;
                 config.threads = u32::try_from(threads).ok();
+                config.adaptive_threads = false;
                 let engine = Engine::load(config)?;
                 let context = engine.info().context;
                 check_context(

@@ -5,6 +5,7 @@ use crate::embedding::EmbeddingBackend;
 use corral_llama::{DecodeError, EmbeddingContext, LlamaContext, Output, SaveError};
 use corral_sampling::{Logits, TopLogits};
 use corral_scheduler::{AdapterId, SeqId};
+use std::time::Duration;
 
 fn llama_seq(seq: SeqId) -> corral_llama::SeqId {
     seq.0.into()
@@ -31,6 +32,22 @@ impl Backend for LlamaContext {
 
     fn wait(&mut self) {
         self.synchronize();
+    }
+
+    fn threads(&self) -> u32 {
+        Self::threads(self)
+    }
+
+    fn use_threads(&mut self, threads: u32) {
+        Self::use_threads(self, threads);
+    }
+
+    fn interrupt_stalls(&mut self) {
+        Self::interrupt_stalls(self);
+    }
+
+    fn queue_delay(&self) -> Option<Duration> {
+        Self::queue_delay(self)
     }
 
     fn can_overlap(&self) -> bool {

@@ -124,7 +124,7 @@ impl Engine {
             &waker,
         )?;
         let samplers = SamplerMailbox::new(waker.clone());
-        let worker = Worker::new(
+        let mut worker = Worker::new(
             backend,
             limits,
             vocabulary.clone(),
@@ -133,6 +133,9 @@ impl Engine {
             swap,
             samplers,
         );
+        if config.adaptive_threads {
+            worker.adapt_threads();
+        }
         let thread = std::thread::Builder::new()
             .name(format!("engine {}", info.name))
             .spawn(move || worker.run())

@@ -4,7 +4,7 @@ use super::{ConstrainedSampler, Worker};
 use crate::Error;
 use crate::backend::{Backend, DecodeError, TokenInput};
 use crate::cpu_time::thread_cpu_time;
-use crate::metrics::{add, add_time};
+use crate::metrics::{add, add_time, set};
 use corral_scheduler::{MemoryOp, RequestId, Row, Step, StepResult};
 use std::time::{Duration, Instant};
 
@@ -75,15 +75,42 @@ impl<B: Backend> Worker<B> {
 
     /// Decodes `inputs` and waits for the result.
     fn decode(&mut self, step: &Step) -> Result<(), DecodeError> {
+        let before = self.compute_threads.threads();
+        let decoded = loop {
+            match self.decode_once(step) {
+                // With fewer threads; one alone does not stall.
+                Err(DecodeError::Stalled(_)) => add(&self.metrics.interrupted_steps, 1),
+                decoded => break decoded,
+            }
+        };
+        let threads = self.compute_threads.threads();
+        set(&self.metrics.compute_threads, threads.into());
+        add(
+            &self.metrics.compute_threads_lowered,
+            u64::from(threads < before),
+        );
+        decoded
+    }
+
+    fn decode_once(&mut self, step: &Step) -> Result<(), DecodeError> {
+        let now = self.time(Instant::now());
+        self.compute_threads.begin_step(&mut self.backend, now);
         let (before, cpu_before) = (Instant::now(), thread_cpu_time());
         let adapter = self.backend.set_adapter(step.adapter);
         let decoded = adapter.and_then(|()| self.backend.decode(&self.inputs));
         if decoded.is_ok() {
             self.backend.wait();
         }
-        add_time(&self.metrics.compute_nanos, before.elapsed());
+        let computed = before.elapsed();
+        add_time(&self.metrics.compute_nanos, computed);
         let cpu_time = thread_cpu_time().saturating_sub(cpu_before);
         add_time(&self.metrics.compute_cpu_nanos, cpu_time);
+        let (threads, backend, now) =
+            (&mut self.compute_threads, &mut self.backend, now + computed);
+        match decoded {
+            Err(DecodeError::Stalled(stall)) => threads.interrupt_step(backend, now, stall),
+            _ => threads.end_step(backend, now, computed),
+        }
         decoded
     }
 

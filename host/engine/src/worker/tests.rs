@@ -182,3 +182,31 @@ fn metrics_count_first_tokens_and_cell_usage() {
     assert!(find("corral_engine_time_to_first_token_seconds_sum") >= 0.02);
     assert_eq!(find("corral_engine_kv_cache_usage_ratio"), 0.0, "idle");
 }
+
+#[test]
+fn threads_that_wait_for_cores_become_fewer() {
+    let config = TestConfig {
+        step_time: Duration::from_millis(10),
+        threads: 4,
+        ..TestConfig::default()
+    };
+    let engine = config.start();
+    assert_eq!(get(&engine.metrics.compute_threads), 4);
+    read_tokens(engine.generate(vec![1], limit(15)), 2..17);
+    assert!(get(&engine.end().compute_threads_lowered) > 0);
+}
+
+#[test]
+fn interrupted_steps_are_computed_with_fewer_threads() {
+    let config = TestConfig {
+        threads: 4,
+        stalls: 2,
+        ..TestConfig::default()
+    };
+    let engine = config.start();
+    read_tokens(engine.generate(vec![1], limit(5)), 2..7);
+    let metrics = engine.end();
+    assert_eq!(get(&metrics.interrupted_steps), 2);
+    assert_eq!(get(&metrics.failed_steps), 0);
+    assert!(get(&metrics.compute_threads_lowered) > 0);
+}

@@ -24,11 +24,20 @@ fn model() -> Arc<Model> {
 }
 
 fn context_with(model: &Arc<Model>, cells: u32, device_top_k: Option<DeviceTopK>) -> LlamaContext {
+    context_of_threads(model, cells, device_top_k, 1)
+}
+
+fn context_of_threads(
+    model: &Arc<Model>,
+    cells: u32,
+    device_top_k: Option<DeviceTopK>,
+    threads: u32,
+) -> LlamaContext {
     let settings = ContextSettings {
         cells,
         step_tokens: STEP_TOKENS,
         seq_ids: IDS,
-        threads: 1,
+        threads,
         kv_type: KvType::F16,
         device_top_k,
     };
@@ -289,4 +298,38 @@ fn unknown_ids_are_ignored() {
         assert_eq!(context.length(unknown), 0);
     }
     assert_eq!(cells_used(&mut context), 5);
+}
+
+/// The attention of the CPU divides work for all threads, also when fewer compute.
+#[test]
+#[cfg(own_attention)]
+fn fewer_threads_compute_same_logits() {
+    let model = model();
+    let prompt = tokens(&model, 600, 11);
+    let mut context = context_of_threads(&model, 2048, None, 4);
+    let logits = |context: &mut LlamaContext, seq| {
+        let mut all = feed(context, seq, &prompt);
+        for token in 0..20 {
+            all.extend(feed(context, seq, &[token]));
+        }
+        context.clear(seq);
+        all
+    };
+    let expected = logits(&mut context, 0);
+    for threads in [1, 3, 2, 4, 1, 4] {
+        context.use_threads(threads);
+        assert!(logits(&mut context, 0) == expected, "{threads} threads");
+    }
+    // Changes without a step between them.
+    for threads in [2, 4, 3, 3, 1] {
+        context.use_threads(threads);
+    }
+    assert!(logits(&mut context, 0) == expected);
+    // Numbers out of range.
+    for threads in [0, 9] {
+        context.use_threads(threads);
+        assert!(logits(&mut context, 0) == expected, "{threads} threads");
+    }
+    #[cfg(target_os = "linux")]
+    assert!(context.queue_delay().is_some());
 }

@@ -1,7 +1,6 @@
 //! CPU time of the process without the threads that are not measured.
 //!
-//! Compute threads are recognized by name: ggml does not name them, so they inherit the name of the thread that
-//! creates them, which is started for this and ends at once.
+//! Compute threads and clients are recognized by name.
 
 use crate::http::cpu_seconds;
 use corral_cli::Error;
@@ -9,8 +8,8 @@ use rustix::time::ClockId;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// The name of llama.cpp's compute threads, except the one that calls it.
-pub(super) const COMPUTE_THREAD: &str = "bench-compute";
+/// The names of llama.cpp's compute threads begin so, except that of the one that calls it.
+const COMPUTE_THREAD: &str = "compute-";
 /// The name of the clients' threads.
 pub(super) const CLIENT_THREAD: &str = "bench-client";
 
@@ -72,7 +71,7 @@ impl CpuSeconds {
         std::thread::sleep(SETTLE_TIME);
         let excluded = threads()?
             .iter()
-            .filter(|(name, _)| name == COMPUTE_THREAD || name == CLIENT_THREAD)
+            .filter(|(name, _)| name.starts_with(COMPUTE_THREAD) || name == CLIENT_THREAD)
             .map(|(_, seconds)| seconds)
             .sum();
         let process = cpu_seconds(ClockId::ProcessCPUTime);

@@ -13,6 +13,7 @@ use crate::reply::{self, Reply};
 use crate::swap_store::{SwapBudget, SwapStore};
 use crate::worker::{Command, NewRequest, NewWork, Swap, Vocabulary, Worker};
 use crate::{Caller, Chunk, Error, GenerateOptions, Token};
+use corral_llama::Stall;
 use corral_sampling::{Logits, TopLogits};
 use corral_scheduler::{
     AdapterId, Overlap, PrefillPolicy, Retention, SchedulerConfig, SeqId, WeakRetention,
@@ -47,6 +48,10 @@ struct SlowBackend {
     simulator: Simulator,
     step_time: Duration,
     calls: Arc<Mutex<Vec<Call>>>,
+    threads: u32,
+    threads_used: u32,
+    queue_delay: Duration,
+    stalls: u32,
 }
 
 pub fn simulator_inputs(step: &[TokenInput]) -> Vec<corral_simulator::Input> {
@@ -87,12 +92,37 @@ impl Backend for SlowBackend {
     }
 
     fn decode(&mut self, step: &[TokenInput]) -> Result<(), DecodeError> {
+        if self.stalls > 0 {
+            self.stalls -= 1;
+            let time = Duration::from_millis(30);
+            return Err(DecodeError::Stalled(Stall {
+                computed: time,
+                waited: time,
+            }));
+        }
+        let start = Instant::now();
         std::thread::sleep(self.step_time);
+        if self.threads_used > 1 {
+            // One thread waits while the others compute.
+            self.queue_delay += start.elapsed();
+        }
         let outputs = step.iter().enumerate().filter(|(_, input)| input.output);
         let outputs = outputs.map(|(index, _)| index).collect();
         self.record(Call::Decode(step.len(), outputs));
         let decoded = self.simulator.decode(&simulator_inputs(step));
         decoded.map_err(decode_error)
+    }
+
+    fn threads(&self) -> u32 {
+        self.threads
+    }
+
+    fn use_threads(&mut self, threads: u32) {
+        self.threads_used = threads;
+    }
+
+    fn queue_delay(&self) -> Option<Duration> {
+        Some(self.queue_delay)
     }
 
     fn can_overlap(&self) -> bool {
@@ -171,6 +201,10 @@ pub struct TestConfig {
     /// Additional sequence ids, with device top-k.
     pub top_k_seq_ids: u16,
     pub overlap: bool,
+    /// Compute threads, of which one always waits for a core; 0 for one thread.
+    pub threads: u32,
+    /// Steps that are interrupted, the first ones.
+    pub stalls: u32,
     /// Faults by the number of the step, from 0.
     pub faults: BTreeMap<u64, Fault>,
 }
@@ -214,6 +248,10 @@ impl TestConfig {
             simulator: simulator.with_top(self.top_k_seq_ids, TOP_K),
             step_time: self.step_time,
             calls: calls.clone(),
+            threads: self.threads.max(1),
+            threads_used: self.threads.max(1),
+            queue_delay: Duration::ZERO,
+            stalls: self.stalls,
         };
         let metrics = Arc::new(EngineMetrics::default());
         let (commands, receiver) = sync_channel(256);
@@ -227,7 +265,7 @@ impl TestConfig {
         let swap = Swap::default()
             .with_sequences(store(waker.clone()), 1 << 20)
             .with_prefixes(ram_store(PREFIX_BYTES), PREFIX_BYTES);
-        let worker = Worker::new(
+        let mut worker = Worker::new(
             backend,
             config,
             Arc::new(Digits),
@@ -236,6 +274,7 @@ impl TestConfig {
             swap,
             SamplerMailbox::new(waker.clone()),
         );
+        worker.adapt_threads();
         let thread = Some(std::thread::spawn(move || worker.run()));
         TestEngine {
             commands,
