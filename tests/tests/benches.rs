@@ -88,6 +88,24 @@ fn flat_bench_neither_caches_nor_compacts() {
 }
 
 #[test]
+fn busy_processes_and_requests_are_counted() {
+    let line = "busy --processes 1 --requests 3 --threads 1";
+    let found = measure(line, &[model(), plugin("generate")]);
+    let counts = ["processes", "threads", "threads_at_end", "requests"];
+    let rows = rows(&found)
+        .iter()
+        .inspect(|row| check_positive(row, &["median_s", "p99_s", "ratio_to_quiet"]));
+    let found: Vec<_> = rows.map(|row| counts.map(|key| &row[key])).collect();
+    let expected = json!([
+        [0, "all", 1.0, 3],
+        [1, "all", 1.0, 3],
+        [0, "adaptive", 1.0, 3],
+        [1, "adaptive", 1.0, 3],
+    ]);
+    assert_eq!(json!(found), expected);
+}
+
+#[test]
 fn wrong_arguments_are_explained() {
     let missing = || ("--plugin", scratch_dir().join("missing.wasm"));
     let sampler = |name: &str| ("--sampler", artifacts::plugin(name));

@@ -8,6 +8,7 @@
 mod all;
 mod args;
 mod boundary;
+mod busy;
 mod deploy;
 mod flat;
 mod gap;
@@ -41,6 +42,8 @@ enum Bench {
     All(all::AllArgs),
     /// Cost of the boundary between engine and plugins: loops, sampling plugins, logits, host calls, instances
     Boundary(boundary::BoundaryArgs),
+    /// Time of short requests beside processes that keep the cores busy
+    Busy(busy::BusyArgs),
     /// Time from a deploy to the first response, with and without compiled code in the cache
     Deploy(deploy::DeployArgs),
     /// Whether requests get slower with the number of earlier requests, and the wake-ups of an idle engine
@@ -82,6 +85,7 @@ fn run(bench: &Bench) -> Result<(), Error> {
     match bench {
         Bench::All(args) => all::measure(args),
         Bench::Boundary(args) => runtime()?.block_on(boundary::measure(args)),
+        Bench::Busy(args) => busy::measure(args, &runtime()?),
         Bench::Deploy(args) => runtime()?.block_on(deploy::measure(args)),
         Bench::Flat(args) => runtime()?.block_on(flat::measure(args)),
         Bench::Gap(args) => runtime()?.block_on(gap::measure(args)),
