@@ -65,7 +65,7 @@ fn memory_pressure_evicts_offloaded_prefixes_only() {
     assert_eq!(bytes(&engine), 0);
     generate(0, 60);
     let metrics = engine.end();
-    assert_eq!(get(&metrics.evictions), 1);
+    assert_eq!(get(&metrics.entries_dropped), 1);
     // 60 of the second prompt and 61 of the third; nothing of the last.
     assert_eq!(get(&metrics.cached_tokens), 121);
     assert_eq!(get(&metrics.swap_ins), 0);
