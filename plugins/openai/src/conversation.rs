@@ -15,8 +15,9 @@ pub mod tools;
 
 pub use answers::{Answer, AnswerDelta, AnswerStream, FinishReason};
 pub use chat_request::{ChatRequest, Format};
+pub use reasoning_parser::ReasoningParser;
 pub use template_kwargs::{TemplateKwarg, TemplateKwargs};
-pub use tools::Tools;
+pub use tools::{CallFormat, CallParser, Tools};
 
 /// A part of an answer. Adjacent parts of one kind belong together.
 #[derive(Debug, Clone, PartialEq, Eq)]

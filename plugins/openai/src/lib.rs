@@ -27,4 +27,8 @@ mod tokenize;
 #[cfg(test)]
 mod tests;
 
+// For the fuzz targets in fuzz/plugins.
+pub use conversation::{CallFormat, CallParser, OutputPart, ReasoningParser};
+pub use routes::handle;
+
 corral_sdk::handler!(routes::handle);
