@@ -18,6 +18,7 @@ mod metrics;
 mod neighbors;
 mod response;
 pub mod schema;
+mod seed;
 mod server;
 mod sums;
 mod tls;
@@ -29,6 +30,7 @@ pub use connection::{BodySender, Connection, HttpVersion, PendingResponse, block
 pub use metrics::{Histogram, Metrics};
 pub use neighbors::SetOnDrop;
 pub use response::{EventStream, Response, check_results, raw_exchange};
+pub use seed::seed;
 pub use server::{Corral, TIMEOUT, wait_for};
 pub use sums::{RELIABLE_SUMS, Sum, concurrently, distinct_sums};
 pub use tls::{Identity, TrustedRoot};

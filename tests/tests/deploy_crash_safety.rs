@@ -3,7 +3,7 @@
 //! (`store_kill` of corral-server kills the store alone.)
 
 use corral_tests::deployments::{digest, manifest, variant};
-use corral_tests::{Corral, Response, TIMEOUT, artifacts, scratch_dir};
+use corral_tests::{Corral, Response, TIMEOUT, artifacts, scratch_dir, seed};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
@@ -14,15 +14,6 @@ use std::time::{Duration, Instant};
 
 const KILLS: u64 = 250;
 
-/// `CORRAL_SEED`, or a seed drawn at random, so that each run differs. Prints it.
-fn seed() -> u64 {
-    let seed = match std::env::var("CORRAL_SEED") {
-        Ok(seed) => seed.parse().expect("CORRAL_SEED is a number"),
-        Err(_) => rand::random(),
-    };
-    println!("to repeat this run: CORRAL_SEED={seed}");
-    seed
-}
 /// One client each, so as many changes run concurrently.
 const NAMES: [&str; 3] = ["a", "b", "c"];
 /// Reused components, which are compiled already.
