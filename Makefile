@@ -6,6 +6,8 @@
 #   make plugins       build the plugins
 #   make where         print the paths of the build products
 #   make test-device   run the tests that need a device, with Vulkan on the CPU
+#   make fuzz          run each fuzz target for a minute (MINUTES=60, TARGET=http: one of fuzz/corpus)
+#   make soak          run everything at once for an hour, with kills and faults (MINUTES=10, SEED=1)
 #   make bench         measure every target, in less than an hour on two cores: see BENCHMARKS.md
 #                      (PEER=URL compares HTTP, OPENAI_PEER=URL of llama.cpp's server compares throughput)
 #   make microbench    time the parts of a token's path (BENCHES="text events", FILTER=REGEX)
@@ -18,7 +20,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run test test-device build dist plugins where lint bench microbench instructions model
+.PHONY: help run test test-device build dist plugins where lint fuzz soak bench microbench instructions model
 
 # Build products are outside the checkout, for quick builds of a second clone. The directory is named after the processor
 # and the compiler, which native code depends on.
@@ -90,6 +92,7 @@ lint:
 	@$(SETUP); cargo fmt --all --check
 	@cargo fmt --all --check --manifest-path plugins/Cargo.toml
 	@cargo fmt --all --check --manifest-path plugins/componentize/Cargo.toml
+	@cargo fmt --all --check --manifest-path fuzz/Cargo.toml
 	@$(SETUP); cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
 	@cargo clippy --manifest-path plugins/Cargo.toml --workspace --all-targets -- -D warnings
 	@cargo clippy --manifest-path plugins/componentize/Cargo.toml --all-targets -- -D warnings
@@ -108,6 +111,20 @@ test-device:
 	@$(SETUP); $(VULKAN); cargo test $(DEVICE_FLAGS) --no-run
 	@device=$$(host/vulkan.sh); $(SETUP); eval "$$device"; \
 	  timeout 1800 cargo test $(DEVICE_FLAGS) -- --test-threads 1
+
+fuzz:
+	@$(SETUP); fuzz/run.sh "$(or $(MINUTES),1)" $(TARGET)
+
+# Random workloads of the scheduler and its stores with faults in decode, swap and states; kills during deploys; mutated
+# model files; then everything at once, for MINUTES, with an allocator that returns freed memory at once, since the memory
+# in use is measured.
+SOAK := cargo test $(CARGO_FLAGS)
+soak: plugins
+	@$(SETUP); export $(if $(SEED),CORRAL_SEED=$(SEED)) CORRAL_MINUTES="$(or $(MINUTES),60)"; \
+	  $(SOAK) --lib --test scheduler -- random_workloads fetches_end; \
+	  $(SOAK) --test deploy_crash_safety --test random_calls; \
+	  CORRAL_MUTANTS=$$((10000 * CORRAL_MINUTES / 60)) $(SOAK) --test broken_models -- --ignored --nocapture; \
+	  MALLOC_TRIM_THRESHOLD_=0 MALLOC_MMAP_THRESHOLD_=65536 $(SOAK) --test soak -- --ignored --nocapture
 
 bench: plugins
 	@"$(CORRAL_BENCH_BIN)" model "$(CACHE)/qwen3-0.6b.gguf"

@@ -213,7 +213,7 @@ fn random_mutants_leave_server_running() {
 }
 
 #[test]
-#[ignore = "takes minutes for each thousand; CORRAL_MUTANTS and CORRAL_SEED choose"]
+#[ignore = "takes minutes for each thousand: make soak; CORRAL_MUTANTS and CORRAL_SEED choose"]
 fn many_random_mutants_leave_server_running() {
     let number = |name: &str, otherwise: usize| {
         let text = std::env::var(name).ok();

@@ -1,0 +1,429 @@
+//! Everything at once for as long as `CORRAL_MINUTES` says: `make soak`. All APIs, deploys, model loads, hostile plugins,
+//! damaged swap files and components, and a server that is killed and started again. After each round nothing is in use,
+//! and the token identity holds; at the end of each server's life its memory and descriptors are as in the beginning.
+
+use corral_tests::deployments::{deploy, manifest, show, try_deploy, upload, variant};
+use corral_tests::{Corral, RELIABLE_SUMS, Sum, artifacts, scratch_dir, seed};
+use rand::{Rng, RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const DEFAULT_MINUTES: u64 = 60;
+/// Parts of the time for each server, in eighths. Each is killed but the last, whose memory is measured.
+const LIVES: [u32; 3] = [1, 1, 6];
+/// Growth of memory that counts as none, from the second third of the last server's rounds to the third.
+const GROWTH: f64 = 0.01;
+/// With fewer rounds the server's caches still fill, and the growth is only printed.
+const FULL_ROUNDS: usize = 600;
+/// Different components and deployments, so that the server's caches are full soon.
+const COMPONENTS: u64 = 4;
+const DEPLOYMENTS: u64 = 3;
+/// Models that load on demand.
+const MODELS: [&str; 2] = ["second", "third"];
+/// Lengths of prompts. The model answers [`RELIABLE_SUMS`] after each.
+const LENGTHS: [usize; 4] = [32, 100, 300, 600];
+
+/// What a server takes when nothing runs.
+#[derive(Clone, Copy, Debug)]
+struct Usage {
+    memory: f64,
+    files: usize,
+    threads: usize,
+}
+
+impl Usage {
+    /// Sockets of clients do not count: they stay open for a while.
+    fn of(corral: &Corral) -> Self {
+        let process = PathBuf::from(format!("/proc/{}", corral.pid()));
+        let list = |name: &str| {
+            std::fs::read_dir(process.join(name))
+                .expect("Linux")
+                .flatten()
+        };
+        let is_file = |entry: &std::fs::DirEntry| {
+            let target = std::fs::read_link(entry.path());
+            target.is_ok_and(|target| !target.to_string_lossy().starts_with("socket:"))
+        };
+        Usage {
+            memory: corral.metrics().get("process_resident_memory_bytes"),
+            files: list("fd").filter(is_file).count(),
+            threads: list("task").count(),
+        }
+    }
+}
+
+fn median(usages: &[Usage]) -> f64 {
+    let mut memory: Vec<f64> = usages.iter().map(|usage| usage.memory).collect();
+    memory.sort_by(f64::total_cmp);
+    memory[memory.len() / 2]
+}
+
+struct Soak {
+    dir: PathBuf,
+    /// Version of each stored deployment.
+    deployed: BTreeMap<String, u64>,
+    version: u64,
+    random: ChaCha8Rng,
+}
+
+fn start(dir: &Path) -> Corral {
+    let path = |name: &str| dir.join(name).to_str().expect("UTF-8").to_owned();
+    let model = artifacts::long_model();
+    let models = MODELS.map(|name| format!("{name}={}", model.display()));
+    let mut line: Vec<String> = models
+        .into_iter()
+        .flat_map(|model| ["--model".to_owned(), model])
+        .collect();
+    for (option, value) in [
+        ("--store", path("store")),
+        ("--swap-dir", path("swap")),
+        ("--snapshot-dir", path("snapshots")),
+        ("--cache-dir", path("cache")),
+    ] {
+        line.extend([option.to_owned(), value]);
+    }
+    let mut line: Vec<&str> = line.iter().map(String::as_str).collect();
+    // Small budgets, so that they are in use from the first round on.
+    line.extend([
+        "--context",
+        "2048",
+        "--kv-cells",
+        "2048",
+        "--max-running",
+        "16",
+    ]);
+    line.extend([
+        "--swap-memory",
+        "1",
+        "--swap-disk",
+        "64",
+        "--prefix-offload-memory",
+        "2",
+    ]);
+    line.extend([
+        "--snapshot-disk",
+        "16",
+        "--time-limit",
+        "60",
+        "--cpu-limit",
+        "2",
+    ]);
+    let routes = ["/v1", "/tokenize", "/detokenize"].map(|route| (route, "openai"));
+    let more = [
+        ("/loops", "loops"),
+        ("/blocking", "blocking"),
+        ("/random-calls", "random-calls"),
+    ];
+    Corral::start_with_routes(&[&routes[..], &more].concat(), &line)
+}
+
+fn sum(random: &mut ChaCha8Rng) -> Sum {
+    RELIABLE_SUMS[random.random_range(0..RELIABLE_SUMS.len())]
+}
+
+/// Each API once, with and without a stream.
+fn ask_apis(corral: &Corral, random: &mut ChaCha8Rng) {
+    let sum = sum(random);
+    let messages = json!([{"role": "user", "content": sum.question()}]);
+    let chat = json!({"messages": messages, "temperature": 0, "max_tokens": 20});
+    let post = |path: &str, body: &Value| {
+        let answer = corral.post(path, body.to_string());
+        assert_eq!(answer.status, 200, "{path} {body}: {answer:?}");
+        answer.json()
+    };
+    let answer = post("/v1/chat/completions", &chat);
+    assert_eq!(answer["choices"][0]["message"]["content"], sum.answer());
+    let answer = post("/v1/messages", &chat);
+    assert_eq!(answer["content"][0]["text"], sum.answer());
+    let body = json!({"input": sum.question(), "temperature": 0, "max_output_tokens": 20});
+    let answer = post("/v1/responses", &body);
+    assert_eq!(answer["output"][0]["content"][0]["text"], sum.answer());
+    let body = json!({"prompt": sum.question(), "temperature": 0, "max_tokens": 20});
+    let answer = post("/v1/completions", &body);
+    assert_eq!(answer["choices"][0]["text"], sum.answer());
+    let answer = post("/v1/embeddings", &json!({"input": [sum.question(), "a"]}));
+    assert_eq!(answer["data"].as_array().map(Vec::len), Some(2));
+    let tokens = post("/tokenize", &json!({"content": sum.question()}));
+    assert_eq!(post("/detokenize", &tokens)["content"], sum.question());
+    for path in ["/v1/chat/completions", "/v1/messages"] {
+        let mut body = chat.clone();
+        body["stream"] = json!(true);
+        let mut stream = corral.post_stream(path, body.to_string());
+        assert_eq!(stream.status, 200, "{path}");
+        // Some clients hang up.
+        let hangs_up = random.random_range(0..4) == 0;
+        let mut lines = 0;
+        while let Some(line) = stream.line().expect("the stream ends as it should") {
+            lines += usize::from(line.starts_with("data: "));
+            if hangs_up && lines == 2 {
+                break;
+            }
+        }
+        assert!(lines >= 2, "{path}: {lines} events");
+    }
+    let (texts, _) = corral.generate_stream(&sum.long_request(40)).texts();
+    assert!(texts.concat().starts_with(&sum.answer()), "{texts:?}");
+    assert_eq!(corral.get("/v1/models").status, 200);
+}
+
+fn ask_sums(corral: &Corral, random: &mut ChaCha8Rng) {
+    for _ in 0..12 {
+        let sum = sum(random);
+        let length = LENGTHS[random.random_range(0..LENGTHS.len())];
+        assert_eq!(
+            corral.text(&sum.question_in(length)),
+            sum.answer(),
+            "{sum:?} after {length}"
+        );
+    }
+}
+
+/// Loops of guests, which hold sequences while they think: these are swapped out.
+fn run_loops(corral: &Corral, random: &mut ChaCha8Rng) {
+    for which in [
+        "next", "generate", "many", "keep", "kept", "match", "collect", "frame", "leave",
+    ] {
+        let sum = sum(random);
+        let question = match which {
+            "many" => vec![sum.question_in(100); 8].join("\n"),
+            "keep" => format!("owl\n{}", sum.question()),
+            "kept" => "owl".to_owned(),
+            "match" => format!("[0-9]+\n{}", sum.question()),
+            _ => sum.question_in(600),
+        };
+        let answer = corral.post(&format!("/loops/{which}"), question);
+        let may_miss = ["many", "kept"].contains(&which);
+        assert!(
+            answer.status == 200 || may_miss && answer.status == 400,
+            "{which}: {answer:?}"
+        );
+    }
+}
+
+fn attack(corral: &Corral, random: &mut ChaCha8Rng) {
+    for fault in [
+        "trap", "panic", "refuse", "upgrade", "abandon", "midtrap", "hog", "spin",
+    ] {
+        let _ = corral.begin_post(&format!("/misbehave/{fault}"), "");
+        let answer = corral.get(&format!(
+            "/misbehave/{}",
+            ["trap", "log", "env", "?"][random.random_range(0..4)]
+        ));
+        assert!([200, 404, 500, 503].contains(&answer.status), "{answer:?}");
+    }
+    drop((corral.drip("/misbehave"), corral.endless("/generate")));
+    for body in [
+        "",
+        "{",
+        "[1]",
+        r#"{"prompt": 5}"#,
+        r#"{"prompt": "a", "max_tokens": -1}"#,
+    ] {
+        assert_eq!(corral.post("/generate", body).status, 400, "{body}");
+    }
+    for _ in 0..20 {
+        let mut bytes = vec![0; random.random_range(1..800)];
+        random.fill_bytes(&mut bytes);
+        let answer = corral.post("/random-calls", bytes);
+        assert!([200, 503, 504].contains(&answer.status), "{answer:?}");
+    }
+}
+
+fn load_models(corral: &Corral, random: &mut ChaCha8Rng) {
+    for name in MODELS {
+        let sum = sum(random);
+        let request = json!({"model": name, "prompt": sum.question(), "max_tokens": 20});
+        assert_eq!(corral.generate(&request)["text"], sum.answer());
+        let unloaded = corral.request_admin("DELETE", &format!("/models/{name}"), "");
+        assert!(
+            [200, 202, 204, 409].contains(&unloaded.status),
+            "{unloaded:?}"
+        );
+    }
+}
+
+/// Damages some of the files of swapped-out states.
+fn damage_swap_files(dir: &Path, random: &mut ChaCha8Rng) {
+    let list = |dir: PathBuf| std::fs::read_dir(dir).into_iter().flatten().flatten();
+    for entry in list(dir.join("swap")).flat_map(|dir| list(dir.path())) {
+        let file = entry.path();
+        if file.extension().is_none_or(|end| end != "state") {
+            continue;
+        }
+        // The server may remove the file meanwhile.
+        let _ = match random.random_range(0..6) {
+            0 => std::fs::remove_file(file),
+            1 => std::fs::write(file, b"short"),
+            2 => std::fs::read(&file).and_then(|mut bytes| {
+                bytes[0] ^= 1;
+                std::fs::write(file, bytes)
+            }),
+            _ => Ok(()),
+        };
+    }
+}
+
+impl Soak {
+    fn random(&mut self) -> ChaCha8Rng {
+        ChaCha8Rng::seed_from_u64(self.random.random())
+    }
+
+    /// Changes deployments, each time differently.
+    fn change_deployments(&mut self, corral: &Corral) {
+        let component = artifacts::component("misbehave");
+        for _ in 0..3 {
+            let name = format!("d{}", self.random.random_range(0..DEPLOYMENTS));
+            match self.random.random_range(0..5) {
+                0 if self.deployed.contains_key(&name) => {
+                    let removed =
+                        corral.request_admin("DELETE", &format!("/deployments/{name}"), "");
+                    assert_eq!(removed.status, 200, "{removed:?}");
+                    self.deployed.remove(&name);
+                }
+                1 => {
+                    let digest = upload(corral, b"\0asm, but no component");
+                    let refused = try_deploy(corral, &manifest("none", &digest, json!({})));
+                    assert!((400..500).contains(&refused.status), "{refused:?}");
+                }
+                _ => {
+                    self.version += 1;
+                    let component = variant(&component, self.random.random_range(0..COMPONENTS));
+                    let digest = upload(corral, &component);
+                    let version = json!({"configuration": {"VERSION": self.version.to_string()}});
+                    deploy(corral, &manifest(&name, &digest, version));
+                    self.deployed.insert(name, self.version);
+                }
+            }
+        }
+        self.check_deployments(corral);
+    }
+
+    fn check_deployments(&self, corral: &Corral) {
+        for number in 0..DEPLOYMENTS {
+            let name = format!("d{number}");
+            let answer = corral.get(&format!("/{name}/env"));
+            match self.deployed.get(&name) {
+                Some(version) => assert_eq!(answer.body, format!("VERSION={version}\n"), "{name}"),
+                None => assert_eq!(answer.status, 404, "{name}: {answer:?}"),
+            }
+        }
+    }
+
+    /// Everything at once, until all of it has ended.
+    fn round(&mut self, corral: &Corral) -> Usage {
+        let clients: [fn(&Corral, &mut ChaCha8Rng); 6] =
+            [ask_apis, ask_sums, ask_sums, run_loops, attack, load_models];
+        let randoms = clients.map(|_| self.random());
+        let (dir, mut random) = (self.dir.clone(), self.random());
+        std::thread::scope(|scope| {
+            for (client, mut random) in clients.into_iter().zip(randoms) {
+                scope.spawn(move || client(corral, &mut random));
+            }
+            scope.spawn(move || {
+                for _ in 0..10 {
+                    damage_swap_files(&dir, &mut random);
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+            });
+            self.change_deployments(corral);
+        });
+        // What is left in the caches is not in use.
+        let cleared = corral.request_admin("DELETE", "/prefix-cache", "");
+        assert!(cleared.status < 300, "{cleared:?}");
+        corral.wait_until_idle();
+        for sum in RELIABLE_SUMS {
+            assert_eq!(corral.text(&sum.question()), sum.answer());
+        }
+        Usage::of(corral)
+    }
+
+    /// Kills the server while it is busy. A component in its store is damaged before the next one starts.
+    fn kill(&mut self, mut corral: Corral) {
+        let component = variant(&artifacts::component("misbehave"), COMPONENTS);
+        let digest = upload(&corral, &component);
+        deploy(&corral, &manifest("damaged", &digest, json!({})));
+        let busy: Vec<_> = (0..4).map(|_| corral.endless("/generate")).collect();
+        corral.signal("KILL");
+        corral.wait();
+        drop((busy, corral));
+        let digits = digest.strip_prefix("sha256:").expect("a digest");
+        let file = self.dir.join(format!("store/components/{digits}.wasm"));
+        std::fs::write(&file, b"damaged").expect("the component is stored");
+
+        let corral = start(&self.dir);
+        corral.get("/damaged/env").problem(503, "deployment-failed");
+        self.check_deployments(&corral);
+        assert_eq!(show(&corral, "damaged")["deployment"]["state"], "failed");
+        upload(&corral, &component);
+        deploy(&corral, &manifest("damaged", &digest, json!({})));
+        assert_eq!(corral.get("/damaged/env").status, 200);
+        let removed = corral.request_admin("DELETE", "/deployments/damaged", "");
+        assert_eq!(removed.status, 200, "{removed:?}");
+    }
+
+    /// Rounds on one server, for some time.
+    fn live(&mut self, life: usize, time: Duration) {
+        let corral = start(&self.dir);
+        self.check_deployments(&corral);
+        let (started, mut usages) = (Instant::now(), Vec::new());
+        while started.elapsed() < time || usages.len() < 3 {
+            let usage = self.round(&corral);
+            println!("life {life}, round {}: {usage:?}", usages.len());
+            usages.push(usage);
+        }
+        // The first third fills caches.
+        let third = usages.len() / 3;
+        let (early, late) = (&usages[third..2 * third], &usages[2 * third..]);
+        let growth = median(late) / median(early) - 1.0;
+        let metrics = corral.wait_until_idle();
+        println!(
+            "life {life}: {} rounds, {} requests, {} tokens computed, {} swapped out, {} not swapped in, memory {:+.2} %",
+            usages.len(),
+            metrics.get("corral_engine_requests_finished_total"),
+            metrics.get("corral_engine_computed_tokens_total"),
+            metrics.get("corral_engine_swap_outs_total"),
+            metrics.get("corral_engine_swap_in_failures_total"),
+            growth * 100.0,
+        );
+        if life + 1 < LIVES.len() {
+            return self.kill(corral);
+        }
+        let is_full = usages.len() >= FULL_ROUNDS;
+        assert!(
+            !is_full || growth < GROWTH,
+            "memory grew by {:.2} %",
+            growth * 100.0
+        );
+        for (what, of) in [
+            ("files", (|usage| usage.files) as fn(&Usage) -> usize),
+            ("threads", |usage| usage.threads),
+        ] {
+            let (before, after) = (early.iter().map(of).max(), late.iter().map(of).min());
+            assert!(
+                after <= before,
+                "{what}: {before:?} before, {after:?} after"
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "takes CORRAL_MINUTES: make soak"]
+fn server_stays_as_it_was() {
+    let minutes = std::env::var("CORRAL_MINUTES").map_or(DEFAULT_MINUTES, |minutes| {
+        minutes.parse().expect("CORRAL_MINUTES is a number")
+    });
+    let mut soak = Soak {
+        dir: scratch_dir(),
+        deployed: BTreeMap::new(),
+        version: 0,
+        random: ChaCha8Rng::seed_from_u64(seed()),
+    };
+    for (life, eighths) in LIVES.into_iter().enumerate() {
+        soak.live(life, Duration::from_secs(minutes * 60) / 8 * eighths);
+    }
+    std::fs::remove_dir_all(&soak.dir).expect("it is ours");
+}
