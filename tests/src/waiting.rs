@@ -6,7 +6,7 @@ use crate::{Corral, TIMEOUT};
 use std::time::{Duration, Instant};
 
 /// Metrics that are 0 when nothing runs.
-const IDLE_ZERO: [&str; 14] = [
+const IDLE_ZERO: [&str; 15] = [
     "corral_engine_requests_waiting",
     "corral_engine_requests_running",
     "corral_engine_sequence_ids_used",
@@ -15,6 +15,7 @@ const IDLE_ZERO: [&str; 14] = [
     "corral_engine_kv_cells_leaked",
     "corral_engine_attention_cells",
     "corral_plugin_calls_waiting",
+    "corral_plugin_calls_waiting_for_turn",
     "corral_plugin_instances",
     "corral_sampling_plugin_instances",
     "corral_deployment_calls_running",

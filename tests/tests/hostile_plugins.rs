@@ -1,6 +1,6 @@
 //! A faulty plugin loses its own request. Others notice nothing.
 
-use corral_tests::Corral;
+use corral_tests::{Corral, Metrics, distinct_sums};
 
 /// Short enough to wait for, long enough for 1+1 on a busy machine.
 const LIMITS: [&str; 4] = ["--time-limit", "12", "--cpu-limit", "1"];
@@ -61,6 +61,59 @@ fn many_hostile_calls_leave_others_served() {
     });
     assert!(asked >= 5, "1+1 was answered {asked} times meanwhile");
     corral.wait_until_idle();
+}
+
+#[test]
+fn spinning_tenants_take_turns_beside_neighbors() {
+    const ROUTES: [(&str, usize); 2] = [("/many", 48), ("/few", 16)];
+    let sample = |metrics: &Metrics, name: &str, route: &str| {
+        metrics.get_or_zero(&format!(
+            "corral_deployment_{name}{{deployment=\"{route}\"}}"
+        ))
+    };
+    let turns =
+        |metrics: &Metrics| ROUTES.map(|(route, _)| sample(metrics, "compute_turns_total", route));
+    let plugins = ROUTES.map(|(route, _)| (route, "misbehave"));
+    let limits = ["--cpu-limit", "300", "--time-limit", "300"];
+    let corral = Corral::start_with_routes(&plugins, &limits);
+    let spinning = ROUTES.map(|(route, calls)| {
+        let begin = |_| corral.begin_post(&format!("{route}/spin"), "");
+        (0..calls).map(begin).collect::<Vec<_>>()
+    });
+    let before = corral.wait_until("turns of both tenants", |metrics| {
+        let all_run = ROUTES
+            .iter()
+            .all(|(route, calls)| sample(metrics, "calls_running", route) == *calls as f64);
+        all_run && turns(metrics).iter().all(|count| *count >= 5.0)
+    });
+    for sum in distinct_sums(20) {
+        assert_eq!(corral.text(&sum.question()), sum.answer(), "{sum:?}");
+    }
+    let grown = |metrics: &Metrics| {
+        let ([many, few], [many_before, few_before]) = (turns(metrics), turns(&before));
+        [many - many_before, few - few_before]
+    };
+    let after = corral.wait_until("200 turns", |metrics| {
+        grown(metrics).iter().sum::<f64>() >= 200.0
+    });
+    let [many, few] = grown(&after);
+    assert!(many < 2.0 * few && few < 2.0 * many, "{many}, {few} turns");
+    assert!(after.get("corral_plugin_calls_waiting_for_turn") >= 1.0);
+    // The guests hold and wait for turns when they are cancelled.
+    drop(spinning);
+    corral.wait_until_idle();
+}
+
+#[test]
+fn call_that_waits_for_turn_ends_at_deadline() {
+    let corral = Corral::start_with(&["--time-limit", "3", "--cpu-limit", "60"]);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| corral.post("/misbehave/spin", "").problem(504, "deadline"));
+        }
+    });
+    let metrics = corral.wait_until_idle();
+    assert!(metrics.get("corral_deployment_compute_turns_total") >= 1.0);
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod call_error;
 mod compiler;
 mod component_source;
 mod composition;
+mod compute_turns;
 mod config;
 mod counters;
 mod denied;

@@ -7,9 +7,10 @@
 //! The thread's CPU clock costs a system call, the wall clock does not. A poll of at most [`SHORT_POLL`] by
 //! the wall clock, typical for a token, counts its wall time: that is never less than its CPU time.
 
+use crate::compute_turns::Turn;
 use rustix::time::{ClockId, clock_gettime};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
@@ -24,6 +25,10 @@ pub(crate) struct Meter {
     poll_began: AtomicU64,
     memory_refused: AtomicBool,
     exhausted: Notify,
+    /// The turn of the current poll, if it needed one.
+    turn: Mutex<Option<Turn>>,
+    /// Whether `turn` is set, so that other polls take no lock. Only the polling thread uses it.
+    has_turn: AtomicBool,
     /// A meter that is charged for the same work.
     parent: Option<Arc<Self>>,
 }
@@ -37,12 +42,13 @@ impl Meter {
         }
     }
 
-    /// Runs `poll` and charges its CPU time.
+    /// Runs `poll` and charges its CPU time. The call's turn ends with the poll.
     pub(crate) fn measure<R>(&self, poll: impl FnOnce() -> R) -> R {
         let began = thread_nanos();
         self.poll_began.store(began, Ordering::Relaxed);
         let at = Instant::now();
         let result = poll();
+        self.end_turn();
         let wall = at.elapsed();
         self.charge(match wall <= SHORT_POLL {
             true => wall,
@@ -68,6 +74,25 @@ impl Meter {
     /// CPU time of the current poll. Only meaningful inside [`Self::measure`].
     pub(crate) fn in_poll(&self) -> Duration {
         Duration::from_nanos(thread_nanos().saturating_sub(self.poll_began.load(Ordering::Relaxed)))
+    }
+
+    /// Keeps the turn to compute until the current poll ends.
+    pub(crate) fn keep_turn(&self, turn: Turn) {
+        *self.turn.lock().unwrap_or_else(PoisonError::into_inner) = Some(turn);
+        self.has_turn.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the call's turn, if it has one. Only meaningful inside [`Self::measure`].
+    pub(crate) fn end_turn(&self) {
+        if self.has_turn.load(Ordering::Relaxed) {
+            self.has_turn.store(false, Ordering::Relaxed);
+            let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let ended = turn.take();
+            drop(turn);
+            if let Some(ended) = ended {
+                ended.end(self.in_poll());
+            }
+        }
     }
 
     /// Reports that the call has no CPU time left. Wakes [`Self::exhausted`].

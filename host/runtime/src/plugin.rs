@@ -112,6 +112,7 @@ impl Plugin {
                 snapshots: DeploymentSnapshots::new(name, Arc::clone(&shared.snapshot_permits)),
                 samplers: Arc::new(compiled.samplers),
                 sampling: Arc::clone(deployment.sampling()),
+                turns: Some(Arc::clone(&shared.turns)),
             },
             environment: config.environment,
             revision: OnceLock::new(),

@@ -6,6 +6,7 @@ use crate::component_source::ComponentSource;
 use crate::composition::{
     PluginComponents, TemplatingComponent, component_name, sampling_link_name,
 };
+use crate::compute_turns::ComputeTurns;
 use crate::config::{Limits, LinkedComponent, LinkedComponents, PluginConfig, RuntimeConfig};
 use crate::counters::{ProcessCounters, child_metrics};
 use crate::deployment::DeploymentState;
@@ -39,7 +40,8 @@ impl std::fmt::Debug for Runtime {
 }
 
 impl Runtime {
-    /// Sets up the instance pool, the host functions and the cache of compiled plugins.
+    /// Sets up the instance pool, the host functions and the cache of compiled plugins. Call it in the tokio
+    /// runtime that will run the plugins: one of its threads is kept from plugins that compute for long.
     ///
     /// # Errors
     /// If the address space, a thread or the cache directory is not available; the text says what to do.
@@ -62,6 +64,7 @@ impl Runtime {
             .map(|children| IsolatedCompiler::new(children, cache));
         let compiler = Compiler::start(&engine, isolated)?;
         let sampling = SamplerResources::new(instances, Arc::clone(&ticker), Arc::clone(&counters));
+        let turns = ComputeTurns::for_workers(Arc::clone(&counters));
         Ok(Self(Arc::new(Shared {
             wasm_engine: engine,
             linker,
@@ -70,6 +73,7 @@ impl Runtime {
             ticker,
             counters,
             sampling,
+            turns,
             snapshot_permits: host::snapshot_permits(),
             compiler,
             component_bytes: config.component_bytes,

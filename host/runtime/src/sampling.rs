@@ -169,6 +169,8 @@ impl UncheckedSampler {
                 snapshots: state.grants.snapshots.none(),
                 samplers: Arc::default(),
                 sampling: Arc::clone(&state.grants.sampling),
+                // Its time limits leave no room for a wait, and it has a tight CPU limit.
+                turns: None,
             },
             limits: Arc::clone(&state.limits),
             request_meter: Arc::clone(&state.meter),

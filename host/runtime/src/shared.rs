@@ -2,6 +2,7 @@
 
 use crate::admission::InstancePermits;
 use crate::compiler::Compiler;
+use crate::compute_turns::ComputeTurns;
 use crate::counters::ProcessCounters;
 use crate::sampling::SamplerResources;
 use crate::state::State;
@@ -22,6 +23,7 @@ pub(crate) struct Shared {
     pub(crate) ticker: Arc<Ticker>,
     pub(crate) counters: Arc<ProcessCounters>,
     pub(crate) sampling: SamplerResources,
+    pub(crate) turns: Arc<ComputeTurns>,
     /// Permits for writing, reading and removing snapshots.
     pub(crate) snapshot_permits: Arc<Semaphore>,
     pub(crate) compiler: Compiler,

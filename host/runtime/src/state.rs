@@ -1,5 +1,6 @@
 //! The data of an instance's store.
 
+use crate::compute_turns::ComputeTurns;
 use crate::config::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
 use crate::counters::DeploymentCounters;
 use crate::host::{DeploymentSnapshots, FramedBodies, Handles};
@@ -25,6 +26,8 @@ pub(crate) struct StoreGrants {
     /// Linked sampling plugins, by name.
     pub(crate) samplers: Arc<BTreeMap<String, SamplerPre>>,
     pub(crate) sampling: Arc<SamplerResources>,
+    /// Turns that the guest waits for when it computes for long. A guest without them only yields.
+    pub(crate) turns: Option<Arc<ComputeTurns>>,
 }
 
 /// The data of a store.

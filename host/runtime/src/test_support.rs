@@ -41,5 +41,6 @@ pub(crate) fn grants(sampling: Arc<SamplerResources>) -> StoreGrants {
         snapshots: DeploymentSnapshots::new("x", snapshot_permits()),
         samplers: Arc::default(),
         sampling,
+        turns: None,
     }
 }

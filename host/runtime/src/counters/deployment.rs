@@ -76,6 +76,8 @@ pub(crate) struct DeploymentCounters {
     pub(crate) calls_waiting: Counter,
     limit_hits: [Counter; CallLimit::ALL.len()],
     pub(crate) guest_polls: Counter,
+    /// Turns of guests that compute for long.
+    pub(crate) compute_turns: Counter,
     pub(crate) host_calls: Counter,
     /// Polls of a generation by its plugin, or by a connection that reads it directly.
     pub(crate) generation_polls: Counter,
@@ -166,6 +168,10 @@ impl DeploymentCounters {
                 "corral_deployment_guest_polls_total",
                 "Times a call was woken and polled, by deployment.",
             ),
+            self.compute_turns.count_metric(
+                "corral_deployment_compute_turns_total",
+                "Turns of calls that computed for long, by deployment.",
+            ),
             self.host_calls.count_metric(
                 "corral_deployment_host_calls_total",
                 "Calls of corral:inference functions, by deployment. A call that waits may count several times.",
@@ -222,6 +228,7 @@ mod tests {
         counters.calls_running.add(9);
         counters.calls_waiting.add(6);
         counters.guest_polls.add(7);
+        counters.compute_turns.add(12);
         counters.host_calls.add(1);
         counters.generation_polls.add(2);
         counters.generation_chunks.add(3);
@@ -229,7 +236,7 @@ mod tests {
         counters.memory_growths.add(5);
         let metrics = counters.metrics();
         let values: Vec<_> = metrics.iter().map(|metric| metric.value).collect();
-        let expected = [8.0, 1.0, 9.0, 6.0, 7.0, 1.0, 2.0, 3.0, 4.0, 40.0, 5.0];
+        let expected = [8.0, 1.0, 9.0, 6.0, 7.0, 12.0, 1.0, 2.0, 3.0, 4.0, 40.0, 5.0];
         assert_eq!(values, expected);
         assert_eq!(metrics[1].labels, [("code", "busy".to_owned())]);
     }

@@ -22,6 +22,7 @@ pub(crate) struct ProcessCounters {
     calls_cancelled: Counter,
     calls_failed: [Counter; CallError::CODES.len()],
     pub(crate) calls_waiting: Counter,
+    pub(crate) calls_waiting_for_turn: Counter,
     pub(crate) plugins_loaded: Counter,
     pub(crate) log_lines: Counter,
     pub(crate) sampler_instances: Counter,
@@ -116,6 +117,10 @@ impl ProcessCounters {
             self.calls_waiting.gauge_metric(
                 "corral_plugin_calls_waiting",
                 "Plugin calls waiting for a permit.",
+            ),
+            self.calls_waiting_for_turn.gauge_metric(
+                "corral_plugin_calls_waiting_for_turn",
+                "Plugin calls that computed for long and wait for a turn to continue.",
             ),
             self.instances.gauge_metric(
                 "corral_plugin_instances",

@@ -1,0 +1,366 @@
+//! Turns of guests that compute.
+//!
+//! A guest that uses its thread for a whole epoch waits for a turn before it continues. A guest that blocks
+//! sooner never does. There are fewer turns than worker threads, so that one thread always serves, except
+//! with a single thread. A turn ends with the poll that it allows, or at the guest's next epoch.
+//!
+//! The tenant whose turns used the least CPU time goes next; within a tenant, the guest that waited longest.
+//! A tenant gets no credit for time in which it did not wait. The calls admitted bound the guests that wait.
+
+use crate::counters::ProcessCounters;
+use corral_engine::Tenant;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+/// The turns of the process.
+#[derive(Debug)]
+pub(crate) struct ComputeTurns {
+    /// Turns that guests may have at once.
+    max: usize,
+    state: Mutex<TurnState>,
+    counters: Arc<ProcessCounters>,
+}
+
+#[derive(Debug)]
+struct TurnState {
+    free: usize,
+    queues: BTreeMap<Tenant, TenantQueue>,
+    /// `used` of the tenant of the last grant. All tenants that wait used at least this.
+    last_used: Duration,
+}
+
+#[derive(Debug)]
+struct TenantQueue {
+    /// CPU time of the tenant's turns, or more: see [`TurnState::queue`].
+    used: Duration,
+    waiters: VecDeque<oneshot::Sender<Turn>>,
+}
+
+impl TurnState {
+    /// The queue of `tenant`. A new one begins without credit.
+    fn queue(&mut self, tenant: Tenant) -> &mut TenantQueue {
+        let used = self.last_used;
+        self.queues.entry(tenant).or_insert_with(|| TenantQueue {
+            used,
+            waiters: VecDeque::new(),
+        })
+    }
+
+    /// Takes a free turn and the guest that goes next.
+    fn next_waiter(&mut self) -> Option<(Tenant, oneshot::Sender<Turn>)> {
+        if self.free == 0 {
+            return None;
+        }
+        let waiting = self.queues.iter_mut();
+        let waiting = waiting.filter(|(_, queue)| !queue.waiters.is_empty());
+        let (&tenant, queue) = waiting.min_by_key(|(_, queue)| queue.used)?;
+        let waiter = queue.waiters.pop_front()?;
+        self.free -= 1;
+        self.last_used = queue.used;
+        Some((tenant, waiter))
+    }
+
+    /// Removes the queues of tenants that neither wait nor used more than a new one would.
+    fn remove_unused_queues(&mut self, max: usize) {
+        let is_waiting = |queue: &TenantQueue| !queue.waiters.is_empty();
+        let idle = self.free == max && !self.queues.values().any(is_waiting);
+        let last_used = self.last_used;
+        self.queues
+            .retain(|_, queue| is_waiting(queue) || (!idle && queue.used > last_used));
+    }
+}
+
+impl ComputeTurns {
+    /// Turns for the worker threads of the current tokio runtime.
+    pub(crate) fn for_workers(counters: Arc<ProcessCounters>) -> Arc<Self> {
+        let workers = match Handle::try_current() {
+            Ok(runtime) => runtime.metrics().num_workers(),
+            Err(_) => std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        Self::new(workers.saturating_sub(1).max(1), counters)
+    }
+
+    fn new(max: usize, counters: Arc<ProcessCounters>) -> Arc<Self> {
+        let state = TurnState {
+            free: max,
+            queues: BTreeMap::new(),
+            last_used: Duration::ZERO,
+        };
+        Arc::new(Self {
+            max,
+            state: Mutex::new(state),
+            counters,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TurnState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues a guest of `tenant`. A guest that has a turn ends it after this, so that its tenant's CPU time
+    /// counts before the next guest is chosen.
+    pub(crate) fn wait(self: &Arc<Self>, tenant: Tenant) -> Waiter {
+        let (sender, turn) = oneshot::channel();
+        let mut state = self.lock();
+        let last_used = state.last_used;
+        let queue = state.queue(tenant);
+        if queue.waiters.is_empty() {
+            queue.used = queue.used.max(last_used);
+        }
+        queue.waiters.push_back(sender);
+        drop(state);
+        self.counters.calls_waiting_for_turn.increment();
+        self.grant();
+        Waiter {
+            turns: Arc::clone(self),
+            tenant,
+            turn,
+            received: false,
+        }
+    }
+
+    /// Grants the free turns.
+    fn grant(self: &Arc<Self>) {
+        loop {
+            let next = self.lock().next_waiter();
+            let Some((tenant, waiter)) = next else {
+                return;
+            };
+            // If the waiter was dropped meanwhile, this drops the turn, without the lock, and so frees it.
+            drop(waiter.send(Turn {
+                turns: Arc::clone(self),
+                tenant,
+                used: Duration::ZERO,
+            }));
+        }
+    }
+}
+
+/// A guest that waits for a turn. Dropping it gives up its place in the queue, or the turn that it was granted.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    turns: Arc<ComputeTurns>,
+    tenant: Tenant,
+    turn: oneshot::Receiver<Turn>,
+    received: bool,
+}
+
+impl Waiter {
+    /// Waits for the turn.
+    pub(crate) async fn turn(mut self) -> Option<Turn> {
+        let turn = (&mut self.turn).await.ok();
+        self.received = turn.is_some();
+        turn
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.turns.counters.calls_waiting_for_turn.decrement();
+        if !self.received {
+            self.turn.close();
+            let mut state = self.turns.lock();
+            let queue = state.queue(self.tenant);
+            queue.waiters.retain(|waiter| !waiter.is_closed());
+        }
+    }
+}
+
+/// Allows a guest to compute. Dropping it frees the turn.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    turns: Arc<ComputeTurns>,
+    tenant: Tenant,
+    used: Duration,
+}
+
+impl Turn {
+    /// Ends the turn, which used this much CPU time.
+    pub(crate) fn end(mut self, used: Duration) {
+        self.used = used;
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut state = self.turns.lock();
+        state.free += 1;
+        state.queue(self.tenant).used += self.used;
+        state.remove_unused_queues(self.turns.max);
+        drop(state);
+        self.turns.grant();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meter::Meter;
+
+    const SLICE: Duration = Duration::from_millis(10);
+
+    fn turns(max: usize) -> Arc<ComputeTurns> {
+        ComputeTurns::new(max, Arc::default())
+    }
+
+    /// The turn of `waiter`, if it was granted.
+    fn received(waiter: &mut Waiter) -> Option<Turn> {
+        let turn = waiter.turn.try_recv().ok();
+        waiter.received |= turn.is_some();
+        turn
+    }
+
+    fn waiting(turns: &ComputeTurns) -> u64 {
+        turns.counters.calls_waiting_for_turn.get()
+    }
+
+    /// Guests that spin: each waits again before its turn ends.
+    struct Spinners {
+        turns: Arc<ComputeTurns>,
+        waiters: Vec<Waiter>,
+    }
+
+    impl Spinners {
+        fn new(max: usize) -> Self {
+            Self {
+                turns: turns(max),
+                waiters: Vec::new(),
+            }
+        }
+
+        fn add(&mut self, tenant: u32, count: usize) {
+            let new = || self.turns.wait(Tenant(tenant));
+            self.waiters.extend(std::iter::repeat_with(new).take(count));
+        }
+
+        /// Takes the turn that was granted. Returns its tenant.
+        fn take(&mut self) -> (Tenant, Turn) {
+            let mut waiters = self.waiters.iter_mut().enumerate();
+            let (index, turn) = waiters
+                .find_map(|(index, waiter)| Some((index, received(waiter)?)))
+                .expect("a turn was granted");
+            (self.waiters.remove(index).tenant, turn)
+        }
+
+        /// Computes for this many slices. Returns how many each of the tenants 0 to 2 had.
+        fn run(&mut self, slices: usize) -> [usize; 3] {
+            let mut counts = [0; 3];
+            for _ in 0..slices {
+                let (tenant, turn) = self.take();
+                self.waiters.push(self.turns.wait(tenant));
+                turn.end(SLICE);
+                counts[tenant.0 as usize] += 1;
+            }
+            counts
+        }
+    }
+
+    #[test]
+    fn turns_are_bounded_and_first_come_first_served() {
+        let turns = turns(2);
+        let [mut first, mut second, mut third, mut fourth] =
+            std::array::from_fn(|_| turns.wait(Tenant(0)));
+        let turn = received(&mut first).expect("the first turn is free");
+        let _second = received(&mut second).expect("the second turn is free");
+        assert!(received(&mut third).is_none());
+        turn.end(SLICE);
+        assert!(received(&mut fourth).is_none());
+        assert!(received(&mut third).is_some());
+        assert!(received(&mut fourth).is_some());
+    }
+
+    #[test]
+    fn tenants_share_turns_equally() {
+        let mut spinners = Spinners::new(1);
+        spinners.add(0, 10);
+        spinners.add(1, 1);
+        assert_eq!(spinners.run(100), [50, 50, 0]);
+    }
+
+    #[test]
+    fn new_tenant_has_no_credit() {
+        let mut spinners = Spinners::new(1);
+        spinners.add(0, 2);
+        assert_eq!(spinners.run(50), [50, 0, 0]);
+        spinners.add(1, 2);
+        let [old, new, _] = spinners.run(20);
+        assert!(old.abs_diff(new) <= 2, "{old} and {new}");
+    }
+
+    #[test]
+    fn tenant_that_pauses_keeps_its_used_time() {
+        let mut spinners = Spinners::new(1);
+        spinners.add(0, 1);
+        spinners.add(1, 2);
+        spinners.add(2, 2);
+        let mut counts = [0_usize; 3];
+        for _ in 0..90 {
+            let (tenant, turn) = spinners.take();
+            counts[tenant.0 as usize] += 1;
+            // The guest of tenant 0 blocks, and computes again at once.
+            if tenant == Tenant(0) {
+                turn.end(SLICE);
+                spinners.add(0, 1);
+            } else {
+                spinners.add(tenant.0, 1);
+                turn.end(SLICE);
+            }
+        }
+        assert_eq!(counts, [30; 3]);
+    }
+
+    #[test]
+    fn dropped_waiters_leave_the_queue() {
+        let turns = turns(1);
+        let [mut first, second, mut third] = std::array::from_fn(|_| turns.wait(Tenant(0)));
+        let turn = received(&mut first).expect("the turn is free");
+        drop(first);
+        drop(second);
+        assert_eq!(waiting(&turns), 1);
+        assert_eq!(turns.lock().queue(Tenant(0)).waiters.len(), 1);
+        drop(turn);
+        assert!(received(&mut third).is_some());
+    }
+
+    #[test]
+    fn turn_sent_to_dropped_waiter_is_granted_again() {
+        let turns = turns(1);
+        let [first, mut second] = std::array::from_fn(|_| turns.wait(Tenant(0)));
+        // Granted, but not received.
+        drop(first);
+        let turn = received(&mut second).expect("the turn is granted again");
+        // As if it were dropped after it was chosen.
+        let mut third = turns.wait(Tenant(0));
+        third.turn.close();
+        let mut fourth = turns.wait(Tenant(1));
+        drop(turn);
+        assert!(received(&mut fourth).is_some());
+        assert_eq!(turns.lock().free, 1);
+        drop([second, third, fourth]);
+        assert_eq!(waiting(&turns), 0);
+    }
+
+    #[test]
+    fn idle_turns_hold_no_queues() {
+        let turns = turns(2);
+        for tenant in 0..4 {
+            let mut waiter = turns.wait(Tenant(tenant));
+            received(&mut waiter).expect("a turn is free").end(SLICE);
+        }
+        assert!(turns.lock().queues.is_empty());
+    }
+
+    #[test]
+    fn turn_ends_with_the_poll() {
+        let (turns, meter) = (turns(1), Meter::default());
+        let mut waiter = turns.wait(Tenant(0));
+        meter.measure(|| {
+            meter.keep_turn(received(&mut waiter).expect("the turn is free"));
+            assert_eq!(turns.lock().free, 0);
+        });
+        assert_eq!(turns.lock().free, 1);
+    }
+}
