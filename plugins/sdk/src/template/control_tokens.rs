@@ -101,7 +101,8 @@ fn chat_tokens(
                 known.insert(*token, control_name(*token, model)?);
             }
         }
-        let used = tokens.iter().filter_map(|token| known[token].as_ref());
+        // Each name is searched once, not each token. Names of earlier iterations are cut, or in no text.
+        let used = known.values().flatten();
         let injected: BTreeSet<String> = used
             .filter(|name| !cut_names.contains(*name))
             .filter(|name| texts.iter().any(|text| text.contains(name.as_str())))
