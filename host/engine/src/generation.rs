@@ -90,6 +90,17 @@ impl Mailbox {
         // No code under this lock panics midway.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn count_taken(&self, tokens: usize) {
+        let unread = &self.metrics.unread_tokens;
+        unread.fetch_sub(tokens as u64, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Mailbox {
+    fn drop(&mut self) {
+        self.count_taken(self.lock().chunk.tokens.len());
+    }
 }
 
 /// The engine thread's end of a mailbox. Dropping it without [`Sender::finish`] fails the generation.
@@ -102,6 +113,7 @@ impl Sender {
     pub fn push(&self, token: Token, logprobs: Option<TokenLogprobs>, text: &str) -> Option<Waker> {
         let mut state = self.0.lock();
         state.chunk.tokens.push(token);
+        self.0.metrics.unread_tokens.fetch_add(1, Ordering::Relaxed);
         state.chunk.logprobs.extend(logprobs);
         state.chunk.text.push_str(text);
         if state.until_end {
@@ -173,7 +185,9 @@ impl Generation {
             add_time(&self.mailbox.metrics.delivery_nanos, since.elapsed());
         }
         if !state.chunk.tokens.is_empty() || !state.chunk.text.is_empty() {
-            return Poll::Ready(Some(std::mem::take(&mut state.chunk)));
+            let chunk = std::mem::take(&mut state.chunk);
+            self.mailbox.count_taken(chunk.tokens.len());
+            return Poll::Ready(Some(chunk));
         }
         if let Some(outcome) = state.outcome.take() {
             self.outcome = Some(outcome);
@@ -259,6 +273,20 @@ mod tests {
         );
         assert_eq!(poll(&mut generation), chunk(&[1, 2], "ab"));
         assert!(poll(&mut generation).is_pending());
+    }
+
+    #[test]
+    fn unread_tokens_are_counted() {
+        let metrics = Arc::<EngineMetrics>::default();
+        let unread = || metrics.unread_tokens.load(Ordering::Relaxed);
+        let (sender, mut generation) = super::mailbox(metrics.clone(), EngineWaker::default());
+        let _ = (sender.push(1, None, "a"), sender.push(2, None, "b"));
+        assert_eq!(unread(), 2);
+        assert!(poll(&mut generation).is_ready());
+        assert_eq!(unread(), 0);
+        let _ = sender.push(3, None, "c");
+        drop((sender, generation));
+        assert_eq!(unread(), 0);
     }
 
     #[test]

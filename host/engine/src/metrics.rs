@@ -181,6 +181,8 @@ metrics! {
     waiting: Gauge = "corral_engine_requests_waiting",
     /// Requests that hold a sequence id.
     running: Gauge = "corral_engine_requests_running",
+    /// Generated tokens that their readers have not taken.
+    unread_tokens: Gauge = "corral_engine_unread_tokens",
     /// Sequence ids of running requests.
     sequence_ids_used: Gauge = "corral_engine_sequence_ids_used",
     /// Sequence ids of the prefix cache, including retained sequences; available to new requests.
