@@ -6,7 +6,7 @@ use crate::{Corral, TIMEOUT};
 use std::time::{Duration, Instant};
 
 /// Metrics that are 0 when nothing runs.
-const IDLE_ZERO: [&str; 15] = [
+const IDLE_ZERO: [&str; 22] = [
     "corral_engine_requests_waiting",
     "corral_engine_requests_running",
     "corral_engine_sequence_ids_used",
@@ -22,6 +22,13 @@ const IDLE_ZERO: [&str; 15] = [
     "corral_deployment_calls_waiting",
     "corral_http_requests_in_flight",
     "corral_engine_steps_failed_total",
+    "corral_engine_unread_tokens",
+    "corral_tokenization_bytes",
+    "corral_tokenizations_waiting",
+    "corral_plugin_stacks",
+    "corral_deployment_handles",
+    "corral_deployment_sequence_tokens",
+    "corral_deployment_http_bytes",
 ];
 
 impl Corral {

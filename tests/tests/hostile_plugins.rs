@@ -14,6 +14,8 @@ fn each_fault_has_its_own_error() {
             ("panic", 500, "trapped", "crashed"),
             ("spin", 504, "cpu-time", "endless loop"),
             ("hog", 500, "memory", "64 MiB"),
+            ("fields", 500, "memory", "64 MiB"),
+            ("methods", 500, "memory", "64 MiB"),
             ("sleeper", 504, "deadline", "12 s"),
             ("refuse", 500, "gave-up", "refused on request"),
             ("upgrade", 500, "gave-up", "invalid status 101"),
@@ -31,7 +33,7 @@ fn each_fault_has_its_own_error() {
     for (code, count) in [
         ("trapped", 2.0),
         ("cpu-time", 1.0),
-        ("memory", 1.0),
+        ("memory", 3.0),
         ("deadline", 1.0),
         ("gave-up", 2.0),
         ("no-response", 0.0),
@@ -207,5 +209,25 @@ fn full_queue_answers_503_with_retry_after() {
     });
     // Another plugin has its own queue.
     corral.check_alive();
+    corral.wait_until_idle();
+}
+
+#[test]
+fn headers_in_the_host_count_as_memory() {
+    // Beside a call's limit: its code, and what the allocator keeps.
+    const MARGIN: u64 = 64 << 20;
+    let corral = Corral::start_with(&LIMITS);
+    corral.check_alive();
+    let before = corral.peak_bytes();
+    corral.with_neighbors(|| {
+        for fault in ["fields", "methods"].repeat(5) {
+            corral
+                .post(&format!("/misbehave/{fault}"), "")
+                .problem(500, "memory");
+        }
+    });
+    let peak = corral.peak_bytes();
+    println!("peak {before} bytes before, {peak} after");
+    assert!(peak < before + (64 << 20) + MARGIN, "{before} {peak}");
     corral.wait_until_idle();
 }

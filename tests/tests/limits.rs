@@ -6,6 +6,7 @@ use corral_tests::deployments::{deploy, deploy_plugin, manifest, upload};
 use corral_tests::{Corral, Response, TIMEOUT, raw_exchange};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 /// One limit.
 struct Row {
@@ -326,5 +327,64 @@ fn full_instance_pool_is_counted() {
     });
     assert_eq!(counted, BTreeMap::from(expected));
     drop(held);
+    corral.wait_until_idle();
+}
+
+#[test]
+fn long_prompts_are_tokenized_in_turn() {
+    const CLIENTS: usize = 24;
+    // Beside the memory that the calls may use: 100 bytes for each byte that is tokenized at once.
+    const TOKENIZING: u64 = 100 * (4 << 20);
+    let corral = Corral::start_with_routes(&[("/v1", "openai")], &[]);
+    corral.check_alive();
+    let before = corral.peak_bytes();
+    let prompt = "The quiet owl looks at the river. ".repeat((4 << 20) / 34);
+    let request = json!({"prompt": prompt, "max_tokens": 1}).to_string();
+    let bytes = Mutex::new(0.0_f64);
+    let asked = corral.with_neighbors(|| {
+        std::thread::scope(|scope| {
+            for _ in 0..CLIENTS {
+                scope.spawn(|| {
+                    let answer = corral.post("/v1/completions", &request);
+                    assert_eq!(answer.status, 400, "{answer:?}");
+                    let code = &answer.json()["error"]["code"];
+                    assert_eq!(code, "context_length_exceeded", "{answer:?}");
+                });
+            }
+            corral.wait_until("texts wait", |metrics| {
+                let now = metrics.get("corral_tokenization_bytes");
+                let mut bytes = bytes.lock().expect("not poisoned");
+                *bytes = bytes.max(now);
+                metrics.get("corral_tokenizations_waiting") >= 2.0
+            });
+        });
+    });
+    let (bytes, peak) = (
+        bytes.into_inner().expect("not poisoned"),
+        corral.peak_bytes(),
+    );
+    println!("peak {before} bytes before, {peak} after; 1+1 was answered {asked} times meanwhile");
+    assert!(bytes > 0.0 && bytes <= f64::from(4 << 20), "{bytes}");
+    let guests = CLIENTS as u64 * (64 << 20);
+    assert!(peak < before + guests + TOKENIZING, "{peak}");
+    assert!(asked >= 10, "{asked}");
+    corral.wait_until_idle();
+}
+
+#[test]
+fn chat_of_many_messages_is_refused_quickly() {
+    // The CPU time of a call: rendering and searching must not take more with each message.
+    let options = ["--cpu-limit", "10"];
+    let corral = Corral::start_with_routes(&[("/v1", "openai")], &options);
+    for (messages, code) in [
+        (27_000, "context_length_exceeded"),
+        (100_000, "too-many-values"),
+    ] {
+        let messages = vec![json!({"role": "user", "content": "x"}); messages];
+        let request = json!({"messages": messages, "max_tokens": 1}).to_string();
+        let answer = corral.post("/v1/chat/completions", request);
+        assert_eq!(answer.status, 400, "{answer:?}");
+        assert_eq!(answer.json()["error"]["code"], code, "{answer:?}");
+    }
     corral.wait_until_idle();
 }

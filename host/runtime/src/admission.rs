@@ -5,7 +5,8 @@
 //!
 //! Waiting calls are admitted in order of arrival, even if a later one has a larger limit, so that calls
 //! with a small limit do not starve. All deployments share the instance pool, first come first served. A
-//! deployment holds at most seven eighths of the pool's permits, and always leaves one.
+//! deployment holds at most seven eighths of the pool's permits, and always leaves one. A plugin composed of
+//! many components takes several permits, because each may keep a stack of the pool.
 
 use crate::call_error::CallError;
 use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters};
@@ -190,6 +191,8 @@ pub(crate) struct Admission {
     calls: Arc<CallQueue>,
     concurrent: usize,
     queue: usize,
+    /// Permits of the pool for each call.
+    instance_permits: u32,
 }
 
 /// Permits of the deployment and of the pool. Dropping it releases both.
@@ -202,13 +205,21 @@ pub(crate) struct CallPermit {
 
 impl Admission {
     /// Admits calls while fewer than `concurrent` of `calls` run, clamped to the pool's limit for one
-    /// deployment. Up to `queue` of them may wait.
-    pub(crate) fn new(calls: Arc<CallQueue>, concurrent: usize, queue: usize) -> Self {
-        let concurrent = concurrent.clamp(1, calls.pool.max_per_deployment());
+    /// deployment. Up to `queue` of them may wait. Each takes `instance_permits` of the pool, clamped too.
+    pub(crate) fn new(
+        calls: Arc<CallQueue>,
+        concurrent: usize,
+        queue: usize,
+        instance_permits: u32,
+    ) -> Self {
+        let max = calls.pool.max_per_deployment();
+        let instance_permits = instance_permits.clamp(1, u32::try_from(max).unwrap_or(u32::MAX));
+        let concurrent = concurrent.clamp(1, max / instance_permits as usize);
         Self {
             calls,
             concurrent,
             queue,
+            instance_permits,
         }
     }
 
@@ -221,7 +232,7 @@ impl Admission {
             _ => CallLimit::Queue,
         };
         if let Some(own) = permit.take() {
-            match Arc::clone(pool).try_acquire_owned() {
+            match Arc::clone(pool).try_acquire_many_owned(self.instance_permits) {
                 Ok(instance) => return Ok(CallPermit::new(own, instance)),
                 // Keep the deployment's permit while waiting for the pool.
                 Err(_) => permit = Some(own),
@@ -238,7 +249,8 @@ impl Admission {
                 None => self.calls.acquire(self.concurrent).await,
             };
             missing = CallLimit::Pool;
-            (own, Arc::clone(pool).acquire_owned().await)
+            let instances = Arc::clone(pool).acquire_many_owned(self.instance_permits);
+            (own, instances.await)
         };
         match timeout_at(deadline, both).await {
             Ok((own, Ok(instance))) => Ok(CallPermit::new(own, instance)),
@@ -328,7 +340,7 @@ mod tests {
     }
 
     fn admission(calls: &Arc<CallQueue>, concurrent: usize, queue: usize) -> Admission {
-        Admission::new(Arc::clone(calls), concurrent, queue)
+        Admission::new(Arc::clone(calls), concurrent, queue, 1)
     }
 
     /// Starts a call that waits behind all others.
@@ -441,6 +453,32 @@ mod tests {
         drop(held);
         third.acquire(soon()).await.unwrap();
         drop(beside);
+    }
+
+    #[tokio::test]
+    async fn large_plugins_take_several_permits() {
+        let pool = Arc::new(InstancePermits::new(16));
+        let large = Admission::new(deployment(&pool), 64, 0, 5);
+        let small = admission(&deployment(&pool), 64, 0);
+        // At most 14 of the 16 permits.
+        let one = large.acquire(soon()).await.unwrap();
+        let two = large.acquire(soon()).await.unwrap();
+        assert_eq!(
+            refusal(&large, soon()).await,
+            Some(CallLimit::Concurrent),
+            "a third call would need a share of others"
+        );
+        let mut others = Vec::new();
+        for _ in 0..6 {
+            others.push(small.acquire(soon()).await.unwrap());
+        }
+        assert_eq!(refusal(&small, soon()).await, Some(CallLimit::Pool));
+        drop(one);
+        others.push(small.acquire(soon()).await.unwrap());
+        drop((two, others));
+        // More than the pool lets a deployment hold.
+        let largest = Admission::new(deployment(&pool), 64, 0, 99);
+        largest.acquire(soon()).await.unwrap();
     }
 
     #[test]

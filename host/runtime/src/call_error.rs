@@ -6,9 +6,11 @@ use crate::config::Limits;
 use crate::counters::CallLimit;
 use crate::meter::Meter;
 use std::time::Duration;
-use wasmtime::Trap;
+use wasmtime::{PoolConcurrencyLimitError, Trap};
 use wasmtime_wasi::I32Exit;
 
+/// `Retry-After` of a call that finds wasmtime's pool used up.
+const POOL_RETRY: Duration = Duration::from_secs(1);
 /// What `wasmtime_wasi_http` reports for a 0.2 handler that returned without a response.
 const OUTPARAM_UNUSED: &str = "guest never invoked `response-outparam::set`";
 
@@ -164,6 +166,12 @@ impl CallError {
             };
         }
         tracing::warn!(error = format!("{error:?}"), "the plugin failed");
+        if error.is::<PoolConcurrencyLimitError>() {
+            return Self::Busy {
+                limit: CallLimit::Pool,
+                retry_after: POOL_RETRY,
+            };
+        }
         if let Some(exit) = error.downcast_ref::<I32Exit>() {
             return Self::Trapped {
                 message: format!("it called exit({})", exit.0),

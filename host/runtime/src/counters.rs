@@ -5,11 +5,13 @@
 
 mod children;
 mod deployment;
+mod held;
 mod process;
 
 pub(crate) use children::child_metrics;
 pub use deployment::CallLimit;
-pub(crate) use deployment::DeploymentCounters;
+pub(crate) use deployment::{DeploymentCounters, HeldKind};
+pub(crate) use held::Held;
 pub(crate) use process::{CallEnd, ProcessCounters};
 
 use corral_engine::{Metric, MetricKind};
@@ -30,8 +32,12 @@ impl Counter {
         self.add(1)
     }
 
+    pub(crate) fn subtract(&self, count: u64) {
+        self.0.fetch_sub(count, Ordering::Relaxed);
+    }
+
     pub(crate) fn decrement(&self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.subtract(1);
     }
 
     /// Adds a time in nanoseconds.
@@ -62,7 +68,12 @@ impl Counter {
     }
 }
 
-fn metric(name: &'static str, help: &'static str, kind: MetricKind, value: f64) -> Metric {
+pub(crate) fn metric(
+    name: &'static str,
+    help: &'static str,
+    kind: MetricKind,
+    value: f64,
+) -> Metric {
     Metric {
         name,
         help,

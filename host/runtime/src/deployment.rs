@@ -2,10 +2,11 @@
 
 use crate::admission::{Admission, CallQueue, InstancePermits};
 use crate::config::Limits;
-use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters};
+use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters, metric};
 use crate::logs::Logs;
 use crate::sampling::SamplerResources;
-use corral_engine::{Metric, Tenant};
+use crate::wasm_engine::instance_permits;
+use corral_engine::{Metric, MetricKind, Tenant};
 use std::sync::Arc;
 
 /// A deployment: its tenant, log, permits and counters. Cheap to clone.
@@ -58,7 +59,14 @@ impl DeploymentState {
 
     /// Its counters and gauges. [`Self::limit_hits`] has those of limits.
     pub fn metrics(&self) -> Vec<Metric> {
-        self.0.counters.metrics()
+        let mut metrics = self.0.counters.metrics();
+        metrics.push(metric(
+            "corral_deployment_log_bytes",
+            "Bytes of log lines that the host keeps, by deployment.",
+            MetricKind::Gauge,
+            self.0.logs.bytes() as f64,
+        ));
+        metrics
     }
 
     /// How often each limit stopped a call or generation.
@@ -89,12 +97,13 @@ impl DeploymentState {
         &self.0.sampling
     }
 
-    /// Admission of a plugin with these limits.
-    pub(crate) fn admission(&self, limits: &Limits) -> Admission {
+    /// Admission of a plugin with these limits, whose instance consists of `component_instances`.
+    pub(crate) fn admission(&self, limits: &Limits, component_instances: u32) -> Admission {
         Admission::new(
             Arc::clone(&self.0.calls),
             limits.concurrent,
             limits.waiting_calls,
+            instance_permits(component_instances),
         )
     }
 }

@@ -14,8 +14,10 @@ mod sampling;
 mod sequence;
 mod snapshots;
 mod store_access;
+mod tokenization;
 mod use_count;
 
+use crate::counters::{DeploymentCounters, Held, HeldKind};
 use crate::state::State;
 use corral_engine::{Engine, Error};
 use std::sync::Arc;
@@ -59,31 +61,51 @@ pub(crate) use framed_body::FramedBodies;
 pub use guest_sequence::GuestSequence;
 pub use options::GuestOptions;
 pub(crate) use snapshots::{DeploymentSnapshots, snapshot_permits};
+pub(crate) use tokenization::TokenizationPermits;
 
 /// Handles of each kind that an instance may hold.
-const MAX_HANDLES: u32 = 256;
+const MAX_HANDLES: usize = 256;
 /// Matchers that an instance may hold. Each may use tens of megabytes.
-const MAX_MATCHERS: u32 = 16;
+const MAX_MATCHERS: usize = 16;
 /// Tokens that the sequences of an instance may hold, generated tokens excluded.
 const MAX_TOKENS: usize = 4 << 20;
 
 /// Handles that an instance holds, by kind.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Handles {
-    models: u32,
-    constraints: u32,
-    matchers: u32,
-    options: u32,
-    sequences: u32,
-    generations: u32,
+    models: Held,
+    constraints: Held,
+    matchers: Held,
+    options: Held,
+    sequences: Held,
+    generations: Held,
     /// Tokens of all sequences.
-    tokens: usize,
+    tokens: Held,
     /// Rows of logits that the instance waits for.
     logits_rows: UseCount,
     /// Framed bodies.
     framed_bodies: UseCount,
     /// Locked while a sampling plugin's settings are checked.
     sampler_check: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Handles {
+    /// None yet; those to come are counted in `counters`.
+    pub(crate) fn new(counters: &Arc<DeploymentCounters>) -> Self {
+        let held = |kind| Held::new(kind, counters);
+        Self {
+            models: held(HeldKind::Models),
+            constraints: held(HeldKind::Constraints),
+            matchers: held(HeldKind::Matchers),
+            options: held(HeldKind::Options),
+            sequences: held(HeldKind::Sequences),
+            generations: held(HeldKind::Generations),
+            tokens: held(HeldKind::Tokens),
+            logits_rows: UseCount::default(),
+            framed_bodies: UseCount::default(),
+            sampler_check: Arc::default(),
+        }
+    }
 }
 
 /// A model that a guest opened.
@@ -102,18 +124,18 @@ fn count_host_call(state: &mut State) -> &mut State {
 }
 
 /// Counts a new handle, up to [`MAX_HANDLES`]. `kind` is for the error.
-fn take_handle(held: &mut u32, kind: &str) -> Result<(), wit::Error> {
+fn take_handle(held: &mut Held, kind: &str) -> Result<(), wit::Error> {
     take_handle_of(MAX_HANDLES, held, kind)
 }
 
 /// Counts a new handle, up to `max`.
-fn take_handle_of(max: u32, held: &mut u32, kind: &str) -> Result<(), wit::Error> {
-    if *held >= max {
+fn take_handle_of(max: usize, held: &mut Held, kind: &str) -> Result<(), wit::Error> {
+    if held.get() >= max {
         return Err(wit::Error::Invalid(format!(
             "the plugin holds the maximum of {max} {kind}; drop some"
         )));
     }
-    *held += 1;
+    held.add(1);
     Ok(())
 }
 

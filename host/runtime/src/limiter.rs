@@ -1,15 +1,18 @@
-//! Limits what one instance may allocate.
+//! Limits what one instance may allocate, in its own memories and in the host.
 
 use crate::config::{CORE_INSTANCES, MEMORIES, TABLE_ELEMENTS, TABLES};
-use crate::counters::DeploymentCounters;
+use crate::counters::{DeploymentCounters, Held, HeldKind};
 use crate::meter::Meter;
 use std::sync::Arc;
 use wasmtime::ResourceLimiter;
 
-/// Counts the linear memory of an instance, over all its memories.
+/// Counts the memory of an instance: all its linear memories, and what it stores in the host.
 #[derive(Debug)]
 pub(crate) struct Limiter {
+    /// Linear memory.
     used: usize,
+    /// Bytes in the host.
+    host: Held,
     limit: usize,
     meter: Arc<Meter>,
     counters: Arc<DeploymentCounters>,
@@ -20,10 +23,28 @@ impl Limiter {
     pub(crate) fn new(limit: usize, meter: Arc<Meter>, counters: Arc<DeploymentCounters>) -> Self {
         Self {
             used: 0,
+            host: Held::new(HeldKind::HttpBytes, &counters),
             limit,
             meter,
             counters,
         }
+    }
+
+    /// Counts bytes that the instance stores in the host until its call ends.
+    ///
+    /// # Errors
+    /// If the instance would exceed its limit. The caller must end the instance.
+    pub(crate) fn count_host_bytes(&mut self, bytes: usize) -> wasmtime::Result<()> {
+        let used = self.used + self.host.get();
+        if used.saturating_add(bytes) > self.limit {
+            self.meter.refuse_memory();
+            wasmtime::bail!(
+                "the plugin and what it stores in the host would need more than its {} bytes",
+                self.limit
+            );
+        }
+        self.host.add(bytes);
+        Ok(())
     }
 }
 
@@ -35,7 +56,7 @@ impl ResourceLimiter for Limiter {
         _maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
         let used = self.used.saturating_add(desired.saturating_sub(current));
-        if used > self.limit {
+        if used.saturating_add(self.host.get()) > self.limit {
             self.meter.refuse_memory();
             return Ok(false);
         }
@@ -88,5 +109,19 @@ mod tests {
         assert!(!limiter.memory_growing(40, 41, None).unwrap());
         assert!(meter.memory_refused());
         assert_eq!(counters.memory_growths.get(), 1);
+    }
+
+    #[test]
+    fn bytes_in_the_host_count_as_memory() {
+        let meter = Arc::new(Meter::default());
+        let counters = Arc::new(DeploymentCounters::default());
+        let mut limiter = Limiter::new(100, Arc::clone(&meter), Arc::clone(&counters));
+        assert!(limiter.memory_growing(0, 60, None).unwrap());
+        limiter.count_host_bytes(30).unwrap();
+        assert!(limiter.memory_growing(60, 70, None).unwrap());
+        assert!(!meter.memory_refused());
+        assert!(limiter.count_host_bytes(1).is_err());
+        assert!(meter.memory_refused());
+        assert!(!limiter.memory_growing(70, 71, None).unwrap());
     }
 }

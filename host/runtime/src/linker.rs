@@ -2,6 +2,7 @@
 
 use crate::denied;
 use crate::host;
+use crate::http_bytes;
 use crate::state::State;
 use crate::wasm_engine::SetupError;
 use wasmtime::Engine;
@@ -16,6 +17,7 @@ pub(crate) fn linker(engine: &Engine) -> Result<Linker<State>, SetupError> {
     wasmtime_wasi::p3::add_to_linker(&mut linker).map_err(link)?;
     wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker).map_err(link)?;
     wasmtime_wasi_http::p3::add_to_linker(&mut linker).map_err(link)?;
+    http_bytes::add_to_linker(&mut linker).map_err(link)?;
     host::add_to_linker(&mut linker).map_err(link)?;
     denied::add_to_linker(&mut linker).map_err(link)?;
     Ok(linker)

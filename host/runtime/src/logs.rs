@@ -56,6 +56,11 @@ impl Default for Logs {
 }
 
 impl Logs {
+    /// Bytes of text in the ring.
+    pub(crate) fn bytes(&self) -> usize {
+        self.lock().bytes
+    }
+
     /// Adds a line.
     pub(crate) fn add(
         &self,

@@ -104,12 +104,13 @@ impl Plugin {
         shared.counters.plugins_loaded.increment();
         Self(Arc::new(Inner {
             name: name.into(),
-            admission: deployment.admission(&config.limits),
+            admission: deployment.admission(&config.limits, compiled.component_instances),
             limits: Arc::new(config.limits),
             deployment: deployment.clone(),
             grants: StoreGrants {
                 models,
                 snapshots: DeploymentSnapshots::new(name, Arc::clone(&shared.snapshot_permits)),
+                tokenization: Arc::clone(&shared.tokenization),
                 samplers: Arc::new(compiled.samplers),
                 sampling: Arc::clone(deployment.sampling()),
                 turns: Some(Arc::clone(&shared.turns)),

@@ -20,7 +20,7 @@ use crate::sampling::SamplerResources;
 use crate::shared::Shared;
 use crate::ticker::Ticker;
 use crate::validate::{CompiledPlugin, compile};
-use crate::wasm_engine::{SetupError, wasm_engine};
+use crate::wasm_engine::{SetupError, stacks_metric, wasm_engine};
 use bytes::Bytes;
 use corral_engine::{Metric, ModelPool, Tenant};
 use std::collections::BTreeMap;
@@ -75,6 +75,7 @@ impl Runtime {
             sampling,
             turns,
             snapshot_permits: host::snapshot_permits(),
+            tokenization: Arc::default(),
             compiler,
             component_bytes: config.component_bytes,
             next_tenant: AtomicU32::new(0),
@@ -152,6 +153,8 @@ impl Runtime {
     /// Counters and gauges of all plugins together.
     pub fn metrics(&self) -> Vec<Metric> {
         let mut metrics = self.0.counters.metrics();
+        metrics.extend(self.0.tokenization.metrics());
+        metrics.extend(stacks_metric(&self.0.wasm_engine));
         metrics.extend(
             self.0
                 .compiler

@@ -167,6 +167,7 @@ impl UncheckedSampler {
             grants: StoreGrants {
                 models: state.grants.models.none(),
                 snapshots: state.grants.snapshots.none(),
+                tokenization: Arc::clone(&state.grants.tokenization),
                 samplers: Arc::default(),
                 sampling: Arc::clone(&state.grants.sampling),
                 // Its time limits leave no room for a wait, and it has a tight CPU limit.

@@ -4,6 +4,7 @@ use crate::admission::InstancePermits;
 use crate::compiler::Compiler;
 use crate::compute_turns::ComputeTurns;
 use crate::counters::ProcessCounters;
+use crate::host::TokenizationPermits;
 use crate::sampling::SamplerResources;
 use crate::state::State;
 use crate::ticker::Ticker;
@@ -26,6 +27,7 @@ pub(crate) struct Shared {
     pub(crate) turns: Arc<ComputeTurns>,
     /// Permits for writing, reading and removing snapshots.
     pub(crate) snapshot_permits: Arc<Semaphore>,
+    pub(crate) tokenization: Arc<TokenizationPermits>,
     pub(crate) compiler: Compiler,
     pub(crate) component_bytes: usize,
     pub(crate) next_tenant: AtomicU32,

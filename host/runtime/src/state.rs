@@ -3,7 +3,7 @@
 use crate::compute_turns::ComputeTurns;
 use crate::config::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
 use crate::counters::DeploymentCounters;
-use crate::host::{DeploymentSnapshots, FramedBodies, Handles};
+use crate::host::{DeploymentSnapshots, FramedBodies, Handles, TokenizationPermits};
 use crate::limiter::Limiter;
 use crate::meter::Meter;
 use crate::models::VisibleModels;
@@ -23,6 +23,7 @@ use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 pub(crate) struct StoreGrants {
     pub(crate) models: VisibleModels,
     pub(crate) snapshots: DeploymentSnapshots,
+    pub(crate) tokenization: Arc<TokenizationPermits>,
     /// Linked sampling plugins, by name.
     pub(crate) samplers: Arc<BTreeMap<String, SamplerPre>>,
     pub(crate) sampling: Arc<SamplerResources>,
@@ -74,7 +75,7 @@ impl State {
         http.set_field_size_limit(FIELD_BYTES);
         Self {
             table,
-            handles: Handles::default(),
+            handles: Handles::new(&counters),
             grants,
             caller,
             quota_permit,

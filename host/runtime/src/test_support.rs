@@ -39,6 +39,7 @@ pub(crate) fn grants(sampling: Arc<SamplerResources>) -> StoreGrants {
     StoreGrants {
         models: VisibleModels::new(&ModelPool::loaded(Vec::new()), None).unwrap(),
         snapshots: DeploymentSnapshots::new("x", snapshot_permits()),
+        tokenization: Arc::default(),
         samplers: Arc::default(),
         sampling,
         turns: None,

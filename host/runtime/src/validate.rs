@@ -1,6 +1,7 @@
 //! Turns bytes into a component that can be instantiated, or a [`PluginError`] for its author.
 
 use crate::compiler::Compiler;
+use crate::component_instances::component_instances;
 use crate::composition::{
     PluginComponents, check_sampling, component_name, compose, find_faulty, sampling_link_name,
 };
@@ -11,6 +12,7 @@ use crate::sampling::{SamplerPre, check_sampler};
 use crate::state::State;
 use crate::structure::check_bytes;
 use crate::truncate::cause;
+use crate::wasm_engine::SMALL_COMPONENT_INSTANCES;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use wasmtime::Engine;
@@ -25,6 +27,8 @@ use wasmtime_wasi_http::p3::bindings::ServicePre as Http3;
 pub(crate) struct CompiledPlugin {
     pub(crate) http: Option<ProxyPre<State>>,
     pub(crate) cli: Option<CliPre>,
+    /// Component instances that an instance of it consists of.
+    pub(crate) component_instances: u32,
     /// Linked sampling plugins, by name.
     pub(crate) samplers: BTreeMap<String, SamplerPre>,
 }
@@ -64,6 +68,7 @@ pub(crate) fn compile(
     if compiled.http.is_none() && compiled.cli.is_none() {
         return Err(PluginError::no_role(plugin, &exports(engine, &component)));
     }
+    compiled.component_instances = component_instances(&composition);
     for (name, bytes) in &components.sampling {
         let component = component_name(plugin, &sampling_link_name(name));
         let sampler = compile_sampler(compiler, linker, &component, bytes)?;
@@ -82,6 +87,15 @@ fn compile_sampler(
 ) -> Result<SamplerPre, PluginError> {
     check_bytes(name, bytes)?;
     check_sampling(name, bytes)?;
+    let instances = component_instances(bytes);
+    if instances > SMALL_COMPONENT_INSTANCES {
+        return Err(PluginError::Compile {
+            plugin: name.to_owned(),
+            cause: format!(
+                "it consists of {instances} components; a sampling plugin may have {SMALL_COMPONENT_INSTANCES}"
+            ),
+        });
+    }
     let component = compiler.compile(name, bytes)?;
     let pre = instantiate_pre(compiler.engine(), linker, name, &component)?;
     check_sampler(pre).map_err(|error| PluginError::Mismatch {
@@ -144,6 +158,7 @@ fn roles(
         } else {
             None
         },
+        component_instances: 1,
         samplers: BTreeMap::new(),
     })
 }

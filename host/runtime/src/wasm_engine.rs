@@ -3,6 +3,8 @@
 use crate::config::{
     CORE_INSTANCES, MEMORIES, RuntimeConfig, TABLE_ELEMENTS, TABLES, check_instances,
 };
+use crate::counters::metric;
+use corral_engine::{Metric, MetricKind};
 use std::fs::{DirBuilder, Metadata};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -22,8 +24,23 @@ const TABLE_RESIDENT: usize = 512 << 10;
 const ASYNC_STACK: usize = 1 << 20;
 /// Part of the stack for guest code.
 const WASM_STACK: usize = 512 << 10;
-/// Stacks of one instance: one for each task that is suspended inside a call.
+/// Stacks for each permit of the instance pool.
 const STACKS: u32 = 4;
+/// Stacks of an instance beside those of its blocked tasks: one that runs tasks, and one that wasmtime keeps
+/// for the next.
+const SPARE_STACKS: u32 = 2;
+/// Component instances of a plugin that needs one permit.
+pub(crate) const SMALL_COMPONENT_INSTANCES: u32 = STACKS - SPARE_STACKS;
+/// A pool of more instances lets one deployment hold [`MAX_PERMITS`].
+const SMALL_POOL: u32 = 15;
+/// Permits that suffice for any plugin.
+const MAX_PERMITS: u32 = instance_permits(CORE_INSTANCES);
+
+/// Permits of the instance pool that a plugin of this many component instances needs. Each of these may
+/// block in one task, since wasmtime lets no other task enter it meanwhile.
+pub(crate) const fn instance_permits(component_instances: u32) -> u32 {
+    (component_instances + SPARE_STACKS).div_ceil(STACKS)
+}
 
 /// Why the runtime could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -101,7 +118,11 @@ pub(crate) fn compile_engine(dir: &Path) -> wasmtime::Result<Engine> {
 /// check settings, whatever each consists of.
 fn pool(instances: u32) -> PoolingAllocationConfig {
     let checks = u32::try_from(check_instances(instances as usize)).unwrap_or(u32::MAX);
-    let instances = instances.saturating_mul(2).saturating_add(checks);
+    let samplers = instances.saturating_add(checks);
+    // A pool with fewer permits than some plugin needs has stacks for such a plugin in each instance.
+    let stacks = instances.max(MAX_PERMITS * instances.min(SMALL_POOL));
+    let stacks = stacks.saturating_add(samplers).saturating_mul(STACKS);
+    let instances = instances.saturating_add(samplers);
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(instances)
         .max_core_instances_per_component(CORE_INSTANCES)
@@ -112,11 +133,22 @@ fn pool(instances: u32) -> PoolingAllocationConfig {
         .max_tables_per_component(TABLES)
         .total_tables(instances.saturating_mul(TABLES))
         .table_elements(TABLE_ELEMENTS)
-        .total_stacks(instances.saturating_mul(STACKS))
+        .total_stacks(stacks)
         .linear_memory_keep_resident(MEMORY_RESIDENT)
         .table_keep_resident(TABLE_RESIDENT)
         .pagemap_scan(Enabled::Auto);
     pool
+}
+
+/// Gauge of the stacks in use.
+pub(crate) fn stacks_metric(engine: &Engine) -> Option<Metric> {
+    let stacks = engine.pooling_allocator_metrics()?.stacks();
+    Some(metric(
+        "corral_plugin_stacks",
+        "Stacks of running and blocked plugin tasks.",
+        MetricKind::Gauge,
+        stacks as f64,
+    ))
 }
 
 /// Wasmtime's cache, keyed by the component's hash, the compiler's version and its settings. Entries are
@@ -173,6 +205,29 @@ mod tests {
         let error = wasm_engine(&config).unwrap_err().to_string();
         std::fs::remove_dir_all(&dir).unwrap();
         assert!(error.contains("other users may write to it"), "{error}");
+    }
+
+    #[test]
+    fn small_component_needs_one_permit() {
+        assert_eq!(instance_permits(1), 1);
+        assert_eq!(instance_permits(SMALL_COMPONENT_INSTANCES), 1);
+        assert_eq!(instance_permits(SMALL_COMPONENT_INSTANCES + 1), 2);
+        assert_eq!(instance_permits(40), 11);
+    }
+
+    #[test]
+    fn admitted_plugins_find_their_stacks() {
+        for instances in 1..100 {
+            let reserved = (instances / 8).max(1);
+            let max = (instances - reserved).max(1);
+            // All permits go to plugins of the largest kind, or as many as the pool allows.
+            let permits = MAX_PERMITS.min(max);
+            let plugins = instances / permits;
+            let needed = plugins * (CORE_INSTANCES + SPARE_STACKS);
+            let samplers = instances + check_instances(instances as usize) as u32;
+            let stacks = pool(instances).get_total_stacks();
+            assert!(needed + samplers * STACKS <= stacks, "{instances}");
+        }
     }
 
     #[test]

@@ -64,6 +64,49 @@ impl CallLimit {
     }
 }
 
+/// A kind of things that a call holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HeldKind {
+    Models,
+    Constraints,
+    Matchers,
+    Options,
+    Sequences,
+    /// Generations of guests that cannot await. Others hold theirs as streams.
+    Generations,
+    /// Tokens of all sequences.
+    Tokens,
+    /// Bytes in resources of `wasi:http`.
+    HttpBytes,
+}
+
+impl HeldKind {
+    /// All kinds.
+    const ALL: [Self; 8] = [
+        Self::Models,
+        Self::Constraints,
+        Self::Matchers,
+        Self::Options,
+        Self::Sequences,
+        Self::Generations,
+        Self::Tokens,
+        Self::HttpBytes,
+    ];
+
+    /// The label of its handles. None if it has a metric of its own.
+    fn handle(self) -> Option<&'static str> {
+        match self {
+            Self::Models => Some("models"),
+            Self::Constraints => Some("constraints"),
+            Self::Matchers => Some("matchers"),
+            Self::Options => Some("options"),
+            Self::Sequences => Some("sequences"),
+            Self::Generations => Some("generations"),
+            Self::Tokens | Self::HttpBytes => None,
+        }
+    }
+}
+
 /// Counters of one deployment.
 #[derive(Debug, Default)]
 pub(crate) struct DeploymentCounters {
@@ -85,6 +128,7 @@ pub(crate) struct DeploymentCounters {
     response_frames: Counter,
     response_bytes: Counter,
     pub(crate) memory_growths: Counter,
+    held: [Counter; HeldKind::ALL.len()],
 }
 
 impl DeploymentCounters {
@@ -100,6 +144,11 @@ impl DeploymentCounters {
     /// Counts a call or generation that `limit` stopped.
     pub(crate) fn limit_hit(&self, limit: CallLimit) {
         self.limit_hits[limit as usize].increment();
+    }
+
+    /// What the calls hold of one kind.
+    pub(super) fn held(&self, kind: HeldKind) -> &Counter {
+        &self.held[kind as usize]
     }
 
     /// Counts a frame of a response body.
@@ -196,7 +245,25 @@ impl DeploymentCounters {
                 "corral_deployment_memory_growths_total",
                 "Times a plugin's memory grew beyond its initial size, by deployment.",
             ),
+            self.held(HeldKind::HttpBytes).gauge_metric(
+                "corral_deployment_http_bytes",
+                "Bytes of headers and requests that running calls made and the host holds, by deployment.",
+            ),
+            self.held(HeldKind::Tokens).gauge_metric(
+                "corral_deployment_sequence_tokens",
+                "Tokens in the sequences of running calls, generated tokens excluded, by deployment.",
+            ),
         ]);
+        for kind in HeldKind::ALL {
+            if let Some(label) = kind.handle() {
+                let mut metric = self.held(kind).gauge_metric(
+                    "corral_deployment_handles",
+                    "Handles that running calls hold, by deployment and kind.",
+                );
+                metric.labels.push(("kind", label.to_owned()));
+                metrics.push(metric);
+            }
+        }
         metrics
     }
 }
@@ -234,9 +301,15 @@ mod tests {
         counters.generation_chunks.add(3);
         (0..4).for_each(|_| counters.frame_sent(10));
         counters.memory_growths.add(5);
+        for (count, kind) in (11..).zip(HeldKind::ALL) {
+            counters.held(kind).add(count);
+        }
         let metrics = counters.metrics();
         let values: Vec<_> = metrics.iter().map(|metric| metric.value).collect();
-        let expected = [8.0, 1.0, 9.0, 6.0, 7.0, 12.0, 1.0, 2.0, 3.0, 4.0, 40.0, 5.0];
+        let expected = [
+            8.0, 1.0, 9.0, 6.0, 7.0, 12.0, 1.0, 2.0, 3.0, 4.0, 40.0, 5.0, 18.0, 17.0, 11.0, 12.0, 13.0,
+            14.0, 15.0, 16.0,
+        ];
         assert_eq!(values, expected);
         assert_eq!(metrics[1].labels, [("code", "busy".to_owned())]);
     }

@@ -96,7 +96,7 @@ impl HostGeneration for State {
     ) -> HostResult<Resource<BlockingGeneration>> {
         take_handle(&mut self.handles.generations, "generations")?;
         let generation = self.generate(&sequence, &options);
-        let generation = generation.inspect_err(|_| self.handles.generations -= 1)?;
+        let generation = generation.inspect_err(|_| self.handles.generations.remove(1))?;
         Ok(self.table.push(BlockingGeneration(generation.chunks()))?)
     }
 
@@ -117,7 +117,7 @@ impl HostGeneration for State {
 
     fn drop(&mut self, generation: Resource<BlockingGeneration>) -> wasmtime::Result<()> {
         self.table.delete(generation)?;
-        self.handles.generations -= 1;
+        self.handles.generations.remove(1);
         Ok(())
     }
 }

@@ -50,7 +50,7 @@ pub(super) async fn compile(
     store.with(|state| match compiled {
         Ok(compiled) => Ok(state.table.push(GuestConstraint(compiled))?),
         Err(error) => {
-            state.handles.constraints -= 1;
+            state.handles.constraints.remove(1);
             Err(error.into())
         }
     })
@@ -59,7 +59,7 @@ pub(super) async fn compile(
 impl HostConstraint for State {
     fn drop(&mut self, constraint: Resource<GuestConstraint>) -> wasmtime::Result<()> {
         self.table.delete(constraint)?;
-        self.handles.constraints -= 1;
+        self.handles.constraints.remove(1);
         Ok(())
     }
 }
@@ -153,7 +153,7 @@ impl HostMatcher for State {
 
     fn drop(&mut self, matcher: Resource<GuestMatcher>) -> wasmtime::Result<()> {
         self.table.delete(matcher)?;
-        self.handles.matchers -= 1;
+        self.handles.matchers.remove(1);
         Ok(())
     }
 }

@@ -61,13 +61,12 @@ impl Drop for GuestSequence {
 impl State {
     /// Counts tokens towards [`MAX_TOKENS`].
     pub(super) fn hold_tokens(&mut self, tokens: usize) -> Result<(), wit::Error> {
-        let held = self.handles.tokens.saturating_add(tokens);
-        if held > MAX_TOKENS {
+        if self.handles.tokens.get().saturating_add(tokens) > MAX_TOKENS {
             return Err(wit::Error::Invalid(format!(
                 "the plugin's sequences would hold more than {MAX_TOKENS} tokens; drop some"
             )));
         }
-        self.handles.tokens = held;
+        self.handles.tokens.add(tokens);
         Ok(())
     }
 
@@ -81,7 +80,7 @@ impl State {
     ) -> HostResult<Resource<GuestSequence>> {
         let held_tokens = sequence.tokens().len();
         if let Err(error) = self.hold_tokens(held_tokens) {
-            self.handles.sequences -= 1;
+            self.handles.sequences.remove(1);
             return Err(error.into());
         }
         Ok(self.table.push(GuestSequence {

@@ -4,6 +4,7 @@ use super::bindings::corral::inference::models::{
     Host, HostModel, HostModelWithStore, ModelInfo, Pooling, Token,
 };
 use super::store_access::StoreAccess;
+use super::tokenization::MAX_TEXT_BYTES;
 use super::{GuestModel, HostError, HostResult, invalid, take_handle, wit};
 use crate::counters::DeploymentCounters;
 use crate::meter::thread_nanos;
@@ -13,8 +14,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use wasmtime::component::{Accessor, HasSelf, Resource};
 
-/// Longest text of one tokenization, in bytes.
-const MAX_TEXT_BYTES: usize = 4 << 20;
 /// Longest text that is tokenized on the calling thread. A longer one gets a thread of its own, so that it
 /// does not delay other calls.
 const INLINE_TEXT_BYTES: usize = 16 << 10;
@@ -66,7 +65,7 @@ pub(super) async fn open(
     store.with(|state| match opened {
         Ok(engine) => Ok(state.table.push(GuestModel(engine))?),
         Err(error) => {
-            state.handles.models -= 1;
+            state.handles.models.remove(1);
             Err(error.into())
         }
     })
@@ -157,7 +156,7 @@ impl State {
         match models.open(name, &self.caller) {
             Some(opening) => Ok(ModelOpen::Opening(opening, Arc::clone(&self.counters))),
             None => {
-                self.handles.models -= 1;
+                self.handles.models.remove(1);
                 let missing = match name {
                     Some(name) => format!("model {name}"),
                     None => "default model".to_owned(),
@@ -205,7 +204,12 @@ impl HostModel for State {
             return Ok(engine.tokenize(&text, special)?);
         }
         let engine = engine.clone();
+        let permits = &self.grants.tokenization;
+        // The wait ends with the call, at its deadline at the latest.
+        let permit = permits.acquire(self.caller.tenant, text.len()).await;
         let (tokens, nanos) = tokio::task::spawn_blocking(move || {
+            // Held by the thread, which works on even if the call has ended.
+            let _permit = permit;
             let began = thread_nanos();
             let tokens = engine.tokenize(&text, special);
             (tokens, thread_nanos().saturating_sub(began))
@@ -233,7 +237,7 @@ impl HostModel for State {
 
     fn drop(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<()> {
         self.table.delete(model)?;
-        self.handles.models -= 1;
+        self.handles.models.remove(1);
         Ok(())
     }
 }

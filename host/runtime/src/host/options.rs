@@ -284,7 +284,7 @@ impl HostOptions for State {
 
     fn drop(&mut self, options: Resource<GuestOptions>) -> wasmtime::Result<()> {
         self.table.delete(options)?;
-        self.handles.options -= 1;
+        self.handles.options.remove(1);
         Ok(())
     }
 }

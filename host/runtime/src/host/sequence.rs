@@ -44,7 +44,7 @@ impl HostSequence for State {
         let shared = Arc::clone(&held.sequence);
         self.hold_tokens(tokens.len())?;
         if let Err(error) = lock(&shared).sequence.append(&tokens) {
-            self.handles.tokens -= tokens.len();
+            self.handles.tokens.remove(tokens.len());
             return Err(error.into());
         }
         self.table.get_mut(&sequence)?.held_tokens += tokens.len();
@@ -61,7 +61,7 @@ impl HostSequence for State {
         drop(sequence);
         let removed = held.held_tokens.saturating_sub(length);
         held.held_tokens -= removed;
-        self.handles.tokens -= removed;
+        self.handles.tokens.remove(removed);
         Ok(())
     }
 
@@ -117,8 +117,8 @@ impl HostSequence for State {
 
     fn drop(&mut self, sequence: Resource<GuestSequence>) -> wasmtime::Result<()> {
         let sequence = self.table.delete(sequence)?;
-        self.handles.sequences -= 1;
-        self.handles.tokens -= sequence.held_tokens;
+        self.handles.sequences.remove(1);
+        self.handles.tokens.remove(sequence.held_tokens);
         Ok(())
     }
 }

@@ -181,6 +181,49 @@ pub fn command(version: &str, code: &str) -> Vec<u8> {
     wat::parse_str(text).unwrap()
 }
 
+/// A command of WASI 0.3 composed of `parts` components and itself, each blocked in a wait of an hour.
+pub fn blocked_parts(parts: usize) -> Vec<u8> {
+    let each = |text: &str| -> String {
+        let part = |part: usize| text.replace('#', &part.to_string());
+        (0..parts).map(part).collect()
+    };
+    let instances = each(
+        r#"(instance $p# (instantiate $part (with "wait" (func $wait))))
+        (core func $b# (canon lower (func $p# "block") async))"#,
+    );
+    let imports = each(r#"(import "h" "b#" (func $b# (result i32)))"#);
+    let calls = each("(drop (call $b#))");
+    let with = each(r#"(export "b#" (func $b#))"#);
+    let hour = "(call $wait (i64.const 3600000000000))";
+    let text = format!(
+        r#"(component
+        (import "wasi:clocks/monotonic-clock@0.3.0" (instance $clock
+            (export "wait-for" (func async (param "how-long" u64)))))
+        (alias export $clock "wait-for" (func $wait))
+        (component $part
+            (import "wait" (func $wait async (param "how-long" u64)))
+            (core func $wait (canon lower (func $wait)))
+            (core module $main
+                (import "h" "wait" (func $wait (param i64)))
+                (func (export "block") {hour}))
+            (core instance $main (instantiate $main (with "h" (instance
+                (export "wait" (func $wait))))))
+            (func (export "block") async (canon lift (core func $main "block"))))
+        (core func $w (canon lower (func $wait)))
+        {instances}
+        (core module $main
+            (import "h" "wait" (func $wait (param i64)))
+            {imports}
+            (func (export "run") (result i32) {calls} {hour} (i32.const 0)))
+        (core instance $main (instantiate $main (with "h" (instance
+            (export "wait" (func $w)) {with}))))
+        (func $run async (result (result)) (canon lift (core func $main "run")))
+        (instance $command (export "run" (func $run)))
+        (export "wasi:cli/run@0.3.0" (instance $command)))"#
+    );
+    wat::parse_str(text).unwrap()
+}
+
 /// A runtime without models.
 pub fn runtime(instances: u32) -> Runtime {
     let config = RuntimeConfig {

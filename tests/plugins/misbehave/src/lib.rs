@@ -9,6 +9,8 @@
 //! | `panic` | panics with a message on standard error |
 //! | `spin` | loops forever without waiting |
 //! | `hog` | allocates memory until that fails |
+//! | `fields` | makes 3,800 lists of headers of 60 KB, holds them and responds with "ok" |
+//! | `methods` | makes 100 requests with a method of 1 MB, holds them and responds with "ok" |
 //! | `sleeper` | waits on the clock for a year |
 //! | `abandon` | starts a generation, reads one chunk, drops the rest and responds with "ok" |
 //! | `midtrap` | sends a head and a first piece of the body, then traps |
@@ -32,7 +34,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use wasip3::clocks::monotonic_clock;
-use wasip3::http::types::{ErrorCode, Fields, Request, Response};
+use wasip3::http::types::{ErrorCode, Fields, Method, Request, Response};
 use wasip3::wit_bindgen::StreamReader;
 use wasip3::{spawn_local, wit_future, wit_stream};
 
@@ -71,6 +73,16 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
             "panic" => panic!("misbehave panics on request"),
             "spin" => spin(),
             "hog" => hog(),
+            "fields" => {
+                let all: Vec<_> = (0..3800).map(|_| large_fields()).collect();
+                std::hint::black_box(&all);
+                "ok".to_owned()
+            }
+            "methods" => {
+                let all: Vec<_> = (0..100).map(|_| large_request()).collect();
+                std::hint::black_box(&all);
+                "ok".to_owned()
+            }
             "sleeper" => {
                 monotonic_clock::wait_for(365 * 24 * 3600 * SECOND).await;
                 "awake".to_owned()
@@ -166,6 +178,25 @@ fn hog() -> ! {
         pieces.push(vec![1_u8; 1024 * 1024]);
         std::hint::black_box(&pieces);
     }
+}
+
+/// Headers of 60 KB.
+fn large_fields() -> Fields {
+    let fields = Fields::new();
+    let value = vec![b'x'; 60_000];
+    fields
+        .append("x", &value)
+        .expect("within the limit of one list");
+    fields
+}
+
+/// A request whose method has a megabyte. Nobody sends it.
+fn large_request() -> Request {
+    let (_, trailers) = wit_future::new(|| Ok(None));
+    let (request, _) = Request::new(Fields::new(), None, trailers, None);
+    let method = Method::Other("X".repeat(1 << 20));
+    request.set_method(&method).expect("a valid method");
+    request
 }
 
 async fn abandon() -> Result<(), Error> {

@@ -1,0 +1,134 @@
+//! Counts the bytes that a guest stores in the host through `wasi:http`.
+//!
+//! `wasmtime-wasi-http` bounds each `fields` resource, but neither all of them together nor a method. The
+//! functions that store bytes are linked again here: they count the bytes as the guest's memory before the
+//! host stores them. The count falls only with the call's end, since resources hand their bytes on to others.
+
+use crate::state::State;
+use wasmtime::StoreContextMut;
+use wasmtime::component::{Linker, Resource};
+use wasmtime_wasi_http::{FieldMap, WasiHttpView};
+
+/// Memory of a header beside its name and value.
+const HEADER_BYTES: usize = 128;
+
+type Access<'a> = StoreContextMut<'a, State>;
+
+/// Links the counting functions in place of those of `wasmtime-wasi-http`.
+pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+    linker.allow_shadowing(true);
+    let linked = p2(linker).and_then(|()| p3(linker));
+    linker.allow_shadowing(false);
+    linked
+}
+
+/// Links functions of `fields` and of the request resource `$request` of one version of WASI.
+macro_rules! link {
+    ($linker:ident, $interface:literal, $wasi:ident, $request:literal, $Request:ident, $HostRequest:ident) => {{
+        use wasmtime_wasi_http::$wasi::bindings::http::types::{
+            HostFields, Method, $HostRequest, $Request,
+        };
+        let mut types = $linker.instance($interface)?;
+        types.func_wrap(
+            "[static]fields.from-list",
+            |mut store: Access<'_>, (headers,): (Vec<(String, Vec<u8>)>,)| {
+                let bytes = headers
+                    .iter()
+                    .map(|(name, value)| header_bytes(name.len(), value));
+                count(&mut store, bytes.sum())?;
+                let fields = store.data_mut().http().from_list(headers);
+                let fields = fields.map(Ok).or_else(|error| error.downcast().map(Err))?;
+                Ok((fields,))
+            },
+        )?;
+        types.func_wrap(
+            "[method]fields.append",
+            |mut store: Access<'_>,
+             (fields, name, value): (Resource<FieldMap>, String, Vec<u8>)| {
+                count(&mut store, header_bytes(name.len(), &value))?;
+                let appended = store.data_mut().http().append(fields, name, value);
+                Ok((appended
+                    .map(Ok)
+                    .or_else(|error| error.downcast().map(Err))?,))
+            },
+        )?;
+        types.func_wrap(
+            "[method]fields.set",
+            |mut store: Access<'_>,
+             (fields, name, values): (Resource<FieldMap>, String, Vec<Vec<u8>>)| {
+                let bytes = values.iter().map(|value| header_bytes(name.len(), value));
+                count(&mut store, bytes.sum())?;
+                let set = store.data_mut().http().set(fields, name, values);
+                Ok((set.map(Ok).or_else(|error| error.downcast().map(Err))?,))
+            },
+        )?;
+        types.func_wrap(
+            "[method]fields.clone",
+            |mut store: Access<'_>, (fields,): (Resource<FieldMap>,)| {
+                let headers = store.data().table.get(&fields)?.iter();
+                let bytes = headers
+                    .map(|(name, value)| header_bytes(name.as_str().len(), value.as_bytes()))
+                    .sum();
+                count(&mut store, bytes)?;
+                Ok((HostFields::clone(&mut store.data_mut().http(), fields)?,))
+            },
+        )?;
+        types.func_wrap(
+            concat!("[method]", $request, ".set-method"),
+            |mut store: Access<'_>, (request, method): (Resource<$Request>, Method)| {
+                if let Method::Other(name) = &method {
+                    count(&mut store, name.len())?;
+                }
+                let mut http = store.data_mut().http();
+                Ok(($HostRequest::set_method(&mut http, request, method)?,))
+            },
+        )?;
+        types.func_wrap(
+            concat!("[method]", $request, ".set-path-with-query"),
+            |mut store: Access<'_>, (request, path): (Resource<$Request>, Option<String>)| {
+                count(&mut store, path.as_ref().map_or(0, String::len))?;
+                let mut http = store.data_mut().http();
+                Ok(($HostRequest::set_path_with_query(&mut http, request, path)?,))
+            },
+        )?;
+        types.func_wrap(
+            concat!("[method]", $request, ".set-authority"),
+            |mut store: Access<'_>, (request, authority): (Resource<$Request>, Option<String>)| {
+                count(&mut store, authority.as_ref().map_or(0, String::len))?;
+                let mut http = store.data_mut().http();
+                Ok(($HostRequest::set_authority(&mut http, request, authority)?,))
+            },
+        )
+    }};
+}
+
+fn p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+    link!(
+        linker,
+        "wasi:http/types@0.2.12",
+        p2,
+        "outgoing-request",
+        OutgoingRequest,
+        HostOutgoingRequest
+    )
+}
+
+fn p3(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+    link!(
+        linker,
+        "wasi:http/types@0.3.0",
+        p3,
+        "request",
+        Request,
+        HostRequest
+    )
+}
+
+/// Memory of a header.
+fn header_bytes(name: usize, value: &[u8]) -> usize {
+    name + value.len() + HEADER_BYTES
+}
+
+fn count(store: &mut Access<'_>, bytes: usize) -> wasmtime::Result<()> {
+    store.data_mut().limiter.count_host_bytes(bytes)
+}
