@@ -2,15 +2,18 @@
 //!
 //! `wasmtime-wasi-http` bounds each `fields` resource, but neither all of them together nor a method. The
 //! functions that store bytes are linked again here: they count the bytes as the guest's memory before the
-//! host stores them. The count falls only with the call's end, since resources hand their bytes on to others.
+//! host stores them. A body of WASI 0.2 counts as the bytes that the host may buffer for it; in WASI 0.3 a body's
+//! bytes stay with the guest. The count falls only with the call's end, since resources hand their bytes on to
+//! others.
 
+use crate::outbound::P2_BODY_BYTES;
 use crate::state::State;
 use wasmtime::StoreContextMut;
 use wasmtime::component::{Linker, Resource};
 use wasmtime_wasi_http::{FieldMap, WasiHttpView};
 
-/// Memory of a header beside its name and value.
-const HEADER_BYTES: usize = 128;
+/// Memory of a header beside its name and value: a bucket of `HeaderMap`, whose capacity doubles.
+const HEADER_BYTES: usize = 256;
 
 type Access<'a> = StoreContextMut<'a, State>;
 
@@ -103,6 +106,9 @@ macro_rules! link {
 }
 
 fn p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+    use wasmtime_wasi_http::p2::bindings::http::types::{
+        HostOutgoingRequest, HostOutgoingResponse, OutgoingRequest, OutgoingResponse,
+    };
     link!(
         linker,
         "wasi:http/types@0.2.12",
@@ -110,6 +116,27 @@ fn p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
         "outgoing-request",
         OutgoingRequest,
         HostOutgoingRequest
+    )?;
+    let mut types = linker.instance("wasi:http/types@0.2.12")?;
+    types.func_wrap(
+        "[method]outgoing-request.body",
+        |mut store: Access<'_>, (request,): (Resource<OutgoingRequest>,)| {
+            count(&mut store, P2_BODY_BYTES)?;
+            Ok((HostOutgoingRequest::body(
+                &mut store.data_mut().http(),
+                request,
+            )?,))
+        },
+    )?;
+    types.func_wrap(
+        "[method]outgoing-response.body",
+        |mut store: Access<'_>, (response,): (Resource<OutgoingResponse>,)| {
+            count(&mut store, P2_BODY_BYTES)?;
+            Ok((HostOutgoingResponse::body(
+                &mut store.data_mut().http(),
+                response,
+            )?,))
+        },
     )
 }
 
@@ -131,4 +158,23 @@ fn header_bytes(name: usize, value: &[u8]) -> usize {
 
 fn count(store: &mut Access<'_>, bytes: usize) -> wasmtime::Result<()> {
     store.data_mut().limiter.count_host_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::engine_and_linker;
+
+    #[test]
+    fn wasmtime_links_the_same_interfaces() {
+        let (engine, _) = engine_and_linker();
+        let mut linker = Linker::new(&engine);
+        wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker).unwrap();
+        wasmtime_wasi_http::p3::add_to_linker(&mut linker).unwrap();
+        // Without shadowing, a function of the same name in the same interface is an error.
+        for linked in [p2(&mut linker), p3(&mut linker)] {
+            let error = linked.unwrap_err().to_string();
+            assert!(error.contains("defined twice"), "{error}");
+        }
+    }
 }

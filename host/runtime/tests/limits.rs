@@ -140,6 +140,18 @@ async fn loop_does_not_stop_other_calls() {
 }
 
 #[tokio::test]
+async fn unsent_bodies_count_as_memory() {
+    // The host may buffer 128 KiB for each of 1,000 bodies.
+    let bodies = "(loop
+        (call $body (call $response (call $fields)) (i32.const 0))
+        (i32.store (i32.const 256) (i32.add (i32.load (i32.const 256)) (i32.const 1)))
+        (br_if 0 (i32.lt_u (i32.load (i32.const 256)) (i32.const 1000))))
+        (call $respond) (call $say) (call $finish)";
+    let error = error_of(http_2(bodies), limits()).await;
+    assert_eq!((error.status(), error.code()), (500, "memory"));
+}
+
+#[tokio::test]
 async fn memory_is_limited() {
     let eat = "(loop (br_if 0 (i32.ne (memory.grow (i32.const 16)) (i32.const -1)))) unreachable";
     let error = error_of(http_2(eat), limits()).await;
