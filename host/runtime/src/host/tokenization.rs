@@ -1,14 +1,15 @@
 //! Permits for tokenizing long texts.
 //!
 //! llama.cpp's tokenizers take up to about a hundred bytes of memory for each byte of text, so the texts that
-//! they work on are bounded in bytes, for each tenant and in all. Texts beyond that wait: in order of
-//! arrival, except that a tenant at its own bound lets other tenants pass.
+//! they work on are bounded in bytes, for each tenant and in all. Further texts wait in order of arrival: first
+//! for their tenant's permits, then for those of the process. A tenant's texts in the second queue are bounded
+//! too, so a text waits for at most one turn of each other tenant, however many texts that tenant has.
 
-use crate::counters::metric;
+use crate::counters::{Counter, metric};
 use corral_engine::{Metric, MetricKind, Tenant};
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::oneshot;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Longest text of one tokenization, in bytes.
 pub(super) const MAX_TEXT_BYTES: usize = 4 << 20;
@@ -16,139 +17,96 @@ pub(super) const MAX_TEXT_BYTES: usize = 4 << 20;
 const TENANT_BYTES: usize = MAX_TEXT_BYTES;
 /// Bytes of all tenants that are tokenized at once.
 const TOTAL_BYTES: usize = 2 * TENANT_BYTES;
+/// A shorter text counts as this many bytes, since each text occupies a thread.
+const MIN_TEXT_BYTES: usize = 256 << 10;
 
-/// The bytes that are tokenized, and the texts that wait.
-#[derive(Debug, Default)]
-pub(crate) struct TokenizationPermits(Mutex<Tokenizations>);
-
-#[derive(Debug, Default)]
-struct Tokenizations {
-    total: usize,
-    by_tenant: HashMap<Tenant, usize>,
-    /// Waiting texts in order of arrival, no more than there are calls.
-    line: VecDeque<WaitingText>,
-}
-
+/// One permit for each byte that may be tokenized.
 #[derive(Debug)]
-struct WaitingText {
-    tenant: Tenant,
-    bytes: usize,
-    admitted: oneshot::Sender<TokenizationPermit>,
+pub(crate) struct TokenizationPermits {
+    total: Arc<Semaphore>,
+    /// Permits of the tenants whose texts are tokenized or wait.
+    tenants: Mutex<HashMap<Tenant, Weak<Semaphore>>>,
+    waiting: Counter,
 }
 
-/// Permit for the bytes of one text. Dropping it admits the next texts.
+/// Permits for the bytes of one text.
 #[derive(Debug)]
 pub(super) struct TokenizationPermit {
-    permits: Arc<TokenizationPermits>,
-    tenant: Tenant,
-    bytes: usize,
+    _total: OwnedSemaphorePermit,
+    _tenant: OwnedSemaphorePermit,
+}
+
+impl Default for TokenizationPermits {
+    fn default() -> Self {
+        Self {
+            total: Arc::new(Semaphore::new(TOTAL_BYTES)),
+            tenants: Mutex::default(),
+            waiting: Counter::default(),
+        }
+    }
 }
 
 impl TokenizationPermits {
-    /// Waits for a permit for a text of `bytes`, at most [`MAX_TEXT_BYTES`]. None only if the host stops.
-    pub(super) async fn acquire(
-        self: &Arc<Self>,
-        tenant: Tenant,
-        bytes: usize,
-    ) -> Option<TokenizationPermit> {
-        let permit = self.enqueue(tenant, bytes.min(TENANT_BYTES));
-        permit.await.ok()
+    /// Waits for the permits of a text of `bytes`, at most [`MAX_TEXT_BYTES`]. Never None, since nothing
+    /// closes the semaphores.
+    pub(super) async fn acquire(&self, tenant: Tenant, bytes: usize) -> Option<TokenizationPermit> {
+        let bytes = u32::try_from(bytes.clamp(MIN_TEXT_BYTES, MAX_TEXT_BYTES)).ok()?;
+        let _waiting = WaitingText::begin(&self.waiting);
+        let tenant = self.tenant(tenant).acquire_many_owned(bytes).await.ok()?;
+        let total = Arc::clone(&self.total)
+            .acquire_many_owned(bytes)
+            .await
+            .ok()?;
+        Some(TokenizationPermit {
+            _total: total,
+            _tenant: tenant,
+        })
     }
 
-    /// Puts a text at the end of the line. The receiver gets its permit.
-    fn enqueue(
-        self: &Arc<Self>,
-        tenant: Tenant,
-        bytes: usize,
-    ) -> oneshot::Receiver<TokenizationPermit> {
-        let (admitted, permit) = oneshot::channel();
-        let mut tokenizations = self.lock();
-        // A caller that stopped waiting has closed its channel.
-        tokenizations.line.retain(|text| !text.admitted.is_closed());
-        tokenizations.line.push_back(WaitingText {
-            tenant,
-            bytes,
-            admitted,
-        });
-        self.admit(tokenizations);
-        permit
-    }
-
-    /// Gives permits to the texts whose turn it is.
-    fn admit(self: &Arc<Self>, mut tokenizations: MutexGuard<'_, Tokenizations>) {
-        let admitted = tokenizations.admit();
-        drop(tokenizations);
-        for text in admitted {
-            // If the caller is gone, the permit is dropped here and admits others.
-            let _ = text.admitted.send(TokenizationPermit {
-                permits: Arc::clone(self),
-                tenant: text.tenant,
-                bytes: text.bytes,
-            });
+    /// The permits of a tenant.
+    fn tenant(&self, tenant: Tenant) -> Arc<Semaphore> {
+        // No method leaves the map inconsistent if it panics.
+        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(permits) = tenants.get(&tenant).and_then(Weak::upgrade) {
+            return permits;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Tokenizations> {
-        // No method leaves the counts inconsistent if it panics.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        tenants.retain(|_, permits| permits.strong_count() > 0);
+        let permits = Arc::new(Semaphore::new(TENANT_BYTES));
+        tenants.insert(tenant, Arc::downgrade(&permits));
+        permits
     }
 
     /// Gauges of the texts that are tokenized and that wait.
     pub(crate) fn metrics(&self) -> [Metric; 2] {
-        let tokenizations = self.lock();
-        let gauge = |name, help, value: usize| metric(name, help, MetricKind::Gauge, value as f64);
+        let gauge = |name, help, value: f64| metric(name, help, MetricKind::Gauge, value);
         [
             gauge(
                 "corral_tokenization_bytes",
-                "Bytes of long texts that are being tokenized.",
-                tokenizations.total,
+                "Bytes for which long texts have permits to be tokenized, at least 262144 for each text.",
+                (TOTAL_BYTES - self.total.available_permits()) as f64,
             ),
             gauge(
                 "corral_tokenizations_waiting",
                 "Long texts that wait to be tokenized.",
-                tokenizations.line.len(),
+                self.waiting.get() as f64,
             ),
         ]
     }
 }
 
-impl Tokenizations {
-    /// Removes the texts whose turn it is from the line and counts their bytes.
-    fn admit(&mut self) -> Vec<WaitingText> {
-        let (mut admitted, mut full) = (Vec::new(), HashSet::new());
-        let mut next = 0;
-        while let Some(text) = self.line.get(next) {
-            let held = self.by_tenant.get(&text.tenant).copied().unwrap_or(0);
-            if full.contains(&text.tenant) || held + text.bytes > TENANT_BYTES {
-                full.insert(text.tenant);
-                next += 1;
-                continue;
-            }
-            // Nobody passes a text that waits for the total, so that a long one gets its turn.
-            if self.total + text.bytes > TOTAL_BYTES {
-                break;
-            }
-            if let Some(text) = self.line.remove(next) {
-                self.total += text.bytes;
-                *self.by_tenant.entry(text.tenant).or_default() += text.bytes;
-                admitted.push(text);
-            }
-        }
-        admitted
+/// Counts a text as waiting until this is dropped.
+struct WaitingText<'a>(&'a Counter);
+
+impl<'a> WaitingText<'a> {
+    fn begin(waiting: &'a Counter) -> Self {
+        waiting.increment();
+        Self(waiting)
     }
 }
 
-impl Drop for TokenizationPermit {
+impl Drop for WaitingText<'_> {
     fn drop(&mut self) {
-        let mut tokenizations = self.permits.lock();
-        tokenizations.total -= self.bytes;
-        if let Some(held) = tokenizations.by_tenant.get_mut(&self.tenant) {
-            *held -= self.bytes;
-            if *held == 0 {
-                tokenizations.by_tenant.remove(&self.tenant);
-            }
-        }
-        self.permits.admit(tokenizations);
+        self.0.decrement();
     }
 }
 
@@ -159,6 +117,9 @@ mod tests {
     use std::task::{Context, Poll, Waker};
 
     const MIB: usize = 1 << 20;
+    const ONE: Tenant = Tenant(1);
+    const OTHER: Tenant = Tenant(2);
+    const THIRD: Tenant = Tenant(3);
 
     fn poll<P>(future: Pin<&mut impl Future<Output = Option<P>>>) -> Option<P> {
         match future.poll(&mut Context::from_waker(Waker::noop())) {
@@ -167,51 +128,88 @@ mod tests {
         }
     }
 
-    #[test]
-    fn tenant_at_its_bound_lets_others_pass() {
-        let permits = Arc::<TokenizationPermits>::default();
-        let (one, other, third) = (Tenant(1), Tenant(2), Tenant(3));
-        let first = poll(pin!(permits.acquire(one, 3 * MIB))).unwrap();
-        let mut second = pin!(permits.acquire(one, 2 * MIB));
-        assert!(poll(second.as_mut()).is_none());
-        // A shorter text does not pass one of its own tenant.
-        let mut short = pin!(permits.acquire(one, MIB));
-        assert!(poll(short.as_mut()).is_none());
-        let long = poll(pin!(permits.acquire(other, 4 * MIB))).unwrap();
-        // 7 of 8 MiB are used.
-        let mut waiting = pin!(permits.acquire(third, 2 * MIB));
-        assert!(poll(waiting.as_mut()).is_none());
+    fn gauges(permits: &TokenizationPermits) -> (f64, f64) {
         let [bytes, texts] = permits.metrics().map(|metric| metric.value);
-        assert_eq!((bytes, texts), ((7 * MIB) as f64, 3.0));
-        drop(first);
-        let second = poll(second.as_mut()).unwrap();
-        let short = poll(short.as_mut()).unwrap();
-        // 7 of 8 MiB again: those that came first went first.
-        assert!(poll(waiting.as_mut()).is_none());
-        drop(second);
-        let waiting = poll(waiting.as_mut()).unwrap();
-        drop((short, long, waiting));
-        let [bytes, texts] = permits.metrics().map(|metric| metric.value);
-        assert_eq!((bytes, texts), (0.0, 0.0));
-        assert!(permits.lock().by_tenant.is_empty());
+        (bytes, texts)
     }
 
     #[test]
-    fn callers_that_stopped_waiting_block_nobody() {
-        let permits = Arc::<TokenizationPermits>::default();
-        let first = poll(pin!(permits.acquire(Tenant(1), 4 * MIB))).unwrap();
-        {
-            // Both leave: one in line, one with an unread permit.
-            let mut gone = [
-                Box::pin(permits.acquire(Tenant(1), MIB)),
-                Box::pin(permits.acquire(Tenant(1), MIB)),
-            ];
-            assert!(gone.iter_mut().all(|one| poll(one.as_mut()).is_none()));
-            let [one, _in_line] = gone;
-            drop(one);
-            drop(first);
+    fn tenant_takes_its_share_in_order() {
+        let permits = TokenizationPermits::default();
+        let first = poll(pin!(permits.acquire(ONE, 3 * MIB))).unwrap();
+        let mut second = pin!(permits.acquire(ONE, 2 * MIB));
+        assert!(poll(second.as_mut()).is_none());
+        // A shorter text does not pass one of its own tenant.
+        let mut short = pin!(permits.acquire(ONE, MIB));
+        assert!(poll(short.as_mut()).is_none());
+        assert_eq!(gauges(&permits), ((3 * MIB) as f64, 2.0));
+        drop(first);
+        let second = poll(second.as_mut()).unwrap();
+        let short = poll(short.as_mut()).unwrap();
+        assert_eq!(gauges(&permits), ((3 * MIB) as f64, 0.0));
+        drop((second, short));
+        assert_eq!(gauges(&permits), (0.0, 0.0));
+    }
+
+    #[test]
+    fn backlogs_of_two_tenants_block_no_other() {
+        let permits = TokenizationPermits::default();
+        let first = poll(pin!(permits.acquire(ONE, 4 * MIB))).unwrap();
+        let _other = poll(pin!(permits.acquire(OTHER, 4 * MIB))).unwrap();
+        // Both tenants have further texts, which came before the third tenant's.
+        let mut further = pin!(permits.acquire(ONE, 4 * MIB));
+        assert!(poll(further.as_mut()).is_none());
+        let mut others = pin!(permits.acquire(OTHER, 4 * MIB));
+        assert!(poll(others.as_mut()).is_none());
+        let mut third = pin!(permits.acquire(THIRD, MIB));
+        assert!(poll(third.as_mut()).is_none());
+        drop(first);
+        assert!(poll(further.as_mut()).is_none());
+        let third = poll(third.as_mut()).unwrap();
+        drop(third);
+        assert!(poll(further.as_mut()).is_some());
+    }
+
+    #[test]
+    fn short_texts_are_bounded_in_number() {
+        let permits = TokenizationPermits::default();
+        let number = TENANT_BYTES / MIN_TEXT_BYTES;
+        let held: Vec<_> = (0..number)
+            .map(|_| poll(pin!(permits.acquire(ONE, 1))).unwrap())
+            .collect();
+        assert!(poll(pin!(permits.acquire(ONE, 1))).is_none());
+        drop(held);
+        assert!(poll(pin!(permits.acquire(ONE, 1))).is_some());
+    }
+
+    #[test]
+    fn cancelled_waiters_block_no_other() {
+        let permits = TokenizationPermits::default();
+        let first = poll(pin!(permits.acquire(ONE, 4 * MIB))).unwrap();
+        let mut cancelled = [
+            Box::pin(permits.acquire(ONE, MIB)),
+            Box::pin(permits.acquire(ONE, MIB)),
+        ];
+        assert!(
+            cancelled
+                .iter_mut()
+                .all(|text| poll(text.as_mut()).is_none())
+        );
+        let [waiting, admitted] = cancelled;
+        drop(waiting);
+        drop(first);
+        // It has its tenant's permits, but was not polled since.
+        drop(admitted);
+        assert!(poll(pin!(permits.acquire(ONE, 4 * MIB))).is_some());
+        assert_eq!(gauges(&permits), (0.0, 0.0));
+    }
+
+    #[test]
+    fn idle_tenants_are_forgotten() {
+        let permits = TokenizationPermits::default();
+        for tenant in 0..100 {
+            assert!(poll(pin!(permits.acquire(Tenant(tenant), MIB))).is_some());
         }
-        let all = poll(pin!(permits.acquire(Tenant(1), 4 * MIB)));
-        assert!(all.is_some());
+        assert_eq!(permits.tenants.lock().unwrap().len(), 1);
     }
 }
