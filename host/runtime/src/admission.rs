@@ -5,8 +5,9 @@
 //!
 //! Waiting calls are admitted in order of arrival, even if a later one has a larger limit, so that calls
 //! with a small limit do not starve. All deployments share the instance pool, first come first served. A
-//! deployment holds at most seven eighths of the pool's permits, and always leaves one. A plugin composed of
-//! many components takes several permits, because each may keep a stack of the pool.
+//! deployment holds at most seven eighths of the pool's permits, and always leaves one: all its revisions
+//! together. A plugin composed of many components takes several permits, because each may keep a stack of the
+//! pool.
 
 use crate::call_error::CallError;
 use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters};
@@ -62,10 +63,12 @@ pub(crate) struct CallQueue {
     deployment: Arc<DeploymentCounters>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct QueueState {
     /// Calls that hold a deployment permit, including those that wait for the pool.
     running: usize,
+    /// Permits of the pool that the deployment may still take: its limit minus those of the running calls.
+    pool_permits_left: usize,
     /// Calls that wait for a deployment permit or for the pool.
     waiting: usize,
     /// Calls that wait for a deployment permit, in order of arrival.
@@ -77,17 +80,36 @@ struct QueueState {
 struct QueuedCall {
     number: u64,
     concurrent: usize,
+    pool_permits: u32,
     admitted: oneshot::Sender<()>,
 }
 
 impl QueueState {
+    /// Whether a call may run beside the running ones.
+    fn allows(&self, concurrent: usize, pool_permits: u32) -> bool {
+        self.running < concurrent && pool_permits as usize <= self.pool_permits_left
+    }
+
+    /// Counts a call as running.
+    fn begin(&mut self, pool_permits: u32) {
+        self.running += 1;
+        self.pool_permits_left -= pool_permits as usize;
+    }
+
+    /// Counts a running call as ended, and admits others.
+    fn end(&mut self, pool_permits: u32) {
+        self.running -= 1;
+        self.pool_permits_left += pool_permits as usize;
+        self.admit();
+    }
+
     /// Admits waiting calls in order, while their limits allow.
     fn admit(&mut self) {
         while let Some(first) = self.line.front()
-            && self.running < first.concurrent
+            && self.allows(first.concurrent, first.pool_permits)
             && let Some(first) = self.line.pop_front()
         {
-            self.running += 1;
+            self.begin(first.pool_permits);
             // If the call is gone, its `QueuePosition` returns the permit.
             let _ = first.admitted.send(());
         }
@@ -100,8 +122,15 @@ impl CallQueue {
         process: Arc<ProcessCounters>,
         deployment: Arc<DeploymentCounters>,
     ) -> Self {
+        let state = QueueState {
+            running: 0,
+            pool_permits_left: pool.max_per_deployment(),
+            waiting: 0,
+            line: VecDeque::new(),
+            next_number: 0,
+        };
         Self {
-            state: Mutex::default(),
+            state: Mutex::new(state),
             pool,
             mean_millis: AtomicU64::new(0),
             process,
@@ -115,17 +144,24 @@ impl CallQueue {
     }
 
     /// A permit, if one is free and no call waits for it.
-    fn try_acquire(self: &Arc<Self>, concurrent: usize) -> Option<DeploymentPermit> {
+    fn try_acquire(
+        self: &Arc<Self>,
+        concurrent: usize,
+        pool_permits: u32,
+    ) -> Option<DeploymentPermit> {
         let mut state = self.lock();
-        if state.running >= concurrent || !state.line.is_empty() {
+        if !state.allows(concurrent, pool_permits) || !state.line.is_empty() {
             return None;
         }
-        state.running += 1;
-        Some(DeploymentPermit(Arc::clone(self)))
+        state.begin(pool_permits);
+        Some(DeploymentPermit {
+            calls: Arc::clone(self),
+            pool_permits,
+        })
     }
 
     /// Waits in line for a permit.
-    async fn acquire(self: &Arc<Self>, concurrent: usize) -> DeploymentPermit {
+    async fn acquire(self: &Arc<Self>, concurrent: usize, pool_permits: u32) -> DeploymentPermit {
         let (admitted, admission) = oneshot::channel();
         let number = {
             let mut state = self.lock();
@@ -134,6 +170,7 @@ impl CallQueue {
             state.line.push_back(QueuedCall {
                 number,
                 concurrent,
+                pool_permits,
                 admitted,
             });
             // A permit may have become free since the caller tried.
@@ -143,11 +180,15 @@ impl CallQueue {
         let mut position = QueuePosition {
             calls: self,
             number: Some(number),
+            pool_permits,
         };
         // The sender is dropped only after use, or by `position`.
         let _ = admission.await;
         position.number = None;
-        DeploymentPermit(Arc::clone(self))
+        DeploymentPermit {
+            calls: Arc::clone(self),
+            pool_permits,
+        }
     }
 }
 
@@ -157,6 +198,7 @@ struct QueuePosition<'a> {
     calls: &'a CallQueue,
     /// None once the call holds its permit.
     number: Option<u64>,
+    pool_permits: u32,
 }
 
 impl Drop for QueuePosition<'_> {
@@ -166,22 +208,26 @@ impl Drop for QueuePosition<'_> {
         };
         let mut state = self.calls.lock();
         match state.line.binary_search_by_key(&number, |call| call.number) {
-            Ok(at) => drop(state.line.remove(at)),
-            Err(_) => state.running -= 1,
+            Ok(at) => {
+                drop(state.line.remove(at));
+                state.admit();
+            }
+            Err(_) => state.end(self.pool_permits),
         }
-        state.admit();
     }
 }
 
 /// A permit of the deployment. Dropping it admits the next call.
 #[derive(Debug)]
-struct DeploymentPermit(Arc<CallQueue>);
+struct DeploymentPermit {
+    calls: Arc<CallQueue>,
+    /// Permits of the pool that the call holds or waits for.
+    pool_permits: u32,
+}
 
 impl Drop for DeploymentPermit {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.running -= 1;
-        state.admit();
+        self.calls.lock().end(self.pool_permits);
     }
 }
 
@@ -192,7 +238,7 @@ pub(crate) struct Admission {
     concurrent: usize,
     queue: usize,
     /// Permits of the pool for each call.
-    instance_permits: u32,
+    pool_permits: u32,
 }
 
 /// Permits of the deployment and of the pool. Dropping it releases both.
@@ -204,35 +250,33 @@ pub(crate) struct CallPermit {
 }
 
 impl Admission {
-    /// Admits calls while fewer than `concurrent` of `calls` run, clamped to the pool's limit for one
-    /// deployment. Up to `queue` of them may wait. Each takes `instance_permits` of the pool, clamped too.
+    /// Admits calls while fewer than `concurrent` of `calls` run, and the pool's limit for one deployment
+    /// allows. Up to `queue` of them may wait. Each takes `pool_permits`, at most as many as that limit.
     pub(crate) fn new(
         calls: Arc<CallQueue>,
         concurrent: usize,
         queue: usize,
-        instance_permits: u32,
+        pool_permits: u32,
     ) -> Self {
-        let max = calls.pool.max_per_deployment();
-        let instance_permits = instance_permits.clamp(1, u32::try_from(max).unwrap_or(u32::MAX));
-        let concurrent = concurrent.clamp(1, max / instance_permits as usize);
+        let max = u32::try_from(calls.pool.max_per_deployment()).unwrap_or(u32::MAX);
         Self {
             calls,
-            concurrent,
+            concurrent: concurrent.max(1),
             queue,
-            instance_permits,
+            pool_permits: pool_permits.clamp(1, max),
         }
     }
 
     /// Waits for permits until `deadline`, if the queue has room.
     pub(crate) async fn acquire(&self, deadline: Instant) -> Result<CallPermit, CallError> {
         let pool = &self.calls.pool.permits;
-        let mut permit = self.calls.try_acquire(self.concurrent);
+        let mut permit = self.calls.try_acquire(self.concurrent, self.pool_permits);
         let mut limit = match self.queue {
             0 => CallLimit::Concurrent,
             _ => CallLimit::Queue,
         };
         if let Some(own) = permit.take() {
-            match Arc::clone(pool).try_acquire_many_owned(self.instance_permits) {
+            match Arc::clone(pool).try_acquire_many_owned(self.pool_permits) {
                 Ok(instance) => return Ok(CallPermit::new(own, instance)),
                 // Keep the deployment's permit while waiting for the pool.
                 Err(_) => permit = Some(own),
@@ -246,10 +290,10 @@ impl Admission {
         let both = async {
             let own = match permit {
                 Some(own) => own,
-                None => self.calls.acquire(self.concurrent).await,
+                None => self.calls.acquire(self.concurrent, self.pool_permits).await,
             };
             missing = CallLimit::Pool;
-            let instances = Arc::clone(pool).acquire_many_owned(self.instance_permits);
+            let instances = Arc::clone(pool).acquire_many_owned(self.pool_permits);
             (own, instances.await)
         };
         match timeout_at(deadline, both).await {
@@ -262,7 +306,9 @@ impl Admission {
     fn busy(&self, limit: CallLimit) -> CallError {
         let ahead = self.calls.lock().waiting as u64 + 1;
         let mean = self.calls.mean_millis.load(Ordering::Relaxed);
-        let wait = Duration::from_millis(mean.saturating_mul(ahead) / self.concurrent as u64);
+        let max = self.calls.pool.max_per_deployment() / self.pool_permits as usize;
+        let concurrent = self.concurrent.min(max) as u64;
+        let wait = Duration::from_millis(mean.saturating_mul(ahead) / concurrent);
         CallError::Busy {
             limit,
             retry_after: wait.clamp(MIN_RETRY, MAX_RETRY),
@@ -272,7 +318,7 @@ impl Admission {
 
 impl CallPermit {
     fn new(deployment: DeploymentPermit, instance: OwnedSemaphorePermit) -> Self {
-        deployment.0.deployment.calls_running.increment();
+        deployment.calls.deployment.calls_running.increment();
         Self {
             deployment,
             _instance: instance,
@@ -283,7 +329,7 @@ impl CallPermit {
 
 impl Drop for CallPermit {
     fn drop(&mut self) {
-        let calls = &self.deployment.0;
+        let calls = &self.deployment.calls;
         let time = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let mean = calls.mean_millis.load(Ordering::Relaxed);
         calls
@@ -364,7 +410,8 @@ mod tests {
 
     fn idle(calls: &CallQueue) -> bool {
         let state = calls.lock();
-        (state.running, state.waiting, state.line.len()) == (0, 0, 0)
+        let left = state.pool_permits_left == calls.pool.max_per_deployment();
+        left && (state.running, state.waiting, state.line.len()) == (0, 0, 0)
     }
 
     #[tokio::test]
@@ -479,6 +526,31 @@ mod tests {
         // More than the pool lets a deployment hold.
         let largest = Admission::new(deployment(&pool), 64, 0, 99);
         largest.acquire(soon()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn revisions_share_permits_of_the_pool() {
+        let pool = Arc::new(InstancePermits::new(16));
+        let calls = deployment(&pool);
+        let large = Admission::new(Arc::clone(&calls), 64, 1, 5);
+        let small = admission(&calls, 64, 0);
+        let one = large.acquire(soon()).await.unwrap();
+        let two = large.acquire(soon()).await.unwrap();
+        let mut others = Vec::new();
+        for _ in 0..4 {
+            others.push(small.acquire(soon()).await.unwrap());
+        }
+        // The deployment holds 14 of the 16 permits.
+        assert_eq!(refusal(&small, soon()).await, Some(CallLimit::Concurrent));
+        assert_eq!(pool.permits().available_permits(), 2);
+        let waits = wait(&large).await;
+        others.clear();
+        assert_eq!(calls.lock().line.len(), 1, "four permits do not suffice");
+        drop(one);
+        let three = waits.await.unwrap().unwrap();
+        assert_eq!(calls.lock().pool_permits_left, 4);
+        drop((two, three));
+        assert!(idle(&calls));
     }
 
     #[test]

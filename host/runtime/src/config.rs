@@ -67,8 +67,8 @@ pub struct Limits {
     pub request_bytes: usize,
     /// Largest response body, in bytes.
     pub response_bytes: u64,
-    /// Calls of the deployment that may run at once, over all its revisions. Clamped to
-    /// [`Runtime::max_calls`](crate::Runtime::max_calls).
+    /// Calls of the deployment that may run at once, over all its revisions. The instance pool allows at most
+    /// [`Runtime::max_calls`](crate::Runtime::max_calls), and fewer of a plugin composed of many components.
     pub concurrent: usize,
     /// Calls of the deployment that may wait for a permit, before they have an instance. The manifest calls
     /// it `queue`.
