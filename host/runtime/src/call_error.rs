@@ -165,13 +165,13 @@ impl CallError {
                 message: printable(&code.to_string()),
             };
         }
-        tracing::warn!(error = format!("{error:?}"), "the plugin failed");
         if error.is::<PoolConcurrencyLimitError>() {
             return Self::Busy {
                 limit: CallLimit::Pool,
                 retry_after: POOL_RETRY,
             };
         }
+        tracing::warn!(error = format!("{error:?}"), "the plugin failed");
         if let Some(exit) = error.downcast_ref::<I32Exit>() {
             return Self::Trapped {
                 message: format!("it called exit({})", exit.0),

@@ -5,14 +5,14 @@
 
 mod children;
 mod deployment;
-mod held;
 mod process;
+mod resource_count;
 
 pub(crate) use children::child_metrics;
 pub use deployment::CallLimit;
-pub(crate) use deployment::{DeploymentCounters, HeldKind};
-pub(crate) use held::Held;
+pub(crate) use deployment::{DeploymentCounters, ResourceKind};
 pub(crate) use process::{CallEnd, ProcessCounters};
+pub(crate) use resource_count::ResourceCount;
 
 use corral_engine::{Metric, MetricKind};
 use std::sync::atomic::{AtomicU64, Ordering};

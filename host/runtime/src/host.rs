@@ -17,7 +17,7 @@ mod store_access;
 mod tokenization;
 mod use_count;
 
-use crate::counters::{DeploymentCounters, Held, HeldKind};
+use crate::counters::{DeploymentCounters, ResourceCount, ResourceKind};
 use crate::state::State;
 use corral_engine::{Engine, Error};
 use std::sync::Arc;
@@ -73,14 +73,14 @@ const MAX_TOKENS: usize = 4 << 20;
 /// Handles that an instance holds, by kind.
 #[derive(Debug)]
 pub(crate) struct Handles {
-    models: Held,
-    constraints: Held,
-    matchers: Held,
-    options: Held,
-    sequences: Held,
-    generations: Held,
+    models: ResourceCount,
+    constraints: ResourceCount,
+    matchers: ResourceCount,
+    options: ResourceCount,
+    sequences: ResourceCount,
+    generations: ResourceCount,
     /// Tokens of all sequences.
-    tokens: Held,
+    tokens: ResourceCount,
     /// Rows of logits that the instance waits for.
     logits_rows: UseCount,
     /// Framed bodies.
@@ -92,15 +92,15 @@ pub(crate) struct Handles {
 impl Handles {
     /// None yet; those to come are counted in `counters`.
     pub(crate) fn new(counters: &Arc<DeploymentCounters>) -> Self {
-        let held = |kind| Held::new(kind, counters);
+        let none = |kind| ResourceCount::new(kind, counters);
         Self {
-            models: held(HeldKind::Models),
-            constraints: held(HeldKind::Constraints),
-            matchers: held(HeldKind::Matchers),
-            options: held(HeldKind::Options),
-            sequences: held(HeldKind::Sequences),
-            generations: held(HeldKind::Generations),
-            tokens: held(HeldKind::Tokens),
+            models: none(ResourceKind::Models),
+            constraints: none(ResourceKind::Constraints),
+            matchers: none(ResourceKind::Matchers),
+            options: none(ResourceKind::Options),
+            sequences: none(ResourceKind::Sequences),
+            generations: none(ResourceKind::Generations),
+            tokens: none(ResourceKind::Tokens),
             logits_rows: UseCount::default(),
             framed_bodies: UseCount::default(),
             sampler_check: Arc::default(),
@@ -124,12 +124,12 @@ fn count_host_call(state: &mut State) -> &mut State {
 }
 
 /// Counts a new handle, up to [`MAX_HANDLES`]. `kind` is for the error.
-fn take_handle(held: &mut Held, kind: &str) -> Result<(), wit::Error> {
+fn take_handle(held: &mut ResourceCount, kind: &str) -> Result<(), wit::Error> {
     take_handle_of(MAX_HANDLES, held, kind)
 }
 
 /// Counts a new handle, up to `max`.
-fn take_handle_of(max: usize, held: &mut Held, kind: &str) -> Result<(), wit::Error> {
+fn take_handle_of(max: usize, held: &mut ResourceCount, kind: &str) -> Result<(), wit::Error> {
     if held.get() >= max {
         return Err(wit::Error::Invalid(format!(
             "the plugin holds the maximum of {max} {kind}; drop some"

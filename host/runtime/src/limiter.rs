@@ -1,7 +1,7 @@
 //! Limits what one instance may allocate, in its own memories and in the host.
 
 use crate::config::{CORE_INSTANCES, MEMORIES, TABLE_ELEMENTS, TABLES};
-use crate::counters::{DeploymentCounters, Held, HeldKind};
+use crate::counters::{DeploymentCounters, ResourceCount, ResourceKind};
 use crate::meter::Meter;
 use std::sync::Arc;
 use wasmtime::ResourceLimiter;
@@ -12,7 +12,7 @@ pub(crate) struct Limiter {
     /// Linear memory.
     used: usize,
     /// Bytes in the host.
-    host: Held,
+    host: ResourceCount,
     limit: usize,
     meter: Arc<Meter>,
     counters: Arc<DeploymentCounters>,
@@ -23,7 +23,7 @@ impl Limiter {
     pub(crate) fn new(limit: usize, meter: Arc<Meter>, counters: Arc<DeploymentCounters>) -> Self {
         Self {
             used: 0,
-            host: Held::new(HeldKind::HttpBytes, &counters),
+            host: ResourceCount::new(ResourceKind::HttpBytes, &counters),
             limit,
             meter,
             counters,

@@ -64,9 +64,9 @@ impl CallLimit {
     }
 }
 
-/// A kind of things that a call holds.
+/// A kind of resources that a call holds in the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HeldKind {
+pub(crate) enum ResourceKind {
     Models,
     Constraints,
     Matchers,
@@ -80,7 +80,7 @@ pub(crate) enum HeldKind {
     HttpBytes,
 }
 
-impl HeldKind {
+impl ResourceKind {
     /// All kinds.
     const ALL: [Self; 8] = [
         Self::Models,
@@ -128,7 +128,7 @@ pub(crate) struct DeploymentCounters {
     response_frames: Counter,
     response_bytes: Counter,
     pub(crate) memory_growths: Counter,
-    held: [Counter; HeldKind::ALL.len()],
+    resources: [Counter; ResourceKind::ALL.len()],
 }
 
 impl DeploymentCounters {
@@ -146,9 +146,9 @@ impl DeploymentCounters {
         self.limit_hits[limit as usize].increment();
     }
 
-    /// What the calls hold of one kind.
-    pub(super) fn held(&self, kind: HeldKind) -> &Counter {
-        &self.held[kind as usize]
+    /// Number of resources of one kind that the calls hold.
+    pub(super) fn resource_count(&self, kind: ResourceKind) -> &Counter {
+        &self.resources[kind as usize]
     }
 
     /// Counts a frame of a response body.
@@ -245,18 +245,18 @@ impl DeploymentCounters {
                 "corral_deployment_memory_growths_total",
                 "Times a plugin's memory grew beyond its initial size, by deployment.",
             ),
-            self.held(HeldKind::HttpBytes).gauge_metric(
+            self.resource_count(ResourceKind::HttpBytes).gauge_metric(
                 "corral_deployment_http_bytes",
                 "Bytes of headers and requests that running calls made and the host holds, by deployment.",
             ),
-            self.held(HeldKind::Tokens).gauge_metric(
+            self.resource_count(ResourceKind::Tokens).gauge_metric(
                 "corral_deployment_sequence_tokens",
                 "Tokens in the sequences of running calls, generated tokens excluded, by deployment.",
             ),
         ]);
-        for kind in HeldKind::ALL {
+        for kind in ResourceKind::ALL {
             if let Some(label) = kind.handle() {
-                let mut metric = self.held(kind).gauge_metric(
+                let mut metric = self.resource_count(kind).gauge_metric(
                     "corral_deployment_handles",
                     "Handles that running calls hold, by deployment and kind.",
                 );
@@ -301,8 +301,8 @@ mod tests {
         counters.generation_chunks.add(3);
         (0..4).for_each(|_| counters.frame_sent(10));
         counters.memory_growths.add(5);
-        for (count, kind) in (11..).zip(HeldKind::ALL) {
-            counters.held(kind).add(count);
+        for (count, kind) in (11..).zip(ResourceKind::ALL) {
+            counters.resource_count(kind).add(count);
         }
         let metrics = counters.metrics();
         let values: Vec<_> = metrics.iter().map(|metric| metric.value).collect();

@@ -1,18 +1,18 @@
-//! What the calls of a deployment hold in the host now.
+//! Counts of the resources that the calls of a deployment hold in the host.
 
-use super::{DeploymentCounters, HeldKind};
+use super::{DeploymentCounters, ResourceKind};
 use std::sync::Arc;
 
-/// How many things of one kind a call holds. Also counted for its deployment, until this is dropped.
+/// Number of resources of one kind that a call holds. The deployment's gauge includes it until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct ResourceCount {
     count: usize,
-    kind: HeldKind,
+    kind: ResourceKind,
     counters: Arc<DeploymentCounters>,
 }
 
-impl Held {
-    pub(crate) fn new(kind: HeldKind, counters: &Arc<DeploymentCounters>) -> Self {
+impl ResourceCount {
+    pub(crate) fn new(kind: ResourceKind, counters: &Arc<DeploymentCounters>) -> Self {
         Self {
             count: 0,
             kind,
@@ -26,16 +26,18 @@ impl Held {
 
     pub(crate) fn add(&mut self, count: usize) {
         self.count += count;
-        self.counters.held(self.kind).add(count as u64);
+        self.counters.resource_count(self.kind).add(count as u64);
     }
 
     pub(crate) fn remove(&mut self, count: usize) {
         self.count -= count;
-        self.counters.held(self.kind).subtract(count as u64);
+        self.counters
+            .resource_count(self.kind)
+            .subtract(count as u64);
     }
 }
 
-impl Drop for Held {
+impl Drop for ResourceCount {
     fn drop(&mut self) {
         self.remove(self.count);
     }
@@ -48,9 +50,9 @@ mod tests {
     #[test]
     fn dropped_count_leaves_the_gauge() {
         let counters = Arc::<DeploymentCounters>::default();
-        let gauge = || counters.held(HeldKind::Tokens).get();
-        let mut one = Held::new(HeldKind::Tokens, &counters);
-        let mut other = Held::new(HeldKind::Tokens, &counters);
+        let gauge = || counters.resource_count(ResourceKind::Tokens).get();
+        let mut one = ResourceCount::new(ResourceKind::Tokens, &counters);
+        let mut other = ResourceCount::new(ResourceKind::Tokens, &counters);
         one.add(5);
         other.add(7);
         one.remove(2);
