@@ -1,12 +1,12 @@
 //! Compute threads beside other processes that keep all cores busy.
+#![cfg(target_os = "linux")]
 
 use corral_tests::{Corral, Sum, distinct_sums};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const THREADS: &str = "corral_engine_compute_threads";
 const LOWERED: &str = "corral_engine_compute_threads_lowered_total";
-/// How long sums are asked until the number of threads changes. Other tests keep the cores busy, too.
+/// How long sums are asked until the number of threads changes.
 const LONGEST: Duration = Duration::from_secs(240);
 
 /// Processes that compute without end.
@@ -50,32 +50,11 @@ fn ask_until(corral: &Corral, sums: &[Sum], metric: &str, is_reached: impl Fn(f6
 #[test]
 fn busy_cores_lower_compute_threads() {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    // Two threads cannot wait for each other on one core alone, so they never return there.
     let threads = cores.max(2);
     let corral = Corral::start_with(&["--threads", &threads.to_string()]);
-    let all = threads as f64;
-    let sums = distinct_sums(20);
-    {
-        let _busy = BusyProcesses::start(2 * cores);
-        ask_until(&corral, &sums, LOWERED, |count| count > 0.0);
-        ask_until(&corral, &sums, THREADS, |now| now < all);
-    }
-    if cores > 1 {
-        ask_until(&corral, &sums, THREADS, |now| now == all);
-    }
+    let busy = BusyProcesses::start(2 * cores);
+    ask_until(&corral, &distinct_sums(20), LOWERED, |count| count > 0.0);
+    drop(busy);
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_engine_steps_failed_total"), 0.0);
-}
-
-#[test]
-fn fixed_threads_stay() {
-    let corral = Corral::start_with(&["--threads", "2", "--adaptive-threads", "off"]);
-    {
-        let _busy = BusyProcesses::start(1);
-        for sum in distinct_sums(3) {
-            assert_eq!(corral.text(&sum.question()), sum.answer(), "{sum:?}");
-        }
-    }
-    let metrics = corral.wait_until_idle();
-    assert_eq!((metrics.get(THREADS), metrics.get(LOWERED)), (2.0, 0.0));
 }

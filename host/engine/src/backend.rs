@@ -45,17 +45,19 @@ pub trait Backend {
         1
     }
 
+    /// Prepares [`Backend::use_threads`] for half of the threads, a quarter, and so on to one. Returns false if it cannot
+    /// compute with fewer threads and the same results.
+    fn prepare_fewer_threads(&mut self) -> bool {
+        false
+    }
+
     /// Computes the following steps with this many of the threads, with the same results.
     fn use_threads(&mut self, threads: u32) {
         let _ = threads;
     }
 
-    /// From now on, [`Backend::decode`] may end with [`DecodeError::Stalled`] if its threads wait for cores so long that
-    /// fewer would be faster.
-    fn interrupt_stalls(&mut self) {}
-
-    /// How long the threads in use, with the calling one, have waited for a core so far. `None` if that is unknown.
-    fn queue_delay(&self) -> Option<Duration> {
+    /// How long each thread in use has waited for a core so far. `None` if that is unknown.
+    fn queue_delays(&self) -> Option<Vec<Duration>> {
         None
     }
 

@@ -1,4 +1,4 @@
-//! Computes with fewer threads while other processes keep the cores busy: measures steps for the [`policy`], and sets the
+//! Computes with fewer threads while other threads keep the cores busy: measures steps for the [`policy`], and sets the
 //! backend's threads between two steps.
 
 mod core_probe;
@@ -6,7 +6,6 @@ mod policy;
 
 use crate::backend::Backend;
 use core_probe::CoreProbe;
-use corral_llama::Stall;
 use corral_scheduler::Time;
 use policy::{Measurement, ThreadPolicy};
 use std::time::Duration;
@@ -16,9 +15,10 @@ pub struct ComputeThreads {
     policy: ThreadPolicy,
     /// In use by the backend.
     threads: u32,
-    /// The measurement of the current step, and the threads' delay before it.
-    measured: Option<(Measurement, Duration)>,
-    probe: Option<CoreProbe>,
+    /// The measurement of the current step, and the delay of each thread before it.
+    measured: Option<(Measurement, Vec<Duration>)>,
+    /// One for each thread that more threads would add; none while nothing is probed.
+    probes: Vec<CoreProbe>,
     is_adaptive: bool,
 }
 
@@ -29,15 +29,21 @@ impl ComputeThreads {
             policy: ThreadPolicy::new(threads),
             threads: threads.max(1),
             measured: None,
-            probe: None,
+            probes: Vec::new(),
             is_adaptive: false,
         }
     }
 
-    /// Computes with fewer threads while they wait for cores.
+    /// Computes with fewer threads while they wait for cores, if the backend can.
     pub fn adapt(&mut self, backend: &mut impl Backend) {
-        self.is_adaptive = true;
-        backend.interrupt_stalls();
+        self.is_adaptive = backend.prepare_fewer_threads();
+        if !self.is_adaptive {
+            tracing::info!("the number of compute threads is fixed");
+        } else if backend.queue_delays().is_none() {
+            tracing::info!(
+                "the number of compute threads is fixed: the system does not tell how long threads wait for cores"
+            );
+        }
     }
 
     /// Threads of the next step.
@@ -50,61 +56,54 @@ impl ComputeThreads {
         if !self.is_adaptive {
             return;
         }
-        if let Some(result) = self.probe.as_ref().and_then(CoreProbe::result) {
-            self.probe = None;
-            self.policy.probe_done(now, result.computed, result.waited);
+        let results: Option<Vec<_>> = self.probes.iter().map(CoreProbe::result).collect();
+        if let Some(results) = results.filter(|results| !results.is_empty()) {
+            self.probes.clear();
+            self.policy.probe_done(now, &results);
             self.apply(backend);
         }
         let mut measurement = self.policy.measurement(now);
         if measurement == Measurement::Probe {
-            if self.probe.is_none() {
-                self.probe = CoreProbe::start();
+            if self.probes.is_empty() {
+                let added = self.policy.threads()..self.policy.more_threads();
+                let probes: Option<Vec<_>> = added.map(|_| CoreProbe::start()).collect();
+                self.probes = probes.unwrap_or_default();
             }
-            match &self.probe {
-                Some(probe) if !probe.is_ending() => probe.spin(),
-                Some(_) => measurement = Measurement::Nothing,
-                None => {
-                    self.policy.probe_done(now, Duration::ZERO, Duration::ZERO);
-                    measurement = Measurement::Nothing;
-                }
+            if self.probes.is_empty() {
+                self.policy.probe_done(now, &[]);
+                measurement = Measurement::Nothing;
+            } else if self.probes.iter().any(CoreProbe::is_ending) {
+                measurement = Measurement::Nothing;
+            } else {
+                self.probes.iter().for_each(CoreProbe::spin);
             }
         }
         self.measured = match measurement {
             Measurement::Nothing => None,
-            _ => backend.queue_delay().map(|delay| (measurement, delay)),
+            _ => backend.queue_delays().map(|delays| (measurement, delays)),
         };
     }
 
-    /// Ends a step that took `computed`, and sets the threads of the next one.
-    pub fn end_step(&mut self, backend: &mut impl Backend, now: Time, computed: Duration) {
+    /// Ends a step that took `computed`, and sets the threads of the next one. Returns whether they are fewer.
+    pub fn end_step(&mut self, backend: &mut impl Backend, now: Time, computed: Duration) -> bool {
         let Some((measurement, before)) = self.measured.take() else {
             self.policy.unmeasured_step(computed);
-            return;
+            return false;
         };
-        if let Some(probe) = &self.probe {
-            probe.sleep();
-        }
-        let after = backend.queue_delay().unwrap_or(before);
-        let waited = after.saturating_sub(before);
+        self.probes.iter().for_each(CoreProbe::sleep);
+        let after = backend.queue_delays().unwrap_or_default();
+        let waited = after.iter().zip(&before);
+        let waited: Vec<_> = waited
+            .map(|(after, before)| after.saturating_sub(*before))
+            .collect();
         if measurement == Measurement::Delay {
-            self.policy.measured_step(now, computed, waited);
-        } else if self.policy.probed_step(computed, waited)
-            && let Some(probe) = &self.probe
-        {
-            probe.end();
+            self.policy.measured_step(now, computed, &waited);
+        } else if self.policy.probed_step(computed, &waited) {
+            self.probes.iter().for_each(CoreProbe::end);
         }
+        let before = self.threads;
         self.apply(backend);
-    }
-
-    /// Ends a step that its backend interrupted, and sets fewer threads, with which to compute it again.
-    pub fn interrupt_step(&mut self, backend: &mut impl Backend, now: Time, stall: Stall) {
-        self.measured = None;
-        if let Some(probe) = &self.probe {
-            probe.sleep();
-        }
-        self.policy
-            .interrupted_step(now, stall.computed, stall.waited);
-        self.apply(backend);
+        self.threads < before
     }
 
     fn apply(&mut self, backend: &mut impl Backend) {

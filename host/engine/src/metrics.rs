@@ -239,12 +239,10 @@ metrics! {
     compute_nanos: Counter = "corral_engine_compute_seconds_total" / 1e9,
     /// CPU seconds of the engine thread inside llama_decode, without the other compute threads.
     compute_cpu_nanos: Counter = "corral_engine_compute_cpu_seconds_total" / 1e9,
-    /// Compute threads on the CPU: those of --threads, or fewer while other processes keep the cores busy.
+    /// Compute threads on the CPU: those of --threads, or fewer while other threads keep the cores busy.
     compute_threads: Gauge = "corral_engine_compute_threads",
     /// Times that the compute threads became fewer, because they waited for cores.
     compute_threads_lowered: Counter = "corral_engine_compute_threads_lowered_total",
-    /// Steps interrupted because their threads waited for cores, and computed again with fewer.
-    interrupted_steps: Counter = "corral_engine_steps_interrupted_total",
     /// Seconds spent sampling and delivering tokens.
     sampling_nanos: Counter = "corral_engine_sampling_seconds_total" / 1e9,
     /// Seconds from the delivery of tokens to their reading.

@@ -88,7 +88,7 @@ pub struct ModelConfig {
     pub cells: Option<u32>,
     /// Compute threads; by default one per core.
     pub threads: Option<u32>,
-    /// Whether fewer threads compute while other processes keep the cores busy.
+    /// Whether fewer threads compute while other threads keep the cores busy, if results stay the same.
     pub adaptive_threads: bool,
     /// Most waiting requests; one tenant may fill a quarter.
     pub max_waiting: usize,

@@ -73,25 +73,27 @@ impl LlamaContext {
         self.raw.threads()
     }
 
-    /// Computes the following steps with this many of the threads, at least with one. Results are the same, except in
-    /// operations that ggml divides by the number of threads: its own attention, over 512 and more cells for one token.
+    /// Prepares [`LlamaContext::use_threads`]: starts threads for half of the number, a quarter, and so on to one. Returns
+    /// false if results would depend on the number of threads, because ggml computes attention, or if threads do not start.
+    pub fn prepare_fewer_threads(&mut self) -> bool {
+        #[cfg(own_attention)]
+        let keeps_results = crate::attention::is_installed();
+        #[cfg(not(own_attention))]
+        let keeps_results = false;
+        keeps_results && self.raw.start_reduced_pools()
+    }
+
+    /// Computes the following steps with at most this many of the threads, as far as they were prepared. Results are the
+    /// same, except in operations that ggml divides by the number of threads: its own attention, over 512 and more cells
+    /// for one token.
     pub fn use_threads(&mut self, threads: u32) {
         self.raw.use_threads(threads);
     }
 
-    /// From now on, [`LlamaContext::decode`] ends with [`DecodeError::Stalled`] if its threads wait for cores so long that
-    /// fewer would be faster. Only if sequences [can be truncated](LlamaContext::can_truncate) and layers are not on
-    /// devices.
-    pub fn interrupt_stalls(&mut self) {
-        if self.raw.model().placement().gpu_layers == 0 {
-            self.raw.interrupt_stalls();
-        }
-    }
-
-    /// How long the compute threads in use, with the calling one, have waited for a core so far. `None` where the system
+    /// How long each compute thread in use, the calling one last, has waited for a core so far. `None` where the system
     /// doesn't tell.
-    pub fn queue_delay(&self) -> Option<Duration> {
-        self.raw.queue_delay()
+    pub fn queue_delays(&self) -> Option<Vec<Duration>> {
+        self.raw.queue_delays()
     }
 
     /// Number of tokens in the vocabulary.
@@ -149,7 +151,7 @@ impl LlamaContext {
     ) -> Result<(), DecodeError> {
         self.retained.clear();
         self.outputs.clear();
-        self.raw.decode_or_stall(step)?;
+        self.raw.decode(step)?;
         let (k, ids) = self
             .device_top_k
             .map_or((0, 0), |top_k| (top_k.k, SeqId::from(top_k.seq_ids)));

@@ -1,6 +1,5 @@
 //! Errors of this crate. Each text names the failure, the expectation and a remedy.
 
-use crate::stall_guard::Stall;
 use std::path::{Path, PathBuf};
 
 /// Why a model, an adapter, a backend or a context is not available.
@@ -102,9 +101,6 @@ pub enum DecodeError {
     /// The computation was aborted or failed, with llama.cpp's code; -1 for an argument out of range.
     #[error("the model's computation failed (code {0})")]
     Failed(i32),
-    /// The computation was interrupted, because its threads waited for cores.
-    #[error("the compute threads waited for cores")]
-    Stalled(Stall),
 }
 
 /// Why the state of a sequence was not saved. The sequence is as before.

@@ -35,7 +35,6 @@ pub mod quantize;
 mod queue_delay;
 mod raw_context;
 mod reference;
-mod stall_guard;
 mod thread_pool;
 
 pub use backend_status::{BackendStatus, backends, built_with};
@@ -55,7 +54,6 @@ pub use output::{LogitsCopied, Output};
 pub use progress::LoadProgress;
 pub use queue_delay::queue_delay;
 pub use reference::ReferenceChain;
-pub use stall_guard::Stall;
 
 /// Index into a model's vocabulary.
 pub type Token = u32;

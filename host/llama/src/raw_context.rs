@@ -5,8 +5,7 @@ use crate::batch::{Batch, TokenInput};
 use crate::context_settings::ContextSettings;
 use crate::device_top_k::DeviceSamplers;
 use crate::log;
-use crate::queue_delay::{QueueDelay, queue_delay};
-use crate::stall_guard::StallGuard;
+use crate::queue_delay::queue_delay;
 use crate::thread_pool::ThreadPool;
 use crate::{DecodeError, LlamaError, Model, SeqId};
 use llama_cpp_sys_2 as sys;
@@ -24,11 +23,10 @@ pub(crate) struct RawContext {
     vocabulary: usize,
     /// All compute threads.
     pool: ThreadPool,
-    /// In use instead of `pool`: fewer threads.
-    fewer: Option<ThreadPool>,
-    /// Pools of fewer threads that ggml knows until the next step.
-    retired: Vec<ThreadPool>,
-    guard: Option<GuardPointer>,
+    /// Half as many threads, a quarter, and so on to one; none before [`RawContext::start_reduced_pools`].
+    reduced_pools: Vec<ThreadPool>,
+    /// Number of the pool in use: 0 for `pool`, or else from 1 in `reduced_pools`.
+    pool_in_use: usize,
     model: Arc<Model>,
 }
 
@@ -46,27 +44,6 @@ impl Drop for ContextPointer {
             sys::llama_detach_threadpool(self.0.as_ptr());
             sys::llama_free(self.0.as_ptr());
         }
-    }
-}
-
-/// A [`StallGuard`] that ggml asks. Freed when dropped, after the context.
-struct GuardPointer(NonNull<StallGuard>);
-
-// SAFETY: the context's thread alone uses it.
-unsafe impl Send for GuardPointer {}
-
-impl Drop for GuardPointer {
-    fn drop(&mut self) {
-        // SAFETY: made by `Box::into_raw` and freed once.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
-    }
-}
-
-impl GuardPointer {
-    /// The guard. Nobody uses it while the context doesn't compute.
-    fn get(&mut self) -> &mut StallGuard {
-        // SAFETY: alive, and used by the context's thread alone, which is here.
-        unsafe { self.0.as_mut() }
     }
 }
 
@@ -132,9 +109,8 @@ impl RawContext {
             seq_ids: settings.seq_ids,
             vocabulary,
             pool,
-            fewer: None,
-            retired: Vec::new(),
-            guard: None,
+            reduced_pools: Vec::new(),
+            pool_in_use: 0,
             model,
         })
     }
@@ -171,43 +147,52 @@ impl RawContext {
         self.pool.threads()
     }
 
-    /// Computes the following steps with this many of the threads, at least with one, and with the same results.
+    /// Starts pools of half the threads, a quarter, and so on to one, for [`RawContext::use_threads`]. Returns false if one
+    /// does not start.
+    pub fn start_reduced_pools(&mut self) -> bool {
+        if self.reduced_pools.is_empty() {
+            let most = self.pool.threads();
+            let half = |threads: &u32| (*threads > 1).then(|| threads.div_ceil(2));
+            let halves = std::iter::successors(half(&most), half);
+            let pools: Option<Vec<_>> =
+                halves.map(|half| ThreadPool::reduced(half, most)).collect();
+            match pools {
+                Some(pools) => self.reduced_pools = pools,
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Computes the following steps with the pool of the most threads that are not more than `threads`, or else with the
+    /// smallest pool. Results stay the same.
     pub fn use_threads(&mut self, threads: u32) {
-        let most = self.pool.threads();
-        let threads = threads.clamp(1, most);
-        let fewer = match threads < most {
-            // Without it, the threads that are not used spin.
-            true => ThreadPool::reduced(threads, most),
-            false => None,
-        };
-        // ggml pauses the pool of the last step when it gets another one.
-        self.retired
-            .extend(std::mem::replace(&mut self.fewer, fewer));
-        let pool = self.fewer.as_ref().unwrap_or(&self.pool).as_ptr();
-        let count = i32::try_from(threads).unwrap_or(1);
-        // SAFETY: the context is alive; both pools live as long as it, or until a step has used another one.
+        let mut pools = std::iter::once(&self.pool).chain(&self.reduced_pools);
+        let fitting = pools.position(|pool| pool.threads() <= threads);
+        self.pool_in_use = fitting.unwrap_or(self.reduced_pools.len());
+        let pool = self.current_pool();
+        let count = i32::try_from(pool.threads()).unwrap_or(1);
+        let pool = pool.as_ptr();
+        // ggml pauses the pool of the last step when the next one uses another.
+        // SAFETY: the context is alive, and all pools live as long as it.
         unsafe {
             sys::llama_attach_threadpool(self.as_ptr(), pool, pool);
             sys::llama_set_n_threads(self.as_ptr(), count, count);
         }
     }
 
-    /// Interrupts steps of [`RawContext::decode_or_stall`] from now on, if the memory can be truncated.
-    pub fn interrupt_stalls(&mut self) {
-        if self.guard.is_some() || !self.model.can_truncate() {
-            return;
-        }
-        let guard = NonNull::from(Box::leak(Box::new(StallGuard::new())));
-        // SAFETY: the context goes before the guard; `decode` uses the guard only before and after the computation.
-        unsafe { StallGuard::attach(guard, self.as_ptr()) };
-        self.guard = Some(GuardPointer(guard));
+    fn current_pool(&self) -> &ThreadPool {
+        let reduced = self.pool_in_use.checked_sub(1);
+        let reduced = reduced.and_then(|index| self.reduced_pools.get(index));
+        reduced.unwrap_or(&self.pool)
     }
 
-    /// How long the compute threads in use, with the calling one, have waited for a core so far. `None` where the system
+    /// How long each compute thread in use, the calling one last, has waited for a core so far. `None` where the system
     /// doesn't tell.
-    pub fn queue_delay(&self) -> Option<Duration> {
-        let pool = self.fewer.as_ref().unwrap_or(&self.pool);
-        Some(pool.queue_delay()? + queue_delay()?)
+    pub fn queue_delays(&self) -> Option<Vec<Duration>> {
+        let mut delays = self.current_pool().queue_delays()?;
+        delays.push(queue_delay()?);
+        Some(delays)
     }
 
     /// Most tokens in a step: fewer than requested if there are fewer cells. llama.cpp ends the process on a larger
@@ -238,42 +223,13 @@ impl RawContext {
         &mut self,
         step: impl IntoIterator<Item = TokenInput>,
     ) -> Result<(), DecodeError> {
-        self.compute(step, None)
-    }
-
-    /// Computes a step, unless its threads wait for cores so long that fewer would be faster. See
-    /// [`RawContext::interrupt_stalls`].
-    pub fn decode_or_stall(
-        &mut self,
-        step: impl IntoIterator<Item = TokenInput>,
-    ) -> Result<(), DecodeError> {
-        let pool = self.fewer.as_ref().unwrap_or(&self.pool);
-        let workers = pool.workers().filter(|workers| !workers.is_empty());
-        self.compute(step, workers)
-    }
-
-    fn compute(
-        &mut self,
-        step: impl IntoIterator<Item = TokenInput>,
-        watched: Option<Arc<[QueueDelay]>>,
-    ) -> Result<(), DecodeError> {
-        if let Some(guard) = &mut self.guard {
-            guard.get().begin(watched);
-        }
         let batch = self.batch.fill(step).ok_or(DecodeError::Failed(-1))?;
         // SAFETY: the batch's arrays hold `n_tokens` valid entries each and stay as they are during the call; the
         // batch checked ids, tokens and their number, which is at most n_batch.
         match unsafe { sys::llama_decode(self.context.0.as_ptr(), batch) } {
-            0 => {
-                // The step has used the current pool.
-                self.retired.clear();
-                Ok(())
-            }
+            0 => Ok(()),
             1 => Err(DecodeError::NoRoom),
-            code => {
-                let stall = self.guard.as_mut().and_then(|guard| guard.get().stall());
-                Err(stall.map_or(DecodeError::Failed(code), DecodeError::Stalled))
-            }
+            code => Err(DecodeError::Failed(code)),
         }
     }
 

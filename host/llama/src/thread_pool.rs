@@ -2,7 +2,8 @@
 //! each graph.
 //!
 //! A pool has a fixed number of threads, and those that a step does not use would still spin. So a context that
-//! computes with fewer threads attaches a pool of fewer; ggml pauses the other pool, whose threads then sleep.
+//! computes with fewer threads attaches another pool. All pools start when the model loads, since ggml ends the process if
+//! a thread cannot start; the threads of a pool that is not in use sleep.
 
 use crate::ggml::cpu_function;
 use crate::queue_delay::{QueueDelay, start_named};
@@ -10,7 +11,6 @@ use llama_cpp_sys_2 as sys;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 type New = unsafe extern "C" fn(*mut sys::ggml_threadpool_params) -> *mut sys::ggml_threadpool;
@@ -21,23 +21,35 @@ type Free = unsafe extern "C" fn(*mut sys::ggml_threadpool);
 /// awake from step to step.
 const POLL: u32 = 1;
 
-/// Pools that stand for larger ones: address, and threads of the larger pool. A context has at most two at a time.
-static REDUCED: RwLock<Vec<(usize, usize)>> = RwLock::new(Vec::new());
-/// Length of [`REDUCED`], so that the usual case takes no lock.
-static REDUCED_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Most pools of the process that stand for larger ones; a model of 64 threads has six.
+const MAX_REDUCED: usize = 128;
+
+/// A pool that stands for a larger one.
+struct ReducedPool {
+    /// 0 for none.
+    address: AtomicUsize,
+    /// Threads of the larger pool.
+    most: AtomicUsize,
+}
+
+/// Written when pools start and end, and read by compute threads, which look for their own pool only.
+static REDUCED: [ReducedPool; MAX_REDUCED] = [const {
+    ReducedPool {
+        address: AtomicUsize::new(0),
+        most: AtomicUsize::new(0),
+    }
+}; MAX_REDUCED];
+/// All entries of [`REDUCED`] from here on are free.
+static REDUCED_END: AtomicUsize = AtomicUsize::new(0);
 
 /// The number of threads to divide work for, of a pool that computes with `threads`: the same whether the pool stands
 /// for a larger one or not, so that results do not depend on it.
 #[cfg_attr(not(own_attention), allow(dead_code))]
 pub(crate) fn division_threads(pool: *const c_void, threads: usize) -> usize {
-    if REDUCED_COUNT.load(Ordering::Relaxed) == 0 {
-        return threads;
-    }
-    let Ok(reduced) = REDUCED.read() else {
-        return threads;
-    };
-    let own = reduced.iter().find(|(other, _)| *other == pool.addr());
-    own.map_or(threads, |(_, most)| *most)
+    let end = REDUCED_END.load(Ordering::Relaxed);
+    let mut reduced = REDUCED.iter().take(end);
+    let own = reduced.find(|other| other.address.load(Ordering::Relaxed) == pool.addr());
+    own.map_or(threads, |own| own.most.load(Ordering::Relaxed))
 }
 
 /// A ggml threadpool.
@@ -46,8 +58,8 @@ pub struct ThreadPool {
     threads: u32,
     free: Free,
     /// Delays of the threads beside the calling one; `None` where the system doesn't tell.
-    workers: Option<Arc<[QueueDelay]>>,
-    is_reduced: bool,
+    workers: Option<Vec<QueueDelay>>,
+    reduced: Option<&'static ReducedPool>,
 }
 
 // SAFETY: only the context that it is attached to uses the pool, in the thread that owns both.
@@ -56,6 +68,10 @@ unsafe impl Send for ThreadPool {}
 impl ThreadPool {
     /// Starts a pool of `threads` threads, the calling one included. `None` if that fails. Start the backends first.
     pub fn new(threads: u32) -> Option<Self> {
+        Self::start(threads, false)
+    }
+
+    fn start(threads: u32, paused: bool) -> Option<Self> {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let threads = threads.max(1);
         let count = i32::try_from(threads).ok()?;
@@ -71,6 +87,7 @@ impl ThreadPool {
         // SAFETY: plain values in, a plain struct out.
         let mut params = unsafe { sys::ggml_threadpool_params_default(count) };
         params.poll = POLL;
+        params.paused = paused;
         let start = || {
             // SAFETY: `params` is initialized and outlives the call, which copies it.
             let pool = unsafe { new(&raw mut params) };
@@ -80,7 +97,7 @@ impl ThreadPool {
                 threads,
                 free,
                 workers: None,
-                is_reduced: false,
+                reduced: None,
             })
         };
         // The system cuts names after 15 bytes.
@@ -90,18 +107,24 @@ impl ThreadPool {
         );
         let (pool, workers) = start_named(&name, start).ok()?;
         let mut pool = pool?;
-        let workers = workers.filter(|workers| workers.len() + 1 == threads as usize);
-        pool.workers = workers.map(Arc::from);
+        pool.workers = workers.filter(|workers| workers.len() + 1 == threads as usize);
         Some(pool)
     }
 
-    /// Starts a pool that computes with fewer threads what a pool of `most` threads would, with the same results.
+    /// Starts a pool that computes with fewer threads what a pool of `most` threads would, with the same results. Its
+    /// threads sleep until its first step. `None` if that fails, or for too many such pools.
     pub fn reduced(threads: u32, most: u32) -> Option<Self> {
-        let mut pool = Self::new(threads)?;
-        let mut reduced = REDUCED.write().ok()?;
-        reduced.push((pool.pool.addr().get(), most as usize));
-        REDUCED_COUNT.store(reduced.len(), Ordering::Relaxed);
-        pool.is_reduced = true;
+        let mut pool = Self::start(threads, true)?;
+        let address = pool.pool.addr().get();
+        let take = |(index, free): (usize, &'static ReducedPool)| {
+            let order = Ordering::Relaxed;
+            let taken = free.address.compare_exchange(0, address, order, order);
+            taken.is_ok().then_some((index, free))
+        };
+        let (index, entry) = REDUCED.iter().enumerate().find_map(take)?;
+        entry.most.store(most as usize, Ordering::Relaxed);
+        REDUCED_END.fetch_max(index + 1, Ordering::Relaxed);
+        pool.reduced = Some(entry);
         Some(pool)
     }
 
@@ -110,14 +133,14 @@ impl ThreadPool {
         self.threads
     }
 
-    /// The threads beside the calling one. `None` where the system doesn't tell.
-    pub fn workers(&self) -> Option<Arc<[QueueDelay]>> {
-        self.workers.clone()
-    }
-
-    /// How long the pool's threads, without the calling one, have waited for a core so far.
-    pub fn queue_delay(&self) -> Option<Duration> {
-        self.workers.as_ref()?.iter().map(QueueDelay::read).sum()
+    /// How long each of the pool's threads, without the calling one, has waited for a core so far. `None` where the system
+    /// doesn't tell.
+    pub fn queue_delays(&self) -> Option<Vec<Duration>> {
+        self.workers
+            .as_ref()?
+            .iter()
+            .map(QueueDelay::read)
+            .collect()
     }
 
     /// The pointer, for a context that the pool must outlive.
@@ -128,14 +151,10 @@ impl ThreadPool {
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        if self.is_reduced
-            && let Ok(mut reduced) = REDUCED.write()
-        {
-            reduced.retain(|(pool, _)| *pool != self.pool.addr().get());
-            REDUCED_COUNT.store(reduced.len(), Ordering::Relaxed);
+        if let Some(reduced) = self.reduced {
+            reduced.address.store(0, Ordering::Relaxed);
         }
-        // SAFETY: made by `ggml_threadpool_new` and freed once; the context detaches and is freed before its pool, or
-        // computes with another one.
+        // SAFETY: made by `ggml_threadpool_new` and freed once; the context detaches and is freed before its pool.
         unsafe { (self.free)(self.pool.as_ptr()) };
     }
 }

@@ -38,16 +38,16 @@ impl Backend for LlamaContext {
         Self::threads(self)
     }
 
+    fn prepare_fewer_threads(&mut self) -> bool {
+        Self::prepare_fewer_threads(self)
+    }
+
     fn use_threads(&mut self, threads: u32) {
         Self::use_threads(self, threads);
     }
 
-    fn interrupt_stalls(&mut self) {
-        Self::interrupt_stalls(self);
-    }
-
-    fn queue_delay(&self) -> Option<Duration> {
-        Self::queue_delay(self)
+    fn queue_delays(&self) -> Option<Vec<Duration>> {
+        Self::queue_delays(self)
     }
 
     fn can_overlap(&self) -> bool {

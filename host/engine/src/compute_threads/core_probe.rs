@@ -27,7 +27,7 @@ pub struct ProbeResult {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct ProbeState {
     state: AtomicU8,
     result: OnceLock<ProbeResult>,
 }
@@ -35,14 +35,14 @@ struct Shared {
 /// A running probe. Dropping it ends its thread.
 #[derive(Debug)]
 pub struct CoreProbe {
-    shared: Arc<Shared>,
+    shared: Arc<ProbeState>,
     thread: Thread,
 }
 
 impl CoreProbe {
     /// Starts a probe, which sleeps. `None` if no thread can be started.
     pub fn start() -> Option<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(ProbeState::default());
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("core-probe".into());
         let handle = thread.spawn(move || own.run()).ok()?;
@@ -91,7 +91,7 @@ impl Drop for CoreProbe {
     }
 }
 
-impl Shared {
+impl ProbeState {
     fn run(&self) {
         let waited_before = queue_delay();
         let cpu_before = thread_cpu_time();

@@ -2,16 +2,23 @@
 //!
 //! The threads of a step wait for each other after every operation. One that waits for a core, because other threads
 //! keep the cores busy, stops all others; on two cores a step can take a thousand times as long. So the policy measures
-//! how long the threads of some steps waited, and computes with fewer if the others would be faster without the rest.
+//! how long each thread waited in some steps, and halves their number if one waited so long that half of the threads would
+//! be as fast without waiting. The longest wait decides, not the sum: threads that wait at the same time delay a step once.
 //!
-//! It returns to more threads one by one. Before each, a probe shows whether a core is free for it: another thread that
-//! spins while steps are computed, and that no step waits for. The time to the next probe doubles while probes fail, or
-//! while the probe was wrong.
+//! It doubles the number again. Before that, probes show whether cores are free: other threads that spin while steps are
+//! computed, and that no step waits for. The time to the next probes doubles while probes fail, or while they were wrong.
 
+use super::core_probe::ProbeResult;
 use std::time::Duration;
 
-/// Compute time that a decision for fewer threads needs, so that one lost time slice does not suffice.
+/// Compute time that a decision for fewer threads needs.
 const WINDOW: Duration = Duration::from_millis(25);
+/// Wait of one thread that the decision needs: three time slices, so that a lost one does not suffice.
+const MIN_WAIT: Duration = Duration::from_millis(12);
+/// A step waits longer than each of its threads, because they wait at different times.
+const STEP_WAIT: f64 = 1.25;
+/// Margin for more threads, so that the number does not go back and forth.
+const RETURN_MARGIN: f64 = 1.25;
 /// Compute time between two measured steps, for each thread: measuring takes some 2 µs a thread.
 const MEASURE_INTERVAL: Duration = Duration::from_millis(2);
 /// Compute time of a probe: several time slices.
@@ -27,49 +34,55 @@ pub enum Measurement {
     Nothing,
     /// How long the threads wait for cores.
     Delay,
-    /// The same, while the probe spins.
+    /// The same, while probes spin.
     Probe,
 }
 
-/// Compute time, and how long the threads waited for cores in it, all together.
-#[derive(Clone, Copy, Debug, Default)]
-struct Waiting {
+/// Compute time, and how long each thread waited for a core in it.
+#[derive(Clone, Debug, Default)]
+struct ThreadWaits {
     computed: Duration,
-    waited: Duration,
+    waited: Vec<Duration>,
 }
 
 /// Decides the number of threads between steps. Times count from any moment.
 #[derive(Debug)]
 pub struct ThreadPolicy {
     most: u32,
-    threads: u32,
+    /// How often the number of threads was halved, rounded up.
+    halvings: u32,
     /// Compute time since the last measured step.
     unmeasured: Duration,
     /// Measured steps, as long as they waited too long.
-    window: Waiting,
-    /// Steps during the probe.
-    probe: Waiting,
+    window: ThreadWaits,
+    /// Steps during the probes.
+    probe: ThreadWaits,
     retry: Duration,
     retry_at: Duration,
     raised_at: Option<Duration>,
 }
 
-impl Waiting {
-    fn add(&mut self, computed: Duration, waited: Duration) {
+impl ThreadWaits {
+    fn add(&mut self, computed: Duration, waited: &[Duration]) {
         self.computed += computed;
-        self.waited += waited;
+        let threads = self.waited.len().max(waited.len());
+        self.waited.resize(threads, Duration::ZERO);
+        for (sum, waited) in self.waited.iter_mut().zip(waited) {
+            *sum += *waited;
+        }
     }
 
-    /// How many threads waited for a core, on average.
-    fn waiting(&self) -> f64 {
-        self.waited.as_secs_f64() / self.computed.as_secs_f64().max(f64::MIN_POSITIVE)
+    /// The longest wait of one thread.
+    fn longest(&self) -> Duration {
+        self.waited.iter().copied().max().unwrap_or_default()
     }
 }
 
-/// Whether one thread less would be faster. While a thread waits, all do, so steps would take `1 - waiting` of their time
-/// without waiting, and `threads / (threads - 1)` times that with one thread less.
-fn is_excessive(waiting: f64, threads: u32) -> bool {
-    waiting * f64::from(threads) > 1.0
+/// Whether `fewer` threads that do not wait are at least as fast as `threads`, one of which waits so long: steps without
+/// waiting take `1 - waiting` of the time, and `threads / fewer` times that with fewer threads.
+fn is_excessive(waited: Duration, computed: Duration, threads: u32, fewer: u32) -> bool {
+    let waiting = STEP_WAIT * waited.as_secs_f64();
+    waiting * f64::from(threads) > computed.as_secs_f64() * f64::from(threads - fewer)
 }
 
 impl ThreadPolicy {
@@ -77,10 +90,10 @@ impl ThreadPolicy {
     pub fn new(most: u32) -> Self {
         Self {
             most: most.max(1),
-            threads: most.max(1),
+            halvings: 0,
             unmeasured: Duration::ZERO,
-            window: Waiting::default(),
-            probe: Waiting::default(),
+            window: ThreadWaits::default(),
+            probe: ThreadWaits::default(),
             retry: MIN_RETRY,
             retry_at: Duration::ZERO,
             raised_at: None,
@@ -89,17 +102,21 @@ impl ThreadPolicy {
 
     /// The number of threads for the next step.
     pub fn threads(&self) -> u32 {
-        self.threads
+        self.most.div_ceil(1 << self.halvings)
+    }
+
+    /// The next higher number of threads.
+    pub fn more_threads(&self) -> u32 {
+        self.most.div_ceil(1 << self.halvings.saturating_sub(1))
     }
 
     /// What to measure in the next step.
     pub fn measurement(&self, now: Duration) -> Measurement {
         let is_suspicious = self.window.computed > Duration::ZERO;
-        if self.threads < self.most && now >= self.retry_at {
+        let threads = self.threads();
+        if threads < self.most && now >= self.retry_at {
             Measurement::Probe
-        } else if self.threads > 1
-            && (is_suspicious || self.unmeasured >= MEASURE_INTERVAL * self.threads)
-        {
+        } else if threads > 1 && (is_suspicious || self.unmeasured >= MEASURE_INTERVAL * threads) {
             Measurement::Delay
         } else {
             Measurement::Nothing
@@ -111,60 +128,56 @@ impl ThreadPolicy {
         self.unmeasured += computed;
     }
 
-    /// Records a measured step: how long it took, and how long its threads waited for cores.
-    pub fn measured_step(&mut self, now: Duration, computed: Duration, waited: Duration) {
-        self.unmeasured = Duration::ZERO;
-        if self.threads == 1 {
+    /// Records a measured step: how long it took, and how long each thread waited for a core.
+    pub fn measured_step(&mut self, now: Duration, computed: Duration, waited: &[Duration]) {
+        // All steps that take longer than the interval are measured.
+        self.unmeasured = computed;
+        let threads = self.threads();
+        if threads == 1 {
             return;
         }
         self.window.add(computed, waited);
-        if !is_excessive(self.window.waiting(), self.threads) {
-            self.window = Waiting::default();
-        } else if self.window.computed >= WINDOW {
+        let (computed, longest) = (self.window.computed, self.window.longest());
+        if !is_excessive(longest, computed, threads, threads.div_ceil(2)) {
+            self.window = ThreadWaits::default();
+        } else if computed >= WINDOW && longest >= MIN_WAIT {
             self.lower(now);
         }
     }
 
-    /// Records a step that was interrupted after this long, because its threads waited for cores so long.
-    pub fn interrupted_step(&mut self, now: Duration, computed: Duration, waited: Duration) {
-        self.unmeasured = Duration::ZERO;
-        if self.threads > 1 {
-            self.window = Waiting { computed, waited };
-            self.lower(now);
-        }
-    }
-
-    /// Records a step during the probe. Returns whether the probe is complete and must report.
-    pub fn probed_step(&mut self, computed: Duration, waited: Duration) -> bool {
+    /// Records a step during the probes. Returns whether they are complete and must report.
+    pub fn probed_step(&mut self, computed: Duration, waited: &[Duration]) -> bool {
         self.probe.add(computed, waited);
         self.probe.computed >= PROBE_TIME
     }
 
-    /// Ends the probe, which computed or waited for a core this long, and of that waited so long.
-    pub fn probe_done(&mut self, now: Duration, computed: Duration, waited: Duration) {
+    /// Ends the probes: one for each thread more; none if they could not start.
+    pub fn probe_done(&mut self, now: Duration, probes: &[ProbeResult]) {
         let steps = std::mem::take(&mut self.probe);
-        let probe = Waiting { computed, waited };
-        let waiting = steps.waiting() + probe.waiting();
-        // With a margin of two, so that the number does not go back and forth.
-        if computed < PROBE_TIME / 2 || is_excessive(2.0 * waiting, self.threads + 1) {
+        let (threads, more) = (self.threads(), self.more_threads());
+        let is_excessive = |waited: Duration, computed| {
+            is_excessive(waited.mul_f64(RETURN_MARGIN), computed, more, threads)
+        };
+        let finds_core = |probe: &ProbeResult| {
+            probe.computed >= PROBE_TIME / 2 && !is_excessive(probe.waited, probe.computed)
+        };
+        let find_cores = !probes.is_empty() && probes.iter().all(finds_core);
+        if find_cores && !is_excessive(steps.longest(), steps.computed) {
+            self.halvings = self.halvings.saturating_sub(1);
+            self.raised_at = Some(now);
+            self.window = ThreadWaits::default();
+        } else {
             self.retry = (2 * self.retry).min(MAX_RETRY);
             self.retry_at = now + self.retry;
-        } else {
-            self.threads += 1;
-            self.raised_at = Some(now);
-            self.window = Waiting::default();
         }
     }
 
     fn lower(&mut self, now: Duration) {
-        let window = std::mem::take(&mut self.window);
-        // A count of threads.
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let waiting = window.waiting() as u32;
-        self.threads -= waiting.clamp(1, self.threads - 1);
+        self.window = ThreadWaits::default();
+        self.halvings += 1;
         let since = self.raised_at.map(|at| now.saturating_sub(at));
         self.retry = match since {
-            // The probe was wrong.
+            // The probes were wrong.
             Some(since) if since < 2 * self.retry => (2 * self.retry).min(MAX_RETRY),
             _ => MIN_RETRY,
         };
@@ -183,13 +196,21 @@ mod tests {
         Duration::from_millis(milliseconds)
     }
 
-    /// Computes steps on cores of which others keep `busy` ones busy. A step takes a millisecond, and a time slice more
-    /// for each thread that shares a core.
+    fn probe(waited: u64) -> ProbeResult {
+        ProbeResult {
+            computed: ms(20),
+            waited: ms(waited),
+        }
+    }
+
+    /// Computes steps on cores of which others keep `busy` ones busy, and take `load` percent of all. A step takes a
+    /// millisecond, and a time slice more for each thread that shares a core; such a thread waits half of the time.
     struct Machine {
         policy: ThreadPolicy,
         now: Duration,
         cores: u32,
         busy: u32,
+        load: u32,
         steps: u32,
         measured: u32,
         probes: u32,
@@ -202,6 +223,7 @@ mod tests {
                 now: Duration::ZERO,
                 cores,
                 busy,
+                load: 0,
                 steps: 0,
                 measured: 0,
                 probes: 0,
@@ -225,8 +247,14 @@ mod tests {
 
         fn step(&mut self) {
             let threads = self.policy.threads();
-            let waited = SLICE * self.sharing(threads);
-            let computed = ms(1) + waited;
+            let sharing = self.sharing(threads);
+            let computed = ms(1) + SLICE * sharing;
+            let loaded = computed * self.load / 100;
+            let waits = (0..threads).map(|thread| {
+                let is_sharing = thread < sharing;
+                loaded.max(if is_sharing { computed / 2 } else { ms(0) })
+            });
+            let waited: Vec<_> = waits.collect();
             let measurement = self.policy.measurement(self.now);
             self.now += computed;
             self.steps += 1;
@@ -234,13 +262,17 @@ mod tests {
                 Measurement::Nothing => self.policy.unmeasured_step(computed),
                 Measurement::Delay => {
                     self.measured += 1;
-                    self.policy.measured_step(self.now, computed, waited);
+                    self.policy.measured_step(self.now, computed, &waited);
                 }
-                Measurement::Probe if self.policy.probed_step(computed, waited) => {
+                Measurement::Probe if self.policy.probed_step(computed, &waited) => {
                     self.probes += 1;
-                    let finds_core = self.sharing(threads + 1) == self.sharing(threads);
-                    let waited = if finds_core { Duration::ZERO } else { ms(10) };
-                    self.policy.probe_done(self.now, ms(20), waited);
+                    let more = self.policy.more_threads();
+                    let mut probes =
+                        vec![probe(u64::from(self.load) / 5); (more - threads) as usize];
+                    if self.sharing(more) > sharing {
+                        probes[0] = probe(10);
+                    }
+                    self.policy.probe_done(self.now, &probes);
                 }
                 Measurement::Probe => {}
             }
@@ -251,14 +283,28 @@ mod tests {
     fn free_cores_keep_all_threads() {
         let mut machine = Machine::new(4, 0);
         assert_eq!(machine.run(ms(10_000)), 4);
-        // Every eighth millisecond and a step are measured.
-        assert_eq!(machine.measured, 10_000 / 9);
+        // Every eighth millisecond.
+        assert_eq!(machine.measured, 9_999 / 8);
         assert_eq!(machine.probes, 0);
     }
 
     #[test]
     fn threads_lower_until_none_waits() {
-        for (cores, busy, threads) in [(2, 1, 1), (2, 2, 1), (2, 9, 1), (16, 4, 12), (16, 15, 1)] {
+        let machines = [
+            (2, 1, 1),
+            (2, 2, 1),
+            (2, 9, 1),
+            (3, 1, 2),
+            (3, 2, 1),
+            (5, 1, 3),
+            (8, 1, 4),
+            (8, 5, 2),
+            (16, 4, 8),
+            (16, 15, 1),
+            (64, 1, 32),
+            (64, 40, 16),
+        ];
+        for (cores, busy, threads) in machines {
             let mut machine = Machine::new(cores, busy);
             assert_eq!(machine.run(ms(2_000)), threads, "{busy} of {cores} busy");
         }
@@ -270,39 +316,61 @@ mod tests {
         assert_eq!(policy.measurement(ms(0)), Measurement::Nothing);
         policy.unmeasured_step(ms(900));
         assert_eq!(policy.measurement(ms(900)), Measurement::Delay);
-        policy.measured_step(ms(1800), ms(900), ms(890));
+        policy.measured_step(ms(1800), ms(900), &[ms(890), ms(0)]);
         assert_eq!(policy.threads(), 1);
     }
 
     #[test]
-    fn interrupted_step_lowers_at_once() {
-        let mut policy = ThreadPolicy::new(4);
-        for (waited, threads) in [(20, 3), (60, 1), (30, 1)] {
-            policy.interrupted_step(ms(0), ms(30), ms(waited));
+    fn lost_time_slice_changes_nothing() {
+        for threads in [2, 8, 16, 64] {
+            let mut policy = ThreadPolicy::new(threads);
+            let quiet = vec![ms(0); threads as usize];
+            let mut lost = quiet.clone();
+            lost[1] = SLICE;
+            for second in 0..100 {
+                let now = ms(1000 * second);
+                policy.unmeasured_step(ms(200));
+                policy.measured_step(now, ms(5), &lost);
+                // A suspicion lasts until it is refuted.
+                assert_eq!(policy.measurement(now), Measurement::Delay);
+                for _ in 0..10 {
+                    policy.measured_step(now, ms(1), &quiet);
+                }
+                assert_eq!(policy.measurement(now), Measurement::Nothing);
+            }
             assert_eq!(policy.threads(), threads);
         }
     }
 
     #[test]
-    fn lost_time_slice_changes_nothing() {
-        let mut policy = ThreadPolicy::new(2);
-        for second in 0..100 {
-            let now = ms(1000 * second);
-            policy.unmeasured_step(ms(100));
-            policy.measured_step(now, ms(5), SLICE);
-            // A suspicion lasts until it is refuted.
-            for _ in 0..3 {
-                assert_eq!(policy.measurement(now), Measurement::Delay);
-                policy.measured_step(now, ms(1), ms(0));
+    fn threads_that_wait_together_count_once() {
+        for threads in [2, 8, 16, 64] {
+            for (percent, lowered) in [(30, threads), (60, threads / 2)] {
+                let mut policy = ThreadPolicy::new(threads);
+                let waited = vec![ms(percent); threads as usize];
+                policy.measured_step(ms(100), ms(100), &waited);
+                assert_eq!(policy.threads(), lowered, "{percent} % of {threads}");
             }
-            assert_eq!(policy.measurement(now), Measurement::Nothing);
         }
-        assert_eq!(policy.threads(), 2);
+    }
+
+    #[test]
+    fn light_load_on_all_cores_keeps_all_threads() {
+        for cores in [2, 8, 16, 64] {
+            let mut machine = Machine::new(cores, 0);
+            machine.load = 10;
+            assert_eq!(machine.run(ms(10_000)), cores);
+            machine.busy = cores;
+            assert_eq!(machine.run(ms(60_000)), 1);
+            machine.busy = 0;
+            let longest = MAX_RETRY + 2 * PROBE_TIME * cores;
+            assert_eq!(machine.run(longest), cores);
+        }
     }
 
     #[test]
     fn all_threads_return_when_cores_are_free() {
-        for (cores, busy) in [(2, 2), (16, 9)] {
+        for (cores, busy) in [(2, 2), (3, 2), (8, 3), (16, 9), (64, 60)] {
             let mut machine = Machine::new(cores, busy);
             assert!(machine.run(ms(60_000)) < cores);
             machine.busy = 0;
@@ -326,32 +394,45 @@ mod tests {
         let mut now = ms(0);
         let mut retries = Vec::new();
         for _ in 0..10 {
-            policy.measured_step(now, ms(900), ms(890));
+            policy.measured_step(now, ms(900), &[ms(890), ms(0)]);
             assert_eq!(policy.threads(), 1);
             let lowered = now;
             while policy.measurement(now) != Measurement::Probe {
                 now += ms(50);
             }
             retries.push((now - lowered).as_millis());
-            assert!(policy.probed_step(ms(20), ms(0)));
-            policy.probe_done(now, ms(20), ms(0));
+            assert!(policy.probed_step(ms(20), &[ms(0)]));
+            policy.probe_done(now, &[probe(0)]);
             assert_eq!(policy.threads(), 2);
         }
         let expected = [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000, 10_000];
         assert_eq!(retries, expected);
         // A thread that was of use for long makes the next probe soon.
         now += ms(60_000);
-        policy.measured_step(now, ms(900), ms(890));
+        policy.measured_step(now, ms(900), &[ms(890), ms(0)]);
         assert_eq!(policy.measurement(now + MIN_RETRY), Measurement::Probe);
     }
 
     #[test]
-    fn probe_that_did_not_run_is_no_evidence() {
-        let mut policy = ThreadPolicy::new(2);
-        policy.measured_step(ms(0), ms(900), ms(890));
-        assert!(policy.probed_step(ms(20), ms(0)));
-        policy.probe_done(ms(200), ms(1), ms(0));
-        assert_eq!(policy.threads(), 1);
+    fn threads_stay_unless_all_probes_find_cores() {
+        let did_not_run = ProbeResult {
+            computed: ms(1),
+            waited: ms(0),
+        };
+        for (probes, threads) in [
+            (vec![], 2),
+            (vec![did_not_run, probe(0)], 2),
+            (vec![probe(0), probe(10)], 2),
+            (vec![probe(0), probe(7)], 2),
+            (vec![probe(6), probe(6)], 4),
+        ] {
+            let mut policy = ThreadPolicy::new(4);
+            policy.measured_step(ms(0), ms(900), &[ms(890); 4]);
+            assert_eq!(policy.threads(), 2);
+            assert!(policy.probed_step(ms(20), &[ms(0); 2]));
+            policy.probe_done(ms(200), &probes);
+            assert_eq!(policy.threads(), threads, "{probes:?}");
+        }
     }
 
     #[test]

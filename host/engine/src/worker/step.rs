@@ -75,24 +75,6 @@ impl<B: Backend> Worker<B> {
 
     /// Decodes `inputs` and waits for the result.
     fn decode(&mut self, step: &Step) -> Result<(), DecodeError> {
-        let before = self.compute_threads.threads();
-        let decoded = loop {
-            match self.decode_once(step) {
-                // With fewer threads; one alone does not stall.
-                Err(DecodeError::Stalled(_)) => add(&self.metrics.interrupted_steps, 1),
-                decoded => break decoded,
-            }
-        };
-        let threads = self.compute_threads.threads();
-        set(&self.metrics.compute_threads, threads.into());
-        add(
-            &self.metrics.compute_threads_lowered,
-            u64::from(threads < before),
-        );
-        decoded
-    }
-
-    fn decode_once(&mut self, step: &Step) -> Result<(), DecodeError> {
         let now = self.time(Instant::now());
         self.compute_threads.begin_step(&mut self.backend, now);
         let (before, cpu_before) = (Instant::now(), thread_cpu_time());
@@ -105,12 +87,10 @@ impl<B: Backend> Worker<B> {
         add_time(&self.metrics.compute_nanos, computed);
         let cpu_time = thread_cpu_time().saturating_sub(cpu_before);
         add_time(&self.metrics.compute_cpu_nanos, cpu_time);
-        let (threads, backend, now) =
-            (&mut self.compute_threads, &mut self.backend, now + computed);
-        match decoded {
-            Err(DecodeError::Stalled(stall)) => threads.interrupt_step(backend, now, stall),
-            _ => threads.end_step(backend, now, computed),
-        }
+        let (threads, backend) = (&mut self.compute_threads, &mut self.backend);
+        let lowered = threads.end_step(backend, now + computed, computed);
+        set(&self.metrics.compute_threads, threads.threads().into());
+        add(&self.metrics.compute_threads_lowered, u64::from(lowered));
         decoded
     }
 

@@ -307,6 +307,7 @@ fn fewer_threads_compute_same_logits() {
     let model = model();
     let prompt = tokens(&model, 600, 11);
     let mut context = context_of_threads(&model, 2048, None, 4);
+    assert!(context.prepare_fewer_threads());
     let logits = |context: &mut LlamaContext, seq| {
         let mut all = feed(context, seq, &prompt);
         for token in 0..20 {
@@ -331,5 +332,9 @@ fn fewer_threads_compute_same_logits() {
         assert!(logits(&mut context, 0) == expected, "{threads} threads");
     }
     #[cfg(target_os = "linux")]
-    assert!(context.queue_delay().is_some());
+    for (threads, used) in [(4, 4), (3, 2), (2, 2), (1, 1)] {
+        context.use_threads(threads);
+        let delays = context.queue_delays().expect("Linux tells");
+        assert_eq!(delays.len(), used, "{threads} threads");
+    }
 }

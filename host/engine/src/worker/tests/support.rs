@@ -13,7 +13,6 @@ use crate::reply::{self, Reply};
 use crate::swap_store::{SwapBudget, SwapStore};
 use crate::worker::{Command, NewRequest, NewWork, Swap, Vocabulary, Worker};
 use crate::{Caller, Chunk, Error, GenerateOptions, Token};
-use corral_llama::Stall;
 use corral_sampling::{Logits, TopLogits};
 use corral_scheduler::{
     AdapterId, Overlap, PrefillPolicy, Retention, SchedulerConfig, SeqId, WeakRetention,
@@ -50,8 +49,8 @@ struct SlowBackend {
     calls: Arc<Mutex<Vec<Call>>>,
     threads: u32,
     threads_used: u32,
+    has_fixed_threads: bool,
     queue_delay: Duration,
-    stalls: u32,
 }
 
 pub fn simulator_inputs(step: &[TokenInput]) -> Vec<corral_simulator::Input> {
@@ -92,14 +91,6 @@ impl Backend for SlowBackend {
     }
 
     fn decode(&mut self, step: &[TokenInput]) -> Result<(), DecodeError> {
-        if self.stalls > 0 {
-            self.stalls -= 1;
-            let time = Duration::from_millis(30);
-            return Err(DecodeError::Stalled(Stall {
-                computed: time,
-                waited: time,
-            }));
-        }
         let start = Instant::now();
         std::thread::sleep(self.step_time);
         if self.threads_used > 1 {
@@ -121,8 +112,14 @@ impl Backend for SlowBackend {
         self.threads_used = threads;
     }
 
-    fn queue_delay(&self) -> Option<Duration> {
-        Some(self.queue_delay)
+    fn prepare_fewer_threads(&mut self) -> bool {
+        !self.has_fixed_threads
+    }
+
+    fn queue_delays(&self) -> Option<Vec<Duration>> {
+        let mut delays = vec![Duration::ZERO; self.threads_used as usize];
+        *delays.first_mut()? = self.queue_delay;
+        Some(delays)
     }
 
     fn can_overlap(&self) -> bool {
@@ -203,8 +200,8 @@ pub struct TestConfig {
     pub overlap: bool,
     /// Compute threads, of which one always waits for a core; 0 for one thread.
     pub threads: u32,
-    /// Steps that are interrupted, the first ones.
-    pub stalls: u32,
+    /// Whether fewer threads would change results.
+    pub has_fixed_threads: bool,
     /// Faults by the number of the step, from 0.
     pub faults: BTreeMap<u64, Fault>,
 }
@@ -250,8 +247,8 @@ impl TestConfig {
             calls: calls.clone(),
             threads: self.threads.max(1),
             threads_used: self.threads.max(1),
+            has_fixed_threads: self.has_fixed_threads,
             queue_delay: Duration::ZERO,
-            stalls: self.stalls,
         };
         let metrics = Arc::new(EngineMetrics::default());
         let (commands, receiver) = sync_channel(256);
