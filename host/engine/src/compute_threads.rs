@@ -38,7 +38,9 @@ impl ComputeThreads {
     pub fn adapt(&mut self, backend: &mut impl Backend) {
         self.is_adaptive = backend.prepare_fewer_threads();
         if !self.is_adaptive {
-            tracing::info!("the number of compute threads is fixed");
+            tracing::info!(
+                "the number of compute threads is fixed: results would depend on it, or threads do not start"
+            );
         } else if backend.queue_delays().is_none() {
             tracing::info!(
                 "the number of compute threads is fixed: the system does not tell how long threads wait for cores"

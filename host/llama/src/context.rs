@@ -77,7 +77,8 @@ impl LlamaContext {
     /// false if results would depend on the number of threads, because ggml computes attention, or if threads do not start.
     pub fn prepare_fewer_threads(&mut self) -> bool {
         #[cfg(own_attention)]
-        let keeps_results = crate::attention::is_installed();
+        let keeps_results =
+            crate::attention::takes_single_tokens(self.raw.model(), self.raw.threads());
         #[cfg(not(own_attention))]
         let keeps_results = false;
         keeps_results && self.raw.start_reduced_pools()

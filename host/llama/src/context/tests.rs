@@ -321,6 +321,8 @@ fn fewer_threads_compute_same_logits() {
         context.use_threads(threads);
         assert!(logits(&mut context, 0) == expected, "{threads} threads");
     }
+    // More than two threads for each head of the keys: ggml computes single tokens.
+    assert!(!context_of_threads(&model, 2048, None, 5).prepare_fewer_threads());
     // Changes without a step between them.
     for threads in [2, 4, 3, 3, 1] {
         context.use_threads(threads);
