@@ -21,6 +21,7 @@ use corral_sampling::DryBreakers;
 use corral_scheduler::{AdapterId, Retention, Tenant, WeakRetention};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -54,6 +55,8 @@ struct Inner {
     cells: u32,
     /// Bytes of weights and context in the machine's memory.
     memory: u64,
+    /// The last [`MemoryPressure`] that was sent to the engine thread.
+    memory_pressure: AtomicU8,
     /// Bytes of weights and context on devices with their own memory, by device name.
     device_memory: Vec<(String, u64)>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -318,10 +321,17 @@ impl Engine {
         self.send(Command::ClearPrefixCache)
     }
 
-    /// Gives memory back: evicts offloaded prefixes from [`MemoryPressure::Evict`] on, and writes swapped-out states to
-    /// disk from [`MemoryPressure::SwapOut`] on, as far as the disk has room. Nothing is lost but cached prefixes.
-    pub fn relieve_memory(&self, pressure: MemoryPressure) -> Result<(), Error> {
-        self.send(Command::RelieveMemory(pressure))
+    /// Tells the engine how short memory is. From [`MemoryPressure::Evict`] on it drops offloaded prefixes and
+    /// offloads no others; from [`MemoryPressure::SwapOut`] on it moves swapped-out states to disk, as far as the disk
+    /// has room and its writes succeed. The engine is woken only if the pressure differs from that of the last call.
+    pub fn set_memory_pressure(&self, pressure: MemoryPressure) -> Result<(), Error> {
+        if self.0.memory_pressure.load(Ordering::Relaxed) == pressure as u8 {
+            return Ok(());
+        }
+        self.send(Command::SetMemoryPressure(pressure))?;
+        let last = &self.0.memory_pressure;
+        last.store(pressure as u8, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Sends a command to the engine thread.

@@ -2,10 +2,11 @@
 //!
 //! Limits of the process's control groups count as the machine's, in version 2 and version 1.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
-/// Percent of time in which the kernel's stalls for memory reach the first level of pressure. Each further level
-/// takes as much again.
+/// Percent of time in which all processes wait for memory that raises the pressure by one level, if less than twice
+/// the reserve is free.
 const STALL_PERCENT: f64 = 10.0;
 /// Part of the memory that is kept free by default, and its bounds in bytes.
 const RESERVE_PART: u64 = 64;
@@ -16,13 +17,15 @@ const MAX_RESERVE: u64 = 256 << 20;
 /// by the process's control groups. The file cache that was used lately does not count as free. `None` if the system
 /// does not report it.
 pub fn free_memory() -> Option<u64> {
-    MemoryFiles::default().free(1)
+    let files = MemoryFiles::default();
+    files.free(&files.groups()?, 1)
 }
 
 /// Bytes of the machine's memory, limited by the process's control groups. `None` if the system does not
 /// report it.
 pub fn machine_memory() -> Option<u64> {
-    MemoryFiles::default().total()
+    let files = MemoryFiles::default();
+    files.total(&files.groups()?)
 }
 
 /// How short memory is, from its free bytes and the time that processes wait for it.
@@ -31,11 +34,11 @@ pub enum MemoryPressure {
     /// Enough is free.
     #[default]
     None,
-    /// No further request starts.
-    Hold,
-    /// Caches are dropped as well.
+    /// Offloaded prefixes are evicted.
     Evict,
-    /// Swapped-out states leave for the disk as well.
+    /// Requests that arrive wait as well.
+    Hold,
+    /// Swapped-out states move to disk as well.
     SwapOut,
     /// Requests are refused.
     Refuse,
@@ -44,8 +47,8 @@ pub enum MemoryPressure {
 impl MemoryPressure {
     const ALL: [MemoryPressure; 5] = [
         MemoryPressure::None,
-        MemoryPressure::Hold,
         MemoryPressure::Evict,
+        MemoryPressure::Hold,
         MemoryPressure::SwapOut,
         MemoryPressure::Refuse,
     ];
@@ -69,11 +72,13 @@ impl MemoryReading {
     }
 
     /// The level of pressure if `reserve` bytes are to stay free. Each quarter of it that is in use is a level.
+    /// Stalls add one level at most, and none while much is free: other processes may cause them, or a model that is
+    /// larger than the memory.
     pub fn pressure(&self, reserve: u64) -> MemoryPressure {
         let quarter = reserve.div_ceil(4).max(1);
         let used = reserve.saturating_sub(self.free).div_ceil(quarter);
-        let stalls = (self.stalled / STALL_PERCENT) as u64;
-        let level = usize::try_from(used.max(stalls)).unwrap_or(usize::MAX);
+        let stalls = self.stalled >= STALL_PERCENT && self.free < reserve.saturating_mul(2);
+        let level = usize::try_from(used + u64::from(stalls)).unwrap_or(usize::MAX);
         let levels = MemoryPressure::ALL;
         levels[level.min(levels.len() - 1)]
     }
@@ -93,10 +98,12 @@ impl Default for MemoryFiles {
     }
 }
 
-/// A control group.
+/// A control group with a limit.
 struct Group {
     dir: PathBuf,
     files: &'static GroupFiles,
+    /// Bytes that its processes may use.
+    limit: u64,
 }
 
 /// The files of a control group. `cache` are the lines of `memory.stat` that the kernel can reclaim, the surest first.
@@ -126,42 +133,43 @@ impl MemoryFiles {
         }
     }
 
-    /// The memory now. `None` if the system does not report it.
+    /// The memory now. `None` if the system does not report it, or if a file cannot be read, e.g. for lack of a
+    /// descriptor.
     pub fn read(&self) -> Option<MemoryReading> {
+        let groups = self.groups()?;
         Some(MemoryReading {
-            total: self.total()?,
-            free: self.free(usize::MAX)?,
-            stalled: self.stalled(),
+            total: self.total(&groups)?,
+            free: self.free(&groups, usize::MAX)?,
+            stalled: self.stalled(&groups),
         })
     }
 
-    fn total(&self) -> Option<u64> {
-        let machine = self.meminfo("MemTotal:");
-        let groups = self.groups().into_iter().filter_map(|group| group.limit());
-        machine.into_iter().chain(groups).min()
+    fn total(&self, groups: &[Group]) -> Option<u64> {
+        let machine = self.meminfo("MemTotal:")?;
+        let limits = groups.iter().map(|group| group.limit);
+        Some(limits.fold(machine, u64::min))
     }
 
     /// Free bytes, with the first `caches` kinds of reclaimable memory of each group.
-    fn free(&self, caches: usize) -> Option<u64> {
-        let machine = self.meminfo("MemAvailable:");
-        let groups = self.groups().into_iter();
-        let groups = groups.filter_map(|group| group.free(caches));
-        machine.into_iter().chain(groups).min()
+    fn free(&self, groups: &[Group], caches: usize) -> Option<u64> {
+        let mut least = self.meminfo("MemAvailable:")?;
+        for group in groups {
+            if let Some(free) = group.free(caches).ok()? {
+                least = least.min(free);
+            }
+        }
+        Some(least)
     }
 
-    /// [`MemoryReading::stalled`] of the process's control group, or else of the machine. 0 if neither tells.
-    fn stalled(&self) -> f64 {
-        let groups = self.groups();
-        let own = groups
-            .first()
-            .map(|group| group.dir.join("memory.pressure"));
-        let files = own.into_iter().chain([self.proc.join("pressure/memory")]);
-        let texts = files.filter_map(|file| std::fs::read_to_string(file).ok());
-        texts
-            .map(|text| stalled_percent(&text))
-            .next()
-            .flatten()
-            .unwrap_or(0.0)
+    /// [`MemoryReading::stalled`] of the innermost group with a limit, or of the machine without one. 0 if the system
+    /// does not report it.
+    fn stalled(&self, groups: &[Group]) -> f64 {
+        let file = match groups.first() {
+            Some(group) => group.dir.join("memory.pressure"),
+            None => self.proc.join("pressure/memory"),
+        };
+        let text = std::fs::read_to_string(file).ok();
+        text.and_then(|text| stalled_percent(&text)).unwrap_or(0.0)
     }
 
     fn meminfo(&self, name: &str) -> Option<u64> {
@@ -170,12 +178,11 @@ impl MemoryFiles {
         kibibytes.trim().parse::<u64>().ok()?.checked_mul(1024)
     }
 
-    /// The control groups of this process, each before its parents.
-    fn groups(&self) -> Vec<Group> {
-        let text = std::fs::read_to_string(self.proc.join("self/cgroup"));
-        let text = text.unwrap_or_default();
+    /// The control groups of this process that have a limit, each before its parents. `None` if a file cannot be read.
+    fn groups(&self) -> Option<Vec<Group>> {
+        let text = existing(&self.proc.join("self/cgroup")).ok()?;
         let mut groups = Vec::new();
-        for line in text.lines() {
+        for line in text.iter().flat_map(|text| text.lines()) {
             let mut parts = line.splitn(3, ':').skip(1);
             let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
                 continue;
@@ -186,33 +193,47 @@ impl MemoryFiles {
                 _ => continue,
             };
             let dir = root.join(path.trim_start_matches('/'));
-            let dirs = dir.ancestors().take_while(|dir| dir.starts_with(&root));
-            groups.extend(dirs.map(|dir| Group {
-                dir: dir.to_owned(),
-                files,
-            }));
+            for dir in dir.ancestors().take_while(|dir| dir.starts_with(&root)) {
+                let limit = existing(&dir.join(files.limit)).ok()?;
+                // The root has no file, and a group without a limit has the word "max".
+                let Some(limit) = limit.and_then(|limit| limit.trim().parse().ok()) else {
+                    continue;
+                };
+                groups.push(Group {
+                    dir: dir.to_owned(),
+                    files,
+                    limit,
+                });
+            }
         }
-        groups
+        Some(groups)
     }
 }
 
 impl Group {
-    fn read(&self, name: &str) -> Option<String> {
-        std::fs::read_to_string(self.dir.join(name)).ok()
-    }
-
-    /// `None` without a limit.
-    fn limit(&self) -> Option<u64> {
-        self.read(self.files.limit)?.trim().parse().ok()
-    }
-
-    fn free(&self, caches: usize) -> Option<u64> {
-        let usage: u64 = self.read(self.files.usage)?.trim().parse().ok()?;
-        let stat = self.read("memory.stat")?;
+    /// `None` if the group does not report it.
+    fn free(&self, caches: usize) -> io::Result<Option<u64>> {
+        let usage = existing(&self.dir.join(self.files.usage))?;
+        let stat = existing(&self.dir.join("memory.stat"))?;
+        let usage = usage.and_then(|usage| usage.trim().parse::<u64>().ok());
+        let (Some(usage), Some(stat)) = (usage, stat) else {
+            return Ok(None);
+        };
         let caches = self.files.cache.iter().take(caches);
         let cached = caches.filter_map(|name| value(stat.lines(), name)?.parse::<u64>().ok());
         let needed = usage.saturating_sub(cached.sum());
-        Some(self.limit()?.saturating_sub(needed))
+        Ok(Some(self.limit.saturating_sub(needed)))
+    }
+}
+
+/// The text of a file, or `None` if there is none for this process. Any other failure may be temporary.
+fn existing(file: &Path) -> io::Result<Option<String>> {
+    match std::fs::read_to_string(file) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Ok(None),
+            _ => Err(error),
+        },
     }
 }
 
@@ -267,10 +288,9 @@ mod tests {
         let (_dir, files) = machine(&[
             ("proc/self/cgroup", "1:name=x:/y\n0::/a/b\n"),
             ("cgroup/a/b/memory.max", "max\n"),
-            ("cgroup/a/b/memory.current", "1\n"),
-            ("cgroup/a/b/memory.stat", ""),
+            ("cgroup/a/b/memory.pressure", "full avg10=80.00\n"),
             (
-                "cgroup/a/b/memory.pressure",
+                "cgroup/a/memory.pressure",
                 "some avg10=50.00 avg60=0\nfull avg10=12.50 avg60=0\n",
             ),
             ("cgroup/a/memory.max", "20000\n"),
@@ -287,7 +307,9 @@ mod tests {
             stalled: 12.5,
         };
         assert_eq!(files.read(), Some(expected));
-        assert_eq!(files.free(1), Some(1300), "without the active file cache");
+        let groups = files.groups().expect("all are read");
+        let without_active = files.free(&groups, 1);
+        assert_eq!(without_active, Some(1300), "without the active file cache");
     }
 
     #[test]
@@ -305,9 +327,31 @@ mod tests {
         let expected = MemoryReading {
             total: 5000,
             free: 500,
-            stalled: 30.0,
+            // The machine's stalls may be those of other groups.
+            stalled: 0.0,
         };
         assert_eq!(files.read(), Some(expected));
+    }
+
+    #[test]
+    fn unreadable_group_is_not_taken_for_unlimited() {
+        let (dir, files) = machine(&[
+            ("proc/self/cgroup", "0::/a\n"),
+            ("cgroup/a/memory.max", "20000\n"),
+            ("cgroup/a/memory.current", "19000\n"),
+            ("cgroup/a/memory.stat", ""),
+        ]);
+        let free = || files.read().map(|reading| reading.free);
+        assert_eq!(free(), Some(1000));
+        for file in ["memory.current", "memory.max"] {
+            let file = dir.path().join("cgroup/a").join(file);
+            std::fs::remove_file(&file).expect("removed");
+            assert_eq!(free(), Some(40 << 10), "the group reports nothing");
+            // Reading a directory fails.
+            std::fs::create_dir(&file).expect("a directory");
+            assert_eq!(free(), None);
+            std::fs::remove_dir(&file).expect("removed");
+        }
     }
 
     #[test]
@@ -323,9 +367,11 @@ mod tests {
         };
         let levels = [101, 100, 99, 75, 74, 50, 49, 25, 24, 0].map(|free| level(free, 0.0));
         assert_eq!(levels, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]);
-        let stalls = [9.0, 10.0, 25.0, 30.0, 100.0].map(|stalled| level(200, stalled));
-        assert_eq!(stalls, [0, 1, 2, 3, 4]);
-        assert_eq!(level(74, 10.0), 2, "the higher one counts");
+        let stalls = [9.0, 10.0, 100.0].map(|stalled| level(199, stalled));
+        assert_eq!(stalls, [0, 1, 1]);
+        assert_eq!(level(74, 10.0), 3, "they add one level");
+        assert_eq!(level(0, 100.0), 4);
+        assert_eq!(level(200, 100.0), 0, "much is free");
     }
 
     #[test]

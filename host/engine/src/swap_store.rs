@@ -129,6 +129,8 @@ struct Transfer {
     /// The state; `None` if it was forgotten.
     id: Option<Id>,
     length: u64,
+    /// Whether a failed write leaves the state in memory.
+    keep: bool,
 }
 
 /// Holds swapped-out states; see the module.
@@ -156,6 +158,8 @@ pub struct SwapStore {
     disk_bytes: u64,
     /// Length of the last state, as an estimate of the next.
     last_put: u64,
+    /// Whether states move to disk although the budget has room for them.
+    moving: bool,
     next_stamp: Stamp,
     next_file: FileNumber,
     lost: BTreeSet<Id>,
@@ -210,6 +214,7 @@ impl SwapStore {
             pinned_bytes: 0,
             disk_bytes: 0,
             last_put: 0,
+            moving: false,
             next_stamp: 0,
             next_file: 0,
             lost: BTreeSet::new(),
@@ -401,11 +406,12 @@ impl SwapStore {
         self.queue_jobs();
     }
 
-    /// Queues writes of the states in memory, the oldest first, as far as the disk has room and a quarter of the memory
-    /// suffices for them. Loses nothing. Call it again until [`ram_bytes`](Self::ram_bytes) is small enough.
-    pub fn move_to_disk(&mut self) {
+    /// Starts or stops moving all states in memory to disk: the oldest first, as far as the disk has room, and at most a
+    /// quarter of the memory at once. A state whose write fails stays in memory, and moving stops.
+    pub fn move_to_disk(&mut self, moving: bool) {
         self.poll();
-        while self.write_oldest(false) {}
+        self.moving = moving;
+        self.queue_jobs();
     }
 
     /// Handles finished disk jobs and queues new ones. Never blocks. Call it after each wake; it is

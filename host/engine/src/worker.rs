@@ -60,8 +60,8 @@ pub enum Command {
     Status(Box<dyn FnOnce(EngineStatus) + Send>),
     /// Evicts all prefix cache entries that are not retained.
     ClearPrefixCache,
-    /// Gives memory of the stores back.
-    RelieveMemory(MemoryPressure),
+    /// How short memory is from now on.
+    SetMemoryPressure(MemoryPressure),
     /// Offloads all prefixes that are not retained.
     #[cfg(test)]
     OffloadPrefixes,
@@ -349,8 +349,8 @@ impl<B: Backend> Worker<B> {
                 self.run_memory_ops();
                 self.report(&Step::default());
             }
-            Command::RelieveMemory(pressure) => {
-                self.relieve_memory(pressure);
+            Command::SetMemoryPressure(pressure) => {
+                self.set_memory_pressure(pressure);
                 self.report(&Step::default());
             }
             #[cfg(test)]

@@ -17,6 +17,7 @@ use corral_constraint::GrammarCompiler;
 use corral_llama::LoadProgress;
 use corral_scheduler::SchedulerConfig;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU8;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -164,6 +165,7 @@ impl Engine {
             settings: settings.without_device_top_k(),
             cells: limits.cells,
             memory: memory.host,
+            memory_pressure: AtomicU8::default(),
             device_memory: memory.devices,
             thread: Mutex::new(Some(thread)),
             embedder,

@@ -48,11 +48,8 @@ pub enum Done {
         checksum: u32,
         bytes: Option<Vec<u8>>,
     },
-    /// The write failed. Has the bytes if the engine requested them during the write.
-    Unwritten {
-        file: FileNumber,
-        bytes: Option<Vec<u8>>,
-    },
+    /// The write failed.
+    Unwritten { file: FileNumber, bytes: Vec<u8> },
     /// The read ended; `None` if the file is missing or damaged.
     Read {
         file: FileNumber,
@@ -175,9 +172,11 @@ impl DiskQueue {
 
     /// Reports a result. True for the first one since [`take_done`](Self::take_done): wake the engine.
     pub fn finish(&self, mut done: Done) -> bool {
-        if let Done::Written { bytes, .. } | Done::Unwritten { bytes, .. } = &mut done {
+        if let Done::Written { .. } | Done::Unwritten { .. } = done {
             let kept = self.lock().writing.take().is_some_and(|(_, keep)| keep);
-            if !kept {
+            if let Done::Written { bytes, .. } = &mut done
+                && !kept
+            {
                 // Free the bytes before the report, because they count as memory until then.
                 *bytes = None;
             }
@@ -238,12 +237,11 @@ impl<D: Disk> DiskWorker<D> {
         let done = match job {
             Job::Write { file, bytes } => {
                 let written = self.write(file, &bytes);
-                let bytes = Some(bytes);
                 match self.note(written, "write") {
                     Some(checksum) => Some(Done::Written {
                         file,
                         checksum,
-                        bytes,
+                        bytes: Some(bytes),
                     }),
                     None => Some(Done::Unwritten { file, bytes }),
                 }
@@ -322,7 +320,7 @@ impl<D: Disk> DiskWorker<D> {
             }
             Err(error) => {
                 if self.healthy {
-                    tracing::warn!(%error, "cannot {what} a swapped-out state; the engine computes it again");
+                    tracing::warn!(%error, "cannot {what} a swapped-out state; the engine may have to compute it again");
                 }
                 self.healthy = false;
                 None

@@ -31,22 +31,44 @@ fn states_move_to_disk_on_request() {
     }
     test.run();
     assert_eq!(test.store.ram_bytes(), 12 * KIB);
-    for _ in 0..4 {
-        test.store.move_to_disk();
-        test.run();
-        test.check();
-    }
+    test.store.move_to_disk(true);
+    test.run();
+    test.check();
     // The disk has room for two, and none is lost for the third.
     assert_eq!(test.store.ram_bytes(), 4 * KIB);
     assert_eq!(test.store.disk_bytes(), 2 * BLOCK);
     assert!(test.store.take_lost().is_empty());
+    test.store.move_to_disk(false);
     for id in 0..3 {
         assert!(test.fetch_now(id) == Some(state(id, 4 * KIB)), "{id}");
     }
     let mut test = TestStore::new(16 * KIB, 0);
     test.put(0, 4 * KIB);
-    test.store.move_to_disk();
+    test.store.move_to_disk(true);
     assert_eq!(test.store.ram_bytes(), 4 * KIB, "there is no disk");
+}
+
+#[test]
+fn failed_move_keeps_states_and_stops() {
+    let mut test = TestStore::new(16 * KIB, 4 * BLOCK);
+    for id in 0..3 {
+        test.put(id, 4 * KIB);
+    }
+    test.run();
+    test.disk.lock().fault = Some(Fault::Full);
+    test.store.move_to_disk(true);
+    test.run();
+    test.check();
+    assert_eq!(test.store.ram_bytes(), 12 * KIB);
+    assert_eq!(test.store.counts().written, 0, "it has stopped");
+    assert!(test.store.take_lost().is_empty());
+    test.store.move_to_disk(true);
+    test.run();
+    test.check();
+    assert_eq!(test.store.ram_bytes(), 0);
+    for id in 0..3 {
+        assert!(test.fetch_now(id) == Some(state(id, 4 * KIB)), "{id}");
+    }
 }
 
 #[test]

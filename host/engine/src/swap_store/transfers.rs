@@ -44,11 +44,17 @@ impl SwapStore {
         })
     }
 
-    /// Queues disk jobs: reads first, then writes until enough memory is or becomes free.
+    /// Queues disk jobs: reads first, then writes until enough memory is or becomes free, or of all states while they
+    /// [move to disk](Self::move_to_disk).
     pub(super) fn queue_jobs(&mut self) {
         if self.disk == 0 {
             return;
         }
+        self.queue_reads_and_writes();
+        while self.moving && self.write_oldest(false) {}
+    }
+
+    fn queue_reads_and_writes(&mut self) {
         loop {
             self.start_reads();
             let reserved = self.reserved();
@@ -96,8 +102,9 @@ impl SwapStore {
             let released = false;
             entry.location = Location::Reading { stored, released };
             self.pinned_bytes += length;
-            let id = Some(id);
-            self.reads.insert(stored.file, Transfer { id, length });
+            let (id, keep) = (Some(id), false);
+            let transfer = Transfer { id, length, keep };
+            self.reads.insert(stored.file, transfer);
             self.disk_queue.push(Job::Read {
                 file: stored.file,
                 length,
@@ -152,8 +159,8 @@ impl SwapStore {
         self.resident_bytes -= length;
         self.writing_bytes += length;
         self.disk_bytes += charge(length);
-        let id = Some(id);
-        self.writes.insert(file, Transfer { id, length });
+        let (id, keep) = (Some(id), self.moving);
+        self.writes.insert(file, Transfer { id, length, keep });
         self.disk_queue.push(Job::Write { file, bytes });
         true
     }
@@ -173,7 +180,7 @@ impl SwapStore {
                 self.counts.written_bytes += transfer.length;
                 let stored = StoredFile { file, checksum };
                 match transfer.id {
-                    Some(id) => self.finish_write(id, Some(stored), bytes),
+                    Some(id) => self.finish_write(id, Some(stored), bytes, false),
                     None => self.discard(file, transfer.length),
                 }
             }
@@ -182,8 +189,9 @@ impl SwapStore {
                     return;
                 };
                 self.disk_bytes -= charge(transfer.length);
+                self.moving = false;
                 if let Some(id) = transfer.id {
-                    self.finish_write(id, None, bytes);
+                    self.finish_write(id, None, Some(bytes), transfer.keep);
                 }
             }
             Done::Read { file, bytes } => {
@@ -196,7 +204,13 @@ impl SwapStore {
         }
     }
 
-    fn finish_write(&mut self, id: Id, stored: Option<StoredFile>, bytes: Option<Vec<u8>>) {
+    fn finish_write(
+        &mut self,
+        id: Id,
+        stored: Option<StoredFile>,
+        bytes: Option<Vec<u8>>,
+        keep: bool,
+    ) {
         let Some(mut entry) = self.entries.remove(&id) else {
             debug_assert!(false, "a finished write has no entry");
             return;
@@ -214,6 +228,11 @@ impl SwapStore {
                 Location::Wanted(stored)
             }
             (false, _, Some(stored)) => self.list_on_disk(entry.stamp, id, stored),
+            (false, Some(bytes), None) if keep => {
+                self.resident.insert(entry.stamp, id);
+                self.resident_bytes += entry.length;
+                Location::Ram(bytes)
+            }
             (_, _, None) => {
                 self.note_lost(id);
                 return;

@@ -23,6 +23,7 @@ pub struct Swap {
     /// Prefixes without an owner, in a store of their own, so that they displace no sequences.
     prefixes: Option<LimitedStore>,
     requested: Vec<(EntryId, RequestId)>,
+    memory_pressure: MemoryPressure,
 }
 
 /// A store with a size limit per state.
@@ -175,6 +176,9 @@ impl<B: Backend> Worker<B> {
             return Err("the scheduler has dropped the entry".into());
         }
         let is_prefix = self.scheduler.is_offloaded_prefix(entry);
+        if is_prefix && self.swap.memory_pressure >= MemoryPressure::Evict {
+            return Err("the machine is short of memory".into());
+        }
         let limited = self.swap.store(is_prefix).ok_or("there is no swap store")?;
         let before = Instant::now();
         let state = self.backend.save(seq, limited.max_state_bytes);
@@ -250,16 +254,15 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// See [`Engine::relieve_memory`](crate::Engine::relieve_memory).
-    pub(super) fn relieve_memory(&mut self, pressure: MemoryPressure) {
+    /// See [`Engine::set_memory_pressure`](crate::Engine::set_memory_pressure).
+    pub(super) fn set_memory_pressure(&mut self, pressure: MemoryPressure) {
+        self.swap.memory_pressure = pressure;
         if pressure >= MemoryPressure::Evict {
             self.scheduler.evict_offloaded_prefixes();
             self.run_memory_ops();
         }
-        if pressure >= MemoryPressure::SwapOut
-            && let Some(LimitedStore { store, .. }) = &mut self.swap.sequences
-        {
-            store.move_to_disk();
+        if let Some(LimitedStore { store, .. }) = &mut self.swap.sequences {
+            store.move_to_disk(pressure >= MemoryPressure::SwapOut);
         }
     }
 

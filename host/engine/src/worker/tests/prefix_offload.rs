@@ -56,11 +56,11 @@ fn memory_pressure_evicts_offloaded_prefixes_only() {
     engine.send(Command::OffloadPrefixes);
     generate(300, 360);
     wait_until(|| bytes(&engine) > 0);
-    engine.send(Command::RelieveMemory(MemoryPressure::Hold));
+    engine.send(Command::SetMemoryPressure(MemoryPressure::None));
     // The second prefix is still in the cells.
     generate(300, 361);
-    assert!(bytes(&engine) > 0, "requests only wait");
-    engine.send(Command::RelieveMemory(MemoryPressure::Evict));
+    assert!(bytes(&engine) > 0, "enough is free");
+    engine.send(Command::SetMemoryPressure(MemoryPressure::Evict));
     generate(300, 362);
     assert_eq!(bytes(&engine), 0);
     generate(0, 60);
