@@ -245,7 +245,7 @@ mod tests {
         assert!(!all[0].features.is_empty(), "{:?}", all[0]);
         if built_with().is_empty() {
             let cuda = all[1].problem.as_deref().expect("it is not built in");
-            assert!(cuda.contains("--features cuda"), "{cuda}");
+            assert!(cuda.contains("FEATURES=cuda"), "{cuda}");
         }
     }
 

@@ -90,11 +90,6 @@ impl HttpCounters {
         CounterGuard::new(self, |counters| &counters.in_flight)
     }
 
-    /// Requests whose response has not been sent to its end.
-    pub(crate) fn requests_in_flight(&self) -> u64 {
-        self.in_flight.load(Ordering::Relaxed)
-    }
-
     /// Counts a response by its status.
     pub(crate) fn count_response(&self, status: http::StatusCode) {
         let at = status.as_u16().checked_sub(STATUSES.start);

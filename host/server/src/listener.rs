@@ -6,6 +6,7 @@
 
 mod address_limiter;
 mod connection;
+mod log_interval;
 mod preface;
 mod response_body;
 mod socket;
@@ -22,8 +23,8 @@ use address_limiter::AddressLimiter;
 use connection::Connection;
 use http::{Request, Response};
 use hyper::body::Incoming;
+use log_interval::LogInterval;
 use socket::{AcceptedStream, Peer};
-use spare_files::SpareFiles;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,6 +39,7 @@ use tokio::time::{Instant, timeout_at};
 pub(crate) use connection::ConnectionInfo;
 pub(crate) use response_body::FinalEvent;
 pub(crate) use socket::{Socket, UnixSocketFile, bind_unix};
+pub(crate) use spare_files::SpareFiles;
 
 /// From the end of the grace period until connections are dropped: time for event streams to send their
 /// final event.
@@ -63,8 +65,8 @@ pub struct HttpLimits {
     /// each costs some tens of kilobytes over HTTP/1 at worst.
     pub max_connections: usize,
     /// Connections of one client address, or of one /64 for IPv6; further ones get 429 and are closed at
-    /// once. Default 256, a quarter of all: one client leaves room for others.
-    pub max_connections_per_address: usize,
+    /// once. By default a quarter of all, at least 8, while no more than a quarter is free; no limit before.
+    pub max_connections_per_address: Option<usize>,
     /// Connections of the admin listener: a scraper, a prober, a few people. One address gets three
     /// quarters of them: log followers and others. Default 32.
     pub max_admin_connections: usize,
@@ -91,7 +93,7 @@ impl Default for HttpLimits {
     fn default() -> Self {
         HttpLimits {
             max_connections: 1024,
-            max_connections_per_address: 256,
+            max_connections_per_address: None,
             max_admin_connections: 32,
             handshake_timeout: Duration::from_secs(10),
             header_timeout: Duration::from_secs(30),
@@ -159,8 +161,11 @@ pub(crate) struct ListenerConfig {
     pub(crate) tls: Option<Arc<Tls>>,
     /// `None` on the admin listener, whose connections are not counted.
     pub(crate) counters: Option<Arc<HttpCounters>>,
-    /// Descriptors kept for connections of this listener, for when the process has no others left.
-    pub(crate) spare_files: usize,
+    /// Descriptors for when the process has no others left.
+    pub(crate) spare_files: Arc<SpareFiles>,
+    /// Whether connections of this listener use the spare descriptors. Other listeners accept only while none is
+    /// missing.
+    pub(crate) uses_spare_files: bool,
 }
 
 /// A listener that accepts connections.
@@ -191,7 +196,7 @@ impl Listener {
         let (phase, phase_receiver) = watch::channel(ListenerPhase::Serving);
         let connections = Arc::new(Connections {
             permits: permits.clone(),
-            addresses: AddressLimiter::new(limits.max_connections_per_address),
+            addresses: AddressLimiter::new(limits.max_connections_per_address, max_connections),
             phase: phase_receiver,
             config: Arc::new(config),
             answer,
@@ -245,31 +250,31 @@ where
     F: Future<Output = Response<LoggedBody>> + Send + 'static,
 {
     let mut phase = connections.phase.clone();
-    let mut spare = SpareFiles::new(connections.config.spare_files);
-    let mut failing = false;
+    let config = &connections.config;
+    let log = LogInterval::default();
     loop {
         let accepted = tokio::select! {
             // Checked first, so that a flood of clients cannot delay the shutdown.
             biased;
             () = reached(&mut phase, ListenerPhase::Draining) => break,
-            accepted = connections.accept(&socket) => accepted,
+            accepted = connections.accept_if_files_suffice(&socket) => accepted,
         };
         match accepted {
             Ok((stream, peer, permit)) => {
-                failing = false;
                 connections.serve(stream, peer, permit);
-                spare.refill();
+                if config.uses_spare_files {
+                    config.spare_files.refill();
+                }
             }
             // The client stays in the backlog, and gets the descriptor that is free now.
-            Err(error) if spare.release(&error) => {}
+            Err(error) if config.uses_spare_files && config.spare_files.release(&error) => {}
             Err(error) => {
-                if let Some(counters) = &connections.config.counters {
+                if let Some(counters) = &config.counters {
                     counters.count_accept_error();
                 }
-                if !failing {
+                if log.should_log() {
                     tracing::warn!(%error, "cannot accept connections; trying again every {ACCEPT_RETRY:?}");
                 }
-                failing = true;
                 // Usually too many open files, until connections end. The client stays in the
                 // backlog, so without a pause this loop would spin.
                 tokio::time::sleep(ACCEPT_RETRY).await;
@@ -306,6 +311,18 @@ where
     H: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<LoggedBody>> + Send + 'static,
 {
+    /// Accepts the next connection, once no spare descriptor is missing that this listener may not use. Otherwise its
+    /// clients would take the descriptors of closed admin connections, until no spare one is left.
+    async fn accept_if_files_suffice(
+        &self,
+        socket: &Socket,
+    ) -> io::Result<(AcceptedStream, Peer, OwnedSemaphorePermit)> {
+        while !self.config.uses_spare_files && !self.config.spare_files.refill() {
+            tokio::time::sleep(ACCEPT_RETRY).await;
+        }
+        self.accept(socket).await
+    }
+
     /// Accepts the next connection, once a permit is free.
     async fn accept(
         &self,
@@ -332,21 +349,28 @@ where
         let counters = self.config.counters.as_ref();
         let address = match peer {
             Peer::Process => None,
-            Peer::Address(address) => match self.addresses.acquire(address.ip()) {
+            // One permit is this connection's.
+            Peer::Address(address) => match self
+                .addresses
+                .acquire(address.ip(), self.permits.available_permits() + 1)
+            {
                 Ok(permit) => Some(permit),
                 Err(full) => {
-                    if full.is_news {
+                    if full.should_log {
+                        let advice = match counters {
+                            Some(_) => "; behind a proxy, raise --max-connections-per-address",
+                            None => "",
+                        };
                         tracing::warn!(
                             %peer,
-                            limit = self.config.limits.max_connections_per_address,
-                            "an address has too many connections, further ones are refused; behind a \
-                             proxy, raise --max-connections-per-address"
+                            limit = self.addresses.limit(),
+                            "an address has too many connections, further ones are refused{advice}"
                         );
                     }
                     if let Some(counters) = counters {
                         counters.count_termination(TerminationReason::AddressFull);
                     }
-                    // TLS has no word for it.
+                    // TLS has no alert for this.
                     if self.config.tls.is_none() {
                         stream.refuse(&Problem::address_full().http1_message());
                     }

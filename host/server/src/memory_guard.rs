@@ -1,28 +1,36 @@
 //! Keeps the kernel from ending the process for lack of memory.
 //!
-//! A thread reads how short memory is while requests run, and sleeps without a timer when none does. As memory gets
-//! short, in this order: requests that arrive wait; the engines evict offloaded prefixes; they write swapped-out states
-//! to disk; requests get 503. Requests that run already go on. A request that has waited for [`HOLD_TIME`] gets 503
-//! too.
+//! A thread reads how short memory is while requests run or wait, and sleeps without a timer otherwise. As memory gets
+//! short, in this order: the engines evict offloaded prefixes; requests that arrive wait; the engines move swapped-out
+//! states to disk; requests get 503. Running requests go on. A request that has waited for [`HOLD_TIME`] gets 503 too.
+//!
+//! One request always runs: while none does, the next one starts whatever the pressure. So the server recovers even if
+//! it holds all of the memory itself.
 
-use crate::http_counters::HttpCounters;
 use crate::problem::Problem;
 use crate::prometheus::MetricFamilies;
-use corral_engine::{MemoryFiles, MemoryPressure, MetricKind, ModelPool, release_free_memory};
+use corral_engine::{
+    MemoryFiles, MemoryPressure, MetricKind, ModelPool, Tenant, release_free_memory,
+};
 use http::StatusCode;
+use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
 /// Time between two readings.
-const INTERVAL: Duration = Duration::from_millis(250);
+const INTERVAL: Duration = Duration::from_millis(100);
 /// How long a request waits for memory.
 const HOLD_TIME: Duration = Duration::from_secs(2);
 /// Requests that may wait; more get 503 at once.
-const MAX_HELD: usize = 64;
+const MAX_HELD: usize = 128;
+/// Waiting requests of one tenant, or of all clients without a key.
+const MAX_HELD_PER_TENANT: usize = MAX_HELD / 4;
+/// Waiting requests that start after each reading once memory is free.
+const STARTS_PER_READING: usize = 8;
 /// `Retry-After` of a refused request.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
@@ -40,8 +48,12 @@ pub struct MemoryGuardConfig {
 /// Holds and refuses requests; see the module. Dropping it ends its thread.
 pub(crate) struct MemoryGuard {
     shared: Arc<Shared>,
-    /// A permit for each request that may wait.
-    held: Semaphore,
+    hold_time: Duration,
+}
+
+/// Permit to run. A request holds it until its response ends.
+pub(crate) struct MemoryPermit {
+    shared: Arc<Shared>,
 }
 
 struct Shared {
@@ -49,14 +61,24 @@ struct Shared {
     reserve: u64,
     thread: Mutex<ThreadState>,
     work: Condvar,
+    /// The last reading.
     pressure: watch::Sender<MemoryPressure>,
-    held: AtomicU64,
-    refused: AtomicU64,
+    /// Requests with a permit.
+    running: AtomicU64,
+    /// Requests that wait, by tenant.
+    waiting: Mutex<HashMap<Option<Tenant>, usize>>,
+    /// Wakes requests that wait.
+    start: Notify,
+    readings: AtomicU64,
+    held_requests: AtomicU64,
+    refused_requests: AtomicU64,
 }
 
 #[derive(Default)]
 struct ThreadState {
     asleep: bool,
+    /// Memory was read since the thread last slept.
+    fresh: bool,
     /// A request has arrived since the last reading.
     arrived: bool,
     stopped: bool,
@@ -64,11 +86,7 @@ struct ThreadState {
 
 impl MemoryGuard {
     /// Starts the thread. `None` if the guard is off or the system does not report its memory.
-    pub(crate) fn start(
-        config: MemoryGuardConfig,
-        models: ModelPool,
-        counters: Arc<HttpCounters>,
-    ) -> io::Result<Option<Self>> {
+    pub(crate) fn start(config: MemoryGuardConfig, models: ModelPool) -> io::Result<Option<Self>> {
         let reading = config.files.read().filter(|_| config.reserve != Some(0));
         let Some(reading) = reading else {
             return Ok(None);
@@ -79,56 +97,57 @@ impl MemoryGuard {
             reserve,
             thread: Mutex::default(),
             work: Condvar::new(),
-            pressure: watch::Sender::new(reading.pressure(reserve)),
-            held: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
+            pressure: watch::Sender::new(MemoryPressure::None),
+            running: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            start: Notify::new(),
+            readings: AtomicU64::new(0),
+            held_requests: AtomicU64::new(0),
+            refused_requests: AtomicU64::new(0),
         });
         let watched = shared.clone();
         std::thread::Builder::new()
             .name("memory".into())
-            .spawn(move || watched.watch(&models, &counters))?;
+            .spawn(move || watched.watch(&models))?;
         Ok(Some(MemoryGuard {
             shared,
-            held: Semaphore::new(MAX_HELD),
+            hold_time: HOLD_TIME,
         }))
     }
 
-    /// Returns once a request may start, or the problem to answer.
-    pub(crate) async fn admit(&self) -> Result<(), Problem> {
-        let now = match self.shared.wake() {
-            // The last reading is old.
-            true => self.shared.measure(),
-            false => *self.shared.pressure.borrow(),
-        };
-        if now == MemoryPressure::None {
-            return Ok(());
+    /// Returns a permit once the request may start, or the problem to answer.
+    pub(crate) async fn admit(&self, tenant: Option<Tenant>) -> Result<MemoryPermit, Problem> {
+        let fresh = self.shared.wake();
+        if let Some(permit) = self.shared.try_start() {
+            return Ok(permit);
         }
-        if now < MemoryPressure::Refuse
-            && let Ok(_held) = self.held.try_acquire()
+        // A reading from before the thread slept refuses nobody.
+        if (!fresh || !self.shared.refuses())
+            && let Some(_place) = WaitingPlace::take(&self.shared, tenant)
         {
-            self.shared.held.fetch_add(1, Ordering::Relaxed);
-            let mut pressure = self.shared.pressure.subscribe();
-            let decided = pressure.wait_for(|pressure| {
-                matches!(pressure, MemoryPressure::None | MemoryPressure::Refuse)
-            });
-            if let Ok(Ok(pressure)) = timeout(HOLD_TIME, decided).await
-                && *pressure == MemoryPressure::None
-            {
-                return Ok(());
+            self.shared.held_requests.fetch_add(1, Ordering::Relaxed);
+            let permit = match timeout(self.hold_time, self.shared.wait_to_start()).await {
+                Ok(permit) => permit,
+                Err(_) => self.shared.try_start(),
+            };
+            if let Some(permit) = permit {
+                return Ok(permit);
             }
         }
-        self.shared.refused.fetch_add(1, Ordering::Relaxed);
+        self.shared.refused_requests.fetch_add(1, Ordering::Relaxed);
         let detail = "the server is short of memory; try again later";
         let status = StatusCode::SERVICE_UNAVAILABLE;
         Err(Problem::new(status, "memory-pressure", detail).retry_after(RETRY_AFTER))
     }
 
-    /// Writes the level and the counters to `families`.
+    /// Writes the level and the counters to `families`. Makes the thread read once more, so that the next call is
+    /// current even if the server is idle.
     pub(crate) fn write(&self, families: &mut MetricFamilies) {
-        let pressure = self.shared.read();
+        let pressure = *self.shared.pressure.borrow();
+        self.shared.wake();
         families.sample(
             "corral_memory_pressure",
-            "How short memory is: 1 requests wait, 2 offloaded prefixes are evicted, 3 swapped-out states go to disk, 4 requests are refused.",
+            "How short memory is: 1 offloaded prefixes are evicted, 2 requests wait, 3 swapped-out states move to disk, 4 requests are refused.",
             MetricKind::Gauge,
             &[],
             f64::from(pressure as u8),
@@ -137,12 +156,12 @@ impl MemoryGuard {
             (
                 "corral_memory_held_requests_total",
                 "Requests that waited for memory.",
-                &self.shared.held,
+                &self.shared.held_requests,
             ),
             (
                 "corral_memory_refused_requests_total",
                 "Requests refused with 503 for lack of memory.",
-                &self.shared.refused,
+                &self.shared.refused_requests,
             ),
         ] {
             let count = count.load(Ordering::Relaxed) as f64;
@@ -158,55 +177,135 @@ impl Drop for MemoryGuard {
     }
 }
 
+impl Drop for MemoryPermit {
+    fn drop(&mut self) {
+        if self.shared.running.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.shared.start.notify_one();
+        }
+    }
+}
+
+/// One of the places for requests that wait, until dropped.
+struct WaitingPlace<'a> {
+    shared: &'a Shared,
+    tenant: Option<Tenant>,
+}
+
+impl<'a> WaitingPlace<'a> {
+    fn take(shared: &'a Shared, tenant: Option<Tenant>) -> Option<Self> {
+        let mut waiting = shared.waiting();
+        if waiting.values().sum::<usize>() >= MAX_HELD {
+            return None;
+        }
+        let count = waiting.entry(tenant).or_default();
+        if *count >= MAX_HELD_PER_TENANT {
+            return None;
+        }
+        *count += 1;
+        Some(WaitingPlace { shared, tenant })
+    }
+}
+
+impl Drop for WaitingPlace<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.shared.waiting();
+        if let Some(count) = waiting.get_mut(&self.tenant) {
+            *count -= 1;
+            if *count == 0 {
+                waiting.remove(&self.tenant);
+            }
+        }
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, ThreadState> {
         self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read(&self) -> MemoryPressure {
-        let reading = self.config.files.read();
-        reading.map_or_else(MemoryPressure::default, |reading| {
-            reading.pressure(self.reserve)
+    fn waiting(&self) -> MutexGuard<'_, HashMap<Option<Tenant>, usize>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refuses(&self) -> bool {
+        *self.pressure.borrow() >= MemoryPressure::Refuse
+    }
+
+    /// A permit, if memory suffices or no other request runs.
+    fn try_start(self: &Arc<Self>) -> Option<MemoryPermit> {
+        let enough = *self.pressure.borrow() < MemoryPressure::Hold;
+        let started = self
+            .running
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |running| {
+                (enough || running == 0).then_some(running + 1)
+            });
+        started.is_ok().then(|| MemoryPermit {
+            shared: self.clone(),
         })
     }
 
-    /// Reads the pressure and publishes it.
+    /// Waits for a permit. `None` if requests are refused.
+    async fn wait_to_start(self: &Arc<Self>) -> Option<MemoryPermit> {
+        loop {
+            self.start.notified().await;
+            let permit = self.try_start();
+            if permit.is_some() || self.refuses() {
+                return permit;
+            }
+        }
+    }
+
+    /// Reads the pressure and publishes it. A failed reading, e.g. for lack of a descriptor, changes nothing.
     fn measure(&self) -> MemoryPressure {
-        let pressure = self.read();
-        let before = self.pressure.send_replace(pressure);
+        let before = *self.pressure.borrow();
+        let reading = self.config.files.read();
+        let pressure = reading.map_or(before, |reading| reading.pressure(self.reserve));
         if pressure > before {
             tracing::warn!(?pressure, reserve = self.reserve, "memory is short");
         } else if pressure < before {
             tracing::info!(?pressure, "memory is less short");
         }
+        self.pressure.send_replace(pressure);
+        self.lock().fresh = true;
+        self.readings.fetch_add(1, Ordering::Relaxed);
         pressure
     }
 
-    /// Notes the arrival of a request. Wakes the thread if it sleeps, and returns whether it did.
+    /// Notes the arrival of a request, and wakes the thread if it sleeps. Returns whether the last reading is fresh.
     fn wake(&self) -> bool {
         let mut thread = self.lock();
         thread.arrived = true;
-        let asleep = std::mem::take(&mut thread.asleep);
-        if asleep {
+        if thread.asleep {
             self.work.notify_one();
         }
-        asleep
+        thread.fresh
     }
 
     /// Reads and acts until the guard is dropped.
-    fn watch(&self, models: &ModelPool, counters: &HttpCounters) {
+    fn watch(&self, models: &ModelPool) {
+        let mut before = MemoryPressure::None;
         loop {
             let pressure = self.measure();
-            if pressure >= MemoryPressure::Evict {
-                for engine in models.engines() {
-                    // A full command queue gets it at the next reading.
-                    let _ = engine.relieve_memory(pressure);
-                }
-                release_free_memory();
+            for engine in models.engines() {
+                // A full command queue gets it at the next reading.
+                let _ = engine.set_memory_pressure(pressure);
             }
-            let idle = pressure == MemoryPressure::None && counters.requests_in_flight() == 0;
-            if !self.rest(idle) {
+            match pressure {
+                MemoryPressure::Refuse => self.start.notify_waiters(),
+                MemoryPressure::None | MemoryPressure::Evict => {
+                    (0..STARTS_PER_READING).for_each(|_| self.start.notify_one());
+                }
+                MemoryPressure::Hold | MemoryPressure::SwapOut => {}
+            }
+            let risen = pressure > before;
+            before = pressure;
+            let idle = self.running.load(Ordering::Relaxed) == 0 && self.waiting().is_empty();
+            if !self.rest(idle && !risen) {
                 return;
+            }
+            if risen {
+                // The engines have given memory back meanwhile.
+                release_free_memory();
             }
         }
     }
@@ -216,6 +315,7 @@ impl Shared {
         let mut thread = self.lock();
         if idle && !thread.arrived {
             thread.asleep = true;
+            thread.fresh = false;
             while !thread.arrived && !thread.stopped {
                 let waited = self.work.wait(thread);
                 thread = waited.unwrap_or_else(PoisonError::into_inner);
@@ -238,6 +338,8 @@ mod tests {
     use std::time::Instant;
 
     const RESERVE: u64 = 400 << 10;
+    /// Longer than any test waits.
+    const LONG: Duration = Duration::from_secs(60);
 
     fn write(dir: &Path, free_kibibytes: u64) {
         let text = format!("MemTotal: 1000 kB\nMemAvailable: {free_kibibytes} kB\n");
@@ -246,18 +348,23 @@ mod tests {
         std::fs::rename(new, dir.join("meminfo")).expect("renamed");
     }
 
-    fn start(dir: &Path, reserve: Option<u64>) -> (Option<MemoryGuard>, Arc<HttpCounters>) {
-        let counters = Arc::new(HttpCounters::default());
+    fn start(dir: &Path, reserve: Option<u64>) -> Option<MemoryGuard> {
         let files = MemoryFiles::within(dir, &dir.join("none"));
         let config = MemoryGuardConfig { files, reserve };
         let models = ModelPool::loaded(Vec::new());
-        let guard = MemoryGuard::start(config, models, counters.clone()).expect("a thread");
-        (guard, counters)
+        MemoryGuard::start(config, models).expect("a thread")
+    }
+
+    /// A guard that holds requests for `hold_time`.
+    fn guard(dir: &Path, hold_time: Duration) -> MemoryGuard {
+        let mut guard = start(dir, Some(RESERVE)).expect("memory is reported");
+        guard.hold_time = hold_time;
+        guard
     }
 
     /// Waits until the thread sleeps without a timer.
     fn wait_until_asleep(guard: &MemoryGuard) {
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + LONG;
         while !guard.shared.lock().asleep {
             assert!(Instant::now() < until, "it does not sleep");
             std::thread::sleep(Duration::from_millis(5));
@@ -267,86 +374,142 @@ mod tests {
     async fn reached(guard: &MemoryGuard, pressure: MemoryPressure) {
         let mut levels = guard.shared.pressure.subscribe();
         let waiting = levels.wait_for(|level| *level == pressure);
-        let level = timeout(Duration::from_secs(20), waiting).await;
+        let level = timeout(LONG, waiting).await;
         level.expect("in time").expect("the thread runs");
+    }
+
+    fn counts(guard: &MemoryGuard) -> [u64; 2] {
+        let counts = [&guard.shared.held_requests, &guard.shared.refused_requests];
+        counts.map(|count| count.load(Ordering::Relaxed))
+    }
+
+    #[tokio::test]
+    async fn held_request_starts_once_memory_is_free() {
+        let dir = tempfile::tempdir().expect("a directory");
+        write(dir.path(), 500);
+        let guard = guard(dir.path(), LONG);
+        let _running = guard.admit(None).await.expect("enough is free");
+        write(dir.path(), 350);
+        reached(&guard, MemoryPressure::Evict).await;
+        drop(guard.admit(None).await.expect("caches are evicted first"));
+        assert_eq!(counts(&guard), [0, 0]);
+
+        write(dir.path(), 250);
+        reached(&guard, MemoryPressure::Hold).await;
+        let (held, ()) = tokio::join!(guard.admit(None), async {
+            assert_eq!(counts(&guard), [1, 0]);
+            write(dir.path(), 500);
+        });
+        held.expect("memory is free again");
     }
 
     #[tokio::test]
     async fn requests_wait_then_get_503() {
         let dir = tempfile::tempdir().expect("a directory");
         write(dir.path(), 500);
-        let (guard, counters) = start(dir.path(), Some(RESERVE));
-        let guard = guard.expect("memory is reported");
-        guard.admit().await.expect("enough is free");
-        let _running = counters.count_request();
-
-        write(dir.path(), 350);
-        reached(&guard, MemoryPressure::Hold).await;
-        let (held, ()) = tokio::join!(guard.admit(), async {
-            tokio::task::yield_now().await;
-            assert_eq!(guard.shared.held.load(Ordering::Relaxed), 1);
-            write(dir.path(), 500);
-        });
-        held.expect("memory is free again in time");
-
+        let guard = guard(dir.path(), Duration::from_millis(1));
+        let _running = guard.admit(None).await.expect("enough is free");
         write(dir.path(), 250);
-        reached(&guard, MemoryPressure::Evict).await;
-        let problem = guard.admit().await.expect_err("it has waited");
+        reached(&guard, MemoryPressure::Hold).await;
+        let problem = guard.admit(None).await.err().expect("it has waited");
         assert_eq!(
             (problem.status().as_u16(), problem.code()),
             (503, "memory-pressure")
         );
+        assert_eq!(counts(&guard), [1, 1]);
 
         write(dir.path(), 50);
         reached(&guard, MemoryPressure::Refuse).await;
-        let held = guard.shared.held.load(Ordering::Relaxed);
-        guard.admit().await.expect_err("refused at once");
-        assert_eq!(guard.shared.held.load(Ordering::Relaxed), held);
-        assert_eq!(guard.shared.refused.load(Ordering::Relaxed), 2);
+        assert!(guard.admit(None).await.is_err(), "refused at once");
+        assert_eq!(counts(&guard), [1, 2]);
         let mut families = MetricFamilies::default();
         guard.write(&mut families);
         assert!(families.text().contains("\ncorral_memory_pressure 4\n"));
 
         write(dir.path(), 500);
         reached(&guard, MemoryPressure::None).await;
-        guard.admit().await.expect("it has recovered");
+        assert!(guard.admit(None).await.is_ok(), "it has recovered");
     }
 
     #[tokio::test]
-    async fn waiting_requests_are_bounded() {
+    async fn one_request_runs_however_short_memory_is() {
         let dir = tempfile::tempdir().expect("a directory");
-        write(dir.path(), 350);
-        let (guard, _) = start(dir.path(), Some(RESERVE));
-        let guard = guard.expect("memory is reported");
-        let _all = guard
-            .held
-            .acquire_many(MAX_HELD as u32)
-            .await
-            .expect("free");
-        guard.admit().await.expect_err("no room to wait");
-        assert_eq!(guard.shared.held.load(Ordering::Relaxed), 0);
+        for (free, pressure) in [(250, MemoryPressure::Hold), (50, MemoryPressure::Refuse)] {
+            write(dir.path(), free);
+            let guard = guard(dir.path(), Duration::from_millis(1));
+            reached(&guard, pressure).await;
+            for _ in 0..3 {
+                let _running = guard.admit(None).await.expect("it is the only one");
+                assert!(guard.admit(None).await.is_err(), "another runs");
+            }
+        }
+        write(dir.path(), 250);
+        let guard = guard(dir.path(), LONG);
+        reached(&guard, MemoryPressure::Hold).await;
+        let running = guard.admit(None).await.expect("it is the only one");
+        let (held, ()) = tokio::join!(guard.admit(None), async {
+            assert_eq!(counts(&guard), [1, 0]);
+            drop(running);
+        });
+        assert!(held.is_ok(), "no other runs now");
     }
 
     #[tokio::test]
-    async fn idle_thread_sleeps_until_request() {
+    async fn full_tenant_leaves_places_to_others() {
         let dir = tempfile::tempdir().expect("a directory");
-        write(dir.path(), 500);
-        let (guard, _) = start(dir.path(), Some(RESERVE));
-        let guard = guard.expect("memory is reported");
-        wait_until_asleep(&guard);
+        write(dir.path(), 250);
+        let guard = guard(dir.path(), LONG);
+        let take = |tenant| WaitingPlace::take(&guard.shared, Some(Tenant(tenant)));
+        let mut places: Vec<_> = (0..MAX_HELD_PER_TENANT).map(|_| take(0)).collect();
+        assert!(places.iter().all(Option::is_some) && take(0).is_none());
+        places.extend((1..).take(MAX_HELD - MAX_HELD_PER_TENANT).map(take));
+        assert!(places.iter().all(Option::is_some), "others have places");
+        assert!(take(1000).is_none(), "all are taken");
+        drop(places);
+        assert!(guard.shared.waiting().is_empty());
+        assert!(take(0).is_some());
+    }
+
+    #[tokio::test]
+    async fn failed_reading_keeps_last_level() {
+        let dir = tempfile::tempdir().expect("a directory");
+        write(dir.path(), 250);
+        let guard = guard(dir.path(), Duration::from_millis(1));
+        reached(&guard, MemoryPressure::Hold).await;
+        let _running = guard.admit(None).await.expect("it is the only one");
+        std::fs::remove_file(dir.path().join("meminfo")).expect("removed");
+        let readings = || guard.shared.readings.load(Ordering::Relaxed);
+        let before = readings();
+        let until = Instant::now() + LONG;
+        while readings() < before + 2 {
+            assert!(Instant::now() < until, "the thread reads on");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(*guard.shared.pressure.borrow(), MemoryPressure::Hold);
+    }
+
+    #[tokio::test]
+    async fn idle_thread_sleeps_however_short_memory_is() {
+        let dir = tempfile::tempdir().expect("a directory");
         write(dir.path(), 50);
-        guard.admit().await.expect_err("the first request reads");
+        let guard = guard(dir.path(), LONG);
+        reached(&guard, MemoryPressure::Refuse).await;
+        wait_until_asleep(&guard);
+        // The first request starts. The second one is not refused by the old reading, but waits for a new one.
         write(dir.path(), 500);
+        let first = guard.admit(None).await.expect("no other runs");
+        assert!(guard.admit(None).await.is_ok(), "enough is free now");
         reached(&guard, MemoryPressure::None).await;
+        drop(first);
         wait_until_asleep(&guard);
     }
 
     #[test]
     fn guard_is_off_without_reserve_or_readings() {
         let dir = tempfile::tempdir().expect("a directory");
-        assert!(start(dir.path(), None).0.is_none(), "nothing is reported");
+        assert!(start(dir.path(), None).is_none(), "nothing is reported");
         write(dir.path(), 0);
-        assert!(start(dir.path(), Some(0)).0.is_none());
-        assert!(start(dir.path(), None).0.is_some());
+        assert!(start(dir.path(), Some(0)).is_none());
+        assert!(start(dir.path(), None).is_some());
     }
 }

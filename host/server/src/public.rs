@@ -2,6 +2,7 @@
 
 use crate::deployments::{ServingDeployment, Unavailable};
 use crate::listener::{ConnectionInfo, FinalEvent};
+use crate::memory_guard::MemoryPermit;
 use crate::probes;
 use crate::problem::{ErrorFormat, Problem};
 use crate::request_body::{BodyState, RequestBody};
@@ -43,7 +44,7 @@ pub(crate) async fn answer(
             problem.into_response_as(context.format)
         }
     };
-    log.answer(response, context.key_name)
+    log.answer(response, context.key_name, context.memory_permit)
 }
 
 /// What routing has determined about a request so far.
@@ -55,6 +56,8 @@ struct RequestContext {
     key_name: Option<Arc<str>>,
     /// Deployment that owns the route.
     deployment: Option<Arc<ServingDeployment>>,
+    /// Permit of the memory guard.
+    memory_permit: Option<MemoryPermit>,
 }
 
 /// Passes the request to the plugin that owns the route.
@@ -83,15 +86,14 @@ async fn route(
         .pick()
         .map_err(|reason| unavailable(&deployment.name, &reason))?;
     context.format = policy.error_format;
-    if let Some(Some(memory)) = state.memory.get() {
-        memory.admit().await?;
-    }
     let keys = state.api_keys.as_deref();
-    let admitted = policy.admit(keys, &deployment.name, &mut head.headers)?;
-    context.key_name = admitted
-        .holder
-        .as_ref()
-        .map(|holder| holder.key_name.clone());
+    let holder = policy.authenticate(keys, &deployment.name, &mut head.headers)?;
+    context.key_name = holder.as_ref().map(|holder| holder.key_name.clone());
+    let tenant = holder.as_ref().map(|holder| holder.tenant);
+    if let Some(Some(memory)) = state.memory.get() {
+        context.memory_permit = Some(memory.admit(tenant).await?);
+    }
+    let quota_permit = policy.acquire_quotas(holder.as_ref())?;
     let limit = plugin.limits().request_bytes as u64;
     let deployment_context = Arc::clone(&deployment.context);
     body.set_limit(limit, move || {
@@ -110,8 +112,8 @@ async fn route(
     head.headers.insert(REQUEST_ID, id.header());
     let options = CallOptions {
         id: Some(id.to_string()),
-        tenant: admitted.holder.as_ref().map(|holder| holder.tenant),
-        quota_permit: admitted.quota_permit,
+        tenant,
+        quota_permit,
         ..CallOptions::default()
     };
     let answer = plugin

@@ -4,6 +4,7 @@
 //! client disconnected before it.
 
 use crate::http_counters::{CounterGuard, HttpCounters};
+use crate::memory_guard::MemoryPermit;
 use bytes::Bytes;
 use corral_runtime::{Body, CallError, PolledFrame};
 use http::header::CONTENT_LENGTH;
@@ -72,6 +73,8 @@ pub(crate) struct RequestLog {
     method: Method,
     path: String,
     key_name: Option<Arc<str>>,
+    /// Held until the answer ends.
+    _memory_permit: Option<MemoryPermit>,
     started: Instant,
     status: u16,
     bytes: u64,
@@ -93,6 +96,7 @@ impl RequestLog {
             method: method.clone(),
             path: path.to_owned(),
             key_name: None,
+            _memory_permit: None,
             started: Instant::now(),
             status: 0,
             bytes: 0,
@@ -101,13 +105,15 @@ impl RequestLog {
         }
     }
 
-    /// Records the answer's head and attaches this log to its body.
+    /// Records the answer's head and attaches this log and the permit to its body.
     pub(crate) fn answer(
         mut self,
         response: Response<Body>,
         key_name: Option<Arc<str>>,
+        memory_permit: Option<MemoryPermit>,
     ) -> Response<LoggedBody> {
         self.key_name = key_name;
+        self._memory_permit = memory_permit;
         self.in_flight.counters().count_response(response.status());
         self.status = response.status().as_u16();
         self.content_length = response
@@ -222,9 +228,9 @@ mod tests {
                 .text()
                 .contains("\ncorral_http_requests_aborted_total 1\n")
         };
-        drop(begin().answer(Response::new(Body::empty()), None));
+        drop(begin().answer(Response::new(Body::empty()), None, None));
         assert!(!aborted(), "an empty answer is complete");
-        drop(begin().answer(Response::new(Body::from("not read")), None));
+        drop(begin().answer(Response::new(Body::from("not read")), None, None));
         assert!(aborted());
     }
 }

@@ -33,44 +33,42 @@ pub struct RequestPolicy {
 }
 
 impl RequestPolicy {
-    /// Admits a request to the deployment named `deployment`: checks its API key and acquires all quotas
-    /// that apply. Removes API keys from the headers, even if none is required.
-    pub(crate) fn admit(
+    /// Checks the API key of a request to the deployment named `deployment`, and returns its holder. Removes API keys
+    /// from the headers, even if none is required.
+    pub(crate) fn authenticate(
         &self,
         keys: Option<&ApiKeys>,
         deployment: &str,
         headers: &mut HeaderMap,
-    ) -> Result<AdmittedRequest, Problem> {
-        let holder = match (self.access, keys) {
+    ) -> Result<Option<KeyHolder>, Problem> {
+        match (self.access, keys) {
             (Access::Open, keys) => {
                 if let Some(keys) = keys {
                     keys.remove_from(headers);
                 }
-                None
+                Ok(None)
             }
-            (Access::Keys, Some(keys)) => Some(keys.authenticate(headers, deployment)?),
+            (Access::Keys, Some(keys)) => keys.authenticate(headers, deployment).map(Some),
             // Without a key file the deployment is closed, not open.
-            (Access::Keys, None) => Some(ApiKeys::none().authenticate(headers, deployment)?),
-        };
-        let holder_quotas = holder.iter().flat_map(|holder| &holder.quotas);
-        let quotas: Vec<_> = self.quota.iter().chain(holder_quotas).cloned().collect();
-        let quota_permit = match quotas.is_empty() {
-            true => None,
-            false => Some(QuotaPermit::acquire(quotas)?),
-        };
-        Ok(AdmittedRequest {
-            holder,
-            quota_permit,
-        })
+            (Access::Keys, None) => {
+                let holder = ApiKeys::none().authenticate(headers, deployment)?;
+                Ok(Some(holder))
+            }
+        }
     }
-}
 
-/// An admitted request.
-#[derive(Debug)]
-pub(crate) struct AdmittedRequest {
-    pub(crate) holder: Option<KeyHolder>,
-    /// Holds the quotas while the request runs.
-    pub(crate) quota_permit: Option<Arc<QuotaPermit>>,
+    /// Acquires all quotas that apply to a request. The permit holds them while the request runs.
+    pub(crate) fn acquire_quotas(
+        &self,
+        holder: Option<&KeyHolder>,
+    ) -> Result<Option<Arc<QuotaPermit>>, Problem> {
+        let holder_quotas = holder.into_iter().flat_map(|holder| &holder.quotas);
+        let quotas: Vec<_> = self.quota.iter().chain(holder_quotas).cloned().collect();
+        match quotas.is_empty() {
+            true => Ok(None),
+            false => Ok(Some(QuotaPermit::acquire(quotas)?)),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -86,11 +84,13 @@ mod tests {
             ..RequestPolicy::default()
         };
         let mut headers = HeaderMap::new();
-        let problem = policy.admit(None, "/x", &mut headers).expect_err("closed");
+        let problem = policy.authenticate(None, "/x", &mut headers);
+        let problem = problem.expect_err("closed");
         assert_eq!(problem.status(), 401);
         let value = "Bearer corral_0".parse().expect("a header");
         headers.insert(http::header::AUTHORIZATION, value);
-        let problem = policy.admit(None, "/x", &mut headers).expect_err("closed");
+        let problem = policy.authenticate(None, "/x", &mut headers);
+        let problem = problem.expect_err("closed");
         assert_eq!(problem.status(), 401);
     }
 
@@ -103,8 +103,9 @@ mod tests {
         let headers_left = |sent: &str| {
             let value = sent.parse().expect("a header");
             let mut headers = HeaderMap::from_iter([(http::header::AUTHORIZATION, value)]);
-            let admitted = RequestPolicy::default().admit(Some(&keys), "/x", &mut headers);
-            assert!(admitted.expect("it is open").holder.is_none());
+            let policy = RequestPolicy::default();
+            let holder = policy.authenticate(Some(&keys), "/x", &mut headers);
+            assert!(holder.expect("it is open").is_none());
             headers.len()
         };
         assert_eq!(headers_left(&format!("Bearer {}", key.key())), 0);
@@ -121,13 +122,12 @@ mod tests {
             quota: Some(Quota::new("deployment", "/x", allowance)),
             ..RequestPolicy::default()
         };
-        let mut headers = HeaderMap::new();
-        let admitted = policy.admit(None, "/x", &mut headers).expect("the first");
-        let problem = policy.admit(None, "/x", &mut headers);
+        let permit = policy.acquire_quotas(None).expect("the first");
+        let problem = policy.acquire_quotas(None);
         assert_eq!(problem.expect_err("the second").status(), 429);
-        drop(admitted);
-        assert!(policy.admit(None, "/x", &mut headers).is_ok());
-        let open = RequestPolicy::default().admit(None, "/x", &mut headers);
-        assert!(open.expect("no quota").quota_permit.is_none());
+        drop(permit);
+        assert!(policy.acquire_quotas(None).is_ok());
+        let open = RequestPolicy::default().acquire_quotas(None);
+        assert!(open.expect("no quota").is_none());
     }
 }

@@ -4,7 +4,8 @@ use crate::admin::{self, AdminExposure, AdminGuard, AdminState, AdminToken};
 use crate::api_keys::ApiKeys;
 use crate::file_watcher::watch;
 use crate::listener::{
-    BindError, HttpLimits, Listener, ListenerConfig, Socket, UnixSocketFile, bind, bind_unix,
+    BindError, HttpLimits, Listener, ListenerConfig, Socket, SpareFiles, UnixSocketFile, bind,
+    bind_unix,
 };
 use crate::memory_guard::{MemoryGuard, MemoryGuardConfig};
 use crate::public;
@@ -175,6 +176,7 @@ impl Server {
             public_address: listeners.public.local_addr()?,
             stopping: AtomicBool::new(false),
         });
+        let spare_files = Arc::new(SpareFiles::new(SPARE_ADMIN_FILES));
         let public_state = state.clone();
         let public = Listener::start(
             Socket::Tcp(listeners.public),
@@ -182,7 +184,8 @@ impl Server {
                 limits: options.limits.clone(),
                 tls: options.tls,
                 counters: Some(state.counters.clone()),
-                spare_files: 0,
+                spare_files: spare_files.clone(),
+                uses_spare_files: false,
             },
             move |request| public::answer(public_state.clone(), request),
         );
@@ -193,13 +196,16 @@ impl Server {
             ListenerConfig {
                 limits: HttpLimits {
                     max_connections: options.limits.max_admin_connections,
-                    max_connections_per_address: options.limits.max_admin_connections
-                        - options.limits.max_admin_connections / 4,
+                    max_connections_per_address: Some(
+                        options.limits.max_admin_connections
+                            - options.limits.max_admin_connections / 4,
+                    ),
                     ..options.limits
                 },
                 tls: admin_tls,
                 counters: None,
-                spare_files: SPARE_ADMIN_FILES,
+                spare_files,
+                uses_spare_files: true,
             },
             move |request| admin::answer(admin_state.clone(), request),
         );
@@ -216,8 +222,7 @@ impl Server {
 
     /// Starts to serve requests. Only the first call has an effect.
     pub fn serve(&self, services: Services) {
-        let (models, counters) = (services.models.clone(), self.state.counters.clone());
-        let guard = MemoryGuard::start(self.memory.clone(), models, counters);
+        let guard = MemoryGuard::start(self.memory.clone(), services.models.clone());
         let guard = guard.unwrap_or_else(|error| {
             tracing::error!(%error, "cannot start the thread that watches memory; nothing does");
             None

@@ -20,7 +20,7 @@ pub struct PublicArgs {
     #[arg(long, value_name = "N", default_value_t = 1024,
           value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) max_connections: u64,
-    /// Connections of one client address (one /64 for IPv6); raise it behind a proxy [default: a quarter of all]
+    /// Connections of one client address (one /64 for IPv6) [default: a quarter of all, while few are free]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) max_connections_per_address: Option<u64>,
     /// Timeout for the head of the next request, in seconds; closes idle connections too
@@ -107,10 +107,8 @@ impl PublicArgs {
                 shares.open_files, self.max_connections
             ));
         }
-        let per_address = self.max_connections_per_address;
         limits.max_connections = size(max_connections);
-        limits.max_connections_per_address =
-            size(per_address.unwrap_or(max_connections.div_ceil(4)));
+        limits.max_connections_per_address = self.max_connections_per_address.map(size);
         limits.max_admin_connections = size(shares.admin);
         limits.header_timeout = self.header_timeout;
         limits.handshake_timeout = limits.handshake_timeout.min(self.header_timeout);

@@ -65,7 +65,7 @@ pub(crate) async fn open(
     let listeners = listeners.with_admin_token(token)?;
     let mut limits = HttpLimits::default();
     // The bench is the only client.
-    limits.max_connections_per_address = limits.max_connections;
+    limits.max_connections_per_address = Some(limits.max_connections);
     let server =
         Server::start(listeners, limits).map_err(Error::context("cannot start the listeners"))?;
     server.serve(Services {

@@ -1,29 +1,30 @@
 //! Limits the connections of each client address.
 //!
-//! Addresses of this machine are limited too: any local user can connect. A proxy in front needs a higher limit.
+//! Addresses of this machine are limited too: any local user can connect.
 
+use super::log_interval::LogInterval;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
-/// Time between two refusals that are worth a line in the log.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// An address is never refused for fewer connections than this, unless a limit is given.
+const MIN_SHARE: usize = 8;
 
 /// Counts open connections by address. Holds no more addresses than there are connections.
 #[derive(Debug)]
 pub(super) struct AddressLimiter {
     limit: usize,
+    /// The limit applies while at most this many connections are free.
+    scarce: usize,
     open: Arc<Mutex<HashMap<IpAddr, usize>>>,
-    /// The last refusal that was news.
-    last_news: Mutex<Option<Instant>>,
+    log: LogInterval,
 }
 
 /// The address has as many connections as it may.
 #[derive(Debug)]
 pub(super) struct AddressFull {
-    /// Whether the refusal is worth a line in the log.
-    pub(super) is_news: bool,
+    /// Whether to log the refusal.
+    pub(super) should_log: bool,
 }
 
 /// Counts as one connection of its address until dropped.
@@ -34,30 +35,43 @@ pub(super) struct AddressPermit {
 }
 
 impl AddressLimiter {
-    /// Allows `limit` connections per address.
-    pub(super) fn new(limit: usize) -> Self {
+    /// Limits each address to `limit` of all `connections`. Without a limit it is a quarter of them, and applies only
+    /// while no more than a quarter is free.
+    pub(super) fn new(limit: Option<usize>, connections: usize) -> Self {
+        let quarter = connections.div_ceil(4);
+        let (limit, scarce) = match limit {
+            Some(limit) => (limit, usize::MAX),
+            None => (quarter.max(MIN_SHARE), quarter),
+        };
         AddressLimiter {
             limit,
+            scarce,
             open: Arc::default(),
-            last_news: Mutex::default(),
+            log: LogInterval::default(),
         }
     }
 
-    /// Counts one more connection of `address`, unless that exceeds the limit.
-    pub(super) fn acquire(&self, address: IpAddr) -> Result<AddressPermit, AddressFull> {
+    /// The limit of each address.
+    pub(super) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Counts one more connection of `address`, unless that exceeds the limit. `free` connections are left for it and
+    /// others.
+    pub(super) fn acquire(
+        &self,
+        address: IpAddr,
+        free: usize,
+    ) -> Result<AddressPermit, AddressFull> {
         let address = network(address);
         let mut open = lock(&self.open);
         let count = open.entry(address).or_default();
-        if *count >= self.limit {
+        if *count >= self.limit && free <= self.scarce {
             if *count == 0 {
                 open.remove(&address);
             }
-            let mut last = lock(&self.last_news);
-            let is_news = last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
-            if is_news {
-                *last = Some(Instant::now());
-            }
-            return Err(AddressFull { is_news });
+            let should_log = self.log.should_log();
+            return Err(AddressFull { should_log });
         }
         *count += 1;
         Ok(AddressPermit {
@@ -97,11 +111,11 @@ mod tests {
 
     #[test]
     fn networks_count_separately_and_empty_ones_are_dropped() {
-        let limiter = AddressLimiter::new(2);
-        let acquire = |text: &str| limiter.acquire(text.parse().expect("an address"));
+        let limiter = AddressLimiter::new(Some(2), 100);
+        let acquire = |text: &str| limiter.acquire(text.parse().expect("an address"), 100);
         let (one, two) = (acquire("10.0.0.1"), acquire("::ffff:10.0.0.1"));
         assert!(one.is_ok() && two.is_ok());
-        let refused = ["10.0.0.1"; 2].map(|address| acquire(address).expect_err("full").is_news);
+        let refused = ["10.0.0.1"; 2].map(|address| acquire(address).expect_err("full").should_log);
         assert_eq!(refused, [true, false], "one line in the log");
         let held = [
             acquire("10.0.0.2"),
@@ -115,5 +129,22 @@ mod tests {
         assert!(acquire("10.0.0.1").is_ok());
         drop((two, held));
         assert!(lock(&limiter.open).is_empty());
+    }
+
+    #[test]
+    fn address_is_refused_only_while_connections_are_scarce() {
+        let address: IpAddr = "10.0.0.1".parse().expect("an address");
+        let other = "10.0.0.2".parse().expect("an address");
+        for (connections, held) in [(1024, 768), (24, 18), (8, 8), (1, 1)] {
+            let limiter = AddressLimiter::new(None, connections);
+            let mut permits = Vec::new();
+            while permits.len() < connections
+                && let Ok(permit) = limiter.acquire(address, connections - permits.len())
+            {
+                permits.push(permit);
+            }
+            assert_eq!(permits.len(), held, "of {connections}");
+            assert!(limiter.acquire(other, connections - held).is_ok());
+        }
     }
 }
