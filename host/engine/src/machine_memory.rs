@@ -113,6 +113,9 @@ struct GroupFiles {
     cache: &'static [&'static str],
 }
 
+/// A limit from here on is none.
+const NO_LIMIT: u64 = 1 << 62;
+
 const VERSION_2: GroupFiles = GroupFiles {
     limit: "memory.max",
     usage: "memory.current",
@@ -195,8 +198,9 @@ impl MemoryFiles {
             let dir = root.join(path.trim_start_matches('/'));
             for dir in dir.ancestors().take_while(|dir| dir.starts_with(&root)) {
                 let limit = existing(&dir.join(files.limit)).ok()?;
-                // The root has no file, and a group without a limit has the word "max".
-                let Some(limit) = limit.and_then(|limit| limit.trim().parse().ok()) else {
+                // The root has no file. Without a limit, version 2 has the word "max", and version 1 a huge number.
+                let limit = limit.and_then(|limit| limit.trim().parse::<u64>().ok());
+                let Some(limit) = limit.filter(|limit| *limit < NO_LIMIT) else {
                     continue;
                 };
                 groups.push(Group {

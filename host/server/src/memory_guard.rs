@@ -117,12 +117,11 @@ impl MemoryGuard {
 
     /// Returns a permit once the request may start, or the problem to answer.
     pub(crate) async fn admit(&self, tenant: Option<Tenant>) -> Result<MemoryPermit, Problem> {
-        let fresh = self.shared.wake();
+        self.shared.wake();
         if let Some(permit) = self.shared.try_start() {
             return Ok(permit);
         }
-        // A reading from before the thread slept refuses nobody.
-        if (!fresh || !self.shared.refuses())
+        if !self.shared.refuses()
             && let Some(_place) = WaitingPlace::take(&self.shared, tenant)
         {
             self.shared.held_requests.fetch_add(1, Ordering::Relaxed);
@@ -227,8 +226,9 @@ impl Shared {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether requests are refused. A reading from before the thread slept refuses none.
     fn refuses(&self) -> bool {
-        *self.pressure.borrow() >= MemoryPressure::Refuse
+        self.lock().fresh && *self.pressure.borrow() >= MemoryPressure::Refuse
     }
 
     /// A permit, if memory suffices or no other request runs.
@@ -271,14 +271,13 @@ impl Shared {
         pressure
     }
 
-    /// Notes the arrival of a request, and wakes the thread if it sleeps. Returns whether the last reading is fresh.
-    fn wake(&self) -> bool {
+    /// Notes the arrival of a request, and wakes the thread if it sleeps.
+    fn wake(&self) {
         let mut thread = self.lock();
         thread.arrived = true;
         if thread.asleep {
             self.work.notify_one();
         }
-        thread.fresh
     }
 
     /// Reads and acts until the guard is dropped.

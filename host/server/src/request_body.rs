@@ -21,8 +21,8 @@ use tokio::time::{Instant, Sleep, sleep};
 /// Most bytes to discard. A client that sends more sees a broken connection.
 const MAX_DISCARDED: u64 = 16 << 20;
 
-/// A timer that fires this late shows that the process was stopped. What the client sent meanwhile may not have been
-/// read yet, so its time begins anew.
+/// A timer that fires this late shows that the process was stopped. Bytes that arrived during the stop may be unread, so
+/// the client's time begins anew, once.
 const LATE_TIMER: Duration = Duration::from_secs(1);
 
 /// How the body has arrived so far.
@@ -87,6 +87,8 @@ where
     /// Runs while a reader waits. Created by the first wait: most bodies arrive at once.
     timer: Option<Pin<Box<Sleep>>>,
     is_waiting: bool,
+    /// The timer of this wait has fired late.
+    was_late: bool,
 }
 
 impl<B> RequestBody<B>
@@ -111,6 +113,7 @@ where
             idle_timeout,
             timer: None,
             is_waiting: false,
+            was_late: false,
         };
         (body, status)
     }
@@ -159,12 +162,14 @@ where
         if !self.is_waiting {
             timer.as_mut().reset(Instant::now() + timeout);
             self.is_waiting = true;
+            self.was_late = false;
         }
         loop {
             ready!(timer.as_mut().poll(cx));
-            if timer.deadline().elapsed() < LATE_TIMER {
+            if self.was_late || timer.deadline().elapsed() < LATE_TIMER {
                 return Poll::Ready(());
             }
+            self.was_late = true;
             timer.as_mut().reset(Instant::now() + timeout);
         }
     }

@@ -68,13 +68,13 @@ impl HttpRequestId {
 
 /// A request in progress. Dropping it writes the access log line.
 pub(crate) struct RequestLog {
+    /// Held until the answer ends. Dropped first: a request that is not in flight has none.
+    _memory_permit: Option<MemoryPermit>,
     in_flight: CounterGuard,
     id: HttpRequestId,
     method: Method,
     path: String,
     key_name: Option<Arc<str>>,
-    /// Held until the answer ends.
-    _memory_permit: Option<MemoryPermit>,
     started: Instant,
     status: u16,
     bytes: u64,
