@@ -172,7 +172,7 @@ impl DiskQueue {
 
     /// Reports a result. True for the first one since [`take_done`](Self::take_done): wake the engine.
     pub fn finish(&self, mut done: Done) -> bool {
-        if let Done::Written { .. } | Done::Unwritten { .. } = done {
+        if matches!(done, Done::Written { .. } | Done::Unwritten { .. }) {
             let kept = self.lock().writing.take().is_some_and(|(_, keep)| keep);
             if let Done::Written { bytes, .. } = &mut done
                 && !kept
