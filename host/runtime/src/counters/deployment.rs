@@ -307,8 +307,8 @@ mod tests {
         let metrics = counters.metrics();
         let values: Vec<_> = metrics.iter().map(|metric| metric.value).collect();
         let expected = [
-            8.0, 1.0, 9.0, 6.0, 7.0, 12.0, 1.0, 2.0, 3.0, 4.0, 40.0, 5.0, 18.0, 17.0, 11.0, 12.0, 13.0,
-            14.0, 15.0, 16.0,
+            8.0, 1.0, 9.0, 6.0, 7.0, 12.0, 1.0, 2.0, 3.0, 4.0, 40.0, 5.0, 18.0, 17.0, 11.0, 12.0,
+            13.0, 14.0, 15.0, 16.0,
         ];
         assert_eq!(values, expected);
         assert_eq!(metrics[1].labels, [("code", "busy".to_owned())]);
