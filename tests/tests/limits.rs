@@ -373,19 +373,16 @@ fn long_prompts_are_tokenized_in_turn() {
 }
 
 #[test]
-fn chat_of_many_messages_is_refused_quickly() {
-    // The CPU time of a call: rendering and searching must not take more with each message.
-    let options = ["--cpu-limit", "10"];
-    let corral = Corral::start_with_routes(&[("/v1", "openai")], &options);
-    for (messages, code) in [
-        (27_000, "context_length_exceeded"),
-        (100_000, "too-many-values"),
-    ] {
-        let messages = vec![json!({"role": "user", "content": "x"}); messages];
-        let request = json!({"messages": messages, "max_tokens": 1}).to_string();
-        let answer = corral.post("/v1/chat/completions", request);
-        assert_eq!(answer.status, 400, "{answer:?}");
-        assert_eq!(answer.json()["error"]["code"], code, "{answer:?}");
-    }
+fn chat_of_too_many_messages_is_refused() {
+    let corral = Corral::start_with_routes(&[("/v1", "openai")], &["--cpu-limit", "10"]);
+    let messages = vec![json!({"role": "user", "content": "x"}); 100_000];
+    let request = json!({"messages": messages, "max_tokens": 1}).to_string();
+    let answer = corral.post("/v1/chat/completions", request);
+    assert_eq!(answer.status, 400, "{answer:?}");
+    assert_eq!(
+        answer.json()["error"]["code"],
+        "too-many-values",
+        "{answer:?}"
+    );
     corral.wait_until_idle();
 }

@@ -187,13 +187,15 @@ pub fn blocked_parts(parts: usize) -> Vec<u8> {
         let part = |part: usize| text.replace('#', &part.to_string());
         (0..parts).map(part).collect()
     };
-    let instances = each(
-        r#"(instance $p# (instantiate $part (with "wait" (func $wait))))
-        (core func $b# (canon lower (func $p# "block") async))"#,
+    let instances = each(r#"(instance $p# (instantiate $part (with "wait" (func $wait))))"#);
+    let blocks = each(
+        r#"(import "b#" (func $b# async))
+        (core func $b# (canon lower (func $b#) async))"#,
     );
     let imports = each(r#"(import "h" "b#" (func $b# (result i32)))"#);
     let calls = each("(drop (call $b#))");
     let with = each(r#"(export "b#" (func $b#))"#);
+    let with_parts = each(r#"(with "b#" (func $p# "block"))"#);
     let hour = "(call $wait (i64.const 3600000000000))";
     let text = format!(
         r#"(component
@@ -209,15 +211,20 @@ pub fn blocked_parts(parts: usize) -> Vec<u8> {
             (core instance $main (instantiate $main (with "h" (instance
                 (export "wait" (func $wait))))))
             (func (export "block") async (canon lift (core func $main "block"))))
-        (core func $w (canon lower (func $wait)))
         {instances}
-        (core module $main
-            (import "h" "wait" (func $wait (param i64)))
-            {imports}
-            (func (export "run") (result i32) {calls} {hour} (i32.const 0)))
-        (core instance $main (instantiate $main (with "h" (instance
-            (export "wait" (func $w)) {with}))))
-        (func $run async (result (result)) (canon lift (core func $main "run")))
+        (component $caller
+            (import "wait" (func $wait async (param "how-long" u64)))
+            (core func $w (canon lower (func $wait)))
+            {blocks}
+            (core module $main
+                (import "h" "wait" (func $wait (param i64)))
+                {imports}
+                (func (export "run") (result i32) {calls} {hour} (i32.const 0)))
+            (core instance $main (instantiate $main (with "h" (instance
+                (export "wait" (func $w)) {with}))))
+            (func (export "run") async (result (result)) (canon lift (core func $main "run"))))
+        (instance $caller (instantiate $caller (with "wait" (func $wait)) {with_parts}))
+        (alias export $caller "run" (func $run))
         (instance $command (export "run" (func $run)))
         (export "wasi:cli/run@0.3.0" (instance $command)))"#
     );
