@@ -1,6 +1,6 @@
 //! Attention on the CPU over a KV cache that many sequences share.
 //!
-//! [`Tiles`] reads the masks of a step and groups tokens that mostly attend to the same cells. [`attend`] computes the
+//! `Tiles` reads the masks of a step and groups tokens that mostly attend to the same cells. `attend` computes the
 //! heads of such a group that share keys and values. The crate knows no model and no llama.cpp: `corral-llama` passes
 //! pointers.
 //!
