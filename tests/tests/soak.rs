@@ -380,12 +380,12 @@ impl Soak {
         let growth = median(late) / median(early) - 1.0;
         let metrics = corral.wait_until_idle();
         println!(
-            "life {life}: {} rounds, {} requests, {} tokens computed, {} swapped out, {} not swapped in, memory {:+.2} %",
+            "life {life}: {} rounds, {} requests, {} tokens computed, {} swapped out, {} states lost, memory {:+.2} %",
             usages.len(),
             metrics.get("corral_engine_requests_finished_total"),
             metrics.get("corral_engine_computed_tokens_total"),
             metrics.get("corral_engine_swap_outs_total"),
-            metrics.get("corral_engine_swap_in_failures_total"),
+            metrics.get("corral_engine_swapped_states_lost_total"),
             growth * 100.0,
         );
         if life + 1 < LIVES.len() {

@@ -103,7 +103,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    pub fn usual_running_is_recent_maximum() {
+    fn usual_running_is_recent_maximum() {
         let mut window = BatchWindow::default();
         let mut ran = |counts: &[u32]| {
             counts.iter().for_each(|count| window.observe(*count));

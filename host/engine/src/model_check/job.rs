@@ -9,7 +9,6 @@ use crate::{
 use corral_isolation::ChildJob;
 use corral_llama::{FileAccess, load_backends};
 use std::future::Future;
-
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
