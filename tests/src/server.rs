@@ -262,15 +262,22 @@ impl Corral {
         self.child.id()
     }
 
+    /// Bytes of memory that the process holds now.
+    pub fn resident_bytes(&self) -> u64 {
+        self.status_bytes("VmRSS:")
+    }
+
     /// Most bytes of memory that the process ever held.
     pub fn peak_bytes(&self) -> u64 {
+        self.status_bytes("VmHWM:")
+    }
+
+    fn status_bytes(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
         let status = status.expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
         let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
-        kib.and_then(|kib| kib.trim().parse::<u64>().ok())
-            .expect("a number of kB")
-            << 10
+        kib.and_then(|kib| kib.parse::<u64>().ok()).expect(&status) << 10
     }
 
     /// Sends a signal, by its name without `SIG`.

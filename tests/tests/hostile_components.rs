@@ -33,14 +33,6 @@ fn costly_component(number: usize) -> Vec<u8> {
     wat::parse_str(text).expect("a component")
 }
 
-/// Resident bytes of a process.
-fn resident_bytes(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
-    kib.and_then(|kib| kib.parse::<u64>().ok()).expect(&status) << 10
-}
-
 /// Process ids of a server's children.
 fn children_of(server: u32) -> Vec<u32> {
     let processes = std::fs::read_dir("/proc").expect("there is one").flatten();
@@ -57,7 +49,7 @@ fn children_of(server: u32) -> Vec<u32> {
 #[test]
 fn costly_component_is_refused_others_deploy() {
     let (corral, _dir) = start();
-    let before = resident_bytes(corral.pid());
+    let before = corral.resident_bytes();
     let asked = corral.with_neighbors(|| {
         std::thread::scope(|scope| {
             let costly = scope.spawn(|| {
@@ -77,7 +69,7 @@ fn costly_component_is_refused_others_deploy() {
                 let digest = upload(&corral, &variant(&good, u64::from(corral.pid()) + number));
                 let name = format!("good-{number}");
                 assert_eq!(deploy(&corral, &manifest(&name, &digest, json!({}))), 1);
-                assert!(resident_bytes(corral.pid()) < before + LEFT_OVER);
+                assert!(corral.resident_bytes() < before + LEFT_OVER);
                 if costly.is_finished() {
                     break;
                 }
@@ -88,7 +80,7 @@ fn costly_component_is_refused_others_deploy() {
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_child_processes"), 0.0);
     assert_eq!(metrics.get("corral_child_processes_killed_total"), 1.0);
-    assert!(resident_bytes(corral.pid()) < before + LEFT_OVER);
+    assert!(corral.resident_bytes() < before + LEFT_OVER);
 }
 
 #[test]

@@ -5,8 +5,8 @@ use corral_tests::artifacts::{component, long_model};
 use corral_tests::deployments::{deploy, deploy_plugin, manifest, upload};
 use corral_tests::{Corral, Response, TIMEOUT, raw_exchange};
 use serde_json::{Value, json};
+use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 
 /// One limit.
 struct Row {
@@ -340,7 +340,7 @@ fn long_prompts_are_tokenized_in_turn() {
     let before = corral.peak_bytes();
     let prompt = "The quiet owl looks at the river. ".repeat((4 << 20) / 34);
     let request = json!({"prompt": prompt, "max_tokens": 1}).to_string();
-    let bytes = Mutex::new(0.0_f64);
+    let bytes = Cell::new(0.0_f64);
     corral.with_neighbors(|| {
         std::thread::scope(|scope| {
             for _ in 0..CLIENTS {
@@ -353,18 +353,14 @@ fn long_prompts_are_tokenized_in_turn() {
             }
             corral.wait_until("texts wait", |metrics| {
                 let now = metrics.get("corral_tokenization_bytes");
-                let mut bytes = bytes.lock().expect("not poisoned");
-                *bytes = bytes.max(now);
+                bytes.set(bytes.get().max(now));
                 metrics.get("corral_tokenizations_waiting") >= 2.0
             });
             // Short prompts do not wait for the long ones.
             corral.check_alive();
         });
     });
-    let (bytes, peak) = (
-        bytes.into_inner().expect("not poisoned"),
-        corral.peak_bytes(),
-    );
+    let (bytes, peak) = (bytes.get(), corral.peak_bytes());
     println!("peak {before} bytes before, {peak} after");
     assert!(bytes > 0.0 && bytes <= f64::from(4 << 20), "{bytes}");
     let guests = CLIENTS as u64 * (64 << 20);

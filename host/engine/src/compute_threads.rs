@@ -36,14 +36,16 @@ impl ComputeThreads {
 
     /// Computes with fewer threads while they wait for cores, if the backend can.
     pub fn adapt(&mut self, backend: &mut impl Backend) {
+        if backend.queue_delays().is_none() {
+            tracing::info!(
+                "the number of compute threads is fixed: the system does not tell how long threads wait for cores"
+            );
+            return;
+        }
         self.is_adaptive = backend.prepare_fewer_threads();
         if !self.is_adaptive {
             tracing::info!(
                 "the number of compute threads is fixed: results would depend on it, or threads do not start"
-            );
-        } else if backend.queue_delays().is_none() {
-            tracing::info!(
-                "the number of compute threads is fixed: the system does not tell how long threads wait for cores"
             );
         }
     }

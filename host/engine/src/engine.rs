@@ -316,12 +316,12 @@ impl Engine {
         self.send(Command::Status(Box::new(receive)))
     }
 
-    /// Evicts all prefix cache entries that are not retained.
+    /// Drops all prefix cache entries that are not retained.
     pub fn clear_prefix_cache(&self) -> Result<(), Error> {
         self.send(Command::ClearPrefixCache)
     }
 
-    /// Tells the engine how short memory is. From [`MemoryPressure::Evict`] on it drops offloaded prefixes and
+    /// Tells the engine how short memory is. From [`MemoryPressure::DropPrefixes`] on it drops offloaded prefixes and
     /// offloads no others; from [`MemoryPressure::SwapOut`] on it moves swapped-out states to disk, as far as the disk
     /// has room and its writes succeed. The engine is woken only if the pressure differs from that of the last call.
     pub fn set_memory_pressure(&self, pressure: MemoryPressure) -> Result<(), Error> {

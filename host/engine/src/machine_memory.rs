@@ -34,8 +34,8 @@ pub enum MemoryPressure {
     /// Enough is free.
     #[default]
     None,
-    /// Offloaded prefixes are evicted.
-    Evict,
+    /// Offloaded prefixes are dropped.
+    DropPrefixes,
     /// Requests that arrive wait as well.
     Hold,
     /// Swapped-out states move to disk as well.
@@ -47,7 +47,7 @@ pub enum MemoryPressure {
 impl MemoryPressure {
     const ALL: [MemoryPressure; 5] = [
         MemoryPressure::None,
-        MemoryPressure::Evict,
+        MemoryPressure::DropPrefixes,
         MemoryPressure::Hold,
         MemoryPressure::SwapOut,
         MemoryPressure::Refuse,

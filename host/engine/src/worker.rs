@@ -58,7 +58,7 @@ pub enum Command {
     Wake,
     /// Calls the function with the engine's status.
     Status(Box<dyn FnOnce(EngineStatus) + Send>),
-    /// Evicts all prefix cache entries that are not retained.
+    /// Drops all prefix cache entries that are not retained.
     ClearPrefixCache,
     /// How short memory is from now on.
     SetMemoryPressure(MemoryPressure),

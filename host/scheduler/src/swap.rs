@@ -166,8 +166,8 @@ impl Scheduler {
         }
     }
 
-    /// Evicts all offloaded prefixes, which leaves those in the cells.
-    pub fn evict_offloaded_prefixes(&mut self) {
+    /// Drops all offloaded prefixes, which leaves those in the cells.
+    pub fn drop_offloaded_prefixes(&mut self) {
         for id in self.droppable_entries() {
             if self.is_offloaded_prefix(id) {
                 self.kv.lose(id);

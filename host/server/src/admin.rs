@@ -161,7 +161,7 @@ fn metrics_text(state: &ServerState) -> String {
         );
     }
     state.counters.write(&mut families);
-    if let Some(Some(memory)) = state.memory.get() {
+    if let Some(memory) = state.memory.get() {
         memory.write(&mut families);
     }
     let keys = state.api_keys.iter().flat_map(|keys| keys.metrics());

@@ -197,6 +197,7 @@ impl Listener {
         let connections = Arc::new(Connections {
             permits: permits.clone(),
             addresses: AddressLimiter::new(limits.max_connections_per_address, max_connections),
+            address_log: LogInterval::default(),
             phase: phase_receiver,
             config: Arc::new(config),
             answer,
@@ -300,6 +301,7 @@ where
 struct Connections<H> {
     permits: Arc<Semaphore>,
     addresses: AddressLimiter,
+    address_log: LogInterval,
     phase: watch::Receiver<ListenerPhase>,
     config: Arc<ListenerConfig>,
     answer: H,
@@ -354,9 +356,9 @@ where
                 .addresses
                 .acquire(address.ip(), self.permits.available_permits() + 1)
             {
-                Ok(permit) => Some(permit),
-                Err(full) => {
-                    if full.should_log {
+                Some(permit) => Some(permit),
+                None => {
+                    if self.address_log.should_log() {
                         let advice = match counters {
                             Some(_) => "; behind a proxy, raise --max-connections-per-address",
                             None => "",

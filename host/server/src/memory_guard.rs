@@ -1,7 +1,7 @@
 //! Keeps the kernel from ending the process for lack of memory.
 //!
 //! A thread reads how short memory is while requests run or wait, and sleeps without a timer otherwise. As memory gets
-//! short, in this order: the engines evict offloaded prefixes; requests that arrive wait; the engines move swapped-out
+//! short, in this order: the engines drop offloaded prefixes; requests that arrive wait; the engines move swapped-out
 //! states to disk; requests get 503. Running requests go on. A request that has waited for [`HOLD_TIME`] gets 503 too.
 //!
 //! One request always runs: while none does, the next one starts whatever the pressure. So the server recovers even if
@@ -69,7 +69,6 @@ struct Shared {
     waiting: Mutex<HashMap<Option<Tenant>, usize>>,
     /// Wakes requests that wait.
     start: Notify,
-    readings: AtomicU64,
     held_requests: AtomicU64,
     refused_requests: AtomicU64,
 }
@@ -101,7 +100,6 @@ impl MemoryGuard {
             running: AtomicU64::new(0),
             waiting: Mutex::default(),
             start: Notify::new(),
-            readings: AtomicU64::new(0),
             held_requests: AtomicU64::new(0),
             refused_requests: AtomicU64::new(0),
         });
@@ -146,7 +144,7 @@ impl MemoryGuard {
         self.shared.wake();
         families.sample(
             "corral_memory_pressure",
-            "How short memory is: 1 offloaded prefixes are evicted, 2 requests wait, 3 swapped-out states move to disk, 4 requests are refused.",
+            "How short memory is: 1 offloaded prefixes are dropped, 2 requests wait, 3 swapped-out states move to disk, 4 requests are refused.",
             MetricKind::Gauge,
             &[],
             f64::from(pressure as u8),
@@ -267,7 +265,6 @@ impl Shared {
         }
         self.pressure.send_replace(pressure);
         self.lock().fresh = true;
-        self.readings.fetch_add(1, Ordering::Relaxed);
         pressure
     }
 
@@ -282,8 +279,8 @@ impl Shared {
 
     /// Reads and acts until the guard is dropped.
     fn watch(&self, models: &ModelPool) {
-        let mut before = MemoryPressure::None;
         loop {
+            let before = *self.pressure.borrow();
             let pressure = self.measure();
             for engine in models.engines() {
                 // A full command queue gets it at the next reading.
@@ -291,13 +288,12 @@ impl Shared {
             }
             match pressure {
                 MemoryPressure::Refuse => self.start.notify_waiters(),
-                MemoryPressure::None | MemoryPressure::Evict => {
+                MemoryPressure::None | MemoryPressure::DropPrefixes => {
                     (0..STARTS_PER_READING).for_each(|_| self.start.notify_one());
                 }
                 MemoryPressure::Hold | MemoryPressure::SwapOut => {}
             }
             let risen = pressure > before;
-            before = pressure;
             let idle = self.running.load(Ordering::Relaxed) == 0 && self.waiting().is_empty();
             if !self.rest(idle && !risen) {
                 return;
@@ -389,7 +385,7 @@ mod tests {
         let guard = guard(dir.path(), LONG);
         let _running = guard.admit(None).await.expect("enough is free");
         write(dir.path(), 350);
-        reached(&guard, MemoryPressure::Evict).await;
+        reached(&guard, MemoryPressure::DropPrefixes).await;
         drop(guard.admit(None).await.expect("caches are evicted first"));
         assert_eq!(counts(&guard), [0, 0]);
 
@@ -477,12 +473,11 @@ mod tests {
         reached(&guard, MemoryPressure::Hold).await;
         let _running = guard.admit(None).await.expect("it is the only one");
         std::fs::remove_file(dir.path().join("meminfo")).expect("removed");
-        let readings = || guard.shared.readings.load(Ordering::Relaxed);
-        let before = readings();
-        let until = Instant::now() + LONG;
-        while readings() < before + 2 {
-            assert!(Instant::now() < until, "the thread reads on");
-            tokio::time::sleep(Duration::from_millis(5)).await;
+        // Each reading is published, also if it fails. The first one may have begun before.
+        let mut readings = guard.shared.pressure.subscribe();
+        for _ in 0..2 {
+            let reading = timeout(LONG, readings.changed()).await;
+            reading.expect("in time").expect("the thread runs");
         }
         assert_eq!(*guard.shared.pressure.borrow(), MemoryPressure::Hold);
     }

@@ -90,7 +90,7 @@ async fn route(
     let holder = policy.authenticate(keys, &deployment.name, &mut head.headers)?;
     context.key_name = holder.as_ref().map(|holder| holder.key_name.clone());
     let tenant = holder.as_ref().map(|holder| holder.tenant);
-    if let Some(Some(memory)) = state.memory.get() {
+    if let Some(memory) = state.memory.get() {
         context.memory_permit = Some(memory.admit(tenant).await?);
     }
     let quota_permit = policy.acquire_quotas(holder.as_ref())?;

@@ -223,12 +223,14 @@ impl Server {
     /// Starts to serve requests. Only the first call has an effect.
     pub fn serve(&self, services: Services) {
         let guard = MemoryGuard::start(self.memory.clone(), services.models.clone());
-        let guard = guard.unwrap_or_else(|error| {
-            tracing::error!(%error, "cannot start the thread that watches memory; nothing does");
-            None
-        });
-        // Set already only if the services are.
-        let _ = self.state.memory.set(guard);
+        match guard {
+            // Set already only if the services are.
+            Ok(Some(guard)) => drop(self.state.memory.set(guard)),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::error!(%error, "cannot start the thread that watches memory; nothing does");
+            }
+        }
         if self.state.services.set(services).is_err() {
             tracing::error!("the server has its services already; the second ones are ignored");
         }

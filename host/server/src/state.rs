@@ -17,8 +17,8 @@ pub(crate) struct ServerState {
     pub(crate) counters: Arc<HttpCounters>,
     pub(crate) request_ids: RequestIdGenerator,
     pub(crate) services: OnceLock<Services>,
-    /// Set before the services; `None` without a guard.
-    pub(crate) memory: OnceLock<Option<MemoryGuard>>,
+    /// Set before the services, if there is a guard.
+    pub(crate) memory: OnceLock<MemoryGuard>,
     pub(crate) api_keys: Option<Arc<ApiKeys>>,
     pub(crate) tls: Option<Arc<Tls>>,
     pub(crate) public_address: SocketAddr,

@@ -176,7 +176,7 @@ impl<B: Backend> Worker<B> {
             return Err("the scheduler has dropped the entry".into());
         }
         let is_prefix = self.scheduler.is_offloaded_prefix(entry);
-        if is_prefix && self.swap.memory_pressure >= MemoryPressure::Evict {
+        if is_prefix && self.swap.memory_pressure >= MemoryPressure::DropPrefixes {
             return Err("the machine is short of memory".into());
         }
         let limited = self.swap.store(is_prefix).ok_or("there is no swap store")?;
@@ -257,8 +257,8 @@ impl<B: Backend> Worker<B> {
     /// See [`Engine::set_memory_pressure`](crate::Engine::set_memory_pressure).
     pub(super) fn set_memory_pressure(&mut self, pressure: MemoryPressure) {
         self.swap.memory_pressure = pressure;
-        if pressure >= MemoryPressure::Evict {
-            self.scheduler.evict_offloaded_prefixes();
+        if pressure >= MemoryPressure::DropPrefixes {
+            self.scheduler.drop_offloaded_prefixes();
             self.run_memory_ops();
         }
         if let Some(LimitedStore { store, .. }) = &mut self.swap.sequences {

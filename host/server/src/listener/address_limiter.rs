@@ -2,7 +2,6 @@
 //!
 //! Addresses of this machine are limited too: any local user can connect.
 
-use super::log_interval::LogInterval;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,14 +16,6 @@ pub(super) struct AddressLimiter {
     /// The limit applies while at most this many connections are free.
     scarce: usize,
     open: Arc<Mutex<HashMap<IpAddr, usize>>>,
-    log: LogInterval,
-}
-
-/// The address has as many connections as it may.
-#[derive(Debug)]
-pub(super) struct AddressFull {
-    /// Whether to log the refusal.
-    pub(super) should_log: bool,
 }
 
 /// Counts as one connection of its address until dropped.
@@ -47,7 +38,6 @@ impl AddressLimiter {
             limit,
             scarce,
             open: Arc::default(),
-            log: LogInterval::default(),
         }
     }
 
@@ -58,11 +48,7 @@ impl AddressLimiter {
 
     /// Counts one more connection of `address`, unless that exceeds the limit. `free` connections are left for it and
     /// others.
-    pub(super) fn acquire(
-        &self,
-        address: IpAddr,
-        free: usize,
-    ) -> Result<AddressPermit, AddressFull> {
+    pub(super) fn acquire(&self, address: IpAddr, free: usize) -> Option<AddressPermit> {
         let address = network(address);
         let mut open = lock(&self.open);
         let count = open.entry(address).or_default();
@@ -70,11 +56,10 @@ impl AddressLimiter {
             if *count == 0 {
                 open.remove(&address);
             }
-            let should_log = self.log.should_log();
-            return Err(AddressFull { should_log });
+            return None;
         }
         *count += 1;
-        Ok(AddressPermit {
+        Some(AddressPermit {
             address,
             open: self.open.clone(),
         })
@@ -114,19 +99,18 @@ mod tests {
         let limiter = AddressLimiter::new(Some(2), 100);
         let acquire = |text: &str| limiter.acquire(text.parse().expect("an address"), 100);
         let (one, two) = (acquire("10.0.0.1"), acquire("::ffff:10.0.0.1"));
-        assert!(one.is_ok() && two.is_ok());
-        let refused = ["10.0.0.1"; 2].map(|address| acquire(address).expect_err("full").should_log);
-        assert_eq!(refused, [true, false], "one line in the log");
+        assert!(one.is_some() && two.is_some());
+        assert!(acquire("10.0.0.1").is_none());
         let held = [
             acquire("10.0.0.2"),
             acquire("2001:db8::1"),
             acquire("2001:db8::2"),
         ];
-        assert!(held.iter().all(Result::is_ok));
-        assert!(acquire("2001:db8::3:4").is_err(), "the same /64");
-        assert!(acquire("2001:db8:0:1::").is_ok());
+        assert!(held.iter().all(Option::is_some));
+        assert!(acquire("2001:db8::3:4").is_none(), "the same /64");
+        assert!(acquire("2001:db8:0:1::").is_some());
         drop(one);
-        assert!(acquire("10.0.0.1").is_ok());
+        assert!(acquire("10.0.0.1").is_some());
         drop((two, held));
         assert!(lock(&limiter.open).is_empty());
     }
@@ -139,12 +123,12 @@ mod tests {
             let limiter = AddressLimiter::new(None, connections);
             let mut permits = Vec::new();
             while permits.len() < connections
-                && let Ok(permit) = limiter.acquire(address, connections - permits.len())
+                && let Some(permit) = limiter.acquire(address, connections - permits.len())
             {
                 permits.push(permit);
             }
             assert_eq!(permits.len(), held, "of {connections}");
-            assert!(limiter.acquire(other, connections - held).is_ok());
+            assert!(limiter.acquire(other, connections - held).is_some());
         }
     }
 }

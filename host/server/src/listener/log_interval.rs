@@ -21,3 +21,14 @@ impl LogInterval {
         due
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_event_is_logged_once() {
+        let log = LogInterval::default();
+        assert_eq!([(); 3].map(|()| log.should_log()), [true, false, false]);
+    }
+}

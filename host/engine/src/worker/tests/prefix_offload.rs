@@ -43,7 +43,7 @@ fn offloaded_prefixes_have_their_own_memory() {
 }
 
 #[test]
-fn memory_pressure_evicts_offloaded_prefixes_only() {
+fn memory_pressure_drops_offloaded_prefixes_only() {
     let engine = TestEngine::start();
     let generate = |from: Token, to: Token| {
         read_tokens(
@@ -60,7 +60,7 @@ fn memory_pressure_evicts_offloaded_prefixes_only() {
     // The second prefix is still in the cells.
     generate(300, 361);
     assert!(bytes(&engine) > 0, "enough is free");
-    engine.send(Command::SetMemoryPressure(MemoryPressure::Evict));
+    engine.send(Command::SetMemoryPressure(MemoryPressure::DropPrefixes));
     generate(300, 362);
     assert_eq!(bytes(&engine), 0);
     generate(0, 60);

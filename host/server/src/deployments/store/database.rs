@@ -10,6 +10,7 @@ use crate::deployments::name::DeploymentName;
 use crate::deployments::revision::{DeploymentRecord, Revision};
 use redb::{Builder, ReadableDatabase, TableDefinition, WriteTransaction};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -90,14 +91,14 @@ impl Database {
         let mut builder = Builder::new();
         builder.set_cache_size(CACHE_BYTES);
         let redb = builder.open(&self.path);
-        let redb = redb.map_err(|error| failed(&self.path, &error.into()))?;
+        let redb = redb.map_err(|error| failed(&self.path, &redb::Error::from(error)))?;
         let content = read(&redb).map_err(|error| match error {
             ReadError::Format(found) => StoreError::Format {
                 path: self.path.parent().unwrap_or(&self.path).to_owned(),
                 found,
                 known: FORMAT,
             },
-            error => self.failed(error.to_string()),
+            error => failed(&self.path, &error),
         })?;
         self.redb = Some(redb);
         Ok(content)
@@ -114,7 +115,7 @@ impl Database {
     ) -> Result<(), StoreError> {
         let name = name.as_str();
         let json = |value: Result<Vec<u8>, serde_json::Error>| {
-            value.map_err(|error| self.failed(error.to_string()))
+            value.map_err(|error| failed(&self.path, &error))
         };
         let record = json(serde_json::to_vec(record))?;
         let revision = match revision {
@@ -179,13 +180,6 @@ impl Database {
             failed(&self.path, &cause)
         })
     }
-
-    fn failed(&self, cause: String) -> StoreError {
-        StoreError::Database {
-            path: self.path.clone(),
-            cause,
-        }
-    }
 }
 
 /// The content of a database.
@@ -246,7 +240,7 @@ fn read(redb: &redb::Database) -> Result<DatabaseContent, ReadError> {
     Ok(content)
 }
 
-fn failed(path: &Path, cause: &redb::Error) -> StoreError {
+fn failed(path: &Path, cause: &dyn Display) -> StoreError {
     StoreError::Database {
         path: path.to_owned(),
         cause: cause.to_string(),
