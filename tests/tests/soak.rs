@@ -1,6 +1,6 @@
 //! Everything at once for as long as `CORRAL_MINUTES` says: `make soak`. All APIs, deploys, model loads, hostile plugins,
 //! damaged swap files and components, and a server that is killed and started again. After each round nothing is in use,
-//! and the token identity holds; at the end of each server's life its memory and descriptors are as in the beginning.
+//! and the token identity holds. At the last server's end, its memory and descriptors have not grown.
 
 use corral_tests::deployments::{deploy, manifest, show, try_deploy, upload, variant};
 use corral_tests::{Corral, RELIABLE_SUMS, Sum, artifacts, scratch_dir, seed};
@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const DEFAULT_MINUTES: u64 = 60;
-/// Parts of the time for each server, in eighths. Each is killed but the last, whose memory is measured.
-const LIVES: [u32; 3] = [1, 1, 6];
-/// Growth of memory that counts as none, from the second third of the last server's rounds to the third.
+/// Eighths of the time for each server. All but the last are killed; the last one's memory is measured.
+const SERVER_EIGHTHS: [u32; 3] = [1, 1, 6];
+/// Allowed growth of memory from the second third of the last server's rounds to the last third.
 const GROWTH: f64 = 0.01;
 /// With fewer rounds the server's caches still fill, and the growth is only printed.
 const FULL_ROUNDS: usize = 600;
@@ -26,7 +26,7 @@ const MODELS: [&str; 2] = ["second", "third"];
 /// Lengths of prompts. The model answers [`RELIABLE_SUMS`] after each.
 const LENGTHS: [usize; 4] = [32, 100, 300, 600];
 
-/// What a server takes when nothing runs.
+/// Resources of an idle server.
 #[derive(Clone, Copy, Debug)]
 struct Usage {
     memory: f64,
@@ -364,14 +364,14 @@ impl Soak {
         assert_eq!(removed.status, 200, "{removed:?}");
     }
 
-    /// Rounds on one server, for some time.
-    fn live(&mut self, life: usize, time: Duration) {
+    /// Runs rounds on one server for `time`.
+    fn run_server(&mut self, server: usize, time: Duration) {
         let corral = start(&self.dir);
         self.check_deployments(&corral);
         let (started, mut usages) = (Instant::now(), Vec::new());
         while started.elapsed() < time || usages.len() < 3 {
             let usage = self.round(&corral);
-            println!("life {life}, round {}: {usage:?}", usages.len());
+            println!("server {server}, round {}: {usage:?}", usages.len());
             usages.push(usage);
         }
         // The first third fills caches.
@@ -380,7 +380,7 @@ impl Soak {
         let growth = median(late) / median(early) - 1.0;
         let metrics = corral.wait_until_idle();
         println!(
-            "life {life}: {} rounds, {} requests, {} tokens computed, {} swapped out, {} states lost, memory {:+.2} %",
+            "server {server}: {} rounds, {} requests, {} tokens computed, {} swapped out, {} states lost, memory {:+.2} %",
             usages.len(),
             metrics.get("corral_engine_requests_finished_total"),
             metrics.get("corral_engine_computed_tokens_total"),
@@ -388,7 +388,7 @@ impl Soak {
             metrics.get("corral_engine_swapped_states_lost_total"),
             growth * 100.0,
         );
-        if life + 1 < LIVES.len() {
+        if server + 1 < SERVER_EIGHTHS.len() {
             return self.kill(corral);
         }
         let is_full = usages.len() >= FULL_ROUNDS;
@@ -412,7 +412,7 @@ impl Soak {
 
 #[test]
 #[ignore = "takes CORRAL_MINUTES: make soak"]
-fn server_stays_as_it_was() {
+fn soak_leaves_resources_as_they_were() {
     let minutes = std::env::var("CORRAL_MINUTES").map_or(DEFAULT_MINUTES, |minutes| {
         minutes.parse().expect("CORRAL_MINUTES is a number")
     });
@@ -422,8 +422,8 @@ fn server_stays_as_it_was() {
         version: 0,
         random: ChaCha8Rng::seed_from_u64(seed()),
     };
-    for (life, eighths) in LIVES.into_iter().enumerate() {
-        soak.live(life, Duration::from_secs(minutes * 60) / 8 * eighths);
+    for (server, eighths) in SERVER_EIGHTHS.into_iter().enumerate() {
+        soak.run_server(server, Duration::from_secs(minutes * 60) / 8 * eighths);
     }
     std::fs::remove_dir_all(&soak.dir).expect("it is ours");
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Network")]
 pub struct PublicArgs {
-    /// Connections at once, as far as the limit of open files allows; further clients wait
+    /// Concurrent connections, fewer if the limit of open files is low; further clients wait
     #[arg(long, value_name = "N", default_value_t = 1024,
           value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) max_connections: u64,
@@ -29,7 +29,7 @@ pub struct PublicArgs {
     /// Idle timeout for reading a request body and writing a response, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     pub(crate) io_timeout: Duration,
-    /// Free MiB below which requests wait, caches shrink, and below a quarter get 503; 0: never [default: 32 to 256]
+    /// Free MiB below which caches shrink, then requests wait, then get 503; 0: never [default: 32 to 256]
     #[arg(
         long,
         value_name = "MIB",
