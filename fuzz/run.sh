@@ -7,7 +7,7 @@
 # fuzz/corpus/TARGET. An input that fails a target stays in $CORRAL_CACHE/fuzz/failures; to run it again:
 # $CARGO_TARGET_DIR/release/TARGET FILE.
 #
-# A stable compiler does, since the instrumentation needs no sanitizer.
+# A stable compiler suffices, since the instrumentation needs no sanitizer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

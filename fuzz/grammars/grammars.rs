@@ -1,5 +1,5 @@
 //! Grammars of clients: the first byte chooses the kind, then comes the grammar, a zero byte, and bytes that choose tokens.
-//! A grammar is refused or followed. What the mask allows can be consumed, and nothing else.
+//! A grammar is refused, or its matcher allows the tokens of its mask and consumes no others.
 
 #![no_main]
 

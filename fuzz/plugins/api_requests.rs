@@ -1,5 +1,5 @@
 //! Requests to the plugin `openai`: the first byte chooses the route, the second the model's answer, the rest is the body.
-//! Every response is JSON or events, and none is the server's fault.
+//! Every response is JSON or events, and none has a status of 500 or more.
 
 #![no_main]
 

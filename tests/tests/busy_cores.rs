@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const LOWERED: &str = "corral_engine_compute_threads_lowered_total";
-/// How long sums are asked until the number of threads changes.
+/// Time limit for the number of threads to change.
 const LONGEST: Duration = Duration::from_secs(240);
 
 /// Processes that compute without end.

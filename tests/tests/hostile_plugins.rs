@@ -101,7 +101,7 @@ fn spinning_tenants_take_turns_beside_neighbors() {
     let [many, few] = grown(&after);
     assert!(many < 2.0 * few && few < 2.0 * many, "{many}, {few} turns");
     assert!(after.get("corral_plugin_calls_waiting_for_turn") >= 1.0);
-    // The guests hold and wait for turns when they are cancelled.
+    // The guests hold and wait for turns when they are canceled.
     drop(spinning);
     corral.wait_until_idle();
 }

@@ -1,4 +1,4 @@
-//! The machine or the process runs out of something: the server says so, serves what it can, and recovers.
+//! Connections, descriptors, memory or disk run out: the server reports it, serves what it can, and recovers.
 
 use corral_tests::deployments::{deploy_plugin, digest, show, variant};
 use corral_tests::{Corral, TIMEOUT, artifacts, distinct_sums, scratch_dir, wait_for};

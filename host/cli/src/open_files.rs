@@ -3,12 +3,12 @@
 use crate::Error;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The smallest limit with which the server works.
+/// The smallest limit of open files with which the server starts.
 const MIN_OPEN_FILES: u64 = 64;
 /// Files kept for models, stores, swapped states, child processes and devices: half of a small limit, at most
 /// this many.
 const MAX_RESERVED: u64 = 256;
-/// The admin listener's part of the limit, and the most it needs.
+/// The admin listener gets one part in this many of the limit, at most [`MAX_ADMIN`].
 const ADMIN_PART: u64 = 8;
 const MAX_ADMIN: u64 = 32;
 
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_leave_files_for_rest() {
+    fn connections_leave_files_for_models_and_stores() {
         for (open_files, public, admin) in [
             (64, 24, 8),
             (256, 96, 32),

@@ -10,14 +10,14 @@ use corral_scheduler::Time;
 use policy::{Measurement, ThreadPolicy};
 use std::time::Duration;
 
-/// The number of compute threads of a backend.
+/// Sets the number of compute threads of a backend.
 pub struct ComputeThreads {
     policy: ThreadPolicy,
     /// In use by the backend.
     threads: u32,
     /// The measurement of the current step, and the delay of each thread before it.
     measured: Option<(Measurement, Vec<Duration>)>,
-    /// One for each thread that more threads would add; none while nothing is probed.
+    /// One for each thread to add; empty unless probing.
     probes: Vec<CoreProbe>,
     is_adaptive: bool,
 }
@@ -34,7 +34,7 @@ impl ComputeThreads {
         }
     }
 
-    /// Computes with fewer threads while they wait for cores, if the backend can.
+    /// From now on lowers the number while threads wait for cores, if the backend can.
     pub fn adapt(&mut self, backend: &mut impl Backend) {
         if backend.queue_delays().is_none() {
             tracing::info!(

@@ -1,12 +1,12 @@
 //! Memory of the machine, as Linux reports it, and how short it is.
 //!
-//! Limits of the process's control groups count as the machine's, in version 2 and version 1.
+//! The limits of the process's control groups (versions 1 and 2) apply as if they were the machine's.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Percent of time in which all processes wait for memory that raises the pressure by one level, if less than twice
-/// the reserve is free.
+/// If all processes wait for memory in this percentage of the time, and less than twice the reserve is free, the pressure
+/// is one level higher.
 const STALL_PERCENT: f64 = 10.0;
 /// Part of the memory that is kept free by default, and its bounds in bytes.
 const RESERVE_PART: u64 = 64;
@@ -71,7 +71,7 @@ impl MemoryReading {
         (self.total / RESERVE_PART).clamp(MIN_RESERVE, MAX_RESERVE)
     }
 
-    /// The level of pressure if `reserve` bytes are to stay free. Each quarter of it that is in use is a level.
+    /// The level of pressure if `reserve` bytes should stay free: one level for each quarter of the reserve in use.
     /// Stalls add one level at most, and none while much is free: other processes may cause them, or a model that is
     /// larger than the memory.
     pub fn pressure(&self, reserve: u64) -> MemoryPressure {
@@ -106,14 +106,14 @@ struct Group {
     limit: u64,
 }
 
-/// The files of a control group. `cache` are the lines of `memory.stat` that the kernel can reclaim, the surest first.
+/// The files of a control group. `cache` lists the lines of `memory.stat` that count reclaimable memory, the surest first.
 struct GroupFiles {
     limit: &'static str,
     usage: &'static str,
     cache: &'static [&'static str],
 }
 
-/// A limit from here on is none.
+/// A limit of this many bytes or more means no limit.
 const NO_LIMIT: u64 = 1 << 62;
 
 const VERSION_2: GroupFiles = GroupFiles {

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn split_model_is_all_its_files() {
+    fn split_model_lists_all_files() {
         let part = |n: u32| PathBuf::from(format!("/m/big-{n:05}-of-00003.gguf"));
         assert_eq!(split_files(&part(1)), [part(1), part(2), part(3)]);
         for single in [

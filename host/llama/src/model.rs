@@ -52,7 +52,7 @@ impl Model {
     }
 
     /// Loads a GGUF file, without adapters, with its last layers on the devices of `placement`. Blocks for as long as
-    /// the disk takes, or until `progress` is cancelled.
+    /// the disk takes, or until `progress` is canceled.
     pub fn load_with_access(
         path: &Path,
         placement: DevicePlacement,

@@ -21,35 +21,35 @@ type Free = unsafe extern "C" fn(*mut sys::ggml_threadpool);
 /// awake from step to step.
 const POLL: u32 = 1;
 
-/// Most pools of the process that stand for larger ones; a model of 64 threads has six.
+/// Maximum of smaller pools in the process; a model with 64 threads has six.
 const MAX_REDUCED: usize = 128;
 
-/// A pool that stands for a larger one.
+/// A smaller pool that computes the same results as a larger one.
 struct ReducedPool {
-    /// 0 for none.
+    /// Address of the smaller pool; 0 if the entry is free.
     address: AtomicUsize,
     /// Threads of the larger pool.
-    most: AtomicUsize,
+    larger_threads: AtomicUsize,
 }
 
 /// Written when pools start and end, and read by compute threads, which look for their own pool only.
 static REDUCED: [ReducedPool; MAX_REDUCED] = [const {
     ReducedPool {
         address: AtomicUsize::new(0),
-        most: AtomicUsize::new(0),
+        larger_threads: AtomicUsize::new(0),
     }
 }; MAX_REDUCED];
 /// All entries of [`REDUCED`] from here on are free.
 static REDUCED_END: AtomicUsize = AtomicUsize::new(0);
 
-/// The number of threads to divide work for, of a pool that computes with `threads`: the same whether the pool stands
-/// for a larger one or not, so that results do not depend on it.
+/// The number of threads to divide work for, in a pool of `threads` threads. For a smaller pool it is the number of the
+/// larger one, so that results are the same.
 #[cfg_attr(not(own_attention), allow(dead_code))]
 pub(crate) fn division_threads(pool: *const c_void, threads: usize) -> usize {
     let end = REDUCED_END.load(Ordering::Relaxed);
     let mut reduced = REDUCED.iter().take(end);
     let own = reduced.find(|other| other.address.load(Ordering::Relaxed) == pool.addr());
-    own.map_or(threads, |own| own.most.load(Ordering::Relaxed))
+    own.map_or(threads, |own| own.larger_threads.load(Ordering::Relaxed))
 }
 
 /// A ggml threadpool.
@@ -111,9 +111,9 @@ impl ThreadPool {
         Some(pool)
     }
 
-    /// Starts a pool that computes with fewer threads what a pool of `most` threads would, with the same results. Its
+    /// Starts a pool that computes with fewer threads what a pool of `larger_threads` threads would, with the same results. Its
     /// threads sleep until its first step. `None` if that fails, or for too many such pools.
-    pub fn reduced(threads: u32, most: u32) -> Option<Self> {
+    pub fn reduced(threads: u32, larger_threads: u32) -> Option<Self> {
         let mut pool = Self::start(threads, true)?;
         let address = pool.pool.addr().get();
         let take = |(index, free): (usize, &'static ReducedPool)| {
@@ -122,7 +122,9 @@ impl ThreadPool {
             taken.is_ok().then_some((index, free))
         };
         let (index, entry) = REDUCED.iter().enumerate().find_map(take)?;
-        entry.most.store(most as usize, Ordering::Relaxed);
+        entry
+            .larger_threads
+            .store(larger_threads as usize, Ordering::Relaxed);
         REDUCED_END.fetch_max(index + 1, Ordering::Relaxed);
         pool.reduced = Some(entry);
         Some(pool)

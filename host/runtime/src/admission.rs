@@ -4,10 +4,10 @@
 //! its own limits with that count: two revisions with limits of 4 and 6 run at most 6 calls together.
 //!
 //! Waiting calls are admitted in order of arrival, even if a later one has a larger limit, so that calls
-//! with a small limit do not starve. All deployments share the instance pool, first come first served. A
-//! deployment holds at most seven eighths of the pool's permits, and always leaves one: all its revisions
-//! together. A plugin composed of many components takes several permits, because each may keep a stack of the
-//! pool.
+//! with a small limit do not starve. All deployments share the instance pool, first come first served. All
+//! revisions of a deployment together hold at most seven eighths of the pool's permits, and leave at least one.
+//! A plugin composed of many components takes several permits, because each component may keep a stack of
+//! the pool.
 
 use crate::call_error::CallError;
 use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters};
@@ -85,7 +85,7 @@ struct QueuedCall {
 }
 
 impl QueueState {
-    /// Whether a call may run beside the running ones.
+    /// Whether another call may run.
     fn allows(&self, concurrent: usize, pool_permits: u32) -> bool {
         self.running < concurrent && pool_permits as usize <= self.pool_permits_left
     }
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn cancelled_waiters_leave_the_line() {
+    async fn canceled_waiters_leave_the_line() {
         let calls = calls(16);
         let admission = admission(&calls, 1, 8);
         let held = admission.acquire(late()).await.unwrap();

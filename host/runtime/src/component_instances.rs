@@ -1,7 +1,7 @@
 //! Counts the component instances that an instance of a component consists of.
 //!
-//! Each of them may have one blocked task, which keeps a stack. Wasmtime says how many core instances there
-//! are, but an ordinary component has three or four of those and blocks in one at a time.
+//! Each of them may have one blocked task, which keeps a stack. Wasmtime reports core instances only, but an
+//! ordinary component has three or four of those and blocks in one at a time.
 
 use crate::config::CORE_INSTANCES;
 use wasmparser::{
@@ -12,8 +12,8 @@ use wasmparser::{
 /// Wasmtime refuses components with more core instances, and each counted instance has one.
 const MAX: u32 = CORE_INSTANCES;
 
-/// The component instances with code, 1 to 48. The greatest number if the component does not tell, since it
-/// instantiates components that it imports, or cannot be read.
+/// The component instances with code, from 1 to [`MAX`]. [`MAX`] if the component cannot be read, or
+/// instantiates components that it imports.
 pub(crate) fn component_instances(component: &[u8]) -> u32 {
     count(component).unwrap_or(MAX).clamp(1, MAX)
 }

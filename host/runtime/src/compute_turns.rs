@@ -1,8 +1,8 @@
 //! Turns of guests that compute.
 //!
 //! A guest that uses its thread for a whole epoch waits for a turn before it continues. A guest that blocks
-//! sooner never does. There are fewer turns than worker threads, so that one thread always serves, except
-//! with a single thread. A turn ends with the poll that it allows, or at the guest's next epoch.
+//! sooner needs none. There is one turn fewer than worker threads, so that one thread always serves other
+//! calls; a single thread has one turn. A turn ends with the poll that it allows, or at the guest's next epoch.
 //!
 //! The tenant whose turns used the least CPU time goes next; within a tenant, the guest that waited longest.
 //! A tenant gets no credit for time in which it did not wait. The calls admitted bound the guests that wait.
@@ -49,7 +49,7 @@ impl TurnState {
         })
     }
 
-    /// Takes a free turn and the guest that goes next.
+    /// Takes a free turn, and the next guest from its queue.
     fn next_waiter(&mut self) -> Option<(Tenant, oneshot::Sender<Turn>)> {
         if self.free == 0 {
             return None;
@@ -100,8 +100,8 @@ impl ComputeTurns {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a guest of `tenant`. A guest that has a turn ends it after this, so that its tenant's CPU time
-    /// counts before the next guest is chosen.
+    /// Queues a guest of `tenant`. A guest with a turn must end the turn after this call, so that its
+    /// tenant's CPU time counts before the next guest is chosen.
     pub(crate) fn wait(self: &Arc<Self>, tenant: Tenant) -> Waiter {
         let (sender, turn) = oneshot::channel();
         let mut state = self.lock();
@@ -169,7 +169,7 @@ impl Drop for Waiter {
     }
 }
 
-/// Allows a guest to compute. Dropping it frees the turn.
+/// Allows a guest to compute until dropped.
 #[derive(Debug)]
 pub(crate) struct Turn {
     turns: Arc<ComputeTurns>,

@@ -1,9 +1,9 @@
 //! Counts the bytes that a guest stores in the host through `wasi:http`.
 //!
-//! `wasmtime-wasi-http` bounds each `fields` resource, but neither all of them together nor a method. The
-//! functions that store bytes are linked again here: they count the bytes as the guest's memory before the
+//! `wasmtime-wasi-http` bounds each `fields` resource, but neither their sum nor a method. This module links
+//! the functions that store bytes again: they count the bytes as the guest's memory before the
 //! host stores them. A body of WASI 0.2 counts as the bytes that the host may buffer for it; in WASI 0.3 a body's
-//! bytes stay with the guest. The count falls only with the call's end, since resources hand their bytes on to
+//! bytes stay with the guest. The count falls only when the call ends, since resources pass their bytes on to
 //! others.
 
 use crate::outbound::P2_BODY_BYTES;

@@ -1,4 +1,4 @@
-//! What [overlapped](crate::overlap) steps computed and no later step has accounted for yet.
+//! Work of [overlapped](crate::overlap) steps that no later step has accounted for yet.
 
 use crate::prefill_profile::CHUNK_SIZES;
 use crate::step::{Row, Step};
@@ -10,7 +10,7 @@ pub(crate) struct OverlapState {
     pub planned: Vec<Row>,
     /// Tokens that count against the next step.
     pub tokens: u32,
-    /// Whether they did not run right before the next step, so that its time does not include theirs.
+    /// Whether these tokens ran separately from the next step, so that its time does not include theirs.
     ran_separately: bool,
     /// Overlapped prefill in the time of the last planned step. `None`: the last time must not be learned from.
     prefill_in_last_time: Option<u32>,
@@ -22,7 +22,7 @@ impl OverlapState {
         !self.planned.is_empty()
     }
 
-    /// What is left of a budget. The smallest chunk always is, so that prompts come to their ends.
+    /// The rest of a budget, at least the smallest chunk, so that prompts complete.
     pub fn reduce(&self, budget: u32) -> u32 {
         let least = CHUNK_SIZES[0].min(budget);
         budget.saturating_sub(self.tokens).max(least)

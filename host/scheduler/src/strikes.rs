@@ -1,15 +1,15 @@
-//! When failures of a request alone are enough to fail it. See [`failure`](crate::failure) for the rules.
+//! Decides when a request that fails in steps of its own is failed. See [`failure`](crate::failure) for the rules.
 
 use crate::Time;
 use std::time::Duration;
 
-/// A request fails after this many failures alone with one token, while others succeed. This bound and [`MAX_EXCUSED`]
+/// A request is failed after this many failures alone with one token, while others succeed. This bound and [`MAX_EXCUSED`]
 /// are multiplied by the number of adapters in use, see [`Strikes::add`].
 const MAX_STRIKES: u8 = 3;
-/// A request fails after this many excused failures. On a device that fails every step above some size,
+/// A request is failed after this many excused failures. On a device that fails every step above some size,
 /// or every other one, the request never reaches its position again.
 const MAX_EXCUSED: u8 = 16;
-/// A request fails if it failed alone for so long while no step succeeded, and at least [`MAX_STRIKES`] failed.
+/// A request is failed if it failed alone for this long while no step succeeded, and at least [`MAX_STRIKES`] steps failed.
 const OUTAGE: Duration = Duration::from_secs(3);
 
 /// How much the failure of a request alone counts against it.

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn set_clock_delays_change_by_one_check_at_most() {
+    fn clock_change_delays_reload_by_one_check() {
         let (day, now) = (Duration::from_secs(86_400), SystemTime::now());
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("file");

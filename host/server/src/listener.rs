@@ -161,7 +161,7 @@ pub(crate) struct ListenerConfig {
     pub(crate) tls: Option<Arc<Tls>>,
     /// `None` on the admin listener, whose connections are not counted.
     pub(crate) counters: Option<Arc<HttpCounters>>,
-    /// Descriptors for when the process has no others left.
+    /// Descriptors for the admin listener when no others are free.
     pub(crate) spare_files: Arc<SpareFiles>,
     /// Whether connections of this listener use the spare descriptors. Other listeners accept only while none is
     /// missing.
@@ -313,8 +313,8 @@ where
     H: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<LoggedBody>> + Send + 'static,
 {
-    /// Accepts the next connection, once no spare descriptor is missing that this listener may not use. Otherwise its
-    /// clients would take the descriptors of closed admin connections, until no spare one is left.
+    /// Accepts the next connection. A listener that may not use the spare descriptors first waits until none is missing:
+    /// otherwise its clients would take the descriptors of closed admin connections, until no spare one is left.
     async fn accept_if_files_suffice(
         &self,
         socket: &Socket,

@@ -4,7 +4,7 @@
 //! short, in this order: the engines drop offloaded prefixes; requests that arrive wait; the engines move swapped-out
 //! states to disk; requests get 503. Running requests go on. A request that has waited for [`HOLD_TIME`] gets 503 too.
 //!
-//! One request always runs: while none does, the next one starts whatever the pressure. So the server recovers even if
+//! One request can always run: if none runs, the next one starts at any level. So the server recovers even if
 //! it holds all of the memory itself.
 
 use crate::problem::Problem;
@@ -34,7 +34,7 @@ const STARTS_PER_READING: usize = 8;
 /// `Retry-After` of a refused request.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// What the guard reads, and how much it keeps free.
+/// Sources and reserve of the memory guard.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryGuardConfig {
     /// Where the system reports memory.
@@ -103,10 +103,10 @@ impl MemoryGuard {
             held_requests: AtomicU64::new(0),
             refused_requests: AtomicU64::new(0),
         });
-        let watched = shared.clone();
+        let guarded = shared.clone();
         std::thread::Builder::new()
             .name("memory".into())
-            .spawn(move || watched.watch(&models))?;
+            .spawn(move || guarded.run(&models))?;
         Ok(Some(MemoryGuard {
             shared,
             hold_time: HOLD_TIME,
@@ -120,7 +120,7 @@ impl MemoryGuard {
             return Ok(permit);
         }
         if !self.shared.refuses()
-            && let Some(_place) = WaitingPlace::take(&self.shared, tenant)
+            && let Some(_held) = HeldRequest::take(&self.shared, tenant)
         {
             self.shared.held_requests.fetch_add(1, Ordering::Relaxed);
             let permit = match timeout(self.hold_time, self.shared.wait_to_start()).await {
@@ -182,13 +182,13 @@ impl Drop for MemoryPermit {
     }
 }
 
-/// One of the places for requests that wait, until dropped.
-struct WaitingPlace<'a> {
+/// Counts a request as waiting until dropped.
+struct HeldRequest<'a> {
     shared: &'a Shared,
     tenant: Option<Tenant>,
 }
 
-impl<'a> WaitingPlace<'a> {
+impl<'a> HeldRequest<'a> {
     fn take(shared: &'a Shared, tenant: Option<Tenant>) -> Option<Self> {
         let mut waiting = shared.waiting();
         if waiting.values().sum::<usize>() >= MAX_HELD {
@@ -199,11 +199,11 @@ impl<'a> WaitingPlace<'a> {
             return None;
         }
         *count += 1;
-        Some(WaitingPlace { shared, tenant })
+        Some(HeldRequest { shared, tenant })
     }
 }
 
-impl Drop for WaitingPlace<'_> {
+impl Drop for HeldRequest<'_> {
     fn drop(&mut self) {
         let mut waiting = self.shared.waiting();
         if let Some(count) = waiting.get_mut(&self.tenant) {
@@ -229,7 +229,7 @@ impl Shared {
         self.lock().fresh && *self.pressure.borrow() >= MemoryPressure::Refuse
     }
 
-    /// A permit, if memory suffices or no other request runs.
+    /// A permit, if the pressure is below [`MemoryPressure::Hold`] or no other request runs.
     fn try_start(self: &Arc<Self>) -> Option<MemoryPermit> {
         let enough = *self.pressure.borrow() < MemoryPressure::Hold;
         let started = self
@@ -278,12 +278,12 @@ impl Shared {
     }
 
     /// Reads and acts until the guard is dropped.
-    fn watch(&self, models: &ModelPool) {
+    fn run(&self, models: &ModelPool) {
         loop {
             let before = *self.pressure.borrow();
             let pressure = self.measure();
             for engine in models.engines() {
-                // A full command queue gets it at the next reading.
+                // If the command queue is full, the engine gets the pressure at the next reading.
                 let _ = engine.set_memory_pressure(pressure);
             }
             match pressure {
@@ -295,7 +295,7 @@ impl Shared {
             }
             let risen = pressure > before;
             let idle = self.running.load(Ordering::Relaxed) == 0 && self.waiting().is_empty();
-            if !self.rest(idle && !risen) {
+            if !self.wait_for_reading(idle && !risen) {
                 return;
             }
             if risen {
@@ -306,7 +306,7 @@ impl Shared {
     }
 
     /// Waits for the next reading: until a request arrives if the server is idle. False if the guard is dropped.
-    fn rest(&self, idle: bool) -> bool {
+    fn wait_for_reading(&self, idle: bool) -> bool {
         let mut thread = self.lock();
         if idle && !thread.arrived {
             thread.asleep = true;
@@ -450,17 +450,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn full_tenant_leaves_places_to_others() {
+    async fn full_tenant_leaves_room_for_others() {
         let dir = tempfile::tempdir().expect("a directory");
         write(dir.path(), 250);
         let guard = guard(dir.path(), LONG);
-        let take = |tenant| WaitingPlace::take(&guard.shared, Some(Tenant(tenant)));
-        let mut places: Vec<_> = (0..MAX_HELD_PER_TENANT).map(|_| take(0)).collect();
-        assert!(places.iter().all(Option::is_some) && take(0).is_none());
-        places.extend((1..).take(MAX_HELD - MAX_HELD_PER_TENANT).map(take));
-        assert!(places.iter().all(Option::is_some), "others have places");
+        let take = |tenant| HeldRequest::take(&guard.shared, Some(Tenant(tenant)));
+        let mut held: Vec<_> = (0..MAX_HELD_PER_TENANT).map(|_| take(0)).collect();
+        assert!(held.iter().all(Option::is_some) && take(0).is_none());
+        held.extend((1..).take(MAX_HELD - MAX_HELD_PER_TENANT).map(take));
+        assert!(held.iter().all(Option::is_some), "others may wait");
         assert!(take(1000).is_none(), "all are taken");
-        drop(places);
+        drop(held);
         assert!(guard.shared.waiting().is_empty());
         assert!(take(0).is_some());
     }

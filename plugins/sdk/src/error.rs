@@ -43,7 +43,7 @@ pub enum Error {
     },
     /// The request's deadline passed. (504)
     Deadline,
-    /// The client disconnected, or the operator cancelled the request. (499)
+    /// The client disconnected, or the operator canceled the request. (499)
     Cancelled,
     /// The model, the device or the disk failed. (500)
     Failed(String),

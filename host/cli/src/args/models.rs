@@ -35,7 +35,7 @@ pub struct ModelArgs {
     /// Most compute threads of each model [default: one for each core]
     #[arg(long, value_name = "N", help_heading = "Devices", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
-    /// Compute with fewer threads while others keep the cores busy; auto: where results stay the same
+    /// Compute with fewer threads while other threads keep the cores busy; auto: where results stay the same
     #[arg(long, value_name = "auto|off", default_value = "auto", help_heading = "Advanced",
           value_parser = parse_adaptive_threads, action = clap::ArgAction::Set)]
     pub adaptive_threads: bool,

@@ -1,5 +1,5 @@
 //! `corral-bench busy`: the time of short requests beside processes that keep the cores busy, with all compute threads and
-//! with as many as find a free core.
+//! with adaptive threads.
 
 use crate::args::EngineArgs;
 use crate::local_server::{self, client_runtime};

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// The probe spins at most this long, also if a step takes longer.
+/// The probe spins at most this long, even if a step takes longer.
 const MAX_SPIN: Duration = Duration::from_millis(100);
 /// Rounds between two looks at the clock.
 const ROUNDS: u32 = 256;
@@ -20,7 +20,7 @@ const END: u8 = 2;
 /// What a probe found.
 #[derive(Clone, Copy, Debug)]
 pub struct ProbeResult {
-    /// How long it computed or waited for a core.
+    /// CPU time of its thread, plus `waited`.
     pub computed: Duration,
     /// How long it waited for a core.
     pub waited: Duration,
@@ -59,12 +59,12 @@ impl CoreProbe {
 
     /// Sleeps until [`CoreProbe::spin`].
     pub fn sleep(&self) {
-        // The thread sees the change by itself.
+        // The spinning thread reads the state, so it needs no wake-up.
         let state = &self.shared.state;
         let _ = state.compare_exchange(SPIN, SLEEP, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Ends the probe: its result follows when its thread has a core.
+    /// Ends the probe. Its thread sets the result once it gets a core.
     pub fn end(&self) {
         self.set(END);
     }
@@ -111,14 +111,14 @@ impl ProbeState {
             computed: thread_cpu_time().saturating_sub(cpu_before) + waited,
             waited,
         };
-        // Nobody else sets it.
+        // Only this thread sets the result.
         let _ = self.result.set(result);
     }
 
-    /// Spins while the state says so, at most for `most`. Returns how long.
-    fn spin(&self, most: Duration) -> Duration {
+    /// Spins while the state is [`SPIN`], for at most `limit`. Returns how long.
+    fn spin(&self, limit: Duration) -> Duration {
         let start = Instant::now();
-        while self.state.load(Ordering::Relaxed) == SPIN && start.elapsed() < most {
+        while self.state.load(Ordering::Relaxed) == SPIN && start.elapsed() < limit {
             (0..ROUNDS).for_each(|_| spin_loop());
         }
         start.elapsed()

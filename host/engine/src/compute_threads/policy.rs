@@ -5,19 +5,19 @@
 //! how long each thread waited in some steps, and halves their number if one waited so long that half of the threads would
 //! be as fast without waiting. The longest wait decides, not the sum: threads that wait at the same time delay a step once.
 //!
-//! It doubles the number again. Before that, probes show whether cores are free: other threads that spin while steps are
-//! computed, and that no step waits for. The time to the next probes doubles while probes fail, or while they were wrong.
+//! It doubles the number again after probes find free cores. A probe is a thread that spins while steps are computed, and
+//! that no step waits for. The time to the next probes doubles when probes find no cores, or when they were wrong.
 
 use super::core_probe::ProbeResult;
 use std::time::Duration;
 
-/// Compute time that a decision for fewer threads needs.
+/// Measured compute time before the number of threads is lowered.
 const WINDOW: Duration = Duration::from_millis(25);
-/// Wait of one thread that the decision needs: three time slices, so that a lost one does not suffice.
+/// Wait of one thread before the number is lowered: three time slices, so that one lost slice does not suffice.
 const MIN_WAIT: Duration = Duration::from_millis(12);
-/// A step waits longer than each of its threads, because they wait at different times.
+/// Wait of a step, relative to the longest wait of one thread: threads wait at different times.
 const STEP_WAIT: f64 = 1.25;
-/// Margin for more threads, so that the number does not go back and forth.
+/// Margin for raising the number of threads, so that it does not oscillate.
 const RETURN_MARGIN: f64 = 1.25;
 /// Compute time between two measured steps, for each thread: measuring takes some 2 µs a thread.
 const MEASURE_INTERVAL: Duration = Duration::from_millis(2);
@@ -45,15 +45,15 @@ struct ThreadWaits {
     waited: Vec<Duration>,
 }
 
-/// Decides the number of threads between steps. Times count from any moment.
+/// Decides the number of threads between steps. Times count from an arbitrary moment.
 #[derive(Debug)]
 pub struct ThreadPolicy {
-    most: u32,
+    max: u32,
     /// How often the number of threads was halved, rounded up.
     halvings: u32,
     /// Compute time since the last measured step.
     unmeasured: Duration,
-    /// Measured steps, as long as they waited too long.
+    /// Consecutive measured steps that waited too long.
     window: ThreadWaits,
     /// Steps during the probes.
     probe: ThreadWaits,
@@ -78,18 +78,18 @@ impl ThreadWaits {
     }
 }
 
-/// Whether `fewer` threads that do not wait are at least as fast as `threads`, one of which waits so long: steps without
-/// waiting take `1 - waiting` of the time, and `threads / fewer` times that with fewer threads.
+/// Whether `fewer` threads without waits would be faster than `threads`, one of which waits for `waited`: steps without
+/// waits take `1 - waiting` of the time, and `threads / fewer` times that with fewer threads.
 fn is_excessive(waited: Duration, computed: Duration, threads: u32, fewer: u32) -> bool {
     let waiting = STEP_WAIT * waited.as_secs_f64();
     waiting * f64::from(threads) > computed.as_secs_f64() * f64::from(threads - fewer)
 }
 
 impl ThreadPolicy {
-    /// A policy that begins with `most` threads.
-    pub fn new(most: u32) -> Self {
+    /// A policy that begins with `max` threads.
+    pub fn new(max: u32) -> Self {
         Self {
-            most: most.max(1),
+            max: max.max(1),
             halvings: 0,
             unmeasured: Duration::ZERO,
             window: ThreadWaits::default(),
@@ -102,19 +102,19 @@ impl ThreadPolicy {
 
     /// The number of threads for the next step.
     pub fn threads(&self) -> u32 {
-        self.most.div_ceil(1 << self.halvings)
+        self.max.div_ceil(1 << self.halvings)
     }
 
     /// The next higher number of threads.
     pub fn more_threads(&self) -> u32 {
-        self.most.div_ceil(1 << self.halvings.saturating_sub(1))
+        self.max.div_ceil(1 << self.halvings.saturating_sub(1))
     }
 
     /// What to measure in the next step.
     pub fn measurement(&self, now: Duration) -> Measurement {
         let is_suspicious = self.window.computed > Duration::ZERO;
         let threads = self.threads();
-        if threads < self.most && now >= self.retry_at {
+        if threads < self.max && now >= self.retry_at {
             Measurement::Probe
         } else if threads > 1 && (is_suspicious || self.unmeasured >= MEASURE_INTERVAL * threads) {
             Measurement::Delay
@@ -151,7 +151,7 @@ impl ThreadPolicy {
         self.probe.computed >= PROBE_TIME
     }
 
-    /// Ends the probes: one for each thread more; none if they could not start.
+    /// Ends the probes, one for each added thread. Without probes, because none could start, the number stays.
     pub fn probe_done(&mut self, now: Duration, probes: &[ProbeResult]) {
         let steps = std::mem::take(&mut self.probe);
         let (threads, more) = (self.threads(), self.more_threads());
@@ -203,7 +203,7 @@ mod tests {
         }
     }
 
-    /// Computes steps on cores of which others keep `busy` ones busy, and take `load` percent of all. A step takes a
+    /// Computes steps on `cores`, of which other threads keep `busy` busy; these take `load` percent of all. A step takes a
     /// millisecond, and a time slice more for each thread that shares a core; such a thread waits half of the time.
     struct Machine {
         policy: ThreadPolicy,
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_lower_until_none_waits() {
+    fn threads_decrease_until_none_waits() {
         let machines = [
             (2, 1, 1),
             (2, 2, 1),
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_step_is_enough_to_lower() {
+    fn one_long_step_lowers_threads() {
         let mut policy = ThreadPolicy::new(2);
         assert_eq!(policy.measurement(ms(0)), Measurement::Nothing);
         policy.unmeasured_step(ms(900));
@@ -331,7 +331,7 @@ mod tests {
                 let now = ms(1000 * second);
                 policy.unmeasured_step(ms(200));
                 policy.measured_step(now, ms(5), &lost);
-                // A suspicion lasts until it is refuted.
+                // Every step is measured until one does not wait too long.
                 assert_eq!(policy.measurement(now), Measurement::Delay);
                 for _ in 0..10 {
                     policy.measured_step(now, ms(1), &quiet);
@@ -407,7 +407,7 @@ mod tests {
         }
         let expected = [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000, 10_000];
         assert_eq!(retries, expected);
-        // A thread that was of use for long makes the next probe soon.
+        // Threads that were useful for long make the next probe come early.
         now += ms(60_000);
         policy.measured_step(now, ms(900), &[ms(890), ms(0)]);
         assert_eq!(policy.measurement(now + MIN_RETRY), Measurement::Probe);

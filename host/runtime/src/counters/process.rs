@@ -19,7 +19,7 @@ pub(crate) enum CallEnd {
 pub(crate) struct ProcessCounters {
     pub(crate) calls: Counter,
     calls_completed: Counter,
-    calls_cancelled: Counter,
+    calls_canceled: Counter,
     calls_failed: [Counter; CallError::CODES.len()],
     pub(crate) calls_waiting: Counter,
     pub(crate) calls_waiting_for_turn: Counter,
@@ -44,7 +44,7 @@ impl ProcessCounters {
     pub(crate) fn call_ended(&self, end: CallEnd) {
         match end {
             CallEnd::Completed => &self.calls_completed,
-            CallEnd::Cancelled => &self.calls_cancelled,
+            CallEnd::Cancelled => &self.calls_canceled,
             CallEnd::Failed(code) => &self.calls_failed[code],
         }
         .increment();
@@ -91,9 +91,9 @@ impl ProcessCounters {
                 "corral_plugin_calls_completed_total",
                 "Plugin calls that completed.",
             ),
-            self.calls_cancelled.count_metric(
+            self.calls_canceled.count_metric(
                 "corral_plugin_calls_cancelled_total",
-                "Plugin calls cancelled because the client disconnected.",
+                "Plugin calls canceled because the client disconnected.",
             ),
         ];
         metrics.extend(

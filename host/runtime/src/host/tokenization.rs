@@ -2,8 +2,8 @@
 //!
 //! llama.cpp's tokenizers take up to about a hundred bytes of memory for each byte of text, so the texts that
 //! they work on are bounded in bytes, for each tenant and in all. Further texts wait in order of arrival: first
-//! for their tenant's permits, then for those of the process. A tenant's texts in the second queue are bounded
-//! too, so a text waits for at most one turn of each other tenant, however many texts that tenant has.
+//! for their tenant's permits, then for those of the process. The tenant's permits also bound its texts in the
+//! second queue, so another tenant delays a text by at most 4 MiB, however many texts it has.
 
 use crate::counters::{Counter, metric};
 use corral_engine::{Metric, MetricKind, Tenant};
@@ -17,7 +17,7 @@ pub(super) const MAX_TEXT_BYTES: usize = 4 << 20;
 const TENANT_BYTES: usize = MAX_TEXT_BYTES;
 /// Bytes of all tenants that are tokenized at once.
 const TOTAL_BYTES: usize = 2 * TENANT_BYTES;
-/// A shorter text counts as this many bytes, since each text occupies a thread.
+/// A shorter text counts as this many bytes, since each text occupies a thread as well.
 const MIN_TEXT_BYTES: usize = 256 << 10;
 
 /// One permit for each byte that may be tokenized.
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_takes_its_share_in_order() {
+    fn texts_of_tenant_wait_in_order() {
         let permits = TokenizationPermits::default();
         let first = poll(pin!(permits.acquire(ONE, 3 * MIB))).unwrap();
         let mut second = pin!(permits.acquire(ONE, 2 * MIB));
@@ -183,19 +183,19 @@ mod tests {
     }
 
     #[test]
-    fn cancelled_waiters_block_no_other() {
+    fn canceled_waiters_block_no_other() {
         let permits = TokenizationPermits::default();
         let first = poll(pin!(permits.acquire(ONE, 4 * MIB))).unwrap();
-        let mut cancelled = [
+        let mut canceled = [
             Box::pin(permits.acquire(ONE, MIB)),
             Box::pin(permits.acquire(ONE, MIB)),
         ];
         assert!(
-            cancelled
+            canceled
                 .iter_mut()
                 .all(|text| poll(text.as_mut()).is_none())
         );
-        let [waiting, admitted] = cancelled;
+        let [waiting, admitted] = canceled;
         drop(waiting);
         drop(first);
         // It has its tenant's permits, but was not polled since.

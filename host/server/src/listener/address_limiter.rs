@@ -26,8 +26,8 @@ pub(super) struct AddressPermit {
 }
 
 impl AddressLimiter {
-    /// Limits each address to `limit` of all `connections`. Without a limit it is a quarter of them, and applies only
-    /// while no more than a quarter is free.
+    /// Limits each address to `limit` of all `connections`. By default the limit is a quarter of them, and applies only
+    /// when at most a quarter is free.
     pub(super) fn new(limit: Option<usize>, connections: usize) -> Self {
         let quarter = connections.div_ceil(4);
         let (limit, scarce) = match limit {
@@ -46,8 +46,8 @@ impl AddressLimiter {
         self.limit
     }
 
-    /// Counts one more connection of `address`, unless that exceeds the limit. `free` connections are left for it and
-    /// others.
+    /// Counts one more connection of `address`, or refuses it. `free` is the number of free connections, this one
+    /// included.
     pub(super) fn acquire(&self, address: IpAddr, free: usize) -> Option<AddressPermit> {
         let address = network(address);
         let mut open = lock(&self.open);

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// `EMFILE`: the process has as many open files as it may. `ENFILE`: the machine has.
+/// `EMFILE` (too many open files in the process) and `ENFILE` (on the machine).
 const TOO_MANY_FILES: [i32; 2] = [24, 23];
 
 /// Open files that are closed when the process has no free descriptor.
@@ -23,7 +23,7 @@ impl SpareFiles {
         spare
     }
 
-    /// Frees a descriptor if `error` says that there is none. Whether it did.
+    /// Closes one spare file if `error` means that no descriptor is free. Returns whether it closed one.
     pub(super) fn release(&self, error: &io::Error) -> bool {
         let too_many = error
             .raw_os_error()
@@ -31,7 +31,7 @@ impl SpareFiles {
         too_many && self.lock().pop().is_some()
     }
 
-    /// Opens the files that are missing, as far as the limit allows. Whether none is missing.
+    /// Opens the missing files, as far as the limit allows. Returns whether none is missing.
     pub(super) fn refill(&self) -> bool {
         let mut files = self.lock();
         while files.len() < self.target {

@@ -1,5 +1,5 @@
 //! A handler that calls the functions of `corral:inference` as its request's body says: each byte chooses a function, and
-//! the bytes after it choose handles, arguments, and whether the call is awaited, cancelled or left running. A step that
+//! the bytes after it choose handles, arguments, and whether the call is awaited, canceled or left running. A step that
 //! needs a handle and finds none has no effect. Responds with the numbers of calls and of errors.
 
 mod arguments;
