@@ -11,14 +11,14 @@
 //! llama.cpp's parser of GGUF, to estimate the model's memory; weights that a GPU computes differently; and a file that
 //! changes between the check and the load within the resolution of the file system's clock.
 
-pub(crate) mod input;
+pub(crate) mod checked_model;
 pub(crate) mod job;
 
 use crate::LoadError;
 use crate::split_files::split_files;
+use checked_model::{CHECK_MODEL_JOB, CheckedModel};
 use corral_isolation::{ChildError, ChildProcesses, Job, JobLimits};
 use corral_llama::default_backend_dir;
-use input::{CHECK_MODEL_JOB, CheckInput};
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 use std::fs;
@@ -79,7 +79,7 @@ impl ModelCheck {
     }
 
     /// Checks the files of a model, unless they passed before.
-    pub(crate) fn check(&self, model: &CheckInput) -> Result<(), LoadError> {
+    pub(crate) fn check(&self, model: &CheckedModel) -> Result<(), LoadError> {
         let key = self.fingerprint(model)?;
         if self.is_known(&key) {
             return Ok(());
@@ -92,25 +92,25 @@ impl ModelCheck {
         Ok(())
     }
 
-    fn run(&self, model: &CheckInput) -> Result<(), LoadError> {
+    fn run(&self, model: &CheckedModel) -> Result<(), LoadError> {
         // Links are not resolved: the name of a first part tells the names of the others.
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let path = absolute(&model.path);
         let adapters = model.adapters.iter();
         let adapters = adapters.map(|(name, path)| (name.clone(), absolute(path)));
-        let input = CheckInput {
+        let backend_dir = self.backend_dir.as_deref().map(absolute);
+        let checked = CheckedModel {
             path: path.clone(),
-            backend_dir: self.backend_dir.as_deref().map(absolute),
             kv_type: model.kv_type,
             context: model.context,
             adapters: adapters.collect(),
         };
-        let mut readable: Vec<_> = input
+        let mut readable: Vec<_> = checked
             .adapters
             .iter()
             .map(|(_, path)| path.clone())
             .collect();
-        readable.extend(input.backend_dir.clone().or_else(default_backend_dir));
+        readable.extend(backend_dir.clone().or_else(default_backend_dir));
         let parts = split_files(&path);
         let sizes = parts.iter().filter_map(|part| fs::metadata(part).ok());
         let bytes = sizes.fold(0, |sum: u64, part| sum.saturating_add(part.len()));
@@ -119,7 +119,7 @@ impl ModelCheck {
         let time = time.min(MAX_TIME);
         let job = Job {
             kind: CHECK_MODEL_JOB,
-            input: &input.encode(),
+            input: &checked.encode(backend_dir.as_deref()),
             readable: &readable,
             writable: None,
             limits: JobLimits {
@@ -194,7 +194,7 @@ fn write_passed(dir: &Path, key: &Fingerprint) -> std::io::Result<()> {
     fs::write(dir.join(&key.0), "")
 }
 
-fn refused(model: &CheckInput, cause: &str) -> LoadError {
+fn refused(model: &CheckedModel, cause: &str) -> LoadError {
     LoadError::Refused {
         path: model.path.clone(),
         text: format!("the model file {}: {cause}", model.path.display()),
@@ -259,7 +259,7 @@ fn hash_parts(hasher: &mut Sha256, path: &Path) -> std::io::Result<()> {
 }
 
 impl ModelCheck {
-    fn fingerprint(&self, model: &CheckInput) -> Result<Fingerprint, LoadError> {
+    fn fingerprint(&self, model: &CheckedModel) -> Result<Fingerprint, LoadError> {
         let mut hasher = Sha256::new();
         if let Some(binary) = &self.binary {
             binary.hash(&mut hasher);
@@ -291,9 +291,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let part = |n: u32| dir.path().join(format!("m-{n:05}-of-00002.gguf"));
         let check = ModelCheck::new(ChildProcesses::new().unwrap(), None, None);
-        let model = CheckInput {
+        let model = CheckedModel {
             path: part(1),
-            backend_dir: None,
             kv_type: KvType::default(),
             context: None,
             adapters: Vec::new(),

@@ -6,7 +6,7 @@
 use crate::LoadError;
 use crate::device_placement::PlacementPlan;
 use crate::memory_estimate::MemoryEstimate;
-use crate::model_check::input::CheckInput;
+use crate::model_check::checked_model::CheckedModel;
 use crate::model_config::{DEFAULT_CELLS, MAX_RUNNING, ModelConfig, STEP_TOKENS};
 use crate::worker::MAX_COMPACTION_BYTES;
 use corral_llama::{
@@ -43,9 +43,8 @@ impl LoadedModel {
     pub fn load(config: &ModelConfig, progress: &LoadProgress) -> Result<Self, LoadError> {
         check_magic(&config.path)?;
         if let Some(check) = &config.check {
-            check.check(&CheckInput {
+            check.check(&CheckedModel {
                 path: config.path.clone(),
-                backend_dir: None,
                 kv_type: config.placement.kv_type,
                 context: config.context,
                 adapters: config.adapters.clone(),

@@ -2,7 +2,7 @@
 
 use crate::device_placement::{DeviceSelection, GpuLayers, PlacementOptions};
 use crate::memory_estimate::MemoryEstimate;
-use crate::model_check::input::CheckInput;
+use crate::model_check::checked_model::CheckedModel;
 use crate::{
     Caller, EmbedOptions, Engine, GenerateOptions, LoadError, ModelConfig, Sequence, Token,
 };
@@ -28,12 +28,12 @@ const TEXT: &str = "The cat sat on 12 mats.\n\tÄpfel, 猫 и кот 🐈  <|im_
 /// # Errors
 /// Why the server would refuse the file.
 pub fn check_model_job(job: ChildJob) -> Result<Vec<u8>, String> {
-    let input = CheckInput::decode(&job.input).ok_or("the job is incomplete")?;
-    if let Some(dir) = &input.backend_dir {
+    let (model, backend_dir) = CheckedModel::decode(&job.input).ok_or("the job is incomplete")?;
+    if let Some(dir) = &backend_dir {
         load_backends(dir).map_err(|error| error.to_string())?;
     }
-    let path = input.path.display().to_string();
-    let engine = config(input)
+    let path = model.path.display().to_string();
+    let engine = config(model)
         .and_then(Engine::load)
         .map_err(|error| error.to_string())?;
     generate(&engine)
@@ -42,11 +42,11 @@ pub fn check_model_job(job: ChildJob) -> Result<Vec<u8>, String> {
     Ok(Vec::new())
 }
 
-fn config(input: CheckInput) -> Result<ModelConfig, LoadError> {
-    let mut config = ModelConfig::new("checked", &input.path);
+fn config(model: CheckedModel) -> Result<ModelConfig, LoadError> {
+    let mut config = ModelConfig::new("checked", &model.path);
     // Fails as the server's load does if the context does not fit the model.
-    config.context = input.context;
-    let trained = MemoryEstimate::read(&input.path)?.trained_context();
+    config.context = model.context;
+    let trained = MemoryEstimate::read(&model.path)?.trained_context();
     let context = config.context_for(trained.max(1))?.min(CONTEXT);
     config.context = Some(context).filter(|context| *context >= 2);
     config.cells = Some(context.max(CONTEXT));
@@ -55,12 +55,12 @@ fn config(input: CheckInput) -> Result<ModelConfig, LoadError> {
     config.max_running = MAX_RUNNING;
     config.swap_ram = 0;
     config.prefix_offload_ram = 0;
-    config.adapters = input.adapters;
+    config.adapters = model.adapters;
     config.file_access = FileAccess::Map;
     config.placement = PlacementOptions {
         devices: DeviceSelection::Cpu,
         gpu_layers: GpuLayers::Exactly(0),
-        kv_type: input.kv_type,
+        kv_type: model.kv_type,
     };
     Ok(config)
 }
@@ -124,10 +124,9 @@ mod tests {
     use corral_llama::KvType;
     use std::path::{Path, PathBuf};
 
-    fn input() -> CheckInput {
-        CheckInput {
+    fn model() -> CheckedModel {
+        CheckedModel {
             path: "/a/b.gguf".into(),
-            backend_dir: None,
             kv_type: KvType::Q8_0,
             context: None,
             adapters: vec![("x".to_owned(), "/a/x.gguf".into())],
@@ -135,15 +134,15 @@ mod tests {
     }
 
     #[test]
-    fn input_survives_the_pipe() {
-        let other = CheckInput {
-            backend_dir: Some("/b".into()),
+    fn model_survives_the_pipe() {
+        let other = CheckedModel {
             context: Some(7),
             adapters: Vec::new(),
-            ..input()
+            ..model()
         };
-        for input in [input(), other] {
-            assert_eq!(CheckInput::decode(&input.encode()), Some(input));
+        for (model, dir) in [(model(), None), (other, Some(PathBuf::from("/b")))] {
+            let bytes = model.encode(dir.as_deref());
+            assert_eq!(CheckedModel::decode(&bytes), Some((model, dir)));
         }
     }
 
@@ -151,14 +150,14 @@ mod tests {
     fn good_and_truncated_models_are_told_apart() {
         let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
         let check = |path: PathBuf| {
-            let input = CheckInput {
+            let model = CheckedModel {
                 path,
                 kv_type: KvType::F16,
                 adapters: Vec::new(),
-                ..input()
+                ..model()
             };
             check_model_job(ChildJob {
-                input: input.encode(),
+                input: model.encode(None),
                 writable: None,
             })
         };

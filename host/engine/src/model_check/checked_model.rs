@@ -8,21 +8,19 @@ use std::path::{Path, PathBuf};
 /// Name of the job.
 pub const CHECK_MODEL_JOB: &str = "check-model";
 
-/// The model to check. Crosses the pipe as fields that end with a zero byte.
+/// The model to check. It crosses the pipe, with the directory of `--backend-dir`, as fields that end with a zero byte.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct CheckInput {
+pub(crate) struct CheckedModel {
     pub path: PathBuf,
-    /// Directory of `--backend-dir`.
-    pub backend_dir: Option<PathBuf>,
     pub kv_type: KvType,
     pub context: Option<u32>,
     /// Name and path.
     pub adapters: Vec<(String, PathBuf)>,
 }
 
-impl CheckInput {
-    pub fn encode(&self) -> Vec<u8> {
-        let backend_dir = self.backend_dir.as_deref().unwrap_or(Path::new(""));
+impl CheckedModel {
+    pub fn encode(&self, backend_dir: Option<&Path>) -> Vec<u8> {
+        let backend_dir = backend_dir.unwrap_or(Path::new(""));
         let context = self.context.unwrap_or(0).to_string();
         let mut fields = vec![
             self.path.as_os_str().as_bytes(),
@@ -38,21 +36,22 @@ impl CheckInput {
         bytes
     }
 
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
+    pub fn decode(bytes: &[u8]) -> Option<(Self, Option<PathBuf>)> {
         let mut fields = bytes.strip_suffix(&[0])?.split(|byte| *byte == 0);
         let text = |field: &[u8]| String::from_utf8(field.to_vec()).ok();
         let path = |field: &[u8]| PathBuf::from(OsString::from_vec(field.to_vec()));
-        let mut input = Self {
-            path: path(fields.next()?),
-            backend_dir: Some(path(fields.next()?)).filter(|dir| !dir.as_os_str().is_empty()),
+        let file = path(fields.next()?);
+        let backend_dir = Some(path(fields.next()?)).filter(|dir| !dir.as_os_str().is_empty());
+        let mut model = Self {
+            path: file,
             kv_type: text(fields.next()?)?.parse().ok()?,
             context: Some(text(fields.next()?)?.parse().ok()?).filter(|context| *context > 0),
             adapters: Vec::new(),
         };
         while let Some(name) = fields.next() {
             let adapter = (text(name)?, path(fields.next()?));
-            input.adapters.push(adapter);
+            model.adapters.push(adapter);
         }
-        Some(input)
+        Some((model, backend_dir))
     }
 }
