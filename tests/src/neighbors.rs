@@ -1,7 +1,9 @@
 //! Requests that run beside a hostile one and must not notice it.
 
 use crate::Corral;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 /// Sets a flag when dropped, also by a panic, so that threads waiting for it end.
 pub struct SetOnDrop<'a>(pub &'a AtomicBool);
@@ -14,21 +16,31 @@ impl Drop for SetOnDrop<'_> {
 
 impl Corral {
     /// Runs `attack` while two clients ask 1+1 in a loop and check the answer. Returns the number of their
-    /// requests.
-    pub fn with_neighbors(&self, attack: impl FnOnce()) -> u32 {
-        let (done, asked) = (AtomicBool::new(false), AtomicU32::new(0));
+    /// requests, and prints their times, which depend on the machine.
+    pub fn with_neighbors(&self, attack: impl FnOnce()) -> usize {
+        let (done, times) = (AtomicBool::new(false), Mutex::new(Vec::new()));
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !done.load(Ordering::Acquire) {
+                        let began = Instant::now();
                         self.check_alive();
-                        asked.fetch_add(1, Ordering::Relaxed);
+                        times.lock().expect("no panic").push(began.elapsed());
                     }
                 });
             }
             let _done = SetOnDrop(&done);
             attack();
         });
-        asked.into_inner()
+        let mut times = times.into_inner().expect("no panic");
+        times.sort();
+        if let Some(last) = times.len().checked_sub(1) {
+            let (median, p99) = (times[last / 2], times[last * 99 / 100]);
+            println!(
+                "neighbors: {} requests, median {median:.1?}, p99 {p99:.1?}",
+                times.len()
+            );
+        }
+        times.len()
     }
 }

@@ -5,6 +5,7 @@
 use llama_cpp_sys_2 as sys;
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
+use std::io::Write as _;
 use std::sync::Once;
 
 thread_local! {
@@ -29,6 +30,8 @@ pub(crate) fn forward() {
         // SAFETY: `on_log` has the signature that llama.cpp calls and needs no user data; it stays valid for the life
         // of the process.
         unsafe { sys::llama_log_set(Some(on_log), std::ptr::null_mut()) };
+        // SAFETY: `on_abort` has the signature that ggml calls; it stays valid for the life of the process.
+        unsafe { sys::ggml_set_abort_callback(Some(on_abort)) };
     });
 }
 
@@ -79,6 +82,15 @@ fn parse_buffer_size(line: &str) -> Option<(&str, u64)> {
     // Not truncated: no machine has 2^64 bytes.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     (mebibytes >= 0.0).then_some((location, (mebibytes * f64::from(1 << 20)) as u64))
+}
+
+/// Writes why a failed assertion ends the process. ggml's own way starts a debugger, which stops the process for a while.
+unsafe extern "C" fn on_abort(message: *const c_char) {
+    if !message.is_null() {
+        // SAFETY: ggml passes a NUL-terminated string that lives until this function returns.
+        let message = unsafe { CStr::from_ptr(message) }.to_string_lossy();
+        let _ = writeln!(std::io::stderr(), "llama.cpp ends the process: {message}");
+    }
 }
 
 unsafe extern "C" fn on_log(
