@@ -36,13 +36,21 @@ fn rows() -> Vec<Row> {
         misbehave("request-kib", json!({"request-kib": 3}), request),
         misbehave("response-kib", json!({"response-kib": 100}), response),
         misbehave(
-            "concurrent",
-            json!({"concurrent": 2, "queue": 0}),
+            "concurrent-requests",
+            json!({"concurrent-requests": 2, "queued-requests": 0}),
             concurrent,
         ),
-        misbehave("queue", json!({"concurrent": 1, "queue": 1}), queue),
-        generate("queue-seconds", json!({"queue-seconds": 0.2}), queue_time),
-        generate("cells-percent", json!({"cells-percent": 1}), cells),
+        misbehave(
+            "queued-requests",
+            json!({"concurrent-requests": 1, "queued-requests": 1}),
+            queue,
+        ),
+        generate(
+            "queue-time-seconds",
+            json!({"queue-time-seconds": 0.2}),
+            queue_time,
+        ),
+        generate("kv-cells-percent", json!({"kv-cells-percent": 1}), cells),
         misbehave(
             "requests-per-minute",
             json!({"requests-per-minute": 3}),
@@ -78,7 +86,7 @@ fn every_limit_trips_and_counts_alone() {
         for row in rows() {
             let limit = row.limit;
             let mut more = json!({"limits": row.limits});
-            if limit == "queue-seconds" {
+            if limit == "queue-time-seconds" {
                 // No other row uses this model.
                 more["models"] = second["models"].clone();
             }
@@ -282,7 +290,7 @@ fn full_instance_pool_is_counted() {
     let digest = upload(&corral, &component("misbehave"));
     // One deployment uses as many instances as it may; a second one uses the rest of the pool.
     let most = 224;
-    let many = json!({"limits": {"concurrent": most, "queue": 0}});
+    let many = json!({"limits": {"concurrent-requests": most, "queued-requests": 0}});
     for name in ["many", "more", "other"] {
         deploy(&corral, &manifest(name, &digest, many.clone()));
     }

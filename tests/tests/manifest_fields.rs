@@ -51,16 +51,16 @@ fn revisions_share_permits_and_quota() {
         let more = json!({"limits": limits, "priority": priority});
         deploy_plugin(&corral, "a", "misbehave", more);
     };
-    deploy(json!({"concurrent": 2, "queue": 0}), 0);
+    deploy(json!({"concurrent-requests": 2, "queued-requests": 0}), 0);
     let held = [corral.drip("/a"), corral.drip("/a")];
     corral.get("/a/ok").problem(503, "busy");
     assert_eq!(refused(&corral, "a", "busy"), 1.0);
     check_neighbors(&corral);
     // A new revision with the same limits shares the permits of the old one.
-    deploy(json!({"concurrent": 2, "queue": 0}), 1);
+    deploy(json!({"concurrent-requests": 2, "queued-requests": 0}), 1);
     corral.get("/a/ok").problem(503, "busy");
     // One with other limits applies them to its own requests, and counts those of the old one.
-    deploy(json!({"concurrent": 3, "queue": 0}), 1);
+    deploy(json!({"concurrent-requests": 3, "queued-requests": 0}), 1);
     let third = corral.drip("/a");
     corral.get("/a/ok").problem(503, "busy");
     drop(held);
@@ -152,7 +152,7 @@ fn access_field_overrides_key_requirement() {
 #[test]
 fn cell_share_bounds_its_deployment_only() {
     let corral = Corral::start_with_store(&["--kv-cells", "1000", "--context", "1000"]);
-    let more = json!({"limits": {"cells-percent": 10}});
+    let more = json!({"limits": {"kv-cells-percent": 10}});
     deploy_plugin(&corral, "a", "generate", more);
     let prompt = "1 ".repeat(150);
     let long = json!({"prompt": prompt, "max_tokens": 1});

@@ -168,7 +168,7 @@ fn short_memory_refuses_requests() {
     assert_eq!(answer.header("retry-after"), Some("5"));
     let metrics = corral.metrics();
     assert_eq!(metrics.get("corral_memory_pressure"), 4.0);
-    assert_eq!(metrics.get("corral_memory_refused_requests_total"), 1.0);
+    assert_eq!(metrics.get("corral_memory_requests_refused_total"), 1.0);
     // Probes and the admin listener are not for requests.
     assert_eq!(corral.get("/healthz").status, 200);
     corral.wait_for_stderr("memory is short");

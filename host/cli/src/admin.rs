@@ -33,7 +33,7 @@ pub struct AdminArgs {
 
 impl AdminArgs {
     /// Opens a connection; the caller sets the timeout. The error is `refused` if nothing accepts it.
-    pub(crate) async fn connect(&self, refused: &str) -> Result<Connection, Error> {
+    pub(crate) async fn connect(&self, refused: &str) -> Result<AdminStream, Error> {
         let tcp = async |authority: &Authority| {
             let stream = TcpStream::connect(authority.as_str()).await;
             stream.map_err(Error::context(refused))
@@ -44,7 +44,7 @@ impl AdminArgs {
                 self.address
             )));
         }
-        let connection: Connection = match &self.address {
+        let connection: AdminStream = match &self.address {
             Address::Http(authority) => Box::new(tcp(authority).await?),
             Address::Https(authority) => {
                 let stream = tcp(authority).await?;
@@ -81,7 +81,7 @@ pub(crate) enum Address {
 }
 
 /// A connection of any kind.
-pub(crate) type Connection = Box<dyn Stream>;
+pub(crate) type AdminStream = Box<dyn Stream>;
 
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 

@@ -209,7 +209,7 @@ mod tests {
                 "--share-prefixes names the route '/h', which no --plugin has",
             ),
             (
-                "corral serve --model x.gguf --plugin /g=g.wasm --quota /h=concurrent:1",
+                "corral serve --model x.gguf --plugin /g=g.wasm --quota /h=concurrent-requests:1",
                 "--quota names the route '/h', which no --plugin has",
             ),
             (

@@ -80,7 +80,7 @@ pub use model_pool::{
 pub use next_token::{Distribution, DistributionPart, MAX_CANDIDATES, NextTokenRequest};
 pub use reply::Reply;
 pub use sequence::Sequence;
-pub use snapshot::{Error as SnapshotError, Limits as SnapshotLimits, Snapshots};
+pub use snapshot::{SnapshotError, SnapshotLimits, Snapshots};
 pub use status::{EngineStatus, EntryStatus, RequestStatus, SchedulerCounters};
 
 /// Index into a model's vocabulary.

@@ -223,7 +223,7 @@ impl From<Error> for wit::Error {
                 retry_after_ms: u32::try_from(retry_after.as_millis()).unwrap_or(u32::MAX),
             }),
             Error::DeadlineExceeded => Self::Deadline,
-            Error::Canceled => Self::Cancelled,
+            Error::ShuttingDown => Self::Cancelled,
             Error::Unsupported(text) => Self::Invalid(text),
             Error::NotFound(text) => Self::NotFound(text),
             Error::SnapshotsFull(text) => Self::NotGranted(text),

@@ -375,8 +375,8 @@ impl Scheduler {
 
     /// Removes a request, wherever it is. Its sequence is freed before the next step, unless other requests follow it,
     /// its owner may continue it, or its cells hold the only copy of an offloaded prefix.
-    pub fn cancel(&mut self, id: RequestId) {
-        debug_assert!(self.is_between_steps(), "cancel during a step");
+    pub fn remove(&mut self, id: RequestId) {
+        debug_assert!(self.is_between_steps(), "removal during a step");
         if let Some(request) = self.queue.remove(id) {
             self.timers.remove(&request);
             return;

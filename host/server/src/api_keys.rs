@@ -457,7 +457,7 @@ mod tests {
         let dir = TestDir::new();
         let limited = |limit: u32| {
             format!(
-                "{}[key.quota]\nrequests-per-minute = {limit}\n[tenant.alice]\nconcurrent = 5\n",
+                "{}[key.quota]\nrequests-per-minute = {limit}\n[tenant.alice]\nconcurrent-requests = 5\n",
                 one.toml_entry("one", "alice", &[])
             )
         };

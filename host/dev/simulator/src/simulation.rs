@@ -288,7 +288,7 @@ impl Simulation {
     fn cancel(&mut self, index: usize) {
         let id = RequestId(index as u64);
         if self.alive.contains_key(&id) {
-            self.scheduler.cancel(id);
+            self.scheduler.remove(id);
             self.end(id, End::Canceled);
         }
     }

@@ -55,10 +55,10 @@ impl CallLimit {
             Self::Time => "time-seconds",
             Self::RequestBytes => "request-kib",
             Self::ResponseBytes => "response-kib",
-            Self::Concurrent => "concurrent",
-            Self::Queue => "queue",
-            Self::QueueTime => "queue-seconds",
-            Self::Cells => "cells-percent",
+            Self::Concurrent => "concurrent-requests",
+            Self::Queue => "queued-requests",
+            Self::QueueTime => "queue-time-seconds",
+            Self::Cells => "kv-cells-percent",
             Self::Pool => "pool",
         }
     }

@@ -105,7 +105,7 @@ impl Api<'_> {
             },
             ["deployments", name, rest @ ..] => {
                 let name: DeploymentName = name.parse().map_err(|error| {
-                    Problem::new(StatusCode::BAD_REQUEST, "bad-name", format!("{error}"))
+                    Problem::new(StatusCode::BAD_REQUEST, "invalid-name", format!("{error}"))
                 })?;
                 self.deployment(request, name, rest).await
             }
@@ -310,7 +310,7 @@ impl ApiRequest<'_> {
             (BodyState::Good, Ok(Ok(body))) => Ok(body.to_bytes()),
             (_, Err(_)) => Err(Problem::new(
                 StatusCode::REQUEST_TIMEOUT,
-                "slow-request",
+                "request-timeout",
                 format!(
                     "the request's body did not arrive within {} s; send it again",
                     BODY_TIMEOUT.as_secs()
@@ -328,7 +328,7 @@ impl ApiRequest<'_> {
         serde_json::from_slice(&bytes).map_err(|error| {
             Problem::new(
                 StatusCode::BAD_REQUEST,
-                "bad-json",
+                "invalid-json",
                 format!("the request's body is invalid: {error}; /openapi.json describes it"),
             )
         })
@@ -346,7 +346,7 @@ fn query<'a>(head: &'a Parts, name: &str) -> Option<&'a str> {
 fn bad_query(name: &str, expected: &str) -> Problem {
     Problem::new(
         StatusCode::BAD_REQUEST,
-        "bad-query",
+        "invalid-query",
         format!("the query parameter '{name}' must be {expected}"),
     )
 }
@@ -388,10 +388,10 @@ fn status_and_code(error: &ChangeError) -> (StatusCode, &'static str) {
     let unprocessable = StatusCode::UNPROCESSABLE_ENTITY;
     match error {
         ChangeError::NoStore => (StatusCode::SERVICE_UNAVAILABLE, "no-store"),
-        ChangeError::Manifest(_) => (unprocessable, "bad-manifest"),
+        ChangeError::Manifest(_) => (unprocessable, "invalid-manifest"),
         ChangeError::NameMismatch { .. } => (unprocessable, "name-mismatch"),
-        ChangeError::Digest(_) => (StatusCode::BAD_REQUEST, "bad-digest"),
-        ChangeError::NoHandler => (unprocessable, "no-role"),
+        ChangeError::Digest(_) => (StatusCode::BAD_REQUEST, "invalid-digest"),
+        ChangeError::NoHandler => (unprocessable, "missing-export"),
         ChangeError::CompileTimeout { .. } => (unprocessable, "compile-timeout"),
         ChangeError::RefusedCompilation { .. } => (unprocessable, "compile-refused"),
         ChangeError::RouteTaken { .. } => (StatusCode::CONFLICT, "route-taken"),
@@ -414,11 +414,11 @@ fn status_and_code(error: &ChangeError) -> (StatusCode, &'static str) {
         ChangeError::Store(error) => match error {
             StoreError::TooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "component-too-large"),
             StoreError::DigestMismatch { .. } => (unprocessable, "digest-mismatch"),
-            StoreError::NotADigest(_) => (unprocessable, "bad-manifest"),
+            StoreError::NotADigest(_) => (unprocessable, "invalid-manifest"),
             StoreError::NoComponent(_) => (StatusCode::NOT_FOUND, "no-component"),
             StoreError::NoDeployment(_) => (StatusCode::NOT_FOUND, "no-deployment"),
             StoreError::NoRevision { .. } => (StatusCode::NOT_FOUND, "no-revision"),
-            StoreError::InvalidTraffic(_) => (unprocessable, "bad-traffic"),
+            StoreError::InvalidTraffic(_) => (unprocessable, "invalid-traffic"),
             StoreError::Full { .. } | StoreError::TooManyDeployments { .. } => {
                 (StatusCode::INSUFFICIENT_STORAGE, "store-full")
             }
