@@ -29,7 +29,6 @@ mod kv_type;
 mod log;
 mod model;
 mod output;
-mod overlap;
 mod progress;
 pub mod quantize;
 mod queue_delay;

@@ -70,10 +70,11 @@ mod swap;
 mod swap_costs;
 mod timers;
 
-pub use config::{Overlap, SchedulerConfig};
+pub use config::SchedulerConfig;
 pub use cost_model::CostModel;
 pub use draft_acceptance::accepted_drafts;
 pub use kv_cells::{KvCells, PositionOrder};
+pub use overlap_state::Overlap;
 pub use prefill_budget::PrefillPolicy;
 pub use prefill_profile::CHUNK_SIZES;
 pub use prefix_tree::PrefixTree;

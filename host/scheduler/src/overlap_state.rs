@@ -1,7 +1,39 @@
-//! Work of [overlapped](crate::overlap) steps that no later step has accounted for yet.
+//! The setting of [overlap](crate::overlap), and overlapped work that no later step has accounted for yet.
 
 use crate::prefill_profile::CHUNK_SIZES;
 use crate::step::{Row, Step};
+
+/// Whether prompts are computed while nothing else can be: while rows are sampled, and while steps wait
+/// for callers that sample themselves. See [`plan_overlap`](crate::Scheduler::plan_overlap).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overlap {
+    /// Where it is expected to save time.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Wherever it is possible: for tests.
+    On,
+}
+
+impl Overlap {
+    /// The setting for a model of which the CPU computes a part, if `on_cpu`. A CPU that samples can't
+    /// compute at the same time, so `Auto` is off there.
+    #[must_use]
+    pub fn resolve(self, on_cpu: bool) -> Self {
+        match self {
+            Self::Auto if on_cpu => Self::Off,
+            overlap => overlap,
+        }
+    }
+    /// Cells to free for overlapped prompts, beside the tokens that a step takes itself.
+    pub(crate) fn room(self, pending: u32, budget: u32) -> u32 {
+        match self {
+            Self::Off => 0,
+            Self::Auto | Self::On => pending.min(budget),
+        }
+    }
+}
 
 /// Overlapped work that is not accounted for.
 #[derive(Clone, Debug, Default)]

@@ -7,7 +7,7 @@ use crate::admission::{Admission, PrefixSource};
 use crate::batch;
 use crate::batch_window::BatchWindow;
 use crate::compaction::Compaction;
-use crate::config::{Overlap, SchedulerConfig};
+use crate::config::SchedulerConfig;
 use crate::cost_model::CostModel;
 use crate::drafts::DraftPolicy;
 use crate::failure::FailureHandling;
@@ -237,10 +237,7 @@ impl Scheduler {
             return budget;
         }
         // Overlapped prompts make no room for themselves.
-        let overlapped = match self.config.overlap {
-            Overlap::Off => 0,
-            Overlap::Auto | Overlap::On => (pending - wanted).min(budget),
-        };
+        let overlapped = self.config.overlap.room(pending - wanted, budget);
         let rows = decoding.saturating_add(wanted);
         self.kv.make_room(rows.saturating_add(overlapped));
         let room = self.kv.cells.free().saturating_sub(decoding);
