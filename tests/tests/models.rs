@@ -174,6 +174,9 @@ fn admin_api_loads_and_unloads() {
         send(method, "/models/third").problem(404, "unknown-model");
     }
     assert_eq!(send("POST", "/models/second").status, 405);
+    // Names are percent-encoded in UTF-8.
+    assert_eq!(send("GET", "/models/%73econd").status, 200);
+    send("GET", "/models/%ff").problem(404, "no-route");
     assert_eq!(send("DELETE", "/models").status, 405);
     corral.get_admin("/modelsx").problem(404, "no-route");
     assert!(corral.get_admin("/").body.contains("/models"));
