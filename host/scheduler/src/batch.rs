@@ -138,3 +138,59 @@ pub(crate) fn adapters(running: &RunningRequests) -> Vec<(Candidate, bool)> {
     }
     adapters
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{PrefixScope, Priority, RequestId};
+    use crate::step::SeqId;
+    use crate::tests::request;
+
+    /// Requests with prompts of 8 tokens, each with an adapter.
+    fn running<const N: usize>(adapters: [u8; N]) -> RunningRequests {
+        let mut running = RunningRequests::default();
+        for (key, adapter) in (0..).zip(adapters) {
+            let mut request = request(key, 8, 4);
+            request.scope = PrefixScope(0).with(AdapterId(adapter));
+            running.push(RunningRequest::new(request, SeqId(key as u16), 0, key));
+        }
+        running
+    }
+
+    fn recovery(running: &RunningRequests, tokens: u32, one_by_one: bool) -> Vec<(u64, u32)> {
+        let (_, rows, _) = recovery_rows(running, tokens, one_by_one);
+        rows.iter()
+            .map(|row| (row.request.0, row.tokens()))
+            .collect()
+    }
+
+    #[test]
+    fn recovery_takes_the_first_requests_of_one_adapter() {
+        let running = running([1, 0, 1, 1]);
+        assert_eq!(recovery(&running, 20, false), [(0, 8), (2, 8), (3, 4)]);
+        assert_eq!(recovery(&running, 20, true), [(0, 8)]);
+    }
+
+    #[test]
+    fn requests_pass_a_failed_position_alone() {
+        let mut running = running([0, 0, 0]);
+        for (key, at) in [(0, 5), (1, 0)] {
+            running.get_mut(RequestId(key)).unwrap().failed_at = Some(at);
+        }
+        // The first stops before its position; the second is at it, and waits.
+        assert_eq!(recovery(&running, 20, false), [(0, 5), (2, 8)]);
+        running.move_to_end(RequestId(0));
+        assert_eq!(recovery(&running, 20, false), [(1, 8)]);
+    }
+
+    #[test]
+    fn adapters_have_their_highest_priority() {
+        let mut running = running([0, 1, 1]);
+        running.get_mut(RequestId(2)).unwrap().request.priority = Priority(7);
+        let found = adapters(&running);
+        let found = found
+            .iter()
+            .map(|(one, decodes)| (one.adapter.0, one.priority.0, *decodes));
+        assert!(found.eq([(0, 0, false), (1, 7, false)]));
+    }
+}

@@ -152,3 +152,73 @@ impl FailureHandling {
         fails.then_some(row.request)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::running::RunningRequest;
+    use crate::step::SeqId;
+    use crate::tests::request;
+
+    fn running(count: u64) -> RunningRequests {
+        let mut running = RunningRequests::default();
+        for key in 0..count {
+            running.push(RunningRequest::new(
+                request(key, 8, 1),
+                SeqId(key as u16),
+                0,
+                key,
+            ));
+        }
+        running
+    }
+
+    fn rows(running: &RunningRequests, tokens: u32) -> Vec<Row> {
+        running.iter().map(|one| one.row(tokens)).collect()
+    }
+
+    #[test]
+    fn steps_halve_after_failures_and_double_after_successes() {
+        let (mut failure, mut running) = (FailureHandling::new(32), running(2));
+        let rows = rows(&running, 8);
+        let sizes = [false, false, true, true, true].map(|succeeds| {
+            if succeeds {
+                failure.step_succeeded(&rows, &mut running);
+            } else {
+                let failed = failure.step_failed(&rows, &mut running, Time::ZERO, true);
+                assert_eq!(failed, None);
+            }
+            (failure.step_tokens(), failure.is_recovering(&running))
+        });
+        let expected = [(8, true), (8, true), (16, true), (32, false), (32, false)];
+        assert_eq!(sizes, expected);
+    }
+
+    #[test]
+    fn pauses_grow_and_end_with_a_success() {
+        let (mut failure, mut running) = (FailureHandling::new(32), running(1));
+        let rows = rows(&running, 1);
+        let mut pause = || {
+            failure.step_failed(&rows, &mut running, Time::ZERO, true);
+            failure.paused_until().map(|until| until.as_millis())
+        };
+        let pauses = [(); 7].map(|()| pause());
+        assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 200].map(Some));
+        failure.step_succeeded(&rows, &mut running);
+        assert_eq!(failure.paused_until(), None);
+    }
+
+    #[test]
+    fn joint_failures_lead_to_one_by_one() {
+        let (mut failure, mut running) = (FailureHandling::new(32), running(2));
+        let rows = rows(&running, 8);
+        for _ in 0..MAX_JOINT {
+            assert!(!failure.is_one_by_one());
+            failure.step_failed(&rows, &mut running, Time::ZERO, false);
+        }
+        assert!(failure.is_one_by_one());
+        // Once all are well again.
+        (0..3).for_each(|_| failure.step_succeeded(&rows, &mut running));
+        assert!(!failure.is_one_by_one());
+    }
+}

@@ -80,3 +80,61 @@ impl OverlapState {
         self.prefill_in_last_time
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{AdapterId, RequestId};
+    use crate::step::{SeqId, StepShape};
+
+    fn step(prefill: u32, is_overlap: bool) -> Step {
+        let row = Row {
+            request: RequestId(1),
+            seq: SeqId(0),
+            from: 0,
+            to: prefill,
+            output: false,
+            drafts: 0,
+        };
+        Step {
+            rows: vec![row],
+            adapter: AdapterId::NONE,
+            shape: StepShape {
+                prefill,
+                ..StepShape::default()
+            },
+            is_overlap,
+            ..Step::default()
+        }
+    }
+
+    #[test]
+    fn overlapped_tokens_reduce_one_budget() {
+        let mut overlap = OverlapState {
+            tokens: 24,
+            ..OverlapState::default()
+        };
+        assert_eq!(overlap.reduce(64), 40);
+        assert_eq!(overlap.reduce(25), CHUNK_SIZES[0]);
+        overlap.step_planned(&step(40, false));
+        assert_eq!(overlap.prefill_in_last_time(), Some(24));
+        assert_eq!(overlap.reduce(64), 64);
+    }
+
+    #[test]
+    fn separate_work_is_not_learned_from() {
+        let mut overlap = OverlapState::default();
+        overlap.step_planned(&step(16, true));
+        assert_eq!(overlap.prefill_in_last_time(), Some(0));
+        overlap.step_planned(&step(16, true));
+        assert_eq!(
+            overlap.prefill_in_last_time(),
+            None,
+            "it may wait for the first"
+        );
+        overlap.step_planned(&step(8, false));
+        assert_eq!(overlap.prefill_in_last_time(), None);
+        overlap.step_planned(&step(8, false));
+        assert_eq!(overlap.prefill_in_last_time(), Some(0));
+    }
+}
