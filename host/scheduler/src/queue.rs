@@ -58,7 +58,7 @@ pub(crate) struct Queue {
     idle: HashMap<Tenant, u64>,
     /// The same by counter.
     idle_order: BTreeSet<(u64, Tenant)>,
-    requests: HashMap<RequestId, Request>,
+    requests: BTreeMap<RequestId, Request>,
     /// The next request, while there is no room for it.
     blocked: Option<RequestId>,
     retry_after: RetryAfter,
