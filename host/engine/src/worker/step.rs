@@ -131,7 +131,12 @@ impl<B: Backend> Worker<B> {
             &self.metrics.sampling_deferrals,
             output.deferred.len() as u64,
         );
-        self.deferred.clone_from(&output.deferred);
+        // Rows that the step left out still come first in their next step.
+        let requests = &self.requests;
+        self.deferred.retain(|id| {
+            requests.contains_key(id) && step.rows.iter().all(|row| row.request != *id)
+        });
+        self.deferred.extend(&output.deferred);
         if let Some(overlapped) = overlapped {
             self.finish_overlap(overlapped);
         }
