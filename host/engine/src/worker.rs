@@ -208,7 +208,7 @@ pub struct Worker<B> {
     draft: Vec<Token>,
     history: Vec<Token>,
     wake_batch: WakeBatch,
-    /// Requests whose rows were not sampled in the last step.
+    /// Requests whose rows were not sampled in their last step.
     deferred: Vec<RequestId>,
 }
 

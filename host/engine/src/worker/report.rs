@@ -26,6 +26,7 @@ impl<B: Backend> Worker<B> {
             &metrics.adapter_deferred_rows,
             u64::from(step.other_adapters),
         );
+        add(&metrics.tenant_deferred_rows, u64::from(step.other_tenants));
         if step.is_overlap {
             add(&metrics.overlapped_steps, 1);
             add(&metrics.overlapped_tokens, u64::from(shape.prefill));

@@ -126,7 +126,12 @@ impl<B: Backend> Worker<B> {
             &self.metrics.sampling_deferrals,
             output.deferred.len() as u64,
         );
-        self.deferred.clone_from(&output.deferred);
+        // Rows that the step left out still come first in their next step.
+        let requests = &self.requests;
+        self.deferred.retain(|id| {
+            requests.contains_key(id) && step.rows.iter().all(|row| row.request != *id)
+        });
+        self.deferred.extend(&output.deferred);
         let outputs = step.rows.iter().filter(|row| row.output).count();
         self.finish_overlap(overlap, sampling_time, outputs);
         for &id in &output.failed {
