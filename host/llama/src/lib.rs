@@ -34,6 +34,7 @@ pub mod quantize;
 mod queue_delay;
 mod raw_context;
 mod reference;
+mod special_tokens;
 mod thread_pool;
 
 pub use backend_status::{BackendStatus, backends, built_with};
@@ -45,7 +46,7 @@ pub use device::{Device, DeviceKind, DevicePlacement, devices};
 pub use device_top_k::DeviceTopK;
 pub use embedding::{EmbeddingContext, EmbeddingSettings, EmbeddingTraits};
 pub use error::{DecodeError, LlamaError, SaveError};
-pub use heap::release_free_memory;
+pub use heap::{limit_free_memory, release_free_memory};
 pub use kv_type::KvType;
 pub use log::take_buffer_sizes;
 pub use model::{FileAccess, Model, check_magic};

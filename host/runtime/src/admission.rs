@@ -114,7 +114,9 @@ impl Admission {
 
 impl CallPermit {
     fn new(deployment: DeploymentPermit, instance: OwnedSemaphorePermit) -> Self {
-        deployment.calls.deployment.calls_running.increment();
+        let counters = &deployment.calls.deployment;
+        counters.calls_running.increment();
+        counters.pool_permits.add(deployment.pool_permits.into());
         Self {
             deployment,
             _instance: instance,
@@ -131,7 +133,11 @@ impl Drop for CallPermit {
         calls
             .mean_millis
             .store(mean - mean / 8 + time / 8, Ordering::Relaxed);
-        calls.deployment.calls_running.decrement();
+        let counters = &calls.deployment;
+        counters.calls_running.decrement();
+        counters
+            .pool_permits
+            .subtract(self.deployment.pool_permits.into());
     }
 }
 

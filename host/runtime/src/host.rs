@@ -77,6 +77,7 @@ pub(crate) struct Handles {
     constraints: ResourceCount,
     matchers: ResourceCount,
     options: ResourceCount,
+    option_bytes: ResourceCount,
     sequences: ResourceCount,
     generations: ResourceCount,
     /// Tokens of all sequences.
@@ -98,6 +99,7 @@ impl Handles {
             constraints: none(ResourceKind::Constraints),
             matchers: none(ResourceKind::Matchers),
             options: none(ResourceKind::Options),
+            option_bytes: none(ResourceKind::OptionBytes),
             sequences: none(ResourceKind::Sequences),
             generations: none(ResourceKind::Generations),
             tokens: none(ResourceKind::Tokens),
