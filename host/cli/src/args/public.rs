@@ -20,7 +20,7 @@ pub struct PublicArgs {
     #[arg(long, value_name = "N", default_value_t = 1024,
           value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) max_connections: u64,
-    /// Connections of one client address (one /64 for IPv6) [default: a quarter of all, while few are free]
+    /// Connections of one client address (one /64 for IPv6) [default: three for each free one]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) max_connections_per_address: Option<u64>,
     /// Timeout for the head of the next request, in seconds; closes idle connections too
