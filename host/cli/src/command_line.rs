@@ -7,7 +7,7 @@ use crate::deploy::DeployCommand;
 use crate::doctor::DoctorArgs;
 use crate::keys::KeysCommand;
 use crate::top::TopArgs;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 
 /// Serve language models to sandboxed WebAssembly plugins
@@ -90,22 +90,53 @@ impl CommandLine {
     }
 }
 
-/// clap's error as one line: its first paragraph and a hint at `--help`.
+/// clap's error as one line: what is wrong, what was probably meant, and where the command's help is.
 fn usage_message(error: &clap::Error, program: &str) -> String {
+    let command = command_name(error).unwrap_or_else(|| program.to_owned());
     if matches!(
         error.kind(),
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
-        return format!("no command was given; see '{program} --help'");
+        return format!("no command was given; see '{command} --help'");
     }
     let text = error.render().to_string();
     let first = text.split("\n\n").next().unwrap_or(&text).trim();
     let message = first.strip_prefix("error: ").unwrap_or(first);
-    match error.kind() {
+    match (error.kind(), suggestion(error)) {
         // Value parsers of this crate say what to write.
-        ErrorKind::ValueValidation => message.to_owned(),
-        _ => format!("{message}; see '{program} --help'"),
+        (ErrorKind::ValueValidation, _) => message.to_owned(),
+        (_, Some(meant)) => {
+            format!("{message}; did you mean '{meant}'? See '{command} --help'")
+        }
+        (_, None) => format!("{message}; see '{command} --help'"),
     }
+}
+
+/// What the user probably meant.
+fn suggestion(error: &clap::Error) -> Option<&str> {
+    let kinds = [
+        ContextKind::SuggestedSubcommand,
+        ContextKind::SuggestedArg,
+        ContextKind::SuggestedValue,
+    ];
+    kinds.iter().find_map(|kind| match error.get(*kind)? {
+        ContextValue::String(text) => Some(text.as_str()),
+        // The best one is the last.
+        ContextValue::Strings(texts) => texts.last().map(String::as_str),
+        _ => None,
+    })
+}
+
+/// The command that the error is about, such as `corral keys new`: the first words of its usage.
+fn command_name(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::StyledStr(usage)) = error.get(ContextKind::Usage) else {
+        return None;
+    };
+    let usage = usage.to_string();
+    let words = usage.trim_start_matches("Usage:").split_whitespace();
+    let is_name = |word: &&str| word.starts_with(|first: char| first.is_ascii_alphabetic());
+    let name: Vec<_> = words.take_while(is_name).collect();
+    (!name.is_empty()).then(|| name.join(" "))
 }
 
 #[cfg(test)]
@@ -189,7 +220,28 @@ mod tests {
     fn usage_errors_say_what_to_do() {
         for (line, expected) in [
             ("corral", "see 'corral --help'"),
-            ("corral fly", "unrecognized subcommand 'fly'"),
+            (
+                "corral fly",
+                "unrecognized subcommand 'fly'; see 'corral --help'",
+            ),
+            ("corral sevre", "did you mean 'serve'? See 'corral --help'"),
+            (
+                "corral keys mew",
+                "did you mean 'new'? See 'corral keys --help'",
+            ),
+            (
+                "corral serve --model x.gguf --plugn /g=g.wasm",
+                "did you mean '--plugin'? See 'corral serve --help'",
+            ),
+            (
+                "corral serve --model x.gguf --preload frist",
+                "did you mean 'first'?",
+            ),
+            (
+                "corral deploy --rote /x",
+                "did you mean '--route'? See 'corral deploy --help'",
+            ),
+            ("corral keys new --tenat a", "See 'corral keys new --help'"),
             ("corral serve", "--model <[NAME=]FILE>"),
             ("corral serve --model x.gguf --fast", "'--fast'"),
             (
