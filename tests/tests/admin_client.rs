@@ -95,7 +95,8 @@ fn all_commands_reach_a_remote_server() {
     invoke("/a/log");
     assert!(remote.output(&["logs", "a"]).contains(" stdout: "));
     let without_key = remote.run(&["invoke", "a", "--store", &remote.store]);
-    without_key.check_error(1, &["'a' answered with 401"]);
+    assert_eq!(without_key.code, Some(1), "{without_key:?}");
+    assert!(without_key.stderr.contains("'a' answered with 401"));
     // An unknown certificate, and a wrong name.
     let other = openssl_certificate(&scratch_dir(), &[]);
     let list = |admin: &str, ca: &str| {

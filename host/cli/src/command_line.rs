@@ -9,10 +9,11 @@ use crate::keys::KeysCommand;
 use crate::top::TopArgs;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
+use std::ffi::OsString;
 
 /// Serve language models to sandboxed WebAssembly plugins
 #[derive(Debug, Parser)]
-#[command(name = "corral", version)]
+#[command(name = "corral", bin_name = "corral", version)]
 pub struct CommandLine {
     #[command(subcommand)]
     pub command: Command,
@@ -62,8 +63,8 @@ pub fn parse<T: Parser>() -> Result<Option<T>, Error> {
                 Ok(None)
             }
             _ => {
-                let command = T::command();
-                Err(Error::Usage(usage_message(&error, command.get_name())))
+                let command = command_path(&T::command(), std::env::args_os().skip(1));
+                Err(Error::Usage(usage_message(&error, &command)))
             }
         },
     }
@@ -91,8 +92,7 @@ impl CommandLine {
 }
 
 /// clap's error as one line: what is wrong, what was probably meant, and where the command's help is.
-fn usage_message(error: &clap::Error, program: &str) -> String {
-    let command = command_name(error).unwrap_or_else(|| program.to_owned());
+fn usage_message(error: &clap::Error, command: &str) -> String {
     if matches!(
         error.kind(),
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
@@ -127,27 +127,34 @@ fn suggestion(error: &clap::Error) -> Option<&str> {
     })
 }
 
-/// The command that the error is about, such as `corral keys new`: the first words of its usage.
-fn command_name(error: &clap::Error) -> Option<String> {
-    let Some(ContextValue::StyledStr(usage)) = error.get(ContextKind::Usage) else {
-        return None;
-    };
-    let usage = usage.to_string();
-    let words = usage.trim_start_matches("Usage:").split_whitespace();
-    let is_name = |word: &&str| word.starts_with(|first: char| first.is_ascii_alphabetic());
-    let name: Vec<_> = words.take_while(is_name).collect();
-    (!name.is_empty()).then(|| name.join(" "))
+/// The command that these arguments call, such as `corral keys new`.
+fn command_path(mut command: &clap::Command, arguments: impl Iterator<Item = OsString>) -> String {
+    let mut path = command.get_name().to_owned();
+    // No option before a subcommand takes a value.
+    let is_option = |argument: &OsString| argument.as_encoded_bytes().starts_with(b"-");
+    for argument in arguments.skip_while(is_option) {
+        let Some(next) = command.find_subcommand(argument) else {
+            break;
+        };
+        command = next;
+        path = format!("{path} {}", command.get_name());
+    }
+    path
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::CommandFactory;
     use std::path::PathBuf;
     use std::time::Duration;
 
     fn parse(line: &str) -> Result<CommandLine, String> {
-        let command_line = CommandLine::try_parse_from(line.split(' '))
-            .map_err(|error| usage_message(&error, "corral"))?;
+        let command_line = CommandLine::try_parse_from(line.split(' ')).map_err(|error| {
+            let arguments = line.split(' ').skip(1).map(OsString::from);
+            let command = command_path(&CommandLine::command(), arguments);
+            usage_message(&error, &command)
+        })?;
         match command_line.check() {
             Ok(()) => Ok(command_line),
             Err(Error::Usage(message)) => Err(message),
@@ -165,7 +172,6 @@ mod tests {
 
     #[test]
     fn argument_definitions_are_consistent() {
-        use clap::CommandFactory;
         CommandLine::command().debug_assert();
     }
 
@@ -181,7 +187,6 @@ mod tests {
 
     #[test]
     fn help_of_each_argument_is_one_line() {
-        use clap::CommandFactory;
         fn check(command: &clap::Command) {
             for arg in command.get_arguments() {
                 let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
@@ -220,6 +225,7 @@ mod tests {
     fn usage_errors_say_what_to_do() {
         for (line, expected) in [
             ("corral", "see 'corral --help'"),
+            ("corral -v keys", "see 'corral keys --help'"),
             (
                 "corral fly",
                 "unrecognized subcommand 'fly'; see 'corral --help'",
@@ -235,7 +241,7 @@ mod tests {
             ),
             (
                 "corral serve --model x.gguf --preload frist",
-                "did you mean 'first'?",
+                "did you mean 'first'? See 'corral serve --help'",
             ),
             (
                 "corral deploy --rote /x",

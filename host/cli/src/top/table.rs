@@ -177,7 +177,7 @@ fn summary(model: &Value, rates: &Rates) -> Vec<Line> {
             size("/swapped_bytes/disk"),
         ),
         format!(
-            "total:   {} preempted, {} swapped out, {} swapped in, {} lost",
+            "total:   {} preempted, {} swapped out, {} in, {} lost",
             show("/counters/preempted"),
             show("/counters/swapped_out"),
             show("/counters/swapped_in"),
@@ -293,7 +293,7 @@ mod tests {
                 "ids:     - running, - cached, of -",
                 "cache:   3 entries, 30 tokens; 5.0 MiB offloaded",
                 "swapped: 1.5 MiB in memory, 0.0 MiB on disk",
-                "total:   - preempted, - swapped out, - swapped in, - lost",
+                "total:   - preempted, - swapped out, - in, - lost",
                 "         - entries dropped, - prefixes offloaded",
                 "",
                 "REQUEST  OWNER  PRIO  ID  STATE    PROMPT  CACHED  COMPUTED  OUTPUT",
