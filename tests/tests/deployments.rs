@@ -354,5 +354,5 @@ fn store_has_one_server_and_a_token() {
     let without_store = Corral::start();
     without_store
         .get_admin("/deployments")
-        .problem(401, "token-required");
+        .problem(503, "no-store");
 }

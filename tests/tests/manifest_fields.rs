@@ -150,6 +150,18 @@ fn access_field_overrides_key_requirement() {
 }
 
 #[test]
+fn keys_required_without_keys_are_refused() {
+    let corral = Corral::start_with_store(&[]);
+    let dir = scratch_dir();
+    let component = plugin("misbehave");
+    let manifest =
+        format!("name = 'a'\ncomponent = {component:?}\nroutes = ['/a']\naccess = 'keys'\n");
+    std::fs::write(dir.join("corral.toml"), manifest).expect("written");
+    let ended = corral.cli(&["deploy", dir.to_str().expect("a path in UTF-8")]);
+    ended.check_error(1, &["access = \"keys\"", "--keys FILE"]);
+}
+
+#[test]
 fn cell_share_bounds_its_deployment_only() {
     let corral = Corral::start_with_store(&["--kv-cells", "1000", "--context", "1000"]);
     let more = json!({"limits": {"kv-cells-percent": 10}});

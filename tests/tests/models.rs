@@ -107,7 +107,7 @@ fn first_model_preloads_others_load_on_demand() {
     assert_eq!(seen["models"][1]["cells"]["total"], 512);
     assert_eq!(seen["models"][2]["state"], "unloaded");
     let top = corral.cli_output(&["top"]);
-    assert!(top.contains("\nsecond: 0 running"), "{top}");
+    assert!(top.contains("\nsecond: - tokens/s, 0 running"), "{top}");
     assert!(top.contains("\nnever: unloaded"), "{top}");
 
     let unknown = corral.post("/generate", r#"{"model": "other", "prompt": "1+1="}"#);

@@ -48,7 +48,7 @@ pub fn estimate(config: &ModelConfig) -> Result<ModelSize, LoadError> {
 }
 
 fn size(config: &ModelConfig, estimate: &MemoryEstimate) -> ModelSize {
-    let cells = config.cells_for(estimate.trained_context());
+    let cells = config.cells_for(estimate);
     let kv = config.placement.kv_type;
     ModelSize {
         weights: estimate.weight_bytes(),

@@ -61,7 +61,13 @@ pub(super) async fn answer(state: &AdminState, request: Request<Incoming>) -> An
             _ => Err(Problem::method("GET, HEAD")),
         };
     }
-    state.guard.check_token(&head.headers)?;
+    state.guard.check_token(&head.headers).map_err(|problem| {
+        // Only a server without a store has no token, so the error must not ask for one.
+        match state.guard.can_authorize() {
+            true => problem,
+            false => ChangeError::NoStore.into(),
+        }
+    })?;
     let api = Api {
         state,
         deployments: &state.server.services()?.deployments,
@@ -215,6 +221,7 @@ impl Api<'_> {
         }
         let list = DeploymentList {
             public_address: self.state.server.public_address.to_string(),
+            public_tls: self.state.server.tls.is_some(),
             deployments,
         };
         Ok(json(StatusCode::OK, &list))
@@ -224,6 +231,7 @@ impl Api<'_> {
         let stored = self.store()?.get(name).map_err(ChangeError::from)?;
         let details = DeploymentDetails {
             public_address: self.state.server.public_address.to_string(),
+            public_tls: self.state.server.tls.is_some(),
             deployment: DeploymentStatus::of(name, &stored, self.deployments),
             revisions: stored.revisions.into_values().collect(),
         };
@@ -388,6 +396,7 @@ fn status_and_code(error: &ChangeError) -> (StatusCode, &'static str) {
     let unprocessable = StatusCode::UNPROCESSABLE_ENTITY;
     match error {
         ChangeError::NoStore => (StatusCode::SERVICE_UNAVAILABLE, "no-store"),
+        ChangeError::NoApiKeys => (unprocessable, "no-api-keys"),
         ChangeError::Manifest(_) => (unprocessable, "invalid-manifest"),
         ChangeError::NameMismatch { .. } => (unprocessable, "name-mismatch"),
         ChangeError::Digest(_) => (StatusCode::BAD_REQUEST, "invalid-digest"),
