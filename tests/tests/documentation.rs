@@ -19,13 +19,14 @@ const BLOCK_END: char = '\u{1e}';
 const PRELUDE: &str = r#"
 set -eu
 server=
+ready() { command curl -skf $1://127.0.0.1:$ADMIN_PORT/readyz >ready.out; }
 trap '[ -z "$server" ] || kill $server' EXIT
 serve() {
   [ -z "$server" ] || { kill $server; wait $server || true; }
   command corral serve "$@" --listen 127.0.0.1:$PUBLIC_PORT --admin 127.0.0.1:$ADMIN_PORT \
     --threads 1 --cache-dir "$COMPILED" >serve.out 2>serve.err &
   server=$!
-  until grep -q '^admin on' serve.out; do
+  until ready http || ready https; do
     kill -0 $server || { cat serve.err >&2; exit 1; }
     sleep 0.02
   done
