@@ -20,7 +20,7 @@ impl Scheduler {
 
     /// Makes room for a waiting request. The victim has a lower priority; failing that, if the waiting tenant runs
     /// nothing, it has the same priority and belongs to the most-served tenant that runs at least two requests and got
-    /// more service.
+    /// no less service.
     pub(crate) fn preempt_for(&mut self, priority: Priority, tenant: Tenant) -> bool {
         if self.preempt_least_important_of(|running| running.request.priority < priority) {
             return true;

@@ -10,7 +10,8 @@
 //! Within a tenant the earliest deadline goes first. A request without a deadline is ordered as if it expired
 //! [`DEFAULT_PATIENCE`] after its arrival, so a stream of urgent requests can't delay it for longer.
 //!
-//! While the next request waits for room, it is *blocked*: only requests of higher priority overtake it.
+//! While the next request waits for room, it is *blocked*. Requests of higher priority overtake it; if its tenant runs
+//! several requests, so do those of tenants that run none and got no more service.
 
 use crate::Time;
 use crate::request::{Priority, Request, RequestId, Tenant};
@@ -44,6 +45,12 @@ struct TenantShare {
 impl TenantShare {
     fn is_active(&self) -> bool {
         self.running > 0 || !self.waiting.is_empty()
+    }
+
+    /// Whether this tenant runs several requests and got no less service than `other`, which runs none. A tenant that
+    /// was idle begins with the counter of the others, so equal counters must suffice: a step may take long.
+    fn owes_running(&self, other: &Self) -> bool {
+        other.running == 0 && self.running > 1 && self.counter >= other.counter
     }
 }
 
@@ -108,16 +115,13 @@ impl Queue {
         active.or_else(idle).unwrap_or(0)
     }
 
-    /// The tenant that loses a running request to a waiting one of `tenant`, which runs none: of those that run several
-    /// and got more service, the one that got most.
+    /// The tenant that loses a running request to a waiting one of `tenant`: of those that
+    /// owe it one, the one that got most.
     pub fn tenant_to_preempt(&self, tenant: Tenant) -> Option<Tenant> {
-        let waiting = self
-            .active
-            .get(&tenant)
-            .filter(|share| share.running == 0)?;
-        let others = self.active.iter().filter(|(_, other)| other.running > 1);
-        let served_more = others.filter(|(_, other)| other.counter > waiting.counter);
-        let most = served_more.max_by_key(|(_, other)| other.counter);
+        let waiting = self.active.get(&tenant)?;
+        let owing = self.active.iter();
+        let owing = owing.filter(|(_, other)| other.owes_running(waiting));
+        let most = owing.max_by_key(|(_, other)| other.counter);
         most.map(|(tenant, _)| *tenant)
     }
 
@@ -149,12 +153,20 @@ impl Queue {
         self.requests.insert(request.id, request);
     }
 
-    /// The next request of those that are `eligible`; the blocked one if no other has a higher priority.
+    /// The next request of those that are `eligible`. The blocked one, unless another has a higher priority, or its
+    /// tenant owes a running request to that of the first one.
     pub fn next(&self, eligible: impl Fn(&Request) -> bool) -> Option<&Request> {
         let first = self.first(&eligible)?;
+        let share = |request: &Request| self.active.get(&request.tenant);
+        let is_overtaken = |blocked: &Request| {
+            blocked.priority < first.priority
+                || (blocked.priority == first.priority
+                    && share(blocked)
+                        .zip(share(first))
+                        .is_some_and(|(one, other)| one.owes_running(other)))
+        };
         let blocked = self.blocked.and_then(|id| self.get(id));
-        let blocked =
-            blocked.filter(|blocked| blocked.priority >= first.priority && eligible(blocked));
+        let blocked = blocked.filter(|blocked| eligible(blocked) && !is_overtaken(blocked));
         Some(blocked.unwrap_or(first))
     }
 
@@ -443,6 +455,22 @@ mod tests {
         assert_eq!(queue.next(|_| true).unwrap().id, RequestId(3));
         let others = |request: &Request| request.id != RequestId(1);
         assert_eq!(queue.next(others).unwrap().id, RequestId(3));
+    }
+
+    #[test]
+    fn blocked_request_is_overtaken_if_its_tenant_runs_several() {
+        let mut queue = Queue::default();
+        for id in 1..=4 {
+            queue.push(request(id, 1, 0, None));
+        }
+        for (running, next) in [(1, 4), (2, 5)] {
+            queue.admit(RequestId(running), Time::ZERO, 0).unwrap();
+            queue.block(RequestId(4));
+            queue.push(request(5, 2, 0, None));
+            assert_eq!(queue.next(|_| true).unwrap().id, RequestId(next));
+            assert_eq!(queue.tenant_to_preempt(Tenant(2)).is_some(), running > 1);
+            queue.remove(RequestId(5));
+        }
     }
 
     #[test]

@@ -127,7 +127,7 @@ impl Scheduler {
 
     /// Starts waiting requests in the queue's order while there is room. No request overtakes the next one, so a large
     /// request waits for the requests before it only. The next request [preempts](crate::preemption) running ones of
-    /// lower priority, or of a tenant that got more service.
+    /// lower priority, or of a tenant that runs several and got no less service.
     fn admit(&mut self, now: Time) -> Vec<RequestId> {
         let mut admitted = Vec::new();
         while let Some(next) = self.next_request() {
