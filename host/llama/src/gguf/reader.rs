@@ -41,6 +41,8 @@ pub struct TensorInfo {
     pub name: String,
     /// Its dimensions in ggml's order, filled up with 1.
     pub dimensions: [i64; 4],
+    /// llama.cpp's name of its type, such as `q4_K`.
+    pub type_name: String,
     /// Whether its type is F32, F16, BF16 or Q8_0, which llama.cpp multiplies in any shape.
     pub is_plain: bool,
     /// Bytes of its weights.
@@ -60,11 +62,13 @@ pub fn tensors(path: &Path) -> Result<Vec<TensorInfo>, GgufError> {
     // SAFETY: the context is alive.
     let count = unsafe { sys::gguf_get_n_tensors(gguf) };
     let info = |id| {
-        // SAFETY: `id` is below the number of tensors; name and dimensions, always four, live as long as the context.
+        // SAFETY: `id` is below the number of tensors; name and dimensions, always four, live as long as the context,
+        // and names of types for ever. llama.cpp has refused files with unknown types.
         unsafe {
             TensorInfo {
                 name: text(sys::gguf_get_tensor_name(gguf, id)),
                 dimensions: *sys::gguf_get_tensor_ne(gguf, id).cast::<[i64; 4]>(),
+                type_name: text(sys::ggml_type_name(sys::gguf_get_tensor_type(gguf, id))),
                 is_plain: PLAIN.contains(&sys::gguf_get_tensor_type(gguf, id)),
                 bytes: sys::gguf_get_tensor_size(gguf, id) as u64,
             }
