@@ -10,14 +10,14 @@ use std::time::Duration;
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// Runs the plugin once and returns its exit code.
-pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
-    startup::block_on(startup::workers(args.models.workers), run_plugin(args))?
+pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, Error> {
+    args.models.fetch(log)?;
+    startup::block_on(startup::workers(args.models.workers), run_plugin(&args))?
 }
 
 async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
     let models = startup::model_pool(&args.models)?;
-    // Only logged: the output belongs to the plugin.
-    startup::preload(&args.models, &models, |note| tracing::info!("{note}")).await?;
+    startup::preload(&args.models, &models, log).await?;
     let runtime = startup::runtime(args.models.cache_dir.clone(), &models)?;
     let stem = args.plugin.file_stem();
     let name = stem.map_or_else(|| "plugin".into(), |stem| stem.to_string_lossy());
@@ -48,6 +48,11 @@ async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
         0 => ExitCode::SUCCESS,
         code => ExitCode::from(u8::try_from(code).unwrap_or(1)),
     })
+}
+
+/// Only logs a message: the output belongs to the plugin.
+fn log(message: String) {
+    tracing::info!("{message}");
 }
 
 /// The linked components of the command line, none of which inherits grants.
