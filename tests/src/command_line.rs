@@ -73,14 +73,26 @@ pub fn run(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> RunOutput 
     run_program(&artifacts::binary(), TIMEOUT, arguments)
 }
 
+/// Runs `corral` with environment variables. Panics if it takes longer than [`TIMEOUT`].
+pub fn run_with_env(variables: &[(&str, &str)], arguments: &[&str]) -> RunOutput {
+    let mut command = Command::new(artifacts::binary());
+    command.args(arguments).envs(variables.iter().copied());
+    run_command(command, TIMEOUT)
+}
+
 /// Runs a program with another time limit.
 pub(crate) fn run_program(
     program: &Path,
     limit: Duration,
     arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
 ) -> RunOutput {
-    let mut child = Command::new(program)
-        .args(arguments)
+    let mut command = Command::new(program);
+    command.args(arguments);
+    run_command(command, limit)
+}
+
+fn run_command(mut command: Command, limit: Duration) -> RunOutput {
+    let mut child = command
         .env_remove("RUST_LOG")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

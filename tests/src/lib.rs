@@ -13,6 +13,7 @@ mod client;
 mod command_line;
 mod connection;
 pub mod deployments;
+mod hub;
 pub mod linked;
 mod metrics;
 mod neighbors;
@@ -25,8 +26,9 @@ mod tls;
 mod waiting;
 
 pub use client::{ENDLESS_TOKENS, MANY_CELLS};
-pub use command_line::{RunOutput, run, run_plugin, scratch_dir, serve};
+pub use command_line::{RunOutput, run, run_plugin, run_with_env, scratch_dir, serve};
 pub use connection::{BodySender, Connection, HttpVersion, PendingResponse, block_on};
+pub use hub::{HUB_REPO, Hub, HubFile, HubRequest, HubState, Storage};
 pub use metrics::{Histogram, Metrics};
 pub use neighbors::SetOnDrop;
 pub use response::{EventStream, Response, check_results, raw_exchange};
