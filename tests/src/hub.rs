@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// The repository of every [`Hub`].
+/// The repository of a [`Hub`], unless a test names another.
 pub const HUB_REPO: &str = "org/tiny-GGUF";
 
 /// A server that answers as the hub does, with one repository. Its threads end with the process.
@@ -20,6 +20,8 @@ pub struct Hub {
 /// What a [`Hub`] has and does, and the requests it got.
 #[derive(Default)]
 pub struct HubState {
+    /// The repository.
+    pub repo: String,
     /// Files of the repository.
     pub files: Vec<HubFile>,
     /// The only token with access; none is needed without it.
@@ -82,9 +84,15 @@ impl HubFile {
 }
 
 impl Hub {
-    /// Starts a hub whose repository has these files.
+    /// Starts a hub whose repository, [`HUB_REPO`], has these files.
     pub fn start(files: Vec<HubFile>) -> Self {
+        Self::start_with(HUB_REPO, files)
+    }
+
+    /// [`Hub::start`] with another repository.
+    pub fn start_with(repo: &str, files: Vec<HubFile>) -> Self {
         let state = Arc::new(Mutex::new(HubState {
+            repo: repo.to_owned(),
             files,
             ..HubState::default()
         }));
@@ -166,7 +174,8 @@ fn answered(state: &HubState, request: &HubRequest) -> (String, Vec<u8>) {
     if token.is_some() && !has_access {
         return none("401 Unauthorized", "Unauthorized");
     }
-    if request.path == format!("/api/models/{HUB_REPO}?blobs=true") {
+    let repo = &state.repo;
+    if request.path == format!("/api/models/{repo}?blobs=true") {
         let file = |file: &HubFile| {
             json!({
                 "rfilename": file.name,
@@ -176,7 +185,7 @@ fn answered(state: &HubState, request: &HubRequest) -> (String, Vec<u8>) {
         };
         let mut siblings: Vec<Value> = state.files.iter().map(file).collect();
         siblings.push(json!({"rfilename": "README.md", "size": 5}));
-        let list = json!({"id": HUB_REPO, "sha": "c0ffee", "siblings": siblings}).to_string();
+        let list = json!({"id": repo, "sha": "c0ffee", "siblings": siblings}).to_string();
         return (
             format!("200 OK\r\ncontent-length: {}", list.len()),
             list.into(),
@@ -184,7 +193,7 @@ fn answered(state: &HubState, request: &HubRequest) -> (String, Vec<u8>) {
     }
     let file = request
         .path
-        .strip_prefix(&format!("/{HUB_REPO}/resolve/c0ffee/"));
+        .strip_prefix(&format!("/{repo}/resolve/c0ffee/"));
     let file = file.and_then(|name| state.files.iter().find(|file| file.name == name));
     match file {
         Some(_) if !has_access => none("403 Forbidden", "GatedRepo"),

@@ -26,7 +26,7 @@ mod tls;
 mod waiting;
 
 pub use client::{ENDLESS_TOKENS, MANY_CELLS};
-pub use command_line::{RunOutput, run, run_plugin, run_with_env, scratch_dir, serve};
+pub use command_line::{RunOutput, run, run_plugin, run_with, scratch_dir, serve};
 pub use connection::{BodySender, Connection, HttpVersion, PendingResponse, block_on};
 pub use hub::{HUB_REPO, Hub, HubFile, HubRequest, HubState, Storage};
 pub use metrics::{Histogram, Metrics};

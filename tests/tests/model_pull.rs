@@ -1,7 +1,7 @@
 //! `corral model`, and `--model hf:…`: downloads from a hub on this machine.
 
 use corral_tests::{
-    Corral, HUB_REPO, Hub, HubFile, RunOutput, Storage, artifacts, run_with_env, scratch_dir,
+    Corral, HUB_REPO, Hub, HubFile, RunOutput, Storage, artifacts, run_with, scratch_dir,
 };
 use serde_json::{Value, json};
 use std::net::TcpListener;
@@ -33,7 +33,7 @@ impl User {
     }
 
     fn run(&self, arguments: &[&str]) -> RunOutput {
-        run_with_env(&self.variables(), arguments)
+        run_with(&self.variables(), arguments)
     }
 
     fn pull(&self, reference: &str) -> RunOutput {

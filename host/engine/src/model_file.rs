@@ -6,7 +6,6 @@ use crate::model_config::ModelConfig;
 use crate::split_files::split_files;
 use corral_llama::KvType;
 use corral_llama::gguf::{Value, metadata_where, tensors};
-
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -29,7 +28,7 @@ pub struct ModelFile {
     pub types: Vec<(String, u64)>,
     /// Bytes of the weights, as the size of the files.
     pub weight_bytes: u64,
-    /// KV cells that an engine has by default.
+    /// KV cells of type f16 that an engine has by default on this machine.
     pub cells: u32,
     /// Bytes of these cells, by each type that they can have.
     pub cell_bytes: Vec<(KvType, u64)>,
@@ -59,15 +58,14 @@ impl ModelFile {
         }
         let mut types = Vec::from_iter(types);
         types.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-        let trained_context = estimate.trained_context();
-        let cells = ModelConfig::new("", path).cells_for(trained_context);
+        let cells = ModelConfig::new("", path).cells_for(&estimate);
         let kv_types = KvType::ALL.into_iter();
         let kv_types = kv_types.filter(|kv| estimate.check_kv_type(*kv).is_ok());
         Ok(Self {
             architecture: texts.remove(ARCHITECTURE),
             name: texts.remove(NAME),
             layers: estimate.layers(),
-            trained_context,
+            trained_context: estimate.trained_context(),
             types,
             weight_bytes: estimate.weight_bytes(),
             cells,

@@ -121,7 +121,7 @@ fn as_text(path: &Path, file: &ModelFile) -> String {
         (
             "cells",
             format!(
-                "{} for {} KV cells, the default",
+                "{} for {} KV cells, the default on this machine",
                 cells.collect::<Vec<_>>().join(", "),
                 file.cells
             ),
