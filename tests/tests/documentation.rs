@@ -1,10 +1,10 @@
 //! The commands of the README and the guides work as typed, in a folder like the checkout.
 //!
 //! A shell runs the `sh` and `console` blocks of a document in order. `make run` and `corral serve` start servers in the
-//! background, on free ports that replace those of the text. A `json` or `text` block after a block is the end of its
-//! output: of JSON, at least the members shown.
+//! background, on free ports that replace those of the text. Downloads come from a hub on this machine. A `json` or
+//! `text` block after a block is the end of its output: of JSON, at least the members shown.
 
-use corral_tests::{artifacts, scratch_dir};
+use corral_tests::{Hub, HubFile, artifacts, scratch_dir};
 use serde_json::Value;
 use std::fmt::Write;
 use std::net::TcpListener;
@@ -12,6 +12,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// The repository of the documents, whose model is the demo model here.
+const MODEL_REPO: &str = "Qwen/Qwen3-0.6B-GGUF";
 /// Ends the output of a block.
 const BLOCK_END: char = '\u{1e}';
 
@@ -75,6 +77,7 @@ fn blocks(document: &str) -> Vec<Block> {
 struct Scratch {
     dir: PathBuf,
     ports: [u16; 2],
+    hub: Hub,
 }
 
 impl Scratch {
@@ -99,7 +102,10 @@ impl Scratch {
         link(artifacts::model(), dir.join("models/tiny/tiny.gguf"));
         let sockets = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
         let ports = sockets.map(|socket| socket.local_addr().expect("bound").port());
-        Scratch { dir, ports }
+        let model = std::fs::read(artifacts::model()).expect("the demo model");
+        let model = HubFile::new("Qwen3-0.6B-Q8_0.gguf", &model);
+        let hub = Hub::start_with(MODEL_REPO, vec![model]);
+        Scratch { dir, ports, hub }
     }
 
     /// Runs a script, which must succeed, and returns its output.
@@ -120,6 +126,10 @@ impl Scratch {
             .env("ADMIN_PORT", admin)
             .env("PLUGINS", plugins)
             .env("COMPILED", artifacts::scratch().join("compiled"))
+            .env("HF_ENDPOINT", &self.hub.endpoint)
+            .env("NO_PROXY", "*")
+            .env("XDG_CACHE_HOME", self.dir.join("cache"))
+            .env_remove("HF_TOKEN")
             .env_remove("CORRAL_ADMIN_TOKEN")
             .env_remove("RUST_LOG")
             .stdin(Stdio::null())

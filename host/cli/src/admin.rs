@@ -4,6 +4,7 @@ mod client;
 mod tls;
 
 pub(crate) use client::{AdminClient, Outgoing, RequestBody, exchange};
+pub(crate) use tls::certificates;
 
 use crate::{Error, admin_token};
 use clap::Args;

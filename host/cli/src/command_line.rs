@@ -6,6 +6,7 @@ use crate::bench::BenchCommand;
 use crate::deploy::DeployCommand;
 use crate::doctor::DoctorArgs;
 use crate::keys::KeysCommand;
+use crate::model::ModelCommand;
 use crate::top::TopArgs;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
@@ -33,6 +34,9 @@ pub enum Command {
     /// Manage API keys for `corral serve --keys`
     #[command(subcommand)]
     Keys(KeysCommand),
+    /// Download models from a hub, and manage the downloaded ones
+    #[command(subcommand)]
+    Model(ModelCommand),
     /// Measure endpoints
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -286,6 +290,15 @@ mod tests {
                 "corral serve --model x.gguf --tls-key x",
                 "--tls-cert <FILE>",
             ),
+            (
+                "corral serve --model hf:one",
+                "write hf:ORG/REPO, hf:ORG/REPO:QUANT or hf:ORG/REPO/FILE.gguf",
+            ),
+            (
+                "corral serve --model https://a/b.gguf",
+                "'https' is not a known scheme",
+            ),
+            ("corral model pull a/b", "write hf:ORG/REPO"),
             ("corral keys new", "--tenant <TENANT>"),
             ("corral keys new --tenant a/b", "use 1 to 64 letters"),
             (

@@ -16,6 +16,7 @@ mod error;
 pub mod isolated_job;
 mod keys;
 pub mod logs;
+mod model;
 mod open_files;
 mod progress;
 mod run;
@@ -44,10 +45,11 @@ pub fn main() -> ExitCode {
     let verbose = command_line.verbose;
     logs::start(verbose, command_line.command.default_log_filter());
     let result = match command_line.command {
-        Command::Serve(args) => serve::serve(&args),
-        Command::Run(args) => run::run(&args),
+        Command::Serve(args) => serve::serve(*args),
+        Command::Run(args) => run::run(*args),
         Command::Top(args) => top::top(&args),
         Command::Keys(command) => keys::keys(&command),
+        Command::Model(command) => model::model(&command),
         Command::Bench(command) => bench::bench(&command),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Deployments(command) => deploy::run(&command),

@@ -10,15 +10,14 @@ use std::time::Duration;
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// Runs the plugin once and returns its exit code.
-pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
-    startup::block_on(startup::workers(args.models.workers), run_plugin(args))?
+pub(crate) fn run(mut args: RunArgs) -> Result<ExitCode, Error> {
+    args.models.fetch(log)?;
+    startup::block_on(startup::workers(args.models.workers), run_plugin(&args))?
 }
 
 async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
     let models = startup::model_pool(&args.models)?;
-    // Only logged: the output belongs to the plugin.
-    let note = |note| tracing::info!("{note}");
-    startup::check_models(&args.models, &models, note).await?;
+    startup::check_models(&args.models, &models, log).await?;
     let runtime = startup::runtime(args.models.cache_dir.clone(), &models)?;
     let stem = args.plugin.file_stem();
     let name = stem.map_or_else(|| "plugin".into(), |stem| stem.to_string_lossy());
@@ -42,7 +41,7 @@ async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
             args.plugin.display()
         )));
     }
-    startup::preload(&args.models, &models, note).await?;
+    startup::preload(&args.models, &models, log).await?;
     let exit = plugin.run(&args.arguments).await;
     startup::shut_down(models).await;
     // The system takes one byte, and 0 only for success.
@@ -50,6 +49,11 @@ async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
         0 => ExitCode::SUCCESS,
         code => ExitCode::from(u8::try_from(code).unwrap_or(1)),
     })
+}
+
+/// Only logs a message: the output belongs to the plugin.
+fn log(message: String) {
+    tracing::info!("{message}");
 }
 
 /// The linked components of the command line, none of which inherits grants.

@@ -17,10 +17,11 @@ const CALL_TIME: Duration = Duration::from_secs(60);
 const CALL_CPU_TIME: Duration = Duration::from_secs(10);
 
 /// Serves until a signal stops the process.
-pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Error> {
+pub(crate) fn serve(mut args: ServeArgs) -> Result<ExitCode, Error> {
+    args.models.fetch(note)?;
     let shares = ConnectionShares::raise_limit()?;
     let workers = startup::workers(args.models.workers);
-    startup::block_on(workers, serve_until_stopped(args, shares))?
+    startup::block_on(workers, serve_until_stopped(&args, shares))?
 }
 
 async fn serve_until_stopped(

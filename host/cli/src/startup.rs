@@ -61,7 +61,7 @@ pub(crate) fn model_pool(args: &ModelArgs) -> Result<ModelPool, Error> {
     }
     let snapshots = args.memory.open_snapshots()?;
     let check = Arc::new(model_check(args)?);
-    let config = |(index, ModelArg { name, file }): (usize, &ModelArg)| {
+    let config = |(index, ModelArg { name, file, .. }): (usize, &ModelArg)| {
         let mut config = ModelConfig::new(name, file);
         config.adapters = args.adapters_of(index);
         config.context = args.context;
@@ -125,7 +125,7 @@ pub(crate) async fn preload(
     note: impl Fn(String),
 ) -> Result<(), Error> {
     let count = args.pool.preload.count(args.models.len());
-    for ModelArg { name, file } in &args.models[..count] {
+    for ModelArg { name, file, .. } in &args.models[..count] {
         let sizes = expected_sizes(args, models, name).await;
         let file = file.display();
         note(format!("loading model {name} from {file}{sizes}"));
@@ -210,13 +210,18 @@ pub(crate) async fn shut_down(models: ModelPool) {
     let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, ending).await;
 }
 
-/// `corral/plugins` in the user's cache directory, if the environment names one.
+/// Directory for compiled plugins.
 fn default_cache_dir() -> Option<PathBuf> {
+    Some(user_cache_dir()?.join("plugins"))
+}
+
+/// `corral` in the user's cache directory, if the environment names one.
+pub(crate) fn user_cache_dir() -> Option<PathBuf> {
     let absolute = |name| {
         std::env::var_os(name)
             .map(PathBuf::from)
             .filter(|path| path.is_absolute())
     };
     let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(base.join("corral/plugins"))
+    Some(base.join("corral"))
 }

@@ -28,6 +28,7 @@ mod memory_estimate;
 mod metrics;
 mod model_check;
 mod model_config;
+mod model_file;
 mod model_pool;
 mod next_token;
 mod open_request_limits;
@@ -74,6 +75,7 @@ pub use model_check::ModelCheck;
 pub use model_check::checked_model::CHECK_MODEL_JOB;
 pub use model_check::job::check_model_job;
 pub use model_config::{DeviceTopKMode, ModelConfig, ModelInfo};
+pub use model_file::ModelFile;
 pub use model_pool::{
     ModelLease, ModelPool, ModelPoolSettings, ModelSize, ModelState, ModelStatus, OpenError,
     OpenModel,
@@ -82,6 +84,7 @@ pub use next_token::{Distribution, DistributionPart, MAX_CANDIDATES, NextTokenRe
 pub use reply::Reply;
 pub use sequence::Sequence;
 pub use snapshot::{SnapshotError, SnapshotLimits, Snapshots};
+pub use split_files::split_files;
 pub use status::{EngineStatus, EntryStatus, RequestStatus, SchedulerCounters};
 
 /// Index into a model's vocabulary.

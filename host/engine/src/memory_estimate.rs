@@ -98,6 +98,11 @@ impl MemoryEstimate {
         u32::try_from(trained).unwrap_or(u32::MAX).max(1)
     }
 
+    /// Number of layers.
+    pub fn layers(&self) -> u64 {
+        self.metadata.largest(LAYERS)
+    }
+
     /// Bytes of the weights, as the size of the files.
     pub fn weight_bytes(&self) -> u64 {
         let bytes = |part: &PathBuf| std::fs::metadata(part).map_or(0, |metadata| metadata.len());
@@ -249,7 +254,7 @@ fn rounded(cells: u32) -> u64 {
     u64::from(cells).next_multiple_of(CELL_MULTIPLE)
 }
 
-fn damaged(path: &Path, error: GgufError) -> LoadError {
+pub(crate) fn damaged(path: &Path, error: GgufError) -> LoadError {
     LoadError::Llama(LlamaError::Damaged {
         path: path.to_owned(),
         cause: match error {

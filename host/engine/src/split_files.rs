@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// The files of a model: `NAME-00001-of-00003.gguf` and the following if it is split, as llama.cpp names them.
-pub(crate) fn split_files(path: &Path) -> Vec<PathBuf> {
+pub fn split_files(path: &Path) -> Vec<PathBuf> {
     let single = || vec![path.to_owned()];
     let name = path.file_name().and_then(|name| name.to_str());
     let Some(stem) = name.and_then(|name| name.strip_suffix(".gguf")) else {

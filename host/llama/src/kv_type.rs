@@ -18,7 +18,8 @@ pub enum KvType {
 }
 
 impl KvType {
-    const ALL: [Self; 2] = [Self::F16, Self::Q8_0];
+    /// All types.
+    pub const ALL: [Self; 2] = [Self::F16, Self::Q8_0];
 
     /// Its name in llama.cpp.
     pub fn name(self) -> &'static str {

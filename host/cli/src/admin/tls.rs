@@ -61,15 +61,27 @@ pub(super) async fn connect(
         .await
 }
 
-/// The trusted roots, and the certificates of `ca`, which are accepted themselves.
-fn trusted(ca: Option<&Path>) -> io::Result<(RootCertStore, Vec<CertificateDer<'static>>)> {
-    let no_file = || io::Error::other("this system has no file of trusted certificates");
+/// The certificates in `ca`, or those that the system trusts, and the file they are from.
+pub(crate) fn certificates(
+    ca: Option<&Path>,
+) -> io::Result<(PathBuf, Vec<CertificateDer<'static>>)> {
+    let no_file = || {
+        io::Error::other(format!(
+            "this system has no file of trusted certificates; install ca-certificates, or name one in {VARIABLE}"
+        ))
+    };
     let file = ca.map(Path::to_owned).or_else(system_file);
     let file = file.ok_or_else(no_file)?;
     let certificates = CertificateDer::pem_file_iter(&file).map_err(io::Error::other)?;
-    let certificates: Vec<_> = certificates
+    let certificates = certificates
         .collect::<Result<_, _>>()
         .map_err(io::Error::other)?;
+    Ok((file, certificates))
+}
+
+/// The trusted roots, and the certificates of `ca`, which are accepted themselves.
+fn trusted(ca: Option<&Path>) -> io::Result<(RootCertStore, Vec<CertificateDer<'static>>)> {
+    let (file, certificates) = certificates(ca)?;
     let mut roots = RootCertStore::empty();
     // System files contain some that rustls cannot parse.
     let (added, _) = roots.add_parsable_certificates(certificates.iter().cloned());

@@ -5,6 +5,7 @@ use super::memory::MemoryArgs;
 use super::model_pool::ModelPoolArgs;
 use super::parsers::whole;
 use crate::Error;
+use crate::model::{self, HubReference};
 use clap::Args;
 use corral_engine::{DeviceTopKMode, Overlap};
 use std::collections::HashSet;
@@ -14,7 +15,7 @@ use std::str::FromStr;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// GGUF file and the name for plugins; repeatable, the first is the default [default NAME: the file's stem]
+    /// GGUF file, or hf:ORG/REPO[:QUANT|/FILE] of a hub; NAME is for plugins; repeatable, the first is the default
     #[arg(long = "model", value_name = "[NAME=]FILE", required = true)]
     pub models: Vec<ModelArg>,
     /// LoRA adapter in a GGUF file, of the first model unless named; repeatable, up to 16 for a model
@@ -81,6 +82,16 @@ impl ModelArgs {
         self.devices.check(is_known)
     }
 
+    /// Finds the cached files of models from a hub, and downloads those that are missing.
+    pub(crate) fn fetch(&mut self, note: impl Fn(String)) -> Result<(), Error> {
+        for model in &mut self.models {
+            if let Some(hub) = model.hub.take() {
+                model.file = model::fetch(&hub, &note)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Names and files of the adapters of the model at this index.
     pub(crate) fn adapters_of(&self, index: usize) -> Vec<(String, PathBuf)> {
         let name = self.models.get(index).map(|model| &model.name);
@@ -119,12 +130,15 @@ fn parse_overlap(text: &str) -> Result<Overlap, String> {
     }
 }
 
-/// `[NAME=]FILE`. The text before the first `=` is a name unless it contains a slash, so a file whose name
-/// contains `=` is written `./a=b.gguf`.
+/// `[NAME=]FILE`, where FILE may be a [`HubReference`]. The text before the first `=` is a name unless it contains a
+/// slash, so a file whose name contains `=` is written `./a=b.gguf`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelArg {
     pub name: String,
+    /// As written, until [`ModelArgs::fetch`] replaces what is from a hub.
     pub file: PathBuf,
+    /// Where the file comes from, until it is fetched.
+    pub(crate) hub: Option<HubReference>,
 }
 
 impl FromStr for ModelArg {
@@ -142,7 +156,9 @@ impl FromStr for ModelArg {
         if file.is_empty() {
             return Err("there is no file; write NAME=FILE or FILE".to_owned());
         }
+        let hub = HubReference::parse_model(file)?;
         let stem = Path::new(file).file_stem().and_then(|stem| stem.to_str());
+        let stem = hub.as_ref().map(HubReference::model_name).or(stem);
         let name = name.or(stem).unwrap_or_default();
         if !is_name(name) {
             return Err(format!(
@@ -153,6 +169,7 @@ impl FromStr for ModelArg {
         Ok(ModelArg {
             name: name.to_owned(),
             file: PathBuf::from(file),
+            hub,
         })
     }
 }
@@ -283,6 +300,7 @@ mod tests {
             let expected = ModelArg {
                 name: name.to_owned(),
                 file: PathBuf::from(file),
+                hub: None,
             };
             assert_eq!(text.parse(), Ok(expected), "{text}");
         }

@@ -5,6 +5,7 @@
 //! and reads at most [`MAX_HEAD`] bytes. llama.cpp reads the head again when it loads the file, and checks more.
 
 use super::{GgufError, Value};
+use crate::ggml::text;
 use llama_cpp_sys_2 as sys;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};
@@ -40,6 +41,8 @@ pub struct TensorInfo {
     pub name: String,
     /// Its dimensions in ggml's order, filled up with 1.
     pub dimensions: [i64; 4],
+    /// llama.cpp's name of its type, such as `q4_K`.
+    pub type_name: String,
     /// Whether its type is F32, F16, BF16 or Q8_0, which llama.cpp multiplies in any shape.
     pub is_plain: bool,
     /// Bytes of its weights.
@@ -186,6 +189,8 @@ impl<R: Read + Seek> Head<R> {
         Ok(TensorInfo {
             name,
             dimensions,
+            // SAFETY: a type with a size, as `tensor_bytes` found, is in ggml's table and has a name, which is never freed.
+            type_name: unsafe { text(sys::ggml_type_name(kind)) },
             is_plain: PLAIN.contains(&kind),
             bytes,
             offset: self.u64()?,

@@ -1,0 +1,279 @@
+//! The directory of downloaded models: `ORG/REPO/FILE` in `corral/models` of the user's cache.
+//!
+//! A file has its name only if it is complete. Beside it lies `FILE.sha256`, as `sha256sum` writes it, and while it is
+//! downloaded `FILE.ETAG.part`, from which a later download continues. `.lock` in a repository's directory is locked
+//! while a process changes its files.
+
+use super::reference::{HubReference, is_safe_path, models};
+use crate::{Error, startup};
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Ending of an incomplete file.
+const PART: &str = ".part";
+/// Ending of a file's checksum.
+const CHECKSUM: &str = ".sha256";
+/// How long to wait for another process that downloads from the same repository.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Deepest directory in a repository that is searched.
+const MAX_DEPTH: usize = 8;
+
+/// The directory of all repositories.
+#[derive(Debug)]
+pub struct ModelCache {
+    dir: PathBuf,
+}
+
+/// A complete model.
+#[derive(Debug, PartialEq, Eq)]
+pub struct CachedModel {
+    /// Names its first file.
+    pub reference: HubReference,
+    /// Its files, the one to load first.
+    pub files: Vec<PathBuf>,
+}
+
+/// A repository's directory, which no other process changes.
+#[derive(Debug)]
+pub struct LockedRepository {
+    dir: PathBuf,
+    _lock: File,
+}
+
+impl CachedModel {
+    /// The file to load.
+    pub fn file(&self) -> &Path {
+        &self.files[0]
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        let files = self.files.iter().filter_map(|file| fs::metadata(file).ok());
+        files.map(|file| file.len()).sum()
+    }
+}
+
+impl ModelCache {
+    /// The cache of this user, which need not exist yet.
+    pub fn open() -> Result<Self, Error> {
+        let dir = startup::user_cache_dir().ok_or_else(|| {
+            Error::failed(
+                "there is no directory for models, since neither XDG_CACHE_HOME nor HOME is an absolute path; set one",
+            )
+        })?;
+        Ok(Self {
+            dir: dir.join("models"),
+        })
+    }
+
+    /// Where the models are.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The cached model that a reference means.
+    pub fn find(&self, reference: &HubReference) -> Option<CachedModel> {
+        let dir = self.dir.join(&reference.repo);
+        let files = reference.choose(&files(&dir))?;
+        Some(cached(&dir, &reference.repo, &files))
+    }
+
+    /// [`find`](Self::find), or an error that says what to do.
+    pub fn expect(&self, reference: &HubReference) -> Result<CachedModel, Error> {
+        self.find(reference).ok_or_else(|| {
+            Error::failed(format!(
+                "{reference} is not in the cache; see 'corral model list', or download it with 'corral model pull {reference}'"
+            ))
+        })
+    }
+
+    /// All cached models, in the order of their names.
+    pub fn models(&self) -> Vec<CachedModel> {
+        let mut found = Vec::new();
+        for org in directories(&self.dir) {
+            for repo in directories(&self.dir.join(&org)) {
+                let name = format!("{org}/{repo}");
+                let dir = self.dir.join(&name);
+                let models = models(&files(&dir)).into_iter();
+                found.extend(models.map(|files| cached(&dir, &name, &files)));
+            }
+        }
+        found
+    }
+
+    /// Locks a repository's directory, which is created. Waits while another process holds the lock.
+    pub fn lock(&self, repo: &str, note: impl Fn(String)) -> Result<LockedRepository, Error> {
+        let dir = self.dir.join(repo);
+        let failed = || Error::context(format!("cannot use {}", dir.display()));
+        fs::create_dir_all(&dir).map_err(with_cause(&dir))?;
+        let path = dir.join(".lock");
+        let mut options = File::options();
+        let lock = options.write(true).create(true).truncate(false).open(&path);
+        let lock = lock.map_err(with_cause(&path))?;
+        let start = Instant::now();
+        let mut waits = false;
+        loop {
+            match lock.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::Error(error)) => return Err(failed()(error)),
+                Err(TryLockError::WouldBlock) if start.elapsed() < LOCK_TIMEOUT => {
+                    if !std::mem::replace(&mut waits, true) {
+                        note(format!(
+                            "another process downloads from {repo}; waiting for it"
+                        ));
+                    }
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(Error::failed(format!(
+                        "another process still downloads from {repo} after {} minutes; wait until it ends, or stop it",
+                        LOCK_TIMEOUT.as_secs() / 60
+                    )));
+                }
+            }
+        }
+        Ok(LockedRepository { dir, _lock: lock })
+    }
+}
+
+impl LockedRepository {
+    /// The path of a file, whose directory is created.
+    pub fn path(&self, file: &str) -> Result<PathBuf, Error> {
+        let path = self.dir.join(file);
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).map_err(with_cause(dir))?;
+        }
+        Ok(path)
+    }
+
+    /// Free bytes of the disk.
+    pub fn free_bytes(&self) -> Option<u64> {
+        let disk = rustix::fs::statvfs(&self.dir).ok()?;
+        Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+    }
+
+    /// Removes a model's files with their checksums.
+    pub fn remove(self, model: &CachedModel) -> Result<(), Error> {
+        for file in &model.files {
+            fs::remove_file(file).map_err(with_cause(file))?;
+            // A file without one was put there by hand.
+            let _ = fs::remove_file(checksum_file(file));
+        }
+        Ok(())
+    }
+
+    /// Removes the repository with its incomplete files.
+    pub fn remove_all(self) -> Result<(), Error> {
+        fs::remove_dir_all(&self.dir).map_err(with_cause(&self.dir))?;
+        // The organization's directory, if it is empty now.
+        let _ = self.dir.parent().map(fs::remove_dir);
+        Ok(())
+    }
+}
+
+/// The incomplete file of `file` with this ETag.
+pub fn part_file(file: &Path, etag: &str) -> PathBuf {
+    let etag: String = etag.chars().filter(char::is_ascii_alphanumeric).collect();
+    append(file, &format!(".{etag:.64}{PART}"))
+}
+
+/// The incomplete files of `file`, whatever their ETags.
+pub fn part_files(file: &Path) -> Vec<PathBuf> {
+    let start = append(file, ".");
+    let is_part = |path: &PathBuf| {
+        let path = path.to_string_lossy();
+        path.starts_with(&*start.to_string_lossy()) && path.ends_with(PART)
+    };
+    let entries = file.parent().and_then(|dir| fs::read_dir(dir).ok());
+    let entries = entries.into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(is_part).collect()
+}
+
+/// Records the SHA-256 of a file beside it.
+pub fn write_checksum(file: &Path, sha256: &str) -> std::io::Result<()> {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    fs::write(checksum_file(file), format!("{sha256}  {name}\n"))
+}
+
+/// The recorded SHA-256 of a file.
+pub fn read_checksum(file: &Path) -> Option<String> {
+    let text = fs::read_to_string(checksum_file(file)).ok()?;
+    Some(text.split_whitespace().next()?.to_owned())
+}
+
+/// Shows the error of a path and its cause.
+pub fn with_cause(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    move |cause| {
+        let message = format!("cannot use {}: {cause}", path.display());
+        Error::context(message)(cause)
+    }
+}
+
+fn checksum_file(file: &Path) -> PathBuf {
+    append(file, CHECKSUM)
+}
+
+fn append(file: &Path, ending: &str) -> PathBuf {
+    let mut path = file.to_owned().into_os_string();
+    path.push(ending);
+    path.into()
+}
+
+fn cached(dir: &Path, repo: &str, files: &[String]) -> CachedModel {
+    CachedModel {
+        reference: HubReference::of_file(repo, &files[0]),
+        files: files.iter().map(|file| dir.join(file)).collect(),
+    }
+}
+
+/// Names of the directories in a directory, sorted.
+fn directories(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let entries = entries.filter(|entry| entry.path().is_dir());
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<_> = names.filter(|name| is_safe_path(name)).collect();
+    names.sort();
+    names
+}
+
+/// Paths of all files in a repository's directory, relative to it and sorted.
+fn files(dir: &Path) -> Vec<String> {
+    fn collect(dir: &Path, before: &str, depth: usize, found: &mut Vec<String>) {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
+            let path = format!("{before}{name}");
+            match entry.path().is_dir() {
+                true if depth > 0 => {
+                    collect(&entry.path(), &format!("{path}/"), depth - 1, found);
+                }
+                true => {}
+                false => found.push(path),
+            }
+        }
+    }
+    let mut found = Vec::new();
+    collect(dir, "", MAX_DEPTH, &mut found);
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn incomplete_files_belong_to_one_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("m.gguf");
+        let part = part_file(&file, "W/\"a-b.c\"");
+        assert_eq!(part, dir.path().join("m.gguf.Wabc.part"));
+        let other = part_file(&dir.path().join("m.ggufx"), "a");
+        for path in [&part, &other, &file] {
+            fs::write(path, "x").expect("written");
+        }
+        assert_eq!(part_files(&file), [part]);
+    }
+}

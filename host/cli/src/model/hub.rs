@@ -1,0 +1,425 @@
+//! The client of a hub: lists a repository's files and opens them, with bounded waits.
+//!
+//! It follows redirects itself, since it sends the token to the hub's own origin only, and since the hub's answer to a
+//! file, not that of the storage it redirects to, has the checksum.
+
+use super::reference::HubReference;
+use crate::Error;
+use crate::admin::certificates;
+use http::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_RANGE, ETAG, HeaderMap, LOCATION, RANGE,
+};
+use http::{StatusCode, Uri};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use ureq::{Agent, Body};
+
+/// The hub without `HF_ENDPOINT`.
+const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+/// Bound of resolving a name, and of connecting with TLS.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Longest pause of a server.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// Redirects of a request.
+const MAX_REDIRECTS: usize = 5;
+/// Largest list of files.
+const MAX_LIST_BYTES: u64 = 32 << 20;
+/// Characters of a path that are sent as they are.
+const PATH: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'/')
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~');
+
+/// A hub.
+pub struct Hub {
+    agent: Agent,
+    /// Without a slash at its end.
+    endpoint: String,
+    origin: Origin,
+    /// Value of `Authorization`.
+    authorization: Option<String>,
+}
+
+/// A repository at one commit.
+pub struct Repository {
+    /// `ORG/REPO`.
+    pub repo: String,
+    /// The commit, or the branch if the hub states none.
+    pub revision: String,
+    pub files: Vec<RepositoryFile>,
+}
+
+/// A file of a repository.
+pub struct RepositoryFile {
+    pub name: String,
+    pub bytes: Option<u64>,
+    pub sha256: Option<String>,
+}
+
+/// The response to a request for a file.
+pub struct FileResponse {
+    /// The hub's ETag, which for large files is their SHA-256.
+    pub etag: Option<String>,
+    /// Offset of the body's first byte; nothing if the server does not have the requested bytes.
+    pub offset: Option<u64>,
+    pub body: Body,
+}
+
+/// Why a request failed.
+#[derive(Debug)]
+pub enum HubError {
+    /// Trying again does not help.
+    Final(Error),
+    /// The network or the server failed.
+    Transient(Transient),
+}
+
+/// A failure that may pass.
+#[derive(Debug)]
+pub struct Transient {
+    pub cause: String,
+    /// A wait that the server asks for.
+    pub retry_after: Option<Duration>,
+}
+
+impl Transient {
+    pub fn new(cause: impl Into<String>) -> Self {
+        Self {
+            cause: cause.into(),
+            retry_after: None,
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Origin {
+    scheme: String,
+    host: String,
+    port: u16,
+}
+
+impl Hub {
+    /// The hub that `HF_ENDPOINT` names, with the token in `HF_TOKEN`.
+    pub fn from_env() -> Result<Self, Error> {
+        let variable = |name| std::env::var(name).ok().filter(|text| !text.is_empty());
+        let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned());
+        let endpoint = endpoint.trim_end_matches('/').to_owned();
+        let origin = endpoint.parse().ok().and_then(|uri| Origin::of(&uri));
+        let origin = origin.ok_or_else(|| {
+            Error::failed(format!(
+                "HF_ENDPOINT is '{endpoint}'; write http://HOST or https://HOST, e.g. {DEFAULT_ENDPOINT}"
+            ))
+        })?;
+        let token = variable("HF_TOKEN");
+        if token.is_some() && !origin.is_private() {
+            return Err(Error::failed(format!(
+                "HF_TOKEN is not sent to {endpoint} without encryption; use https, or unset HF_TOKEN"
+            )));
+        }
+        let certificates = match certificates(None) {
+            Ok((_, certificates)) => certificates,
+            Err(_) if origin.scheme == "http" => Vec::new(),
+            Err(error) => {
+                let message = format!("cannot verify {endpoint}: {error}");
+                return Err(Error::context(message)(error));
+            }
+        };
+        let certificates = certificates.iter();
+        let certificates = certificates.map(|one| Certificate::from_der(one).to_owned());
+        let tls = TlsConfig::builder()
+            .root_certs(RootCerts::from(certificates.collect::<Vec<_>>()))
+            .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .build();
+        let agent = Agent::config_builder()
+            .tls_config(tls)
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .user_agent(concat!("corral/", env!("CARGO_PKG_VERSION")))
+            .timeout_resolve(Some(CONNECT_TIMEOUT))
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_per_read(Some(READ_TIMEOUT))
+            .timeout_per_write(Some(READ_TIMEOUT))
+            .timeout_recv_response(Some(READ_TIMEOUT))
+            .build()
+            .into();
+        Ok(Self {
+            agent,
+            endpoint,
+            origin,
+            authorization: token.map(|token| format!("Bearer {token}")),
+        })
+    }
+
+    /// The hub's address.
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Lists a repository's files.
+    pub fn repository(&self, reference: &HubReference) -> Result<Repository, HubError> {
+        let repo = &reference.repo;
+        let url = format!("{}/api/models/{repo}?blobs=true", self.endpoint);
+        let (response, _) = self.get(&url, None)?;
+        let (head, mut body) = response.into_parts();
+        if head.status != StatusCode::OK {
+            return Err(self.refusal(repo, None, head.status, &head.headers));
+        }
+        let body = body.with_config().limit(MAX_LIST_BYTES).read_to_vec();
+        let body = body.map_err(|error| transient(&error))?;
+        let list = serde_json::from_slice::<Value>(&body).ok();
+        let files = list.as_ref().and_then(|list| list["siblings"].as_array());
+        let (Some(list), Some(files)) = (&list, files) else {
+            return Err(HubError::Final(Error::failed(format!(
+                "{url} is no list of files as a hub has it; check HF_ENDPOINT"
+            ))));
+        };
+        let file = |file: &Value| {
+            Some(RepositoryFile {
+                name: file["rfilename"].as_str()?.to_owned(),
+                bytes: file["lfs"]["size"].as_u64().or(file["size"].as_u64()),
+                sha256: file["lfs"]["sha256"].as_str().and_then(sha256_of),
+            })
+        };
+        Ok(Repository {
+            repo: repo.clone(),
+            revision: list["sha"].as_str().unwrap_or("main").to_owned(),
+            files: files.iter().filter_map(file).collect(),
+        })
+    }
+
+    /// Requests a file from `offset` on. The server may begin elsewhere.
+    pub fn open(
+        &self,
+        repository: &Repository,
+        file: &str,
+        offset: u64,
+    ) -> Result<FileResponse, HubError> {
+        let Repository { repo, revision, .. } = repository;
+        let path = utf8_percent_encode(file, PATH);
+        let revision = utf8_percent_encode(revision, PATH);
+        let url = format!("{}/{repo}/resolve/{revision}/{path}", self.endpoint);
+        let range = (offset > 0).then(|| format!("bytes={offset}-"));
+        let (response, etag) = self.get(&url, range.as_deref())?;
+        let (head, body) = response.into_parts();
+        let offset = match head.status {
+            StatusCode::OK => Some(0),
+            StatusCode::PARTIAL_CONTENT => content_start(&head.headers),
+            StatusCode::RANGE_NOT_SATISFIABLE => None,
+            status => return Err(self.refusal(repo, Some(file), status, &head.headers)),
+        };
+        Ok(FileResponse { etag, offset, body })
+    }
+
+    /// Sends a request and follows redirects. Returns the last response, and the hub's ETag.
+    fn get(
+        &self,
+        url: &str,
+        range: Option<&str>,
+    ) -> Result<(http::Response<Body>, Option<String>), HubError> {
+        let invalid = |url: &str| {
+            let message = format!(
+                "{} answered with the address '{url}', which is not valid; check HF_ENDPOINT",
+                self.endpoint
+            );
+            HubError::Final(Error::failed(message))
+        };
+        let mut uri: Uri = url.parse().map_err(|_| invalid(url))?;
+        let mut etag = None;
+        for _ in 0..=MAX_REDIRECTS {
+            let origin = Origin::of(&uri).ok_or_else(|| invalid(&uri.to_string()))?;
+            let is_hub = origin == self.origin;
+            if !is_hub && self.origin.scheme == "https" && origin.scheme != "https" {
+                return Err(invalid(&uri.to_string()));
+            }
+            // Lengths must be those of the file, not of a compressed form.
+            let mut request = self.agent.get(&uri).header(ACCEPT_ENCODING, "identity");
+            if let Some(authorization) = self.authorization.as_ref().filter(|_| is_hub) {
+                request = request.header(AUTHORIZATION, authorization);
+            }
+            if let Some(range) = range {
+                request = request.header(RANGE, range);
+            }
+            let response = request.call().map_err(|error| transient(&error))?;
+            if is_hub {
+                etag = etag_of(response.headers()).or(etag);
+            }
+            if !response.status().is_redirection() {
+                return Ok((response, etag));
+            }
+            let location = response.headers().get(LOCATION);
+            let location = location.and_then(|location| location.to_str().ok());
+            let location = location.unwrap_or_default();
+            uri = resolve(&uri, location).ok_or_else(|| invalid(location))?;
+        }
+        Err(HubError::Final(Error::failed(format!(
+            "{url} leads to more than {MAX_REDIRECTS} redirects; check HF_ENDPOINT"
+        ))))
+    }
+
+    /// The error of a status.
+    fn refusal(
+        &self,
+        repo: &str,
+        file: Option<&str>,
+        status: StatusCode,
+        headers: &HeaderMap,
+    ) -> HubError {
+        let page = format!("{}/{repo}", self.endpoint);
+        let gated = headers
+            .get("x-error-code")
+            .is_some_and(|code| code == "GatedRepo");
+        let message = match (status.as_u16(), &self.authorization) {
+            (408 | 429 | 500..=599, _) => {
+                let seconds = headers.get("retry-after");
+                let seconds = seconds.and_then(|value| value.to_str().ok()?.parse().ok());
+                return HubError::Transient(Transient {
+                    cause: format!("{} answers {status}", self.endpoint),
+                    retry_after: seconds.map(Duration::from_secs),
+                });
+            }
+            (401 | 403, None) if gated => format!(
+                "{repo} is gated ({status}): accept its terms at {page}, and set HF_TOKEN to a token of that account"
+            ),
+            (401 | 403, None) => format!(
+                "{} refuses access to {repo} ({status}): it does not exist, or is private or gated; check the name, \
+                 or set HF_TOKEN to a token that may read it",
+                self.endpoint
+            ),
+            (401, Some(_)) => format!(
+                "{} refuses HF_TOKEN ({status}); set HF_TOKEN to a valid token, or unset it for public models",
+                self.endpoint
+            ),
+            (403, Some(_)) => format!(
+                "the account of HF_TOKEN may not read {repo} ({status}); accept its terms at {page}, or give the token \
+                 the permission to read it"
+            ),
+            (404, _) => match file {
+                Some(file) => format!("{repo} has no file {file} any more; try again"),
+                None => format!("{} has no repository {repo}; check the name", self.endpoint),
+            },
+            _ => format!(
+                "{} answers {status} to a request for {repo}; check HF_ENDPOINT",
+                self.endpoint
+            ),
+        };
+        HubError::Final(Error::failed(message))
+    }
+}
+
+impl Origin {
+    fn of(uri: &Uri) -> Option<Self> {
+        let scheme = uri.scheme_str()?;
+        let port = match scheme {
+            "http" => 80,
+            "https" => 443,
+            _ => return None,
+        };
+        Some(Self {
+            scheme: scheme.to_owned(),
+            host: uri.host().filter(|host| !host.is_empty())?.to_lowercase(),
+            port: uri.port_u16().unwrap_or(port),
+        })
+    }
+
+    /// Whether nobody on the network reads what is sent.
+    fn is_private(&self) -> bool {
+        let address = self.host.trim_matches(['[', ']']).parse();
+        let is_loopback = address.is_ok_and(|address: std::net::IpAddr| address.is_loopback());
+        self.scheme == "https" || self.host == "localhost" || is_loopback
+    }
+}
+
+/// The address that `location` means in a response from `uri`: a whole one, or a path.
+fn resolve(uri: &Uri, location: &str) -> Option<Uri> {
+    let (scheme, authority) = (uri.scheme_str()?, uri.authority()?);
+    match location {
+        _ if location.starts_with("//") => format!("{scheme}:{location}").parse().ok(),
+        _ if location.starts_with('/') => format!("{scheme}://{authority}{location}").parse().ok(),
+        _ => location.parse().ok(),
+    }
+}
+
+/// The ETag of a file, of which the hub's own answer is only a redirect.
+fn etag_of(headers: &HeaderMap) -> Option<String> {
+    let etag = headers.get("x-linked-etag").or_else(|| headers.get(ETAG));
+    let etag = etag?.to_str().ok()?;
+    let etag = etag.strip_prefix("W/").unwrap_or(etag).trim_matches('"');
+    Some(etag.to_owned()).filter(|etag| etag.contains(|c: char| c.is_ascii_alphanumeric()))
+}
+
+/// The text, if it is a SHA-256 in hexadecimal digits.
+pub fn sha256_of(text: &str) -> Option<String> {
+    let is_sha256 = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_sha256.then(|| text.to_lowercase())
+}
+
+/// The first byte of `Content-Range`.
+fn content_start(headers: &HeaderMap) -> Option<u64> {
+    let range = headers.get(CONTENT_RANGE)?.to_str().ok()?;
+    let (start, _) = range.strip_prefix("bytes ")?.split_once('-')?;
+    start.parse().ok()
+}
+
+fn transient(error: &ureq::Error) -> HubError {
+    let untrusted = match error {
+        ureq::Error::Rustls(error) => Some(error),
+        ureq::Error::Io(error) => error.get_ref().and_then(|cause| cause.downcast_ref()),
+        _ => None,
+    };
+    if let Some(rustls::Error::InvalidCertificate(error)) = untrusted {
+        return HubError::Final(Error::failed(format!(
+            "the hub's certificate is not trusted ({error}); name a file with that of its issuer in SSL_CERT_FILE"
+        )));
+    }
+    match error {
+        ureq::Error::BodyExceedsLimit(_) => HubError::Final(Error::failed(format!(
+            "the repository's list of files is larger than {} MiB; check HF_ENDPOINT",
+            MAX_LIST_BYTES >> 20
+        ))),
+        ureq::Error::Io(error) => HubError::Transient(Transient::new(error.to_string())),
+        error => HubError::Transient(Transient::new(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_differ_by_scheme_host_and_port() {
+        let origin = |text: &str| Origin::of(&text.parse().expect(text));
+        assert_eq!(
+            origin("https://A.example/x"),
+            origin("https://a.example:443")
+        );
+        for other in [
+            "http://a.example:443",
+            "https://a.example:444",
+            "https://b.a.example",
+        ] {
+            assert_ne!(origin("https://a.example"), origin(other), "{other}");
+        }
+        assert_eq!(origin("ftp://a.example"), None);
+        let is_private = |text: &str| origin(text).expect(text).is_private();
+        assert!(is_private("https://a.example") && is_private("http://[::1]:5"));
+        assert!(is_private("http://127.0.0.1") && !is_private("http://127.0.0.1.example"));
+    }
+
+    #[test]
+    fn locations_are_addresses_or_paths() {
+        let base: Uri = "https://a.example:8443/b/c?d".parse().expect("an address");
+        for (location, expected) in [
+            ("/e?f", Some("https://a.example:8443/e?f")),
+            ("//g.example/e", Some("https://g.example/e")),
+            ("http://h.example/e", Some("http://h.example/e")),
+        ] {
+            let resolved = resolve(&base, location).map(|uri| uri.to_string());
+            assert_eq!(resolved.as_deref(), expected, "{location}");
+        }
+    }
+}
