@@ -1,5 +1,5 @@
 //! Compiles llama.cpp's parser of GGUF once more for the target `gguf`, with libFuzzer's instrumentation and checks of
-//! undefined behavior. The linker takes it instead of the library's.
+//! undefined behavior. The target links it, before llama.cpp's own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,20 +27,21 @@ fn main() {
     println!("cargo::rerun-if-changed=Cargo.toml");
     println!("cargo::rerun-if-env-changed=CXX");
     let source = llama_source();
-    let objects = cc::Build::new()
+    cc::Build::new()
+        .cargo_metadata(false)
         .cpp(true)
         .std("c++17")
         .opt_level(1)
+        .warnings(false)
         .define("_GLIBCXX_ASSERTIONS", None)
         .flag("-fsanitize-coverage=inline-8bit-counters,pc-table,trace-cmp")
-        // The parser reads any number as a type, and then checks it.
         .flag("-fsanitize=undefined")
+        // The parser reads any number as a type, and then checks it.
         .flag("-fno-sanitize=enum,vptr,function")
         .flag("-fsanitize-trap=all")
         .include(source.join("include"))
         .file(source.join("src/gguf.cpp"))
-        .compile_intermediates();
-    for object in objects {
-        println!("cargo::rustc-link-arg-bin=gguf={}", object.display());
-    }
+        .compile("instrumented_gguf");
+    let out = std::env::var("OUT_DIR").expect("cargo sets it");
+    println!("cargo::rustc-link-search=native={out}");
 }

@@ -8,6 +8,14 @@ use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
 use tempfile::NamedTempFile;
 
+// In place of the parser in llama.cpp's library.
+#[link(
+    name = "instrumented_gguf",
+    kind = "static",
+    modifiers = "+whole-archive"
+)]
+unsafe extern "C" {}
+
 struct Reader {
     file: NamedTempFile,
     pool: ModelPool,

@@ -76,7 +76,9 @@ fuzz_target!(|data: &[u8]| {
         ram: RAM,
         disk: Some((base.path().to_owned(), DISK)),
     };
-    let waker = EngineWaker::new(move || drop(sender.try_send(())));
+    let waker = EngineWaker::new(move || {
+        let _ = sender.try_send(());
+    });
     let mut store = SwapStore::new(budget, waker).expect("the directory is ours");
     let mut stored: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
     let mut pending = BTreeSet::new();
