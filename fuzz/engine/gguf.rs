@@ -1,5 +1,4 @@
 //! Heads of model files, which the server reads before it checks the model: metadata and tensors, for the memory estimate.
-//! llama.cpp's parser is instrumented too: see build.rs.
 
 #![no_main]
 
@@ -7,14 +6,6 @@ use corral_engine::{ModelConfig, ModelPool, ModelPoolSettings};
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
 use tempfile::NamedTempFile;
-
-// In place of the parser in llama.cpp's library.
-#[link(
-    name = "instrumented_gguf",
-    kind = "static",
-    modifiers = "+whole-archive"
-)]
-unsafe extern "C" {}
 
 struct Reader {
     file: NamedTempFile,
