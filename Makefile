@@ -8,7 +8,7 @@
 #   make where         print the paths of the build products
 #   make env           print shell commands that put corral into PATH: eval "$(make -s env)"
 #   make test-device   run the tests that need a device, with Vulkan on the CPU
-#   make fuzz          run each fuzz target for a minute (MINUTES=60, TARGET=grammars: one of fuzz/corpus)
+#   make fuzz          build the fuzz targets and run each for a minute (MINUTES=60 TARGET=gguf: one of them for an hour)
 #   make soak          run everything at once for an hour, with kills and faults (MINUTES=10, SEED=1)
 #   make bench         measure every target, in less than an hour on two cores: see BENCHMARKS.md
 #                      (PEER=URL compares HTTP, OPENAI_PEER=URL of llama.cpp's server compares throughput)

@@ -7,7 +7,8 @@
 # fuzz/corpus/TARGET. An input that fails a target stays in $CORRAL_CACHE/fuzz/failures; to run it again:
 # $CARGO_TARGET_DIR/release/TARGET FILE.
 #
-# A stable compiler suffices, since the instrumentation needs no sanitizer.
+# A stable compiler suffices, since the instrumentation needs no sanitizer. Two builds, so that the first needs neither
+# llama.cpp nor wasmtime; the second takes both from the host's build, if CARGO_TARGET_DIR has it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,6 +18,8 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$cache/target}
 # The targets write small files.
 [ ! -w /dev/shm ] || export TMPDIR=/dev/shm
 mkdir -p "$cache/failures"
+
+build() { RUSTC_WRAPPER=$PWD/fuzz/rustc.sh cargo build --release --manifest-path fuzz/Cargo.toml "$@"; }
 
 run() {
   local target=$1 log=$cache/$1.log
@@ -36,6 +39,11 @@ if [ -n "$target" ] && [ ! -d "fuzz/corpus/$target" ]; then
   echo "make fuzz: there is no target $target; expected one of $(ls fuzz/corpus | paste -sd' ')" >&2
   exit 1
 fi
-RUSTC_WRAPPER=$PWD/fuzz/rustc.sh cargo build --release --manifest-path fuzz/Cargo.toml
+if [ -z "$target" ] || [ -f "fuzz/plugins/$target.rs" ] || [ -f "fuzz/grammars/$target.rs" ]; then
+  build -p fuzz-plugins -p fuzz-grammars
+fi
+if [ -z "$target" ] || [ -f "fuzz/engine/$target.rs" ] || [ -f "fuzz/server/$target.rs" ]; then
+  build -p fuzz-engine -p fuzz-server
+fi
 # shellcheck disable=SC2012
 ls fuzz/corpus | grep -x "${target:-.*}" | xargs -P "$(nproc)" -I {} bash -c 'run {}'

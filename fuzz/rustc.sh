@@ -1,5 +1,6 @@
 #!/bin/sh
 # Compiles for `make fuzz`: adds libFuzzer's instrumentation to the crates that fuzz/Cargo.toml builds with opt-level 1.
+# The others (wasmtime, llama.cpp, tokio) are the host's own builds.
 case " $* " in
   *" --crate-name build_script"* | *" --crate-type proc-macro "*) ;;
   *" opt-level=1 "*)

@@ -96,5 +96,7 @@ pub mod testing {
     pub use crate::engine_waker::EngineWaker;
     pub use crate::external_sampler::SamplerMailbox;
     pub use crate::raw_context::RawContext;
+    pub use crate::snapshot::Origin as SnapshotOrigin;
+    pub use crate::swap_store::{Fetched, SwapBudget, SwapStore};
     pub use crate::text_decoder::TextDecoder;
 }
