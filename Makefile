@@ -1,10 +1,12 @@
 # On a new machine, each of these sets up all it needs:
-#   make run           build, and serve the demo model (or MODEL=FILE) with the first-party plugins
+#   make run           build, and serve the demo model (or MODEL=FILE) with the first-party plugins (STORE=DIR for
+#                      what is deployed)
 #   make test          check format and lints, build, and run all tests
 #   make lint          check format and lints
 #   make build         build the host workspace
 #   make plugins       build the plugins
 #   make where         print the paths of the build products
+#   make env           print shell commands that put corral into PATH: eval "$(make -s env)"
 #   make test-device   run the tests that need a device, with Vulkan on the CPU
 #   make fuzz          run each fuzz target for a minute (MINUTES=60, TARGET=grammars: one of fuzz/corpus)
 #   make soak          run everything at once for an hour, with kills and faults (MINUTES=10, SEED=1)
@@ -22,7 +24,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run test test-device build dist dist-program plugins where lint fuzz soak bench microbench instructions model audit
+.PHONY: help run env test test-device build dist dist-program plugins where lint fuzz soak bench microbench instructions model audit
 
 # Build products are outside the checkout, for quick builds of a second clone. The directory is named after the processor
 # and the compiler, which native code depends on.
@@ -31,6 +33,7 @@ KEY := $(shell { rustc -vV; uname -m; grep -m1 '^flags' /proc/cpuinfo; } 2>/dev/
 export CORRAL_CACHE := $(CACHE)
 export CARGO_TARGET_DIR ?= $(CACHE)/$(KEY)
 
+STORE ?= $(CACHE)/store
 MODEL ?= models/tiny/tiny.gguf
 LISTEN ?= 127.0.0.1:8080
 ADMIN ?= 127.0.0.1:8081
@@ -91,12 +94,19 @@ where:
 	@echo "corral:  $(CORRAL_BIN)"
 	@echo "plugins: $(CORRAL_PLUGINS)"
 
+env:
+	@echo 'export PATH="$(CARGO_TARGET_DIR)/release:$$PATH" PLUGINS="$(CORRAL_PLUGINS)" STORE="$(STORE)"'
+
 run: plugins
 	@[ -f "$(MODEL)" ] || { echo "make run: there is no model $(MODEL); give one as MODEL=FILE" >&2; exit 1; }
+	@mkdir -p "$(STORE)"
 	@echo "Once it listens, try:"
 	@echo "  curl -s http://$(LISTEN)/generate -d '{\"prompt\":\"1+1=\",\"max_tokens\":10}'"
 	@echo "  curl -s http://$(LISTEN)/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"12+7=\"}]}'"
-	@exec "$(CORRAL_BIN)" serve --model "$(MODEL)" --listen $(LISTEN) --admin $(ADMIN) \
+	@echo "and to deploy, in this folder:"
+	@echo '  eval "$$(make -s env)"'
+	@echo '  corral deploy examples/chat --store "$$STORE"'
+	@exec "$(CORRAL_BIN)" serve --model "$(MODEL)" --store "$(STORE)" --listen $(LISTEN) --admin $(ADMIN) \
 	  --plugin /generate="$(CORRAL_PLUGINS)/generate.wasm" \
 	  $(foreach route,/v1 /tokenize /detokenize,--plugin $(route)="$(CORRAL_PLUGINS)/openai.wasm" --error-format $(route)=openai) \
 	  --plugin /hello="$(CORRAL_PLUGINS)/hello.wasm"

@@ -4,7 +4,8 @@
 #   plugins/build.sh OUT_DIR
 #
 # Compiles the crates to core modules for wasm32-wasip1 and turns them into components with
-# plugins/componentize. Copies a crate's corral.toml beside the component, as NAME.toml. The compiler is
+# plugins/componentize. Copies a crate's corral.toml beside the component, as NAME.toml, and links the components that
+# it names into the crate, so that `corral deploy examples/chat` finds them. The compiler is
 #   - the one in PATH, if it has the target or rustup can add it;
 #   - otherwise Debian's, which builds std from source (-Zbuild-std).
 # Each compiler has its own target directory in $CORRAL_CACHE/build (default: ~/.cache/corral/build), and
@@ -114,6 +115,10 @@ for manifest in plugins/*/Cargo.toml examples/*/Cargo.toml tests/plugins/*/Cargo
   components+=("$name=$modules/${name//-/_}.wasm")
   if [ -f "${manifest%/*}/corral.toml" ]; then
     cp "${manifest%/*}/corral.toml" "$out/$name.toml"
+    for file in $(sed -n 's/.*"\([a-z0-9-]*\.wasm\)".*/\1/p' "${manifest%/*}/corral.toml"); do
+      # A checkout that cannot be written has only the copies.
+      ln -sfn "$out/$file" "${manifest%/*}/$file" || say "cannot link $file into ${manifest%/*}"
+    done
   fi
 done
 # Empty flags override .cargo/config.toml: the tool must run on any machine that uses the cache.

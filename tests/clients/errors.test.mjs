@@ -80,7 +80,7 @@ test("full queue has retry-after", async () => {
 });
 
 test("disconnect frees every sequence", async () => {
-  const cancelled = "corral_engine_requests_cancelled_total";
+  const cancelled = "corral_engine_requests_canceled_total";
   for (const n of [1, 3]) {
     const before = (await metrics())[cancelled];
     const stream = await held("CORRAL_URL", { n });

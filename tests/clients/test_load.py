@@ -49,7 +49,7 @@ def gone(stream, count=1):
     answers.close()
     now = freed()
     grown = {name: now[name] - before[name] for name in now}
-    assert grown["corral_engine_requests_cancelled_total"] == count
+    assert grown["corral_engine_requests_canceled_total"] == count
     assert grown["corral_engine_requests_finished_total"] == 0
 
 
@@ -75,7 +75,7 @@ def test_client_timeout_frees_the_sequence():
     except Exception as error:
         assert type(error).__name__ == "APITimeoutError"
         now = freed()
-        cancelled = "corral_engine_requests_cancelled_total"
+        cancelled = "corral_engine_requests_canceled_total"
         assert now[cancelled] > before[cancelled]
     else:
         raise AssertionError("32,000 tokens in a second")

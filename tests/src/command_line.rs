@@ -70,7 +70,20 @@ pub fn run_plugin(plugin: &Path, options: &[&str], arguments: &[&str]) -> RunOut
 
 /// Runs `corral` with these arguments. Panics if it takes longer than [`TIMEOUT`].
 pub fn run(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> RunOutput {
-    run_program(&artifacts::binary(), TIMEOUT, arguments)
+    run_with(&[], arguments)
+}
+
+/// [`run`] with environment variables.
+pub fn run_with(
+    variables: &[(&str, &str)],
+    arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+) -> RunOutput {
+    run_command(
+        Command::new(artifacts::binary())
+            .args(arguments)
+            .envs(variables.iter().copied()),
+        TIMEOUT,
+    )
 }
 
 /// Runs a program with another time limit.
@@ -79,8 +92,11 @@ pub(crate) fn run_program(
     limit: Duration,
     arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
 ) -> RunOutput {
-    let mut child = Command::new(program)
-        .args(arguments)
+    run_command(Command::new(program).args(arguments), limit)
+}
+
+fn run_command(command: &mut Command, limit: Duration) -> RunOutput {
+    let mut child = command
         .env_remove("RUST_LOG")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

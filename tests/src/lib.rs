@@ -25,7 +25,7 @@ mod tls;
 mod waiting;
 
 pub use client::{ENDLESS_TOKENS, MANY_CELLS};
-pub use command_line::{RunOutput, run, run_plugin, scratch_dir, serve};
+pub use command_line::{RunOutput, run, run_plugin, run_with, scratch_dir, serve};
 pub use connection::{BodySender, Connection, HttpVersion, PendingResponse, block_on};
 pub use metrics::{Histogram, Metrics};
 pub use neighbors::SetOnDrop;

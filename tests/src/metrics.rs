@@ -119,7 +119,7 @@ impl Metrics {
         let get = |name: &str| self.get(&format!("corral_engine_{name}_total"));
         assert_eq!(
             get("computed_tokens"),
-            get("prompt_tokens") - get("prefix_cache_hits_tokens") + get("generated_tokens")
+            get("prompt_tokens") - get("prefix_cache_hit_tokens") + get("generated_tokens")
                 - get("requests_finished")
                 - get("forced_tokens_uncomputed")
                 + get("draft_tokens_rejected")

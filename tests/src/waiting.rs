@@ -6,7 +6,7 @@ use crate::{Corral, TIMEOUT};
 use std::time::{Duration, Instant};
 
 /// Metrics that are 0 when nothing runs.
-const IDLE_ZERO: [&str; 22] = [
+const IDLE_ZERO: [&str; 24] = [
     "corral_engine_requests_waiting",
     "corral_engine_requests_running",
     "corral_engine_sequence_ids_used",
@@ -27,6 +27,8 @@ const IDLE_ZERO: [&str; 22] = [
     "corral_tokenizations_waiting",
     "corral_plugin_stacks",
     "corral_deployment_handles",
+    "corral_deployment_pool_permits",
+    "corral_deployment_option_bytes",
     "corral_deployment_sequence_tokens",
     "corral_deployment_http_bytes",
 ];

@@ -122,7 +122,7 @@ fn operations_match_openapi_document() {
             "grants": {"share-prefixes": false, "outbound": []}, "linked": {},
             "limits": {
                 "memory-mib": 64, "time-seconds": 10.5, "cpu-seconds": 1, "request-kib": 10,
-                "response-kib": 10, "concurrent": 5, "queue": 0, "queue-seconds": 1.5,
+                "response-kib": 10, "concurrent-requests": 5, "queued-requests": 0, "queue-time-seconds": 1.5,
             },
             "configuration": {"A": "b"},
         }),
@@ -269,7 +269,7 @@ fn foreign_host_header_is_refused() {
     ] {
         let refused = ask(&format!("evil.example:{port}"), request);
         assert!(refused.starts_with("HTTP/1.1 421 "), "{refused}");
-        assert!(refused.contains("\"wrong-host\""), "{refused}");
+        assert!(refused.contains("\"invalid-host\""), "{refused}");
         for host in ["localhost", "127.0.0.1", "[::1]"] {
             let answer = ask(&format!("{host}:{port}"), request);
             assert!(answer.starts_with("HTTP/1.1 200 "), "{host}: {answer}");

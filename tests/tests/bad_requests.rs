@@ -66,7 +66,7 @@ fn invalid_fields_get_explained_400() {
     let huge = json!({"prompt": "a".repeat(2 << 20)}).to_string();
     corral
         .post("/generate", huge)
-        .problem(413, "body-too-large");
+        .problem(413, "request-too-large");
     corral.check_alive();
     corral.wait_until_idle();
 }

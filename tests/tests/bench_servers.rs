@@ -211,6 +211,30 @@ fn endpoints_are_compared_round_by_round() {
     assert_eq!(request_count(&corral, "/v1"), f64::from(2 * (1 + 6 * 2)));
 }
 
+/// All ten arrive within some ten milliseconds; a response of hundreds of tokens takes longer.
+#[test]
+fn requests_at_a_rate_are_sent_or_counted() {
+    let corral = endpoint();
+    let line = format!("load {} --rate 1000 --requests 10", url(&corral));
+    let line = format!("{line} --prompt-words 3 --mixed-lengths");
+    for (options, tokens, not_sent) in [("--max-in-flight 1", 400, 1..=9), ("", 4, 0..=0)] {
+        let found = measure(&format!("{line} --output-tokens {tokens} {options}"), &[]);
+        check_members(
+            &found,
+            &json!({"rounds": 1, "concurrency": null, "rate": 1000.0}),
+        );
+        let row = &rows(&found)[0];
+        let count = |member: &str| row[member].as_u64().expect(member);
+        let (done, refused) = (count("done"), count("refused_by_client"));
+        assert_eq!((done + refused, count("failed")), (10, 0), "{row}");
+        assert!(not_sent.contains(&refused), "{row}");
+        let half = tokens / 2 * done;
+        assert!((half..=3 * half).contains(&count("asked_tokens")), "{row}");
+        assert_eq!(row["generated_tokens"], row["asked_tokens"], "{row}");
+        check_quantiles(&row["whole_s"]);
+    }
+}
+
 #[test]
 fn failures_are_counted_and_reported() {
     let corral = endpoint();

@@ -10,7 +10,7 @@ use std::net::TcpStream;
 
 const ROUTES: [(&str, &str); 2] = [("/blocking", "blocking"), ("/others", "blocking")];
 const RUNNING: &str = "corral_engine_requests_running";
-const CANCELLED: &str = "corral_engine_requests_cancelled_total";
+const CANCELLED: &str = "corral_engine_requests_canceled_total";
 
 fn start(arguments: &[&str]) -> Corral {
     Corral::start_with_routes(&ROUTES, arguments)

@@ -1,6 +1,6 @@
 //! The command line: output and errors. The unit tests of `corral-cli` have all usage errors.
 
-use corral_tests::{artifacts, run, run_plugin, scratch_dir, serve};
+use corral_tests::{Corral, artifacts, run, run_plugin, run_with, scratch_dir, serve};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
@@ -53,6 +53,51 @@ fn help_and_version_exit_with_0() {
     assert!(ended.stdout.contains("--plugin <ROUTE=FILE>"), "{ended:?}");
     let version = format!("corral {}\n", env!("CARGO_PKG_VERSION"));
     assert_eq!(run(["--version"]).stdout, version);
+}
+
+#[test]
+fn help_fits_the_terminal_under_headings() {
+    let help = |command: &str| run_with(&[("COLUMNS", "80")], [command, "--help"]).stdout;
+    for command in [
+        "serve", "run", "top", "deploy", "list", "invoke", "logs", "doctor",
+    ] {
+        for line in help(command).lines() {
+            assert!(line.chars().count() <= 80, "{command}: {line}");
+        }
+    }
+    let serve = help("serve");
+    for heading in [
+        "Plugins", "Model", "Memory", "Devices", "Network", "Security", "Limits", "Advanced",
+    ] {
+        let count = serve.matches(&format!("\n{heading}:\n")).count();
+        assert_eq!(count, 1, "{heading}: {serve}");
+    }
+    let words: Vec<_> = serve.split_whitespace().collect();
+    let defaults = words.join(" ");
+    for default in [
+        "[default: 127.0.0.1:8080]",
+        "[default: 1024]",
+        "[default: one for each core]",
+    ] {
+        assert!(defaults.contains(default), "{default}: {serve}");
+    }
+}
+
+#[test]
+fn cells_by_default_are_explained_at_start() {
+    let mut corral = Corral::start();
+    let stderr = corral.stderr();
+    for text in ["KV cells of f16", "a quarter of the memory", "--kv-cells N"] {
+        assert!(stderr.contains(text), "{stderr}");
+    }
+    corral.signal("TERM");
+    corral.wait_for_success();
+    let corral = Corral::start_with(&["--kv-cells", "16384"]);
+    assert!(
+        !corral.stderr().contains("--kv-cells"),
+        "{}",
+        corral.stderr()
+    );
 }
 
 #[test]
@@ -130,7 +175,9 @@ fn invalid_plugin_file_is_one_line_error() {
         ),
     ] {
         let plugin = format!("/x={}", text(&file));
-        serve(&["--plugin", &plugin]).check_error(1, expected);
+        let ended = serve(&["--plugin", &plugin]);
+        ended.check_error(1, expected);
+        assert!(!ended.stderr.contains("loading model"), "{ended:?}");
         run_plugin(&file, &[], &[]).check_error(1, expected);
     }
 }
@@ -140,6 +187,10 @@ fn usage_error_is_one_line_and_exits_2() {
     let none: [&str; 0] = [];
     run(none).check_error(2, &["see 'corral --help'"]);
     run(["fly"]).check_error(2, &["'fly'"]);
+    let meant = ["did you mean 'deploy'?", "See 'corral --help'"];
+    run(["depoly"]).check_error(2, &meant);
+    let meant = ["did you mean '--plugin'?", "See 'corral serve --help'"];
+    serve(&["--plugn", "/x=y.wasm"]).check_error(2, &meant);
     run(["run", "p.wasm"]).check_error(2, &["--model"]);
     serve(&["--max-calls", "225"]).check_error(2, &["--max-calls is 225", "at most 224"]);
     serve(&["--context", "5000"]).check_error(1, &["5000", "4096"]);

@@ -47,7 +47,7 @@ fn every_token_is_computed_once() {
     let computed = metrics.get("corral_engine_computed_tokens_total");
     assert_eq!(computed, expected + recomputed);
     // The long prompts share a prefix.
-    assert!(metrics.get("corral_engine_prefix_cache_hits_tokens_total") > 3000.0);
+    assert!(metrics.get("corral_engine_prefix_cache_hit_tokens_total") > 3000.0);
     assert_eq!(metrics.get("corral_engine_requests_finished_total"), 72.0);
     assert_eq!(metrics.get("corral_engine_discarded_tokens_total"), 0.0);
     assert_eq!(metrics.get("corral_plugin_calls_total"), 72.0);
@@ -91,7 +91,7 @@ fn disconnected_clients_leave_nothing_behind() {
     });
     corral.check_alive();
     let metrics = corral.wait_until_idle();
-    let cancelled = metrics.get("corral_engine_requests_cancelled_total");
+    let cancelled = metrics.get("corral_engine_requests_canceled_total");
     // Clients that left early may have left before a sequence existed.
     assert!((4.0..=16.0).contains(&cancelled), "{cancelled}");
     assert!(metrics.get("corral_engine_discarded_tokens_total") > 0.0);
@@ -122,7 +122,7 @@ fn errors_leave_nothing_behind() {
     }
     let metrics = corral.wait_until_idle();
     // On a busy machine the engine may finish before the plugin reads its first chunk.
-    let cancelled = metrics.get("corral_engine_requests_cancelled_total");
+    let cancelled = metrics.get("corral_engine_requests_canceled_total");
     let finished = metrics.get("corral_engine_requests_finished_total");
     assert_eq!(cancelled + finished, 20.0);
     assert_eq!(

@@ -123,6 +123,10 @@ fn deploy_errors_are_one_line() {
     ] {
         corral.cli(&arguments).check_error(code, &[expected]);
     }
+    let without_store = Corral::start();
+    without_store
+        .cli(&["deploy", component, "--route", "/x"])
+        .check_error(1, &["no store", "corral serve --store DIR"]);
     let list = |admin: &str| run(["list", "--admin", admin]);
     list(corral.admin()).check_error(1, &["--token-file"]);
     list(corral.public()).check_error(1, &["is not an admin listener"]);

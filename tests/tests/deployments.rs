@@ -73,7 +73,7 @@ fn refused_deploy_says_why() {
         ),
         (
             component("unknown-export"),
-            "no-role",
+            "missing-export",
             "exports nothing that Corral can call",
         ),
         (
@@ -87,7 +87,7 @@ fn refused_deploy_says_why() {
     let good = upload(&corral, &component("misbehave"));
     // The unit tests of manifests have all mistakes.
     let outbound = json!({"grants": {"outbound": ["x.example"]}});
-    let capacity = json!({"limits": {"concurrent": 225}});
+    let capacity = json!({"limits": {"concurrent-requests": 225}});
     for (more, status, code, expected) in [
         (
             json!({"routes": ["/generate"]}),
@@ -101,23 +101,28 @@ fn refused_deploy_says_why() {
             "no-model",
             "it has: tiny",
         ),
-        (outbound, 422, "bad-manifest", "allows no outbound requests"),
+        (
+            outbound,
+            422,
+            "invalid-manifest",
+            "allows no outbound requests",
+        ),
         (
             capacity,
             422,
-            "bad-manifest",
+            "invalid-manifest",
             "at most 224 requests of one deployment at once",
         ),
         (
             json!({"routes": []}),
             422,
-            "bad-manifest",
+            "invalid-manifest",
             "'routes' has 0 entries",
         ),
         (
             json!({"color": 1}),
             400,
-            "bad-json",
+            "invalid-json",
             "unknown field `color`",
         ),
     ] {
@@ -167,8 +172,8 @@ fn traffic_is_split_and_rolled_back() {
     assert_eq!(roll_back(Value::Null).status, 200);
     assert_eq!(show(&corral, "a")["deployment"]["traffic"][1]["weight"], 3);
     roll_back(json!(9)).problem(404, "no-revision");
-    split(json!([{"revision": 1, "weight": 0}])).problem(422, "bad-traffic");
-    split(json!([])).problem(422, "bad-traffic");
+    split(json!([{"revision": 1, "weight": 0}])).problem(422, "invalid-traffic");
+    split(json!([])).problem(422, "invalid-traffic");
     split(json!([{"revision": 7, "weight": 1}])).problem(404, "no-revision");
 
     // Traffic is not split between different routes, and a new revision may start without traffic.
@@ -330,7 +335,7 @@ fn plugin_logs_can_be_read_and_followed() {
         .problem(404, "no-deployment");
     corral
         .request_admin("GET", "/deployments/a/logs?after=x", "")
-        .problem(400, "bad-query");
+        .problem(400, "invalid-query");
 }
 
 #[test]
@@ -349,5 +354,5 @@ fn store_has_one_server_and_a_token() {
     let without_store = Corral::start();
     without_store
         .get_admin("/deployments")
-        .problem(401, "token-required");
+        .problem(503, "no-store");
 }

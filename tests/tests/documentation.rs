@@ -1,15 +1,52 @@
-//! The commands of the README and the guides work as typed.
+//! The commands of the README and the guides work as typed, in a folder like the checkout.
 //!
-//! Each one-line `sh` block that begins with `curl` or `corral` is run, `curl` by the tests' own client. A
-//! `json` or `text` block after it is the expected output: of JSON, at least the members shown.
+//! A shell runs the `sh` and `console` blocks of a document in order. `make run` and `corral serve` start servers in the
+//! background, on free ports that replace those of the text. A `json` or `text` block after a block is the end of its
+//! output: of JSON, at least the members shown.
 
-use corral_tests::{Corral, artifacts, run};
+use corral_tests::{artifacts, scratch_dir};
 use serde_json::Value;
-use std::ffi::OsString;
+use std::fmt::Write;
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-/// The admin listener of `make run`.
-const ADMIN: &str = "http://127.0.0.1:8081";
+/// Ends the output of a block.
+const BLOCK_END: char = '\u{1e}';
+
+/// What documents call, for a folder without the build. Needs the variables of [`Scratch::run`].
+const PRELUDE: &str = r#"
+set -eu
+server=
+trap '[ -z "$server" ] || kill $server' EXIT
+serve() {
+  [ -z "$server" ] || { kill $server; wait $server || true; }
+  command corral serve "$@" --listen 127.0.0.1:$PUBLIC_PORT --admin 127.0.0.1:$ADMIN_PORT \
+    --threads 1 --cache-dir "$COMPILED" >serve.out 2>serve.err &
+  server=$!
+  until grep -q '^admin on' serve.out; do
+    kill -0 $server || { cat serve.err >&2; exit 1; }
+    sleep 0.02
+  done
+}
+corral() {
+  case $1 in
+    serve) shift; serve "$@" ;;
+    *) command corral "$@" ;;
+  esac
+}
+make() {
+  case "$*" in
+    *env) echo "export PLUGINS='$PLUGINS' STORE='$PWD/make-run'" ;;
+    run)
+      serve --model models/tiny/tiny.gguf --store make-run --plugin /generate="$PLUGINS/generate.wasm" \
+        --plugin /v1="$PLUGINS/openai.wasm" --plugin /hello="$PLUGINS/hello.wasm" ;;
+  esac
+}
+curl() { command curl --fail-with-body "$@"; }
+make run
+"#;
 
 /// A fenced block: its language and its lines.
 #[derive(Debug)]
@@ -33,118 +70,189 @@ fn blocks(document: &str) -> Vec<Block> {
     blocks
 }
 
-/// Splits a command into words as a shell does, with quotes only.
-fn words(command: &str) -> Vec<String> {
-    let mut words = vec![];
-    let mut word: Option<String> = None;
-    let mut quote = None;
-    for c in command.chars() {
-        match (quote, c) {
-            (Some(open), c) if c == open => quote = None,
-            (Some(_), c) => word.get_or_insert_default().push(c),
-            (None, '\'' | '"') => {
-                quote = Some(c);
-                word.get_or_insert_default();
+/// A folder with what a checkout has after `make plugins`, and `corral` in a folder of its own.
+struct Scratch {
+    dir: PathBuf,
+    ports: [u16; 2],
+}
+
+impl Scratch {
+    fn new() -> Self {
+        let dir = scratch_dir();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let link = |from: PathBuf, to: PathBuf| symlink(from, to).expect("own directory");
+        for crate_dir in ["examples/chat", "examples/hello", "plugins/openai"] {
+            std::fs::create_dir_all(dir.join(crate_dir)).expect("own directory");
+            let manifest = format!("{crate_dir}/corral.toml");
+            let text = std::fs::read_to_string(root.join(&manifest)).expect("readable");
+            std::fs::write(dir.join(manifest), &text).expect("own directory");
+            for component in text.split('"').filter(|text| text.ends_with(".wasm")) {
+                let built = artifacts::plugin(component.trim_end_matches(".wasm"));
+                link(built, dir.join(crate_dir).join(component));
             }
-            (None, ' ') => words.extend(word.take()),
-            (None, c) => word.get_or_insert_default().push(c),
         }
+        for part in ["bin", "models/tiny"] {
+            std::fs::create_dir_all(dir.join(part)).expect("own directory");
+        }
+        link(artifacts::binary(), dir.join("bin/corral"));
+        link(artifacts::model(), dir.join("models/tiny/tiny.gguf"));
+        let sockets = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+        let ports = sockets.map(|socket| socket.local_addr().expect("bound").port());
+        Scratch { dir, ports }
     }
-    assert_eq!(quote, None, "unbalanced quotes in {command}");
-    words.extend(word);
-    words
+
+    /// Runs a script, which must succeed, and returns its output.
+    fn run(&self, document: &Path, script: &str) -> String {
+        let plugin = artifacts::plugin("hello");
+        let plugins = plugin.parent().expect("a directory");
+        let path = std::env::var("PATH").expect("a search path");
+        let [public, admin] = self.ports.map(|port| port.to_string());
+        let script = script.replace("127.0.0.1:8080", &format!("127.0.0.1:{public}"));
+        let script = script.replace("127.0.0.1:8081", &format!("127.0.0.1:{admin}"));
+        let ended = Command::new("sh")
+            .arg("-c")
+            .arg(&script)
+            .current_dir(&self.dir)
+            .env("PATH", format!("{}/bin:{path}", self.dir.display()))
+            .env("CORRAL_ADMIN", format!("http://127.0.0.1:{admin}"))
+            .env("PUBLIC_PORT", public)
+            .env("ADMIN_PORT", admin)
+            .env("PLUGINS", plugins)
+            .env("COMPILED", artifacts::scratch().join("compiled"))
+            .env_remove("CORRAL_ADMIN_TOKEN")
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .output()
+            .expect("a shell");
+        let output = String::from_utf8_lossy(&ended.stdout).into_owned();
+        assert!(
+            ended.status.success(),
+            "{}: {}\n{output}\n{}",
+            document.display(),
+            ended.status,
+            String::from_utf8_lossy(&ended.stderr)
+        );
+        output
+    }
 }
 
-/// The output of `curl` with these arguments. Supports only the options that the documents use.
-fn curl(corral: &Corral, arguments: &[String]) -> String {
-    let (mut url, mut data) = (None, None);
-    let mut arguments = arguments.iter();
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "-s" | "-sN" | "-N" => {}
-            "-d" => data = arguments.next(),
-            other => assert_eq!(url.replace(other), None, "two addresses"),
-        }
-    }
-    let url = url.expect("curl has an address");
-    let public = url.strip_prefix("http://127.0.0.1:8080");
-    let answer = match (public, url.strip_prefix(ADMIN), data) {
-        (Some(path), _, Some(data)) => corral.post(path, data),
-        (Some(path), _, None) => corral.get(path),
-        (None, Some(path), None) => corral.get_admin(path),
-        _ => panic!("{url} is not where `make run` serves"),
+/// The commands of a block. Those for other machines are left out: GPUs, and builds.
+fn commands(block: &Block) -> Vec<&str> {
+    let lines = block.text.lines();
+    let lines = match block.language.as_str() {
+        "sh" => lines.collect::<Vec<_>>(),
+        "console" => lines.filter_map(|line| line.strip_prefix("$ ")).collect(),
+        _ => vec![],
     };
-    assert_eq!(answer.status, 200, "{url}: {answer:?}");
-    answer.body
+    let is_elsewhere = |line: &&str| {
+        ["--device", "--gpu-layers"]
+            .iter()
+            .any(|text| line.contains(text))
+            || line.starts_with("make test")
+    };
+    lines
+        .into_iter()
+        .filter(|line| !is_elsewhere(line))
+        .collect()
 }
 
-/// The README and every guide under `docs/`.
+/// The README, the guides for operators, and those of plugins and examples.
 fn documents() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let guides = std::fs::read_dir(root.join("docs")).expect("docs/ exists");
     let guides = guides.map(|entry| entry.expect("readable").path());
     let markdown = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "md");
-    let mut documents: Vec<_> = guides.filter(markdown).collect();
-    documents.push(root.join("README.md"));
-    documents
+    let others = [
+        "README.md",
+        "examples/chat/README.md",
+        "examples/hello/README.md",
+        "plugins/openai/README.md",
+    ];
+    let others = others.map(|path| root.join(path));
+    guides.filter(markdown).chain(others).collect()
 }
 
-/// Runs a `corral` command with the paths and addresses of this test.
-fn corral_output(corral: &Corral, command: &str, words: &[String]) -> String {
-    let arguments = words.iter().map(|word| match word.as_str() {
-        "models/tiny/tiny.gguf" => OsString::from(artifacts::model()),
-        ADMIN => OsString::from(format!("http://{}", corral.admin())),
-        word => match word.strip_suffix(".wasm") {
-            Some(name) => OsString::from(artifacts::plugin(name)),
-            None => OsString::from(word),
-        },
-    });
-    let ended = run(arguments);
-    assert_eq!(ended.code, Some(0), "{command}: {ended:?}");
-    ended.stdout
-}
-
-/// Asserts that `output` is what the block after its command shows.
-fn check_output(command: &str, output: &str, shown: &Block) {
+/// Asserts that `output` ends with what the block after its commands shows.
+fn check_output(commands: &[&str], output: &str, shown: &Block) {
+    let last = output.trim_end().lines().last().unwrap_or_default();
     match shown.language.as_str() {
         "json" => {
-            let output: Value = serde_json::from_str(output).expect(output);
+            let output: Value = serde_json::from_str(last).expect(output);
             let shown: Value = serde_json::from_str(&shown.text).expect(&shown.text);
             for (member, value) in shown.as_object().expect("an object") {
-                assert_eq!(output[member], *value, "{member} of {command}");
+                assert_eq!(output[member], *value, "{member} of {commands:?}");
             }
         }
-        "text" => assert_eq!(output.trim_end(), shown.text, "{command}"),
+        "text" => assert_eq!(last, shown.text, "{commands:?}"),
         _ => {}
     }
 }
 
 #[test]
-fn documented_commands_work() {
-    let corral = Corral::start_with_routes(&[("/v1", "openai")], &[]);
-    let mut run = 0;
+fn documented_commands_work_as_typed() {
+    let mut count = 0;
     for document in documents() {
-        let text = std::fs::read_to_string(document).expect("readable");
+        let text = std::fs::read_to_string(&document).expect("readable");
         let blocks = blocks(&text);
-        for (number, block) in blocks.iter().enumerate() {
-            let command = &block.text;
-            if block.language != "sh" || command.contains('\n') {
-                continue;
-            }
-            let words = words(command);
-            let output = match words[0].as_str() {
-                "curl" => curl(&corral, &words[1..]),
-                "corral" => corral_output(&corral, command, &words[1..]),
-                _ => continue,
-            };
-            assert!(!output.is_empty(), "{command} prints something");
-            run += 1;
-            if let Some(shown) = blocks.get(number + 1) {
-                check_output(command, &output, shown);
+        let commands: Vec<_> = blocks.iter().map(commands).collect();
+        let mut script = PRELUDE.to_owned();
+        for commands in &commands {
+            count += commands.len();
+            let commands = commands.join("\n");
+            writeln!(script, "{commands}\nprintf '\\036'").expect("text");
+        }
+        let output = Scratch::new().run(&document, &script);
+        let outputs = output.split(BLOCK_END);
+        for (number, (commands, output)) in commands.iter().zip(outputs).enumerate() {
+            if let (Some(shown), false) = (blocks.get(number + 1), commands.is_empty()) {
+                check_output(commands, output, shown);
             }
         }
     }
-    assert!(run >= 9, "only {run} commands found");
+    assert!(count >= 40, "only {count} commands found");
+}
+
+/// The snippets of the guide for authors compile with its Cargo.toml, each as in the documentation of the SDK: in `main`.
+#[test]
+fn guide_manifest_has_what_snippets_need() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let guide = std::fs::read_to_string(root.join("plugins/README.md")).expect("readable");
+    let dir = scratch_dir();
+    symlink(&root, dir.join("corral")).expect("own directory");
+    let shout = dir.join("shout");
+    for part in ["src", "examples"] {
+        std::fs::create_dir_all(shout.join(part)).expect("own directory");
+    }
+    let write = |file: &str, text: &str| std::fs::write(shout.join(file), text).expect("written");
+    let mut count = 0;
+    for block in blocks(&guide) {
+        match (block.language.as_str(), count) {
+            ("toml", _) if block.text.contains("[package]") => write("Cargo.toml", &block.text),
+            ("rust", 0) => {
+                write("src/lib.rs", &block.text);
+                count += 1;
+            }
+            ("rust", _) => {
+                let text = format!("#![allow(dead_code)]\nfn main() {{\n{}\n}}\n", block.text);
+                write(&format!("examples/snippet{count}.rs"), &text);
+                count += 1;
+            }
+            _ => {}
+        }
+    }
+    assert!(count >= 8, "only {count} snippets found");
+    // The versions that the plugins' tests have fetched.
+    std::fs::copy(root.join("plugins/Cargo.lock"), shout.join("Cargo.lock")).expect("copied");
+    let ended = Command::new("cargo")
+        .args(["test", "--offline", "--quiet"])
+        .current_dir(&shout)
+        .env("CARGO_TARGET_DIR", artifacts::scratch().join("guide"))
+        .output()
+        .expect("cargo");
+    let errors = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{errors}");
+    let output = String::from_utf8_lossy(&ended.stdout);
+    assert!(output.contains("1 passed"), "{output}");
 }
 
 /// All Markdown files of the tree.

@@ -10,7 +10,7 @@ const PREFILL_TOKENS: &str = "corral_engine_prefill_tokens_total";
 const DECODE_ROWS: &str = "corral_engine_decode_rows_total";
 const DISCARDED_TOKENS: &str = "corral_engine_discarded_tokens_total";
 const FINISHED: &str = "corral_engine_requests_finished_total";
-const CANCELLED: &str = "corral_engine_requests_cancelled_total";
+const CANCELLED: &str = "corral_engine_requests_canceled_total";
 const EXPIRED: &str = "corral_engine_requests_expired_total";
 const WAITING: &str = "corral_engine_requests_waiting";
 const RUNNING: &str = "corral_engine_requests_running";
@@ -57,6 +57,7 @@ fn prefill_stays_within_budget_without_skipped_rows() {
     let metrics = corral.wait_until_idle();
     let get = |name: &str| metrics.get(&format!("corral_engine_{name}_total"));
     assert_eq!(get("decode_rows_skipped"), 0.0);
+    assert_eq!(get("tenant_deferred_rows"), 0.0);
     assert!(get("mixed_steps") > 0.0);
     let (prefilled, budget) = (
         get("mixed_prefill_tokens"),
@@ -160,6 +161,8 @@ fn costly_samplers() -> Value {
 fn tenant_with_all_ids_gives_one_to_another() {
     const GREEDY: usize = 128;
     const SUMS: usize = 20;
+    const HELD: f64 = 32.0;
+    const DEFERRED_ROWS: &str = "corral_engine_tenant_deferred_rows_total";
     const STEPS: &str = "corral_engine_steps_total";
     const PREEMPTIONS: &str = "corral_engine_preemptions_total";
     let routes = [
@@ -187,7 +190,7 @@ fn tenant_with_all_ids_gives_one_to_another() {
             .map(|_| corral.begin_post(route, &request))
             .collect();
         let before = corral.wait_until("one tenant holds many ids", |metrics| {
-            metrics.get(RUNNING) >= 32.0
+            metrics.get(RUNNING) >= HELD
         });
         for sum in distinct_sums(SUMS) {
             check_sum(&corral, "/other", sum);
@@ -197,8 +200,15 @@ fn tenant_with_all_ids_gives_one_to_another() {
         assert_eq!(after.growth(FINISHED, &before), SUMS as f64, "{route}");
         let steps = after.growth(STEPS, &before);
         assert!(steps < 3000.0, "{route}: {SUMS} sums took {steps} steps");
+        // At least two of the five tokens of a sum were computed without the rows of the other tenant.
+        let deferred = after.growth(DEFERRED_ROWS, &before);
+        let least = 2.0 * (SUMS as f64) * (HELD - 1.0);
+        assert!(
+            deferred >= least,
+            "{route}: {deferred} rows deferred, expected {least}"
+        );
         println!(
-            "{route}: {steps} steps for {SUMS} sums, {} preemptions, {} deferrals",
+            "{route}: {steps} steps for {SUMS} sums, {deferred} rows deferred, {} preemptions, {} deferrals",
             after.growth(PREEMPTIONS, &before),
             after.growth("corral_engine_sampling_deferrals_total", &before),
         );

@@ -65,7 +65,7 @@ fn trap_aborts_framed_response() {
     let metrics = corral.wait_until_idle();
     let trapped = metrics.get_or_zero("corral_plugin_calls_failed_total{code=\"trapped\"}");
     assert_eq!(trapped, 5.0);
-    assert_eq!(metrics.get("corral_engine_requests_cancelled_total"), 5.0);
+    assert_eq!(metrics.get("corral_engine_requests_canceled_total"), 5.0);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn abandoned_framed_response_cancels_generation() {
         assert!(stream.event().is_some());
     }
     let metrics = corral.wait_until_idle();
-    assert_eq!(metrics.get("corral_engine_requests_cancelled_total"), 2.0);
+    assert_eq!(metrics.get("corral_engine_requests_canceled_total"), 2.0);
 }
 
 #[test]

@@ -1,11 +1,16 @@
 //! Components that need too much memory or time to compile. Only their own deployment fails.
 
 use corral_tests::deployments::{deploy, manifest, try_deploy, upload, variant};
-use corral_tests::{Corral, artifacts, scratch_dir};
+use corral_tests::{Corral, SetOnDrop, artifacts, scratch_dir};
 use serde_json::json;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// Compilations at once.
+const COMPILATIONS: usize = 2;
+/// Most resident memory of a child, the binary included.
+const CHILD_MEMORY: u64 = 1 << 30;
 /// Growth of the server after an attack that counts as "given back".
 const LEFT_OVER: u64 = 128 << 20;
 
@@ -46,23 +51,52 @@ fn children_of(server: u32) -> Vec<u32> {
     pids.filter(is_child).collect()
 }
 
+/// The largest resident memory of a process so far; 0 if it has ended.
+fn peak_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    number.unwrap_or(0) << 10
+}
+
+/// Checks the number and the memory of a server's children until `done` is set.
+fn watch_children(server: u32, done: &AtomicBool) {
+    let mut peak = 0;
+    while !done.load(Ordering::Acquire) {
+        let children = children_of(server);
+        assert!(children.len() <= COMPILATIONS, "{children:?}");
+        peak = children.into_iter().map(peak_bytes).fold(peak, u64::max);
+        assert!(peak <= CHILD_MEMORY, "{peak} bytes");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    println!("a child took up to {} MiB", peak >> 20);
+}
+
 #[test]
-fn costly_component_is_refused_others_deploy() {
+fn costly_components_are_refused_others_deploy() {
     let (corral, _dir) = start();
     let before = corral.resident_bytes();
+    let done = AtomicBool::new(false);
     let asked = corral.with_neighbors(|| {
         std::thread::scope(|scope| {
-            let costly = scope.spawn(|| {
-                let digest = upload(&corral, &costly_component(0));
-                let manifest = manifest("costly", &digest, json!({}));
-                // Memory, or on a slow machine the time.
-                let detail = try_deploy(&corral, &manifest).problem(422, "compile-limit");
-                assert!(
-                    detail.contains("it needs more than") || detail.contains("it takes more than"),
-                    "{detail}"
-                );
-                let detail = try_deploy(&corral, &manifest).problem(422, "compile-refused");
-                assert!(detail.contains("exceeded its limits"), "{detail}");
+            scope.spawn(|| watch_children(corral.pid(), &done));
+            let _done = SetOnDrop(&done);
+            // Both at once, so that others wait until the first of them ends.
+            let costly = [0, 2].map(|number| {
+                let corral = &corral;
+                scope.spawn(move || {
+                    let digest = upload(corral, &costly_component(number));
+                    let manifest = manifest(&format!("costly-{number}"), &digest, json!({}));
+                    // Memory, or on a slow machine the time.
+                    let detail = try_deploy(corral, &manifest).problem(422, "compile-limit");
+                    assert!(
+                        detail.contains("it needs more than")
+                            || detail.contains("it takes more than"),
+                        "{detail}"
+                    );
+                    let detail = try_deploy(corral, &manifest).problem(422, "compile-refused");
+                    assert!(detail.contains("exceeded its limits"), "{detail}");
+                })
             });
             let good = std::fs::read(artifacts::plugin("misbehave")).expect("it is built");
             for number in 0.. {
@@ -70,7 +104,7 @@ fn costly_component_is_refused_others_deploy() {
                 let name = format!("good-{number}");
                 assert_eq!(deploy(&corral, &manifest(&name, &digest, json!({}))), 1);
                 assert!(corral.resident_bytes() < before + LEFT_OVER);
-                if costly.is_finished() {
+                if costly.iter().all(|attack| attack.is_finished()) {
                     break;
                 }
             }
@@ -79,7 +113,8 @@ fn costly_component_is_refused_others_deploy() {
     assert!(asked >= 10, "1+1 was answered {asked} times meanwhile");
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_child_processes"), 0.0);
-    assert_eq!(metrics.get("corral_child_processes_killed_total"), 1.0);
+    assert_eq!(metrics.get("corral_child_processes_killed_total"), 2.0);
+    assert!(children_of(corral.pid()).is_empty());
     assert!(corral.resident_bytes() < before + LEFT_OVER);
 }
 

@@ -9,7 +9,7 @@ use std::net::TcpStream;
 const SAMPLED: &str = "/roles/generate?sampler=any";
 const CALLS: &str = "corral_sampling_plugin_calls_total";
 const RUNNING: &str = "corral_engine_requests_running";
-const CANCELLED: &str = "corral_engine_requests_cancelled_total";
+const CANCELLED: &str = "corral_engine_requests_canceled_total";
 
 fn request(settings: &str) -> Value {
     json!({"prompt": "1+1=", "max_tokens": 20, "ignore_end": true, "settings": settings})

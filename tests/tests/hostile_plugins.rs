@@ -17,8 +17,8 @@ fn each_fault_has_its_own_error() {
             ("fields", 500, "memory", "64 MiB"),
             ("methods", 500, "memory", "64 MiB"),
             ("sleeper", 504, "deadline", "12 s"),
-            ("refuse", 500, "gave-up", "refused on request"),
-            ("upgrade", 500, "gave-up", "invalid status 101"),
+            ("refuse", 500, "returned-error", "refused on request"),
+            ("upgrade", 500, "returned-error", "invalid status 101"),
         ] {
             let answer = corral.post(&format!("/misbehave/{fault}"), "");
             let detail = answer.problem(status, code);
@@ -35,7 +35,7 @@ fn each_fault_has_its_own_error() {
         ("cpu-time", 1.0),
         ("memory", 3.0),
         ("deadline", 1.0),
-        ("gave-up", 2.0),
+        ("returned-error", 2.0),
         ("no-response", 0.0),
         ("internal", 0.0),
     ] {

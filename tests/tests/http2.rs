@@ -133,6 +133,38 @@ fn idle_connection_closes_busy_one_stays() {
 }
 
 #[test]
+fn stopped_process_continues_its_streams() {
+    let corral = Corral::start_with(&["--io-timeout", "3", "--header-timeout", "3"]);
+    block_on(async {
+        let client = Connection::connect(corral.public(), HttpVersion::Http2, None);
+        let client = client.await.expect("accepted");
+        let mut drip = client
+            .send("/misbehave/drip", &[], "")
+            .await
+            .expect("begun");
+        drip.chunk().await.expect("not ended").expect("not cut off");
+        let sums = distinct_sums(8).into_iter().map(|sum| {
+            let client = client.clone();
+            tokio::spawn(async move { check_sum(&client, sum).await })
+        });
+        corral.signal("STOP");
+        // The requests arrive while the process is stopped, for longer than both time limits.
+        let sums = Vec::from_iter(sums);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        corral.signal("CONT");
+        for sum in sums {
+            sum.await.expect("the right answer");
+        }
+        for _ in 0..3 {
+            drip.chunk().await.expect("not ended").expect("not cut off");
+        }
+        check_sum(&client, Sum { a: 1, b: 1 }).await;
+    });
+    let metrics = corral.wait_until_idle();
+    assert_eq!(metrics.get("corral_http_connections_total"), 1.0);
+}
+
+#[test]
 fn rapid_reset_loses_connection() {
     let corral = Corral::start();
     block_on(async {

@@ -200,7 +200,7 @@ fn each_key_limit_trips_alone() {
         ("minute", "tokens-per-minute = 60"),
         ("day", "tokens-per-day = 60"),
         ("request", "tokens-per-request = 40"),
-        ("concurrent", "concurrent = 1"),
+        ("concurrent-requests", "concurrent-requests = 1"),
     ] {
         keys.push(new_key(&file, &["--tenant", name, "--name", name]));
         if !limit.is_empty() {
@@ -290,7 +290,7 @@ fn each_key_limit_trips_alone() {
     assert_eq!(refusals("minute", "tokens-per-minute"), 3.0);
     assert_eq!(refusals("day", "tokens-per-day"), 3.0);
     assert_eq!(refusals("request", "tokens-per-request"), 1.0);
-    assert!(refusals("concurrent", "concurrent") >= 1.0);
+    assert!(refusals("concurrent-requests", "concurrent-requests") >= 1.0);
     let tokens = |name: &str| {
         let labels = format!("{{kind=\"tenant\",name=\"{name}\"}}");
         metrics.get(&format!("corral_quota_tokens_total{labels}"))

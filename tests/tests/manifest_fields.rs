@@ -51,16 +51,16 @@ fn revisions_share_permits_and_quota() {
         let more = json!({"limits": limits, "priority": priority});
         deploy_plugin(&corral, "a", "misbehave", more);
     };
-    deploy(json!({"concurrent": 2, "queue": 0}), 0);
+    deploy(json!({"concurrent-requests": 2, "queued-requests": 0}), 0);
     let held = [corral.drip("/a"), corral.drip("/a")];
     corral.get("/a/ok").problem(503, "busy");
     assert_eq!(refused(&corral, "a", "busy"), 1.0);
     check_neighbors(&corral);
     // A new revision with the same limits shares the permits of the old one.
-    deploy(json!({"concurrent": 2, "queue": 0}), 1);
+    deploy(json!({"concurrent-requests": 2, "queued-requests": 0}), 1);
     corral.get("/a/ok").problem(503, "busy");
     // One with other limits applies them to its own requests, and counts those of the old one.
-    deploy(json!({"concurrent": 3, "queue": 0}), 1);
+    deploy(json!({"concurrent-requests": 3, "queued-requests": 0}), 1);
     let third = corral.drip("/a");
     corral.get("/a/ok").problem(503, "busy");
     drop(held);
@@ -150,9 +150,21 @@ fn access_field_overrides_key_requirement() {
 }
 
 #[test]
+fn keys_required_without_keys_are_refused() {
+    let corral = Corral::start_with_store(&[]);
+    let dir = scratch_dir();
+    let component = plugin("misbehave");
+    let manifest =
+        format!("name = 'a'\ncomponent = {component:?}\nroutes = ['/a']\naccess = 'keys'\n");
+    std::fs::write(dir.join("corral.toml"), manifest).expect("written");
+    let ended = corral.cli(&["deploy", dir.to_str().expect("a path in UTF-8")]);
+    ended.check_error(1, &["access = \"keys\"", "--keys FILE"]);
+}
+
+#[test]
 fn cell_share_bounds_its_deployment_only() {
     let corral = Corral::start_with_store(&["--kv-cells", "1000", "--context", "1000"]);
-    let more = json!({"limits": {"cells-percent": 10}});
+    let more = json!({"limits": {"kv-cells-percent": 10}});
     deploy_plugin(&corral, "a", "generate", more);
     let prompt = "1 ".repeat(150);
     let long = json!({"prompt": prompt, "max_tokens": 1});

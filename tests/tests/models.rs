@@ -107,7 +107,7 @@ fn first_model_preloads_others_load_on_demand() {
     assert_eq!(seen["models"][1]["cells"]["total"], 512);
     assert_eq!(seen["models"][2]["state"], "unloaded");
     let top = corral.cli_output(&["top"]);
-    assert!(top.contains("\nsecond: 0 running"), "{top}");
+    assert!(top.contains("\nsecond: - tokens/s, 0 running"), "{top}");
     assert!(top.contains("\nnever: unloaded"), "{top}");
 
     let unknown = corral.post("/generate", r#"{"model": "other", "prompt": "1+1="}"#);
@@ -174,6 +174,9 @@ fn admin_api_loads_and_unloads() {
         send(method, "/models/third").problem(404, "unknown-model");
     }
     assert_eq!(send("POST", "/models/second").status, 405);
+    // Names are percent-encoded in UTF-8.
+    assert_eq!(send("GET", "/models/%73econd").status, 200);
+    send("GET", "/models/%ff").problem(404, "no-route");
     assert_eq!(send("DELETE", "/models").status, 405);
     corral.get_admin("/modelsx").problem(404, "no-route");
     assert!(corral.get_admin("/").body.contains("/models"));

@@ -1,6 +1,6 @@
 //! Connections, descriptors, memory or disk run out: the server reports it, serves what it can, and recovers.
 
-use corral_tests::deployments::{deploy_plugin, digest, show, variant};
+use corral_tests::deployments::{deploy, deploy_plugin, digest, manifest, show, upload, variant};
 use corral_tests::{Corral, TIMEOUT, artifacts, distinct_sums, scratch_dir, wait_for};
 use serde_json::json;
 use std::io::{Read, Write};
@@ -168,7 +168,7 @@ fn short_memory_refuses_requests() {
     assert_eq!(answer.header("retry-after"), Some("5"));
     let metrics = corral.metrics();
     assert_eq!(metrics.get("corral_memory_pressure"), 4.0);
-    assert_eq!(metrics.get("corral_memory_refused_requests_total"), 1.0);
+    assert_eq!(metrics.get("corral_memory_requests_refused_total"), 1.0);
     // Probes and the admin listener are not for requests.
     assert_eq!(corral.get("/healthz").status, 200);
     corral.wait_for_stderr("memory is short");
@@ -197,7 +197,7 @@ fn full_disk_fails_changes_and_loses_none() {
         corral.request_admin("PUT", "/deployments/first/paused", body)
     };
     let component = variant(&artifacts::component("generate"), 1);
-    let upload = |corral: &Corral| {
+    let try_upload = |corral: &Corral| {
         let path = format!("/components/{}", digest(&component));
         corral.request_admin("PUT", &path, &component)
     };
@@ -205,7 +205,7 @@ fn full_disk_fails_changes_and_loses_none() {
     check(&corral, "/first");
     set_limit(&corral, "--fsize=0:");
     for _ in 0..2 {
-        for answer in [upload(&corral), pause(&corral, true)] {
+        for answer in [try_upload(&corral), pause(&corral, true)] {
             answer.problem(500, "store-failed");
             assert!(answer.body.contains("free space"), "{answer:?}");
         }
@@ -222,6 +222,39 @@ fn full_disk_fails_changes_and_loses_none() {
     let corral = Corral::start_in(&store, &[]);
     check(&corral, "/first");
     check(&corral, "/second");
+}
+
+#[test]
+fn full_cache_leaves_deployments_working() {
+    let dir = scratch_dir();
+    let cache = dir.join("cache");
+    let option = cache.to_str().expect("a path in UTF-8");
+    let corral = Corral::start_in(&dir.join("store"), &["--cache-dir", option]);
+    let deploy_variant = |number: u64| {
+        let name = format!("variant-{number}");
+        let component = variant(&artifacts::component("generate"), number);
+        let manifest = manifest(&name, &upload(&corral, &component), json!({}));
+        assert_eq!(deploy(&corral, &manifest), 1);
+        let request = json!({"prompt": "12+7=", "max_tokens": 5});
+        assert_eq!(
+            corral.generate_at(&format!("/{name}"), &request)["text"],
+            "19"
+        );
+    };
+    deploy_variant(1);
+    assert!(!corral.stderr().contains("compiled code cannot be stored"));
+    // A file in place of the directory: nothing can be written to it, as on a full disk.
+    std::fs::rename(&cache, dir.join("old")).expect("moved");
+    std::fs::write(&cache, "").expect("written");
+    deploy_variant(2);
+    corral.wait_for_stderr("compiled code cannot be stored");
+    std::fs::remove_file(&cache).expect("removed");
+    std::fs::rename(dir.join("old"), &cache).expect("moved back");
+    let children = || corral.metrics().get("corral_child_processes_started_total");
+    let before = children();
+    deploy_variant(3);
+    assert_eq!(children(), before + 1.0);
+    check_sums(&corral, 2);
 }
 
 #[test]

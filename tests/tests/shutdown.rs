@@ -109,7 +109,8 @@ fn second_signal_stops_at_once() {
     corral.wait_for_stderr("a second signal");
     // The server handles the signal once it says so.
     corral.signal("TERM");
-    corral.wait_for_success();
+    assert_eq!(corral.wait().code(), Some(1), "{}", corral.stderr());
+    assert!(corral.stderr().contains("cut off"), "{}", corral.stderr());
 }
 
 #[test]

@@ -150,7 +150,7 @@ fn top_shows_status() {
     // Without a terminal it prints once.
     for arguments in [&["top"][..], &["top", "--once"]] {
         let text = corral.cli_output(arguments);
-        for expected in ["\ntiny: 0 running", "ENTRY  OWNER", "/generate"] {
+        for expected in ["\ntiny: - tokens/s, 0 running", "ENTRY  OWNER", "/generate"] {
             assert!(text.contains(expected), "{text}");
         }
         assert!(!text.contains('\x1b'), "{text}");

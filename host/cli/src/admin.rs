@@ -5,11 +5,11 @@ mod tls;
 
 pub(crate) use client::{AdminClient, Outgoing, RequestBody, exchange};
 
-use crate::Error;
+use crate::{Error, admin_token};
 use clap::Args;
 use http::uri::Authority;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -17,58 +17,52 @@ use tokio::net::{TcpStream, UnixStream};
 const EXPECTED: &str = "write http://HOST:PORT, e.g. http://127.0.0.1:8081, https://HOST:PORT or \
                         unix:PATH";
 
+/// The admin listener and what a client needs for it, shared by all commands that use one.
 #[derive(Args, Clone, Debug)]
 pub struct AdminArgs {
     /// Admin listener of the server: http://HOST:PORT, https://HOST:PORT or unix:PATH
     #[arg(
         long = "admin",
         value_name = "URL",
-        default_value = "http://127.0.0.1:8081"
+        env = "CORRAL_ADMIN",
+        hide_env_values = true,
+        default_value = "http://127.0.0.1:8081",
+        help_heading = "Server"
     )]
     pub(crate) address: Address,
     /// PEM certificate of the server or its issuer, for https [default: those that the system trusts]
-    #[arg(long = "admin-ca", value_name = "FILE")]
+    #[arg(long = "admin-ca", value_name = "FILE", help_heading = "Server")]
     pub(crate) ca: Option<PathBuf>,
+    /// File with the admin token; unix:PATH needs none [default: the token in CORRAL_ADMIN_TOKEN]
+    #[arg(long, value_name = "FILE", help_heading = "Server")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Store of a server on this machine, whose file admin-token has the token
+    #[arg(
+        long,
+        value_name = "DIR",
+        conflicts_with = "token_file",
+        help_heading = "Server"
+    )]
+    pub(crate) store: Option<PathBuf>,
 }
 
 impl AdminArgs {
-    /// Opens a connection; the caller sets the timeout. The error is `refused` if nothing accepts it.
-    pub(crate) async fn connect(&self, refused: &str) -> Result<Connection, Error> {
-        let tcp = async |authority: &Authority| {
-            let stream = TcpStream::connect(authority.as_str()).await;
-            stream.map_err(Error::context(refused))
-        };
-        if self.ca.is_some() && !matches!(self.address, Address::Https(_)) {
-            return Err(Error::usage(format!(
+    /// The admin token that the arguments or the environment name.
+    pub(crate) fn token(&self) -> Result<Option<String>, Error> {
+        let of_store = self.store.as_deref().map(admin_token::file_in);
+        admin_token::read_text(self.token_file.as_deref().or(of_store.as_deref()))
+    }
+
+    /// Refuses `--admin-ca` unless one of these addresses uses it.
+    pub(crate) fn check_ca(&self, addresses: &[&Address]) -> Result<(), Error> {
+        let is_https = |address: &&Address| matches!(address, Address::Https(_));
+        match self.ca.is_none() || addresses.iter().any(is_https) {
+            true => Ok(()),
+            false => Err(Error::usage(format!(
                 "--admin-ca is for https://HOST:PORT, not for {}",
                 self.address
-            )));
+            ))),
         }
-        let connection: Connection = match &self.address {
-            Address::Http(authority) => Box::new(tcp(authority).await?),
-            Address::Https(authority) => {
-                let stream = tcp(authority).await?;
-                let stream = tls::connect(stream, authority, self.ca.as_deref()).await;
-                Box::new(stream.map_err(|cause| {
-                    let message = format!(
-                        "cannot verify {}: {cause}; name its certificate or that of its issuer with --admin-ca FILE",
-                        self.address
-                    );
-                    Error::context(message)(cause)
-                })?)
-            }
-            Address::Unix(path) => {
-                let stream = UnixStream::connect(path).await;
-                Box::new(stream.map_err(Error::context(refused))?)
-            }
-        };
-        Ok(connection)
-    }
-}
-
-impl From<Address> for AdminArgs {
-    fn from(address: Address) -> Self {
-        AdminArgs { address, ca: None }
     }
 }
 
@@ -81,13 +75,39 @@ pub(crate) enum Address {
 }
 
 /// A connection of any kind.
-pub(crate) type Connection = Box<dyn Stream>;
+pub(crate) type AdminStream = Box<dyn Stream>;
 
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 impl Address {
+    /// Opens a connection; the caller sets the timeout. The error is `refused` if nothing accepts it.
+    async fn connect(&self, ca: Option<&Path>, refused: &str) -> Result<AdminStream, Error> {
+        let tcp = async |authority: &Authority| {
+            let stream = TcpStream::connect(authority.as_str()).await;
+            stream.map_err(Error::context(refused))
+        };
+        let connection: AdminStream = match self {
+            Address::Http(authority) => Box::new(tcp(authority).await?),
+            Address::Https(authority) => {
+                let stream = tcp(authority).await?;
+                let stream = tls::connect(stream, authority, ca).await;
+                Box::new(stream.map_err(|cause| {
+                    let message = format!(
+                        "cannot verify {self}: {cause}; name its certificate or that of its issuer with --admin-ca FILE"
+                    );
+                    Error::context(message)(cause)
+                })?)
+            }
+            Address::Unix(path) => {
+                let stream = UnixStream::connect(path).await;
+                Box::new(stream.map_err(Error::context(refused))?)
+            }
+        };
+        Ok(connection)
+    }
+
     /// The `Host` of requests.
     pub(crate) fn host(&self) -> &str {
         match self {

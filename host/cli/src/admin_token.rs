@@ -29,13 +29,18 @@ pub(crate) fn find(
     let (text, file) = match (read_text(file)?, store) {
         (Some(text), _) => (text, file.map(Path::to_owned)),
         (None, Some(store)) => {
-            let path = store.directory().join(FILE);
+            let path = file_in(store.directory());
             (read_or_create(&path)?, Some(path))
         }
         (None, None) => return Ok(None),
     };
     let token = AdminToken::new(&text)?;
     Ok(Some(ConfiguredToken { token, file }))
+}
+
+/// The file of the token in the directory of a store.
+pub(crate) fn file_in(store: &Path) -> PathBuf {
+    store.join(FILE)
 }
 
 /// The token from `file`, or else from the environment.

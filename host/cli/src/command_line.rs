@@ -8,12 +8,13 @@ use crate::deploy::DeployCommand;
 use crate::doctor::DoctorArgs;
 use crate::keys::KeysCommand;
 use crate::top::TopArgs;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
+use std::ffi::OsString;
 
 /// Serve language models to sandboxed WebAssembly plugins
 #[derive(Debug, Parser)]
-#[command(name = "corral", version)]
+#[command(name = "corral", bin_name = "corral", version)]
 pub struct CommandLine {
     #[command(subcommand)]
     pub command: Command,
@@ -69,8 +70,8 @@ pub fn parse<T: Parser>() -> Result<Option<T>, Error> {
                 Ok(None)
             }
             _ => {
-                let command = T::command();
-                Err(Error::Usage(usage_message(&error, command.get_name())))
+                let command = command_path(&T::command(), std::env::args_os().skip(1));
+                Err(Error::Usage(usage_message(&error, &command)))
             }
         },
     }
@@ -97,33 +98,70 @@ impl CommandLine {
     }
 }
 
-/// clap's error as one line: its first paragraph and a hint at `--help`.
-fn usage_message(error: &clap::Error, program: &str) -> String {
+/// clap's error as one line: what is wrong, what was probably meant, and where the command's help is.
+fn usage_message(error: &clap::Error, command: &str) -> String {
     if matches!(
         error.kind(),
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
-        return format!("no command was given; see '{program} --help'");
+        return format!("no command was given; see '{command} --help'");
     }
     let text = error.render().to_string();
     let first = text.split("\n\n").next().unwrap_or(&text).trim();
     let message = first.strip_prefix("error: ").unwrap_or(first);
-    match error.kind() {
+    match (error.kind(), suggestion(error)) {
         // Value parsers of this crate say what to write.
-        ErrorKind::ValueValidation => message.to_owned(),
-        _ => format!("{message}; see '{program} --help'"),
+        (ErrorKind::ValueValidation, _) => message.to_owned(),
+        (_, Some(meant)) => {
+            format!("{message}; did you mean '{meant}'? See '{command} --help'")
+        }
+        (_, None) => format!("{message}; see '{command} --help'"),
     }
+}
+
+/// What the user probably meant.
+fn suggestion(error: &clap::Error) -> Option<&str> {
+    let kinds = [
+        ContextKind::SuggestedSubcommand,
+        ContextKind::SuggestedArg,
+        ContextKind::SuggestedValue,
+    ];
+    kinds.iter().find_map(|kind| match error.get(*kind)? {
+        ContextValue::String(text) => Some(text.as_str()),
+        // The best one is the last.
+        ContextValue::Strings(texts) => texts.last().map(String::as_str),
+        _ => None,
+    })
+}
+
+/// The command that these arguments call, such as `corral keys new`.
+fn command_path(mut command: &clap::Command, arguments: impl Iterator<Item = OsString>) -> String {
+    let mut path = command.get_name().to_owned();
+    // No option before a subcommand takes a value.
+    let is_option = |argument: &OsString| argument.as_encoded_bytes().starts_with(b"-");
+    for argument in arguments.skip_while(is_option) {
+        let Some(next) = command.find_subcommand(argument) else {
+            break;
+        };
+        command = next;
+        path = format!("{path} {}", command.get_name());
+    }
+    path
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::CommandFactory;
     use std::path::PathBuf;
     use std::time::Duration;
 
     fn parse(line: &str) -> Result<CommandLine, String> {
-        let command_line = CommandLine::try_parse_from(line.split(' '))
-            .map_err(|error| usage_message(&error, "corral"))?;
+        let command_line = CommandLine::try_parse_from(line.split(' ')).map_err(|error| {
+            let arguments = line.split(' ').skip(1).map(OsString::from);
+            let command = command_path(&CommandLine::command(), arguments);
+            usage_message(&error, &command)
+        })?;
         match command_line.check() {
             Ok(()) => Ok(command_line),
             Err(Error::Usage(message)) => Err(message),
@@ -141,7 +179,6 @@ mod tests {
 
     #[test]
     fn argument_definitions_are_consistent() {
-        use clap::CommandFactory;
         CommandLine::command().debug_assert();
     }
 
@@ -157,7 +194,6 @@ mod tests {
 
     #[test]
     fn help_of_each_argument_is_one_line() {
-        use clap::CommandFactory;
         fn check(command: &clap::Command) {
             for arg in command.get_arguments() {
                 let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
@@ -196,7 +232,29 @@ mod tests {
     fn usage_errors_say_what_to_do() {
         for (line, expected) in [
             ("corral", "see 'corral --help'"),
-            ("corral fly", "unrecognized subcommand 'fly'"),
+            ("corral -v keys", "see 'corral keys --help'"),
+            (
+                "corral fly",
+                "unrecognized subcommand 'fly'; see 'corral --help'",
+            ),
+            ("corral sevre", "did you mean 'serve'? See 'corral --help'"),
+            (
+                "corral keys mew",
+                "did you mean 'new'? See 'corral keys --help'",
+            ),
+            (
+                "corral serve --model x.gguf --plugn /g=g.wasm",
+                "did you mean '--plugin'? See 'corral serve --help'",
+            ),
+            (
+                "corral serve --model x.gguf --preload frist",
+                "did you mean 'first'? See 'corral serve --help'",
+            ),
+            (
+                "corral deploy --rote /x",
+                "did you mean '--route'? See 'corral deploy --help'",
+            ),
+            ("corral keys new --tenat a", "See 'corral keys new --help'"),
             ("corral serve", "--model <[NAME=]FILE>"),
             ("corral serve --model x.gguf --fast", "'--fast'"),
             (
@@ -216,7 +274,7 @@ mod tests {
                 "--share-prefixes names the route '/h', which no --plugin has",
             ),
             (
-                "corral serve --model x.gguf --plugin /g=g.wasm --quota /h=concurrent:1",
+                "corral serve --model x.gguf --plugin /g=g.wasm --quota /h=concurrent-requests:1",
                 "--quota names the route '/h', which no --plugin has",
             ),
             (

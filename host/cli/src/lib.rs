@@ -29,6 +29,7 @@ mod top;
 pub use error::{Cause, Error};
 
 use command_line::{Command, CommandLine};
+use corral_engine::limit_free_memory;
 use std::process::ExitCode;
 
 /// Runs `corral` with the arguments of the process.
@@ -36,6 +37,7 @@ pub fn main() -> ExitCode {
     if let Some(exit) = isolated_job::run_job() {
         return exit;
     }
+    limit_free_memory();
     let command_line = match CommandLine::read() {
         Ok(Some(command_line)) => command_line,
         Ok(None) => return ExitCode::SUCCESS,

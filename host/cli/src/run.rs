@@ -17,7 +17,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
 async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
     let models = startup::model_pool(&args.models)?;
     // Only logged: the output belongs to the plugin.
-    startup::preload(&args.models, &models, |note| tracing::info!("{note}")).await?;
+    let note = |note| tracing::info!("{note}");
+    startup::check_models(&args.models, &models, note).await?;
     let runtime = startup::runtime(args.models.cache_dir.clone(), &models)?;
     let stem = args.plugin.file_stem();
     let name = stem.map_or_else(|| "plugin".into(), |stem| stem.to_string_lossy());
@@ -41,6 +42,7 @@ async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
             args.plugin.display()
         )));
     }
+    startup::preload(&args.models, &models, note).await?;
     let exit = plugin.run(&args.arguments).await;
     startup::shut_down(models).await;
     // The system takes one byte, and 0 only for success.

@@ -88,18 +88,24 @@ async fn serve_until_stopped(
         "stopping: running requests have {} s; a second signal ends them now",
         args.grace_period.as_secs_f64()
     ));
+    let mut is_forced = false;
     let deadline = async {
         tokio::select! {
             () = tokio::time::sleep(args.grace_period) => {}
-            () = stop.next() => {}
+            () = stop.next() => is_forced = true,
         }
     };
-    if !server.stop(deadline).await {
+    let all_ended = server.stop(deadline).await;
+    if !all_ended {
         note("requests were still running and have been cut off".to_owned());
     }
     reloading.abort();
     startup::shut_down(models).await;
-    Ok(ExitCode::SUCCESS)
+    // The operator set the grace period, but a second signal may come from anywhere.
+    match is_forced && !all_ended {
+        true => Ok(ExitCode::FAILURE),
+        false => Ok(ExitCode::SUCCESS),
+    }
 }
 
 /// Reads the certificate and the keys again on each SIGHUP.
@@ -118,7 +124,8 @@ async fn load(
     models: &ModelPool,
     store: Option<Store>,
 ) -> Result<Services, Error> {
-    startup::preload(&args.models, models, note).await?;
+    // First what fails soon: heads of model files, then plugins. Loading models takes longest.
+    startup::check_models(&args.models, models, note).await?;
     let runtime = startup::runtime(args.models.cache_dir.clone(), models)?;
     let limits = args.limits.limits(CALL_TIME, CALL_CPU_TIME);
     let max_calls = runtime.max_calls();
@@ -158,6 +165,7 @@ async fn load(
         let policy = args.public.request_policy(&arg.route);
         deployments.add_static(arg.route.clone(), plugin, policy)?;
     }
+    startup::preload(&args.models, models, note).await?;
     deployments.restore().await;
     Ok(Services {
         runtime,

@@ -93,46 +93,64 @@ fn model_check(args: &ModelArgs) -> Result<ModelCheck, Error> {
     ))
 }
 
-/// Loads the models of `--preload` and checks the files of the others. Reports progress to `note`; a broken file of a
-/// model that loads later is reported, not an error.
+/// Checks the heads of the model files, which fails soon. A broken file of a model that loads later is reported to
+/// `note`, not an error.
+pub(crate) async fn check_models(
+    args: &ModelArgs,
+    models: &ModelPool,
+    note: impl Fn(String),
+) -> Result<(), Error> {
+    let count = args.pool.preload.count(args.models.len());
+    for (index, ModelArg { name, .. }) in args.models.iter().enumerate() {
+        let (models, name) = (models.clone(), name.clone());
+        // It reads the head of the file: not on a worker.
+        let checked = tokio::task::spawn_blocking(move || {
+            models.estimate_host_bytes(&name).map_err(|e| (name, e))
+        });
+        match checked.await {
+            Ok(Err((_, error))) if index < count => return Err(error.into()),
+            Ok(Err((name, error))) => note(format!(
+                "model {name} is unusable, requests for it will fail: {error}"
+            )),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Loads the models of `--preload`. Reports progress to `note`.
 pub(crate) async fn preload(
     args: &ModelArgs,
     models: &ModelPool,
     note: impl Fn(String),
 ) -> Result<(), Error> {
     let count = args.pool.preload.count(args.models.len());
-    for (index, ModelArg { name, file }) in args.models.iter().enumerate() {
-        if index < count {
-            let sizes = expected_sizes(models, name).await;
-            let file = file.display();
-            note(format!("loading model {name} from {file}{sizes}"));
-            load(models, name, &note).await?;
-            continue;
-        }
-        let (models, name) = (models.clone(), name.clone());
-        // It reads the head of the file: not on a worker.
-        let checked = tokio::task::spawn_blocking(move || {
-            models.estimate_host_bytes(&name).map_err(|e| (name, e))
-        });
-        if let Ok(Err((name, error))) = checked.await {
-            note(format!(
-                "model {name} is unusable, requests for it will fail: {error}"
-            ));
-        }
+    for ModelArg { name, file } in &args.models[..count] {
+        let sizes = expected_sizes(args, models, name).await;
+        let file = file.display();
+        note(format!("loading model {name} from {file}{sizes}"));
+        load(models, name, &note).await?;
     }
     Ok(())
 }
 
 /// The sizes that a model's file states, for a message; empty if it states none, since the load reports why.
-async fn expected_sizes(models: &ModelPool, name: &str) -> String {
+async fn expected_sizes(args: &ModelArgs, models: &ModelPool, name: &str) -> String {
     let (models, name) = (models.clone(), name.to_owned());
     // It reads the head of the file: not on a worker.
     let expected = tokio::task::spawn_blocking(move || models.estimate(&name)).await;
     let Ok(Ok(Some(expected))) = expected else {
         return String::new();
     };
+    let reason = match args.memory.kv_cells {
+        Some(_) => "",
+        None => {
+            " (the default: 16384, or what a quarter of the memory holds, but at least one context; \
+             --kv-cells N sets the number, --kv-type q8_0 halves their size)"
+        }
+    };
     format!(
-        ": {} of weights, {} for {} KV cells of {}",
+        ": {} of weights, {} for {} KV cells of {}{reason}",
         mebibytes(expected.weights),
         mebibytes(expected.cell_bytes),
         expected.cells,

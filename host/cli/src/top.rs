@@ -1,5 +1,6 @@
 //! `corral top`: the requests and the memory of a server's models.
 
+mod screen;
 mod table;
 
 use crate::admin::{AdminArgs, AdminClient, RequestBody};
@@ -7,24 +8,24 @@ use crate::terminal::print;
 use crate::{Error, startup};
 use clap::Args;
 use http::{Method, StatusCode};
-use rustix::termios::tcgetwinsize;
+use screen::{Key, Screen};
 use serde_json::Value;
 use std::io::IsTerminal;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use table::{Line, Rates};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Time between two updates.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout of a response; the server itself takes two seconds at most.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Rows of a terminal that does not report its size.
-const DEFAULT_ROWS: usize = 24;
 
 #[derive(Args, Debug)]
 pub struct TopArgs {
     #[command(flatten)]
     admin: AdminArgs,
-    /// Print once, as without a terminal, instead of each second until Ctrl-C
+    /// Print once, as without a terminal, instead of each second until 'q'
     #[arg(long)]
     once: bool,
     /// Print the server's response, one JSON object for each update
@@ -32,90 +33,111 @@ pub struct TopArgs {
     json: bool,
 }
 
-/// Shows the status until Ctrl-C. Only the first request must succeed; later ones wait for a restarting server.
+/// Shows the status until `q` or Ctrl-C. Only the first request must succeed; later ones wait for a restarting server.
 pub(crate) fn top(args: &TopArgs) -> Result<ExitCode, Error> {
     startup::block_on(1, async {
-        let first = fetch(&args.admin).await?;
-        if args.once || !std::io::stdout().is_terminal() {
-            return print(&show(args, &first, usize::MAX));
-        }
-        tokio::select! {
-            ended = update(args, first) => ended,
-            _ = tokio::signal::ctrl_c() => Ok(ExitCode::SUCCESS),
+        args.admin.check_ca(&[&args.admin.address])?;
+        let client = AdminClient::new(&args.admin)?;
+        let first = fetch(args, &client).await?;
+        let is_terminal = std::io::stdout().is_terminal();
+        match (args.once || !is_terminal, args.json) {
+            (true, true) => print(&format!("{first}\n")),
+            (true, false) => {
+                let lines = lines(args, &first, &mut Rates::default());
+                let style = is_terminal && screen::shows_colors();
+                let lines = lines.iter().map(|line| screen::styled(line, style));
+                print(&lines.map(|line| line + "\n").collect::<String>())
+            }
+            (false, true) => tokio::select! {
+                ended = print_updates(args, &client, first) => ended,
+                _ = tokio::signal::ctrl_c() => Ok(ExitCode::SUCCESS),
+            },
+            (false, false) => show_updates(args, &client, &first).await,
         }
     })?
 }
 
 /// Fetches the status of the models.
-async fn fetch(admin: &AdminArgs) -> Result<Value, Error> {
-    let client = AdminClient::without_token(admin);
+async fn fetch(args: &TopArgs, client: &AdminClient) -> Result<Value, Error> {
     let request = client.try_request(Method::GET, "/requests", RequestBody::Empty);
     let late = Error::context(format!(
         "{} did not answer within {} s; check the server",
-        admin.address,
+        args.admin.address,
         TIMEOUT.as_secs()
     ));
     let response = tokio::time::timeout(TIMEOUT, request).await;
     let (status, value) = response.map_err(late)??;
     match status {
         StatusCode::OK if value["models"].is_array() => Ok(value),
+        StatusCode::UNAUTHORIZED => Err(client.response_error(status, &value)),
         status if status.is_server_error() => Err(client.response_error(status, &value)),
         // The public listener answers 404.
         _ => Err(Error::failed(client.not_corral())),
     }
 }
 
-/// Updates the screen until stdout is closed.
-async fn update(args: &TopArgs, first: Value) -> Result<ExitCode, Error> {
+/// Prints JSON objects until stdout is closed.
+async fn print_updates(
+    args: &TopArgs,
+    client: &AdminClient,
+    first: Value,
+) -> Result<ExitCode, Error> {
     let mut status: Result<_, Error> = Ok(first);
     loop {
         match &status {
-            Ok(status) if args.json => print(&show(args, status, rows()))?,
-            Ok(status) => print(&overwrite(&show(args, status, rows())))?,
+            Ok(status) => drop(print(&format!("{status}\n"))?),
             // Stdout has JSON objects only.
-            Err(error) if args.json => {
-                eprintln!("corral: {}", error.message(false));
-                ExitCode::SUCCESS
-            }
-            Err(error) => {
-                let message = error.message(false);
-                print(&overwrite(&format!("corral: {message} (trying again)")))?
-            }
-        };
+            Err(error) => eprintln!("corral: {}", error.message(false)),
+        }
         tokio::time::sleep(INTERVAL).await;
-        status = fetch(&args.admin).await;
+        status = fetch(args, client).await;
     }
 }
 
-fn show(args: &TopArgs, status: &Value, rows: usize) -> String {
-    match args.json {
-        true => format!("{status}\n"),
-        false => table::models(&args.admin.address.to_string(), status, rows),
+/// Updates the screen until a key or a signal ends it.
+async fn show_updates(
+    args: &TopArgs,
+    client: &AdminClient,
+    first: &Value,
+) -> Result<ExitCode, Error> {
+    let no_signals = || Error::context("cannot watch signals; raise the limit of open files");
+    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals())?;
+    let mut resize = signal(SignalKind::window_change()).map_err(no_signals())?;
+    let mut rates = Rates::default();
+    let mut screen = Screen::open();
+    let mut keys = screen::keys();
+    screen.set(lines(args, first, &mut rates));
+    let next = || async {
+        tokio::time::sleep(INTERVAL).await;
+        fetch(args, client).await
+    };
+    // Keys do not interrupt it.
+    let mut update = Box::pin(next());
+    loop {
+        screen.draw()?;
+        tokio::select! {
+            status = &mut update => {
+                screen.set(match status {
+                    Ok(status) => lines(args, &status, &mut rates),
+                    Err(error) => vec![Line::error(format!(
+                        "corral: {} (trying again)",
+                        error.message(false)
+                    ))],
+                });
+                update.set(next());
+            }
+            Some(key) = keys.recv() => match key {
+                Key::Quit => return Ok(ExitCode::SUCCESS),
+                Key::Scroll(scroll) => screen.scroll(scroll),
+            },
+            _ = resize.recv() => {}
+            _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
+            _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
+        }
     }
 }
 
-/// Rows of the terminal.
-fn rows() -> usize {
-    let size = tcgetwinsize(std::io::stdout()).ok();
-    let rows = size
-        .map(|size| usize::from(size.ws_row))
-        .filter(|rows| *rows > 0);
-    rows.unwrap_or(DEFAULT_ROWS)
-}
-
-/// Control sequences that overwrite the screen line by line, which flickers less than clearing it first. The last line
-/// has no line break, which would scroll.
-fn overwrite(text: &str) -> String {
-    let lines = text.trim_end_matches('\n').replace('\n', "\x1b[K\r\n");
-    format!("\x1b[H{lines}\x1b[K\x1b[J")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::overwrite;
-
-    #[test]
-    fn old_lines_are_cleared_to_their_ends() {
-        assert_eq!(overwrite("a\nb\n"), "\x1b[Ha\x1b[K\r\nb\x1b[K\x1b[J");
-    }
+fn lines(args: &TopArgs, status: &Value, rates: &mut Rates) -> Vec<Line> {
+    rates.update(status, Instant::now());
+    table::models(&args.admin.address.to_string(), status, rates)
 }

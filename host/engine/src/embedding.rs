@@ -125,7 +125,7 @@ impl Engine {
     /// result, an empty input, or a token outside the vocabulary; [`Error::ContextFull`] if an input is
     /// longer than [`EmbeddingInfo::longest`]; [`Error::Unsupported`] if the model does not support the
     /// pooling; [`Error::Overloaded`] if too many requests are open. The future fails with [`Error::DeadlineExceeded`],
-    /// [`Error::QueueTimeout`] after the caller's queue time, [`Error::Canceled`] at a shutdown, or
+    /// [`Error::QueueTimeout`] after the caller's queue time, [`Error::ShuttingDown`] at a shutdown, or
     /// [`Error::Failed`].
     pub fn embed(
         &self,
@@ -351,7 +351,7 @@ impl Embedder {
             *state = EmbedderState::Runs(commands, thread);
         }
         let EmbedderState::Runs(commands, _) = &*state else {
-            return Err(Error::Canceled);
+            return Err(Error::ShuttingDown);
         };
         match commands.try_send(command) {
             Ok(()) => Ok(()),

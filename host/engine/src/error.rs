@@ -41,7 +41,7 @@ pub enum Error {
     DeadlineExceeded,
     /// The engine is shutting down.
     #[error("the request was canceled because the engine is shutting down")]
-    Canceled,
+    ShuttingDown,
     /// The model does not support the operation.
     #[error("{0}")]
     Unsupported(String),

@@ -48,7 +48,8 @@ pub use caller::{Caller, CellShare};
 pub use corral_constraint::{Constraint, Error as ConstraintError, Grammar, Matcher};
 pub use corral_llama::{
     BackendFile, BackendStatus, Device, DeviceKind, FileAccess, KvType, LlamaError, LoadProgress,
-    backends, built_with, default_backend_dir, devices, load_backends, release_free_memory,
+    backends, built_with, default_backend_dir, devices, limit_free_memory, load_backends,
+    release_free_memory,
 };
 pub use corral_sampling::{self as sampling, Sampler, Statistics, TokenLogprobs};
 pub use corral_scheduler::{
@@ -80,7 +81,7 @@ pub use model_pool::{
 pub use next_token::{Distribution, DistributionPart, MAX_CANDIDATES, NextTokenRequest};
 pub use reply::Reply;
 pub use sequence::Sequence;
-pub use snapshot::{Error as SnapshotError, Limits as SnapshotLimits, Snapshots};
+pub use snapshot::{SnapshotError, SnapshotLimits, Snapshots};
 pub use status::{EngineStatus, EntryStatus, RequestStatus, SchedulerCounters};
 
 /// Index into a model's vocabulary.

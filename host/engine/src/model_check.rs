@@ -7,9 +7,11 @@
 //! modification and change), the same options and the same binary. Passed checks are recorded in a directory, so that a
 //! file is checked once and not at every start.
 //!
-//! Not covered: the head of a file (metadata and list of tensors), which this process reads before the check with
-//! llama.cpp's parser of GGUF, to estimate the model's memory; weights that a GPU computes differently; and a file that
-//! changes between the check and the load within the resolution of the file system's clock.
+//! Before the check this process reads only the head of a file (metadata and list of tensors), to estimate the model's
+//! memory, with a reader in safe Rust that bounds what it allocates.
+//!
+//! Not covered: weights that a GPU computes differently, and a file that changes between the check and the load within
+//! the resolution of the file system's clock.
 
 pub(crate) mod checked_model;
 pub(crate) mod job;

@@ -2,6 +2,8 @@
 
 use crate::device_placement::PlacementOptions;
 use crate::embedding::EmbeddingConfig;
+use crate::machine_memory::machine_memory;
+use crate::memory_estimate::MemoryEstimate;
 use crate::model_check::ModelCheck;
 use crate::snapshot::Snapshots;
 use crate::{LoadError, Token};
@@ -18,8 +20,8 @@ pub(crate) const MAX_RUNNING: u16 = 64;
 pub(crate) const STEP_TOKENS: u32 = 512;
 /// Default limit of the context length.
 const DEFAULT_CONTEXT: u32 = 8192;
-/// Default number of cells, unless one sequence needs more.
-pub(crate) const DEFAULT_CELLS: u32 = 16_384;
+/// Default number of cells, unless one sequence needs more or the machine has little memory.
+const DEFAULT_CELLS: u32 = 16_384;
 /// Default length of the queue.
 const DEFAULT_MAX_WAITING: usize = 1024;
 /// Default bytes of RAM for swapped-out sequences.
@@ -160,11 +162,24 @@ impl ModelConfig {
         }
     }
 
-    /// KV cells of a model trained on `trained` positions.
-    pub(crate) fn cells_for(&self, trained: u32) -> u32 {
+    /// KV cells of a model: by default enough for many requests, but at most a quarter of the machine's memory unless one
+    /// sequence needs more.
+    pub(crate) fn cells_for(&self, estimate: &MemoryEstimate) -> u32 {
+        let trained = estimate.trained_context();
         let context = self.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
-        self.cells.unwrap_or(DEFAULT_CELLS.max(context))
+        let memory = machine_memory().unwrap_or(u64::MAX);
+        let bytes = estimate.cell_bytes(DEFAULT_CELLS, self.placement.kv_type);
+        self.cells
+            .unwrap_or_else(|| default_cells(memory, bytes).max(context))
     }
+}
+
+/// As many of [`DEFAULT_CELLS`], which take `bytes`, as a quarter of the memory holds.
+fn default_cells(memory: u64, bytes: u64) -> u32 {
+    // llama.cpp rounds up to this multiple.
+    let units = u128::from(DEFAULT_CELLS / 256);
+    let fit = u128::from(memory / 4) * units / u128::from(bytes.max(1));
+    u32::try_from(fit.min(units) * 256).unwrap_or(DEFAULT_CELLS)
 }
 
 /// Facts about a loaded model.
@@ -215,6 +230,20 @@ mod tests {
         assert_eq!(on(MAX_TOP_K).top_k(false, 300_000), Some(MAX_TOP_K));
         for (k, vocabulary) in [(1, 1000), (64, 64), (64, 10), (MAX_TOP_K + 1, 300_000)] {
             assert_eq!(on(k).top_k(true, vocabulary), None, "{k} of {vocabulary}");
+        }
+    }
+
+    #[test]
+    fn default_cells_fit_a_quarter_of_memory() {
+        for (memory, bytes, expected) in [
+            (1 << 35, 1 << 31, 16_384),
+            (1 << 32, 1 << 31, 8192),
+            (3 << 30, 1 << 31, 6144),
+            ((3 << 30) - 1, 1 << 31, 5888),
+            (1 << 30, 0, 16_384),
+            (u64::MAX, u64::MAX, 4096 - 256),
+        ] {
+            assert_eq!(default_cells(memory, bytes), expected, "{memory} {bytes}");
         }
     }
 }

@@ -185,7 +185,7 @@ impl ModelPool {
     ///
     /// Fails with [`OpenError::Unavailable`]: [`Error::DeadlineExceeded`] at the caller's deadline,
     /// [`Error::Overloaded`] if too many callers wait, [`Error::QueueTimeout`] after the caller's queue time, and
-    /// [`Error::Canceled`] if the pool is closed.
+    /// [`Error::ShuttingDown`] if the pool is closed.
     ///
     /// A caller that holds a lease on one model and opens another waits for room like all others: until
     /// its deadline, if its own lease takes all of it.
@@ -334,7 +334,7 @@ impl PoolShared {
         match pool.policy.open(now, model, until, changed) {
             OpenResult::Ready => match pool.lease(self, model) {
                 Some(lease) => OpenModel::ready(lease),
-                None => refused(Error::Canceled),
+                None => refused(Error::ShuttingDown),
             },
             OpenResult::Waits(id) => {
                 pool.waiting.insert(id, Waiting::default());
@@ -353,7 +353,7 @@ impl PoolShared {
                 Some(_) => self.overdue(&pool, model, arrived),
             }),
             OpenResult::Failed => OpenModel::refused(pool.not_loaded(&self.names[model], model)),
-            OpenResult::Closed => refused(Error::Canceled),
+            OpenResult::Closed => refused(Error::ShuttingDown),
         }
     }
 

@@ -7,9 +7,9 @@ use std::task::{Context, Poll};
 
 /// The replying thread's end. Dropping it unanswered fails the request.
 #[derive(Debug)]
-pub struct Sender<T>(oneshot::Sender<Result<T, Error>>);
+pub struct ReplySender<T>(oneshot::Sender<Result<T, Error>>);
 
-impl<T> Sender<T> {
+impl<T> ReplySender<T> {
     /// Sends the reply.
     pub fn finish(self, reply: Result<T, Error>) {
         // Fails only if the caller dropped its `Reply`.
@@ -28,9 +28,9 @@ impl<T> Sender<T> {
 pub struct Reply<T>(oneshot::Receiver<Result<T, Error>>);
 
 /// Creates both ends of a reply.
-pub fn reply<T>() -> (Sender<T>, Reply<T>) {
+pub fn reply<T>() -> (ReplySender<T>, Reply<T>) {
     let (sender, receiver) = oneshot::channel();
-    (Sender(sender), Reply(receiver))
+    (ReplySender(sender), Reply(receiver))
 }
 
 impl<T> Future for Reply<T> {

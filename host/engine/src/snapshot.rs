@@ -11,7 +11,7 @@
 mod error;
 mod format;
 
-pub use error::Error;
+pub use error::SnapshotError;
 
 use crate::Token;
 use sha2::{Digest, Sha256};
@@ -49,7 +49,7 @@ pub struct Contents {
 
 /// Limits on snapshot storage.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct SnapshotLimits {
     /// Maximum bytes of a snapshot file.
     pub snapshot_bytes: u64,
     /// Maximum bytes of all snapshot files of an owner.
@@ -62,7 +62,7 @@ pub struct Limits {
 #[derive(Debug)]
 pub struct Snapshots {
     dir: PathBuf,
-    limits: Limits,
+    limits: SnapshotLimits,
     writes: Mutex<Writes>,
     /// Holds the lock while open.
     _lock: File,
@@ -85,8 +85,8 @@ struct Pending {
 impl Snapshots {
     /// Locks a directory, creates it (mode 0700) if missing, and removes temporary files.
     ///
-    /// Fails with [`Error::InUse`] if another process holds the lock.
-    pub fn new(dir: impl Into<PathBuf>, limits: Limits) -> Result<Self, Error> {
+    /// Fails with [`SnapshotError::InUse`] if another process holds the lock.
+    pub fn new(dir: impl Into<PathBuf>, limits: SnapshotLimits) -> Result<Self, SnapshotError> {
         let dir = dir.into();
         make_dir(&dir)?;
         let path = dir.join(".lock");
@@ -94,10 +94,10 @@ impl Snapshots {
         options.write(true).create(true).truncate(false).mode(0o600);
         let lock = options
             .open(&path)
-            .map_err(|cause| Error::io("open", &path, cause))?;
+            .map_err(|cause| SnapshotError::io("open", &path, cause))?;
         lock.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => Error::InUse { dir: dir.clone() },
-            TryLockError::Error(cause) => Error::io("lock", &path, cause),
+            TryLockError::WouldBlock => SnapshotError::InUse { dir: dir.clone() },
+            TryLockError::Error(cause) => SnapshotError::io("lock", &path, cause),
         })?;
         let snapshots = Self {
             dir,
@@ -118,21 +118,21 @@ impl Snapshots {
 
     /// Writes or replaces a snapshot. After success, the snapshot survives a crash.
     ///
-    /// Fails before anything is written with [`Error::Name`], [`Error::TooLarge`],
-    /// [`Error::OverBudget`] or [`Error::TooMany`]. A failed write keeps the old snapshot, unless
+    /// Fails before anything is written with [`SnapshotError::Name`], [`SnapshotError::TooLarge`],
+    /// [`SnapshotError::OverBudget`] or [`SnapshotError::TooMany`]. A failed write keeps the old snapshot, unless
     /// only the last sync failed.
-    pub fn write(&self, owner: &str, name: &str, contents: &Contents) -> Result<(), Error> {
+    pub fn write(&self, owner: &str, name: &str, contents: &Contents) -> Result<(), SnapshotError> {
         let dir = self.owner(owner)?;
         check_name("snapshot", name)?;
         let limit = self.limits.snapshot_bytes;
         let (tokens, state) = (contents.tokens.len() as u64, contents.state.len() as u64);
         let bytes = format::length(tokens, state).unwrap_or(u64::MAX);
         if bytes > limit {
-            return Err(Error::TooLarge { bytes, limit });
+            return Err(SnapshotError::TooLarge { bytes, limit });
         }
         let reserved = self.reserve(owner, name, bytes)?;
         let temporary = Temporary::new(&dir, reserved.number)?;
-        let written = |cause| Error::io("write", &temporary.path, cause);
+        let written = |cause| SnapshotError::io("write", &temporary.path, cause);
         format::encode(&mut &temporary.file, contents).map_err(written)?;
         temporary.file.sync_all().map_err(written)?;
         temporary.take_name(&dir.join(name), reserved)?;
@@ -141,46 +141,51 @@ impl Snapshots {
 
     /// Reads a snapshot and checks that its origin is `expected`.
     ///
-    /// [`Error::Missing`] if there is none; [`Error::NotSnapshot`], [`Error::Version`],
-    /// [`Error::Damaged`], [`Error::Model`] or [`Error::Layout`] if it is unusable;
-    /// [`Error::TooLarge`] or [`Error::NoMemory`] if it does not fit.
-    pub fn read(&self, owner: &str, name: &str, expected: &Origin) -> Result<Contents, Error> {
+    /// [`SnapshotError::Missing`] if there is none; [`SnapshotError::NotSnapshot`], [`SnapshotError::Version`],
+    /// [`SnapshotError::Damaged`], [`SnapshotError::Model`] or [`SnapshotError::Layout`] if it is unusable;
+    /// [`SnapshotError::TooLarge`] or [`SnapshotError::NoMemory`] if it does not fit.
+    pub fn read(
+        &self,
+        owner: &str,
+        name: &str,
+        expected: &Origin,
+    ) -> Result<Contents, SnapshotError> {
         let path = self.path(owner, name)?;
         let failed = |cause| missing_or("open", &path, name, cause);
         // Check before the open: opening a pipe blocks until it has a writer.
         if !fs::symlink_metadata(&path).map_err(failed)?.is_file() {
-            return Err(Error::NotSnapshot);
+            return Err(SnapshotError::NotSnapshot);
         }
         let mut file = File::open(&path).map_err(failed)?;
         let bytes = file.metadata().map_err(failed)?.len();
         let limit = self.limits.snapshot_bytes;
         if bytes > limit {
-            return Err(Error::TooLarge { bytes, limit });
+            return Err(SnapshotError::TooLarge { bytes, limit });
         }
         format::decode(&mut file, bytes, expected)
     }
 
-    /// Removes a snapshot. [`Error::Missing`] if there is none.
-    pub fn remove(&self, owner: &str, name: &str) -> Result<(), Error> {
+    /// Removes a snapshot. [`SnapshotError::Missing`] if there is none.
+    pub fn remove(&self, owner: &str, name: &str) -> Result<(), SnapshotError> {
         let path = self.path(owner, name)?;
         fs::remove_file(&path).map_err(|cause| missing_or("remove", &path, name, cause))?;
         sync(&self.owner(owner)?)
     }
 
-    fn owner(&self, owner: &str) -> Result<PathBuf, Error> {
+    fn owner(&self, owner: &str) -> Result<PathBuf, SnapshotError> {
         check_name("snapshot owner", owner)?;
         Ok(self.dir.join(owner))
     }
 
-    fn path(&self, owner: &str, name: &str) -> Result<PathBuf, Error> {
+    fn path(&self, owner: &str, name: &str) -> Result<PathBuf, SnapshotError> {
         let dir = self.owner(owner)?;
         check_name("snapshot", name)?;
         Ok(dir.join(name))
     }
 
     /// The directories of all owners.
-    fn owners(&self) -> Result<Vec<PathBuf>, Error> {
-        let failed = |cause| Error::io("list", &self.dir, cause);
+    fn owners(&self) -> Result<Vec<PathBuf>, SnapshotError> {
+        let failed = |cause| SnapshotError::io("list", &self.dir, cause);
         let mut owners = Vec::new();
         for entry in fs::read_dir(&self.dir).map_err(failed)? {
             let entry = entry.map_err(failed)?;
@@ -199,7 +204,7 @@ impl Snapshots {
 
     /// Reserves space for a snapshot. A running write counts with the larger of its old and new
     /// size, so the limits hold whether it succeeds or fails.
-    fn reserve(&self, owner: &str, name: &str, bytes: u64) -> Result<Reserved<'_>, Error> {
+    fn reserve(&self, owner: &str, name: &str, bytes: u64) -> Result<Reserved<'_>, SnapshotError> {
         let mut writes = self.lock();
         let mut others = file_sizes(&self.owner(owner)?)?;
         others.remove(name);
@@ -214,12 +219,12 @@ impl Snapshots {
         }
         let limit = self.limits.owner_count;
         if others.len() >= limit {
-            return Err(Error::TooMany { limit });
+            return Err(SnapshotError::TooMany { limit });
         }
         let limit = self.limits.owner_bytes;
         let used = others.values().sum::<u64>();
         if used.saturating_add(most) > limit {
-            return Err(Error::OverBudget { bytes, used, limit });
+            return Err(SnapshotError::OverBudget { bytes, used, limit });
         }
         // Under the lock, so that no other write uses the directory before its sync.
         make_dir(&self.owner(owner)?)?;
@@ -255,21 +260,21 @@ struct Temporary {
 }
 
 impl Temporary {
-    fn new(dir: &Path, number: u64) -> Result<Self, Error> {
+    fn new(dir: &Path, number: u64) -> Result<Self, SnapshotError> {
         let path = dir.join(format!("{TEMPORARY}{number}"));
         let mut options = File::options();
         let opened = options.write(true).create_new(true).mode(0o600).open(&path);
-        let file = opened.map_err(|cause| Error::io("make", &path, cause))?;
+        let file = opened.map_err(|cause| SnapshotError::io("make", &path, cause))?;
         Ok(Self { path, file })
     }
 
     /// Renames the file to its final name. The file then counts instead of the reservation.
-    fn take_name(self, path: &Path, reserved: Reserved<'_>) -> Result<(), Error> {
+    fn take_name(self, path: &Path, reserved: Reserved<'_>) -> Result<(), SnapshotError> {
         let mut writes = reserved.snapshots.lock();
         let renamed = fs::rename(&self.path, path);
         writes.pending.remove(&reserved.number);
         drop(writes);
-        renamed.map_err(|cause| Error::io("make", path, cause))
+        renamed.map_err(|cause| SnapshotError::io("make", path, cause))
     }
 }
 
@@ -295,8 +300,8 @@ pub fn digest_of(path: &Path) -> io::Result<[u8; 32]> {
     }
 }
 
-fn check_name(of: &'static str, name: &str) -> Result<(), Error> {
-    is_name(name).map_err(|why| Error::Name {
+fn check_name(of: &'static str, name: &str) -> Result<(), SnapshotError> {
+    is_name(name).map_err(|why| SnapshotError::Name {
         of,
         name: name.chars().take(NAME_BYTES).collect(),
         why,
@@ -320,8 +325,8 @@ fn is_name(name: &str) -> Result<(), &'static str> {
 }
 
 /// The names and sizes of the snapshots in an owner's directory. A missing directory has none.
-fn file_sizes(dir: &Path) -> Result<BTreeMap<String, u64>, Error> {
-    let failed = |cause| Error::io("list", dir, cause);
+fn file_sizes(dir: &Path) -> Result<BTreeMap<String, u64>, SnapshotError> {
+    let failed = |cause| SnapshotError::io("list", dir, cause);
     let files = match fs::read_dir(dir) {
         Ok(files) => files,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
@@ -349,25 +354,25 @@ fn file_sizes(dir: &Path) -> Result<BTreeMap<String, u64>, Error> {
     Ok(sizes)
 }
 
-fn remove_temporaries(dir: &Path) -> Result<(), Error> {
-    let failed = |cause| Error::io("list", dir, cause);
+fn remove_temporaries(dir: &Path) -> Result<(), SnapshotError> {
+    let failed = |cause| SnapshotError::io("list", dir, cause);
     for file in fs::read_dir(dir).map_err(failed)? {
         let file = file.map_err(failed)?;
         if file.file_name().to_string_lossy().starts_with(TEMPORARY) {
             let path = file.path();
-            fs::remove_file(&path).map_err(|cause| Error::io("remove", &path, cause))?;
+            fs::remove_file(&path).map_err(|cause| SnapshotError::io("remove", &path, cause))?;
         }
     }
     Ok(())
 }
 
 /// Creates a directory durably if it does not exist.
-fn make_dir(dir: &Path) -> Result<(), Error> {
+fn make_dir(dir: &Path) -> Result<(), SnapshotError> {
     if dir.is_dir() {
         return Ok(());
     }
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    made.map_err(|cause| Error::io("make", dir, cause))?;
+    made.map_err(|cause| SnapshotError::io("make", dir, cause))?;
     match dir.parent() {
         Some(parent) if parent.as_os_str().is_empty() => sync(Path::new(".")),
         Some(parent) => sync(parent),
@@ -376,17 +381,17 @@ fn make_dir(dir: &Path) -> Result<(), Error> {
 }
 
 /// Syncs a directory, so that changes to its names survive a crash.
-fn sync(dir: &Path) -> Result<(), Error> {
+fn sync(dir: &Path) -> Result<(), SnapshotError> {
     let synced = File::open(dir).and_then(|dir| dir.sync_all());
-    synced.map_err(|cause| Error::io("sync", dir, cause))
+    synced.map_err(|cause| SnapshotError::io("sync", dir, cause))
 }
 
-fn missing_or(what: &'static str, path: &Path, name: &str, cause: io::Error) -> Error {
+fn missing_or(what: &'static str, path: &Path, name: &str, cause: io::Error) -> SnapshotError {
     match cause.kind() {
-        io::ErrorKind::NotFound => Error::Missing {
+        io::ErrorKind::NotFound => SnapshotError::Missing {
             name: name.to_owned(),
         },
-        _ => Error::io(what, path, cause),
+        _ => SnapshotError::io(what, path, cause),
     }
 }
 

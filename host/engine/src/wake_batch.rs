@@ -15,7 +15,7 @@ const MAX_DELAY: Duration = Duration::from_micros(250);
 #[derive(Debug, Default)]
 pub struct WakeBatch {
     wakers: Vec<Waker>,
-    replies: Vec<(reply::Sender<Distribution>, Distribution)>,
+    replies: Vec<(reply::ReplySender<Distribution>, Distribution)>,
     since: Option<Instant>,
 }
 
@@ -29,7 +29,7 @@ impl WakeBatch {
     }
 
     /// Adds the reply to a next-token request.
-    pub fn reply(&mut self, sender: reply::Sender<Distribution>, reply: Distribution) {
+    pub fn reply(&mut self, sender: reply::ReplySender<Distribution>, reply: Distribution) {
         self.replies.push((sender, reply));
         self.since.get_or_insert_with(Instant::now);
     }

@@ -113,7 +113,7 @@ enum ActiveWork {
     Generate(Box<GenerationState>),
     NextToken {
         request: NextTokenRequest,
-        sender: reply::Sender<Distribution>,
+        sender: reply::ReplySender<Distribution>,
     },
 }
 
@@ -208,7 +208,7 @@ pub struct Worker<B> {
     draft: Vec<Token>,
     history: Vec<Token>,
     wake_batch: WakeBatch,
-    /// Requests whose rows were not sampled in the last step.
+    /// Requests whose rows were not sampled in their last step.
     deferred: Vec<RequestId>,
 }
 
@@ -268,10 +268,10 @@ impl<B: Backend> Worker<B> {
         }
         while let Ok(command) = self.commands.try_recv() {
             match command {
-                Command::Add(request) => request.work.refuse(Error::Canceled),
+                Command::Add(request) => request.work.refuse(Error::ShuttingDown),
                 Command::AddAll(requests) => requests
                     .into_iter()
-                    .for_each(|request| request.work.refuse(Error::Canceled)),
+                    .for_each(|request| request.work.refuse(Error::ShuttingDown)),
                 _ => {}
             }
         }

@@ -121,7 +121,7 @@ fn mixed_adapter_load_gives_right_answers() {
     assert!(metric(&engine, "requests_finished_total") >= 400.0);
     assert!(metric(&engine, "adapter_switches_total") > 20.0);
     assert!(metric(&engine, "adapter_deferred_rows_total") > 0.0);
-    assert!(metric(&engine, "prefix_cache_hits_tokens_total") > 0.0);
+    assert!(metric(&engine, "prefix_cache_hit_tokens_total") > 0.0);
     assert!(metric(&engine, "swap_outs_total") > 0.0);
     assert!(metric(&engine, "swap_ins_total") > 0.0);
     assert_eq!(metric(&engine, "decode_rows_skipped_total"), 0.0);

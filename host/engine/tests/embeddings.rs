@@ -363,7 +363,7 @@ fn full_quota_refuses_with_retry_after() {
     drop(held);
     // These two and that of tenant 2 end before the next step.
     let until = Instant::now() + Duration::from_secs(20);
-    while metric(&engine, "embedding_requests_cancelled_total") < 3.0 {
+    while metric(&engine, "embedding_requests_canceled_total") < 3.0 {
         assert!(Instant::now() < until, "requests are still open");
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -371,7 +371,7 @@ fn full_quota_refuses_with_retry_after() {
     assert_eq!(metric(&engine, "embedding_requests_refused_total"), 1.0);
     engine.shutdown();
     let error = engine.embed(vec![vec![1]], EmbedOptions::default(), Caller::default());
-    assert_eq!(error.unwrap_err(), Error::Canceled);
+    assert_eq!(error.unwrap_err(), Error::ShuttingDown);
 }
 
 fn settle_embeddings(engine: &Engine) {
@@ -398,7 +398,7 @@ fn abandoned_and_late_requests_stop_early() {
     );
     drop(abandoned);
     settle_embeddings(&engine);
-    assert_eq!(metric(&engine, "embedding_requests_cancelled_total"), 1.0);
+    assert_eq!(metric(&engine, "embedding_requests_canceled_total"), 1.0);
     assert_eq!(metric(&engine, "embedding_requests_expired_total"), 1.0);
     assert!(metric(&engine, "embedding_computed_tokens_total") < 30.0 * 2048.0);
     assert_eq!(embed(&engine, &[vec![1]], EmbedOptions::default()).len(), 1);

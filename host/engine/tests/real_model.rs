@@ -43,7 +43,7 @@ fn dropped_reader_frees_everything() {
         block_on(generation.next());
     }
     settle(&engine);
-    assert_eq!(metric(&engine, "requests_cancelled_total"), 20.0);
+    assert_eq!(metric(&engine, "requests_canceled_total"), 20.0);
     assert_eq!(answer(&engine, "20+22=", limit(10)).0.text, "42");
 }
 

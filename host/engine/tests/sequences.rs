@@ -262,10 +262,10 @@ fn run_process(dir: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
     check_identity(&engine);
     // The first events happen soon; the others need many sums.
     for (what, soon) in [
-        ("prefix_cache_hits_tokens", true),
+        ("prefix_cache_hit_tokens", true),
         ("swap_outs", true),
         ("swap_ins", true),
-        ("requests_cancelled", true),
+        ("requests_canceled", true),
         ("recomputed_tokens", false),
         ("discarded_tokens", false),
         ("prefix_cache_entries_dropped", false),

@@ -42,14 +42,6 @@ pub enum ChildError {
     /// The pipes to the child failed, or waiting for it did.
     #[error("the connection to a child process failed: {0}; try again")]
     Connection(#[from] io::Error),
-    /// The child's directory could not be created.
-    #[error("a directory for a child process cannot be created in {dir}: {cause}", dir = dir.display())]
-    Directory {
-        /// Where it was to be created.
-        dir: PathBuf,
-        /// The error of the operating system.
-        cause: io::Error,
-    },
     /// The job names a path that is not absolute. The child would look for it elsewhere. A bug of the caller.
     #[error("the path {} of its job is not absolute; report this bug", .0.display())]
     RelativePath(PathBuf),
@@ -66,7 +58,6 @@ impl ChildError {
             | Self::Busy
             | Self::Start(_)
             | Self::Connection(_)
-            | Self::Directory { .. }
             | Self::RelativePath(_) => false,
         }
     }

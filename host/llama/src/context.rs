@@ -1,14 +1,17 @@
 //! A context that generates: unified KV cells and flash attention.
 
 use crate::batch::TokenInput;
+use crate::device_top_k;
 use crate::log;
 use crate::output::{LogitsCopied, Output};
-use crate::overlap::RetainedOutput;
 use crate::raw_context::RawContext;
-use crate::{ContextSettings, DecodeError, DeviceTopK, LlamaError, Model, SaveError, SeqId, Token};
+use crate::{ContextSettings, DecodeError, DeviceTopK, LlamaError, Model, SaveError, SeqId};
 use llama_cpp_sys_2 as sys;
+use overlap::RetainedOutputs;
 use std::sync::Arc;
 use std::time::Duration;
+
+mod overlap;
 
 /// A context that generates. Belongs to one thread; it may be moved there after it was made.
 pub struct LlamaContext {
@@ -20,7 +23,7 @@ pub struct LlamaContext {
     /// Inputs of the last step with outputs, in rising order.
     outputs: Vec<usize>,
     /// Their outputs, while an overlapped step is computed.
-    retained: Vec<(usize, RetainedOutput)>,
+    retained: RetainedOutputs,
 }
 
 impl LlamaContext {
@@ -48,7 +51,7 @@ impl LlamaContext {
             device_top_k: settings.device_top_k,
             copied: LogitsCopied::default(),
             outputs: Vec::new(),
-            retained: Vec::new(),
+            retained: RetainedOutputs::new(),
         })
     }
 
@@ -153,25 +156,10 @@ impl LlamaContext {
         self.retained.clear();
         self.outputs.clear();
         self.raw.decode(step)?;
-        let (k, ids) = self
-            .device_top_k
-            .map_or((0, 0), |top_k| (top_k.k, SeqId::from(top_k.seq_ids)));
-        let mut top_k_rows = 0;
-        for (index, seq) in self.raw.outputs() {
-            self.outputs.push(index);
-            top_k_rows += u64::from(seq < ids);
-        }
-        let rows = self.outputs.len() as u64;
-        self.copied = LogitsCopied {
-            // A logit and a token each.
-            top_k: top_k_rows * u64::from(k) * 8,
-            // One row without top-k makes llama.cpp copy them all.
-            whole: if top_k_rows < rows {
-                rows * 4 * self.raw.vocabulary() as u64
-            } else {
-                0
-            },
-        };
+        self.outputs
+            .extend(self.raw.outputs().map(|(index, _)| index));
+        let ids = self.raw.outputs().map(|(_, seq)| seq);
+        self.copied = device_top_k::copied(self.device_top_k, ids, self.raw.vocabulary());
         Ok(())
     }
 
@@ -180,75 +168,25 @@ impl LlamaContext {
         self.raw.synchronize();
     }
 
-    /// Whether [`LlamaContext::decode_overlapped`] may follow the last step: see `overlap.rs`.
-    pub fn can_overlap(&self) -> bool {
-        (1..=usize::from(self.raw.seq_ids())).contains(&self.outputs.len())
-    }
-
-    /// Computes or starts a step without outputs, while the outputs of the step before stay readable. Call it only
-    /// after [`LlamaContext::synchronize`], and if [`LlamaContext::can_overlap`].
-    pub fn decode_overlapped(
-        &mut self,
-        step: impl Iterator<Item = TokenInput> + Clone,
-    ) -> Result<(), DecodeError> {
-        if !self.can_overlap() || step.clone().any(|input| input.output) {
-            return Err(DecodeError::Failed(-1));
-        }
-        if self.retained.is_empty() {
-            let mut retained = std::mem::take(&mut self.retained);
-            retained.extend(self.outputs.iter().filter_map(|&index| {
-                let output = self.output(index)?;
-                Some((index, RetainedOutput::new(output)))
-            }));
-            self.retained = retained;
-        }
-        self.raw.decode(step)?;
-        self.copied = LogitsCopied::default();
-        Ok(())
-    }
-
     /// The output after input number `index` of the last step with outputs. `None` if that input has none.
     pub fn output(&self, index: usize) -> Option<Output<'_>> {
-        if !self.retained.is_empty() {
-            let found = self
-                .retained
-                .binary_search_by_key(&index, |(index, _)| *index);
-            let (_, retained) = &self.retained[found.ok()?];
-            // SAFETY: the context is alive. Since these were retained it computed steps without outputs only
-            // (`decode_overlapped`), after one with few enough (`can_overlap`); the next one with outputs needs
-            // `&mut self` and empties the list.
-            return Some(unsafe { retained.get() });
+        if self.has_retained_outputs() {
+            return self.retained_output(index);
         }
         let index = i32::try_from(index).ok()?;
         let context = self.raw.as_ptr();
-        let candidates = match self.device_top_k {
-            // SAFETY: the context is alive; the answer is 0 for an index without output.
-            Some(_) => unsafe { sys::llama_get_sampled_candidates_count_ith(context, index) },
-            None => 0,
-        };
-        if candidates == 0 {
-            // SAFETY: the context is alive; without candidates the call returns null for an index without output, and
-            // else one f32 for each token of the vocabulary, until the next step.
-            return unsafe {
-                let row = sys::llama_get_logits_ith(context, index);
-                let logits = self.raw.numbers(row, self.raw.vocabulary());
-                logits.map(Output::Logits)
-            };
-        }
-        // SAFETY: the context is alive; both point to `candidates` numbers that stay until the next step, which needs
-        // `&mut self`. Tokens are indices of the row, so none is negative.
+        // SAFETY: the context is alive, and its outputs stay until the next step, which needs `&mut self`. Without
+        // candidates, `llama_get_logits_ith` returns null for an index without output, and else one f32 for each token
+        // of the vocabulary.
         unsafe {
-            let tokens = sys::llama_get_sampled_candidates_ith(context, index);
-            let logits = sys::llama_get_sampled_logits_ith(context, index);
-            let count = sys::llama_get_sampled_logits_count_ith(context, index);
-            if count != candidates || tokens.is_null() {
-                return None;
+            if self.device_top_k.is_some()
+                && let Some(candidates) = device_top_k::candidates(context, index)
+            {
+                return device_top_k::output(context, index, candidates);
             }
-            let count = count as usize;
-            Some(Output::TopK {
-                tokens: std::slice::from_raw_parts(tokens.cast::<Token>(), count),
-                logits: self.raw.numbers(logits, count)?,
-            })
+            let row = sys::llama_get_logits_ith(context, index);
+            let logits = self.raw.numbers(row, self.raw.vocabulary());
+            logits.map(Output::Logits)
         }
     }
 

@@ -1,6 +1,7 @@
 //! Selection of the highest logits on the device, so that a step copies `k` logits of a row instead of all.
 //!
-//! Never measured on a GPU. Only [`RawContext`](crate::raw_context::RawContext) uses [`DeviceSamplers`]; without
+//! Never measured on a GPU. [`RawContext`](crate::raw_context::RawContext) attaches [`DeviceSamplers`], and
+//! [`LlamaContext`](crate::LlamaContext) reads their results here. Without
 //! [`ContextSettings::device_top_k`](crate::ContextSettings::device_top_k) none exist and every output is a whole row.
 //!
 //! llama.cpp runs a sampler chain per sequence id on the device. The chain here is one `top_k`. A context gets its
@@ -24,6 +25,8 @@
 //! - Where the device lacks the operation, the chain does nothing and llama.cpp copies each row whole, after a line in
 //!   its log. [`DeviceSamplers::run_on_device`] detects that.
 
+use crate::output::{LogitsCopied, Output};
+use crate::{SeqId, Token};
 use llama_cpp_sys_2 as sys;
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -35,6 +38,66 @@ pub struct DeviceTopK {
     pub k: u32,
     /// The first ids, this many.
     pub seq_ids: u16,
+}
+
+/// Bytes of logits that a step copies for outputs of these sequence ids.
+pub(crate) fn copied(
+    top_k: Option<DeviceTopK>,
+    outputs: impl Iterator<Item = SeqId>,
+    vocabulary: usize,
+) -> LogitsCopied {
+    let (k, ids) = top_k.map_or((0, 0), |top_k| (top_k.k, SeqId::from(top_k.seq_ids)));
+    let (mut rows, mut top_k_rows) = (0, 0);
+    for seq in outputs {
+        rows += 1;
+        top_k_rows += u64::from(seq < ids);
+    }
+    LogitsCopied {
+        // A logit and a token each.
+        top_k: top_k_rows * u64::from(k) * 8,
+        // One row without top-k makes llama.cpp copy them all.
+        whole: match top_k_rows < rows {
+            true => rows * 4 * vocabulary as u64,
+            false => 0,
+        },
+    }
+}
+
+/// The number of candidates of an output. `None` if it is a whole row, or the index has no output.
+///
+/// # Safety
+///
+/// The context is alive.
+pub(crate) unsafe fn candidates(context: *mut sys::llama_context, index: i32) -> Option<usize> {
+    // SAFETY: the caller's.
+    let count = unsafe { sys::llama_get_sampled_candidates_count_ith(context, index) };
+    (count > 0).then_some(count as usize)
+}
+
+/// The output of this index, which has this many [`candidates`].
+///
+/// # Safety
+///
+/// The context is alive and computes no step during the life of the result.
+pub(crate) unsafe fn output<'a>(
+    context: *mut sys::llama_context,
+    index: i32,
+    candidates: usize,
+) -> Option<Output<'a>> {
+    // SAFETY: the caller's; both point to `candidates` numbers that stay until the next step. Tokens are indices of the
+    // row, so none is negative.
+    unsafe {
+        let tokens = sys::llama_get_sampled_candidates_ith(context, index);
+        let logits = sys::llama_get_sampled_logits_ith(context, index);
+        let count = sys::llama_get_sampled_logits_count_ith(context, index);
+        if count as usize != candidates || tokens.is_null() || logits.is_null() {
+            return None;
+        }
+        Some(Output::TopK {
+            tokens: std::slice::from_raw_parts(tokens.cast::<Token>(), candidates),
+            logits: std::slice::from_raw_parts(logits, candidates),
+        })
+    }
 }
 
 /// The chains of a context, which must outlive it.

@@ -19,12 +19,12 @@ pub enum LlamaError {
         /// The file.
         path: PathBuf,
     },
-    /// llama.cpp refused the file.
+    /// The head of the file is broken, or llama.cpp refused the file.
     #[error("{path} cannot be loaded: {cause}; the file may be truncated or damaged: fetch or copy it again", path = path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// The first error that llama.cpp logged.
+        /// What is wrong with the head, or the first error that llama.cpp logged.
         cause: String,
     },
     /// The model can't generate text.

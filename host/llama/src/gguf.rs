@@ -1,4 +1,4 @@
-//! GGUF files: reads metadata and writes files, with llama.cpp's functions.
+//! GGUF files: reads their heads, and writes files with llama.cpp's functions.
 
 mod reader;
 #[cfg(test)]
@@ -18,12 +18,12 @@ use std::ptr::NonNull;
 /// Why a file was not read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
-    /// llama.cpp can't read the file as GGUF.
+    /// The file can't be read as GGUF.
     #[error("cannot read {path} as GGUF: {cause}; give the path of a GGUF model", path = path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// The error that llama.cpp logged.
+        /// What is wrong with it.
         cause: String,
     },
     /// The file can't be written.

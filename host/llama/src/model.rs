@@ -1,11 +1,16 @@
 //! A loaded model and its vocabulary.
 
 use crate::device::DevicePlacement;
+use crate::special_tokens::SpecialTokens;
 use crate::{LlamaError, LoadProgress, Token, backends, ggml, gguf, log};
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
 use std::ptr::NonNull;
+
+/// Least bytes of the pieces in which a text is tokenized, but for the last. A piece has a few hundred special tokens at
+/// most, unless they overlap.
+const PIECE_BYTES: usize = 4096;
 
 /// How weights come from the file into memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,6 +28,7 @@ pub struct Model {
     vocab: NonNull<sys::llama_vocab>,
     vocabulary_size: usize,
     pieces: Pieces,
+    special_tokens: SpecialTokens,
     placement: DevicePlacement,
     /// llama.cpp frees them with the model.
     pub(crate) adapters: Vec<NonNull<sys::llama_adapter_lora>>,
@@ -115,6 +121,7 @@ impl Model {
             vocab,
             vocabulary_size: usize::try_from(vocabulary_size).unwrap_or(0),
             pieces: Pieces::default(),
+            special_tokens: SpecialTokens::default(),
             placement,
             adapters: Vec::new(),
         };
@@ -136,6 +143,7 @@ impl Model {
             return Err(unsuitable("it is not a decoder-only model"));
         }
         loaded.pieces = Pieces::read(&loaded);
+        loaded.special_tokens = SpecialTokens::read(&loaded);
         Ok(loaded)
     }
 
@@ -267,6 +275,25 @@ impl Model {
     /// Tokenizes a text. With `special`, the names of control tokens become these tokens. Adds no token at either end.
     /// `None` if the text is longer than 2 GiB.
     pub fn tokenize(&self, text: &str, special: bool) -> Option<Vec<Token>> {
+        let mut rest = text.as_bytes();
+        i32::try_from(rest.len()).ok()?;
+        let mut tokens = Vec::new();
+        let mut start = 0;
+        for cut in self.special_tokens.cuts(rest, special, PIECE_BYTES) {
+            let (piece, behind) = rest.split_at(cut - start);
+            tokens.extend(self.tokenize_piece(piece, special)?);
+            (rest, start) = (behind, cut);
+        }
+        let last = self.tokenize_piece(rest, special)?;
+        if tokens.is_empty() {
+            return Some(last);
+        }
+        tokens.extend(last);
+        Some(tokens)
+    }
+
+    /// [`Model::tokenize`] in one call of llama.cpp.
+    fn tokenize_piece(&self, text: &[u8], special: bool) -> Option<Vec<Token>> {
         let length = i32::try_from(text.len()).ok()?;
         if length == 0 {
             return Some(Vec::new());

@@ -9,228 +9,24 @@
 //! A plugin composed of many components takes several permits, because each component may keep a stack of
 //! the pool.
 
+mod call_queue;
+mod instance_permits;
+
+pub(crate) use call_queue::CallQueue;
+pub(crate) use instance_permits::InstancePermits;
+
 use crate::call_error::CallError;
-use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters};
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::counters::CallLimit;
+use call_queue::DeploymentPermit;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 /// Bounds of the `Retry-After` of a refused call.
 const MIN_RETRY: Duration = Duration::from_secs(1);
 const MAX_RETRY: Duration = Duration::from_secs(60);
-/// The pool reserves one permit out of this many.
-const RESERVED_ONE_IN: usize = 8;
-
-/// Permits for instances, shared by all deployments.
-#[derive(Debug)]
-pub(crate) struct InstancePermits {
-    permits: Arc<Semaphore>,
-    max_per_deployment: usize,
-}
-
-impl InstancePermits {
-    /// A pool of `instances` permits.
-    pub(crate) fn new(instances: usize) -> Self {
-        let instances = instances.min(Semaphore::MAX_PERMITS);
-        let reserved = (instances / RESERVED_ONE_IN).max(1);
-        Self {
-            permits: Arc::new(Semaphore::new(instances)),
-            max_per_deployment: instances.saturating_sub(reserved).max(1),
-        }
-    }
-
-    pub(crate) fn permits(&self) -> &Arc<Semaphore> {
-        &self.permits
-    }
-
-    /// Permits that one deployment may hold: all but the reserved ones, and at least one.
-    pub(crate) fn max_per_deployment(&self) -> usize {
-        self.max_per_deployment
-    }
-}
-
-/// The calls of one deployment.
-#[derive(Debug)]
-pub(crate) struct CallQueue {
-    state: Mutex<QueueState>,
-    pool: Arc<InstancePermits>,
-    /// Mean time of a call in milliseconds. Each call has a weight of one eighth.
-    mean_millis: AtomicU64,
-    process: Arc<ProcessCounters>,
-    deployment: Arc<DeploymentCounters>,
-}
-
-#[derive(Debug)]
-struct QueueState {
-    /// Calls that hold a deployment permit, including those that wait for the pool.
-    running: usize,
-    /// Permits of the pool that the deployment may still take: its limit minus those of the running calls.
-    pool_permits_left: usize,
-    /// Calls that wait for a deployment permit or for the pool.
-    waiting: usize,
-    /// Calls that wait for a deployment permit, in order of arrival.
-    line: VecDeque<QueuedCall>,
-    next_number: u64,
-}
-
-#[derive(Debug)]
-struct QueuedCall {
-    number: u64,
-    concurrent: usize,
-    pool_permits: u32,
-    admitted: oneshot::Sender<()>,
-}
-
-impl QueueState {
-    /// Whether another call may run.
-    fn allows(&self, concurrent: usize, pool_permits: u32) -> bool {
-        self.running < concurrent && pool_permits as usize <= self.pool_permits_left
-    }
-
-    /// Counts a call as running.
-    fn begin(&mut self, pool_permits: u32) {
-        self.running += 1;
-        self.pool_permits_left -= pool_permits as usize;
-    }
-
-    /// Counts a running call as ended, and admits others.
-    fn end(&mut self, pool_permits: u32) {
-        self.running -= 1;
-        self.pool_permits_left += pool_permits as usize;
-        self.admit();
-    }
-
-    /// Admits waiting calls in order, while their limits allow.
-    fn admit(&mut self) {
-        while let Some(first) = self.line.front()
-            && self.allows(first.concurrent, first.pool_permits)
-            && let Some(first) = self.line.pop_front()
-        {
-            self.begin(first.pool_permits);
-            // If the call is gone, its `QueuePosition` returns the permit.
-            let _ = first.admitted.send(());
-        }
-    }
-}
-
-impl CallQueue {
-    pub(crate) fn new(
-        pool: Arc<InstancePermits>,
-        process: Arc<ProcessCounters>,
-        deployment: Arc<DeploymentCounters>,
-    ) -> Self {
-        let state = QueueState {
-            running: 0,
-            pool_permits_left: pool.max_per_deployment(),
-            waiting: 0,
-            line: VecDeque::new(),
-            next_number: 0,
-        };
-        Self {
-            state: Mutex::new(state),
-            pool,
-            mean_millis: AtomicU64::new(0),
-            process,
-            deployment,
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
-        // No method leaves the counts inconsistent if it panics.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A permit, if one is free and no call waits for it.
-    fn try_acquire(
-        self: &Arc<Self>,
-        concurrent: usize,
-        pool_permits: u32,
-    ) -> Option<DeploymentPermit> {
-        let mut state = self.lock();
-        if !state.allows(concurrent, pool_permits) || !state.line.is_empty() {
-            return None;
-        }
-        state.begin(pool_permits);
-        Some(DeploymentPermit {
-            calls: Arc::clone(self),
-            pool_permits,
-        })
-    }
-
-    /// Waits in line for a permit.
-    async fn acquire(self: &Arc<Self>, concurrent: usize, pool_permits: u32) -> DeploymentPermit {
-        let (admitted, admission) = oneshot::channel();
-        let number = {
-            let mut state = self.lock();
-            let number = state.next_number;
-            state.next_number += 1;
-            state.line.push_back(QueuedCall {
-                number,
-                concurrent,
-                pool_permits,
-                admitted,
-            });
-            // A permit may have become free since the caller tried.
-            state.admit();
-            number
-        };
-        let mut position = QueuePosition {
-            calls: self,
-            number: Some(number),
-            pool_permits,
-        };
-        // The sender is dropped only after use, or by `position`.
-        let _ = admission.await;
-        position.number = None;
-        DeploymentPermit {
-            calls: Arc::clone(self),
-            pool_permits,
-        }
-    }
-}
-
-/// A call's position in line. Dropped before admission, it leaves the line; dropped after admission, it
-/// returns the permit.
-struct QueuePosition<'a> {
-    calls: &'a CallQueue,
-    /// None once the call holds its permit.
-    number: Option<u64>,
-    pool_permits: u32,
-}
-
-impl Drop for QueuePosition<'_> {
-    fn drop(&mut self) {
-        let Some(number) = self.number else {
-            return;
-        };
-        let mut state = self.calls.lock();
-        match state.line.binary_search_by_key(&number, |call| call.number) {
-            Ok(at) => {
-                drop(state.line.remove(at));
-                state.admit();
-            }
-            Err(_) => state.end(self.pool_permits),
-        }
-    }
-}
-
-/// A permit of the deployment. Dropping it admits the next call.
-#[derive(Debug)]
-struct DeploymentPermit {
-    calls: Arc<CallQueue>,
-    /// Permits of the pool that the call holds or waits for.
-    pool_permits: u32,
-}
-
-impl Drop for DeploymentPermit {
-    fn drop(&mut self) {
-        self.calls.lock().end(self.pool_permits);
-    }
-}
-
 /// Admission of one plugin: its deployment's calls, and its own limits.
 #[derive(Clone, Debug)]
 pub(crate) struct Admission {
@@ -269,7 +65,7 @@ impl Admission {
 
     /// Waits for permits until `deadline`, if the queue has room.
     pub(crate) async fn acquire(&self, deadline: Instant) -> Result<CallPermit, CallError> {
-        let pool = &self.calls.pool.permits;
+        let pool = self.calls.pool.permits();
         let mut permit = self.calls.try_acquire(self.concurrent, self.pool_permits);
         let mut limit = match self.queue {
             0 => CallLimit::Concurrent,
@@ -318,7 +114,9 @@ impl Admission {
 
 impl CallPermit {
     fn new(deployment: DeploymentPermit, instance: OwnedSemaphorePermit) -> Self {
-        deployment.calls.deployment.calls_running.increment();
+        let counters = &deployment.calls.deployment;
+        counters.calls_running.increment();
+        counters.pool_permits.add(deployment.pool_permits.into());
         Self {
             deployment,
             _instance: instance,
@@ -335,7 +133,11 @@ impl Drop for CallPermit {
         calls
             .mean_millis
             .store(mean - mean / 8 + time / 8, Ordering::Relaxed);
-        calls.deployment.calls_running.decrement();
+        let counters = &calls.deployment;
+        counters.calls_running.decrement();
+        counters
+            .pool_permits
+            .subtract(self.deployment.pool_permits.into());
     }
 }
 
@@ -551,14 +353,6 @@ mod tests {
         assert_eq!(calls.lock().pool_permits_left, 4);
         drop((two, three));
         assert!(idle(&calls));
-    }
-
-    #[test]
-    fn pool_reserves_permits() {
-        for (instances, max) in [(1, 1), (2, 1), (3, 2), (8, 7), (16, 14), (256, 224)] {
-            let pool = InstancePermits::new(instances);
-            assert_eq!(pool.max_per_deployment(), max, "{instances}");
-        }
     }
 
     #[tokio::test]

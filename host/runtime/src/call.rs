@@ -74,7 +74,7 @@ impl Drop for CallOutcome {
         self.process.call_ended(match self.error.get() {
             Some(error) => CallEnd::Failed(error.index()),
             None if *self.completed.get_mut() => CallEnd::Completed,
-            None => CallEnd::Cancelled,
+            None => CallEnd::Canceled,
         });
     }
 }

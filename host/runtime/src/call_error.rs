@@ -68,7 +68,7 @@ pub enum CallError {
     },
     /// The plugin lacks the export that the call needs.
     #[error("the plugin does not export {interface}; build it with that export")]
-    WrongRole {
+    MissingExport {
         /// The interface that the call needs.
         interface: &'static str,
     },
@@ -86,8 +86,8 @@ impl CallError {
         "memory",
         "trapped",
         "no-response",
-        "gave-up",
-        "wrong-role",
+        "returned-error",
+        "missing-export",
         "internal",
         "response-too-large",
     ];
@@ -101,7 +101,7 @@ impl CallError {
             | Self::Trapped { .. }
             | Self::NoResponse
             | Self::ReturnedError { .. }
-            | Self::WrongRole { .. }
+            | Self::MissingExport { .. }
             | Self::ResponseTooLarge { .. }
             | Self::Internal => 500,
         }
@@ -131,7 +131,7 @@ impl CallError {
             Self::Trapped { .. }
             | Self::NoResponse
             | Self::ReturnedError { .. }
-            | Self::WrongRole { .. }
+            | Self::MissingExport { .. }
             | Self::Internal => None,
         }
     }
@@ -146,7 +146,7 @@ impl CallError {
             Self::Trapped { .. } => 4,
             Self::NoResponse => 5,
             Self::ReturnedError { .. } => 6,
-            Self::WrongRole { .. } => 7,
+            Self::MissingExport { .. } => 7,
             Self::Internal => 8,
             Self::ResponseTooLarge { .. } => 9,
         }
@@ -237,7 +237,7 @@ mod tests {
             CallError::ReturnedError {
                 message: "x".into(),
             },
-            CallError::WrongRole { interface: "x" },
+            CallError::MissingExport { interface: "x" },
             CallError::Internal,
             CallError::ResponseTooLarge { limit: 1 },
         ];

@@ -299,11 +299,13 @@ fn find_export(
 ) -> Result<String, PluginError> {
     let mut exports = world.exports.iter();
     let export = exports.find(|export| compatible(export) == compatible(interface));
-    export.cloned().ok_or_else(|| PluginError::WrongLink {
-        component: component.to_owned(),
-        interface,
-        exports: world.exports.clone(),
-    })
+    export
+        .cloned()
+        .ok_or_else(|| PluginError::LinkedExportMissing {
+            component: component.to_owned(),
+            interface,
+            exports: world.exports.clone(),
+        })
 }
 
 fn check_imports(
@@ -329,7 +331,7 @@ fn check_imports(
     if refused.is_empty() || inherit {
         return Ok(());
     }
-    Err(PluginError::LinkImports {
+    Err(PluginError::LinkedImports {
         component: component.to_owned(),
         refused,
         may_inherit: interface == TEMPLATING,

@@ -74,7 +74,7 @@ pub struct Limits {
     /// it `queue`.
     pub waiting_calls: usize,
     /// How long a generation of a running call may wait in the engine's queue before it is refused.
-    /// Unlimited if `None`. The manifest calls it `queue-seconds`, though it is not the queue of calls.
+    /// Unlimited if `None`. `queue-time-seconds` in the manifest: it limits the wait for the model, not for an instance.
     pub generation_queue_time: Option<Duration>,
     /// Priority of the plugin's generations. Higher priorities always run first.
     pub priority: u8,

@@ -3,8 +3,8 @@
 //!
 //! A child compiles into a directory of its own. The parent moves the result into wasmtime's cache and loads it from
 //! there, which takes no unsafe code. A record per component names its entry, so that known components start no child.
-//! If the entry is gone when the parent loads it, the parent compiles without limits: a child has shown that they
-//! suffice.
+//! If there is no cache, its disk is full, or the entry is gone when the parent loads it, the parent compiles without
+//! limits: a child has shown that they suffice.
 
 use crate::plugin_error::PluginError;
 use crate::truncate::cause;
@@ -70,16 +70,15 @@ impl IsolatedCompiler {
         {
             return Ok(());
         }
-        let base = cache.map_or_else(std::env::temp_dir, Path::to_owned);
-        let dir = private_dir(&base).map_err(|cause| PluginError::CompileStopped {
-            plugin: plugin.to_owned(),
-            cause: ChildError::Directory { dir: base, cause },
-        })?;
+        let not_stored = |error: io::Error| {
+            tracing::warn!(plugin, %error, "compiled code cannot be stored; compiling again");
+        };
+        let dir = cache.and_then(|cache| private_dir(cache).map_err(not_stored).ok());
         let job = Job {
             kind: COMPILE_JOB,
             input: bytes,
             readable: &[],
-            writable: Some(dir.path()),
+            writable: dir.as_ref().map(TempDir::path),
             limits: LIMITS,
         };
         self.children.run(&job).map_err(|error| match error {
@@ -92,25 +91,22 @@ impl IsolatedCompiler {
                 cause,
             },
         })?;
-        if let (Some(cache), Some(record)) = (cache, &record) {
+        if let (Some(cache), Some(record), Some(dir)) = (cache, &record, &dir) {
             match store_entry(cache, dir.path(), record) {
                 Ok(()) => request_cleanup(engine),
-                Err(error) => {
-                    tracing::warn!(plugin, %error, "compiled code cannot be stored; compiling again");
-                }
+                Err(error) => not_stored(error),
             }
         }
         Ok(())
     }
 }
 
-/// The child's side: compiles into the cache in the job's directory.
+/// The child's side: compiles, into the cache in the job's directory if it has one.
 ///
 /// # Errors
 /// Wasmtime's, as text.
 pub fn compile_job(job: ChildJob) -> Result<Vec<u8>, String> {
-    let dir = job.writable.ok_or("it has no directory")?;
-    let engine = compile_engine(&dir).map_err(|error| error.to_string())?;
+    let engine = compile_engine(job.writable.as_deref()).map_err(|error| error.to_string())?;
     let component = Component::from_binary(&engine, &job.input).map_err(|error| cause(&error))?;
     // The process ends at once: its memory needs no tidying.
     std::mem::forget(component);
@@ -133,6 +129,7 @@ fn remove_abandoned(cache: &Path) {
     for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
         let is_ours = entry.file_name().to_string_lossy().starts_with(TEMPORARY);
         let modified = entry.metadata().and_then(|metadata| metadata.modified());
+        #[expect(clippy::disallowed_methods, reason = "files have dates")]
         let age = modified.map(|time| SystemTime::now().duration_since(time).unwrap_or_default());
         if is_ours && age.is_ok_and(|age| age > ABANDONED) {
             let path = entry.path();
@@ -221,6 +218,7 @@ fn find_entry(modules: &Path) -> io::Result<(String, String)> {
 /// Has wasmtime bound the size of its cache, which it considers only when it writes an entry itself: compiles an
 /// empty component that is not in the cache.
 fn request_cleanup(engine: &Engine) {
+    #[expect(clippy::disallowed_methods, reason = "any other number will do")]
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     let mut component = wasm_encoder::Component::new();
     component.section(&wasm_encoder::CustomSection {

@@ -178,7 +178,7 @@ impl Plugin {
         let (outcome, span, id) = self.begin(options.id.as_deref());
         let fail = |error| Err(outcome.fail(error));
         let Some(pre) = &plugin.http else {
-            return fail(CallError::WrongRole {
+            return fail(CallError::MissingExport {
                 interface: "wasi:http/handler",
             });
         };
@@ -246,7 +246,7 @@ impl Plugin {
         let plugin = &*self.0;
         let (outcome, span, _) = self.begin(None);
         let Some(pre) = &plugin.cli else {
-            return Err(outcome.fail(CallError::WrongRole {
+            return Err(outcome.fail(CallError::MissingExport {
                 interface: "wasi:cli/run",
             }));
         };

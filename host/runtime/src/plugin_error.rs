@@ -148,7 +148,7 @@ pub enum PluginError {
         "the plugin {component} exports no {interface}, for which it is linked; it exports {}",
         if exports.is_empty() { "nothing".to_owned() } else { truncate::list(exports) }
     )]
-    WrongLink {
+    LinkedExportMissing {
         /// The linked component.
         component: String,
         /// The missing export.
@@ -162,7 +162,7 @@ pub enum PluginError {
         truncate::list(refused),
         if *may_inherit { ", or, if it may use the deployment's models and see its environment, link it with inherit = true" } else { "" }
     )]
-    LinkImports {
+    LinkedImports {
         /// The linked component.
         component: String,
         /// The refused imports.
@@ -232,15 +232,15 @@ impl PluginError {
             Self::CompileStopped { .. } => "compile-unavailable",
             Self::Imports { .. } => "unknown-import",
             Self::Mismatch { .. } => "interface-mismatch",
-            Self::NoRole { .. } => "no-role",
-            Self::OnlyLinkable { .. } => "to-be-linked",
+            Self::NoRole { .. } => "missing-export",
+            Self::OnlyLinkable { .. } => "only-linkable",
             Self::NotLinked { .. } => "not-linked",
-            Self::NotImported { .. } => "link-not-imported",
-            Self::WrongLink { .. } => "wrong-link",
-            Self::LinkImports { .. } => "link-import",
+            Self::NotImported { .. } => "linked-not-imported",
+            Self::LinkedExportMissing { .. } => "linked-export-missing",
+            Self::LinkedImports { .. } => "linked-import-refused",
             Self::Compose { .. } => "does-not-compose",
             Self::NoModel { .. } => "no-model",
-            Self::Stopped { .. } => "stopped",
+            Self::Stopped { .. } => "shutting-down",
         }
     }
 }

@@ -215,6 +215,11 @@ pub(crate) struct CheckedSampler {
 }
 
 impl CheckedSampler {
+    /// Bytes of its settings.
+    pub(crate) fn settings_bytes(&self) -> usize {
+        self.sampler.settings.len()
+    }
+
     /// Starts samplers for generations with a model of this vocabulary.
     pub(crate) fn factory(&self, vocabulary: u32) -> Arc<dyn ExternalSamplerFactory> {
         Arc::new(external_sampler::SamplerFactory {

@@ -105,12 +105,14 @@ fn code_config() -> Config {
     config
 }
 
-/// An engine without a pool that compiles the same code as the process's, into a cache in `dir`.
-pub(crate) fn compile_engine(dir: &Path) -> wasmtime::Result<Engine> {
-    let mut cache = CacheConfig::new();
-    cache.with_directory(dir);
+/// An engine without a pool that compiles the same code as the process's, into a cache in `dir` if there is one.
+pub(crate) fn compile_engine(dir: Option<&Path>) -> wasmtime::Result<Engine> {
     let mut config = code_config();
-    config.cache(Some(Cache::new(cache)?));
+    if let Some(dir) = dir {
+        let mut cache = CacheConfig::new();
+        cache.with_directory(dir);
+        config.cache(Some(Cache::new(cache)?));
+    }
     Engine::new(&config)
 }
 

@@ -134,7 +134,7 @@ async fn loop_does_not_stop_other_calls() {
     );
     idle(&runtime).await;
     assert_eq!(
-        counter(&runtime, "corral_plugin_calls_cancelled_total", None),
+        counter(&runtime, "corral_plugin_calls_canceled_total", None),
         1.0
     );
 }
@@ -178,7 +178,7 @@ async fn error_of_the_plugin_is_reported() {
     // result = error, error-code = HTTP-request-denied
     let code = "(i32.store (i32.const 8) (i32.const 1)) (i32.store (i32.const 16) (i32.const 15)) (i32.const 8)";
     let error = error_of(http_3(code), limits()).await;
-    assert_eq!((error.status(), error.code()), (500, "gave-up"));
+    assert_eq!((error.status(), error.code()), (500, "returned-error"));
     assert!(error.to_string().contains("RequestDenied"), "{error}");
 }
 
@@ -228,7 +228,7 @@ async fn dropped_body_stops_the_plugin() {
     drop(body);
     idle(&runtime).await;
     assert_eq!(
-        counter(&runtime, "corral_plugin_calls_cancelled_total", None),
+        counter(&runtime, "corral_plugin_calls_canceled_total", None),
         1.0
     );
     // Its permit is free again.
@@ -283,7 +283,7 @@ async fn commands_run_and_exit() {
             let plugin = load(&runtime, command(version, code), limits()).await;
             assert!(plugin.roles().cli);
             assert_eq!(plugin.run(&[]).await.unwrap().code(), exit);
-            assert_eq!(get(&plugin).await.unwrap_err().code(), "wrong-role");
+            assert_eq!(get(&plugin).await.unwrap_err().code(), "missing-export");
         }
         for (code, end) in [
             ("unreachable", "trapped"),

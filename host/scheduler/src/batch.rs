@@ -1,14 +1,16 @@
 //! Puts the rows of a step together.
 //!
 //! A step has a row for each decoding request of its adapter, then chunks of prompts within the
-//! [prefill budget](crate::prefill_budget); [drafts](crate::drafts) are added later.
+//! [prefill budget](crate::prefill_budget); [drafts](crate::drafts) are added later. A short step leaves out the
+//! requests of some [tenants](crate::tenant_schedule).
 
 use crate::adapter_schedule::Candidate;
 use crate::prefill_budget::PrefillBudget;
 use crate::queue::{Queue, effective_deadline};
 use crate::request::AdapterId;
-use crate::running::{RunningRequest, RunningRequests};
+use crate::running::{DecodingCount, RunningRequest, RunningRequests};
 use crate::step::{Row, Step, StepShape};
+use crate::tenant_schedule::LeftOut;
 use std::cmp::Reverse;
 
 /// Requests of an adapter in prefill, in the order of service.
@@ -31,11 +33,12 @@ pub(crate) fn prompts<'a>(
     prompts
 }
 
-/// The rows of an adapter: decode rows, then prompts, within a budget of other tokens. At least half of the budget is
-/// for prompts that need it, however many known tokens decode rows have.
+/// The rows of an adapter: decode rows without those of tenants that are left out, then prompts, within a budget of
+/// other tokens. At least half of the budget is for prompts that need it, however many known tokens decode rows have.
 pub(crate) fn rows(
     running: &RunningRequests,
     adapter: AdapterId,
+    left_out: &LeftOut,
     prompts: &[&RunningRequest],
     budget: u32,
     prefill: &PrefillBudget,
@@ -45,7 +48,7 @@ pub(crate) fn rows(
     let mut for_decoding = budget - for_prompts;
     let mut rows = Vec::with_capacity(running.len());
     let decoding = running.iter().filter(|one| one.is_decoding());
-    let decoding = decoding.filter(|one| one.adapter() == adapter);
+    let decoding = decoding.filter(|one| one.adapter() == adapter && !left_out.contains(one));
     rows.extend(decoding.map(|running| {
         let known = running.prefill_tokens().min(for_decoding);
         for_decoding -= known;
@@ -91,33 +94,29 @@ pub(crate) fn recovery_rows(
     (adapter, rows, decoding)
 }
 
-/// A step of these rows, of which this many decode.
+/// A step of these rows, of which `decode_rows` decode. `decoding`: the requests that could, of which `left_out` are
+/// left out because of their tenants.
 pub(crate) fn step(
-    running: &RunningRequests,
     adapter: AdapterId,
     rows: Vec<Row>,
-    decoding: u32,
+    decode_rows: u32,
+    decoding: DecodingCount,
+    left_out: u32,
     prefill_budget: u32,
 ) -> Step {
     let tokens: u32 = rows.iter().map(Row::tokens).sum();
-    let (mut own, mut others) = (0, 0);
-    for one in running.iter().filter(|one| one.is_decoding()) {
-        match one.adapter() == adapter {
-            true => own += 1,
-            false => others += 1,
-        }
-    }
     Step {
         shape: StepShape {
-            decode_rows: decoding,
-            prefill: tokens - decoding,
+            decode_rows,
+            prefill: tokens - decode_rows,
             ..StepShape::default()
         },
         rows,
         adapter,
         prefill_budget,
-        skipped: own - decoding,
-        other_adapters: others,
+        skipped: decoding.own - decode_rows - left_out,
+        other_adapters: decoding.others,
+        other_tenants: left_out,
         ..Step::default()
     }
 }
@@ -137,4 +136,60 @@ pub(crate) fn adapters(running: &RunningRequests) -> Vec<(Candidate, bool)> {
         }
     }
     adapters
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{PrefixScope, Priority, RequestId};
+    use crate::step::SeqId;
+    use crate::tests::request;
+
+    /// Requests with prompts of 8 tokens, each with an adapter.
+    fn running<const N: usize>(adapters: [u8; N]) -> RunningRequests {
+        let mut running = RunningRequests::default();
+        for (key, adapter) in (0..).zip(adapters) {
+            let mut request = request(key, 8, 4);
+            request.scope = PrefixScope(0).with(AdapterId(adapter));
+            running.push(RunningRequest::new(request, SeqId(key as u16), 0, key));
+        }
+        running
+    }
+
+    fn recovery(running: &RunningRequests, tokens: u32, one_by_one: bool) -> Vec<(u64, u32)> {
+        let (_, rows, _) = recovery_rows(running, tokens, one_by_one);
+        rows.iter()
+            .map(|row| (row.request.0, row.tokens()))
+            .collect()
+    }
+
+    #[test]
+    fn recovery_takes_the_first_requests_of_one_adapter() {
+        let running = running([1, 0, 1, 1]);
+        assert_eq!(recovery(&running, 20, false), [(0, 8), (2, 8), (3, 4)]);
+        assert_eq!(recovery(&running, 20, true), [(0, 8)]);
+    }
+
+    #[test]
+    fn requests_pass_a_failed_position_alone() {
+        let mut running = running([0, 0, 0]);
+        for (key, at) in [(0, 5), (1, 0)] {
+            running.get_mut(RequestId(key)).unwrap().failed_at = Some(at);
+        }
+        // The first stops before its position; the second is at it, and waits.
+        assert_eq!(recovery(&running, 20, false), [(0, 5), (2, 8)]);
+        running.move_to_end(RequestId(0));
+        assert_eq!(recovery(&running, 20, false), [(1, 8)]);
+    }
+
+    #[test]
+    fn adapters_have_their_highest_priority() {
+        let mut running = running([0, 1, 1]);
+        running.get_mut(RequestId(2)).unwrap().request.priority = Priority(7);
+        let found = adapters(&running);
+        let found = found
+            .iter()
+            .map(|(one, decodes)| (one.adapter.0, one.priority.0, *decodes));
+        assert!(found.eq([(0, 0, false), (1, 7, false)]));
+    }
 }

@@ -63,3 +63,66 @@ impl KvCache {
         saved > 2.0 * self.swap_costs.seconds(length)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::SchedulerConfig;
+    use crate::request::LogitsKind;
+    use crate::tests::CONFIG;
+
+    #[test]
+    fn checks_are_an_interval_apart() {
+        let mut compaction = Compaction::default();
+        assert!(!compaction.is_due(INTERVAL_STEPS - 1));
+        assert!(compaction.is_due(INTERVAL_STEPS + 5));
+        assert!(!compaction.is_due(2 * INTERVAL_STEPS + 4));
+        assert!(compaction.is_due(2 * INTERVAL_STEPS + 5));
+    }
+
+    /// Two sequences; the lower one ends.
+    fn with_gap(costs: &CostModel, max_compaction_tokens: u32) -> (bool, u32) {
+        let mut kv = KvCache::new(SchedulerConfig {
+            cells: 4096,
+            max_compaction_tokens,
+            ..CONFIG
+        });
+        let [low, high] = [(); 2].map(|()| kv.take_id(LogitsKind::All, None).unwrap());
+        assert!(kv.cells.place([(low, 2048), (high, 16)].into_iter()));
+        kv.release(low);
+        let shape = StepShape {
+            decode_rows: 1,
+            ..StepShape::default()
+        };
+        (kv.compact(costs, shape), kv.cells.n_kv())
+    }
+
+    #[test]
+    fn high_sequence_moves_down_if_it_pays() {
+        let costs = |cell| {
+            let mut costs = CostModel::default();
+            for n_kv in (1..200).map(|i| 256 * (i % 16)) {
+                let shape = StepShape {
+                    decode_rows: 1 + n_kv / 256 % 3,
+                    n_kv,
+                    ..StepShape::default()
+                };
+                let rows = f64::from(shape.decode_rows);
+                costs.observe(shape, 1e-3 + 1e-4 * rows + cell * rows * f64::from(n_kv));
+            }
+            costs
+        };
+        assert_eq!(with_gap(&costs(1e-5), 16), (true, 256));
+        let high = with_gap(&costs(0.0), 16);
+        assert!(
+            !high.0 && high.1 > 2048,
+            "attention costs nothing: {high:?}"
+        );
+        assert_eq!(with_gap(&costs(1e-5), 15), high, "the state is too large");
+        assert_eq!(
+            with_gap(&CostModel::default(), 16),
+            high,
+            "costs are unknown"
+        );
+    }
+}

@@ -1,33 +1,9 @@
 //! The sizes and policies of a scheduler.
 
+use crate::overlap_state::Overlap;
 use crate::prefill_budget::PrefillPolicy;
 use crate::request::LogitsKind;
 use crate::step::SeqId;
-
-/// Whether prompts are computed while nothing else can be: while rows are sampled, and while steps wait
-/// for callers that sample themselves. See [`plan_overlap`](crate::Scheduler::plan_overlap).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Overlap {
-    /// Where it is expected to save time.
-    #[default]
-    Auto,
-    /// Never.
-    Off,
-    /// Wherever it is possible: for tests.
-    On,
-}
-
-impl Overlap {
-    /// The setting for a model of which the CPU computes a part, if `on_cpu`. A CPU that samples can't
-    /// compute at the same time, so `Auto` is off there.
-    #[must_use]
-    pub fn resolve(self, on_cpu: bool) -> Self {
-        match self {
-            Self::Auto if on_cpu => Self::Off,
-            overlap => overlap,
-        }
-    }
-}
 
 /// The sizes and policies of a scheduler.
 #[derive(Clone, Copy, Debug)]

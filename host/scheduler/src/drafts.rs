@@ -90,7 +90,8 @@ impl DraftPolicy {
             ..step.shape
         };
         // A request that decodes alone delays nobody.
-        let alone = shape.decode_rows == 1 && shape.prefill == 0 && step.other_adapters == 0;
+        let waiting = step.other_adapters + step.other_tenants;
+        let alone = shape.decode_rows == 1 && shape.prefill == 0 && waiting == 0;
         let max_seconds = match alone {
             true => f64::INFINITY,
             false => profile.max_seconds(costs, shape),

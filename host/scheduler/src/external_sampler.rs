@@ -66,7 +66,7 @@ impl Scheduler {
         if runs {
             self.finish(id);
         } else {
-            self.cancel(id);
+            self.remove(id);
         }
     }
 }

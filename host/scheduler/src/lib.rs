@@ -18,8 +18,9 @@
 //! - The tokens of a request are computed in order, each once. Exceptions are tokens lost in a preemption, requests of
 //!   a failed step whose state cannot be truncated, rows whose device top-k did not suffice, and rows whose sampling
 //!   was deferred.
-//! - Every decoding request of the step's adapter has a row, except after a failure; the
-//!   [`adapter_schedule`] bounds how long other adapters wait.
+//! - Every decoding request of the step's adapter has a row, except after a failure and in short steps. The
+//!   [`adapter_schedule`] bounds how long other adapters wait, and the [`tenant_schedule`] how long a tenant waits
+//!   that makes steps long.
 //! - Rejected drafts leave no cell filled.
 //! - Every request ends exactly once, and none fails because of another.
 
@@ -68,12 +69,14 @@ mod step_wait;
 mod strikes;
 mod swap;
 mod swap_costs;
+mod tenant_schedule;
 mod timers;
 
-pub use config::{Overlap, SchedulerConfig};
+pub use config::SchedulerConfig;
 pub use cost_model::CostModel;
 pub use draft_acceptance::accepted_drafts;
 pub use kv_cells::{KvCells, PositionOrder};
+pub use overlap_state::Overlap;
 pub use prefill_budget::PrefillPolicy;
 pub use prefill_profile::CHUNK_SIZES;
 pub use prefix_tree::PrefixTree;

@@ -18,7 +18,7 @@
 
 use crate::Time;
 use crate::batch;
-use crate::config::Overlap;
+use crate::overlap_state::Overlap;
 use crate::prefill_profile::CHUNK_SIZES;
 use crate::request::length;
 use crate::running::RunningRequest;

@@ -1,7 +1,39 @@
-//! Work of [overlapped](crate::overlap) steps that no later step has accounted for yet.
+//! The setting of [overlap](crate::overlap), and overlapped work that no later step has accounted for yet.
 
 use crate::prefill_profile::CHUNK_SIZES;
 use crate::step::{Row, Step};
+
+/// Whether prompts are computed while nothing else can be: while rows are sampled, and while steps wait
+/// for callers that sample themselves. See [`plan_overlap`](crate::Scheduler::plan_overlap).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overlap {
+    /// Where it is expected to save time.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Wherever it is possible: for tests.
+    On,
+}
+
+impl Overlap {
+    /// The setting for a model of which the CPU computes a part, if `on_cpu`. A CPU that samples can't
+    /// compute at the same time, so `Auto` is off there.
+    #[must_use]
+    pub fn resolve(self, on_cpu: bool) -> Self {
+        match self {
+            Self::Auto if on_cpu => Self::Off,
+            overlap => overlap,
+        }
+    }
+    /// Cells to free for overlapped prompts, beside the tokens that a step takes itself.
+    pub(crate) fn room(self, pending: u32, budget: u32) -> u32 {
+        match self {
+            Self::Off => 0,
+            Self::Auto | Self::On => pending.min(budget),
+        }
+    }
+}
 
 /// Overlapped work that is not accounted for.
 #[derive(Clone, Debug, Default)]
@@ -46,5 +78,63 @@ impl OverlapState {
     /// Overlapped prefill in the time of the last planned step. `None`: the last time must not be learned from.
     pub fn prefill_in_last_time(&self) -> Option<u32> {
         self.prefill_in_last_time
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{AdapterId, RequestId};
+    use crate::step::{SeqId, StepShape};
+
+    fn step(prefill: u32, is_overlap: bool) -> Step {
+        let row = Row {
+            request: RequestId(1),
+            seq: SeqId(0),
+            from: 0,
+            to: prefill,
+            output: false,
+            drafts: 0,
+        };
+        Step {
+            rows: vec![row],
+            adapter: AdapterId::NONE,
+            shape: StepShape {
+                prefill,
+                ..StepShape::default()
+            },
+            is_overlap,
+            ..Step::default()
+        }
+    }
+
+    #[test]
+    fn overlapped_tokens_reduce_one_budget() {
+        let mut overlap = OverlapState {
+            tokens: 24,
+            ..OverlapState::default()
+        };
+        assert_eq!(overlap.reduce(64), 40);
+        assert_eq!(overlap.reduce(25), CHUNK_SIZES[0]);
+        overlap.step_planned(&step(40, false));
+        assert_eq!(overlap.prefill_in_last_time(), Some(24));
+        assert_eq!(overlap.reduce(64), 64);
+    }
+
+    #[test]
+    fn separate_work_is_not_learned_from() {
+        let mut overlap = OverlapState::default();
+        overlap.step_planned(&step(16, true));
+        assert_eq!(overlap.prefill_in_last_time(), Some(0));
+        overlap.step_planned(&step(16, true));
+        assert_eq!(
+            overlap.prefill_in_last_time(),
+            None,
+            "it may wait for the first"
+        );
+        overlap.step_planned(&step(8, false));
+        assert_eq!(overlap.prefill_in_last_time(), None);
+        overlap.step_planned(&step(8, false));
+        assert_eq!(overlap.prefill_in_last_time(), Some(0));
     }
 }

@@ -58,7 +58,7 @@ pub(crate) struct Queue {
     idle: HashMap<Tenant, u64>,
     /// The same by counter.
     idle_order: BTreeSet<(u64, Tenant)>,
-    requests: HashMap<RequestId, Request>,
+    requests: BTreeMap<RequestId, Request>,
     /// The next request, while there is no room for it.
     blocked: Option<RequestId>,
     retry_after: RetryAfter,
@@ -256,6 +256,21 @@ impl Queue {
     /// Number of tenants with requests.
     pub fn active_tenants(&self) -> usize {
         self.active.len()
+    }
+
+    /// The fewest and the most requests that a tenant runs, if several run some.
+    pub fn running_range(&self) -> Option<(u32, u32)> {
+        if self.active.len() < 2 {
+            return None;
+        }
+        let (mut tenants, mut fewest, mut most) = (0, usize::MAX, 0);
+        for share in self.active.values().filter(|share| share.running > 0) {
+            tenants += 1;
+            fewest = fewest.min(share.running);
+            most = most.max(share.running);
+        }
+        let count = |requests| u32::try_from(requests).unwrap_or(u32::MAX);
+        (tenants > 1).then(|| (count(fewest), count(most)))
     }
 
     /// Records that a request of a tenant stopped running.

@@ -194,6 +194,24 @@ impl RunningRequest {
     }
 }
 
+/// Numbers of decoding requests.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DecodingCount {
+    /// Of an adapter.
+    pub own: u32,
+    /// Of the other adapters.
+    pub others: u32,
+    /// Requests that will decode as soon as an external sampler that is not late picks their token.
+    awaited: u32,
+}
+
+impl DecodingCount {
+    /// Number of requests that a long step delays.
+    pub fn delayed_by_long_step(&self) -> u32 {
+        self.own + self.others + self.awaited
+    }
+}
+
 /// All running requests, in order of admission except after a failed step.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RunningRequests(Vec<RunningRequest>);
@@ -273,19 +291,26 @@ impl RunningRequests {
         count(self.iter().filter(|running| running.is_decoding()))
     }
 
-    /// Number of decoding requests of an adapter.
-    pub fn decoding_with(&self, adapter: AdapterId) -> u32 {
-        let decoding = self.iter().filter(|running| running.is_decoding());
-        count(decoding.filter(|running| running.adapter() == adapter))
+    /// Numbers of decoding requests of an adapter, and of the others.
+    pub fn decoding_by_adapter(&self, adapter: AdapterId) -> DecodingCount {
+        let mut counted = DecodingCount::default();
+        for running in self.iter() {
+            if running.is_decoding() {
+                match running.adapter() == adapter {
+                    true => counted.own += 1,
+                    false => counted.others += 1,
+                }
+            } else if running.wait == Wait::Sampler {
+                counted.awaited += u32::from(!running.request.progress.late);
+            }
+        }
+        counted
     }
 
-    /// Number of requests that a long step delays: those that decode, or will as soon as an external sampler that is
-    /// not late picks their token.
+    /// Number of requests that a long step delays.
     pub fn delayed_by_long_step(&self) -> u32 {
-        count(self.iter().filter(|running| match running.wait {
-            Wait::Sampler => !running.request.progress.late,
-            _ => running.is_decoding(),
-        }))
+        let decoding = self.decoding_by_adapter(AdapterId::NONE);
+        decoding.delayed_by_long_step()
     }
 
     /// Cells that are promised to all of them.

@@ -7,7 +7,7 @@ use crate::admission::{Admission, PrefixSource};
 use crate::batch;
 use crate::batch_window::BatchWindow;
 use crate::compaction::Compaction;
-use crate::config::{Overlap, SchedulerConfig};
+use crate::config::SchedulerConfig;
 use crate::cost_model::CostModel;
 use crate::drafts::DraftPolicy;
 use crate::failure::FailureHandling;
@@ -17,8 +17,9 @@ use crate::overlap_state::OverlapState;
 use crate::prefill_budget::PrefillBudget;
 use crate::queue::Queue;
 use crate::request::{AdapterId, Request, RequestId};
-use crate::running::{RunningRequest, RunningRequests};
+use crate::running::{DecodingCount, RunningRequest, RunningRequests};
 use crate::step::{EnqueueError, MemoryOp, Row, Step, StepResult, StepShape};
+use crate::tenant_schedule::TenantSchedule;
 use crate::timers::Timers;
 
 /// Decides what each step computes.
@@ -34,6 +35,7 @@ pub struct Scheduler {
     pub(crate) prefill: PrefillBudget,
     pub(crate) drafts: DraftPolicy,
     pub(crate) adapters: AdapterSchedule,
+    pub(crate) tenants: TenantSchedule,
     pub(crate) window: BatchWindow,
     pub(crate) failure: FailureHandling,
     pub(crate) compaction: Compaction,
@@ -65,6 +67,7 @@ impl Scheduler {
             prefill: PrefillBudget::new(config.prefill),
             drafts: DraftPolicy::default(),
             adapters: AdapterSchedule::default(),
+            tenants: TenantSchedule::default(),
             window: BatchWindow::default(),
             failure: FailureHandling::new(config.max_step_tokens),
             compaction: Compaction::default(),
@@ -159,23 +162,26 @@ impl Scheduler {
         if self.is_recovering() {
             return self.plan_recovery_batch();
         }
-        let Some(adapter) = self.next_adapter() else {
-            return batch::step(&self.running, AdapterId::NONE, Vec::new(), 0, 0);
+        let Some((adapter, decoding)) = self.next_adapter() else {
+            return Step::default();
         };
-        let decoding = self.running.decoding_with(adapter);
-        let room = self.config.max_step_tokens.saturating_sub(decoding);
-        // A long step delays the requests of other adapters as well.
-        let delayed = self.running.delayed_by_long_step();
+        let room = self.config.max_step_tokens.saturating_sub(decoding.own);
+        // A long step delays the requests of other adapters and of tenants that are left out as well.
+        let delayed = decoding.delayed_by_long_step();
         let n_kv = self.kv.cells.n_kv();
         let (allowed, is_probe) = self.prefill.tokens(&self.costs, delayed, n_kv, room);
-        let allowed = (allowed + self.prefill.tile_fill(decoding)).min(room);
+        let allowed = (allowed + self.prefill.tile_fill(decoding.own)).min(room);
         let budget = self.overlap.reduce(allowed);
-        let budget = budget.min(self.make_room_for_prefill(adapter, decoding, budget));
-        let prompts = batch::prompts(&self.running, &self.queue, &self.prefill, adapter);
-        let rows = batch::rows(&self.running, adapter, &prompts, budget, &self.prefill);
+        let budget = budget.min(self.make_room_for_prefill(adapter, decoding.own, budget));
+        let left_out = self.leave_out_tenants(adapter, budget);
+        let mut prompts = batch::prompts(&self.running, &self.queue, &self.prefill, adapter);
+        prompts.retain(|prompt| !left_out.contains(prompt));
+        let (running, prefill) = (&self.running, &self.prefill);
+        let rows = batch::rows(running, adapter, &left_out, &prompts, budget, prefill);
         let overlapped = self.overlap.tokens;
         let allowed = allowed.min(budget + overlapped);
-        let mut step = batch::step(&self.running, adapter, rows, decoding, allowed);
+        let (own, left_out) = (decoding.own, left_out.rows());
+        let mut step = batch::step(adapter, rows, own - left_out, decoding, left_out, allowed);
         step.overlapped = overlapped;
         if step.shape.prefill > 0 {
             self.prefill.profile.planned(is_probe);
@@ -201,21 +207,23 @@ impl Scheduler {
         if !rows.is_empty() {
             self.adapters.begin_step(adapter, &[]);
         }
-        batch::step(&self.running, adapter, rows, decoding, tokens)
+        let all_decoding = self.running.decoding_by_adapter(adapter);
+        batch::step(adapter, rows, decoding, all_decoding, 0, tokens)
     }
 
-    /// The adapter of the next step. There is a cell for each of its decoding requests; if none decodes, for a token of
-    /// a prompt. `None` if there is nothing to compute.
-    fn next_adapter(&mut self) -> Option<AdapterId> {
+    /// The adapter of the next step, and how many requests decode. There is a cell for each of them with this adapter;
+    /// if none decodes, for a token of a prompt. `None` if there is nothing to compute.
+    fn next_adapter(&mut self) -> Option<(AdapterId, DecodingCount)> {
         loop {
             let mut candidates = batch::adapters(&self.running);
             candidates.retain(|(_, decodes)| *decodes || self.kv.make_room(1));
             let candidates: Vec<_> = candidates.into_iter().map(|(one, _)| one).collect();
-            if let Some(adapter) = self.adapters.next(&candidates)
-                && self.kv.make_room(self.running.decoding_with(adapter))
-            {
-                self.adapters.begin_step(adapter, &candidates);
-                return Some(adapter);
+            if let Some(adapter) = self.adapters.next(&candidates) {
+                let decoding = self.running.decoding_by_adapter(adapter);
+                if self.kv.make_room(decoding.own) {
+                    self.adapters.begin_step(adapter, &candidates);
+                    return Some((adapter, decoding));
+                }
             }
             if !self.running.any_ready() {
                 return None;
@@ -237,10 +245,7 @@ impl Scheduler {
             return budget;
         }
         // Overlapped prompts make no room for themselves.
-        let overlapped = match self.config.overlap {
-            Overlap::Off => 0,
-            Overlap::Auto | Overlap::On => (pending - wanted).min(budget),
-        };
+        let overlapped = self.config.overlap.room(pending - wanted, budget);
         let rows = decoding.saturating_add(wanted);
         self.kv.make_room(rows.saturating_add(overlapped));
         let room = self.kv.cells.free().saturating_sub(decoding);
@@ -295,6 +300,7 @@ impl Scheduler {
             }
             StepResult::Failed { now } => {
                 self.adapters.step_failed();
+                self.tenants.step_failed();
                 self.kv.undo(&planned);
                 self.drop_drafts(&planned);
                 self.restart(&planned);
@@ -329,6 +335,7 @@ impl Scheduler {
             }
         }
         self.adapters.step_done(seconds);
+        self.tenants.step_done(seconds);
     }
 
     /// Where sequences can't be truncated, restarts the requests of a failed step: parts of it may have been computed.
@@ -375,8 +382,8 @@ impl Scheduler {
 
     /// Removes a request, wherever it is. Its sequence is freed before the next step, unless other requests follow it,
     /// its owner may continue it, or its cells hold the only copy of an offloaded prefix.
-    pub fn cancel(&mut self, id: RequestId) {
-        debug_assert!(self.is_between_steps(), "cancel during a step");
+    pub fn remove(&mut self, id: RequestId) {
+        debug_assert!(self.is_between_steps(), "removal during a step");
         if let Some(request) = self.queue.remove(id) {
             self.timers.remove(&request);
             return;

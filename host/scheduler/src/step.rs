@@ -148,6 +148,8 @@ pub struct Step {
     pub skipped: u32,
     /// Decoding requests of other adapters.
     pub other_adapters: u32,
+    /// Decoding requests of this adapter that a short step leaves out, since their tenants make steps long.
+    pub other_tenants: u32,
 }
 
 /// How a step went.

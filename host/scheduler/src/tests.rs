@@ -10,6 +10,7 @@ mod config;
 mod device_top_k;
 mod drafts;
 mod eviction;
+mod external_sampler;
 mod failures;
 mod overlap;
 mod prefix_cache;

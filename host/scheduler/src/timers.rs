@@ -48,3 +48,44 @@ impl Timers {
         self.0.first().map(|(time, _)| *time)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::request;
+    use std::time::Duration;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn timed(key: u64, queue_until: u32, deadline: u32) -> Request {
+        Request {
+            queue_until: Some(queue_until * MS),
+            deadline: Some(deadline * MS),
+            ..request(key, 1, 1)
+        }
+    }
+
+    #[test]
+    fn timers_are_due_once_and_in_order() {
+        let mut timers = Timers::default();
+        timers.add(&timed(1, 5, 9));
+        timers.add(&timed(2, 3, 9));
+        assert_eq!(timers.next(), Some(3 * MS));
+        assert_eq!(timers.due(2 * MS), []);
+        assert_eq!(timers.due(5 * MS), [RequestId(2), RequestId(1)]);
+        assert_eq!(timers.due(5 * MS), []);
+        assert_eq!(timers.due(9 * MS), [RequestId(1), RequestId(2)]);
+        assert_eq!(timers.next(), None);
+    }
+
+    #[test]
+    fn started_request_keeps_its_deadline_only() {
+        let mut timers = Timers::default();
+        let mut started = timed(1, 5, 9);
+        timers.add(&started);
+        timers.drop_queue_time(&mut started);
+        assert_eq!((timers.next(), started.queue_until), (Some(9 * MS), None));
+        timers.remove(&started);
+        assert_eq!(timers.next(), None);
+    }
+}

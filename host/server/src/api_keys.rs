@@ -4,9 +4,9 @@
 //! it changes (see [`file_watcher`](crate::file_watcher)) and on [`ApiKeys::reload`]; an invalid file
 //! changes nothing. Used quota stays used across reloads, even if an entry is missing for a while.
 //!
-//! A deployment that requires keys reads them from `Authorization: Bearer KEY` and removes the header, so
-//! neither the plugin nor a log sees a key. A deployment that requires none receives the header, unless it
-//! holds a key of this file: clients send keys everywhere, and a plugin could collect them.
+//! A deployment that requires keys reads them from `Authorization: Bearer KEY`, else from `x-api-key: KEY`, and
+//! removes the header, so neither the plugin nor a log sees a key. A deployment that requires none receives the
+//! headers, unless they hold a key of this file: clients send keys everywhere, and a plugin could collect them.
 
 mod file;
 mod key;
@@ -18,7 +18,7 @@ use corral_engine::{Metric, Tenant};
 use corral_runtime::Quota;
 use file::{KeyEntry, KeyFile};
 use http::header::AUTHORIZATION;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderName, StatusCode};
 use key::KeyDigest;
 use quota_registry::QuotaRegistry;
 use std::collections::HashMap;
@@ -31,6 +31,8 @@ use std::time::Instant;
 pub use file::ApiKeysError;
 pub use key::NewApiKey;
 
+/// Header of Anthropic's API with the key.
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// First id of tenants of keys; ids of deployments start at 0.
 const FIRST_TENANT: u32 = 1 << 31;
 
@@ -149,15 +151,19 @@ impl ApiKeys {
         headers: &mut HeaderMap,
         deployment: &str,
     ) -> Result<KeyHolder, Problem> {
-        let Some(key) = bearer_key(headers) else {
+        let bearer = bearer_key(headers).map(|key| (AUTHORIZATION, key));
+        let sent = bearer.or_else(|| Some((X_API_KEY, single(headers, X_API_KEY)?.to_owned())));
+        let Some((header, key)) = sent else {
             self.counters.missing.fetch_add(1, Ordering::Relaxed);
             return Err(Problem::unauthorized(
                 "missing-key",
-                "this path requires an API key; send 'Authorization: Bearer KEY'",
+                "this path requires an API key; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
             ));
         };
         let digest = KeyDigest::of(&key);
-        headers.remove(AUTHORIZATION);
+        headers.remove(header);
+        // A client may send its key in both.
+        self.remove_from(headers);
         let index = self.index();
         let Some(key) = index.find(&digest) else {
             self.counters.invalid.fetch_add(1, Ordering::Relaxed);
@@ -178,27 +184,28 @@ impl ApiKeys {
         Ok(key.holder.clone())
     }
 
-    /// Removes API keys from the headers of a request that requires none. Other `Authorization` values
-    /// stay for the plugin.
+    /// Removes API keys from the headers of a request. Other values of these headers stay for the plugin.
     pub(crate) fn remove_from(&self, headers: &mut HeaderMap) {
         let index = self.index();
         let is_key = |text: &[u8]| index.find(&KeyDigest::of(text.trim_ascii())).is_some();
-        let mut others = Vec::new();
-        let mut found = false;
-        for value in headers.get_all(AUTHORIZATION) {
-            let text = value.as_bytes().trim_ascii();
-            // With any scheme before the key, or none.
-            let scheme = text.iter().take_while(|byte| !byte.is_ascii_whitespace());
-            if is_key(text) || is_key(&text[scheme.count()..]) {
-                found = true;
-            } else {
-                others.push(value.clone());
+        for name in [AUTHORIZATION, X_API_KEY] {
+            let mut others = Vec::new();
+            let mut found = false;
+            for value in headers.get_all(&name) {
+                let text = value.as_bytes().trim_ascii();
+                // With any scheme before the key, or none.
+                let scheme = text.iter().take_while(|byte| !byte.is_ascii_whitespace());
+                if is_key(text) || is_key(&text[scheme.count()..]) {
+                    found = true;
+                } else {
+                    others.push(value.clone());
+                }
             }
-        }
-        if found {
-            headers.remove(AUTHORIZATION);
-            for value in others {
-                headers.append(AUTHORIZATION, value);
+            if found {
+                headers.remove(&name);
+                for value in others {
+                    headers.append(&name, value);
+                }
             }
         }
     }
@@ -337,13 +344,18 @@ impl PersistentState {
 
 /// The key in a single `Authorization: Bearer KEY` header.
 fn bearer_key(headers: &HeaderMap) -> Option<String> {
-    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let (scheme, key) = single(headers, AUTHORIZATION)?.split_once(' ')?;
+    let key = key.trim();
+    (scheme.eq_ignore_ascii_case("bearer") && !key.is_empty()).then(|| key.to_owned())
+}
+
+/// The value of a header that is given once.
+fn single(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    let mut values = headers.get_all(name).iter();
     let (value, None) = (values.next()?, values.next()) else {
         return None;
     };
-    let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
-    let key = key.trim();
-    (scheme.eq_ignore_ascii_case("bearer") && !key.is_empty()).then(|| key.to_owned())
+    value.to_str().ok()
 }
 
 #[cfg(test)]
@@ -386,6 +398,21 @@ mod tests {
             assert_eq!(keys.tenants()[&holder.tenant], "alice");
             assert!(headers.is_empty(), "the key is removed");
         }
+        // As Anthropic's clients send it, also beside a header for the plugin.
+        let mut sent = HeaderMap::from_iter([
+            (
+                X_API_KEY,
+                HeaderValue::from_str(one.key()).expect("a header"),
+            ),
+            (AUTHORIZATION, HeaderValue::from_static("Basic YTpi")),
+        ]);
+        let holder = keys.authenticate(&mut sent, "/chat").expect("granted");
+        assert_eq!(&*holder.key_name, "one");
+        assert_eq!(Vec::from_iter(sent.keys()), [AUTHORIZATION]);
+        let value = HeaderValue::from_str(other.key()).expect("a header");
+        let mut sent = HeaderMap::from_iter([(X_API_KEY, value)]);
+        keys.remove_from(&mut sent);
+        assert!(sent.is_empty(), "an open deployment sees no key");
         let refused = |authorization: &str, deployment| {
             let problem = keys.authenticate(&mut headers(authorization), deployment);
             let problem = problem.expect_err("refused");
@@ -457,7 +484,7 @@ mod tests {
         let dir = TestDir::new();
         let limited = |limit: u32| {
             format!(
-                "{}[key.quota]\nrequests-per-minute = {limit}\n[tenant.alice]\nconcurrent = 5\n",
+                "{}[key.quota]\nrequests-per-minute = {limit}\n[tenant.alice]\nconcurrent-requests = 5\n",
                 one.toml_entry("one", "alice", &[])
             )
         };

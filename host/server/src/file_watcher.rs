@@ -41,7 +41,9 @@ pub(crate) fn watch<F: Reloadable>(owner: &Arc<F>) {
                 return;
             };
             let check = spawn_blocking(move || {
-                if owner.watcher().has_changed(SystemTime::now()) {
+                #[expect(clippy::disallowed_methods, reason = "files have dates")]
+                let now = SystemTime::now();
+                if owner.watcher().has_changed(now) {
                     owner.reload_and_log();
                 }
             });
@@ -119,6 +121,7 @@ fn versions(paths: &[PathBuf]) -> Versions {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "files have dates")]
 mod tests {
     use super::*;
 

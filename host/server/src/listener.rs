@@ -65,7 +65,7 @@ pub struct HttpLimits {
     /// each costs some tens of kilobytes over HTTP/1 at worst.
     pub max_connections: usize,
     /// Connections of one client address, or of one /64 for IPv6; further ones get 429 and are closed at
-    /// once. By default a quarter of all, at least 8, while no more than a quarter is free; no limit before.
+    /// once. By default three for each one that stays free, at least 8: one address can use three quarters of all.
     pub max_connections_per_address: Option<usize>,
     /// Connections of the admin listener: a scraper, a prober, a few people. One address gets three
     /// quarters of them: log followers and others. Default 32.
@@ -205,7 +205,7 @@ impl Listener {
         });
         let connections = Arc::new(Connections {
             permits: permits.clone(),
-            addresses: AddressLimiter::new(limits.max_connections_per_address, max_connections),
+            addresses: AddressLimiter::new(limits.max_connections_per_address),
             address_log: LogInterval::default(),
             phase: phase_receiver,
             config: Arc::new(config),
@@ -394,7 +394,6 @@ where
                         };
                         tracing::warn!(
                             %peer,
-                            limit = self.addresses.limit(),
                             "an address has too many connections, further ones are refused{advice}"
                         );
                     }

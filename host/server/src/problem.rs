@@ -129,7 +129,7 @@ impl Problem {
     pub(crate) fn body_stalled(idle: Duration) -> Self {
         Problem::new(
             StatusCode::REQUEST_TIMEOUT,
-            "request-stalled",
+            "request-timeout",
             format!(
                 "nothing of the request's body arrived for {} s; send it without such pauses",
                 idle.as_secs_f32()

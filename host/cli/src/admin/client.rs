@@ -1,9 +1,9 @@
 //! Requests to an admin listener, each on a connection of its own.
 
-use super::AdminArgs;
+use super::{Address, AdminArgs};
+use crate::Error;
 use crate::progress::Progress;
 use crate::terminal::printable;
-use crate::{Error, admin_token};
 use bytes::Bytes;
 use corral_runtime::PolledFrame;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
@@ -38,20 +38,12 @@ pub(crate) enum RequestBody {
 }
 
 impl AdminClient {
-    /// A client with the token from `token_file`, or else from the environment.
-    pub(crate) fn new(args: &AdminArgs, token_file: Option<&Path>) -> Result<Self, Error> {
+    /// A client with the token that the arguments or the environment name.
+    pub(crate) fn new(args: &AdminArgs) -> Result<Self, Error> {
         Ok(AdminClient {
             args: args.clone(),
-            token: admin_token::read_text(token_file)?,
+            token: args.token()?,
         })
-    }
-
-    /// A client for routes that need no token.
-    pub(crate) fn without_token(args: &AdminArgs) -> Self {
-        AdminClient {
-            args: args.clone(),
-            token: None,
-        }
     }
 
     /// Sends a request; returns the JSON body of a successful response.
@@ -115,14 +107,23 @@ impl AdminClient {
              --admin http://HOST:PORT",
             self.args.address
         );
-        exchange(&self.args, request, &refused, &self.not_corral()).await
+        let ca = self.args.ca.as_deref();
+        exchange(
+            &self.args.address,
+            ca,
+            request,
+            &refused,
+            &self.not_corral(),
+        )
+        .await
     }
 
     /// The error of a response that is not a success.
     pub(crate) fn response_error(&self, status: StatusCode, value: &Value) -> Error {
         let message = match (status, &self.token) {
             (StatusCode::UNAUTHORIZED, None) => "the server needs the admin token, whose file \
-                'corral serve' prints: name it with --token-file, or set CORRAL_ADMIN_TOKEN"
+                'corral serve' prints: name it with --token-file or its store with --store, or set \
+                CORRAL_ADMIN_TOKEN"
                 .to_owned(),
             (StatusCode::UNAUTHORIZED, Some(_)) => {
                 "this is not the server's admin token, whose file 'corral serve' prints".to_owned()
@@ -149,18 +150,18 @@ impl AdminClient {
 /// Sends a request to a listener. The error is `refused` if nothing accepts connections, `invalid` if the response is
 /// not HTTP.
 pub(crate) async fn exchange(
-    listener: &AdminArgs,
+    address: &Address,
+    ca: Option<&Path>,
     mut request: Request<Outgoing>,
     refused: &str,
     invalid: &str,
 ) -> Result<Response<Incoming>, Error> {
-    let address = &listener.address;
     let late = || {
         Error::context(format!(
             "{address} did not answer in time; check the server"
         ))
     };
-    let stream = timeout(CONNECT_TIMEOUT, listener.connect(refused))
+    let stream = timeout(CONNECT_TIMEOUT, address.connect(ca, refused))
         .await
         .map_err(late())??;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));

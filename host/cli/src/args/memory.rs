@@ -14,7 +14,7 @@ const MAX_SNAPSHOTS: usize = 1000;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Memory")]
 pub struct MemoryArgs {
-    /// KV cells that all requests of a model share [default: 16384, or one context if that is more]
+    /// KV cells that all requests of a model share [default: 16384, fewer on small machines, at least one context]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub kv_cells: Option<u32>,
     /// Requests of a model that run at once, at most 64; others wait [default: 64]

@@ -20,7 +20,7 @@ pub struct PublicArgs {
     #[arg(long, value_name = "N", default_value_t = 1024,
           value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) max_connections: u64,
-    /// Connections of one client address (one /64 for IPv6) [default: a quarter of all, while few are free]
+    /// Connections of one client address (one /64 for IPv6) [default: three for each free one]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) max_connections_per_address: Option<u64>,
     /// Timeout for the head of the next request, in seconds; closes idle connections too
@@ -64,7 +64,7 @@ pub struct PublicArgs {
         help_heading = "Security"
     )]
     pub(crate) open_routes: Vec<Route>,
-    /// Quota of a route: concurrent, requests-per-minute, tokens-per-request, -minute or -day; repeatable
+    /// Quota of a route: concurrent-requests, requests-per-minute, tokens-per-request, -minute or -day; repeatable
     #[arg(
         long = "quota",
         value_name = "ROUTE=LIMIT:N[,LIMIT:N..]",
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn quotas_parse() {
-        let arg: QuotaArg = "/a=b=concurrent:0,tokens-per-day:5000000000"
+        let arg: QuotaArg = "/a=b=concurrent-requests:0,tokens-per-day:5000000000"
             .parse()
             .expect("a valid argument");
         assert_eq!(arg.route.as_str(), "/a=b");
@@ -254,20 +254,20 @@ mod tests {
         for (text, expected) in [
             ("/a", "write ROUTE=LIMIT:N"),
             ("/a=", "write ROUTE=LIMIT:N"),
-            ("/a=concurrent", "write ROUTE=LIMIT:N"),
+            ("/a=concurrent-requests", "write ROUTE=LIMIT:N"),
             (
-                "/a=concurrent:x",
-                "'x' is not a valid number for concurrent",
+                "/a=concurrent-requests:x",
+                "'x' is not a valid number for concurrent-requests",
             ),
             (
-                "/a=concurrent:5000000000",
-                "is not a valid number for concurrent",
+                "/a=concurrent-requests:5000000000",
+                "is not a valid number for concurrent-requests",
             ),
             (
                 "/a=tokens:5",
-                "write one of concurrent, requests-per-minute",
+                "write one of concurrent-requests, requests-per-minute",
             ),
-            ("a=concurrent:5", "write '/a'"),
+            ("a=concurrent-requests:5", "write '/a'"),
         ] {
             let error = text.parse::<QuotaArg>().expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");

@@ -1,6 +1,6 @@
 //! Arguments of the commands for deployments.
 
-use crate::admin::AdminArgs;
+use crate::admin::{Address, AdminArgs};
 use crate::args::LinkedArg;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
@@ -37,9 +37,6 @@ pub enum DeployCommand {
 pub struct ServerArgs {
     #[command(flatten)]
     pub(crate) admin: AdminArgs,
-    /// File with the admin token; unix:PATH needs none [default: the token in CORRAL_ADMIN_TOKEN]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) token_file: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -131,6 +128,17 @@ pub struct InvokeArgs {
     /// Header; repeatable
     #[arg(long = "header", short = 'H', value_name = "NAME: VALUE")]
     pub(crate) headers: Vec<HeaderArg>,
+    /// API key, for a deployment that needs one
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "CORRAL_API_KEY",
+        hide_env_values = true
+    )]
+    pub(crate) key: Option<String>,
+    /// Public listener: http://HOST:PORT or https://HOST:PORT [default: as the admin listener reports it]
+    #[arg(long, value_name = "URL", help_heading = "Server")]
+    pub(crate) public: Option<Address>,
 }
 
 /// `REVISION=WEIGHT`.

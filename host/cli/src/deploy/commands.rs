@@ -54,15 +54,13 @@ pub(super) async fn run(command: &DeployCommand) -> Result<ExitCode, Error> {
             let line = |_: &Value| format!("removed {}\n", named.name);
             show(&named.server, &removed, line)
         }
-        DeployCommand::Invoke(args) => {
-            let client = client(&args.named.server)?;
-            invoke::invoke(args, &client).await
-        }
+        DeployCommand::Invoke(args) => invoke::invoke(args).await,
     }
 }
 
 fn client(server: &ServerArgs) -> Result<AdminClient, Error> {
-    AdminClient::new(&server.admin, server.token_file.as_deref())
+    server.admin.check_ca(&[&server.admin.address])?;
+    AdminClient::new(&server.admin)
 }
 
 /// Sends a request about one deployment. `path` follows its name.

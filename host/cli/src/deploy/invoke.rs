@@ -5,10 +5,12 @@ use crate::Error;
 use crate::admin::{Address, AdminClient, Outgoing, RequestBody, exchange};
 use crate::terminal::print;
 use bytes::Bytes;
+use http::header::AUTHORIZATION;
 use http::{Method, Request};
 use http_body_util::{BodyExt, Limited};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 /// Largest body from stdin, and largest response with `--json`; other responses are streamed.
@@ -16,21 +18,26 @@ const MAX_BODY_BYTES: usize = 256 << 20;
 const CUT_OFF: &str = "the response broke off";
 
 /// Sends the request and prints the response; exit code 1 unless it is a success.
-pub(super) async fn invoke(args: &InvokeArgs, client: &AdminClient) -> Result<ExitCode, Error> {
+pub(super) async fn invoke(args: &InvokeArgs) -> Result<ExitCode, Error> {
     let name = &args.named.name;
+    let admin = &args.named.server.admin;
     let path = format!("/deployments/{name}");
-    let detail = client
+    let detail = AdminClient::new(admin)?
         .request(Method::GET, &path, RequestBody::Empty)
         .await?;
     let route = detail["deployment"]["routes"][0].as_str();
-    let (Some(public), Some(path)) = (
-        detail["public_address"].as_str(),
-        args.path.as_deref().or(route),
-    ) else {
+    let Some(path) = args.path.as_deref().or(route) else {
         return Err(Error::failed(format!(
             "'{name}' has no route; see 'corral show {name}'"
         )));
     };
+    let reported = || public_address(&detail, &admin.address);
+    let Some(public) = args.public.clone().or_else(reported) else {
+        return Err(Error::failed(
+            "the server does not report its public listener; name it: --public http://HOST:PORT",
+        ));
+    };
+    admin.check_ca(&[&admin.address, &public])?;
     let body = body(args.data.as_deref())?;
     let default = match &body {
         Some(_) => Method::POST,
@@ -47,9 +54,17 @@ pub(super) async fn invoke(args: &InvokeArgs, client: &AdminClient) -> Result<Ex
         let value = header.value.clone();
         request.headers_mut().append(header.name.clone(), value);
     }
-    let refused = format!("nothing answers at http://{public}; check the server");
-    let public: Address = public.parse().map_err(Error::context(refused.as_str()))?;
-    let response = exchange(&public.into(), request, &refused, &refused).await?;
+    if let Some(key) = &args.key {
+        let value = format!("Bearer {key}");
+        let value = value
+            .parse()
+            .map_err(Error::context("the API key contains invalid characters"))?;
+        request.headers_mut().insert(AUTHORIZATION, value);
+    }
+    let refused = format!(
+        "nothing answers at {public}; check the server, or name its public listener with --public"
+    );
+    let response = exchange(&public, admin.ca.as_deref(), request, &refused, &refused).await?;
     let status = response.status();
     if args.named.server.json {
         let headers: serde_json::Map<String, Value> = response
@@ -85,6 +100,26 @@ pub(super) async fn invoke(args: &InvokeArgs, client: &AdminClient) -> Result<Ex
     }
 }
 
+/// The public listener that the admin listener at `admin` reports, as seen from this machine.
+fn public_address(detail: &Value, admin: &Address) -> Option<Address> {
+    let reported: SocketAddr = detail["public_address"].as_str()?.parse().ok()?;
+    // Certificates name hosts, not addresses, and no client connects to 0.0.0.0.
+    let admin_host = match admin {
+        Address::Http(authority) | Address::Https(authority) => authority.host(),
+        Address::Unix(_) => "localhost",
+    };
+    let is_here = reported.ip().is_loopback() && admin_host == "localhost";
+    let address = match reported.ip().is_unspecified() || is_here {
+        true => format!("{admin_host}:{}", reported.port()),
+        false => reported.to_string(),
+    };
+    let scheme = match detail["public_tls"].as_bool() {
+        Some(true) => "https",
+        _ => "http",
+    };
+    format!("{scheme}://{address}").parse().ok()
+}
+
 /// The body that `--data` names.
 fn body(data: Option<&str>) -> Result<Option<Bytes>, Error> {
     let Some(data) = data else {
@@ -103,4 +138,46 @@ fn body(data: Option<&str>) -> Result<Option<Bytes>, Error> {
         None => data.as_bytes().to_vec(),
     };
     Ok(Some(bytes.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn public_address_is_reachable_from_here() {
+        for (reported, tls, admin, expected) in [
+            (
+                "127.0.0.1:1",
+                false,
+                "http://127.0.0.1:2",
+                "http://127.0.0.1:1",
+            ),
+            (
+                "127.0.0.1:1",
+                true,
+                "https://localhost:2",
+                "https://localhost:1",
+            ),
+            (
+                "0.0.0.0:1",
+                true,
+                "https://a.example:2",
+                "https://a.example:1",
+            ),
+            ("[::]:1", false, "http://[::1]:2", "http://[::1]:1"),
+            ("0.0.0.0:1", false, "unix:admin.sock", "http://localhost:1"),
+            (
+                "10.0.0.1:1",
+                true,
+                "https://a.example:2",
+                "https://10.0.0.1:1",
+            ),
+        ] {
+            let detail = json!({"public_address": reported, "public_tls": tls});
+            let admin: Address = admin.parse().expect(admin);
+            let address = public_address(&detail, &admin).expect(expected);
+            assert_eq!(address.to_string(), expected);
+        }
+    }
 }

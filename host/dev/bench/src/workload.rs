@@ -81,7 +81,7 @@ pub(crate) async fn finish(mut generation: Generation) -> Result<(Vec<Instant>, 
     let outcome = generation.outcome();
     Ok((
         times,
-        outcome.unwrap_or(Err(corral_engine::Error::Canceled))?,
+        outcome.unwrap_or(Err(corral_engine::Error::ShuttingDown))?,
     ))
 }
 

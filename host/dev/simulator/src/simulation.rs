@@ -39,6 +39,8 @@ struct Alive {
     overtaken: u32,
     /// Steps of other adapters while it could have had a row.
     adapter_wait: u32,
+    /// Steps of its adapter that left it out, since its last row.
+    tenant_wait: u32,
     /// An external sampler picks its next token.
     sampling: bool,
     /// The highest logits did not suffice.
@@ -263,6 +265,7 @@ impl Simulation {
             tokens: Vec::new(),
             overtaken: 0,
             adapter_wait: 0,
+            tenant_wait: 0,
             sampling: false,
             needs_all_logits: false,
         };
@@ -288,7 +291,7 @@ impl Simulation {
     fn cancel(&mut self, index: usize) {
         let id = RequestId(index as u64);
         if self.alive.contains_key(&id) {
-            self.scheduler.cancel(id);
+            self.scheduler.remove(id);
             self.end(id, End::Canceled);
         }
     }
@@ -370,6 +373,7 @@ impl Simulation {
         }
         self.check_step(&step, compacted);
         self.check_adapters(&step);
+        self.check_tenants(&step);
         self.check_quotas(&step);
         if step.rows.is_empty() {
             // Failed operations may have queued others.
@@ -410,6 +414,7 @@ impl Simulation {
             is_overlap: step.is_overlap,
             failed: decoded.is_err(),
             adapter: step.adapter,
+            other_tenants: step.other_tenants,
             took,
         });
         let restart = !self.config.can_truncate;

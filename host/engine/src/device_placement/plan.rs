@@ -158,7 +158,7 @@ impl LayerNeeds {
         estimate: &MemoryEstimate,
         devices: usize,
     ) -> Result<Self, LoadError> {
-        let cells = config.cells_for(estimate.trained_context());
+        let cells = config.cells_for(estimate);
         let weights = estimate.weights_by_layer()?;
         let state = estimate.layer_state_bytes(config.max_running);
         let layers = weights.layers.iter().enumerate();

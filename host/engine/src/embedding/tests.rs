@@ -314,8 +314,8 @@ fn shutdown_cancels_all_requests() {
         .expect("there is room");
     let waiting = worker.embed(&[input(1, 100)], tenant(1));
     worker.release();
-    assert_eq!(block_on(running), Err(Error::Canceled));
-    assert_eq!(block_on(waiting), Err(Error::Canceled));
+    assert_eq!(block_on(running), Err(Error::ShuttingDown));
+    assert_eq!(block_on(waiting), Err(Error::ShuttingDown));
     drop(commands);
     worker.end();
     assert_eq!(worker.count(|c| &c.embed_canceled), 2);

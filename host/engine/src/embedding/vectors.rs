@@ -22,7 +22,7 @@ pub struct Vectors {
 }
 
 /// Sends the result of a request.
-pub type VectorSender = reply::Sender<Vectors>;
+pub type VectorSender = reply::ReplySender<Vectors>;
 
 /// A future of vectors. Dropping it cancels the request at the next step.
 pub type Embedding = reply::Reply<Vectors>;

@@ -135,12 +135,12 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
             }
             set(&self.metrics.embed_open, self.requests.len() as u64);
         }
-        self.end_all(&Error::Canceled, |metrics| &metrics.embed_canceled);
+        self.end_all(&Error::ShuttingDown, |metrics| &metrics.embed_canceled);
         while let Ok(command) = self.commands.try_recv() {
             if let EmbeddingCommand::Embed(request) = command {
                 add(&self.metrics.embed_canceled, 1);
                 drop(request.permit);
-                request.sender.finish(Err(Error::Canceled));
+                request.sender.finish(Err(Error::ShuttingDown));
             }
         }
         self.free();
@@ -228,7 +228,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
         let mut ended = Vec::new();
         for (id, open) in &self.requests {
             if open.request.sender.is_abandoned() {
-                ended.push((*id, Error::Canceled, true));
+                ended.push((*id, Error::ShuttingDown, true));
             } else if let Some(error) = open.expired(now) {
                 ended.push((*id, error, false));
             }

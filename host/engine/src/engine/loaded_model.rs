@@ -7,7 +7,7 @@ use crate::LoadError;
 use crate::device_placement::PlacementPlan;
 use crate::memory_estimate::MemoryEstimate;
 use crate::model_check::checked_model::CheckedModel;
-use crate::model_config::{DEFAULT_CELLS, MAX_RUNNING, ModelConfig, STEP_TOKENS};
+use crate::model_config::{MAX_RUNNING, ModelConfig, STEP_TOKENS};
 use crate::worker::MAX_COMPACTION_BYTES;
 use corral_llama::{
     ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadProgress, Model,
@@ -97,7 +97,7 @@ impl LoadedModel {
         load_adapters(&mut model, &config.adapters)?;
         let model = Arc::new(model);
         let context = config.context_for(model.trained_context().max(1))?;
-        let cells = config.cells.unwrap_or(DEFAULT_CELLS.max(context));
+        let cells = config.cells_for(estimate);
         if cells < context {
             return Err(LoadError::Config(format!(
                 "{cells} cells cannot hold one sequence of {context} positions; \

@@ -1,8 +1,7 @@
 //! What a model's file tells before it is loaded: that it is a model, and the memory it will take.
 //!
-//! For that, this process reads the head of the file (metadata and list of tensors) with llama.cpp's parser of GGUF,
-//! before the check in a child process. So a fault of this parser is not confined. The model itself (vocabulary, graph,
-//! weights) is opened by the child first.
+//! For that, this process reads the head of the file (metadata and list of tensors) before the check in a child process,
+//! with a reader that bounds what it allocates. llama.cpp opens the file in the child first.
 
 use crate::device_placement::PlacementPlan;
 use crate::error::LoadError;
@@ -49,7 +48,7 @@ pub fn estimate(config: &ModelConfig) -> Result<ModelSize, LoadError> {
 }
 
 fn size(config: &ModelConfig, estimate: &MemoryEstimate) -> ModelSize {
-    let cells = config.cells_for(estimate.trained_context());
+    let cells = config.cells_for(estimate);
     let kv = config.placement.kv_type;
     ModelSize {
         weights: estimate.weight_bytes(),

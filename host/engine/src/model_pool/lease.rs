@@ -108,7 +108,7 @@ impl Future for OpenModel {
             // `None` means that it is polled again after it was ready.
             OpenStage::Done(result) => result
                 .take()
-                .unwrap_or(Err(OpenError::Unavailable(Error::Canceled))),
+                .unwrap_or(Err(OpenError::Unavailable(Error::ShuttingDown))),
             OpenStage::Waits {
                 shared,
                 model,
@@ -129,7 +129,7 @@ impl Future for OpenModel {
                 match answer {
                     WaitResult::Ready => pool
                         .lease(shared, *model)
-                        .ok_or(OpenError::Unavailable(Error::Canceled)),
+                        .ok_or(OpenError::Unavailable(Error::ShuttingDown)),
                     WaitResult::Failed => Err(pool.not_loaded(name, *model)),
                     WaitResult::TooLarge { bytes, budget } => Err(OpenError::NotLoaded {
                         name: name.clone(),
@@ -143,7 +143,7 @@ impl Future for OpenModel {
                         None => Error::DeadlineExceeded,
                         Some(since) => shared.overdue(&pool, *model, *since),
                     }),
-                    WaitResult::Closed => unavailable(Error::Canceled),
+                    WaitResult::Closed => unavailable(Error::ShuttingDown),
                 }
             }
         };

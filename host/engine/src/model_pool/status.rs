@@ -230,7 +230,7 @@ fn pool_metrics(totals: &ModelTotals, status: &ModelStatus) -> Vec<Metric> {
         ),
         gauge("corral_model_leases", "Calls that use the model.", leases),
         gauge(
-            "corral_model_waiting",
+            "corral_model_calls_waiting",
             "Calls that wait for the model to load.",
             waiting,
         ),

@@ -110,7 +110,7 @@ fn concurrent_opens_share_one_load() {
     assert!(!lease.alive());
     let closed = open(&models, "b").err().expect("the pool is closed");
     assert!(
-        matches!(closed, OpenError::Unavailable(Error::Canceled)),
+        matches!(closed, OpenError::Unavailable(Error::ShuttingDown)),
         "{closed:?}"
     );
 }
@@ -407,7 +407,7 @@ fn shutdown_cancels_load() {
     assert!(
         matches!(
             opened,
-            Ok(false) | Err(OpenError::Unavailable(Error::Canceled))
+            Ok(false) | Err(OpenError::Unavailable(Error::ShuttingDown))
         ),
         "{opened:?}"
     );

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Why a snapshot was not written, read or removed.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum SnapshotError {
     /// The name of a snapshot or owner is invalid.
     #[error(
         "{name:?} is not allowed as the name of a {of}: {why}; give 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-', not starting with '.'"
@@ -131,7 +131,7 @@ fn hex(digest: &[u8; 32]) -> String {
     head.map(|byte| format!("{byte:02x}")).collect()
 }
 
-impl Error {
+impl SnapshotError {
     /// Converts an I/O error.
     pub(super) fn io(what: &'static str, path: &Path, cause: io::Error) -> Self {
         match cause.kind() {

@@ -19,7 +19,7 @@
 //!
 //! Magic and version keep their positions in every version.
 
-use super::error::Error;
+use super::error::SnapshotError;
 use super::{Contents, Origin};
 use sha2::{Digest, Sha256};
 use std::io::{self, Read, Write};
@@ -92,7 +92,11 @@ pub fn header(origin: &Origin, tokens: u64, state: u64) -> [u8; HEADER] {
 
 /// Reads a snapshot of `length` bytes and checks its origin. Allocates by the file's real size, never
 /// by its header.
-pub fn decode(input: &mut impl Read, length: u64, origin: &Origin) -> Result<Contents, Error> {
+pub fn decode(
+    input: &mut impl Read,
+    length: u64,
+    origin: &Origin,
+) -> Result<Contents, SnapshotError> {
     let mut header = Vec::with_capacity(HEADER);
     let read = input.by_ref().take(HEADER as u64).read_to_end(&mut header);
     read.map_err(unreadable)?;
@@ -124,21 +128,23 @@ pub fn decode(input: &mut impl Read, length: u64, origin: &Origin) -> Result<Con
     buffer.clear();
     read_some(input, DIGEST as u64, &mut buffer)?;
     if buffer != *hash.finalize() {
-        return Err(Error::damaged("its bytes do not match its checksum"));
+        return Err(SnapshotError::damaged(
+            "its bytes do not match its checksum",
+        ));
     }
     Ok(contents)
 }
 
 /// Numbers of tokens and bytes of state.
-fn check_header(header: &[u8], length: u64, origin: &Origin) -> Result<(u64, u64), Error> {
+fn check_header(header: &[u8], length: u64, origin: &Origin) -> Result<(u64, u64), SnapshotError> {
     let mut rest = header;
     if field(&mut rest) != Some(MAGIC) {
-        return Err(Error::NotSnapshot);
+        return Err(SnapshotError::NotSnapshot);
     }
-    let cut = || Error::damaged(format!("it ends after {} bytes", header.len()));
+    let cut = || SnapshotError::damaged(format!("it ends after {} bytes", header.len()));
     let version = field(&mut rest).map(u32::from_le_bytes).ok_or_else(cut)?;
     if version != VERSION {
-        return Err(Error::Version {
+        return Err(SnapshotError::Version {
             found: version,
             expected: VERSION,
         });
@@ -150,21 +156,23 @@ fn check_header(header: &[u8], length: u64, origin: &Origin) -> Result<(u64, u64
     let checksum = field(&mut rest).map(u32::from_le_bytes).ok_or_else(cut)?;
     let covered = header.get(..HEADER_CHECKSUM).unwrap_or_default();
     if crc32fast::hash(covered) != checksum {
-        return Err(Error::damaged("its header does not match its checksum"));
+        return Err(SnapshotError::damaged(
+            "its header does not match its checksum",
+        ));
     }
     if self::length(tokens, state) != Some(length) {
-        return Err(Error::damaged(format!(
+        return Err(SnapshotError::damaged(format!(
             "it has {length} bytes, which are not those of the {tokens} tokens and {state} bytes of state that it should hold"
         )));
     }
     if model != origin.model {
-        return Err(Error::Model {
+        return Err(SnapshotError::Model {
             found: model,
             expected: origin.model,
         });
     }
     if layout != origin.layout {
-        return Err(Error::Layout {
+        return Err(SnapshotError::Layout {
             found: layout,
             expected: origin.layout,
         });
@@ -179,9 +187,9 @@ fn field<const BYTES: usize>(rest: &mut &[u8]) -> Option<[u8; BYTES]> {
     Some(*field)
 }
 
-fn room<T>(items: u64) -> Result<Vec<T>, Error> {
+fn room<T>(items: u64) -> Result<Vec<T>, SnapshotError> {
     let bytes = items.saturating_mul(size_of::<T>() as u64);
-    let no_memory = Error::NoMemory { bytes };
+    let no_memory = SnapshotError::NoMemory { bytes };
     let Ok(items) = usize::try_from(items) else {
         return Err(no_memory);
     };
@@ -191,17 +199,19 @@ fn room<T>(items: u64) -> Result<Vec<T>, Error> {
 }
 
 /// Appends the next part and returns its length.
-fn read_some(input: &mut impl Read, left: u64, into: &mut Vec<u8>) -> Result<u64, Error> {
+fn read_some(input: &mut impl Read, left: u64, into: &mut Vec<u8>) -> Result<u64, SnapshotError> {
     let part = left.min(CHUNK as u64);
     let read = input.by_ref().take(part).read_to_end(into);
     if read.map_err(unreadable)? as u64 != part {
-        return Err(Error::damaged("it became shorter while it was read"));
+        return Err(SnapshotError::damaged(
+            "it became shorter while it was read",
+        ));
     }
     Ok(part)
 }
 
-fn unreadable(error: io::Error) -> Error {
-    Error::damaged(format!("it cannot be read: {error}"))
+fn unreadable(error: io::Error) -> SnapshotError {
+    SnapshotError::damaged(format!("it cannot be read: {error}"))
 }
 
 struct Hashed<'a, W> {

@@ -8,7 +8,7 @@ const ORIGIN: Origin = Origin {
     model: [7; 32],
     layout: 42,
 };
-const LIMITS: Limits = Limits {
+const LIMITS: SnapshotLimits = SnapshotLimits {
     snapshot_bytes: 10_000,
     owner_bytes: 20_000,
     owner_count: 3,
@@ -28,7 +28,7 @@ fn bytes_of(contents: &Contents) -> Vec<u8> {
     bytes
 }
 
-fn read_bytes(bytes: &[u8]) -> Result<Contents, Error> {
+fn read_bytes(bytes: &[u8]) -> Result<Contents, SnapshotError> {
     decode(&mut &*bytes, bytes.len() as u64, &ORIGIN)
 }
 
@@ -65,21 +65,24 @@ fn every_damaged_byte_is_detected() {
             bytes[at] ^= 1 << bit;
             let error = read_bytes(&bytes).unwrap_err();
             let expected = match at {
-                0..8 => matches!(error, Error::NotSnapshot),
-                8..12 => matches!(error, Error::Version { .. }),
-                _ => matches!(error, Error::Damaged { .. }),
+                0..8 => matches!(error, SnapshotError::NotSnapshot),
+                8..12 => matches!(error, SnapshotError::Version { .. }),
+                _ => matches!(error, SnapshotError::Damaged { .. }),
             };
             assert!(expected, "bit {bit} of byte {at}: {error}");
         }
         let error = read_bytes(&good[..at]).unwrap_err();
         let expected = match at {
-            0..8 => matches!(error, Error::NotSnapshot),
-            _ => matches!(error, Error::Damaged { .. }),
+            0..8 => matches!(error, SnapshotError::NotSnapshot),
+            _ => matches!(error, SnapshotError::Damaged { .. }),
         };
         assert!(expected, "cut to {at} bytes: {error}");
     }
     let longer = [&good[..], b"x"].concat();
-    assert!(matches!(read_bytes(&longer), Err(Error::Damaged { .. })));
+    assert!(matches!(
+        read_bytes(&longer),
+        Err(SnapshotError::Damaged { .. })
+    ));
 }
 
 #[test]
@@ -87,7 +90,10 @@ fn shrinking_or_failing_file_is_damaged() {
     let good = bytes_of(&contents(5, 60));
     for left in HEADER..good.len() {
         let error = decode(&mut &good[..left], good.len() as u64, &ORIGIN).unwrap_err();
-        assert!(matches!(error, Error::Damaged { .. }), "{left}: {error}");
+        assert!(
+            matches!(error, SnapshotError::Damaged { .. }),
+            "{left}: {error}"
+        );
     }
     struct Failing<'a>(&'a [u8]);
     impl Read for Failing<'_> {
@@ -112,7 +118,7 @@ fn each_mismatch_has_its_own_error() {
     let mut other = ORIGIN;
     other.model[0] = 8;
     let error = read(other);
-    assert!(matches!(error, Error::Model { found, expected }
+    assert!(matches!(error, SnapshotError::Model { found, expected }
         if found == ORIGIN.model && expected == other.model));
     let text = error.to_string();
     assert!(
@@ -123,17 +129,17 @@ fn each_mismatch_has_its_own_error() {
     other.layout = 43;
     assert!(matches!(
         read(other),
-        Error::Layout {
+        SnapshotError::Layout {
             found: 42,
             expected: 43
         }
     ));
     let error = read_bytes(b"GGUF").unwrap_err();
-    assert!(matches!(error, Error::NotSnapshot));
+    assert!(matches!(error, SnapshotError::NotSnapshot));
     let mut newer = good.clone();
     newer[8] = 9;
     let error = read_bytes(&newer).unwrap_err();
-    assert!(matches!(error, Error::Version { found: 9, expected } if expected == VERSION));
+    assert!(matches!(error, SnapshotError::Version { found: 9, expected } if expected == VERSION));
 }
 
 #[test]
@@ -147,13 +153,13 @@ fn false_lengths_in_header_allocate_nothing() {
     ] {
         let bytes = [&header(&ORIGIN, tokens, state)[..], &[0; 64]].concat();
         let error = read_bytes(&bytes).unwrap_err();
-        assert!(matches!(error, Error::Damaged { .. }), "{error}");
+        assert!(matches!(error, SnapshotError::Damaged { .. }), "{error}");
     }
     // The file has the stated length, but memory does not suffice.
     let state = u64::MAX - 200;
     let length = length(1, state).unwrap();
     let error = decode(&mut &header(&ORIGIN, 1, state)[..], length, &ORIGIN).unwrap_err();
-    assert!(matches!(error, Error::NoMemory { .. }), "{error}");
+    assert!(matches!(error, SnapshotError::NoMemory { .. }), "{error}");
 }
 
 proptest! {
@@ -230,8 +236,8 @@ fn full_disk_is_reported_at_every_step() {
     let all = bytes_of(&contents).len();
     for room in 0..all {
         let cause = encode(&mut Full(room), &contents).unwrap_err();
-        let error = Error::io("write", Path::new("x"), cause);
-        assert!(matches!(error, Error::NoSpace));
+        let error = SnapshotError::io("write", Path::new("x"), cause);
+        assert!(matches!(error, SnapshotError::NoSpace));
     }
     encode(&mut Full(all), &contents).unwrap();
 }
@@ -267,7 +273,7 @@ fn snapshot_outlives_its_writer_and_is_replaced_atomically() {
     assert!(file_sizes(&dir.join("unknown")).unwrap().is_empty());
 
     snapshots.remove("chat", "0").unwrap();
-    let missing = |result| matches!(result, Err(Error::Missing { name }) if name == "0");
+    let missing = |result| matches!(result, Err(SnapshotError::Missing { name }) if name == "0");
     assert!(missing(snapshots.remove("chat", "0")));
     assert!(missing(snapshots.read("chat", "0", &ORIGIN).map(drop)));
     assert!(missing(snapshots.read("unknown", "0", &ORIGIN).map(drop)));
@@ -281,7 +287,7 @@ fn limits_are_checked_before_writing() {
     let error = snapshots.write("t", "a", &sized(10_001)).unwrap_err();
     assert!(matches!(
         error,
-        Error::TooLarge {
+        SnapshotError::TooLarge {
             bytes: 10_001,
             limit: 10_000
         }
@@ -292,7 +298,7 @@ fn limits_are_checked_before_writing() {
     let error = snapshots.write("t", "c", &sized(1_001)).unwrap_err();
     assert!(matches!(
         error,
-        Error::OverBudget {
+        SnapshotError::OverBudget {
             bytes: 1_001,
             used: 19_000,
             limit: 20_000
@@ -300,14 +306,14 @@ fn limits_are_checked_before_writing() {
     ));
     snapshots.write("t", "c", &sized(1_000)).unwrap();
     let error = snapshots.write("t", "d", &sized(200)).unwrap_err();
-    assert!(matches!(error, Error::TooMany { limit: 3 }));
+    assert!(matches!(error, SnapshotError::TooMany { limit: 3 }));
     // The replaced snapshot and other owners do not count.
     snapshots.write("t", "a", &sized(10_000)).unwrap();
     snapshots.write("u", "a", &sized(10_000)).unwrap();
     // A file above the limit is not read.
     fs::write(dir.path().join("u/b"), vec![0; 10_001]).unwrap();
     let error = snapshots.read("u", "b", &ORIGIN).unwrap_err();
-    assert!(matches!(error, Error::TooLarge { .. }));
+    assert!(matches!(error, SnapshotError::TooLarge { .. }));
 }
 
 #[test]
@@ -319,10 +325,13 @@ fn unfinished_writes_count_toward_limits() {
     let new = snapshots.reserve("t", "b", 9_000).unwrap();
     // The smaller write may fail, so the larger snapshot counts.
     let error = snapshots.write("t", "c", &sized(2_001)).unwrap_err();
-    assert!(matches!(error, Error::OverBudget { used: 18_000, .. }));
+    assert!(matches!(
+        error,
+        SnapshotError::OverBudget { used: 18_000, .. }
+    ));
     let third = snapshots.reserve("t", "c", 2_000).unwrap();
     let error = snapshots.write("t", "d", &sized(200)).unwrap_err();
-    assert!(matches!(error, Error::TooMany { .. }));
+    assert!(matches!(error, SnapshotError::TooMany { .. }));
     drop((smaller, new, third));
     snapshots.write("t", "d", &sized(10_000)).unwrap();
 }
@@ -340,7 +349,9 @@ fn concurrent_writers_stay_within_limits() {
                     let name = format!("n{}", (writer + round) % 5);
                     let size = 4_000 + 1_000 * writer;
                     match snapshots.write("t", &name, &sized(size)) {
-                        Ok(()) | Err(Error::OverBudget { .. } | Error::TooMany { .. }) => {}
+                        Ok(())
+                        | Err(SnapshotError::OverBudget { .. } | SnapshotError::TooMany { .. }) => {
+                        }
                         Err(error) => panic!("{error}"),
                     }
                     let sizes = file_sizes(dir).unwrap();
@@ -388,12 +399,12 @@ fn failed_write_keeps_old_snapshot() {
     // A directory, which a rename cannot replace.
     fs::create_dir_all(dir.path().join("t/a/b")).unwrap();
     let error = snapshots.write("t", "a", &contents(1, 1)).unwrap_err();
-    assert!(matches!(error, Error::Io { .. }), "{error}");
+    assert!(matches!(error, SnapshotError::Io { .. }), "{error}");
     assert!(dir.path().join("t/a/b").exists());
     assert_eq!(fs::read_dir(dir.path().join("t")).unwrap().count(), 1);
     assert!(snapshots.lock().pending.is_empty());
     let error = snapshots.read("t", "a", &ORIGIN).unwrap_err();
-    assert!(matches!(error, Error::NotSnapshot));
+    assert!(matches!(error, SnapshotError::NotSnapshot));
 }
 
 #[test]
@@ -401,7 +412,7 @@ fn dir_is_locked_by_one_process() {
     let dir = tempfile::tempdir().unwrap();
     let first = open(dir.path());
     let error = Snapshots::new(dir.path(), LIMITS).unwrap_err();
-    assert!(matches!(error, Error::InUse { .. }));
+    assert!(matches!(error, SnapshotError::InUse { .. }));
     drop(first);
     open(dir.path());
 }
@@ -425,7 +436,10 @@ fn unsafe_names_are_refused() {
             snapshots.remove(name, "a"),
         ];
         for (at, result) in results.into_iter().enumerate() {
-            assert!(matches!(result, Err(Error::Name { .. })), "{name:?} {at}");
+            assert!(
+                matches!(result, Err(SnapshotError::Name { .. })),
+                "{name:?} {at}"
+            );
         }
     }
     let longest = "x".repeat(128);

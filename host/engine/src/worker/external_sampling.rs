@@ -202,7 +202,7 @@ impl<B: Backend> Worker<B> {
                 self.accept_external_sample(id, token, logprobs, now, &mut time)
             });
             if let Err(error) = accepted {
-                self.scheduler.cancel(id);
+                self.scheduler.remove(id);
                 self.fail(id, error);
             }
         }

@@ -15,7 +15,7 @@ pub enum NewWork {
     /// The distribution of the next token.
     NextToken {
         request: NextTokenRequest,
-        sender: reply::Sender<Distribution>,
+        sender: reply::ReplySender<Distribution>,
     },
 }
 

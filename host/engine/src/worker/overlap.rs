@@ -24,57 +24,67 @@ pub(super) struct OverlapEstimate {
     call_time: Duration,
 }
 
-/// A step that the backend has started, or failed to start, before sampling.
-pub(super) struct OverlappedStep {
-    step: Step,
-    decoded: Result<(), DecodeError>,
-    /// Time in the call to the backend.
+/// Overlapped work before and during the sampling of a step.
+#[derive(Default)]
+pub(super) struct StepOverlap {
+    /// The overlapped step that the backend has started, or failed to start, before sampling.
+    started: Option<(Step, Result<(), DecodeError>)>,
+    /// Time in the call that started it: it counts with the next step.
     pub call_time: Duration,
+    /// The same of the overlapped step before: it counts with this step.
+    pub earlier_call_time: Duration,
 }
 
 impl OverlapEstimate {
-    /// Records the sampling time of a step.
-    pub fn observe_sampling(&mut self, took: Duration) {
-        self.sampling_seconds += LATEST_WEIGHT * (took.as_secs_f64() - self.sampling_seconds);
-    }
-
-    /// Returns the call time to count with this step.
-    pub fn take_call_time(&mut self) -> Duration {
-        std::mem::take(&mut self.call_time)
+    /// Records that the step failed that counts the last overlapped step.
+    pub fn step_failed(&mut self) {
+        self.call_time = Duration::ZERO;
     }
 }
 
 impl<B: Backend> Worker<B> {
     /// Starts an overlapped step if the backend and the scheduler allow one.
-    pub(super) fn begin_overlap(&mut self) -> Option<OverlappedStep> {
+    pub(super) fn begin_overlap(&mut self) -> StepOverlap {
+        let mut overlap = StepOverlap {
+            earlier_call_time: std::mem::take(&mut self.overlap.call_time),
+            ..StepOverlap::default()
+        };
         if !self.backend.can_overlap() {
-            return None;
+            return overlap;
         }
         let idle = Duration::from_secs_f64(self.overlap.sampling_seconds);
-        let step = self.scheduler.plan_overlap(idle)?;
+        let Some(step) = self.scheduler.plan_overlap(idle) else {
+            return overlap;
+        };
         self.fill_inputs(&step.rows);
         let before = Instant::now();
         let decoded = self.backend.decode_overlapped(&self.inputs);
-        let call_time = before.elapsed();
-        add_time(&self.metrics.compute_nanos, call_time);
+        overlap.call_time = before.elapsed();
+        add_time(&self.metrics.compute_nanos, overlap.call_time);
         if decoded.is_ok() {
             self.count_step(&step);
         }
-        Some(OverlappedStep {
-            step,
-            decoded,
-            call_time,
-        })
+        overlap.started = Some((step, decoded));
+        overlap
     }
 
-    /// Records an overlapped step. It has failed, or it completes before the next step.
-    pub(super) fn finish_overlap(&mut self, overlapped: OverlappedStep) {
-        let OverlappedStep {
-            step,
-            decoded,
-            call_time,
-        } = overlapped;
-        self.overlap.call_time = call_time;
+    /// Records an overlapped step, which has failed, or completes before the next step; and how long it took to sample
+    /// the `outputs` of the step before it.
+    pub(super) fn finish_overlap(
+        &mut self,
+        overlap: StepOverlap,
+        sampling_time: Duration,
+        outputs: usize,
+    ) {
+        let estimate = &mut self.overlap;
+        if outputs > 0 {
+            let difference = sampling_time.as_secs_f64() - estimate.sampling_seconds;
+            estimate.sampling_seconds += LATEST_WEIGHT * difference;
+        }
+        estimate.call_time = overlap.call_time;
+        let Some((step, decoded)) = overlap.started else {
+            return;
+        };
         self.scheduler.overlap_done(decoded.is_ok());
         if let Err(error) = decoded {
             let tokens = step.shape.prefill;

@@ -111,8 +111,8 @@ impl<B: Backend> Worker<B> {
 
     pub(super) fn cancel(&mut self, ids: &[RequestId]) {
         for &id in ids {
-            self.scheduler.cancel(id);
-            self.drop_request(id, |metrics| &metrics.canceled, Error::Canceled);
+            self.scheduler.remove(id);
+            self.drop_request(id, |metrics| &metrics.canceled, Error::ShuttingDown);
         }
     }
 

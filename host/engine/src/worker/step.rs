@@ -38,15 +38,15 @@ impl<B: Backend> Worker<B> {
         self.fill_inputs(&step.rows);
         let decoded = self.decode(step);
         let decoded_at = Instant::now();
-        let overlap_time = self.overlap.take_call_time();
         match decoded {
             Ok(()) => {
                 self.count_step(step);
-                self.finish_step(step, now, decoded_at, move_time, overlap_time);
+                self.finish_step(step, now, decoded_at, move_time);
             }
             Err(error) => {
                 tracing::warn!(%error, tokens = self.inputs.len(), "a step failed");
                 add(&self.metrics.failed_steps, 1);
+                self.overlap.step_failed();
                 let now = self.time(decoded_at);
                 if let Some(id) = self.scheduler.step_done(StepResult::Failed { now }) {
                     self.fail(id, Error::Failed(error.to_string()));
@@ -101,24 +101,19 @@ impl<B: Backend> Worker<B> {
         planned_at: Instant,
         decoded_at: Instant,
         move_time: Duration,
-        overlap_time: Duration,
     ) {
-        let overlapped = self.begin_overlap();
+        let overlap = self.begin_overlap();
         let before = Instant::now();
         let compute_time = decoded_at.duration_since(planned_at);
         let output = self.sample(&step.rows, decoded_at, compute_time);
         let sampling_time = before.elapsed();
-        if step.rows.iter().any(|row| row.output) {
-            self.overlap.observe_sampling(sampling_time);
-        }
         add_time(&self.metrics.sampling_nanos, sampling_time);
         // The metric covers the whole step, without the overlapped one, which counts with the next step.
-        let call_time = overlapped.as_ref().map_or(Duration::ZERO, |o| o.call_time);
-        let step_time = planned_at.elapsed().saturating_sub(call_time);
+        let step_time = planned_at.elapsed().saturating_sub(overlap.call_time);
         self.metrics.step_duration.observe(step_time.as_secs_f64());
         // The scheduler predicts the cost of rows, which excludes constraints and moves.
         let excluded = output.constraint_time + move_time;
-        let took = (step_time + overlap_time).saturating_sub(excluded);
+        let took = (step_time + overlap.earlier_call_time).saturating_sub(excluded);
         self.scheduler.step_done(StepResult::Decoded {
             gained: &output.tokens,
             finished: &output.finished,
@@ -131,10 +126,14 @@ impl<B: Backend> Worker<B> {
             &self.metrics.sampling_deferrals,
             output.deferred.len() as u64,
         );
-        self.deferred.clone_from(&output.deferred);
-        if let Some(overlapped) = overlapped {
-            self.finish_overlap(overlapped);
-        }
+        // Rows that the step left out still come first in their next step.
+        let requests = &self.requests;
+        self.deferred.retain(|id| {
+            requests.contains_key(id) && step.rows.iter().all(|row| row.request != *id)
+        });
+        self.deferred.extend(&output.deferred);
+        let outputs = step.rows.iter().filter(|row| row.output).count();
+        self.finish_overlap(overlap, sampling_time, outputs);
         for &id in &output.failed {
             self.scheduler.fail_request(id);
         }

@@ -154,7 +154,7 @@ fn shutdown_cancels_running_waiting_and_unread_requests() {
     let late = engine.generate(vec![1], long());
     drop(release);
     for generation in generations.into_iter().chain([late]) {
-        assert_eq!(read(generation).1, Err(Error::Canceled));
+        assert_eq!(read(generation).1, Err(Error::ShuttingDown));
     }
     engine.end();
 }

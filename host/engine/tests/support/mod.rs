@@ -174,7 +174,7 @@ pub fn settle(engine: &Engine) {
 /// Checks that every token was computed once, except cached, recomputed and discarded ones.
 pub fn check_identity(engine: &Engine) {
     let count = |name: &str| metric(engine, &format!("{name}_total"));
-    let expected = count("prompt_tokens") - count("prefix_cache_hits_tokens")
+    let expected = count("prompt_tokens") - count("prefix_cache_hit_tokens")
         + count("generated_tokens")
         - count("requests_finished")
         - count("forced_tokens_uncomputed")

@@ -1,7 +1,7 @@
 //! Decoding, sharing, truncating, saving and loading over the demo model.
 
 use super::*;
-use crate::{DevicePlacement, KvType, LoadProgress};
+use crate::{DevicePlacement, KvType, LoadProgress, Token};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::path::Path;

@@ -1,11 +1,24 @@
-//! Reads the header of a GGUF file: metadata and tensors.
+//! Reads the head of a GGUF file: metadata and the list of tensors.
+//!
+//! The file may be hostile, and the server reads its head before a child process checks the file. So the reader compares
+//! each count and length with the bytes that are left before it allocates, keeps only the values that the caller wants,
+//! and reads at most [`MAX_HEAD`] bytes. llama.cpp reads the head again when it loads the file, and checks more.
 
-use super::{GgufContext, GgufError, Value};
-use crate::log;
+use super::{GgufError, Value};
 use llama_cpp_sys_2 as sys;
-use std::ffi::{CStr, CString, c_char};
+use std::fs::File;
+use std::io::{BufReader, Read, Seek};
 use std::path::Path;
-use std::ptr::NonNull;
+
+/// Most bytes of a head. A vocabulary of 260,000 tokens, with merges, takes about 15 MiB. One-letter strings take ten
+/// times their bytes in memory.
+const MAX_HEAD: u64 = 64 << 20;
+/// Versions of the format that differ in nothing here. Version 1 has shorter counts.
+const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
+/// Alignment of the weights if the metadata names none.
+const DEFAULT_ALIGNMENT: u32 = 32;
+/// The key of the alignment.
+const ALIGNMENT: &str = "general.alignment";
 
 /// The metadata whose keys start with `prefix`, in the file's order.
 pub fn metadata(path: &Path, prefix: &str) -> Result<Vec<(String, Value)>, GgufError> {
@@ -17,25 +30,11 @@ pub fn metadata_where(
     path: &Path,
     wanted: impl Fn(&str) -> bool,
 ) -> Result<Vec<(String, Value)>, GgufError> {
-    let context = open(path)?;
-    // SAFETY: the context is alive.
-    let count = unsafe { sys::gguf_get_n_kv(context.0.as_ptr()) };
-    let mut found = Vec::new();
-    for id in 0..count {
-        // SAFETY: `id` is below the number of keys; the key lives as long as the context.
-        let key = unsafe { text(sys::gguf_get_key(context.0.as_ptr(), id)) };
-        if wanted(&key) {
-            let value = read_value(&context, id).ok_or_else(|| GgufError::Read {
-                path: path.to_owned(),
-                cause: format!("the value of {key} has an unknown type"),
-            })?;
-            found.push((key, value));
-        }
-    }
-    Ok(found)
+    read_head(path, |head| head.metadata(wanted))
 }
 
 /// A tensor of a file.
+#[derive(Debug)]
 pub struct TensorInfo {
     /// Its name.
     pub name: String,
@@ -45,136 +44,295 @@ pub struct TensorInfo {
     pub is_plain: bool,
     /// Bytes of its weights.
     pub bytes: u64,
+    /// Offset of its weights from the start of all weights.
+    offset: u64,
 }
 
 /// The tensors of a file, in its order.
 pub fn tensors(path: &Path) -> Result<Vec<TensorInfo>, GgufError> {
-    const PLAIN: [sys::ggml_type; 4] = [
-        sys::GGML_TYPE_F32,
-        sys::GGML_TYPE_F16,
-        sys::GGML_TYPE_BF16,
-        sys::GGML_TYPE_Q8_0,
-    ];
-    let context = open(path)?;
-    let gguf = context.0.as_ptr();
-    // SAFETY: the context is alive.
-    let count = unsafe { sys::gguf_get_n_tensors(gguf) };
-    let info = |id| {
-        // SAFETY: `id` is below the number of tensors; name and dimensions, always four, live as long as the context.
-        unsafe {
-            TensorInfo {
-                name: text(sys::gguf_get_tensor_name(gguf, id)),
-                dimensions: *sys::gguf_get_tensor_ne(gguf, id).cast::<[i64; 4]>(),
-                is_plain: PLAIN.contains(&sys::gguf_get_tensor_type(gguf, id)),
-                bytes: sys::gguf_get_tensor_size(gguf, id) as u64,
-            }
-        }
-    };
-    Ok((0..count).map(info).collect())
+    read_head(path, |head| {
+        head.metadata(|_| false)?;
+        head.tensors()
+    })
 }
 
 /// Offset of the end of the last tensor: a complete file has at least this many bytes.
 pub(crate) fn data_end(path: &Path) -> Result<u64, GgufError> {
-    let context = open(path)?;
-    let gguf = context.0.as_ptr();
-    // SAFETY: the context is alive.
-    let (data, count) = unsafe {
-        (
-            sys::gguf_get_data_offset(gguf),
-            sys::gguf_get_n_tensors(gguf),
-        )
-    };
-    let end = |id| {
-        // SAFETY: the context is alive and `id` below the number of tensors.
-        unsafe { sys::gguf_get_tensor_offset(gguf, id) + sys::gguf_get_tensor_size(gguf, id) }
-    };
-    Ok((data + (0..count).map(end).max().unwrap_or(0)) as u64)
+    read_head(path, Head::data_end)
 }
 
-/// Reads the header of a file.
-fn open(path: &Path) -> Result<GgufContext, GgufError> {
-    log::forward();
-    let unreadable = |cause: String| GgufError::Read {
-        path: path.to_owned(),
-        cause,
+fn read_head<T>(
+    path: &Path,
+    read: impl FnOnce(&mut Head<BufReader<File>>) -> Result<T, String>,
+) -> Result<T, GgufError> {
+    let open = || {
+        let file = File::open(path)?;
+        let length = file.metadata()?.len();
+        Ok((BufReader::new(file), length))
     };
-    let file = path
-        .to_str()
-        .and_then(|text| CString::new(text).ok())
-        .ok_or_else(|| unreadable("its path is not valid UTF-8".into()))?;
-    log::take_first_error();
-    let params = sys::gguf_init_params {
-        no_alloc: true,
-        ctx: std::ptr::null_mut(),
-    };
-    // SAFETY: `file` is NUL-terminated and outlives the call; without a `ctx` llama.cpp makes no tensor.
-    let context = unsafe { sys::gguf_init_from_file(file.as_ptr(), params) };
-    let context = NonNull::new(context).map(GgufContext);
-    context.ok_or_else(|| {
-        unreadable(log::take_first_error().unwrap_or_else(|| "llama.cpp refused it".into()))
-    })
-}
-
-/// The value of key number `id`, which must be below the number of keys. `None` for types that [`Value`] lacks.
-fn read_value(context: &GgufContext, id: i64) -> Option<Value> {
-    let gguf = context.0.as_ptr();
-    // SAFETY: the context is alive and the caller's `id` within it; each getter matches the type that llama.cpp reports
-    // for the value.
-    unsafe {
-        Some(match sys::gguf_get_kv_type(gguf, id) {
-            sys::GGUF_TYPE_UINT32 => Value::U32(sys::gguf_get_val_u32(gguf, id)),
-            sys::GGUF_TYPE_INT32 => Value::I32(sys::gguf_get_val_i32(gguf, id)),
-            sys::GGUF_TYPE_UINT64 => Value::U64(sys::gguf_get_val_u64(gguf, id)),
-            sys::GGUF_TYPE_INT64 => Value::I64(sys::gguf_get_val_i64(gguf, id)),
-            sys::GGUF_TYPE_FLOAT32 => Value::F32(sys::gguf_get_val_f32(gguf, id)),
-            sys::GGUF_TYPE_FLOAT64 => Value::F64(sys::gguf_get_val_f64(gguf, id)),
-            sys::GGUF_TYPE_BOOL => Value::Bool(sys::gguf_get_val_bool(gguf, id)),
-            sys::GGUF_TYPE_STRING => Value::Text(text(sys::gguf_get_val_str(gguf, id))),
-            sys::GGUF_TYPE_ARRAY => match sys::gguf_get_arr_type(gguf, id) {
-                sys::GGUF_TYPE_UINT32 => Value::U32s(numbers(context, id)),
-                sys::GGUF_TYPE_INT32 => Value::I32s(numbers(context, id)),
-                sys::GGUF_TYPE_FLOAT32 => Value::F32s(numbers(context, id)),
-                sys::GGUF_TYPE_BOOL => {
-                    let bytes: Vec<u8> = numbers(context, id);
-                    Value::Bools(bytes.into_iter().map(|byte| byte != 0).collect())
-                }
-                sys::GGUF_TYPE_STRING => Value::Texts(
-                    (0..sys::gguf_get_arr_n(gguf, id))
-                        .map(|index| text(sys::gguf_get_arr_str(gguf, id, index)))
-                        .collect(),
-                ),
-                _ => return None,
-            },
-            _ => return None,
+    open()
+        .map_err(|error: std::io::Error| error.to_string())
+        .and_then(|(file, length)| read(&mut Head::begin(file, length)?))
+        .map_err(|cause| GgufError::Read {
+            path: path.to_owned(),
+            cause,
         })
+}
+
+/// A head that is read from its beginning to its end: first [`Head::metadata`], then [`Head::tensors`].
+pub(super) struct Head<R> {
+    file: R,
+    /// Bytes read.
+    offset: u64,
+    /// Bytes that may follow.
+    left: u64,
+    keys: u64,
+    tensors: u64,
+}
+
+impl<R: Read + Seek> Head<R> {
+    /// Reads the version and the counts. `length` is the size of the file.
+    pub(super) fn begin(file: R, length: u64) -> Result<Self, String> {
+        let mut head = Head {
+            file,
+            offset: 0,
+            left: length.min(MAX_HEAD),
+            keys: 0,
+            tensors: 0,
+        };
+        if &head.array()? != b"GGUF" {
+            return Err("it does not begin with the letters GGUF".to_owned());
+        }
+        let version = head.u32()?;
+        if !VERSIONS.contains(&version) {
+            return Err(format!(
+                "its version is {version}; expected {VERSIONS:?}, in little-endian order"
+            ));
+        }
+        head.tensors = head.u64()?;
+        head.keys = head.u64()?;
+        Ok(head)
+    }
+
+    /// The metadata whose keys are `wanted`.
+    pub(super) fn metadata(
+        &mut self,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<Vec<(String, Value)>, String> {
+        let mut found = Vec::new();
+        for _ in 0..self.keys {
+            let key = self.text()?;
+            let kind = self.u32()?;
+            if wanted(&key) {
+                let value = self.value(kind)?;
+                let value =
+                    value.ok_or_else(|| format!("the value of {key:?} has an unknown type"))?;
+                found.push((key, value));
+            } else {
+                self.skip_value(kind)?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// The list of tensors.
+    pub(super) fn tensors(&mut self) -> Result<Vec<TensorInfo>, String> {
+        let mut found = Vec::new();
+        for _ in 0..self.tensors {
+            found.push(self.tensor()?);
+        }
+        Ok(found)
+    }
+
+    /// Reads the whole head and returns the end of the last tensor.
+    pub(super) fn data_end(&mut self) -> Result<u64, String> {
+        let alignment = match self.metadata(|key| key == ALIGNMENT)?.pop() {
+            None => DEFAULT_ALIGNMENT,
+            Some((_, Value::U32(alignment))) if alignment.is_power_of_two() => alignment,
+            Some(_) => return Err("its alignment is no power of two".to_owned()),
+        };
+        let tensors = self.tensors()?;
+        let data = self.offset.next_multiple_of(alignment.into());
+        let ends = tensors
+            .iter()
+            .map(|tensor| tensor.offset.saturating_add(tensor.bytes));
+        Ok(data.saturating_add(ends.max().unwrap_or(0)))
+    }
+
+    fn tensor(&mut self) -> Result<TensorInfo, String> {
+        const PLAIN: [sys::ggml_type; 4] = [
+            sys::GGML_TYPE_F32,
+            sys::GGML_TYPE_F16,
+            sys::GGML_TYPE_BF16,
+            sys::GGML_TYPE_Q8_0,
+        ];
+        let name = self.text()?;
+        let count = self.u32()?;
+        let mut dimensions = [1; 4];
+        let used = usize::try_from(count).ok();
+        let used = used.and_then(|count| dimensions.get_mut(..count));
+        for dimension in
+            used.ok_or_else(|| format!("the tensor {name:?} has {count} dimensions"))?
+        {
+            *dimension = i64::from_le_bytes(self.array()?);
+        }
+        let kind = self.u32()?;
+        let bytes = tensor_bytes(kind, dimensions);
+        let bytes = bytes.ok_or_else(|| {
+            format!(
+                "the tensor {name:?} cannot have the type {kind} and the dimensions {dimensions:?}"
+            )
+        })?;
+        Ok(TensorInfo {
+            name,
+            dimensions,
+            is_plain: PLAIN.contains(&kind),
+            bytes,
+            offset: self.u64()?,
+        })
+    }
+
+    /// A value. `None` for types that [`Value`] lacks.
+    fn value(&mut self, kind: sys::gguf_type) -> Result<Option<Value>, String> {
+        Ok(Some(match kind {
+            sys::GGUF_TYPE_UINT32 => Value::U32(self.u32()?),
+            sys::GGUF_TYPE_INT32 => Value::I32(i32::from_le_bytes(self.array()?)),
+            sys::GGUF_TYPE_UINT64 => Value::U64(self.u64()?),
+            sys::GGUF_TYPE_INT64 => Value::I64(i64::from_le_bytes(self.array()?)),
+            sys::GGUF_TYPE_FLOAT32 => Value::F32(f32::from_le_bytes(self.array()?)),
+            sys::GGUF_TYPE_FLOAT64 => Value::F64(f64::from_le_bytes(self.array()?)),
+            sys::GGUF_TYPE_BOOL => Value::Bool(self.array::<1>()? != [0]),
+            sys::GGUF_TYPE_STRING => Value::Text(self.text()?),
+            sys::GGUF_TYPE_ARRAY => {
+                let (kind, count) = (self.u32()?, self.u64()?);
+                match kind {
+                    sys::GGUF_TYPE_UINT32 => Value::U32s(self.numbers(count, u32::from_le_bytes)?),
+                    sys::GGUF_TYPE_INT32 => Value::I32s(self.numbers(count, i32::from_le_bytes)?),
+                    sys::GGUF_TYPE_FLOAT32 => Value::F32s(self.numbers(count, f32::from_le_bytes)?),
+                    sys::GGUF_TYPE_BOOL => {
+                        Value::Bools(self.numbers(count, |byte: [u8; 1]| byte != [0])?)
+                    }
+                    sys::GGUF_TYPE_STRING => {
+                        let mut texts = Vec::new();
+                        for _ in 0..count {
+                            texts.push(self.text()?);
+                        }
+                        Value::Texts(texts)
+                    }
+                    _ => return Ok(None),
+                }
+            }
+            _ => return Ok(None),
+        }))
+    }
+
+    fn skip_value(&mut self, kind: sys::gguf_type) -> Result<(), String> {
+        let (kind, count) = match kind {
+            sys::GGUF_TYPE_ARRAY => (self.u32()?, self.u64()?),
+            kind => (kind, 1),
+        };
+        if kind == sys::GGUF_TYPE_STRING {
+            for _ in 0..count {
+                let length = self.u64()?;
+                self.skip(length)?;
+            }
+            return Ok(());
+        }
+        let size = number_bytes(kind);
+        let size = size.ok_or_else(|| format!("it has a value of the unknown type {kind}"))?;
+        self.skip(count.saturating_mul(size))
+    }
+
+    /// Counts bytes that are read next.
+    fn advance(&mut self, bytes: u64) -> Result<(), String> {
+        let left = self.left.checked_sub(bytes);
+        self.left = left.ok_or_else(|| {
+            format!(
+                "its head needs {bytes} bytes at offset {}, where {} are left",
+                self.offset, self.left
+            )
+        })?;
+        self.offset += bytes;
+        Ok(())
+    }
+
+    fn skip(&mut self, bytes: u64) -> Result<(), String> {
+        self.advance(bytes)?;
+        // At most `MAX_HEAD`.
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.file
+            .seek_relative(bytes)
+            .map_err(|error| error.to_string())
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        self.advance(N as u64)?;
+        let mut bytes = [0; N];
+        let read = self.file.read_exact(&mut bytes);
+        read.map_err(|error| error.to_string())?;
+        Ok(bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, String> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, String> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn bytes(&mut self, count: u64) -> Result<Vec<u8>, String> {
+        self.advance(count)?;
+        let count = usize::try_from(count).map_err(|error| error.to_string())?;
+        let mut bytes = vec![0; count];
+        let read = self.file.read_exact(&mut bytes);
+        read.map_err(|error| error.to_string())?;
+        Ok(bytes)
+    }
+
+    fn numbers<const N: usize, T>(
+        &mut self,
+        count: u64,
+        from: fn([u8; N]) -> T,
+    ) -> Result<Vec<T>, String> {
+        let bytes = self.bytes(count.saturating_mul(N as u64))?;
+        let (numbers, _) = bytes.as_chunks();
+        Ok(numbers.iter().copied().map(from).collect())
+    }
+
+    /// A string up to its first zero byte, as llama.cpp reads it; bytes that are not UTF-8 are replaced.
+    fn text(&mut self) -> Result<String, String> {
+        let length = self.u64()?;
+        let bytes = self.bytes(length)?;
+        let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+        Ok(String::from_utf8_lossy(text).into_owned())
     }
 }
 
-/// The elements of an array.
-///
-/// # Safety
-/// `id` is an array of the context whose elements are plain numbers of type `T`.
-unsafe fn numbers<T: Copy>(context: &GgufContext, id: i64) -> Vec<T> {
-    // SAFETY: the caller's.
-    let (data, count) = unsafe {
-        (
-            sys::gguf_get_arr_data(context.0.as_ptr(), id).cast::<T>(),
-            sys::gguf_get_arr_n(context.0.as_ptr(), id),
-        )
-    };
-    (0..count)
-        // SAFETY: the array holds `count` elements of `T`, perhaps unaligned.
-        .map(|index| unsafe { data.add(index).read_unaligned() })
-        .collect()
+/// Bytes of a number or truth value; `None` for other types.
+fn number_bytes(kind: sys::gguf_type) -> Option<u64> {
+    match kind {
+        sys::GGUF_TYPE_UINT8 | sys::GGUF_TYPE_INT8 | sys::GGUF_TYPE_BOOL => Some(1),
+        sys::GGUF_TYPE_UINT16 | sys::GGUF_TYPE_INT16 => Some(2),
+        sys::GGUF_TYPE_UINT32 | sys::GGUF_TYPE_INT32 | sys::GGUF_TYPE_FLOAT32 => Some(4),
+        sys::GGUF_TYPE_UINT64 | sys::GGUF_TYPE_INT64 | sys::GGUF_TYPE_FLOAT64 => Some(8),
+        _ => None,
+    }
 }
 
-/// A string of llama.cpp; bytes that are not UTF-8 are replaced.
-///
-/// # Safety
-/// `string` is NUL-terminated and alive.
-unsafe fn text(string: *const c_char) -> String {
-    // SAFETY: the caller's.
-    unsafe { CStr::from_ptr(string) }
-        .to_string_lossy()
-        .into_owned()
+/// Bytes of a tensor's weights. `None` if ggml lacks the type, rows do not fill its blocks, or the number is too large.
+fn tensor_bytes(kind: sys::ggml_type, dimensions: [i64; 4]) -> Option<u64> {
+    if kind >= sys::GGML_TYPE_COUNT {
+        return None;
+    }
+    // SAFETY: both look up constants of a type that is within ggml's table.
+    let (block, size) = unsafe { (sys::ggml_blck_size(kind), sys::ggml_type_size(kind)) };
+    let [row, rows @ ..] = dimensions.map(|dimension| u64::try_from(dimension).ok());
+    let (row, block) = (row?, u64::try_from(block).ok()?);
+    if block == 0 || !row.is_multiple_of(block) {
+        return None;
+    }
+    let row = (row / block).checked_mul(size as u64)?;
+    rows.into_iter()
+        .try_fold(row, |bytes, count| bytes.checked_mul(count?))
 }

@@ -1,7 +1,11 @@
-//! Reads back files that [`Writer`] wrote.
+//! Reads back files that [`Writer`] wrote, and hostile heads.
 
+use super::reader::{Head, data_end};
 use super::writer::ALIGNMENT;
 use super::*;
+use llama_cpp_sys_2 as sys;
+use rand::{RngExt as _, SeedableRng as _};
+use std::io::Cursor;
 
 fn temporary(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("corral-{}-{name}.gguf", std::process::id()))
@@ -92,7 +96,18 @@ fn rows_are_filled_in_order_and_aligned() {
         })
         .unwrap();
     let bytes = std::fs::read(&path).unwrap();
+    let read = tensors(&path).unwrap();
+    let end = data_end(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
+    let sizes = read
+        .iter()
+        .map(|tensor| (&*tensor.name, tensor.dimensions, tensor.bytes));
+    let expected = [
+        ("long", [3, 400_000, 1, 1], 4_800_000),
+        ("short", [5, 1, 1, 1], 10),
+    ];
+    assert_eq!(Vec::from_iter(sizes), expected);
+    assert_eq!(end, bytes.len() as u64 - 22, "without padding");
     let total: usize = calls.iter().map(|(_, weights)| weights).sum();
     assert_eq!(total, 1_200_005);
     assert!(calls.len() > 2);
@@ -101,4 +116,91 @@ fn rows_are_filled_in_order_and_aligned() {
     assert_eq!(data % ALIGNMENT, 0);
     let last = &bytes[data + 4_800_000 - 4..][..4];
     assert_eq!(f32::from_le_bytes(last.try_into().unwrap()), 1_199_999.0);
+}
+
+/// The head of a file with one key, or one tensor, or claims of more.
+fn head(tensors: u64, keys: u64, rest: &[&[u8]]) -> Vec<u8> {
+    let (tensors, keys) = (tensors.to_le_bytes(), keys.to_le_bytes());
+    [b"GGUF\x03\0\0\0", &tensors[..], &keys, &rest.concat()].concat()
+}
+
+/// Reads all that a head has.
+fn read_all(bytes: &[u8]) -> Result<usize, String> {
+    let begin = || Head::begin(Cursor::new(bytes), bytes.len() as u64);
+    let skipped = begin()?.data_end();
+    let mut head = begin()?;
+    let found = head.metadata(|_| true)?.len() + head.tensors()?.len();
+    skipped.map(|_| found)
+}
+
+#[test]
+fn hostile_counts_are_refused() {
+    let number = |number: u64| number.to_le_bytes();
+    let kind = |kind: u32| kind.to_le_bytes();
+    let (one, array) = (number(1), kind(sys::GGUF_TYPE_ARRAY));
+    let (u32s, texts) = (kind(sys::GGUF_TYPE_UINT32), kind(sys::GGUF_TYPE_STRING));
+    let f32 = kind(sys::GGML_TYPE_F32);
+    assert_eq!(read_all(&head(0, 1, &[&one, b"k", &u32s, &kind(7)])), Ok(1));
+    let tensor = |rows: u64, f32: &[u8]| {
+        let columns = number(4);
+        head(
+            1,
+            0,
+            &[
+                &one,
+                b"t",
+                &kind(2),
+                &columns,
+                &number(rows),
+                f32,
+                &number(0),
+            ],
+        )
+    };
+    assert_eq!(read_all(&tensor(9, &f32)), Ok(1));
+    for hostile in [1 << 31, 1 << 40, 1 << 61, u64::MAX - 7, u64::MAX] {
+        let count = number(hostile);
+        for bytes in [
+            head(hostile, 0, &[]),
+            head(0, hostile, &[]),
+            // The lengths of a key, a text and an array.
+            head(0, 1, &[&count, b"k"]),
+            head(0, 1, &[&one, b"k", &texts, &count]),
+            head(0, 1, &[&one, b"k", &array, &u32s, &count, &[0; 64]]),
+            head(0, 1, &[&one, b"k", &array, &texts, &count, &[0; 64]]),
+            head(1, 0, &[&count, b"t"]),
+            head(1, 0, &[&one, b"t", &kind(hostile as u32 | 5)]),
+            tensor(9, &kind(hostile as u32 | 1 << 20)),
+        ] {
+            assert!(read_all(&bytes).is_err(), "{bytes:?}");
+        }
+    }
+    // Sizes that do not fit 64 bits. An array of arrays nests no further.
+    assert!(read_all(&tensor(1 << 62, &f32)).is_err());
+    assert!(read_all(&tensor(u64::MAX, &f32)).is_err());
+    let nested = head(0, 1, &[&one, b"k", &array, &array, &one, &[0; 64]]);
+    assert!(read_all(&nested).is_err());
+}
+
+#[test]
+fn damaged_heads_never_panic() {
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
+    let mut original = std::fs::read(tiny).unwrap();
+    original.truncate(12_000);
+    assert!(read_all(&original).is_ok());
+    let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(1);
+    let mut refused = 0;
+    for _ in 0..20_000 {
+        let mut bytes = original.clone();
+        for _ in 0..random.random_range(1..=3) {
+            let at = random.random_range(4..10_000);
+            match random.random_range(0..3) {
+                0 => bytes[at] ^= 1 << random.random_range(0..8),
+                1 => bytes[at..at + 4].copy_from_slice(&random.random::<[u8; 4]>()),
+                _ => bytes[at..at + 8].fill(0xff),
+            }
+        }
+        refused += usize::from(read_all(&bytes).is_err());
+    }
+    assert!((1..20_000).contains(&refused), "{refused} refused");
 }

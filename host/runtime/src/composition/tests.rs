@@ -165,22 +165,22 @@ fn unfit_links_are_refused_with_reason() {
         ),
         (
             with_template(run(), good(), false),
-            "link-not-imported",
+            "linked-not-imported",
             "does not import corral:plugin/templating@0.1.0; remove the link",
         ),
         (
             with_template(handler(), exporting("", "a:b/c@0.1.0"), true),
-            "wrong-link",
+            "linked-export-missing",
             "chat (linked component 'templating') exports no corral:plugin/templating@0.1.0, for which it is linked; it exports a:b/c@0.1.0",
         ),
         (
             with_template(handler(), sampler(), false),
-            "wrong-link",
+            "linked-export-missing",
             "it exports corral:plugin/sampling@0.1.0",
         ),
         (
             with_template(handler(), template("0.2.3", MODELS), false),
-            "link-import",
+            "linked-import-refused",
             "is not given: corral:inference/models@0.1.0; build it without, or, if it may use",
         ),
         (
@@ -193,7 +193,7 @@ fn unfit_links_are_refused_with_reason() {
                 ),
                 false,
             ),
-            "link-import",
+            "linked-import-refused",
             "wasi:http/outgoing-handler@0.2.1, wasi:http/client@0.3.0; build",
         ),
         (
@@ -222,12 +222,12 @@ fn unfit_links_are_refused_with_reason() {
         ),
         (
             PluginComponents::unlinked(good()),
-            "to-be-linked",
+            "only-linkable",
             "name this component in its corral.toml: [linked] templating = \"FILE.wasm\"",
         ),
         (
             PluginComponents::unlinked(sampler()),
-            "to-be-linked",
+            "only-linkable",
             "[linked] sampling.NAME = \"FILE.wasm\"",
         ),
         (
@@ -268,12 +268,12 @@ fn sampling_components_are_checked() {
     for (sampler, code, expected) in [
         (
             exporting(MODELS, SAMPLING),
-            "link-import",
+            "linked-import-refused",
             "chat (linked component 'sampling.a') imports what a linked component is not given: corral:inference/models@0.1.0; build it without",
         ),
         (
             template("0.2.3", ""),
-            "wrong-link",
+            "linked-export-missing",
             "chat (linked component 'sampling.a') exports no corral:plugin/sampling@0.1.0",
         ),
         (

@@ -55,10 +55,10 @@ impl CallLimit {
             Self::Time => "time-seconds",
             Self::RequestBytes => "request-kib",
             Self::ResponseBytes => "response-kib",
-            Self::Concurrent => "concurrent",
-            Self::Queue => "queue",
-            Self::QueueTime => "queue-seconds",
-            Self::Cells => "cells-percent",
+            Self::Concurrent => "concurrent-requests",
+            Self::Queue => "queued-requests",
+            Self::QueueTime => "queue-time-seconds",
+            Self::Cells => "kv-cells-percent",
             Self::Pool => "pool",
         }
     }
@@ -71,6 +71,8 @@ pub(crate) enum ResourceKind {
     Constraints,
     Matchers,
     Options,
+    /// Bytes of texts and biases in options.
+    OptionBytes,
     Sequences,
     /// Generations of guests that cannot await. Others hold theirs as streams.
     Generations,
@@ -82,11 +84,12 @@ pub(crate) enum ResourceKind {
 
 impl ResourceKind {
     /// All kinds.
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Models,
         Self::Constraints,
         Self::Matchers,
         Self::Options,
+        Self::OptionBytes,
         Self::Sequences,
         Self::Generations,
         Self::Tokens,
@@ -102,7 +105,7 @@ impl ResourceKind {
             Self::Options => Some("options"),
             Self::Sequences => Some("sequences"),
             Self::Generations => Some("generations"),
-            Self::Tokens | Self::HttpBytes => None,
+            Self::OptionBytes | Self::Tokens | Self::HttpBytes => None,
         }
     }
 }
@@ -115,6 +118,8 @@ pub(crate) struct DeploymentCounters {
     requests_refused: Mutex<BTreeMap<&'static str, u64>>,
     /// Calls that hold a permit.
     pub(crate) calls_running: Counter,
+    /// Permits of the instance pool that these calls hold.
+    pub(crate) pool_permits: Counter,
     /// Calls that wait for a permit.
     pub(crate) calls_waiting: Counter,
     limit_hits: [Counter; CallLimit::ALL.len()],
@@ -209,6 +214,10 @@ impl DeploymentCounters {
                 "corral_deployment_calls_running",
                 "Running calls, by deployment.",
             ),
+            self.pool_permits.gauge_metric(
+                "corral_deployment_pool_permits",
+                "Permits of the instance pool that running calls hold, each for up to 4 stacks, by deployment.",
+            ),
             self.calls_waiting.gauge_metric(
                 "corral_deployment_calls_waiting",
                 "Calls waiting for a permit, by deployment.",
@@ -248,6 +257,10 @@ impl DeploymentCounters {
             self.resource_count(ResourceKind::HttpBytes).gauge_metric(
                 "corral_deployment_http_bytes",
                 "Bytes of headers and requests that running calls made and the host holds, by deployment.",
+            ),
+            self.resource_count(ResourceKind::OptionBytes).gauge_metric(
+                "corral_deployment_option_bytes",
+                "Bytes of texts and biases in the generation options of running calls, by deployment.",
             ),
             self.resource_count(ResourceKind::Tokens).gauge_metric(
                 "corral_deployment_sequence_tokens",
@@ -293,6 +306,7 @@ mod tests {
         counters.requests.add(8);
         counters.request_refused("busy");
         counters.calls_running.add(9);
+        counters.pool_permits.add(13);
         counters.calls_waiting.add(6);
         counters.guest_polls.add(7);
         counters.compute_turns.add(12);
@@ -307,8 +321,8 @@ mod tests {
         let metrics = counters.metrics();
         let values: Vec<_> = metrics.iter().map(|metric| metric.value).collect();
         let expected = [
-            8.0, 1.0, 9.0, 6.0, 7.0, 12.0, 1.0, 2.0, 3.0, 4.0, 40.0, 5.0, 18.0, 17.0, 11.0, 12.0,
-            13.0, 14.0, 15.0, 16.0,
+            8.0, 1.0, 9.0, 13.0, 6.0, 7.0, 12.0, 1.0, 2.0, 3.0, 4.0, 40.0, 5.0, 19.0, 15.0, 18.0,
+            11.0, 12.0, 13.0, 14.0, 16.0, 17.0,
         ];
         assert_eq!(values, expected);
         assert_eq!(metrics[1].labels, [("code", "busy".to_owned())]);

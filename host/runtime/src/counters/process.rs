@@ -11,7 +11,7 @@ pub(crate) enum CallEnd {
     Completed,
     /// With the index of its error's code in [`CallError::CODES`].
     Failed(usize),
-    Cancelled,
+    Canceled,
 }
 
 /// Counters of all plugins together.
@@ -44,7 +44,7 @@ impl ProcessCounters {
     pub(crate) fn call_ended(&self, end: CallEnd) {
         match end {
             CallEnd::Completed => &self.calls_completed,
-            CallEnd::Cancelled => &self.calls_canceled,
+            CallEnd::Canceled => &self.calls_canceled,
             CallEnd::Failed(code) => &self.calls_failed[code],
         }
         .increment();
@@ -92,7 +92,7 @@ impl ProcessCounters {
                 "Plugin calls that completed.",
             ),
             self.calls_canceled.count_metric(
-                "corral_plugin_calls_cancelled_total",
+                "corral_plugin_calls_canceled_total",
                 "Plugin calls canceled because the client disconnected.",
             ),
         ];

@@ -23,6 +23,8 @@ pub struct GuestOptions {
     breakers: Vec<(usize, Vec<String>)>,
     /// Samples the tokens instead of a sampler chain.
     sampling_plugin: Option<CheckedSampler>,
+    /// Those of [`GuestOptions::bytes`] that are counted.
+    counted_bytes: usize,
 }
 
 impl GuestOptions {
@@ -45,6 +47,20 @@ impl GuestOptions {
             }
         }
         Ok(options)
+    }
+
+    /// Bytes of texts and biases.
+    fn bytes(&self) -> usize {
+        let stops = self.options.stop.iter().map(String::len);
+        let breakers = self.breakers.iter().flat_map(|(_, texts)| texts);
+        let biases = self.options.samplers.iter().map(|sampler| match sampler {
+            Sampler::LogitBias(biases) => size_of_val(biases.as_slice()),
+            _ => 0,
+        });
+        let settings = self.sampling_plugin.iter();
+        let settings = settings.map(CheckedSampler::settings_bytes);
+        let texts = stops.chain(breakers.map(String::len)).chain(settings);
+        texts.chain(biases).sum()
     }
 
     /// Checks that a sampling plugin may be set.
@@ -78,6 +94,19 @@ impl From<guest::Penalties> for Penalties {
 impl Host for State {}
 
 impl State {
+    /// Counts the bytes of options that have changed.
+    pub(super) fn count_option_bytes(
+        &mut self,
+        options: &Resource<GuestOptions>,
+    ) -> HostResult<()> {
+        let options = self.table.get_mut(options)?;
+        let bytes = options.bytes();
+        let counted = std::mem::replace(&mut options.counted_bytes, bytes);
+        self.handles.option_bytes.add(bytes);
+        self.handles.option_bytes.remove(counted);
+        Ok(())
+    }
+
     fn add_sampler(
         &mut self,
         options: &Resource<GuestOptions>,
@@ -130,18 +159,18 @@ impl HostOptions for State {
     }
 
     fn stop(&mut self, options: Resource<GuestOptions>, text: String) -> HostResult<()> {
-        let options = &mut self.table.get_mut(&options)?.options;
+        let changed = &mut self.table.get_mut(&options)?.options;
         if text.is_empty() || text.len() > MAX_STOP_BYTES {
             return invalid(format!(
                 "a stop string has {} bytes; it must have 1 to {MAX_STOP_BYTES}",
                 text.len()
             ));
         }
-        if options.stop.len() >= MAX_STOPS {
+        if changed.stop.len() >= MAX_STOPS {
             return invalid(format!("options may have {MAX_STOPS} stop strings"));
         }
-        options.stop.push(text);
-        Ok(())
+        changed.stop.push(text);
+        self.count_option_bytes(&options)
     }
 
     fn ignore_end(&mut self, options: Resource<GuestOptions>) -> wasmtime::Result<()> {
@@ -211,10 +240,10 @@ impl HostOptions for State {
             breakers: Arc::default(),
         });
         self.add_sampler(&options, sampler)?;
-        let options = self.table.get_mut(&options)?;
-        let index = options.options.samplers.len() - 1;
-        options.breakers.push((index, settings.breakers));
-        Ok(())
+        let changed = self.table.get_mut(&options)?;
+        let index = changed.options.samplers.len() - 1;
+        changed.breakers.push((index, settings.breakers));
+        self.count_option_bytes(&options)
     }
 
     fn penalties(
@@ -238,7 +267,8 @@ impl HostOptions for State {
         options: Resource<GuestOptions>,
         biases: Vec<(Token, f32)>,
     ) -> HostResult<()> {
-        self.add_sampler(&options, Sampler::LogitBias(biases))
+        self.add_sampler(&options, Sampler::LogitBias(biases))?;
+        self.count_option_bytes(&options)
     }
 
     fn mirostat(&mut self, options: Resource<GuestOptions>, tau: f32, eta: f32) -> HostResult<()> {
@@ -283,7 +313,8 @@ impl HostOptions for State {
     }
 
     fn drop(&mut self, options: Resource<GuestOptions>) -> wasmtime::Result<()> {
-        self.table.delete(options)?;
+        let options = self.table.delete(options)?;
+        self.handles.option_bytes.remove(options.counted_bytes);
         self.handles.options.remove(1);
         Ok(())
     }

@@ -26,11 +26,11 @@ pub(super) async fn sample_with(
     })?;
     let sampler = sampler.check(vocabulary).await?;
     store.with(|state| {
-        let options = state.table.get_mut(&options)?;
+        let changed = state.table.get_mut(&options)?;
         // The guest may have added samplers meanwhile.
-        options.check_no_samplers()?;
-        options.set_sampling_plugin(sampler);
-        Ok(())
+        changed.check_no_samplers()?;
+        changed.set_sampling_plugin(sampler);
+        state.count_option_bytes(&options)
     })
 }
 

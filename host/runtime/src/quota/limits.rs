@@ -50,7 +50,7 @@ impl QuotaLimit {
     /// Its name in files, metrics and messages.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Concurrent => "concurrent",
+            Self::Concurrent => "concurrent-requests",
             Self::RequestsPerMinute => "requests-per-minute",
             Self::TokensPerRequest => "tokens-per-request",
             Self::TokensPerMinute => "tokens-per-minute",

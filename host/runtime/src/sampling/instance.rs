@@ -163,7 +163,9 @@ impl Instance {
             Ok(token) => token,
             Err(text) => {
                 let text = truncate(text);
-                return Err(self.sampler.failed(format_args!("gave up: {text}")));
+                return Err(self
+                    .sampler
+                    .failed(format_args!("returned an error: {text}")));
             }
         };
         let candidates = &distribution.candidates;

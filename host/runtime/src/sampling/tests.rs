@@ -144,7 +144,7 @@ async fn failed_sampling_names_the_reason() {
             "pick failed: the plugin crashed: wasm `unreachable`",
         ),
         (SPIN, "pick exceeded the 50 ms of CPU time"),
-        ("(call $refuse)", "pick gave up: too loud"),
+        ("(call $refuse)", "pick returned an error: too loud"),
         (
             "(i32.store (i32.const 4) (i32.const 45))",
             "pick chose the token 45, which is not among the 40",

@@ -134,3 +134,37 @@ fn several_culprits_are_found_without_truncation() {
         }
     }
 }
+
+/// The figures in the header of `failure.rs`.
+#[test]
+fn recovery_without_truncation_costs_few_steps() {
+    let limits = SchedulerConfig {
+        seq_ids: 8,
+        cells: 4000,
+        max_step_tokens: 64,
+        prefix_cache: false,
+        can_truncate: false,
+        max_drafts: 0,
+        ..CONFIG
+    };
+    let run = |arrivals: Vec<Arrival>, faults: &[(u64, Fault)]| {
+        let mut simulation = simulation(limits, faults);
+        let records = simulation.run(arrivals);
+        let finished = records.iter().filter(|record| record.end == End::Finished);
+        let failed = simulation.steps.iter().filter(|step| step.failed).count();
+        (finished.count(), failed, simulation.steps.len())
+    };
+    let faults: Vec<_> = (5..60_000)
+        .step_by(4)
+        .map(|step| (step, Fault::Code(-2)))
+        .collect();
+    let (finished, _, steps) = run(vec![arrival(0, 200, 10); 6], &faults);
+    assert_eq!((finished, steps), (4, 194));
+    let bad = Arrival {
+        poisoned: true,
+        ..arrival(0, 150, 40)
+    };
+    let mut arrivals: Vec<_> = (0..4).map(|i| arrival(0, 40 + 50 * i, 40)).collect();
+    arrivals.push(bad);
+    assert_eq!(run(arrivals, &[]), (4, 4, 87));
+}

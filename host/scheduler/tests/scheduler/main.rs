@@ -20,6 +20,7 @@ mod overlap;
 mod prefill_budget;
 mod prefix_cache;
 mod returning_callers;
+mod tenant_schedule;
 mod workloads;
 
 /// A request that arrives at `at` milliseconds and generates `tokens` tokens.

@@ -139,6 +139,22 @@ fn attention() -> impl Strategy<Value = f64> {
     prop_oneof![Just(1e-8), Just(1e-6), Just(1e-5)]
 }
 
+/// A machine whose steps take about as long as their rows, or the usual one.
+fn machine_of(config: &SchedulerConfig, attention: f64, is_compute_bound: bool) -> Machine {
+    let machine = Machine {
+        attention,
+        ..machine(config)
+    };
+    match is_compute_bound {
+        true => Machine {
+            fixed: 0.025,
+            row: 0.030,
+            ..machine
+        },
+        false => machine,
+    }
+}
+
 /// Configurations near the smallest possible.
 fn tight_config() -> impl Strategy<Value = SchedulerConfig> {
     let least = (1..3u16, 0..2u16, 60..80u32, 9..12u32, 1..3usize);
@@ -204,14 +220,10 @@ fn check_end(
 fn simulate(
     config: SchedulerConfig,
     arrivals: &[Arrival],
-    (faults, attention): (&[(u64, Fault)], f64),
+    (faults, machine): (&[(u64, Fault)], Machine),
     store_fails: Option<u64>,
     state_faults: BTreeSet<u64>,
 ) -> Result<(), TestCaseError> {
-    let machine = Machine {
-        attention,
-        ..machine(&config)
-    };
     let mut simulation = simulation_on(machine, config, faults)
         .with_failing_store(store_fails)
         .with_state_faults(state_faults);
@@ -233,11 +245,12 @@ proptest! {
     fn random_workloads_end_cleanly(
         config in config(),
         arrivals in proptest::collection::vec(arrival(), 1..40),
-        (faults, attention) in (faults(), attention()),
+        (faults, attention, compute_bound) in (faults(), attention(), proptest::bool::weighted(0.3)),
         store_fails in proptest::option::weighted(0.3, 1..9u64),
         state_faults in proptest::collection::btree_set(0..40u64, 0..6),
     ) {
-        simulate(config, &arrivals, (&faults, attention), store_fails, state_faults)?;
+        let machine = machine_of(&config, attention, compute_bound);
+        simulate(config, &arrivals, (&faults, machine), store_fails, state_faults)?;
     }
 
     /// The same with few ids, cells and queue places.
@@ -245,11 +258,12 @@ proptest! {
     fn random_workloads_end_in_tight_limits(
         config in tight_config(),
         arrivals in proptest::collection::vec(arrival(), 1..12),
-        (faults, attention) in (faults(), attention()),
+        (faults, attention, compute_bound) in (faults(), attention(), proptest::bool::weighted(0.3)),
         store_fails in proptest::option::weighted(0.3, 1..4u64),
         state_faults in proptest::collection::btree_set(0..10u64, 0..6),
     ) {
-        simulate(config, &arrivals, (&faults, attention), store_fails, state_faults)?;
+        let machine = machine_of(&config, attention, compute_bound);
+        simulate(config, &arrivals, (&faults, machine), store_fails, state_faults)?;
     }
 
     /// Equal requests of one tenant start in order of arrival. While one is the first of its tenant, no other tenant

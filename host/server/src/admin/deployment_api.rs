@@ -61,7 +61,13 @@ pub(super) async fn answer(state: &AdminState, request: Request<Incoming>) -> An
             _ => Err(Problem::method("GET, HEAD")),
         };
     }
-    state.guard.check_token(&head.headers)?;
+    state.guard.check_token(&head.headers).map_err(|problem| {
+        // Only a server without a store has no token, so the error must not ask for one.
+        match state.guard.can_authorize() {
+            true => problem,
+            false => ChangeError::NoStore.into(),
+        }
+    })?;
     let api = Api {
         state,
         deployments: &state.server.services()?.deployments,
@@ -105,7 +111,7 @@ impl Api<'_> {
             },
             ["deployments", name, rest @ ..] => {
                 let name: DeploymentName = name.parse().map_err(|error| {
-                    Problem::new(StatusCode::BAD_REQUEST, "bad-name", format!("{error}"))
+                    Problem::new(StatusCode::BAD_REQUEST, "invalid-name", format!("{error}"))
                 })?;
                 self.deployment(request, name, rest).await
             }
@@ -215,6 +221,7 @@ impl Api<'_> {
         }
         let list = DeploymentList {
             public_address: self.state.server.public_address.to_string(),
+            public_tls: self.state.server.tls.is_some(),
             deployments,
         };
         Ok(json(StatusCode::OK, &list))
@@ -224,6 +231,7 @@ impl Api<'_> {
         let stored = self.store()?.get(name).map_err(ChangeError::from)?;
         let details = DeploymentDetails {
             public_address: self.state.server.public_address.to_string(),
+            public_tls: self.state.server.tls.is_some(),
             deployment: DeploymentStatus::of(name, &stored, self.deployments),
             revisions: stored.revisions.into_values().collect(),
         };
@@ -310,7 +318,7 @@ impl ApiRequest<'_> {
             (BodyState::Good, Ok(Ok(body))) => Ok(body.to_bytes()),
             (_, Err(_)) => Err(Problem::new(
                 StatusCode::REQUEST_TIMEOUT,
-                "slow-request",
+                "request-timeout",
                 format!(
                     "the request's body did not arrive within {} s; send it again",
                     BODY_TIMEOUT.as_secs()
@@ -328,7 +336,7 @@ impl ApiRequest<'_> {
         serde_json::from_slice(&bytes).map_err(|error| {
             Problem::new(
                 StatusCode::BAD_REQUEST,
-                "bad-json",
+                "invalid-json",
                 format!("the request's body is invalid: {error}; /openapi.json describes it"),
             )
         })
@@ -346,7 +354,7 @@ fn query<'a>(head: &'a Parts, name: &str) -> Option<&'a str> {
 fn bad_query(name: &str, expected: &str) -> Problem {
     Problem::new(
         StatusCode::BAD_REQUEST,
-        "bad-query",
+        "invalid-query",
         format!("the query parameter '{name}' must be {expected}"),
     )
 }
@@ -388,10 +396,11 @@ fn status_and_code(error: &ChangeError) -> (StatusCode, &'static str) {
     let unprocessable = StatusCode::UNPROCESSABLE_ENTITY;
     match error {
         ChangeError::NoStore => (StatusCode::SERVICE_UNAVAILABLE, "no-store"),
-        ChangeError::Manifest(_) => (unprocessable, "bad-manifest"),
+        ChangeError::NoApiKeys => (unprocessable, "no-api-keys"),
+        ChangeError::Manifest(_) => (unprocessable, "invalid-manifest"),
         ChangeError::NameMismatch { .. } => (unprocessable, "name-mismatch"),
-        ChangeError::Digest(_) => (StatusCode::BAD_REQUEST, "bad-digest"),
-        ChangeError::NoHandler => (unprocessable, "no-role"),
+        ChangeError::Digest(_) => (StatusCode::BAD_REQUEST, "invalid-digest"),
+        ChangeError::NoHandler => (unprocessable, "missing-export"),
         ChangeError::CompileTimeout { .. } => (unprocessable, "compile-timeout"),
         ChangeError::RefusedCompilation { .. } => (unprocessable, "compile-refused"),
         ChangeError::RouteTaken { .. } => (StatusCode::CONFLICT, "route-taken"),
@@ -414,11 +423,11 @@ fn status_and_code(error: &ChangeError) -> (StatusCode, &'static str) {
         ChangeError::Store(error) => match error {
             StoreError::TooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "component-too-large"),
             StoreError::DigestMismatch { .. } => (unprocessable, "digest-mismatch"),
-            StoreError::NotADigest(_) => (unprocessable, "bad-manifest"),
+            StoreError::NotADigest(_) => (unprocessable, "invalid-manifest"),
             StoreError::NoComponent(_) => (StatusCode::NOT_FOUND, "no-component"),
             StoreError::NoDeployment(_) => (StatusCode::NOT_FOUND, "no-deployment"),
             StoreError::NoRevision { .. } => (StatusCode::NOT_FOUND, "no-revision"),
-            StoreError::InvalidTraffic(_) => (unprocessable, "bad-traffic"),
+            StoreError::InvalidTraffic(_) => (unprocessable, "invalid-traffic"),
             StoreError::Full { .. } | StoreError::TooManyDeployments { .. } => {
                 (StatusCode::INSUFFICIENT_STORAGE, "store-full")
             }

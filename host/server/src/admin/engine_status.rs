@@ -182,6 +182,7 @@ impl Owners {
                 "cached": status.sequence_ids_cached,
             },
             "requests_waiting": status.waiting,
+            "generated_tokens": status.generated_tokens,
             "swapped_bytes": {"memory": status.swap_ram_bytes, "disk": status.swap_disk_bytes},
             "offloaded_prefix_bytes": status.prefix_offload_bytes,
             "counters": {
@@ -244,6 +245,7 @@ mod tests {
             sequence_ids_running: 1,
             sequence_ids_cached: 1,
             waiting: 1,
+            generated_tokens: 2,
             swap_ram_bytes: 5,
             swap_disk_bytes: 6,
             prefix_offload_bytes: 7,

@@ -29,7 +29,7 @@ pub(super) fn check(own: &str, target: &Uri, headers: &HeaderMap) -> Result<(), 
     };
     Err(Problem::new(
         StatusCode::MISDIRECTED_REQUEST,
-        "wrong-host",
+        "invalid-host",
         format!(
             "the request names a host that is not this admin listener, as a web page could; use \
              localhost, 127.0.0.1{own}, or name the host with 'corral serve --admin HOST:PORT'"

@@ -134,7 +134,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
                 LARGE_BODY,
                 (
                     422,
-                    "The manifest or a component cannot be deployed: invalid component, unknown import, no role, linked components that do not fit, unknown model, or compilation takes too long.",
+                    "The manifest or a component cannot be deployed: invalid component, unknown import, missing export, linked components that do not fit, unknown model, or compilation takes too long.",
                 ),
                 (507, "The store holds the maximum number of deployments."),
             ],

@@ -64,6 +64,8 @@ pub(super) struct RevisionStatus {
 pub(super) struct DeploymentList {
     /// HOST:PORT of the public listener.
     pub(super) public_address: String,
+    /// Whether the public listener uses TLS.
+    pub(super) public_tls: bool,
     /// The deployments, by name.
     pub(super) deployments: Vec<DeploymentStatus>,
 }
@@ -75,6 +77,8 @@ pub(super) struct DeploymentList {
 pub(super) struct DeploymentDetails {
     /// HOST:PORT of the public listener.
     pub(super) public_address: String,
+    /// Whether the public listener uses TLS.
+    pub(super) public_tls: bool,
     /// The deployment.
     pub(super) deployment: DeploymentStatus,
     /// Its revisions, oldest first.

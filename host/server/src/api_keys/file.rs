@@ -11,7 +11,7 @@
 //! requests-per-minute = 60
 //!
 //! [tenant.alice]                     # of all keys of the tenant together
-//! concurrent = 4
+//! concurrent-requests = 4
 //! tokens-per-request = 4096
 //! tokens-per-minute = 20000
 //! tokens-per-day = 1000000
@@ -103,7 +103,7 @@ struct TomlKey {
 #[derive(Clone, Copy, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct QuotaTable {
-    concurrent: Option<u32>,
+    concurrent_requests: Option<u32>,
     requests_per_minute: Option<u32>,
     tokens_per_request: Option<u64>,
     tokens_per_minute: Option<u64>,
@@ -113,7 +113,7 @@ struct QuotaTable {
 impl From<QuotaTable> for QuotaLimits {
     fn from(table: QuotaTable) -> Self {
         QuotaLimits {
-            concurrent: table.concurrent,
+            concurrent: table.concurrent_requests,
             requests_per_minute: table.requests_per_minute,
             tokens_per_request: table.tokens_per_request,
             tokens_per_minute: table.tokens_per_minute,
@@ -230,7 +230,7 @@ mod tests {
             tenant = "t"
             deployments = ["/x", "/y"]
             [key.quota]
-            concurrent = 1
+            concurrent-requests = 1
             requests-per-minute = 2
             tokens-per-request = 3
             tokens-per-minute = 4
@@ -267,13 +267,19 @@ mod tests {
                 key("a", "[key.quota]\ntokens = 1"),
                 "unknown field `tokens`",
             ),
-            (key("a", "[key.quota]\nconcurrent = -1"), "concurrent"),
+            (
+                key("a", "[key.quota]\nconcurrent-requests = -1"),
+                "concurrent-requests",
+            ),
             (key("a b", ""), "'a b' is not a valid name of a key"),
             (key("", ""), "'' is not a valid name of a key"),
             (key("a", "") + &key("a", ""), "two keys are named 'a'"),
             (key("a", "") + &key("b", ""), "under another name"),
             (key("a", "").replace("DIGEST", "1"), "64 hexadecimal digits"),
-            (key("a", "[tenant.u]\nconcurrent = 1"), "[tenant.u]"),
+            (
+                key("a", "[tenant.u]\nconcurrent-requests = 1"),
+                "[tenant.u]",
+            ),
             ("[[key]]\nname = \"a\"\n".to_owned(), "missing field"),
         ] {
             let error = parse(&text).expect_err(expected);

@@ -57,8 +57,8 @@ impl Capacity {
         };
         check("cpu-seconds", requested.cpu_seconds, Some(defaults.cpu))?;
         check(
-            "queue-seconds",
-            requested.queue_seconds,
+            "queue-time-seconds",
+            requested.queue_time_seconds,
             defaults.generation_queue_time,
         )
     }
@@ -68,7 +68,7 @@ impl Capacity {
         requested: &RequestedLimits,
         default_queue: usize,
     ) -> Result<(), ManifestError> {
-        if let Some(concurrent) = requested.concurrent
+        if let Some(concurrent) = requested.concurrent_requests
             && concurrent.times(1) > self.calls
         {
             let problem = format!(
@@ -77,10 +77,10 @@ impl Capacity {
                 concurrent.get(),
                 self.calls
             );
-            return refuse("concurrent", problem);
+            return refuse("concurrent-requests", problem);
         }
         let max_queue = self.calls.saturating_mul(QUEUE_FACTOR).max(default_queue);
-        if let Some(queue) = requested.queue
+        if let Some(queue) = requested.queued_requests
             && queue.times(1) > max_queue
         {
             let problem = format!(
@@ -88,7 +88,7 @@ impl Capacity {
                  no more than that",
                 queue.get()
             );
-            return refuse("queue", problem);
+            return refuse("queued-requests", problem);
         }
         Ok(())
     }
@@ -104,7 +104,7 @@ impl Capacity {
         let total = |each: usize, calls: usize| (each as u64).saturating_mul(calls as u64);
         let memory_mib = requested.memory_mib;
         let each = memory_mib.map_or(defaults.memory, |n| n.times(1 << 20));
-        let calls = requested.concurrent;
+        let calls = requested.concurrent_requests;
         let calls = calls.map_or(defaults.concurrent, |n| n.times(1));
         let calls = calls.min(self.calls);
         let needed = total(each, calls);
@@ -115,7 +115,7 @@ impl Capacity {
         let mib = |bytes: u64| bytes >> 20;
         let problem = format!(
             "needs {} MiB for {calls} concurrent requests of {} MiB each, but this machine has {} \
-             MiB; give less, or fewer in 'limits.concurrent'",
+             MiB; give less, or fewer in 'limits.concurrent-requests'",
             mib(needed),
             mib(each as u64),
             mib(memory)
@@ -150,12 +150,12 @@ mod tests {
         let defaults = Limits::default();
         for (limits, expected) in [
             (
-                "concurrent = 101",
-                "'limits.concurrent' is 101, but this server runs at most 100 ",
+                "concurrent-requests = 101",
+                "'limits.concurrent-requests' is 101, but this server runs at most 100 ",
             ),
             (
-                "queue = 1601",
-                "'limits.queue' is 1601, but this server queues at most 1600 ",
+                "queued-requests = 1601",
+                "'limits.queued-requests' is 1601, but this server queues at most 1600 ",
             ),
             (
                 "memory-mib = 129",
@@ -163,7 +163,7 @@ mod tests {
                  but this machine has 8192",
             ),
             (
-                "memory-mib = 4096\nconcurrent = 3",
+                "memory-mib = 4096\nconcurrent-requests = 3",
                 "needs 12288 MiB for 3 ",
             ),
             (
@@ -171,8 +171,8 @@ mod tests {
                 "'limits.cpu-seconds' is 61 s, but a request has 60 s in total",
             ),
             (
-                "time-seconds = 5\nqueue-seconds = 6",
-                "'limits.queue-seconds' is 6 s, but a request has 5 s in total",
+                "time-seconds = 5\nqueue-time-seconds = 6",
+                "'limits.queue-time-seconds' is 6 s, but a request has 5 s in total",
             ),
         ] {
             let error = check(limits, &defaults).expect_err(limits);
@@ -180,11 +180,11 @@ mod tests {
         }
         for limits in [
             "",
-            "concurrent = 100\nqueue = 1600",
+            "concurrent-requests = 100\nqueued-requests = 1600",
             "memory-mib = 128",
-            "memory-mib = 4096\nconcurrent = 2",
+            "memory-mib = 4096\nconcurrent-requests = 2",
             "request-kib = 4194304\nresponse-kib = 4194304",
-            "cpu-seconds = 60\nqueue-seconds = 60",
+            "cpu-seconds = 60\nqueue-time-seconds = 60",
             "time-seconds = 5",
         ] {
             assert_eq!(check(limits, &defaults), Ok(()), "{limits}");
@@ -200,14 +200,18 @@ mod tests {
             cpu: Duration::from_secs(600),
             ..Limits::default()
         };
-        for limits in ["concurrent = 80", "queue = 100000", "memory-mib = 4096"] {
+        for limits in [
+            "concurrent-requests = 80",
+            "queued-requests = 100000",
+            "memory-mib = 4096",
+        ] {
             assert_eq!(check(limits, &defaults), Ok(()), "{limits}");
         }
         assert_eq!(check("cpu-seconds = 600", &defaults), Ok(()));
         assert!(
-            check("concurrent = 81", &defaults).is_err(),
+            check("concurrent-requests = 81", &defaults).is_err(),
             "320 GiB are allowed"
         );
-        assert!(check("queue = 100001", &defaults).is_err());
+        assert!(check("queued-requests = 100001", &defaults).is_err());
     }
 }

@@ -12,6 +12,7 @@ use super::name::DeploymentName;
 use super::revision::{DeploymentRecord, Revision, TrafficShare};
 use super::serving::{COMPILE_QUEUE_TIMEOUT, Deployments, Inner, ServingDeployment};
 use super::store::{Store, StoredDeployment, check_traffic};
+use crate::request_policy::Access;
 use crate::routes::Route;
 use corral_runtime::Plugin;
 use std::sync::Arc;
@@ -149,6 +150,10 @@ impl Inner {
         activate: bool,
     ) -> Result<Revision, ChangeError> {
         manifest.check()?;
+        // The default requires keys if there are any.
+        if (manifest.access, self.access) == (Some(Access::Keys), Access::Open) {
+            return Err(ChangeError::NoApiKeys);
+        }
         self.capacity.check(&manifest.limits, &self.limits)?;
         let component: Digest = manifest.component.parse()?;
         let mut holds = Vec::new();

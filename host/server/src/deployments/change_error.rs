@@ -11,8 +11,12 @@ use std::time::Duration;
 /// Why a deployment was not changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChangeError {
-    #[error("this server has no store; start it with 'corral serve --store DIR'")]
+    #[error("this server has no store of deployments; start it with 'corral serve --store DIR'")]
     NoStore,
+    #[error(
+        "the manifest has access = \"keys\", but this server has no API keys, so every request would be refused; start it with --keys FILE, or write access = \"open\""
+    )]
+    NoApiKeys,
     #[error("the manifest is invalid: {0}")]
     Manifest(#[from] ManifestError),
     #[error("the manifest names '{manifest}', the request's path '{path}'; use one name")]

@@ -122,12 +122,15 @@ mod tests {
     #[test]
     fn counts_of_one_name_are_summed() {
         let counts = [
-            ("queue", 1),
-            ("concurrent", 2),
+            ("queued-requests", 1),
+            ("concurrent-requests", 2),
             ("pool", 0),
-            ("concurrent", 3),
+            ("concurrent-requests", 3),
         ];
         let sums = sums_by_name(counts.into_iter());
-        assert!(sums.into_iter().eq([("concurrent", 5), ("queue", 1)]));
+        assert!(
+            sums.into_iter()
+                .eq([("concurrent-requests", 5), ("queued-requests", 1)])
+        );
     }
 }

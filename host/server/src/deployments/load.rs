@@ -166,15 +166,21 @@ impl Inner {
                 response_bytes: asked
                     .response_kib
                     .map_or(default.response_bytes, |n| n.times(kib) as u64),
-                concurrent: asked.concurrent.map_or(default.concurrent, |n| n.times(1)),
-                waiting_calls: asked.queue.map_or(default.waiting_calls, |n| n.times(1)),
+                concurrent: asked
+                    .concurrent_requests
+                    .map_or(default.concurrent, |n| n.times(1)),
+                waiting_calls: asked
+                    .queued_requests
+                    .map_or(default.waiting_calls, |n| n.times(1)),
                 generation_queue_time: asked
-                    .queue_seconds
+                    .queue_time_seconds
                     .map(|s| s.duration())
                     .or(default.generation_queue_time),
                 priority: manifest.priority,
                 share_prefixes: manifest.grants.share_prefixes,
-                cells_percent: asked.cells_percent.and_then(|n| u8::try_from(n.get()).ok()),
+                cells_percent: asked
+                    .kv_cells_percent
+                    .and_then(|n| u8::try_from(n.get()).ok()),
             },
             models: manifest.models.clone(),
             environment: manifest.configuration.clone().into_iter().collect(),

@@ -97,7 +97,7 @@ impl Grants {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RequestedLimits {
-    /// Memory of one instance, in MiB. Times 'concurrent' it must fit into the machine.
+    /// Memory of one instance, in MiB. Times 'concurrent-requests' it must fit into the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<BoundedInteger<1, 4096>>,
     /// Time limit of a request, from its arrival to the end of its response.
@@ -115,19 +115,19 @@ pub struct RequestedLimits {
     /// Concurrent requests, each in an instance of its own; running requests of other revisions count. At
     /// most 7/8 of the server's pool of instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub concurrent: Option<BoundedInteger<1, 10_000>>,
+    pub concurrent_requests: Option<BoundedInteger<1, 10_000>>,
     /// Requests that may wait for a free instance; further ones are refused. At most 16 per instance of
-    /// the pool. Not the queue of 'queue-seconds'.
+    /// the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub queue: Option<BoundedInteger<0, 1_000_000>>,
+    pub queued_requests: Option<BoundedInteger<0, 1_000_000>>,
     /// How long a generation may wait in the model's queue before it is refused. At most 'time-seconds',
-    /// which is the default. Not the queue of 'queue': the request has an instance by then.
+    /// which is the default. The request has an instance by then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub queue_seconds: Option<BoundedSeconds>,
+    pub queue_time_seconds: Option<BoundedSeconds>,
     /// Share of each model's KV cells that its running sequences may occupy together. A prompt that needs
     /// more is refused; a response that grows beyond is cut.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cells_percent: Option<BoundedInteger<1, 100>>,
+    pub kv_cells_percent: Option<BoundedInteger<1, 100>>,
     /// Requests per minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests_per_minute: Option<BoundedInteger<1, 1_000_000_000>>,
@@ -301,10 +301,10 @@ time-seconds = 20
 cpu-seconds = 0.5
 request-kib = 64
 response-kib = 128
-concurrent = 4
-queue = 0
-queue-seconds = 2.5
-cells-percent = 25
+concurrent-requests = 4
+queued-requests = 0
+queue-time-seconds = 2.5
+kv-cells-percent = 25
 requests-per-minute = 100
 tokens-per-request = 1000
 tokens-per-minute = 10000
@@ -330,7 +330,7 @@ GREETING = "hello"
             limits.cpu_seconds.map(BoundedSeconds::duration),
             Some(std::time::Duration::from_millis(500))
         );
-        assert_eq!(limits.queue.map(BoundedInteger::get), Some(0));
+        assert_eq!(limits.queued_requests.map(BoundedInteger::get), Some(0));
         let json = serde_json::to_string(&manifest).expect("serializable");
         assert_eq!(
             serde_json::from_str::<Manifest>(&json).expect("its own"),
@@ -378,7 +378,7 @@ GREETING = "hello"
                 "line 5, column 15: 0 is out of range; give an integer from 1 to 4096",
             ),
             (
-                format!("{head}[limits]\nqueue = -1\n"),
+                format!("{head}[limits]\nqueued-requests = -1\n"),
                 "-1 is out of range",
             ),
             (

@@ -119,7 +119,8 @@ pub(crate) enum Unavailable {
 
 impl Deployments {
     /// Creates an empty table. Deployments of `store` serve once they are
-    /// [restored](Deployments::restore). `limits` and `access` are the defaults for manifests.
+    /// [restored](Deployments::restore). `limits` and `access` are the defaults for manifests; without
+    /// API keys `access` is [`Access::Open`].
     pub fn new(runtime: Runtime, store: Option<Store>, limits: Limits, access: Access) -> Self {
         let capacity = Capacity {
             calls: runtime.max_calls(),

@@ -515,6 +515,7 @@ fn referenced(deployments: &BTreeMap<DeploymentName, StoredDeployment>) -> BTree
 
 fn now_ms() -> u64 {
     // A clock before 1970 counts as 1970.
+    #[expect(clippy::disallowed_methods, reason = "the date of a revision")]
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0))
 }

@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An address is never refused for fewer connections than this, unless a limit is given.
 const MIN_SHARE: usize = 8;
+/// Connections that an address may hold for each one that stays free. So one address can use three quarters of all, and
+/// each further one three quarters of what the others left.
+const PER_FREE: usize = 3;
 
 /// Counts open connections by address. Holds no more addresses than there are connections.
 #[derive(Debug)]
 pub(super) struct AddressLimiter {
-    limit: usize,
-    /// The limit applies while at most this many connections are free.
-    scarce: usize,
+    limit: Option<usize>,
     open: Arc<Mutex<HashMap<IpAddr, usize>>>,
 }
 
@@ -26,33 +27,25 @@ pub(super) struct AddressPermit {
 }
 
 impl AddressLimiter {
-    /// Limits each address to `limit` of all `connections`. By default the limit is a quarter of them, and applies only
-    /// when at most a quarter is free.
-    pub(super) fn new(limit: Option<usize>, connections: usize) -> Self {
-        let quarter = connections.div_ceil(4);
-        let (limit, scarce) = match limit {
-            Some(limit) => (limit, usize::MAX),
-            None => (quarter.max(MIN_SHARE), quarter),
-        };
+    /// Limits each address to `limit` connections, by default to [`PER_FREE`] for each one that is free.
+    pub(super) fn new(limit: Option<usize>) -> Self {
         AddressLimiter {
             limit,
-            scarce,
             open: Arc::default(),
         }
-    }
-
-    /// The limit of each address.
-    pub(super) fn limit(&self) -> usize {
-        self.limit
     }
 
     /// Counts one more connection of `address`, or refuses it. `free` is the number of free connections, this one
     /// included.
     pub(super) fn acquire(&self, address: IpAddr, free: usize) -> Option<AddressPermit> {
         let address = network(address);
+        let left = free.saturating_sub(1);
+        let limit = self
+            .limit
+            .unwrap_or_else(|| MIN_SHARE.max(left.saturating_mul(PER_FREE)));
         let mut open = lock(&self.open);
         let count = open.entry(address).or_default();
-        if *count >= self.limit && free <= self.scarce {
+        if *count >= limit {
             if *count == 0 {
                 open.remove(&address);
             }
@@ -96,7 +89,7 @@ mod tests {
 
     #[test]
     fn networks_count_separately_and_empty_ones_are_dropped() {
-        let limiter = AddressLimiter::new(Some(2), 100);
+        let limiter = AddressLimiter::new(Some(2));
         let acquire = |text: &str| limiter.acquire(text.parse().expect("an address"), 100);
         let (one, two) = (acquire("10.0.0.1"), acquire("::ffff:10.0.0.1"));
         assert!(one.is_some() && two.is_some());
@@ -116,19 +109,42 @@ mod tests {
     }
 
     #[test]
-    fn address_is_refused_only_while_connections_are_scarce() {
-        let address: IpAddr = "10.0.0.1".parse().expect("an address");
-        let other = "10.0.0.2".parse().expect("an address");
-        for (connections, held) in [(1024, 768), (24, 18), (8, 8), (1, 1)] {
-            let limiter = AddressLimiter::new(None, connections);
+    fn each_address_leaves_quarter_of_the_rest() {
+        for (connections, held) in [
+            (1024, &[768, 192, 48, 12, 4][..]),
+            (24, &[18, 6]),
+            (8, &[8]),
+            (1, &[1]),
+        ] {
+            let limiter = AddressLimiter::new(None);
             let mut permits = Vec::new();
-            while permits.len() < connections
-                && let Some(permit) = limiter.acquire(address, connections - permits.len())
-            {
-                permits.push(permit);
+            for (number, held) in held.iter().enumerate() {
+                let address = IpAddr::from([10, 0, 0, number as u8]);
+                let before = permits.len();
+                while permits.len() < connections
+                    && let Some(permit) = limiter.acquire(address, connections - permits.len())
+                {
+                    permits.push(permit);
+                }
+                assert_eq!(permits.len() - before, *held, "of {connections}");
             }
-            assert_eq!(permits.len(), held, "of {connections}");
-            assert!(limiter.acquire(other, connections - held).is_some());
         }
+    }
+
+    #[test]
+    fn addresses_that_grow_together_leave_some_free() {
+        let limiter = AddressLimiter::new(None);
+        let addresses = [1, 2, 3].map(|last| IpAddr::from([10, 0, 0, last]));
+        let mut permits = Vec::new();
+        while let Some(permit) = limiter.acquire(
+            addresses[permits.len() % addresses.len()],
+            1024 - permits.len(),
+        ) {
+            permits.push(permit);
+        }
+        let free = 1024 - permits.len();
+        assert_eq!(free, 103);
+        let other = IpAddr::from([10, 0, 0, 4]);
+        assert!(limiter.acquire(other, free).is_some());
     }
 }

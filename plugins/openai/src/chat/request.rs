@@ -46,13 +46,13 @@ const FIELDS: [&str; 16] = [
 ];
 
 /// A chat completion request.
-pub struct Request {
+pub struct ChatCompletionRequest {
     pub chat: ChatRequest,
     /// `None` if not streamed; otherwise whether the stream ends with the usage.
     pub stream: Option<bool>,
 }
 
-pub fn read(mut fields: Fields) -> Result<Request, Error> {
+pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
     reject(&mut fields, &UNSUPPORTED)?;
     drop_operator_fields(&mut fields)?;
     let text = Value::from(vec!["text"]);
@@ -82,7 +82,7 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
         messages: messages::read(messages)?,
         ..Chat::default()
     };
-    Ok(Request {
+    Ok(ChatCompletionRequest {
         chat: ChatRequest {
             model,
             chat,
@@ -145,7 +145,7 @@ mod tests {
     use crate::tests::{check_errors, merged};
     use serde_json::json;
 
-    fn with(members: Value) -> Result<Request, Error> {
+    fn with(members: Value) -> Result<ChatCompletionRequest, Error> {
         let body = json!({"messages": [{"role": "user", "content": "Hi"}]});
         read(Fields::at(String::new(), merged(body, &members))?)
     }

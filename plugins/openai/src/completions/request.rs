@@ -30,7 +30,7 @@ const FIELDS: [&str; 10] = [
 ];
 
 /// A completion request.
-pub struct Request {
+pub struct CompletionRequest {
     pub model: Option<String>,
     pub prompt: Vec<Prompt>,
     /// The text after the completion.
@@ -51,7 +51,7 @@ pub enum Prompt {
     Tokens(String, Vec<Value>),
 }
 
-pub fn read(mut fields: Fields) -> Result<Request, Error> {
+pub fn read(mut fields: Fields) -> Result<CompletionRequest, Error> {
     ignore(&mut fields, &["user"]);
     let model = fields.text("model")?;
     let prompt = prompt_list(fields.required("prompt", EXPECTED)?)?;
@@ -78,7 +78,7 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
     if echo && suffix.is_some() {
         return Err(unsupported("echo", "it can't be combined with `suffix`"));
     }
-    Ok(Request {
+    Ok(CompletionRequest {
         model,
         prompt,
         suffix,
@@ -160,7 +160,7 @@ mod tests {
     use corral_sdk::testing::Script;
     use serde_json::json;
 
-    fn with(members: Value) -> Result<Request, Error> {
+    fn with(members: Value) -> Result<CompletionRequest, Error> {
         let body = merged(json!({"prompt": "x"}), &members);
         read(Fields::at(String::new(), body)?)
     }

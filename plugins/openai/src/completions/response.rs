@@ -38,7 +38,7 @@ impl ResponseShape {
         Choice {
             index,
             text,
-            logprobs: self.logprobs.map(|top| Logprobs {
+            logprobs: self.logprobs.map(|top| CompletionLogprobs {
                 echoed,
                 generated,
                 before,
@@ -57,7 +57,7 @@ impl ResponseShape {
 pub struct Choice<'a> {
     index: usize,
     text: &'a str,
-    logprobs: Option<Logprobs<'a>>,
+    logprobs: Option<CompletionLogprobs<'a>>,
     finish_reason: Option<&'static str>,
 }
 
@@ -94,7 +94,7 @@ pub async fn respond(mut choices: Choices, format: &ResponseShape) -> Result<Res
 
 /// Log probabilities as parallel lists, the format of this older API. Serialized entry by entry,
 /// since they are most of a long response.
-pub struct Logprobs<'a> {
+pub struct CompletionLogprobs<'a> {
     /// Entries of the echoed prompt.
     echoed: &'a [LogprobEntry],
     generated: &'a [LogprobEntry],
@@ -104,7 +104,7 @@ pub struct Logprobs<'a> {
     top: u8,
 }
 
-impl Serialize for Logprobs<'_> {
+impl Serialize for CompletionLogprobs<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let all = || self.echoed.iter().chain(self.generated);
         let offsets = || {

@@ -39,12 +39,12 @@ const FIELDS: [&str; 12] = [
 ];
 
 /// A Messages API request.
-pub struct Request {
+pub struct MessagesRequest {
     pub chat: ChatRequest,
     pub stream: bool,
 }
 
-pub fn read(mut fields: Fields) -> Result<Request, Error> {
+pub fn read(mut fields: Fields) -> Result<MessagesRequest, Error> {
     reject(&mut fields, &UNSUPPORTED)?;
     // Accepted and ignored.
     ignore(&mut fields, &["metadata"]);
@@ -87,7 +87,7 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
     let stream = fields.flag("stream")?;
     let model = fields.text("model")?;
     fields.reject_unknown(&FIELDS)?;
-    Ok(Request {
+    Ok(MessagesRequest {
         chat: ChatRequest {
             model,
             chat: Chat {

@@ -55,14 +55,14 @@ const FIELDS: [&str; 14] = [
 ];
 
 /// A Responses API request.
-pub struct Request {
+pub struct ResponsesRequest {
     pub chat: ChatRequest,
     /// Fields of the request that the response repeats.
     pub repeated: Map<String, Value>,
     pub stream: bool,
 }
 
-pub fn read(mut fields: Fields) -> Result<Request, Error> {
+pub fn read(mut fields: Fields) -> Result<ResponsesRequest, Error> {
     let mut repeated = Map::new();
     reject(&mut fields, &UNSUPPORTED)?;
     for name in ["tools", "tool_choice", "metadata"] {
@@ -120,7 +120,7 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
     if let Some(text) = instructions {
         messages.insert(0, json!({"role": "developer", "content": text}));
     }
-    Ok(Request {
+    Ok(ResponsesRequest {
         chat: ChatRequest {
             model,
             chat: Chat {

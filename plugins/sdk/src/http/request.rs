@@ -213,7 +213,7 @@ impl Request {
 
 fn too_large(limit: usize) -> Error {
     let detail = format!("the body exceeds the limit of {limit} bytes");
-    Error::new(413, "body-too-large", detail)
+    Error::new(413, "request-too-large", detail)
 }
 
 async fn read(
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(block_on(request.body()).unwrap_err().status(), 500);
         let mut long = Request::post("/").with_body("123456").with_body_limit(5);
         let error = block_on(long.text()).unwrap_err();
-        assert_eq!((error.status(), error.code()), (413, "body-too-large"));
+        assert_eq!((error.status(), error.code()), (413, "request-too-large"));
         let mut bytes = Request::post("/").with_body([0xff]);
         assert_eq!(block_on(bytes.text()).unwrap_err().code(), "invalid-text");
     }

@@ -1,6 +1,6 @@
 //! The invariants that a simulation checks in every step.
 
-use super::Simulation;
+use super::{Alive, Simulation};
 use corral_scheduler::{
     CHUNK_SIZES, EnqueueError, LogitsKind, MemoryOp, RequestState, SeqId, Step,
 };
@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// Most steps of an adapter's turn while others wait, on machines whose steps take 25 ms or more.
 const TURN_STEPS: u32 = 8;
+/// Most short steps of an adapter between two full ones.
+const SHORT_STEPS: u32 = 64;
 
 impl Simulation {
     /// The reason of a refusal holds.
@@ -60,7 +62,8 @@ impl Simulation {
         } else if !step.rows.is_empty() {
             let requests = self.scheduler.requests();
             let decoding = requests.filter(|request| request.state == RequestState::Decode);
-            let counted = step.shape.decode_rows + step.skipped + step.other_adapters;
+            let without_row = step.skipped + step.other_adapters + step.other_tenants;
+            let counted = step.shape.decode_rows + without_row;
             assert_eq!(counted as usize, decoding.count());
             let recovering = self.scheduler.is_recovering();
             assert!(step.skipped == 0 || recovering, "a decode row is missing");
@@ -156,6 +159,33 @@ impl Simulation {
             };
             assert!(alive.adapter_wait <= most, "{:?} waits", request.id);
         }
+    }
+
+    /// A short step leaves out all requests of a tenant or none. A request that is left out is of no higher priority than
+    /// those with rows, and waits for a bounded number of steps.
+    pub(super) fn check_tenants(&mut self, step: &Step) {
+        if step.rows.is_empty() || step.is_overlap || self.scheduler.is_recovering() {
+            return;
+        }
+        let arrival = |alive: &Alive| &self.arrivals[alive.index];
+        let with_rows = step.rows.iter().map(|row| &self.alive[&row.request]);
+        let tenants: BTreeSet<_> = with_rows.clone().map(|one| arrival(one).tenant).collect();
+        let lowest = with_rows.map(|one| arrival(one).priority).min();
+        let mut left_out = 0;
+        for request in self.scheduler.requests() {
+            let alive = self.alive.get_mut(&request.id).expect("it runs");
+            let decodes = request.state == RequestState::Decode;
+            if !decodes || step.rows.iter().any(|row| row.request == request.id) {
+                alive.tenant_wait = 0;
+            } else if request.adapter == step.adapter {
+                left_out += 1;
+                alive.tenant_wait += 1;
+                assert!(alive.tenant_wait <= SHORT_STEPS, "{:?} waits", request.id);
+                assert!(!tenants.contains(&request.tenant), "a part of a tenant");
+                assert!(Some(request.priority) <= lowest, "priority waits");
+            }
+        }
+        assert_eq!(left_out, step.other_tenants);
     }
 
     /// Groups keep their cell quotas, without drafts.

@@ -109,6 +109,8 @@ pub struct StepRecord {
     pub failed: bool,
     /// Its adapter.
     pub adapter: AdapterId,
+    /// Decoding requests of tenants that it left out.
+    pub other_tenants: u32,
     /// How long it took, with the sampling of its rows and the rest of what was overlapped.
     pub took: Duration,
 }

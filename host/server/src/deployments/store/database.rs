@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Version of the format. Databases of other versions are refused.
-const FORMAT: u64 = 2;
+const FORMAT: u64 = 3;
 /// Page cache; the whole database has some hundred kilobytes.
 const CACHE_BYTES: usize = 4 << 20;
 const FILE: &str = "deployments.redb";

@@ -1,7 +1,6 @@
 //! Outputs of a step that stay readable while the device computes the next step, which has no outputs.
 //!
-//! Never measured on a GPU. Only `LlamaContext::decode_overlapped` uses this module; a context on which it is never
-//! called retains nothing.
+//! Never measured on a GPU. A context on which [`LlamaContext::decode_overlapped`] is never called retains nothing.
 //!
 //! `llama_decode` starts a computation on a device and does not wait for it; reading a result and `llama_synchronize`
 //! do. A second `llama_decode` forgets where the first one's outputs are: the calls that read them return null. As of
@@ -27,12 +26,17 @@
 //! of each sort. CUDA keeps a captured graph for each as long as its nodes are the same, so overlapped steps should come
 //! in few sizes.
 
-use crate::Token;
-use crate::output::Output;
+use super::LlamaContext;
+use crate::batch::TokenInput;
+use crate::output::{LogitsCopied, Output};
+use crate::{DecodeError, Token};
 use std::ptr::NonNull;
 
+/// Inputs with an output, in rising order, and their outputs.
+pub(super) type RetainedOutputs = Vec<(usize, RetainedOutput)>;
+
 /// The address of an output.
-pub(crate) enum RetainedOutput {
+pub(super) enum RetainedOutput {
     Logits(NonNull<[f32]>),
     TopK {
         tokens: NonNull<[Token]>,
@@ -44,8 +48,51 @@ pub(crate) enum RetainedOutput {
 // one at a time.
 unsafe impl Send for RetainedOutput {}
 
+impl LlamaContext {
+    /// Whether [`LlamaContext::decode_overlapped`] may follow the last step.
+    pub fn can_overlap(&self) -> bool {
+        (1..=usize::from(self.raw.seq_ids())).contains(&self.outputs.len())
+    }
+
+    /// Computes or starts a step without outputs, while the outputs of the step before stay readable. Call it only
+    /// after [`LlamaContext::synchronize`], and if [`LlamaContext::can_overlap`].
+    pub fn decode_overlapped(
+        &mut self,
+        step: impl Iterator<Item = TokenInput> + Clone,
+    ) -> Result<(), DecodeError> {
+        if !self.can_overlap() || step.clone().any(|input| input.output) {
+            return Err(DecodeError::Failed(-1));
+        }
+        if self.retained.is_empty() {
+            let mut retained = std::mem::take(&mut self.retained);
+            retained.extend(self.outputs.iter().filter_map(|&index| {
+                let output = self.output(index)?;
+                Some((index, RetainedOutput::new(output)))
+            }));
+            self.retained = retained;
+        }
+        self.raw.decode(step)?;
+        self.copied = LogitsCopied::default();
+        Ok(())
+    }
+
+    pub(super) fn has_retained_outputs(&self) -> bool {
+        !self.retained.is_empty()
+    }
+
+    pub(super) fn retained_output(&self, index: usize) -> Option<Output<'_>> {
+        let retained = &self.retained;
+        let found = retained.binary_search_by_key(&index, |(index, _)| *index);
+        let (_, output) = &retained[found.ok()?];
+        // SAFETY: the context is alive. Since these were retained it computed steps without outputs only
+        // (`decode_overlapped`), after one with few enough (`can_overlap`); the next one with outputs needs `&mut self`
+        // and empties the list.
+        Some(unsafe { output.get() })
+    }
+}
+
 impl RetainedOutput {
-    pub fn new(output: Output<'_>) -> Self {
+    fn new(output: Output<'_>) -> Self {
         match output {
             Output::Logits(logits) => Self::Logits(NonNull::from(logits)),
             Output::TopK { tokens, logits } => Self::TopK {
@@ -61,7 +108,7 @@ impl RetainedOutput {
     ///
     /// Since [`RetainedOutput::new`] the context was not freed and computed only steps without outputs, after a step
     /// with no more outputs than there are sequence ids. That stays so for the life of the result.
-    pub unsafe fn get<'a>(&self) -> Output<'a> {
+    unsafe fn get<'a>(&self) -> Output<'a> {
         // SAFETY: the caller's, and the module's documentation.
         unsafe {
             match *self {
