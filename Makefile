@@ -16,13 +16,15 @@
 #   make instructions  count the instructions of these with valgrind, and fail if they have grown
 #                      (WRITE=1 records them, JSON=1 prints JSON)
 #   make model         train the demo model, in about an hour on two cores; continues after an interruption
-#   make dist          build a binary for other machines (BACKENDS="vulkan cuda", DIR=PATH)
+#   make dist          build packages for other machines (BACKENDS="vulkan cuda", PACKAGES=PATH): tarball, .deb, symbols,
+#                      checksums; the program alone lies in DIR=PATH
+#   make audit         check licences and security advisories of all dependencies with cargo-deny
 # FEATURES=cuda (or vulkan, rocm, metal) builds a GPU backend into the binary; its compiler must be installed.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run env test test-device build dist plugins where lint fuzz soak bench microbench instructions model
+.PHONY: help run env test test-device build dist dist-program plugins where lint fuzz soak bench microbench instructions model audit
 
 # Build products are outside the checkout, for quick builds of a second clone. The directory is named after the processor
 # and the compiler, which native code depends on.
@@ -64,6 +66,7 @@ BENCH_ARGUMENTS := $(if $(FILTER),-- '$(FILTER)')
 BACKENDS ?=
 TESTS ?=
 DIR ?= $(CARGO_TARGET_DIR)/dist
+PACKAGES ?= $(CARGO_TARGET_DIR)/packages
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -71,8 +74,18 @@ help:
 build:
 	@$(SETUP); cargo build $(CARGO_FLAGS)
 
-dist:
+dist-program:
 	@$(SETUP); host/dist.sh "$(DIR)" "$(BACKENDS)" "$(TESTS)"
+
+dist: dist-program
+	@plugins/build.sh "$(CORRAL_PLUGINS)"
+	@packaging/package.sh "$(DIR)" "$(CORRAL_PLUGINS)" "$(PACKAGES)"
+
+audit:
+	@packaging/licenses.py
+	@cargo deny --version >/dev/null 2>&1 || cargo install --locked cargo-deny
+	@cargo deny --config deny.toml check
+	@cargo deny --config deny.toml --manifest-path plugins/Cargo.toml check
 
 plugins: build
 	@plugins/build.sh "$(CORRAL_PLUGINS)"

@@ -4,7 +4,7 @@
 #
 #   host/dist.sh DIR [BACKENDS [TESTS]]
 #
-#   DIR/corral
+#   DIR/corral, corral.debug                           the program, and its debug information
 #   DIR/libllama.so…, libggml.so…, libggml-base.so…    the binary finds them there
 #   DIR/backends/libggml-cpu-*.so, libggml-vulkan.so…
 #   DIR/tests/NAME                                     for each of TESTS
@@ -102,9 +102,21 @@ if [ ${#tests[@]} -gt 0 ]; then
     cp "$made" "$out/tests/$test"
   done
 fi
-# Strip debug information, nine tenths of the size. Function names stay for backtraces.
-for file in "$out"/corral{,-bench} "$out"/libllama.* "$out"/libggml* "$out/backends"/libggml-* "${tests[@]/#/$out/tests/}"; do
-  [ -L "$file" ] || [ ! -e "$file" ] || strip -S "$file"
+# Strip debug information, nine tenths of the size. Function names stay for backtraces. That of the program and its
+# libraries stays apart, where objcopy exists.
+rm -f "$out"/*.debug "$out/backends"/*.debug
+for file in "$out"/corral "$out"/libllama.* "$out"/libggml* "$out/backends"/libggml-*; do
+  [ ! -L "$file" ] || continue
+  if command -v objcopy >/dev/null; then
+    objcopy --only-keep-debug "$file" "$file.debug"
+    strip -S "$file"
+    objcopy --add-gnu-debuglink="$file.debug" "$file"
+  else
+    strip -S "$file"
+  fi
+done
+for file in "$out"/corral-bench "${tests[@]/#/$out/tests/}"; do
+  [ ! -e "$file" ] || strip -S "$file"
 done
 
 # Fails if the binary does not find its libraries.
@@ -113,4 +125,4 @@ for backend in cpu "${backends[@]}"; do
   # ROCm's library is named hip.
   compgen -G "$out/backends/libggml-${backend/rocm/hip}*.so" >/dev/null || die "the backend $backend was not built"
 done
-say "$out: corral and $(find "$out/backends" -type f | wc -l) backends"
+say "$out: corral and $(find "$out/backends" -name '*.so' | wc -l) backends"

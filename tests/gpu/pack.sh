@@ -35,7 +35,8 @@ trap 'rm -rf "$stage"' EXIT
 pack=$stage/corral-gpu
 mkdir "$pack"
 
-make --no-print-directory dist DIR="$pack/dist" BACKENDS= TESTS="$tests"
+make --no-print-directory dist-program DIR="$pack/dist" BACKENDS= TESTS="$tests"
+rm -f "$pack/dist"/*.debug "$pack/dist/backends"/*.debug
 strip "$pack/dist/corral" "$pack/dist/tests"/*
 plugins/build.sh "$pack/plugins"
 mkdir "$pack/model"

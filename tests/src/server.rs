@@ -3,6 +3,8 @@
 use crate::{RunOutput, artifacts, run, scratch_dir};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
@@ -77,7 +79,33 @@ impl Corral {
 
     /// Starts a server in a shell that first runs `setup`, such as `ulimit -n 64`.
     pub fn start_after(setup: &str, store: Option<&Path>, arguments: &[&str]) -> Self {
-        Self::launch(&OWN_ROUTES, arguments, &[], store, Some(setup))
+        let setup = Some((setup, Stdio::null()));
+        Self::launch(&OWN_ROUTES, arguments, &[], store, setup)
+    }
+
+    /// Starts a server that listens on `public` as a service manager passes it, as descriptor 3. It notifies `notify`, a
+    /// Unix datagram socket, and with `watchdog` pings it at least this often.
+    pub fn start_activated(
+        public: &TcpListener,
+        notify: &Path,
+        watchdog: Option<Duration>,
+        store: &Path,
+    ) -> Self {
+        // `Command` passes descriptors 0 to 2 only.
+        let setup = "exec 3<&0 </dev/null; export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=public";
+        let socket = public.try_clone().expect("a free descriptor");
+        let notify = notify.to_str().expect("a path in UTF-8");
+        let watchdog = watchdog.map(|time| time.as_micros().to_string());
+        let mut variables = vec![("NOTIFY_SOCKET", notify)];
+        variables.extend(watchdog.iter().map(|time| ("WATCHDOG_USEC", time.as_str())));
+        let setup = Some((setup, Stdio::from(OwnedFd::from(socket))));
+        Self::launch(
+            &OWN_ROUTES,
+            &["--grace-period", "300"],
+            &variables,
+            Some(store),
+            setup,
+        )
     }
 
     /// Starts a server with a store that has no plugins and loads its model on demand, so that it is ready soon.
@@ -90,16 +118,22 @@ impl Corral {
         arguments: &[&str],
         variables: &[(&str, &str)],
         store: Option<&Path>,
-        setup: Option<&str>,
+        setup: Option<(&str, Stdio)>,
     ) -> Self {
-        let mut command = Command::new(match setup {
-            Some(_) => Path::new("sh").to_owned(),
-            None => artifacts::binary(),
-        });
-        if let Some(setup) = setup {
-            let script = format!("{setup} && exec \"$0\" \"$@\"");
-            command.arg("-c").arg(script).arg(artifacts::binary());
-        }
+        let mut command = match setup {
+            Some((setup, stdin)) => {
+                let script = format!("{setup} && exec \"$0\" \"$@\"");
+                let mut shell = Command::new("sh");
+                shell.arg("-c").arg(script).arg(artifacts::binary());
+                shell.stdin(stdin);
+                shell
+            }
+            None => {
+                let mut command = Command::new(artifacts::binary());
+                command.stdin(Stdio::null());
+                command
+            }
+        };
         command
             .arg("serve")
             .arg("--model")
@@ -140,7 +174,6 @@ impl Corral {
             .args(arguments)
             .env_remove("RUST_LOG")
             .envs(variables.iter().copied())
-            .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary starts");

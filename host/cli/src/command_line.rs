@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::args::{RunArgs, ServeArgs};
 use crate::bench::BenchCommand;
+use crate::completions::{CompletionsArgs, ManPagesArgs};
 use crate::deploy::DeployCommand;
 use crate::doctor::DoctorArgs;
 use crate::keys::KeysCommand;
@@ -30,6 +31,7 @@ pub enum Command {
     /// Run a command-line plugin once, without a server
     Run(Box<RunArgs>),
     /// Show the requests and the memory of a server's models
+    #[command(visible_alias = "ps")]
     Top(TopArgs),
     /// Manage API keys for `corral serve --keys`
     #[command(subcommand)]
@@ -44,6 +46,11 @@ pub enum Command {
     Doctor(DoctorArgs),
     #[command(flatten)]
     Deployments(DeployCommand),
+    /// Print a shell's completions for `corral`
+    Completions(CompletionsArgs),
+    /// Write the man pages of `corral`
+    #[command(hide = true)]
+    ManPages(ManPagesArgs),
 }
 
 impl Command {

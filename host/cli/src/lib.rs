@@ -10,6 +10,7 @@ pub mod admin_token;
 pub mod args;
 pub mod bench;
 pub mod command_line;
+mod completions;
 mod deploy;
 mod doctor;
 mod error;
@@ -21,6 +22,7 @@ mod open_files;
 mod progress;
 mod run;
 mod serve;
+mod service_manager;
 pub mod startup;
 pub mod terminal;
 mod top;
@@ -53,6 +55,8 @@ pub fn main() -> ExitCode {
         Command::Bench(command) => bench::bench(&command),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Deployments(command) => deploy::run(&command),
+        Command::Completions(args) => completions::completions(&args),
+        Command::ManPages(args) => completions::man_pages(&args),
     };
     result.unwrap_or_else(|error: Error| error.report("corral", verbose))
 }

@@ -3,10 +3,12 @@
 use crate::admin_token::{self, ConfiguredToken};
 use crate::args::{ServeArgs, reload_files};
 use crate::open_files::ConnectionShares;
-use crate::{Error, startup};
+use crate::{Error, service_manager, startup};
 use corral_engine::ModelPool;
 use corral_server::deployments::{Deployments, Store, StoreLimits};
-use corral_server::{Access, Listeners, Server, ServerOptions, Services, StopSignals};
+use corral_server::{
+    Access, InheritedSockets, Listeners, Server, ServerOptions, Services, StopSignals,
+};
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,14 +20,17 @@ const CALL_CPU_TIME: Duration = Duration::from_secs(10);
 
 /// Serves until a signal stops the process.
 pub(crate) fn serve(mut args: ServeArgs) -> Result<ExitCode, Error> {
+    // First, while the process has one thread.
+    let sockets = InheritedSockets::from_env()?;
     args.models.fetch(note)?;
     let shares = ConnectionShares::raise_limit()?;
     let workers = startup::workers(args.models.workers);
-    startup::block_on(workers, serve_until_stopped(&args, shares))?
+    startup::block_on(workers, serve_until_stopped(&args, sockets, shares))?
 }
 
 async fn serve_until_stopped(
     args: &ServeArgs,
+    sockets: InheritedSockets,
     shares: ConnectionShares,
 ) -> Result<ExitCode, Error> {
     // First, since the store's lock shows whether another process uses it.
@@ -34,11 +39,12 @@ async fn serve_until_stopped(
         None => None,
     };
     // A unix socket needs no token.
-    let token = match args.admin.starts_with("unix:") {
+    let admin_is_unix = sockets.admin_is_unix();
+    let token = match admin_is_unix.unwrap_or(args.admin.starts_with("unix:")) {
         true => None,
         false => admin_token::find(args.admin_token_file.as_deref(), store.as_ref())?,
     };
-    let listeners = Listeners::bind(&args.listen, &args.admin)
+    let listeners = Listeners::bind_missing(sockets, &args.listen, &args.admin)
         .await?
         .with_admin_token(token.as_ref().map(|token| token.token.clone()))?;
     let options = args.public.open(shares, note)?;
@@ -61,8 +67,13 @@ async fn serve_until_stopped(
     };
     server.serve(services);
     announce(args, &server, token.as_ref());
+    service_manager::notify_ready();
 
-    stop.next().await;
+    tokio::select! {
+        () = stop.next() => {}
+        never = service_manager::run_watchdog(&server) => match never {},
+    }
+    service_manager::notify_stopping();
     if let Some(delay) = args.drain_delay {
         server.mark_not_ready();
         note(format!(

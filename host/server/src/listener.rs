@@ -138,6 +138,9 @@ pub enum BindError {
         /// Error of the operating system.
         cause: io::Error,
     },
+    /// A socket that the service manager opened cannot be used.
+    #[error("cannot listen on a socket of the service manager: {0}; check its socket unit")]
+    Inherited(io::Error),
     /// The path exists and is not a socket.
     #[error("{} exists and is not a socket; choose another path, or move it away", .0.display())]
     NotASocket(PathBuf),
@@ -166,6 +169,9 @@ pub(crate) struct ListenerConfig {
     /// Whether connections of this listener use the spare descriptors. Other listeners accept only while none is
     /// missing.
     pub(crate) uses_spare_files: bool,
+    /// The socket outlives this process. So clients wait in its backlog from the end of one process until the next
+    /// one is ready: the listener accepts from [`Listener::accept`] on, and leaves the backlog at shutdown.
+    pub(crate) inherited: bool,
 }
 
 /// A listener that accepts connections.
@@ -193,7 +199,10 @@ impl Listener {
             .max_connections
             .clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
         let permits = Arc::new(Semaphore::new(max_connections));
-        let (phase, phase_receiver) = watch::channel(ListenerPhase::Serving);
+        let (phase, phase_receiver) = watch::channel(match config.inherited {
+            true => ListenerPhase::Waiting,
+            false => ListenerPhase::Serving,
+        });
         let connections = Arc::new(Connections {
             permits: permits.clone(),
             addresses: AddressLimiter::new(limits.max_connections_per_address),
@@ -217,6 +226,22 @@ impl Listener {
     /// accept loop reserves one for the next client of the socket.
     pub(crate) fn connect(&self) -> Option<DuplexStream> {
         (self.connect)()
+    }
+
+    /// Starts to accept, if the listener waits for it.
+    pub(crate) fn accept(&self) {
+        self.phase.send_if_modified(|phase| {
+            let waits = *phase == ListenerPhase::Waiting;
+            if waits {
+                *phase = ListenerPhase::Serving;
+            }
+            waits
+        });
+    }
+
+    /// Whether the listener still accepts connections, or can.
+    pub(crate) fn is_alive(&self) -> bool {
+        !self.accept_task.is_finished()
     }
 
     /// Stops accepting, lets running requests end until `deadline` completes, and cuts off the rest.
@@ -253,6 +278,7 @@ where
     let mut phase = connections.phase.clone();
     let config = &connections.config;
     let log = LogInterval::default();
+    reached(&mut phase, ListenerPhase::Serving).await;
     loop {
         let accepted = tokio::select! {
             // Checked first, so that a flood of clients cannot delay the shutdown.
@@ -281,6 +307,9 @@ where
                 tokio::time::sleep(ACCEPT_RETRY).await;
             }
         }
+    }
+    if config.inherited {
+        return;
     }
     // Serves the clients of the backlog: they are connected and may have sent a request. Bounded in number
     // and time, so that new clients cannot delay the shutdown.

@@ -1,12 +1,11 @@
 //! The server as the binary drives it: bind, start, serve, stop.
 
-use crate::admin::{self, AdminExposure, AdminGuard, AdminState, AdminToken};
+use crate::admin::{self, AdminExposure, AdminGuard, AdminState};
 use crate::api_keys::ApiKeys;
 use crate::file_watcher::watch;
-use crate::listener::{
-    BindError, HttpLimits, Listener, ListenerConfig, Socket, SpareFiles, UnixSocketFile, bind,
-    bind_unix,
-};
+use crate::listener::{HttpLimits, Listener, ListenerConfig, Socket, SpareFiles, UnixSocketFile};
+use crate::listeners::{AdminSocket, Listeners, UNIX, on_loopback};
+use crate::liveness;
 use crate::memory_guard::{MemoryGuard, MemoryGuardConfig};
 use crate::public;
 use crate::request_log::RequestIdGenerator;
@@ -15,88 +14,15 @@ use crate::state::ServerState;
 use crate::tls::Tls;
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::io::DuplexStream;
-use tokio::net::TcpListener;
 
 /// Descriptors that the admin listener keeps for its connections: it answers when the process has no others left.
 const SPARE_ADMIN_FILES: usize = 4;
 /// Time for a running scrape to end at shutdown.
 const ADMIN_DRAIN: Duration = Duration::from_millis(200);
-/// Start of the address of a Unix domain socket.
-const UNIX: &str = "unix:";
-
-/// The two sockets, bound but not yet accepting. Binding first reports a port in use before gigabytes
-/// of model are read.
-#[derive(Debug)]
-pub struct Listeners {
-    public: TcpListener,
-    admin: AdminSocket,
-    token: Option<AdminToken>,
-}
-
-#[derive(Debug)]
-enum AdminSocket {
-    Tcp {
-        listener: TcpListener,
-        /// Host as the operator wrote it.
-        host: String,
-    },
-    Unix(UnixSocketFile, Socket),
-}
-
-impl Listeners {
-    /// Binds both addresses, each `HOST:PORT`; port 0 picks a free one. The admin address can be
-    /// `unix:PATH` instead, a socket that only its owner can connect to. Must be called inside a tokio
-    /// runtime.
-    pub async fn bind(public: &str, admin: &str) -> Result<Self, BindError> {
-        let public = bind(public).await?;
-        let admin = match admin.strip_prefix(UNIX) {
-            Some(path) => {
-                let (file, socket) = bind_unix(Path::new(path)).await?;
-                AdminSocket::Unix(file, socket)
-            }
-            None => {
-                let host = admin.rsplit_once(':').map_or(admin, |(host, _)| host);
-                AdminSocket::Tcp {
-                    listener: bind(admin).await?,
-                    host: host.to_owned(),
-                }
-            }
-        };
-        Ok(Listeners {
-            public,
-            admin,
-            token: None,
-        })
-    }
-
-    /// Requires `token` for every change, and for everything but the probes if other machines can reach
-    /// the admin listener. A Unix domain socket requires no token: its file permissions protect it.
-    ///
-    /// # Errors
-    /// If other machines can reach the admin listener and `token` is `None`.
-    pub fn with_admin_token(mut self, token: Option<AdminToken>) -> Result<Self, BindError> {
-        if let (None, AdminSocket::Tcp { listener, .. }) = (&token, &self.admin)
-            && !on_loopback(listener)
-        {
-            let address = listener.local_addr();
-            let address = address.map_or_else(|_| "?".to_owned(), |address| address.to_string());
-            return Err(BindError::TokenRequired(address));
-        }
-        self.token = token;
-        Ok(self)
-    }
-}
-
-fn on_loopback(listener: &TcpListener) -> bool {
-    listener
-        .local_addr()
-        .is_ok_and(|address| address.ip().is_loopback())
-}
 
 /// Options of the server.
 #[derive(Clone, Debug, Default)]
@@ -145,9 +71,8 @@ impl Server {
         let options = options.into();
         let mut admin_tls = None;
         let (admin, admin_address, admin_socket_file, exposure) = match listeners.admin {
-            AdminSocket::Unix(file, socket) => {
-                let address = format!("{UNIX}{}", file.path().display());
-                (socket, address, Some(file), AdminExposure::Owner)
+            AdminSocket::Unix { socket, path, file } => {
+                (socket, format!("{UNIX}{path}"), file, AdminExposure::Owner)
             }
             AdminSocket::Tcp { listener, host } => {
                 let exposure = match on_loopback(&listener) {
@@ -186,6 +111,7 @@ impl Server {
                 counters: Some(state.counters.clone()),
                 spare_files: spare_files.clone(),
                 uses_spare_files: false,
+                inherited: listeners.public_inherited,
             },
             move |request| public::answer(public_state.clone(), request),
         );
@@ -206,6 +132,7 @@ impl Server {
                 counters: None,
                 spare_files,
                 uses_spare_files: true,
+                inherited: false,
             },
             move |request| admin::answer(admin_state.clone(), request),
         );
@@ -233,6 +160,24 @@ impl Server {
         }
         if self.state.services.set(services).is_err() {
             tracing::error!("the server has its services already; the second ones are ignored");
+        }
+        self.public.accept();
+    }
+
+    /// Checks that the server can still serve: its listeners accept, and the engine of each loaded model ends its steps,
+    /// which it shows by answering within `patience`. A full queue or a slow request is no failure; a failure repeats.
+    ///
+    /// # Errors
+    /// What does not work, for the log.
+    pub async fn check_liveness(&self, patience: Duration) -> Result<(), String> {
+        for (name, listener) in [("public", &self.public), ("admin", &self.admin)] {
+            if !listener.is_alive() {
+                return Err(format!("the {name} listener accepts no connections"));
+            }
+        }
+        match self.state.services.get() {
+            Some(services) => liveness::check_engines(&services.models, patience).await,
+            None => Ok(()),
         }
     }
 
@@ -286,6 +231,7 @@ impl Server {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listener::BindError;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
 

@@ -7,6 +7,8 @@ use tokio::sync::watch;
 /// The phase of a listener. Phases only advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ListenerPhase {
+    /// Accepts nothing yet: clients wait in the backlog.
+    Waiting,
     /// Accepts connections and requests.
     Serving,
     /// Accepts nothing; running requests may end.

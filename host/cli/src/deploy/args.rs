@@ -11,6 +11,7 @@ pub enum DeployCommand {
     /// Deploy a plugin: a corral.toml, or a component and its routes
     Deploy(DeployArgs),
     /// List the deployments of a server
+    #[command(visible_alias = "ls")]
     List(ListArgs),
     /// Show a deployment: its revisions, their traffic, and problems
     Show(NamedArgs),
@@ -25,6 +26,7 @@ pub enum DeployCommand {
     /// Serve a paused deployment's requests again
     Resume(NamedArgs),
     /// Remove a deployment with all its revisions
+    #[command(visible_alias = "rm")]
     Remove(NamedArgs),
     /// Send a request to a deployment and print its response
     Invoke(InvokeArgs),

@@ -96,12 +96,6 @@ pub(crate) struct UnixSocketFile {
     id: (u64, u64),
 }
 
-impl UnixSocketFile {
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
 impl Drop for UnixSocketFile {
     fn drop(&mut self) {
         if file_id(&self.path).is_ok_and(|id| id == self.id)

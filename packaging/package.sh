@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# Makes packages of a directory that host/dist.sh has filled.
+#
+#   packaging/package.sh BUILD PLUGINS OUT
+#
+#   OUT/corral-VERSION-MACHINE.tar.xz           for a prefix such as /usr/local: program, plugins, completions, man
+#                                               pages, units, documents, licences, bill of materials
+#   OUT/corral-VERSION-MACHINE-symbols.tar.xz   debug information of the program and its libraries
+#   OUT/corral_VERSION_ARCHITECTURE.deb         the same tree under /usr, where dpkg-deb exists
+#   OUT/SHA256SUMS
+#
+# PLUGINS is the directory of built plugins. Needs objcopy and strip, xz, and what packaging/licenses.py needs.
+set -euo pipefail
+
+die() { echo "packaging/package.sh: $*" >&2; exit 1; }
+
+[ $# -eq 3 ] || die "expected BUILD PLUGINS OUT"
+build=$(cd "$1" && pwd)
+plugins=$(cd "$2" && pwd)
+mkdir -p "$3"
+out=$(cd "$3" && pwd)
+cd "$(dirname "$0")/.."
+[ -x "$build/corral" ] || die "there is no $build/corral; run host/dist.sh first"
+
+# Debug information of a stripped file lies in FILE.debug, also if host/dist.sh has split them.
+readonly shipped_plugins="generate openai chatml min-p mirostat hello chat"
+readonly max_program_mib=60
+
+version=$("$build/corral" --version | cut -d' ' -f2)
+machine=$(uname -m)
+name=corral-$version-$machine
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+tree=$scratch/$name
+symbols=$scratch/$name-symbols
+lib=$tree/lib/corral
+doc=$tree/share/doc/corral
+mkdir -p "$lib" "$tree/bin" "$tree/lib/systemd/system" "$tree/share/corral/"{plugins,models} "$doc" "$symbols"
+
+cd "$build"
+for file in corral libllama.* libggml* backends/libggml-*; do
+  [ -e "$file" ] && [ "${file%.debug}" = "$file" ] || continue
+  mkdir -p "$lib/$(dirname "$file")"
+  cp -P "$file" "$lib/$file"
+  [ ! -L "$file" ] || continue
+  mkdir -p "$symbols/$(dirname "$file")"
+  if [ -f "$file.debug" ]; then
+    cp "$file.debug" "$symbols/$file.debug"
+  else
+    objcopy --only-keep-debug "$file" "$symbols/$file.debug"
+    # Function names stay for backtraces.
+    strip -S "$lib/$file"
+    objcopy --add-gnu-debuglink="$symbols/$file.debug" "$lib/$file"
+  fi
+done
+cd - >/dev/null
+size=$(stat -c %s "$lib/corral")
+[ "$size" -le $((max_program_mib << 20)) ] || die "the stripped program has $((size >> 20)) MiB, more than $max_program_mib"
+ln -s ../lib/corral/corral "$tree/bin/corral"
+
+for plugin in $shipped_plugins; do
+  cp "$plugins/$plugin.wasm" "$tree/share/corral/plugins/"
+  [ ! -f "$plugins/$plugin.toml" ] || cp "$plugins/$plugin.toml" "$tree/share/corral/plugins/"
+done
+cp models/tiny/tiny.gguf "$tree/share/corral/models/"
+cp packaging/corral.{service,socket} "$tree/lib/systemd/system/"
+cp packaging/corral.default "$tree/share/corral/"
+
+bin=$lib/corral
+mkdir -p "$tree/share/"{bash-completion/completions,zsh/site-functions,fish/vendor_completions.d}
+"$bin" completions bash >"$tree/share/bash-completion/completions/corral"
+"$bin" completions zsh >"$tree/share/zsh/site-functions/_corral"
+"$bin" completions fish >"$tree/share/fish/vendor_completions.d/corral.fish"
+"$bin" man-pages "$tree/share/man/man1"
+gzip -n9 "$tree"/share/man/man1/*
+cp README.md CHANGELOG.md LICENSE docs/*.md "$doc/"
+packaging/licenses.py "$doc"
+
+# The same files give the same archive: sorted, without owners, with the date of the commit.
+date=@$(git log -1 --format=%ct 2>/dev/null || date +%s)
+pack() {
+  tar --create --sort=name --owner=0 --group=0 --numeric-owner --mtime="$date" -C "$scratch" "$1" | xz -T0 -6 >"$out/$1.tar.xz"
+}
+rm -f "$out"/corral[-_]*.{tar.xz,deb} "$out/SHA256SUMS"
+pack "$name"
+pack "$name-symbols"
+
+if command -v dpkg-deb >/dev/null; then
+  architecture=$(dpkg --print-architecture)
+  root=$scratch/deb
+  mkdir -p "$root/DEBIAN" "$root/etc/default"
+  cp -a "$tree" "$root/usr"
+  mv "$root/usr/share/corral/corral.default" "$root/etc/default/corral"
+  gzip -n9 "$root/usr/share/doc/corral/CHANGELOG.md" "$root/usr/share/doc/corral/THIRD-PARTY-LICENSES.txt"
+  mv "$root/usr/share/doc/corral/LICENSE" "$root/usr/share/doc/corral/copyright"
+  echo /etc/default/corral >"$root/DEBIAN/conffiles"
+  # The oldest C library that the built files accept.
+  libc=$(objdump -T "$lib"/corral "$lib"/*.so* "$lib"/backends/*.so 2>/dev/null |
+    grep -o 'GLIBC_2\.[0-9]*' | sort -Vu | tail -n1 | cut -d_ -f2)
+  cat >"$root/DEBIAN/control" <<CONTROL
+Package: corral
+Version: $version
+Architecture: $architecture
+Maintainer: The Corral authors <corral@localhost>
+Installed-Size: $(du -sk --exclude=DEBIAN "$root" | cut -f1)
+Depends: libc6 (>= $libc), libstdc++6, libgcc-s1
+Suggests: systemd
+Section: net
+Priority: optional
+Description: serves language models to sandboxed WebAssembly plugins
+ Corral loads models in the process and runs plugins beside them. The service
+ corral.service serves the demo model until /etc/default/corral names another.
+CONTROL
+  # dpkg does not tell systemd of new units, and restarts nothing. A running service goes on with the old program until
+  # an administrator restarts it; its socket stays open meanwhile.
+  cat >"$root/DEBIAN/postinst" <<'SCRIPT'
+#!/bin/sh
+set -e
+if [ -d /run/systemd/system ]; then
+  systemctl daemon-reload || true
+fi
+SCRIPT
+  cat >"$root/DEBIAN/prerm" <<'SCRIPT'
+#!/bin/sh
+set -e
+if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
+  systemctl stop corral.socket corral.service || true
+  systemctl disable corral.socket corral.service || true
+fi
+SCRIPT
+  cp "$root/DEBIAN/postinst" "$root/DEBIAN/postrm"
+  chmod 755 "$root/DEBIAN/"{postinst,prerm,postrm}
+  SOURCE_DATE_EPOCH=${date#@} dpkg-deb --root-owner-group -Zxz --build "$root" "$out/corral_${version}_$architecture.deb" >&2
+fi
+
+cd "$out"
+sha256sum corral[-_]*.{tar.xz,deb} 2>/dev/null >SHA256SUMS || true
+[ -s SHA256SUMS ] || die "no package was made"
+cat SHA256SUMS

@@ -1,0 +1,184 @@
+//! A service manager passes the listening socket, is notified, and replaces the server without losing a request.
+
+use corral_tests::{
+    Connection, Corral, HttpVersion, TIMEOUT, block_on, distinct_sums, run, scratch_dir, wait_for,
+};
+use serde_json::json;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// What a service manager holds for a service: its listening socket, and the socket for notifications.
+struct Manager {
+    public: TcpListener,
+    notify: UnixDatagram,
+    notify_path: PathBuf,
+    store: PathBuf,
+}
+
+impl Manager {
+    fn new() -> Self {
+        let dir = scratch_dir();
+        // The scratch directory's path may be too long for a socket.
+        let name = format!("corral-notify-{}-{:p}", std::process::id(), &dir);
+        let notify_path = std::env::temp_dir().join(name);
+        let notify = UnixDatagram::bind(&notify_path).expect("a free path");
+        notify.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
+        Manager {
+            public: TcpListener::bind("127.0.0.1:0").expect("a free port"),
+            notify,
+            notify_path,
+            store: dir.join("store"),
+        }
+    }
+
+    fn start(&self, watchdog: Option<Duration>) -> Corral {
+        Corral::start_activated(&self.public, &self.notify_path, watchdog, &self.store)
+    }
+
+    fn address(&self) -> String {
+        self.public.local_addr().expect("bound").to_string()
+    }
+
+    /// The next notification.
+    fn notification(&self) -> String {
+        let mut buffer = [0; 1024];
+        let length = self.notify.recv(&mut buffer).expect("a notification");
+        String::from_utf8_lossy(&buffer[..length]).trim().to_owned()
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.notify_path);
+    }
+}
+
+#[test]
+fn upgrade_under_load_loses_no_request() {
+    const CLIENTS: usize = 8;
+    const UPGRADES: usize = 3;
+    let manager = Manager::new();
+    let mut corral = manager.start(None);
+    assert_eq!(corral.public(), manager.address());
+    let done = Arc::new(AtomicBool::new(false));
+    let answered = Arc::new(AtomicUsize::new(0));
+    let work = |client: usize| {
+        let (done, answered, address) = (done.clone(), answered.clone(), manager.address());
+        std::thread::spawn(move || {
+            let sums = distinct_sums(5000);
+            let mut sums = sums.into_iter().cycle().skip(client * 500);
+            while !done.load(Ordering::Relaxed) {
+                block_on(async {
+                    let client = Connection::connect(&address, HttpVersion::Http1, None).await;
+                    let client = client.expect("the socket is open");
+                    // Several requests on a connection, until the server announces its end.
+                    for sum in sums.by_ref().take(5) {
+                        let request = json!({"prompt": sum.question(), "max_tokens": 20});
+                        let answer = client.request("/generate", &[], &request.to_string()).await;
+                        let answer = answer.unwrap_or_else(|error| panic!("{sum:?}: {error:?}"));
+                        assert_eq!(answer.status, 200, "{answer:?}");
+                        assert_eq!(answer.json()["text"], sum.answer(), "{sum:?}");
+                        answered.fetch_add(1, Ordering::Relaxed);
+                        if answer.header("connection") == Some("close") {
+                            break;
+                        }
+                    }
+                });
+            }
+        })
+    };
+    let clients: Vec<_> = (0..CLIENTS).map(work).collect();
+    let answers_more = || {
+        let before = answered.load(Ordering::Relaxed);
+        wait_for("further answers", || {
+            (answered.load(Ordering::Relaxed) >= before + 5 * CLIENTS).then_some(())
+        });
+    };
+    for _ in 0..UPGRADES {
+        answers_more();
+        corral.signal("TERM");
+        corral.wait_for_success();
+        let stderr = corral.stderr();
+        assert!(!stderr.contains("cut off"), "{stderr}");
+        // Clients wait in the backlog until this one is ready.
+        corral = manager.start(None);
+    }
+    answers_more();
+    done.store(true, Ordering::Relaxed);
+    for client in clients {
+        client.join().expect("every answer is right");
+    }
+}
+
+#[test]
+fn inherited_socket_waits_until_ready() {
+    let manager = Manager::new();
+    let mut waiting = TcpStream::connect(manager.address()).expect("in the backlog");
+    let request = b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    waiting.write_all(request).expect("buffered");
+    let mut corral = manager.start(None);
+    let mut answer = String::new();
+    waiting.read_to_string(&mut answer).expect("answered");
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert_eq!(manager.notification(), "READY=1");
+    corral.signal("TERM");
+    corral.wait_for_success();
+    assert_eq!(manager.notification(), "STOPPING=1");
+    // The next process answers this one.
+    TcpStream::connect(manager.address()).expect("the socket stays open");
+}
+
+#[test]
+fn watchdog_is_pinged_while_engine_works() {
+    let manager = Manager::new();
+    let watchdog = Duration::from_secs(2);
+    let corral = manager.start(Some(watchdog));
+    assert_eq!(manager.notification(), "READY=1");
+    assert_eq!(manager.notification(), "WATCHDOG=1");
+    let stream = corral.endless("/generate");
+    assert_eq!(manager.notification(), "WATCHDOG=1");
+    drop(stream);
+    // A stopped process cannot ping: what it sent before is read first.
+    corral.signal("STOP");
+    manager.notify.set_nonblocking(true).expect("a socket");
+    while manager.notify.recv(&mut [0; 1024]).is_ok() {}
+    let silence = Instant::now();
+    while silence.elapsed() < watchdog {
+        assert!(manager.notify.recv(&mut [0; 1024]).is_err(), "a ping");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    manager.notify.set_nonblocking(false).expect("a socket");
+    corral.signal("CONT");
+    assert_eq!(manager.notification(), "WATCHDOG=1");
+}
+
+#[test]
+fn packages_get_completions_and_man_pages() {
+    for (shell, expected) in [
+        ("bash", "complete -F _corral"),
+        ("zsh", "#compdef corral"),
+        ("fish", "complete -c corral"),
+    ] {
+        let ended = run(["completions", shell]);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(ended.stdout.contains(expected), "{shell}");
+        assert!(ended.stdout.contains("kv-cells"), "{shell}");
+    }
+    run(["completions", "tcl"]).check_error(2, &["tcl"]);
+    let dir = scratch_dir();
+    let path = dir.to_str().expect("a path in UTF-8");
+    let ended = run(["man-pages", path]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let page = |name: &str| std::fs::read_to_string(dir.join(name)).expect(name);
+    assert!(page("corral.1").contains("corral\\-serve(1)"));
+    assert!(page("corral-serve.1").contains("\\-\\-kv\\-cells"));
+    for (alias, command) in [("ls", "list"), ("rm", "remove"), ("ps", "top")] {
+        let help = |name| run([name, "--help"]).stdout;
+        assert_eq!(help(alias), help(command), "{alias}");
+    }
+}
