@@ -147,7 +147,7 @@ impl Scratch {
     }
 }
 
-/// The commands of a block. Those for other machines are left out: GPUs, and builds.
+/// The commands of a block. Those for other machines are left out: GPUs, containers, and builds.
 fn commands(block: &Block) -> Vec<&str> {
     let lines = block.text.lines();
     let lines = match block.language.as_str() {
@@ -156,7 +156,7 @@ fn commands(block: &Block) -> Vec<&str> {
         _ => vec![],
     };
     let is_elsewhere = |line: &&str| {
-        ["--device", "--gpu-layers"]
+        ["--device", "--gpu-layers", "docker "]
             .iter()
             .any(|text| line.contains(text))
             || line.starts_with("make test")
