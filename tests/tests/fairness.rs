@@ -5,6 +5,7 @@ use corral_tests::{
 };
 use serde_json::{Value, json};
 use std::net::TcpStream;
+use std::time::Instant;
 
 const PREFILL_TOKENS: &str = "corral_engine_prefill_tokens_total";
 const DECODE_ROWS: &str = "corral_engine_decode_rows_total";
@@ -192,9 +193,15 @@ fn tenant_with_all_ids_gives_one_to_another() {
         let before = corral.wait_until("one tenant holds many ids", |metrics| {
             metrics.get(RUNNING) >= HELD
         });
-        for sum in distinct_sums(SUMS) {
-            check_sum(&corral, "/other", sum);
-        }
+        let mut times: Vec<_> = distinct_sums(SUMS)
+            .into_iter()
+            .map(|sum| {
+                let began = Instant::now();
+                check_sum(&corral, "/other", sum);
+                began.elapsed()
+            })
+            .collect();
+        times.sort();
         let after = corral.metrics();
         // None of the other tenant's requests ended for the sums.
         assert_eq!(after.growth(FINISHED, &before), SUMS as f64, "{route}");
@@ -208,7 +215,9 @@ fn tenant_with_all_ids_gives_one_to_another() {
             "{route}: {deferred} rows deferred, expected {least}"
         );
         println!(
-            "{route}: {steps} steps for {SUMS} sums, {deferred} rows deferred, {} preemptions, {} deferrals",
+            "{route}: {SUMS} sums, median {:.1?}, longest {:.1?}, {steps} steps, {deferred} rows deferred, {} preemptions, {} deferrals",
+            times[SUMS / 2],
+            times[SUMS - 1],
             after.growth(PREEMPTIONS, &before),
             after.growth("corral_engine_sampling_deferrals_total", &before),
         );
