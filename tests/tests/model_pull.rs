@@ -210,6 +210,33 @@ fn wrong_checksum_removes_the_file() {
 }
 
 #[test]
+fn listed_names_outside_the_repository_are_ignored() {
+    let outside = scratch_dir();
+    let absolute = outside.join("x-Q4_K_M.gguf");
+    let names = [
+        "../x-Q4_K_M.gguf",
+        "a/../../x-Q4_K_M.gguf",
+        absolute.to_str().expect("UTF-8"),
+    ];
+    let model = demo_model();
+    let hub = Hub::start(names.map(|name| HubFile::new(name, &model)).into());
+    let user = User::new(&hub);
+    for reference in ["hf:org/tiny-GGUF", "hf:org/tiny-GGUF:Q4_K_M"] {
+        user.pull(reference).check_error(1, &["no GGUF files"]);
+    }
+    assert!(hub.storage_requests().is_empty());
+    assert!(!absolute.exists());
+    assert!(!user.dir().with_file_name("x-Q4_K_M.gguf").exists());
+    // Other files of such a repository can be used.
+    hub.state().files.push(HubFile::new("x-Q8_0.gguf", &model));
+    let file = user.output(&["model", "pull", "hf:org/tiny-GGUF"]);
+    assert_eq!(
+        file,
+        format!("{}\n", user.dir().join("x-Q8_0.gguf").display())
+    );
+}
+
+#[test]
 fn token_stays_with_the_hub() {
     let hub = hub();
     let mut user = User::new(&hub);

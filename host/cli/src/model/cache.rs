@@ -138,8 +138,14 @@ impl ModelCache {
 }
 
 impl LockedRepository {
-    /// The path of a file, whose directory is created.
+    /// The path of a file, whose directory is created. An error if it would lie outside of the repository's directory.
     pub fn path(&self, file: &str) -> Result<PathBuf, Error> {
+        if !is_safe_path(file) {
+            return Err(Error::failed(format!(
+                "the repository has a file named '{}', which is refused: it must be a relative path without '..'",
+                file.escape_debug()
+            )));
+        }
         let path = self.dir.join(file);
         if let Some(dir) = path.parent() {
             fs::create_dir_all(dir).map_err(with_cause(dir))?;
@@ -263,6 +269,21 @@ fn files(dir: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_stay_in_their_repository() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let cache = ModelCache {
+            dir: dir.path().join("models"),
+        };
+        let locked = cache.lock("a/b", |_| {}).expect("locked");
+        let inside = locked.path("q/x.gguf").expect("a safe path");
+        assert_eq!(inside, cache.dir.join("a/b/q/x.gguf"));
+        for bad in ["../x.gguf", "/x.gguf", "a/../../x.gguf", "a\0.gguf", ""] {
+            let error = locked.path(bad).expect_err(bad).message(false);
+            assert!(error.contains("relative path"), "{error}");
+        }
+    }
 
     #[test]
     fn incomplete_files_belong_to_one_file() {

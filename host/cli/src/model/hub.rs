@@ -3,7 +3,7 @@
 //! It follows redirects itself, since it sends the token to the hub's own origin only, and since the hub's answer to a
 //! file, not that of the storage it redirects to, has the checksum.
 
-use super::reference::HubReference;
+use super::reference::{HubReference, is_safe_path};
 use crate::Error;
 use crate::admin::certificates;
 use http::header::{
@@ -27,6 +27,8 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_REDIRECTS: usize = 5;
 /// Largest list of files.
 const MAX_LIST_BYTES: u64 = 32 << 20;
+/// Most files of a repository.
+const MAX_FILES: usize = 100_000;
 /// Characters of a path that are sent as they are.
 const PATH: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'/')
@@ -178,17 +180,16 @@ impl Hub {
                 "{url} is no list of files as a hub has it; check HF_ENDPOINT"
             ))));
         };
-        let file = |file: &Value| {
-            Some(RepositoryFile {
-                name: file["rfilename"].as_str()?.to_owned(),
-                bytes: file["lfs"]["size"].as_u64().or(file["size"].as_u64()),
-                sha256: file["lfs"]["sha256"].as_str().and_then(sha256_of),
-            })
-        };
+        if files.len() > MAX_FILES {
+            return Err(HubError::Final(Error::failed(format!(
+                "{url} lists {} files, more than {MAX_FILES}; check HF_ENDPOINT",
+                files.len()
+            ))));
+        }
         Ok(Repository {
             repo: repo.clone(),
             revision: list["sha"].as_str().unwrap_or("main").to_owned(),
-            files: files.iter().filter_map(file).collect(),
+            files: files.iter().filter_map(listed_file).collect(),
         })
     }
 
@@ -334,6 +335,16 @@ impl Origin {
     }
 }
 
+/// A file of a repository's list; nothing if its name could mean a file outside of the repository's directory.
+fn listed_file(file: &Value) -> Option<RepositoryFile> {
+    let name = file["rfilename"].as_str()?;
+    is_safe_path(name).then(|| RepositoryFile {
+        name: name.to_owned(),
+        bytes: file["lfs"]["size"].as_u64().or(file["size"].as_u64()),
+        sha256: file["lfs"]["sha256"].as_str().and_then(sha256_of),
+    })
+}
+
 /// The address that `location` means in a response from `uri`: a whole one, or a path.
 fn resolve(uri: &Uri, location: &str) -> Option<Uri> {
     let (scheme, authority) = (uri.scheme_str()?, uri.authority()?);
@@ -408,6 +419,34 @@ mod tests {
         let is_private = |text: &str| origin(text).expect(text).is_private();
         assert!(is_private("https://a.example") && is_private("http://[::1]:5"));
         assert!(is_private("http://127.0.0.1") && !is_private("http://127.0.0.1.example"));
+    }
+
+    #[test]
+    fn unsafe_names_are_not_listed() {
+        let name = |name: &str| {
+            let file = serde_json::json!({"rfilename": name, "size": 1});
+            listed_file(&file).map(|file| file.name)
+        };
+        for safe in ["x.gguf", "a/b/x.gguf", "a..b/x..gguf"] {
+            assert_eq!(name(safe).as_deref(), Some(safe));
+        }
+        for bad in [
+            "",
+            "/x.gguf",
+            "//x.gguf",
+            "../x.gguf",
+            "a/../../x.gguf",
+            "a/..",
+            "./x.gguf",
+            "a//x.gguf",
+            "a/",
+            ".x.gguf",
+            "a\\..\\x.gguf",
+            "a\0.gguf",
+            "a\n.gguf",
+        ] {
+            assert_eq!(name(bad), None, "{bad:?}");
+        }
     }
 
     #[test]
