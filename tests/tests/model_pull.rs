@@ -23,12 +23,14 @@ impl User {
         }
     }
 
-    fn variables(&self) -> [(&str, &str); 4] {
+    fn variables(&self) -> [(&str, &str); 5] {
         [
             ("XDG_CACHE_HOME", self.cache.to_str().expect("UTF-8")),
             ("HF_ENDPOINT", &self.endpoint),
             ("HF_TOKEN", &self.token),
-            ("NO_PROXY", "*"),
+            // Nothing listens there, and nothing may use it for a hub on this machine.
+            ("ALL_PROXY", "http://127.0.0.1:1"),
+            ("NO_PROXY", ""),
         ]
     }
 
@@ -207,6 +209,7 @@ fn wrong_checksum_removes_the_file() {
     ];
     user.pull("hf:org/tiny-GGUF").check_error(1, &expected);
     assert!(user.files().is_empty(), "{:?}", user.files());
+    assert_eq!(hub.storage_requests().len(), 1);
 }
 
 #[test]
@@ -260,6 +263,12 @@ fn token_stays_with_the_hub() {
         let expected = (!request.is_storage).then_some("Bearer secret");
         assert_eq!(token, expected, "{request:?}");
     }
+    hub.state().requests.clear();
+    user.token = "secret\nx: y".to_owned();
+    user.pull("hf:org/other")
+        .check_error(1, &["HF_TOKEN contains a line break"]);
+    assert!(hub.state().requests.is_empty());
+    user.token = "secret".to_owned();
     user.endpoint = "http://hub.example".to_owned();
     user.pull("hf:org/other")
         .check_error(1, &["without encryption", "use https"]);
@@ -269,8 +278,11 @@ fn token_stays_with_the_hub() {
 fn failed_pulls_say_what_to_do() {
     let hub = hub();
     let mut user = User::new(&hub);
+    // The hub gets no second request.
     let pull = |user: &User, reference: &str, expected: &[&str]| {
+        hub.state().requests.clear();
         user.pull(reference).check_error(1, expected);
+        assert!(hub.state().requests.len() <= 1, "{expected:?}");
     };
     let models = [
         "tiny-Q8_0.gguf",
@@ -341,6 +353,21 @@ fn all_files_of_split_model_are_pulled() {
     for name in &names {
         assert_eq!(read(&user.dir().join(name)), name.as_bytes());
     }
+    // Of an incomplete model, only files that the hub still has are used.
+    std::fs::remove_file(user.dir().join(&names[2])).expect("removed");
+    std::fs::remove_file(user.dir().join(format!("{}.sha256", names[1]))).expect("removed");
+    hub.state().files[0] = HubFile::new(&names[0], b"new");
+    hub.state().requests.clear();
+    let ended = user.pull("hf:org/tiny-GGUF");
+    assert_eq!((ended.code, &ended.stdout), (Some(0), &first), "{ended:?}");
+    assert!(
+        ended.stderr.contains("differs from that of the hub"),
+        "{ended:?}"
+    );
+    let contents = names.each_ref().map(|name| read(&user.dir().join(name)));
+    assert_eq!(contents[0], b"new");
+    assert_eq!(contents[1..], [names[1].as_bytes(), names[2].as_bytes()]);
+    assert_eq!(hub.storage_requests().len(), 2);
 }
 
 #[test]
