@@ -350,6 +350,18 @@ mod tests {
     }
 
     #[test]
+    fn replaced_lock_is_another_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(LOCK);
+        let lock = File::create(&path).expect("created");
+        assert!(is_at(&lock, &path));
+        fs::remove_file(&path).expect("removed");
+        assert!(!is_at(&lock, &path));
+        let _other = File::create(&path).expect("created");
+        assert!(!is_at(&lock, &path));
+    }
+
+    #[test]
     fn incomplete_files_belong_to_one_file() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("m.gguf");
