@@ -14,10 +14,12 @@ RUN make dist PACKAGES=/packages
 FROM debian:bookworm-slim
 RUN --mount=type=bind,from=build,source=/packages,target=/packages \
     apt-get update \
- && apt-get install -y --no-install-recommends /packages/corral_*.deb \
+ && apt-get install -y --no-install-recommends /packages/corral_*.deb ca-certificates \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --system --uid 999 --home-dir /var/lib/corral corral \
  && install -d -o corral -g corral -m 0700 /var/lib/corral /var/cache/corral /run/corral
+# Models of a hub lie in /var/cache/corral/models.
+ENV XDG_CACHE_HOME=/var/cache
 USER corral
 VOLUME ["/var/lib/corral", "/var/cache/corral"]
 EXPOSE 8080
@@ -25,6 +27,6 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --start-period=15m CMD ["corral", "list", "--admin", "unix:/run/corral/admin.sock"]
 ENTRYPOINT ["corral"]
 CMD ["serve", "--listen", "0.0.0.0:8080", "--admin", "unix:/run/corral/admin.sock", \
-     "--store", "/var/lib/corral", "--cache-dir", "/var/cache/corral", \
+     "--store", "/var/lib/corral", "--cache-dir", "/var/cache/corral/plugins", \
      "--model", "/usr/share/corral/models/tiny.gguf", \
      "--plugin", "/v1=/usr/share/corral/plugins/openai.wasm", "--error-format", "/v1=openai"]

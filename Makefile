@@ -77,7 +77,9 @@ build:
 dist-program:
 	@$(SETUP); host/dist.sh "$(DIR)" "$(BACKENDS)" "$(TESTS)"
 
-dist: dist-program
+dist:
+	@packaging/package.sh --check
+	@$(MAKE) --no-print-directory dist-program
 	@plugins/build.sh "$(CORRAL_PLUGINS)"
 	@packaging/package.sh "$(DIR)" "$(CORRAL_PLUGINS)" "$(PACKAGES)"
 

@@ -4,7 +4,8 @@
     packaging/licenses.py             checks that deny.toml allows each licence, and that each package has a text
     packaging/licenses.py DIR         writes DIR/THIRD-PARTY-LICENSES.txt and DIR/sbom.cdx.json (CycloneDX), too
 
-Needs Python 3.11 or later, and cargo, which downloads the sources of packages that are missing.
+Needs Python 3.11 or later, and cargo, which downloads the sources of packages that are missing. Dependencies for other
+systems than this one are left out.
 """
 
 import json
@@ -15,10 +16,10 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Each workspace with the packages that are shipped from it.
+# Each workspace with the packages that are shipped from it, and their target; nothing for this machine's.
 WORKSPACES = {
-    "Cargo.toml": ["corral-cli"],
-    "plugins/Cargo.toml": None,
+    "Cargo.toml": (["corral-cli"], None),
+    "plugins/Cargo.toml": (None, "wasm32-wasip1"),
 }
 LICENSE_FILE = re.compile(r"^(LICEN[CS]E|COPYING|COPYRIGHT|NOTICE|UNLICENSE)", re.IGNORECASE)
 # Directories with texts of files that are not compiled.
@@ -27,12 +28,17 @@ OTHER_FILES = {"tests", "test", "testdata", "benches", "examples", "fuzz", "docs
 SLASH = re.compile(r"\s*/\s*")
 
 
+def output(command):
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 def shipped_packages():
     """All packages that are compiled into the shipped files, by name and version."""
     packages = {}
-    for manifest, roots in WORKSPACES.items():
+    host = re.search(r"^host: (.+)$", output(["rustc", "-vV"]), re.MULTILINE)[1]
+    for manifest, (roots, target) in WORKSPACES.items():
         command = ["cargo", "metadata", "--locked", "--format-version=1", "--manifest-path", ROOT / manifest]
-        metadata = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        metadata = json.loads(output([*command, "--filter-platform", target or host]))
         by_id = {package["id"]: package for package in metadata["packages"]}
         nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
         members = metadata["workspace_members"]

@@ -2,6 +2,7 @@
 # Makes packages of a directory that host/dist.sh has filled.
 #
 #   packaging/package.sh BUILD PLUGINS OUT
+#   packaging/package.sh --check                checks that the programs that it calls are installed
 #
 #   OUT/corral-VERSION-MACHINE.tar.xz           for a prefix such as /usr/local: program, plugins, completions, man
 #                                               pages, units, documents, licences, bill of materials
@@ -9,11 +10,18 @@
 #   OUT/corral_VERSION_ARCHITECTURE.deb         the same tree under /usr, where dpkg-deb exists
 #   OUT/SHA256SUMS
 #
-# PLUGINS is the directory of built plugins. Needs objcopy and strip, xz, and what packaging/licenses.py needs.
+# PLUGINS is the directory of built plugins.
 set -euo pipefail
 
 die() { echo "packaging/package.sh: $*" >&2; exit 1; }
 
+for program in objcopy strip objdump xz python3; do
+  command -v "$program" >/dev/null ||
+    die "$program is missing; install binutils, xz and Python, on Debian: apt-get install binutils xz-utils python3"
+done
+python3 -c 'import tomllib' 2>/dev/null ||
+  die "python3 is $(python3 --version 2>&1), which is too old; put Python 3.11 or later first in PATH"
+[ "$*" != --check ] || exit 0
 [ $# -eq 3 ] || die "expected BUILD PLUGINS OUT"
 build=$(cd "$1" && pwd)
 plugins=$(cd "$2" && pwd)
@@ -104,6 +112,7 @@ Architecture: $architecture
 Maintainer: The Corral authors <corral@localhost>
 Installed-Size: $(du -sk --exclude=DEBIAN "$root" | cut -f1)
 Depends: libc6 (>= $libc), libstdc++6, libgcc-s1
+Recommends: ca-certificates
 Suggests: systemd
 Section: net
 Priority: optional
@@ -134,6 +143,8 @@ SCRIPT
 fi
 
 cd "$out"
-sha256sum corral[-_]*.{tar.xz,deb} 2>/dev/null >SHA256SUMS || true
-[ -s SHA256SUMS ] || die "no package was made"
+shopt -s nullglob
+packages=(corral[-_]*.{tar.xz,deb})
+[ "${#packages[@]}" -gt 0 ] || die "no package was made"
+sha256sum "${packages[@]}" >SHA256SUMS
 cat SHA256SUMS

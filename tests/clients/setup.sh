@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the packages of the client suites and prints their directory, with `python` (a virtual environment)
 # and `node/node_modules`. The directory lies in $CORRAL_CACHE (default ~/.cache/corral) and is named after the
-# package lists, so a second run is quick. Everything else goes to stderr.
+# package lists, so a second run is quick. Everything else goes to stderr. Programs that other tests call are installed,
+# too.
 set -euo pipefail
 
 say() { echo "tests/clients/setup.sh: $*" >&2; }
@@ -10,6 +11,13 @@ die() { say "$*"; exit 1; }
 cd "$(dirname "$0")"
 # shellcheck source=../../host/apt.sh
 source ../../host/apt.sh
+
+programs_work() { command -v openssl >/dev/null && command -v curl >/dev/null && command -v script >/dev/null; }
+
+if ! programs_work; then
+  apt_install openssl curl bsdutils || true
+  programs_work || die "openssl, curl and script are needed; on Debian: apt-get install openssl curl bsdutils"
+fi
 
 cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
 key=$(cat requirements.txt package.json package-lock.json | sha256sum | cut -c1-12)

@@ -4,6 +4,7 @@ use crate::artifacts;
 use crate::server::{TIMEOUT, argument};
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -95,14 +96,17 @@ pub(crate) fn run_program(
     run_command(Command::new(program).args(arguments), limit)
 }
 
-fn run_command(command: &mut Command, limit: Duration) -> RunOutput {
+/// Runs a command to its end. Kills it with its children and panics if it takes longer than `limit`, or if a child keeps
+/// its output open that long.
+pub fn run_command(command: &mut Command, limit: Duration) -> RunOutput {
     let mut child = command
         .env_remove("RUST_LOG")
+        .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("the binary starts");
+        .expect("the program starts");
     let mut pipes = (
         child.stdout.take().expect("piped"),
         child.stderr.take().expect("piped"),
@@ -111,17 +115,23 @@ fn run_command(command: &mut Command, limit: Duration) -> RunOutput {
         let stdout = scope.spawn(|| read_all(&mut pipes.0));
         let stderr = scope.spawn(|| read_all(&mut pipes.1));
         let started = Instant::now();
-        let status = loop {
-            if let Some(status) = child.try_wait().expect("own child") {
-                break Some(status);
+        let mut status = None;
+        let is_in_time = loop {
+            if status.is_none() {
+                status = child.try_wait().expect("own child");
+            }
+            if status.is_some() && stdout.is_finished() && stderr.is_finished() {
+                break true;
             }
             if started.elapsed() > limit {
-                break None;
+                break false;
             }
             std::thread::sleep(Duration::from_millis(5));
         };
-        if status.is_none() {
-            child.kill().expect("own child");
+        if !is_in_time {
+            let group = format!("-{}", child.id());
+            let killed = Command::new("kill").args(["-KILL", "--", &group]).status();
+            assert!(killed.is_ok_and(|status| status.success()), "kill {group}");
             child.wait().expect("own child");
         }
         let ended = RunOutput {
@@ -129,7 +139,7 @@ fn run_command(command: &mut Command, limit: Duration) -> RunOutput {
             stdout: stdout.join().expect("no panic"),
             stderr: stderr.join().expect("no panic"),
         };
-        assert!(status.is_some(), "still running after {limit:?}: {ended:?}");
+        assert!(is_in_time, "still running after {limit:?}: {ended:?}");
         ended
     })
 }

@@ -26,13 +26,13 @@ mod tls;
 mod waiting;
 
 pub use client::{ENDLESS_TOKENS, MANY_CELLS};
-pub use command_line::{RunOutput, run, run_plugin, run_with, scratch_dir, serve};
+pub use command_line::{RunOutput, run, run_command, run_plugin, run_with, scratch_dir, serve};
 pub use connection::{BodySender, Connection, HttpVersion, PendingResponse, block_on};
 pub use hub::{HUB_REPO, Hub, HubFile, HubRequest, HubState, Storage};
 pub use metrics::{Histogram, Metrics};
 pub use neighbors::SetOnDrop;
 pub use response::{EventStream, Response, check_results, raw_exchange};
 pub use seed::seed;
-pub use server::{Corral, TIMEOUT, wait_for};
+pub use server::{Corral, TIMEOUT, peak_bytes, wait_for};
 pub use sums::{RELIABLE_SUMS, Sum, concurrently, distinct_sums};
 pub use tls::{Identity, TrustedRoot};

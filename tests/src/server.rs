@@ -297,20 +297,12 @@ impl Corral {
 
     /// Bytes of memory that the process holds now.
     pub fn resident_bytes(&self) -> u64 {
-        self.status_bytes("VmRSS:")
+        status_bytes(self.pid(), "VmRSS:").expect("it runs")
     }
 
     /// Most bytes of memory that the process ever held.
     pub fn peak_bytes(&self) -> u64 {
-        self.status_bytes("VmHWM:")
-    }
-
-    fn status_bytes(&self, field: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
-        let status = status.expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix(field));
-        let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
-        kib.and_then(|kib| kib.parse::<u64>().ok()).expect(&status) << 10
+        peak_bytes(self.pid()).expect("it runs")
     }
 
     /// Sends a signal, by its name without `SIG`.
@@ -321,6 +313,23 @@ impl Corral {
             .status()
             .expect("kill is there");
         assert!(status.success(), "kill -{name}");
+    }
+
+    /// Stops the process, as Ctrl-Z does, and waits until all its threads stand still. `CONT` continues it.
+    pub fn stop(&self) {
+        self.signal("STOP");
+        let tasks = format!("/proc/{}/task", self.pid());
+        let is_stopped = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            // The name before the state may contain anything.
+            stat.rsplit(')')
+                .next()
+                .is_some_and(|rest| rest.starts_with(" T "))
+        };
+        wait_for("the stop of all threads", || {
+            let mut tasks = std::fs::read_dir(&tasks).expect("it runs").flatten();
+            tasks.all(is_stopped).then_some(())
+        });
     }
 
     /// Waits for the process to end by itself.
@@ -335,6 +344,18 @@ impl Corral {
         let status = self.wait();
         assert_eq!(status.code(), Some(0), "{}", self.stderr());
     }
+}
+
+/// Most bytes of memory that a process ever held; nothing if it has ended.
+pub fn peak_bytes(pid: u32) -> Option<u64> {
+    status_bytes(pid, "VmHWM:")
+}
+
+fn status_bytes(pid: u32, field: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib << 10)
 }
 
 /// Calls `poll` until it returns a value. Panics after [`TIMEOUT`].

@@ -4,16 +4,19 @@
 //! background, on free ports that replace those of the text. Downloads come from a hub on this machine. A `json` or
 //! `text` block after a block is the end of its output: of JSON, at least the members shown.
 
-use corral_tests::{Hub, HubFile, artifacts, scratch_dir};
+use corral_tests::{Hub, HubFile, RunOutput, artifacts, run_command, scratch_dir};
 use serde_json::Value;
 use std::fmt::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 /// The repository of the documents, whose model is the demo model here.
 const MODEL_REPO: &str = "Qwen/Qwen3-0.6B-GGUF";
+/// Limit of a document's commands, and of a build. Far above what they take, because machines are busy.
+const LIMIT: Duration = Duration::from_secs(1800);
 /// Ends the output of a block.
 const BLOCK_END: char = '\u{1e}';
 
@@ -116,7 +119,8 @@ impl Scratch {
         let [public, admin] = self.ports.map(|port| port.to_string());
         let script = script.replace("127.0.0.1:8080", &format!("127.0.0.1:{public}"));
         let script = script.replace("127.0.0.1:8081", &format!("127.0.0.1:{admin}"));
-        let ended = Command::new("sh")
+        let mut shell = Command::new("sh");
+        shell
             .arg("-c")
             .arg(&script)
             .current_dir(&self.dir)
@@ -130,20 +134,15 @@ impl Scratch {
             .env("NO_PROXY", "*")
             .env("XDG_CACHE_HOME", self.dir.join("cache"))
             .env_remove("HF_TOKEN")
-            .env_remove("CORRAL_ADMIN_TOKEN")
-            .env_remove("RUST_LOG")
-            .stdin(Stdio::null())
-            .output()
-            .expect("a shell");
-        let output = String::from_utf8_lossy(&ended.stdout).into_owned();
-        assert!(
-            ended.status.success(),
-            "{}: {}\n{output}\n{}",
-            document.display(),
-            ended.status,
-            String::from_utf8_lossy(&ended.stderr)
-        );
-        output
+            .env_remove("CORRAL_ADMIN_TOKEN");
+        let RunOutput {
+            code,
+            stdout,
+            stderr,
+        } = run_command(&mut shell, LIMIT);
+        let document = document.display();
+        assert_eq!(code, Some(0), "{document}:\n{stdout}\n{stderr}");
+        stdout
     }
 }
 
@@ -254,16 +253,14 @@ fn guide_manifest_has_what_snippets_need() {
     assert!(count >= 8, "only {count} snippets found");
     // The versions that the plugins' tests have fetched.
     std::fs::copy(root.join("plugins/Cargo.lock"), shout.join("Cargo.lock")).expect("copied");
-    let ended = Command::new("cargo")
+    let mut cargo = Command::new("cargo");
+    cargo
         .args(["test", "--offline", "--quiet"])
         .current_dir(&shout)
-        .env("CARGO_TARGET_DIR", artifacts::scratch().join("guide"))
-        .output()
-        .expect("cargo");
-    let errors = String::from_utf8_lossy(&ended.stderr);
-    assert!(ended.status.success(), "{errors}");
-    let output = String::from_utf8_lossy(&ended.stdout);
-    assert!(output.contains("1 passed"), "{output}");
+        .env("CARGO_TARGET_DIR", artifacts::scratch().join("guide"));
+    let ended = run_command(&mut cargo, LIMIT);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stdout.contains("1 passed"), "{}", ended.stdout);
 }
 
 /// All Markdown files of the tree.

@@ -1,7 +1,7 @@
 //! Components that need too much memory or time to compile. Only their own deployment fails.
 
 use corral_tests::deployments::{deploy, manifest, try_deploy, upload, variant};
-use corral_tests::{Corral, SetOnDrop, artifacts, scratch_dir};
+use corral_tests::{Corral, SetOnDrop, artifacts, peak_bytes, scratch_dir};
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,21 +51,16 @@ fn children_of(server: u32) -> Vec<u32> {
     pids.filter(is_child).collect()
 }
 
-/// The largest resident memory of a process so far; 0 if it has ended.
-fn peak_bytes(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let number = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    number.unwrap_or(0) << 10
-}
-
 /// Checks the number and the memory of a server's children until `done` is set.
 fn watch_children(server: u32, done: &AtomicBool) {
     let mut peak = 0;
     while !done.load(Ordering::Acquire) {
         let children = children_of(server);
         assert!(children.len() <= COMPILATIONS, "{children:?}");
-        peak = children.into_iter().map(peak_bytes).fold(peak, u64::max);
+        peak = children
+            .into_iter()
+            .filter_map(peak_bytes)
+            .fold(peak, u64::max);
         assert!(peak <= CHILD_MEMORY, "{peak} bytes");
         std::thread::sleep(Duration::from_millis(20));
     }

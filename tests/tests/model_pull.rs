@@ -23,12 +23,14 @@ impl User {
         }
     }
 
-    fn variables(&self) -> [(&str, &str); 4] {
+    fn variables(&self) -> [(&str, &str); 5] {
         [
             ("XDG_CACHE_HOME", self.cache.to_str().expect("UTF-8")),
             ("HF_ENDPOINT", &self.endpoint),
             ("HF_TOKEN", &self.token),
-            ("NO_PROXY", "*"),
+            // Nothing listens there, and nothing may use it for a hub on this machine.
+            ("ALL_PROXY", "http://127.0.0.1:1"),
+            ("NO_PROXY", ""),
         ]
     }
 
@@ -207,6 +209,34 @@ fn wrong_checksum_removes_the_file() {
     ];
     user.pull("hf:org/tiny-GGUF").check_error(1, &expected);
     assert!(user.files().is_empty(), "{:?}", user.files());
+    assert_eq!(hub.storage_requests().len(), 1);
+}
+
+#[test]
+fn listed_names_outside_the_repository_are_ignored() {
+    let outside = scratch_dir();
+    let absolute = outside.join("x-Q4_K_M.gguf");
+    let names = [
+        "../x-Q4_K_M.gguf",
+        "a/../../x-Q4_K_M.gguf",
+        absolute.to_str().expect("UTF-8"),
+    ];
+    let model = demo_model();
+    let hub = Hub::start(names.map(|name| HubFile::new(name, &model)).into());
+    let user = User::new(&hub);
+    for reference in ["hf:org/tiny-GGUF", "hf:org/tiny-GGUF:Q4_K_M"] {
+        user.pull(reference).check_error(1, &["no GGUF files"]);
+    }
+    assert!(hub.storage_requests().is_empty());
+    assert!(!absolute.exists());
+    assert!(!user.dir().with_file_name("x-Q4_K_M.gguf").exists());
+    // Other files of such a repository can be used.
+    hub.state().files.push(HubFile::new("x-Q8_0.gguf", &model));
+    let file = user.output(&["model", "pull", "hf:org/tiny-GGUF"]);
+    assert_eq!(
+        file,
+        format!("{}\n", user.dir().join("x-Q8_0.gguf").display())
+    );
 }
 
 #[test]
@@ -233,6 +263,12 @@ fn token_stays_with_the_hub() {
         let expected = (!request.is_storage).then_some("Bearer secret");
         assert_eq!(token, expected, "{request:?}");
     }
+    hub.state().requests.clear();
+    user.token = "secret\nx: y".to_owned();
+    user.pull("hf:org/other")
+        .check_error(1, &["HF_TOKEN contains a line break"]);
+    assert!(hub.state().requests.is_empty());
+    user.token = "secret".to_owned();
     user.endpoint = "http://hub.example".to_owned();
     user.pull("hf:org/other")
         .check_error(1, &["without encryption", "use https"]);
@@ -242,8 +278,11 @@ fn token_stays_with_the_hub() {
 fn failed_pulls_say_what_to_do() {
     let hub = hub();
     let mut user = User::new(&hub);
+    // The hub gets no second request.
     let pull = |user: &User, reference: &str, expected: &[&str]| {
+        hub.state().requests.clear();
         user.pull(reference).check_error(1, expected);
+        assert!(hub.state().requests.len() <= 1, "{expected:?}");
     };
     let models = [
         "tiny-Q8_0.gguf",
@@ -314,6 +353,21 @@ fn all_files_of_split_model_are_pulled() {
     for name in &names {
         assert_eq!(read(&user.dir().join(name)), name.as_bytes());
     }
+    // Of an incomplete model, only files that the hub still has are used.
+    std::fs::remove_file(user.dir().join(&names[2])).expect("removed");
+    std::fs::remove_file(user.dir().join(format!("{}.sha256", names[1]))).expect("removed");
+    hub.state().files[0] = HubFile::new(&names[0], b"new");
+    hub.state().requests.clear();
+    let ended = user.pull("hf:org/tiny-GGUF");
+    assert_eq!((ended.code, &ended.stdout), (Some(0), &first), "{ended:?}");
+    assert!(
+        ended.stderr.contains("differs from that of the hub"),
+        "{ended:?}"
+    );
+    let contents = names.each_ref().map(|name| read(&user.dir().join(name)));
+    assert_eq!(contents[0], b"new");
+    assert_eq!(contents[1..], [names[1].as_bytes(), names[2].as_bytes()]);
+    assert_eq!(hub.storage_requests().len(), 2);
 }
 
 #[test]

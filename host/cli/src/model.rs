@@ -10,7 +10,7 @@ pub(crate) use reference::HubReference;
 
 use crate::Error;
 use crate::progress::Progress;
-use crate::terminal::{align, mebibytes, print};
+use crate::terminal::{align, mebibytes, note, print};
 use cache::{CachedModel, ModelCache, read_checksum};
 use clap::{Args, Subcommand};
 use reference::FileChoice;
@@ -157,9 +157,4 @@ fn verify(reference: Option<&HubReference>) -> Result<ExitCode, Error> {
             models.len()
         ))),
     }
-}
-
-/// Writes a message to stderr.
-fn note(message: String) {
-    eprintln!("corral: {message}");
 }

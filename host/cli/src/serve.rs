@@ -3,6 +3,7 @@
 use crate::admin_token::{self, ConfiguredToken};
 use crate::args::{ServeArgs, reload_files};
 use crate::open_files::ConnectionShares;
+use crate::terminal::note;
 use crate::{Error, service_manager, startup};
 use corral_engine::ModelPool;
 use corral_server::deployments::{Deployments, Store, StoreLimits};
@@ -193,9 +194,4 @@ fn announce(args: &ServeArgs, server: &Server, token: Option<&ConfiguredToken>) 
     // The server runs on if nothing reads this.
     let _ = std::io::stdout().write_all(text.as_bytes());
     let _ = std::io::stdout().flush();
-}
-
-/// Writes a message to stderr.
-fn note(message: String) {
-    eprintln!("corral: {message}");
 }

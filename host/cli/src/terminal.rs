@@ -14,6 +14,11 @@ pub fn print(text: &str) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Writes a message to stderr.
+pub(crate) fn note(message: String) {
+    eprintln!("corral: {message}");
+}
+
 /// The text with `?` for control characters: a server must not control the terminal.
 pub fn printable(text: &str) -> String {
     let shown = |c: char| if c.is_control() { '?' } else { c };

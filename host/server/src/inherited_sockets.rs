@@ -91,11 +91,6 @@ impl InheritedSockets {
         let admin = self.admin.as_ref()?;
         Some(matches!(admin, InheritedAdmin::Unix(_)))
     }
-
-    /// Whether there is a public socket.
-    pub fn has_public(&self) -> bool {
-        self.public.is_some()
-    }
 }
 
 /// The listener of each socket, by the names of the sockets.

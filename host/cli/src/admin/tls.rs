@@ -1,11 +1,15 @@
 //! TLS to a listener of a server.
 //!
 //! A server's certificate must lead to a trusted one. A certificate of `--admin-ca` is also accepted itself, whatever
-//! it may sign: `openssl req -x509` makes certificates of an authority, which webpki refuses as a server's.
+//! it may sign: `openssl req -x509` makes certificates of an authority, which webpki refuses as a server's. Only those
+//! of authorities (`CA:TRUE`) are trusted as issuers.
 
 use http::uri::Authority;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{
+    CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
+};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
@@ -44,11 +48,7 @@ pub(super) async fn connect(
     let name = ServerName::try_from(address.unwrap_or(host).to_owned());
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let (roots, accepted) = trusted(ca)?;
-    let chain = WebPkiServerVerifier::builder_with_provider(roots.into(), provider.clone());
-    let verifier = Verifier {
-        accepted,
-        chain: chain.build().map_err(io::Error::other)?,
-    };
+    let verifier = Verifier::new(roots, accepted, provider.clone())?;
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(io::Error::other)?
@@ -82,17 +82,25 @@ pub(crate) fn certificates(
 /// The trusted roots, and the certificates of `ca`, which are accepted themselves.
 fn trusted(ca: Option<&Path>) -> io::Result<(RootCertStore, Vec<CertificateDer<'static>>)> {
     let (file, certificates) = certificates(ca)?;
-    let mut roots = RootCertStore::empty();
-    // System files contain some that rustls cannot parse.
-    let (added, _) = roots.add_parsable_certificates(certificates.iter().cloned());
-    match added {
-        0 => Err(io::Error::other(format!(
+    if certificates.is_empty() {
+        return Err(io::Error::other(format!(
             "there is no certificate in {}",
             file.display()
-        ))),
-        _ if ca.is_some() => Ok((roots, certificates)),
-        _ => Ok((roots, Vec::new())),
+        )));
     }
+    let mut roots = RootCertStore::empty();
+    let issuers = certificates
+        .iter()
+        .filter(|one| ca.is_none() || is_authority(one));
+    // System files contain some that rustls cannot parse.
+    roots.add_parsable_certificates(issuers.cloned());
+    Ok((roots, ca.map_or_else(Vec::new, |_| certificates)))
+}
+
+/// Whether the certificate is one of an authority, which signs others.
+fn is_authority(certificate: &CertificateDer<'_>) -> bool {
+    let parsed = x509_parser::parse_x509_certificate(certificate);
+    parsed.is_ok_and(|(_, parsed)| parsed.is_ca())
 }
 
 fn system_file() -> Option<PathBuf> {
@@ -104,7 +112,31 @@ fn system_file() -> Option<PathBuf> {
 #[derive(Debug)]
 struct Verifier {
     accepted: Vec<CertificateDer<'static>>,
-    chain: Arc<WebPkiServerVerifier>,
+    /// Nothing without roots.
+    chain: Option<Arc<WebPkiServerVerifier>>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl Verifier {
+    fn new(
+        roots: RootCertStore,
+        accepted: Vec<CertificateDer<'static>>,
+        provider: Arc<CryptoProvider>,
+    ) -> io::Result<Self> {
+        let algorithms = provider.signature_verification_algorithms;
+        let chain = match roots.is_empty() {
+            true => None,
+            false => {
+                let chain = WebPkiServerVerifier::builder_with_provider(roots.into(), provider);
+                Some(chain.build().map_err(io::Error::other)?)
+            }
+        };
+        Ok(Verifier {
+            accepted,
+            chain,
+            algorithms,
+        })
+    }
 }
 
 impl ServerCertVerifier for Verifier {
@@ -120,8 +152,10 @@ impl ServerCertVerifier for Verifier {
             check_accepted(certificate, name, now)?;
             return Ok(ServerCertVerified::assertion());
         }
-        self.chain
-            .verify_server_cert(certificate, intermediates, name, ocsp, now)
+        match &self.chain {
+            Some(chain) => chain.verify_server_cert(certificate, intermediates, name, ocsp, now),
+            None => Err(CertificateError::UnknownIssuer.into()),
+        }
     }
 
     fn verify_tls12_signature(
@@ -130,8 +164,7 @@ impl ServerCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.chain
-            .verify_tls12_signature(message, certificate, signed)
+        verify_tls12_signature(message, certificate, signed, &self.algorithms)
     }
 
     fn verify_tls13_signature(
@@ -140,12 +173,11 @@ impl ServerCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.chain
-            .verify_tls13_signature(message, certificate, signed)
+        verify_tls13_signature(message, certificate, signed, &self.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.chain.supported_verify_schemes()
+        self.algorithms.supported_schemes()
     }
 }
 
@@ -185,4 +217,47 @@ fn is_common_name(certificate: &X509Certificate<'_>, name: &ServerName<'_>) -> b
                 .as_str()
                 .is_ok_and(|subject| subject.eq_ignore_ascii_case(&host))
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+    /// A self-signed certificate for `localhost`, and one that it has signed.
+    fn issuer_and_server(is_ca: IsCa) -> (String, CertificateDer<'static>) {
+        let params = || CertificateParams::new(["localhost".to_owned()]).expect("a name");
+        let key = || KeyPair::generate().expect("a key");
+        let mut issuer = params();
+        issuer.is_ca = is_ca;
+        let issuer = CertifiedIssuer::self_signed(issuer, key()).expect("signed");
+        let server = params().signed_by(&key(), &issuer).expect("signed");
+        (issuer.pem(), server.der().clone())
+    }
+
+    #[test]
+    fn only_authorities_are_issuers() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("ca.pem");
+        for (is_ca, signs) in [
+            (IsCa::Ca(BasicConstraints::Unconstrained), true),
+            (IsCa::ExplicitNoCa, false),
+            (IsCa::NoCa, false),
+        ] {
+            let (issuer, server) = issuer_and_server(is_ca);
+            std::fs::write(&file, &issuer).expect("written");
+            let (roots, accepted) = trusted(Some(&file)).expect("a certificate");
+            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let verifier = Verifier::new(roots, accepted, provider).expect("a verifier");
+            let accepts = |certificate: &CertificateDer<'_>| {
+                let name = ServerName::try_from("localhost").expect("a name");
+                let now = UnixTime::now();
+                let verified = verifier.verify_server_cert(certificate, &[], &name, &[], now);
+                verified.is_ok()
+            };
+            let issuer = CertificateDer::from_pem_slice(issuer.as_bytes()).expect("PEM");
+            assert!(accepts(&issuer), "{is_ca:?} itself");
+            assert_eq!(accepts(&server), signs, "{is_ca:?}");
+        }
+    }
 }

@@ -128,7 +128,7 @@ pub struct InvokeArgs {
     /// Header; repeatable
     #[arg(long = "header", short = 'H', value_name = "NAME: VALUE")]
     pub(crate) headers: Vec<HeaderArg>,
-    /// API key, for a deployment that needs one
+    /// API key, for a deployment that needs one; ignored if a header is Authorization or X-Api-Key
     #[arg(
         long,
         value_name = "KEY",

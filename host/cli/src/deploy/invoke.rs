@@ -1,12 +1,12 @@
 //! `corral invoke`: one request to a deployment through the public listener.
 
-use super::args::InvokeArgs;
+use super::args::{HeaderArg, InvokeArgs};
 use crate::Error;
 use crate::admin::{Address, AdminClient, Outgoing, RequestBody, exchange};
 use crate::terminal::print;
 use bytes::Bytes;
 use http::header::AUTHORIZATION;
-use http::{Method, Request};
+use http::{HeaderMap, Method, Request};
 use http_body_util::{BodyExt, Limited};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -50,17 +50,7 @@ pub(super) async fn invoke(args: &InvokeArgs) -> Result<ExitCode, Error> {
         .map_err(Error::context(
             "invalid path; write one that begins with '/'",
         ))?;
-    for header in &args.headers {
-        let value = header.value.clone();
-        request.headers_mut().append(header.name.clone(), value);
-    }
-    if let Some(key) = &args.key {
-        let value = format!("Bearer {key}");
-        let value = value
-            .parse()
-            .map_err(Error::context("the API key contains invalid characters"))?;
-        request.headers_mut().insert(AUTHORIZATION, value);
-    }
+    *request.headers_mut() = headers(&args.headers, args.key.as_deref())?;
     let refused = format!(
         "nothing answers at {public}; check the server, or name its public listener with --public"
     );
@@ -98,6 +88,24 @@ pub(super) async fn invoke(args: &InvokeArgs) -> Result<ExitCode, Error> {
         true => Ok(ExitCode::SUCCESS),
         false => Err(Error::failed(format!("'{name}' answered with {status}"))),
     }
+}
+
+/// The headers, and one with the API key unless a header has one: the key may come from the environment.
+fn headers(given: &[HeaderArg], key: Option<&str>) -> Result<HeaderMap, Error> {
+    let mut headers = HeaderMap::new();
+    for header in given {
+        headers.append(header.name.clone(), header.value.clone());
+    }
+    let has_key = [AUTHORIZATION.as_str(), "x-api-key"]
+        .iter()
+        .any(|name| headers.contains_key(*name));
+    if let Some(key) = key.filter(|_| !has_key) {
+        let value = format!("Bearer {key}").parse().map_err(Error::context(
+            "the API key contains invalid characters; check --key or CORRAL_API_KEY",
+        ))?;
+        headers.insert(AUTHORIZATION, value);
+    }
+    Ok(headers)
 }
 
 /// The public listener that the admin listener at `admin` reports, as seen from this machine.
@@ -143,6 +151,28 @@ fn body(data: Option<&str>) -> Result<Option<Bytes>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn given_header_replaces_the_key() {
+        let sent = |given: &[&str], name: &str| {
+            let given = given.iter().map(|text| text.parse().expect("a header"));
+            let given: Vec<HeaderArg> = given.collect();
+            let headers = headers(&given, Some("key")).expect("valid");
+            let values = headers.get_all(name).iter();
+            values
+                .map(|value| value.to_str().expect("ASCII").to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(sent(&["a: b"], "authorization"), ["Bearer key"]);
+        let basic = ["Authorization: Basic x", "a: b"];
+        assert_eq!(sent(&basic, "authorization"), ["Basic x"]);
+        let other = ["X-Api-Key: other"];
+        assert_eq!(sent(&other, "x-api-key"), ["other"]);
+        assert!(sent(&other, "authorization").is_empty());
+        assert!(headers(&[], None).expect("valid").is_empty());
+        let error = headers(&[], Some("a\nb")).expect_err("a line break");
+        assert!(error.message(false).contains("CORRAL_API_KEY"));
+    }
 
     #[test]
     fn public_address_is_reachable_from_here() {

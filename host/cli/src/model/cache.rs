@@ -7,6 +7,8 @@
 use super::reference::{HubReference, is_safe_path, models};
 use crate::{Error, startup};
 use std::fs::{self, File, TryLockError};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -14,6 +16,12 @@ use std::time::{Duration, Instant};
 const PART: &str = ".part";
 /// Ending of a file's checksum.
 const CHECKSUM: &str = ".sha256";
+/// The file that is locked.
+const LOCK: &str = ".lock";
+/// How often its directory may vanish before it is created.
+const MAX_REMOVALS: u32 = 100;
+/// Time between attempts to lock it.
+const LOCK_INTERVAL: Duration = Duration::from_millis(100);
 /// How long to wait for another process that downloads from the same repository.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Deepest directory in a repository that is searched.
@@ -105,41 +113,55 @@ impl ModelCache {
     /// Locks a repository's directory, which is created. Waits while another process holds the lock.
     pub fn lock(&self, repo: &str, note: impl Fn(String)) -> Result<LockedRepository, Error> {
         let dir = self.dir.join(repo);
-        let failed = || Error::context(format!("cannot use {}", dir.display()));
-        fs::create_dir_all(&dir).map_err(with_cause(&dir))?;
-        let path = dir.join(".lock");
-        let mut options = File::options();
-        let lock = options.write(true).create(true).truncate(false).open(&path);
-        let lock = lock.map_err(with_cause(&path))?;
+        let path = dir.join(LOCK);
         let start = Instant::now();
         let mut waits = false;
+        let mut removals = 0;
         loop {
-            match lock.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::Error(error)) => return Err(failed()(error)),
-                Err(TryLockError::WouldBlock) if start.elapsed() < LOCK_TIMEOUT => {
-                    if !std::mem::replace(&mut waits, true) {
-                        note(format!(
-                            "another process downloads from {repo}; waiting for it"
-                        ));
-                    }
-                    std::thread::sleep(Duration::from_millis(100));
+            let mut options = File::options();
+            options.write(true).create(true).truncate(false);
+            let lock = fs::create_dir_all(&dir).and_then(|()| options.open(&path));
+            let locked = lock.and_then(|lock| match lock.try_lock() {
+                // Another process may have removed the file between its opening and its locking.
+                Ok(()) if is_at(&lock, &path) => Ok(Some(lock)),
+                Ok(()) | Err(TryLockError::WouldBlock) => Ok(None),
+                Err(TryLockError::Error(error)) => Err(error),
+            });
+            match locked {
+                Ok(Some(lock)) => return Ok(LockedRepository { dir, _lock: lock }),
+                Ok(None) => {}
+                // Another process may have removed the directory before the file was created.
+                Err(error) if error.kind() == ErrorKind::NotFound && removals < MAX_REMOVALS => {
+                    removals += 1;
+                    continue;
                 }
-                Err(TryLockError::WouldBlock) => {
-                    return Err(Error::failed(format!(
-                        "another process still downloads from {repo} after {} minutes; wait until it ends, or stop it",
-                        LOCK_TIMEOUT.as_secs() / 60
-                    )));
-                }
+                Err(error) => return Err(with_cause(&path)(error)),
             }
+            if start.elapsed() > LOCK_TIMEOUT {
+                return Err(Error::failed(format!(
+                    "another process still downloads from {repo} after {} minutes; wait until it ends, or stop it",
+                    LOCK_TIMEOUT.as_secs() / 60
+                )));
+            }
+            if !std::mem::replace(&mut waits, true) {
+                note(format!(
+                    "another process downloads from {repo}; waiting for it"
+                ));
+            }
+            std::thread::sleep(LOCK_INTERVAL);
         }
-        Ok(LockedRepository { dir, _lock: lock })
     }
 }
 
 impl LockedRepository {
-    /// The path of a file, whose directory is created.
+    /// The path of a file, whose directory is created. An error if it would lie outside of the repository's directory.
     pub fn path(&self, file: &str) -> Result<PathBuf, Error> {
+        if !is_safe_path(file) {
+            return Err(Error::failed(format!(
+                "the repository has a file named '{}', which is refused: it must be a relative path without '..'",
+                file.escape_debug()
+            )));
+        }
         let path = self.dir.join(file);
         if let Some(dir) = path.parent() {
             fs::create_dir_all(dir).map_err(with_cause(dir))?;
@@ -155,17 +177,24 @@ impl LockedRepository {
 
     /// Removes a model's files with their checksums.
     pub fn remove(self, model: &CachedModel) -> Result<(), Error> {
-        for file in &model.files {
-            fs::remove_file(file).map_err(with_cause(file))?;
-            // A file without one was put there by hand.
-            let _ = fs::remove_file(checksum_file(file));
-        }
-        Ok(())
+        model.files.iter().try_for_each(|file| remove_file(file))
     }
 
     /// Removes the repository with its incomplete files.
     pub fn remove_all(self) -> Result<(), Error> {
-        fs::remove_dir_all(&self.dir).map_err(with_cause(&self.dir))?;
+        let entries = fs::read_dir(&self.dir).map_err(with_cause(&self.dir))?;
+        for entry in entries.flatten().filter(|entry| entry.file_name() != LOCK) {
+            let path = entry.path();
+            let removed = match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                true => fs::remove_dir_all(&path),
+                false => fs::remove_file(&path),
+            };
+            removed.map_err(with_cause(&path))?;
+        }
+        // The lock is the last: without it another process may begin, whose directory then stays.
+        let lock = self.dir.join(LOCK);
+        fs::remove_file(&lock).map_err(with_cause(&lock))?;
+        let _ = fs::remove_dir(&self.dir);
         // The organization's directory, if it is empty now.
         let _ = self.dir.parent().map(fs::remove_dir);
         Ok(())
@@ -190,6 +219,14 @@ pub fn part_files(file: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).filter(is_part).collect()
 }
 
+/// Removes a complete file and its checksum.
+pub fn remove_file(file: &Path) -> Result<(), Error> {
+    fs::remove_file(file).map_err(with_cause(file))?;
+    // A file without one was put there by hand.
+    let _ = fs::remove_file(checksum_file(file));
+    Ok(())
+}
+
 /// Records the SHA-256 of a file beside it.
 pub fn write_checksum(file: &Path, sha256: &str) -> std::io::Result<()> {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
@@ -208,6 +245,13 @@ pub fn with_cause(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
         let message = format!("cannot use {}: {cause}", path.display());
         Error::context(message)(cause)
     }
+}
+
+/// Whether `path` still names this open file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+    let (open, named) = (file.metadata(), fs::metadata(path));
+    open.is_ok_and(|open| named.is_ok_and(|named| identity(open) == identity(named)))
 }
 
 fn checksum_file(file: &Path) -> PathBuf {
@@ -263,6 +307,59 @@ fn files(dir: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_stay_in_their_repository() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let cache = ModelCache {
+            dir: dir.path().join("models"),
+        };
+        let locked = cache.lock("a/b", |_| {}).expect("locked");
+        let inside = locked.path("q/x.gguf").expect("a safe path");
+        assert_eq!(inside, cache.dir.join("a/b/q/x.gguf"));
+        for bad in ["../x.gguf", "/x.gguf", "a/../../x.gguf", "a\0.gguf", ""] {
+            let error = locked.path(bad).expect_err(bad).message(false);
+            assert!(error.contains("relative path"), "{error}");
+        }
+    }
+
+    #[test]
+    fn removed_repository_is_locked_anew() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let cache = ModelCache {
+            dir: dir.path().to_owned(),
+        };
+        let removed = cache.lock("a/b", |_| {}).expect("locked");
+        fs::write(removed.path("q/x.gguf").expect("a path"), "x").expect("written");
+        let (sender, waits) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let wait = || {
+                let sender = sender.clone();
+                let locked = cache.lock("a/b", move |_| sender.send(()).expect("received"));
+                let locked = locked.expect("locked");
+                assert!(is_at(&locked._lock, &dir.path().join("a/b/.lock")));
+            };
+            scope.spawn(wait);
+            scope.spawn(wait);
+            for _ in 0..2 {
+                waits.recv_timeout(LOCK_TIMEOUT).expect("it waits");
+            }
+            removed.remove_all().expect("removed");
+        });
+        assert!(!dir.path().join("a/b/q").exists());
+    }
+
+    #[test]
+    fn replaced_lock_is_another_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(LOCK);
+        let lock = File::create(&path).expect("created");
+        assert!(is_at(&lock, &path));
+        fs::remove_file(&path).expect("removed");
+        assert!(!is_at(&lock, &path));
+        let _other = File::create(&path).expect("created");
+        assert!(!is_at(&lock, &path));
+    }
 
     #[test]
     fn incomplete_files_belong_to_one_file() {

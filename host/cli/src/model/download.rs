@@ -48,6 +48,10 @@ pub fn download(
         files.find(|file| file.name == *name)
     });
     let files: Vec<_> = files.collect();
+    // Before any download, since the model counts as complete once all its files have their names.
+    for file in &files {
+        remove_unless_same(&locked.path(&file.name)?, file, note)?;
+    }
     check_room(&locked, &files)?;
     for file in &files {
         let path = locked.path(&file.name)?;
@@ -113,6 +117,33 @@ fn wait_after(
         delay.as_secs_f64()
     ));
     std::thread::sleep(delay);
+    Ok(())
+}
+
+/// Removes a file of an incomplete model unless it is the one that the hub has now.
+fn remove_unless_same(
+    path: &Path,
+    file: &RepositoryFile,
+    note: &dyn Fn(String),
+) -> Result<(), Error> {
+    if !path.is_file() {
+        return Ok(());
+    }
+    let is_same = match &file.sha256 {
+        Some(expected) => {
+            let recorded = cache::read_checksum(path);
+            let found = recorded.map_or_else(|| sha256(path), Ok);
+            found.map_err(with_cause(path))? == *expected
+        }
+        None => file.bytes == fs::metadata(path).ok().map(|found| found.len()),
+    };
+    if !is_same {
+        note(format!(
+            "{} differs from that of the hub; downloading it again",
+            path.display()
+        ));
+        cache::remove_file(path)?;
+    }
     Ok(())
 }
 

@@ -1,14 +1,21 @@
 //! The client of a hub: lists a repository's files and opens them, with bounded waits.
 //!
 //! It follows redirects itself, since it sends the token to the hub's own origin only, and since the hub's answer to a
-//! file, not that of the storage it redirects to, has the checksum.
+//! file, not that of the storage it redirects to, has the checksum. Requests to this machine use no proxy, which would
+//! carry the token in clear text.
 
-use super::reference::HubReference;
+mod error;
+
+pub use error::{HubError, Transient};
+
+use super::reference::{HubReference, is_safe_path};
 use crate::Error;
 use crate::admin::certificates;
+use error::{failure, refusal};
 use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_RANGE, ETAG, HeaderMap, LOCATION, RANGE,
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_RANGE, ETAG, HeaderMap, HeaderValue, LOCATION, RANGE,
 };
+use http::response::Parts;
 use http::{StatusCode, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
@@ -27,6 +34,8 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_REDIRECTS: usize = 5;
 /// Largest list of files.
 const MAX_LIST_BYTES: u64 = 32 << 20;
+/// Most files of a repository.
+const MAX_FILES: usize = 100_000;
 /// Characters of a path that are sent as they are.
 const PATH: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'/')
@@ -42,7 +51,7 @@ pub struct Hub {
     endpoint: String,
     origin: Origin,
     /// Value of `Authorization`.
-    authorization: Option<String>,
+    authorization: Option<HeaderValue>,
 }
 
 /// A repository at one commit.
@@ -70,32 +79,6 @@ pub struct FileResponse {
     pub body: Body,
 }
 
-/// Why a request failed.
-#[derive(Debug)]
-pub enum HubError {
-    /// Trying again does not help.
-    Final(Error),
-    /// The network or the server failed.
-    Transient(Transient),
-}
-
-/// A failure that may pass.
-#[derive(Debug)]
-pub struct Transient {
-    pub cause: String,
-    /// A wait that the server asks for.
-    pub retry_after: Option<Duration>,
-}
-
-impl Transient {
-    pub fn new(cause: impl Into<String>) -> Self {
-        Self {
-            cause: cause.into(),
-            retry_after: None,
-        }
-    }
-}
-
 #[derive(Debug, PartialEq, Eq)]
 struct Origin {
     scheme: String,
@@ -121,6 +104,7 @@ impl Hub {
                 "HF_TOKEN is not sent to {endpoint} without encryption; use https, or unset HF_TOKEN"
             )));
         }
+        let authorization = token.as_deref().map(bearer).transpose()?;
         let certificates = match certificates(None) {
             Ok((_, certificates)) => certificates,
             Err(_) if origin.scheme == "http" => Vec::new(),
@@ -151,7 +135,7 @@ impl Hub {
             agent,
             endpoint,
             origin,
-            authorization: token.map(|token| format!("Bearer {token}")),
+            authorization,
         })
     }
 
@@ -167,10 +151,10 @@ impl Hub {
         let (response, _) = self.get(&url, None)?;
         let (head, mut body) = response.into_parts();
         if head.status != StatusCode::OK {
-            return Err(self.refusal(repo, None, head.status, &head.headers));
+            return Err(self.refused(repo, None, &head));
         }
         let body = body.with_config().limit(MAX_LIST_BYTES).read_to_vec();
-        let body = body.map_err(|error| transient(&error))?;
+        let body = body.map_err(|error| failure(&error))?;
         let list = serde_json::from_slice::<Value>(&body).ok();
         let files = list.as_ref().and_then(|list| list["siblings"].as_array());
         let (Some(list), Some(files)) = (&list, files) else {
@@ -178,17 +162,16 @@ impl Hub {
                 "{url} is no list of files as a hub has it; check HF_ENDPOINT"
             ))));
         };
-        let file = |file: &Value| {
-            Some(RepositoryFile {
-                name: file["rfilename"].as_str()?.to_owned(),
-                bytes: file["lfs"]["size"].as_u64().or(file["size"].as_u64()),
-                sha256: file["lfs"]["sha256"].as_str().and_then(sha256_of),
-            })
-        };
+        if files.len() > MAX_FILES {
+            return Err(HubError::Final(Error::failed(format!(
+                "{url} lists {} files, more than {MAX_FILES}; check HF_ENDPOINT",
+                files.len()
+            ))));
+        }
         Ok(Repository {
             repo: repo.clone(),
             revision: list["sha"].as_str().unwrap_or("main").to_owned(),
-            files: files.iter().filter_map(file).collect(),
+            files: files.iter().filter_map(listed_file).collect(),
         })
     }
 
@@ -210,7 +193,7 @@ impl Hub {
             StatusCode::OK => Some(0),
             StatusCode::PARTIAL_CONTENT => content_start(&head.headers),
             StatusCode::RANGE_NOT_SATISFIABLE => None,
-            status => return Err(self.refusal(repo, Some(file), status, &head.headers)),
+            _ => return Err(self.refused(repo, Some(file), &head)),
         };
         Ok(FileResponse { etag, offset, body })
     }
@@ -236,15 +219,19 @@ impl Hub {
             if !is_hub && self.origin.scheme == "https" && origin.scheme != "https" {
                 return Err(invalid(&uri.to_string()));
             }
+            let mut request = self.agent.get(&uri);
+            if origin.is_loopback() {
+                request = request.config().proxy(None).build();
+            }
             // Lengths must be those of the file, not of a compressed form.
-            let mut request = self.agent.get(&uri).header(ACCEPT_ENCODING, "identity");
+            request = request.header(ACCEPT_ENCODING, "identity");
             if let Some(authorization) = self.authorization.as_ref().filter(|_| is_hub) {
                 request = request.header(AUTHORIZATION, authorization);
             }
             if let Some(range) = range {
                 request = request.header(RANGE, range);
             }
-            let response = request.call().map_err(|error| transient(&error))?;
+            let response = request.call().map_err(|error| failure(&error))?;
             if is_hub {
                 etag = etag_of(response.headers()).or(etag);
             }
@@ -261,53 +248,9 @@ impl Hub {
         ))))
     }
 
-    /// The error of a status.
-    fn refusal(
-        &self,
-        repo: &str,
-        file: Option<&str>,
-        status: StatusCode,
-        headers: &HeaderMap,
-    ) -> HubError {
-        let page = format!("{}/{repo}", self.endpoint);
-        let gated = headers
-            .get("x-error-code")
-            .is_some_and(|code| code == "GatedRepo");
-        let message = match (status.as_u16(), &self.authorization) {
-            (408 | 429 | 500..=599, _) => {
-                let seconds = headers.get("retry-after");
-                let seconds = seconds.and_then(|value| value.to_str().ok()?.parse().ok());
-                return HubError::Transient(Transient {
-                    cause: format!("{} answers {status}", self.endpoint),
-                    retry_after: seconds.map(Duration::from_secs),
-                });
-            }
-            (401 | 403, None) if gated => format!(
-                "{repo} is gated ({status}): accept its terms at {page}, and set HF_TOKEN to a token of that account"
-            ),
-            (401 | 403, None) => format!(
-                "{} refuses access to {repo} ({status}): it does not exist, or is private or gated; check the name, \
-                 or set HF_TOKEN to a token that may read it",
-                self.endpoint
-            ),
-            (401, Some(_)) => format!(
-                "{} refuses HF_TOKEN ({status}); set HF_TOKEN to a valid token, or unset it for public models",
-                self.endpoint
-            ),
-            (403, Some(_)) => format!(
-                "the account of HF_TOKEN may not read {repo} ({status}); accept its terms at {page}, or give the token \
-                 the permission to read it"
-            ),
-            (404, _) => match file {
-                Some(file) => format!("{repo} has no file {file} any more; try again"),
-                None => format!("{} has no repository {repo}; check the name", self.endpoint),
-            },
-            _ => format!(
-                "{} answers {status} to a request for {repo}; check HF_ENDPOINT",
-                self.endpoint
-            ),
-        };
-        HubError::Final(Error::failed(message))
+    fn refused(&self, repo: &str, file: Option<&str>, head: &Parts) -> HubError {
+        let has_token = self.authorization.is_some();
+        refusal(&self.endpoint, has_token, repo, file, head)
     }
 }
 
@@ -328,10 +271,25 @@ impl Origin {
 
     /// Whether nobody on the network reads what is sent.
     fn is_private(&self) -> bool {
-        let address = self.host.trim_matches(['[', ']']).parse();
-        let is_loopback = address.is_ok_and(|address: std::net::IpAddr| address.is_loopback());
-        self.scheme == "https" || self.host == "localhost" || is_loopback
+        self.scheme == "https" || self.is_loopback()
     }
+
+    /// Whether it is on this machine.
+    fn is_loopback(&self) -> bool {
+        let address = self.host.trim_matches(['[', ']']).parse();
+        self.host == "localhost"
+            || address.is_ok_and(|address: std::net::IpAddr| address.is_loopback())
+    }
+}
+
+/// A file of a repository's list; nothing if its name could mean a file outside of the repository's directory.
+fn listed_file(file: &Value) -> Option<RepositoryFile> {
+    let name = file["rfilename"].as_str()?;
+    is_safe_path(name).then(|| RepositoryFile {
+        name: name.to_owned(),
+        bytes: file["lfs"]["size"].as_u64().or(file["size"].as_u64()),
+        sha256: file["lfs"]["sha256"].as_str().and_then(sha256_of),
+    })
 }
 
 /// The address that `location` means in a response from `uri`: a whole one, or a path.
@@ -365,25 +323,13 @@ fn content_start(headers: &HeaderMap) -> Option<u64> {
     start.parse().ok()
 }
 
-fn transient(error: &ureq::Error) -> HubError {
-    let untrusted = match error {
-        ureq::Error::Rustls(error) => Some(error),
-        ureq::Error::Io(error) => error.get_ref().and_then(|cause| cause.downcast_ref()),
-        _ => None,
-    };
-    if let Some(rustls::Error::InvalidCertificate(error)) = untrusted {
-        return HubError::Final(Error::failed(format!(
-            "the hub's certificate is not trusted ({error}); name a file with that of its issuer in SSL_CERT_FILE"
-        )));
-    }
-    match error {
-        ureq::Error::BodyExceedsLimit(_) => HubError::Final(Error::failed(format!(
-            "the repository's list of files is larger than {} MiB; check HF_ENDPOINT",
-            MAX_LIST_BYTES >> 20
-        ))),
-        ureq::Error::Io(error) => HubError::Transient(Transient::new(error.to_string())),
-        error => HubError::Transient(Transient::new(error.to_string())),
-    }
+/// The value of `Authorization` with a token.
+fn bearer(token: &str) -> Result<HeaderValue, Error> {
+    let mut value = HeaderValue::from_str(&format!("Bearer {token}")).map_err(Error::context(
+        "HF_TOKEN contains a line break or another character that no token has; set it to the token alone",
+    ))?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 #[cfg(test)]
@@ -408,6 +354,51 @@ mod tests {
         let is_private = |text: &str| origin(text).expect(text).is_private();
         assert!(is_private("https://a.example") && is_private("http://[::1]:5"));
         assert!(is_private("http://127.0.0.1") && !is_private("http://127.0.0.1.example"));
+        let is_loopback = |text: &str| origin(text).expect(text).is_loopback();
+        for here in ["http://localhost:1", "https://127.1.2.3", "http://[::1]"] {
+            assert!(is_loopback(here), "{here}");
+        }
+        for other in ["http://localhost.example", "https://10.0.0.1", "http://a"] {
+            assert!(!is_loopback(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn tokens_must_fit_a_header() {
+        assert_eq!(bearer("hf_aB1").expect("a token"), "Bearer hf_aB1");
+        for bad in ["hf_a\n", "hf_a\r\nx: y", "hf_a\0"] {
+            let error = bearer(bad).expect_err(bad).message(false);
+            assert!(error.contains("HF_TOKEN contains"), "{error}");
+            assert!(!error.contains("hf_"), "{error}");
+        }
+    }
+
+    #[test]
+    fn unsafe_names_are_not_listed() {
+        let name = |name: &str| {
+            let file = serde_json::json!({"rfilename": name, "size": 1});
+            listed_file(&file).map(|file| file.name)
+        };
+        for safe in ["x.gguf", "a/b/x.gguf", "a..b/x..gguf"] {
+            assert_eq!(name(safe).as_deref(), Some(safe));
+        }
+        for bad in [
+            "",
+            "/x.gguf",
+            "//x.gguf",
+            "../x.gguf",
+            "a/../../x.gguf",
+            "a/..",
+            "./x.gguf",
+            "a//x.gguf",
+            "a/",
+            ".x.gguf",
+            "a\\..\\x.gguf",
+            "a\0.gguf",
+            "a\n.gguf",
+        ] {
+            assert_eq!(name(bad), None, "{bad:?}");
+        }
     }
 
     #[test]

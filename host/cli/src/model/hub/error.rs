@@ -1,0 +1,144 @@
+//! Why a request to a hub failed, and whether trying again may help.
+
+use crate::Error;
+use http::response::Parts;
+use std::time::Duration;
+
+/// Why a request failed.
+#[derive(Debug)]
+pub enum HubError {
+    /// Trying again does not help.
+    Final(Error),
+    /// The network or the server failed.
+    Transient(Transient),
+}
+
+/// A failure that may pass.
+#[derive(Debug)]
+pub struct Transient {
+    pub cause: String,
+    /// A wait that the server asks for.
+    pub retry_after: Option<Duration>,
+}
+
+impl Transient {
+    pub fn new(cause: impl Into<String>) -> Self {
+        Self {
+            cause: cause.into(),
+            retry_after: None,
+        }
+    }
+}
+
+/// What a status means. `has_token` tells whether the request had a token; without a `file` it was for the list.
+pub(super) fn refusal(
+    endpoint: &str,
+    has_token: bool,
+    repo: &str,
+    file: Option<&str>,
+    head: &Parts,
+) -> HubError {
+    let status = head.status;
+    let page = format!("{endpoint}/{repo}");
+    let gated = head
+        .headers
+        .get("x-error-code")
+        .is_some_and(|code| code == "GatedRepo");
+    let message = match (status.as_u16(), has_token) {
+        (408 | 429 | 500..=599, _) => {
+            let seconds = head.headers.get("retry-after");
+            let seconds = seconds.and_then(|value| value.to_str().ok()?.parse().ok());
+            return HubError::Transient(Transient {
+                cause: format!("{endpoint} answers {status}"),
+                retry_after: seconds.map(Duration::from_secs),
+            });
+        }
+        (401 | 403, false) if gated => format!(
+            "{repo} is gated ({status}): accept its terms at {page}, and set HF_TOKEN to a token of that account"
+        ),
+        (401 | 403, false) => format!(
+            "{endpoint} refuses access to {repo} ({status}): it does not exist, or is private or gated; check the name, \
+             or set HF_TOKEN to a token that may read it"
+        ),
+        (401, true) => format!(
+            "{endpoint} refuses HF_TOKEN ({status}); set HF_TOKEN to a valid token, or unset it for public models"
+        ),
+        (403, true) => format!(
+            "the account of HF_TOKEN may not read {repo} ({status}); accept its terms at {page}, or give the token \
+             the permission to read it"
+        ),
+        (404, _) => match file {
+            Some(file) => format!("{repo} has no file {file} any more; try again"),
+            None => format!("{endpoint} has no repository {repo}; check the name"),
+        },
+        _ => format!("{endpoint} answers {status} to a request for {repo}; check HF_ENDPOINT"),
+    };
+    HubError::Final(Error::failed(message))
+}
+
+/// What an error of the client means.
+pub(super) fn failure(error: &ureq::Error) -> HubError {
+    use rustls::Error::{InvalidCertificate, InvalidMessage, PeerIncompatible};
+    use ureq::Error as Client;
+    let tls = match error {
+        Client::Rustls(error) => Some(error),
+        Client::Io(error) => error.get_ref().and_then(|cause| cause.downcast_ref()),
+        _ => None,
+    };
+    let message = match (tls, error) {
+        (Some(InvalidCertificate(error)), _) => format!(
+            "the hub's certificate is not trusted ({error}); name a file with that of its issuer in SSL_CERT_FILE"
+        ),
+        (Some(InvalidMessage(_) | PeerIncompatible(_)), _) => {
+            format!("cannot use TLS with the hub ({error}); check HF_ENDPOINT")
+        }
+        (_, Client::BodyExceedsLimit(_)) => format!(
+            "the repository's list of files is larger than {} MiB; check HF_ENDPOINT",
+            super::MAX_LIST_BYTES >> 20
+        ),
+        (_, Client::Http(_) | Client::BadUri(_) | Client::LargeResponseHeader(..)) => {
+            format!("cannot use the hub ({error}); check HF_ENDPOINT")
+        }
+        _ => return HubError::Transient(Transient::new(error.to_string())),
+    };
+    HubError::Final(Error::failed(message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_passing_failures_are_tried_again() {
+        let is_transient = |error: ureq::Error| matches!(failure(&error), HubError::Transient(_));
+        for kind in [
+            std::io::ErrorKind::ConnectionRefused,
+            std::io::ErrorKind::TimedOut,
+        ] {
+            assert!(is_transient(ureq::Error::Io(kind.into())), "{kind}");
+        }
+        assert!(is_transient(ureq::Error::HostNotFound));
+        let unknown = rustls::CertificateError::UnknownIssuer;
+        assert!(!is_transient(ureq::Error::Rustls(unknown.into())));
+        assert!(!is_transient(ureq::Error::BadUri("x".to_owned())));
+        let plain = rustls::Error::from(rustls::InvalidMessage::InvalidContentType);
+        assert!(!is_transient(ureq::Error::Io(std::io::Error::other(plain))));
+        for (status, expected) in [
+            (400, false),
+            (401, false),
+            (403, false),
+            (404, false),
+            (410, false),
+            (408, true),
+            (429, true),
+            (500, true),
+            (503, true),
+        ] {
+            let response = http::Response::builder().status(status).body(());
+            let (head, ()) = response.expect("a response").into_parts();
+            let error = refusal("https://a.example", true, "a/b", None, &head);
+            let is_transient = matches!(error, HubError::Transient(_));
+            assert_eq!(is_transient, expected, "{status}");
+        }
+    }
+}
