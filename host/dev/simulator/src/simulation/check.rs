@@ -2,15 +2,13 @@
 
 use super::{Alive, Simulation};
 use corral_scheduler::{
-    CHUNK_SIZES, EnqueueError, LogitsKind, MemoryOp, RequestState, SeqId, Step,
+    CHUNK_SIZES, EnqueueError, LogitsKind, MAX_SHORT_STEPS, MemoryOp, RequestState, SeqId, Step,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Most steps of an adapter's turn while others wait, on machines whose steps take 25 ms or more.
 const TURN_STEPS: u32 = 8;
-/// Most short steps of an adapter between two full ones.
-const SHORT_STEPS: u32 = 64;
 
 impl Simulation {
     /// The reason of a refusal holds.
@@ -180,7 +178,11 @@ impl Simulation {
             } else if request.adapter == step.adapter {
                 left_out += 1;
                 alive.tenant_wait += 1;
-                assert!(alive.tenant_wait <= SHORT_STEPS, "{:?} waits", request.id);
+                assert!(
+                    alive.tenant_wait <= MAX_SHORT_STEPS,
+                    "{:?} waits",
+                    request.id
+                );
                 assert!(!tenants.contains(&request.tenant), "a part of a tenant");
                 assert!(Some(request.priority) <= lowest, "priority waits");
             }
