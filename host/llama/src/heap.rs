@@ -26,18 +26,24 @@ mod glibc {
 pub fn limit_free_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     if is_only_thread() {
-        set_bounds();
+        // SAFETY: there is no other thread, and none starts meanwhile, since only this one could start it.
+        unsafe { set_bounds() };
     }
 }
 
-/// Whether the process has no other thread. Without other threads, none starts during the caller's work.
+/// Whether the process has no other thread.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn is_only_thread() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
 }
 
+/// Sets the bounds, except those that the environment sets.
+///
+/// # Safety
+///
+/// No other thread may allocate meanwhile: glibc writes the bounds without a lock (`MT-Unsafe init const:mallopt`).
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-fn set_bounds() {
+unsafe fn set_bounds() {
     for (variable, parameter, value) in [
         (
             "MALLOC_TRIM_THRESHOLD_",
@@ -51,8 +57,7 @@ fn set_bounds() {
         ),
     ] {
         if std::env::var_os(variable).is_none() {
-            // SAFETY: glibc's function takes any numbers. It must not run while another thread allocates, because it writes
-            // the bounds without a lock (`MT-Unsafe init const:mallopt`); the caller has found no other thread.
+            // SAFETY: glibc's function takes any numbers, and no other thread allocates.
             unsafe { glibc::mallopt(parameter, value) };
         }
     }

@@ -242,7 +242,7 @@ fn preemption_of_equal_priority_looks_past_higher_one() {
         // The first tenant gets more service.
         let request = Request {
             priority: Priority(priority),
-            ..of_tenant(tenant, key, 8 - 4 * tenant, 20)
+            ..of_tenant(tenant, key, 8 - 4 * tenant, 10)
         };
         scheduler.enqueue(Time::ZERO, request).unwrap();
     }

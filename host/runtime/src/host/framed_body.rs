@@ -18,7 +18,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio_util::sync::PollSender;
 use wasmtime::component::{
     Access, Accessor, FutureReader, HasSelf, Source, StreamConsumer, StreamReader, StreamResult,

@@ -9,7 +9,7 @@ fn costs() -> CostModel {
         let shape = StepShape {
             decode_rows: 1 + number % 50,
             prefill: 16 * (number % 3),
-            n_kv: 512,
+            n_kv: 256 * (1 + number % 5),
             ..StepShape::default()
         };
         costs.observe(shape, 0.001 * f64::from(shape.decode_rows + shape.prefill));
@@ -64,8 +64,8 @@ fn short_step_makes_no_room_for_rows_it_leaves_out() {
         assert_eq!((short.other_tenants, short.rows.len()), (40, 1));
         assert_eq!(scheduler.counters().dropped, 0);
     }
-    let next = std::iter::repeat_with(|| step(&mut scheduler)).take(10);
-    let full = next.skip_while(|step| step.other_tenants > 0).next();
+    let mut next = std::iter::repeat_with(|| step(&mut scheduler)).take(10);
+    let full = next.find(|step| step.other_tenants == 0);
     assert_eq!(full.unwrap().rows.len(), 42);
     let counters = scheduler.counters();
     assert_eq!((counters.dropped, counters.preempted), (1, 0));

@@ -144,7 +144,7 @@ fn prompt_of_small_tenant_keeps_steps_short() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     /// A tenant with many requests keeps half of its throughput beside a small one, also while the requests of a third
     /// use another adapter.
@@ -168,7 +168,7 @@ proptest! {
             // The others decode until the end.
             let large = vec![of(0, 0, 40); rows];
             let others = vec![of(1, 1, 200); others];
-            let small = vec![of(2, 0, 3_000); small];
+            let small = vec![of(2, 0, 1_200); small];
             let records = simulation_on(machine, LIMITS, &[]).run([large, others, small].concat());
             records[..rows].iter().map(|record| record.ended).max().unwrap()
         };
