@@ -124,7 +124,7 @@ impl Queue {
         candidates: impl Iterator<Item = Tenant>,
     ) -> Option<Tenant> {
         let waiting = self.active.get(&tenant)?;
-        let share = |tenant| Some((tenant, self.active.get(&tenant)?));
+        let share = |tenant: Tenant| Some((tenant, self.active.get(&tenant)?));
         let owing = candidates.filter_map(share);
         let owing = owing.filter(|(_, other)| other.owes_running(waiting));
         let most = owing.max_by_key(|(tenant, other)| (other.counter, *tenant));
