@@ -50,6 +50,17 @@ fn deployment_serves_at_once_and_after_restart() {
     assert_eq!(metrics.get_or_zero(counted), 1.0);
 }
 
+/// A command, which answers no HTTP requests.
+fn command() -> Vec<u8> {
+    let text = r#"(component
+        (core module $main (func (export "run") (result i32) (i32.const 0)))
+        (core instance $main (instantiate $main))
+        (func $run (result (result)) (canon lift (core func $main "run")))
+        (instance $command (export "run" (func $run)))
+        (export "wasi:cli/run@0.2.0" (instance $command)))"#;
+    wat::parse_str(text).expect("a component")
+}
+
 #[test]
 fn refused_deploy_says_why() {
     let corral = Corral::start_with_store(&[]);
@@ -75,6 +86,11 @@ fn refused_deploy_says_why() {
             component("unknown-export"),
             "missing-export",
             "exports nothing that Corral can call",
+        ),
+        (
+            command(),
+            "no-handler-export",
+            "answers no HTTP requests",
         ),
         (
             component("unknown-import"),

@@ -58,7 +58,7 @@ fn prefill_stays_within_budget_without_skipped_rows() {
     let metrics = corral.wait_until_idle();
     let get = |name: &str| metrics.get(&format!("corral_engine_{name}_total"));
     assert_eq!(get("decode_rows_skipped"), 0.0);
-    assert_eq!(get("tenant_deferred_rows"), 0.0);
+    assert_eq!(get("tenant_left_out_rows"), 0.0);
     assert!(get("mixed_steps") > 0.0);
     let (prefilled, budget) = (
         get("mixed_prefill_tokens"),
@@ -163,7 +163,7 @@ fn tenant_with_all_ids_gives_one_to_another() {
     const GREEDY: usize = 128;
     const SUMS: usize = 20;
     const HELD: f64 = 32.0;
-    const DEFERRED_ROWS: &str = "corral_engine_tenant_deferred_rows_total";
+    const LEFT_OUT_ROWS: &str = "corral_engine_tenant_left_out_rows_total";
     const STEPS: &str = "corral_engine_steps_total";
     const PREEMPTIONS: &str = "corral_engine_preemptions_total";
     let routes = [
@@ -208,14 +208,14 @@ fn tenant_with_all_ids_gives_one_to_another() {
         let steps = after.growth(STEPS, &before);
         assert!(steps < 3000.0, "{route}: {SUMS} sums took {steps} steps");
         // At least two of the five tokens of a sum were computed without the rows of the other tenant.
-        let deferred = after.growth(DEFERRED_ROWS, &before);
+        let left_out = after.growth(LEFT_OUT_ROWS, &before);
         let least = 2.0 * (SUMS as f64) * (HELD - 1.0);
         assert!(
-            deferred >= least,
-            "{route}: {deferred} rows deferred, expected {least}"
+            left_out >= least,
+            "{route}: {left_out} rows left out, expected {least}"
         );
         println!(
-            "{route}: {SUMS} sums, median {:.1?}, longest {:.1?}, {steps} steps, {deferred} rows deferred, {} preemptions, {} deferrals",
+            "{route}: {SUMS} sums, median {:.1?}, longest {:.1?}, {steps} steps, {left_out} rows left out, {} preemptions, {} deferrals",
             times[SUMS / 2],
             times[SUMS - 1],
             after.growth(PREEMPTIONS, &before),

@@ -1,9 +1,8 @@
 //! `corral completions` and `corral man-pages`: what packages install for shells and `man`.
 
 use crate::Error;
-use crate::command_line::CommandLine;
 use crate::terminal::print;
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,23 +21,18 @@ pub struct ManPagesArgs {
     dir: PathBuf,
 }
 
-/// Prints the completions of a shell.
-pub(crate) fn completions(args: &CompletionsArgs) -> Result<ExitCode, Error> {
+/// Prints the completions of a shell for `command`.
+pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) -> Result<ExitCode, Error> {
     let mut script = Vec::new();
-    clap_complete::generate(
-        args.shell,
-        &mut CommandLine::command(),
-        "corral",
-        &mut script,
-    );
+    clap_complete::generate(args.shell, &mut command, "corral", &mut script);
     print(&String::from_utf8_lossy(&script))
 }
 
-/// Writes the man pages of all commands.
-pub(crate) fn man_pages(args: &ManPagesArgs) -> Result<ExitCode, Error> {
+/// Writes the man pages of `command` and all commands below it.
+pub(crate) fn man_pages(args: &ManPagesArgs, command: Command) -> Result<ExitCode, Error> {
     let dir = &args.dir;
     std::fs::create_dir_all(dir)
-        .and_then(|()| clap_mangen::generate_to(CommandLine::command(), dir))
+        .and_then(|()| clap_mangen::generate_to(command, dir))
         .map_err(Error::context(format!(
             "cannot write man pages to {}",
             dir.display()

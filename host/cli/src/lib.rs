@@ -29,6 +29,7 @@ mod top;
 
 pub use error::{Cause, Error};
 
+use clap::CommandFactory;
 use command_line::{Command, CommandLine};
 use corral_engine::limit_free_memory;
 use std::process::ExitCode;
@@ -55,8 +56,8 @@ pub fn main() -> ExitCode {
         Command::Bench(command) => bench::bench(&command),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Deployments(command) => deploy::run(&command),
-        Command::Completions(args) => completions::completions(&args),
-        Command::ManPages(args) => completions::man_pages(&args),
+        Command::Completions(args) => completions::completions(&args, CommandLine::command()),
+        Command::ManPages(args) => completions::man_pages(&args, CommandLine::command()),
     };
     result.unwrap_or_else(|error: Error| error.report("corral", verbose))
 }

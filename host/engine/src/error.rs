@@ -42,6 +42,9 @@ pub enum Error {
     /// The engine is shutting down.
     #[error("the request was canceled because the engine is shutting down")]
     ShuttingDown,
+    /// The caller dropped what reads the result.
+    #[error("the request was canceled because nothing reads its result")]
+    Canceled,
     /// The model does not support the operation.
     #[error("{0}")]
     Unsupported(String),

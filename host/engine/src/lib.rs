@@ -15,6 +15,7 @@ mod block_on;
 mod caller;
 mod compute_threads;
 mod cpu_time;
+mod default_cells;
 mod device_placement;
 mod embedding;
 mod engine;

@@ -79,7 +79,7 @@ impl MemoryEstimate {
                 || key == VOCABULARY
                 || SIZE_KEYS.iter().any(|suffix| key.ends_with(suffix))
         };
-        let found = metadata_where(path, wanted).map_err(|error| damaged(path, error))?;
+        let found = metadata_where(path, wanted).map_err(|error| head_error(path, error))?;
         if let Some(token) = repeated_token(&found) {
             return Err(LoadError::Llama(LlamaError::Damaged {
                 path: path.to_owned(),
@@ -208,7 +208,7 @@ impl MemoryEstimate {
         };
         let (mut embeddings, mut has_output) = (0, false);
         for part in split_files(&self.path) {
-            for tensor in tensors(&part).map_err(|error| damaged(&part, error))? {
+            for tensor in tensors(&part).map_err(|error| head_error(&part, error))? {
                 let layer = layer_of(&tensor.name);
                 let sum = match layer.and_then(|layer| weights.layers.get_mut(layer)) {
                     Some(sum) => sum,
@@ -254,13 +254,16 @@ fn rounded(cells: u32) -> u64 {
     u64::from(cells).next_multiple_of(CELL_MULTIPLE)
 }
 
-pub(crate) fn damaged(path: &Path, error: GgufError) -> LoadError {
+/// The error of a model file whose head can't be read.
+pub(crate) fn head_error(path: &Path, error: GgufError) -> LoadError {
+    let cause = match error {
+        GgufError::HeadTooLarge { .. } => return LlamaError::HeadTooLarge(error).into(),
+        GgufError::Read { cause, .. } => cause,
+        error => error.to_string(),
+    };
     LoadError::Llama(LlamaError::Damaged {
         path: path.to_owned(),
-        cause: match error {
-            GgufError::Read { cause, .. } => cause,
-            error => error.to_string(),
-        },
+        cause,
     })
 }
 

@@ -120,7 +120,7 @@ metrics! {
     /// Decode rows left out of a step because it computed with another adapter.
     adapter_deferred_rows: Counter = "corral_engine_adapter_deferred_rows_total",
     /// Decode rows left out of a step because their tenant makes steps much longer for the others.
-    tenant_deferred_rows: Counter = "corral_engine_tenant_deferred_rows_total",
+    tenant_left_out_rows: Counter = "corral_engine_tenant_left_out_rows_total",
     /// Switches to another adapter between two steps.
     adapter_switches: Counter = "corral_engine_adapter_switches_total",
     /// Expected cost of an adapter switch in seconds; 0 until one was measured.

@@ -2,8 +2,6 @@
 
 use crate::device_placement::PlacementOptions;
 use crate::embedding::EmbeddingConfig;
-use crate::machine_memory::machine_memory;
-use crate::memory_estimate::MemoryEstimate;
 use crate::model_check::ModelCheck;
 use crate::snapshot::Snapshots;
 use crate::{LoadError, Token};
@@ -19,9 +17,7 @@ pub(crate) const MAX_RUNNING: u16 = 64;
 /// Most tokens in a step (n_batch and n_ubatch).
 pub(crate) const STEP_TOKENS: u32 = 512;
 /// Default limit of the context length.
-const DEFAULT_CONTEXT: u32 = 8192;
-/// Default number of cells, unless one sequence needs more or the machine has little memory.
-const DEFAULT_CELLS: u32 = 16_384;
+pub(crate) const DEFAULT_CONTEXT: u32 = 8192;
 /// Default length of the queue.
 const DEFAULT_MAX_WAITING: usize = 1024;
 /// Default bytes of RAM for swapped-out sequences.
@@ -86,7 +82,8 @@ pub struct ModelConfig {
     pub check: Option<Arc<ModelCheck>>,
     /// Positions per sequence; by default those of the training, at most 8,192.
     pub context: Option<u32>,
-    /// KV cells, shared by all sequences; by default 16,384, or one context if that is more.
+    /// KV cells, shared by all sequences; by default 16,384, or as many as a quarter of the memory that they lie in holds,
+    /// but at least one context.
     pub cells: Option<u32>,
     /// Compute threads; by default one per core.
     pub threads: Option<u32>,
@@ -161,25 +158,6 @@ impl ModelConfig {
             ))),
         }
     }
-
-    /// KV cells of a model: by default enough for many requests, but at most a quarter of the machine's memory unless one
-    /// sequence needs more.
-    pub(crate) fn cells_for(&self, estimate: &MemoryEstimate) -> u32 {
-        let trained = estimate.trained_context();
-        let context = self.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
-        let memory = machine_memory().unwrap_or(u64::MAX);
-        let bytes = estimate.cell_bytes(DEFAULT_CELLS, self.placement.kv_type);
-        self.cells
-            .unwrap_or_else(|| default_cells(memory, bytes).max(context))
-    }
-}
-
-/// As many of [`DEFAULT_CELLS`], which take `bytes`, as a quarter of the memory holds.
-fn default_cells(memory: u64, bytes: u64) -> u32 {
-    // llama.cpp rounds up to this multiple.
-    let units = u128::from(DEFAULT_CELLS / 256);
-    let fit = u128::from(memory / 4) * units / u128::from(bytes.max(1));
-    u32::try_from(fit.min(units) * 256).unwrap_or(DEFAULT_CELLS)
 }
 
 /// Facts about a loaded model.
@@ -230,20 +208,6 @@ mod tests {
         assert_eq!(on(MAX_TOP_K).top_k(false, 300_000), Some(MAX_TOP_K));
         for (k, vocabulary) in [(1, 1000), (64, 64), (64, 10), (MAX_TOP_K + 1, 300_000)] {
             assert_eq!(on(k).top_k(true, vocabulary), None, "{k} of {vocabulary}");
-        }
-    }
-
-    #[test]
-    fn default_cells_fit_a_quarter_of_memory() {
-        for (memory, bytes, expected) in [
-            (1 << 35, 1 << 31, 16_384),
-            (1 << 32, 1 << 31, 8192),
-            (3 << 30, 1 << 31, 6144),
-            ((3 << 30) - 1, 1 << 31, 5888),
-            (1 << 30, 0, 16_384),
-            (u64::MAX, u64::MAX, 4096 - 256),
-        ] {
-            assert_eq!(default_cells(memory, bytes), expected, "{memory} {bytes}");
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Facts that the head of a model file states, for people. Loads nothing and checks nothing else of the file.
 
 use crate::LoadError;
-use crate::memory_estimate::{MemoryEstimate, damaged};
+use crate::default_cells::cells_within;
+use crate::machine_memory::machine_memory;
+use crate::memory_estimate::{MemoryEstimate, head_error};
 use crate::model_config::ModelConfig;
 use crate::split_files::split_files;
 use corral_llama::KvType;
@@ -28,7 +30,7 @@ pub struct ModelFile {
     pub types: Vec<(String, u64)>,
     /// Bytes of the weights, as the size of the files.
     pub weight_bytes: u64,
-    /// KV cells of type f16 that an engine has by default on this machine.
+    /// KV cells of type f16 that an engine has by default on this machine, if they lie in its memory and not in a GPU's.
     pub cells: u32,
     /// Bytes of these cells, by each type that they can have.
     pub cell_bytes: Vec<(KvType, u64)>,
@@ -41,7 +43,7 @@ impl ModelFile {
     pub fn read(path: &Path) -> Result<Self, LoadError> {
         let estimate = MemoryEstimate::read(path)?;
         let wanted = |key: &str| [ARCHITECTURE, NAME, CHAT_TEMPLATE].contains(&key);
-        let found = metadata_where(path, wanted).map_err(|error| damaged(path, error))?;
+        let found = metadata_where(path, wanted).map_err(|error| head_error(path, error))?;
         let mut texts: HashMap<_, _> = found
             .into_iter()
             .filter_map(|(key, value)| match value {
@@ -51,14 +53,15 @@ impl ModelFile {
             .collect();
         let mut types: HashMap<String, u64> = HashMap::new();
         for part in split_files(path) {
-            for tensor in tensors(&part).map_err(|error| damaged(&part, error))? {
+            for tensor in tensors(&part).map_err(|error| head_error(&part, error))? {
                 let bytes = types.entry(tensor.type_name).or_default();
                 *bytes = bytes.saturating_add(tensor.bytes);
             }
         }
         let mut types = Vec::from_iter(types);
         types.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-        let cells = ModelConfig::new("", path).cells_for(&estimate);
+        let memory = machine_memory().unwrap_or(u64::MAX);
+        let cells = cells_within(memory, &ModelConfig::new("", path), &estimate);
         let kv_types = KvType::ALL.into_iter();
         let kv_types = kv_types.filter(|kv| estimate.check_kv_type(*kv).is_ok());
         Ok(Self {

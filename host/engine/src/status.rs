@@ -21,7 +21,7 @@ pub struct EngineStatus {
     pub sequence_ids_cached: usize,
     /// Requests in the queue.
     pub waiting: usize,
-    /// Tokens generated since the model was loaded, those of running requests included.
+    /// Tokens generated since the model was loaded, also by requests that run or were canceled. Never falls.
     pub generated_tokens: u64,
     /// Bytes of sequences swapped out to RAM.
     pub swap_ram_bytes: u64,

@@ -210,6 +210,8 @@ pub struct Worker<B> {
     wake_batch: WakeBatch,
     /// Requests whose rows were not sampled in their last step.
     deferred: Vec<RequestId>,
+    /// Tokens generated since the start, whatever becomes of their requests.
+    generated_tokens: u64,
 }
 
 impl<B: Backend> Worker<B> {
@@ -246,6 +248,7 @@ impl<B: Backend> Worker<B> {
             history: Vec::new(),
             wake_batch: WakeBatch::default(),
             deferred: Vec::new(),
+            generated_tokens: 0,
         }
     }
 
@@ -276,7 +279,7 @@ impl<B: Backend> Worker<B> {
             }
         }
         let ids: Vec<_> = self.requests.keys().copied().collect();
-        self.cancel(&ids);
+        self.cancel(&ids, &Error::ShuttingDown);
         self.run_memory_ops();
         self.report(&Step::default());
         self.check_leaks();

@@ -1,5 +1,6 @@
 //! Errors of this crate. Each text names the failure, the expectation and a remedy.
 
+use crate::gguf::GgufError;
 use std::path::{Path, PathBuf};
 
 /// Why a model, an adapter, a backend or a context is not available.
@@ -27,6 +28,9 @@ pub enum LlamaError {
         /// What is wrong with the head, or the first error that llama.cpp logged.
         cause: String,
     },
+    /// The head of the file has more bytes than this crate reads.
+    #[error(transparent)]
+    HeadTooLarge(GgufError),
     /// The model can't generate text.
     #[error("{path} cannot generate text: {cause}", path = path.display())]
     Unsuitable {
@@ -85,7 +89,8 @@ impl LlamaError {
             Self::Unreadable { path, .. }
             | Self::NotGguf { path }
             | Self::Damaged { path, .. }
-            | Self::Unsuitable { path, .. } => Some(path),
+            | Self::Unsuitable { path, .. }
+            | Self::HeadTooLarge(GgufError::HeadTooLarge { path, .. }) => Some(path),
             _ => None,
         }
     }

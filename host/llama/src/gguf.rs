@@ -26,6 +26,18 @@ pub enum GgufError {
         /// What is wrong with it.
         cause: String,
     },
+    /// The head has more bytes than this crate reads.
+    #[error(
+        "the metadata and the list of tensors of {path} take more than {} MiB, the most that Corral reads; \
+         give a model with a smaller vocabulary or less metadata",
+        limit >> 20, path = path.display()
+    )]
+    HeadTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Most bytes of a head.
+        limit: u64,
+    },
     /// The file can't be written.
     #[error("cannot write {path}: {cause}", path = path.display())]
     Write {

@@ -19,10 +19,31 @@ mod glibc {
 
 /// Bounds the freed memory that the allocator keeps. By default, glibc raises its bounds up to 32 and 64 MiB for each
 /// thread's heap once such a block was freed: tokenizing 24 texts of 4 MiB left 270 MiB behind. Variables of the
-/// environment take precedence (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`). Does nothing where the C library has
-/// no such function.
+/// environment take precedence (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`).
+///
+/// Call it before the process starts threads. Does nothing if there are other threads, or where the C library has no such
+/// function.
 pub fn limit_free_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    if is_only_thread() {
+        // SAFETY: there is no other thread, and none starts meanwhile, since only this one could start it.
+        unsafe { set_bounds() };
+    }
+}
+
+/// Whether the process has no other thread.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn is_only_thread() -> bool {
+    std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
+}
+
+/// Sets the bounds, except those that the environment sets.
+///
+/// # Safety
+///
+/// No other thread may allocate meanwhile: glibc writes the bounds without a lock (`MT-Unsafe init const:mallopt`).
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+unsafe fn set_bounds() {
     for (variable, parameter, value) in [
         (
             "MALLOC_TRIM_THRESHOLD_",
@@ -36,7 +57,7 @@ pub fn limit_free_memory() {
         ),
     ] {
         if std::env::var_os(variable).is_none() {
-            // SAFETY: glibc's function; it may be called at any time from any thread.
+            // SAFETY: glibc's function takes any numbers, and no other thread allocates.
             unsafe { glibc::mallopt(parameter, value) };
         }
     }
@@ -46,8 +67,21 @@ pub fn limit_free_memory() {
 /// other threads may wait. Does nothing where the C library has no such function.
 pub fn release_free_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: glibc's function; it may be called at any time from any thread.
+    // SAFETY: glibc's function takes any number and locks each heap; it may be called from any thread (`MT-Safe`).
     unsafe {
         glibc::malloc_trim(0);
+    }
+}
+
+#[cfg(all(test, target_os = "linux", target_env = "gnu"))]
+mod tests {
+    #[test]
+    fn other_threads_are_seen() {
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || ended.recv());
+            assert!(!super::is_only_thread());
+            drop(end);
+        });
     }
 }

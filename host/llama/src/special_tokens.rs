@@ -6,11 +6,17 @@
 //!
 //! *Invariant*: the tokens of the pieces are the tokens of the text. A cut lies behind a special token
 //! - that overlaps no other, so that llama.cpp finds it, whatever it searches first;
-//! - that begins and ends with a visible character: its neighbors may strip white space;
-//! - that strips no white space behind it.
+//! - that begins and ends with a visible character: its neighbors may strip white space.
+//!
+//! If the token strips the white space behind it, the cut lies behind that, where no other special token may begin or
+//! continue.
 //!
 //! llama.cpp tokenizes each fragment independently of the others, and one at the start of a text like one behind a special
 //! token.
+//!
+//! *Limit*: a text has no cuts if all its special tokens overlap others, or begin or end with white space or a character
+//! outside of ASCII. Its time grows with the square of their number. Vocabularies with user-defined tokens for runs of
+//! white space allow such texts.
 
 use crate::{Model, Token};
 use aho_corasick::AhoCorasick;
@@ -31,8 +37,36 @@ pub(crate) struct SpecialTokens {
 struct TokenSearch {
     /// None if there are no tokens, or texts cannot be cut.
     automaton: Option<AhoCorasick>,
-    /// Whether a text may be cut behind a token, by its index in the automaton.
-    cuts_behind: Vec<bool>,
+    /// Where a text may be cut behind a token, by its index in the automaton.
+    cuts_behind: Vec<CutBehind>,
+}
+
+/// Where a text may be cut behind a special token.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CutBehind {
+    Nowhere,
+    Token,
+    /// Behind the white space after the token, which it strips.
+    WhiteSpace,
+}
+
+impl CutBehind {
+    /// Where to cut behind a token that ends there.
+    fn cut(self, text: &[u8], end: usize) -> Option<usize> {
+        match self {
+            Self::Nowhere => None,
+            Self::Token => Some(end),
+            Self::WhiteSpace => {
+                let behind = text[end..].iter();
+                Some(end + behind.take_while(|byte| is_stripped(**byte)).count())
+            }
+        }
+    }
+}
+
+/// Whether llama.cpp strips this byte: `isspace` of C.
+fn is_stripped(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t'..=b'\r')
 }
 
 /// A special token.
@@ -96,7 +130,11 @@ impl TokenSearch {
         let is_visible = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_graphic);
         let cuts_behind = tokens.map(|token| {
             let text = token.text;
-            !token.strips_right && is_visible(text.first()) && is_visible(text.last())
+            match is_visible(text.first()) && is_visible(text.last()) {
+                false => CutBehind::Nowhere,
+                true if token.strips_right => CutBehind::WhiteSpace,
+                true => CutBehind::Token,
+            }
         });
         let cuts_behind: Vec<_> = cuts_behind.collect();
         // Too many tokens for an automaton would be an error.
@@ -110,7 +148,7 @@ impl TokenSearch {
 
 fn cuts(
     automaton: &AhoCorasick,
-    cuts_behind: &[bool],
+    cuts_behind: &[CutBehind],
     text: &[u8],
     piece_bytes: usize,
 ) -> Vec<usize> {
@@ -118,30 +156,26 @@ fn cuts(
     let mut cuts = Vec::new();
     // Start of the piece, and end of the last token.
     let (mut start, mut last_end) = (0, 0);
-    // End of a token behind which to cut, unless a later one overlaps it.
+    // Where to cut, unless a later token begins before that.
     let mut candidate = None;
     // All tokens, in rising order of their ends.
     for found in automaton.find_overlapping_iter(text) {
-        if let Some(end) = candidate {
-            if found.start() < end {
+        if let Some(cut) = candidate {
+            if found.start() < cut {
                 candidate = None;
-            } else if found.end() - end >= longest {
-                // No later token begins before that end.
-                cuts.push(end);
-                start = end;
+            } else if found.end() - cut >= longest {
+                // No later token begins before the cut.
+                cuts.push(cut);
+                start = cut;
                 candidate = None;
             }
         }
-        if candidate.is_none()
-            && found.start() >= last_end
-            && found.end() - start >= piece_bytes
-            && cuts_behind[found.pattern().as_usize()]
-        {
-            candidate = Some(found.end());
+        if candidate.is_none() && found.start() >= last_end && found.end() - start >= piece_bytes {
+            candidate = cuts_behind[found.pattern().as_usize()].cut(text, found.end());
         }
         last_end = found.end();
     }
-    cuts.extend(candidate.filter(|end| *end < text.len()));
+    cuts.extend(candidate.filter(|cut| *cut < text.len()));
     cuts
 }
 
@@ -189,6 +223,7 @@ mod tests {
             token("[r]", false, true),
             token("\n\n", false, false),
             token("\n[s]", false, false),
+            token("[t]", false, false),
             token("\u{e9}", false, false),
         ]);
         tokens.cuts(text.as_bytes(), special, piece_bytes)
@@ -205,8 +240,17 @@ mod tests {
             // Overlapped by one that begins later, and by itself.
             ("<a><b<a>x", vec![8]),
             ("bbbxbbx", vec![6]),
-            // White space is stripped, or a part of the token.
-            ("[r]x\n\nx\n[s]x", vec![]),
+            // Behind white space that is stripped, unless another token begins in it.
+            ("[r]x", vec![3]),
+            ("[r] \n\t x", vec![7]),
+            ("x[r] \n[r]x", vec![6]),
+            ("[r]\n[t]x", vec![4]),
+            ("[r]\n\nx", vec![]),
+            ("[r]\n[s]x", vec![]),
+            ("[r]\u{a0}x", vec![3]),
+            ("[r] \n", vec![]),
+            // White space is a part of the token.
+            ("x\n\nx\n[s]x", vec![]),
             ("\u{e9}x", vec![]),
         ] {
             assert_eq!(cuts_of(text, true, 1), expected, "{text:?}");

@@ -52,7 +52,7 @@ pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampling::SamplerResources;
+    use crate::sampling::resources::SamplerResources;
     use crate::test_support::{engine_and_linker, grants};
     use crate::ticker::Ticker;
     use corral_engine::Caller;

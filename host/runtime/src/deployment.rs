@@ -4,7 +4,7 @@ use crate::admission::{Admission, CallQueue, InstancePermits};
 use crate::config::Limits;
 use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters, metric};
 use crate::logs::Logs;
-use crate::sampling::SamplerResources;
+use crate::sampling::resources::SamplerResources;
 use crate::wasm_engine::instance_permits;
 use corral_engine::{Metric, MetricKind, Tenant};
 use std::sync::Arc;

@@ -14,15 +14,11 @@ mod sampling;
 mod sequence;
 mod snapshots;
 mod store_access;
-mod tokenization;
-mod use_count;
 
-use crate::counters::{DeploymentCounters, ResourceCount, ResourceKind};
+use crate::counters::ResourceCount;
 use crate::state::State;
 use corral_engine::{Engine, Error};
-use std::sync::Arc;
 use tokio::task::JoinError;
-use use_count::UseCount;
 use wasmtime::component::{HasSelf, Linker, ResourceTableError};
 
 pub(crate) mod bindings {
@@ -57,11 +53,8 @@ pub(crate) mod bindings {
 pub(crate) use bindings::corral::inference::types as wit;
 pub use blocking::BlockingGeneration;
 pub use constraints::{GuestConstraint, GuestMatcher};
-pub(crate) use framed_body::FramedBodies;
 pub use guest_sequence::GuestSequence;
 pub use options::GuestOptions;
-pub(crate) use snapshots::{DeploymentSnapshots, snapshot_permits};
-pub(crate) use tokenization::TokenizationPermits;
 
 /// Handles of each kind that an instance may hold.
 const MAX_HANDLES: usize = 256;
@@ -69,46 +62,6 @@ const MAX_HANDLES: usize = 256;
 const MAX_MATCHERS: usize = 16;
 /// Tokens that the sequences of an instance may hold, generated tokens excluded.
 const MAX_TOKENS: usize = 4 << 20;
-
-/// Handles that an instance holds, by kind.
-#[derive(Debug)]
-pub(crate) struct Handles {
-    models: ResourceCount,
-    constraints: ResourceCount,
-    matchers: ResourceCount,
-    options: ResourceCount,
-    option_bytes: ResourceCount,
-    sequences: ResourceCount,
-    generations: ResourceCount,
-    /// Tokens of all sequences.
-    tokens: ResourceCount,
-    /// Rows of logits that the instance waits for.
-    logits_rows: UseCount,
-    /// Framed bodies.
-    framed_bodies: UseCount,
-    /// Locked while a sampling plugin's settings are checked.
-    sampler_check: Arc<tokio::sync::Mutex<()>>,
-}
-
-impl Handles {
-    /// None yet; those to come are counted in `counters`.
-    pub(crate) fn new(counters: &Arc<DeploymentCounters>) -> Self {
-        let none = |kind| ResourceCount::new(kind, counters);
-        Self {
-            models: none(ResourceKind::Models),
-            constraints: none(ResourceKind::Constraints),
-            matchers: none(ResourceKind::Matchers),
-            options: none(ResourceKind::Options),
-            option_bytes: none(ResourceKind::OptionBytes),
-            sequences: none(ResourceKind::Sequences),
-            generations: none(ResourceKind::Generations),
-            tokens: none(ResourceKind::Tokens),
-            logits_rows: UseCount::default(),
-            framed_bodies: UseCount::default(),
-            sampler_check: Arc::default(),
-        }
-    }
-}
 
 /// A model that a guest opened.
 pub struct GuestModel(Engine);
@@ -225,7 +178,7 @@ impl From<Error> for wit::Error {
                 retry_after_ms: u32::try_from(retry_after.as_millis()).unwrap_or(u32::MAX),
             }),
             Error::DeadlineExceeded => Self::Deadline,
-            Error::ShuttingDown => Self::Cancelled,
+            Error::ShuttingDown | Error::Canceled => Self::Cancelled,
             Error::Unsupported(text) => Self::Invalid(text),
             Error::NotFound(text) => Self::NotFound(text),
             Error::SnapshotsFull(text) => Self::NotGranted(text),

@@ -6,7 +6,7 @@ use crate::call::{Call, CallHandle, CallOutcome, CallTime, exit_code, serve};
 use crate::call_error::CallError;
 use crate::config::{CallOptions, Limits, PluginConfig};
 use crate::deployment::DeploymentState;
-use crate::host::DeploymentSnapshots;
+use crate::deployment_snapshots::DeploymentSnapshots;
 use crate::models::VisibleModels;
 use crate::output::{LogOrigin, Output};
 use crate::shared::Shared;

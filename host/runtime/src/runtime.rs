@@ -10,13 +10,13 @@ use crate::compute_turns::ComputeTurns;
 use crate::config::{Limits, LinkedComponent, LinkedComponents, PluginConfig, RuntimeConfig};
 use crate::counters::{ProcessCounters, child_metrics};
 use crate::deployment::DeploymentState;
-use crate::host;
+use crate::deployment_snapshots::snapshot_permits;
 use crate::isolated_compiler::IsolatedCompiler;
 use crate::linker::linker;
 use crate::models::VisibleModels;
 use crate::plugin::Plugin;
 use crate::plugin_error::PluginError;
-use crate::sampling::SamplerResources;
+use crate::sampling::resources::SamplerResources;
 use crate::shared::Shared;
 use crate::ticker::Ticker;
 use crate::validate::{CompiledPlugin, compile};
@@ -74,7 +74,7 @@ impl Runtime {
             counters,
             sampling,
             turns,
-            snapshot_permits: host::snapshot_permits(),
+            snapshot_permits: snapshot_permits(),
             tokenization: Arc::default(),
             compiler,
             component_bytes: config.component_bytes,

@@ -9,38 +9,30 @@
 //! Limits: as many instances as plugin instances, and fewer that check settings (`permits.rs`); the time of
 //! each call; the deployment's memory limit. Their CPU time counts as the request's.
 
-mod bindings;
+pub(crate) mod bindings;
 mod external_sampler;
 mod instance;
 mod permits;
+pub(crate) mod resources;
 #[cfg(test)]
 mod tests;
 
-use crate::config::{Limits, check_instances};
-use crate::counters::{DeploymentCounters, ProcessCounters};
+use crate::config::Limits;
+use crate::counters::DeploymentCounters;
 use crate::interfaces::SAMPLING;
 use crate::meter::Meter;
 use crate::output::Output;
-use crate::state::{State, StoreGrants};
-use crate::ticker::Ticker;
-use bindings::SamplingPluginPre;
+use crate::state::{SamplerPre, State, StoreGrants};
 use bindings::exports::corral::plugin::sampling as guest;
 use corral_engine::{Error, ExternalSamplerFactory, SamplingRequestOptions};
 use instance::{Instance, Purpose};
-use permits::SamplerPermits;
+use resources::SamplerResources;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tracing::{Instrument, Span};
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{ComponentNamedList, InstancePre, Lift, Lower, ResourceAny};
-
-/// How long an instance waits for a permit.
-const PERMIT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// A sampling plugin, ready to be instantiated.
-pub(crate) type SamplerPre = SamplingPluginPre<State>;
 
 /// Checks that a component has the functions of a sampling plugin.
 ///
@@ -74,53 +66,6 @@ where
     };
     let checked = function.typecheck::<Params, Results>(&pre.instance_type());
     checked.map_err(|error| error.context(format!("{name} has another type")))
-}
-
-/// What the sampling plugins of a deployment share: its part of the permits of all deployments.
-pub(crate) struct SamplerResources {
-    generation_permits: SamplerPermits,
-    /// Separate, so that checks do not wait for generations.
-    check_permits: SamplerPermits,
-    permit_timeout: Duration,
-    ticker: Arc<Ticker>,
-    counters: Arc<ProcessCounters>,
-}
-
-impl SamplerResources {
-    /// With permits for the instances of this many generations.
-    pub(crate) fn new(
-        instances: usize,
-        ticker: Arc<Ticker>,
-        counters: Arc<ProcessCounters>,
-    ) -> Self {
-        Self {
-            generation_permits: SamplerPermits::new(instances),
-            check_permits: SamplerPermits::new(check_instances(instances)),
-            permit_timeout: PERMIT_TIMEOUT,
-            ticker,
-            counters,
-        }
-    }
-
-    /// The same permits, for another deployment.
-    pub(crate) fn for_another_deployment(&self) -> Self {
-        Self {
-            generation_permits: self.generation_permits.for_another_deployment(),
-            check_permits: self.check_permits.for_another_deployment(),
-            permit_timeout: self.permit_timeout,
-            ticker: Arc::clone(&self.ticker),
-            counters: Arc::clone(&self.counters),
-        }
-    }
-}
-
-impl std::fmt::Debug for SamplerResources {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SamplerResources")
-            .field("generation_permits", &self.generation_permits)
-            .field("check_permits", &self.check_permits)
-            .finish_non_exhaustive()
-    }
 }
 
 /// A sampling plugin with the settings and limits of one request.

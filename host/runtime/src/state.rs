@@ -3,20 +3,27 @@
 use crate::compute_turns::ComputeTurns;
 use crate::config::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
 use crate::counters::DeploymentCounters;
-use crate::host::{DeploymentSnapshots, FramedBodies, Handles, TokenizationPermits};
+use crate::deployment_snapshots::DeploymentSnapshots;
+use crate::framed_bodies::FramedBodies;
+use crate::handles::Handles;
 use crate::limiter::Limiter;
 use crate::meter::Meter;
 use crate::models::VisibleModels;
 use crate::outbound::Outbound;
 use crate::output::{LogOrigin, Output};
 use crate::quota::QuotaPermit;
-use crate::sampling::{SamplerPre, SamplerResources};
+use crate::sampling::bindings::SamplingPluginPre;
+use crate::sampling::resources::SamplerResources;
+use crate::tokenization::TokenizationPermits;
 use corral_engine::{Caller, ModelLease};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
+
+/// A sampling plugin, ready to be instantiated.
+pub(crate) type SamplerPre = SamplingPluginPre<State>;
 
 /// What a plugin may use.
 #[derive(Clone)]

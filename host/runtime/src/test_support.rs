@@ -2,10 +2,10 @@
 
 use crate::compiler::Compiler;
 use crate::config::RuntimeConfig;
-use crate::host::{DeploymentSnapshots, snapshot_permits};
+use crate::deployment_snapshots::{DeploymentSnapshots, snapshot_permits};
 use crate::linker::linker;
 use crate::models::VisibleModels;
-use crate::sampling::SamplerResources;
+use crate::sampling::resources::SamplerResources;
 use crate::state::{State, StoreGrants};
 use crate::wasm_engine::wasm_engine;
 use corral_engine::ModelPool;

@@ -8,8 +8,8 @@ use crate::composition::{
 use crate::denied;
 use crate::interfaces::{HTTP_2, HTTP_3, RUN_2, RUN_3, compatible, unknown_imports};
 use crate::plugin_error::PluginError;
-use crate::sampling::{SamplerPre, check_sampler};
-use crate::state::State;
+use crate::sampling::check_sampler;
+use crate::state::{SamplerPre, State};
 use crate::structure::check_bytes;
 use crate::truncate::cause;
 use crate::wasm_engine::SMALL_COMPONENT_INSTANCES;

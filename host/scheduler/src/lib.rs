@@ -30,6 +30,7 @@
 mod adapter_schedule;
 mod admission;
 mod batch;
+mod batch_plan;
 mod batch_window;
 mod compaction;
 mod config;
@@ -88,6 +89,7 @@ pub use retention::{Retention, WeakRetention};
 pub use scheduler::Scheduler;
 pub use status::{EntryStatus, RequestState, RequestStatus, SchedulerCounters};
 pub use step::{EnqueueError, EntryId, Expired, MemoryOp, Row, SeqId, Step, StepResult, StepShape};
+pub use tenant_schedule::MAX_SHORT_STEPS;
 
 use std::time::Duration;
 

@@ -26,8 +26,9 @@ impl Overlap {
             overlap => overlap,
         }
     }
+
     /// Cells to free for overlapped prompts, beside the tokens that a step takes itself.
-    pub(crate) fn room(self, pending: u32, budget: u32) -> u32 {
+    pub(crate) fn cells_to_free(self, pending: u32, budget: u32) -> u32 {
         match self {
             Self::Off => 0,
             Self::Auto | Self::On => pending.min(budget),

@@ -1,7 +1,8 @@
 //! Preemption: running requests that give their cells to others.
 //!
 //! The least important request is preempted: the latest arrival of the lowest priority. If a tenant that runs none
-//! waits, it is the latest of the tenant with the most service, provided that one runs several. The preempted request
+//! waits, it is the latest with the same priority of the tenant with the most service, of those that run several and
+//! such a request. None is preempted for a request of lower priority. The preempted request
 //! returns to the queue with its generated tokens. Its state is swapped out, or computed again, whichever is expected
 //! to be faster. No admitted request is lost, and the most important one always makes progress.
 
@@ -25,7 +26,10 @@ impl Scheduler {
         if self.preempt_least_important_of(|running| running.request.priority < priority) {
             return true;
         }
-        let most = self.queue.tenant_to_preempt(tenant);
+        let equal = self.running.iter().map(|running| &running.request);
+        let equal = equal.filter(|request| request.priority == priority);
+        let tenants = equal.map(|request| request.tenant);
+        let most = self.queue.tenant_to_preempt(tenant, tenants);
         most.is_some_and(|most| {
             self.preempt_least_important_of(|running| {
                 running.request.tenant == most && running.request.priority == priority

@@ -10,8 +10,9 @@
 //! Within a tenant the earliest deadline goes first. A request without a deadline is ordered as if it expired
 //! [`DEFAULT_PATIENCE`] after its arrival, so a stream of urgent requests can't delay it for longer.
 //!
-//! While the next request waits for room, it is *blocked*. Requests of higher priority overtake it; if its tenant runs
-//! several requests, so do those of tenants that run none and got no more service.
+//! While the next request waits for room, it is *blocked* and keeps its place, whatever the counters do meanwhile. Only
+//! requests of higher priority overtake it; if its tenant runs several requests, so do those of tenants that run none and
+//! got no more service. One that overtakes may be blocked too; when it has started, the one before it is next again.
 
 use crate::Time;
 use crate::request::{Priority, Request, RequestId, Tenant};
@@ -66,8 +67,8 @@ pub(crate) struct Queue {
     /// The same by counter.
     idle_order: BTreeSet<(u64, Tenant)>,
     requests: BTreeMap<RequestId, Request>,
-    /// The next request, while there is no room for it.
-    blocked: Option<RequestId>,
+    /// Requests that were next and found no room. Each has overtaken those before it.
+    blocked: Vec<RequestId>,
     retry_after: RetryAfter,
 }
 
@@ -115,14 +116,19 @@ impl Queue {
         active.or_else(idle).unwrap_or(0)
     }
 
-    /// The tenant that loses a running request to a waiting one of `tenant`: of those that
-    /// owe it one, the one that got most.
-    pub fn tenant_to_preempt(&self, tenant: Tenant) -> Option<Tenant> {
+    /// The tenant that loses a running request to a waiting one of `tenant`: of the `candidates` that owe it one, the
+    /// one that got most.
+    pub fn tenant_to_preempt(
+        &self,
+        tenant: Tenant,
+        candidates: impl Iterator<Item = Tenant>,
+    ) -> Option<Tenant> {
         let waiting = self.active.get(&tenant)?;
-        let owing = self.active.iter();
+        let share = |tenant: Tenant| Some((tenant, self.active.get(&tenant)?));
+        let owing = candidates.filter_map(share);
         let owing = owing.filter(|(_, other)| other.owes_running(waiting));
-        let most = owing.max_by_key(|(_, other)| other.counter);
-        most.map(|(tenant, _)| *tenant)
+        let most = owing.max_by_key(|(tenant, other)| (other.counter, *tenant));
+        most.map(|(tenant, _)| tenant)
     }
 
     /// Whether there is room for one more request of a tenant.
@@ -153,26 +159,31 @@ impl Queue {
         self.requests.insert(request.id, request);
     }
 
-    /// The next request of those that are `eligible`. The blocked one, unless another has a higher priority, or its
-    /// tenant owes a running request to that of the first one.
+    /// The next request of those that are `eligible`: the last one that was blocked, or the first of those that overtake
+    /// it.
     pub fn next(&self, eligible: impl Fn(&Request) -> bool) -> Option<&Request> {
-        let first = self.first(&eligible)?;
+        let mut blocked = self.blocked.iter().rev().filter_map(|id| self.get(*id));
+        let Some(blocked) = blocked.find(|request| eligible(request)) else {
+            return self.first(&eligible, |_| true);
+        };
         let share = |request: &Request| self.active.get(&request.tenant);
-        let is_overtaken = |blocked: &Request| {
-            blocked.priority < first.priority
-                || (blocked.priority == first.priority
+        let overtakes = |request: &Request| {
+            blocked.priority < request.priority
+                || (blocked.priority == request.priority
                     && share(blocked)
-                        .zip(share(first))
+                        .zip(share(request))
                         .is_some_and(|(one, other)| one.owes_running(other)))
         };
-        let blocked = self.blocked.and_then(|id| self.get(id));
-        let blocked = blocked.filter(|blocked| eligible(blocked) && !is_overtaken(blocked));
-        Some(blocked.unwrap_or(first))
+        Some(self.first(&eligible, overtakes).unwrap_or(blocked))
     }
 
-    /// The first eligible request. A request that is not eligible holds back the later ones of its tenant and quota
-    /// group, and no others.
-    fn first(&self, eligible: impl Fn(&Request) -> bool) -> Option<&Request> {
+    /// The first of the requests that are the next ones of their tenants and `selected`. A request that is not eligible
+    /// holds back the later ones of its tenant and quota group, and no others.
+    fn first(
+        &self,
+        eligible: impl Fn(&Request) -> bool,
+        selected: impl Fn(&Request) -> bool,
+    ) -> Option<&Request> {
         let heads = self.active.values().filter_map(|share| {
             let mut held_back = BTreeSet::new();
             let mut is_free = |request: &&Request| {
@@ -186,7 +197,7 @@ impl Queue {
                 .waiting
                 .iter()
                 .filter_map(|(.., id)| self.requests.get(id));
-            let request = waiting.find(&mut is_free)?;
+            let request = waiting.find(&mut is_free).filter(|one| selected(one))?;
             let (priority, deadline, id) = order(request);
             let order = (priority, share.counter, share.running, deadline, id);
             Some((order, request))
@@ -205,15 +216,17 @@ impl Queue {
         self.requests.get_mut(&id)
     }
 
-    /// Reserves the head of the queue for this request until it starts: there is no room for it yet.
+    /// Reserves the head of the queue for the next request until it starts: there is no room for it yet.
     pub fn block(&mut self, id: RequestId) {
-        self.blocked = Some(id);
+        if !self.blocked.contains(&id) {
+            self.blocked.push(id);
+        }
     }
 
     /// Removes a request that starts to run, and charges its tenant for the tokens that are not `cached`.
     pub fn admit(&mut self, id: RequestId, now: Time, cached: u32) -> Option<Request> {
         let request = self.requests.remove(&id)?;
-        self.blocked = None;
+        self.blocked.retain(|one| *one != id);
         self.retry_after.admitted(now);
         let share = self.active.entry(request.tenant).or_default();
         share.waiting.remove(&order(&request));
@@ -234,6 +247,7 @@ impl Queue {
     /// Removes a request that is not to be served.
     pub fn remove(&mut self, id: RequestId) -> Option<Request> {
         let request = self.requests.remove(&id)?;
+        self.blocked.retain(|one| *one != id);
         if let Some(share) = self.active.get_mut(&request.tenant) {
             share.waiting.remove(&order(&request));
         }
@@ -468,8 +482,64 @@ mod tests {
             queue.block(RequestId(4));
             queue.push(request(5, 2, 0, None));
             assert_eq!(queue.next(|_| true).unwrap().id, RequestId(next));
-            assert_eq!(queue.tenant_to_preempt(Tenant(2)).is_some(), running > 1);
+            let running = [Tenant(1)].into_iter();
+            let preempted = queue.tenant_to_preempt(Tenant(2), running);
+            assert_eq!(preempted, (next == 5).then_some(Tenant(1)));
             queue.remove(RequestId(5));
+        }
+    }
+
+    /// Two running requests of tenant 1, and a blocked one; tenants 2 and 3 run none.
+    fn blocked_queue() -> Queue {
+        let mut queue = Queue::default();
+        for id in 1..=3 {
+            queue.push(request(id, 1, 0, None));
+        }
+        for id in 1..=2 {
+            queue.admit(RequestId(id), Time::ZERO, 0).unwrap();
+        }
+        queue.block(RequestId(3));
+        queue
+    }
+
+    #[test]
+    fn every_tenant_without_requests_may_overtake() {
+        let mut queue = blocked_queue();
+        queue.push(request(4, 2, 0, None));
+        queue.admit(RequestId(4), Time::ZERO, 0).unwrap();
+        // The first in the order of service belongs to a tenant that runs one. The second runs none.
+        queue.push(request(5, 2, 0, None));
+        queue.push(request(6, 3, 0, None));
+        (0..6).for_each(|_| queue.charge_generated(Tenant(3)));
+        (0..10).for_each(|_| queue.charge_generated(Tenant(1)));
+        assert_eq!(queue.first(|_| true, |_| true).unwrap().id, RequestId(5));
+        assert_eq!(queue.next(|_| true).unwrap().id, RequestId(6));
+    }
+
+    #[test]
+    fn blocked_request_is_next_after_those_that_overtake() {
+        let ends: [fn(&mut Queue, RequestId) -> Option<Request>; 2] =
+            [Queue::remove, |queue, id| queue.admit(id, Time::ZERO, 0)];
+        for ends in ends {
+            let mut queue = blocked_queue();
+            // It overtakes, and finds no room either.
+            queue.push(request(4, 2, 1, None));
+            assert_eq!(queue.next(|_| true).unwrap().id, RequestId(4));
+            queue.block(RequestId(4));
+            // One of the same priority does not overtake it, whatever the counters.
+            queue.push(request(5, 3, 1, None));
+            queue.charge_generated(Tenant(2));
+            queue.charge_generated(Tenant(2));
+            assert_eq!(queue.next(|_| true).unwrap().id, RequestId(4));
+            queue.remove(RequestId(5)).unwrap();
+            ends(&mut queue, RequestId(4)).unwrap();
+            // Tenant 3 runs a request and got less service.
+            queue.push(request(6, 3, 0, None));
+            queue.admit(RequestId(6), Time::ZERO, 0).unwrap();
+            queue.push(request(7, 3, 0, None));
+            (0..10).for_each(|_| queue.charge_generated(Tenant(1)));
+            assert!(queue.counter(Tenant(3)) < queue.counter(Tenant(1)));
+            assert_eq!(queue.next(|_| true).unwrap().id, RequestId(3));
         }
     }
 

@@ -4,7 +4,6 @@
 use crate::Time;
 use crate::adapter_schedule::AdapterSchedule;
 use crate::admission::{Admission, PrefixSource};
-use crate::batch;
 use crate::batch_window::BatchWindow;
 use crate::compaction::Compaction;
 use crate::config::SchedulerConfig;
@@ -16,8 +15,8 @@ use crate::output_length::OutputLength;
 use crate::overlap_state::OverlapState;
 use crate::prefill_budget::PrefillBudget;
 use crate::queue::Queue;
-use crate::request::{AdapterId, Request, RequestId};
-use crate::running::{DecodingCount, RunningRequest, RunningRequests};
+use crate::request::{Request, RequestId};
+use crate::running::{RunningRequest, RunningRequests};
 use crate::step::{EnqueueError, MemoryOp, Row, Step, StepResult, StepShape};
 use crate::tenant_schedule::TenantSchedule;
 use crate::timers::Timers;
@@ -125,9 +124,10 @@ impl Scheduler {
         }
     }
 
-    /// Starts waiting requests in the queue's order while there is room. No request overtakes the next one, so a large
-    /// request waits for the requests before it only. The next request [preempts](crate::preemption) running ones of
-    /// lower priority, or of a tenant that runs several and got no less service.
+    /// Starts waiting requests in the queue's order until one has no room. That one keeps its place: until it starts, only
+    /// those of [higher priority](crate::queue) overtake it, and those of tenants that run none if its own runs several.
+    /// The next request [preempts](crate::preemption) running ones of lower priority; if its tenant runs none, also one
+    /// of a tenant that runs several and got no less service.
     fn admit(&mut self, now: Time) -> Vec<RequestId> {
         let mut admitted = Vec::new();
         while let Some(next) = self.next_request() {
@@ -154,102 +154,6 @@ impl Scheduler {
         }
         self.queue.admissions_done();
         admitted
-    }
-
-    /// Decode rows, prompts within the budget, and drafts, of the adapter whose turn it is. There are cells for all.
-    fn plan_batch(&mut self) -> Step {
-        self.update_followers();
-        if self.is_recovering() {
-            return self.plan_recovery_batch();
-        }
-        let Some((adapter, decoding)) = self.next_adapter() else {
-            return Step::default();
-        };
-        let room = self.config.max_step_tokens.saturating_sub(decoding.own);
-        // A long step delays the requests of other adapters and of tenants that are left out as well.
-        let delayed = decoding.delayed_by_long_step();
-        let n_kv = self.kv.cells.n_kv();
-        let (allowed, is_probe) = self.prefill.tokens(&self.costs, delayed, n_kv, room);
-        let allowed = (allowed + self.prefill.tile_fill(decoding.own)).min(room);
-        let budget = self.overlap.reduce(allowed);
-        let budget = budget.min(self.make_room_for_prefill(adapter, decoding.own, budget));
-        let left_out = self.leave_out_tenants(adapter, budget);
-        let mut prompts = batch::prompts(&self.running, &self.queue, &self.prefill, adapter);
-        prompts.retain(|prompt| !left_out.contains(prompt));
-        let (running, prefill) = (&self.running, &self.prefill);
-        let rows = batch::rows(running, adapter, &left_out, &prompts, budget, prefill);
-        let overlapped = self.overlap.tokens;
-        let allowed = allowed.min(budget + overlapped);
-        let (own, left_out) = (decoding.own, left_out.rows());
-        let mut step = batch::step(adapter, rows, own - left_out, decoding, left_out, allowed);
-        step.overlapped = overlapped;
-        if step.shape.prefill > 0 {
-            self.prefill.profile.planned(is_probe);
-        }
-        let (running, kv) = (&mut self.running, &mut self.kv);
-        self.drafts
-            .extend(&mut step, running, kv, &self.costs, &self.prefill.profile);
-        step
-    }
-
-    /// A small step after a failure, which helps to find the request at fault.
-    fn plan_recovery_batch(&mut self) -> Step {
-        while self.running.any_ready() && !self.kv.make_room(1) {
-            if !self.preempt_least_important() {
-                break;
-            }
-        }
-        let tokens = self.failure.step_tokens();
-        self.kv.make_room(tokens);
-        let tokens = tokens.min(self.kv.cells.free());
-        let one_by_one = !self.config.can_truncate && self.failure.is_one_by_one();
-        let (adapter, rows, decoding) = batch::recovery_rows(&self.running, tokens, one_by_one);
-        if !rows.is_empty() {
-            self.adapters.begin_step(adapter, &[]);
-        }
-        let all_decoding = self.running.decoding_by_adapter(adapter);
-        batch::step(adapter, rows, decoding, all_decoding, 0, tokens)
-    }
-
-    /// The adapter of the next step, and how many requests decode. There is a cell for each of them with this adapter;
-    /// if none decodes, for a token of a prompt. `None` if there is nothing to compute.
-    fn next_adapter(&mut self) -> Option<(AdapterId, DecodingCount)> {
-        loop {
-            let mut candidates = batch::adapters(&self.running);
-            candidates.retain(|(_, decodes)| *decodes || self.kv.make_room(1));
-            let candidates: Vec<_> = candidates.into_iter().map(|(one, _)| one).collect();
-            if let Some(adapter) = self.adapters.next(&candidates) {
-                let decoding = self.running.decoding_by_adapter(adapter);
-                if self.kv.make_room(decoding.own) {
-                    self.adapters.begin_step(adapter, &candidates);
-                    return Some((adapter, decoding));
-                }
-            }
-            if !self.running.any_ready() {
-                return None;
-            }
-            if !self.preempt_least_important() {
-                debug_assert!(false, "a single request has room");
-                return None;
-            }
-        }
-    }
-
-    /// Frees cells for up to `budget` prompt tokens of an adapter, beside its decode rows and without a preemption.
-    /// Returns how many of these tokens the step may take: all, unless too few cells are free.
-    fn make_room_for_prefill(&mut self, adapter: AdapterId, decoding: u32, budget: u32) -> u32 {
-        let own = self.running.iter().filter(|one| one.adapter() == adapter);
-        let pending: u32 = own.map(RunningRequest::prefill_tokens).sum();
-        let wanted = budget.min(pending);
-        if wanted == 0 {
-            return budget;
-        }
-        // Overlapped prompts make no room for themselves.
-        let overlapped = self.config.overlap.room(pending - wanted, budget);
-        let rows = decoding.saturating_add(wanted);
-        self.kv.make_room(rows.saturating_add(overlapped));
-        let room = self.kv.cells.free().saturating_sub(decoding);
-        if room >= wanted { budget } else { room }
     }
 
     /// Records the result of the last planned step. Returns a request that failed alone and has ended.

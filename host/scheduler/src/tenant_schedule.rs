@@ -4,43 +4,49 @@
 //! [`MIN_STRETCH`] times as long as a step of all tenants with fewer rows, as the [cost model](crate::cost_model)
 //! predicts. *Short steps* leave out the requests of large tenants, and alternate with full steps. Where a step takes
 //! nearly the same time whatever its rows, no tenant is large. With a single tenant, or where the smallest runs nearly as
-//! many requests as the largest, the planner looks no further.
+//! many requests as the largest, the planner looks no further ([`Queue::running_range`](crate::queue::Queue)). It misses
+//! a tenant that runs many requests of which few decode now: the others are in prefill, wait, or use another adapter.
 //!
-//! Short steps follow a full step until they have taken the time that the next full step is expected to take, or until
-//! [`MAX_SHORT_STEPS`] of the adapter have passed. So while small tenants compute without a pause, both kinds get equal
-//! parts of the time: a large tenant keeps at least half of its throughput.
+//! Short steps follow a full step of their adapter until as much time has passed as the next full step is expected to
+//! take, or until [`MAX_SHORT_STEPS`] of the adapter have passed. So while small tenants compute without a pause, both
+//! kinds get equal parts of the time: a large tenant keeps at least half of its throughput. Steps of other adapters
+//! count too, because the large tenant waits for them as well.
 //!
 //! A short step delays no request of higher priority than one that it computes: then the tenant is not left out. Prompts
 //! make no tenant large, since the [prefill budget](crate::prefill_budget) bounds them; but a short step leaves out the
-//! prompts of large tenants as well. All times include sampling, of which a short step has only its own rows.
+//! prompts of large tenants as well. Of the others' prompts it takes only as many tokens as keep it short beside their
+//! decode rows; full steps take the rest. All times include sampling, of which a short step has only its own rows.
 
+use crate::prefill_profile::CHUNK_SIZES;
 use crate::request::{AdapterId, Priority, Tenant};
 use crate::running::{RunningRequest, RunningRequests};
-use crate::scheduler::Scheduler;
-use crate::step::StepShape;
 use std::collections::BTreeMap;
 
 /// A tenant is large if its rows alone take more than this many times as long as all smaller tenants. Below that, a
 /// token takes at most four times as long as without the tenant, which is not worth half of its throughput.
-const MIN_STRETCH: f64 = 3.0;
+pub(crate) const MIN_STRETCH: f64 = 3.0;
 /// Most short steps between two full steps of an adapter.
-const MAX_SHORT_STEPS: u32 = 64;
+pub const MAX_SHORT_STEPS: u32 = 64;
 
 /// The short steps since the last full step of each adapter.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TenantSchedule {
-    /// At most one for each adapter.
+    /// One for each adapter that had steps.
     phases: Vec<ShortPhase>,
-    /// The adapter of the planned step, if that is short.
-    planned: Option<AdapterId>,
+    /// Seconds of all computed steps.
+    clock: f64,
+    /// The adapter of the planned step, if that is full.
+    planned_full: Option<AdapterId>,
 }
 
-/// Short steps of an adapter.
+/// What followed the last full step of an adapter.
 #[derive(Clone, Debug)]
 struct ShortPhase {
     adapter: AdapterId,
+    /// Short steps of the adapter.
     steps: u32,
-    seconds: f64,
+    /// The clock at the end of the full step.
+    began: f64,
 }
 
 /// The tenants without rows in a step.
@@ -48,6 +54,8 @@ struct ShortPhase {
 pub(crate) struct LeftOut {
     tenants: Vec<Tenant>,
     rows: u32,
+    /// Most prompt tokens of the step, if it is short.
+    prefill: Option<u32>,
 }
 
 impl LeftOut {
@@ -60,11 +68,20 @@ impl LeftOut {
     pub fn rows(&self) -> u32 {
         self.rows
     }
+
+    /// The part of a prefill budget that the step may use.
+    pub fn limit_prefill(&self, budget: u32) -> u32 {
+        self.prefill.map_or(budget, |most| most.min(budget))
+    }
+
+    fn is_short(&self) -> bool {
+        self.prefill.is_some()
+    }
 }
 
 /// What the ready requests of a tenant, or of several, can add to a step.
 #[derive(Clone, Copy, Debug)]
-struct Demand {
+pub(crate) struct Demand {
     rows: u32,
     prefill: u32,
     lowest: Priority,
@@ -90,6 +107,8 @@ impl Demand {
 /// Tenants in the order of their decode rows. The first `small` of them are small.
 struct Division {
     small: usize,
+    /// Most prompt tokens of a short step.
+    prefill: u32,
     /// Expected seconds of a short step.
     seconds: f64,
 }
@@ -99,15 +118,15 @@ impl Division {
     fn of(demands: &[(Tenant, Demand)], seconds: impl Fn(u32, u32) -> f64) -> Option<Self> {
         let (mut division, mut smaller) = (None, Demand::NONE);
         for (index, (_, next)) in demands.iter().enumerate() {
-            let short = seconds(smaller.rows, smaller.prefill);
+            let most = seconds(next.rows, 0) / MIN_STRETCH;
             let larger = &demands[index..];
-            if smaller.rows + smaller.prefill > 0
-                && seconds(next.rows, 0) > MIN_STRETCH * short
+            if let Some((prefill, seconds)) = smaller.prefill_within(most, &seconds)
                 && larger.iter().all(|(_, one)| one.highest <= smaller.lowest)
             {
                 division = Some(Self {
                     small: index,
-                    seconds: short,
+                    prefill,
+                    seconds,
                 });
             }
             smaller.add(next);
@@ -116,17 +135,34 @@ impl Division {
     }
 }
 
+impl Demand {
+    /// The prompt tokens with which a step of these requests takes less than `most` seconds, and its time. Where none
+    /// decodes, all of them or none: a part of a prompt gains nothing.
+    fn prefill_within(&self, most: f64, seconds: impl Fn(u32, u32) -> f64) -> Option<(u32, f64)> {
+        let within = |prefill: u32| {
+            let seconds = seconds(self.rows, prefill);
+            (seconds < most).then_some((prefill, seconds))
+        };
+        if self.rows == 0 && self.prefill == 0 {
+            return None;
+        }
+        let sizes = CHUNK_SIZES.iter().rev().chain(&[0]);
+        let mut smaller = sizes.filter(|size| self.rows > 0 && **size < self.prefill);
+        within(self.prefill).or_else(|| smaller.find_map(|size| within(*size)))
+    }
+}
+
 impl TenantSchedule {
     /// The tenants that the next step of an adapter leaves out. `seconds` of rows and prompt tokens.
-    fn next(
-        &mut self,
+    pub fn next(
+        &self,
         adapter: AdapterId,
         mut demands: Vec<(Tenant, Demand)>,
         seconds: impl Fn(u32, u32) -> f64,
     ) -> LeftOut {
         demands.sort_by_key(|(tenant, demand)| (demand.rows, *tenant));
         let phase = self.phases.iter().find(|phase| phase.adapter == adapter);
-        let (steps, taken) = phase.map_or((0, 0.0), |phase| (phase.steps, phase.seconds));
+        let (steps, taken) = phase.map_or((0, 0.0), |one| (one.steps, self.clock - one.began));
         let mut all = Demand::NONE;
         demands.iter().for_each(|(_, demand)| all.add(demand));
         let short = Division::of(&demands, &seconds).filter(|division| {
@@ -134,42 +170,61 @@ impl TenantSchedule {
             steps < MAX_SHORT_STEPS && taken + division.seconds <= full
         });
         let Some(division) = short else {
-            self.phases.retain(|phase| phase.adapter != adapter);
             return LeftOut::default();
         };
-        self.planned = Some(adapter);
-        match self.phases.iter_mut().find(|one| one.adapter == adapter) {
-            Some(phase) => phase.steps += 1,
-            None => self.phases.push(ShortPhase {
-                adapter,
-                steps: 1,
-                seconds: 0.0,
-            }),
-        }
         let large = demands.split_off(division.small);
         LeftOut {
             rows: large.iter().map(|(_, demand)| demand.rows).sum(),
             tenants: large.into_iter().map(|(tenant, _)| tenant).collect(),
+            prefill: Some(division.prefill),
+        }
+    }
+
+    /// The next step computes with `adapter`, without these tenants.
+    pub fn begin_step(&mut self, adapter: AdapterId, left_out: &LeftOut) {
+        let phase = self.phase(adapter);
+        if left_out.is_short() {
+            phase.steps += 1;
+        } else {
+            phase.steps = 0;
+            self.planned_full = Some(adapter);
         }
     }
 
     /// Records a computed step.
     pub fn step_done(&mut self, seconds: f64) {
-        if let Some(adapter) = self.planned.take()
-            && let Some(phase) = self.phases.iter_mut().find(|one| one.adapter == adapter)
-        {
-            phase.seconds += seconds;
+        self.clock += seconds;
+        let clock = self.clock;
+        if let Some(adapter) = self.planned_full.take() {
+            self.phase(adapter).began = clock;
         }
     }
 
     /// Records a failed step.
     pub fn step_failed(&mut self) {
-        self.planned = None;
+        self.step_done(0.0);
+    }
+
+    fn phase(&mut self, adapter: AdapterId) -> &mut ShortPhase {
+        let known = self.phases.iter().position(|one| one.adapter == adapter);
+        let index = known.unwrap_or_else(|| {
+            self.phases.push(ShortPhase {
+                adapter,
+                steps: 0,
+                began: self.clock,
+            });
+            self.phases.len() - 1
+        });
+        &mut self.phases[index]
     }
 }
 
 /// What the tenants can add to a step of an adapter with this prefill budget.
-fn demands(running: &RunningRequests, adapter: AdapterId, budget: u32) -> Vec<(Tenant, Demand)> {
+pub(crate) fn demands(
+    running: &RunningRequests,
+    adapter: AdapterId,
+    budget: u32,
+) -> Vec<(Tenant, Demand)> {
     let mut demands = BTreeMap::new();
     let ready = running.iter().filter(|running| running.is_ready());
     for running in ready.filter(|running| running.adapter() == adapter) {
@@ -187,33 +242,6 @@ fn demands(running: &RunningRequests, adapter: AdapterId, budget: u32) -> Vec<(T
         });
     }
     demands.into_iter().collect()
-}
-
-impl Scheduler {
-    /// The tenants that the next step of an adapter leaves out. The others have a row if `budget`, the prompt tokens for
-    /// which there is room, is above 0 wherever a request is in prefill.
-    pub(crate) fn leave_out_tenants(&mut self, adapter: AdapterId, budget: u32) -> LeftOut {
-        let (costs, n_kv) = (&self.costs, self.kv.cells.n_kv());
-        let seconds = |rows, prefill: u32| {
-            costs.step_seconds(StepShape {
-                decode_rows: rows,
-                prefill: prefill.min(budget),
-                n_kv,
-                ..StepShape::default()
-            })
-        };
-        // Usually the numbers of running requests tell at little cost that no tenant is large.
-        let may_be_large = costs.is_fitted()
-            && self
-                .queue
-                .running_range()
-                .is_some_and(|(fewest, most)| seconds(most, 0) > MIN_STRETCH * seconds(fewest, 0));
-        let demands = match may_be_large {
-            true => demands(&self.running, adapter, budget),
-            false => Vec::new(),
-        };
-        self.tenants.next(adapter, demands, seconds)
-    }
 }
 
 #[cfg(test)]
@@ -240,7 +268,7 @@ mod tests {
 
     /// The tenants that the first step leaves out.
     fn left_out(demands: &[(Tenant, Demand)], fixed: u32) -> Vec<u32> {
-        let mut schedule = TenantSchedule::default();
+        let schedule = TenantSchedule::default();
         let left_out = schedule.next(ADAPTER, demands.to_vec(), seconds(fixed));
         left_out.tenants.iter().map(|tenant| tenant.0).collect()
     }
@@ -279,20 +307,40 @@ mod tests {
     }
 
     #[test]
-    fn prompt_tokens_make_steps_long() {
-        let mut prompt = of(0, 0, 0);
-        for (tokens, large) in [(4, &[1][..]), (60, &[])] {
-            prompt.1.prefill = tokens;
-            assert_eq!(left_out(&[prompt, of(1, 64, 0)], 1), large);
+    fn short_steps_take_part_of_prompts_beside_rows() {
+        // A step of 64 rows takes 65 ms; a short one must take less than a third of that.
+        for (rows, prefill, most) in [
+            (0, 4, Some(4)),
+            (0, 60, None),
+            (1, 19, Some(19)),
+            (1, 20, Some(16)),
+            (1, 500, Some(16)),
+            (20, 500, Some(0)),
+            (21, 500, None),
+        ] {
+            let mut small = of(0, rows, 0);
+            small.1.prefill = prefill;
+            let demands = vec![small, of(1, 64, 0)];
+            let left_out = TenantSchedule::default().next(ADAPTER, demands, seconds(1));
+            assert_eq!(left_out.prefill, most, "{rows} {prefill}");
+            let expected = most.map_or(600, |most| most.min(600));
+            assert_eq!(left_out.limit_prefill(600), expected);
         }
+    }
+
+    /// Plans the next step of a tenant with one row beside one with 64. Returns how many rows it leaves out.
+    fn plan(schedule: &mut TenantSchedule, adapter: AdapterId, large: u32) -> u32 {
+        let demands = vec![of(0, 1, 0), of(1, large, 0)];
+        let left_out = schedule.next(adapter, demands, seconds(1));
+        schedule.begin_step(adapter, &left_out);
+        left_out.rows()
     }
 
     /// The lengths of runs of short steps that take `took` seconds each.
     fn runs(schedule: &mut TenantSchedule, took: Option<f64>, steps: u32) -> Vec<u32> {
         let mut runs = vec![0];
         for _ in 0..steps {
-            let demands = vec![of(0, 1, 0), of(1, 64, 0)];
-            match schedule.next(ADAPTER, demands, seconds(1)).rows() {
+            match plan(schedule, ADAPTER, 64) {
                 0 => runs.push(0),
                 rows => {
                     assert_eq!(rows, 64);
@@ -326,17 +374,19 @@ mod tests {
     }
 
     #[test]
-    fn full_step_of_another_adapter_changes_nothing() {
-        let (mut schedule, mut short) = (TenantSchedule::default(), 0);
-        for _ in 0..200 {
-            let demands = vec![of(0, 1, 0), of(1, 64, 0)];
-            short += u32::from(schedule.next(ADAPTER, demands, seconds(1)).rows() > 0);
-            schedule.step_done(0.010);
-            let other = schedule.next(AdapterId(1), vec![of(0, 1, 0)], seconds(1));
-            assert_eq!(other, LeftOut::default());
-            schedule.step_done(0.001);
+    fn steps_of_other_adapters_count() {
+        // A full step takes 66 ms, a short one 2.
+        for (other, runs) in [(0.0, 7), (0.001, 6), (0.020, 2), (0.060, 1), (0.065, 0)] {
+            let (mut schedule, mut short) = (TenantSchedule::default(), 0);
+            plan(&mut schedule, ADAPTER, 0);
+            for _ in 0..10 * (runs + 1) {
+                schedule.step_done(0.010);
+                // Full, whatever its length.
+                assert_eq!(plan(&mut schedule, AdapterId(1), 0), 0);
+                schedule.step_done(other);
+                short += u32::from(plan(&mut schedule, ADAPTER, 64) > 0);
+            }
+            assert_eq!(short, 10 * runs, "{other}");
         }
-        // Seven of eight.
-        assert_eq!(short, 175);
     }
 }

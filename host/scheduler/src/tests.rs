@@ -15,6 +15,7 @@ mod failures;
 mod overlap;
 mod prefix_cache;
 mod quotas;
+mod tenant_schedule;
 
 pub(crate) use config::CONFIG;
 
@@ -228,6 +229,32 @@ fn tenant_without_service_preempts_tenant_with_most() {
     assert_eq!(step(&mut scheduler, &[]), [0, 1, 3]);
     assert_eq!(step(&mut scheduler, &[3]), [0, 1, 3]);
     assert_eq!(scheduler.counters().preempted, 1);
+}
+
+/// A tenant with the most service whose requests all have a higher priority keeps them, and hides no other tenant.
+#[test]
+fn preemption_of_equal_priority_looks_past_higher_one() {
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        seq_ids: 4,
+        ..CONFIG
+    });
+    for (key, tenant, priority) in [(0, 0, 1), (1, 0, 1), (2, 1, 0), (3, 1, 0)] {
+        // The first tenant gets more service.
+        let request = Request {
+            priority: Priority(priority),
+            ..of_tenant(tenant, key, 8 - 4 * tenant, 10)
+        };
+        scheduler.enqueue(Time::ZERO, request).unwrap();
+    }
+    let step = scheduler.plan(Time::ZERO);
+    assert_eq!(step.admitted.len(), 4);
+    report_computed(&mut scheduler, &step, &[]);
+    let step = scheduler.plan(Time::ZERO);
+    report_computed(&mut scheduler, &step, &[]);
+    let waiting = of_tenant(2, 4, 1, 20);
+    scheduler.enqueue(Time::ZERO, waiting).unwrap();
+    assert_eq!(scheduler.plan(Time::ZERO).admitted, [RequestId(4)]);
+    assert!(scheduler.is_waiting(RequestId(3)));
 }
 
 #[test]

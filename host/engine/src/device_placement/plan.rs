@@ -5,7 +5,9 @@
 
 use super::GpuLayers;
 use crate::LoadError;
-use crate::memory_estimate::MemoryEstimate;
+use crate::default_cells::cells_within;
+use crate::machine_memory::machine_memory;
+use crate::memory_estimate::{MemoryEstimate, WeightBytes};
 use crate::model_config::ModelConfig;
 use corral_llama::{Device, DeviceKind, DevicePlacement};
 use std::path::Path;
@@ -27,6 +29,10 @@ pub(crate) struct PlacementPlan {
     gpu_layers: GpuLayers,
     /// `None` without devices.
     needs: Option<LayerNeeds>,
+    /// KV cells if all layers are on devices.
+    device_cells: u32,
+    /// KV cells otherwise: some lie in the machine's memory.
+    host_cells: u32,
 }
 
 /// Bytes that the parts of a model need on their device.
@@ -45,19 +51,65 @@ impl PlacementPlan {
     pub fn new(config: &ModelConfig, estimate: &MemoryEstimate) -> Result<Self, LoadError> {
         let devices = config.placement.select_devices()?;
         estimate.check_kv_type(config.placement.kv_type)?;
-        let needs = match devices.len() {
-            0 => None,
-            count => Some(LayerNeeds::new(config, estimate, count)?),
-        };
+        let host_cells = cells_within(machine_memory().unwrap_or(u64::MAX), config, estimate);
         let mut plan = Self {
             devices,
             gpu_layers: config.placement.gpu_layers,
-            needs,
+            needs: None,
+            device_cells: host_cells,
+            host_cells,
         };
+        if plan.devices.is_empty() {
+            return Ok(plan);
+        }
+        let weights = estimate.weights_by_layer()?;
+        let count = plan.devices.len();
+        let needs = |cells| LayerNeeds::new(config, estimate, &weights, count, cells);
+        plan.needs = Some(needs(host_cells));
+        if let Some(memory) = plan.device_memory() {
+            let device_cells = cells_within(memory, config, estimate);
+            plan.try_device_cells(device_cells, needs(device_cells));
+        }
         if plan.gpu_layers == GpuLayers::Auto {
             plan.remove_full_devices();
         }
         Ok(plan)
+    }
+
+    /// All bytes of the devices, if each has a memory of its own.
+    fn device_memory(&self) -> Option<u64> {
+        let bytes = self.devices.iter().map(|device| {
+            let is_separate = device.kind == DeviceKind::Gpu;
+            is_separate.then_some(device.total)
+        });
+        bytes.sum()
+    }
+
+    /// Takes these cells, for which the layers have these `needs`, if all layers are on the devices with them: then the
+    /// machine's memory does not limit their number.
+    fn try_device_cells(&mut self, cells: u32, needs: LayerNeeds) {
+        let all = needs.layer_count();
+        let is_whole = match self.gpu_layers {
+            GpuLayers::Exactly(layers) => layers >= all,
+            GpuLayers::Auto => needs.fitting_layers(&self.free()) == all,
+        };
+        if is_whole {
+            (self.device_cells, self.needs) = (cells, Some(needs));
+        }
+    }
+
+    /// KV cells with this many layers on devices.
+    pub fn cells(&self, layers: u32) -> u32 {
+        let is_whole = |needs: &LayerNeeds| layers >= needs.layer_count();
+        match self.needs.as_ref().is_some_and(is_whole) {
+            true => self.device_cells,
+            false => self.host_cells,
+        }
+    }
+
+    /// KV cells of the first attempt.
+    pub fn first_cells(&self) -> u32 {
+        self.cells(self.attempts().first().copied().unwrap_or(0))
     }
 
     /// Removes devices that get no layer, and those without which more layers fit: llama.cpp gives each device its part
@@ -152,14 +204,14 @@ impl PlacementPlan {
 }
 
 impl LayerNeeds {
-    /// The needs of a model on this many devices.
+    /// The needs of a model with these weights and KV cells on this many devices.
     fn new(
         config: &ModelConfig,
         estimate: &MemoryEstimate,
+        weights: &WeightBytes,
         devices: usize,
-    ) -> Result<Self, LoadError> {
-        let cells = config.cells_for(estimate);
-        let weights = estimate.weights_by_layer()?;
+        cells: u32,
+    ) -> Self {
         let state = estimate.layer_state_bytes(config.max_running);
         let layers = weights.layers.iter().enumerate();
         let layers = layers.map(|(layer, bytes)| {
@@ -168,7 +220,7 @@ impl LayerNeeds {
         });
         let step = estimate.step_bytes(cells);
         let device_top_k = config.device_top_k.is_expected(true);
-        Ok(Self {
+        Self {
             layers: layers.collect(),
             output: weights
                 .output
@@ -179,7 +231,7 @@ impl LayerNeeds {
             } else {
                 step
             },
-        })
+        }
     }
 
     /// Number of layers; the output counts as one.
@@ -260,6 +312,8 @@ mod tests {
             devices: free.iter().enumerate().map(device).collect(),
             gpu_layers,
             needs: Some(needs()),
+            device_cells: 1024,
+            host_cells: 1024,
         }
     }
 
@@ -288,6 +342,28 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!error.redacted().contains("/m/"));
+    }
+
+    #[test]
+    fn machine_memory_limits_cells_outside_of_devices_only() {
+        let large = LayerNeeds {
+            layers: vec![120 * MIB; 9],
+            ..needs()
+        };
+        let cells = |free: u64, gpu_layers| {
+            let mut plan = plan(&[free * MIB], gpu_layers);
+            plan.try_device_cells(16_384, large.clone());
+            (plan.first_cells(), plan.cells(9))
+        };
+        // With more cells, all needs 1430 MiB beside the reserve of a tenth.
+        assert_eq!(cells(1590, GpuLayers::Auto), (16_384, 1024));
+        assert_eq!(cells(1580, GpuLayers::Auto), (1024, 1024));
+        assert_eq!(cells(100, GpuLayers::Exactly(10)), (16_384, 1024));
+        assert_eq!(cells(4000, GpuLayers::Exactly(9)), (1024, 1024));
+        let mut plan = plan(&[5, 6], GpuLayers::Auto);
+        assert_eq!(plan.device_memory(), Some(11));
+        plan.devices[1].kind = DeviceKind::Integrated;
+        assert_eq!(plan.device_memory(), None, "it shares the machine's memory");
     }
 
     #[test]

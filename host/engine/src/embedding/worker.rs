@@ -228,7 +228,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
         let mut ended = Vec::new();
         for (id, open) in &self.requests {
             if open.request.sender.is_abandoned() {
-                ended.push((*id, Error::ShuttingDown, true));
+                ended.push((*id, Error::Canceled, true));
             } else if let Some(error) = open.expired(now) {
                 ended.push((*id, error, false));
             }

@@ -97,7 +97,7 @@ impl LoadedModel {
         load_adapters(&mut model, &config.adapters)?;
         let model = Arc::new(model);
         let context = config.context_for(model.trained_context().max(1))?;
-        let cells = config.cells_for(estimate);
+        let cells = plan.cells(layers);
         if cells < context {
             return Err(LoadError::Config(format!(
                 "{cells} cells cannot hold one sequence of {context} positions; \

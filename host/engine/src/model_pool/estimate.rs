@@ -42,13 +42,14 @@ pub struct ModelSize {
     pub cell_bytes: u64,
 }
 
-/// Estimates the size of a model. Fails as the load would, as far as the head of the file tells.
+/// Estimates the size of a model. Fails as the load would, as far as the head of the file and the list of devices tell.
 pub fn estimate(config: &ModelConfig) -> Result<ModelSize, LoadError> {
-    Ok(size(config, &MemoryEstimate::read(&config.path)?))
+    let estimate = MemoryEstimate::read(&config.path)?;
+    let plan = PlacementPlan::new(config, &estimate)?;
+    Ok(size(config, &estimate, plan.first_cells()))
 }
 
-fn size(config: &ModelConfig, estimate: &MemoryEstimate) -> ModelSize {
-    let cells = config.cells_for(estimate);
+fn size(config: &ModelConfig, estimate: &MemoryEstimate, cells: u32) -> ModelSize {
     let kv = config.placement.kv_type;
     ModelSize {
         weights: estimate.weight_bytes(),
@@ -65,8 +66,8 @@ fn size(config: &ModelConfig, estimate: &MemoryEstimate) -> ModelSize {
 /// Fails as the load would: the file cannot be read or is no GGUF, or the devices do not exist.
 pub fn estimate_host_bytes(config: &ModelConfig) -> Result<u64, LoadError> {
     let estimate = MemoryEstimate::read(&config.path)?;
-    let size = size(config, &estimate);
     let plan = PlacementPlan::new(config, &estimate)?;
+    let size = size(config, &estimate, plan.first_cells());
     let on_device = plan.attempts().first().is_some_and(|layers| *layers > 0);
     let selects = config.device_top_k.is_expected(on_device);
     let all = size

@@ -235,7 +235,9 @@ impl<B: Backend> Worker<B> {
             constraint_time,
         };
         let mut new = NewTokens::default();
-        generation.add_sampled(token, logprobs, &mut context, &mut new)?;
+        let added = generation.add_sampled(token, logprobs, &mut context, &mut new);
+        self.generated_tokens += new.tokens.len() as u64;
+        added?;
         if let Some(external) = &mut generation.external {
             external.new_tokens.extend_from_slice(&new.tokens);
         }

@@ -7,7 +7,6 @@ use crate::status::EngineStatus;
 use crate::swap_store::SwapStore;
 use corral_scheduler::{SeqId, Step};
 use std::collections::HashSet;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 impl<B: Backend> Worker<B> {
@@ -27,7 +26,7 @@ impl<B: Backend> Worker<B> {
             &metrics.adapter_deferred_rows,
             u64::from(step.other_adapters),
         );
-        add(&metrics.tenant_deferred_rows, u64::from(step.other_tenants));
+        add(&metrics.tenant_left_out_rows, u64::from(step.other_tenants));
         if step.is_overlap {
             add(&metrics.overlapped_steps, 1);
             add(&metrics.overlapped_tokens, u64::from(shape.prefill));
@@ -90,10 +89,6 @@ impl<B: Backend> Worker<B> {
     pub(super) fn status(&self) -> EngineStatus {
         let [sequences, prefixes] = self.swap.both();
         let (cells, running) = (self.scheduler.cells(), self.scheduler.running_count());
-        let requests: Vec<_> = self.scheduler.requests().collect();
-        // The counter has only finished requests.
-        let finished = self.metrics.generated_tokens.load(Ordering::Relaxed);
-        let generated = requests.iter().map(|request| u64::from(request.generated));
         EngineStatus {
             cells: self.config.cells,
             cells_running: cells.pinned(),
@@ -103,11 +98,11 @@ impl<B: Backend> Worker<B> {
             sequence_ids_running: running,
             sequence_ids_cached: self.scheduler.seq_ids_used() - running,
             waiting: self.scheduler.waiting_count(),
-            generated_tokens: finished + generated.sum::<u64>(),
+            generated_tokens: self.generated_tokens,
             swap_ram_bytes: sequences.map_or(0, SwapStore::ram_bytes),
             swap_disk_bytes: sequences.map_or(0, SwapStore::disk_bytes),
             prefix_offload_bytes: prefixes.map_or(0, SwapStore::ram_bytes),
-            requests,
+            requests: self.scheduler.requests().collect(),
             prefix_cache: self.scheduler.entries().collect(),
             counters: self.scheduler.counters(),
         }

@@ -106,13 +106,13 @@ impl<B: Backend> Worker<B> {
         let requests = self.requests.iter();
         let abandoned = requests.filter(|(_, request)| is_abandoned(request));
         let abandoned: Vec<_> = abandoned.map(|(&id, _)| id).collect();
-        self.cancel(&abandoned);
+        self.cancel(&abandoned, &Error::Canceled);
     }
 
-    pub(super) fn cancel(&mut self, ids: &[RequestId]) {
+    pub(super) fn cancel(&mut self, ids: &[RequestId], error: &Error) {
         for &id in ids {
             self.scheduler.remove(id);
-            self.drop_request(id, |metrics| &metrics.canceled, Error::ShuttingDown);
+            self.drop_request(id, |metrics| &metrics.canceled, error.clone());
         }
     }
 

@@ -275,6 +275,7 @@ impl<B: Backend> Worker<B> {
         add(&self.metrics.accepted_drafts, accepted);
         let rejected = u64::from(row.drafts) - accepted;
         add(&self.metrics.rejected_drafts, rejected);
+        self.generated_tokens += new.tokens.len() as u64;
         if !new.tokens.is_empty() {
             request.record_tokens(now, &self.metrics);
         }

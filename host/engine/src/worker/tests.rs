@@ -132,6 +132,26 @@ fn dropped_generations_are_canceled() {
 }
 
 #[test]
+fn generated_tokens_never_fall() {
+    let engine = TestEngine::slow(Duration::from_millis(5));
+    let generated = || {
+        let (send, status) = sync_channel(1);
+        engine.send(Command::Status(Box::new(move |status| {
+            drop(send.send(status))
+        })));
+        status.recv().unwrap().generated_tokens
+    };
+    let mut dropped = engine.generate(vec![1], long());
+    let chunk = block_on(dropped.next()).expect("a chunk");
+    let before = generated();
+    assert!(before >= chunk.tokens.len() as u64);
+    drop(dropped);
+    read_tokens(engine.generate(vec![5], limit(3)), 6..9);
+    assert!(generated() >= before + 3);
+    assert_eq!(get(&engine.end().canceled), 1);
+}
+
+#[test]
 fn request_larger_than_the_cells_is_refused() {
     let engine = TestEngine::start();
     let (_, outcome) = read(engine.generate(vec![1; 200], limit(100)));

@@ -2,7 +2,7 @@
 //!
 //! The file may be hostile, and the server reads its head before a child process checks the file. So the reader compares
 //! each count and length with the bytes that are left before it allocates, keeps only the values that the caller wants,
-//! and reads at most [`MAX_HEAD`] bytes. llama.cpp reads the head again when it loads the file, and checks more.
+//! and refuses heads of more than [`MAX_HEAD`] bytes. llama.cpp reads the head again when it loads the file, and checks more.
 
 use super::{GgufError, Value};
 use crate::ggml::text;
@@ -14,8 +14,8 @@ use std::path::Path;
 /// Most bytes of a head. A vocabulary of 260,000 tokens, with merges, takes about 15 MiB. One-letter strings take ten
 /// times their bytes in memory.
 const MAX_HEAD: u64 = 64 << 20;
-/// Versions of the format that differ in nothing here. Version 1 has shorter counts.
-const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
+/// Versions of the format, of which llama.cpp accepts no other. They differ in nothing here.
+const VERSIONS: [u32; 2] = [2, 3];
 /// Alignment of the weights if the metadata names none.
 const DEFAULT_ALIGNMENT: u32 = 32;
 /// The key of the alignment.
@@ -66,7 +66,7 @@ pub(crate) fn data_end(path: &Path) -> Result<u64, GgufError> {
 
 fn read_head<T>(
     path: &Path,
-    read: impl FnOnce(&mut Head<BufReader<File>>) -> Result<T, String>,
+    read: impl FnOnce(&mut Head<BufReader<File>>) -> Result<T, HeadError>,
 ) -> Result<T, GgufError> {
     let open = || {
         let file = File::open(path)?;
@@ -74,12 +74,39 @@ fn read_head<T>(
         Ok((BufReader::new(file), length))
     };
     open()
-        .map_err(|error: std::io::Error| error.to_string())
+        .map_err(|error: std::io::Error| HeadError::Invalid(error.to_string()))
         .and_then(|(file, length)| read(&mut Head::begin(file, length)?))
-        .map_err(|cause| GgufError::Read {
-            path: path.to_owned(),
-            cause,
+        .map_err(|error| match error {
+            HeadError::Invalid(cause) => GgufError::Read {
+                path: path.to_owned(),
+                cause,
+            },
+            HeadError::TooLarge => GgufError::HeadTooLarge {
+                path: path.to_owned(),
+                limit: MAX_HEAD,
+            },
         })
+}
+
+/// Why a head was not read.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum HeadError {
+    /// It is damaged, or the file can't be read.
+    Invalid(String),
+    /// It may be sound, but has more than [`MAX_HEAD`] bytes.
+    TooLarge,
+}
+
+impl From<String> for HeadError {
+    fn from(cause: String) -> Self {
+        Self::Invalid(cause)
+    }
+}
+
+impl From<std::io::Error> for HeadError {
+    fn from(error: std::io::Error) -> Self {
+        Self::Invalid(error.to_string())
+    }
 }
 
 /// A head that is read from its beginning to its end: first [`Head::metadata`], then [`Head::tensors`].
@@ -87,30 +114,32 @@ pub(super) struct Head<R> {
     file: R,
     /// Bytes read.
     offset: u64,
-    /// Bytes that may follow.
-    left: u64,
+    /// Bytes of the file.
+    length: u64,
     keys: u64,
     tensors: u64,
 }
 
 impl<R: Read + Seek> Head<R> {
     /// Reads the version and the counts. `length` is the size of the file.
-    pub(super) fn begin(file: R, length: u64) -> Result<Self, String> {
+    pub(super) fn begin(file: R, length: u64) -> Result<Self, HeadError> {
         let mut head = Head {
             file,
             offset: 0,
-            left: length.min(MAX_HEAD),
+            length,
             keys: 0,
             tensors: 0,
         };
         if &head.array()? != b"GGUF" {
-            return Err("it does not begin with the letters GGUF".to_owned());
+            return Err("it does not begin with the letters GGUF".to_owned().into());
         }
         let version = head.u32()?;
         if !VERSIONS.contains(&version) {
-            return Err(format!(
-                "its version is {version}; expected {VERSIONS:?}, in little-endian order"
-            ));
+            let [older, newer] = VERSIONS;
+            let cause = format!(
+                "its version is {version}; expected {older} or {newer}, in little-endian order"
+            );
+            return Err(cause.into());
         }
         head.tensors = head.u64()?;
         head.keys = head.u64()?;
@@ -121,7 +150,7 @@ impl<R: Read + Seek> Head<R> {
     pub(super) fn metadata(
         &mut self,
         wanted: impl Fn(&str) -> bool,
-    ) -> Result<Vec<(String, Value)>, String> {
+    ) -> Result<Vec<(String, Value)>, HeadError> {
         let mut found = Vec::new();
         for _ in 0..self.keys {
             let key = self.text()?;
@@ -139,7 +168,7 @@ impl<R: Read + Seek> Head<R> {
     }
 
     /// The list of tensors.
-    pub(super) fn tensors(&mut self) -> Result<Vec<TensorInfo>, String> {
+    pub(super) fn tensors(&mut self) -> Result<Vec<TensorInfo>, HeadError> {
         let mut found = Vec::new();
         for _ in 0..self.tensors {
             found.push(self.tensor()?);
@@ -148,11 +177,11 @@ impl<R: Read + Seek> Head<R> {
     }
 
     /// Reads the whole head and returns the end of the last tensor.
-    pub(super) fn data_end(&mut self) -> Result<u64, String> {
+    pub(super) fn data_end(&mut self) -> Result<u64, HeadError> {
         let alignment = match self.metadata(|key| key == ALIGNMENT)?.pop() {
             None => DEFAULT_ALIGNMENT,
             Some((_, Value::U32(alignment))) if alignment.is_power_of_two() => alignment,
-            Some(_) => return Err("its alignment is no power of two".to_owned()),
+            Some(_) => return Err("its alignment is no power of two".to_owned().into()),
         };
         let tensors = self.tensors()?;
         let data = self.offset.next_multiple_of(alignment.into());
@@ -162,7 +191,7 @@ impl<R: Read + Seek> Head<R> {
         Ok(data.saturating_add(ends.max().unwrap_or(0)))
     }
 
-    fn tensor(&mut self) -> Result<TensorInfo, String> {
+    fn tensor(&mut self) -> Result<TensorInfo, HeadError> {
         const PLAIN: [sys::ggml_type; 4] = [
             sys::GGML_TYPE_F32,
             sys::GGML_TYPE_F16,
@@ -198,7 +227,7 @@ impl<R: Read + Seek> Head<R> {
     }
 
     /// A value. `None` for types that [`Value`] lacks.
-    fn value(&mut self, kind: sys::gguf_type) -> Result<Option<Value>, String> {
+    fn value(&mut self, kind: sys::gguf_type) -> Result<Option<Value>, HeadError> {
         Ok(Some(match kind {
             sys::GGUF_TYPE_UINT32 => Value::U32(self.u32()?),
             sys::GGUF_TYPE_INT32 => Value::I32(i32::from_le_bytes(self.array()?)),
@@ -231,7 +260,7 @@ impl<R: Read + Seek> Head<R> {
         }))
     }
 
-    fn skip_value(&mut self, kind: sys::gguf_type) -> Result<(), String> {
+    fn skip_value(&mut self, kind: sys::gguf_type) -> Result<(), HeadError> {
         let (kind, count) = match kind {
             sys::GGUF_TYPE_ARRAY => (self.u32()?, self.u64()?),
             kind => (kind, 1),
@@ -249,49 +278,51 @@ impl<R: Read + Seek> Head<R> {
     }
 
     /// Counts bytes that are read next.
-    fn advance(&mut self, bytes: u64) -> Result<(), String> {
-        let left = self.left.checked_sub(bytes);
-        self.left = left.ok_or_else(|| {
-            format!(
-                "its head needs {bytes} bytes at offset {}, where {} are left",
-                self.offset, self.left
-            )
-        })?;
-        self.offset += bytes;
+    fn advance(&mut self, bytes: u64) -> Result<(), HeadError> {
+        let end = self.offset.saturating_add(bytes);
+        if end > self.length {
+            let left = self.length - self.offset;
+            let cause = format!(
+                "its head needs {bytes} bytes at offset {}, where {left} are left",
+                self.offset
+            );
+            return Err(cause.into());
+        }
+        if end > MAX_HEAD {
+            return Err(HeadError::TooLarge);
+        }
+        self.offset = end;
         Ok(())
     }
 
-    fn skip(&mut self, bytes: u64) -> Result<(), String> {
+    fn skip(&mut self, bytes: u64) -> Result<(), HeadError> {
         self.advance(bytes)?;
         // At most `MAX_HEAD`.
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-        self.file
-            .seek_relative(bytes)
-            .map_err(|error| error.to_string())
+        Ok(self.file.seek_relative(bytes)?)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], HeadError> {
         self.advance(N as u64)?;
         let mut bytes = [0; N];
-        let read = self.file.read_exact(&mut bytes);
-        read.map_err(|error| error.to_string())?;
+        self.file.read_exact(&mut bytes)?;
         Ok(bytes)
     }
 
-    fn u32(&mut self) -> Result<u32, String> {
+    fn u32(&mut self) -> Result<u32, HeadError> {
         self.array().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, String> {
+    fn u64(&mut self) -> Result<u64, HeadError> {
         self.array().map(u64::from_le_bytes)
     }
 
-    fn bytes(&mut self, count: u64) -> Result<Vec<u8>, String> {
+    fn bytes(&mut self, count: u64) -> Result<Vec<u8>, HeadError> {
         self.advance(count)?;
+        // At most `MAX_HEAD`.
         let count = usize::try_from(count).map_err(|error| error.to_string())?;
         let mut bytes = vec![0; count];
-        let read = self.file.read_exact(&mut bytes);
-        read.map_err(|error| error.to_string())?;
+        self.file.read_exact(&mut bytes)?;
         Ok(bytes)
     }
 
@@ -299,14 +330,14 @@ impl<R: Read + Seek> Head<R> {
         &mut self,
         count: u64,
         from: fn([u8; N]) -> T,
-    ) -> Result<Vec<T>, String> {
+    ) -> Result<Vec<T>, HeadError> {
         let bytes = self.bytes(count.saturating_mul(N as u64))?;
         let (numbers, _) = bytes.as_chunks();
         Ok(numbers.iter().copied().map(from).collect())
     }
 
     /// A string up to its first zero byte, as llama.cpp reads it; bytes that are not UTF-8 are replaced.
-    fn text(&mut self) -> Result<String, String> {
+    fn text(&mut self) -> Result<String, HeadError> {
         let length = self.u64()?;
         let bytes = self.bytes(length)?;
         let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();

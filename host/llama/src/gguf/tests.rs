@@ -1,6 +1,6 @@
 //! Reads back files that [`Writer`] wrote, and hostile heads.
 
-use super::reader::{Head, data_end};
+use super::reader::{Head, HeadError, data_end};
 use super::writer::ALIGNMENT;
 use super::*;
 use llama_cpp_sys_2 as sys;
@@ -125,7 +125,7 @@ fn head(tensors: u64, keys: u64, rest: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Reads all that a head has.
-fn read_all(bytes: &[u8]) -> Result<usize, String> {
+fn read_all(bytes: &[u8]) -> Result<usize, HeadError> {
     let begin = || Head::begin(Cursor::new(bytes), bytes.len() as u64);
     let skipped = begin()?.data_end();
     let mut head = begin()?;
@@ -180,6 +180,38 @@ fn hostile_counts_are_refused() {
     assert!(read_all(&tensor(u64::MAX, &f32)).is_err());
     let nested = head(0, 1, &[&one, b"k", &array, &array, &one, &[0; 64]]);
     assert!(read_all(&nested).is_err());
+}
+
+#[test]
+fn refused_head_names_the_reason() {
+    let cause = |bytes: &[u8]| match read_all(bytes) {
+        Err(HeadError::Invalid(cause)) => cause,
+        other => panic!("{other:?}"),
+    };
+    for version in [0_u32, 1, 4] {
+        let mut bytes = head(0, 0, &[]);
+        bytes[4..8].copy_from_slice(&version.to_le_bytes());
+        let expected = format!("its version is {version}; expected 2 or 3");
+        assert!(cause(&bytes).starts_with(&expected), "{}", cause(&bytes));
+    }
+    // A value that the file has, and one that it lacks, beyond the limit of a head.
+    let large = 65_u64 << 20;
+    let kind = sys::GGUF_TYPE_STRING.to_le_bytes();
+    let start = head(
+        0,
+        1,
+        &[&1_u64.to_le_bytes(), b"k", &kind, &large.to_le_bytes()],
+    );
+    let mut file = start.clone();
+    file.resize(start.len() + large as usize, b'x');
+    assert_eq!(read_all(&file), Err(HeadError::TooLarge));
+    assert!(cause(&start).contains("0 are left"), "{}", cause(&start));
+    let path = temporary("large");
+    std::fs::write(&path, file).unwrap();
+    let text = metadata(&path, "").unwrap_err().to_string();
+    std::fs::remove_file(&path).unwrap();
+    assert!(text.contains("more than 64 MiB"), "{text}");
+    assert!(!text.contains("damaged"), "{text}");
 }
 
 #[test]

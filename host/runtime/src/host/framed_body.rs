@@ -7,9 +7,9 @@
 
 use super::bindings::corral::inference::inference::{Chunk, Framing};
 use super::generation::GenerationChunks;
-use super::use_count::UseGuard;
 use super::{HostResult, invalid};
 use crate::state::State;
+use crate::use_count::UseGuard;
 use bytes::{BufMut, Bytes, BytesMut};
 use http_body::Frame;
 use http_body_util::BodyExt;
@@ -18,7 +18,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio_util::sync::PollSender;
 use wasmtime::component::{
     Access, Accessor, FutureReader, HasSelf, Source, StreamConsumer, StreamReader, StreamResult,
@@ -34,28 +34,6 @@ const MAX_FRAMING_BYTES: usize = 64 << 10;
 const MAX_FRAMED_BODIES: usize = 256;
 /// Most bytes of the guest's stream `rest` that are read at once.
 const MAX_REST_BYTES: usize = 64 << 10;
-
-/// Connects an instance's framed bodies with its call: each learns when the other has ended.
-///
-/// The channel's value is whether the guest is done. Bodies hold receivers.
-#[derive(Debug, Default)]
-pub(crate) struct FramedBodies(Option<watch::Sender<bool>>);
-
-impl FramedBodies {
-    /// A receiver for a new body.
-    fn subscribe(&mut self) -> watch::Receiver<bool> {
-        let call = self.0.get_or_insert_with(|| watch::Sender::new(false));
-        call.subscribe()
-    }
-
-    /// Reports that the guest is done, and waits until all bodies have ended.
-    pub(crate) async fn ended(self) {
-        if let Some(call) = self.0 {
-            call.send_replace(true);
-            call.closed().await;
-        }
-    }
-}
 
 /// The text of a generation as bytes, followed by the guest's stream `rest`.
 struct FramedBody {

@@ -2,9 +2,9 @@
 
 use super::counted_sequence::{CountedSequence, SharedSequence};
 use super::generation::GenerationHandle;
-use super::use_count::{UseCount, UseGuard};
 use super::{HostResult, MAX_TOKENS, wit};
 use crate::state::State;
+use crate::use_count::{UseCount, UseGuard};
 use corral_engine::Engine;
 use std::sync::{Arc, Mutex};
 use wasmtime::component::Resource;

@@ -4,11 +4,11 @@ use super::bindings::corral::inference::models::{
     Host, HostModel, HostModelWithStore, ModelInfo, Pooling, Token,
 };
 use super::store_access::StoreAccess;
-use super::tokenization::MAX_TEXT_BYTES;
 use super::{GuestModel, HostError, HostResult, invalid, take_handle, wit};
 use crate::counters::DeploymentCounters;
 use crate::meter::thread_nanos;
 use crate::state::State;
+use crate::tokenization::MAX_TEXT_BYTES;
 use corral_engine::{EmbedOptions, Embedding, Engine, Error, OpenError, OpenModel};
 use std::sync::Arc;
 use std::time::Duration;

@@ -7,11 +7,12 @@ use super::bindings::corral::inference::inference as guest;
 use super::bindings::corral::inference::inference::Look as DistributionQuery;
 use super::counted_sequence::{SharedSequence, lock};
 use super::store_access::StoreAccess;
-use super::use_count::UseGuard;
 use super::{GuestSequence, HostError, HostResult, framed_body, invalid, wit};
 use crate::counters::DeploymentCounters;
+use crate::handles::Handles;
 use crate::quota::TokenReservation;
 use crate::state::State;
+use crate::use_count::UseGuard;
 use corral_engine::{Distribution, DistributionPart, Error, NextTokenRequest, Reply};
 use std::sync::Arc;
 use wasmtime::component::{Access, Accessor, HasSelf, Resource, StreamReader};
@@ -226,7 +227,7 @@ fn send(
         .collect()
 }
 
-impl super::Handles {
+impl Handles {
     fn take_logits_row(&self) -> Result<UseGuard, wit::Error> {
         if self.logits_rows.get() >= MAX_LOGITS_ROWS {
             return Err(wit::Error::Invalid(format!(

@@ -1,9 +1,12 @@
 use super::*;
+use crate::counters::ProcessCounters;
 use crate::test_support::{engine_and_linker, grants};
+use crate::ticker::Ticker;
 use corral_engine::RequestId;
 use corral_engine::testing::{EngineWaker, SamplerMailbox};
 use corral_engine::{Caller, ExternalSampler, SamplingRequest, Token};
 use std::collections::VecDeque;
+use std::time::Duration;
 use tokio::sync::mpsc;
 use wasmtime::component::{Component, Linker};
 use wasmtime_wasi::WasiCtxBuilder;

@@ -400,7 +400,7 @@ fn status_and_code(error: &ChangeError) -> (StatusCode, &'static str) {
         ChangeError::Manifest(_) => (unprocessable, "invalid-manifest"),
         ChangeError::NameMismatch { .. } => (unprocessable, "name-mismatch"),
         ChangeError::Digest(_) => (StatusCode::BAD_REQUEST, "invalid-digest"),
-        ChangeError::NoHandler => (unprocessable, "missing-export"),
+        ChangeError::NoHandler => (unprocessable, "no-handler-export"),
         ChangeError::CompileTimeout { .. } => (unprocessable, "compile-timeout"),
         ChangeError::RefusedCompilation { .. } => (unprocessable, "compile-refused"),
         ChangeError::RouteTaken { .. } => (StatusCode::CONFLICT, "route-taken"),

@@ -2,15 +2,16 @@
 
 use super::{Alive, Simulation};
 use corral_scheduler::{
-    CHUNK_SIZES, EnqueueError, LogitsKind, MemoryOp, RequestState, SeqId, Step,
+    CHUNK_SIZES, EnqueueError, LogitsKind, MAX_SHORT_STEPS, MemoryOp, RequestState, SeqId, Step,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Most steps of an adapter's turn while others wait, on machines whose steps take 25 ms or more.
-const TURN_STEPS: u32 = 8;
-/// Most short steps of an adapter between two full ones.
-const SHORT_STEPS: u32 = 64;
+/// Most steps of an adapter's turn while others wait.
+const TURN_STEPS: u32 = 64;
+/// The same on machines whose steps take at least [`SLOW_STEP`] seconds.
+const SLOW_TURN_STEPS: u32 = 8;
+const SLOW_STEP: f64 = 0.025;
 
 impl Simulation {
     /// The reason of a refusal holds.
@@ -148,7 +149,11 @@ impl Simulation {
         let priorities: BTreeSet<_> = self.arrivals.iter().map(|a| a.priority).collect();
         let others = adapters.len() - 1;
         let rounds = if priorities.len() > 1 { 2 } else { 1 };
-        let most = u32::try_from(rounds * others).unwrap() * TURN_STEPS;
+        let turn_steps = match self.machine.fixed >= SLOW_STEP {
+            true => SLOW_TURN_STEPS,
+            false => TURN_STEPS,
+        };
+        let most = u32::try_from(rounds * others).unwrap() * turn_steps;
         let recovering = self.scheduler.is_recovering();
         for request in self.scheduler.requests() {
             let alive = self.alive.get_mut(&request.id).expect("it runs");
@@ -180,7 +185,11 @@ impl Simulation {
             } else if request.adapter == step.adapter {
                 left_out += 1;
                 alive.tenant_wait += 1;
-                assert!(alive.tenant_wait <= SHORT_STEPS, "{:?} waits", request.id);
+                assert!(
+                    alive.tenant_wait <= MAX_SHORT_STEPS,
+                    "{:?} waits",
+                    request.id
+                );
                 assert!(!tenants.contains(&request.tenant), "a part of a tenant");
                 assert!(Some(request.priority) <= lowest, "priority waits");
             }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Longest text of one tokenization, in bytes.
-pub(super) const MAX_TEXT_BYTES: usize = 4 << 20;
+pub(crate) const MAX_TEXT_BYTES: usize = 4 << 20;
 /// Bytes of one tenant that are tokenized at once: one text of the greatest length.
 const TENANT_BYTES: usize = MAX_TEXT_BYTES;
 /// Bytes of all tenants that are tokenized at once.
@@ -31,7 +31,7 @@ pub(crate) struct TokenizationPermits {
 
 /// Permits for the bytes of one text.
 #[derive(Debug)]
-pub(super) struct TokenizationPermit {
+pub(crate) struct TokenizationPermit {
     _total: OwnedSemaphorePermit,
     _tenant: OwnedSemaphorePermit,
 }
@@ -49,7 +49,7 @@ impl Default for TokenizationPermits {
 impl TokenizationPermits {
     /// Waits for the permits of a text of `bytes`, at most [`MAX_TEXT_BYTES`]. Never None, since nothing
     /// closes the semaphores.
-    pub(super) async fn acquire(&self, tenant: Tenant, bytes: usize) -> Option<TokenizationPermit> {
+    pub(crate) async fn acquire(&self, tenant: Tenant, bytes: usize) -> Option<TokenizationPermit> {
         let bytes = u32::try_from(bytes.clamp(MIN_TEXT_BYTES, MAX_TEXT_BYTES)).ok()?;
         let _waiting = WaitingText::begin(&self.waiting);
         let tenant = self.tenant(tenant).acquire_many_owned(bytes).await.ok()?;

@@ -1,0 +1,45 @@
+//! Counts what an instance holds through host functions.
+
+use crate::counters::{DeploymentCounters, ResourceCount, ResourceKind};
+use crate::use_count::UseCount;
+use std::sync::Arc;
+
+/// Handles that an instance holds, by kind.
+#[derive(Debug)]
+pub(crate) struct Handles {
+    pub(crate) models: ResourceCount,
+    pub(crate) constraints: ResourceCount,
+    pub(crate) matchers: ResourceCount,
+    pub(crate) options: ResourceCount,
+    pub(crate) option_bytes: ResourceCount,
+    pub(crate) sequences: ResourceCount,
+    pub(crate) generations: ResourceCount,
+    /// Tokens of all sequences.
+    pub(crate) tokens: ResourceCount,
+    /// Rows of logits that the instance waits for.
+    pub(crate) logits_rows: UseCount,
+    /// Framed bodies.
+    pub(crate) framed_bodies: UseCount,
+    /// Locked while a sampling plugin's settings are checked.
+    pub(crate) sampler_check: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Handles {
+    /// None yet; those to come are counted in `counters`.
+    pub(crate) fn new(counters: &Arc<DeploymentCounters>) -> Self {
+        let none = |kind| ResourceCount::new(kind, counters);
+        Self {
+            models: none(ResourceKind::Models),
+            constraints: none(ResourceKind::Constraints),
+            matchers: none(ResourceKind::Matchers),
+            options: none(ResourceKind::Options),
+            option_bytes: none(ResourceKind::OptionBytes),
+            sequences: none(ResourceKind::Sequences),
+            generations: none(ResourceKind::Generations),
+            tokens: none(ResourceKind::Tokens),
+            logits_rows: UseCount::default(),
+            framed_bodies: UseCount::default(),
+            sampler_check: Arc::default(),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Plans a step that computes: chooses its adapter, the tenants that it leaves out and its prompt tokens, and makes room
+//! for its rows. [`batch`](crate::batch) puts the rows together.
+//!
+//! Room is made for no more than the step computes: neither for other adapters nor for tenants that it leaves out.
+
+use crate::adapter_schedule::Candidate;
+use crate::batch;
+use crate::request::AdapterId;
+use crate::running::{DecodingCount, RunningRequest};
+use crate::scheduler::Scheduler;
+use crate::step::{Step, StepShape};
+use crate::tenant_schedule::{LeftOut, MIN_STRETCH, demands};
+
+/// What a step computes, before its rows are chosen.
+struct BatchPlan {
+    adapter: AdapterId,
+    decoding: DecodingCount,
+    left_out: LeftOut,
+    /// Most prompt tokens, with overlapped ones.
+    allowed: u32,
+    is_probe: bool,
+}
+
+impl BatchPlan {
+    fn decode_rows(&self) -> u32 {
+        self.decoding.own - self.left_out.rows()
+    }
+}
+
+impl Scheduler {
+    /// Decode rows, prompts within the budget, and drafts, of the adapter whose turn it is. There are cells for all.
+    pub(crate) fn plan_batch(&mut self) -> Step {
+        self.update_followers();
+        if self.is_recovering() {
+            return self.plan_recovery_batch();
+        }
+        let Some(plan) = self.next_batch() else {
+            return Step::default();
+        };
+        let (adapter, decode_rows) = (plan.adapter, plan.decode_rows());
+        let budget = self.overlap.reduce(plan.allowed);
+        let most = plan.left_out.limit_prefill(budget);
+        let budget = most.min(self.make_room_for_prefill(&plan, most));
+        let mut prompts = batch::prompts(&self.running, &self.queue, &self.prefill, adapter);
+        prompts.retain(|prompt| !plan.left_out.contains(prompt));
+        let (running, prefill) = (&self.running, &self.prefill);
+        let rows = batch::rows(running, adapter, &plan.left_out, &prompts, budget, prefill);
+        let overlapped = self.overlap.tokens;
+        let allowed = plan.allowed.min(budget + overlapped);
+        let left_out = plan.left_out.rows();
+        let mut step = batch::step(adapter, rows, decode_rows, plan.decoding, left_out, allowed);
+        step.overlapped = overlapped;
+        if step.shape.prefill > 0 {
+            self.prefill.profile.planned(plan.is_probe);
+        }
+        let (running, kv) = (&mut self.running, &mut self.kv);
+        self.drafts
+            .extend(&mut step, running, kv, &self.costs, &self.prefill.profile);
+        step
+    }
+
+    /// A small step after a failure, which helps to find the request at fault.
+    fn plan_recovery_batch(&mut self) -> Step {
+        while self.running.any_ready() && !self.kv.make_room(1) {
+            if !self.preempt_least_important() {
+                break;
+            }
+        }
+        let tokens = self.failure.step_tokens();
+        self.kv.make_room(tokens);
+        let tokens = tokens.min(self.kv.cells.free());
+        let one_by_one = !self.config.can_truncate && self.failure.is_one_by_one();
+        let (adapter, rows, decoding) = batch::recovery_rows(&self.running, tokens, one_by_one);
+        if !rows.is_empty() {
+            self.adapters.begin_step(adapter, &[]);
+        }
+        let all_decoding = self.running.decoding_by_adapter(adapter);
+        batch::step(adapter, rows, decoding, all_decoding, 0, tokens)
+    }
+
+    /// What the next step computes. There is a cell for each of its decode rows; if it has none, for a token of a
+    /// prompt. `None` if there is nothing to compute.
+    fn next_batch(&mut self) -> Option<BatchPlan> {
+        loop {
+            let mut candidates = batch::adapters(&self.running);
+            candidates.retain(|(_, decodes)| *decodes || self.kv.make_room(1));
+            let candidates: Vec<_> = candidates.into_iter().map(|(one, _)| one).collect();
+            if let Some(plan) = self.batch_plan(&candidates)
+                && self.kv.make_room(plan.decode_rows().max(1))
+            {
+                self.adapters.begin_step(plan.adapter, &candidates);
+                self.tenants.begin_step(plan.adapter, &plan.left_out);
+                return Some(plan);
+            }
+            if !self.running.any_ready() {
+                return None;
+            }
+            if !self.preempt_least_important() {
+                debug_assert!(false, "a single request has room");
+                return None;
+            }
+        }
+    }
+
+    /// A step of one of these adapters, whatever room there is.
+    fn batch_plan(&self, candidates: &[Candidate]) -> Option<BatchPlan> {
+        let adapter = self.adapters.next(candidates)?;
+        let decoding = self.running.decoding_by_adapter(adapter);
+        let room = self.config.max_step_tokens.saturating_sub(decoding.own);
+        // A long step delays the requests of other adapters and of tenants that are left out as well.
+        let delayed = decoding.delayed_by_long_step();
+        let n_kv = self.kv.cells.n_kv();
+        let (allowed, is_probe) = self.prefill.tokens(&self.costs, delayed, n_kv, room);
+        let allowed = (allowed + self.prefill.tile_fill(decoding.own)).min(room);
+        let budget = self.overlap.reduce(allowed);
+        let left_out = self.tenants_to_leave_out(adapter, budget);
+        Some(BatchPlan {
+            adapter,
+            decoding,
+            // A probe has the whole budget.
+            is_probe: is_probe && left_out.limit_prefill(budget) == budget,
+            left_out,
+            allowed,
+        })
+    }
+
+    /// The tenants that the next step of an adapter leaves out, with `budget` prompt tokens. The others have a row if
+    /// that is above 0 wherever a request is in prefill.
+    fn tenants_to_leave_out(&self, adapter: AdapterId, budget: u32) -> LeftOut {
+        let (costs, n_kv) = (&self.costs, self.kv.cells.n_kv());
+        let seconds = |rows, prefill: u32| {
+            costs.step_seconds(StepShape {
+                decode_rows: rows,
+                prefill: prefill.min(budget),
+                n_kv,
+                ..StepShape::default()
+            })
+        };
+        // Usually the numbers of running requests tell at little cost that no tenant is large.
+        let may_be_large = costs.is_fitted()
+            && self
+                .queue
+                .running_range()
+                .is_some_and(|(fewest, most)| seconds(most, 0) > MIN_STRETCH * seconds(fewest, 0));
+        match may_be_large {
+            true => self
+                .tenants
+                .next(adapter, demands(&self.running, adapter, budget), seconds),
+            false => LeftOut::default(),
+        }
+    }
+
+    /// Frees cells for up to `budget` prompt tokens of a step, beside its decode rows and without a preemption. Returns
+    /// how many of these tokens the step may take: all, unless too few cells are free.
+    fn make_room_for_prefill(&mut self, plan: &BatchPlan, budget: u32) -> u32 {
+        let own = self
+            .running
+            .iter()
+            .filter(|one| one.adapter() == plan.adapter);
+        let own = own.filter(|one| !plan.left_out.contains(one));
+        let pending: u32 = own.map(RunningRequest::prefill_tokens).sum();
+        let wanted = budget.min(pending);
+        if wanted == 0 {
+            return budget;
+        }
+        // Overlapped prompts make no room for themselves.
+        let overlap = self.config.overlap;
+        let overlapped = overlap.cells_to_free(pending - wanted, budget);
+        let decoding = plan.decode_rows();
+        let rows = decoding.saturating_add(wanted);
+        self.kv.make_room(rows.saturating_add(overlapped));
+        let room = self.kv.cells.free().saturating_sub(decoding);
+        if room >= wanted { budget } else { room }
+    }
+}
