@@ -230,20 +230,6 @@ fn snapshot_needs_its_adapter() {
     assert_eq!(restored(&[], false), 0, "the adapter is not there");
 }
 
-#[test]
-fn unknown_adapter_error_lists_adapters() {
-    let engine = Engine::load(config(&["one", "two"])).unwrap();
-    assert_eq!(engine.info().adapters, ["one", "two"]);
-    let asked = engine.generate(vec![1], options(true), Caller::default());
-    let Err(Error::Invalid(text)) = asked else {
-        panic!("{asked:?}");
-    };
-    assert!(
-        text.contains("plus-one") && text.contains("one, two"),
-        "{text}"
-    );
-}
-
 /// Returns the error for an invalid adapter file.
 fn refusal(path: &Path) -> String {
     let mut config = config(&[]);
