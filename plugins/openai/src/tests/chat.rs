@@ -79,35 +79,6 @@ fn combined_response(answer: &Value, index: usize) -> Value {
 }
 
 #[test]
-fn chat_gets_an_answer() {
-    let (status, answer) = post(&script("Hello!"), PATH, &hi(json!({"max_tokens": 9})));
-    assert_eq!(
-        (status, &answer["object"]),
-        (200, &"chat.completion".into())
-    );
-    assert_eq!(
-        answer["choices"][0],
-        json!({
-            "index": 0,
-            "message": {"role": "assistant", "content": "Hello!", "refusal": null},
-            "logprobs": null,
-            "finish_reason": "stop",
-        })
-    );
-    // The template writes 34 characters and four control tokens.
-    let usage = &answer["usage"];
-    assert_eq!(
-        (&usage["completion_tokens"], &usage["prompt_tokens_details"]),
-        (&7.into(), &json!({"cached_tokens": 0}))
-    );
-    assert_eq!(
-        usage["total_tokens"].as_u64(),
-        usage["prompt_tokens"].as_u64().map(|tokens| tokens + 7)
-    );
-    assert_eq!(answer["model"], "script");
-}
-
-#[test]
 fn stream_equals_the_whole_response() {
     let think = format!("{TEMPLATE}{{# </think> #}}");
     for (template, answer, body) in [
@@ -459,17 +430,4 @@ fn stream_error_is_the_last_event() {
         "Hel"
     );
     assert_eq!(events.last().unwrap()["error"]["type"], "server_error");
-}
-
-#[test]
-fn disconnect_cancels_the_generation() {
-    let script = script("Hello!");
-    script.run(async {
-        let request = Request::post(PATH).with_json(&hi(json!({"stream": true})));
-        let Ok(answer) = crate::routes::handle(request).await else {
-            panic!("an answer")
-        };
-        answer.read_events(2).await;
-    });
-    assert_eq!(script.calls().last(), Some(&HostCall::Cancelled));
 }

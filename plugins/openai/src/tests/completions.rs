@@ -13,22 +13,6 @@ fn script() -> Script {
 }
 
 #[test]
-fn prompt_gets_a_completion() {
-    let (status, answer) = post(
-        &script(),
-        PATH,
-        &json!({"prompt": "1+1=", "temperature": 0}),
-    );
-    assert_eq!(
-        (status, &answer["object"]),
-        (200, &"text_completion".into())
-    );
-    let choice = json!({"index": 0, "text": "2", "logprobs": null, "finish_reason": "stop"});
-    assert_eq!(answer["choices"], json!([choice]));
-    assert_eq!(answer["usage"]["total_tokens"], 6);
-}
-
-#[test]
 fn several_prompts_have_several_choices() {
     let body = json!({"prompt": ["1+1=", [97, 98, 99]], "n": 2, "max_tokens": 3, "echo": true});
     let (_, answer) = post(&script(), PATH, &body);
