@@ -2,8 +2,8 @@
 //! request that runs with a wrong adapter or wrong cells gives a wrong number.
 
 use corral_engine::{
-    Caller, Engine, Error, GenerateOptions, Generation, LlamaError, LoadError, ModelConfig,
-    Priority, Sequence, Tenant,
+    Caller, Engine, GenerateOptions, Generation, LlamaError, LoadError, ModelConfig, Priority,
+    Sequence, Tenant,
 };
 use corral_llama::gguf::{TensorType, Value, Writer};
 use rand::seq::IndexedRandom;
