@@ -306,36 +306,6 @@ fn tool_choice_controls_tools_and_grammar() {
 }
 
 #[test]
-fn response_format_becomes_a_grammar() {
-    let schema = json!({"type": "object", "properties": {"a": {}}});
-    let named = json!({"name": "x", "strict": true, "schema": schema});
-    let format = json!({"type": "json_schema", "json_schema": named});
-    let object = json!({"type": "json_object"});
-    for (format, grammar, content) in [
-        (format, schema.to_string(), "{\"a\":1}"),
-        (object, String::new(), "{}"),
-    ] {
-        let script = script(content).grammar(&grammar, &[content]);
-        let (_, answer) = post(&script, PATH, &hi(json!({"response_format": format})));
-        assert_eq!(answer["choices"][0]["message"]["content"], content);
-        assert!(
-            script.generations()[0]
-                .settings
-                .contains(&"constrain".to_owned())
-        );
-    }
-    let script = script("no");
-    let wrong =
-        json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}});
-    assert_error(
-        &script,
-        PATH,
-        &hi(json!({"response_format": wrong})),
-        (400, "param", "response_format"),
-    );
-}
-
-#[test]
 fn choices_fork_with_own_seeds() {
     let script = script("Hello!");
     let events = events(
