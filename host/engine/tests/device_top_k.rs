@@ -7,7 +7,7 @@ use corral_engine::{
     NextTokenRequest, Sampler, Sequence, Tenant, Token,
 };
 use support::{
-    SURE, answer, block_on, check_empty, demo_model, exactly, limit, metric, read, sequence, settle,
+    SURE, answer, block_on, check_empty, exactly, limit, metric, read, sequence, settle,
 };
 
 mod support;
@@ -22,11 +22,10 @@ const PROMPTS: [&str; 5] = [
 
 /// Loads an engine with this many device top-k candidates, or none.
 fn engine(k: Option<u32>, change: impl FnOnce(&mut ModelConfig)) -> Engine {
-    let mut config = ModelConfig::new("tiny", demo_model());
-    config.threads = Some(1);
-    config.device_top_k = k.map_or(DeviceTopKMode::Off, |k| DeviceTopKMode::On { k });
-    change(&mut config);
-    Engine::load(config).expect("the demo model loads")
+    support::load(|config| {
+        config.device_top_k = k.map_or(DeviceTopKMode::Off, |k| DeviceTopKMode::On { k });
+        change(config);
+    })
 }
 
 /// Loads one engine without device top-k and one with it.

@@ -3,13 +3,12 @@
 
 use corral_engine::{
     Caller, EmbedOptions, Embedding, Engine, Error, GenerateOptions, MAX_EMBED_INPUTS,
-    MAX_EMBED_NUMBERS, ModelConfig, Pooling, Tenant, Token, Vectors,
+    MAX_EMBED_NUMBERS, Pooling, Tenant, Token, Vectors,
 };
 use corral_random_model::{Architecture, Qwen3, TensorType};
 use std::time::{Duration, Instant};
 use support::{
-    block_on, check_identity, demo_model, limit, metric, random_engine, read, settle,
-    start as generate,
+    block_on, check_identity, limit, load, metric, random_engine, read, settle, start as generate,
 };
 
 mod support;
@@ -21,14 +20,8 @@ const SAME: f32 = 1e-4;
 /// The same with 16-bit weights: llama.cpp rounds activations, depending on the tokens in a step.
 const SAME_ROUNDED: f32 = 5e-4;
 
-fn config() -> ModelConfig {
-    let mut config = ModelConfig::new("tiny", demo_model());
-    config.threads = Some(1);
-    config
-}
-
 fn engine() -> Engine {
-    Engine::load(config()).expect("the demo model loads")
+    load(|_| {})
 }
 
 fn options(pooling: Pooling, normalize: bool) -> EmbedOptions {
@@ -336,16 +329,14 @@ fn invalid_requests_are_refused() {
     assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
     // No refused request created a context.
     assert_eq!(metric(&engine, "embedding_contexts"), 0.0);
-    let mut config = config();
+    let mut config = support::config();
     config.embedding.longest = Some(1_000_000);
     assert!(Engine::load(config).is_err());
 }
 
 #[test]
 fn full_quota_refuses_with_retry_after() {
-    let mut config = config();
-    config.embedding.queue = 8;
-    let engine = Engine::load(config).expect("the demo model loads");
+    let engine = load(|config| config.embedding.queue = 8);
     let ask = |tenant| {
         let caller = Caller {
             tenant: Tenant(tenant),
