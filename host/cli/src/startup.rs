@@ -23,8 +23,8 @@ pub fn cores() -> usize {
 /// Threads for plugins and connections: `requested`, or a default for this machine.
 ///
 /// The engine's threads occupy the cores during a step, and the workers have little to do between steps. One would
-/// suffice for connections; the second keeps them served while a plugin computes. On two cores one worker is not
-/// faster (`corral-bench threads`). On larger machines plugins get a quarter of the cores.
+/// suffice for connections; the second keeps them served while a plugin computes. On two cores one worker was not
+/// faster. On larger machines plugins get a quarter of the cores.
 pub fn workers(requested: Option<u64>) -> usize {
     match requested {
         Some(workers) => usize::try_from(workers).unwrap_or(usize::MAX),

@@ -1,10 +1,9 @@
-//! Runs a future on the calling thread, for tests without a runtime.
+//! Runs a future on the calling thread, without a runtime.
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
-use std::time::Duration;
 
 struct Unpark(Thread);
 
@@ -17,11 +16,12 @@ impl Wake for Unpark {
 /// Waits for a future.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
     let mut future = pin!(future);
     loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park_timeout(Duration::from_secs(5)),
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
         }
+        std::thread::park();
     }
 }

@@ -10,7 +10,6 @@
 #![warn(missing_docs)]
 
 mod backend;
-#[cfg(test)]
 mod block_on;
 mod caller;
 mod compute_threads;

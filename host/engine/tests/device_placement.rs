@@ -252,24 +252,3 @@ fn device_embeddings_match_the_cpu() {
     let cosine = dot(&cpu, &other) / (dot(&cpu, &cpu) * dot(&other, &other)).sqrt();
     assert!(cosine > 0.999, "{cosine}");
 }
-
-#[test]
-fn placement_errors_name_the_devices() {
-    let load_error = |devices, layers| {
-        let mut config = support::config();
-        config.placement.devices = devices;
-        config.placement.gpu_layers = layers;
-        let error = Engine::load(config).err().expect("the load fails");
-        error.to_string()
-    };
-    let unknown = DeviceSelection::Named(vec!["Nonsense7".into()]);
-    let error = load_error(unknown, GpuLayers::Auto);
-    assert!(error.contains("Nonsense7"), "{error}");
-    assert!(error.contains("CPU"), "{error}");
-    if let Some(device) = device() {
-        assert!(error.contains(&device), "{error}");
-    }
-    let error = load_error(DeviceSelection::Cpu, GpuLayers::Exactly(3));
-    assert!(error.contains("3 GPU layers"), "{error}");
-    assert!(error.contains("corral doctor"), "{error}");
-}

@@ -6,10 +6,8 @@ use corral_engine::{
     DeviceTopKMode, Distribution, DistributionPart, Engine, GenerateOptions, Grammar, ModelConfig,
     NextTokenRequest, Sampler, Sequence, Tenant, Token,
 };
-use std::path::Path;
 use support::{
-    SURE, answer, block_on, check_empty, demo_model, exactly, limit, metric, read, sequence,
-    settle, write_random_model,
+    SURE, answer, block_on, check_empty, exactly, limit, metric, read, sequence, settle,
 };
 
 mod support;
@@ -24,11 +22,10 @@ const PROMPTS: [&str; 5] = [
 
 /// Loads an engine with this many device top-k candidates, or none.
 fn engine(k: Option<u32>, change: impl FnOnce(&mut ModelConfig)) -> Engine {
-    let mut config = ModelConfig::new("tiny", demo_model());
-    config.threads = Some(1);
-    config.device_top_k = k.map_or(DeviceTopKMode::Off, |k| DeviceTopKMode::On { k });
-    change(&mut config);
-    Engine::load(config).expect("the demo model loads")
+    support::load(|config| {
+        config.device_top_k = k.map_or(DeviceTopKMode::Off, |k| DeviceTopKMode::On { k });
+        change(config);
+    })
 }
 
 /// Loads one engine without device top-k and one with it.
@@ -289,52 +286,6 @@ fn concurrent_mixed_requests_are_correct() {
     let (top, whole) = copied(&engine);
     assert!(top > 0.0 && whole > 0.0, "{top} and {whole}");
     assert_eq!(metric(&engine, "requests_failed_total"), 0.0);
-}
-
-fn load(file: &Path, device_top_k: DeviceTopKMode) -> Engine {
-    let mut config = ModelConfig::new("random", file);
-    config.threads = Some(1);
-    config.device_top_k = device_top_k;
-    Engine::load(config).expect("the model loads")
-}
-
-/// Prints a row of the table in BENCHMARKS.md: 8 k bytes per token instead of 4 per vocabulary
-/// entry.
-#[test]
-fn copied_bytes_are_independent_of_vocabulary() {
-    const K: u32 = 64;
-    const TOKENS: u32 = 20;
-    let file = write_random_model("device-top", 6000, 9);
-    let demo = demo_model();
-    for path in [demo.as_path(), file.as_path()] {
-        let options = GenerateOptions {
-            samplers: vec![Sampler::TopK(40), Sampler::Temperature(0.8)],
-            seed: Some(1),
-            ..exactly(TOKENS)
-        };
-        let engines = [
-            load(path, DeviceTopKMode::Off),
-            load(path, DeviceTopKMode::On { k: K }),
-        ];
-        let output = engines
-            .each_ref()
-            .map(|engine| generate(engine, "a", options.clone()).0);
-        assert_eq!(output[0], output[1]);
-        let each = engines.each_ref().map(|engine| {
-            let (top, whole) = copied(engine);
-            (top + whole) / f64::from(TOKENS)
-        });
-        let vocabulary = engines[0].info().vocabulary;
-        println!(
-            "{vocabulary} tokens: {} bytes without, {} with",
-            each[0], each[1]
-        );
-        assert_eq!(each, [4.0 * f64::from(vocabulary), 8.0 * f64::from(K)]);
-        for engine in &engines {
-            check_empty(engine);
-        }
-    }
-    std::fs::remove_file(&file).expect("it can be removed");
 }
 
 /// k exceeds the vocabulary: the engine copies whole rows.

@@ -3,13 +3,12 @@
 
 use corral_engine::{
     Caller, EmbedOptions, Embedding, Engine, Error, GenerateOptions, MAX_EMBED_INPUTS,
-    MAX_EMBED_NUMBERS, ModelConfig, Pooling, Tenant, Token, Vectors,
+    MAX_EMBED_NUMBERS, Pooling, Tenant, Token, Vectors,
 };
 use corral_random_model::{Architecture, Qwen3, TensorType};
 use std::time::{Duration, Instant};
 use support::{
-    block_on, check_identity, demo_model, limit, metric, random_engine, read, settle,
-    start as generate,
+    block_on, check_identity, limit, load, metric, random_engine, read, settle, start as generate,
 };
 
 mod support;
@@ -21,14 +20,8 @@ const SAME: f32 = 1e-4;
 /// The same with 16-bit weights: llama.cpp rounds activations, depending on the tokens in a step.
 const SAME_ROUNDED: f32 = 5e-4;
 
-fn config() -> ModelConfig {
-    let mut config = ModelConfig::new("tiny", demo_model());
-    config.threads = Some(1);
-    config
-}
-
 fn engine() -> Engine {
-    Engine::load(config()).expect("the demo model loads")
+    load(|_| {})
 }
 
 fn options(pooling: Pooling, normalize: bool) -> EmbedOptions {
@@ -336,16 +329,14 @@ fn invalid_requests_are_refused() {
     assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
     // No refused request created a context.
     assert_eq!(metric(&engine, "embedding_contexts"), 0.0);
-    let mut config = config();
+    let mut config = support::config();
     config.embedding.longest = Some(1_000_000);
     assert!(Engine::load(config).is_err());
 }
 
 #[test]
 fn full_quota_refuses_with_retry_after() {
-    let mut config = config();
-    config.embedding.queue = 8;
-    let engine = Engine::load(config).expect("the demo model loads");
+    let engine = load(|config| config.embedding.queue = 8);
     let ask = |tenant| {
         let caller = Caller {
             tenant: Tenant(tenant),
@@ -380,28 +371,6 @@ fn settle_embeddings(engine: &Engine) {
         assert!(Instant::now() < until, "requests are still open");
         std::thread::sleep(Duration::from_millis(2));
     }
-}
-
-#[test]
-fn abandoned_and_late_requests_stop_early() {
-    let engine = engine();
-    let large = vec![fox(1, 2048); 30];
-    let abandoned = start(&engine, &large, EmbedOptions::default());
-    let late = Caller {
-        deadline: Some(Instant::now()),
-        ..Caller::default()
-    };
-    let late = engine.embed(large.clone(), EmbedOptions::default(), late);
-    assert_eq!(
-        block_on(late.expect("there is room")),
-        Err(Error::DeadlineExceeded)
-    );
-    drop(abandoned);
-    settle_embeddings(&engine);
-    assert_eq!(metric(&engine, "embedding_requests_canceled_total"), 1.0);
-    assert_eq!(metric(&engine, "embedding_requests_expired_total"), 1.0);
-    assert!(metric(&engine, "embedding_computed_tokens_total") < 30.0 * 2048.0);
-    assert_eq!(embed(&engine, &[vec![1]], EmbedOptions::default()).len(), 1);
 }
 
 #[test]
@@ -446,40 +415,4 @@ fn concurrent_embeddings_and_generations_are_correct() {
     let all = embed(&engine, &inputs, EmbedOptions::default());
     assert_eq!(all.len(), 200);
     assert!(count("steps") - steps < 150.0, "{}", count("steps") - steps);
-}
-
-#[test]
-fn concurrent_embeddings_equal_separate_ones() {
-    let engine = random_engine(&exact(), "exact-load");
-    let input = |i: usize| vec![fox(i, 1 + i * 3)];
-    let alone: Vec<_> = (0..200)
-        .map(|i| embed(&engine, &input(i), EmbedOptions::default()).remove(0))
-        .collect();
-    let running: Vec<_> = (0..200)
-        .map(|i| start(&engine, &input(i), EmbedOptions::default()))
-        .collect();
-    for (i, (embedding, alone)) in running.into_iter().zip(&alone).enumerate() {
-        let got = block_on(embedding).expect("the embedding succeeds").inputs;
-        let apart = apart(&got[0], alone, 64);
-        assert!(apart <= SAME, "{i}: {apart}");
-    }
-    assert!(apart(&alone[0], &alone[1], 64) > 10.0 * TOLERANCE);
-}
-
-#[test]
-fn idle_context_is_freed_and_created_again() {
-    let mut config = config();
-    config.embedding.idle = Duration::from_millis(20);
-    let engine = Engine::load(config).expect("the demo model loads");
-    let first = embed(&engine, &[fox(1, 20)], EmbedOptions::default());
-    let until = Instant::now() + Duration::from_secs(20);
-    while metric(&engine, "embedding_contexts") > 0.0 {
-        assert!(Instant::now() < until, "the context is not freed");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    assert_eq!(
-        embed(&engine, &[fox(1, 20)], EmbedOptions::default()),
-        first
-    );
-    drop(engine);
 }

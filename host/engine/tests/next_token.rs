@@ -1,11 +1,10 @@
-//! Guest sampling over llama.cpp and the demo model: output equals engine sampling, each token is
-//! computed once, and forks and truncated sequences reuse their prefix.
+//! Guest sampling over llama.cpp and the demo model: each token is computed once, and forks and truncated sequences reuse
+//! their prefix. `guest_sampling.rs` of the whole program compares the output with the engine's, and has the errors.
 
 use corral_engine::{
-    Caller, Distribution, DistributionPart, Engine, Error, MAX_CANDIDATES, NextTokenRequest,
-    Sequence, Token,
+    Distribution, DistributionPart, Engine, Error, NextTokenRequest, Sequence, Token,
 };
-use support::{block_on, check_empty, limit, load, metric, read, sequence, settle, status};
+use support::{block_on, check_empty, limit, load, metric, read, sequence, settle};
 
 mod support;
 
@@ -37,30 +36,6 @@ fn generated(engine: &Engine, text: &str) -> Vec<Token> {
         .into_iter()
         .filter(|token| !ends(token))
         .collect()
-}
-
-#[test]
-fn guest_sampling_equals_engine_sampling_under_load() {
-    let engine = load(|_| {});
-    std::thread::scope(|scope| {
-        for client in 0..32 {
-            let engine = &engine;
-            scope.spawn(move || {
-                for round in 0..6 {
-                    let (a, b) = (client + 3 * round, 7 * round + client % 5);
-                    let text = format!("{a}+{b}=");
-                    let mut own = sequence(engine, &text);
-                    let output = answer(&mut own, engine);
-                    assert_eq!(output, generated(engine, &text), "{text}");
-                    let output = engine.detokenize(&output, false).unwrap();
-                    assert_eq!(String::from_utf8_lossy(&output), (a + b).to_string());
-                }
-            });
-        }
-    });
-    settle(&engine);
-    assert!(metric(&engine, "next_token_requests_total") >= 32.0 * 6.0 * 2.0);
-    check_empty(&engine);
 }
 
 #[test]
@@ -163,28 +138,9 @@ fn guest_sampling_is_correct_under_cell_pressure() {
 }
 
 #[test]
-fn invalid_next_token_requests_are_refused() {
+fn full_context_has_a_distribution_but_no_room() {
     let engine = load(|config| config.context = Some(64));
-    let mut empty = Sequence::new(engine.clone(), Caller::default());
-    let is_invalid = |result: Result<_, Error>| matches!(result, Err(Error::Invalid(_)));
-    assert!(is_invalid(
-        empty.next(NextTokenRequest::new(DistributionPart::Top(1)))
-    ));
     let mut own = sequence(&engine, "1+1=");
-    let most = u32::try_from(MAX_CANDIDATES).unwrap();
-    let unknown = engine.info().vocabulary;
-    for part in [
-        DistributionPart::Top(most + 1),
-        DistributionPart::Only(vec![unknown]),
-    ] {
-        assert!(is_invalid(own.next(NextTokenRequest::new(part))));
-    }
-    let other = NextTokenRequest {
-        adapter: Some("none".into()),
-        ..NextTokenRequest::new(DistributionPart::Top(1))
-    };
-    assert!(is_invalid(own.next(other)));
-    // A full context has a distribution but accepts no more tokens.
     let rest = vec![own.tokens()[0]; 64 - own.tokens().len()];
     own.append(&rest).unwrap();
     assert_eq!(
@@ -198,13 +154,6 @@ fn invalid_next_token_requests_are_refused() {
             limit: 64
         })
     ));
-    // The reader is gone.
-    drop(
-        own.next(NextTokenRequest::new(DistributionPart::Top(1)))
-            .unwrap(),
-    );
-    settle(&engine);
-    assert!(status(&engine).requests.is_empty());
     drop(own);
     check_empty(&engine);
 }

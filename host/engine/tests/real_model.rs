@@ -2,10 +2,9 @@
 //! sum.
 
 use corral_engine::{
-    Caller, Engine, Error, FinishReason, GenerateOptions, LlamaError, LoadError, ModelConfig,
-    Sampler,
+    Caller, Engine, Error, FinishReason, GenerateOptions, LoadError, ModelConfig, Sampler,
 };
-use support::{answer, block_on, demo_model, exactly, limit, load, metric, read, settle, start};
+use support::{answer, block_on, demo_model, limit, load, metric, read, settle, start};
 
 mod support;
 
@@ -33,33 +32,6 @@ fn concurrent_sums_are_right_and_decoded_once() {
     assert!(metric(&engine, "steps_total") < metric(&engine, "rows_total"));
     engine.shutdown();
     assert_eq!(metric(&engine, "kv_cells_leaked"), 0.0);
-}
-
-#[test]
-fn dropped_reader_frees_everything() {
-    let engine = load(|_| {});
-    for _ in 0..20 {
-        let mut generation = start(&engine, "5+5=", exactly(4000));
-        block_on(generation.next());
-    }
-    settle(&engine);
-    assert_eq!(metric(&engine, "requests_canceled_total"), 20.0);
-    assert_eq!(answer(&engine, "20+22=", limit(10)).0.text, "42");
-}
-
-#[test]
-fn seed_fixes_the_output() {
-    let engine = load(|_| {});
-    let output = |seed| {
-        let options = GenerateOptions {
-            samplers: vec![Sampler::TopK(50), Sampler::Temperature(5.0)],
-            seed: Some(seed),
-            ..exactly(24)
-        };
-        answer(&engine, "repeat: ", options).0.text
-    };
-    assert_eq!(output(1), output(1));
-    assert_ne!(output(1), output(2));
 }
 
 #[test]
@@ -121,28 +93,7 @@ fn invalid_requests_are_refused() {
 }
 
 #[test]
-fn invalid_model_files_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let whole = std::fs::read(demo_model()).unwrap();
-    let load = |name: &str, bytes: &[u8]| {
-        let path = dir.path().join(name);
-        std::fs::write(&path, bytes).unwrap();
-        match Engine::load(ModelConfig::new("x", path)).err() {
-            Some(LoadError::Llama(error)) => error,
-            other => panic!("{name}: {other:?}"),
-        }
-    };
-    for (name, bytes) in [("empty", &b""[..]), ("text", b"hello world")] {
-        assert!(matches!(load(name, bytes), LlamaError::NotGguf { .. }));
-    }
-    for (name, bytes) in [("head", &whole[..100]), ("half", &whole[..whole.len() / 2])] {
-        assert!(matches!(load(name, bytes), LlamaError::Damaged { .. }));
-    }
-    let missing = Engine::load(ModelConfig::new("x", dir.path().join("missing")));
-    assert!(matches!(
-        missing.err(),
-        Some(LoadError::Llama(LlamaError::Unreadable { .. }))
-    ));
+fn too_long_context_is_refused() {
     let mut config = ModelConfig::new("x", demo_model());
     config.context = Some(1_000_000);
     assert!(matches!(Engine::load(config), Err(LoadError::Config(_))));

@@ -3,9 +3,7 @@
 
 use corral_engine::{Caller, Engine, Error, Generation, Sequence};
 use corral_random_model::{Architecture, Qwen3};
-use support::{
-    check_empty, exactly, load_and_remove, random_engine, read, sequence, write_random_model,
-};
+use support::{check_empty, exactly, random_engine, read, sequence};
 
 mod support;
 
@@ -101,13 +99,4 @@ fn sliding_window_model_generates_and_continues_sequences() {
 #[test]
 fn plain_model_generates_alone_and_concurrently() {
     check(&Architecture::Qwen3(Qwen3::tiny()), "qwen3", true);
-}
-
-/// Like the benchmark's model: own vocabulary, quantized by llama.cpp.
-#[test]
-fn recipe_model_generates() {
-    let file = write_random_model("recipe", 1000, 7);
-    let engine = load_and_remove("recipe", &file);
-    assert_eq!(engine.info().vocabulary, 1000);
-    assert_eq!(finish(start(&engine, "a")), finish(start(&engine, "a")));
 }

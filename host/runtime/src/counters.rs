@@ -3,6 +3,38 @@
 //!
 //! Quotas count their own usage, since several deployments and keys may share one.
 
+/// Defines a struct of counters from a table: help, field, kind and name of each metric. `/ 1e9` exports nanoseconds as
+/// seconds. The fields in braces are no metrics of their own.
+macro_rules! counters {
+    (
+        $(#[$doc:meta])*
+        $name:ident { $($(#[$other_doc:meta])* $other:ident: $other_type:ty,)* }
+        $(
+            $(#[doc = $help:literal])+
+            $visibility:vis $field:ident: $kind:ident = $metric:literal $(/ $scale:literal)?,
+        )*
+    ) => {
+        $(#[$doc])*
+        #[derive(Debug, Default)]
+        pub(crate) struct $name {
+            $($(#[$other_doc])* $other: $other_type,)*
+            $($(#[doc = $help])+ $visibility $field: $crate::counters::Counter,)*
+        }
+
+        impl $name {
+            /// The metrics of the table, in its order.
+            fn table_metrics(&self) -> Vec<corral_engine::Metric> {
+                vec![$($crate::counters::metric(
+                    $metric,
+                    concat!($($help),+).trim_ascii(),
+                    corral_engine::MetricKind::$kind,
+                    self.$field.get() as f64 $(/ $scale)?,
+                ),)*]
+            }
+        }
+    };
+}
+
 mod children;
 mod deployment;
 mod process;
@@ -52,19 +84,6 @@ impl Counter {
 
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
-    }
-
-    fn count_metric(&self, name: &'static str, help: &'static str) -> Metric {
-        metric(name, help, MetricKind::Counter, self.get() as f64)
-    }
-
-    fn gauge_metric(&self, name: &'static str, help: &'static str) -> Metric {
-        metric(name, help, MetricKind::Gauge, self.get() as f64)
-    }
-
-    /// A counter of seconds, for a counter of [`Counter::add_time`].
-    fn seconds_metric(&self, name: &'static str, help: &'static str) -> Metric {
-        metric(name, help, MetricKind::Counter, self.get() as f64 / 1e9)
     }
 }
 

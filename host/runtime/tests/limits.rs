@@ -1,4 +1,5 @@
-//! Limits of calls: a plugin that exceeds one fails its own call and affects no other.
+//! Limits of calls: a plugin that exceeds one fails its own call and affects no other. `hostile_plugins.rs` of the whole
+//! program has full queues and clients that leave.
 
 mod support;
 
@@ -45,24 +46,6 @@ async fn error_of(bytes: Vec<u8>, limits: Limits) -> CallError {
     );
     assert_eq!(counter(&runtime, "corral_plugin_calls_total", None), 1.0);
     error
-}
-
-#[tokio::test]
-async fn plugin_answers_requests() {
-    let runtime = runtime(2);
-    let plugin = load(&runtime, http_2(GOOD), limits()).await;
-    assert!(plugin.roles().http && !plugin.roles().cli);
-    for _ in 0..100 {
-        let response = get(&plugin).await.unwrap();
-        assert_eq!(response.status(), 200);
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        assert_eq!(body, "hello");
-    }
-    idle(&runtime).await;
-    assert_eq!(
-        counter(&runtime, "corral_plugin_calls_completed_total", None),
-        100.0
-    );
 }
 
 #[tokio::test]
@@ -219,42 +202,6 @@ async fn unread_body_ends_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn dropped_body_stops_the_plugin() {
-    let runtime = runtime(1);
-    let plugin = load(&runtime, http_2(ENDLESS), limits()).await;
-    let mut body = get(&plugin).await.unwrap().into_body();
-    body.frame().await.unwrap().unwrap();
-    assert_eq!(counter(&runtime, "corral_plugin_instances", None), 1.0);
-    drop(body);
-    idle(&runtime).await;
-    assert_eq!(
-        counter(&runtime, "corral_plugin_calls_canceled_total", None),
-        1.0
-    );
-    // Its permit is free again.
-    drop(get(&plugin).await.unwrap());
-    idle(&runtime).await;
-}
-
-#[tokio::test]
-async fn excess_calls_are_refused_with_retry_after() {
-    let runtime = runtime(4);
-    let limits = Limits {
-        concurrent: 1,
-        waiting_calls: 0,
-        ..limits()
-    };
-    let plugin = load(&runtime, http_2(ENDLESS), limits).await;
-    let held = get(&plugin).await.unwrap();
-    let refused = get(&plugin).await.unwrap_err();
-    assert_eq!((refused.status(), refused.code()), (503, "busy"));
-    assert!(refused.retry_after().unwrap() >= Duration::from_secs(1));
-    drop(held);
-    idle(&runtime).await;
-    assert!(get(&plugin).await.is_ok());
-}
-
-#[tokio::test]
 async fn calls_share_a_small_pool() {
     let runtime = runtime(3);
     let plugin = load(&runtime, http_2(GOOD), limits()).await;
@@ -337,9 +284,12 @@ async fn blocked_composition_leaves_stacks_for_others() {
 async fn thousand_calls_leave_no_instances() {
     let runtime = runtime(8);
     let plugin = load(&runtime, http_2(GOOD), limits()).await;
+    assert!(plugin.roles().http && !plugin.roles().cli);
     for _ in 0..1000 {
         let response = get(&plugin).await.unwrap();
-        response.into_body().collect().await.unwrap();
+        assert_eq!(response.status(), 200);
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(body, "hello");
     }
     idle(&runtime).await;
     assert_eq!(

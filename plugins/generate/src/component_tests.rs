@@ -1,10 +1,11 @@
-//! The whole plugin, against a script.
+//! The whole plugin, against a script. `generate.rs`, `counters.rs` and `cli.rs` of the whole program have answers,
+//! clients that leave, and the command.
 
-use corral_sdk::testing::{HostCall, Script};
+use corral_sdk::testing::Script;
 use corral_sdk::{Error, Request, Response};
 use serde_json::{Value, json};
 
-use crate::{command, http};
+use crate::http;
 
 fn answer(script: &Script, request: Request) -> (Response, String) {
     script.run(async {
@@ -19,22 +20,6 @@ fn answer(script: &Script, request: Request) -> (Response, String) {
 fn post(script: &Script, body: Value) -> (u16, Value) {
     let (response, body) = answer(script, Request::post("/generate").with_json(&body));
     (response.status(), serde_json::from_str(&body).unwrap())
-}
-
-#[test]
-fn prompt_gets_text_and_report() {
-    let script = Script::new().answers("1+1=", "2");
-    let (status, body) = post(&script, json!({"prompt": "1+1=", "max_tokens": 10}));
-    assert_eq!(status, 200);
-    assert_eq!(body["text"], "2");
-    assert_eq!(
-        (&body["tokens"], &body["prompt_tokens"]),
-        (&2.into(), &4.into())
-    );
-    assert_eq!(
-        (&body["finish_reason"], &body["model"]),
-        (&"end".into(), &"script".into())
-    );
 }
 
 #[test]
@@ -119,31 +104,4 @@ fn stream_ends_with_report_or_error() {
     assert!(events[1].starts_with("event: error\ndata: {"), "{events:?}");
     assert!(events[1].contains("deadline"), "{events:?}");
     assert_eq!(events[2..], [""]);
-}
-
-#[test]
-fn disconnect_cancels_the_generation() {
-    let script = Script::new().answers("a", "bcdefgh");
-    let body = json!({"prompt": "a", "stream": true});
-    script.run(async {
-        let request = Request::post("/generate").with_json(&body);
-        let read = http::handle(request).await.unwrap().read_events(2).await;
-        assert_eq!(read.len(), 2 * "data: {\"text\":\"b\"}\n\n".len());
-    });
-    assert_eq!(script.calls().last(), Some(&HostCall::Cancelled));
-}
-
-#[test]
-fn command_writes_text_or_error() {
-    let script = Script::new().answers("1+1=", "2");
-    let (result, written) = script.run_command(command::run, &["1+1=", "--max-tokens", "4"]);
-    assert_eq!((result, written.as_str()), (Ok(()), "2\n"));
-    let (result, written) = script.run_command(command::run, &["--nope"]);
-    let error = result.unwrap_err();
-    assert!(
-        error.starts_with("generate: --nope is not an option"),
-        "{error}"
-    );
-    assert!(error.contains("\nusage: generate"), "{error}");
-    assert_eq!(written, "");
 }

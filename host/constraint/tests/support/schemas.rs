@@ -3,6 +3,7 @@
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use regex_lite::Regex;
 use serde_json::{Map, Value, json};
 
 /// The schema of a seed. Matching values have a bounded size, except for a linked list in some schemas.
@@ -268,7 +269,7 @@ fn fits(root: &Value, schema: &Value, value: &Value, at: &str) -> Result<(), Str
             "exclusiveMaximum" => value.as_f64().is_none_or(|value| value < number(wanted)),
             "pattern" => value
                 .as_str()
-                .is_none_or(|text| matches(wanted.as_str().expect("a string"), text)),
+                .is_none_or(|text| pattern(wanted).is_match(text)),
             other => unreachable!("no schema has {other}"),
         };
         if !fine {
@@ -276,6 +277,10 @@ fn fits(root: &Value, schema: &Value, value: &Value, at: &str) -> Result<(), Str
         }
     }
     Ok(())
+}
+
+fn pattern(wanted: &Value) -> Regex {
+    Regex::new(wanted.as_str().expect("a string")).expect("a valid pattern")
 }
 
 fn number(value: &Value) -> f64 {
@@ -359,58 +364,4 @@ fn equal(a: &Value, b: &Value) -> bool {
         }
         (a, b) => a == b,
     }
-}
-
-/// Whether a whole text matches one of the patterns above: characters and classes with optional counts.
-fn matches(pattern: &str, text: &str) -> bool {
-    let inner = pattern
-        .strip_prefix('^')
-        .and_then(|pattern| pattern.strip_suffix('$'));
-    let pattern: Vec<char> = inner.expect("an anchored pattern").chars().collect();
-    let text: Vec<char> = text.chars().collect();
-    matches_from(&pattern, &text)
-}
-
-fn matches_from(pattern: &[char], text: &[char]) -> bool {
-    let Some(&first) = pattern.first() else {
-        return text.is_empty();
-    };
-    let close = |sign: char| {
-        pattern
-            .iter()
-            .position(|&c| c == sign)
-            .expect("it is closed")
-    };
-    let (ranges, mut rest) = if first == '[' {
-        let end = close(']');
-        let mut ranges = Vec::new();
-        let mut class = &pattern[1..end];
-        while let Some((&low, after)) = class.split_first() {
-            if let ['-', high, after @ ..] = after {
-                ranges.push((low, *high));
-                class = after;
-            } else {
-                ranges.push((low, low));
-                class = after;
-            }
-        }
-        (ranges, &pattern[end + 1..])
-    } else {
-        (vec![(first, first)], &pattern[1..])
-    };
-    let (mut least, mut most) = (1, 1);
-    if rest.first() == Some(&'{') {
-        let end = rest.iter().position(|&c| c == '}').expect("it is closed");
-        let count: String = rest[1..end].iter().collect();
-        let (low, high) = count.split_once(',').unwrap_or((&count, &count));
-        least = low.parse().expect("a count");
-        most = high.parse().expect("a count");
-        rest = &rest[end + 1..];
-    }
-    let fitting = text
-        .iter()
-        .take(most)
-        .take_while(|c| ranges.iter().any(|(low, high)| (low..=high).contains(c)))
-        .count();
-    (least..=fitting).any(|count| matches_from(rest, &text[count..]))
 }

@@ -31,9 +31,6 @@ pub(crate) struct DeployArgs {
     /// The plugin `generate`
     #[arg(long, value_name = "FILE")]
     plugin: PathBuf,
-    /// Directory for the temporary store and cache, whose disk matters [default: the system's]
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
 }
 
 /// The admin token of the bench's own server.
@@ -96,11 +93,9 @@ pub(crate) async fn measure(args: &DeployArgs) -> Result<(), Error> {
         "cannot read the component {}; name the plugin 'generate'",
         args.plugin.display()
     )))?;
-    let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
-    let dir = tempfile::tempdir_in(&parent).map_err(Error::context(format!(
-        "cannot create a directory in {}; name another one with --dir",
-        parent.display()
-    )))?;
+    let failed =
+        "cannot create a directory for the store and the cache; name another one with TMPDIR";
+    let dir = tempfile::tempdir().map_err(Error::context(failed))?;
     let engine = Engine::load(config(&args.engine, 0)?)?;
     let bench = Bench::start(&engine, dir.path()).await?;
     let mut deploys = Vec::new();

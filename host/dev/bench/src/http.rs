@@ -45,9 +45,6 @@ pub(crate) struct HttpArgs {
     /// Requests of each turn
     #[arg(long, value_name = "N", default_value_t = 5000, value_parser = whole(1..=1_000_000))]
     requests: u64,
-    /// Threads for connections and plugins [default: as of 'corral serve']
-    #[arg(long, value_name = "N", value_parser = whole(1..=1024))]
-    workers: Option<u64>,
     #[command(flatten)]
     rounds: RoundArgs,
     /// Print one JSON object
@@ -122,7 +119,7 @@ struct Row {
 /// Measures and prints the figures.
 pub(crate) fn measure(args: &HttpArgs) -> Result<(), Error> {
     args.check()?;
-    let workers = startup::workers(args.workers);
+    let workers = startup::workers(None);
     let server_runtime = startup::tokio_runtime(workers)?;
     let clients = client_runtime()?;
     let models = ModelPool::loaded(Vec::new());

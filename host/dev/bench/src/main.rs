@@ -18,7 +18,6 @@ mod model;
 mod prefix;
 mod stages;
 mod step;
-mod threads;
 mod workload;
 
 use clap::{Parser, Subcommand};
@@ -60,8 +59,6 @@ enum Bench {
     Stages(stages::StagesArgs),
     /// Time of one llama_decode by decode rows and prompt tokens, without a scheduler
     Step(step::StepArgs),
-    /// Throughput by the numbers of compute threads and workers
-    Threads(threads::ThreadsArgs),
 }
 
 fn main() -> ExitCode {
@@ -94,7 +91,6 @@ fn run(bench: &Bench) -> Result<(), Error> {
         Bench::Prefix(args) => runtime()?.block_on(prefix::measure(args)),
         Bench::Stages(args) => stages::measure(args),
         Bench::Step(args) => step::measure(args),
-        Bench::Threads(args) => threads::measure(args),
     }
 }
 

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// Prefix of the keys that record the recipe.
 const KEY_PREFIX: &str = "corral.random.";
 /// Increase it when the same recipe gives another file.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Standard deviation of the weights in matrices, as in trained models; norms are 1.
 const DEVIATION: f32 = 0.02;
 /// llama.cpp's file type of F16 weights with F32 norms.
@@ -60,7 +60,7 @@ impl Recipe {
     /// Writes the file, or replaces it. Temporary files lie beside it, and are removed after an error. Blocks for as long
     /// as it takes.
     pub fn write(&self, path: &Path) -> Result<(), GgufError> {
-        let tokenizer = Vocabulary::train(self.tokens, self.seed)?.metadata();
+        let tokenizer = Vocabulary::new(self.tokens, self.seed)?.metadata();
         let architecture = Architecture::Qwen3(self.sizes.clone());
         let builder = ModelBuilder::new(&architecture, tokenizer)?;
         let Some(mut builder) = builder else {

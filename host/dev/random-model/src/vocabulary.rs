@@ -1,17 +1,15 @@
-//! Trains a byte-level BPE vocabulary like those of GPT-2 and Qwen, which encodes any text.
+//! Makes a byte-level BPE vocabulary like those of GPT-2 and Qwen, which encodes any text.
 //!
-//! The merges come from the license and a list of common words, then from whole words of that list, then from random
-//! words of syllables. Each token except bytes and control tokens is the encoding of its own text: a merge is added only
-//! if the earlier merges encode the text of both halves as these two tokens.
+//! The merges come from a list of common words, then from random words of syllables. Each token except control tokens is the
+//! encoding of its own text, because a merge joins the first two tokens of a word's encoding and applies after all earlier
+//! merges.
 
 use super::Value;
 use corral_llama::gguf::GgufError;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashMap;
 
-const LICENSE: &str = include_str!("../../../../LICENSE");
 const WORDS: &str = include_str!("words.txt");
 /// ChatML with tools.
 const CHAT_TEMPLATE: &str = include_str!("../../../../models/tiny/chat_template.jinja");
@@ -41,7 +39,6 @@ const CODAS: [&str; 22] = [
 /// bytes.
 pub(super) struct Vocabulary {
     tokens: Vec<Vec<u8>>,
-    texts: HashSet<Vec<u8>>,
     /// The two halves of each token after the bytes.
     halves: Vec<(u32, u32)>,
     merges: HashMap<(u32, u32), u32>,
@@ -50,8 +47,8 @@ pub(super) struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Trains a vocabulary of exactly `size` tokens, with control tokens. The same seed gives the same vocabulary.
-    pub(super) fn train(size: u32, seed: u64) -> Result<Self, GgufError> {
+    /// Makes a vocabulary of exactly `size` tokens, with control tokens. The same seed gives the same vocabulary.
+    pub(super) fn new(size: u32, seed: u64) -> Result<Self, GgufError> {
         if !SIZES.contains(&size) {
             return Err(GgufError::Invalid(format!(
                 "a vocabulary of {size} tokens is not supported; use {} to {}",
@@ -59,15 +56,12 @@ impl Vocabulary {
                 SIZES.end()
             )));
         }
-        let tokens: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte]).collect();
         let mut vocabulary = Self {
-            texts: tokens.iter().cloned().collect(),
-            tokens,
+            tokens: (0..=u8::MAX).map(|byte| vec![byte]).collect(),
             halves: Vec::new(),
             merges: HashMap::new(),
             size: size as usize - CONTROL_TOKENS.len(),
         };
-        vocabulary.learn(&[LICENSE, &format!(" {WORDS}")]);
         vocabulary.add_words();
         vocabulary.add_syllables(seed);
         Ok(vocabulary)
@@ -75,25 +69,6 @@ impl Vocabulary {
 
     fn is_full(&self) -> bool {
         self.tokens.len() >= self.size
-    }
-
-    /// Adds the merge of two tokens, unless the vocabulary is full or has the merged token.
-    fn merge(&mut self, left: u32, right: u32) -> Option<u32> {
-        let text = self.text_of(left, right);
-        if self.is_full() || self.texts.contains(&text) {
-            return None;
-        }
-        let token = u32::try_from(self.tokens.len()).ok()?;
-        self.merges.insert((left, right), token);
-        self.halves.push((left, right));
-        self.texts.insert(text.clone());
-        self.tokens.push(text);
-        Some(token)
-    }
-
-    fn text_of(&self, left: u32, right: u32) -> Vec<u8> {
-        let text = |token: u32| self.tokens[token as usize].as_slice();
-        [text(left), text(right)].concat()
     }
 
     /// Encodes a piece of the pre-tokenizer: applies the merge of the lowest rank, at its first position, until none
@@ -113,68 +88,17 @@ impl Vocabulary {
         }
     }
 
-    /// Adds merges until `piece` is one token, if possible.
+    /// Adds merges until `piece` is one token, or the vocabulary is full.
     fn add_piece(&mut self, piece: &[u8]) {
-        loop {
-            let tokens = self.encode(piece);
-            let [left, right, rest @ ..] = tokens.as_slice() else {
-                return;
-            };
-            let (left, right) = (*left, *right);
-            // Alone, the first two may have another encoding.
-            if !rest.is_empty() && self.encode(&self.text_of(left, right)) != [left, right] {
-                return;
-            }
-            if self.merge(left, right).is_none() {
-                return;
-            }
-        }
-    }
-
-    /// Merges the most frequent pair of the texts, until none occurs twice.
-    fn learn(&mut self, texts: &[&str]) {
-        let mut found: BTreeMap<&str, u64> = BTreeMap::new();
-        for piece in texts.iter().flat_map(|text| pieces(text)) {
-            *found.entry(piece).or_default() += 1;
-        }
-        let mut words: Vec<(Vec<u32>, u64)> = found
-            .into_iter()
-            .map(|(piece, count)| (piece.bytes().map(u32::from).collect(), count))
-            .collect();
-        let mut counts: HashMap<(u32, u32), u64> = HashMap::new();
-        // The words that contain a pair, or did.
-        let mut words_of: HashMap<(u32, u32), HashSet<usize>> = HashMap::new();
-        for (index, (word, count)) in words.iter().enumerate() {
-            for pair in pairs(word) {
-                *counts.entry(pair).or_default() += count;
-                words_of.entry(pair).or_default().insert(index);
-            }
-        }
         while !self.is_full() {
-            let most = counts
-                .iter()
-                .filter(|&(_, &count)| count > 1)
-                .max_by_key(|&(&pair, &count)| (count, Reverse(pair)));
-            let Some((&pair, _)) = most else {
+            let [left, right, ..] = self.encode(piece)[..] else {
                 return;
             };
-            counts.remove(&pair);
-            let Some(token) = self.merge(pair.0, pair.1) else {
-                continue;
-            };
-            for index in words_of.remove(&pair).unwrap_or_default() {
-                let (word, count) = &mut words[index];
-                for old in pairs(word) {
-                    if let Some(sum) = counts.get_mut(&old) {
-                        *sum = sum.saturating_sub(*count);
-                    }
-                }
-                *word = merge_pair(word, pair, token);
-                for new in pairs(word) {
-                    *counts.entry(new).or_default() += *count;
-                    words_of.entry(new).or_default().insert(index);
-                }
-            }
+            let text = |token: u32| self.tokens[token as usize].as_slice();
+            let (merged, token) = ([text(left), text(right)].concat(), self.tokens.len() as u32);
+            self.merges.insert((left, right), token);
+            self.halves.push((left, right));
+            self.tokens.push(merged);
         }
     }
 
@@ -268,69 +192,6 @@ fn symbols() -> Vec<char> {
             _ => spare.next().unwrap_or(' '),
         })
         .collect()
-}
-
-fn pairs(word: &[u32]) -> impl Iterator<Item = (u32, u32)> {
-    word.windows(2).map(|pair| (pair[0], pair[1]))
-}
-
-/// Replaces `pair` by `token` in a word, from left to right.
-fn merge_pair(word: &[u32], pair: (u32, u32), token: u32) -> Vec<u32> {
-    let mut merged = Vec::with_capacity(word.len());
-    let mut rest = word;
-    while let [first, after @ ..] = rest {
-        if *first == pair.0 && after.first() == Some(&pair.1) {
-            merged.push(token);
-            rest = &after[1..];
-        } else {
-            merged.push(*first);
-            rest = after;
-        }
-    }
-    merged
-}
-
-/// Splits ASCII text as llama.cpp's pre-tokenizer "qwen2", except short forms such as "'s". Tokens do not cross pieces.
-fn pieces(text: &str) -> Vec<&str> {
-    let mut pieces = Vec::new();
-    let mut rest = text;
-    while !rest.is_empty() {
-        let (piece, after) = rest.split_at(first_piece(rest.as_bytes()));
-        pieces.push(piece);
-        rest = after;
-    }
-    pieces
-}
-
-/// Length of the first piece of a nonempty text.
-fn first_piece(text: &[u8]) -> usize {
-    let is_newline = |byte: &u8| matches!(byte, b'\r' | b'\n');
-    let is_punctuation = |byte: &u8| !byte.is_ascii_alphanumeric() && !byte.is_ascii_whitespace();
-    let run = |from: usize, of: &dyn Fn(&u8) -> bool| {
-        text[from..].iter().take_while(|byte| of(byte)).count()
-    };
-    // A word, with at most one leading character that is neither letter nor digit.
-    let lead = usize::from(!text[0].is_ascii_alphanumeric() && !is_newline(&text[0]));
-    let letters = run(lead, &u8::is_ascii_alphabetic);
-    if letters > 0 {
-        return lead + letters;
-    }
-    if text[0].is_ascii_digit() {
-        return 1;
-    }
-    // Punctuation, with a leading space and trailing newlines.
-    let lead = usize::from(text[0] == b' ');
-    let punctuation = run(lead, &is_punctuation);
-    if punctuation > 0 {
-        return lead + punctuation + run(lead + punctuation, &is_newline);
-    }
-    // Whitespace: up to the last newline, or else without the leading space of a word.
-    let space = run(0, &u8::is_ascii_whitespace);
-    match text[..space].iter().rposition(is_newline) {
-        Some(end) => end + 1,
-        None if space == text.len() => space,
-        None => (space - 1).max(1),
-    }
 }
 
 #[cfg(test)]

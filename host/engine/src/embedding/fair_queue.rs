@@ -117,20 +117,6 @@ mod tests {
     }
 
     #[test]
-    fn small_requests_pass_a_large_one() {
-        let mut queue = FairQueue::default();
-        let mut inputs = HashMap::from([(EmbeddingId(0), vec![10; 1000])]);
-        queue.add(EmbeddingId(0), Tenant(0), Priority(0));
-        assert_eq!(order(&mut queue, &mut inputs, 5), [0; 5]);
-        for small in 1..4 {
-            queue.add(EmbeddingId(small), Tenant(0), Priority(0));
-            inputs.insert(EmbeddingId(small), vec![10]);
-        }
-        // Tokens served before the others arrived do not count.
-        assert_eq!(order(&mut queue, &mut inputs, 5), [0, 1, 2, 3, 0]);
-    }
-
-    #[test]
     fn tenants_share_tokens_evenly() {
         let mut queue = FairQueue::default();
         let mut inputs = HashMap::new();

@@ -1,5 +1,6 @@
 //! The child's side of a check: opens the model and generates.
 
+use crate::block_on::block_on;
 use crate::device_placement::{DeviceSelection, GpuLayers, PlacementOptions};
 use crate::memory_estimate::MemoryEstimate;
 use crate::model_check::checked_model::CheckedModel;
@@ -8,11 +9,6 @@ use crate::{
 };
 use corral_isolation::ChildJob;
 use corral_llama::{FileAccess, load_backends};
-use std::future::Future;
-use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 
 /// Positions of a sequence, and cells. Enough for the text and the tokens after it.
 const CONTEXT: u32 = 256;
@@ -97,25 +93,6 @@ fn generate(engine: &Engine) -> Result<(), crate::Error> {
         }
     }
     Ok(())
-}
-
-/// Runs a future on this thread.
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut context = Context::from_waker(&waker);
-    let mut future = pin!(future);
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
-        }
-        std::thread::park();
-    }
 }
 
 #[cfg(test)]

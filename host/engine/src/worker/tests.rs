@@ -80,31 +80,6 @@ fn generations_end_at_end_stop_or_limit() {
 }
 
 #[test]
-fn requests_compute_with_their_adapter() {
-    let engine = TestEngine::start();
-    let generations: Vec<_> = (0..60)
-        .map(|n| {
-            // Prompts repeat across adapters, whose prefixes must not be shared.
-            let adapter = n % 3;
-            let options = GenerateOptions {
-                adapter: (adapter > 0).then(|| adapter.to_string()),
-                ..limit(6)
-            };
-            let last = 119 + n % 4;
-            let generation = engine.generate((100..=last).collect(), options);
-            (adapter, last, generation)
-        })
-        .collect();
-    for (adapter, last, generation) in generations {
-        read_tokens(generation, (1..=6).map(|i| last + i * (1 + adapter)));
-    }
-    let metrics = engine.end();
-    assert!(get(&metrics.adapter_switches) > 1);
-    assert!(get(&metrics.cached_tokens) > 0);
-    assert_eq!(get(&metrics.skipped_rows), 0);
-}
-
-#[test]
 fn failing_request_harms_no_other() {
     let engine = TestEngine::start();
     let start = |n| engine.generate(vec![n, n + 1, n + 2], limit(5));

@@ -12,7 +12,7 @@ use corral_engine::{
     Caller, Chunk, DeviceSelection, Engine, EngineStatus, Error, GenerateOptions, Generation,
     GpuLayers, ModelConfig, Outcome, PlacementOptions, Sequence, SnapshotLimits, Snapshots, Tenant,
 };
-use corral_random_model::{Architecture, Quant, Qwen3, Recipe, write_model};
+use corral_random_model::{Architecture, write_model};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Once};
@@ -77,12 +77,7 @@ pub fn random_engine(shape: &Architecture, name: &str) -> Engine {
     let file = format!("corral-random-{name}-{}.gguf", std::process::id());
     let file = std::env::temp_dir().join(file);
     write_model(shape, &demo_model(), &file, 7).expect("the model is written");
-    load_and_remove(name, &file)
-}
-
-/// Loads a file and removes it.
-pub fn load_and_remove(name: &str, file: &Path) -> Engine {
-    let mut config = ModelConfig::new(name, file);
+    let mut config = ModelConfig::new(name, &file);
     config.threads = Some(1);
     let engine = Engine::load(config).expect("the model loads");
     std::fs::remove_file(file).expect("it can be removed");
@@ -232,24 +227,4 @@ pub fn check_idle_sums(idle: &mut [Sequence]) {
         let outcome = answer_sum(sequence, a + b);
         assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);
     }
-}
-
-/// Writes a small model with random weights and this vocabulary size. The test removes the file.
-pub fn write_random_model(name: &str, tokens: u32, seed: u64) -> PathBuf {
-    let recipe = Recipe {
-        name: "test",
-        sizes: Qwen3 {
-            width: 256,
-            head_size: 64,
-            feed_forward: 512,
-            ..Qwen3::tiny()
-        },
-        tokens,
-        quant: Quant::Q4Km,
-        seed,
-    };
-    let file = format!("corral-{name}-{}.gguf", std::process::id());
-    let file = std::env::temp_dir().join(file);
-    recipe.write(&file).expect("the model is written");
-    file
 }

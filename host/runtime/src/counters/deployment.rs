@@ -1,7 +1,7 @@
 //! Counters of one deployment, over all its revisions.
 
-use super::Counter;
-use corral_engine::{Error, Metric};
+use super::{Counter, metric};
+use corral_engine::{Error, Metric, MetricKind};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -96,44 +96,77 @@ impl ResourceKind {
         Self::HttpBytes,
     ];
 
-    /// The label of its handles. None if it has a metric of its own.
-    fn handle(self) -> Option<&'static str> {
-        match self {
-            Self::Models => Some("models"),
-            Self::Constraints => Some("constraints"),
-            Self::Matchers => Some("matchers"),
-            Self::Options => Some("options"),
-            Self::Sequences => Some("sequences"),
-            Self::Generations => Some("generations"),
-            Self::OptionBytes | Self::Tokens | Self::HttpBytes => None,
-        }
+    /// Name and help of its metric, and its label if several kinds share the metric.
+    fn metric(self) -> (&'static str, &'static str, Option<&'static str>) {
+        let label = match self {
+            Self::Models => "models",
+            Self::Constraints => "constraints",
+            Self::Matchers => "matchers",
+            Self::Options => "options",
+            Self::Sequences => "sequences",
+            Self::Generations => "generations",
+            Self::HttpBytes => {
+                return (
+                    "corral_deployment_http_bytes",
+                    "Bytes of headers and requests that running calls made and the host holds, by deployment.",
+                    None,
+                );
+            }
+            Self::OptionBytes => {
+                return (
+                    "corral_deployment_option_bytes",
+                    "Bytes of texts and biases in the generation options of running calls, by deployment.",
+                    None,
+                );
+            }
+            Self::Tokens => {
+                return (
+                    "corral_deployment_sequence_tokens",
+                    "Tokens in the sequences of running calls, generated tokens excluded, by deployment.",
+                    None,
+                );
+            }
+        };
+        (
+            "corral_deployment_handles",
+            "Handles that running calls hold, by deployment and kind.",
+            Some(label),
+        )
     }
 }
 
-/// Counters of one deployment.
-#[derive(Debug, Default)]
-pub(crate) struct DeploymentCounters {
-    pub(crate) requests: Counter,
-    /// Requests that the host answered with an error, by its code.
-    requests_refused: Mutex<BTreeMap<&'static str, u64>>,
-    /// Calls that hold a permit.
-    pub(crate) calls_running: Counter,
-    /// Permits of the instance pool that these calls hold.
-    pub(crate) pool_permits: Counter,
-    /// Calls that wait for a permit.
-    pub(crate) calls_waiting: Counter,
-    limit_hits: [Counter; CallLimit::ALL.len()],
-    pub(crate) guest_polls: Counter,
-    /// Turns of guests that compute for long.
-    pub(crate) compute_turns: Counter,
-    pub(crate) host_calls: Counter,
-    /// Polls of a generation by its plugin, or by a connection that reads it directly.
-    pub(crate) generation_polls: Counter,
-    pub(crate) generation_chunks: Counter,
-    response_frames: Counter,
-    response_bytes: Counter,
-    pub(crate) memory_growths: Counter,
-    resources: [Counter; ResourceKind::ALL.len()],
+counters! {
+    /// Counters of one deployment.
+    DeploymentCounters {
+        /// Requests that the host answered with an error, by its code.
+        requests_refused: Mutex<BTreeMap<&'static str, u64>>,
+        limit_hits: [Counter; CallLimit::ALL.len()],
+        resources: [Counter; ResourceKind::ALL.len()],
+    }
+    /// Requests, by deployment.
+    pub(crate) requests: Counter = "corral_deployment_requests_total",
+    /// Running calls, by deployment.
+    pub(crate) calls_running: Gauge = "corral_deployment_calls_running",
+    /// Permits of the instance pool that running calls hold, each for up to 4 stacks, by deployment.
+    pub(crate) pool_permits: Gauge = "corral_deployment_pool_permits",
+    /// Calls waiting for a permit, by deployment.
+    pub(crate) calls_waiting: Gauge = "corral_deployment_calls_waiting",
+    /// Times a call was woken and polled, by deployment.
+    pub(crate) guest_polls: Counter = "corral_deployment_guest_polls_total",
+    /// Turns of calls that computed for long, by deployment.
+    pub(crate) compute_turns: Counter = "corral_deployment_compute_turns_total",
+    /// Calls of corral:inference functions, by deployment. A call that waits may count several times.
+    pub(crate) host_calls: Counter = "corral_deployment_host_calls_total",
+    /// Polls of generations by plugins or connections, by deployment.
+    pub(crate) generation_polls: Counter = "corral_deployment_generation_polls_total",
+    /// Chunks of generations that plugins or connections read, by deployment.
+    pub(crate) generation_chunks: Counter = "corral_deployment_generation_chunks_total",
+    /// Frames of plugins' response bodies, by deployment.
+    response_frames: Counter = "corral_deployment_response_frames_total",
+    /// Bytes of plugins' response bodies, by deployment.
+    response_bytes: Counter = "corral_deployment_response_bytes_total",
+    /// Times a plugin's memory grew beyond its initial size, by deployment.
+    pub(crate) memory_growths: Counter = "corral_deployment_memory_growths_total",
 }
 
 impl DeploymentCounters {
@@ -191,91 +224,29 @@ impl DeploymentCounters {
 
     /// All counters but those of limits, as metrics.
     pub(crate) fn metrics(&self) -> Vec<Metric> {
-        let mut metrics = vec![self.requests.count_metric(
-            "corral_deployment_requests_total",
-            "Requests, by deployment.",
-        )];
+        let mut metrics = self.table_metrics();
         let refused = self
             .requests_refused
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         for (code, count) in &*refused {
-            let mut metric = super::metric(
+            let mut metric = metric(
                 "corral_deployment_requests_refused_total",
                 "Requests that the host answered with an error, by deployment and error code.",
-                corral_engine::MetricKind::Counter,
+                MetricKind::Counter,
                 *count as f64,
             );
             metric.labels.push(("code", (*code).to_owned()));
             metrics.push(metric);
         }
-        metrics.extend([
-            self.calls_running.gauge_metric(
-                "corral_deployment_calls_running",
-                "Running calls, by deployment.",
-            ),
-            self.pool_permits.gauge_metric(
-                "corral_deployment_pool_permits",
-                "Permits of the instance pool that running calls hold, each for up to 4 stacks, by deployment.",
-            ),
-            self.calls_waiting.gauge_metric(
-                "corral_deployment_calls_waiting",
-                "Calls waiting for a permit, by deployment.",
-            ),
-            self.guest_polls.count_metric(
-                "corral_deployment_guest_polls_total",
-                "Times a call was woken and polled, by deployment.",
-            ),
-            self.compute_turns.count_metric(
-                "corral_deployment_compute_turns_total",
-                "Turns of calls that computed for long, by deployment.",
-            ),
-            self.host_calls.count_metric(
-                "corral_deployment_host_calls_total",
-                "Calls of corral:inference functions, by deployment. A call that waits may count several times.",
-            ),
-            self.generation_polls.count_metric(
-                "corral_deployment_generation_polls_total",
-                "Polls of generations by plugins or connections, by deployment.",
-            ),
-            self.generation_chunks.count_metric(
-                "corral_deployment_generation_chunks_total",
-                "Chunks of generations that plugins or connections read, by deployment.",
-            ),
-            self.response_frames.count_metric(
-                "corral_deployment_response_frames_total",
-                "Frames of plugins' response bodies, by deployment.",
-            ),
-            self.response_bytes.count_metric(
-                "corral_deployment_response_bytes_total",
-                "Bytes of plugins' response bodies, by deployment.",
-            ),
-            self.memory_growths.count_metric(
-                "corral_deployment_memory_growths_total",
-                "Times a plugin's memory grew beyond its initial size, by deployment.",
-            ),
-            self.resource_count(ResourceKind::HttpBytes).gauge_metric(
-                "corral_deployment_http_bytes",
-                "Bytes of headers and requests that running calls made and the host holds, by deployment.",
-            ),
-            self.resource_count(ResourceKind::OptionBytes).gauge_metric(
-                "corral_deployment_option_bytes",
-                "Bytes of texts and biases in the generation options of running calls, by deployment.",
-            ),
-            self.resource_count(ResourceKind::Tokens).gauge_metric(
-                "corral_deployment_sequence_tokens",
-                "Tokens in the sequences of running calls, generated tokens excluded, by deployment.",
-            ),
-        ]);
         for kind in ResourceKind::ALL {
-            if let Some(label) = kind.handle() {
-                let mut metric = self.resource_count(kind).gauge_metric(
-                    "corral_deployment_handles",
-                    "Handles that running calls hold, by deployment and kind.",
-                );
-                metric.labels.push(("kind", label.to_owned()));
-                metrics.push(metric);
-            }
+            let (name, help, label) = kind.metric();
+            let count = self.resource_count(kind).get() as f64;
+            let mut metric = metric(name, help, MetricKind::Gauge, count);
+            metric
+                .labels
+                .extend(label.map(|label| ("kind", label.to_owned())));
+            metrics.push(metric);
         }
         metrics
     }
@@ -301,31 +272,22 @@ mod tests {
     }
 
     #[test]
-    fn each_metric_reports_its_own_counter() {
+    fn each_resource_has_its_own_metric() {
         let counters = DeploymentCounters::default();
-        counters.requests.add(8);
-        counters.request_refused("busy");
-        counters.calls_running.add(9);
-        counters.pool_permits.add(13);
-        counters.calls_waiting.add(6);
-        counters.guest_polls.add(7);
-        counters.compute_turns.add(12);
-        counters.host_calls.add(1);
-        counters.generation_polls.add(2);
-        counters.generation_chunks.add(3);
-        (0..4).for_each(|_| counters.frame_sent(10));
-        counters.memory_growths.add(5);
         for (count, kind) in (11..).zip(ResourceKind::ALL) {
             counters.resource_count(kind).add(count);
         }
         let metrics = counters.metrics();
-        let values: Vec<_> = metrics.iter().map(|metric| metric.value).collect();
-        let expected = [
-            8.0, 1.0, 9.0, 13.0, 6.0, 7.0, 12.0, 1.0, 2.0, 3.0, 4.0, 40.0, 5.0, 19.0, 15.0, 18.0,
-            11.0, 12.0, 13.0, 14.0, 16.0, 17.0,
-        ];
+        let named: BTreeMap<_, _> = metrics
+            .iter()
+            .map(|metric| ((metric.name, metric.labels.clone()), metric.value))
+            .collect();
+        assert_eq!(named.len(), metrics.len(), "no two are alike");
+        let values = named.into_values().filter(|value| *value > 0.0);
+        let mut values: Vec<_> = values.collect();
+        values.sort_by(f64::total_cmp);
+        let expected: Vec<_> = (11..20).map(f64::from).collect();
         assert_eq!(values, expected);
-        assert_eq!(metrics[1].labels, [("code", "busy".to_owned())]);
     }
 
     #[test]

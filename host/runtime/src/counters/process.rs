@@ -1,8 +1,8 @@
 //! Counters of all plugins of the process.
 
-use super::Counter;
+use super::{Counter, metric};
 use crate::call_error::CallError;
-use corral_engine::Metric;
+use corral_engine::{Metric, MetricKind};
 use std::time::Duration;
 
 /// How a call ended.
@@ -14,29 +14,49 @@ pub(crate) enum CallEnd {
     Canceled,
 }
 
-/// Counters of all plugins together.
-#[derive(Debug, Default)]
-pub(crate) struct ProcessCounters {
-    pub(crate) calls: Counter,
-    calls_completed: Counter,
-    calls_canceled: Counter,
-    calls_failed: [Counter; CallError::CODES.len()],
-    pub(crate) calls_waiting: Counter,
-    pub(crate) calls_waiting_for_turn: Counter,
-    pub(crate) plugins_loaded: Counter,
-    pub(crate) log_lines: Counter,
-    pub(crate) sampler_instances: Counter,
-    instances: Counter,
-    instances_peak: Counter,
-    instances_started: Counter,
-    start_nanos: Counter,
-    cpu_nanos: Counter,
-    instance_nanos: Counter,
-    components_loaded: Counter,
-    compile_nanos: Counter,
-    sampler_calls: Counter,
-    sampler_nanos: Counter,
-    sampler_failures: Counter,
+counters! {
+    /// Counters of all plugins together.
+    ProcessCounters {
+        calls_failed: [Counter; CallError::CODES.len()],
+    }
+    /// Plugin calls, refused calls included.
+    pub(crate) calls: Counter = "corral_plugin_calls_total",
+    /// Plugin calls that completed.
+    calls_completed: Counter = "corral_plugin_calls_completed_total",
+    /// Plugin calls canceled because the client disconnected.
+    calls_canceled: Counter = "corral_plugin_calls_canceled_total",
+    /// Loaded plugins, including replaced ones with calls still running.
+    pub(crate) plugins_loaded: Gauge = "corral_plugins_loaded",
+    /// Plugin calls waiting for a permit.
+    pub(crate) calls_waiting: Gauge = "corral_plugin_calls_waiting",
+    /// Plugin calls that computed for long and wait for a turn to continue.
+    pub(crate) calls_waiting_for_turn: Gauge = "corral_plugin_calls_waiting_for_turn",
+    /// Plugin instances that exist now.
+    instances: Gauge = "corral_plugin_instances",
+    /// Most plugin instances that existed at once.
+    instances_peak: Gauge = "corral_plugin_instances_peak",
+    /// Plugin instances created.
+    instances_started: Counter = "corral_plugin_instances_started_total",
+    /// Time spent creating plugin instances.
+    start_nanos: Counter = "corral_plugin_instance_start_seconds_total" / 1e9,
+    /// Lifetime of plugin instances.
+    instance_nanos: Counter = "corral_plugin_instance_seconds_total" / 1e9,
+    /// CPU time of plugins.
+    cpu_nanos: Counter = "corral_plugin_cpu_seconds_total" / 1e9,
+    /// Components compiled or read from the cache.
+    components_loaded: Counter = "corral_plugin_components_loaded_total",
+    /// Time spent compiling components or reading them from the cache.
+    compile_nanos: Counter = "corral_plugin_compile_seconds_total" / 1e9,
+    /// Lines that plugins wrote to standard output and error.
+    pub(crate) log_lines: Counter = "corral_plugin_log_lines_total",
+    /// Sampling plugin instances that exist now.
+    pub(crate) sampler_instances: Gauge = "corral_sampling_plugin_instances",
+    /// Tokens requested from sampling plugins.
+    sampler_calls: Counter = "corral_sampling_plugin_calls_total",
+    /// Time from a request for a token to the sampling plugin's answer.
+    sampler_nanos: Counter = "corral_sampling_plugin_seconds_total" / 1e9,
+    /// Token requests that a sampling plugin failed.
+    sampler_failures: Counter = "corral_sampling_plugin_failures_total",
 }
 
 impl ProcessCounters {
@@ -82,97 +102,17 @@ impl ProcessCounters {
 
     /// All counters as metrics.
     pub(crate) fn metrics(&self) -> Vec<Metric> {
-        let mut metrics = vec![
-            self.calls.count_metric(
-                "corral_plugin_calls_total",
-                "Plugin calls, refused calls included.",
-            ),
-            self.calls_completed.count_metric(
-                "corral_plugin_calls_completed_total",
-                "Plugin calls that completed.",
-            ),
-            self.calls_canceled.count_metric(
-                "corral_plugin_calls_canceled_total",
-                "Plugin calls canceled because the client disconnected.",
-            ),
-        ];
-        metrics.extend(
-            CallError::CODES
-                .iter()
-                .zip(&self.calls_failed)
-                .map(|(code, count)| {
-                    let mut metric = count.count_metric(
-                        "corral_plugin_calls_failed_total",
-                        "Plugin calls that failed, by error code.",
-                    );
-                    metric.labels.push(("code", (*code).to_owned()));
-                    metric
-                }),
-        );
-        metrics.extend([
-            self.plugins_loaded.gauge_metric(
-                "corral_plugins_loaded",
-                "Loaded plugins, including replaced ones with calls still running.",
-            ),
-            self.calls_waiting.gauge_metric(
-                "corral_plugin_calls_waiting",
-                "Plugin calls waiting for a permit.",
-            ),
-            self.calls_waiting_for_turn.gauge_metric(
-                "corral_plugin_calls_waiting_for_turn",
-                "Plugin calls that computed for long and wait for a turn to continue.",
-            ),
-            self.instances.gauge_metric(
-                "corral_plugin_instances",
-                "Plugin instances that exist now.",
-            ),
-            self.instances_peak.gauge_metric(
-                "corral_plugin_instances_peak",
-                "Most plugin instances that existed at once.",
-            ),
-            self.instances_started.count_metric(
-                "corral_plugin_instances_started_total",
-                "Plugin instances created.",
-            ),
-            self.start_nanos.seconds_metric(
-                "corral_plugin_instance_start_seconds_total",
-                "Time spent creating plugin instances.",
-            ),
-            self.instance_nanos.seconds_metric(
-                "corral_plugin_instance_seconds_total",
-                "Lifetime of plugin instances.",
-            ),
-            self.cpu_nanos
-                .seconds_metric("corral_plugin_cpu_seconds_total", "CPU time of plugins."),
-            self.components_loaded.count_metric(
-                "corral_plugin_components_loaded_total",
-                "Components compiled or read from the cache.",
-            ),
-            self.compile_nanos.seconds_metric(
-                "corral_plugin_compile_seconds_total",
-                "Time spent compiling components or reading them from the cache.",
-            ),
-            self.log_lines.count_metric(
-                "corral_plugin_log_lines_total",
-                "Lines that plugins wrote to standard output and error.",
-            ),
-            self.sampler_instances.gauge_metric(
-                "corral_sampling_plugin_instances",
-                "Sampling plugin instances that exist now.",
-            ),
-            self.sampler_calls.count_metric(
-                "corral_sampling_plugin_calls_total",
-                "Tokens requested from sampling plugins.",
-            ),
-            self.sampler_nanos.seconds_metric(
-                "corral_sampling_plugin_seconds_total",
-                "Time from a request for a token to the sampling plugin's answer.",
-            ),
-            self.sampler_failures.count_metric(
-                "corral_sampling_plugin_failures_total",
-                "Token requests that a sampling plugin failed.",
-            ),
-        ]);
+        let mut metrics = self.table_metrics();
+        for (code, count) in CallError::CODES.iter().zip(&self.calls_failed) {
+            let mut metric = metric(
+                "corral_plugin_calls_failed_total",
+                "Plugin calls that failed, by error code.",
+                MetricKind::Counter,
+                count.get() as f64,
+            );
+            metric.labels.push(("code", (*code).to_owned()));
+            metrics.push(metric);
+        }
         metrics
     }
 }

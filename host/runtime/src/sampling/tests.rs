@@ -76,12 +76,6 @@ impl Fixture {
         self.sampler(code).check(256).await.unwrap()
     }
 
-    /// The error of a check.
-    async fn check_error(&self, start: &str, needs: &str) -> Error {
-        let sampler = self.sampler([start, needs, ""]);
-        sampler.check(256).await.err().unwrap()
-    }
-
     /// Requests one of the tokens from 5 on.
     fn request(&self, chooser: &mut dyn ExternalSampler, key: u64, candidates: u32) {
         #[allow(clippy::cast_precision_loss)]
@@ -171,40 +165,6 @@ async fn failed_sampling_names_the_reason() {
             assert_eq!(fixture.metric("corral_sampling_plugin_instances"), 0.0);
         }
         assert_eq!(fixture.metric("corral_sampling_plugin_failures_total"), 2.0);
-    }
-}
-
-#[tokio::test]
-async fn check_refuses_bad_settings_and_needs() {
-    let fixture = Fixture::new();
-    let error = fixture.check_error("(call $refuse)", "").await;
-    let text = "the sampling plugin pick refuses its settings: too loud";
-    assert_eq!(error, Error::Invalid(text.into()));
-    for (start, needs, expected) in [
-        ("unreachable", "", "pick failed: the plugin crashed"),
-        (SPIN, "", "pick exceeded the 250 ms of CPU time"),
-        ("", "unreachable", "pick failed: the plugin crashed"),
-        (
-            "",
-            "(i32.store (i32.const 0) (i32.const 0))",
-            "needs 0 candidates; it may have 1 to 4096",
-        ),
-        (
-            "",
-            "(i32.store (i32.const 0) (i32.const 4097))",
-            "needs 4097 candidates",
-        ),
-        (
-            "",
-            "(i32.store (i32.const 8) (i32.const 65537))",
-            "needs 65537 tokens of history",
-        ),
-    ] {
-        let Error::Failed(text) = fixture.check_error(start, needs).await else {
-            panic!("{start} {needs}");
-        };
-        assert!(text.contains(expected), "{text}");
-        fixture.wait_until_no_instances().await;
     }
 }
 

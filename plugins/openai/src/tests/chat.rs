@@ -79,35 +79,6 @@ fn combined_response(answer: &Value, index: usize) -> Value {
 }
 
 #[test]
-fn chat_gets_an_answer() {
-    let (status, answer) = post(&script("Hello!"), PATH, &hi(json!({"max_tokens": 9})));
-    assert_eq!(
-        (status, &answer["object"]),
-        (200, &"chat.completion".into())
-    );
-    assert_eq!(
-        answer["choices"][0],
-        json!({
-            "index": 0,
-            "message": {"role": "assistant", "content": "Hello!", "refusal": null},
-            "logprobs": null,
-            "finish_reason": "stop",
-        })
-    );
-    // The template writes 34 characters and four control tokens.
-    let usage = &answer["usage"];
-    assert_eq!(
-        (&usage["completion_tokens"], &usage["prompt_tokens_details"]),
-        (&7.into(), &json!({"cached_tokens": 0}))
-    );
-    assert_eq!(
-        usage["total_tokens"].as_u64(),
-        usage["prompt_tokens"].as_u64().map(|tokens| tokens + 7)
-    );
-    assert_eq!(answer["model"], "script");
-}
-
-#[test]
 fn stream_equals_the_whole_response() {
     let think = format!("{TEMPLATE}{{# </think> #}}");
     for (template, answer, body) in [
@@ -335,36 +306,6 @@ fn tool_choice_controls_tools_and_grammar() {
 }
 
 #[test]
-fn response_format_becomes_a_grammar() {
-    let schema = json!({"type": "object", "properties": {"a": {}}});
-    let named = json!({"name": "x", "strict": true, "schema": schema});
-    let format = json!({"type": "json_schema", "json_schema": named});
-    let object = json!({"type": "json_object"});
-    for (format, grammar, content) in [
-        (format, schema.to_string(), "{\"a\":1}"),
-        (object, String::new(), "{}"),
-    ] {
-        let script = script(content).grammar(&grammar, &[content]);
-        let (_, answer) = post(&script, PATH, &hi(json!({"response_format": format})));
-        assert_eq!(answer["choices"][0]["message"]["content"], content);
-        assert!(
-            script.generations()[0]
-                .settings
-                .contains(&"constrain".to_owned())
-        );
-    }
-    let script = script("no");
-    let wrong =
-        json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}});
-    assert_error(
-        &script,
-        PATH,
-        &hi(json!({"response_format": wrong})),
-        (400, "param", "response_format"),
-    );
-}
-
-#[test]
 fn choices_fork_with_own_seeds() {
     let script = script("Hello!");
     let events = events(
@@ -459,17 +400,4 @@ fn stream_error_is_the_last_event() {
         "Hel"
     );
     assert_eq!(events.last().unwrap()["error"]["type"], "server_error");
-}
-
-#[test]
-fn disconnect_cancels_the_generation() {
-    let script = script("Hello!");
-    script.run(async {
-        let request = Request::post(PATH).with_json(&hi(json!({"stream": true})));
-        let Ok(answer) = crate::routes::handle(request).await else {
-            panic!("an answer")
-        };
-        answer.read_events(2).await;
-    });
-    assert_eq!(script.calls().last(), Some(&HostCall::Cancelled));
 }

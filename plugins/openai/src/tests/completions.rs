@@ -13,57 +13,6 @@ fn script() -> Script {
 }
 
 #[test]
-fn prompt_gets_a_completion() {
-    let (status, answer) = post(
-        &script(),
-        PATH,
-        &json!({"prompt": "1+1=", "temperature": 0}),
-    );
-    assert_eq!(
-        (status, &answer["object"]),
-        (200, &"text_completion".into())
-    );
-    let choice = json!({"index": 0, "text": "2", "logprobs": null, "finish_reason": "stop"});
-    assert_eq!(answer["choices"], json!([choice]));
-    assert_eq!(answer["usage"]["total_tokens"], 6);
-}
-
-#[test]
-fn several_prompts_have_several_choices() {
-    let body = json!({"prompt": ["1+1=", [97, 98, 99]], "n": 2, "max_tokens": 3, "echo": true});
-    let (_, answer) = post(&script(), PATH, &body);
-    let choices = answer["choices"].as_array().unwrap();
-    let texts: Vec<_> = choices
-        .iter()
-        .map(|choice| choice["text"].as_str().unwrap())
-        .collect();
-    assert_eq!(texts, ["1+1=2", "1+1=2", "abcdef", "abcdef"]);
-    assert_eq!(
-        (&choices[1]["finish_reason"], &choices[2]["finish_reason"]),
-        (&"stop".into(), &"length".into())
-    );
-    assert_eq!(answer["usage"]["prompt_tokens"], 7);
-
-    let events = events(&script(), PATH, &body);
-    for (index, text) in texts.iter().enumerate() {
-        let pieces = events
-            .iter()
-            .filter(|event| event["choices"][0]["index"] == index);
-        let pieces: Vec<_> = pieces.map(|event| event["choices"][0].clone()).collect();
-        let together: String = pieces
-            .iter()
-            .map(|piece| piece["text"].as_str().unwrap())
-            .collect();
-        assert_eq!(together, *text);
-        assert_eq!(
-            pieces.last().unwrap()["finish_reason"],
-            choices[index]["finish_reason"]
-        );
-    }
-    assert_eq!(events.last(), Some(&"[DONE]".into()));
-}
-
-#[test]
 fn logprobs_are_parallel_lists() {
     let body = json!({"prompt": "abc", "logprobs": 2});
     let (_, answer) = post(&script(), PATH, &body);

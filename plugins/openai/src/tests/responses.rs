@@ -161,16 +161,6 @@ fn response_error_event_has_name_and_number() {
     assert!(data["message"].as_str().unwrap().contains('9'), "{data}");
 }
 
-#[test]
-fn truncated_response_is_incomplete() {
-    let body = json!({"input": "Hi", "max_output_tokens": 2});
-    let (_, answer) = post(&script("Hello!"), "/v1/responses", &body);
-    assert_eq!(answer["status"], "incomplete");
-    assert_eq!(answer["incomplete_details"]["reason"], "max_output_tokens");
-    let events = events(&script("Hello!"), "/v1/responses", &body);
-    assert_eq!(events.last().unwrap()["type"], "response.incomplete");
-}
-
 /// Fields of a request, and the field of the error.
 const ERRORS: &str = r#"
 {"previous_response_id": "x"} => previous_response_id

@@ -3,6 +3,8 @@
 use super::super::*;
 use super::support::{FakeDisk, Fault, KIB, check, state};
 use crate::engine_waker::EngineWaker;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -169,16 +171,12 @@ fn budgets_hold_and_fetches_end_with_thread() {
     let waker = EngineWaker::new(move || sender.try_send(()).unwrap());
     let mut store = SwapStore::with_disk(32 * KIB, 60 * KIB, disk.clone(), waker).unwrap();
     let mut kept = HashMap::new();
-    let mut random = 1_u64;
+    let mut random = ChaCha8Rng::seed_from_u64(1);
     for round in 0..20_000 {
-        // Knuth's MMIX generator.
-        random = random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        let (id, what) = ((random >> 40) % 24, (random >> 50) % 16);
-        match what {
+        let id = random.random_range(0..24);
+        match random.random_range(0..16) {
             0..7 => {
-                let bytes = state(id + round, 1 + (random >> 20) % (6 * KIB));
+                let bytes = state(id + round, random.random_range(1..=6 * KIB));
                 kept.remove(&id);
                 if store.put(id, bytes.clone()).is_ok() {
                     kept.insert(id, bytes);
@@ -196,7 +194,7 @@ fn budgets_hold_and_fetches_end_with_thread() {
             }
             _ => {
                 let faults = [Fault::Full, Fault::Stays, Fault::Missing, Fault::Flipped];
-                disk.lock().fault = faults.get((random >> 33) as usize % 40).copied();
+                disk.lock().fault = faults.get(random.random_range(0..40)).copied();
             }
         }
         while woken.try_recv().is_ok() {}

@@ -6,7 +6,6 @@ use crate::external_sampler::{
 };
 use crate::metrics::get;
 use crate::{Error, GenerateOptions, Token};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,7 +17,6 @@ type Rule = fn(&SamplingRequest) -> Result<Token, Error>;
 struct ThreadSamplers {
     rule: Rule,
     answer_time: Duration,
-    started: AtomicUsize,
 }
 
 struct ThreadSampler(Sender<(SamplingRequest, SamplingReply)>);
@@ -39,7 +37,6 @@ impl ExternalSamplerFactory for ThreadSamplers {
     }
 
     fn start(&self, _: u64) -> Box<dyn ExternalSampler> {
-        self.started.fetch_add(1, Ordering::Relaxed);
         let (sender, requests) = channel::<(SamplingRequest, SamplingReply)>();
         let (rule, answer_time) = (self.rule, self.answer_time);
         std::thread::spawn(move || {
@@ -66,11 +63,7 @@ fn likeliest(request: &SamplingRequest) -> Result<Token, Error> {
 }
 
 fn thread_samplers(rule: Rule, answer_time: Duration) -> Arc<ThreadSamplers> {
-    Arc::new(ThreadSamplers {
-        rule,
-        answer_time,
-        started: AtomicUsize::new(0),
-    })
+    Arc::new(ThreadSamplers { rule, answer_time })
 }
 
 fn sampled_by<S: ExternalSamplerFactory + 'static>(
@@ -81,30 +74,6 @@ fn sampled_by<S: ExternalSamplerFactory + 'static>(
         external_sampler: Some(samplers.clone()),
         ..limit(max_tokens)
     }
-}
-
-#[test]
-fn external_samplers_generate_like_sampler_chains() {
-    let engine = TestEngine::start();
-    let samplers = thread_samplers(likeliest, Duration::ZERO);
-    let generations: Vec<_> = (0..40_u32)
-        .map(|n| {
-            let options = match n % 2 {
-                0 => sampled_by(&samplers, 1 + n % 9),
-                _ => limit(1 + n % 9),
-            };
-            engine.generate((n..n + 1 + n % 30).collect(), options)
-        })
-        .collect();
-    for (n, generation) in (0..).zip(generations) {
-        let first = n + 1 + n % 30;
-        let outcome = read_tokens(generation, first..=first + n % 9);
-        assert_eq!(outcome.generated_tokens, 1 + n % 9);
-    }
-    let metrics = engine.end();
-    assert_eq!(samplers.started.load(Ordering::Relaxed), 20);
-    let requests: u32 = (0..40).step_by(2).map(|n| 1 + n % 9).sum();
-    assert_eq!(get(&metrics.external_sampler_calls), u64::from(requests));
 }
 
 #[test]
@@ -182,18 +151,6 @@ impl ManualSamplers {
         wait_until(|| self.0.lock().unwrap().len() >= count);
         std::mem::take(&mut *self.0.lock().unwrap())
     }
-}
-
-#[test]
-fn generation_without_answer_can_be_canceled() {
-    let engine = TestEngine::start();
-    let samplers = Arc::new(ManualSamplers::default());
-    let generation = engine.generate(vec![1, 2, 3], sampled_by(&samplers, 5));
-    let unanswered = samplers.receive(1);
-    drop(generation);
-    wait_until(|| get(&engine.metrics.canceled) == 1);
-    drop(unanswered);
-    engine.end();
 }
 
 #[test]

@@ -4,34 +4,12 @@ use super::support::*;
 use crate::metrics::get;
 use crate::next_token::DistributionPart;
 use crate::worker::Command;
-use crate::{Error, Token};
+use crate::Error;
 use corral_scheduler::Retention;
 use corral_simulator::POISON;
 use std::time::Duration;
 
 const TOP_2: DistributionPart = DistributionPart::Top(2);
-
-#[test]
-fn next_token_requests_compute_new_tokens_only() {
-    let engine = TestEngine::start();
-    let mut retentions: [Retention; 4] = Default::default();
-    let mut prompts: [Vec<Token>; 4] = [0, 100, 200, 300].map(|n| (n..n + 20).collect());
-    for _ in 0..5 {
-        let replies = engine.next_tokens(&prompts, &TOP_2, &mut retentions);
-        for (prompt, reply) in prompts.iter_mut().zip(replies) {
-            let distribution = block_on(reply).unwrap();
-            let next = prompt.last().unwrap() + 1;
-            assert_eq!(distribution.candidates[0].0, next);
-            assert_eq!(distribution.position as usize, prompt.len());
-            prompt.push(next);
-        }
-    }
-    drop(retentions);
-    let metrics = engine.end();
-    assert_eq!(get(&metrics.next_token_requests), 20);
-    assert_eq!(get(&metrics.computed_tokens), 4 * 24, "each token once");
-    assert_eq!(get(&metrics.finished), 0);
-}
 
 #[test]
 fn failed_next_token_request_harms_no_other() {

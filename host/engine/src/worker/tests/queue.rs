@@ -1,8 +1,8 @@
-//! Waiting requests: deadlines, queue times, tenants, and an idle engine.
+//! Waiting requests: deadlines, queue times, and an idle engine.
 
 use super::support::*;
 use crate::metrics::get;
-use crate::{Caller, Error, Tenant};
+use crate::{Caller, Error};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -36,27 +36,6 @@ fn deadline_and_queue_time_end_requests() {
     let late = engine.generate_for(with_deadline(Instant::now()), vec![1], limit(1));
     assert_eq!(read(late).1, Err(Error::DeadlineExceeded));
     assert_eq!(get(&engine.end().expired), 6);
-}
-
-#[test]
-fn other_tenant_does_not_wait_for_a_flood() {
-    let engine = TestEngine::slow(Duration::from_millis(10));
-    // Long, so that few end while this thread is suspended.
-    let flood: Vec<_> = (0..50)
-        .map(|_| engine.generate(vec![1], limit(40)))
-        .collect();
-    let other = Caller {
-        tenant: Tenant(1),
-        ..Caller::default()
-    };
-    let (_, outcome) = read(engine.generate_for(other, vec![1], limit(8)));
-    assert!(outcome.is_ok());
-    let finished = get(&engine.metrics.finished);
-    assert!(finished <= 24, "{finished} of the flood finished first");
-    for generation in flood.into_iter().take(8) {
-        assert!(read(generation).1.is_ok());
-    }
-    engine.end();
 }
 
 #[test]
