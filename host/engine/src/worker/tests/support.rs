@@ -53,7 +53,7 @@ struct SlowBackend {
     queue_delay: Duration,
 }
 
-pub fn simulator_inputs(step: &[TokenInput]) -> Vec<corral_simulator::Input> {
+fn simulator_inputs(step: &[TokenInput]) -> Vec<corral_simulator::Input> {
     let input = |input: &TokenInput| corral_simulator::Input {
         token: input.token,
         position: input.position,
@@ -355,11 +355,8 @@ impl TestEngine {
         options: GenerateOptions,
     ) -> (NewRequest, Generation) {
         let (sender, generation) = mailbox(self.metrics.clone(), self.waker.clone());
-        // The name of an adapter is its number here.
-        let number = options.adapter.as_deref().map(str::parse);
         let request = NewRequest {
             caller,
-            adapter: AdapterId(number.map_or(0, |number| number.expect("a number"))),
             ..new_request(prompt, NewWork::Generate { options, sender })
         };
         (request, generation)

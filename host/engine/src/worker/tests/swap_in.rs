@@ -1,13 +1,12 @@
 //! Requests that wait for a swapped-out state.
 
 use super::support::*;
-use crate::backend::TokenInput;
 use crate::metrics::get;
 use crate::swap_store::SwapStore;
 use crate::worker::{Command, ImportState};
 use crate::{Caller, Token};
-use corral_scheduler::{PositionOrder, Retention, SeqId};
-use corral_simulator::{Machine, Simulator, Size};
+use corral_scheduler::{AdapterId, PositionOrder, Retention};
+use corral_simulator::Simulator;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,26 +38,6 @@ impl crate::swap_store::Disk for GatedDisk {
     }
 }
 
-/// The state of these tokens.
-fn state(tokens: &[Token]) -> Vec<u8> {
-    let size = Size {
-        seq_ids: 1,
-        cells: 256,
-        step_tokens: 256,
-        vocabulary: VOCABULARY,
-    };
-    let mut simulator = Simulator::new(size, Machine::default(), Default::default());
-    let inputs = (0..).zip(tokens).map(|(position, &token)| TokenInput {
-        token,
-        position,
-        seq: SeqId(0),
-        output: false,
-    });
-    let inputs: Vec<_> = inputs.collect();
-    simulator.decode(&simulator_inputs(&inputs)).unwrap();
-    simulator.save(SeqId(0), usize::MAX).unwrap()
-}
-
 #[test]
 fn canceled_request_leaves_swap_in_of_another() {
     let (open, gate) = sync_channel(9);
@@ -76,7 +55,7 @@ fn canceled_request_leaves_swap_in_of_another() {
         let tokens: Vec<Token> = (first..first + 60).collect();
         let import = ImportState {
             scope: Caller::default().scope(),
-            state: state(&tokens),
+            state: Simulator::state_of(&tokens, AdapterId::NONE),
             tokens,
             order: PositionOrder::new(std::iter::once(0..60).collect()).unwrap(),
             retention: retention.downgrade(),
