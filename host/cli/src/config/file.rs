@@ -79,7 +79,8 @@ fn parse(text: &str, dir: &Path, command: &Command) -> Result<Vec<Entry>, (usize
     for (name, value) in document.get_ref() {
         let (key, at) = (name.get_ref(), name.span().start);
         let Some(option) = field(command, key) else {
-            return Err((line_of(at), unknown(command, key)));
+            let is_table = matches!(value.get_ref(), DeValue::Table(_));
+            return Err((line_of(at), unknown(command, key, is_table)));
         };
         let mut add = |value: Option<OsString>, offset: usize| {
             let entry = Entry {
@@ -149,18 +150,18 @@ fn describe(value: &DeValue) -> &'static str {
 }
 
 /// The message about an unknown key, with the key that was probably meant.
-fn unknown(command: &Command, key: &str) -> String {
+fn unknown(command: &Command, key: &str, is_table: bool) -> String {
     let shown = key.escape_debug();
     let flag = format!("--{key}");
     // clap knows what is similar.
     let error = command.clone().try_get_matches_from(["serve", &flag]);
-    let meant = error
-        .err()
-        .and_then(|error| match error.get(ContextKind::SuggestedArg) {
-            Some(ContextValue::String(flag)) => Some(flag.trim_start_matches('-').to_owned()),
-            _ => None,
-        });
-    match meant.filter(|meant| field(command, meant).is_some()) {
+    let meant = error.err().and_then(|error| {
+        let Some(ContextValue::String(flag)) = error.get(ContextKind::SuggestedArg) else {
+            return None;
+        };
+        Some(flag.trim_start_matches('-').to_owned())
+    });
+    match meant.filter(|meant| !is_table && field(command, meant).is_some()) {
         Some(meant) => format!("unknown field '{shown}'; did you mean '{meant}'?"),
         None => format!(
             "unknown field '{shown}'; the fields are the options of 'corral serve --help' without '--', and there are \

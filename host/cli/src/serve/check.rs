@@ -7,7 +7,7 @@ use super::{call_limits, load_plugin, plugin_limits};
 use crate::admin_token;
 use crate::args::ServeArgs;
 use crate::terminal::{mebibytes, print};
-use crate::{Error, model, startup};
+use crate::{Error, startup};
 use corral_engine::ModelPool;
 use corral_server::{AdminToken, BindError};
 use std::fmt::Display;
@@ -64,18 +64,26 @@ impl Report {
 
     /// Takes the files of models from a hub out of the cache. Returns which models are not in it.
     fn find_cached(&mut self, args: &mut ServeArgs) -> Vec<bool> {
-        let mut missing = vec![false; args.models.models.len()];
-        for index in 0..missing.len() {
-            let Some(hub) = args.models.models[index].hub.take() else {
-                continue;
-            };
-            match model::cached(&hub) {
-                Ok(Some(file)) => args.models.models[index].file = file,
-                Ok(None) => missing[index] = true,
-                Err(error) => self.problem(args, "model", index, error.message(false)),
+        let indexes = 0..args.models.models.len();
+        indexes.map(|index| self.is_missing(args, index)).collect()
+    }
+
+    fn is_missing(&mut self, args: &mut ServeArgs, index: usize) -> bool {
+        let model = &mut args.models.models[index];
+        let Some(hub) = model.hub.take() else {
+            return false;
+        };
+        match crate::model::cached(&hub) {
+            Ok(Some(file)) => {
+                model.file = file;
+                false
+            }
+            Ok(None) => true,
+            Err(error) => {
+                self.problem(args, "model", index, error.message(false));
+                true
             }
         }
-        missing
     }
 
     async fn check_models_and_plugins(&mut self, args: &ServeArgs, is_missing: &[bool]) {
@@ -152,9 +160,8 @@ impl Report {
 
     fn check_security(&mut self, args: &ServeArgs) {
         let mut warnings = Vec::new();
-        match args.public.open_tls(|warning| warnings.push(warning)) {
-            Ok(_) => {}
-            Err(error) => self.problem(args, "tls-cert", 0, error),
+        if let Err(error) = args.public.open_tls(|warning| warnings.push(warning)) {
+            self.problem(args, "tls-cert", 0, error);
         }
         if let Some(file) = &args.public.tls_cert {
             self.plan(format!("certificate in {}", file.display()));

@@ -8,8 +8,8 @@ use crate::args::ServeArgs;
 use crate::command_line::{Command, CommandLine};
 use crate::config::Change;
 use crate::{Error, logs, service_manager};
-use corral_server::ServerOptions;
 use corral_server::deployments::Deployments;
+use corral_server::{Route, ServerOptions};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::signal::unix::Signal;
 
@@ -153,8 +153,8 @@ impl LiveOptions {
             return;
         }
         let routes = new.plugins.iter().map(|plugin| &plugin.route);
-        let started = |route| self.started.plugins.iter().any(|one| one.route == *route);
-        for route in routes.filter(|route| started(*route)) {
+        let started = |route: &Route| self.started.plugins.iter().any(|one| one.route == *route);
+        for route in routes.filter(|route| started(route)) {
             let mut policy = new.public.request_policy(route);
             // Keys come or go with a restart only.
             if new.public.keys.is_some() != self.options.api_keys.is_some() {
