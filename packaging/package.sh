@@ -72,7 +72,7 @@ for plugin in $shipped_plugins; do
 done
 cp models/tiny/tiny.gguf "$tree/share/corral/models/"
 cp packaging/corral.{service,socket} "$tree/lib/systemd/system/"
-cp packaging/corral.default "$tree/share/corral/"
+cp packaging/corral.default packaging/server.toml host/cli/server.schema.json "$tree/share/corral/"
 
 bin=$lib/corral
 mkdir -p "$tree/share/"{bash-completion/completions,zsh/site-functions,fish/vendor_completions.d}

@@ -113,6 +113,13 @@ impl Corral {
         Self::launch(&[], &["--preload", "none"], &[], Some(store), None)
     }
 
+    /// Starts a server with these arguments and no others.
+    pub fn start_exactly(arguments: &[&str]) -> Self {
+        let mut command = Command::new(artifacts::binary());
+        command.stdin(Stdio::null()).arg("serve").args(arguments);
+        Self::wait_until_announced(command, None)
+    }
+
     fn launch(
         plugins: &[(&str, &str)],
         arguments: &[&str],
@@ -170,10 +177,13 @@ impl Corral {
         if let Some(store) = store {
             command.arg("--store").arg(store);
         }
+        command.args(arguments).envs(variables.iter().copied());
+        Self::wait_until_announced(command, store)
+    }
+
+    fn wait_until_announced(mut command: Command, store: Option<&Path>) -> Self {
         command
-            .args(arguments)
             .env_remove("RUST_LOG")
-            .envs(variables.iter().copied())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary starts");

@@ -166,6 +166,13 @@ fn inherited_socket_waits_until_ready() {
     waiting.read_to_string(&mut answer).expect("answered");
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     assert_eq!(manager.notification(), "READY=1");
+    corral.signal("HUP");
+    let reloading = manager.notification();
+    assert!(
+        reloading.starts_with("RELOADING=1\nMONOTONIC_USEC="),
+        "{reloading}"
+    );
+    assert_eq!(manager.notification(), "READY=1");
     corral.signal("TERM");
     corral.wait_for_success();
     assert_eq!(manager.notification(), "STOPPING=1");

@@ -12,10 +12,13 @@ mod serve;
 
 pub use devices::{BackendArgs, DeviceArgs};
 pub(crate) use linked::{LINKED_HINT, LinkedArg, check_linked};
+pub(crate) use models::AdapterArg;
 pub use models::{ModelArg, ModelArgs};
+#[cfg(test)]
+pub(crate) use parsers::SECONDS;
 pub use parsers::{seconds, whole};
-pub(crate) use public::reload_files;
 pub(crate) use run::RunArgs;
+pub(crate) use serve::PluginArg;
 pub use serve::ServeArgs;
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use crate::Error;
 use crate::args::{RunArgs, ServeArgs};
 use crate::bench::BenchCommand;
 use crate::completions::{CompletionsArgs, ManPagesArgs};
+use crate::config::{ConfigCommand, ConfigSource};
 use crate::deploy::DeployCommand;
 use crate::doctor::DoctorArgs;
 use crate::keys::KeysCommand;
@@ -39,6 +40,9 @@ pub enum Command {
     /// Download models from a hub, and manage the downloaded ones
     #[command(subcommand)]
     Model(ModelCommand),
+    /// Help with the file of `corral serve --config`
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Measure endpoints
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -65,7 +69,11 @@ impl Command {
 
 /// Parses the process's arguments. Returns nothing after printing help or the version.
 pub fn parse<T: Parser>() -> Result<Option<T>, Error> {
-    match T::try_parse() {
+    parse_from(&Vec::from_iter(std::env::args_os()))
+}
+
+fn parse_from<T: Parser>(arguments: &[OsString]) -> Result<Option<T>, Error> {
+    match T::try_parse_from(arguments) {
         Ok(command_line) => Ok(Some(command_line)),
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -74,7 +82,7 @@ pub fn parse<T: Parser>() -> Result<Option<T>, Error> {
                 Ok(None)
             }
             _ => {
-                let command = command_path(&T::command(), std::env::args_os().skip(1));
+                let command = command_path(&T::command(), arguments.iter().skip(1).cloned());
                 Err(Error::Usage(usage_message(&error, &command)))
             }
         },
@@ -82,9 +90,19 @@ pub fn parse<T: Parser>() -> Result<Option<T>, Error> {
 }
 
 impl CommandLine {
-    /// Reads and checks the process's arguments. Returns nothing after printing help or the version.
+    /// Reads and checks the process's arguments, and the file that they name with `--config`. Returns nothing after
+    /// printing help or the version.
     pub(crate) fn read() -> Result<Option<Self>, Error> {
-        let command_line: Option<Self> = parse()?;
+        let arguments = Vec::from_iter(std::env::args_os());
+        match ConfigSource::find(&arguments)? {
+            Some(source) => source.parse(),
+            None => Self::from_arguments(&arguments),
+        }
+    }
+
+    /// Like [`CommandLine::read`], from these arguments alone.
+    pub(crate) fn from_arguments(arguments: &[OsString]) -> Result<Option<Self>, Error> {
+        let command_line: Option<Self> = parse_from(arguments)?;
         if let Some(command_line) = &command_line {
             command_line.check()?;
         }

@@ -11,6 +11,7 @@ pub mod args;
 pub mod bench;
 pub mod command_line;
 mod completions;
+mod config;
 mod deploy;
 mod doctor;
 mod error;
@@ -53,6 +54,7 @@ pub fn main() -> ExitCode {
         Command::Top(args) => top::top(&args),
         Command::Keys(command) => keys::keys(&command),
         Command::Model(command) => model::model(&command),
+        Command::Config(command) => config::config(&command),
         Command::Bench(command) => bench::bench(&command),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Deployments(command) => deploy::run(&command),

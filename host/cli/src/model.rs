@@ -83,6 +83,12 @@ pub(crate) fn fetch(reference: &HubReference, note: &dyn Fn(String)) -> Result<P
     }
 }
 
+/// The file of a model, if it is cached.
+pub(crate) fn cached(reference: &HubReference) -> Result<Option<PathBuf>, Error> {
+    let model = ModelCache::open()?.find(reference);
+    Ok(model.map(|model| model.file().to_owned()))
+}
+
 fn list(args: &ListArgs) -> Result<ExitCode, Error> {
     let cache = ModelCache::open()?;
     let models = cache.models();

@@ -1,19 +1,23 @@
 //! `corral serve`.
 
+mod check;
+mod reload;
+
 use crate::admin_token::{self, ConfiguredToken};
-use crate::args::{ServeArgs, reload_files};
+use crate::args::{PluginArg, ServeArgs};
 use crate::open_files::ConnectionShares;
 use crate::terminal::note;
 use crate::{Error, service_manager, startup};
 use corral_engine::ModelPool;
+use corral_runtime::{Limits, Plugin, Runtime};
 use corral_server::deployments::{Deployments, Store, StoreLimits};
-use corral_server::{
-    Access, InheritedSockets, Listeners, Server, ServerOptions, Services, StopSignals,
-};
+use corral_server::{Access, InheritedSockets, Listeners, Route, Server, Services, StopSignals};
+use reload::LiveOptions;
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Defaults of a call's time and its plugin's CPU time.
 const CALL_TIME: Duration = Duration::from_secs(60);
@@ -21,16 +25,19 @@ const CALL_CPU_TIME: Duration = Duration::from_secs(10);
 
 /// Serves until a signal stops the process.
 pub(crate) fn serve(mut args: ServeArgs) -> Result<ExitCode, Error> {
+    if args.check {
+        return check::check(args);
+    }
     // First, while the process has one thread.
     let sockets = InheritedSockets::from_env()?;
     args.models.fetch(note)?;
     let shares = ConnectionShares::raise_limit()?;
     let workers = startup::workers(args.models.workers);
-    startup::block_on(workers, serve_until_stopped(&args, sockets, shares))?
+    startup::block_on(workers, serve_until_stopped(args.into(), sockets, shares))?
 }
 
 async fn serve_until_stopped(
-    args: &ServeArgs,
+    args: Arc<ServeArgs>,
     sockets: InheritedSockets,
     shares: ConnectionShares,
 ) -> Result<ExitCode, Error> {
@@ -53,21 +60,23 @@ async fn serve_until_stopped(
     let no_signals = || Error::context("cannot watch signals; raise the limit of open files");
     let mut stop = StopSignals::new().map_err(no_signals())?;
     let reload = signal(SignalKind::hangup()).map_err(no_signals())?;
-    let reloading = tokio::spawn(reload_on_signal(options.clone(), reload));
+    let live = Arc::new(LiveOptions::new(Arc::clone(&args), options.clone()));
+    let reloading = tokio::spawn(Arc::clone(&live).reload_on(reload));
     let server =
         Server::start(listeners, options).map_err(Error::context("cannot start the listeners"))?;
     server.admin_warning().into_iter().for_each(note);
 
     let models = startup::model_pool(&args.models)?;
     let services = tokio::select! {
-        loaded = load(args, &models, store) => loaded?,
+        loaded = load(&args, &models, store) => loaded?,
         () = stop.next() => {
             startup::shut_down(models).await;
             return Ok(ExitCode::SUCCESS);
         }
     };
+    live.serve(&services.deployments).await;
     server.serve(services);
-    announce(args, &server, token.as_ref());
+    announce(&args, &server, token.as_ref());
     service_manager::notify_ready();
 
     tokio::select! {
@@ -75,6 +84,8 @@ async fn serve_until_stopped(
         never = service_manager::run_watchdog(&server) => match never {},
     }
     service_manager::notify_stopping();
+    reloading.abort();
+    let args = live.current();
     if let Some(delay) = args.drain_delay {
         server.mark_not_ready();
         note(format!(
@@ -101,22 +112,11 @@ async fn serve_until_stopped(
     if !all_ended {
         note("requests were still running and have been cut off".to_owned());
     }
-    reloading.abort();
     startup::shut_down(models).await;
     // The operator set the grace period, but a second signal may come from anywhere.
     match is_forced && !all_ended {
         true => Ok(ExitCode::FAILURE),
         false => Ok(ExitCode::SUCCESS),
-    }
-}
-
-/// Reads the certificate and the keys again on each SIGHUP.
-async fn reload_on_signal(options: ServerOptions, mut reload: Signal) {
-    loop {
-        reload.recv().await;
-        let options = options.clone();
-        // After a panic the previous files stay in use.
-        let _ = tokio::task::spawn_blocking(move || reload_files(&options, note)).await;
     }
 }
 
@@ -129,14 +129,7 @@ async fn load(
     // First what fails soon: heads of model files, then plugins. Loading models takes longest.
     startup::check_models(&args.models, models, note).await?;
     let runtime = startup::runtime(args.models.cache_dir.clone(), models)?;
-    let limits = args.limits.limits(CALL_TIME, CALL_CPU_TIME);
-    let max_calls = runtime.max_calls();
-    if limits.concurrent > max_calls {
-        return Err(Error::usage(format!(
-            "--max-calls is {}, and a deployment runs at most {max_calls} calls at once; give less",
-            limits.concurrent
-        )));
-    }
+    let limits = call_limits(args, &runtime)?;
     if args.plugins.is_empty() && store.is_none() {
         note(
             "there is no plugin; add --plugin ROUTE=FILE.wasm, or --store DIR and 'corral deploy'"
@@ -150,20 +143,8 @@ async fn load(
     };
     let deployments = Deployments::new(runtime.clone(), store, limits.clone(), access);
     for arg in &args.plugins {
-        let limits = corral_runtime::Limits {
-            priority: args.priority(&arg.route),
-            share_prefixes: args.share_prefixes.contains(&arg.route),
-            ..limits.clone()
-        };
-        // Its name is its route.
-        let name = arg.route.as_str();
-        let plugin = runtime.load_plugin(name, arg.file.clone(), limits).await?;
-        if !plugin.roles().http {
-            return Err(Error::failed(format!(
-                "{} does not export a wasi:http handler; use it with 'corral run'",
-                arg.file.display()
-            )));
-        }
+        let limits = plugin_limits(args, &arg.route, &limits);
+        let plugin = load_plugin(&runtime, arg, limits).await?;
         let policy = args.public.request_policy(&arg.route);
         deployments.add_static(arg.route.clone(), plugin, policy)?;
     }
@@ -174,6 +155,41 @@ async fn load(
         models: models.clone(),
         deployments,
     })
+}
+
+/// Limits of the calls of a deployment that sets none.
+fn call_limits(args: &ServeArgs, runtime: &Runtime) -> Result<Limits, Error> {
+    let limits = args.limits.limits(CALL_TIME, CALL_CPU_TIME);
+    let max_calls = runtime.max_calls();
+    match limits.concurrent > max_calls {
+        true => Err(Error::usage(format!(
+            "--max-calls is {}, and a deployment runs at most {max_calls} calls at once; give less",
+            limits.concurrent
+        ))),
+        false => Ok(limits),
+    }
+}
+
+/// Limits of the plugin at a route.
+fn plugin_limits(args: &ServeArgs, route: &Route, limits: &Limits) -> Limits {
+    Limits {
+        priority: args.priority(route),
+        share_prefixes: args.share_prefixes.contains(route),
+        ..limits.clone()
+    }
+}
+
+/// Loads the plugin of `--plugin`, whose name is its route.
+async fn load_plugin(runtime: &Runtime, arg: &PluginArg, limits: Limits) -> Result<Plugin, Error> {
+    let name = arg.route.as_str();
+    let plugin = runtime.load_plugin(name, arg.file.clone(), limits).await?;
+    match plugin.roles().http {
+        true => Ok(plugin),
+        false => Err(Error::failed(format!(
+            "{} does not export a wasi:http handler; use it with 'corral run'",
+            arg.file.display()
+        ))),
+    }
 }
 
 /// Prints on stdout that the server is ready, and its addresses. Programs wait for these lines.

@@ -17,8 +17,20 @@ pub(crate) fn notify_stopping() {
     notify(NotifyState::Stopping);
 }
 
+/// Reports that the server reads its configuration again. [`notify_ready`] ends this.
+pub(crate) fn notify_reloading() {
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => notify_all(&[NotifyState::Reloading, now]),
+        Err(error) => tracing::warn!(%error, "cannot read the clock for the service manager"),
+    }
+}
+
 fn notify(state: NotifyState<'_>) {
-    if let Err(error) = sd_notify::notify(&[state]) {
+    notify_all(&[state]);
+}
+
+fn notify_all(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(%error, "cannot notify the service manager");
     }
 }

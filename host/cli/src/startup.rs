@@ -4,7 +4,9 @@ use crate::Error;
 use crate::args::{ModelArg, ModelArgs};
 use crate::isolated_job;
 use crate::terminal::mebibytes;
-use corral_engine::{Caller, FileAccess, ModelCheck, ModelConfig, ModelPool, ModelState};
+use corral_engine::{
+    Caller, FileAccess, ModelCheck, ModelConfig, ModelPool, ModelState, Snapshots,
+};
 use corral_runtime::{Runtime, RuntimeConfig};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -54,12 +56,24 @@ pub fn tokio_runtime(workers: usize) -> Result<tokio::runtime::Runtime, Error> {
 
 /// The models of the command line, none of them loaded.
 pub(crate) fn model_pool(args: &ModelArgs) -> Result<ModelPool, Error> {
+    model_pool_with(args, || args.memory.open_snapshots())
+}
+
+/// The same without the directory of snapshots, which only one process can use.
+pub(crate) fn model_pool_to_check(args: &ModelArgs) -> Result<ModelPool, Error> {
+    model_pool_with(args, || Ok(None))
+}
+
+fn model_pool_with(
+    args: &ModelArgs,
+    snapshots: impl FnOnce() -> Result<Option<Arc<Snapshots>>, Error>,
+) -> Result<ModelPool, Error> {
     args.devices.backends.load()?;
     // Report wrong devices of models that load later at startup too.
     for ModelArg { name, .. } in &args.models {
         args.devices.for_model(name).devices.check()?;
     }
-    let snapshots = args.memory.open_snapshots()?;
+    let snapshots = snapshots()?;
     let check = Arc::new(model_check(args)?);
     let config = |(index, ModelArg { name, file, .. }): (usize, &ModelArg)| {
         let mut config = ModelConfig::new(name, file);
@@ -196,8 +210,17 @@ async fn load(models: &ModelPool, name: &str, note: &impl Fn(String)) -> Result<
 
 /// A plugin runtime over these models. `cache_dir` holds compiled plugins; by default the user's cache does.
 pub fn runtime(cache_dir: Option<PathBuf>, models: &ModelPool) -> Result<Runtime, Error> {
+    runtime_with(cache_dir.or_else(default_cache_dir), models)
+}
+
+/// The same without a directory: it compiles every plugin, and leaves nothing behind.
+pub(crate) fn runtime_to_check(models: &ModelPool) -> Result<Runtime, Error> {
+    runtime_with(None, models)
+}
+
+fn runtime_with(cache: Option<PathBuf>, models: &ModelPool) -> Result<Runtime, Error> {
     let config = RuntimeConfig {
-        cache: cache_dir.or_else(default_cache_dir),
+        cache,
         children: Some(isolated_job::children()?),
         ..RuntimeConfig::default()
     };

@@ -25,7 +25,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
 pub use file::ApiKeysError;
@@ -39,7 +39,7 @@ const FIRST_TENANT: u32 = 1 << 31;
 /// The API keys of a file.
 #[derive(Debug)]
 pub struct ApiKeys {
-    file: PathBuf,
+    file: Mutex<PathBuf>,
     index: RwLock<Arc<KeyIndex>>,
     persistent: Mutex<PersistentState>,
     watcher: FileWatcher,
@@ -96,7 +96,7 @@ impl ApiKeys {
     pub fn open(file: &Path) -> Result<Self, ApiKeysError> {
         let watcher = FileWatcher::new(&[file]);
         let keys = ApiKeys {
-            file: file.to_owned(),
+            file: Mutex::new(file.to_owned()),
             index: RwLock::default(),
             persistent: Mutex::default(),
             watcher,
@@ -109,7 +109,7 @@ impl ApiKeys {
     /// An empty set of keys.
     pub(crate) fn none() -> &'static Self {
         static NONE: LazyLock<ApiKeys> = LazyLock::new(|| ApiKeys {
-            file: PathBuf::new(),
+            file: Mutex::default(),
             index: RwLock::default(),
             persistent: Mutex::default(),
             watcher: FileWatcher::new(&[]),
@@ -123,7 +123,28 @@ impl ApiKeys {
     /// # Errors
     /// If the file is invalid; the keys stay as they were.
     pub fn reload(&self) -> Result<(), ApiKeysError> {
-        match KeyFile::read(&self.file) {
+        let file = self.file().clone();
+        self.load(&file)
+    }
+
+    /// Reads the keys of another file, and watches it from now on.
+    ///
+    /// # Errors
+    /// If the file is invalid; the keys and their file stay as they were.
+    pub fn reload_from(&self, file: &Path) -> Result<(), ApiKeysError> {
+        let watcher = FileWatcher::new(&[file]);
+        self.load(file)?;
+        file.clone_into(&mut self.file());
+        self.watcher.replace(watcher);
+        Ok(())
+    }
+
+    fn file(&self) -> MutexGuard<'_, PathBuf> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn load(&self, file: &Path) -> Result<(), ApiKeysError> {
+        match KeyFile::read(file) {
             Ok(file) => {
                 let mut persistent = self
                     .persistent

@@ -8,7 +8,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::task::spawn_blocking;
 
@@ -56,16 +56,14 @@ pub(crate) fn watch<F: Reloadable>(owner: &Arc<F>) {
 
 /// Detects changes of files.
 #[derive(Debug)]
-pub(crate) struct FileWatcher {
-    paths: Vec<PathBuf>,
-    seen: Mutex<SeenVersions>,
-}
+pub(crate) struct FileWatcher(Mutex<WatchedFiles>);
 
 /// The version of each file; `None` for a file that cannot be read.
 type Versions = Vec<Option<Version>>;
 
 #[derive(Debug)]
-struct SeenVersions {
+struct WatchedFiles {
+    paths: Vec<PathBuf>,
     /// Versions that were loaded, or failed to load.
     loaded: Versions,
     /// Versions of the last check.
@@ -77,20 +75,27 @@ impl FileWatcher {
     pub(crate) fn new(paths: &[&Path]) -> Self {
         let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
         let loaded = versions(&paths);
-        FileWatcher {
-            seen: Mutex::new(SeenVersions {
-                last: loaded.clone(),
-                loaded,
-            }),
+        FileWatcher(Mutex::new(WatchedFiles {
             paths,
-        }
+            last: loaded.clone(),
+            loaded,
+        }))
+    }
+
+    /// Watches the files of `other` instead.
+    pub(crate) fn replace(&self, other: FileWatcher) {
+        *self.lock() = other.0.into_inner().unwrap_or_else(PoisonError::into_inner);
     }
 
     /// Whether the files differ from the loaded versions and have stopped changing. Counts them as loaded
     /// from then on. Blocks on the disk.
     fn has_changed(&self, now: SystemTime) -> bool {
-        let current = versions(&self.paths);
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let paths = self.lock().paths.clone();
+        let current = versions(&paths);
+        let mut seen = self.lock();
+        if seen.paths != paths {
+            return false;
+        }
         let is_stable = current == seen.last || current.iter().all(|file| is_settled(file, now));
         seen.last.clone_from(&current);
         let changed = is_stable && current != seen.loaded;
@@ -98,6 +103,10 @@ impl FileWatcher {
             seen.loaded = current;
         }
         changed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WatchedFiles> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -158,6 +167,13 @@ mod tests {
         assert!(!watcher.has_changed(now), "another file may replace it");
         assert!(watcher.has_changed(now));
         assert!(!watcher.has_changed(now));
+        let other = dir.path().join("other");
+        write(&other, "one", now, old);
+        watcher.replace(FileWatcher::new(&[&other]));
+        write(&path, "no longer watched", now, old);
+        assert!(!watcher.has_changed(now));
+        write(&other, "longer", now, old);
+        assert!(watcher.has_changed(now));
     }
 
     #[test]

@@ -72,8 +72,6 @@ pub enum TlsError {
 /// A certificate and its key, reloaded when their files change.
 #[derive(Debug)]
 pub struct Tls {
-    certificate: PathBuf,
-    key: PathBuf,
     pair: RwLock<CertifiedPair>,
     watcher: FileWatcher,
     reloads: AtomicU64,
@@ -82,6 +80,8 @@ pub struct Tls {
 
 #[derive(Clone, Debug)]
 struct CertifiedPair {
+    certificate: PathBuf,
+    key: PathBuf,
     config: Arc<ServerConfig>,
     validity: Option<Validity>,
 }
@@ -99,8 +99,6 @@ impl Tls {
         let watcher = FileWatcher::new(&[certificate, key]);
         Ok(Tls {
             pair: RwLock::new(read(certificate, key)?),
-            certificate: certificate.to_owned(),
-            key: key.to_owned(),
             watcher,
             reloads: AtomicU64::new(0),
             failed_reloads: AtomicU64::new(0),
@@ -112,7 +110,25 @@ impl Tls {
     /// # Errors
     /// If the files are not a usable pair; the old pair stays in use.
     pub fn reload(&self) -> Result<(), TlsError> {
-        match read(&self.certificate, &self.key) {
+        let CertifiedPair {
+            certificate, key, ..
+        } = self.pair();
+        self.load(&certificate, &key)
+    }
+
+    /// Reads a certificate and its key from these files, and watches them from now on.
+    ///
+    /// # Errors
+    /// If the files are not a usable pair; the old pair and its files stay in use.
+    pub fn reload_from(&self, certificate: &Path, key: &Path) -> Result<(), TlsError> {
+        let watcher = FileWatcher::new(&[certificate, key]);
+        self.load(certificate, key)?;
+        self.watcher.replace(watcher);
+        Ok(())
+    }
+
+    fn load(&self, certificate: &Path, key: &Path) -> Result<(), TlsError> {
+        match read(certificate, key) {
             Ok(pair) => {
                 *self.pair.write().unwrap_or_else(PoisonError::into_inner) = pair;
                 self.reloads.fetch_add(1, Ordering::Relaxed);
@@ -127,8 +143,8 @@ impl Tls {
 
     /// A warning for the operator: the certificate has expired, expires soon, or is not valid yet.
     pub fn warning(&self) -> Option<String> {
-        let validity = self.pair().validity?;
-        let file = self.certificate.display();
+        let pair = self.pair();
+        let (validity, file) = (pair.validity?, pair.certificate.display());
         let days = |time: Duration| time.as_secs() / (24 * 3600);
         #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
         let now = SystemTime::now();
@@ -188,7 +204,8 @@ impl Tls {
 
     /// The acceptor for the next connection.
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(self.pair().config)
+        let pair = self.pair.read().unwrap_or_else(PoisonError::into_inner);
+        TlsAcceptor::from(Arc::clone(&pair.config))
     }
 
     fn pair(&self) -> CertifiedPair {
@@ -257,6 +274,8 @@ fn read(certificate: &Path, key: &Path) -> Result<CertifiedPair, TlsError> {
         .map_err(unusable)?;
     config.alpn_protocols = vec![HTTP2.to_vec(), HTTP1.to_vec()];
     Ok(CertifiedPair {
+        certificate: certificate.to_owned(),
+        key: key.to_owned(),
         config: Arc::new(config),
         validity,
     })
@@ -355,6 +374,29 @@ mod tests {
             let error = Tls::open(certificate, key).expect_err(expected).to_string();
             assert!(error.contains(expected), "{expected}: {error}");
         }
+    }
+
+    #[test]
+    fn reload_from_other_files_keeps_old_pair_on_failure() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let write = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).expect("written");
+            path
+        };
+        let ((old, old_key), (new, new_key)) = (pair(2024), pair(2090));
+        let (old, old_key) = (write("old.crt", &old), write("old.key", &old_key));
+        let (new, new_key) = (write("new.crt", &new), write("new.key", &new_key));
+        let tls = Tls::open(&old, &old_key).expect("a pair");
+        tls.reload_from(&new, &old_key).expect_err("no pair");
+        assert!(
+            tls.warning()
+                .is_some_and(|warning| warning.contains("old.crt"))
+        );
+        tls.reload_from(&new, &new_key).expect("a pair");
+        assert_eq!(tls.warning(), None);
+        std::fs::remove_file(&old).expect("there");
+        tls.reload().expect("the new files");
     }
 
     #[test]

@@ -6,7 +6,8 @@ use crate::open_files::ConnectionShares;
 use clap::Args;
 use corral_runtime::{Quota, QuotaLimit, QuotaLimits};
 use corral_server::{
-    Access, ApiKeys, ErrorFormat, HttpLimits, RequestPolicy, Route, ServerOptions, Tls,
+    Access, ApiKeys, ApiKeysError, ErrorFormat, HttpLimits, RequestPolicy, Route, ServerOptions,
+    Tls, TlsError,
 };
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -116,22 +117,62 @@ impl PublicArgs {
         limits.write_timeout = self.io_timeout;
         let mut options = ServerOptions::from(limits);
         options.memory.reserve = self.memory_reserve.map(|mebibytes| mebibytes << 20);
-        if let (Some(certificate), Some(key)) = (&self.tls_cert, &self.tls_key) {
-            let tls = Tls::open(certificate, key)?;
-            tls.warning().into_iter().for_each(&note);
-            options.tls = Some(Arc::new(tls));
-        }
-        if let Some(file) = &self.keys {
-            let keys = ApiKeys::open(file)?;
-            if keys.count() == 0 {
-                note(format!(
-                    "{} contains no key, so every request is refused; add the output of 'corral keys new'",
-                    file.display()
-                ));
-            }
-            options.api_keys = Some(Arc::new(keys));
-        }
+        options.tls = self.open_tls(&note)?.map(Arc::new);
+        options.api_keys = self.open_keys(&note)?.map(Arc::new);
         Ok(options)
+    }
+
+    /// Reads the certificate; reports a warning to `note`.
+    pub(crate) fn open_tls(&self, note: impl FnMut(String)) -> Result<Option<Tls>, TlsError> {
+        let (Some(certificate), Some(key)) = (&self.tls_cert, &self.tls_key) else {
+            return Ok(None);
+        };
+        let tls = Tls::open(certificate, key)?;
+        tls.warning().into_iter().for_each(note);
+        Ok(Some(tls))
+    }
+
+    /// Reads the keys; reports to `note` if there are none.
+    pub(crate) fn open_keys(
+        &self,
+        mut note: impl FnMut(String),
+    ) -> Result<Option<ApiKeys>, ApiKeysError> {
+        let Some(file) = &self.keys else {
+            return Ok(None);
+        };
+        let keys = ApiKeys::open(file)?;
+        if keys.count() == 0 {
+            note(format!(
+                "{} contains no key, so every request is refused; add the output of 'corral keys new'",
+                file.display()
+            ));
+        }
+        Ok(Some(keys))
+    }
+
+    /// Reads the certificate and the keys again for a server with these options, from the files that these arguments
+    /// name.
+    pub(crate) fn reload_files(&self, options: &ServerOptions, note: impl Fn(String)) {
+        if let Some(tls) = &options.tls {
+            let reloaded = match (&self.tls_cert, &self.tls_key) {
+                (Some(certificate), Some(key)) => tls.reload_from(certificate, key),
+                _ => tls.reload(),
+            };
+            match reloaded {
+                Ok(()) => note(tls.warning().unwrap_or("reloaded the certificate".into())),
+                Err(error) => note(format!("{error}; the old certificate stays in use")),
+            }
+        }
+        if let Some(keys) = &options.api_keys {
+            let reloaded = match &self.keys {
+                Some(file) => keys.reload_from(file),
+                None => keys.reload(),
+            };
+            match reloaded {
+                Ok(()) => note(format!("reloaded the keys: there are {}", keys.count())),
+                Err(error) => note(format!("{error}; the old keys stay in use")),
+            }
+        }
     }
 
     /// Access, quota and error format of a route.
@@ -147,22 +188,6 @@ impl PublicArgs {
             },
             quota: quota.map(|arg| Quota::new("deployment", route.as_str(), arg.limits)),
             error_format: format.map_or(ErrorFormat::default(), |arg| arg.format),
-        }
-    }
-}
-
-/// Reads the certificate and the keys again.
-pub(crate) fn reload_files(options: &ServerOptions, note: impl Fn(String)) {
-    if let Some(tls) = &options.tls {
-        match tls.reload() {
-            Ok(()) => note(tls.warning().unwrap_or("reloaded the certificate".into())),
-            Err(error) => note(format!("{error}; the old certificate stays in use")),
-        }
-    }
-    if let Some(keys) = &options.api_keys {
-        match keys.reload() {
-            Ok(()) => note(format!("reloaded the keys: there are {}", keys.count())),
-            Err(error) => note(format!("{error}; the old keys stay in use")),
         }
     }
 }

@@ -5,6 +5,7 @@ use super::parsers::seconds;
 use super::public::PublicArgs;
 use super::run::CallLimitArgs;
 use crate::Error;
+use crate::config::ConfigSource;
 use clap::Args;
 use corral_server::{Route, RouteTable};
 use std::path::PathBuf;
@@ -57,6 +58,15 @@ pub struct ServeArgs {
     /// File with the admin token [default: CORRAL_ADMIN_TOKEN, else the file admin-token in the store]
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     pub admin_token_file: Option<PathBuf>,
+    /// TOML file of these options by their names, e.g. kv-cells = 4096; flags replace its values; reread on SIGHUP
+    #[arg(long, value_name = "FILE", help_heading = "Configuration")]
+    pub(crate) config: Option<PathBuf>,
+    /// Check all options and files, print what the server would do, and exit with 0, or with 2 if something is wrong
+    #[arg(long, help_heading = "Configuration")]
+    pub(crate) check: bool,
+    /// The file of `--config`, once it is read.
+    #[arg(skip)]
+    pub(crate) source: Option<Box<ConfigSource>>,
 }
 
 impl ServeArgs {

@@ -15,7 +15,7 @@ use crate::prometheus::MetricFamilies;
 use crate::request_policy::{Access, RequestPolicy};
 use crate::routes::{Route, RouteTable, RouteTaken};
 use corral_engine::MetricKind;
-use corral_runtime::{Limits, Plugin, Quota, Runtime};
+use corral_runtime::{Limits, Plugin, Quota, QuotaLimits, Runtime};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -171,6 +171,32 @@ impl Deployments {
         self.0.update_table(|by_name| {
             by_name.insert(deployment.name.clone(), Arc::new(deployment));
         })
+    }
+
+    /// Replaces the policy of a deployment of the command line, if there is one at this route. Its quota keeps its
+    /// usage.
+    pub async fn set_static_policy(&self, route: &Route, mut policy: RequestPolicy) {
+        let _lock = self.0.change_lock.lock().await;
+        let serving = self.get(route.as_str());
+        let Some(old) = serving.filter(|deployment| !deployment.stored) else {
+            return;
+        };
+        let limits = policy
+            .quota
+            .map_or_else(QuotaLimits::default, |quota| quota.limits());
+        policy.quota = old.context.quotas(&old.name, &[limits]).pop().flatten();
+        let mut revisions = old.revisions.clone();
+        for revision in &mut revisions {
+            revision.policy = policy.clone();
+        }
+        let new = ServingDeployment {
+            stored: false,
+            ..old.with(old.paused, revisions)
+        };
+        // Fails only if routes change.
+        let _ = self.0.update_table(|by_name| {
+            by_name.insert(new.name.clone(), Arc::new(new));
+        });
     }
 
     /// The store, if the server has one.

@@ -1,0 +1,209 @@
+//! The keys of the file: which options it can set, the types of their values, and the paths in them.
+
+use crate::admin_token;
+use crate::args::{AdapterArg, ModelArg, PluginArg};
+use crate::command_line::CommandLine;
+use clap::{Arg, ArgAction, Command, CommandFactory};
+use std::any::TypeId;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Options that are about the file itself, or print something else.
+const EXCLUDED: [&str; 3] = ["config", "check", "help"];
+
+/// Environment variables that precede a key and are not clap's, by key.
+const VARIABLES: [(&str, &str); 1] = [("admin-token-file", admin_token::VARIABLE)];
+
+/// Start of the address of a Unix domain socket.
+const UNIX: &str = "unix:";
+
+/// The type of a key's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A flag without a value.
+    Switch,
+    Integer,
+    /// Seconds, with a fraction or without.
+    Number,
+    Text,
+    /// The values of an option that can be repeated.
+    List,
+}
+
+/// `corral serve`, with the options that all commands have.
+pub(super) fn serve_command() -> Command {
+    let mut command = CommandLine::command();
+    command.build();
+    command
+        .find_subcommand("serve")
+        .cloned()
+        .unwrap_or_default()
+}
+
+/// The options of `command` that a file can set, by their keys.
+pub(super) fn fields(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
+    let options = command.get_arguments();
+    let named = options.filter_map(|option| Some((option.get_long()?, option)));
+    named.filter(|(key, _)| !EXCLUDED.contains(key))
+}
+
+/// The option of a key.
+pub(super) fn field<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
+    let mut fields = fields(command);
+    fields.find_map(|(known, option)| (known == key).then_some(option))
+}
+
+impl Kind {
+    pub(super) fn of(option: &Arg) -> Self {
+        let value = option.get_value_parser().type_id();
+        let integers = [
+            TypeId::of::<u8>(),
+            TypeId::of::<u16>(),
+            TypeId::of::<u32>(),
+            TypeId::of::<u64>(),
+        ];
+        match option.get_action() {
+            ArgAction::SetTrue => Kind::Switch,
+            ArgAction::Append => Kind::List,
+            _ if integers.iter().any(|integer| value == *integer) => Kind::Integer,
+            _ if value == TypeId::of::<Duration>() => Kind::Number,
+            _ => Kind::Text,
+        }
+    }
+
+    /// What to write, for a message.
+    pub(super) fn expected(self) -> &'static str {
+        match self {
+            Kind::Switch => "true or false",
+            Kind::Integer => "an integer, e.g. 64",
+            Kind::Number => "a number, e.g. 30 or 0.5",
+            Kind::Text => "a string, in quotes",
+            Kind::List => "an array of strings, e.g. [\"a\", \"b\"]",
+        }
+    }
+}
+
+/// The environment variables that precede a key.
+pub(super) fn variables(key: &str, option: &Arg) -> impl Iterator<Item = OsString> {
+    let others = VARIABLES.iter().filter(move |(of, _)| *of == key);
+    let others = others.map(|(_, variable)| OsString::from(variable));
+    let own = option.get_env().map(OsString::from);
+    own.into_iter().chain(others)
+}
+
+/// The path in a value of this option: the end of its text.
+pub(super) fn path_in(option: &Arg, value: &str) -> Option<PathBuf> {
+    let parser = option.get_value_parser().type_id();
+    if parser == TypeId::of::<PathBuf>() {
+        Some(value.into())
+    } else if parser == TypeId::of::<ModelArg>() {
+        let model = value.parse::<ModelArg>().ok();
+        model
+            .filter(|model| model.hub.is_none())
+            .map(|model| model.file)
+    } else if parser == TypeId::of::<AdapterArg>() {
+        value.parse::<AdapterArg>().ok().map(|adapter| adapter.file)
+    } else if parser == TypeId::of::<PluginArg>() {
+        value.parse::<PluginArg>().ok().map(|plugin| plugin.file)
+    } else if parser == TypeId::of::<String>() {
+        value.strip_prefix(UNIX).map(PathBuf::from)
+    } else {
+        None
+    }
+}
+
+/// The value with its path, if it has one, relative to the working directory instead of to `dir`.
+pub(super) fn resolve_path(option: &Arg, value: &str, dir: &Path) -> OsString {
+    let path = path_in(option, value).filter(|path| !path.as_os_str().is_empty());
+    let Some(path) = path else {
+        return value.into();
+    };
+    // An invalid value stays as it is, for the message about it.
+    let Some(front) = path.to_str().and_then(|path| value.strip_suffix(path)) else {
+        return value.into();
+    };
+    let mut resolved = OsString::from(front);
+    resolved.push(dir.join(&path));
+    resolved
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_option_has_a_key_of_known_type() {
+        let command = serve_command();
+        let mut keys = 0;
+        for option in command.get_arguments() {
+            let key = option.get_long().expect("options have long names");
+            if EXCLUDED.contains(&key) {
+                continue;
+            }
+            keys += 1;
+            assert!(field(&command, key).is_some(), "{key}");
+            let is_known = matches!(
+                option.get_action(),
+                ArgAction::Set | ArgAction::SetTrue | ArgAction::Append
+            );
+            assert!(is_known, "the file cannot say {key}: {option:?}");
+        }
+        assert_eq!(keys, fields(&command).count());
+        assert!(
+            field(&command, "verbose").is_some(),
+            "a flag of all commands"
+        );
+        for excluded in EXCLUDED {
+            assert!(field(&command, excluded).is_none(), "{excluded}");
+        }
+    }
+
+    #[test]
+    fn options_with_files_resolve_paths() {
+        let command = serve_command();
+        let mut with_path = 0;
+        for (key, option) in fields(&command) {
+            let names = option.get_value_names().unwrap_or_default();
+            let form = names.iter().map(|name| name.as_str()).collect::<String>();
+            if !form.contains("FILE") && !form.contains("DIR") {
+                continue;
+            }
+            with_path += 1;
+            let value = match form.as_str() {
+                "FILE" | "DIR" | "[NAME=]FILE" => "x/y",
+                "[MODEL:]NAME=FILE" => "a:b=x/y",
+                "ROUTE=FILE" => "/r=x/y",
+                other => panic!("say how {key} is written: {other}"),
+            };
+            let resolved = resolve_path(option, value, Path::new("/etc/a=b"));
+            let front = value.strip_suffix("x/y").expect("it ends so");
+            assert_eq!(resolved, *format!("{front}/etc/a=b/x/y"), "{key}");
+        }
+        assert!(with_path >= 10, "{with_path}");
+    }
+
+    #[test]
+    fn only_paths_are_resolved() {
+        let command = serve_command();
+        for (key, value, expected) in [
+            ("model", "tiny.gguf", "/d/tiny.gguf"),
+            ("model", "a=b/tiny.gguf", "a=/d/b/tiny.gguf"),
+            ("model", "./a=b.gguf", "/d/./a=b.gguf"),
+            ("model", "a=/b/tiny.gguf", "a=/b/tiny.gguf"),
+            ("model", "q=hf:org/repo:Q4_0", "q=hf:org/repo:Q4_0"),
+            ("plugin", "/a=b=c.wasm", "/a=/d/b=c.wasm"),
+            ("plugin", "wrong", "wrong"),
+            ("admin", "unix:run/admin.sock", "unix:/d/run/admin.sock"),
+            ("admin", "127.0.0.1:8081", "127.0.0.1:8081"),
+            ("listen", "localhost:1", "localhost:1"),
+            ("keys", "../keys.toml", "/d/../keys.toml"),
+            ("keys", "", ""),
+            ("open-route", "/a", "/a"),
+        ] {
+            let option = field(&command, key).expect(key);
+            let resolved = resolve_path(option, value, Path::new("/d"));
+            assert_eq!(resolved, *expected, "{key}: {value}");
+        }
+    }
+}

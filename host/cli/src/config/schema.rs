@@ -1,0 +1,124 @@
+//! Generates the JSON Schema of the file from the options, for the test that compares it with the published one.
+
+use super::SCHEMA;
+use super::fields::{Kind, field, fields, serve_command};
+use crate::args::SECONDS;
+use clap::error::ErrorKind;
+use clap::{Arg, Command};
+use serde_json::{Map, Value, json};
+
+fn schema() -> Value {
+    let command = serve_command();
+    let property = |(key, option): (&str, &Arg)| (key.to_owned(), property(&command, key, option));
+    let properties = Map::from_iter(fields(&command).map(property));
+    json!({
+        "type": "object",
+        "additionalProperties": false,
+        "properties": properties,
+        "description": "Options of 'corral serve --config FILE': flags replace these values.",
+    })
+}
+
+fn property(command: &Command, key: &str, option: &Arg) -> Value {
+    let kind = Kind::of(option);
+    let mut property = match kind {
+        Kind::Switch => json!({ "type": "boolean", "default": false }),
+        Kind::Integer => {
+            let (minimum, maximum) = bounds(command, key);
+            json!({ "type": "integer", "minimum": minimum, "maximum": maximum })
+        }
+        Kind::Number => {
+            json!({ "type": "number", "minimum": SECONDS.start(), "maximum": SECONDS.end() })
+        }
+        Kind::Text => json!({ "type": "string" }),
+        Kind::List => {
+            let names = option.get_value_names().unwrap_or_default();
+            let form = names.first().map(|name| name.as_str());
+            json!({ "type": "array", "items": { "type": "string", "description": form } })
+        }
+    };
+    let choices = option.get_possible_values();
+    if kind == Kind::Text && !choices.is_empty() {
+        property["enum"] = choices.iter().map(|choice| choice.get_name()).collect();
+    }
+    if let ([default], true) = (option.get_default_values(), kind != Kind::Switch) {
+        let text = default.to_string_lossy();
+        property["default"] = match kind {
+            Kind::Integer | Kind::Number => serde_json::from_str(&text).expect("a number"),
+            _ => Value::from(&*text),
+        };
+    }
+    let help = option.get_help().map(ToString::to_string);
+    property["description"] = help.expect("every option has a help text").into();
+    property
+}
+
+/// The numbers that the option's parser accepts.
+fn bounds(command: &Command, key: &str) -> (u64, u64) {
+    let is_valid = |number: u64| {
+        let argument = format!("--{key}={number}");
+        // Other errors, such as a missing model, are found after this one.
+        let parsed = command.clone().try_get_matches_from(["serve", &argument]);
+        !parsed.is_err_and(|error| error.kind() == ErrorKind::ValueValidation)
+    };
+    let minimum = (0..=2).find(|number| is_valid(*number));
+    let minimum = minimum.unwrap_or_else(|| panic!("{key} accepts none of 0, 1 and 2"));
+    let (mut valid, mut invalid) = (minimum, u64::MAX);
+    assert!(
+        !is_valid(invalid),
+        "{key} accepts any number; give it a bound"
+    );
+    while invalid - valid > 1 {
+        let middle = valid + (invalid - valid) / 2;
+        match is_valid(middle) {
+            true => valid = middle,
+            false => invalid = middle,
+        }
+    }
+    (minimum, valid)
+}
+
+#[test]
+fn published_schema_matches_options() {
+    let generated = schema();
+    if std::env::var_os("CORRAL_WRITE_SCHEMAS").is_some() {
+        let text = serde_json::to_string_pretty(&generated).expect("serializable");
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/server.schema.json");
+        std::fs::write(file, text + "\n").expect("the source can be written");
+        return;
+    }
+    // Compared as values: the order of members depends on features of other crates.
+    let published: Value = serde_json::from_str(SCHEMA).expect("JSON");
+    assert_eq!(
+        published, generated,
+        "the options have changed; regenerate the schema: CORRAL_WRITE_SCHEMAS=1 cargo test"
+    );
+}
+
+#[test]
+fn schema_has_types_bounds_defaults_and_choices() {
+    let schema = schema();
+    let property = |key: &str| {
+        let mut property = schema["properties"][key].clone();
+        let members = property.as_object_mut().expect(key);
+        assert!(members.remove("description").is_some(), "{key}");
+        property
+    };
+    let running = json!({ "type": "integer", "minimum": 1, "maximum": 64 });
+    assert_eq!(property("max-running"), running);
+    let cells = json!({ "type": "integer", "minimum": 1, "maximum": u32::MAX });
+    assert_eq!(property("kv-cells"), cells);
+    let grace =
+        json!({ "type": "number", "minimum": 0.001, "maximum": 2_678_400.0, "default": 10 });
+    assert_eq!(property("grace-period"), grace);
+    let preload = json!({ "type": "string", "default": "first", "enum": ["all", "first", "none"] });
+    assert_eq!(property("preload"), preload);
+    assert_eq!(
+        property("mmap"),
+        json!({ "type": "boolean", "default": false })
+    );
+    let keys = fields(&serve_command()).count();
+    assert_eq!(schema["properties"].as_object().expect("keys").len(), keys);
+    assert!(field(&serve_command(), "model").is_some());
+    assert_eq!(property("model")["items"]["description"], "[NAME=]FILE");
+}

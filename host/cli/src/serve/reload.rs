@@ -1,0 +1,190 @@
+//! SIGHUP: reads the configuration, the certificate and the keys again, and applies what a running server can change.
+//!
+//! An error in any of these files changes nothing if there is a configuration; without one, the certificate and the
+//! keys are independent of each other. The other options of the file take effect with a restart, which the server says.
+
+use super::note;
+use crate::args::ServeArgs;
+use crate::command_line::{Command, CommandLine};
+use crate::config::Change;
+use crate::{Error, logs, service_manager};
+use corral_server::deployments::Deployments;
+use corral_server::{Route, ServerOptions};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::signal::unix::Signal;
+
+/// Keys that a running server changes.
+const LIVE: [&str; 9] = [
+    "drain-delay",
+    "error-format",
+    "grace-period",
+    "keys",
+    "open-route",
+    "quota",
+    "tls-cert",
+    "tls-key",
+    "verbose",
+];
+/// Keys of files that a running server replaces, but neither adds nor removes.
+const FILES: [&str; 3] = ["keys", "tls-cert", "tls-key"];
+
+/// The options of a running server.
+pub(super) struct LiveOptions {
+    options: ServerOptions,
+    /// Those of the start, which hold for everything but [`LIVE`].
+    started: Arc<ServeArgs>,
+    current: Mutex<Arc<ServeArgs>>,
+    /// Nothing until they serve.
+    deployments: tokio::sync::Mutex<Option<Deployments>>,
+}
+
+impl LiveOptions {
+    pub(super) fn new(args: Arc<ServeArgs>, options: ServerOptions) -> Self {
+        LiveOptions {
+            options,
+            current: Mutex::new(Arc::clone(&args)),
+            started: args,
+            deployments: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// The options with the changes so far.
+    pub(super) fn current(&self) -> Arc<ServeArgs> {
+        let current = self.current.lock();
+        Arc::clone(&current.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Applies changes to these deployments from now on, and those since the start.
+    pub(super) async fn serve(&self, deployments: &Deployments) {
+        let mut serving = self.deployments.lock().await;
+        *serving = Some(deployments.clone());
+        self.apply_policies(deployments).await;
+    }
+
+    /// Reads all files again on each signal.
+    pub(super) async fn reload_on(self: Arc<Self>, mut signal: Signal) {
+        loop {
+            signal.recv().await;
+            // Before that, the service manager waits for the end of the start.
+            let is_serving = self.deployments.lock().await.is_some();
+            if is_serving {
+                service_manager::notify_reloading();
+            }
+            let live = Arc::clone(&self);
+            // After a panic the previous files stay in use.
+            let _ = tokio::task::spawn_blocking(move || live.read_files()).await;
+            if let Some(deployments) = &*self.deployments.lock().await {
+                self.apply_policies(deployments).await;
+            }
+            if is_serving {
+                service_manager::notify_ready();
+            }
+        }
+    }
+
+    fn read_files(&self) {
+        let current = self.current();
+        let Some(source) = &current.source else {
+            return current.public.reload_files(&self.options, note);
+        };
+        match self.reread() {
+            Ok((new, verbose)) => {
+                self.log_changes(&current, &new);
+                logs::set_verbose(verbose);
+                new.public.reload_files(&self.options, note);
+                *self.current.lock().unwrap_or_else(PoisonError::into_inner) = new;
+            }
+            Err(error) => note(format!(
+                "{}; {} is not applied, and nothing changes",
+                error.message(false),
+                source.path()
+            )),
+        }
+    }
+
+    /// The options of the file now, and whether `--verbose` is one. Also checks the files that a running server reads
+    /// again.
+    fn reread(&self) -> Result<(Arc<ServeArgs>, bool), Error> {
+        let line = match &self.started.source {
+            Some(source) => source.reread()?,
+            None => None,
+        };
+        let Some(CommandLine {
+            command: Command::Serve(new),
+            verbose,
+        }) = line
+        else {
+            return Err(Error::failed("the command line has no --config"));
+        };
+        // They report their warnings when they are loaded.
+        new.public.open_tls(drop)?;
+        new.public.open_keys(drop)?;
+        Ok((Arc::new(*new), verbose))
+    }
+
+    fn log_changes(&self, current: &ServeArgs, new: &ServeArgs) {
+        let changes = |old: &ServeArgs| match (&old.source, &new.source) {
+            (Some(old), Some(new)) => old.changes(new),
+            _ => Vec::new(),
+        };
+        let mut applied = changes(current);
+        applied.retain(is_live);
+        let mut waiting = changes(&self.started);
+        waiting.retain(|change| !is_live(change));
+        let file = new.source.as_ref().map(|source| source.path().to_string());
+        let file = file.unwrap_or_default();
+        if applied.is_empty() && waiting.is_empty() {
+            note(format!("{file}: no option has changed"));
+        }
+        for change in applied {
+            note(format!("{file}: {change}"));
+        }
+        for change in waiting {
+            note(format!(
+                "{file}: {change}, which takes effect with a restart"
+            ));
+        }
+    }
+
+    /// Applies access, quotas and error formats to the routes of the start that the file still has.
+    async fn apply_policies(&self, deployments: &Deployments) {
+        let new = self.current();
+        if new.source.is_none() {
+            return;
+        }
+        let routes = new.plugins.iter().map(|plugin| &plugin.route);
+        let started = |route: &Route| self.started.plugins.iter().any(|one| one.route == *route);
+        for route in routes.filter(|route| started(route)) {
+            let mut policy = new.public.request_policy(route);
+            // Keys come or go with a restart only.
+            if new.public.keys.is_some() != self.options.api_keys.is_some() {
+                policy.access = self.started.public.request_policy(route).access;
+            }
+            deployments.set_static_policy(route, policy).await;
+        }
+    }
+}
+
+fn is_live(change: &Change) -> bool {
+    let is_replaced = change.from.is_some() && change.to.is_some();
+    LIVE.contains(&&*change.key) && (is_replaced || !FILES.contains(&&*change.key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn added_or_removed_files_need_a_restart() {
+        let change = |key: &str, from: Option<&str>, to: Option<&str>| Change {
+            key: key.to_owned(),
+            from: from.map(str::to_owned),
+            to: to.map(str::to_owned),
+        };
+        assert!(is_live(&change("keys", Some("a"), Some("b"))));
+        assert!(!is_live(&change("keys", None, Some("b"))));
+        assert!(!is_live(&change("tls-cert", Some("a"), None)));
+        assert!(is_live(&change("quota", None, Some("b"))));
+        assert!(!is_live(&change("kv-cells", Some("1"), Some("2"))));
+    }
+}
