@@ -24,12 +24,65 @@ rustflags = [\"-C\", \"link-arg=--initial-heap=524288\"]
 
 /// Keywords of Rust, and crates that a package of this name would hide.
 const RESERVED_NAMES: &[&str] = &[
-    "abstract", "alloc", "as", "async", "await", "become", "box", "break", "const", "continue",
-    "core", "corral-sdk", "crate", "do", "dyn", "else", "enum", "extern", "false", "final", "fn",
-    "for", "gen", "if", "impl", "in", "let", "loop", "macro", "match", "mod", "move", "mut",
-    "override", "priv", "proc-macro", "pub", "ref", "return", "self", "serde", "serde-json",
-    "static", "std", "struct", "super", "test", "trait", "true", "try", "type", "typeof", "unsafe",
-    "unsized", "use", "virtual", "where", "while", "yield",
+    "abstract",
+    "alloc",
+    "as",
+    "async",
+    "await",
+    "become",
+    "box",
+    "break",
+    "const",
+    "continue",
+    "core",
+    "corral-sdk",
+    "crate",
+    "do",
+    "dyn",
+    "else",
+    "enum",
+    "extern",
+    "false",
+    "final",
+    "fn",
+    "for",
+    "gen",
+    "if",
+    "impl",
+    "in",
+    "let",
+    "loop",
+    "macro",
+    "match",
+    "mod",
+    "move",
+    "mut",
+    "override",
+    "priv",
+    "proc-macro",
+    "pub",
+    "ref",
+    "return",
+    "self",
+    "serde",
+    "serde-json",
+    "static",
+    "std",
+    "struct",
+    "super",
+    "test",
+    "trait",
+    "true",
+    "try",
+    "type",
+    "typeof",
+    "unsafe",
+    "unsized",
+    "use",
+    "virtual",
+    "where",
+    "while",
+    "yield",
 ];
 
 #[derive(Args, Debug)]
@@ -66,7 +119,10 @@ impl FromStr for ProjectName {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if text.contains(['/', '\\']) {
-            return Err("write a name, not a path; the project is created in the working directory".to_owned());
+            return Err(
+                "write a name, not a path; the project is created in the working directory"
+                    .to_owned(),
+            );
         }
         let begins_with_letter = text.starts_with(|c: char| c.is_ascii_lowercase());
         if text.parse::<DeploymentName>().is_err() || !begins_with_letter {
@@ -118,7 +174,9 @@ pub(crate) fn new(args: &NewArgs) -> Result<ExitCode, Error> {
         _ => Error::context(format!("cannot create the directory '{name}': {error}"))(error),
     })?;
     let template = template.to_possible_value();
-    let template = template.as_ref().map_or("handler", |value| value.get_name());
+    let template = template
+        .as_ref()
+        .map_or("handler", |value| value.get_name());
     write_project(dir, name, template, sdk.as_deref()).map_err(|error| {
         // It is ours, and useless.
         let _ = fs::remove_dir_all(dir);

@@ -8,10 +8,7 @@ async fn complete(mut request: Request) -> Result<Response, Error> {
     request.expect_method("POST")?;
     let sequence = Model::open_default().await?.sequence()?;
     sequence.append(&request.text().await?)?;
-    let text = sequence
-        .generate(&GenerateOptions::new(64))?
-        .text()
-        .await?;
+    let text = sequence.generate(&GenerateOptions::new(64))?.text().await?;
     Ok(Response::text(text))
 }
 

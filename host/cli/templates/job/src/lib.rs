@@ -26,7 +26,10 @@ async fn job(mut request: Request) -> Result<Response, Error> {
     request.expect_method("POST")?;
     let job: Job = request.json().await?;
     if job.prompts.len() > MAX_PROMPTS {
-        let detail = format!("a job may have {MAX_PROMPTS} prompts, not {}", job.prompts.len());
+        let detail = format!(
+            "a job may have {MAX_PROMPTS} prompts, not {}",
+            job.prompts.len()
+        );
         return Err(Error::bad_request("too-many-prompts", detail));
     }
     let model = Model::open_default().await?;

@@ -9,7 +9,11 @@ fn render(chat: Chat, _: ModelFacts) -> Result<Prompt, String> {
     for message in chat.parsed_messages() {
         let role = match message.role.as_str() {
             role @ ("system" | "user" | "assistant") => role,
-            other => return Err(format!("the role is {other:?}; expected system, user or assistant")),
+            other => {
+                return Err(format!(
+                    "the role is {other:?}; expected system, user or assistant"
+                ));
+            }
         };
         // Text of a message is not trusted: control tokens in it are plain characters.
         prompt = prompt
