@@ -4,7 +4,6 @@
 //! that would not change is not written.
 
 use super::embedded::files_in;
-use super::new::write;
 use super::process::run;
 use super::toolchain::Toolchain;
 use crate::terminal::print;
@@ -103,17 +102,19 @@ pub(super) async fn build_project(
         componentize(dir, toolchain, &modules).await?;
     } else {
         for (module, component) in modules.iter().zip(&components) {
-            copy_if_changed(module, component).map_err(Error::context(format!(
+            let copied = fs::read(module).and_then(|bytes| write_if_changed(component, &bytes));
+            copied.map_err(Error::context(format!(
                 "cannot write {}",
                 component.display()
             )))?;
         }
     }
-    let with_size = components.into_iter().map(|file| {
+    let mut with_sizes = Vec::new();
+    for file in components {
         let bytes = fs::metadata(&file)?.len();
-        Ok(Component { file, bytes })
-    });
-    with_size.collect()
+        with_sizes.push(Component { file, bytes });
+    }
+    Ok(with_sizes)
 }
 
 impl Profile {
@@ -161,15 +162,17 @@ fn component_name(module: &Path) -> String {
     format!("{}.wasm", stem.replace('_', "-"))
 }
 
-fn copy_if_changed(from: &Path, to: &Path) -> Result<(), std::io::Error> {
-    let bytes = fs::read(from)?;
-    if fs::read(to).is_ok_and(|old| old == bytes) {
+fn write_if_changed(file: &Path, bytes: &[u8]) -> Result<(), std::io::Error> {
+    if fs::read(file).is_ok_and(|old| old == bytes) {
         return Ok(());
     }
-    // Rename, so that nobody reads a partial component.
-    let partial = to.with_extension(format!("wasm.{}", std::process::id()));
+    if let Some(dir) = file.parent() {
+        fs::create_dir_all(dir)?;
+    }
+    // Rename, so that nobody reads a part of it.
+    let partial = file.with_extension(format!("{}.partial", std::process::id()));
     fs::write(&partial, bytes)?;
-    fs::rename(&partial, to)
+    fs::rename(&partial, file)
 }
 
 /// Writes a component to `dir` for each core module.
@@ -210,7 +213,7 @@ async fn componentize_tool(toolchain: &Toolchain) -> Result<PathBuf, Error> {
     }
     eprintln!("corral: building {COMPONENTIZE} in {}, once", dir.display());
     for (path, text) in files_in("componentize") {
-        write(&dir.join(path), text)
+        write_if_changed(&dir.join(path), text.as_bytes())
             .map_err(Error::context(format!("cannot write to {}", dir.display())))?;
     }
     let mut cargo = toolchain.cargo_native();

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// Longest run of a program that only prints something about itself.
+/// Longest run of a program that only prints something about itself, and longest wait for the output of one that ended.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Most bytes of a program's answer that are read.
@@ -32,7 +32,8 @@ pub(super) async fn run(
 ) -> Result<(ExitStatus, Vec<String>), Error> {
     let mut child = start(command)?;
     let stdout = child.0.stdout.take();
-    let reader = std::thread::spawn(move || {
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    std::thread::spawn(move || {
         let lines = stdout
             .into_iter()
             .flat_map(|pipe| BufReader::new(pipe).lines());
@@ -44,7 +45,8 @@ pub(super) async fn run(
                 kept.push(line);
             }
         }
-        kept
+        // Fails if nobody waits any more.
+        let _ = sender.send(kept);
     });
     let status = loop {
         if let Some(status) = child.0.try_wait()? {
@@ -52,7 +54,8 @@ pub(super) async fn run(
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     };
-    let lines = reader.join().unwrap_or_default();
+    // A program that it left behind may keep the pipe open.
+    let lines = receiver.recv_timeout(QUERY_TIMEOUT).unwrap_or_default();
     Ok((status, lines))
 }
 

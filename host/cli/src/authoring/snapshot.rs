@@ -7,7 +7,7 @@ use crate::Error;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_FILES: usize = 10_000;
@@ -70,23 +70,26 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Waits until a file differs, and then until none changes any more, as an editor may write several.
-    pub(super) async fn wait_for_change(&mut self, dir: &Path) -> Result<(), Error> {
+    /// Waits until a file differs, and then until none changes any more, as an editor may write several. Returns when
+    /// the first difference was seen, at most a poll interval after the save.
+    pub(super) async fn wait_for_change(&mut self, dir: &Path) -> Result<Instant, Error> {
         let mut last = Self::read(dir)?;
+        let mut seen = None;
         loop {
+            if last != *self {
+                seen.get_or_insert_with(Instant::now);
+            }
             tokio::time::sleep(POLL_INTERVAL).await;
             let now = Self::read(dir)?;
-            if now != *self && now == last {
-                *self = now;
-                return Ok(());
+            match seen {
+                // A file may also change back.
+                Some(seen) if now == last => {
+                    *self = now;
+                    return Ok(seen);
+                }
+                _ => last = now,
             }
-            last = now;
         }
-    }
-
-    /// When the last file was saved.
-    pub(super) fn last_change(&self) -> Option<SystemTime> {
-        self.0.values().map(|(changed, _)| *changed).max()
     }
 }
 

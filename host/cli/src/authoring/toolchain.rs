@@ -12,6 +12,7 @@ use std::process::Command;
 const TARGET: &str = "wasm32-wasip2";
 const DEBIAN_TARGET: &str = "wasm32-wasip1";
 const DEBIAN_PACKAGES: &str = "rustc-web cargo-web rust-web-src wasi-libc lld-19";
+const RUST_HINT: &str = "install Rust: https://rustup.rs";
 /// Of the SDK. The minor version of Rust 1.
 const MIN_RUST: u32 = 95;
 /// Versions of wasm-ld that have --initial-heap, the latest first.
@@ -52,16 +53,10 @@ impl Toolchain {
         if path_has_target(dir) {
             return Ok(Toolchain::Path);
         }
-        match debian() {
-            Ok(toolchain) => Ok(toolchain),
-            Err(_) if query(Command::new("cargo").arg("--version")).is_none() => Err(
-                Error::failed("cannot find cargo; install Rust: https://rustup.rs"),
-            ),
-            Err(_) => Err(Error::failed(format!(
-                "the Rust compiler has no target {TARGET}; {}",
-                target_hint()
-            ))),
-        }
+        debian().map_err(|missing| {
+            let has_cargo = query(Command::new("cargo").arg("--version")).is_some();
+            Error::failed(no_compiler(has_cargo, &missing))
+        })
     }
 
     /// `cargo build` for WebAssembly.
@@ -114,38 +109,43 @@ pub(crate) fn tools() -> Vec<Tool> {
     let dir = Path::new(".");
     let cargo = query(Command::new("cargo").arg("--version"));
     let cargo = cargo.or_else(|| query(Command::new("/usr/bin/cargo").arg("--version")));
-    let compiler = if path_has_target(dir) {
-        Some(format!("target {TARGET}"))
-    } else {
-        debian().ok().map(|_| "Debian's packages".to_owned())
+    let (compiler, hint) = match debian() {
+        _ if path_has_target(dir) => (Some(format!("target {TARGET}")), String::new()),
+        Ok(_) => (Some("Debian's packages".to_owned()), String::new()),
+        Err(missing) => (None, target_hint(&missing)),
     };
     vec![
         Tool {
             name: "cargo",
             found: cargo.map(|version| version.trim().to_owned()),
-            hint: "install Rust: https://rustup.rs".to_owned(),
+            hint: RUST_HINT.to_owned(),
         },
         Tool {
             name: "WebAssembly",
             found: compiler,
-            hint: target_hint(),
+            hint,
         },
     ]
 }
 
-fn target_hint() -> String {
-    let mut hint = format!(
-        "run 'rustup target add {TARGET}' (Rust 1.{MIN_RUST} or later), or on Debian \
-         'apt-get install {DEBIAN_PACKAGES}'"
-    );
-    match debian() {
-        // Somebody who has none of it does not use it.
-        Err(missing) if Path::new("/usr/bin/cargo").exists() => {
-            hint += &format!(" (missing there: {})", missing.join(", "));
-        }
-        _ => {}
+/// The error for an author without a compiler for plugins.
+fn no_compiler(has_cargo: bool, missing: &[String]) -> String {
+    match has_cargo {
+        true => format!(
+            "the Rust compiler has no target {TARGET}; {}",
+            target_hint(missing)
+        ),
+        false => format!("cannot find cargo; {RUST_HINT}"),
     }
-    hint
+}
+
+/// How to get the target. `missing` are parts of Debian's compiler.
+fn target_hint(missing: &[String]) -> String {
+    format!(
+        "run 'rustup target add {TARGET}' (Rust 1.{MIN_RUST} or later), or on Debian \
+         'apt-get install {DEBIAN_PACKAGES}' (missing: {})",
+        missing.join(", ")
+    )
 }
 
 fn remove_foreign_variables(command: &mut Command) {
@@ -222,6 +222,15 @@ mod tests {
         );
         assert_eq!(minor_version("rustc 1.96.0-nightly"), Some(96));
         assert_eq!(minor_version("rustc"), None);
+    }
+
+    #[test]
+    fn missing_compiler_is_explained() {
+        let missing = ["wasi-libc".to_owned()];
+        let error = no_compiler(true, &missing);
+        assert!(error.contains("rustup target add wasm32-wasip2"), "{error}");
+        assert!(error.contains("(missing: wasi-libc)"), "{error}");
+        assert!(no_compiler(false, &missing).contains("cannot find cargo"));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use clap::Args;
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 #[derive(Args, Debug)]
 pub struct WatchArgs {
@@ -49,7 +49,7 @@ pub(crate) fn watch(args: WatchArgs, verbose: bool) -> Result<ExitCode, Error> {
     startup::block_on(1, async {
         tokio::select! {
             result = watcher.run() => result,
-            signal = tokio::signal::ctrl_c() => Ok(signal.map(|()| ExitCode::SUCCESS)?),
+            signal = tokio::signal::ctrl_c() => signal.map(|()| ExitCode::SUCCESS).map_err(Error::from),
         }
     })?
 }
@@ -70,21 +70,20 @@ impl Watcher {
         let mut snapshot = Snapshot::read(&self.dir)?;
         loop {
             if let Err(error) = self.build_and_deploy(saved).await {
-                error.report("corral", self.verbose);
+                let _ = error.report("corral", self.verbose);
                 if self.deployed.is_some() {
                     eprintln!("the last revision goes on serving; waiting for the next save");
                 } else {
-                    eprintln!("nothing is deployed yet; waiting for the next save");
+                    eprintln!("waiting for the next save");
                 }
             }
             // Also notices what was saved during the build.
-            snapshot.wait_for_change(&self.dir).await?;
-            saved = snapshot.last_change();
+            saved = Some(snapshot.wait_for_change(&self.dir).await?);
         }
     }
 
-    /// `saved` is when a file changed last, if that is why.
-    async fn build_and_deploy(&mut self, saved: Option<SystemTime>) -> Result<(), Error> {
+    /// `saved` is when the save was seen that is the reason, if one is.
+    async fn build_and_deploy(&mut self, saved: Option<Instant>) -> Result<(), Error> {
         let started = Instant::now();
         // The first build may take long; cargo shows how far it is.
         let profile = Profile::Watch {
@@ -94,8 +93,8 @@ impl Watcher {
         let built = seconds(started.elapsed());
         let deployed = deploy_if_changed(&self.deploy, &mut self.deployed).await?;
         let outcome = deployed.unwrap_or_else(|| "nothing changed".to_owned());
-        let since_save = saved.and_then(|saved| saved.elapsed().ok());
-        let since_save = since_save.map(|time| format!(", {} after the save", seconds(time)));
+        let since_save =
+            saved.map(|saved| format!(", {} after the save", seconds(saved.elapsed())));
         print(&format!(
             "built in {built}{}: {}\n",
             since_save.unwrap_or_default(),
