@@ -36,8 +36,10 @@ async fn job(mut request: Request) -> Result<Response, Error> {
     Ok(Response::json_lines(async move |lines| {
         let mut index = 0;
         for prompts in job.prompts.chunks(AT_ONCE) {
-            let start = |prompt| start(&model, prompt, job.max_tokens);
-            let generations: Vec<_> = prompts.iter().map(start).collect();
+            let generations: Vec<_> = prompts
+                .iter()
+                .map(|prompt| start(&model, prompt, job.max_tokens))
+                .collect();
             for generation in generations {
                 // A prompt that fails does not stop the job.
                 let line = match finish(generation).await {
