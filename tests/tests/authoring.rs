@@ -84,7 +84,7 @@ fn deploy(server: &Corral, project: &Path) {
 
 /// The answer of a deployment of [`project`].
 fn post(server: &Corral, template: &str, body: impl AsRef<[u8]>) -> String {
-    let answer = server.post(&format!("/try-{template}"), body.as_ref().to_vec());
+    let answer = server.post(&format!("/try-{template}"), body);
     assert_eq!(answer.status, 200, "{template}: {answer:?}");
     answer.body
 }
@@ -275,7 +275,7 @@ fn watch_serves_what_is_saved() {
 #[test]
 fn wrong_projects_are_refused() {
     let dir = scratch_dir();
-    let new = |arguments: &[&str]| corral(&dir, &[&["new"], arguments].concat());
+    let new = |arguments: &[&str]| corral(&dir, &[&["new"][..], arguments].concat());
     for (arguments, expected) in [
         (&["a/b"][..], "write a name, not a path"),
         (&["/tmp/a"], "write a name, not a path"),
