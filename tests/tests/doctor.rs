@@ -46,6 +46,15 @@ fn doctor_json_lists_devices() {
         let is_used = backend["devices"] != Value::Array(Vec::new());
         assert_eq!(is_used, backend["problem"].is_null(), "{backend}");
     }
+    // The tests run under cargo, and each tool is found or has a hint.
+    let tools = found["authoring"].as_array().expect("a list");
+    assert!(
+        tools[0]["found"].as_str().expect("cargo").contains("cargo"),
+        "{found}"
+    );
+    for tool in tools {
+        assert_eq!(tool["found"].is_null(), tool["hint"].is_string(), "{tool}");
+    }
     let built_with = found["built_with"].as_array().expect("a list");
     let is_built_with = |feature: &str| built_with.iter().any(|built| built == feature);
     if !is_built_with("dynamic-backends") {

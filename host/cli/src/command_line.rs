@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::args::{RunArgs, ServeArgs};
+use crate::authoring::{BuildArgs, NewArgs, WatchArgs};
 use crate::bench::BenchCommand;
 use crate::completions::{CompletionsArgs, ManPagesArgs};
 use crate::config::{ConfigCommand, ConfigSource};
@@ -46,8 +47,14 @@ pub enum Command {
     /// Measure endpoints
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// List the devices and backends of this machine, and why some are not used
+    /// List the devices and backends of this machine, why some are not used, and what authors of plugins lack
     Doctor(DoctorArgs),
+    /// Create the project of a plugin
+    New(NewArgs),
+    /// Build a project's components
+    Build(BuildArgs),
+    /// Build and deploy a project after each save, until Ctrl-C
+    Watch(WatchArgs),
     #[command(flatten)]
     Deployments(DeployCommand),
     /// Print a shell's completions for `corral`
@@ -384,6 +391,18 @@ mod tests {
             (
                 "corral run p.wasm --model x.gguf --linked templating=a --linked templating=b",
                 "--linked names templating twice",
+            ),
+            ("corral new", "<NAME>"),
+            ("corral new a/b", "write a name, not a path"),
+            ("corral new A", "lower-case letters"),
+            ("corral new fn", "choose another"),
+            (
+                "corral new a --template x",
+                "handler, chat, sampler, templater, job",
+            ),
+            (
+                "corral new a --lang python",
+                "no templates in python yet; write rust",
             ),
             ("corral top --admin https://a", "write http://HOST:PORT"),
             ("corral bench load", "<URL>"),

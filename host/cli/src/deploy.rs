@@ -7,7 +7,8 @@ mod invoke;
 mod manifest;
 mod table;
 
-pub(crate) use args::DeployCommand;
+pub(crate) use args::{DeployArgs, DeployCommand, ServerArgs};
+pub(crate) use commands::deploy_if_changed;
 
 use crate::terminal::print;
 use crate::{Error, startup};

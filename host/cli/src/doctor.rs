@@ -1,7 +1,9 @@
-//! `corral doctor`: the features of this build, the devices of this machine, and why the other backends are not used.
+//! `corral doctor`: the features of this build, the devices of this machine, and why the other backends are not used;
+//! and what authors of plugins need.
 
 use crate::Error;
 use crate::args::BackendArgs;
+use crate::authoring::{Tool, tools};
 use crate::terminal::{align, print};
 use clap::Args;
 use corral_engine::{BackendStatus, Device};
@@ -24,6 +26,8 @@ struct Report {
     backend_dir: Option<String>,
     backends: Vec<BackendStatus>,
     devices: Vec<Device>,
+    /// For authors of plugins.
+    tools: Vec<Tool>,
 }
 
 /// Prints the report.
@@ -39,6 +43,7 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode, Error> {
         features,
         backends: corral_engine::backends()?,
         devices: corral_engine::devices()?,
+        tools: tools(),
     };
     match args.json {
         true => print(&format!("{}\n", report.json())),
@@ -66,12 +71,17 @@ impl Report {
                 "problem": backend.problem,
             })
         };
+        let tool = |tool: &Tool| {
+            let hint = tool.found.is_none().then_some(&tool.hint);
+            json!({"name": tool.name, "found": tool.found, "hint": hint})
+        };
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "built_with": self.features,
             "backend_dir": self.backend_dir,
             "devices": self.devices.iter().map(device).collect::<Vec<_>>(),
             "backends": self.backends.iter().map(backend).collect::<Vec<_>>(),
+            "authoring": self.tools.iter().map(tool).collect::<Vec<_>>(),
         })
     }
 
@@ -97,6 +107,14 @@ impl Report {
             if !backend.features.is_empty() {
                 let _ = writeln!(text, "          {}", backend.features.join(" "));
             }
+        }
+        text += "\nwriting plugins\n";
+        for tool in &self.tools {
+            let status = match &tool.found {
+                Some(found) => found.clone(),
+                None => format!("missing: {}", tool.hint),
+            };
+            let _ = writeln!(text, "  {:11}  {status}", tool.name);
         }
         text
     }
@@ -144,6 +162,18 @@ mod tests {
                 backend("CPU", &["CPU"], None),
                 backend("Vulkan", &[], Some("there is no libggml-vulkan")),
             ],
+            tools: vec![
+                Tool {
+                    name: "cargo",
+                    found: Some("cargo 1.95.0".to_owned()),
+                    hint: "get it".to_owned(),
+                },
+                Tool {
+                    name: "WebAssembly",
+                    found: None,
+                    hint: "add it".to_owned(),
+                },
+            ],
             devices: vec![
                 device("CUDA0", DeviceKind::Gpu, 64 << 30),
                 device("CPU", DeviceKind::Cpu, 8 << 20),
@@ -165,7 +195,11 @@ mod tests {
                CPU     CPU\n          \
                        A B=2\n  \
                Vulkan  not used: there is no libggml-vulkan\n          \
-                       A B=2\n",
+                       A B=2\n\
+             \n\
+             writing plugins\n  \
+               cargo        cargo 1.95.0\n  \
+               WebAssembly  missing: add it\n",
             env!("CARGO_PKG_VERSION")
         );
         assert_eq!(report().text(), expected);
@@ -178,5 +212,7 @@ mod tests {
         assert_eq!(object["devices"][1]["kind"], "cpu");
         assert_eq!(object["backends"][0]["problem"], Value::Null);
         assert_eq!(object["backend_dir"], "/x");
+        assert_eq!(object["authoring"][0]["hint"], Value::Null);
+        assert_eq!(object["authoring"][1]["hint"], "add it");
     }
 }

@@ -8,6 +8,7 @@
 mod admin;
 pub mod admin_token;
 pub mod args;
+mod authoring;
 pub mod bench;
 pub mod command_line;
 mod completions;
@@ -57,6 +58,9 @@ pub fn main() -> ExitCode {
         Command::Config(command) => config::config(&command),
         Command::Bench(command) => bench::bench(&command),
         Command::Doctor(args) => doctor::doctor(&args),
+        Command::New(args) => authoring::new(&args),
+        Command::Build(args) => authoring::build(&args),
+        Command::Watch(args) => authoring::watch(args, verbose),
         Command::Deployments(command) => deploy::run(&command),
         Command::Completions(args) => completions::completions(&args, CommandLine::command()),
         Command::ManPages(args) => completions::man_pages(&args, CommandLine::command()),

@@ -86,7 +86,29 @@ async fn change(
 }
 
 async fn deploy(args: &DeployArgs) -> Result<ExitCode, Error> {
-    let Prepared { manifest, uploads } = prepare(args)?;
+    let deployed = send(args, prepare(args)?).await?;
+    show(&args.server, &deployed, deployed_line)
+}
+
+/// Deploys unless the manifest, with the digests of its components, is `last`, and stores it there. Returns the line that
+/// `corral deploy` prints, or nothing if nothing changed.
+pub(crate) async fn deploy_if_changed(
+    args: &DeployArgs,
+    last: &mut Option<Value>,
+) -> Result<Option<String>, Error> {
+    let prepared = prepare(args)?;
+    let manifest = serde_json::to_value(&prepared.manifest)?;
+    if last.as_ref() == Some(&manifest) {
+        return Ok(None);
+    }
+    let deployed = send(args, prepared).await?;
+    *last = Some(manifest);
+    Ok(Some(deployed_line(&deployed)))
+}
+
+/// Uploads the components and posts the manifest. Returns the server's response.
+async fn send(args: &DeployArgs, prepared: Prepared) -> Result<Value, Error> {
+    let Prepared { manifest, uploads } = prepared;
     let client = client(&args.server)?;
     for part in uploads {
         upload(&client, part).await?;
@@ -108,12 +130,13 @@ async fn deploy(args: &DeployArgs) -> Result<ExitCode, Error> {
             false => error,
         });
     }
-    let line = |deployed: &Value| {
-        let number = &deployed["revision"]["number"];
-        let line = table::deployment_line(&deployed["deployment"]);
-        format!("deployed revision {number}: {line}")
-    };
-    show(&args.server, &deployed, line)
+    Ok(deployed)
+}
+
+fn deployed_line(deployed: &Value) -> String {
+    let number = &deployed["revision"]["number"];
+    let line = table::deployment_line(&deployed["deployment"]);
+    format!("deployed revision {number}: {line}")
 }
 
 /// Uploads a component unless the server has it.

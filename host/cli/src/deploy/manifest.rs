@@ -51,10 +51,15 @@ pub(super) fn prepare(args: &DeployArgs) -> Result<Prepared, Error> {
             "component" if is_component(&args.file) => args.file.clone(),
             _ => dir.join(component.as_str()),
         };
-        let bytes = fs::read(&file).map_err(Error::context(format!(
-            "cannot read the component {}; build it, or name another file",
-            file.display()
-        )))?;
+        let bytes = fs::read(&file).map_err(|error| {
+            let hint = match dir.join("Cargo.toml").is_file() && !is_component(&args.file) {
+                true if dir.as_os_str().is_empty() => "build it: corral build".to_owned(),
+                true => format!("build it: corral build {}", dir.display()),
+                false => "build it, or name another file".to_owned(),
+            };
+            let file = file.display();
+            Error::context(format!("cannot read the component {file}; {hint}"))(error)
+        })?;
         let digest = Digest::of(&bytes);
         *component = digest.to_string();
         if uploads.iter().all(|upload| upload.digest != digest) {

@@ -8,7 +8,8 @@ use wasip3::wit_bindgen::StreamWriter;
 
 use crate::Error;
 
-/// Writes the events of a [`Response::events`](crate::Response::events).
+/// Writes the events of a [`Response::events`](crate::Response::events) and the lines of a
+/// [`Response::json_lines`](crate::Response::json_lines).
 ///
 /// Each call waits until the client's connection has taken the event. After the client disconnects,
 /// each call is [`Error::Cancelled`]; returning it drops the generation, which cancels it.
@@ -55,6 +56,13 @@ impl EventWriter {
         self.write(encode(Some(name), data)).await
     }
 
+    /// Sends a value as a line of JSON, without an event around it.
+    pub async fn json_line(&mut self, value: &impl Serialize) -> Result<(), Error> {
+        let text = serde_json::to_string(value)
+            .map_err(|error| Error::Failed(format!("a line has no JSON form: {error}")))?;
+        self.write(text + "\n").await
+    }
+
     /// Whether the client disconnected.
     pub fn is_disconnected(&self) -> bool {
         self.disconnected
@@ -87,6 +95,14 @@ impl EventWriter {
     pub(super) async fn error(&mut self, error: &Error) {
         // A disconnected client does not need it.
         let _ = self.named("error", &error.to_json()).await;
+    }
+
+    /// Sends the line that ends lines of JSON after an error.
+    pub(super) async fn error_line(&mut self, error: &Error) {
+        // A disconnected client does not need it.
+        let _ = self
+            .write(format!("{{\"error\":{}}}\n", error.to_json()))
+            .await;
     }
 }
 

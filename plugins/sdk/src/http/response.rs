@@ -135,6 +135,36 @@ impl Response {
         response.with_header("cache-control", "no-cache")
     }
 
+    /// Creates a 200 with lines of JSON, which the function writes one by one with
+    /// [`EventWriter::json_line`]. An error that it returns becomes a last line, an object whose only
+    /// member `error` has problem details.
+    ///
+    /// ```
+    /// use corral_sdk::{Error, Response, testing::block_on};
+    ///
+    /// let response = Response::json_lines(async |lines| {
+    ///     lines.json_line(&1).await?;
+    ///     lines.json_line(&"two").await
+    /// });
+    /// assert_eq!(response.header("content-type"), Some("application/x-ndjson"));
+    /// assert_eq!(block_on(response.read()), b"1\n\"two\"\n");
+    /// ```
+    pub fn json_lines(
+        send: impl AsyncFnOnce(&mut EventWriter) -> Result<(), Error> + 'static,
+    ) -> Self {
+        let write = |mut lines: EventWriter| {
+            let written = async move {
+                if let Err(error) = send(&mut lines).await {
+                    lines.error_line(&error).await;
+                }
+            };
+            Box::pin(written) as Pin<Box<dyn Future<Output = ()>>>
+        };
+        let mut response = Self::bytes("application/x-ndjson", Vec::new());
+        response.body = Body::Events(Box::new(write));
+        response.with_header("cache-control", "no-cache")
+    }
+
     /// Sets the status.
     pub fn with_status(mut self, status: u16) -> Self {
         self.status = status;
@@ -246,6 +276,19 @@ mod tests {
         assert_eq!(first, "data: a");
         assert!(last.starts_with("event: error\ndata: {"), "{last}");
         assert!(last.contains("\"code\":\"deadline\""), "{last}");
+    }
+
+    #[test]
+    fn error_becomes_the_last_line() {
+        let response = Response::json_lines(async |lines| {
+            lines.json_line(&"a\nb").await?;
+            Err(Error::Deadline)
+        });
+        let text = String::from_utf8(block_on(response.read())).unwrap();
+        let (first, last) = text.split_once('\n').unwrap();
+        assert_eq!(first, r#""a\nb""#);
+        let last: serde_json::Value = serde_json::from_str(last).unwrap();
+        assert_eq!(last["error"]["code"], "deadline");
     }
 
     #[test]

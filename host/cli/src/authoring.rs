@@ -1,0 +1,17 @@
+//! Commands for authors of plugins: `corral new`, `build` and `watch`.
+//!
+//! A project is a cargo project with a `corral.toml`. `build` puts each component beside that file, where `corral deploy`
+//! finds it. These commands run the author's cargo; nothing else of Corral needs it.
+
+mod build;
+mod embedded;
+mod new;
+mod process;
+mod snapshot;
+mod toolchain;
+mod watch;
+
+pub(crate) use build::{BuildArgs, build};
+pub(crate) use new::{NewArgs, new};
+pub(crate) use toolchain::{Tool, tools};
+pub(crate) use watch::{WatchArgs, watch};

@@ -1,0 +1,267 @@
+//! `corral build`: compiles a project and puts its components beside its `corral.toml`.
+//!
+//! Every crate of the project with the type `cdylib` is a component, written as `NAME.wasm`, with `-` for `_`. A file
+//! that would not change is not written.
+
+use super::embedded::files_in;
+use super::process::run;
+use super::toolchain::Toolchain;
+use crate::terminal::print;
+use crate::{Error, startup};
+use clap::Args;
+use corral_server::deployments::Digest;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// The tool that makes components of core modules; it is built at its first use.
+const COMPONENTIZE: &str = "corral-componentize";
+
+#[derive(Args, Debug)]
+pub struct BuildArgs {
+    /// Directory of the project, with a Cargo.toml
+    #[arg(value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+}
+
+/// How to compile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Profile {
+    /// As the project's profile `release` says: small and fast components.
+    Release,
+    /// Without link-time optimization, and incrementally: fast builds. Prints nothing but errors and warnings if `quiet`.
+    Watch { quiet: bool },
+}
+
+/// A component that a build wrote, or left because it is the same.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Component {
+    pub(super) file: PathBuf,
+    pub(super) bytes: u64,
+}
+
+/// Builds the project and prints its components.
+pub(crate) fn build(args: &BuildArgs) -> Result<ExitCode, Error> {
+    let dir = project_dir(&args.dir)?;
+    let toolchain = Toolchain::find(&dir)?;
+    let components = startup::block_on(1, build_project(&dir, &toolchain, Profile::Release))??;
+    let lines = components.iter().map(|component| {
+        let file = component.file.file_name().unwrap_or_default();
+        let shown = args.dir.join(file);
+        let kib = component.bytes.div_ceil(1024);
+        format!(
+            "{} ({kib} KiB)\n",
+            shown.strip_prefix(".").unwrap_or(&shown).display()
+        )
+    });
+    print(&lines.collect::<String>())
+}
+
+/// The absolute path of a project's directory.
+pub(super) fn project_dir(dir: &Path) -> Result<PathBuf, Error> {
+    match dir.canonicalize() {
+        Ok(dir) if dir.join("Cargo.toml").is_file() => Ok(dir),
+        _ => Err(Error::failed(format!(
+            "there is no Cargo.toml in {}; name the directory of a project, or create one: corral new NAME",
+            dir.display()
+        ))),
+    }
+}
+
+/// Builds the project in `dir`, an absolute path.
+pub(super) async fn build_project(
+    dir: &Path,
+    toolchain: &Toolchain,
+    profile: Profile,
+) -> Result<Vec<Component>, Error> {
+    let mut cargo = toolchain.cargo_build();
+    cargo
+        .current_dir(dir)
+        .args(["--message-format", "json-render-diagnostics"])
+        .args(profile.arguments());
+    let (status, messages) = run(&mut cargo, "\"compiler-artifact\"").await?;
+    if !status.success() {
+        return Err(Error::failed("the build failed; cargo shows why above"));
+    }
+    let modules: Vec<_> = messages
+        .iter()
+        .filter_map(|message| component_module(message, dir))
+        .collect();
+    if modules.is_empty() {
+        return Err(Error::failed(format!(
+            "the project in {} has no component; add to its Cargo.toml: [lib] crate-type = [\"cdylib\"]",
+            dir.display()
+        )));
+    }
+    let mut components = Vec::new();
+    for module in &modules {
+        components.push(dir.join(component_name(module)));
+    }
+    if toolchain.builds_core_modules() {
+        componentize(dir, toolchain, &modules).await?;
+    } else {
+        for (module, component) in modules.iter().zip(&components) {
+            let copied = fs::read(module).and_then(|bytes| write_if_changed(component, &bytes));
+            copied.map_err(Error::context(format!(
+                "cannot write {}",
+                component.display()
+            )))?;
+        }
+    }
+    let mut with_sizes = Vec::new();
+    for file in components {
+        let bytes = fs::metadata(&file)?.len();
+        with_sizes.push(Component { file, bytes });
+    }
+    Ok(with_sizes)
+}
+
+impl Profile {
+    fn arguments(self) -> Vec<&'static str> {
+        match self {
+            Profile::Release => vec!["--release"],
+            Profile::Watch { quiet } => {
+                let mut arguments = vec!["--profile", "watch"];
+                for setting in [
+                    "profile.watch.inherits='release'",
+                    "profile.watch.lto='off'",
+                    "profile.watch.codegen-units=16",
+                    "profile.watch.incremental=true",
+                ] {
+                    arguments.extend(["--config", setting]);
+                }
+                if quiet {
+                    arguments.push("--quiet");
+                }
+                arguments
+            }
+        }
+    }
+}
+
+/// The file of a component or core module that cargo's message reports, if it belongs to the project in `dir`.
+fn component_module(message: &str, dir: &Path) -> Option<PathBuf> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    let manifest = Path::new(message["manifest_path"].as_str()?);
+    let types = message["target"]["crate_types"].as_array()?;
+    if !manifest.starts_with(dir) || !types.iter().any(|name| name == "cdylib") {
+        return None;
+    }
+    let files = message["filenames"].as_array()?;
+    let mut files = files
+        .iter()
+        .filter_map(|file| Some(Path::new(file.as_str()?)));
+    let wasm = files.find(|file| file.extension().is_some_and(|ending| ending == "wasm"))?;
+    Some(wasm.to_owned())
+}
+
+/// `a-b.wasm` for `…/a_b.wasm`.
+fn component_name(module: &Path) -> String {
+    let stem = module.file_stem().unwrap_or_default().to_string_lossy();
+    format!("{}.wasm", stem.replace('_', "-"))
+}
+
+fn write_if_changed(file: &Path, bytes: &[u8]) -> Result<(), std::io::Error> {
+    if fs::read(file).is_ok_and(|old| old == bytes) {
+        return Ok(());
+    }
+    if let Some(dir) = file.parent() {
+        fs::create_dir_all(dir)?;
+    }
+    // Rename, so that nobody reads a part of it.
+    let partial = file.with_extension(format!("{}.partial", std::process::id()));
+    fs::write(&partial, bytes)?;
+    fs::rename(&partial, file)
+}
+
+/// Writes a component to `dir` for each core module.
+async fn componentize(dir: &Path, toolchain: &Toolchain, modules: &[PathBuf]) -> Result<(), Error> {
+    let tool = componentize_tool(toolchain).await?;
+    let mut command = std::process::Command::new(tool);
+    command.arg(dir);
+    for module in modules {
+        let name = component_name(module);
+        let mut argument = std::ffi::OsString::from(name.trim_end_matches(".wasm"));
+        argument.push("=");
+        argument.push(module);
+        command.arg(argument);
+    }
+    match run(&mut command, "").await? {
+        (status, _) if status.success() => Ok(()),
+        _ => Err(Error::failed(
+            "cannot make a component of what cargo built; the message above says why",
+        )),
+    }
+}
+
+/// The tool's path. Builds it in the user's cache unless it is there.
+async fn componentize_tool(toolchain: &Toolchain) -> Result<PathBuf, Error> {
+    let cache = startup::user_cache_dir().ok_or_else(|| {
+        Error::failed(
+            "there is no directory for build tools, since neither XDG_CACHE_HOME nor HOME is an absolute path; set one",
+        )
+    })?;
+    let source: String = files_in("componentize").map(|(_, text)| text).collect();
+    let digest = Digest::of(source.as_bytes()).to_string();
+    let version = digest.trim_start_matches("sha256:").get(..16);
+    let dir = cache.join(format!("componentize-{}", version.unwrap_or_default()));
+    let name = format!("{COMPONENTIZE}{}", std::env::consts::EXE_SUFFIX);
+    let tool = dir.join("target/release").join(name);
+    if tool.exists() {
+        return Ok(tool);
+    }
+    eprintln!("corral: building {COMPONENTIZE} in {}, once", dir.display());
+    for (path, text) in files_in("componentize") {
+        write_if_changed(&dir.join(path), text.as_bytes())
+            .map_err(Error::context(format!("cannot write to {}", dir.display())))?;
+    }
+    let mut cargo = toolchain.cargo_native();
+    cargo
+        .current_dir(&dir)
+        .args(["build", "--release", "--locked", "--target-dir", "target"]);
+    match run(&mut cargo, "").await? {
+        (status, _) if status.success() => Ok(tool),
+        _ => Err(Error::failed(format!(
+            "cannot build {COMPONENTIZE}, which makes components; cargo shows why above"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn components_are_the_projects_own() {
+        let module = |manifest: &str, types: &[&str], file: &str| {
+            let message = json!({
+                "reason": "compiler-artifact",
+                "manifest_path": manifest,
+                "target": {"crate_types": types},
+                "filenames": ["/t/a.d", file],
+            });
+            component_module(&message.to_string(), Path::new("/p"))
+        };
+        let own = module("/p/Cargo.toml", &["cdylib"], "/t/a_b.wasm");
+        assert_eq!(own.as_deref(), Some(Path::new("/t/a_b.wasm")));
+        assert_eq!(component_name(Path::new("/t/a_b.wasm")), "a-b.wasm");
+        let member = module("/p/handler/Cargo.toml", &["cdylib", "rlib"], "/t/c.wasm");
+        assert!(member.is_some());
+        for (manifest, types, file) in [
+            ("/other/Cargo.toml", ["cdylib"], "/t/a.wasm"),
+            ("/p/Cargo.toml", ["lib"], "/t/a.wasm"),
+            ("/p/Cargo.toml", ["cdylib"], "/t/a.so"),
+        ] {
+            assert_eq!(module(manifest, &types, file), None, "{manifest} {file}");
+        }
+        assert_eq!(component_module("no JSON", Path::new("/p")), None);
+    }
+
+    #[test]
+    fn directory_without_project_is_refused() {
+        let error = project_dir(Path::new("/no/such")).expect_err("no project");
+        assert!(error.message(false).contains("corral new"));
+    }
+}

@@ -1,0 +1,311 @@
+//! `corral new`: writes a project from a template.
+//!
+//! The SDK is in no registry, so the project gets the copy that this binary contains, as a path dependency, or the
+//! one that `--sdk` names.
+
+use super::embedded::{SDK_VERSION, file, files_in};
+use crate::Error;
+use crate::terminal::print;
+use clap::{Args, ValueEnum};
+use corral_server::deployments::DeploymentName;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr;
+
+/// Written by `build` and cargo.
+const GIT_IGNORE: &str = "/target\n*.wasm\n";
+
+const CARGO_CONFIG: &str = "\
+# The initial heap. Without it memory grows step by step in each request.
+[target.'cfg(target_family = \"wasm\")']
+rustflags = [\"-C\", \"link-arg=--initial-heap=524288\"]
+";
+
+/// Keywords of Rust, and crates that a package of this name would hide.
+const RESERVED_NAMES: &[&str] = &[
+    "abstract",
+    "alloc",
+    "as",
+    "async",
+    "await",
+    "become",
+    "box",
+    "break",
+    "const",
+    "continue",
+    "core",
+    "corral-sdk",
+    "crate",
+    "do",
+    "dyn",
+    "else",
+    "enum",
+    "extern",
+    "false",
+    "final",
+    "fn",
+    "for",
+    "gen",
+    "if",
+    "impl",
+    "in",
+    "let",
+    "loop",
+    "macro",
+    "match",
+    "mod",
+    "move",
+    "mut",
+    "override",
+    "priv",
+    "proc-macro",
+    "pub",
+    "ref",
+    "return",
+    "self",
+    "serde",
+    "serde-json",
+    "static",
+    "std",
+    "struct",
+    "super",
+    "test",
+    "trait",
+    "true",
+    "try",
+    "type",
+    "typeof",
+    "unsafe",
+    "unsized",
+    "use",
+    "virtual",
+    "where",
+    "while",
+    "yield",
+];
+
+#[derive(Args, Debug)]
+pub struct NewArgs {
+    /// Name of the project: its directory, package and deployment
+    #[arg(value_name = "NAME")]
+    name: ProjectName,
+    /// What the project is
+    #[arg(long, value_enum, default_value_t = Template::Handler)]
+    template: Template,
+    /// Language of its source
+    #[arg(long, value_name = "LANGUAGE", default_value = "rust")]
+    lang: Language,
+    /// Directory of the crate corral-sdk, such as plugins/sdk of a checkout [default: a copy in the project]
+    #[arg(long, value_name = "DIR")]
+    sdk: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Template {
+    Handler,
+    Chat,
+    Sampler,
+    Templater,
+    Job,
+}
+
+/// A name for a directory, a package and a deployment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ProjectName(String);
+
+impl FromStr for ProjectName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.contains(['/', '\\']) {
+            return Err(
+                "write a name, not a path; the project is created in the working directory"
+                    .to_owned(),
+            );
+        }
+        let begins_with_letter = text.starts_with(|c: char| c.is_ascii_lowercase());
+        if text.parse::<DeploymentName>().is_err() || !begins_with_letter {
+            return Err(
+                "write 1 to 63 lower-case letters, digits and '-', with a letter at the beginning and no '-' at the end"
+                    .to_owned(),
+            );
+        }
+        if RESERVED_NAMES.contains(&text) {
+            return Err("Rust or a crate of the project has this name; choose another".to_owned());
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Language {
+    Rust,
+}
+
+impl FromStr for Language {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "rust" => Ok(Language::Rust),
+            _ => Err(format!(
+                "there are no templates in {} yet; write rust",
+                text.escape_debug()
+            )),
+        }
+    }
+}
+
+/// Writes the project and says what to do next.
+pub(crate) fn new(args: &NewArgs) -> Result<ExitCode, Error> {
+    let NewArgs {
+        name: ProjectName(name),
+        template,
+        lang: Language::Rust,
+        sdk,
+    } = args;
+    let sdk = sdk.as_deref().map(sdk_dir).transpose()?;
+    let dir = Path::new(name);
+    fs::create_dir(dir).map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => Error::failed(format!(
+            "'{name}' exists already; choose another name, or remove it"
+        )),
+        _ => Error::context(format!("cannot create the directory '{name}': {error}"))(error),
+    })?;
+    let template = template.to_possible_value();
+    let template = template
+        .as_ref()
+        .map_or("handler", |value| value.get_name());
+    write_project(dir, name, template, sdk.as_deref()).map_err(|error| {
+        // It is ours, and useless.
+        let _ = fs::remove_dir_all(dir);
+        Error::context(format!("cannot write the project '{name}': {error}"))(error)
+    })?;
+    print(&format!(
+        "created {name}, a {template} with corral-sdk {SDK_VERSION}\n\
+         next: cd {name} && cargo test && corral build && corral deploy\n"
+    ))
+}
+
+fn write_project(
+    dir: &Path,
+    name: &str,
+    template: &str,
+    sdk: Option<&str>,
+) -> Result<(), std::io::Error> {
+    let fill = |text: &str| {
+        text.replace("{{name}}", name)
+            .replace("\"{{sdk}}\"", sdk.unwrap_or("\"sdk\""))
+            .replace("{{sdk-version}}", SDK_VERSION)
+    };
+    for (path, text) in files_in(&format!("templates/{template}")) {
+        write(&dir.join(path), &fill(text))?;
+    }
+    write(&dir.join(".gitignore"), GIT_IGNORE)?;
+    write(&dir.join(".cargo/config.toml"), CARGO_CONFIG)?;
+    write(&dir.join("Cargo.lock"), file("Cargo.lock"))?;
+    if sdk.is_some() {
+        return Ok(());
+    }
+    for (path, text) in files_in("sdk") {
+        write(&dir.join("sdk").join(path), text)?;
+    }
+    let readme = format!(
+        "# corral-sdk {SDK_VERSION}\n\n\
+         The copy that corral {} contains. To replace it by that of another version, run `corral new` of that version,\n\
+         and copy its `sdk` here.\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    write(&dir.join("sdk/README.md"), &readme)
+}
+
+/// Writes a file and the directories above it.
+pub(super) fn write(file: &Path, text: &str) -> Result<(), std::io::Error> {
+    if let Some(dir) = file.parent() {
+        fs::create_dir_all(dir)?;
+    }
+    fs::write(file, text)
+}
+
+/// The absolute path of an SDK's directory, as a string of TOML.
+fn sdk_dir(path: &Path) -> Result<String, Error> {
+    let manifest = fs::read_to_string(path.join("Cargo.toml")).unwrap_or_default();
+    if !manifest.contains("name = \"corral-sdk\"") {
+        return Err(Error::failed(format!(
+            "{} is not the directory of the crate corral-sdk; name plugins/sdk of a checkout, or leave out --sdk",
+            path.display()
+        )));
+    }
+    let path = path.canonicalize()?;
+    let text = path.to_str().ok_or_else(|| {
+        Error::failed(format!(
+            "the path {} is not UTF-8, so Cargo.toml cannot contain it; move the SDK",
+            path.display()
+        ))
+    })?;
+    // The escapes of JSON are escapes of TOML.
+    Ok(serde_json::Value::from(text).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_packages_and_deployments() {
+        for good in ["a", "shout", "shout-2"] {
+            assert_eq!(good.parse(), Ok(ProjectName(good.to_owned())));
+        }
+        for (bad, expected) in [
+            ("", "lower-case letters"),
+            ("Shout", "lower-case letters"),
+            ("shout_2", "lower-case letters"),
+            ("2shout", "a letter at the beginning"),
+            ("-a", "a letter at the beginning"),
+            ("a-", "no '-' at the end"),
+            ("é", "lower-case letters"),
+            ("..", "lower-case letters"),
+            ("a/b", "not a path"),
+            ("/a", "not a path"),
+            ("a\\b", "not a path"),
+            ("fn", "choose another"),
+            ("serde-json", "choose another"),
+        ] {
+            let error = bad.parse::<ProjectName>().expect_err(bad);
+            assert!(error.contains(expected), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_template_is_complete() {
+        for template in Template::value_variants() {
+            let value = template.to_possible_value().expect("it has a name");
+            let dir = format!("templates/{}", value.get_name());
+            let files: Vec<_> = files_in(&dir).collect();
+            for expected in ["Cargo.toml", "README.md", "corral.toml", "src/lib.rs"] {
+                let found = files.iter().find(|(path, _)| *path == expected);
+                let (_, text) = found.unwrap_or_else(|| panic!("{dir}/{expected}"));
+                if expected == "src/lib.rs" {
+                    assert!(text.contains("#[test]"), "{dir}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn copied_sdk_is_complete() {
+        let sdk: Vec<_> = files_in("sdk").collect();
+        let text = |name: &str| {
+            let found = sdk.iter().find(|(path, _)| *path == name);
+            found.unwrap_or_else(|| panic!("{name}")).1
+        };
+        assert!(!text("src/bindings.rs").contains("../"), "a path outside");
+        assert!(text("wit/corral-inference.wit").contains("package corral:inference"));
+        let manifest = text("Cargo.toml");
+        assert!(manifest.contains("[workspace.dependencies]"), "{manifest}");
+        assert!(!manifest.contains("[[bench]]"), "{manifest}");
+        assert!(file("Cargo.lock").contains("name = \"wit-bindgen\""));
+        assert!(!file("Cargo.lock").contains("name = \"chat\""));
+    }
+}

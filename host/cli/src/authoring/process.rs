@@ -1,0 +1,115 @@
+//! Programs that commands for authors run. All end with the command.
+
+use crate::Error;
+use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+/// Longest run of a program that only prints something about itself, and longest wait for the output of one that ended.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Most bytes of a program's answer that are read.
+const MAX_ANSWER_BYTES: u64 = 64 << 10;
+/// Most lines of a build's output that are kept.
+const MAX_LINES: usize = 4096;
+
+/// A running program; dropping it ends it.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail only if it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a build, whose standard error is the terminal's. Returns its status and those lines of its standard output that
+/// contain `text`.
+pub(super) async fn run(
+    command: &mut Command,
+    text: &'static str,
+) -> Result<(ExitStatus, Vec<String>), Error> {
+    let mut child = start(command)?;
+    let stdout = child.0.stdout.take();
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    std::thread::spawn(move || {
+        let lines = stdout
+            .into_iter()
+            .flat_map(|pipe| BufReader::new(pipe).lines());
+        let lines = lines.map_while(Result::ok);
+        let mut kept = Vec::new();
+        // Reads to the end in any case: otherwise the program would wait.
+        for line in lines.filter(|line| line.contains(text)) {
+            if kept.len() < MAX_LINES {
+                kept.push(line);
+            }
+        }
+        // Fails if nobody waits any more.
+        let _ = sender.send(kept);
+    });
+    let status = loop {
+        if let Some(status) = child.0.try_wait()? {
+            break status;
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+    };
+    // A program that it left behind may keep the pipe open.
+    let lines = receiver.recv_timeout(QUERY_TIMEOUT).unwrap_or_default();
+    Ok((status, lines))
+}
+
+/// Standard output of a program that prints something about itself, if it succeeds in time.
+pub(super) fn query(command: &mut Command) -> Option<String> {
+    let mut child = start(command.stderr(Stdio::null())).ok()?;
+    let stdout = child.0.stdout.take()?;
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    std::thread::spawn(move || {
+        let mut text = String::new();
+        let read = stdout.take(MAX_ANSWER_BYTES).read_to_string(&mut text);
+        // Fails if nobody waits any more.
+        let _ = sender.send(read.map(|_| text));
+    });
+    let text = receiver.recv_timeout(QUERY_TIMEOUT).ok()?.ok()?;
+    // It has closed its output.
+    child.0.wait().ok()?.success().then_some(text)
+}
+
+fn start(command: &mut Command) -> Result<Running, Error> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| match error.kind() {
+            ErrorKind::NotFound => Error::failed(format!(
+                "cannot find {program}; install Rust: https://rustup.rs"
+            )),
+            _ => Error::context(format!("cannot start {program}: {error}"))(error),
+        })?;
+    Ok(Running(child))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_successful_answers_count() {
+        let shell = |script: &str| query(Command::new("sh").args(["-c", script]));
+        assert_eq!(shell("echo a; echo b >&2"), Some("a\n".to_owned()));
+        assert_eq!(shell("echo a; exit 1"), None);
+        assert_eq!(query(&mut Command::new("/no/such/program")), None);
+    }
+
+    #[test]
+    fn chosen_lines_are_returned() {
+        let runtime = crate::startup::tokio_runtime(1).map_err(|error| error.message(true));
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo a1; echo b; echo a2; exit 3"]);
+        let result = runtime.expect("threads").block_on(run(&mut command, "a"));
+        let (status, lines) = result.map_err(|error| error.message(true)).expect("it ran");
+        assert_eq!(status.code(), Some(3));
+        assert_eq!(lines, ["a1", "a2"]);
+    }
+}

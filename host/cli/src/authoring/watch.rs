@@ -1,0 +1,109 @@
+//! `corral watch`: builds and deploys a project after each save. An error is shown, and the last good revision stays.
+
+use super::build::{Profile, build_project, project_dir};
+use super::snapshot::Snapshot;
+use super::toolchain::Toolchain;
+use crate::admin::AdminArgs;
+use crate::deploy::{DeployArgs, ServerArgs, deploy_if_changed};
+use crate::terminal::print;
+use crate::{Error, startup};
+use clap::Args;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+#[derive(Args, Debug)]
+pub struct WatchArgs {
+    /// Directory of the project, with a Cargo.toml and a corral.toml
+    #[arg(value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// Watches until Ctrl-C.
+pub(crate) fn watch(args: WatchArgs, verbose: bool) -> Result<ExitCode, Error> {
+    let dir = project_dir(&args.dir)?;
+    let toolchain = Toolchain::find(&dir)?;
+    args.admin.check_ca(&[&args.admin.address])?;
+    let deploy = DeployArgs {
+        file: dir.clone(),
+        name: None,
+        routes: Vec::new(),
+        linked: Vec::new(),
+        no_traffic: false,
+        schema: false,
+        server: ServerArgs {
+            admin: args.admin,
+            json: false,
+        },
+    };
+    let mut watcher = Watcher {
+        dir,
+        toolchain,
+        deploy,
+        deployed: None,
+        verbose,
+    };
+    startup::block_on(1, async {
+        tokio::select! {
+            result = watcher.run() => result,
+            signal = tokio::signal::ctrl_c() => signal.map(|()| ExitCode::SUCCESS).map_err(Error::from),
+        }
+    })?
+}
+
+struct Watcher {
+    /// An absolute path.
+    dir: PathBuf,
+    toolchain: Toolchain,
+    deploy: DeployArgs,
+    /// The manifest of the newest revision, with digests of its components.
+    deployed: Option<Value>,
+    verbose: bool,
+}
+
+impl Watcher {
+    async fn run(&mut self) -> Result<ExitCode, Error> {
+        let mut saved = None;
+        let mut snapshot = Snapshot::read(&self.dir)?;
+        loop {
+            if let Err(error) = self.build_and_deploy(saved).await {
+                let _ = error.report("corral", self.verbose);
+                if self.deployed.is_some() {
+                    eprintln!("the last revision goes on serving; waiting for the next save");
+                } else {
+                    eprintln!("waiting for the next save");
+                }
+            }
+            // Also notices what was saved during the build.
+            saved = Some(snapshot.wait_for_change(&self.dir).await?);
+        }
+    }
+
+    /// `saved` is when the save was seen that is the reason, if one is.
+    async fn build_and_deploy(&mut self, saved: Option<Instant>) -> Result<(), Error> {
+        let started = Instant::now();
+        // The first build may take long; cargo shows how far it is.
+        let profile = Profile::Watch {
+            quiet: saved.is_some(),
+        };
+        build_project(&self.dir, &self.toolchain, profile).await?;
+        let built = seconds(started.elapsed());
+        let deployed = deploy_if_changed(&self.deploy, &mut self.deployed).await?;
+        let outcome = deployed.unwrap_or_else(|| "nothing changed".to_owned());
+        let since_save =
+            saved.map(|saved| format!(", {} after the save", seconds(saved.elapsed())));
+        print(&format!(
+            "built in {built}{}: {}\n",
+            since_save.unwrap_or_default(),
+            outcome.trim_end()
+        ))?;
+        Ok(())
+    }
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}

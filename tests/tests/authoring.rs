@@ -1,0 +1,297 @@
+//! `corral new`, `build` and `watch`: every template works as its README says, and a saved change is served.
+//!
+//! Needs cargo, a compiler for WebAssembly (see `plugins/build.sh`) and the crates of `plugins/Cargo.lock` in cargo's
+//! cache. All projects share one target directory and, except for one, the SDK of this checkout, so that it is built once.
+
+use corral_tests::{Corral, RELIABLE_SUMS, RunOutput, Sum, artifacts, scratch_dir, wait_for};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Longest build.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(900);
+const SUM: Sum = RELIABLE_SUMS[0];
+
+/// A program in this directory with the environment of an author.
+fn command(program: impl AsRef<std::ffi::OsStr>, dir: &Path) -> Command {
+    let mut command = Command::new(program);
+    let shared = artifacts::scratch().join("authoring");
+    command
+        .current_dir(dir)
+        .env("CARGO_TARGET_DIR", shared.join("target"))
+        .env("XDG_CACHE_HOME", shared.join("cache"))
+        .env("CARGO_NET_OFFLINE", "true")
+        // Flags for the tests' own build.
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env_remove("RUST_LOG");
+    command
+}
+
+fn run(mut command: Command) -> RunOutput {
+    let ended = command.output().expect("the program starts");
+    RunOutput {
+        code: ended.status.code(),
+        stdout: String::from_utf8_lossy(&ended.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&ended.stderr).into_owned(),
+    }
+}
+
+fn corral(dir: &Path, arguments: &[&str]) -> RunOutput {
+    let mut command = command(artifacts::binary(), dir);
+    command.args(arguments);
+    run(command)
+}
+
+fn succeeds(dir: &Path, arguments: &[&str]) -> String {
+    let ended = corral(dir, arguments);
+    assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+    ended.stdout
+}
+
+fn sdk() -> String {
+    let sdk = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins/sdk");
+    sdk.to_str().expect("a path in UTF-8").to_owned()
+}
+
+/// Creates a project with the SDK of this checkout.
+fn project(template: &str) -> PathBuf {
+    let dir = scratch_dir();
+    let name = format!("try-{template}");
+    succeeds(
+        &dir,
+        &["new", &name, "--template", template, "--sdk", &sdk()],
+    );
+    dir.join(name)
+}
+
+/// Tests, builds and deploys a project.
+fn deploy(server: &Corral, project: &Path) {
+    let mut test = command("cargo", project);
+    test.args(["test", "--quiet"]);
+    let ended = run(test);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains(" passed"), "{ended:?}");
+    let printed = succeeds(project, &["build"]);
+    let name = project.file_name().expect("a name").to_string_lossy();
+    assert!(printed.contains(&format!("{name}.wasm (")), "{printed}");
+    assert!(printed.contains(" KiB)"), "{printed}");
+    server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
+}
+
+/// The answer of a deployment of [`project`].
+fn post(server: &Corral, template: &str, body: impl AsRef<[u8]>) -> String {
+    let answer = server.post(&format!("/try-{template}"), body);
+    assert_eq!(answer.status, 200, "{template}: {answer:?}");
+    answer.body
+}
+
+#[test]
+fn every_template_answers_after_deploy() {
+    let server = Corral::start_with_store(&[]);
+    for template in ["handler", "chat", "sampler", "templater", "job"] {
+        deploy(&server, &project(template));
+    }
+    for sum in RELIABLE_SUMS {
+        let (question, right) = (sum.question(), sum.answer());
+        assert_eq!(post(&server, "handler", &question), right);
+        assert_eq!(post(&server, "templater", &question), right);
+        let body = json!({"messages": [{"role": "user", "content": question}]});
+        let answer: Value =
+            serde_json::from_str(&post(&server, "chat", body.to_string())).expect("JSON");
+        assert_eq!(answer, json!({"text": right}));
+        let body = json!({"prompt": question, "settings": {"k": 1}});
+        assert_eq!(post(&server, "sampler", body.to_string()), right);
+    }
+    let prompts: Vec<_> = RELIABLE_SUMS.iter().map(|sum| sum.question()).collect();
+    let lines = post(&server, "job", json!({"prompts": prompts}).to_string());
+    let lines: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let expected = RELIABLE_SUMS.iter().enumerate();
+    let expected: Vec<_> = expected
+        .map(|(index, sum)| json!({"prompt": index, "text": sum.answer()}))
+        .collect();
+    assert_eq!(lines, expected);
+    // The linked sampling plugin runs, and its errors reach the client.
+    let body = json!({"prompt": "1+1=", "settings": {"k": 0}});
+    let answer = server.post("/try-sampler", body.to_string());
+    assert_eq!(answer.status, 400, "{answer:?}");
+    assert!(answer.body.contains("expected 1 to 4096"), "{answer:?}");
+}
+
+/// Names and versions of the packages of a Cargo.lock that come from a registry.
+fn locked(lock: &str) -> Vec<(String, String)> {
+    let packages = lock.split("[[package]]\n").skip(1);
+    let value = |package: &str, key: &str| {
+        let line = package.lines().find_map(|line| line.strip_prefix(key));
+        line.map(|text| text.trim_matches('"').to_owned())
+    };
+    let packages = packages.filter(|package| package.contains("\nsource = "));
+    let packages = packages.map(|package| {
+        let name = value(package, "name = ").expect("a name");
+        (name, value(package, "version = ").expect("a version"))
+    });
+    packages.collect()
+}
+
+#[test]
+fn copied_sdk_builds_with_locked_versions() {
+    let dir = scratch_dir();
+    let printed = succeeds(&dir, &["new", "shout"]);
+    assert!(printed.contains("cd shout && cargo test"), "{printed}");
+    let project = dir.join("shout");
+    let server = Corral::start_with_store(&[]);
+    // Not built yet.
+    let path = project.to_str().expect("a path in UTF-8");
+    let ended = server.cli(&["deploy", path]);
+    ended.check_error(1, &["shout.wasm", "corral build"]);
+    deploy(&server, &project);
+    assert_eq!(server.post("/shout", SUM.question()).body, SUM.answer());
+    let read = |file: PathBuf| std::fs::read_to_string(file).expect("readable");
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins/Cargo.lock");
+    let ours = locked(&read(ours));
+    let theirs = locked(&read(project.join("Cargo.lock")));
+    assert!(theirs.len() > 20, "{theirs:?}");
+    for package in theirs {
+        assert!(ours.contains(&package), "{package:?}");
+    }
+    // A broken source is an error, and cargo shows where.
+    std::fs::write(project.join("src/lib.rs"), "fn broken( {}\n").expect("written");
+    let ended = corral(&project, &["build"]);
+    ended.check_error(1, &["the build failed"]);
+    assert!(ended.stderr.contains("src/lib.rs:1:"), "{ended:?}");
+}
+
+/// `corral watch` while it runs; dropping it ends it.
+struct Watch {
+    child: Child,
+    output: Arc<Mutex<String>>,
+}
+
+impl Watch {
+    fn start(server: &Corral, project: &Path) -> Self {
+        let mut command = command(artifacts::binary(), project);
+        command.args(["watch", "--admin", server.admin()]);
+        command.env("CORRAL_ADMIN_TOKEN", server.token().expect("a store"));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the binary starts");
+        let output = Arc::new(Mutex::new(String::new()));
+        let stdout: Box<dyn std::io::Read + Send> = Box::new(child.stdout.take().expect("piped"));
+        let stderr: Box<dyn std::io::Read + Send> = Box::new(child.stderr.take().expect("piped"));
+        for pipe in [stdout, stderr] {
+            let output = Arc::clone(&output);
+            std::thread::spawn(move || {
+                for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+                    let mut output = output.lock().expect("no panic while held");
+                    *output += &line;
+                    *output += "\n";
+                }
+            });
+        }
+        Self { child, output }
+    }
+
+    fn output(&self) -> String {
+        self.output.lock().expect("no panic while held").clone()
+    }
+
+    /// Waits until the output contains `text` this many times.
+    fn wait_for(&self, text: &str, times: usize) {
+        let started = Instant::now();
+        while self.output().matches(text).count() < times {
+            let output = self.output();
+            assert!(started.elapsed() < BUILD_TIMEOUT, "no {text:?}: {output}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Both fail only if it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn watch_serves_what_is_saved() {
+    let project = project("handler");
+    let server = Corral::start_with_store(&[]);
+    let mut watch = Watch::start(&server, &project);
+    watch.wait_for("deployed revision 1", 1);
+    assert_eq!(post(&server, "handler", SUM.question()), SUM.answer());
+
+    let source = project.join("src/lib.rs");
+    let original = std::fs::read_to_string(&source).expect("readable");
+    let save = |text: &str| std::fs::write(&source, text).expect("written");
+    let louder = original.replace(
+        "Response::text(text)",
+        "Response::text(format!(\"it is {text}\"))",
+    );
+    assert_ne!(louder, original);
+    save(&louder);
+    watch.wait_for("deployed revision 2", 1);
+    assert!(
+        watch.output().contains(" after the save"),
+        "{}",
+        watch.output()
+    );
+    let expected = format!("it is {}", SUM.answer());
+    assert_eq!(post(&server, "handler", SUM.question()), expected);
+
+    // An error is shown, and the last revision goes on serving.
+    save(&louder.replace("Ok(Response", "Ok(Response(("));
+    watch.wait_for("the last revision goes on serving", 1);
+    let output = watch.output();
+    assert!(output.contains("src/lib.rs:"), "{output}");
+    assert!(output.contains("corral: the build failed"), "{output}");
+    assert_eq!(post(&server, "handler", SUM.question()), expected);
+
+    // So is one of the server.
+    save(&original);
+    watch.wait_for("deployed revision 3", 1);
+    let manifest = project.join("corral.toml");
+    let text = std::fs::read_to_string(&manifest).expect("readable");
+    std::fs::write(&manifest, format!("{text}models = ['none']\n")).expect("written");
+    watch.wait_for("the last revision goes on serving", 2);
+    assert_eq!(post(&server, "handler", SUM.question()), SUM.answer());
+
+    let interrupt = Command::new("kill")
+        .args(["-INT", &watch.child.id().to_string()])
+        .status();
+    assert!(interrupt.expect("kill is there").success());
+    let status = wait_for("the end of the watch", || {
+        watch.child.try_wait().expect("own child")
+    });
+    assert_eq!(status.code(), Some(0), "{}", watch.output());
+}
+
+#[test]
+fn wrong_projects_are_refused() {
+    let dir = scratch_dir();
+    let new = |arguments: &[&str]| corral(&dir, &[&["new"][..], arguments].concat());
+    for (arguments, expected) in [
+        (&["a/b"][..], "write a name, not a path"),
+        (&["/tmp/a"], "write a name, not a path"),
+        (&["2a"], "with a letter at the beginning"),
+        (&["fn"], "choose another"),
+        (&["a", "--template", "nothing"], "handler, chat, sampler"),
+        (&["a", "--lang", "python"], "no templates in python yet"),
+    ] {
+        new(arguments).check_error(2, &[expected]);
+    }
+    new(&["a", "--sdk", "."]).check_error(1, &["is not the directory of the crate corral-sdk"]);
+    assert_eq!(std::fs::read_dir(&dir).expect("own directory").count(), 0);
+    assert_eq!(new(&["a"]).code, Some(0));
+    new(&["a"]).check_error(1, &["'a' exists already"]);
+    for command in ["build", "watch"] {
+        corral(&dir, &[command]).check_error(1, &["no Cargo.toml", "corral new NAME"]);
+        corral(&dir, &[command, "none"]).check_error(1, &["no Cargo.toml in none"]);
+    }
+}
