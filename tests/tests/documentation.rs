@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The repository of the documents, whose model is the demo model here.
-const MODEL_REPO: &str = "Qwen/Qwen3-0.6B-GGUF";
+const MODEL_REPO: &str = "Qwen/Qwen2.5-0.5B-Instruct-GGUF";
 /// Ends the output of a block.
 const BLOCK_END: char = '\u{1e}';
 
@@ -42,8 +42,10 @@ corral() {
 make() {
   case "$*" in
     *env) echo "export PLUGINS='$PLUGINS' STORE='$PWD/make-run'" ;;
-    run)
-      serve --model models/tiny/tiny.gguf --store make-run --plugin /generate="$PLUGINS/generate.wasm" \
+    run | run\ MODEL=*)
+      model=models/tiny/tiny.gguf
+      [ $# = 1 ] || model=${2#MODEL=}
+      serve --model "$model" --store make-run --plugin /generate="$PLUGINS/generate.wasm" \
         --plugin /v1="$PLUGINS/openai.wasm" --plugin /hello="$PLUGINS/hello.wasm" ;;
   esac
 }
@@ -103,7 +105,7 @@ impl Scratch {
         let sockets = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
         let ports = sockets.map(|socket| socket.local_addr().expect("bound").port());
         let model = std::fs::read(artifacts::model()).expect("the demo model");
-        let model = HubFile::new("Qwen3-0.6B-Q8_0.gguf", &model);
+        let model = HubFile::new("qwen2.5-0.5b-instruct-q4_k_m.gguf", &model);
         let hub = Hub::start_with(MODEL_REPO, vec![model]);
         Scratch { dir, ports, hub }
     }
