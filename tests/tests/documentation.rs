@@ -169,7 +169,7 @@ fn commands(block: &Block) -> Vec<&str> {
         .collect()
 }
 
-/// The README, the guides for operators, and those of plugins and examples.
+/// The README, all of docs/, and the guides of plugins and examples.
 fn documents() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let guides = std::fs::read_dir(root.join("docs")).expect("docs/ exists");
