@@ -107,7 +107,7 @@ printf 'from clone to first answer: %.1f min\n' "$(minutes $((SECONDS - cloned))
 step_ends answer
 
 # The guide's steps, as typed, beside the checkout.
-mkdir -p "$root/root/shout/src"
+newcomer 'cargo new --quiet --lib shout'
 block plugins/README.md toml '[package]' >"$root/root/shout/Cargo.toml"
 block plugins/README.md rust 'corral_sdk::handler!' >"$root/root/shout/src/lib.rs"
 shouted=$(newcomer '
