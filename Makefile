@@ -1,6 +1,6 @@
 # On a new machine, each of these sets up all it needs:
-#   make run           build, and serve the demo model (or MODEL=FILE) with the first-party plugins (STORE=DIR for
-#                      what is deployed)
+#   make run           build, and serve the demo model (or MODEL=FILE, MODEL=hf:ORG/REPO) with the first-party plugins
+#                      (STORE=DIR for what is deployed)
 #   make test          check format and lints, build, and run all tests
 #   make lint          check format and lints
 #   make build         build the host workspace
@@ -16,6 +16,8 @@
 #   make instructions  count the instructions of these with valgrind, and fail if they have grown
 #                      (WRITE=1 records them, JSON=1 prints JSON)
 #   make model         train the demo model, in about an hour on two cores; continues after an interruption
+#   make newcomer      follow the README on a new Debian 12 in a chroot, as root, and measure the minutes to a first answer
+#                      and to a plugin of one's own; half an hour on two cores
 #   make dist          build packages for other machines (BACKENDS="vulkan cuda", PACKAGES=PATH): tarball, .deb, symbols,
 #                      checksums; the program alone lies in DIR=PATH
 #   make audit         check licences and security advisories of all dependencies with cargo-deny
@@ -24,7 +26,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run env test test-device build dist dist-program plugins where lint fuzz soak bench microbench instructions model audit
+.PHONY: help run env test test-device build dist dist-program plugins where lint fuzz soak bench microbench instructions model audit newcomer
 
 # Build products are outside the checkout, for quick builds of a second clone. The directory is named after the processor
 # and the compiler, which native code depends on.
@@ -83,6 +85,9 @@ dist:
 	@plugins/build.sh "$(CORRAL_PLUGINS)"
 	@packaging/package.sh "$(DIR)" "$(CORRAL_PLUGINS)" "$(PACKAGES)"
 
+newcomer:
+	@tests/newcomer.sh
+
 audit:
 	@packaging/licenses.py
 	@cargo deny --version >/dev/null 2>&1 || cargo install --locked cargo-deny
@@ -100,7 +105,8 @@ env:
 	@echo 'export PATH="$(CARGO_TARGET_DIR)/release:$$PATH" PLUGINS="$(CORRAL_PLUGINS)" STORE="$(STORE)"'
 
 run: plugins
-	@[ -f "$(MODEL)" ] || { echo "make run: there is no model $(MODEL); give one as MODEL=FILE" >&2; exit 1; }
+	@case "$(MODEL)" in hf:*) ;; *) [ -f "$(MODEL)" ] || \
+	  { echo "make run: there is no model $(MODEL); give one as MODEL=FILE or MODEL=hf:ORG/REPO" >&2; exit 1; } ;; esac
 	@mkdir -p "$(STORE)"
 	@echo "Once it listens, try:"
 	@echo "  curl -s http://$(LISTEN)/generate -d '{\"prompt\":\"1+1=\",\"max_tokens\":10}'"

@@ -81,7 +81,7 @@ mkdir -p "$tree/share/"{bash-completion/completions,zsh/site-functions,fish/vend
 "$bin" completions fish >"$tree/share/fish/vendor_completions.d/corral.fish"
 "$bin" man-pages "$tree/share/man/man1"
 gzip -n9 "$tree"/share/man/man1/*
-cp README.md CHANGELOG.md LICENSE docs/*.md "$doc/"
+cp -r README.md CHANGELOG.md LICENSE docs "$doc/"
 packaging/licenses.py "$doc"
 
 # The same files give the same archive: sorted, without owners, with the date of the commit.

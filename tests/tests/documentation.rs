@@ -14,7 +14,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// The repository of the documents, whose model is the demo model here.
-const MODEL_REPO: &str = "Qwen/Qwen3-0.6B-GGUF";
+const MODEL_REPO: &str = "Qwen/Qwen2.5-0.5B-Instruct-GGUF";
 /// Limit of a document's commands, and of a build. Far above what they take, because machines are busy.
 const LIMIT: Duration = Duration::from_secs(1800);
 /// Ends the output of a block.
@@ -45,8 +45,10 @@ corral() {
 make() {
   case "$*" in
     *env) echo "export PLUGINS='$PLUGINS' STORE='$PWD/make-run'" ;;
-    run)
-      serve --model models/tiny/tiny.gguf --store make-run --plugin /generate="$PLUGINS/generate.wasm" \
+    run | run\ MODEL=*)
+      model=models/tiny/tiny.gguf
+      [ $# = 1 ] || model=${2#MODEL=}
+      serve --model "$model" --store make-run --plugin /generate="$PLUGINS/generate.wasm" \
         --plugin /v1="$PLUGINS/openai.wasm" --plugin /hello="$PLUGINS/hello.wasm" ;;
   esac
 }
@@ -106,7 +108,7 @@ impl Scratch {
         let sockets = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
         let ports = sockets.map(|socket| socket.local_addr().expect("bound").port());
         let model = std::fs::read(artifacts::model()).expect("the demo model");
-        let model = HubFile::new("Qwen3-0.6B-Q8_0.gguf", &model);
+        let model = HubFile::new("qwen2.5-0.5b-instruct-q4_k_m.gguf", &model);
         let hub = Hub::start_with(MODEL_REPO, vec![model]);
         Scratch { dir, ports, hub }
     }
@@ -166,7 +168,7 @@ fn commands(block: &Block) -> Vec<&str> {
         .collect()
 }
 
-/// The README, the guides for operators, and those of plugins and examples.
+/// The README, all of docs/, and the guides of plugins and examples.
 fn documents() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let guides = std::fs::read_dir(root.join("docs")).expect("docs/ exists");
