@@ -106,18 +106,16 @@ answer=$(newcomer "$question")
 printf 'from clone to first answer: %.1f min\n' "$(minutes $((SECONDS - cloned)))"
 step_ends answer
 
-# The guide's steps, as typed, beside the checkout.
-newcomer 'cargo new --quiet --lib shout'
-block plugins/README.md toml '[package]' >"$root/root/shout/Cargo.toml"
-block plugins/README.md rust 'corral_sdk::handler!' >"$root/root/shout/src/lib.rs"
-shouted=$(newcomer '
+# As the README says, in a directory of its own.
+invoked=$(newcomer '
   rustup target add wasm32-wasip2 >&2
+  eval "$(make -s -C corral env)"
+  export CORRAL_ADMIN=http://$ADMIN CORRAL_ADMIN_TOKEN=$(cat "$STORE/admin-token")
+  corral new shout >&2
   cd shout
   cargo test >&2
-  cargo build --release --target wasm32-wasip2 >&2
-  eval "$(make -s -C ../corral env)"
-  corral deploy target/wasm32-wasip2/release/shout.wasm --route /shout --store "$STORE" --admin "http://$ADMIN" >&2
-  curl -sf "http://$LISTEN/shout" --data-binary "reverse: table
-"')
-[ "$shouted" = ELBAT ] || die "the plugin's answer is wrong: $shouted"
+  corral build >&2
+  corral deploy >&2
+  corral invoke shout --data "12+7="')
+[ "$invoked" = 19 ] || die "the plugin answers: $invoked"
 step_ends plugin
