@@ -13,6 +13,7 @@ mod serve;
 pub use devices::{BackendArgs, DeviceArgs};
 pub(crate) use linked::{LINKED_HINT, LinkedArg, check_linked};
 pub use models::{ModelArg, ModelArgs};
+pub(crate) use parsers::deployment_or_route;
 pub use parsers::{seconds, whole};
 pub(crate) use public::reload_files;
 pub(crate) use run::RunArgs;
@@ -37,7 +38,7 @@ mod tests {
         match serve.serve.check() {
             Ok(()) => Ok(serve.serve),
             Err(Error::Usage(message)) => Err(message),
-            Err(Error::Failed(error)) => panic!("{error}"),
+            Err(error) => panic!("{error:?}"),
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::admin_token::{self, ConfiguredToken};
 use crate::args::{ServeArgs, reload_files};
 use crate::open_files::ConnectionShares;
-use crate::{Error, service_manager, startup};
+use crate::{Error, logs, service_manager, startup};
 use corral_engine::ModelPool;
 use corral_server::deployments::{Deployments, Store, StoreLimits};
 use corral_server::{
@@ -47,7 +47,8 @@ async fn serve_until_stopped(
     let listeners = Listeners::bind_missing(sockets, &args.listen, &args.admin)
         .await?
         .with_admin_token(token.as_ref().map(|token| token.token.clone()))?;
-    let options = args.public.open(shares, note)?;
+    let mut options = args.public.open(shares, warn)?;
+    options.lost_log_lines = logs::lost_lines();
     // Watch signals before models load, which takes long.
     let no_signals = || Error::context("cannot watch signals; raise the limit of open files");
     let mut stop = StopSignals::new().map_err(no_signals())?;
@@ -55,7 +56,7 @@ async fn serve_until_stopped(
     let reloading = tokio::spawn(reload_on_signal(options.clone(), reload));
     let server =
         Server::start(listeners, options).map_err(Error::context("cannot start the listeners"))?;
-    server.admin_warning().into_iter().for_each(note);
+    server.admin_warning().into_iter().for_each(warn);
 
     let models = startup::model_pool(&args.models)?;
     let services = tokio::select! {
@@ -66,6 +67,8 @@ async fn serve_until_stopped(
         }
     };
     server.serve(services);
+    // What was logged before stands above the addresses on a terminal.
+    logs::flush();
     announce(args, &server, token.as_ref());
     service_manager::notify_ready();
 
@@ -98,7 +101,7 @@ async fn serve_until_stopped(
     };
     let all_ended = server.stop(deadline).await;
     if !all_ended {
-        note("requests were still running and have been cut off".to_owned());
+        warn("requests were still running and have been cut off".to_owned());
     }
     reloading.abort();
     startup::shut_down(models).await;
@@ -115,7 +118,7 @@ async fn reload_on_signal(options: ServerOptions, mut reload: Signal) {
         reload.recv().await;
         let options = options.clone();
         // After a panic the previous files stay in use.
-        let _ = tokio::task::spawn_blocking(move || reload_files(&options, note)).await;
+        let _ = tokio::task::spawn_blocking(move || reload_files(&options)).await;
     }
 }
 
@@ -126,7 +129,7 @@ async fn load(
     store: Option<Store>,
 ) -> Result<Services, Error> {
     // First what fails soon: heads of model files, then plugins. Loading models takes longest.
-    startup::check_models(&args.models, models, note).await?;
+    startup::check_models(&args.models, models, warn).await?;
     let runtime = startup::runtime(args.models.cache_dir.clone(), models)?;
     let limits = args.limits.limits(CALL_TIME, CALL_CPU_TIME);
     let max_calls = runtime.max_calls();
@@ -137,7 +140,7 @@ async fn load(
         )));
     }
     if args.plugins.is_empty() && store.is_none() {
-        note(
+        warn(
             "there is no plugin; add --plugin ROUTE=FILE.wasm, or --store DIR and 'corral deploy'"
                 .to_owned(),
         );
@@ -195,7 +198,12 @@ fn announce(args: &ServeArgs, server: &Server, token: Option<&ConfiguredToken>) 
     let _ = std::io::stdout().flush();
 }
 
-/// Writes a message to stderr.
+/// Logs what the server does.
 fn note(message: String) {
-    eprintln!("corral: {message}");
+    tracing::info!("{message}");
+}
+
+/// Logs what the operator should change.
+fn warn(message: String) {
+    tracing::warn!("{message}");
 }

@@ -11,7 +11,7 @@ use crate::outbound::Outbound;
 use crate::output::{LogOrigin, Output};
 use crate::quota::QuotaPermit;
 use crate::sampling::{SamplerPre, SamplerResources};
-use corral_engine::{Caller, ModelLease};
+use corral_engine::{Caller, ModelLease, TokenUsage};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use wasmtime::component::ResourceTable;
@@ -40,6 +40,8 @@ pub(crate) struct State {
     pub(crate) caller: Caller,
     /// Token reservations come from here, if a quota applies.
     pub(crate) quota_permit: Option<Arc<QuotaPermit>>,
+    /// Tokens of the call's generations.
+    pub(crate) usage: Arc<TokenUsage>,
     pub(crate) limits: Arc<Limits>,
     pub(crate) meter: Arc<Meter>,
     pub(crate) limiter: Limiter,
@@ -79,6 +81,7 @@ impl State {
             grants,
             caller,
             quota_permit,
+            usage: Arc::default(),
             limits: Arc::clone(limits),
             limiter: Limiter::new(limits.memory, Arc::clone(&meter), Arc::clone(&counters)),
             meter,

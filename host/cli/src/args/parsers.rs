@@ -1,5 +1,7 @@
 //! Parsers of values that several arguments share.
 
+use corral_server::Route;
+use corral_server::deployments::DeploymentName;
 use std::time::Duration;
 
 /// Parses a whole number in a range.
@@ -14,5 +16,19 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
             Ok(Duration::from_secs_f64(number))
         }
         _ => Err("write seconds, e.g. 30 or 0.5".to_owned()),
+    }
+}
+
+/// The name of a deployment, or the route of a `--plugin`.
+pub(crate) fn deployment_or_route(text: &str) -> Result<String, String> {
+    match text.starts_with('/') {
+        true => text
+            .parse::<Route>()
+            .map(|route| route.to_string())
+            .map_err(|error| error.to_string()),
+        false => text
+            .parse::<DeploymentName>()
+            .map(|name| name.to_string())
+            .map_err(|error| error.to_string()),
     }
 }

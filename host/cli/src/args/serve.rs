@@ -5,6 +5,7 @@ use super::parsers::seconds;
 use super::public::PublicArgs;
 use super::run::CallLimitArgs;
 use crate::Error;
+use crate::logs::LogArgs;
 use clap::Args;
 use corral_server::{Route, RouteTable};
 use std::path::PathBuf;
@@ -32,6 +33,8 @@ pub struct ServeArgs {
     pub limits: CallLimitArgs,
     #[command(flatten)]
     pub public: PublicArgs,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
     /// Address of the public listener, HOST:PORT; port 0 picks a free one
     #[arg(
         long,

@@ -276,7 +276,9 @@ impl<B: Backend> Worker<B> {
         let rejected = u64::from(row.drafts) - accepted;
         add(&self.metrics.rejected_drafts, rejected);
         if !new.tokens.is_empty() {
-            request.record_tokens(now, &self.metrics);
+            let progress = || self.scheduler.progress(row.request);
+            let cached = || progress().map_or(0, |progress| progress.cached);
+            request.record_tokens(now, new.tokens.len(), cached, &self.metrics);
         }
         let tokens = new.tokens.iter().map(|&token| (row.request, token));
         output.tokens.extend(tokens);
@@ -347,6 +349,9 @@ impl<B: Backend> Worker<B> {
         add(&metrics.cached_tokens, u64::from(cached));
         add(&metrics.recomputed_tokens, u64::from(recomputed));
         self.count_times(&times);
+        if let Some(observer) = &request.observer {
+            observer.finished(times.queue + times.prefill + times.decode);
+        }
         self.text.clear();
         generation.text.finish(&mut self.text);
         // Before the reply: the caller may continue at once.

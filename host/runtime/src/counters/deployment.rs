@@ -1,9 +1,9 @@
 //! Counters of one deployment, over all its revisions.
 
 use super::Counter;
-use corral_engine::{Error, Metric};
+use corral_engine::{Error, GenerationMetrics, Metric};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A limit that can stop a call. Limits of requests and tokens over time are
 /// [`QuotaLimit`](crate::QuotaLimit)s.
@@ -116,6 +116,8 @@ pub(crate) struct DeploymentCounters {
     pub(crate) requests: Counter,
     /// Requests that the host answered with an error, by its code.
     requests_refused: Mutex<BTreeMap<&'static str, u64>>,
+    /// By model, of those that it used; the command line bounds their number.
+    generations: Mutex<BTreeMap<String, Arc<GenerationMetrics>>>,
     /// Calls that hold a permit.
     pub(crate) calls_running: Counter,
     /// Permits of the instance pool that these calls hold.
@@ -181,6 +183,18 @@ impl DeploymentCounters {
             self.limit_hit(CallLimit::QueueTime);
         }
         result
+    }
+
+    /// The metrics of its generations on a model.
+    pub(crate) fn generations(&self, model: &str) -> Arc<GenerationMetrics> {
+        let mut all = self
+            .generations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match all.get(model) {
+            Some(metrics) => Arc::clone(metrics),
+            None => Arc::clone(all.entry(model.to_owned()).or_default()),
+        }
     }
 
     /// How often each limit stopped a call or generation.
@@ -267,6 +281,16 @@ impl DeploymentCounters {
                 "Tokens in the sequences of running calls, generated tokens excluded, by deployment.",
             ),
         ]);
+        let generations = self
+            .generations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (model, generations) in &*generations {
+            for mut metric in generations.samples() {
+                metric.labels.insert(0, ("model", model.clone()));
+                metrics.push(metric);
+            }
+        }
         for kind in ResourceKind::ALL {
             if let Some(label) = kind.handle() {
                 let mut metric = self.resource_count(kind).gauge_metric(
