@@ -262,7 +262,7 @@ fn logs_of_command_line_plugins_can_be_read() {
     wrong.check_error(1, &["no deployment or route \"/nowhere\""]);
     corral
         .cli(&["logs", "/misbehave", "--since", "soon"])
-        .check_error(2, &["--since"]);
+        .check_error(2, &["--since", "30s, 10m or 1h"]);
 }
 
 #[test]

@@ -13,7 +13,7 @@ mod serve;
 pub use devices::{BackendArgs, DeviceArgs};
 pub(crate) use linked::{LINKED_HINT, LinkedArg, check_linked};
 pub use models::{ModelArg, ModelArgs};
-pub(crate) use parsers::deployment_or_route;
+pub(crate) use parsers::{deployment_or_route, duration};
 pub use parsers::{seconds, whole};
 pub(crate) use public::reload_files;
 pub(crate) use run::RunArgs;

@@ -10,7 +10,7 @@ pub enum Error {
     Usage(String),
     /// The command failed: exit code 1.
     Failed(Cause),
-    /// Whatever reads standard output reads no more, as after `corral logs | head -1`: exit code 0, no message.
+    /// Standard output is closed, as after `corral logs | head -1`: exit code 0, no message.
     OutputClosed,
 }
 

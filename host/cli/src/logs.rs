@@ -26,7 +26,7 @@ use tracing_subscriber::{Layer, fmt};
 const VERBOSE: &str = "info,corral=debug,llama=debug";
 /// The filter of `corral serve`: what Corral does, and warnings of libraries.
 pub(crate) const SERVE: &str = "warn,corral=info";
-/// How long [`flush`] waits for whatever reads stderr.
+/// How long [`flush`] waits for the reader of stderr.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
 /// The queue of this process, if it is a server.
@@ -79,7 +79,7 @@ pub(crate) fn start_server(verbose: bool, args: &LogArgs) {
     init(filter, args.log_format, verbose, writer);
 }
 
-/// Lines that the server lost, because whatever reads stderr was too slow.
+/// Lines that the server lost, because the reader of stderr was too slow.
 pub(crate) fn lost_lines() -> Arc<AtomicU64> {
     QUEUE.get().map(|queue| queue.lost()).unwrap_or_default()
 }
@@ -150,7 +150,8 @@ fn parse_filter(text: &str) -> Result<Targets, String> {
 /// The time now, as all lines show it: RFC 3339 in UTC.
 fn time_now() -> humantime::Rfc3339Timestamp {
     #[expect(clippy::disallowed_methods, reason = "for people who read it")]
-    humantime::format_rfc3339_millis(SystemTime::now())
+    let now = SystemTime::now();
+    humantime::format_rfc3339_millis(now)
 }
 
 struct Clock;

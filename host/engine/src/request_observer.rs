@@ -1,7 +1,7 @@
 //! What the engine reports about the generations of one caller: how long they take, and their tokens.
 //!
-//! The engine's own metrics ([`EngineMetrics`](crate::metrics::EngineMetrics)) have no notion of a deployment. Whoever
-//! asks for a generation may attach a [`RequestObserver`]; the engine thread writes to it as the generation runs, so a
+//! The engine's own metrics ([`EngineMetrics`](crate::metrics::EngineMetrics)) have no notion of a deployment. A
+//! caller may attach a [`RequestObserver`] to a generation; the engine thread writes to it as the generation runs, so a
 //! generation that is canceled counts with the tokens that it had.
 
 use crate::histogram::Histogram;

@@ -162,7 +162,7 @@ fn metrics_text(state: &ServerState) -> String {
     process_metrics::write(&mut families);
     families.sample(
         "corral_log_lines_lost_total",
-        "Lines that the log lost because whatever reads standard error was too slow.",
+        "Lines that the log lost because the reader of standard error was too slow.",
         MetricKind::Counter,
         &[],
         state.lost_log_lines.load(Ordering::Relaxed) as f64,

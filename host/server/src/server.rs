@@ -37,7 +37,7 @@ pub struct ServerOptions {
     pub api_keys: Option<Arc<ApiKeys>>,
     /// When requests wait and are refused for lack of memory.
     pub memory: MemoryGuardConfig,
-    /// Lines that the log lost. Whoever writes the log counts them; the server exports the count.
+    /// Lines that the log lost. The writer of the log counts them; the server exports the count.
     pub lost_log_lines: Arc<AtomicU64>,
 }
 

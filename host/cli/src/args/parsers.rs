@@ -19,6 +19,12 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Parses a duration with its unit.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_| "write a number and its unit, e.g. 30s, 10m or 1h".to_owned())
+}
+
 /// The name of a deployment, or the route of a `--plugin`.
 pub(crate) fn deployment_or_route(text: &str) -> Result<String, String> {
     match text.starts_with('/') {

@@ -1,7 +1,7 @@
 //! Arguments of the commands for deployments.
 
 use crate::admin::{Address, AdminArgs};
-use crate::args::{LinkedArg, deployment_or_route};
+use crate::args::{LinkedArg, deployment_or_route, duration};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -95,7 +95,7 @@ pub struct LogsArgs {
     #[arg(long, short = 'n', value_name = "N")]
     pub(crate) tail: Option<u64>,
     /// Print lines of the last, e.g., 30s, 10m or 1h
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) since: Option<Duration>,
     /// Start after the line with this number
     #[arg(long, value_name = "N", default_value_t = 0)]
