@@ -254,8 +254,8 @@ impl Api<'_> {
         let status = DeploymentStatus::of(name, &stored, self.deployments);
         let result = ChangeResult {
             revision: None,
-            traffic: Some(traffic_text(&stored.traffic)),
-            paused: Some(stored.paused),
+            traffic: Some(traffic_text(&stored.record.traffic)),
+            paused: Some(stored.record.paused),
         };
         Ok(with_result(json(StatusCode::OK, &status), result))
     }
@@ -283,7 +283,7 @@ impl Api<'_> {
         };
         let result = ChangeResult {
             revision: Some(response.revision.number),
-            traffic: Some(traffic_text(&stored.traffic)),
+            traffic: Some(traffic_text(&stored.record.traffic)),
             paused: None,
         };
         Ok(with_result(json(StatusCode::CREATED, &response), result))
