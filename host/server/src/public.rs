@@ -84,6 +84,7 @@ async fn route(
     let (mut body, body_status) = RequestBody::new(body, discard_time, idle_timeout);
     let path = head.uri.path();
     if let Some(answer) = probes::answer(state, &head.method, path) {
+        details.is_probe = true;
         return answer;
     }
     let Some(deployment) = state.services()?.deployments.find(path) else {

@@ -78,6 +78,8 @@ pub(crate) struct RequestDetails {
     pub(crate) deployment: Option<RoutedDeployment>,
     /// Number of the revision that was picked, if it has one.
     pub(crate) revision: Option<u64>,
+    /// A probe, which has no log line: probes are many and say nothing.
+    pub(crate) is_probe: bool,
     /// Names of the API key and its tenant.
     pub(crate) key: Option<[Arc<str>; 2]>,
     /// Tokens of its generations.
@@ -168,6 +170,9 @@ impl Drop for RequestLog {
         let deployment = details.deployment.as_ref();
         if let Some(deployment) = deployment {
             deployment.context.http.request_ended(time);
+        }
+        if details.is_probe {
+            return;
         }
         tracing::info!(
             target: "corral::access",
