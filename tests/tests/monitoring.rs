@@ -79,7 +79,7 @@ fn canceled_generation_counts_its_tokens() {
     drop(corral.endless("/generate"));
     let metrics = corral.wait_until_idle();
     let of = |family: &str| metrics.get(&format!("corral_deployment_{family}"));
-    assert_eq!(of("prompt_tokens_total"), 4.0);
+    assert!(of("prompt_tokens_total") >= 4.0);
     assert!(of("generated_tokens_total") >= 1.0);
     assert_eq!(of("time_to_first_token_seconds_count"), 1.0);
     // It has no last token.
