@@ -131,7 +131,8 @@ lint:
 test: lint plugins
 	@cargo test --manifest-path plugins/Cargo.toml
 	@cargo test --manifest-path plugins/componentize/Cargo.toml
-	@CORRAL_CLIENTS=$$(tests/clients/setup.sh); export CORRAL_CLIENTS; \
+	@CORRAL_CLIENTS=$$(tests/clients/setup.sh); CORRAL_PROMTOOL=$$(tests/promtool.sh); \
+	  export CORRAL_CLIENTS CORRAL_PROMTOOL; \
 	  $(SETUP); cargo test $(CARGO_FLAGS)
 	@[ -z "$(DEVICE_TESTS)" ] || $(MAKE) --no-print-directory test-device
 

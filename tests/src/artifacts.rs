@@ -1,6 +1,6 @@
 //! Paths of the binary, the components and the model.
 //!
-//! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS` and `CORRAL_CLIENTS`. The defaults are where `make`
+//! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS`, `CORRAL_CLIENTS` and `CORRAL_PROMTOOL`. The defaults are where `make`
 //! puts them: the binary beside the test binaries, `plugins` in the target directory, and the model
 //! of this checkout (`CORRAL_MODEL` names another).
 
@@ -82,6 +82,18 @@ pub fn clients() -> PathBuf {
     dir.filter(|dir| dir.is_dir()).expect(
         "run `make test`, or set CORRAL_CLIENTS to the directory that tests/clients/setup.sh prints",
     )
+}
+
+/// `promtool`, which checks metrics. `make test` installs it with `tests/promtool.sh`.
+pub fn promtool() -> PathBuf {
+    let variable = std::env::var_os("CORRAL_PROMTOOL").map(PathBuf::from);
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let in_path = std::env::split_paths(&paths).map(|dir| dir.join("promtool"));
+    let found = variable
+        .into_iter()
+        .chain(in_path)
+        .find(|file| file.is_file());
+    found.expect("run `make test`, which installs promtool, or name it in CORRAL_PROMTOOL")
 }
 
 /// A directory in the target directory for files that tests write.

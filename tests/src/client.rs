@@ -81,6 +81,27 @@ impl Corral {
         )
     }
 
+    /// Any request with these headers on the public listener.
+    pub fn request(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Response {
+        let mut request = ureq::http::Request::builder()
+            .method(method)
+            .uri(format!("http://{}{path}", self.public()));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = match method {
+            "POST" => self.agent.run(request.body(body).expect("a good request")),
+            _ => self.agent.run(request.body(()).expect("a good request")),
+        };
+        Response::read(response.unwrap_or_else(|error| panic!("{method} {path}: {error}")))
+    }
+
     /// `POST` on the public listener, read as a stream.
     pub fn post_stream(&self, path: &str, body: impl AsRef<[u8]>) -> EventStream {
         EventStream::new(

@@ -16,6 +16,7 @@ pub(crate) use models::AdapterArg;
 pub use models::{ModelArg, ModelArgs};
 #[cfg(test)]
 pub(crate) use parsers::SECONDS;
+pub(crate) use parsers::{deployment_or_route, duration};
 pub use parsers::{seconds, whole};
 pub(crate) use run::RunArgs;
 pub(crate) use serve::PluginArg;
@@ -40,7 +41,7 @@ mod tests {
         match serve.serve.check() {
             Ok(()) => Ok(serve.serve),
             Err(Error::Usage(message)) => Err(message),
-            Err(Error::Failed(error)) => panic!("{error}"),
+            Err(error) => panic!("{error:?}"),
         }
     }
 }

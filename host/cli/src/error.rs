@@ -10,6 +10,8 @@ pub enum Error {
     Usage(String),
     /// The command failed: exit code 1.
     Failed(Cause),
+    /// Standard output is closed, as after `corral logs | head -1`: exit code 0, no message.
+    OutputClosed,
 }
 
 /// An error of any type.
@@ -67,16 +69,19 @@ impl Error {
         match self {
             Error::Usage(message) => Error::Usage(message + suffix),
             Error::Failed(cause) => Error::context(format!("{cause}{suffix}"))(cause),
+            Error::OutputClosed => Error::OutputClosed,
         }
     }
 
     /// Writes the error to stderr after the name of `program`. Returns the exit code.
     pub fn report(&self, program: &str, verbose: bool) -> ExitCode {
+        let code = match self {
+            Error::Usage(_) => 2,
+            Error::Failed(_) => 1,
+            Error::OutputClosed => return ExitCode::SUCCESS,
+        };
         eprintln!("{program}: {}", self.message(verbose));
-        match self {
-            Error::Usage(_) => ExitCode::from(2),
-            Error::Failed(_) => ExitCode::from(1),
-        }
+        ExitCode::from(code)
     }
 
     /// One line, and with `verbose` one more for each cause.
@@ -84,6 +89,7 @@ impl Error {
         let error = match self {
             Error::Usage(message) => return one_line(message),
             Error::Failed(error) => error,
+            Error::OutputClosed => return "standard output is closed".to_owned(),
         };
         let mut message = one_line(&error.to_string());
         let mut cause = error.source().filter(|_| verbose);

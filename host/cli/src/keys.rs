@@ -1,10 +1,10 @@
 //! `corral keys`.
 
 use crate::Error;
+use crate::args::deployment_or_route;
 use crate::terminal::print;
 use clap::{Args, Subcommand};
-use corral_server::deployments::DeploymentName;
-use corral_server::{NewApiKey, Route};
+use corral_server::NewApiKey;
 use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ pub struct NewArgs {
     #[arg(long, value_parser = name)]
     tenant: String,
     /// Deployment that the key is valid for, by name or by the route of a --plugin; repeatable [default: all]
-    #[arg(long = "deployment", value_name = "NAME|ROUTE", value_parser = deployment)]
+    #[arg(long = "deployment", value_name = "NAME|ROUTE", value_parser = deployment_or_route)]
     deployments: Vec<String>,
     /// Key file to append the entry to, created if missing; then only the key is printed
     #[arg(long, value_name = "FILE")]
@@ -88,19 +88,5 @@ fn name(text: &str) -> Result<String, String> {
     match (1..=MAX_NAME_CHARS).contains(&text.len()) && text.bytes().all(is_valid) {
         true => Ok(text.to_owned()),
         false => Err("use 1 to 64 letters, digits and '-', '_', '.', '@'".to_owned()),
-    }
-}
-
-/// The name of a deployment, or the route of a `--plugin`.
-fn deployment(text: &str) -> Result<String, String> {
-    match text.starts_with('/') {
-        true => text
-            .parse::<Route>()
-            .map(|route| route.to_string())
-            .map_err(|error| error.to_string()),
-        false => text
-            .parse::<DeploymentName>()
-            .map(|name| name.to_string())
-            .map_err(|error| error.to_string()),
     }
 }

@@ -48,7 +48,11 @@ pub fn main() -> ExitCode {
         Err(error) => return error.report("corral", false),
     };
     let verbose = command_line.verbose;
-    logs::start(verbose, command_line.command.default_log_filter());
+    match &command_line.command {
+        Command::Serve(args) => logs::start_server(verbose, &args.log),
+        // The output belongs to the plugin, or to the command.
+        _ => logs::start(verbose, "error"),
+    }
     let result = match command_line.command {
         Command::Serve(args) => serve::serve(*args),
         Command::Run(args) => run::run(*args),
@@ -65,5 +69,7 @@ pub fn main() -> ExitCode {
         Command::Completions(args) => completions::completions(&args, CommandLine::command()),
         Command::ManPages(args) => completions::man_pages(&args, CommandLine::command()),
     };
+    // Before an error, and before the process ends.
+    logs::flush();
     result.unwrap_or_else(|error: Error| error.report("corral", verbose))
 }

@@ -6,8 +6,7 @@ mod reload;
 use crate::admin_token::{self, ConfiguredToken};
 use crate::args::{PluginArg, ServeArgs};
 use crate::open_files::ConnectionShares;
-use crate::terminal::note;
-use crate::{Error, service_manager, startup};
+use crate::{Error, logs, service_manager, startup};
 use corral_engine::ModelPool;
 use corral_runtime::{Limits, Plugin, Runtime};
 use corral_server::deployments::{Deployments, Store, StoreLimits};
@@ -55,7 +54,8 @@ async fn serve_until_stopped(
     let listeners = Listeners::bind_missing(sockets, &args.listen, &args.admin)
         .await?
         .with_admin_token(token.as_ref().map(|token| token.token.clone()))?;
-    let options = args.public.open(shares, note)?;
+    let mut options = args.public.open(shares, warn)?;
+    options.lost_log_lines = logs::lost_lines();
     // Watch signals before models load, which takes long.
     let no_signals = || Error::context("cannot watch signals; raise the limit of open files");
     let mut stop = StopSignals::new().map_err(no_signals())?;
@@ -64,7 +64,7 @@ async fn serve_until_stopped(
     let reloading = tokio::spawn(Arc::clone(&live).reload_on(reload));
     let server =
         Server::start(listeners, options).map_err(Error::context("cannot start the listeners"))?;
-    server.admin_warning().into_iter().for_each(note);
+    server.admin_warning().into_iter().for_each(warn);
 
     let models = startup::model_pool(&args.models)?;
     let services = tokio::select! {
@@ -76,6 +76,8 @@ async fn serve_until_stopped(
     };
     live.serve(&services.deployments).await;
     server.serve(services);
+    // What was logged before stands above the addresses on a terminal.
+    logs::flush();
     announce(&args, &server, token.as_ref());
     service_manager::notify_ready();
 
@@ -110,7 +112,7 @@ async fn serve_until_stopped(
     };
     let all_ended = server.stop(deadline).await;
     if !all_ended {
-        note("requests were still running and have been cut off".to_owned());
+        warn("requests were still running and have been cut off".to_owned());
     }
     startup::shut_down(models).await;
     // The operator set the grace period, but a second signal may come from anywhere.
@@ -127,11 +129,11 @@ async fn load(
     store: Option<Store>,
 ) -> Result<Services, Error> {
     // First what fails soon: heads of model files, then plugins. Loading models takes longest.
-    startup::check_models(&args.models, models, note).await?;
+    startup::check_models(&args.models, models, warn).await?;
     let runtime = startup::runtime(args.models.cache_dir.clone(), models)?;
     let limits = call_limits(args, &runtime)?;
     if args.plugins.is_empty() && store.is_none() {
-        note(
+        warn(
             "there is no plugin; add --plugin ROUTE=FILE.wasm, or --store DIR and 'corral deploy'"
                 .to_owned(),
         );
@@ -210,4 +212,14 @@ fn announce(args: &ServeArgs, server: &Server, token: Option<&ConfiguredToken>) 
     // The server runs on if nothing reads this.
     let _ = std::io::stdout().write_all(text.as_bytes());
     let _ = std::io::stdout().flush();
+}
+
+/// Logs what the server does.
+fn note(message: String) {
+    tracing::info!("{message}");
+}
+
+/// Logs what the operator should change.
+fn warn(message: String) {
+    tracing::warn!("{message}");
 }

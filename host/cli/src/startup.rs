@@ -10,7 +10,7 @@ use corral_engine::{
 use corral_runtime::{Runtime, RuntimeConfig};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time between two progress messages of a load.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
@@ -140,47 +140,45 @@ pub(crate) async fn preload(
 ) -> Result<(), Error> {
     let count = args.pool.preload.count(args.models.len());
     for ModelArg { name, file, .. } in &args.models[..count] {
-        let sizes = expected_sizes(args, models, name).await;
-        let file = file.display();
-        note(format!("loading model {name} from {file}{sizes}"));
+        note(format!("loading model {name} from {}", file.display()));
+        note_sizes(args, models, name, &note).await;
         load(models, name, &note).await?;
     }
     Ok(())
 }
 
-/// The sizes that a model's file states, for a message; empty if it states none, since the load reports why.
-async fn expected_sizes(args: &ModelArgs, models: &ModelPool, name: &str) -> String {
+/// Reports the sizes that a model's file states, in short lines. Reports nothing if it states none, since the load
+/// reports why.
+async fn note_sizes(args: &ModelArgs, models: &ModelPool, name: &str, note: &impl Fn(String)) {
     let (models, name) = (models.clone(), name.to_owned());
     // It reads the head of the file: not on a worker.
     let expected = tokio::task::spawn_blocking(move || models.estimate(&name)).await;
     let Ok(Ok(Some(expected))) = expected else {
-        return String::new();
+        return;
     };
-    let reason = match args.memory.kv_cells {
-        Some(_) => "",
-        None => {
-            " (the default: 16384, or what a quarter of the memory holds, but at least one context; \
-             --kv-cells N sets the number, --kv-type q8_0 halves their size)"
-        }
-    };
-    format!(
-        ": {} of weights, {} for {} KV cells of {}{reason}",
+    note(format!(
+        "{} of weights, {} for {} KV cells of {}",
         mebibytes(expected.weights),
         mebibytes(expected.cell_bytes),
         expected.cells,
         expected.kv
-    )
+    ));
+    if args.memory.kv_cells.is_none() {
+        let default = "16384, or what a quarter of the memory holds";
+        note(format!(
+            "--kv-cells N sets their number (default: {default})"
+        ));
+    }
 }
 
-/// Loads one model; reports the progress of a slow load.
+/// Loads one model; reports the progress of a slow load. The engine logs that it is loaded.
 async fn load(models: &ModelPool, name: &str, note: &impl Fn(String)) -> Result<(), Error> {
-    let start = Instant::now();
     let caller = Caller::default();
     let opening = models.open(Some(name), &caller);
     tokio::pin!(opening);
-    let lease = loop {
+    loop {
         tokio::select! {
-            opened = &mut opening => break opened?,
+            opened = &mut opening => return opened.map(drop).map_err(Error::from),
             () = tokio::time::sleep(PROGRESS_INTERVAL) => {
                 let status = models.status();
                 let state = status.iter().find(|model| model.name == name).map(|model| model.state);
@@ -189,23 +187,7 @@ async fn load(models: &ModelPool, name: &str, note: &impl Fn(String)) -> Result<
                 }
             }
         }
-    };
-    let info = lease.info();
-    let on_devices = match info.gpu_layers {
-        0 => String::new(),
-        layers => format!(
-            ", {layers} of {} layers on {}",
-            info.layers,
-            info.devices.join(", ")
-        ),
-    };
-    note(format!(
-        "loaded model {name} in {:.1} s: vocabulary {}, context {}{on_devices}",
-        start.elapsed().as_secs_f64(),
-        info.vocabulary,
-        info.context,
-    ));
-    Ok(())
+    }
 }
 
 /// A plugin runtime over these models. `cache_dir` holds compiled plugins; by default the user's cache does.

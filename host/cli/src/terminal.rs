@@ -1,7 +1,7 @@
 //! Text for terminals: printing, tables, and texts of servers made safe to show.
 
 use crate::Error;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 /// Writes `text` to stdout and flushes.
@@ -10,7 +10,10 @@ pub fn print(text: &str) -> Result<ExitCode, Error> {
     stdout
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush())
-        .map_err(Error::context("cannot write to standard output"))?;
+        .map_err(|error| match error.kind() {
+            ErrorKind::BrokenPipe => Error::OutputClosed,
+            _ => Error::context("cannot write to standard output")(error),
+        })?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -37,14 +37,14 @@ impl ComputeThreads {
     /// From now on lowers the number while threads wait for cores, if the backend can.
     pub fn adapt(&mut self, backend: &mut impl Backend) {
         if backend.queue_delays().is_none() {
-            tracing::info!(
+            tracing::debug!(
                 "the number of compute threads is fixed: the system does not tell how long threads wait for cores"
             );
             return;
         }
         self.is_adaptive = backend.prepare_fewer_threads();
         if !self.is_adaptive {
-            tracing::info!(
+            tracing::debug!(
                 "the number of compute threads is fixed: results would depend on it, or threads do not start"
             );
         }

@@ -2,6 +2,7 @@
 
 use crate::external_sampler::ExternalSamplerFactory;
 use crate::next_token::MAX_CANDIDATES;
+use crate::request_observer::RequestObserver;
 use crate::{Error, Token};
 use corral_constraint::Constraint;
 use corral_sampling::{MAX_TOP_LOGPROBS, Sampler};
@@ -43,6 +44,8 @@ pub struct GenerateOptions {
     /// Generate this token in every step and ignore the logits, to measure the cost of sampling. Excludes
     /// samplers, an external sampler, a constraint and `logprobs`.
     pub fixed_token: Option<Token>,
+    /// Receives the times and tokens of the generation.
+    pub observer: Option<RequestObserver>,
 }
 
 impl GenerateOptions {

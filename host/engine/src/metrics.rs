@@ -12,6 +12,7 @@
 //! `discarded_tokens` counts requests that were canceled, expired or failed, and `rejected_drafts` counts all. An
 //! accepted draft is a token like any other.
 
+use crate::histogram::Histogram;
 use corral_constraint::GrammarCounters;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -61,7 +62,7 @@ macro_rules! metrics {
             $($(#[doc = $help])+ pub $field: AtomicU64,)*
             $(
                 $(#[doc = $histogram_help])+
-                pub $histogram_field: Histogram<{ $bounds.len() + 1 }>,
+                pub $histogram_field: Histogram,
             )*
         }
 
@@ -86,11 +87,7 @@ macro_rules! metrics {
                     value: self.$field.load(Ordering::Relaxed) as f64 $(/ $scale)?,
                 },)*];
                 $(self.$histogram_field.append_samples(
-                    [
-                        concat!($histogram_name, "_bucket"),
-                        concat!($histogram_name, "_sum"),
-                        concat!($histogram_name, "_count"),
-                    ],
+                    crate::histogram_names!($histogram_name),
                     concat!($($histogram_help),+).trim_ascii(),
                     &mut samples,
                 );)*
@@ -300,63 +297,6 @@ const COUNTS: [f64; 11] = [
     0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0,
 ];
 
-/// A histogram with fixed buckets, the last one unbounded. One thread writes it.
-#[derive(Debug)]
-pub struct Histogram<const BUCKETS: usize> {
-    bounds: &'static [f64],
-    /// Observations per bucket.
-    counts: [AtomicU64; BUCKETS],
-    /// The sum of all observations, as the bits of an f64.
-    sum: AtomicU64,
-}
-
-impl<const BUCKETS: usize> Histogram<BUCKETS> {
-    fn new(bounds: &'static [f64]) -> Self {
-        Self {
-            bounds,
-            counts: std::array::from_fn(|_| AtomicU64::new(0)),
-            sum: AtomicU64::new(0),
-        }
-    }
-
-    /// Adds an observation.
-    pub fn observe(&self, value: f64) {
-        let bucket = self.bounds.partition_point(|&bound| bound < value);
-        if let Some(count) = self.counts.get(bucket) {
-            add(count, 1);
-        }
-        let sum = f64::from_bits(self.sum.load(Ordering::Relaxed)) + value;
-        self.sum.store(sum.to_bits(), Ordering::Relaxed);
-    }
-
-    fn append_samples(
-        &self,
-        names: [&'static str; 3],
-        help: &'static str,
-        samples: &mut Vec<Metric>,
-    ) {
-        let metric = |name, labels, value| Metric {
-            name,
-            help,
-            kind: MetricKind::Histogram,
-            labels,
-            value,
-        };
-        let mut total = 0.0;
-        for (i, count) in self.counts.iter().enumerate() {
-            #[allow(clippy::cast_precision_loss)]
-            let count = count.load(Ordering::Relaxed) as f64;
-            total += count;
-            let bound = self.bounds.get(i);
-            let bound = bound.map_or_else(|| "+Inf".to_owned(), f64::to_string);
-            samples.push(metric(names[0], vec![("le", bound)], total));
-        }
-        let sum = f64::from_bits(self.sum.load(Ordering::Relaxed));
-        samples.push(metric(names[1], Vec::new(), sum));
-        samples.push(metric(names[2], Vec::new(), total));
-    }
-}
-
 /// The metrics of the grammar compiler.
 #[allow(clippy::cast_precision_loss)]
 pub fn grammar_metrics(counters: &GrammarCounters) -> [Metric; 5] {
@@ -424,38 +364,4 @@ pub fn get(counter: &AtomicU64) -> u64 {
 /// Sets a gauge.
 pub fn set(gauge: &AtomicU64, value: u64) {
     gauge.store(value, Ordering::Relaxed);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn histogram_buckets_are_cumulative() {
-        let metrics = EngineMetrics::default();
-        for value in [0.0005, 0.003, 0.003, 99.0] {
-            metrics.inter_token_latency.observe(value);
-        }
-        let list = metrics.samples();
-        let find = |name: &str, bound: &str| {
-            let matches =
-                |m: &&Metric| m.name == name && m.labels.iter().all(|(_, label)| label == bound);
-            list.iter()
-                .find(matches)
-                .expect("the metric is listed")
-                .value
-        };
-        let bucket = "corral_engine_inter_token_latency_seconds_bucket";
-        assert_eq!(find(bucket, "0.0005"), 1.0);
-        assert_eq!(find(bucket, "0.002"), 1.0);
-        assert_eq!(find(bucket, "0.004"), 3.0);
-        assert_eq!(find(bucket, "16.384"), 3.0);
-        assert_eq!(find(bucket, "+Inf"), 4.0);
-        assert_eq!(
-            find("corral_engine_inter_token_latency_seconds_count", ""),
-            4.0
-        );
-        let sum = find("corral_engine_inter_token_latency_seconds_sum", "");
-        assert!((sum - 99.0065).abs() < 1e-9);
-    }
 }

@@ -31,6 +31,7 @@ use crate::metrics::{EngineMetrics, add, set};
 use crate::next_token::{Distribution, NextTokenRequest};
 use crate::open_request_limits::RequestPermit;
 use crate::prompt_lookup::PromptLookup;
+use crate::request_observer::RequestObserver;
 use crate::status::EngineStatus;
 use crate::text_decoder::TextDecoder;
 use crate::wake_batch::WakeBatch;
@@ -105,6 +106,7 @@ struct ActiveRequest {
     last_token: Option<Instant>,
     /// Tokens computed, without rejected drafts.
     computed: u64,
+    observer: Option<RequestObserver>,
     permit: RequestPermit,
     work: ActiveWork,
 }
@@ -155,18 +157,34 @@ impl ActiveRequest {
         }
     }
 
-    /// Records the time of new tokens.
-    fn record_tokens(&mut self, now: Instant, metrics: &EngineMetrics) {
+    /// Records `count` new tokens. `cached`: how many of the prompt's tokens came from the prefix cache.
+    fn record_tokens(
+        &mut self,
+        now: Instant,
+        count: usize,
+        cached: impl FnOnce() -> u32,
+        metrics: &EngineMetrics,
+    ) {
+        let observer = self.observer.as_ref();
         match self.last_token.replace(now) {
             None => {
                 self.first_token = Some(now);
-                let seconds = (now - self.arrived).as_secs_f64();
-                metrics.time_to_first_token.observe(seconds);
+                let since = now - self.arrived;
+                metrics.time_to_first_token.observe(since.as_secs_f64());
+                if let Some(observer) = observer {
+                    observer.first_token(since, cached());
+                }
             }
             Some(last) => {
-                let seconds = (now - last).as_secs_f64();
-                metrics.inter_token_latency.observe(seconds);
+                let since = now - last;
+                metrics.inter_token_latency.observe(since.as_secs_f64());
+                if let Some(observer) = observer {
+                    observer.next_token(since);
+                }
             }
+        }
+        if let Some(observer) = observer {
+            observer.generated(u32::try_from(count).unwrap_or(u32::MAX));
         }
     }
 

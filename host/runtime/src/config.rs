@@ -2,7 +2,7 @@
 
 use crate::component_source::ComponentSource;
 use crate::quota::QuotaPermit;
-use corral_engine::Tenant;
+use corral_engine::{Tenant, TokenUsage};
 use corral_isolation::ChildProcesses;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -149,6 +149,8 @@ pub struct CallOptions {
     pub tenant: Option<Tenant>,
     /// Quota permit of the request. Its generations reserve tokens from it. Released with the instance.
     pub quota_permit: Option<Arc<QuotaPermit>>,
+    /// Counts the tokens of its generations.
+    pub usage: Option<Arc<TokenUsage>>,
 }
 
 /// Instances of sampling plugins that generate, for each one that checks settings.

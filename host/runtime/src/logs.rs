@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
 /// Most lines in the ring.
@@ -69,15 +69,14 @@ impl Logs {
         stream: &'static str,
         text: String,
     ) {
-        #[expect(clippy::disallowed_methods, reason = "for people who read it")]
-        let time = SystemTime::now().duration_since(UNIX_EPOCH);
+        let time_ms = now_ms();
         let mut ring = self.lock();
         ring.latest += 1;
         let number = ring.latest;
         ring.bytes += text.len();
         ring.lines.push_back(LogLine {
             number,
-            time_ms: time.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(0)),
+            time_ms,
             revision,
             call: Arc::clone(call),
             stream,
@@ -91,6 +90,23 @@ impl Logs {
         }
         drop(ring);
         self.latest.send_replace(number);
+    }
+
+    /// The number of the line before the last `tail` lines, and before those of the last `since`; 0 without either.
+    pub fn start(&self, tail: Option<u64>, since: Option<Duration>) -> u64 {
+        let oldest = since.map(|since| {
+            let since = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+            now_ms().saturating_sub(since)
+        });
+        let ring = self.lock();
+        let tail = tail.map_or(0, |tail| ring.latest.saturating_sub(tail));
+        let since = oldest.map_or(0, |oldest| {
+            // The clock may have been set back between two lines.
+            let mut lines = ring.lines.iter();
+            let first = lines.find(|line| line.time_ms >= oldest);
+            first.map_or(ring.latest, |line| line.number - 1)
+        });
+        tail.max(since)
     }
 
     /// Up to `max` lines with numbers above `after`, oldest first. Dropped lines are missing.
@@ -110,12 +126,40 @@ impl Logs {
     }
 }
 
+/// Milliseconds since 1970.
+fn now_ms() -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "for people who read it")]
+    let time = SystemTime::now().duration_since(UNIX_EPOCH);
+    time.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn numbers(lines: &[LogLine]) -> Vec<u64> {
         lines.iter().map(|line| line.number).collect()
+    }
+
+    #[test]
+    fn start_is_before_last_lines_and_times() {
+        let logs = Logs::default();
+        assert_eq!(logs.start(Some(5), Some(Duration::from_secs(5))), 0);
+        for text in ["a", "b", "c"] {
+            logs.add(None, &"7".into(), "stdout", text.to_owned());
+        }
+        let hour = Duration::from_secs(3600);
+        for (line, age) in [3, 2, 1].into_iter().enumerate() {
+            logs.lock().lines[line].time_ms -= age * 3_600_000;
+        }
+        assert_eq!(logs.start(None, None), 0);
+        assert_eq!(logs.start(Some(2), None), 1);
+        assert_eq!(logs.start(Some(9), None), 0);
+        assert_eq!(logs.start(Some(0), None), 3);
+        assert_eq!(logs.start(None, Some(hour / 2)), 3);
+        assert_eq!(logs.start(None, Some(hour * 5 / 2)), 1);
+        assert_eq!(logs.start(Some(1), Some(hour * 5 / 2)), 2);
+        assert_eq!(logs.start(Some(3), Some(hour * 3 / 2)), 2);
     }
 
     #[test]

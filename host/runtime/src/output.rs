@@ -1,5 +1,5 @@
 //! Standard output and error of plugins. Each line goes into the deployment's [`Logs`] and into the host's
-//! log, under the target `corral::plugin`. The call's span, of the same target, names plugin and call.
+//! log, under the target `corral::plugin`, with the names of deployment and request.
 
 use crate::counters::ProcessCounters;
 use crate::logs::Logs;
@@ -26,6 +26,8 @@ pub(crate) struct Output(Arc<Mutex<LineWriter>>);
 #[derive(Clone)]
 pub(crate) struct LogOrigin {
     pub(crate) logs: Arc<Logs>,
+    /// Name of the deployment.
+    pub(crate) deployment: Arc<str>,
     pub(crate) revision: Option<u64>,
     pub(crate) call: Arc<str>,
     pub(crate) counters: Arc<ProcessCounters>,
@@ -92,13 +94,18 @@ impl LineWriter {
         };
         let text = text.trim_end_matches('\r');
         let tail = if cut { " (cut)" } else { "" };
+        let origin = &self.origin;
         tracing::info!(
             target: "corral::plugin",
+            // The fields are the span's, and the line has its own.
+            parent: None,
+            deployment = &*origin.deployment,
+            revision = origin.revision,
+            request_id = &*origin.call,
             stream = self.stream,
             "{}{tail}",
             text.escape_debug()
         );
-        let origin = &self.origin;
         let text = format!("{text}{tail}");
         origin
             .logs
@@ -177,6 +184,7 @@ mod tests {
     fn lines_are_joined_cut_and_limited() {
         let origin = LogOrigin {
             logs: Arc::default(),
+            deployment: "/a".into(),
             revision: None,
             call: "1".into(),
             counters: Arc::default(),

@@ -144,6 +144,11 @@ impl Plugin {
         self.0.revision.get_or_init(|| revision);
     }
 
+    /// Number of its revision, if it has one.
+    pub fn revision(&self) -> Option<u64> {
+        self.0.revision.get().copied()
+    }
+
     /// Limits of its calls.
     pub fn limits(&self) -> &Limits {
         &self.0.limits
@@ -189,6 +194,7 @@ impl Plugin {
         let meter = Arc::clone(&call.meter);
         let origin = LogOrigin {
             logs: Arc::clone(plugin.deployment.logs()),
+            deployment: Arc::clone(&plugin.name),
             revision: plugin.revision.get().copied(),
             call: id,
             counters: Arc::clone(&plugin.shared.counters),
@@ -294,11 +300,11 @@ impl Plugin {
         let name = &*plugin.name;
         let (span, id) = match id {
             Some(id) => (
-                tracing::info_span!(target: "corral::plugin", "call", plugin = name, id),
+                tracing::info_span!(target: "corral::plugin", "call", deployment = name, request_id = id),
                 id.into(),
             ),
             None => (
-                tracing::info_span!(target: "corral::plugin", "call", plugin = name, number),
+                tracing::info_span!(target: "corral::plugin", "call", deployment = name, number),
                 number.to_string().into(),
             ),
         };
@@ -349,7 +355,7 @@ impl Plugin {
             queue_time: call.limits.generation_queue_time,
             deadline: Some(call.time.deadline.into_std()),
         };
-        State::new(
+        let mut state = State::new(
             wasi,
             self.0.grants.clone(),
             caller,
@@ -357,7 +363,11 @@ impl Plugin {
             &call.limits,
             Arc::clone(&call.meter),
             Arc::clone(self.0.deployment.counters()),
-        )
+        );
+        if let Some(usage) = options.usage {
+            state.usage = usage;
+        }
+        state
     }
 }
 

@@ -179,7 +179,7 @@ impl Shared {
         let limit = self.component_bytes;
         let compiled = compile(&self.compiler, &self.linker, plugin, &components, limit)?;
         self.counters.component_loaded(began.elapsed());
-        tracing::info!(
+        tracing::debug!(
             plugin,
             bytes,
             milliseconds = began.elapsed().as_millis(),

@@ -15,7 +15,7 @@ use crate::quota::QuotaPermit;
 use crate::sampling::bindings::SamplingPluginPre;
 use crate::sampling::resources::SamplerResources;
 use crate::tokenization::TokenizationPermits;
-use corral_engine::{Caller, ModelLease};
+use corral_engine::{Caller, ModelLease, TokenUsage};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use wasmtime::component::ResourceTable;
@@ -47,6 +47,8 @@ pub(crate) struct State {
     pub(crate) caller: Caller,
     /// Token reservations come from here, if a quota applies.
     pub(crate) quota_permit: Option<Arc<QuotaPermit>>,
+    /// Tokens of the call's generations.
+    pub(crate) usage: Arc<TokenUsage>,
     pub(crate) limits: Arc<Limits>,
     pub(crate) meter: Arc<Meter>,
     pub(crate) limiter: Limiter,
@@ -86,6 +88,7 @@ impl State {
             grants,
             caller,
             quota_permit,
+            usage: Arc::default(),
             limits: Arc::clone(limits),
             limiter: Limiter::new(limits.memory, Arc::clone(&meter), Arc::clone(&counters)),
             meter,

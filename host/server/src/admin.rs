@@ -1,5 +1,6 @@
 //! The admin listener: probes, metrics, the status of the models, and the API for deployments.
 
+mod audit;
 mod authorization;
 mod deployment_api;
 mod engine_status;
@@ -10,11 +11,13 @@ mod models;
 mod openapi;
 mod types;
 
+use audit::Change;
 pub(crate) use authorization::{AdminExposure, AdminGuard};
 pub use authorization::{AdminToken, AdminTokenError};
 
 use crate::probes;
 use crate::problem::Problem;
+use crate::process_metrics;
 use crate::prometheus::{self, MetricFamilies};
 use crate::request_log::LoggedBody;
 use crate::state::ServerState;
@@ -24,6 +27,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tokio::sync::Semaphore;
 
 /// Body of `GET /`.
@@ -70,8 +74,12 @@ pub(crate) async fn answer(
     state: Arc<AdminState>,
     request: Request<Incoming>,
 ) -> Response<LoggedBody> {
-    route(&state, request)
-        .await
+    let change = Change::begin(&state, &request);
+    let answered = route(&state, request).await;
+    if let Some(change) = change {
+        change.log(&answered);
+    }
+    answered
         .unwrap_or_else(Problem::into_response)
         .map(LoggedBody::from)
 }
@@ -151,15 +159,14 @@ fn metrics_text(state: &ServerState) -> String {
         &[],
         f64::from(u8::from(state.not_ready_reasons().is_empty())),
     );
-    if let Some(bytes) = resident_bytes() {
-        families.sample(
-            "process_resident_memory_bytes",
-            "Resident memory of the process.",
-            MetricKind::Gauge,
-            &[],
-            bytes as f64,
-        );
-    }
+    process_metrics::write(&mut families);
+    families.sample(
+        "corral_log_lines_lost_total",
+        "Lines that the log lost because the reader of standard error was too slow.",
+        MetricKind::Counter,
+        &[],
+        state.lost_log_lines.load(Ordering::Relaxed) as f64,
+    );
     state.counters.write(&mut families);
     if let Some(memory) = state.memory.get() {
         memory.write(&mut families);
@@ -187,24 +194,4 @@ fn metrics_text(state: &ServerState) -> String {
         services.deployments.write_metrics(&mut families);
     }
     families.text()
-}
-
-/// Resident memory of the process, where the system provides it.
-fn resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kilobytes.checked_mul(1024)
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn resident_memory_is_reported() {
-        let bytes = super::resident_bytes().expect("Linux reports it");
-        assert!((1 << 20..1 << 40).contains(&bytes), "{bytes}");
-    }
 }

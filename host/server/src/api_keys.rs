@@ -87,6 +87,8 @@ pub(crate) struct KeyHolder {
     /// Name of the key, for logs.
     pub(crate) key_name: Arc<str>,
     pub(crate) tenant: Tenant,
+    /// Name of the tenant, for logs.
+    pub(crate) tenant_name: Arc<str>,
     /// Quotas of the key and of its tenant.
     pub(crate) quotas: Vec<Arc<Quota>>,
 }
@@ -335,6 +337,7 @@ impl PersistentState {
             let at = index.keys.len();
             let hash = index.hasher.hash_one(digest);
             index.by_hash.entry(hash).or_default().push(at);
+            let holder_tenant = Arc::from(tenant_name.as_str());
             index.tenants.insert(tenant, tenant_name);
             index.keys.push(RegisteredKey {
                 digest,
@@ -342,6 +345,7 @@ impl PersistentState {
                 holder: KeyHolder {
                     key_name: name.into(),
                     tenant,
+                    tenant_name: holder_tenant,
                     quotas,
                 },
             });

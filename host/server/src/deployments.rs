@@ -26,6 +26,7 @@ mod test_support;
 
 pub use bounded_number::{BoundedInteger, BoundedSeconds};
 pub(crate) use change_error::ChangeError;
+pub(crate) use context::DeploymentContext;
 pub use digest::{Digest, DigestError};
 pub use linked_components::{LinkedComponent, LinkedComponents, check_sampler_name};
 pub use manifest::{Grants, MANIFEST_SCHEMA, Manifest, RequestedLimits};

@@ -1,9 +1,11 @@
-//! Counters of the public listener: connections, requests, responses.
+//! Counters of the public listener: connections, requests, responses; and of the requests of each deployment.
 
 use crate::prometheus::MetricFamilies;
-use corral_engine::MetricKind;
+use corral_engine::{Histogram, MetricKind, REQUEST_SECONDS, histogram_names};
+use http::StatusCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Range of HTTP statuses.
 const STATUSES: std::ops::Range<u16> = 100..600;
@@ -47,8 +49,84 @@ impl TerminationReason {
     }
 }
 
-/// Counters of the public listener. All use relaxed ordering: each is read on its own, for display.
+/// Counts of responses by status.
 #[derive(Debug)]
+struct StatusCounts(Box<[AtomicU64]>);
+
+impl Default for StatusCounts {
+    fn default() -> Self {
+        StatusCounts(STATUSES.map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl StatusCounts {
+    fn count(&self, status: StatusCode) {
+        let at = status.as_u16().checked_sub(STATUSES.start);
+        if let Some(count) = at.and_then(|at| self.0.get(usize::from(at))) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The statuses that were counted, with their counts.
+    fn nonzero(&self) -> impl Iterator<Item = (String, f64)> {
+        let counts = self.0.iter().map(|count| count.load(Ordering::Relaxed));
+        let counts = STATUSES.zip(counts).filter(|(_, count)| *count > 0);
+        counts.map(|(status, count)| (status.to_string(), count as f64))
+    }
+}
+
+/// Counters of one deployment's HTTP requests.
+#[derive(Debug)]
+pub(crate) struct DeploymentHttpCounters {
+    responses: StatusCounts,
+    duration: Histogram,
+}
+
+impl Default for DeploymentHttpCounters {
+    fn default() -> Self {
+        DeploymentHttpCounters {
+            responses: StatusCounts::default(),
+            duration: Histogram::new(&REQUEST_SECONDS),
+        }
+    }
+}
+
+impl DeploymentHttpCounters {
+    /// Counts a response.
+    pub(crate) fn count_response(&self, status: StatusCode) {
+        self.responses.count(status);
+    }
+
+    /// Counts a request that ended, `time` after its arrival.
+    pub(crate) fn request_ended(&self, time: Duration) {
+        self.duration.observe(time.as_secs_f64());
+    }
+
+    /// Writes all counters of the deployment `name` to `families`.
+    pub(crate) fn write(&self, name: &str, families: &mut MetricFamilies) {
+        for (status, count) in self.responses.nonzero() {
+            families.sample(
+                "corral_deployment_responses_total",
+                "Responses, by deployment and status.",
+                MetricKind::Counter,
+                &[("deployment", name), ("status", &status)],
+                count,
+            );
+        }
+        let mut samples = Vec::new();
+        self.duration.append_samples(
+            histogram_names!("corral_deployment_request_duration_seconds"),
+            "Seconds from the head of an HTTP request to the end of its response, by deployment.",
+            &mut samples,
+        );
+        for sample in samples {
+            families.metric(&sample, &[("deployment", name)]);
+        }
+    }
+}
+
+/// Counters of the public listener. All use relaxed ordering: each is read on its own, for display.
+#[derive(Debug, Default)]
 pub(crate) struct HttpCounters {
     connections_open: AtomicU64,
     connections: AtomicU64,
@@ -56,21 +134,7 @@ pub(crate) struct HttpCounters {
     in_flight: AtomicU64,
     aborted: AtomicU64,
     terminations: [AtomicU64; TerminationReason::ALL.len()],
-    responses: Vec<AtomicU64>,
-}
-
-impl Default for HttpCounters {
-    fn default() -> Self {
-        HttpCounters {
-            connections_open: AtomicU64::new(0),
-            connections: AtomicU64::new(0),
-            accept_errors: AtomicU64::new(0),
-            in_flight: AtomicU64::new(0),
-            aborted: AtomicU64::new(0),
-            terminations: Default::default(),
-            responses: STATUSES.map(|_| AtomicU64::new(0)).collect(),
-        }
-    }
+    responses: StatusCounts,
 }
 
 impl HttpCounters {
@@ -91,11 +155,8 @@ impl HttpCounters {
     }
 
     /// Counts a response by its status.
-    pub(crate) fn count_response(&self, status: http::StatusCode) {
-        let at = status.as_u16().checked_sub(STATUSES.start);
-        if let Some(count) = at.and_then(|at| self.responses.get(usize::from(at))) {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
+    pub(crate) fn count_response(&self, status: StatusCode) {
+        self.responses.count(status);
     }
 
     /// Counts a request whose response was not sent to its end.
@@ -154,17 +215,14 @@ impl HttpCounters {
                 read(count),
             );
         }
-        for (status, count) in STATUSES.zip(&self.responses) {
-            let count = read(count);
-            if count > 0.0 {
-                families.sample(
-                    "corral_http_responses_total",
-                    "Responses of the public listener, by status.",
-                    MetricKind::Counter,
-                    &[("status", &status.to_string())],
-                    count,
-                );
-            }
+        for (status, count) in self.responses.nonzero() {
+            families.sample(
+                "corral_http_responses_total",
+                "Responses of the public listener, by status.",
+                MetricKind::Counter,
+                &[("status", &status)],
+                count,
+            );
         }
     }
 }

@@ -13,6 +13,7 @@
 
 mod admin;
 mod api_keys;
+mod cors;
 pub mod deployments;
 mod file_watcher;
 mod http_counters;
@@ -23,6 +24,7 @@ mod liveness;
 mod memory_guard;
 mod probes;
 mod problem;
+mod process_metrics;
 mod prometheus;
 mod public;
 mod request_body;
@@ -37,6 +39,7 @@ mod tls;
 
 pub use admin::{AdminToken, AdminTokenError};
 pub use api_keys::{ApiKeys, ApiKeysError, NewApiKey};
+pub use cors::{Cors, CorsError, Origin};
 pub use inherited_sockets::{InheritedSockets, InheritedSocketsError};
 pub use listener::{BindError, HttpLimits};
 pub use listeners::Listeners;

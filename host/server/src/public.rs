@@ -1,15 +1,17 @@
 //! The public listener: probes, and the routes of the deployments.
 
-use crate::deployments::{ServingDeployment, Unavailable};
+use crate::api_keys::KeyHolder;
+use crate::cors::Cors;
+use crate::deployments::Unavailable;
 use crate::listener::{ConnectionInfo, FinalEvent};
-use crate::memory_guard::MemoryPermit;
 use crate::probes;
 use crate::problem::{ErrorFormat, Problem};
 use crate::request_body::{BodyState, RequestBody};
-use crate::request_log::{HttpRequestId, LoggedBody, REQUEST_ID, RequestLog};
+use crate::request_log::{HttpRequestId, LoggedBody, REQUEST_ID, RequestDetails, RequestLog};
+use crate::request_policy::RequestPolicy;
 use crate::state::ServerState;
 use corral_runtime::{Body, CallLimit, CallOptions};
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, ORIGIN};
 use http::uri::{Authority, Parts, Scheme};
 use http::{HeaderMap, Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
@@ -25,39 +27,46 @@ pub(crate) async fn answer(
     request: Request<Incoming>,
 ) -> Response<LoggedBody> {
     let id = state.request_ids.next();
-    let log = RequestLog::begin(&state.counters, id, request.method(), request.uri().path());
-    let mut context = RequestContext::default();
-    let response = match route(&state, id, request, &mut context).await {
-        Ok(response) => with_final_event(response, context.format),
+    let mut log = RequestLog::begin(&state.counters, id, request.method(), request.uri().path());
+    let origin = request.headers().get(ORIGIN).cloned();
+    let mut policy = ResponsePolicy::default();
+    let answered = route(&state, id, request, &mut log.details, &mut policy).await;
+    let mut response = match answered {
+        Ok(response) => with_final_event(response, policy.format),
         Err(problem) => {
             // 503 is routine: a full queue, or a model that is being loaded.
             match problem.status() {
-                StatusCode::SERVICE_UNAVAILABLE => tracing::debug!(%id, ?problem, "unavailable"),
+                StatusCode::SERVICE_UNAVAILABLE => {
+                    tracing::debug!(request_id = %id, ?problem, "unavailable");
+                }
                 status if status.is_server_error() => {
-                    tracing::warn!(%id, ?problem, "request failed");
+                    tracing::warn!(request_id = %id, ?problem, "request failed");
                 }
                 _ => {}
             }
-            if let Some(deployment) = context.deployment {
-                deployment.count_refused_request(problem.code());
+            if let Some(deployment) = &log.details.deployment {
+                let state = &deployment.context.deployment;
+                state.count_refused_request(problem.code());
             }
-            problem.into_response_as(context.format)
+            problem.into_response_as(policy.format)
         }
     };
-    log.answer(response, context.key_name, context.memory_permit)
+    policy.cors.apply(origin.as_ref(), response.headers_mut());
+    log.answer(response)
 }
 
-/// What routing has determined about a request so far.
+/// The part of a deployment's policy that its responses follow, errors included.
 #[derive(Default)]
-struct RequestContext {
-    /// Error format of the deployment.
+struct ResponsePolicy {
     format: ErrorFormat,
-    /// Name of the API key.
-    key_name: Option<Arc<str>>,
-    /// Deployment that owns the route.
-    deployment: Option<Arc<ServingDeployment>>,
-    /// Permit of the memory guard.
-    memory_permit: Option<MemoryPermit>,
+    cors: Cors,
+}
+
+impl ResponsePolicy {
+    fn follow(&mut self, policy: &RequestPolicy) {
+        self.format = policy.error_format;
+        self.cors.clone_from(&policy.cors);
+    }
 }
 
 /// Passes the request to the plugin that owns the route.
@@ -65,7 +74,8 @@ async fn route(
     state: &ServerState,
     id: HttpRequestId,
     request: Request<Incoming>,
-    context: &mut RequestContext,
+    details: &mut RequestDetails,
+    responses: &mut ResponsePolicy,
 ) -> Result<Response<Body>, Problem> {
     let (mut head, body) = request.into_parts();
     // Every early return drops the body, which discards its rest.
@@ -74,24 +84,32 @@ async fn route(
     let (mut body, body_status) = RequestBody::new(body, discard_time, idle_timeout);
     let path = head.uri.path();
     if let Some(answer) = probes::answer(state, &head.method, path) {
+        details.is_probe = true;
         return answer;
     }
     let Some(deployment) = state.services()?.deployments.find(path) else {
         return Err(Problem::no_route(path));
     };
     deployment.count_request();
-    context.format = deployment.error_format();
-    context.deployment = Some(Arc::clone(&deployment));
+    details.deployment = Some(deployment.routed(path));
+    if let Some(policy) = deployment.first_policy() {
+        responses.follow(policy);
+    }
     let (plugin, policy) = deployment
         .pick()
         .map_err(|reason| unavailable(&deployment.name, &reason))?;
-    context.format = policy.error_format;
+    responses.follow(policy);
+    details.revision = plugin.revision();
+    if let Some(preflight) = policy.cors.preflight(&head.method, &head.headers) {
+        return Ok(preflight.map(|()| Body::empty()));
+    }
     let keys = state.api_keys.as_deref();
     let holder = policy.authenticate(keys, &deployment.name, &mut head.headers)?;
-    context.key_name = holder.as_ref().map(|holder| holder.key_name.clone());
+    let names = |holder: &KeyHolder| [holder.key_name.clone(), holder.tenant_name.clone()];
+    details.key = holder.as_ref().map(names);
     let tenant = holder.as_ref().map(|holder| holder.tenant);
     if let Some(memory) = state.memory.get() {
-        context.memory_permit = Some(memory.admit(tenant).await?);
+        details.memory_permit = Some(memory.admit(tenant).await?);
     }
     let quota_permit = policy.acquire_quotas(holder.as_ref())?;
     let limit = plugin.limits().request_bytes as u64;
@@ -114,6 +132,7 @@ async fn route(
         id: Some(id.to_string()),
         tenant,
         quota_permit,
+        usage: Some(Arc::clone(&details.usage)),
         ..CallOptions::default()
     };
     let answer = plugin

@@ -3,9 +3,11 @@
 //! A [`RequestLog`] travels inside the response body, so it observes the end of the answer, or that the
 //! client disconnected before it.
 
+use crate::deployments::DeploymentContext;
 use crate::http_counters::{CounterGuard, HttpCounters};
 use crate::memory_guard::MemoryPermit;
 use bytes::Bytes;
+use corral_engine::TokenUsage;
 use corral_runtime::{Body, CallError, PolledFrame};
 use http::header::CONTENT_LENGTH;
 use http::{HeaderName, HeaderValue, Method, Response};
@@ -66,17 +68,44 @@ impl HttpRequestId {
     }
 }
 
+/// Longest part of a path in the log.
+const MAX_PATH_BYTES: usize = 256;
+
+/// What routing has found out about a request.
+#[derive(Default)]
+pub(crate) struct RequestDetails {
+    /// The deployment that owns the route.
+    pub(crate) deployment: Option<RoutedDeployment>,
+    /// Number of the revision that was picked, if it has one.
+    pub(crate) revision: Option<u64>,
+    /// A probe, which has no log line: probes are many and say nothing.
+    pub(crate) is_probe: bool,
+    /// Names of the API key and its tenant.
+    pub(crate) key: Option<[Arc<str>; 2]>,
+    /// Tokens of its generations.
+    pub(crate) usage: Arc<TokenUsage>,
+    /// Held until the answer ends. A request that is not in flight has none.
+    pub(crate) memory_permit: Option<MemoryPermit>,
+}
+
+/// The deployment that answers a request. It holds no plugin, so that a slow client keeps none loaded.
+pub(crate) struct RoutedDeployment {
+    pub(crate) name: String,
+    pub(crate) route: String,
+    pub(crate) context: Arc<DeploymentContext>,
+}
+
 /// A request in progress. Dropping it writes the access log line.
 pub(crate) struct RequestLog {
-    /// Held until the answer ends. Dropped first: a request that is not in flight has none.
-    _memory_permit: Option<MemoryPermit>,
+    /// Dropped first, with its permit of memory.
+    pub(crate) details: RequestDetails,
     in_flight: CounterGuard,
     id: HttpRequestId,
     method: Method,
     path: String,
-    key_name: Option<Arc<str>>,
     started: Instant,
-    status: u16,
+    /// None until the head of the answer is known.
+    status: Option<u16>,
     bytes: u64,
     /// The answer's `Content-Length`: hyper drops the body after that many bytes.
     content_length: Option<u64>,
@@ -94,28 +123,25 @@ impl RequestLog {
             in_flight: counters.count_request(),
             id,
             method: method.clone(),
-            path: path.to_owned(),
-            key_name: None,
-            _memory_permit: None,
+            // A path is ASCII.
+            path: path.chars().take(MAX_PATH_BYTES).collect(),
+            details: RequestDetails::default(),
             started: Instant::now(),
-            status: 0,
+            status: None,
             bytes: 0,
             content_length: None,
             complete: false,
         }
     }
 
-    /// Records the answer's head and attaches this log and the permit to its body.
-    pub(crate) fn answer(
-        mut self,
-        response: Response<Body>,
-        key_name: Option<Arc<str>>,
-        memory_permit: Option<MemoryPermit>,
-    ) -> Response<LoggedBody> {
-        self.key_name = key_name;
-        self._memory_permit = memory_permit;
-        self.in_flight.counters().count_response(response.status());
-        self.status = response.status().as_u16();
+    /// Records the answer's head and attaches this log to its body.
+    pub(crate) fn answer(mut self, response: Response<Body>) -> Response<LoggedBody> {
+        let status = response.status();
+        self.in_flight.counters().count_response(status);
+        if let Some(deployment) = &self.details.deployment {
+            deployment.context.http.count_response(status);
+        }
+        self.status = Some(status.as_u16());
         self.content_length = response
             .headers()
             .get(CONTENT_LENGTH)
@@ -139,16 +165,33 @@ impl Drop for RequestLog {
         if !self.complete {
             self.in_flight.counters().count_aborted();
         }
+        let time = self.started.elapsed();
+        let details = &self.details;
+        let deployment = details.deployment.as_ref();
+        if let Some(deployment) = deployment {
+            deployment.context.http.request_ended(time);
+        }
+        if details.is_probe {
+            return;
+        }
         tracing::info!(
             target: "corral::access",
-            id = %self.id,
             method = %self.method,
             path = self.path,
-            key = self.key_name.as_deref(),
             status = self.status,
-            bytes = self.bytes,
-            ms = self.started.elapsed().as_millis() as u64,
+            duration_ms = time.as_micros() as f64 / 1e3,
+            route = deployment.map(|deployment| &*deployment.route),
+            deployment = deployment.map(|deployment| &*deployment.name),
+            revision = details.revision,
+            key = details.key.as_ref().map(|[key, _]| &**key),
+            tenant = details.key.as_ref().map(|[_, tenant]| &**tenant),
+            prompt_tokens = details.usage.prompt(),
+            cached_tokens = details.usage.cached(),
+            generated_tokens = details.usage.generated(),
+            response_bytes = self.bytes,
             complete = self.complete,
+            request_id = %self.id,
+            "request"
         );
     }
 }
@@ -181,7 +224,7 @@ impl http_body::Body for LoggedBody {
                         ends_here || log.content_length.is_some_and(|length| log.bytes >= length);
                 }
                 Poll::Ready(Some(Err(error))) => {
-                    tracing::warn!(id = %log.id, path = log.path, %error, "answer cut off");
+                    tracing::warn!(request_id = %log.id, path = log.path, %error, "answer cut off");
                 }
                 Poll::Ready(None) => log.complete = true,
                 Poll::Pending => {}
@@ -228,9 +271,9 @@ mod tests {
                 .text()
                 .contains("\ncorral_http_requests_aborted_total 1\n")
         };
-        drop(begin().answer(Response::new(Body::empty()), None, None));
+        drop(begin().answer(Response::new(Body::empty())));
         assert!(!aborted(), "an empty answer is complete");
-        drop(begin().answer(Response::new(Body::from("not read")), None, None));
+        drop(begin().answer(Response::new(Body::from("not read"))));
         assert!(aborted());
     }
 }

@@ -1,6 +1,7 @@
 //! The policy of a deployment for its requests: access, quota, and format of the host's errors.
 
 use crate::api_keys::{ApiKeys, KeyHolder};
+use crate::cors::Cors;
 use crate::problem::{ErrorFormat, Problem};
 use corral_runtime::{Quota, QuotaPermit};
 use http::HeaderMap;
@@ -30,6 +31,8 @@ pub struct RequestPolicy {
     pub quota: Option<Arc<Quota>>,
     /// Format of the host's errors.
     pub error_format: ErrorFormat,
+    /// Web pages whose scripts may read the responses.
+    pub cors: Cors,
 }
 
 impl RequestPolicy {

@@ -7,6 +7,7 @@ use crate::listener::{HttpLimits, Listener, ListenerConfig, Socket, SpareFiles, 
 use crate::listeners::{AdminSocket, Listeners, UNIX, on_loopback};
 use crate::liveness;
 use crate::memory_guard::{MemoryGuard, MemoryGuardConfig};
+use crate::process_metrics;
 use crate::public;
 use crate::request_log::RequestIdGenerator;
 use crate::services::Services;
@@ -14,7 +15,7 @@ use crate::state::ServerState;
 use crate::tls::Tls;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::io::DuplexStream;
@@ -36,6 +37,8 @@ pub struct ServerOptions {
     pub api_keys: Option<Arc<ApiKeys>>,
     /// When requests wait and are refused for lack of memory.
     pub memory: MemoryGuardConfig,
+    /// Lines that the log lost. The writer of the log counts them; the server exports the count.
+    pub lost_log_lines: Arc<AtomicU64>,
 }
 
 impl From<HttpLimits> for ServerOptions {
@@ -68,6 +71,7 @@ impl Server {
     /// # Errors
     /// If the operating system does not report the addresses of the sockets.
     pub fn start(listeners: Listeners, options: impl Into<ServerOptions>) -> io::Result<Self> {
+        process_metrics::record_start();
         let options = options.into();
         let mut admin_tls = None;
         let (admin, admin_address, admin_socket_file, exposure) = match listeners.admin {
@@ -100,6 +104,7 @@ impl Server {
             tls: options.tls.clone(),
             public_address: listeners.public.local_addr()?,
             stopping: AtomicBool::new(false),
+            lost_log_lines: options.lost_log_lines,
         });
         let spare_files = Arc::new(SpareFiles::new(SPARE_ADMIN_FILES));
         let public_state = state.clone();
@@ -203,7 +208,7 @@ impl Server {
     pub fn admin_warning(&self) -> Option<String> {
         self.token_in_clear.then(|| {
             format!(
-                "WARNING: other machines can reach the admin listener at {} without encryption, so \
+                "other machines can reach the admin listener at {} without encryption, so \
                  the network can read the admin token; give --tls-cert and --tls-key, or an address \
                  of this machine only",
                 self.admin_address

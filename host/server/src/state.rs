@@ -9,7 +9,7 @@ use crate::request_log::RequestIdGenerator;
 use crate::services::Services;
 use crate::tls::Tls;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 pub(crate) struct ServerState {
@@ -23,6 +23,8 @@ pub(crate) struct ServerState {
     pub(crate) tls: Option<Arc<Tls>>,
     pub(crate) public_address: SocketAddr,
     pub(crate) stopping: AtomicBool,
+    /// Lines that the log lost; its writer counts them.
+    pub(crate) lost_log_lines: Arc<AtomicU64>,
 }
 
 impl ServerState {

@@ -1,5 +1,7 @@
 //! Parsers of values that several arguments share.
 
+use corral_server::Route;
+use corral_server::deployments::DeploymentName;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -16,5 +18,25 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(number) if SECONDS.contains(&number) => Ok(Duration::from_secs_f64(number)),
         _ => Err("write seconds, e.g. 30 or 0.5".to_owned()),
+    }
+}
+
+/// Parses a duration with its unit.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_| "write a number and its unit, e.g. 30s, 10m or 1h".to_owned())
+}
+
+/// The name of a deployment, or the route of a `--plugin`.
+pub(crate) fn deployment_or_route(text: &str) -> Result<String, String> {
+    match text.starts_with('/') {
+        true => text
+            .parse::<Route>()
+            .map(|route| route.to_string())
+            .map_err(|error| error.to_string()),
+        false => text
+            .parse::<DeploymentName>()
+            .map(|name| name.to_string())
+            .map_err(|error| error.to_string()),
     }
 }

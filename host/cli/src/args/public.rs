@@ -6,8 +6,8 @@ use crate::open_files::ConnectionShares;
 use clap::Args;
 use corral_runtime::{Quota, QuotaLimit, QuotaLimits};
 use corral_server::{
-    Access, ApiKeys, ApiKeysError, ErrorFormat, HttpLimits, RequestPolicy, Route, ServerOptions,
-    Tls, TlsError,
+    Access, ApiKeys, ApiKeysError, Cors, ErrorFormat, HttpLimits, Origin, RequestPolicy, Route,
+    ServerOptions, Tls, TlsError,
 };
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -79,6 +79,13 @@ pub struct PublicArgs {
         help_heading = "Plugins"
     )]
     pub(crate) error_formats: Vec<ErrorFormatArg>,
+    /// Origins whose web pages may read a route's responses, or * for all; repeatable [default: none]
+    #[arg(
+        long,
+        value_name = "ROUTE=ORIGIN[,ORIGIN..]",
+        help_heading = "Security"
+    )]
+    pub(crate) cors: Vec<CorsArg>,
 }
 
 impl PublicArgs {
@@ -89,7 +96,8 @@ impl PublicArgs {
         let quotas = self.quotas.iter().map(|arg| ("--quota", &arg.route));
         let formats = self.error_formats.iter();
         let formats = formats.map(|arg| ("--error-format", &arg.route));
-        open.chain(quotas).chain(formats)
+        let cors = self.cors.iter().map(|arg| ("--cors", &arg.route));
+        open.chain(quotas).chain(formats).chain(cors)
     }
 
     /// Reads the certificate and the keys; reports warnings to `note`.
@@ -179,6 +187,7 @@ impl PublicArgs {
     pub(crate) fn request_policy(&self, route: &Route) -> RequestPolicy {
         let quota = self.quotas.iter().rfind(|arg| arg.route == *route);
         let format = self.error_formats.iter().rfind(|arg| arg.route == *route);
+        let cors = self.cors.iter().rfind(|arg| arg.route == *route);
         let needs_key = self.keys.is_some() && !self.open_routes.contains(route);
         RequestPolicy {
             access: if needs_key {
@@ -188,6 +197,7 @@ impl PublicArgs {
             },
             quota: quota.map(|arg| Quota::new("deployment", route.as_str(), arg.limits)),
             error_format: format.map_or(ErrorFormat::default(), |arg| arg.format),
+            cors: cors.map_or_else(Cors::default, |arg| arg.cors.clone()),
         }
     }
 }
@@ -235,6 +245,30 @@ impl FromStr for QuotaArg {
         Ok(QuotaArg {
             route: route.parse::<Route>().map_err(|error| error.to_string())?,
             limits: quota,
+        })
+    }
+}
+
+/// `ROUTE=ORIGIN[,ORIGIN..]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CorsArg {
+    route: Route,
+    cors: Cors,
+}
+
+impl FromStr for CorsArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // An origin contains no `=`.
+        let (route, origins) = text
+            .rsplit_once('=')
+            .ok_or("write ROUTE=ORIGIN, e.g. /v1=https://app.example")?;
+        let origins = origins.split(',').map(str::parse::<Origin>);
+        let origins: Result<_, _> = origins.collect();
+        Ok(CorsArg {
+            route: route.parse::<Route>().map_err(|error| error.to_string())?,
+            cors: Cors::new(origins.map_err(|error| error.to_string())?),
         })
     }
 }
@@ -295,6 +329,25 @@ mod tests {
             ("a=concurrent-requests:5", "write '/a'"),
         ] {
             let error = text.parse::<QuotaArg>().expect_err(text);
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn cors_origins_parse() {
+        let arg: CorsArg = "/v1=https://a.example,http://localhost:3000"
+            .parse()
+            .expect("a valid argument");
+        let origins = ["https://a.example", "http://localhost:3000"];
+        let origins = origins.map(|origin| origin.parse().expect(origin));
+        assert_eq!(arg.cors, Cors::new(origins.to_vec()));
+        for (text, expected) in [
+            ("/v1", "write ROUTE=ORIGIN"),
+            ("/v1=", "write SCHEME://HOST"),
+            ("/v1=https://a/b", "'https://a/b' is not an origin"),
+            ("v1=*", "write '/v1'"),
+        ] {
+            let error = text.parse::<CorsArg>().expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");
         }
     }

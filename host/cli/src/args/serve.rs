@@ -6,6 +6,7 @@ use super::public::PublicArgs;
 use super::run::CallLimitArgs;
 use crate::Error;
 use crate::config::ConfigSource;
+use crate::logs::LogArgs;
 use clap::Args;
 use corral_server::{Route, RouteTable};
 use std::path::PathBuf;
@@ -33,6 +34,8 @@ pub struct ServeArgs {
     pub limits: CallLimitArgs,
     #[command(flatten)]
     pub public: PublicArgs,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
     /// Address of the public listener, HOST:PORT; port 0 picks a free one
     #[arg(
         long,

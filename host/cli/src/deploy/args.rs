@@ -1,10 +1,11 @@
 //! Arguments of the commands for deployments.
 
 use crate::admin::{Address, AdminArgs};
-use crate::args::LinkedArg;
+use crate::args::{LinkedArg, deployment_or_route, duration};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 #[derive(Debug, Subcommand)]
 pub enum DeployCommand {
@@ -84,14 +85,23 @@ pub struct NamedArgs {
 
 #[derive(Args, Debug)]
 pub struct LogsArgs {
-    #[command(flatten)]
-    pub(crate) named: NamedArgs,
+    /// Name of the deployment, or the route of a plugin that 'corral serve --plugin' names
+    #[arg(value_name = "NAME", value_parser = deployment_or_route)]
+    pub(crate) name: String,
     /// Print new lines until Ctrl-C
     #[arg(long, short)]
     pub(crate) follow: bool,
+    /// Print at most the last N lines that the server keeps
+    #[arg(long, short = 'n', value_name = "N")]
+    pub(crate) tail: Option<u64>,
+    /// Print lines of the last, e.g., 30s, 10m or 1h
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) since: Option<Duration>,
     /// Start after the line with this number
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) after: u64,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
 }
 
 #[derive(Args, Debug)]

@@ -10,6 +10,7 @@ use crate::progress::Progress;
 use crate::terminal::print;
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
@@ -160,15 +161,23 @@ async fn upload(client: &AdminClient, part: Upload) -> Result<(), Error> {
 
 async fn logs(args: &LogsArgs) -> Result<ExitCode, Error> {
     let LogsArgs {
-        named,
+        name,
         follow,
+        tail,
+        since,
         after,
+        server,
     } = args;
-    let client = client(&named.server)?;
-    let path = format!(
-        "/deployments/{}/logs?follow={follow}&after={after}",
-        named.name
-    );
+    let client = client(server)?;
+    let name = utf8_percent_encode(name, NON_ALPHANUMERIC);
+    let mut path = format!("/deployments/{name}/logs?follow={follow}&after={after}");
+    if let Some(tail) = tail {
+        path += &format!("&tail={tail}");
+    }
+    if let Some(since) = since {
+        let seconds = since.as_secs() + u64::from(since.subsec_nanos() > 0);
+        path += &format!("&since={seconds}");
+    }
     let response = client.open(Method::GET, &path, RequestBody::Empty).await?;
     let status = response.status();
     let mut body = response.into_body();
@@ -187,7 +196,7 @@ async fn logs(args: &LogsArgs) -> Result<ExitCode, Error> {
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
             let line = Vec::from_iter(rest.drain(..=end));
             let value: Value = serde_json::from_slice(&line)?;
-            show(&named.server, &value, table::log_line)?;
+            show(server, &value, table::log_line)?;
         }
         if rest.len() > MAX_LOG_LINE_BYTES {
             return Err(Error::failed(client.not_corral()));

@@ -6,7 +6,7 @@
 use super::{call_limits, load_plugin, plugin_limits};
 use crate::admin_token;
 use crate::args::ServeArgs;
-use crate::terminal::{mebibytes, print};
+use crate::terminal::{mebibytes, note, print};
 use crate::{Error, startup};
 use corral_engine::ModelPool;
 use corral_server::{AdminToken, BindError};
@@ -44,7 +44,7 @@ pub(super) fn check(mut args: ServeArgs) -> Result<ExitCode, Error> {
     match report.problems.pop() {
         None => print(&format!("{}nothing is wrong\n", report.plan)),
         Some(last) => {
-            report.problems.into_iter().for_each(super::note);
+            report.problems.into_iter().for_each(note);
             Err(Error::usage(last))
         }
     }

@@ -3,7 +3,7 @@
 //! An error in any of these files changes nothing if there is a configuration; without one, the certificate and the
 //! keys are independent of each other. The other options of the file take effect with a restart, which the server says.
 
-use super::note;
+use super::{note, warn};
 use crate::args::ServeArgs;
 use crate::command_line::{Command, CommandLine};
 use crate::config::Change;
@@ -14,11 +14,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::signal::unix::Signal;
 
 /// Keys that a running server changes.
-const LIVE: [&str; 9] = [
+const LIVE: [&str; 10] = [
     "drain-delay",
     "error-format",
     "grace-period",
     "keys",
+    "log-level",
     "open-route",
     "quota",
     "tls-cert",
@@ -90,11 +91,11 @@ impl LiveOptions {
         match self.reread() {
             Ok((new, verbose)) => {
                 self.log_changes(&current, &new);
-                logs::set_verbose(verbose);
+                logs::set_server_filter(verbose, &new.log);
                 new.public.reload_files(&self.options, note);
                 *self.current.lock().unwrap_or_else(PoisonError::into_inner) = new;
             }
-            Err(error) => note(format!(
+            Err(error) => warn(format!(
                 "{}; {} is not applied, and nothing changes",
                 error.message(false),
                 source.path()

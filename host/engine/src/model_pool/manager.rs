@@ -154,11 +154,14 @@ fn succeed(
     load_time: Duration,
 ) {
     let bytes = engine.memory();
+    let info = engine.info();
     tracing::info!(
-        model = shared.names[model],
-        mebibytes = bytes >> 20,
-        seconds = load_time.as_secs_f64(),
-        "loaded a model"
+        memory_mib = bytes >> 20,
+        vocabulary = info.vocabulary,
+        context = info.context,
+        "loaded model {} in {:.1} s",
+        shared.names[model],
+        load_time.as_secs_f64()
     );
     let slot = &mut pool.slots[model];
     slot.progress = Arc::default();

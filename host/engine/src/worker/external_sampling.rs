@@ -241,7 +241,9 @@ impl<B: Backend> Worker<B> {
         if let Some(external) = &mut generation.external {
             external.new_tokens.extend_from_slice(&new.tokens);
         }
-        request.record_tokens(now, &self.metrics);
+        let progress = || self.scheduler.progress(id);
+        let cached = || progress().map_or(0, |progress| progress.cached);
+        request.record_tokens(now, new.tokens.len(), cached, &self.metrics);
         if let Some(finish) = new.finish {
             self.finish(id, finish, new.tokens.len() as u64, now);
         }

@@ -63,9 +63,14 @@ impl<B: Backend> Worker<B> {
             work.refuse(enqueue_error(error, self.config));
             return;
         }
+        let mut observer = None;
         let work = match work {
             NewWork::NextToken { request, sender } => ActiveWork::NextToken { request, sender },
-            NewWork::Generate { options, sender } => {
+            NewWork::Generate {
+                mut options,
+                sender,
+            } => {
+                observer = options.observer.take();
                 let max_drafts = match external {
                     None => self.config.max_drafts.min(options.max_draft_tokens.into()),
                     Some(_) => 0,
@@ -91,6 +96,7 @@ impl<B: Backend> Worker<B> {
             first_token: None,
             last_token: None,
             computed: 0,
+            observer,
             permit,
             work,
         };

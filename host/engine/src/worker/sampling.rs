@@ -277,7 +277,9 @@ impl<B: Backend> Worker<B> {
         add(&self.metrics.rejected_drafts, rejected);
         self.generated_tokens += new.tokens.len() as u64;
         if !new.tokens.is_empty() {
-            request.record_tokens(now, &self.metrics);
+            let progress = || self.scheduler.progress(row.request);
+            let cached = || progress().map_or(0, |progress| progress.cached);
+            request.record_tokens(now, new.tokens.len(), cached, &self.metrics);
         }
         let tokens = new.tokens.iter().map(|&token| (row.request, token));
         output.tokens.extend(tokens);
@@ -348,6 +350,9 @@ impl<B: Backend> Worker<B> {
         add(&metrics.cached_tokens, u64::from(cached));
         add(&metrics.recomputed_tokens, u64::from(recomputed));
         self.count_times(&times);
+        if let Some(observer) = &request.observer {
+            observer.finished(times.queue + times.prefill + times.decode);
+        }
         self.text.clear();
         generation.text.finish(&mut self.text);
         // Before the reply: the caller may continue at once.

@@ -60,10 +60,16 @@ impl<B: Backend> Worker<B> {
         let Some(request) = self.requests.get_mut(&id) else {
             return;
         };
+        let is_first = request.admitted.is_none();
         request.admitted.get_or_insert(now);
+        let waited = now.saturating_duration_since(request.arrived);
+        let observer = request.observer.clone().filter(|_| is_first);
         let Some(generation) = request.generation_mut() else {
             return;
         };
+        if let Some(observer) = observer {
+            observer.admitted(waited, generation.prompt_tokens);
+        }
         if let Some(external) = &mut generation.external {
             external.start();
         }

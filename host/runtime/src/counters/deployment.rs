@@ -1,9 +1,9 @@
 //! Counters of one deployment, over all its revisions.
 
 use super::{Counter, metric};
-use corral_engine::{Error, Metric, MetricKind};
+use corral_engine::{Error, GenerationMetrics, Metric, MetricKind};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A limit that can stop a call. Limits of requests and tokens over time are
 /// [`QuotaLimit`](crate::QuotaLimit)s.
@@ -140,6 +140,8 @@ counters! {
     DeploymentCounters {
         /// Requests that the host answered with an error, by its code.
         requests_refused: Mutex<BTreeMap<&'static str, u64>>,
+        /// By model, of those that it used; the command line bounds their number.
+        generations: Mutex<BTreeMap<String, Arc<GenerationMetrics>>>,
         limit_hits: [Counter; CallLimit::ALL.len()],
         resources: [Counter; ResourceKind::ALL.len()],
     }
@@ -216,6 +218,18 @@ impl DeploymentCounters {
         result
     }
 
+    /// The metrics of its generations on a model.
+    pub(crate) fn generations(&self, model: &str) -> Arc<GenerationMetrics> {
+        let mut all = self
+            .generations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match all.get(model) {
+            Some(metrics) => Arc::clone(metrics),
+            None => Arc::clone(all.entry(model.to_owned()).or_default()),
+        }
+    }
+
     /// How often each limit stopped a call or generation.
     pub(crate) fn limit_hits(&self) -> impl Iterator<Item = (CallLimit, u64)> {
         let counts = CallLimit::ALL.into_iter().zip(&self.limit_hits);
@@ -238,6 +252,16 @@ impl DeploymentCounters {
             );
             metric.labels.push(("code", (*code).to_owned()));
             metrics.push(metric);
+        }
+        let generations = self
+            .generations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (model, generations) in &*generations {
+            for mut metric in generations.samples() {
+                metric.labels.insert(0, ("model", model.clone()));
+                metrics.push(metric);
+            }
         }
         for kind in ResourceKind::ALL {
             let (name, help, label) = kind.metric();

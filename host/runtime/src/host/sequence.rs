@@ -13,7 +13,7 @@ use super::{
 use crate::meter::thread_nanos;
 use crate::quota::ReserveError;
 use crate::state::State;
-use corral_engine::Engine;
+use corral_engine::{Engine, RequestObserver};
 use std::sync::Arc;
 use std::time::Duration;
 use wasmtime::component::{Access, Accessor, FutureReader, HasSelf, Resource, StreamReader};
@@ -177,6 +177,10 @@ impl State {
         self.meter.charge(Duration::from_nanos(spent));
         let adapter = options.adapter.take();
         options.adapter = adapter.or_else(|| held.adapter.clone());
+        options.observer = Some(RequestObserver {
+            metrics: self.counters.generations(&engine.info().name),
+            usage: Arc::clone(&self.usage),
+        });
         let started = locked.sequence.generate(options);
         let generation = self.counters.count_cells_limit(started, context)?;
         if let Some(reservation) = &mut reservation {

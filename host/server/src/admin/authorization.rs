@@ -99,6 +99,16 @@ impl AdminGuard {
         }
     }
 
+    /// Who sent a request, for the log.
+    pub(crate) fn actor(&self, headers: &HeaderMap) -> &'static str {
+        match (&self.exposure, &self.token, self.check_token(headers)) {
+            (AdminExposure::Owner, ..) => "unix-socket",
+            (_, Some(_), Ok(())) => "admin-token",
+            (AdminExposure::Machine(_), None, _) => "this-machine",
+            _ => "nobody",
+        }
+    }
+
     /// Whether any request can pass [`AdminGuard::check_token`].
     pub(crate) fn can_authorize(&self) -> bool {
         self.token.is_some() || self.exposure == AdminExposure::Owner

@@ -4,6 +4,7 @@
 //! `POST /deployments/NAME` sends its manifest. A client repeats a failed upload alone, and uploads a
 //! component only once.
 
+use super::audit::ChangeResult;
 use super::logs;
 use super::types::{
     ComponentInfo, DeployResponse, DeploymentDetails, DeploymentList, DeploymentStatus,
@@ -11,7 +12,7 @@ use super::types::{
 };
 use super::{AdminState, json_response, no_store};
 use crate::deployments::{
-    ChangeError, DeploymentName, Deployments, Digest, Manifest, Store, StoreError,
+    ChangeError, DeploymentName, Deployments, Digest, Manifest, Store, StoreError, TrafficShare,
 };
 use crate::problem::Problem;
 use crate::request_body::{BodyState, BodyStatus, RequestBody};
@@ -21,6 +22,7 @@ use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use percent_encoding::percent_decode_str;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
@@ -36,6 +38,8 @@ const MAX_JSON_BYTES: u64 = 1 << 20;
 const BODY_TIMEOUT: Duration = Duration::from_secs(300);
 /// Concurrent uploads of components; each is held in memory until it is on disk.
 pub(super) const MAX_UPLOADS: usize = 2;
+/// Longest name in an error.
+const MAX_NAME_CHARS: usize = 128;
 /// `Retry-After` while others upload or change deployments.
 const BUSY_RETRY: Duration = Duration::from_secs(1);
 
@@ -61,7 +65,13 @@ pub(super) async fn answer(state: &AdminState, request: Request<Incoming>) -> An
             _ => Err(Problem::method("GET, HEAD")),
         };
     }
-    state.guard.check_token(&head.headers).map_err(|problem| {
+    // Plugins of the command line have logs on a server without a store, too.
+    let is_logs = matches!(segments[..], ["deployments", _, "logs"]);
+    let authorized = match is_logs {
+        true => state.guard.check_manage_models(&head.headers),
+        false => state.guard.check_token(&head.headers),
+    };
+    authorized.map_err(|problem| {
         // Only a server without a store has no token, so the error must not ask for one.
         match state.guard.can_authorize() {
             true => problem,
@@ -108,6 +118,10 @@ impl Api<'_> {
             ["deployments"] => match request.head.method {
                 Method::GET | Method::HEAD => self.list(),
                 _ => Err(Problem::method("GET, HEAD")),
+            },
+            ["deployments", name, "logs"] => match request.head.method {
+                Method::GET => self.logs(request.head, name),
+                _ => Err(Problem::method("GET")),
             },
             ["deployments", name, rest @ ..] => {
                 let name: DeploymentName = name.parse().map_err(|error| {
@@ -162,10 +176,6 @@ impl Api<'_> {
                     self.changed(&name)
                 }
                 _ => Err(Problem::method("PUT")),
-            },
-            ["logs"] => match *method {
-                Method::GET => self.logs(request.head, &name),
-                _ => Err(Problem::method("GET")),
             },
             _ => Err(Problem::no_route(request.head.uri.path())),
         }
@@ -242,7 +252,12 @@ impl Api<'_> {
     fn changed(&self, name: &DeploymentName) -> Answer {
         let stored = self.store()?.get(name).map_err(ChangeError::from)?;
         let status = DeploymentStatus::of(name, &stored, self.deployments);
-        Ok(json(StatusCode::OK, &status))
+        let result = ChangeResult {
+            revision: None,
+            traffic: Some(traffic_text(&stored.record.traffic)),
+            paused: Some(stored.record.paused),
+        };
+        Ok(with_result(json(StatusCode::OK, &status), result))
     }
 
     async fn deploy(&self, request: ApiRequest<'_>, name: DeploymentName) -> Answer {
@@ -266,23 +281,32 @@ impl Api<'_> {
             deployment: DeploymentStatus::of(&name, &stored, self.deployments),
             revision,
         };
-        Ok(json(StatusCode::CREATED, &response))
+        let result = ChangeResult {
+            revision: Some(response.revision.number),
+            traffic: Some(traffic_text(&stored.record.traffic)),
+            paused: None,
+        };
+        Ok(with_result(json(StatusCode::CREATED, &response), result))
     }
 
-    fn logs(&self, head: &Parts, name: &DeploymentName) -> Answer {
+    /// The log of a deployment, also of one of the command line, whose name is its route.
+    fn logs(&self, head: &Parts, name: &str) -> Answer {
+        let name = percent_decode_str(name).decode_utf8_lossy();
         let follow = match query(head, "follow") {
             None | Some("false") => false,
             Some("true") => true,
             Some(_) => return Err(bad_query("follow", "true or false")),
         };
-        let after = match query(head, "after").map(str::parse) {
-            None => 0,
-            Some(Ok(after)) => after,
-            Some(Err(_)) => return Err(bad_query("after", "the number of a line")),
+        let after = number(head, "after", "the number of a line")?;
+        let tail = number(head, "tail", "a number of lines")?;
+        let since = number(head, "since", "a number of seconds")?;
+        let Some(deployment) = self.deployments.get(&name) else {
+            let name: DeploymentName = name.parse().map_err(|_| no_deployment(&name))?;
+            return Err(StoreError::NoDeployment(name).into());
         };
-        let deployment = self.deployments.get(name.as_str());
-        let deployment = deployment.ok_or_else(|| StoreError::NoDeployment(name.clone()))?;
         let logs = Arc::clone(deployment.context.deployment.logs());
+        let start = logs.start(tail, since.map(Duration::from_secs));
+        let after = after.unwrap_or(0).max(start);
         let permit = match follow {
             true => Some(self.follow_permit()?),
             false => None,
@@ -349,6 +373,30 @@ fn query<'a>(head: &'a Parts, name: &str) -> Option<&'a str> {
     pairs
         .filter_map(|pair| pair.split_once('='))
         .find_map(|(key, value)| (key == name).then_some(value))
+}
+
+/// The number in a query parameter.
+fn number(head: &Parts, name: &str, expected: &str) -> Result<Option<u64>, Problem> {
+    let number = query(head, name).map(str::parse).transpose();
+    number.map_err(|_| bad_query(name, expected))
+}
+
+fn no_deployment(name: &str) -> Problem {
+    let name: String = name.chars().take(MAX_NAME_CHARS).collect();
+    let detail = format!("there is no deployment or route {name:?}; 'corral list' shows them");
+    Problem::new(StatusCode::NOT_FOUND, "no-deployment", detail)
+}
+
+/// Revisions and their weights, for the log.
+fn traffic_text(traffic: &[TrafficShare]) -> String {
+    let shares = traffic.iter();
+    let shares = shares.map(|share| format!("{}={}", share.revision, share.weight));
+    Vec::from_iter(shares).join(",")
+}
+
+fn with_result(mut response: Response<Body>, result: ChangeResult) -> Response<Body> {
+    response.extensions_mut().insert(result);
+    response
 }
 
 fn bad_query(name: &str, expected: &str) -> Problem {

@@ -29,6 +29,9 @@ struct Operation {
 const JSON: &str = "application/json";
 const DIGEST: &str = "^sha256:[0-9a-f]{64}$";
 const NAME: &str = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$";
+const ANY_NAME: &str = "^.+$";
+const LOGGED_NAME: &str =
+    "The deployment. One of the command line is named by its route, percent-encoded.";
 const NO_DEPLOYMENT: (u16, &str) = (404, "The deployment or its revision does not exist.");
 const BAD_BODY: (u16, &str) = (400, "The body is invalid.");
 const LARGE_BODY: (u16, &str) = (413, "The body is too large.");
@@ -217,6 +220,8 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
                     "True streams future lines too; at most 16 clients at once.",
                 ),
                 ("after", "integer", "Start after the line with this number."),
+                ("tail", "integer", "At most this many of the last lines."),
+                ("since", "integer", "Only lines of this many last seconds."),
             ],
             request: None,
             responses: vec![(
@@ -241,7 +246,10 @@ fn document() -> Value {
         let mut parameters = Vec::new();
         for (name, pattern, what) in [
             ("digest", DIGEST, "The component's digest."),
-            ("name", NAME, "The deployment."),
+            match operation.id {
+                "getLogs" => ("name", ANY_NAME, LOGGED_NAME),
+                _ => ("name", NAME, "The deployment."),
+            },
         ] {
             if operation.path.contains(&format!("{{{name}}}")) {
                 parameters.push(json!({

@@ -1,5 +1,6 @@
-//! What outlives the revisions of a deployment: its state in the runtime, and its quota.
+//! What outlives the revisions of a deployment: its state in the runtime, its quota and the counters of its requests.
 
+use crate::http_counters::DeploymentHttpCounters;
 use crate::prometheus::MetricFamilies;
 use corral_engine::MetricKind;
 use corral_runtime::{DeploymentState, Quota, QuotaLimits};
@@ -13,6 +14,7 @@ pub(crate) struct DeploymentContext {
     pub(crate) deployment: DeploymentState,
     /// Usage of all clients together, once a revision with quota limits has served.
     quota: OnceLock<Arc<Quota>>,
+    pub(crate) http: DeploymentHttpCounters,
 }
 
 impl DeploymentContext {
@@ -20,6 +22,7 @@ impl DeploymentContext {
         DeploymentContext {
             deployment,
             quota: OnceLock::new(),
+            http: DeploymentHttpCounters::default(),
         }
     }
 
@@ -56,6 +59,7 @@ impl DeploymentContext {
         for metric in self.deployment.metrics() {
             families.metric(&metric, &[("deployment", name)]);
         }
+        self.http.write(name, families);
         let limits = self.deployment.limit_hits();
         let limits = limits.map(|(limit, count)| (limit.name(), count));
         let quota = self.quota.get().into_iter();

@@ -142,6 +142,7 @@ impl Inner {
                     access: manifest.access.unwrap_or(self.access),
                     quota,
                     error_format: manifest.error_format,
+                    cors: manifest.cors.clone(),
                 },
                 plugin,
             })

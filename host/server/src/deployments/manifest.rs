@@ -9,6 +9,7 @@ use super::digest::{Digest, DigestError};
 use super::linked_components::LinkedComponents;
 use super::manifest_error::ManifestError;
 use super::name::DeploymentName;
+use crate::cors::{Cors, MAX_ORIGINS};
 use crate::problem::ErrorFormat;
 use crate::request_policy::Access;
 use crate::routes::Route;
@@ -53,6 +54,11 @@ pub struct Manifest {
     /// Format of the host's errors.
     #[serde(default)]
     pub error_format: ErrorFormat,
+    /// Origins of the web pages whose scripts may read the responses, such as 'https://app.example', or '*' for
+    /// all. If omitted, none, and the plugin answers preflight requests.
+    #[cfg_attr(test, schemars(with = "Vec<String>", length(max = 32)))]
+    #[serde(default, skip_serializing_if = "Cors::is_off")]
+    pub cors: Cors,
     /// 'keys' requires an API key, 'open' does not. If omitted, a key is required if the server has a key
     /// file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -201,6 +207,13 @@ impl Manifest {
         let mut seen = BTreeSet::new();
         if let Some(twice) = self.routes.iter().find(|route| !seen.insert(*route)) {
             return refuse("routes", format!("names '{twice}' twice; remove one"));
+        }
+        if self.cors.count() > MAX_ORIGINS {
+            let problem = format!(
+                "has {} entries; at most {MAX_ORIGINS} are allowed",
+                self.cors.count()
+            );
+            return refuse("cors", problem);
         }
         self.linked.check()?;
         if let Some(host) = self.grants.outbound.first() {

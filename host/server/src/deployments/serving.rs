@@ -10,8 +10,8 @@ use super::name::DeploymentName;
 use super::refused_compilations::RefusedCompilations;
 use super::revision::TrafficShare;
 use super::store::Store;
-use crate::problem::ErrorFormat;
 use crate::prometheus::MetricFamilies;
+use crate::request_log::RoutedDeployment;
 use crate::request_policy::{Access, RequestPolicy};
 use crate::routes::{Route, RouteTable, RouteTaken};
 use corral_engine::MetricKind;
@@ -365,18 +365,31 @@ impl ServingDeployment {
         self.context.deployment.count_request();
     }
 
-    /// Counts a request that the server answered with this error code.
-    pub(crate) fn count_refused_request(&self, code: &'static str) {
-        self.context.deployment.count_refused_request(code);
+    /// The policy of its first revision, which holds before a revision is picked.
+    pub(crate) fn first_policy(&self) -> Option<&RequestPolicy> {
+        self.revisions.first().map(|revision| &revision.policy)
     }
 
-    /// Error format before a revision is picked.
-    pub(crate) fn error_format(&self) -> ErrorFormat {
-        self.revisions
-            .first()
-            .map_or_else(ErrorFormat::default, |revision| {
-                revision.policy.error_format
-            })
+    /// What the log of a request for `path` holds of it.
+    pub(crate) fn routed(&self, path: &str) -> RoutedDeployment {
+        RoutedDeployment {
+            name: self.name.clone(),
+            route: self
+                .route_of(path)
+                .map(Route::to_string)
+                .unwrap_or_default(),
+            context: Arc::clone(&self.context),
+        }
+    }
+
+    /// Its route that `path` matches.
+    fn route_of(&self, path: &str) -> Option<&Route> {
+        let matches = |route: &&Route| {
+            let rest = path.strip_prefix(route.as_str().trim_end_matches('/'));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let matching = self.routes.iter().filter(matches);
+        matching.max_by_key(|route| route.as_str().len())
     }
 
     /// Picks the revision for the next request. Distributes requests among the loaded revisions by weight,

@@ -19,6 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::error::Error;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +47,8 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionInfo {
     pub(crate) is_tls: bool,
+    /// Address of the client; none for a process at the other end of a Unix domain socket.
+    pub(crate) address: Option<SocketAddr>,
 }
 
 pub(super) struct Connection<H> {
@@ -197,11 +200,18 @@ where
     /// The service that hyper calls for each request.
     fn service(&self, activity: &Arc<ConnectionActivity>) -> impl Service + use<H, F> {
         let (activity, answer) = (activity.clone(), self.answer.clone());
-        let (phase, is_tls) = (self.phase.clone(), self.config.tls.is_some());
+        let phase = self.phase.clone();
+        let info = ConnectionInfo {
+            is_tls: self.config.tls.is_some(),
+            address: match self.peer {
+                Peer::Address(address) => Some(address),
+                Peer::Process => None,
+            },
+        };
         move |mut request: Request<Incoming>| {
             let running = activity.begin_request();
             let is_http1 = request.version() < Version::HTTP_2;
-            request.extensions_mut().insert(ConnectionInfo { is_tls });
+            request.extensions_mut().insert(info);
             let (answer, phase) = (answer(request), phase.clone());
             Box::pin(async move {
                 let mut response = answer.await;

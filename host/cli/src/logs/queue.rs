@@ -1,0 +1,171 @@
+//! Lines on their way to stderr. A thread writes them, so that a slow reader of stderr delays no request.
+//!
+//! The queue is bounded in bytes, unlike that of `tracing-appender`, because plugins decide how long many lines are. A line
+//! that does not fit is lost and counted.
+
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Most bytes of lines that wait.
+const MAX_BYTES: usize = 1 << 20;
+
+pub(super) struct LogQueue {
+    state: Mutex<QueueState>,
+    /// Notified when the first line waits.
+    filled: Condvar,
+    /// Notified when all lines are written.
+    drained: Condvar,
+    lost: Arc<AtomicU64>,
+}
+
+#[derive(Default)]
+struct QueueState {
+    lines: Vec<u8>,
+    /// The thread writes lines that it has taken.
+    is_writing: bool,
+}
+
+impl LogQueue {
+    /// Starts the thread, which runs as long as the process.
+    pub(super) fn start(output: impl Write + Send + 'static) -> io::Result<Arc<Self>> {
+        let queue = Arc::new(LogQueue {
+            state: Mutex::default(),
+            filled: Condvar::new(),
+            drained: Condvar::new(),
+            lost: Arc::default(),
+        });
+        let writing = Arc::clone(&queue);
+        std::thread::Builder::new()
+            .name("corral-log".to_owned())
+            .spawn(move || writing.write_lines(output))?;
+        Ok(queue)
+    }
+
+    /// The count of lost lines.
+    pub(super) fn lost(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.lost)
+    }
+
+    /// Waits until all lines are written, but no longer than `time`.
+    pub(super) fn flush(&self, time: Duration) {
+        let deadline = Instant::now() + time;
+        let mut state = self.lock();
+        while state.is_writing || !state.lines.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let waited = self.drained.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn push(&self, line: &[u8]) {
+        let mut state = self.lock();
+        if state.lines.len() + line.len() > MAX_BYTES {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let is_first = state.lines.is_empty();
+        state.lines.extend_from_slice(line);
+        drop(state);
+        if is_first {
+            self.filled.notify_one();
+        }
+    }
+
+    fn write_lines(&self, mut output: impl Write) {
+        let mut taken = Vec::new();
+        loop {
+            let mut state = self.lock();
+            state.is_writing = false;
+            while state.lines.is_empty() {
+                self.drained.notify_all();
+                state = self
+                    .filled
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            std::mem::swap(&mut taken, &mut state.lines);
+            state.is_writing = true;
+            drop(state);
+            // There is no other place to report that stderr is closed.
+            let _ = output.write_all(&taken);
+            taken.clear();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        // No code under this lock panics midway.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The formatter writes each line at once.
+impl Write for &LogQueue {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// Sends each write to a channel; blocks while it is full.
+    struct Slow(mpsc::SyncSender<Vec<u8>>);
+
+    impl Write for Slow {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _ = self.0.send(bytes.to_vec());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn blocked_output_loses_lines_and_blocks_nobody() {
+        let (sender, received) = mpsc::sync_channel(0);
+        let queue = LogQueue::start(Slow(sender)).expect("a thread");
+        let line = [&[b'x'; 1023][..], b"\n"].concat();
+        // What the thread has taken, and a full queue: all others are lost.
+        let count = 3 * MAX_BYTES / line.len();
+        (0..count).for_each(|_| queue.push(&line));
+        queue.flush(Duration::from_millis(1));
+        let lost = queue.lost().load(Ordering::Relaxed) as usize;
+        assert!(lost >= MAX_BYTES / line.len(), "{lost} of {count}");
+        let mut written = 0;
+        while written < (count - lost) * line.len() {
+            written += received.recv().expect("the thread runs").len();
+        }
+        assert_eq!(written, (count - lost) * line.len());
+        queue.flush(Duration::from_secs(60));
+        let state = queue.lock();
+        assert!(state.lines.is_empty() && !state.is_writing);
+    }
+
+    #[test]
+    fn lines_arrive_in_order() {
+        let (sender, received) = mpsc::sync_channel(0);
+        let queue = LogQueue::start(Slow(sender)).expect("a thread");
+        let lines: Vec<_> = (0..100).map(|number| format!("{number}\n")).collect();
+        lines.iter().for_each(|line| queue.push(line.as_bytes()));
+        let all = lines.concat();
+        let mut text = Vec::new();
+        while text.len() < all.len() {
+            text.extend(received.recv().expect("the thread runs"));
+        }
+        assert_eq!(text, all.as_bytes());
+    }
+}

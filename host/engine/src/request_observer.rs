@@ -1,0 +1,200 @@
+//! What the engine reports about the generations of one caller: how long they take, and their tokens.
+//!
+//! The engine's own metrics ([`EngineMetrics`](crate::metrics::EngineMetrics)) have no notion of a deployment. A
+//! caller may attach a [`RequestObserver`] to a generation; the engine thread writes to it as the generation runs, so a
+//! generation that is canceled counts with the tokens that it had.
+
+use crate::histogram::Histogram;
+use crate::histogram_names;
+use crate::metrics::{Metric, MetricKind, add, get};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+/// Upper bounds in seconds for requests and their waits: from a cached prompt of a small model to five minutes.
+pub const REQUEST_SECONDS: [f64; 17] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+    120.0, 300.0,
+];
+/// Upper bounds in seconds for the time between two tokens: dense where readers notice the difference.
+const TOKEN_SECONDS: [f64; 16] = [
+    0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0,
+    2.5,
+];
+
+/// Tokens of generations: of one HTTP request, or of many.
+#[derive(Debug, Default)]
+pub struct TokenUsage {
+    prompt: AtomicU64,
+    cached: AtomicU64,
+    generated: AtomicU64,
+}
+
+impl TokenUsage {
+    /// Prompt tokens of admitted generations.
+    pub fn prompt(&self) -> u64 {
+        get(&self.prompt)
+    }
+
+    /// Those that came from the prefix cache, of generations that have a token.
+    pub fn cached(&self) -> u64 {
+        get(&self.cached)
+    }
+
+    /// Tokens generated.
+    pub fn generated(&self) -> u64 {
+        get(&self.generated)
+    }
+}
+
+/// Metrics of the generations of one deployment on one model.
+#[derive(Debug)]
+pub struct GenerationMetrics {
+    usage: TokenUsage,
+    queue_time: Histogram,
+    time_to_first_token: Histogram,
+    inter_token_latency: Histogram,
+    duration: Histogram,
+}
+
+impl Default for GenerationMetrics {
+    fn default() -> Self {
+        Self {
+            usage: TokenUsage::default(),
+            queue_time: Histogram::new(&REQUEST_SECONDS),
+            time_to_first_token: Histogram::new(&REQUEST_SECONDS),
+            inter_token_latency: Histogram::new(&TOKEN_SECONDS),
+            duration: Histogram::new(&REQUEST_SECONDS),
+        }
+    }
+}
+
+impl GenerationMetrics {
+    /// The current samples.
+    pub fn samples(&self) -> Vec<Metric> {
+        let count = |name, help, value: u64| Metric {
+            name,
+            help,
+            kind: MetricKind::Counter,
+            labels: Vec::new(),
+            #[allow(clippy::cast_precision_loss)]
+            value: value as f64,
+        };
+        let mut samples = vec![
+            count(
+                "corral_deployment_prompt_tokens_total",
+                "Prompt tokens of generations, by deployment and model.",
+                self.usage.prompt(),
+            ),
+            count(
+                "corral_deployment_cached_tokens_total",
+                "Prompt tokens of generations that came from the prefix cache, by deployment and model.",
+                self.usage.cached(),
+            ),
+            count(
+                "corral_deployment_generated_tokens_total",
+                "Tokens generated, by deployment and model.",
+                self.usage.generated(),
+            ),
+        ];
+        for (histogram, names, help) in [
+            (
+                &self.queue_time,
+                histogram_names!("corral_deployment_queue_time_seconds"),
+                "Seconds that a generation waits in the model's queue, by deployment and model.",
+            ),
+            (
+                &self.time_to_first_token,
+                histogram_names!("corral_deployment_time_to_first_token_seconds"),
+                "Seconds from a generation's arrival to its first token, by deployment and model.",
+            ),
+            (
+                &self.inter_token_latency,
+                histogram_names!("corral_deployment_inter_token_latency_seconds"),
+                "Seconds between two tokens of a generation, by deployment and model; tokens of one step count as \
+                 one.",
+            ),
+            (
+                &self.duration,
+                histogram_names!("corral_deployment_generation_duration_seconds"),
+                "Seconds from a generation's arrival to its last token, by deployment and model.",
+            ),
+        ] {
+            histogram.append_samples(names, help, &mut samples);
+        }
+        samples
+    }
+}
+
+/// Receives what happens to one generation.
+#[derive(Clone, Debug)]
+pub struct RequestObserver {
+    /// Of all generations alike.
+    pub metrics: Arc<GenerationMetrics>,
+    /// Of the HTTP request that asked for it.
+    pub usage: Arc<TokenUsage>,
+}
+
+impl RequestObserver {
+    fn count(&self, counter: fn(&TokenUsage) -> &AtomicU64, amount: u32) {
+        add(counter(&self.metrics.usage), amount.into());
+        add(counter(&self.usage), amount.into());
+    }
+
+    pub(crate) fn admitted(&self, waited: Duration, prompt_tokens: u32) {
+        self.metrics.queue_time.observe(waited.as_secs_f64());
+        self.count(|usage| &usage.prompt, prompt_tokens);
+    }
+
+    /// The first token, `since` the arrival. The whole prompt is known then, so `cached_tokens` no longer grow.
+    pub(crate) fn first_token(&self, since: Duration, cached_tokens: u32) {
+        self.metrics
+            .time_to_first_token
+            .observe(since.as_secs_f64());
+        self.count(|usage| &usage.cached, cached_tokens);
+    }
+
+    pub(crate) fn next_token(&self, since_last: Duration) {
+        self.metrics
+            .inter_token_latency
+            .observe(since_last.as_secs_f64());
+    }
+
+    pub(crate) fn generated(&self, tokens: u32) {
+        self.count(|usage| &usage.generated, tokens);
+    }
+
+    pub(crate) fn finished(&self, since_arrival: Duration) {
+        self.metrics.duration.observe(since_arrival.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_ascending() {
+        for bounds in [&REQUEST_SECONDS[..], &TOKEN_SECONDS[..]] {
+            assert!(bounds.is_sorted_by(|one, next| one < next));
+        }
+    }
+
+    #[test]
+    fn tokens_count_for_deployment_and_request() {
+        let metrics = Arc::<GenerationMetrics>::default();
+        let observer = || RequestObserver {
+            metrics: Arc::clone(&metrics),
+            usage: Arc::default(),
+        };
+        let (one, other) = (observer(), observer());
+        one.admitted(Duration::ZERO, 10);
+        one.first_token(Duration::from_millis(3), 4);
+        one.generated(1);
+        other.admitted(Duration::ZERO, 7);
+        let usage = |usage: &TokenUsage| (usage.prompt(), usage.cached(), usage.generated());
+        assert_eq!(usage(&one.usage), (10, 4, 1));
+        assert_eq!(usage(&other.usage), (7, 0, 0));
+        assert_eq!(usage(&metrics.usage), (17, 4, 1));
+    }
+}

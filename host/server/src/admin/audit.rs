@@ -1,0 +1,161 @@
+//! One log line for each change through the admin listener, and for each attempt: who, what, of which deployment and
+//! revision, with which outcome.
+
+use super::AdminState;
+use crate::listener::ConnectionInfo;
+use crate::problem::Problem;
+use corral_runtime::Body;
+use http::{Method, Request, Response};
+use std::time::Instant;
+
+/// Longest name in the log.
+const MAX_NAME_BYTES: usize = 128;
+
+/// An extension of a response: what the change led to.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ChangeResult {
+    /// Number of a new revision.
+    pub(super) revision: Option<u64>,
+    /// Revisions that receive requests since the change, with their weights, e.g. `3=90,4=10`.
+    pub(super) traffic: Option<String>,
+    /// Whether the deployment is paused since the change.
+    pub(super) paused: Option<bool>,
+}
+
+/// A request that may change something.
+#[derive(Debug)]
+pub(super) struct Change {
+    actor: &'static str,
+    connection: Option<ConnectionInfo>,
+    action: &'static str,
+    /// The deployment, component or model.
+    target: Option<Target>,
+    began: Instant,
+}
+
+#[derive(Debug)]
+enum Target {
+    Deployment(String),
+    Component(String),
+    Model(String),
+}
+
+impl Change {
+    /// None if the request only reads.
+    pub(super) fn begin<B>(state: &AdminState, request: &Request<B>) -> Option<Self> {
+        if matches!(*request.method(), Method::GET | Method::HEAD) {
+            return None;
+        }
+        let (action, target) = action(request.method(), request.uri().path());
+        Some(Change {
+            actor: state.guard.actor(request.headers()),
+            connection: request.extensions().get().copied(),
+            action,
+            target,
+            began: Instant::now(),
+        })
+    }
+
+    /// Writes the line.
+    pub(super) fn log(self, answered: &Result<Response<Body>, Problem>) {
+        let (status, outcome) = match answered {
+            Ok(response) if response.status().is_server_error() => (response.status(), "internal"),
+            Ok(response) => (response.status(), "ok"),
+            Err(problem) => (problem.status(), problem.code()),
+        };
+        let none = ChangeResult::default();
+        let response = answered.as_ref().ok();
+        let result = response.and_then(|response| response.extensions().get());
+        let result: &ChangeResult = result.unwrap_or(&none);
+        let action = match (self.action, result.paused) {
+            ("pause", Some(false)) => "resume",
+            (action, _) => action,
+        };
+        let address = self.connection.and_then(|connection| connection.address);
+        let address = address.map(tracing::field::display);
+        let name = |is: fn(&Target) -> Option<&String>| self.target.as_ref().and_then(is);
+        tracing::info!(
+            target: "corral::audit",
+            action,
+            outcome,
+            actor = self.actor,
+            address,
+            deployment = name(|target| match target {
+                Target::Deployment(name) => Some(name),
+                _ => None,
+            }),
+            revision = result.revision,
+            traffic = result.traffic,
+            component = name(|target| match target {
+                Target::Component(name) => Some(name),
+                _ => None,
+            }),
+            model = name(|target| match target {
+                Target::Model(name) => Some(name),
+                _ => None,
+            }),
+            status = status.as_u16(),
+            duration_ms = self.began.elapsed().as_micros() as f64 / 1e3,
+            "change"
+        );
+    }
+}
+
+/// What a request to this path changes.
+fn action(method: &Method, path: &str) -> (&'static str, Option<Target>) {
+    let segments = Vec::from_iter(path.split('/').skip(1));
+    let name = |name: &str| name.chars().take(MAX_NAME_BYTES).collect::<String>();
+    match segments[..] {
+        ["components", digest] => ("upload", Some(Target::Component(name(digest)))),
+        ["deployments", deployment, ref rest @ ..] => {
+            let action = match (method, rest) {
+                (&Method::POST, []) => "deploy",
+                (&Method::DELETE, []) => "remove",
+                (_, ["traffic"]) => "split",
+                (_, ["rollback"]) => "rollback",
+                // Or resume, as the request's body says.
+                (_, ["paused"]) => "pause",
+                _ => "unknown",
+            };
+            (action, Some(Target::Deployment(name(deployment))))
+        }
+        ["models", model] => {
+            let action = match *method {
+                Method::PUT => "load-model",
+                Method::DELETE => "unload-model",
+                _ => "unknown",
+            };
+            (action, Some(Target::Model(name(model))))
+        }
+        ["prefix-cache"] => ("clear-prefix-cache", None),
+        _ => ("unknown", None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn actions_are_named_as_commands() {
+        for (method, path, expected) in [
+            (Method::POST, "/deployments/a", "deploy"),
+            (Method::DELETE, "/deployments/a", "remove"),
+            (Method::PUT, "/deployments/a/traffic", "split"),
+            (Method::POST, "/deployments/a/rollback", "rollback"),
+            (Method::PUT, "/deployments/a/paused", "pause"),
+            (Method::PUT, "/components/sha256:0", "upload"),
+            (Method::PUT, "/models/tiny", "load-model"),
+            (Method::DELETE, "/models/tiny", "unload-model"),
+            (Method::DELETE, "/prefix-cache", "clear-prefix-cache"),
+            (Method::POST, "/", "unknown"),
+        ] {
+            assert_eq!(action(&method, path).0, expected, "{method} {path}");
+        }
+        let long = format!("/models/{}", "x".repeat(1000));
+        let Some(Target::Model(name)) = action(&Method::PUT, &long).1 else {
+            panic!("a model");
+        };
+        assert_eq!(name.len(), MAX_NAME_BYTES);
+    }
+}
