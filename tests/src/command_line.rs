@@ -115,12 +115,9 @@ pub fn run_command(command: &mut Command, limit: Duration) -> RunOutput {
         let stdout = scope.spawn(|| read_all(&mut pipes.0));
         let stderr = scope.spawn(|| read_all(&mut pipes.1));
         let started = Instant::now();
-        let mut status = None;
         let is_in_time = loop {
-            if status.is_none() {
-                status = child.try_wait().expect("own child");
-            }
-            if status.is_some() && stdout.is_finished() && stderr.is_finished() {
+            let has_ended = child.try_wait().expect("own child").is_some();
+            if has_ended && stdout.is_finished() && stderr.is_finished() {
                 break true;
             }
             if started.elapsed() > limit {
@@ -132,10 +129,9 @@ pub fn run_command(command: &mut Command, limit: Duration) -> RunOutput {
             let group = format!("-{}", child.id());
             let killed = Command::new("kill").args(["-KILL", "--", &group]).status();
             assert!(killed.is_ok_and(|status| status.success()), "kill {group}");
-            child.wait().expect("own child");
         }
         let ended = RunOutput {
-            code: status.and_then(|status| status.code()),
+            code: child.wait().expect("own child").code(),
             stdout: stdout.join().expect("no panic"),
             stderr: stderr.join().expect("no panic"),
         };

@@ -4,12 +4,12 @@
 //! keys are independent of each other. The other options of the file take effect with a restart, which the server says.
 
 use super::{note, warn};
-use crate::args::ServeArgs;
+use crate::args::{PluginArg, ServeArgs};
 use crate::command_line::{Command, CommandLine};
 use crate::config::Change;
 use crate::{Error, logs, service_manager};
+use corral_server::ServerOptions;
 use corral_server::deployments::Deployments;
-use corral_server::{Route, ServerOptions};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::signal::unix::Signal;
 
@@ -153,9 +153,11 @@ impl LiveOptions {
         if new.source.is_none() {
             return;
         }
-        let routes = new.plugins.iter().map(|plugin| &plugin.route);
-        let started = |route: &Route| self.started.plugins.iter().any(|one| one.route == *route);
-        for route in routes.filter(|route| started(route)) {
+        let started = &self.started.plugins;
+        for PluginArg { route, .. } in &new.plugins {
+            if started.iter().all(|plugin| plugin.route != *route) {
+                continue;
+            }
             let mut policy = new.public.request_policy(route);
             // Keys come or go with a restart only.
             if new.public.keys.is_some() != self.options.api_keys.is_some() {
