@@ -20,6 +20,9 @@ pub struct DoctorArgs {
     json: bool,
 }
 
+/// Width of the lines of a backend's features, which fit a terminal of 80 columns with their indentation.
+const FEATURES_WIDTH: usize = 70;
+
 struct Report {
     features: Vec<&'static str>,
     /// The directory of dynamic backends.
@@ -104,8 +107,8 @@ impl Report {
                 None => backend.devices.join(", "),
             };
             let _ = writeln!(text, "  {:6}  {status}", backend.name);
-            if !backend.features.is_empty() {
-                let _ = writeln!(text, "          {}", backend.features.join(" "));
+            for line in wrapped(&backend.features, FEATURES_WIDTH) {
+                let _ = writeln!(text, "          {line}");
             }
         }
         text += "\nwriting plugins\n";
@@ -118,6 +121,18 @@ impl Report {
         }
         text
     }
+}
+
+/// The words on lines of at most `width` characters.
+fn wrapped(words: &[String], width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in words {
+        match lines.last_mut() {
+            Some(line) if line.len() + 1 + word.len() <= width => *line += &format!(" {word}"),
+            _ => lines.push(word.clone()),
+        }
+    }
+    lines
 }
 
 fn device_table(devices: &[Device]) -> String {
@@ -203,6 +218,13 @@ mod tests {
             env!("CARGO_PKG_VERSION")
         );
         assert_eq!(report().text(), expected);
+    }
+
+    #[test]
+    fn features_wrap_between_words() {
+        let words = ["AVX", "AVX2", "FMA", "AVX512_VNNI"].map(str::to_owned);
+        assert_eq!(wrapped(&words, 8), ["AVX AVX2", "FMA", "AVX512_VNNI"]);
+        assert!(wrapped(&[], 8).is_empty());
     }
 
     #[test]

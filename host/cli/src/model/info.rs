@@ -119,9 +119,9 @@ fn as_text(path: &Path, file: &ModelFile) -> String {
         ("quantization", types.join(", ")),
         ("weights", mebibytes(file.weight_bytes)),
         (
-            "cells",
+            "KV cells",
             format!(
-                "{} for {} KV cells, the default on this machine",
+                "{} for {}, the default here",
                 cells.collect::<Vec<_>>().join(", "),
                 file.cells
             ),
