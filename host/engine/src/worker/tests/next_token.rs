@@ -1,10 +1,10 @@
 //! Next-token requests.
 
 use super::support::*;
+use crate::Error;
 use crate::metrics::get;
 use crate::next_token::DistributionPart;
 use crate::worker::Command;
-use crate::Error;
 use corral_scheduler::Retention;
 use corral_simulator::POISON;
 use std::time::Duration;
