@@ -103,7 +103,9 @@ fn metrics_page(families: &BTreeMap<String, Family>) -> String {
                 .iter()
                 .map(|label| format!("`{label}`"))
                 .collect();
-            let kind = [&[family.kind.clone()], &*labels].concat().join(", ");
+            let kind = [std::slice::from_ref(&family.kind), &*labels]
+                .concat()
+                .join(", ");
             let _ = writeln!(
                 page,
                 "| `{name}` | {kind} | {} |",
