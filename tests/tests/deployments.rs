@@ -87,11 +87,7 @@ fn refused_deploy_says_why() {
             "missing-export",
             "exports nothing that Corral can call",
         ),
-        (
-            command(),
-            "no-handler-export",
-            "answers no HTTP requests",
-        ),
+        (command(), "no-handler-export", "answers no HTTP requests"),
         (
             component("unknown-import"),
             "unknown-import",
