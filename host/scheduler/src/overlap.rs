@@ -41,8 +41,8 @@ impl Scheduler {
             Overlap::On => true,
         };
         let outputs = self.planned.iter().filter(|row| row.output).count();
-        // Queued memory operations would have to be done first.
-        if !pays || outputs == 0 || self.kv.has_ops() {
+        // Queued memory operations would have to be done first. Prompts would make a short step long.
+        if !pays || outputs == 0 || self.kv.has_ops() || !self.tenants.plans_full() {
             return None;
         }
         let outputs = u32::try_from(outputs).unwrap_or(u32::MAX);

@@ -70,7 +70,8 @@ pub(crate) struct Queue {
     /// The same by counter.
     idle_order: BTreeSet<(u64, Tenant)>,
     requests: BTreeMap<RequestId, Request>,
-    /// Requests that were next and found no room. Each has overtaken those before it.
+    /// Requests that were next and found no room. Each has overtaken those before it, or came while they were not
+    /// eligible.
     blocked: Vec<RequestId>,
     retry_after: RetryAfter,
 }

@@ -121,6 +121,8 @@ impl Division {
             let most = seconds(next.rows, 0) / MIN_STRETCH;
             let larger = &demands[index..];
             if let Some((prefill, seconds)) = smaller.prefill_within(most, &seconds)
+                // A part of a prompt must not wait for rows of lower priority.
+                && (prefill >= smaller.prefill || smaller.highest == smaller.lowest)
                 && larger.iter().all(|(_, one)| one.highest <= smaller.lowest)
             {
                 division = Some(Self {
@@ -189,6 +191,11 @@ impl TenantSchedule {
             phase.steps = 0;
             self.planned_full = Some(adapter);
         }
+    }
+
+    /// Whether the planned step is full.
+    pub fn plans_full(&self) -> bool {
+        self.planned_full.is_some()
     }
 
     /// Records a computed step.
@@ -298,6 +305,13 @@ mod tests {
     fn higher_priority_is_not_left_out() {
         for (small, large, is_left_out) in [(0, 0, true), (1, 0, true), (0, 1, false)] {
             let demands = [of(0, 1, small), of(1, 64, large)];
+            assert_eq!(!left_out(&demands, 1).is_empty(), is_left_out);
+        }
+        // The cut prompt of a small tenant must not wait for rows of another one.
+        for (priority, is_left_out) in [(0, true), (5, false)] {
+            let mut prompt = of(1, 0, priority);
+            prompt.1.prefill = 500;
+            let demands = [prompt, of(0, 1, 0), of(2, 64, 0)];
             assert_eq!(!left_out(&demands, 1).is_empty(), is_left_out);
         }
         // One request of the large tenant is enough.

@@ -89,9 +89,10 @@ impl PlacementPlan {
     /// machine's memory does not limit their number.
     fn try_device_cells(&mut self, cells: u32, needs: LayerNeeds) {
         let all = needs.layer_count();
+        let fits = needs.fitting_layers(&self.free()) == all;
         let is_whole = match self.gpu_layers {
-            GpuLayers::Exactly(layers) => layers >= all,
-            GpuLayers::Auto => needs.fitting_layers(&self.free()) == all,
+            GpuLayers::Exactly(layers) => layers >= all && (fits || cells < self.host_cells),
+            GpuLayers::Auto => fits,
         };
         if is_whole {
             (self.device_cells, self.needs) = (cells, Some(needs));
@@ -103,7 +104,8 @@ impl PlacementPlan {
         let is_whole = |needs: &LayerNeeds| layers >= needs.layer_count();
         match self.needs.as_ref().is_some_and(is_whole) {
             true => self.device_cells,
-            false => self.host_cells,
+            // No more than the needs are counted for.
+            false => self.host_cells.min(self.device_cells),
         }
     }
 
@@ -358,7 +360,7 @@ mod tests {
         // With more cells, all needs 1430 MiB beside the reserve of a tenth.
         assert_eq!(cells(1590, GpuLayers::Auto), (16_384, 1024));
         assert_eq!(cells(1580, GpuLayers::Auto), (1024, 1024));
-        assert_eq!(cells(100, GpuLayers::Exactly(10)), (16_384, 1024));
+        assert_eq!(cells(100, GpuLayers::Exactly(10)), (1024, 1024));
         assert_eq!(cells(4000, GpuLayers::Exactly(9)), (1024, 1024));
         let mut plan = plan(&[5, 6], GpuLayers::Auto);
         assert_eq!(plan.device_memory(), Some(11));

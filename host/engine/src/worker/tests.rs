@@ -108,7 +108,7 @@ fn dropped_generations_are_canceled() {
 
 #[test]
 fn generated_tokens_never_fall() {
-    let engine = TestEngine::slow(Duration::from_millis(5));
+    let engine = TestEngine::slow(Duration::from_millis(50));
     let generated = || {
         let (send, status) = sync_channel(1);
         engine.send(Command::Status(Box::new(move |status| {

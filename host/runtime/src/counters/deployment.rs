@@ -230,6 +230,17 @@ impl DeploymentCounters {
         }
     }
 
+    /// The same of all models, copied so that no generation waits for a scrape.
+    fn all_generations(&self) -> Vec<(String, Arc<GenerationMetrics>)> {
+        let all = self
+            .generations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        all.iter()
+            .map(|(model, metrics)| (model.clone(), Arc::clone(metrics)))
+            .collect()
+    }
+
     /// How often each limit stopped a call or generation.
     pub(crate) fn limit_hits(&self) -> impl Iterator<Item = (CallLimit, u64)> {
         let counts = CallLimit::ALL.into_iter().zip(&self.limit_hits);
@@ -253,11 +264,7 @@ impl DeploymentCounters {
             metric.labels.push(("code", (*code).to_owned()));
             metrics.push(metric);
         }
-        let generations = self
-            .generations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        for (model, generations) in &*generations {
+        for (model, generations) in self.all_generations() {
             for mut metric in generations.samples() {
                 metric.labels.insert(0, ("model", model.clone()));
                 metrics.push(metric);
@@ -312,6 +319,17 @@ mod tests {
         values.sort_by(f64::total_cmp);
         let expected: Vec<_> = (11..20).map(f64::from).collect();
         assert_eq!(values, expected);
+    }
+
+    #[test]
+    fn frames_and_bytes_are_counted_apart() {
+        let counters = DeploymentCounters::default();
+        (0..4).for_each(|_| counters.frame_sent(10));
+        let (frames, bytes) = (
+            counters.response_frames.get(),
+            counters.response_bytes.get(),
+        );
+        assert_eq!((frames, bytes), (4, 40));
     }
 
     #[test]
