@@ -333,14 +333,22 @@ fn reload_applies_changes_while_stream_runs() {
     dir.write(&cache);
     corral.signal("HUP");
     corral.wait_for_stderr("to nothing, which takes effect with a restart");
+    // Nor is any route open then.
+    corral.wait_until("the policies are applied", |_| {
+        corral.post("/generate", "").status == 401
+    });
     ask(&corral, "").problem(401, "missing-key");
     stream.next_text();
 }
 
 #[test]
 fn hangup_without_file_reloads_and_serves_on() {
-    let corral = Corral::start();
+    let file = scratch_dir().join("keys.toml");
+    let ended = run(["keys", "new", "--tenant", "alice", "--append", text(&file)]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let corral = Corral::start_with(&["--keys", text(&file), "--open-route", "/generate"]);
     corral.signal("HUP");
+    corral.wait_for_stderr("reloaded the keys: there are 1");
     corral.check_alive();
     corral.wait_until_idle();
 }

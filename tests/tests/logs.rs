@@ -103,14 +103,21 @@ fn canceled_request_is_logged_with_its_tokens() {
 fn text_log_has_time_level_and_message() {
     let corral = Corral::start();
     corral.check_alive();
-    let stderr = corral.wait_for_stderr("request method=POST");
+    let is_request =
+        |line: &str| line.contains("request method=POST") && line.contains(" request_id=");
+    let stderr = wait_for("the line of the request", || {
+        let stderr = corral.stderr();
+        // The last line may be incomplete.
+        let (whole, _) = stderr.rsplit_once('\n')?;
+        whole.lines().any(is_request).then(|| whole.to_owned())
+    });
     for line in stderr.lines() {
         let (time, rest) = line.split_once(' ').expect(line);
         assert!(time.len() == 24 && time.ends_with('Z'), "{line}");
         let level = rest.split_whitespace().next();
         assert!(matches!(level, Some("INFO" | "WARN")), "{line}");
     }
-    let line = stderr.lines().find(|line| line.contains("request method"));
+    let line = stderr.lines().find(|line| is_request(line));
     let line = line.expect("just seen");
     for field in [
         "path=\"/generate\"",
@@ -235,7 +242,10 @@ fn unread_log_loses_lines_and_blocks_no_request() {
     let mut corral = Corral::start_after(&setup, None, &[]);
     let path = format!("/{}", "x".repeat(250));
     let lost = || corral.metrics().get("corral_log_lines_lost_total");
+    let mut rounds = 0;
     while lost() < 1.0 {
+        rounds += 1;
+        assert!(rounds <= 50, "no line was lost");
         concurrently(4, &[(); 400], |()| {
             assert_eq!(corral.get(&path).status, 404);
         });

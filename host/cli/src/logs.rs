@@ -9,7 +9,7 @@ mod queue;
 
 use clap::{Args, ValueEnum};
 use json::{JsonEvents, JsonFields};
-use queue::LogQueue;
+use queue::{LogQueue, QueueWriter};
 use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -72,7 +72,10 @@ pub fn start(verbose: bool, default: &str) {
 pub(crate) fn start_server(verbose: bool, args: &LogArgs) {
     let filter = server_filter(verbose, args);
     let writer = match LogQueue::start(io::stderr()) {
-        Ok(queue) => BoxMakeWriter::new(Arc::clone(QUEUE.get_or_init(|| queue))),
+        Ok(queue) => {
+            let queue = Arc::clone(QUEUE.get_or_init(|| queue));
+            BoxMakeWriter::new(QueueWriter(queue))
+        }
         // Better blocking lines than none.
         Err(_) => BoxMakeWriter::new(io::stderr),
     };

@@ -15,6 +15,7 @@ use audit::Change;
 pub(crate) use authorization::{AdminExposure, AdminGuard};
 pub use authorization::{AdminToken, AdminTokenError};
 
+use crate::deployments::ChangeError;
 use crate::probes;
 use crate::problem::Problem;
 use crate::process_metrics;
@@ -74,11 +75,20 @@ pub(crate) async fn answer(
     state: Arc<AdminState>,
     request: Request<Incoming>,
 ) -> Response<LoggedBody> {
-    let change = Change::begin(&state, &request);
-    let answered = route(&state, request).await;
-    if let Some(change) = change {
-        change.log(&answered);
-    }
+    let answered = match Change::begin(&state, &request) {
+        Some(change) => {
+            // A task of its own, so that the change is logged even if its client disconnects.
+            let attempt = tokio::spawn(async move {
+                let answered = route(&state, request).await;
+                change.log(&answered);
+                answered
+            });
+            attempt
+                .await
+                .unwrap_or_else(|_| Err(ChangeError::Internal.into()))
+        }
+        None => route(&state, request).await,
+    };
     answered
         .unwrap_or_else(Problem::into_response)
         .map(LoggedBody::from)

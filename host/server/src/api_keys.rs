@@ -39,6 +39,7 @@ const FIRST_TENANT: u32 = 1 << 31;
 /// The API keys of a file.
 #[derive(Debug)]
 pub struct ApiKeys {
+    /// Locked while it is read, so that the keys are always those of this file.
     file: Mutex<PathBuf>,
     index: RwLock<Arc<KeyIndex>>,
     persistent: Mutex<PersistentState>,
@@ -125,7 +126,7 @@ impl ApiKeys {
     /// # Errors
     /// If the file is invalid; the keys stay as they were.
     pub fn reload(&self) -> Result<(), ApiKeysError> {
-        let file = self.file().clone();
+        let file = self.file();
         self.load(&file)
     }
 
@@ -135,8 +136,9 @@ impl ApiKeys {
     /// If the file is invalid; the keys and their file stay as they were.
     pub fn reload_from(&self, file: &Path) -> Result<(), ApiKeysError> {
         let watcher = FileWatcher::new(&[file]);
+        let mut current = self.file();
         self.load(file)?;
-        file.clone_into(&mut self.file());
+        file.clone_into(&mut current);
         self.watcher.replace(watcher);
         Ok(())
     }

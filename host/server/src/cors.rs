@@ -7,17 +7,17 @@
 //! <https://fetch.spec.whatwg.org/#http-cors-protocol>
 
 use http::header::{
-    ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
-    ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE,
-    ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD, ORIGIN, VARY,
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
+    ACCESS_CONTROL_REQUEST_METHOD, ORIGIN, VARY,
 };
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Most origins of a route.
-pub(crate) const MAX_ORIGINS: usize = 32;
+/// Start of the names of all headers of this kind.
+const PREFIX: &str = "access-control-";
 /// Longest origin.
 const MAX_ORIGIN_BYTES: usize = 256;
 /// Seconds that a browser may keep the answer to a preflight request, and so how long a removed origin may still ask.
@@ -54,6 +54,7 @@ impl FromStr for Origin {
                 && scheme.starts_with(|c: char| c.is_ascii_alphabetic())
                 && scheme.chars().all(word)
                 && !host.is_empty()
+                && !host.starts_with(':')
                 && host.chars().all(|c| word(c) || "_[]:".contains(c));
             if !valid {
                 return None;
@@ -100,6 +101,9 @@ impl fmt::Display for Origin {
 pub struct Cors(Vec<Origin>);
 
 impl Cors {
+    /// Most origins of a route.
+    pub const MAX_ORIGINS: usize = 32;
+
     /// Allows these origins.
     pub fn new(origins: Vec<Origin>) -> Self {
         Cors(origins)
@@ -152,14 +156,23 @@ impl Cors {
         Some(response)
     }
 
-    /// Adds the headers to a response for a page of `origin`, in place of the plugin's own.
+    /// Removes the headers that a plugin has added itself, from its response.
+    pub(crate) fn remove_own(&self, headers: &mut HeaderMap) {
+        if self.is_off() {
+            return;
+        }
+        let own = |name: &&HeaderName| name.as_str().starts_with(PREFIX);
+        let own: Vec<_> = headers.keys().filter(own).cloned().collect();
+        for name in own {
+            headers.remove(name);
+        }
+    }
+
+    /// Adds the headers to a response for a page of `origin`.
     pub(crate) fn apply(&self, origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
         if self.is_off() {
             return;
         }
-        headers.remove(ACCESS_CONTROL_ALLOW_CREDENTIALS);
-        headers.remove(ACCESS_CONTROL_ALLOW_ORIGIN);
-        headers.remove(ACCESS_CONTROL_EXPOSE_HEADERS);
         // Caches must not hand one page's response to another.
         if !self.is_any() {
             headers.append(VARY, HeaderValue::from_static("Origin"));
@@ -211,6 +224,7 @@ mod tests {
             "null",
             "://a",
             "https://a b",
+            "https://:8080",
         ] {
             let error = text.parse::<Origin>().expect_err(text).to_string();
             assert!(error.contains("write SCHEME://HOST"), "{error}");
@@ -225,7 +239,9 @@ mod tests {
                 ("vary", "accept"),
                 ("access-control-allow-origin", "*"),
                 ("access-control-allow-credentials", "true"),
+                ("access-control-allow-methods", "PUT"),
             ]);
+            cors.remove_own(&mut headers);
             cors.apply(Some(&HeaderValue::from_static(origin)), &mut headers);
             headers
         };
@@ -240,6 +256,7 @@ mod tests {
         }
         for headers in [allowed, with("null")] {
             assert!(!headers.contains_key("access-control-allow-credentials"));
+            assert!(!headers.contains_key("access-control-allow-methods"));
         }
     }
 

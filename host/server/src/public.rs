@@ -142,7 +142,11 @@ async fn route(
         (BodyState::TooLarge, _) => Err(Problem::too_large(limit)),
         (BodyState::Stalled, _) => Err(Problem::body_stalled(idle_timeout)),
         (BodyState::Broken, Err(_)) => Err(Problem::body_incomplete()),
-        (_, answer) => Ok(answer?),
+        (_, answer) => {
+            let mut response = answer?;
+            policy.cors.remove_own(response.headers_mut());
+            Ok(response)
+        }
     }
 }
 

@@ -69,7 +69,7 @@ impl HttpRequestId {
 }
 
 /// Longest part of a path in the log.
-const MAX_PATH_BYTES: usize = 256;
+const MAX_PATH_CHARS: usize = 256;
 
 /// What routing has found out about a request.
 #[derive(Default)]
@@ -123,8 +123,7 @@ impl RequestLog {
             in_flight: counters.count_request(),
             id,
             method: method.clone(),
-            // A path is ASCII.
-            path: path.chars().take(MAX_PATH_BYTES).collect(),
+            path: path.chars().take(MAX_PATH_CHARS).collect(),
             details: RequestDetails::default(),
             started: Instant::now(),
             status: None,

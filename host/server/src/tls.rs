@@ -12,7 +12,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 use tokio_rustls::TlsAcceptor;
 use x509_parser::time::ASN1Time;
@@ -73,6 +73,8 @@ pub enum TlsError {
 #[derive(Debug)]
 pub struct Tls {
     pair: RwLock<CertifiedPair>,
+    /// Locked during a reload, so that the pair is always the one of the files that were named last.
+    reloading: Mutex<()>,
     watcher: FileWatcher,
     reloads: AtomicU64,
     failed_reloads: AtomicU64,
@@ -99,6 +101,7 @@ impl Tls {
         let watcher = FileWatcher::new(&[certificate, key]);
         Ok(Tls {
             pair: RwLock::new(read(certificate, key)?),
+            reloading: Mutex::default(),
             watcher,
             reloads: AtomicU64::new(0),
             failed_reloads: AtomicU64::new(0),
@@ -110,6 +113,7 @@ impl Tls {
     /// # Errors
     /// If the files are not a usable pair; the old pair stays in use.
     pub fn reload(&self) -> Result<(), TlsError> {
+        let _reloading = self.start_reload();
         let CertifiedPair {
             certificate, key, ..
         } = self.pair();
@@ -121,10 +125,17 @@ impl Tls {
     /// # Errors
     /// If the files are not a usable pair; the old pair and its files stay in use.
     pub fn reload_from(&self, certificate: &Path, key: &Path) -> Result<(), TlsError> {
+        let _reloading = self.start_reload();
         let watcher = FileWatcher::new(&[certificate, key]);
         self.load(certificate, key)?;
         self.watcher.replace(watcher);
         Ok(())
+    }
+
+    fn start_reload(&self) -> MutexGuard<'_, ()> {
+        self.reloading
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn load(&self, certificate: &Path, key: &Path) -> Result<(), TlsError> {

@@ -79,7 +79,7 @@ pub struct PublicArgs {
         help_heading = "Plugins"
     )]
     pub(crate) error_formats: Vec<ErrorFormatArg>,
-    /// Origins whose web pages may read a route's responses, or * for all; repeatable [default: none]
+    /// Origins whose web pages may read a route's responses, or * for all; the last one for a route counts; repeatable
     #[arg(
         long,
         value_name = "ROUTE=ORIGIN[,ORIGIN..]",
@@ -159,16 +159,24 @@ impl PublicArgs {
     }
 
     /// Reads the certificate and the keys again for a server with these options, from the files that these arguments
-    /// name.
-    pub(crate) fn reload_files(&self, options: &ServerOptions, note: impl Fn(String)) {
+    /// name. Reports to `warn` what the operator should change.
+    pub(crate) fn reload_files(
+        &self,
+        options: &ServerOptions,
+        note: impl Fn(String),
+        warn: impl Fn(String),
+    ) {
         if let Some(tls) = &options.tls {
             let reloaded = match (&self.tls_cert, &self.tls_key) {
                 (Some(certificate), Some(key)) => tls.reload_from(certificate, key),
                 _ => tls.reload(),
             };
             match reloaded {
-                Ok(()) => note(tls.warning().unwrap_or("reloaded the certificate".into())),
-                Err(error) => note(format!("{error}; the old certificate stays in use")),
+                Ok(()) => match tls.warning() {
+                    Some(warning) => warn(warning),
+                    None => note("reloaded the certificate".to_owned()),
+                },
+                Err(error) => warn(format!("{error}; the old certificate stays in use")),
             }
         }
         if let Some(keys) = &options.api_keys {
@@ -178,7 +186,7 @@ impl PublicArgs {
             };
             match reloaded {
                 Ok(()) => note(format!("reloaded the keys: there are {}", keys.count())),
-                Err(error) => note(format!("{error}; the old keys stay in use")),
+                Err(error) => warn(format!("{error}; the old keys stay in use")),
             }
         }
     }
@@ -265,10 +273,18 @@ impl FromStr for CorsArg {
             .rsplit_once('=')
             .ok_or("write ROUTE=ORIGIN, e.g. /v1=https://app.example")?;
         let origins = origins.split(',').map(str::parse::<Origin>);
-        let origins: Result<_, _> = origins.collect();
+        let origins: Result<Vec<_>, _> = origins.collect();
+        let origins = origins.map_err(|error| error.to_string())?;
+        if origins.len() > Cors::MAX_ORIGINS {
+            return Err(format!(
+                "{} origins are named; at most {} are allowed",
+                origins.len(),
+                Cors::MAX_ORIGINS
+            ));
+        }
         Ok(CorsArg {
             route: route.parse::<Route>().map_err(|error| error.to_string())?,
-            cors: Cors::new(origins.map_err(|error| error.to_string())?),
+            cors: Cors::new(origins),
         })
     }
 }
@@ -350,6 +366,13 @@ mod tests {
             let error = text.parse::<CorsArg>().expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");
         }
+        let origins = |count: usize| {
+            let text = format!("/v1={}", vec!["https://a.example"; count].join(","));
+            text.parse::<CorsArg>()
+        };
+        assert!(origins(Cors::MAX_ORIGINS).is_ok());
+        let error = origins(Cors::MAX_ORIGINS + 1).expect_err("too many");
+        assert!(error.contains("at most 32 are allowed"), "{error}");
     }
 
     #[test]

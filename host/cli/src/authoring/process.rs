@@ -30,9 +30,10 @@ pub(super) async fn run(
     command: &mut Command,
     text: &'static str,
 ) -> Result<(ExitStatus, Vec<String>), Error> {
+    let program = command.get_program().to_string_lossy().into_owned();
     let mut child = start(command)?;
     let stdout = child.0.stdout.take();
-    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    let (sender, receiver) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
         let lines = stdout
             .into_iter()
@@ -54,9 +55,15 @@ pub(super) async fn run(
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     };
-    // A program that it left behind may keep the pipe open.
-    let lines = receiver.recv_timeout(QUERY_TIMEOUT).unwrap_or_default();
-    Ok((status, lines))
+    match tokio::time::timeout(QUERY_TIMEOUT, receiver).await {
+        Ok(Ok(lines)) => Ok((status, lines)),
+        // It has shown why.
+        _ if !status.success() => Ok((status, Vec::new())),
+        _ => Err(Error::failed(format!(
+            "{program} has ended, but a program that it started keeps its output open, so the output is incomplete; \
+             end that program, and build again"
+        ))),
+    }
 }
 
 /// Standard output of a program that prints something about itself, if it succeeds in time.

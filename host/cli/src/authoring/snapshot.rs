@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Longest wait until no file changes any more; some program may write to one all the time.
+const MAX_SETTLE: Duration = Duration::from_secs(2);
 const MAX_FILES: usize = 10_000;
 /// Deepest directory that is watched.
 const MAX_DEPTH: usize = 32;
@@ -70,8 +72,8 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Waits until a file differs, and then until none changes any more, as an editor may write several. Returns when
-    /// the first difference was seen, at most a poll interval after the save.
+    /// Waits until a file differs, and then, within bounds, until none changes any more, as an editor may write several.
+    /// Returns when the first difference was seen, at most a poll interval after the save.
     pub(super) async fn wait_for_change(&mut self, dir: &Path) -> Result<Instant, Error> {
         let mut last = Self::read(dir)?;
         let mut seen = None;
@@ -83,7 +85,7 @@ impl Snapshot {
             let now = Self::read(dir)?;
             match seen {
                 // A file may also change back.
-                Some(seen) if now == last => {
+                Some(seen) if now == last || seen.elapsed() >= MAX_SETTLE => {
                     *self = now;
                     return Ok(seen);
                 }
@@ -96,6 +98,28 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_that_keep_changing_do_not_stop_builds() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("log");
+        fs::write(&file, "").expect("written");
+        let runtime = crate::startup::tokio_runtime(1).map_err(|error| error.message(true));
+        let seen = runtime.expect("threads").block_on(async {
+            let mut snapshot = Snapshot::default();
+            let changing = async {
+                for length in 1.. {
+                    fs::write(&file, "x".repeat(length)).expect("written");
+                    tokio::time::sleep(POLL_INTERVAL / 2).await;
+                }
+            };
+            tokio::select! {
+                seen = snapshot.wait_for_change(dir.path()) => seen.map_err(|error| error.message(true)),
+                () = changing => unreachable!("it has no end"),
+            }
+        });
+        assert!(seen.expect("readable").elapsed() >= MAX_SETTLE);
+    }
 
     #[test]
     fn sources_count_and_outputs_do_not() {

@@ -13,7 +13,10 @@ use std::time::Duration;
 const EXCLUDED: [&str; 3] = ["config", "check", "help"];
 
 /// Environment variables that precede a key and are not clap's, by key.
-const VARIABLES: [(&str, &str); 1] = [("admin-token-file", admin_token::VARIABLE)];
+const VARIABLES: [(&str, &str); 2] = [
+    ("admin-token-file", admin_token::VARIABLE),
+    ("log-level", "RUST_LOG"),
+];
 
 /// Start of the address of a Unix domain socket.
 const UNIX: &str = "unix:";

@@ -59,7 +59,7 @@ impl ConfigSource {
             return Ok(None);
         };
         Self::read(arguments, position, path, |name| {
-            std::env::var_os(name).is_some()
+            std::env::var_os(name).is_some_and(|value| !value.is_empty())
         })
         .map(Some)
     }
@@ -118,18 +118,25 @@ impl ConfigSource {
         line
     }
 
-    /// Puts the place of the value before the message that it causes: without it, there is another message or none.
-    /// The message stays as it is if the command line causes it alone.
+    /// Puts the place of the value before the message that it causes: that of an option which the message names and
+    /// without which there is another message or none, else that of any value without which there is none. The message
+    /// stays as it is if the command line causes it alone.
     fn with_place(&self, message: String) -> String {
-        let causes = |entry: &&Entry| {
+        let parse_without = |entry: &Entry| {
             let is_same = |other: &&Entry| (&other.key, &other.value) == (&entry.key, &entry.value);
             let others = self.entries.iter().filter(|other| !is_same(other));
-            let parsed = CommandLine::from_arguments(&self.line(others));
+            CommandLine::from_arguments(&self.line(others))
+        };
+        let is_named = |entry: &&Entry| names_option(&message, &entry.key);
+        let changes = |entry: &&Entry| {
+            let parsed = parse_without(entry);
             !matches!(parsed, Err(Error::Usage(other)) if other == message)
         };
+        let prevents = |entry: &&Entry| parse_without(entry).is_ok();
         // Of two values that exclude each other, the later one.
+        let mut named = self.entries.iter().rev().filter(is_named).take(MAX_TRIES);
         let mut latest = self.entries.iter().rev().take(MAX_TRIES);
-        match latest.find(causes) {
+        match named.find(changes).or_else(|| latest.find(prevents)) {
             Some(entry) => self.place(entry) + &message,
             None => message,
         }
@@ -177,6 +184,15 @@ impl ConfigSource {
         }
         values
     }
+}
+
+/// Whether a message names the option of this key.
+fn names_option(message: &str, key: &str) -> bool {
+    let option = format!("--{key}");
+    message.match_indices(option.as_str()).any(|(at, _)| {
+        let rest = &message[at + option.len()..];
+        !rest.starts_with(|next: char| next.is_ascii_alphanumeric() || next == '-')
+    })
 }
 
 /// The index after `serve`, and the value of `--config` behind it.
@@ -288,6 +304,13 @@ mod tests {
         assert_eq!(file(&[], &["CORRAL_ADMIN_TOKEN"]), None);
         let flag = ["--admin-token-file", "/flag"];
         assert_eq!(file(&flag, &["CORRAL_ADMIN_TOKEN"]), Some("/flag".into()));
+        let text = format!("{MODEL}log-level = 'warn'\n");
+        let level = |variables: &[&str]| {
+            let serve = parse_with(&text, &[], variables).expect("valid");
+            serve.log.log_level
+        };
+        assert!(level(&[]).is_some());
+        assert!(level(&["RUST_LOG"]).is_none());
     }
 
     #[test]
@@ -345,6 +368,20 @@ mod tests {
             let error = parse(text, arguments).expect_err(expected);
             assert!(error.starts_with(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn line_of_named_option_precedes_others() {
+        // Without a model there is another error.
+        let text = "quota = ['/a=b']\nmodel = ['x.gguf']\n";
+        let error = parse(text, &[]).expect_err("no quota");
+        assert!(error.starts_with("DIR/server.toml:1: quota: "), "{error}");
+        let text = format!("{MODEL}plugin = ['/h=/h.wasm']\n");
+        let quota = ["--quota", "/nowhere=concurrent-requests:1"];
+        let error = parse(&text, &quota).expect_err("no such route");
+        assert!(error.starts_with("--quota names the route"), "{error}");
+        assert!(names_option("'--model <FILE>'", "model"));
+        assert!(!names_option("--model-cache", "model"));
     }
 
     #[test]

@@ -175,7 +175,8 @@ async fn logs(args: &LogsArgs) -> Result<ExitCode, Error> {
         path += &format!("&tail={tail}");
     }
     if let Some(since) = since {
-        let seconds = since.as_secs() + u64::from(since.subsec_nanos() > 0);
+        let part = u64::from(since.subsec_nanos() > 0);
+        let seconds = since.as_secs().saturating_add(part);
         path += &format!("&since={seconds}");
     }
     let response = client.open(Method::GET, &path, RequestBody::Empty).await?;

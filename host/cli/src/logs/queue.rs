@@ -1,15 +1,22 @@
 //! Lines on their way to stderr. A thread writes them, so that a slow reader of stderr delays no request.
 //!
 //! The queue is bounded in bytes, unlike that of `tracing-appender`, because plugins decide how long many lines are. A line
-//! that does not fit is lost and counted.
+//! that does not fit is lost and counted. A quarter of the queue is for warnings and the audit log, so that a flood of other
+//! lines does not displace them.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use tracing::{Level, Metadata};
+use tracing_subscriber::fmt::MakeWriter;
 
 /// Most bytes of lines that wait.
 const MAX_BYTES: usize = 1 << 20;
+/// Most bytes of lines that wait, up to which other lines than warnings and those of the audit log are taken.
+const MAX_ROUTINE_BYTES: usize = MAX_BYTES / 4 * 3;
+/// Target of the audit log.
+const AUDIT: &str = "corral::audit";
 
 pub(super) struct LogQueue {
     state: Mutex<QueueState>,
@@ -62,9 +69,10 @@ impl LogQueue {
         }
     }
 
-    fn push(&self, line: &[u8]) {
+    /// Adds a line, unless more than `limit` bytes would wait.
+    fn push(&self, line: &[u8], limit: usize) {
         let mut state = self.lock();
-        if state.lines.len() + line.len() > MAX_BYTES {
+        if state.lines.len() + line.len() > limit {
             self.lost.fetch_add(1, Ordering::Relaxed);
             return;
         }
@@ -103,10 +111,42 @@ impl LogQueue {
     }
 }
 
+/// Puts the lines of events into a queue.
+pub(super) struct QueueWriter(pub(super) Arc<LogQueue>);
+
+impl<'a> MakeWriter<'a> for QueueWriter {
+    type Writer = LineWriter<'a>;
+
+    fn make_writer(&'a self) -> LineWriter<'a> {
+        LineWriter {
+            queue: &self.0,
+            limit: MAX_ROUTINE_BYTES,
+        }
+    }
+
+    fn make_writer_for(&'a self, event: &Metadata<'_>) -> LineWriter<'a> {
+        let is_important = *event.level() <= Level::WARN || event.target() == AUDIT;
+        LineWriter {
+            queue: &self.0,
+            limit: if is_important {
+                MAX_BYTES
+            } else {
+                MAX_ROUTINE_BYTES
+            },
+        }
+    }
+}
+
+/// Writes the line of one event.
+pub(super) struct LineWriter<'a> {
+    queue: &'a LogQueue,
+    limit: usize,
+}
+
 /// The formatter writes each line at once.
-impl Write for &LogQueue {
+impl Write for LineWriter<'_> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.push(line);
+        self.queue.push(line, self.limit);
         Ok(line.len())
     }
 
@@ -119,6 +159,10 @@ impl Write for &LogQueue {
 mod tests {
     use super::*;
     use std::sync::mpsc;
+    use tracing_subscriber::fmt;
+    use tracing_subscriber::fmt::writer::BoxMakeWriter;
+    use tracing_subscriber::layer::SubscriberExt;
+    use tracing_subscriber::util::SubscriberInitExt;
 
     /// Sends each write to a channel; blocks while it is full.
     struct Slow(mpsc::SyncSender<Vec<u8>>);
@@ -141,7 +185,7 @@ mod tests {
         let line = [&[b'x'; 1023][..], b"\n"].concat();
         // What the thread has taken, and a full queue: all others are lost.
         let count = 3 * MAX_BYTES / line.len();
-        (0..count).for_each(|_| queue.push(&line));
+        (0..count).for_each(|_| queue.push(&line, MAX_BYTES));
         queue.flush(Duration::from_millis(1));
         let lost = queue.lost().load(Ordering::Relaxed) as usize;
         assert!(lost >= MAX_BYTES / line.len(), "{lost} of {count}");
@@ -156,11 +200,36 @@ mod tests {
     }
 
     #[test]
+    fn flood_displaces_neither_warnings_nor_audit_log() {
+        let (sender, received) = mpsc::sync_channel(0);
+        let queue = LogQueue::start(Slow(sender)).expect("a thread");
+        let writer = BoxMakeWriter::new(QueueWriter(Arc::clone(&queue)));
+        let layer = fmt::layer().with_writer(writer).with_ansi(false);
+        let subscriber = tracing_subscriber::registry().with(layer).set_default();
+        let long = "x".repeat(1024);
+        // What the thread has taken, and a full queue.
+        for _ in 0..2 * MAX_BYTES / long.len() {
+            tracing::info!("{long}");
+        }
+        let lost = || queue.lost().load(Ordering::Relaxed);
+        let before = lost();
+        assert!(before > 0);
+        tracing::warn!("a warning: {long}");
+        tracing::info!(target: AUDIT, "{long}");
+        assert_eq!(lost(), before);
+        drop(subscriber);
+        // It has blocked the thread.
+        drop(received);
+    }
+
+    #[test]
     fn lines_arrive_in_order() {
         let (sender, received) = mpsc::sync_channel(0);
         let queue = LogQueue::start(Slow(sender)).expect("a thread");
         let lines: Vec<_> = (0..100).map(|number| format!("{number}\n")).collect();
-        lines.iter().for_each(|line| queue.push(line.as_bytes()));
+        for line in &lines {
+            queue.push(line.as_bytes(), MAX_BYTES);
+        }
         let all = lines.concat();
         let mut text = Vec::new();
         while text.len() < all.len() {

@@ -8,13 +8,14 @@ use crate::args::{PluginArg, ServeArgs};
 use crate::command_line::{Command, CommandLine};
 use crate::config::Change;
 use crate::{Error, logs, service_manager};
-use corral_server::ServerOptions;
 use corral_server::deployments::Deployments;
+use corral_server::{Access, ServerOptions};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::signal::unix::Signal;
 
 /// Keys that a running server changes.
-const LIVE: [&str; 10] = [
+const LIVE: [&str; 11] = [
+    "cors",
     "drain-delay",
     "error-format",
     "grace-period",
@@ -86,13 +87,13 @@ impl LiveOptions {
     fn read_files(&self) {
         let current = self.current();
         let Some(source) = &current.source else {
-            return current.public.reload_files(&self.options, note);
+            return current.public.reload_files(&self.options, note, warn);
         };
         match self.reread() {
             Ok((new, verbose)) => {
                 self.log_changes(&current, &new);
                 logs::set_server_filter(verbose, &new.log);
-                new.public.reload_files(&self.options, note);
+                new.public.reload_files(&self.options, note, warn);
                 *self.current.lock().unwrap_or_else(PoisonError::into_inner) = new;
             }
             Err(error) => warn(format!(
@@ -159,9 +160,12 @@ impl LiveOptions {
                 continue;
             }
             let mut policy = new.public.request_policy(route);
-            // Keys come or go with a restart only.
+            // Keys come or go with a restart only. Until then no route opens.
             if new.public.keys.is_some() != self.options.api_keys.is_some() {
-                policy.access = self.started.public.request_policy(route).access;
+                policy.access = match self.options.api_keys {
+                    Some(_) => Access::Keys,
+                    None => Access::Open,
+                };
             }
             deployments.set_static_policy(route, policy).await;
         }

@@ -9,7 +9,7 @@ use super::digest::{Digest, DigestError};
 use super::linked_components::LinkedComponents;
 use super::manifest_error::ManifestError;
 use super::name::DeploymentName;
-use crate::cors::{Cors, MAX_ORIGINS};
+use crate::cors::Cors;
 use crate::problem::ErrorFormat;
 use crate::request_policy::Access;
 use crate::routes::Route;
@@ -208,10 +208,11 @@ impl Manifest {
         if let Some(twice) = self.routes.iter().find(|route| !seen.insert(*route)) {
             return refuse("routes", format!("names '{twice}' twice; remove one"));
         }
-        if self.cors.count() > MAX_ORIGINS {
+        if self.cors.count() > Cors::MAX_ORIGINS {
             let problem = format!(
-                "has {} entries; at most {MAX_ORIGINS} are allowed",
-                self.cors.count()
+                "has {} entries; at most {} are allowed",
+                self.cors.count(),
+                Cors::MAX_ORIGINS
             );
             return refuse("cors", problem);
         }
