@@ -13,6 +13,8 @@
 set -euo pipefail
 
 readonly target=wasm32-wasip1
+# `corral build` uses this one, and so do the tests of its projects.
+readonly component_target=wasm32-wasip2
 readonly debian_packages="rustc-web cargo-web rust-web-src wasi-libc lld-19"
 
 say() { echo "plugins/build.sh: $*" >&2; }
@@ -36,11 +38,13 @@ clean() {
     -u CC -u CXX -u CFLAGS -u CXXFLAGS -u LDFLAGS -u AR -u LD "$@"
 }
 
-# Whether the compiler in PATH has a std for the target.
+# Whether the compiler in PATH has a std for both targets.
 path_compiler_works() {
-  local libraries
-  libraries=$(clean rustc --print target-libdir --target $target 2>/dev/null) || return 1
-  compgen -G "$libraries/libstd-*.rlib" >/dev/null
+  local libraries one
+  for one in $target $component_target; do
+    libraries=$(clean rustc --print target-libdir --target $one 2>/dev/null) || return 1
+    compgen -G "$libraries/libstd-*.rlib" >/dev/null || return 1
+  done
 }
 
 # Without a network rustup hangs. Hence the time limit, and at most one attempt a day.
@@ -48,8 +52,8 @@ rustup_adds_target() {
   command -v rustup >/dev/null || return 1
   local stamp=$cache/rustup-could-not-add-target
   [ -z "$(find "$stamp" -mmin -1440 2>/dev/null)" ] || return 1
-  say "rustup target add $target (at most 60 s)"
-  if timeout 60 rustup target add $target >&2 && path_compiler_works; then
+  say "rustup target add $target $component_target (at most 60 s)"
+  if timeout 60 rustup target add $target $component_target >&2 && path_compiler_works; then
     return 0
   fi
   touch "$stamp"
@@ -103,7 +107,7 @@ elif debian_compiler_works; then
   build_with_debian_compiler
   modules=$cache/debian/$target/release
 else
-  die "no compiler for $target. Install the target with 'rustup target add $target', or on Debian" \
+  die "no compiler for $target. Install the targets with 'rustup target add $target $component_target', or on Debian" \
     "the packages $debian_packages (missing there: $(debian_lacks | paste -sd, | sed 's/,/, /g'))"
 fi
 

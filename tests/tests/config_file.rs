@@ -207,7 +207,7 @@ fn check_reports_all_problems_with_their_places() {
         place(12, "adapter"),
         place(14, "store"),
         "corral: cannot listen on nowhere".to_owned(),
-        text(&broken[0]).to_owned(),
+        "corral: the plugin /b is not a WebAssembly component".to_owned(),
         text(&broken[1]).to_owned(),
     ] {
         assert!(
