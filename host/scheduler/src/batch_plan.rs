@@ -137,17 +137,21 @@ impl Scheduler {
             })
         };
         // Usually the numbers of running requests tell at little cost that no tenant is large.
-        let may_be_large = costs.is_fitted()
-            && self
-                .queue
-                .running_range()
-                .is_some_and(|(fewest, most)| seconds(most, 0) > MIN_STRETCH * seconds(fewest, 0));
-        match may_be_large {
-            true => self
-                .tenants
-                .next(adapter, demands(&self.running, adapter, budget), seconds),
-            false => LeftOut::default(),
-        }
+        let Some((fewest, most)) = self.queue.running_range().filter(|_| costs.is_fitted()) else {
+            return LeftOut::default();
+        };
+        let is_large =
+            |time: &dyn Fn(u32, u32) -> f64| time(most, 0) > MIN_STRETCH * time(fewest, 0);
+        let by_rows = |rows, prefill| f64::from(rows) + f64::from(prefill);
+        let time: &dyn Fn(u32, u32) -> f64 = if is_large(&seconds) {
+            &seconds
+        } else if self.tenants.probes(adapter) && is_large(&by_rows) {
+            &by_rows
+        } else {
+            return LeftOut::default();
+        };
+        let demands = demands(&self.running, adapter, budget);
+        self.tenants.next(adapter, demands, time)
     }
 
     /// Frees cells for up to `budget` prompt tokens of a step, beside its decode rows and without a preemption. Returns

@@ -12,6 +12,9 @@
 //! kinds get equal parts of the time: a large tenant keeps at least half of its throughput. Steps of other adapters
 //! count too, because the large tenant waits for them as well.
 //!
+//! The prediction is wrong for long if the engine's first steps were slow for another reason and all later ones have many
+//! rows. So every [`PROBE_STEPS`] full steps a short one is tried where the rows alone would make a tenant large.
+//!
 //! A short step delays no request of higher priority than one that it computes: then the tenant is not left out. Prompts
 //! make no tenant large, since the [prefill budget](crate::prefill_budget) bounds them; but a short step leaves out the
 //! prompts of large tenants as well. Of the others' prompts it takes only as many tokens as keep it short beside their
@@ -27,6 +30,8 @@ use std::collections::BTreeMap;
 pub(crate) const MIN_STRETCH: f64 = 3.0;
 /// Most short steps between two full steps of an adapter.
 pub const MAX_SHORT_STEPS: u32 = 64;
+/// Full steps of an adapter until a short step is tried against the prediction.
+const PROBE_STEPS: u32 = 32;
 
 /// The short steps since the last full step of each adapter.
 #[derive(Clone, Debug, Default)]
@@ -45,6 +50,8 @@ struct ShortPhase {
     adapter: AdapterId,
     /// Short steps of the adapter.
     steps: u32,
+    /// Full steps of the adapter since the last short one.
+    full_steps: u32,
     /// The clock at the end of the full step.
     began: f64,
 }
@@ -182,13 +189,22 @@ impl TenantSchedule {
         }
     }
 
+    /// Whether the next step of an adapter tries whether a tenant is large that the cost model calls small. The first
+    /// steps of an engine can make rows look cheap, and as long as all steps have many rows, none corrects that.
+    pub fn probes(&self, adapter: AdapterId) -> bool {
+        let phase = self.phases.iter().find(|phase| phase.adapter == adapter);
+        phase.is_some_and(|phase| phase.full_steps >= PROBE_STEPS)
+    }
+
     /// The next step computes with `adapter`, without these tenants.
     pub fn begin_step(&mut self, adapter: AdapterId, left_out: &LeftOut) {
         let phase = self.phase(adapter);
         if left_out.is_short() {
             phase.steps += 1;
+            phase.full_steps = 0;
         } else {
             phase.steps = 0;
+            phase.full_steps = phase.full_steps.saturating_add(1);
             self.planned_full = Some(adapter);
         }
     }
@@ -218,6 +234,7 @@ impl TenantSchedule {
             self.phases.push(ShortPhase {
                 adapter,
                 steps: 0,
+                full_steps: 0,
                 began: self.clock,
             });
             self.phases.len() - 1

@@ -96,6 +96,27 @@ fn large_tenant_keeps_half_of_the_time() {
     assert!((0.4..=0.5).contains(&part), "{part}");
 }
 
+/// The first steps have one row and are slow, so rows seem to add nothing; all later ones have 64 rows or more.
+#[test]
+fn slow_first_steps_hide_no_large_tenant() {
+    let mut arrivals = vec![arrival(0, 8, 12)];
+    arrivals.extend(vec![arrival(3_000, 8, TOKENS); REQUESTS]);
+    arrivals.push(Arrival {
+        tenant: Tenant(1),
+        ..arrival(3_300, 8, 400)
+    });
+    let faults: Vec<_> = (0..12).map(|step| (step, Fault::Slow(100.0))).collect();
+    let mut simulation = simulation_on(compute_bound(), LIMITS, &faults);
+    simulation.run(arrivals);
+    let both = simulation.steps.iter().filter(|step| step.rows == 65);
+    let short = simulation
+        .steps
+        .iter()
+        .filter(|step| step.other_tenants > 0);
+    let (both, short) = (both.count(), short.count());
+    assert!(short > both, "{short} short steps, {both} with all rows");
+}
+
 #[test]
 fn no_step_is_short_without_need() {
     let usual = Machine::default();
