@@ -27,6 +27,16 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         .map_err(|_| "write a number and its unit, e.g. 30s, 10m or 1h".to_owned())
 }
 
+/// Splits `ROUTE=VALUE`, where no value contains `=`. `expected` tells what to write.
+pub(super) fn route_and_value<'a>(
+    text: &'a str,
+    expected: &str,
+) -> Result<(Route, &'a str), String> {
+    let (route, value) = text.rsplit_once('=').ok_or(expected)?;
+    let route = route.parse::<Route>().map_err(|error| error.to_string())?;
+    Ok((route, value))
+}
+
 /// The name of a deployment, or the route of a `--plugin`.
 pub(crate) fn deployment_or_route(text: &str) -> Result<String, String> {
     match text.starts_with('/') {

@@ -1,6 +1,6 @@
 //! Arguments for the public listener: TLS, keys, quotas and error formats.
 
-use super::parsers::seconds;
+use super::parsers::{route_and_value, seconds};
 use crate::Error;
 use crate::open_files::ConnectionShares;
 use clap::Args;
@@ -222,17 +222,12 @@ impl FromStr for QuotaArg {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let expected =
-            || "write ROUTE=LIMIT:N, e.g. /chat=requests-per-minute:60,tokens-per-day:100000";
-        let (route, limits) = text.rsplit_once('=').ok_or_else(expected)?;
+            "write ROUTE=LIMIT:N, e.g. /chat=requests-per-minute:60,tokens-per-day:100000";
+        let (route, limits) = route_and_value(text, expected)?;
         let mut quota = QuotaLimits::default();
         for limit in limits.split(',') {
-            let (name, number) = limit.split_once(':').ok_or_else(expected)?;
-            let wrong = || {
-                format!(
-                    "'{number}' is not a valid number for {name}; {}",
-                    expected()
-                )
-            };
+            let (name, number) = limit.split_once(':').ok_or(expected)?;
+            let wrong = || format!("'{number}' is not a valid number for {name}; {expected}");
             let number = || number.parse::<u64>().map_err(|_| wrong());
             let small = || u32::try_from(number()?).map_err(|_| wrong());
             let known = QuotaLimit::ALL
@@ -251,7 +246,7 @@ impl FromStr for QuotaArg {
             }
         }
         Ok(QuotaArg {
-            route: route.parse::<Route>().map_err(|error| error.to_string())?,
+            route,
             limits: quota,
         })
     }
@@ -268,10 +263,8 @@ impl FromStr for CorsArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // An origin contains no `=`.
-        let (route, origins) = text
-            .rsplit_once('=')
-            .ok_or("write ROUTE=ORIGIN, e.g. /v1=https://app.example")?;
+        let expected = "write ROUTE=ORIGIN, e.g. /v1=https://app.example";
+        let (route, origins) = route_and_value(text, expected)?;
         let origins = origins.split(',').map(str::parse::<Origin>);
         let origins: Result<Vec<_>, _> = origins.collect();
         let origins = origins.map_err(|error| error.to_string())?;
@@ -283,7 +276,7 @@ impl FromStr for CorsArg {
             ));
         }
         Ok(CorsArg {
-            route: route.parse::<Route>().map_err(|error| error.to_string())?,
+            route,
             cors: Cors::new(origins),
         })
     }
@@ -300,11 +293,9 @@ impl FromStr for ErrorFormatArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (route, format) = text
-            .rsplit_once('=')
-            .ok_or("write ROUTE=FORMAT, e.g. /v1=openai")?;
+        let (route, format) = route_and_value(text, "write ROUTE=FORMAT, e.g. /v1=openai")?;
         Ok(ErrorFormatArg {
-            route: route.parse::<Route>().map_err(|error| error.to_string())?,
+            route,
             format: format.parse()?,
         })
     }

@@ -1,7 +1,7 @@
 //! Arguments of `corral serve`.
 
 use super::models::ModelArgs;
-use super::parsers::seconds;
+use super::parsers::{route_and_value, seconds};
 use super::public::PublicArgs;
 use super::run::CallLimitArgs;
 use crate::Error;
@@ -144,11 +144,11 @@ impl FromStr for PriorityArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = || "write ROUTE=N with N from 0 to 255, e.g. /chat=10".to_owned();
-        let (route, priority) = text.rsplit_once('=').ok_or_else(expected)?;
+        let expected = "write ROUTE=N with N from 0 to 255, e.g. /chat=10";
+        let (route, priority) = route_and_value(text, expected)?;
         Ok(PriorityArg {
-            route: route.parse::<Route>().map_err(|error| error.to_string())?,
-            priority: priority.parse().map_err(|_| expected())?,
+            route,
+            priority: priority.parse().map_err(|_| expected)?,
         })
     }
 }
