@@ -31,7 +31,7 @@ fn embed_files() {
         (root.join("wit"), "sdk/wit"),
         (root.join("plugins/componentize"), "componentize"),
     ] {
-        // Cargo then also notices new files.
+        // A directory, so that cargo also notices new files.
         println!("cargo::rerun-if-changed={}", dir.display());
         collect(&dir, name, &mut files);
     }
@@ -65,7 +65,7 @@ fn embed_files() {
     fs::write(out, text).expect("the output directory can be written");
 }
 
-/// All files below `dir` with their names in the list. Without build outputs.
+/// Adds all files below `dir` to `files`, with `name` in place of `dir`. Skips build outputs.
 fn collect(dir: &Path, name: &str, files: &mut Vec<(String, PathBuf)>) {
     let entries = fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     for entry in entries {

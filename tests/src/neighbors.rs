@@ -18,8 +18,8 @@ impl Drop for SetOnDrop<'_> {
 const QUIET_REQUESTS: usize = 100;
 
 impl Corral {
-    /// Runs `attack` while two clients ask 1+1 in a loop and check the answer. Returns the number of their
-    /// requests. Prints their times without and beside the attack, which depend on the machine.
+    /// Runs `attack` while two clients ask 1+1 in a loop and check the answer. Returns the number of their requests.
+    /// Prints their times without the attack and during it; no test checks these, since they depend on the machine.
     pub fn with_neighbors(&self, attack: impl FnOnce()) -> usize {
         let quiet = std::thread::scope(|scope| {
             let clients = [(); 2].map(|()| {

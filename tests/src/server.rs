@@ -325,7 +325,7 @@ impl Corral {
         assert!(status.success(), "kill -{name}");
     }
 
-    /// Stops the process, as Ctrl-Z does, and waits until all its threads stand still. `CONT` continues it.
+    /// Stops the process, as Ctrl-Z does, and waits until all its threads are stopped. The signal `CONT` continues it.
     pub fn stop(&self) {
         self.signal("STOP");
         let tasks = format!("/proc/{}/task", self.pid());

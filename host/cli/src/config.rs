@@ -13,7 +13,7 @@ mod file;
 mod schema;
 mod source;
 
-pub(crate) use source::{Change, ConfigSource};
+pub(crate) use source::{ConfigSource, OptionChange};
 
 use crate::Error;
 use crate::terminal::print;

@@ -76,7 +76,7 @@ pub(crate) fn start_server(verbose: bool, args: &LogArgs) {
             let queue = Arc::clone(QUEUE.get_or_init(|| queue));
             BoxMakeWriter::new(QueueWriter(queue))
         }
-        // Better blocking lines than none.
+        // Without the thread, each line may block; that is better than no log.
         Err(_) => BoxMakeWriter::new(io::stderr),
     };
     init(filter, args.log_format, verbose, writer);
@@ -156,7 +156,7 @@ fn parse_filter(text: &str) -> Result<Targets, String> {
              info,corral::access=off"
         )
     };
-    // A word that is no level would be a target at its most detailed.
+    // `Targets` takes a word that is no level for a target, with all its levels.
     let words = directives.split(',');
     let unknown = |word: &&str| !word.contains('=') && word.parse::<tracing::Level>().is_err();
     match words.filter(|word| *word != "off").find(unknown) {

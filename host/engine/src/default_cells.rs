@@ -1,6 +1,6 @@
-//! The number of KV cells of a model: by default enough for many requests, but no more than a part of the memory that
-//! they lie in holds, unless one sequence needs more. [`PlacementPlan`](crate::device_placement::PlacementPlan) decides
-//! where they lie.
+//! The number of KV cells of a model. The default is enough for many requests, but at most what fits a quarter of the
+//! memory that holds the cells, and at least one context. [`PlacementPlan`](crate::device_placement::PlacementPlan)
+//! decides where they lie.
 
 use crate::memory_estimate::MemoryEstimate;
 use crate::model_config::{DEFAULT_CONTEXT, ModelConfig};
@@ -20,7 +20,7 @@ pub(crate) fn cells_within(memory: u64, config: &ModelConfig, estimate: &MemoryE
     })
 }
 
-/// As many of [`DEFAULT_CELLS`], which take `bytes`, as their part of the memory holds.
+/// [`DEFAULT_CELLS`], which take `bytes`, or fewer if the cells' part of the memory holds fewer.
 fn default_cells(memory: u64, bytes: u64) -> u32 {
     // llama.cpp rounds up to this multiple.
     let units = u128::from(DEFAULT_CELLS / 256);

@@ -42,7 +42,7 @@ pub enum Error {
     /// The engine is shutting down.
     #[error("the request was canceled because the engine is shutting down")]
     ShuttingDown,
-    /// The caller dropped what reads the result.
+    /// The caller dropped the receiver of the result.
     #[error("the request was canceled because nothing reads its result")]
     Canceled,
     /// The model does not support the operation.

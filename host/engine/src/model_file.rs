@@ -30,7 +30,7 @@ pub struct ModelFile {
     pub types: Vec<(String, u64)>,
     /// Bytes of the weights, as the size of the files.
     pub weight_bytes: u64,
-    /// KV cells of type f16 that an engine has by default on this machine, if they lie in its memory and not in a GPU's.
+    /// Default number of KV cells of type f16 on this machine, if they lie in its memory and not on a GPU.
     pub cells: u32,
     /// Bytes of these cells, by each type that they can have.
     pub cell_bytes: Vec<(KvType, u64)>,

@@ -1,4 +1,4 @@
-//! What the engine reports about the generations of one caller: how long they take, and their tokens.
+//! Reports times and token counts of generations to their caller.
 //!
 //! The engine's own metrics ([`EngineMetrics`](crate::metrics::EngineMetrics)) have no notion of a deployment. A
 //! caller may attach a [`RequestObserver`] to a generation; the engine thread writes to it as the generation runs, so a
@@ -36,7 +36,7 @@ impl TokenUsage {
         get(&self.prompt)
     }
 
-    /// Those that came from the prefix cache, of generations that have a token.
+    /// Prompt tokens that came from the prefix cache. Counted at the first token of a generation.
     pub fn cached(&self) -> u64 {
         get(&self.cached)
     }
@@ -126,10 +126,10 @@ impl GenerationMetrics {
     }
 }
 
-/// Receives what happens to one generation.
+/// Receives the times and tokens of one generation.
 #[derive(Clone, Debug)]
 pub struct RequestObserver {
-    /// Of all generations alike.
+    /// Of all generations of the deployment on the model.
     pub metrics: Arc<GenerationMetrics>,
     /// Of the HTTP request that asked for it.
     pub usage: Arc<TokenUsage>,

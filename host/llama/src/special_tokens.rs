@@ -14,9 +14,9 @@
 //! llama.cpp tokenizes each fragment independently of the others, and one at the start of a text like one behind a special
 //! token.
 //!
-//! *Limit*: a text has no cuts if all its special tokens overlap others, or begin or end with white space or a character
-//! outside of ASCII. Its time grows with the square of their number. Vocabularies with user-defined tokens for runs of
-//! white space allow such texts.
+//! *Limit*: a text has no cuts if all its special tokens overlap others, or begin or end with white space or a
+//! character outside of ASCII. The time to tokenize it grows with the square of their number. Vocabularies with
+//! user-defined tokens for runs of white space allow such texts.
 
 use crate::{Model, Token};
 use aho_corasick::AhoCorasick;

@@ -4,7 +4,7 @@
 //! Quotas count their own usage, since several deployments and keys may share one.
 
 /// Defines a struct of counters from a table: help, field, kind and name of each metric. `/ 1e9` exports nanoseconds as
-/// seconds. The fields in braces are no metrics of their own.
+/// seconds. The fields in braces are not part of the table.
 macro_rules! counters {
     (
         $(#[$doc:meta])*

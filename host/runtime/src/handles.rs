@@ -25,7 +25,7 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    /// None yet; those to come are counted in `counters`.
+    /// No handles. Later ones are also counted in `counters`.
     pub(crate) fn new(counters: &Arc<DeploymentCounters>) -> Self {
         let none = |kind| ResourceCount::new(kind, counters);
         Self {

@@ -92,7 +92,8 @@ impl Logs {
         self.latest.send_replace(number);
     }
 
-    /// The number of the line before the last `tail` lines, and before those of the last `since`; 0 without either.
+    /// The number after which to read to get the last `tail` lines, and only lines no older than `since`. 0 without
+    /// either; the higher number with both.
     pub fn start(&self, tail: Option<u64>, since: Option<Duration>) -> u64 {
         let oldest = since.map(|since| {
             let since = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);

@@ -97,7 +97,7 @@ impl LineWriter {
         let origin = &self.origin;
         tracing::info!(
             target: "corral::plugin",
-            // The fields are the span's, and the line has its own.
+            // No span: the line has the span's fields itself.
             parent: None,
             deployment = &*origin.deployment,
             revision = origin.revision,

@@ -1,5 +1,5 @@
-//! Limits of calls: a plugin that exceeds one fails its own call and affects no other. `hostile_plugins.rs` of the whole
-//! program has full queues and clients that leave.
+//! Limits of calls: a plugin that exceeds one fails its own call and affects no other. `hostile_plugins.rs` of the
+//! whole program has full queues and clients that disconnect.
 
 mod support;
 

@@ -78,8 +78,8 @@ impl Scheduler {
         batch::step(adapter, rows, decoding, all_decoding, 0, tokens)
     }
 
-    /// What the next step computes. There is a cell for each of its decode rows; if it has none, for a token of a
-    /// prompt. `None` if there is nothing to compute.
+    /// What the next step computes. Each of its decode rows has a free cell; without decode rows, one token of a prompt
+    /// has. `None` if there is nothing to compute.
     fn next_batch(&mut self) -> Option<BatchPlan> {
         loop {
             let mut candidates = batch::adapters(&self.running);
@@ -102,7 +102,7 @@ impl Scheduler {
         }
     }
 
-    /// A step of one of these adapters, whatever room there is.
+    /// A step of one of these adapters. Does not check for free cells.
     fn batch_plan(&self, candidates: &[Candidate]) -> Option<BatchPlan> {
         let adapter = self.adapters.next(candidates)?;
         let decoding = self.running.decoding_by_adapter(adapter);
@@ -124,8 +124,8 @@ impl Scheduler {
         })
     }
 
-    /// The tenants that the next step of an adapter leaves out, with `budget` prompt tokens. The others have a row if
-    /// that is above 0 wherever a request is in prefill.
+    /// The tenants that the next step of an adapter leaves out, with `budget` prompt tokens. At least one row stays,
+    /// provided that `budget` is above 0 whenever a request is in prefill.
     fn tenants_to_leave_out(&self, adapter: AdapterId, budget: u32) -> LeftOut {
         let (costs, n_kv) = (&self.costs, self.kv.cells.n_kv());
         let seconds = |rows, prefill: u32| {
@@ -136,7 +136,7 @@ impl Scheduler {
                 ..StepShape::default()
             })
         };
-        // Usually the numbers of running requests tell at little cost that no tenant is large.
+        // The numbers of running requests are cheap to compare, and usually show that no tenant is large.
         let Some((fewest, most)) = self.queue.running_range().filter(|_| costs.is_fitted()) else {
             return LeftOut::default();
         };

@@ -1,10 +1,11 @@
 //! Preemption: running requests that give their cells to others.
 //!
-//! The least important request is preempted: the latest arrival of the lowest priority. If a tenant that runs none
-//! waits, it is the latest with the same priority of the tenant with the most service, of those that run several and
-//! such a request. None is preempted for a request of lower priority. The preempted request
-//! returns to the queue with its generated tokens. Its state is swapped out, or computed again, whichever is expected
-//! to be faster. No admitted request is lost, and the most important one always makes progress.
+//! The least important request is preempted: the latest arrival of the lowest priority. For a waiting request whose
+//! tenant runs none, it is the latest request of the same priority of another tenant: of the tenants that run several
+//! requests, one of them with this priority, the tenant with the most service. None is preempted for a request of lower
+//! priority. The preempted request returns to the queue with its generated tokens. Its state is swapped out, or
+//! computed again, whichever is expected to be faster. No admitted request is lost, and the most important one always
+//! makes progress.
 
 use crate::prefix_cache::EntryState;
 use crate::request::{Priority, Tenant, length};

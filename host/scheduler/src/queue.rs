@@ -120,8 +120,8 @@ impl Queue {
         active.or_else(idle).unwrap_or(0)
     }
 
-    /// The tenant that loses a running request to a waiting one of `tenant`: of the `candidates` that owe it one, the
-    /// one that got most.
+    /// The tenant that loses a running request to a waiting one of `tenant`, which runs none: the one with the most
+    /// service of the `candidates` that run several and got no less service.
     pub fn tenant_to_preempt(
         &self,
         tenant: Tenant,
@@ -181,8 +181,8 @@ impl Queue {
         Some(self.first(&eligible, overtakes).unwrap_or(blocked))
     }
 
-    /// The first of the requests that are the next ones of their tenants and `selected`. A request that is not eligible
-    /// holds back the later ones of its tenant and quota group, and no others.
+    /// The first in the order of service of all tenants' next requests, if they are `selected`. A request that is not
+    /// eligible holds back the later ones of its tenant and quota group, and no others.
     fn first(
         &self,
         eligible: impl Fn(&Request) -> bool,

@@ -11,7 +11,7 @@ mod models;
 mod openapi;
 mod types;
 
-use audit::Change;
+use audit::AuditedChange;
 pub(crate) use authorization::{AdminExposure, AdminGuard};
 pub use authorization::{AdminToken, AdminTokenError};
 
@@ -75,7 +75,7 @@ pub(crate) async fn answer(
     state: Arc<AdminState>,
     request: Request<Incoming>,
 ) -> Response<LoggedBody> {
-    let answered = match Change::begin(&state, &request) {
+    let answered = match AuditedChange::begin(&state, &request) {
         Some(change) => {
             // A task of its own, so that the change is logged even if its client disconnects.
             let attempt = tokio::spawn(async move {

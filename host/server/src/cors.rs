@@ -16,13 +16,13 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Start of the names of all headers of this kind.
+/// Prefix of the names of all CORS response headers.
 const PREFIX: &str = "access-control-";
 /// Longest origin.
 const MAX_ORIGIN_BYTES: usize = 256;
 /// Seconds that a browser may keep the answer to a preflight request, and so how long a removed origin may still ask.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
-/// Response headers that scripts may read beside the few that they always may.
+/// Response headers that scripts may read, beyond those that CORS always lets them read.
 const EXPOSED: HeaderValue = HeaderValue::from_static("x-request-id, retry-after");
 /// Any origin.
 const ANY: &str = "*";
@@ -89,13 +89,13 @@ impl From<Origin> for String {
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // It was text.
+        // It was parsed from text.
         f.write_str(self.0.to_str().unwrap_or_default())
     }
 }
 
-/// The origins whose pages may read the responses of a route. None: the host adds no header, and the plugin gets
-/// preflight requests like any other.
+/// The origins whose pages may read the responses of a route. If there are none, the host adds no header, and the
+/// plugin gets preflight requests like any other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Cors(Vec<Origin>);
@@ -156,7 +156,7 @@ impl Cors {
         Some(response)
     }
 
-    /// Removes the headers that a plugin has added itself, from its response.
+    /// Removes the CORS headers that a plugin set from its response.
     pub(crate) fn remove_own(&self, headers: &mut HeaderMap) {
         if self.is_off() {
             return;

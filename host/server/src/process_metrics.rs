@@ -1,6 +1,6 @@
 //! The metrics that Prometheus's client libraries export for every process, from `/proc`.
 //!
-//! What the system does not tell is left out.
+//! Values that the system does not report are left out.
 
 use crate::prometheus::MetricFamilies;
 use corral_engine::MetricKind;

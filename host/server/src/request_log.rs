@@ -71,14 +71,14 @@ impl HttpRequestId {
 /// Longest part of a path in the log.
 const MAX_PATH_CHARS: usize = 256;
 
-/// What routing has found out about a request.
+/// What routing learns about a request.
 #[derive(Default)]
 pub(crate) struct RequestDetails {
     /// The deployment that owns the route.
     pub(crate) deployment: Option<RoutedDeployment>,
     /// Number of the revision that was picked, if it has one.
     pub(crate) revision: Option<u64>,
-    /// A probe, which has no log line: probes are many and say nothing.
+    /// Whether it is a probe. Probes have no log line: they are frequent and all alike.
     pub(crate) is_probe: bool,
     /// Names of the API key and its tenant.
     pub(crate) key: Option<[Arc<str>; 2]>,

@@ -1,5 +1,5 @@
 //! The whole plugin, against a script. `generate.rs`, `counters.rs` and `cli.rs` of the whole program have answers,
-//! clients that leave, and the command.
+//! clients that disconnect, and the command.
 
 use corral_sdk::testing::Script;
 use corral_sdk::{Error, Request, Response};

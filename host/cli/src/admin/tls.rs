@@ -1,8 +1,8 @@
 //! TLS to a listener of a server.
 //!
-//! A server's certificate must lead to a trusted one. A certificate of `--admin-ca` is also accepted itself, whatever
-//! it may sign: `openssl req -x509` makes certificates of an authority, which webpki refuses as a server's. Only those
-//! of authorities (`CA:TRUE`) are trusted as issuers.
+//! A server's certificate must lead to a trusted one. A server may also present a certificate of `--admin-ca` itself:
+//! `openssl req -x509` makes CA certificates, which webpki refuses as a server's. Only CA certificates (`CA:TRUE`) are
+//! trusted as issuers.
 
 use http::uri::Authority;
 use rustls::client::WebPkiServerVerifier;
@@ -97,7 +97,7 @@ fn trusted(ca: Option<&Path>) -> io::Result<(RootCertStore, Vec<CertificateDer<'
     Ok((roots, ca.map_or_else(Vec::new, |_| certificates)))
 }
 
-/// Whether the certificate is one of an authority, which signs others.
+/// Whether this is a CA certificate, which may sign others.
 fn is_authority(certificate: &CertificateDer<'_>) -> bool {
     let parsed = x509_parser::parse_x509_certificate(certificate);
     parsed.is_ok_and(|(_, parsed)| parsed.is_ca())
@@ -112,7 +112,7 @@ fn system_file() -> Option<PathBuf> {
 #[derive(Debug)]
 struct Verifier {
     accepted: Vec<CertificateDer<'static>>,
-    /// Nothing without roots.
+    /// `None` if there is no trusted issuer.
     chain: Option<Arc<WebPkiServerVerifier>>,
     algorithms: WebPkiSupportedAlgorithms,
 }

@@ -158,8 +158,8 @@ impl PublicArgs {
         Ok(Some(keys))
     }
 
-    /// Reads the certificate and the keys again for a server with these options, from the files that these arguments
-    /// name. Reports to `warn` what the operator should change.
+    /// Reloads the certificate and the keys of a server with `options`, from the files that these arguments name. What
+    /// fails to load stays as it was, and `warn` gets the error.
     pub(crate) fn reload_files(
         &self,
         options: &ServerOptions,

@@ -1,7 +1,7 @@
 //! `corral build`: compiles a project and puts its components beside its `corral.toml`.
 //!
-//! Every crate of the project with the type `cdylib` is a component, written as `NAME.wasm`, with `-` for `_`. A file
-//! that would not change is not written.
+//! Every crate of the project with the type `cdylib` is a component, written as `NAME.wasm`, with `-` for `_`.
+//! Unchanged files are not written again.
 
 use super::embedded::files_in;
 use super::process::run;
@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The tool that makes components of core modules; it is built at its first use.
+/// Turns core modules into components; built at its first use.
 const COMPONENTIZE: &str = "corral-componentize";
 
 #[derive(Args, Debug)]
@@ -34,9 +34,9 @@ pub(super) enum Profile {
     Watch { quiet: bool },
 }
 
-/// A component that a build wrote, or left because it is the same.
+/// A component of a build, written or unchanged.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Component {
+pub(super) struct BuiltComponent {
     pub(super) file: PathBuf,
     pub(super) bytes: u64,
 }
@@ -74,7 +74,7 @@ pub(super) async fn build_project(
     dir: &Path,
     toolchain: &Toolchain,
     profile: Profile,
-) -> Result<Vec<Component>, Error> {
+) -> Result<Vec<BuiltComponent>, Error> {
     let mut cargo = toolchain.cargo_build();
     cargo
         .current_dir(dir)
@@ -112,7 +112,7 @@ pub(super) async fn build_project(
     let mut with_sizes = Vec::new();
     for file in components {
         let bytes = fs::metadata(&file)?.len();
-        with_sizes.push(Component { file, bytes });
+        with_sizes.push(BuiltComponent { file, bytes });
     }
     Ok(with_sizes)
 }
@@ -169,7 +169,7 @@ fn write_if_changed(file: &Path, bytes: &[u8]) -> Result<(), std::io::Error> {
     if let Some(dir) = file.parent() {
         fs::create_dir_all(dir)?;
     }
-    // Rename, so that nobody reads a part of it.
+    // Renamed, so that no reader sees a partial file.
     let partial = file.with_extension(format!("{}.partial", std::process::id()));
     fs::write(&partial, bytes)?;
     fs::rename(&partial, file)
@@ -195,7 +195,7 @@ async fn componentize(dir: &Path, toolchain: &Toolchain, modules: &[PathBuf]) ->
     }
 }
 
-/// The tool's path. Builds it in the user's cache unless it is there.
+/// The path of [`COMPONENTIZE`]. Builds it in the user's cache if it is missing.
 async fn componentize_tool(toolchain: &Toolchain) -> Result<PathBuf, Error> {
     let cache = startup::user_cache_dir().ok_or_else(|| {
         Error::failed(

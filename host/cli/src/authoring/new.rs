@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 
-/// Written by `build` and cargo.
+/// Ignores what `corral build` and cargo write.
 const GIT_IGNORE: &str = "/target\n*.wasm\n";
 
 const CARGO_CONFIG: &str = "\
@@ -90,7 +90,7 @@ pub struct NewArgs {
     /// Name of the project: its directory, package and deployment
     #[arg(value_name = "NAME")]
     name: ProjectName,
-    /// What the project is
+    /// Kind of project
     #[arg(long, value_enum, default_value_t = Template::Handler)]
     template: Template,
     /// Language of its source
@@ -178,7 +178,7 @@ pub(crate) fn new(args: &NewArgs) -> Result<ExitCode, Error> {
         .as_ref()
         .map_or("handler", |value| value.get_name());
     write_project(dir, name, template, sdk.as_deref()).map_err(|error| {
-        // It is ours, and useless.
+        // This call created it, and it is incomplete.
         let _ = fs::remove_dir_all(dir);
         Error::context(format!("cannot write the project '{name}': {error}"))(error)
     })?;

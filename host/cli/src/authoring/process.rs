@@ -1,24 +1,24 @@
-//! Programs that commands for authors run. All end with the command.
+//! Runs cargo and other programs for the authoring commands. No program outlives its command.
 
 use crate::Error;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// Longest run of a program that only prints something about itself, and longest wait for the output of one that ended.
+/// Longest run of a query, and longest wait for the output of a program that has ended.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Most bytes of a program's answer that are read.
+/// Most bytes of a query's output.
 const MAX_ANSWER_BYTES: u64 = 64 << 10;
 /// Most lines of a build's output that are kept.
 const MAX_LINES: usize = 4096;
 
-/// A running program; dropping it ends it.
-struct Running(Child);
+/// A running program; dropping it kills the program.
+struct RunningProgram(Child);
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
+        // Both fail only if the program has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -40,7 +40,7 @@ pub(super) async fn run(
             .flat_map(|pipe| BufReader::new(pipe).lines());
         let lines = lines.map_while(Result::ok);
         let mut kept = Vec::new();
-        // Reads to the end in any case: otherwise the program would wait.
+        // Reads to the end even if no line is kept: a full pipe would block the program.
         for line in lines.filter(|line| line.contains(text)) {
             if kept.len() < MAX_LINES {
                 kept.push(line);
@@ -57,7 +57,7 @@ pub(super) async fn run(
     };
     match tokio::time::timeout(QUERY_TIMEOUT, receiver).await {
         Ok(Ok(lines)) => Ok((status, lines)),
-        // It has shown why.
+        // The program has shown why it failed.
         _ if !status.success() => Ok((status, Vec::new())),
         _ => Err(Error::failed(format!(
             "{program} has ended, but a program that it started keeps its output open, so the output is incomplete; \
@@ -66,7 +66,7 @@ pub(super) async fn run(
     }
 }
 
-/// Standard output of a program that prints something about itself, if it succeeds in time.
+/// Standard output of a short query such as `rustc --version`, if it succeeds in time.
 pub(super) fn query(command: &mut Command) -> Option<String> {
     let mut child = start(command.stderr(Stdio::null())).ok()?;
     let stdout = child.0.stdout.take()?;
@@ -78,11 +78,11 @@ pub(super) fn query(command: &mut Command) -> Option<String> {
         let _ = sender.send(read.map(|_| text));
     });
     let text = receiver.recv_timeout(QUERY_TIMEOUT).ok()?.ok()?;
-    // It has closed its output.
+    // The program has closed its output, so it is about to end.
     child.0.wait().ok()?.success().then_some(text)
 }
 
-fn start(command: &mut Command) -> Result<Running, Error> {
+fn start(command: &mut Command) -> Result<RunningProgram, Error> {
     let program = command.get_program().to_string_lossy().into_owned();
     let child = command
         .stdin(Stdio::null())
@@ -94,7 +94,7 @@ fn start(command: &mut Command) -> Result<Running, Error> {
             )),
             _ => Error::context(format!("cannot start {program}: {error}"))(error),
         })?;
-    Ok(Running(child))
+    Ok(RunningProgram(child))
 }
 
 #[cfg(all(test, unix))]

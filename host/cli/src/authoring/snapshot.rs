@@ -10,18 +10,18 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Longest wait until no file changes any more; some program may write to one all the time.
+/// Longest wait for files to settle; a program may write to one without end.
 const MAX_SETTLE: Duration = Duration::from_secs(2);
 const MAX_FILES: usize = 10_000;
 /// Deepest directory that is watched.
 const MAX_DEPTH: usize = 32;
 
-/// Time of change and length of each file of a project. Without what a build writes: directories with a `CACHEDIR.TAG`,
-/// components and `Cargo.lock`; and without hidden files and directories, except `.cargo`.
+/// Modification time and size of each file of a project. Excludes build outputs (`target`, directories with a
+/// `CACHEDIR.TAG`, components and `Cargo.lock`), and hidden files and directories except `.cargo`.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Snapshot(BTreeMap<PathBuf, (SystemTime, u64)>);
+pub(super) struct FileSnapshot(BTreeMap<PathBuf, (SystemTime, u64)>);
 
-impl Snapshot {
+impl FileSnapshot {
     pub(super) fn read(dir: &Path) -> Result<Self, Error> {
         let mut snapshot = Self::default();
         snapshot.add(dir, 0)?;
@@ -36,7 +36,7 @@ impl Snapshot {
 
     fn add(&mut self, dir: &Path, depth: usize) -> Result<(), Error> {
         let entries = fs::read_dir(dir);
-        // A directory may vanish meanwhile, except the project's.
+        // A subdirectory may vanish during the scan; the project's own directory must exist.
         let entries = match entries {
             Err(_) if depth > 0 => return Ok(()),
             entries => entries.map_err(Error::context(format!(
@@ -72,8 +72,8 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Waits until a file differs, and then, within bounds, until none changes any more, as an editor may write several.
-    /// Returns when the first difference was seen, at most a poll interval after the save.
+    /// Waits until a file differs from this snapshot, and then until the files settle, at most [`MAX_SETTLE`], because
+    /// an editor may write several. Returns when the first difference was seen, at most a poll interval after the save.
     pub(super) async fn wait_for_change(&mut self, dir: &Path) -> Result<Instant, Error> {
         let mut last = Self::read(dir)?;
         let mut seen = None;
@@ -84,7 +84,7 @@ impl Snapshot {
             tokio::time::sleep(POLL_INTERVAL).await;
             let now = Self::read(dir)?;
             match seen {
-                // A file may also change back.
+                // Returns even if the files are as before: one may have changed back.
                 Some(seen) if now == last || seen.elapsed() >= MAX_SETTLE => {
                     *self = now;
                     return Ok(seen);
@@ -106,7 +106,7 @@ mod tests {
         fs::write(&file, "").expect("written");
         let runtime = crate::startup::tokio_runtime(1).map_err(|error| error.message(true));
         let seen = runtime.expect("threads").block_on(async {
-            let mut snapshot = Snapshot::default();
+            let mut snapshot = FileSnapshot::default();
             let changing = async {
                 for length in 1.. {
                     fs::write(&file, "x".repeat(length)).expect("written");
@@ -126,7 +126,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("corral-snapshot-{}", std::process::id()));
         let write = |name: &str, text: &str| {
             super::super::new::write(&dir.join(name), text).expect("own directory");
-            Snapshot::read(&dir)
+            FileSnapshot::read(&dir)
                 .map_err(|error| error.message(true))
                 .expect("readable")
         };

@@ -13,12 +13,12 @@ const TARGET: &str = "wasm32-wasip2";
 const DEBIAN_TARGET: &str = "wasm32-wasip1";
 const DEBIAN_PACKAGES: &str = "rustc-web cargo-web rust-web-src wasi-libc lld-19";
 const RUST_HINT: &str = "install Rust: https://rustup.rs";
-/// Of the SDK. The minor version of Rust 1.
+/// Minor version of the oldest Rust 1 that compiles the SDK.
 const MIN_RUST: u32 = 95;
 /// Versions of wasm-ld that have --initial-heap, the latest first.
 const WASM_LINKERS: std::ops::RangeInclusive<u32> = 18..=40;
 
-/// Settings for native code or for another compiler, which would break a build for WebAssembly.
+/// Environment variables for native code or another compiler, which would break a build for WebAssembly.
 const FOREIGN_VARIABLES: [&str; 6] = [
     "RUSTFLAGS",
     "CARGO_ENCODED_RUSTFLAGS",
@@ -37,11 +37,11 @@ pub(super) enum Toolchain {
     Debian { linker: PathBuf },
 }
 
-/// Something that authors need.
+/// A tool that authors of plugins need.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Tool {
     pub(crate) name: &'static str,
-    /// Where or which version; `None` if it is missing.
+    /// Its version or source; `None` if it is missing.
     pub(crate) found: Option<String>,
     /// How to get it.
     pub(crate) hint: String,
@@ -104,7 +104,7 @@ impl Toolchain {
     }
 }
 
-/// What authors need, for `corral doctor`.
+/// The tools that authors need, for `corral doctor`.
 pub(crate) fn tools() -> Vec<Tool> {
     let dir = Path::new(".");
     let cargo = query(Command::new("cargo").arg("--version"));
@@ -204,7 +204,7 @@ fn debian() -> Result<Toolchain, Vec<String>> {
     }
 }
 
-/// The 95 of `rustc 1.95.0 (…)`.
+/// The minor version in the output of `rustc --version`: 95 of `rustc 1.95.0 (…)`.
 fn minor_version(text: &str) -> Option<u32> {
     let (_, rest) = text.split_once(" 1.")?;
     rest.split('.').next()?.parse().ok()

@@ -1,7 +1,7 @@
 //! `corral watch`: builds and deploys a project after each save. An error is shown, and the last good revision stays.
 
 use super::build::{Profile, build_project, project_dir};
-use super::snapshot::Snapshot;
+use super::snapshot::FileSnapshot;
 use super::toolchain::Toolchain;
 use crate::admin::AdminArgs;
 use crate::deploy::{DeployArgs, ServerArgs, deploy_if_changed};
@@ -67,7 +67,7 @@ struct Watcher {
 impl Watcher {
     async fn run(&mut self) -> Result<ExitCode, Error> {
         let mut saved = None;
-        let mut snapshot = Snapshot::read(&self.dir)?;
+        let mut snapshot = FileSnapshot::read(&self.dir)?;
         loop {
             if let Err(error) = self.build_and_deploy(saved).await {
                 let _ = error.report("corral", self.verbose);
@@ -77,12 +77,12 @@ impl Watcher {
                     eprintln!("waiting for the next save");
                 }
             }
-            // Also notices what was saved during the build.
+            // Also notices saves during the build.
             saved = Some(snapshot.wait_for_change(&self.dir).await?);
         }
     }
 
-    /// `saved` is when the save was seen that is the reason, if one is.
+    /// `saved` is when the save that causes this build was noticed; `None` for the first build.
     async fn build_and_deploy(&mut self, saved: Option<Instant>) -> Result<(), Error> {
         let started = Instant::now();
         // The first build may take long; cargo shows how far it is.

@@ -9,10 +9,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Options that are about the file itself, or print something else.
+/// Options that a file cannot set: they name or check the file itself, or print help.
 const EXCLUDED: [&str; 3] = ["config", "check", "help"];
 
-/// Environment variables that precede a key and are not clap's, by key.
+/// Environment variables that take precedence over a key, by key. Those that clap reads are not listed here.
 const VARIABLES: [(&str, &str); 2] = [
     ("admin-token-file", admin_token::VARIABLE),
     ("log-level", "RUST_LOG"),
@@ -23,7 +23,7 @@ const UNIX: &str = "unix:";
 
 /// The type of a key's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ValueKind {
     /// A flag without a value.
     Switch,
     Integer,
@@ -57,7 +57,7 @@ pub(super) fn field<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
     fields.find_map(|(known, option)| (known == key).then_some(option))
 }
 
-impl Kind {
+impl ValueKind {
     pub(super) fn of(option: &Arg) -> Self {
         let value = option.get_value_parser().type_id();
         let integers = [
@@ -67,27 +67,27 @@ impl Kind {
             TypeId::of::<u64>(),
         ];
         match option.get_action() {
-            ArgAction::SetTrue => Kind::Switch,
-            ArgAction::Append => Kind::List,
-            _ if integers.iter().any(|integer| value == *integer) => Kind::Integer,
-            _ if value == TypeId::of::<Duration>() => Kind::Number,
-            _ => Kind::Text,
+            ArgAction::SetTrue => ValueKind::Switch,
+            ArgAction::Append => ValueKind::List,
+            _ if integers.iter().any(|integer| value == *integer) => ValueKind::Integer,
+            _ if value == TypeId::of::<Duration>() => ValueKind::Number,
+            _ => ValueKind::Text,
         }
     }
 
     /// What to write, for a message.
     pub(super) fn expected(self) -> &'static str {
         match self {
-            Kind::Switch => "true or false",
-            Kind::Integer => "an integer, e.g. 64",
-            Kind::Number => "a number, e.g. 30 or 0.5",
-            Kind::Text => "a string, in quotes",
-            Kind::List => "an array of strings, e.g. [\"a\", \"b\"]",
+            ValueKind::Switch => "true or false",
+            ValueKind::Integer => "an integer, e.g. 64",
+            ValueKind::Number => "a number, e.g. 30 or 0.5",
+            ValueKind::Text => "a string, in quotes",
+            ValueKind::List => "an array of strings, e.g. [\"a\", \"b\"]",
         }
     }
 }
 
-/// The environment variables that precede a key.
+/// The environment variables that take precedence over a key.
 pub(super) fn variables(key: &str, option: &Arg) -> impl Iterator<Item = OsString> {
     let others = VARIABLES.iter().filter(move |(of, _)| *of == key);
     let others = others.map(|(_, variable)| OsString::from(variable));
@@ -95,7 +95,7 @@ pub(super) fn variables(key: &str, option: &Arg) -> impl Iterator<Item = OsStrin
     own.into_iter().chain(others)
 }
 
-/// The path in a value of this option: the end of its text.
+/// The path at the end of a value of this option, if the value has one.
 pub(super) fn path_in(option: &Arg, value: &str) -> Option<PathBuf> {
     let parser = option.get_value_parser().type_id();
     if parser == TypeId::of::<PathBuf>() {
@@ -122,7 +122,7 @@ pub(super) fn resolve_path(option: &Arg, value: &str, dir: &Path) -> OsString {
     let Some(path) = path else {
         return value.into();
     };
-    // An invalid value stays as it is, for the message about it.
+    // An invalid value stays as it is, so that its error quotes it.
     let Some(front) = path.to_str().and_then(|path| value.strip_suffix(path)) else {
         return value.into();
     };

@@ -1,6 +1,6 @@
 //! Reads the file into values of options, each with its line.
 
-use super::fields::{self, Kind, field};
+use super::fields::{self, ValueKind, field};
 use crate::Error;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Command};
@@ -15,15 +15,15 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// One value of an option.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct ConfigEntry {
     pub(super) key: String,
-    /// Nothing for a flag without a value.
+    /// `None` for a flag without a value.
     pub(super) value: Option<OsString>,
     /// Line in the file, from 1.
     pub(super) line: usize,
 }
 
-impl Entry {
+impl ConfigEntry {
     /// The argument that says the same.
     pub(super) fn argument(&self) -> OsString {
         let mut argument = OsString::from(format!("--{}", self.key));
@@ -36,7 +36,7 @@ impl Entry {
 }
 
 /// Reads a file. The command defines the keys.
-pub(super) fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, Error> {
+pub(super) fn read(path: &Path, command: &Command) -> Result<Vec<ConfigEntry>, Error> {
     let read = || {
         let mut text = String::new();
         let file = File::open(path)?;
@@ -62,8 +62,8 @@ pub(super) fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, Error> 
         .map_err(|(line, problem)| Error::usage(format!("{}:{line}: {problem}", path.display())))
 }
 
-/// The values in the order of the file, or a line and what is wrong there.
-fn parse(text: &str, dir: &Path, command: &Command) -> Result<Vec<Entry>, (usize, String)> {
+/// The values in the order of the file, or the line of the first mistake and its description.
+fn parse(text: &str, dir: &Path, command: &Command) -> Result<Vec<ConfigEntry>, (usize, String)> {
     let line_of = |offset: usize| {
         1 + text
             .bytes()
@@ -83,14 +83,14 @@ fn parse(text: &str, dir: &Path, command: &Command) -> Result<Vec<Entry>, (usize
             return Err((line_of(at), unknown(command, key, is_table)));
         };
         let mut add = |value: Option<OsString>, offset: usize| {
-            let entry = Entry {
+            let entry = ConfigEntry {
                 key: key.to_string(),
                 value,
                 line: line_of(offset),
             };
             entries.push((offset, entry));
         };
-        let kind = Kind::of(option);
+        let kind = ValueKind::of(option);
         let wrong = |found: &DeValue, offset: usize| {
             let (expected, found) = (kind.expected(), describe(found));
             let problem = format!("{key}: expected {expected}, found {found}");
@@ -98,9 +98,9 @@ fn parse(text: &str, dir: &Path, command: &Command) -> Result<Vec<Entry>, (usize
         };
         let offset = value.span().start;
         match (kind, value.get_ref()) {
-            (Kind::Switch, DeValue::Boolean(true)) => add(None, at),
-            (Kind::Switch, DeValue::Boolean(false)) => {}
-            (Kind::List, DeValue::Array(items)) => {
+            (ValueKind::Switch, DeValue::Boolean(true)) => add(None, at),
+            (ValueKind::Switch, DeValue::Boolean(false)) => {}
+            (ValueKind::List, DeValue::Array(items)) => {
                 for item in items.iter() {
                     let offset = item.span().start;
                     let DeValue::String(text) = item.get_ref() else {
@@ -115,24 +115,26 @@ fn parse(text: &str, dir: &Path, command: &Command) -> Result<Vec<Entry>, (usize
             },
         }
     }
-    // The table is in the order of the keys.
+    // The parsed table is sorted by key.
     entries.sort_by_key(|(offset, _)| *offset);
     Ok(entries.into_iter().map(|(_, entry)| entry).collect())
 }
 
-/// A single value as the argument has it; nothing if it is of another type.
-fn scalar(kind: Kind, value: &DeValue, option: &Arg, dir: &Path) -> Option<OsString> {
+/// A single value as a command-line argument; `None` if it is of another type.
+fn scalar(kind: ValueKind, value: &DeValue, option: &Arg, dir: &Path) -> Option<OsString> {
     match (kind, value) {
-        (Kind::Text, DeValue::String(text)) => Some(fields::resolve_path(option, text, dir)),
-        (Kind::Integer | Kind::Number, DeValue::Integer(number)) => match number.radix() {
-            10 => Some(number.as_str().into()),
-            // A number beyond 64 bits is refused as it is written.
-            radix => match i64::from_str_radix(number.as_str(), radix) {
-                Ok(number) => Some(number.to_string().into()),
-                Err(_) => Some(number.to_string().into()),
-            },
-        },
-        (Kind::Number, DeValue::Float(number)) => Some(number.as_str().into()),
+        (ValueKind::Text, DeValue::String(text)) => Some(fields::resolve_path(option, text, dir)),
+        (ValueKind::Integer | ValueKind::Number, DeValue::Integer(number)) => {
+            match number.radix() {
+                10 => Some(number.as_str().into()),
+                // A number beyond 64 bits stays as written; the option's parser refuses it.
+                radix => match i64::from_str_radix(number.as_str(), radix) {
+                    Ok(number) => Some(number.to_string().into()),
+                    Err(_) => Some(number.to_string().into()),
+                },
+            }
+        }
+        (ValueKind::Number, DeValue::Float(number)) => Some(number.as_str().into()),
         _ => None,
     }
 }
@@ -153,7 +155,7 @@ fn describe(value: &DeValue) -> &'static str {
 fn unknown(command: &Command, key: &str, is_table: bool) -> String {
     let shown = key.escape_debug();
     let flag = format!("--{key}");
-    // clap knows what is similar.
+    // clap suggests the most similar option.
     let error = command.clone().try_get_matches_from(["serve", &flag]);
     let meant = error.err().and_then(|error| {
         let Some(ContextValue::String(flag)) = error.get(ContextKind::SuggestedArg) else {
@@ -175,7 +177,7 @@ mod tests {
     use super::super::fields::serve_command;
     use super::*;
 
-    fn parse(text: &str) -> Result<Vec<Entry>, (usize, String)> {
+    fn parse(text: &str) -> Result<Vec<ConfigEntry>, (usize, String)> {
         super::parse(text, Path::new("/d"), &serve_command())
     }
 

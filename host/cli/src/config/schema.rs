@@ -1,7 +1,7 @@
 //! Generates the JSON Schema of the file from the options, for the test that compares it with the published one.
 
 use super::SCHEMA;
-use super::fields::{Kind, field, fields, serve_command};
+use super::fields::{ValueKind, field, fields, serve_command};
 use crate::args::SECONDS;
 use clap::error::ErrorKind;
 use clap::{Arg, Command};
@@ -20,31 +20,33 @@ fn schema() -> Value {
 }
 
 fn property(command: &Command, key: &str, option: &Arg) -> Value {
-    let kind = Kind::of(option);
+    let kind = ValueKind::of(option);
     let mut property = match kind {
-        Kind::Switch => json!({ "type": "boolean", "default": false }),
-        Kind::Integer => {
+        ValueKind::Switch => json!({ "type": "boolean", "default": false }),
+        ValueKind::Integer => {
             let (minimum, maximum) = bounds(command, key);
             json!({ "type": "integer", "minimum": minimum, "maximum": maximum })
         }
-        Kind::Number => {
+        ValueKind::Number => {
             json!({ "type": "number", "minimum": SECONDS.start(), "maximum": SECONDS.end() })
         }
-        Kind::Text => json!({ "type": "string" }),
-        Kind::List => {
+        ValueKind::Text => json!({ "type": "string" }),
+        ValueKind::List => {
             let names = option.get_value_names().unwrap_or_default();
             let form = names.first().map(|name| name.as_str());
             json!({ "type": "array", "items": { "type": "string", "description": form } })
         }
     };
     let choices = option.get_possible_values();
-    if kind == Kind::Text && !choices.is_empty() {
+    if kind == ValueKind::Text && !choices.is_empty() {
         property["enum"] = choices.iter().map(|choice| choice.get_name()).collect();
     }
-    if let ([default], true) = (option.get_default_values(), kind != Kind::Switch) {
+    if let ([default], true) = (option.get_default_values(), kind != ValueKind::Switch) {
         let text = default.to_string_lossy();
         property["default"] = match kind {
-            Kind::Integer | Kind::Number => serde_json::from_str(&text).expect("a number"),
+            ValueKind::Integer | ValueKind::Number => {
+                serde_json::from_str(&text).expect("a number")
+            }
             _ => Value::from(&*text),
         };
     }

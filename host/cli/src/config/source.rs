@@ -1,7 +1,7 @@
 //! A command line with `--config`: the file's values in front of its arguments.
 
 use super::fields::{fields, serve_command, variables};
-use super::file::{self, Entry};
+use super::file::{self, ConfigEntry};
 use crate::Error;
 use crate::command_line::{Command, CommandLine};
 use clap::Arg;
@@ -13,34 +13,34 @@ use std::path::PathBuf;
 
 const SUBCOMMAND: &str = "serve";
 const OPTION: &str = "--config";
-/// Arguments with which no file is read.
+/// Arguments that print help or the version. No file is read with them.
 const HELP: [&str; 4] = ["--help", "-h", "--version", "-V"];
-/// Values that are tried to find out which one causes an error.
+/// Most values that are left out, one at a time, to find the one that causes an error.
 const MAX_TRIES: usize = 512;
 
-/// A file of options, the command line that names it, and what the file says beside it.
+/// A file of options, the command line that names it, and the values of the file that apply.
 #[derive(Clone, Debug)]
 pub(crate) struct ConfigSource {
     /// The process's arguments.
     arguments: Vec<OsString>,
-    /// Index of the first one after `serve`.
+    /// Index of the first argument after `serve`.
     position: usize,
     /// As the command line names it.
     path: PathBuf,
     /// Values of keys that no flag and no environment variable replaces.
-    entries: Vec<Entry>,
+    entries: Vec<ConfigEntry>,
 }
 
-/// A key with another value than before.
+/// A key whose value differs between two readings of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Change {
+pub(crate) struct OptionChange {
     pub(crate) key: String,
-    /// The values before; nothing without any.
+    /// The values before; `None` if the key was not set.
     pub(crate) from: Option<String>,
     pub(crate) to: Option<String>,
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for OptionChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let show = |values: &Option<String>| match values {
             Some(values) => format!("'{}'", values.escape_debug()),
@@ -52,8 +52,8 @@ impl fmt::Display for Change {
 }
 
 impl ConfigSource {
-    /// Reads the file that `--config` of `corral serve` names. Returns nothing without this option, and if clap is to
-    /// report an error in it.
+    /// Reads the file that `--config` of `corral serve` names. Returns `None` without this option, or if the option
+    /// lacks a value, which clap reports.
     pub(crate) fn find(arguments: &[OsString]) -> Result<Option<Self>, Error> {
         let Some((position, path)) = find_option(arguments) else {
             return Ok(None);
@@ -109,30 +109,31 @@ impl ConfigSource {
         }
     }
 
-    /// The arguments with these values of the file.
-    fn line<'a>(&self, entries: impl IntoIterator<Item = &'a Entry>) -> Vec<OsString> {
+    /// The command line with these values of the file after `serve`.
+    fn line<'a>(&self, entries: impl IntoIterator<Item = &'a ConfigEntry>) -> Vec<OsString> {
         let (front, rest) = self.arguments.split_at(self.position);
         let mut line = front.to_vec();
-        line.extend(entries.into_iter().map(Entry::argument));
+        line.extend(entries.into_iter().map(ConfigEntry::argument));
         line.extend_from_slice(rest);
         line
     }
 
-    /// Puts the place of the value before the message that it causes: that of an option which the message names and
-    /// without which there is another message or none, else that of any value without which there is none. The message
-    /// stays as it is if the command line causes it alone.
+    /// Puts the place of the value that causes the message before it. The value is one of an option that the message
+    /// names, if leaving it out changes the message; otherwise any value without which there is no error. If the
+    /// command line alone causes the message, it stays as it is.
     fn with_place(&self, message: String) -> String {
-        let parse_without = |entry: &Entry| {
-            let is_same = |other: &&Entry| (&other.key, &other.value) == (&entry.key, &entry.value);
+        let parse_without = |entry: &ConfigEntry| {
+            let is_same =
+                |other: &&ConfigEntry| (&other.key, &other.value) == (&entry.key, &entry.value);
             let others = self.entries.iter().filter(|other| !is_same(other));
             CommandLine::from_arguments(&self.line(others))
         };
-        let is_named = |entry: &&Entry| names_option(&message, &entry.key);
-        let changes = |entry: &&Entry| {
+        let is_named = |entry: &&ConfigEntry| names_option(&message, &entry.key);
+        let changes = |entry: &&ConfigEntry| {
             let parsed = parse_without(entry);
             !matches!(parsed, Err(Error::Usage(other)) if other == message)
         };
-        let prevents = |entry: &&Entry| parse_without(entry).is_ok();
+        let prevents = |entry: &&ConfigEntry| parse_without(entry).is_ok();
         // Of two values that exclude each other, the later one.
         let mut named = self.entries.iter().rev().filter(is_named).take(MAX_TRIES);
         let mut latest = self.entries.iter().rev().take(MAX_TRIES);
@@ -142,12 +143,12 @@ impl ConfigSource {
         }
     }
 
-    fn place(&self, entry: &Entry) -> String {
+    fn place(&self, entry: &ConfigEntry) -> String {
         format!("{}:{}: {}: ", self.path.display(), entry.line, entry.key)
     }
 
-    /// The place of a key's value in the file, to be put before a message; of a list, that of the value at `index`.
-    /// Empty if the value is not from the file.
+    /// The place of a key's value in the file, as the beginning of a message. `index` picks the value of a list. Empty
+    /// if the value is not from the file.
     pub(crate) fn place_of(&self, key: &str, index: usize) -> String {
         let mut entries = self.entries.iter().filter(|entry| entry.key == key);
         entries
@@ -161,13 +162,13 @@ impl ConfigSource {
     }
 
     /// The keys whose values differ in `new`, a later reading of the file.
-    pub(crate) fn changes(&self, new: &Self) -> Vec<Change> {
+    pub(crate) fn changes(&self, new: &Self) -> Vec<OptionChange> {
         let (old, new) = (self.values(), new.values());
         let keys = BTreeSet::from_iter(old.keys().chain(new.keys()).copied());
         let show = |values: Option<&Vec<String>>| values.map(|values| values.join(", "));
         keys.into_iter()
             .filter(|key| old.get(key) != new.get(key))
-            .map(|key| Change {
+            .map(|key| OptionChange {
                 key: key.to_owned(),
                 from: show(old.get(key)),
                 to: show(new.get(key)),
@@ -195,7 +196,7 @@ fn names_option(message: &str, key: &str) -> bool {
     })
 }
 
-/// The index after `serve`, and the value of `--config` behind it.
+/// The index after `serve`, and the value of the `--config` that follows.
 fn find_option(arguments: &[OsString]) -> Option<(usize, PathBuf)> {
     let is_option = |argument: &OsString| argument.as_bytes().starts_with(b"-");
     // No option before a subcommand takes a value.

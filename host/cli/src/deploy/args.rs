@@ -94,7 +94,7 @@ pub struct LogsArgs {
     /// Print at most the last N lines that the server keeps
     #[arg(long, short = 'n', value_name = "N")]
     pub(crate) tail: Option<u64>,
-    /// Print lines of the last, e.g., 30s, 10m or 1h
+    /// Print only lines of the last DURATION, e.g. 30s, 10m or 1h
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) since: Option<Duration>,
     /// Start after the line with this number

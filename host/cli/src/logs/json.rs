@@ -80,7 +80,7 @@ where
             line.0.extend(fields.unwrap_or_else(Map::new));
         }
         event.record(&mut line);
-        // Last, so that no field takes their names.
+        // Last, so that no field of an event replaces them.
         let metadata = event.metadata();
         for (name, value) in [
             ("time", time_now().to_string()),

@@ -1,4 +1,4 @@
-//! Lines on their way to stderr. A thread writes them, so that a slow reader of stderr delays no request.
+//! A queue of log lines. A thread writes them to stderr, so that a slow reader of stderr delays no request.
 //!
 //! The queue is bounded in bytes, unlike that of `tracing-appender`, because plugins decide how long many lines are. A line
 //! that does not fit is lost and counted. A quarter of the queue is for warnings and the audit log, so that a flood of other
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Most bytes of lines that wait.
+/// Most bytes of lines in the queue.
 const MAX_BYTES: usize = 1 << 20;
-/// Most bytes of lines that wait, up to which other lines than warnings and those of the audit log are taken.
+/// Most bytes in the queue for a line that is neither a warning nor of the audit log.
 const MAX_ROUTINE_BYTES: usize = MAX_BYTES / 4 * 3;
 /// Target of the audit log.
 const AUDIT: &str = "corral::audit";

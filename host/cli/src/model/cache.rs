@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 const PART: &str = ".part";
 /// Ending of a file's checksum.
 const CHECKSUM: &str = ".sha256";
-/// The file that is locked.
+/// Lock file in a repository's directory.
 const LOCK: &str = ".lock";
-/// How often its directory may vanish before it is created.
+/// Attempts to create it in a directory that another process keeps removing.
 const MAX_REMOVALS: u32 = 100;
 /// Time between attempts to lock it.
 const LOCK_INTERVAL: Duration = Duration::from_millis(100);
@@ -154,7 +154,7 @@ impl ModelCache {
 }
 
 impl LockedRepository {
-    /// The path of a file, whose directory is created. An error if it would lie outside of the repository's directory.
+    /// The path of a file. Creates its directory. Fails if the path would lie outside the repository's directory.
     pub fn path(&self, file: &str) -> Result<PathBuf, Error> {
         if !is_safe_path(file) {
             return Err(Error::failed(format!(
@@ -191,7 +191,8 @@ impl LockedRepository {
             };
             removed.map_err(with_cause(&path))?;
         }
-        // The lock is the last: without it another process may begin, whose directory then stays.
+        // The lock file goes last: once it is gone, another process may use the directory, which then is not empty and
+        // stays.
         let lock = self.dir.join(LOCK);
         fs::remove_file(&lock).map_err(with_cause(&lock))?;
         let _ = fs::remove_dir(&self.dir);

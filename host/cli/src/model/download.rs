@@ -48,7 +48,7 @@ pub fn download(
         files.find(|file| file.name == *name)
     });
     let files: Vec<_> = files.collect();
-    // Before any download, since the model counts as complete once all its files have their names.
+    // Before any download, since a model counts as complete once all its files exist under their final names.
     for file in &files {
         remove_unless_same(&locked.path(&file.name)?, file, note)?;
     }

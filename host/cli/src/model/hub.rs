@@ -282,7 +282,7 @@ impl Origin {
     }
 }
 
-/// A file of a repository's list; nothing if its name could mean a file outside of the repository's directory.
+/// A file of a repository's list; `None` if its name could lead outside the repository's directory.
 fn listed_file(file: &Value) -> Option<RepositoryFile> {
     let name = file["rfilename"].as_str()?;
     is_safe_path(name).then(|| RepositoryFile {

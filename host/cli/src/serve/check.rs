@@ -1,7 +1,7 @@
 //! `corral serve --check`: checks options and files, and prints what the server would do.
 //!
-//! Loads no model, listens nowhere, downloads nothing, and writes no file. What a running server holds is not touched:
-//! the check of its configuration succeeds beside it.
+//! Loads no model, listens nowhere, downloads nothing, and writes no file. It touches nothing that a running server
+//! holds, so that the check also succeeds beside that server.
 
 use super::{call_limits, load_plugin, plugin_limits};
 use crate::admin_token;
@@ -22,16 +22,16 @@ const GGUF: &[u8] = b"GGUF";
 /// Longest path of a Unix domain socket, in bytes.
 const MAX_SOCKET_PATH: usize = 107;
 
-/// What the server would do, and why it cannot.
+/// What the server would do, and the problems that prevent it.
 #[derive(Debug, Default)]
-struct Report {
+struct CheckReport {
     plan: String,
     problems: Vec<String>,
 }
 
-/// Checks everything that `corral serve` reads at its start. An error has the exit code of a wrong command line.
+/// Checks everything that `corral serve` reads at its start. Problems have the exit code of a wrong command line.
 pub(super) fn check(mut args: ServeArgs) -> Result<ExitCode, Error> {
-    let mut report = Report::default();
+    let mut report = CheckReport::default();
     if let Some(source) = &args.source {
         report.plan(format!("configuration {}", source.path()));
     }
@@ -50,19 +50,19 @@ pub(super) fn check(mut args: ServeArgs) -> Result<ExitCode, Error> {
     }
 }
 
-impl Report {
+impl CheckReport {
     fn plan(&mut self, line: impl Display) {
         self.plan += &format!("{line}\n");
     }
 
-    /// Adds a problem, at its place in the file.
+    /// Adds a problem of an option, with the option's place in the file.
     fn problem(&mut self, args: &ServeArgs, key: &str, index: usize, problem: impl Display) {
         let place = args.source.as_ref();
         let place = place.map_or_else(String::new, |source| source.place_of(key, index));
         self.problems.push(format!("{place}{problem}"));
     }
 
-    /// Takes the files of models from a hub out of the cache. Returns which models are not in it.
+    /// Replaces each model of a hub with its cached file. Returns, for each model, whether the cache lacks it.
     fn find_cached(&mut self, args: &mut ServeArgs) -> Vec<bool> {
         let indexes = 0..args.models.models.len();
         indexes.map(|index| self.is_missing(args, index)).collect()
@@ -268,7 +268,7 @@ fn check_token(args: &ServeArgs, addresses: &[SocketAddr]) -> Result<(), String>
         Some(text) => AdminToken::new(&text)
             .map(drop)
             .map_err(|error| error.to_string()),
-        // A store has one, or gets one.
+        // A store has a token, or the server creates one.
         None if args.store.is_some() => Ok(()),
         None => match addresses.iter().find(|address| !address.ip().is_loopback()) {
             Some(address) => Err(BindError::TokenRequired(address.to_string()).to_string()),

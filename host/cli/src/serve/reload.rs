@@ -1,19 +1,19 @@
 //! SIGHUP: reads the configuration, the certificate and the keys again, and applies what a running server can change.
 //!
 //! An error in any of these files changes nothing if there is a configuration; without one, the certificate and the
-//! keys are independent of each other. The other options of the file take effect with a restart, which the server says.
+//! keys are independent of each other. The other options of the file take effect with a restart, as the log says.
 
 use super::{note, warn};
 use crate::args::{PluginArg, ServeArgs};
 use crate::command_line::{Command, CommandLine};
-use crate::config::Change;
+use crate::config::OptionChange;
 use crate::{Error, logs, service_manager};
 use corral_server::deployments::Deployments;
 use corral_server::{Access, ServerOptions};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::signal::unix::Signal;
 
-/// Keys that a running server changes.
+/// Options that a running server changes.
 const LIVE: [&str; 11] = [
     "cors",
     "drain-delay",
@@ -27,16 +27,16 @@ const LIVE: [&str; 11] = [
     "tls-key",
     "verbose",
 ];
-/// Keys of files that a running server replaces, but neither adds nor removes.
+/// Those of them that name a file: a running server replaces such a file, but neither adds nor removes it.
 const FILES: [&str; 3] = ["keys", "tls-cert", "tls-key"];
 
 /// The options of a running server.
 pub(super) struct LiveOptions {
     options: ServerOptions,
-    /// Those of the start, which hold for everything but [`LIVE`].
+    /// The options of the start, which stay in force for everything but [`LIVE`].
     started: Arc<ServeArgs>,
     current: Mutex<Arc<ServeArgs>>,
-    /// Nothing until they serve.
+    /// `None` until they serve.
     deployments: tokio::sync::Mutex<Option<Deployments>>,
 }
 
@@ -56,7 +56,7 @@ impl LiveOptions {
         Arc::clone(&current.unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Applies changes to these deployments from now on, and those since the start.
+    /// Applies the changes since the start to these deployments, and later changes too.
     pub(super) async fn serve(&self, deployments: &Deployments) {
         let mut serving = self.deployments.lock().await;
         *serving = Some(deployments.clone());
@@ -67,7 +67,7 @@ impl LiveOptions {
     pub(super) async fn reload_on(self: Arc<Self>, mut signal: Signal) {
         loop {
             signal.recv().await;
-            // Before that, the service manager waits for the end of the start.
+            // A server that does not serve yet has not sent READY, which must come first.
             let is_serving = self.deployments.lock().await.is_some();
             if is_serving {
                 service_manager::notify_reloading();
@@ -118,7 +118,7 @@ impl LiveOptions {
         else {
             return Err(Error::failed("the command line has no --config"));
         };
-        // They report their warnings when they are loaded.
+        // Loading them reports their warnings.
         new.public.open_tls(drop)?;
         new.public.open_keys(drop)?;
         Ok((Arc::new(*new), verbose))
@@ -160,7 +160,7 @@ impl LiveOptions {
                 continue;
             }
             let mut policy = new.public.request_policy(route);
-            // Keys come or go with a restart only. Until then no route opens.
+            // A server starts or stops requiring API keys only with a restart. Until then no route opens.
             if new.public.keys.is_some() != self.options.api_keys.is_some() {
                 policy.access = match self.options.api_keys {
                     Some(_) => Access::Keys,
@@ -172,7 +172,7 @@ impl LiveOptions {
     }
 }
 
-fn is_live(change: &Change) -> bool {
+fn is_live(change: &OptionChange) -> bool {
     let is_replaced = change.from.is_some() && change.to.is_some();
     LIVE.contains(&&*change.key) && (is_replaced || !FILES.contains(&&*change.key))
 }
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn added_or_removed_files_need_a_restart() {
-        let change = |key: &str, from: Option<&str>, to: Option<&str>| Change {
+        let change = |key: &str, from: Option<&str>, to: Option<&str>| OptionChange {
             key: key.to_owned(),
             from: from.map(str::to_owned),
             to: to.map(str::to_owned),

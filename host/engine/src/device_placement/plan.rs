@@ -76,7 +76,7 @@ impl PlacementPlan {
         Ok(plan)
     }
 
-    /// All bytes of the devices, if each has a memory of its own.
+    /// Total memory of the devices; `None` if one of them shares the machine's memory.
     fn device_memory(&self) -> Option<u64> {
         let bytes = self.devices.iter().map(|device| {
             let is_separate = device.kind == DeviceKind::Gpu;
@@ -85,8 +85,8 @@ impl PlacementPlan {
         bytes.sum()
     }
 
-    /// Takes these cells, for which the layers have these `needs`, if all layers are on the devices with them: then the
-    /// machine's memory does not limit their number.
+    /// Uses this number of cells, with which the layers have these `needs`, if all layers are then on devices: the
+    /// machine's memory does not limit cells that lie on devices.
     fn try_device_cells(&mut self, cells: u32, needs: LayerNeeds) {
         let all = needs.layer_count();
         let fits = needs.fitting_layers(&self.free()) == all;
@@ -104,7 +104,7 @@ impl PlacementPlan {
         let is_whole = |needs: &LayerNeeds| layers >= needs.layer_count();
         match self.needs.as_ref().is_some_and(is_whole) {
             true => self.device_cells,
-            // No more than the needs are counted for.
+            // `needs` covers no more cells than that.
             false => self.host_cells.min(self.device_cells),
         }
     }

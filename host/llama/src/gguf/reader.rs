@@ -14,7 +14,7 @@ use std::path::Path;
 /// Most bytes of a head. A vocabulary of 260,000 tokens, with merges, takes about 15 MiB. One-letter strings take ten
 /// times their bytes in memory.
 const MAX_HEAD: u64 = 64 << 20;
-/// Versions of the format, of which llama.cpp accepts no other. They differ in nothing here.
+/// The versions of the format that llama.cpp accepts. They do not differ in what this reader reads.
 const VERSIONS: [u32; 2] = [2, 3];
 /// Alignment of the weights if the metadata names none.
 const DEFAULT_ALIGNMENT: u32 = 32;

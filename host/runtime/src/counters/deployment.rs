@@ -140,7 +140,7 @@ counters! {
     DeploymentCounters {
         /// Requests that the host answered with an error, by its code.
         requests_refused: Mutex<BTreeMap<&'static str, u64>>,
-        /// By model, of those that it used; the command line bounds their number.
+        /// By model that the deployment used; the command line bounds their number.
         generations: Mutex<BTreeMap<String, Arc<GenerationMetrics>>>,
         limit_hits: [Counter; CallLimit::ALL.len()],
         resources: [Counter; ResourceKind::ALL.len()],
@@ -230,7 +230,7 @@ impl DeploymentCounters {
         }
     }
 
-    /// The same of all models, copied so that no generation waits for a scrape.
+    /// The metrics of all models. A copy, so that no generation waits for a scrape.
     fn all_generations(&self) -> Vec<(String, Arc<GenerationMetrics>)> {
         let all = self
             .generations

@@ -9,7 +9,7 @@ use http::{Method, Request, Response};
 use std::time::Instant;
 
 /// Longest name in the log.
-const MAX_NAME_BYTES: usize = 128;
+const MAX_NAME_CHARS: usize = 128;
 
 /// An extension of a response: what the change led to.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +24,7 @@ pub(super) struct ChangeResult {
 
 /// A request that may change something.
 #[derive(Debug)]
-pub(super) struct Change {
+pub(super) struct AuditedChange {
     actor: &'static str,
     connection: Option<ConnectionInfo>,
     action: &'static str,
@@ -40,14 +40,14 @@ enum Target {
     Model(String),
 }
 
-impl Change {
+impl AuditedChange {
     /// None if the request only reads.
     pub(super) fn begin<B>(state: &AdminState, request: &Request<B>) -> Option<Self> {
         if matches!(*request.method(), Method::GET | Method::HEAD) {
             return None;
         }
         let (action, target) = action(request.method(), request.uri().path());
-        Some(Change {
+        Some(AuditedChange {
             actor: state.guard.actor(request.headers()),
             connection: request.extensions().get().copied(),
             action,
@@ -104,7 +104,7 @@ impl Change {
 /// What a request to this path changes.
 fn action(method: &Method, path: &str) -> (&'static str, Option<Target>) {
     let segments = Vec::from_iter(path.split('/').skip(1));
-    let name = |name: &str| name.chars().take(MAX_NAME_BYTES).collect::<String>();
+    let name = |name: &str| name.chars().take(MAX_NAME_CHARS).collect::<String>();
     match segments[..] {
         ["components", digest] => ("upload", Some(Target::Component(name(digest)))),
         ["deployments", deployment, ref rest @ ..] => {
@@ -156,6 +156,6 @@ mod tests {
         let Some(Target::Model(name)) = action(&Method::PUT, &long).1 else {
             panic!("a model");
         };
-        assert_eq!(name.len(), MAX_NAME_BYTES);
+        assert_eq!(name.len(), MAX_NAME_CHARS);
     }
 }

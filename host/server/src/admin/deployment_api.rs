@@ -289,7 +289,7 @@ impl Api<'_> {
         Ok(with_result(json(StatusCode::CREATED, &response), result))
     }
 
-    /// The log of a deployment, also of one of the command line, whose name is its route.
+    /// The log of a deployment. The name of a deployment of the command line is its route.
     fn logs(&self, head: &Parts, name: &str) -> Answer {
         let name = percent_decode_str(name).decode_utf8_lossy();
         let follow = match query(head, "follow") {

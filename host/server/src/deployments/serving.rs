@@ -365,12 +365,12 @@ impl ServingDeployment {
         self.context.deployment.count_request();
     }
 
-    /// The policy of its first revision, which holds before a revision is picked.
+    /// The policy of its first revision, which applies until a revision is picked.
     pub(crate) fn first_policy(&self) -> Option<&RequestPolicy> {
         self.revisions.first().map(|revision| &revision.policy)
     }
 
-    /// What the log of a request for `path` holds of it.
+    /// This deployment as the log of a request for `path` needs it.
     pub(crate) fn routed(&self, path: &str) -> RoutedDeployment {
         RoutedDeployment {
             name: self.name.clone(),
@@ -382,7 +382,7 @@ impl ServingDeployment {
         }
     }
 
-    /// Its route that `path` matches.
+    /// Its longest route that matches `path`.
     fn route_of(&self, path: &str) -> Option<&Route> {
         let matches = |route: &&Route| {
             let rest = path.strip_prefix(route.as_str().trim_end_matches('/'));

@@ -30,7 +30,8 @@ impl Transient {
     }
 }
 
-/// What a status means. `has_token` tells whether the request had a token; without a `file` it was for the list.
+/// The error for a response with a failure status. `has_token`: the request had a token. Without `file`, the request
+/// was for the list of files.
 pub(super) fn refusal(
     endpoint: &str,
     has_token: bool,
@@ -76,7 +77,7 @@ pub(super) fn refusal(
     HubError::Final(Error::failed(message))
 }
 
-/// What an error of the client means.
+/// The error for a failure of the HTTP client.
 pub(super) fn failure(error: &ureq::Error) -> HubError {
     use rustls::Error::{InvalidCertificate, InvalidMessage, PeerIncompatible};
     use ureq::Error as Client;

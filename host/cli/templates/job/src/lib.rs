@@ -7,8 +7,8 @@ use serde_json::json;
 corral_sdk::handler!(job);
 
 const MAX_PROMPTS: usize = 10_000;
-/// Prompts in progress at once. The engine computes them in one batch.
-const AT_ONCE: usize = 16;
+/// Prompts that are generated at once. The engine computes them in one batch.
+const MAX_CONCURRENT: usize = 16;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -35,7 +35,7 @@ async fn job(mut request: Request) -> Result<Response, Error> {
     let model = Model::open_default().await?;
     Ok(Response::json_lines(async move |lines| {
         let mut index = 0;
-        for prompts in job.prompts.chunks(AT_ONCE) {
+        for prompts in job.prompts.chunks(MAX_CONCURRENT) {
             let generations: Vec<_> = prompts
                 .iter()
                 .map(|prompt| start(&model, prompt, job.max_tokens))
