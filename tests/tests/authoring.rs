@@ -3,7 +3,9 @@
 //! Needs cargo, a compiler for WebAssembly (see `plugins/build.sh`) and the crates of `plugins/Cargo.lock` in cargo's
 //! cache. All projects share one target directory and, except for one, the SDK of this checkout, so that it is built once.
 
-use corral_tests::{Corral, RELIABLE_SUMS, RunOutput, Sum, artifacts, scratch_dir, wait_for};
+use corral_tests::{
+    Corral, RELIABLE_SUMS, RunOutput, Sum, artifacts, run_command, scratch_dir, wait_for,
+};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -32,12 +34,7 @@ fn command(program: impl AsRef<std::ffi::OsStr>, dir: &Path) -> Command {
 }
 
 fn run(mut command: Command) -> RunOutput {
-    let ended = command.output().expect("the program starts");
-    RunOutput {
-        code: ended.status.code(),
-        stdout: String::from_utf8_lossy(&ended.stdout).into_owned(),
-        stderr: String::from_utf8_lossy(&ended.stderr).into_owned(),
-    }
+    run_command(&mut command, BUILD_TIMEOUT)
 }
 
 fn corral(dir: &Path, arguments: &[&str]) -> RunOutput {

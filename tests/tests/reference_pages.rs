@@ -28,8 +28,9 @@ const GROUPS: [(&str, &[&str]); 6] = [
 /// The page before its tables.
 const METRICS_INTRODUCTION: &str = "# Metrics
 
-Every metric of `/metrics` on the admin listener, as a server describes it itself. [Monitoring](monitoring.md) says which to
-watch. The names are stable: a change is listed in [CHANGELOG.md](../CHANGELOG.md). This page is generated:
+The metrics that `/metrics` on the admin listener has before the first request, as the server describes them. Others, such as
+responses by status and latencies by deployment, appear with the first request that they count; [Monitoring](monitoring.md)
+names these, and says which to watch. Changed names are listed in [CHANGELOG.md](../CHANGELOG.md). This page is generated:
 `CORRAL_WRITE_SCHEMAS=1 cargo test --release --workspace --test reference_pages`.
 ";
 

@@ -11,6 +11,7 @@ mod models;
 mod openapi;
 mod types;
 
+pub use audit::AUDIT_TARGET;
 use audit::AuditedChange;
 pub(crate) use authorization::{AdminExposure, AdminGuard};
 pub use authorization::{AdminToken, AdminTokenError};

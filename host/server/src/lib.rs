@@ -37,7 +37,7 @@ mod shutdown;
 mod state;
 mod tls;
 
-pub use admin::{AdminToken, AdminTokenError};
+pub use admin::{AUDIT_TARGET, AdminToken, AdminTokenError};
 pub use api_keys::{ApiKeys, ApiKeysError, NewApiKey};
 pub use cors::{Cors, CorsError, Origin};
 pub use inherited_sockets::{InheritedSockets, InheritedSocketsError};

@@ -4,6 +4,7 @@
 //! that does not fit is lost and counted. A quarter of the queue is for warnings and the audit log, so that a flood of other
 //! lines does not displace them.
 
+use corral_server::AUDIT_TARGET;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,8 +16,6 @@ use tracing_subscriber::fmt::MakeWriter;
 const MAX_BYTES: usize = 1 << 20;
 /// Most bytes in the queue for a line that is neither a warning nor of the audit log.
 const MAX_ROUTINE_BYTES: usize = MAX_BYTES / 4 * 3;
-/// Target of the audit log.
-const AUDIT: &str = "corral::audit";
 
 pub(super) struct LogQueue {
     state: Mutex<QueueState>,
@@ -125,7 +124,7 @@ impl<'a> MakeWriter<'a> for QueueWriter {
     }
 
     fn make_writer_for(&'a self, event: &Metadata<'_>) -> LineWriter<'a> {
-        let is_important = *event.level() <= Level::WARN || event.target() == AUDIT;
+        let is_important = *event.level() <= Level::WARN || event.target() == AUDIT_TARGET;
         LineWriter {
             queue: &self.0,
             limit: if is_important {
@@ -215,7 +214,7 @@ mod tests {
         let before = lost();
         assert!(before > 0);
         tracing::warn!("a warning: {long}");
-        tracing::info!(target: AUDIT, "{long}");
+        tracing::info!(target: AUDIT_TARGET, "{long}");
         assert_eq!(lost(), before);
         drop(subscriber);
         // It has blocked the thread.

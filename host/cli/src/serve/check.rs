@@ -8,17 +8,13 @@ use crate::admin_token;
 use crate::args::ServeArgs;
 use crate::terminal::{mebibytes, note, print};
 use crate::{Error, startup};
-use corral_engine::ModelPool;
+use corral_engine::{ModelPool, has_gguf_magic};
 use corral_server::{AdminToken, BindError};
 use std::fmt::Display;
-use std::fs::File;
-use std::io::Read;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// The first bytes of a GGUF file.
-const GGUF: &[u8] = b"GGUF";
 /// Longest path of a Unix domain socket, in bytes.
 const MAX_SOCKET_PATH: usize = 107;
 
@@ -229,14 +225,10 @@ impl CheckReport {
 }
 
 fn check_adapter(file: &Path) -> Result<(), String> {
-    let mut head = [0; GGUF.len()];
-    let read = File::open(file).and_then(|mut file| file.read_exact(&mut head));
-    match read {
-        Err(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => {
-            Err(format!("cannot be read: {error}; name a GGUF file"))
-        }
-        Ok(()) if head == GGUF => Ok(()),
-        _ => Err("is not GGUF; convert it".to_owned()),
+    match has_gguf_magic(file) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err("is not GGUF; convert it".to_owned()),
+        Err(error) => Err(format!("cannot be read: {error}; name a GGUF file")),
     }
 }
 

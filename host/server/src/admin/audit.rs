@@ -8,6 +8,8 @@ use corral_runtime::Body;
 use http::{Method, Request, Response};
 use std::time::Instant;
 
+/// Target of these lines.
+pub const AUDIT_TARGET: &str = "corral::audit";
 /// Longest name in the log.
 const MAX_NAME_CHARS: usize = 128;
 
@@ -75,7 +77,7 @@ impl AuditedChange {
         let address = address.map(tracing::field::display);
         let name = |is: fn(&Target) -> Option<&String>| self.target.as_ref().and_then(is);
         tracing::info!(
-            target: "corral::audit",
+            target: AUDIT_TARGET,
             action,
             outcome,
             actor = self.actor,
