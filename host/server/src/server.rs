@@ -10,6 +10,7 @@ use crate::memory_guard::{MemoryGuard, MemoryGuardConfig};
 use crate::process_metrics;
 use crate::public;
 use crate::request_log::RequestIdGenerator;
+use crate::response_policy::StartingRoutes;
 use crate::services::Services;
 use crate::state::ServerState;
 use crate::tls::Tls;
@@ -37,6 +38,8 @@ pub struct ServerOptions {
     pub api_keys: Option<Arc<ApiKeys>>,
     /// When requests wait and are refused for lack of memory.
     pub memory: MemoryGuardConfig,
+    /// How to answer until there are services. Other routes get problem documents.
+    pub starting: StartingRoutes,
     /// Lines that the log lost. The writer of the log counts them; the server exports the count.
     pub lost_log_lines: Arc<AtomicU64>,
 }
@@ -98,6 +101,7 @@ impl Server {
             limits: options.limits.clone(),
             counters: Arc::default(),
             request_ids: RequestIdGenerator::default(),
+            starting: options.starting,
             services: OnceLock::new(),
             memory: OnceLock::new(),
             api_keys: options.api_keys,
