@@ -377,7 +377,7 @@ mod tests {
         assert_eq!(arg.format, ErrorFormat::OpenAi);
         for (text, expected) in [
             ("/v1", "write ROUTE=FORMAT"),
-            ("/v1=xml", "write problem or openai"),
+            ("/v1=xml", "write problem, openai or anthropic"),
         ] {
             let error = text.parse::<ErrorFormatArg>().expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");
