@@ -160,15 +160,26 @@ def come_again(error):
     return int(error.response.headers["retry-after"])
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_full_queue_has_retry_after(stream):
+def test_full_queue_has_retry_after():
     held = hold("CORRAL_NARROW_URL")
     try:
         with pytest.raises(openai.RateLimitError) as error:
-            ask("CORRAL_NARROW_URL", stream=stream)
+            ask("CORRAL_NARROW_URL")
     finally:
         held.close()
     assert come_again(error.value) >= 1
+    assert error.value.type == "rate_limit_error"
+    assert error.value.code == "rate_limit_exceeded"
+
+
+def test_full_queue_ends_a_begun_stream():
+    held = hold("CORRAL_NARROW_URL")
+    try:
+        stream = ask("CORRAL_NARROW_URL", stream=True)
+        with pytest.raises(openai.APIError) as error:
+            list(stream)
+    finally:
+        held.close()
     assert error.value.type == "rate_limit_error"
     assert error.value.code == "rate_limit_exceeded"
 

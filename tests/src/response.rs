@@ -118,15 +118,20 @@ impl EventStream {
         Ok(bytes)
     }
 
-    /// The data of the next server-sent event; `None` at the end of the body. Panics at anything but a
-    /// one-line event.
+    /// The data of the next server-sent event; `None` at the end of the body. Skips comments. Panics at
+    /// anything else but a one-line event.
     pub fn event(&mut self) -> Option<String> {
-        let line = self.line().expect("the stream is not cut off")?;
-        let data = line.strip_prefix("data: ");
-        let data = data.unwrap_or_else(|| panic!("not an event: {line:?}"));
-        let separator = self.line().expect("an event ends");
-        assert_eq!(separator.as_deref(), Some(""), "after {line:?}");
-        Some(data.to_owned())
+        loop {
+            let line = self.line().expect("the stream is not cut off")?;
+            let separator = self.line().expect("an event ends");
+            assert_eq!(separator.as_deref(), Some(""), "after {line:?}");
+            if line.starts_with(':') {
+                continue;
+            }
+            let data = line.strip_prefix("data: ");
+            let data = data.unwrap_or_else(|| panic!("not an event: {line:?}"));
+            return Some(data.to_owned());
+        }
     }
 
     /// The text of the next event of `/generate`. Panics at the end of the stream.

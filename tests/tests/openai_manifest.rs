@@ -24,9 +24,13 @@ fn manifest_serves_every_route() {
         let text = corral.post("/detokenize", tokens.to_string()).json();
         assert_eq!(text["content"], sum.question());
     }
-    // The host's errors have the manifest's format.
+    // The host's errors have the manifest's format, and Anthropic's where its API is.
     corral.cli_output(&["pause", "openai"]);
     let refused = corral.post("/v1/chat/completions", "{}");
     assert_eq!(refused.status, 503, "{refused:?}");
     assert_eq!(refused.json()["error"]["code"], "paused", "{refused:?}");
+    let refused = corral.post("/v1/messages", "{}");
+    assert_eq!(refused.status, 503, "{refused:?}");
+    let error = refused.json()["error"].clone();
+    assert_eq!(error["type"], "overloaded_error", "{refused:?}");
 }

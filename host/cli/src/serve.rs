@@ -10,7 +10,9 @@ use crate::{Error, logs, service_manager, startup};
 use corral_engine::ModelPool;
 use corral_runtime::{Limits, Plugin, Runtime};
 use corral_server::deployments::{Deployments, Store, StoreLimits};
-use corral_server::{Access, InheritedSockets, Listeners, Route, Server, Services, StopSignals};
+use corral_server::{
+    Access, InheritedSockets, Listeners, Route, Server, Services, StartingRoutes, StopSignals,
+};
 use reload::LiveOptions;
 use std::io::Write;
 use std::process::ExitCode;
@@ -19,7 +21,7 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Defaults of a call's time and its plugin's CPU time.
-const CALL_TIME: Duration = Duration::from_secs(60);
+const CALL_TIME: Duration = Duration::from_secs(3600);
 const CALL_CPU_TIME: Duration = Duration::from_secs(10);
 
 /// Serves until a signal stops the process.
@@ -56,6 +58,7 @@ async fn serve_until_stopped(
         .with_admin_token(token.as_ref().map(|token| token.token.clone()))?;
     let mut options = args.public.open(shares, warn)?;
     options.lost_log_lines = logs::lost_lines();
+    options.starting = starting_routes(&args, store.as_ref());
     // Watch signals before models load, which takes long.
     let no_signals = || Error::context("cannot watch signals; raise the limit of open files");
     let mut stop = StopSignals::new().map_err(no_signals())?;
@@ -120,6 +123,18 @@ async fn serve_until_stopped(
         true => Ok(ExitCode::FAILURE),
         false => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// How to answer at the routes until their plugins are loaded.
+fn starting_routes(args: &ServeArgs, store: Option<&Store>) -> StartingRoutes {
+    let mut routes = StartingRoutes::default();
+    for PluginArg { route, .. } in &args.plugins {
+        routes.add(route.clone(), args.public.request_policy(route));
+    }
+    if let Some(store) = store {
+        routes.add_stored(store);
+    }
+    routes
 }
 
 /// Loads models, plugins and deployments.

@@ -1,13 +1,16 @@
 //! One call of a plugin: a store, a fresh instance, and their limits.
 //!
 //! A call of an HTTP handler runs in a task of its own. The plugin may continue after its response's
-//! headers, and must stop at its deadline even if nobody reads the body. The task owns the store: aborting
+//! headers, and must stop at its end even if nobody reads the body. The task owns the store: aborting
 //! the task drops the store and all sequences of the plugin.
+//!
+//! The time limit has two steps. At the deadline, the engine ends the call's generations with an error, which the
+//! plugin reports in its own format. At the end, a while later, the host stops a plugin that still runs.
 
 use crate::admission::CallPermit;
 use crate::call_error::CallError;
 use crate::config::Limits;
-use crate::counters::{CallEnd, DeploymentCounters, ProcessCounters};
+use crate::counters::{CallEnd, CallLimit, DeploymentCounters, ProcessCounters};
 use crate::meter::Meter;
 use crate::repoll::repoll;
 use crate::state::State;
@@ -140,11 +143,29 @@ pub(crate) struct Call {
     _plugin: Arc<dyn Send + Sync>,
 }
 
+/// Most time between a call's deadline and its end: a plugin needs far less, but an engine's step may have to end first.
+const MAX_GRACE: Duration = Duration::from_secs(10);
+
 /// Wall time of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallTime {
     pub(crate) limit: Duration,
+    /// When its generations end.
     pub(crate) deadline: Instant,
+    /// When the call itself ends.
+    pub(crate) end: Instant,
+}
+
+impl CallTime {
+    /// The time of a call that begins now. After its deadline it has half its limit again, at most [`MAX_GRACE`].
+    pub(crate) fn start(limit: Duration) -> Self {
+        let deadline = Instant::now() + limit;
+        Self {
+            limit,
+            deadline,
+            end: deadline + (limit / 2).min(MAX_GRACE),
+        }
+    }
 }
 
 impl Call {
@@ -188,17 +209,21 @@ impl Call {
         let is_exhausted = |cx: &mut Context<'_>| {
             self.meter.used() > cpu || exhausted.as_mut().poll(cx).is_ready()
         };
-        let result =
-            match run_within(&self.meter, is_exhausted, self.time.deadline, counted).await {
-                Ok(done) => done
-                    .map_err(|error| CallError::from_wasmtime(&error, &self.meter, &self.limits)),
-                Err(TimeExceeded::Cpu) => Err(CallError::CpuTime { cpu }),
-                Err(TimeExceeded::Wall) => Err(CallError::Deadline {
-                    time: self.time.limit,
-                }),
-            };
+        let result = match run_within(&self.meter, is_exhausted, self.time.end, counted).await {
+            Ok(done) => {
+                done.map_err(|error| CallError::from_wasmtime(&error, &self.meter, &self.limits))
+            }
+            Err(TimeExceeded::Cpu) => Err(CallError::CpuTime { cpu }),
+            Err(TimeExceeded::Wall) => Err(CallError::Deadline {
+                time: self.time.limit,
+            }),
+        };
         match result {
             Ok(value) => {
+                // The plugin reported the end of its time itself.
+                if Instant::now() >= self.time.deadline {
+                    self.outcome.deployment.limit_hit(CallLimit::Time);
+                }
                 self.outcome.completed.store(true, Ordering::Relaxed);
                 Ok(value)
             }

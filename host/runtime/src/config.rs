@@ -59,7 +59,8 @@ impl Default for RuntimeConfig {
 pub struct Limits {
     /// Bytes of linear memory, over all memories of the instance.
     pub memory: usize,
-    /// Wall time of the call: waiting in the queue, running, and streaming the body.
+    /// Wall time of the call: waiting in the queue, running, and streaming the body. Then its generations end with an
+    /// error. The plugin has half as long again, at most 10 s, to report it; then the call ends.
     pub time: Duration,
     /// CPU time of the plugin and of the host's work for it, such as tokenization. Waiting is free.
     pub cpu: Duration,
@@ -90,7 +91,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             memory: 64 << 20,
-            time: Duration::from_secs(60),
+            time: Duration::from_secs(3600),
             cpu: Duration::from_secs(10),
             request_bytes: 8 << 20,
             response_bytes: 256 << 20,
@@ -143,7 +144,7 @@ pub struct LinkedComponent {
 pub struct CallOptions {
     /// Request id for logs. The runtime numbers calls without one.
     pub id: Option<String>,
-    /// Deadline; only shortens [`Limits::time`].
+    /// Deadline of its generations; only shortens [`Limits::time`].
     pub deadline: Option<Instant>,
     /// Tenant for the engines' fairness. The deployment's own if `None`.
     pub tenant: Option<Tenant>,

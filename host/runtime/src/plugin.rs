@@ -322,15 +322,11 @@ impl Plugin {
         deadline: Option<std::time::Instant>,
     ) -> Result<Call, CallError> {
         let plugin = &*self.0;
-        let now = Instant::now();
         let mut limit = plugin.limits.time.min(MAX_TIME);
         if let Some(deadline) = deadline {
-            limit = limit.min(Instant::from(deadline).saturating_duration_since(now));
+            limit = limit.min(Instant::from(deadline).saturating_duration_since(Instant::now()));
         }
-        let time = CallTime {
-            limit,
-            deadline: now + limit,
-        };
+        let time = CallTime::start(limit);
         let permit = plugin.admission.acquire(time.deadline).await?;
         Ok(Call::new(
             Arc::clone(&plugin.limits),

@@ -37,7 +37,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 pub(crate) use connection::ConnectionInfo;
-pub(crate) use response_body::FinalEvent;
+pub(crate) use response_body::EventStreamEnd;
 pub(crate) use socket::{Socket, UnixSocketFile, bind_unix};
 pub(crate) use spare_files::SpareFiles;
 
@@ -82,6 +82,9 @@ pub struct HttpLimits {
     pub body_idle_timeout: Duration,
     /// Time limit for a client to read more of its response. Default 30 s.
     pub write_timeout: Duration,
+    /// How long a stream of server-sent events may be silent before it gets a comment. Default 15 s: proxies and
+    /// clients give up after 30 s at the earliest. `None`: no comments.
+    pub event_keep_alive: Option<Duration>,
     /// How long to read and discard the rest of a request's body after an early response. Default 2 s.
     pub discard_timeout: Duration,
     /// Concurrent requests of an HTTP/2 connection; the client holds back further ones. Default 128: the
@@ -100,6 +103,7 @@ impl Default for HttpLimits {
             max_header_bytes: 32 << 10,
             body_idle_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(30),
+            event_keep_alive: Some(Duration::from_secs(15)),
             discard_timeout: Duration::from_secs(2),
             max_concurrent_streams: 128,
         }

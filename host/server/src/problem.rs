@@ -1,4 +1,4 @@
-//! Errors of the host, in the format of the deployment: RFC 9457 problems, or errors as in OpenAI's API.
+//! Errors of the host, in the format of the deployment: RFC 9457 problems, or errors as in OpenAI's or Anthropic's API.
 //!
 //! `code` is stable and for programs; `detail` is for people and says what to do. Errors of plugins pass
 //! through unchanged.
@@ -19,8 +19,11 @@ pub enum ErrorFormat {
     /// `{"type", "title", "status", "code", "detail"}`, RFC 9457.
     #[default]
     Problem,
-    /// `{"error": {"message", "type", "param", "code"}}`, as clients of OpenAI's API expect.
+    /// `{"error": {"message", "type", "param", "code"}}`, as clients of OpenAI's API expect; at '/v1/messages' as
+    /// with 'anthropic'.
     OpenAi,
+    /// `{"type": "error", "error": {"type", "message"}}`, as clients of Anthropic's API expect.
+    Anthropic,
 }
 
 impl ErrorFormat {
@@ -29,6 +32,17 @@ impl ErrorFormat {
         match self {
             ErrorFormat::Problem => "problem",
             ErrorFormat::OpenAi => "openai",
+            ErrorFormat::Anthropic => "anthropic",
+        }
+    }
+
+    /// The format of errors at `path`.
+    pub(crate) fn at(self, path: &str) -> Self {
+        let below = path.strip_prefix("/v1/messages");
+        let is_anthropic = below.is_some_and(|below| below.is_empty() || below.starts_with('/'));
+        match self {
+            ErrorFormat::OpenAi if is_anthropic => ErrorFormat::Anthropic,
+            format => format,
         }
     }
 }
@@ -40,7 +54,8 @@ impl FromStr for ErrorFormat {
         match text {
             "problem" => Ok(ErrorFormat::Problem),
             "openai" => Ok(ErrorFormat::OpenAi),
-            _ => Err("unknown error format; write problem or openai".to_owned()),
+            "anthropic" => Ok(ErrorFormat::Anthropic),
+            _ => Err("unknown error format; write problem, openai or anthropic".to_owned()),
         }
     }
 }
@@ -92,6 +107,15 @@ impl Problem {
             format!("{}; try again later", reasons.join("; ")),
         )
         .retry_after(Duration::from_secs(1))
+    }
+
+    /// 503: the server ends a response early.
+    pub(crate) fn shutting_down() -> Self {
+        Problem::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "shutting-down",
+            "the server is shutting down and ended this answer early; send the request again",
+        )
     }
 
     /// 429: the client's address has too many connections.
@@ -202,7 +226,7 @@ impl Problem {
             CONTENT_TYPE,
             HeaderValue::from_static(match format {
                 ErrorFormat::Problem => "application/problem+json",
-                ErrorFormat::OpenAi => "application/json",
+                ErrorFormat::OpenAi | ErrorFormat::Anthropic => "application/json",
             }),
         );
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -218,13 +242,15 @@ impl Problem {
         response
     }
 
-    /// The final event of a stream of server-sent events.
-    pub(crate) fn event(&self, format: ErrorFormat) -> Bytes {
+    /// The end of a stream of server-sent events that fails.
+    pub(crate) fn last_events(&self, format: ErrorFormat) -> Bytes {
         let text = self.text(format);
         // OpenAI's clients ignore event names and look for an `error` in the data of every event.
         let event = match format {
-            ErrorFormat::Problem => format!("event: error\ndata: {text}\n\n"),
-            ErrorFormat::OpenAi => format!("data: {text}\n\n"),
+            ErrorFormat::Problem | ErrorFormat::Anthropic => {
+                format!("event: error\ndata: {text}\n\n")
+            }
+            ErrorFormat::OpenAi => format!("data: {text}\n\ndata: [DONE]\n\n"),
         };
         event.into()
     }
@@ -247,6 +273,10 @@ impl Problem {
                     "code": self.openai_code(),
                 },
             }),
+            ErrorFormat::Anthropic => serde_json::json!({
+                "type": "error",
+                "error": {"type": self.anthropic_type(), "message": self.detail},
+            }),
         };
         json.to_string()
     }
@@ -258,6 +288,21 @@ impl Problem {
             StatusCode::FORBIDDEN => "permission_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// The error type in Anthropic's API.
+    fn anthropic_type(&self) -> &'static str {
+        match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+            status if status.is_server_error() => "api_error",
             _ => "invalid_request_error",
         }
     }
@@ -340,24 +385,34 @@ mod tests {
 
     #[tokio::test]
     async fn errors_use_format_of_deployment() {
-        for (problem, status, kind, code) in [
+        for (problem, status, kind, code, anthropic) in [
             (
                 Problem::unauthorized("invalid-key", "x"),
                 401,
                 "authentication_error",
                 "invalid_api_key",
+                "authentication_error",
             ),
             (
                 Problem::new(StatusCode::TOO_MANY_REQUESTS, "token-quota-exceeded", "x"),
                 429,
                 "rate_limit_error",
                 "rate_limit_exceeded",
+                "rate_limit_error",
             ),
             (
                 Problem::too_large(5),
                 413,
                 "invalid_request_error",
                 "request-too-large",
+                "request_too_large",
+            ),
+            (
+                Problem::not_ready(&["models are being loaded".to_owned()]),
+                503,
+                "server_error",
+                "not-ready",
+                "overloaded_error",
             ),
             (
                 CallError::Deadline {
@@ -367,6 +422,7 @@ mod tests {
                 504,
                 "server_error",
                 "deadline",
+                "timeout_error",
             ),
         ] {
             let response = problem.clone().into_response_as(ErrorFormat::OpenAi);
@@ -384,14 +440,21 @@ mod tests {
                     "code": code,
                 })
             );
-            let event = problem.event(ErrorFormat::OpenAi);
-            let text = std::str::from_utf8(&event).expect("text");
-            assert_eq!(
-                text,
-                format!("data: {}\n\n", problem.text(ErrorFormat::OpenAi))
-            );
+            let events = problem.last_events(ErrorFormat::OpenAi);
+            let text = problem.text(ErrorFormat::OpenAi);
+            assert_eq!(events, format!("data: {text}\n\ndata: [DONE]\n\n"));
+            let text = problem.text(ErrorFormat::Anthropic);
+            let body: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+            let error = serde_json::json!({"type": anthropic, "message": problem.detail});
+            assert_eq!(body, serde_json::json!({"type": "error", "error": error}));
+            let events = problem.last_events(ErrorFormat::Anthropic);
+            assert_eq!(events, format!("event: error\ndata: {text}\n\n"));
         }
-        for format in [ErrorFormat::Problem, ErrorFormat::OpenAi] {
+        for format in [
+            ErrorFormat::Problem,
+            ErrorFormat::OpenAi,
+            ErrorFormat::Anthropic,
+        ] {
             assert_eq!(format.name().parse(), Ok(format));
         }
         let (head, body) = body_of(Problem::unauthorized("invalid-key", "x")).await;
@@ -400,6 +463,21 @@ mod tests {
             "Bearer realm=\"corral\", error=\"invalid_token\""
         );
         assert_eq!(body["code"], "invalid-key");
+    }
+
+    #[test]
+    fn messages_route_has_anthropics_format() {
+        use ErrorFormat::{Anthropic, OpenAi, Problem};
+        for (format, path, expected) in [
+            (OpenAi, "/v1/messages", Anthropic),
+            (OpenAi, "/v1/messages/count_tokens", Anthropic),
+            (OpenAi, "/v1/messages2", OpenAi),
+            (OpenAi, "/v1/chat/completions", OpenAi),
+            (Problem, "/v1/messages", Problem),
+            (Anthropic, "/anywhere", Anthropic),
+        ] {
+            assert_eq!(format.at(path), expected, "{format:?} {path}");
+        }
     }
 
     #[tokio::test]

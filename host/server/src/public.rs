@@ -1,14 +1,13 @@
 //! The public listener: probes, and the routes of the deployments.
 
 use crate::api_keys::KeyHolder;
-use crate::cors::Cors;
 use crate::deployments::Unavailable;
-use crate::listener::{ConnectionInfo, FinalEvent};
+use crate::listener::{ConnectionInfo, EventStreamEnd};
 use crate::probes;
 use crate::problem::{ErrorFormat, Problem};
 use crate::request_body::{BodyState, RequestBody};
 use crate::request_log::{HttpRequestId, LoggedBody, REQUEST_ID, RequestDetails, RequestLog};
-use crate::request_policy::RequestPolicy;
+use crate::response_policy::ResponsePolicy;
 use crate::state::ServerState;
 use corral_runtime::{Body, CallLimit, CallOptions};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, ORIGIN};
@@ -32,7 +31,7 @@ pub(crate) async fn answer(
     let mut policy = ResponsePolicy::default();
     let answered = route(&state, id, request, &mut log.details, &mut policy).await;
     let mut response = match answered {
-        Ok(response) => with_final_event(response, policy.format),
+        Ok(response) => with_event_stream_end(response, policy.format),
         Err(problem) => {
             // 503 is routine: a full queue, or a model that is being loaded.
             match problem.status() {
@@ -55,20 +54,6 @@ pub(crate) async fn answer(
     log.answer(response)
 }
 
-/// The part of a deployment's policy that its responses follow, errors included.
-#[derive(Default)]
-struct ResponsePolicy {
-    format: ErrorFormat,
-    cors: Cors,
-}
-
-impl ResponsePolicy {
-    fn follow(&mut self, policy: &RequestPolicy) {
-        self.format = policy.error_format;
-        self.cors.clone_from(&policy.cors);
-    }
-}
-
 /// Passes the request to the plugin that owns the route.
 async fn route(
     state: &ServerState,
@@ -87,18 +72,27 @@ async fn route(
         details.is_probe = true;
         return answer;
     }
-    let Some(deployment) = state.services()?.deployments.find(path) else {
+    let services = match state.services() {
+        Ok(services) => services,
+        Err(not_ready) => {
+            *responses = state.starting.find(path);
+            let preflight = responses.cors.preflight(&head.method, &head.headers);
+            let preflight = preflight.map(|answer| answer.map(|()| Body::empty()));
+            return preflight.ok_or(not_ready);
+        }
+    };
+    let Some(deployment) = services.deployments.find(path) else {
         return Err(Problem::no_route(path));
     };
     deployment.count_request();
     details.deployment = Some(deployment.routed(path));
     if let Some(policy) = deployment.first_policy() {
-        responses.follow(policy);
+        *responses = ResponsePolicy::of(policy, path);
     }
     let (plugin, policy) = deployment
         .pick()
         .map_err(|reason| unavailable(&deployment.name, &reason))?;
-    responses.follow(policy);
+    *responses = ResponsePolicy::of(policy, path);
     details.revision = plugin.revision();
     if let Some(preflight) = policy.cors.preflight(&head.method, &head.headers) {
         return Ok(preflight.map(|()| Body::empty()));
@@ -168,8 +162,8 @@ fn unavailable(name: &str, reason: &Unavailable) -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, detail).retry_after(UNAVAILABLE_RETRY)
 }
 
-/// Attaches the event that ends a stream of server-sent events when the server shuts down.
-fn with_final_event(mut response: Response<Body>, format: ErrorFormat) -> Response<Body> {
+/// Attaches what ends a stream of server-sent events that fails, or that a shutdown ends.
+fn with_event_stream_end(mut response: Response<Body>, format: ErrorFormat) -> Response<Body> {
     let headers = response.headers();
     let is_event_stream = headers.get(CONTENT_TYPE).is_some_and(|value| {
         let kind = value.as_bytes().split(|byte| *byte == b';').next();
@@ -178,14 +172,7 @@ fn with_final_event(mut response: Response<Body>, format: ErrorFormat) -> Respon
     let can_append =
         !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(CONTENT_ENCODING);
     if is_event_stream && can_append {
-        let problem = Problem::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "shutting-down",
-            "the server is shutting down and ended this answer early; send the request again",
-        );
-        response
-            .extensions_mut()
-            .insert(FinalEvent(problem.event(format)));
+        response.extensions_mut().insert(EventStreamEnd(format));
     }
     response
 }
@@ -242,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_event_streams_get_final_event() {
+    fn only_plain_event_streams_get_an_end() {
         let with = |headers: &[(http::HeaderName, &'static str)]| {
             let mut response = Response::new(Body::empty());
             for (name, value) in headers {
@@ -250,8 +237,8 @@ mod tests {
                     .headers_mut()
                     .insert(name, HeaderValue::from_static(value));
             }
-            let response = with_final_event(response, ErrorFormat::Problem);
-            response.extensions().get::<FinalEvent>().is_some()
+            let response = with_event_stream_end(response, ErrorFormat::Problem);
+            response.extensions().get::<EventStreamEnd>().is_some()
         };
         assert!(with(&[(CONTENT_TYPE, "text/event-stream")]));
         assert!(with(&[(CONTENT_TYPE, "Text/Event-Stream ; charset=utf-8")]));

@@ -10,6 +10,7 @@ use crate::memory_guard::{MemoryGuard, MemoryGuardConfig};
 use crate::process_metrics;
 use crate::public;
 use crate::request_log::RequestIdGenerator;
+use crate::response_policy::StartingRoutes;
 use crate::services::Services;
 use crate::state::ServerState;
 use crate::tls::Tls;
@@ -37,6 +38,8 @@ pub struct ServerOptions {
     pub api_keys: Option<Arc<ApiKeys>>,
     /// When requests wait and are refused for lack of memory.
     pub memory: MemoryGuardConfig,
+    /// How to answer until there are services. Other routes get problem documents.
+    pub starting: StartingRoutes,
     /// Lines that the log lost. The writer of the log counts them; the server exports the count.
     pub lost_log_lines: Arc<AtomicU64>,
 }
@@ -98,6 +101,7 @@ impl Server {
             limits: options.limits.clone(),
             counters: Arc::default(),
             request_ids: RequestIdGenerator::default(),
+            starting: options.starting,
             services: OnceLock::new(),
             memory: OnceLock::new(),
             api_keys: options.api_keys,
@@ -236,7 +240,10 @@ impl Server {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cors::Cors;
     use crate::listener::BindError;
+    use crate::problem::ErrorFormat;
+    use crate::request_policy::RequestPolicy;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
 
@@ -316,6 +323,48 @@ mod tests {
         assert!(requests.starts_with("HTTP/1.1 503 "), "{requests}");
         assert!(requests.contains("being loaded"), "{requests}");
         assert!(server.stop(std::future::pending()).await);
+    }
+
+    #[tokio::test]
+    async fn starting_server_uses_format_of_route() {
+        let mut starting = StartingRoutes::default();
+        let policy = RequestPolicy {
+            error_format: ErrorFormat::OpenAi,
+            cors: Cors::new(vec!["https://app.example".parse().expect("an origin")]),
+            ..RequestPolicy::default()
+        };
+        starting.add("/v1".parse().expect("a route"), policy);
+        let listeners = Listeners::bind("127.0.0.1:0", "127.0.0.1:0").await;
+        let options = ServerOptions {
+            starting,
+            ..ServerOptions::default()
+        };
+        let server = Server::start(listeners.expect("free ports"), options).expect("started");
+        let ask = async |method: &str, path: &str| {
+            let request = format!(
+                "{method} {path} HTTP/1.1\r\nHost: localhost\r\nOrigin: https://app.example\r\n\
+                 Access-Control-Request-Method: POST\r\nConnection: close\r\n\r\n"
+            );
+            exchange(server.public_address(), &request).await
+        };
+        let allowed = "\r\naccess-control-allow-origin: https://app.example\r\n";
+        for (path, expected) in [
+            ("/v1/chat/completions", "\"code\":\"not-ready\""),
+            ("/v1/messages", "\"type\":\"overloaded_error\""),
+        ] {
+            let answer = ask("POST", path).await;
+            assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+            assert!(answer.contains("\r\ncontent-type: application/json\r\n"));
+            assert!(answer.contains(expected), "{answer}");
+            assert!(answer.contains(allowed), "{answer}");
+            let answer = ask("OPTIONS", path).await;
+            assert!(answer.starts_with("HTTP/1.1 204 "), "{answer}");
+            assert!(answer.contains(allowed), "{answer}");
+        }
+        let answer = ask("POST", "/other").await;
+        assert!(answer.contains("application/problem+json"), "{answer}");
+        assert!(!answer.contains("access-control"), "{answer}");
+        server.stop(std::future::pending()).await;
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@ use crate::listener::HttpLimits;
 use crate::memory_guard::MemoryGuard;
 use crate::problem::Problem;
 use crate::request_log::RequestIdGenerator;
+use crate::response_policy::StartingRoutes;
 use crate::services::Services;
 use crate::tls::Tls;
 use std::net::SocketAddr;
@@ -16,6 +17,8 @@ pub(crate) struct ServerState {
     pub(crate) limits: HttpLimits,
     pub(crate) counters: Arc<HttpCounters>,
     pub(crate) request_ids: RequestIdGenerator,
+    /// The routes until there are services.
+    pub(crate) starting: StartingRoutes,
     pub(crate) services: OnceLock<Services>,
     /// Set before the services, if there is a guard.
     pub(crate) memory: OnceLock<MemoryGuard>,

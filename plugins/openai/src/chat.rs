@@ -13,11 +13,7 @@ pub async fn respond(fields: Fields) -> Result<Response, Error> {
     let logprobs = request.chat.settings.logprobs.is_some();
     let mut answers = request.chat.start().await?;
     match request.stream {
-        Some(usage) => Ok(stream::respond(
-            answers.wait_for_start().await?,
-            logprobs,
-            usage,
-        )),
+        Some(usage) => Ok(stream::respond(answers, logprobs, usage)),
         None => response::respond(&mut answers, logprobs).await,
     }
 }

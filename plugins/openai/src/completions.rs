@@ -48,11 +48,7 @@ pub async fn respond(fields: Fields) -> Result<Response, Error> {
         echo,
     };
     match request.stream {
-        Some(usage) => Ok(stream::respond(
-            choices.wait_for_start().await?,
-            format,
-            usage,
-        )),
+        Some(usage) => Ok(stream::respond(choices, format, usage)),
         None => response::respond(choices, &format).await,
     }
 }

@@ -49,6 +49,11 @@ pub fn responses_event(error: &Error) -> Value {
     })
 }
 
+/// The member `error` of a failed response of the Responses API.
+pub fn responses_error(error: &Error) -> Value {
+    json!({"code": openai_code(error), "message": error.to_string()})
+}
+
 /// The names are those of the host's own errors in this format.
 fn openai_type(status: u16) -> &'static str {
     match status {

@@ -11,7 +11,7 @@ pub async fn respond(fields: Fields) -> Result<Response, Error> {
     let stops = request.chat.settings.stop.clone();
     let answers = request.chat.start().await?;
     match request.stream {
-        true => Ok(response::stream(answers.wait_for_start().await?, stops)),
+        true => Ok(response::stream(answers, stops)),
         false => response::respond(answers, stops).await,
     }
 }

@@ -13,7 +13,7 @@ pub async fn respond(fields: Fields) -> Result<Response, Error> {
     let answers = request.chat.start().await?;
     let head = response::Head::new(&answers, request.repeated);
     match request.stream {
-        true => Ok(response::stream(answers.wait_for_start().await?, head)),
+        true => Ok(response::stream(answers, head)),
         false => response::respond(answers, head).await,
     }
 }

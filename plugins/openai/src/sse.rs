@@ -1,4 +1,7 @@
 //! Event streams whose errors have the API's format.
+//!
+//! A stream begins before its first token, so that a client knows early that its request runs; the host keeps it alive.
+//! An error is therefore an event, followed by the event that ends the API's streams.
 
 use corral_sdk::http::EventFormat;
 use corral_sdk::{Error, EventWriter, Generation, Outcome, Response};
@@ -8,7 +11,7 @@ use crate::error::{ApiFormat, body};
 /// The last event of a stream in OpenAI's older APIs.
 pub const DONE: &str = "[DONE]";
 
-/// Streams events. An error becomes the last event.
+/// Streams events. An error ends them.
 pub fn events(
     api: ApiFormat,
     send: impl AsyncFnOnce(&mut EventWriter) -> Result<(), Error> + 'static,
@@ -42,7 +45,11 @@ async fn finish(
     };
     let data = body(api, &error).to_string();
     match api {
-        ApiFormat::OpenAi => events.data(&data).await,
+        ApiFormat::OpenAi => {
+            events.data(&data).await?;
+            events.data(DONE).await
+        }
+        // The API ends a stream with this event.
         ApiFormat::Anthropic => events.named("error", &data).await,
     }
 }

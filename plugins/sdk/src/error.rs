@@ -232,9 +232,9 @@ impl fmt::Display for Error {
                 "the call needs {needed} positions; a sequence may have {limit}"
             ),
             Error::Refused { reason, .. } => f.write_str(reason),
-            Error::Deadline => {
-                f.write_str("the request's deadline passed before the generation ended")
-            }
+            Error::Deadline => f.write_str(
+                "the request reached its time limit; ask for less, or raise `time-seconds`",
+            ),
             Error::Cancelled => f.write_str("the request was cancelled"),
             Error::Problem(problem) => f.write_str(&problem.detail),
         }

@@ -1,6 +1,6 @@
 //! Arguments for the public listener: TLS, keys, quotas and error formats.
 
-use super::parsers::{route_and_value, seconds};
+use super::parsers::{route_and_value, seconds, whole};
 use crate::Error;
 use crate::open_files::ConnectionShares;
 use clap::Args;
@@ -30,6 +30,9 @@ pub struct PublicArgs {
     /// Idle timeout for reading a request body and writing a response, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     pub(crate) io_timeout: Duration,
+    /// Seconds of silence after which a stream of server-sent events gets a comment; 0: never
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = whole(0..=86_400))]
+    pub(crate) event_keep_alive: u64,
     /// Free MiB below which caches shrink, then requests wait, then get 503; 0: never [default: 32 to 256]
     #[arg(
         long,
@@ -72,7 +75,7 @@ pub struct PublicArgs {
         help_heading = "Limits"
     )]
     pub(crate) quotas: Vec<QuotaArg>,
-    /// Format of the host's errors at a route: problem (RFC 9457) or openai; repeatable [default: problem]
+    /// Format of the host's errors at a route: problem (RFC 9457), openai or anthropic; repeatable [default: problem]
     #[arg(
         long = "error-format",
         value_name = "ROUTE=FORMAT",
@@ -123,6 +126,8 @@ impl PublicArgs {
         limits.handshake_timeout = limits.handshake_timeout.min(self.header_timeout);
         limits.body_idle_timeout = self.io_timeout;
         limits.write_timeout = self.io_timeout;
+        let keep_alive = Duration::from_secs(self.event_keep_alive);
+        limits.event_keep_alive = (!keep_alive.is_zero()).then_some(keep_alive);
         let mut options = ServerOptions::from(limits);
         options.memory.reserve = self.memory_reserve.map(|mebibytes| mebibytes << 20);
         options.tls = self.open_tls(&note)?.map(Arc::new);
@@ -372,7 +377,7 @@ mod tests {
         assert_eq!(arg.format, ErrorFormat::OpenAi);
         for (text, expected) in [
             ("/v1", "write ROUTE=FORMAT"),
-            ("/v1=xml", "write problem or openai"),
+            ("/v1=xml", "write problem, openai or anthropic"),
         ] {
             let error = text.parse::<ErrorFormatArg>().expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");

@@ -37,7 +37,7 @@ impl RunArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Limits")]
 pub struct CallLimitArgs {
-    /// Seconds that a call may take [default: 60 for serve, a day for run]
+    /// Seconds that a call may take [default: 3600 for serve, a day for run]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) time_limit: Option<Duration>,
     /// Seconds that a plugin may compute in a call [default: 10 for serve, a day for run]

@@ -167,8 +167,8 @@ mod tests {
                 "needs 12288 MiB for 3 ",
             ),
             (
-                "cpu-seconds = 61",
-                "'limits.cpu-seconds' is 61 s, but a request has 60 s in total",
+                "cpu-seconds = 3601",
+                "'limits.cpu-seconds' is 3601 s, but a request has 3600 s in total",
             ),
             (
                 "time-seconds = 5\nqueue-time-seconds = 6",

@@ -106,7 +106,8 @@ pub struct RequestedLimits {
     /// Memory of one instance, in MiB. Times 'concurrent-requests' it must fit into the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<BoundedInteger<1, 4096>>,
-    /// Time limit of a request, from its arrival to the end of its response.
+    /// Time limit of a request, from its arrival to the end of its response. Its generations then end with an
+    /// error, which the plugin reports; a plugin that still runs a while later, at most 10 s, is stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_seconds: Option<BoundedSeconds>,
     /// CPU time limit of a request; waiting does not count. At most 'time-seconds'.

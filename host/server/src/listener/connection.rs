@@ -201,6 +201,7 @@ where
     fn service(&self, activity: &Arc<ConnectionActivity>) -> impl Service + use<H, F> {
         let (activity, answer) = (activity.clone(), self.answer.clone());
         let phase = self.phase.clone();
+        let keep_alive = self.config.limits.event_keep_alive;
         let info = ConnectionInfo {
             is_tls: self.config.tls.is_some(),
             address: match self.peer {
@@ -219,7 +220,7 @@ where
                     let close = HeaderValue::from_static("close");
                     response.headers_mut().insert(CONNECTION, close);
                 }
-                Ok(ResponseBody::wrap(response, running, &phase))
+                Ok(ResponseBody::wrap(response, running, &phase, keep_alive))
             })
         }
     }

@@ -1,10 +1,12 @@
 //! The body of a response as hyper polls it.
 //!
-//! Tracks the activity of its connection, and ends a stream of server-sent events with a final event when
-//! the grace period of a shutdown is over. Other responses are cut off, so that a client cannot mistake a
-//! partial answer for a complete one.
+//! Tracks the activity of its connection. Adds to a stream of server-sent events, between two events only:
+//! comments while it is silent, so that neither the client nor a proxy gives it up, and last events when it
+//! fails or when the grace period of a shutdown is over. Other responses are cut off, so that a client cannot
+//! mistake a partial answer for a complete one.
 
 use super::streams::{RequestGuard, SendBuffer, current_send_buffer};
+use crate::problem::{ErrorFormat, Problem};
 use crate::request_log::LoggedBody;
 use crate::shutdown::{ListenerPhase, reached};
 use bytes::Bytes;
@@ -14,17 +16,22 @@ use http_body::{Body, Frame, SizeHint};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::{Instant, Sleep, sleep};
 
-/// The event that ends an event stream at shutdown: an extension of the response. Only for bodies of type
-/// `text/event-stream` without a length or an encoding.
-#[derive(Clone, Debug)]
-pub(crate) struct FinalEvent(pub(crate) Bytes);
+/// A comment in an event stream, which clients ignore.
+const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
+
+/// The format of the events that end an event stream early: an extension of the response. Only for bodies of
+/// type `text/event-stream` without a length or an encoding.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EventStreamEnd(pub(crate) ErrorFormat);
 
 pub(super) struct ResponseBody {
-    /// `None` after the final event.
+    /// `None` after last events.
     body: Option<LoggedBody>,
-    final_event: Option<PendingFinalEvent>,
+    event_stream: Option<EventStream>,
     send_buffer: Option<Arc<SendBuffer>>,
     delayed_error: DelayedError,
     _running: RequestGuard,
@@ -35,38 +42,49 @@ pub(super) struct ResponseBody {
 #[derive(Debug, Default)]
 struct DelayedError(Option<CallError>);
 
-/// Waits for the shutdown of an event stream.
-struct PendingFinalEvent {
-    event: Bytes,
-    /// Completes when the grace period is over.
+/// An event stream as far as it was sent.
+struct EventStream {
+    format: ErrorFormat,
+    /// Completes when the grace period of a shutdown is over.
     end_of_grace: Pin<Box<dyn Future<Output = ()> + Send>>,
     is_due: bool,
     boundary: EventBoundary,
+    keep_alive: Option<KeepAlive>,
+}
+
+/// Measures the silence of an event stream.
+struct KeepAlive {
+    interval: Duration,
+    last_sent: Instant,
+    timer: Pin<Box<Sleep>>,
 }
 
 impl ResponseBody {
-    /// Wraps the body of `response`, the response to the request of `running`.
+    /// Wraps the body of `response`, the response to the request of `running`. A silent event stream gets a
+    /// comment at each interval of `keep_alive`.
     pub(super) fn wrap(
         mut response: Response<LoggedBody>,
         mut running: RequestGuard,
         phase: &watch::Receiver<ListenerPhase>,
+        keep_alive: Option<Duration>,
     ) -> Response<Self> {
         running.answered();
-        let event = response.extensions_mut().remove::<FinalEvent>();
-        let final_event = event.map(|FinalEvent(event)| {
+        let end = response.extensions_mut().remove::<EventStreamEnd>();
+        let event_stream = end.map(|EventStreamEnd(format)| {
             let mut phase = phase.clone();
-            PendingFinalEvent {
-                event,
+            EventStream {
+                format,
                 end_of_grace: Box::pin(
                     async move { reached(&mut phase, ListenerPhase::Ending).await },
                 ),
                 is_due: false,
                 boundary: EventBoundary::default(),
+                keep_alive: keep_alive.map(KeepAlive::new),
             }
         });
         response.map(|body| ResponseBody {
             body: Some(body),
-            final_event,
+            event_stream,
             send_buffer: current_send_buffer(),
             delayed_error: DelayedError::default(),
             _running: running,
@@ -91,8 +109,8 @@ impl Body for ResponseBody {
 
     fn size_hint(&self) -> SizeHint {
         match &self.body {
-            // A final event may exceed the body's own hint.
-            Some(body) if self.final_event.is_none() => body.size_hint(),
+            // Further events may exceed the body's own hint.
+            Some(body) if self.event_stream.is_none() => body.size_hint(),
             Some(_) => SizeHint::default(),
             None => SizeHint::with_exact(0),
         }
@@ -108,23 +126,32 @@ impl ResponseBody {
         let Some(body) = &mut self.body else {
             return Poll::Ready(None);
         };
-        if let Some(final_event) = &mut self.final_event
-            && final_event.boundary.is_between_events()
-            && final_event.poll_due(cx)
-        {
-            let event = std::mem::take(&mut final_event.event);
-            self.body = None;
-            return Poll::Ready(Some(Ok(Frame::data(event))));
-        }
-        let polled = Pin::new(body).poll_frame(cx);
+        let polled = match &mut self.event_stream {
+            None => Pin::new(body).poll_frame(cx),
+            Some(stream) => match stream.poll_end(cx) {
+                Poll::Ready(events) => {
+                    self.body = None;
+                    Poll::Ready(Some(Ok(Frame::data(events))))
+                }
+                Poll::Pending => match Pin::new(body).poll_frame(cx) {
+                    Poll::Ready(Some(Err(error))) if stream.boundary.is_between_events() => {
+                        let events = Problem::from(error).last_events(stream.format);
+                        self.body = None;
+                        Poll::Ready(Some(Ok(Frame::data(events))))
+                    }
+                    Poll::Pending => stream.poll_keep_alive(cx),
+                    polled => polled,
+                },
+            },
+        };
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(data) = frame.data_ref()
         {
             if let Some(buffer) = &self.send_buffer {
                 buffer.set_full(true);
             }
-            if let Some(final_event) = &mut self.final_event {
-                final_event.boundary.advance(data);
+            if let Some(stream) = &mut self.event_stream {
+                stream.sent(data);
             }
         }
         polled
@@ -151,10 +178,57 @@ impl DelayedError {
     }
 }
 
-impl PendingFinalEvent {
-    fn poll_due(&mut self, cx: &mut Context<'_>) -> bool {
+impl EventStream {
+    /// Ready with the last events when a shutdown ends the stream.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
+        if !self.boundary.is_between_events() {
+            return Poll::Pending;
+        }
         self.is_due = self.is_due || self.end_of_grace.as_mut().poll(cx).is_ready();
-        self.is_due
+        match self.is_due {
+            true => Poll::Ready(Problem::shutting_down().last_events(self.format)),
+            false => Poll::Pending,
+        }
+    }
+
+    /// Ready with a comment when the stream was silent for an interval.
+    fn poll_keep_alive(&mut self, cx: &mut Context<'_>) -> PolledFrame {
+        match &mut self.keep_alive {
+            Some(keep_alive) if self.boundary.is_between_events() => keep_alive
+                .poll_silence(cx)
+                .map(|()| Some(Ok(Frame::data(Bytes::from_static(KEEP_ALIVE))))),
+            _ => Poll::Pending,
+        }
+    }
+
+    fn sent(&mut self, data: &[u8]) {
+        self.boundary.advance(data);
+        if let Some(keep_alive) = &mut self.keep_alive {
+            keep_alive.last_sent = Instant::now();
+        }
+    }
+}
+
+impl KeepAlive {
+    fn new(interval: Duration) -> Self {
+        KeepAlive {
+            interval,
+            last_sent: Instant::now(),
+            timer: Box::pin(sleep(interval)),
+        }
+    }
+
+    /// Ready when nothing was sent for the interval. The timer moves only when it fires, since most streams are not
+    /// silent.
+    fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.timer.as_mut().poll(cx).is_ready() {
+            let until = self.last_sent + self.interval;
+            if until <= Instant::now() {
+                return Poll::Ready(());
+            }
+            self.timer.as_mut().reset(until);
+        }
+        Poll::Pending
     }
 }
 
@@ -206,19 +280,23 @@ mod tests {
     use std::future::poll_fn;
 
     fn response_body(
-        body: &'static str,
+        body: impl Into<corral_runtime::Body>,
         phase: ListenerPhase,
     ) -> (ResponseBody, watch::Sender<ListenerPhase>) {
         let (sender, receiver) = watch::channel(phase);
-        let body = LoggedBody::from(corral_runtime::Body::from(body));
-        let mut response = Response::new(body);
-        let event = FinalEvent(Bytes::from_static(b"data: bye\n\n"));
-        response.extensions_mut().insert(event);
+        let mut response = Response::new(LoggedBody::from(body.into()));
+        let end = EventStreamEnd(ErrorFormat::OpenAi);
+        response.extensions_mut().insert(end);
         let running = ConnectionActivity::new().begin_request();
-        (
-            ResponseBody::wrap(response, running, &receiver).into_body(),
-            sender,
-        )
+        let interval = Some(Duration::from_millis(20));
+        let wrapped = ResponseBody::wrap(response, running, &receiver, interval);
+        (wrapped.into_body(), sender)
+    }
+
+    async fn next_text(body: &mut ResponseBody) -> Option<String> {
+        let frame = body.frame().await?.expect("no error");
+        let data = frame.into_data().expect("data");
+        Some(String::from_utf8(data.to_vec()).expect("text"))
     }
 
     #[test]
@@ -248,7 +326,8 @@ mod tests {
     async fn final_event_comes_only_between_events() {
         let (body, _phase) = response_body("data: x\n\n", ListenerPhase::Ending);
         let all = body.collect().await.expect("no error").to_bytes();
-        assert_eq!(all, "data: bye\n\n", "nothing was sent before");
+        let bye = Problem::shutting_down().last_events(ErrorFormat::OpenAi);
+        assert_eq!(all, bye, "nothing was sent before");
         let (mut body, phase) = response_body("data: x", ListenerPhase::Draining);
         let frame = body.frame().await.expect("data").expect("no error");
         assert_eq!(frame.data_ref().expect("data"), "data: x");
@@ -280,15 +359,42 @@ mod tests {
     #[tokio::test]
     async fn waiting_stream_is_woken_at_end_of_grace() {
         let (mut body, phase) = response_body("", ListenerPhase::Serving);
-        let final_event = body.final_event.as_mut().expect("an event");
-        let woken = poll_fn(|cx| match final_event.poll_due(cx) {
-            true => Poll::Ready(()),
-            false => Poll::Pending,
-        });
+        let stream = body.event_stream.as_mut().expect("an event stream");
+        let woken = poll_fn(|cx| stream.poll_end(cx));
         let end = async {
             tokio::task::yield_now().await;
             phase.send_replace(ListenerPhase::Ending);
         };
         tokio::join!(woken, end);
+    }
+
+    #[tokio::test]
+    async fn silent_stream_gets_comments_between_events() {
+        let (sender, chunks) = tokio::sync::mpsc::channel(1);
+        let body = corral_runtime::Body::from_channel(chunks);
+        let (mut body, _phase) = response_body(body, ListenerPhase::Serving);
+        for _ in 0..2 {
+            let comment = next_text(&mut body).await;
+            assert_eq!(comment.as_deref(), Some(": keep-alive\n\n"));
+        }
+        let send = async |text: &'static str| {
+            let sent = sender.send(Bytes::from_static(text.as_bytes())).await;
+            sent.expect("the body reads");
+        };
+        send("data: x").await;
+        while let Some(text) = next_text(&mut body).await {
+            if text == "data: x" {
+                break;
+            }
+        }
+        // Within an event it waits, however long.
+        let rest = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            send("\n\n").await;
+        };
+        let (next, ()) = tokio::join!(next_text(&mut body), rest);
+        assert_eq!(next.as_deref(), Some("\n\n"));
+        let comment = next_text(&mut body).await;
+        assert_eq!(comment.as_deref(), Some(": keep-alive\n\n"));
     }
 }

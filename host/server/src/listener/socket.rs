@@ -4,6 +4,7 @@
 //! left behind is removed if nothing listens on it.
 
 use super::BindError;
+use rustix::net::sockopt;
 use std::fmt;
 use std::fs::{self, Permissions};
 use std::io::{self, Read, Write};
@@ -17,6 +18,12 @@ use tokio::time::timeout;
 
 /// Backlog of a Unix domain socket; the default of tokio and the standard library.
 const BACKLOG: u32 = 1024;
+/// Silence after which the kernel probes a client.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+/// Time between probes.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+/// Probes without an answer that end the connection.
+const KEEPALIVE_PROBES: u32 = 4;
 /// Time limit for a listener at the path to accept a connection.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -72,9 +79,8 @@ impl Socket {
         Ok(match self {
             Socket::Tcp(socket) => {
                 let (stream, address) = socket.accept().await?;
-                // Nagle's algorithm would delay small chunks of a stream by 40 ms.
-                if let Err(error) = stream.set_nodelay(true) {
-                    tracing::debug!(%error, "cannot set TCP_NODELAY");
+                if let Err(error) = set_options(&stream) {
+                    tracing::debug!(%error, "cannot set the options of a connection");
                 }
                 (AcceptedStream::Tcp(stream), Peer::Address(address))
             }
@@ -84,6 +90,17 @@ impl Socket {
             ),
         })
     }
+}
+
+fn set_options(stream: &TcpStream) -> io::Result<()> {
+    // Nagle's algorithm would delay small chunks of a stream by 40 ms.
+    stream.set_nodelay(true)?;
+    // A client that vanishes without closing its connection would hold its request until the time limit.
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
+    Ok(())
 }
 
 /// The file of a Unix domain socket. Dropping it removes the file, unless another file has replaced it.
@@ -179,6 +196,20 @@ mod tests {
         assert!(path.exists(), "the file stays");
         drop(file);
         assert!(!path.exists(), "removed before the socket is closed");
+    }
+
+    #[tokio::test]
+    async fn accepted_connection_is_probed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let socket = Socket::Tcp(listener);
+        let (accepted, client) = tokio::join!(socket.accept(), TcpStream::connect(address));
+        let _client = client.expect("it listens");
+        let (AcceptedStream::Tcp(stream), _) = accepted.expect("a client") else {
+            panic!("not TCP");
+        };
+        assert_eq!(sockopt::socket_keepalive(&stream), Ok(true));
+        assert_eq!(sockopt::tcp_keepidle(&stream), Ok(KEEPALIVE_IDLE));
     }
 
     #[tokio::test]

@@ -94,12 +94,6 @@ impl AnswerStream {
         }
     }
 
-    /// Waits for the first delta, so that an earlier error sets the response's status.
-    pub async fn wait_for_start(mut self) -> Result<Self, Error> {
-        self.choices = self.choices.wait_for_start().await?;
-        Ok(self)
-    }
-
     /// The model.
     pub fn model(&self) -> &Model {
         self.choices.model()

@@ -171,18 +171,6 @@ impl Choices {
         Ok(Self::new(model, choices, lengths, settings.n))
     }
 
-    /// Waits for the first delta, so that an earlier error sets the response's status.
-    pub async fn wait_for_start(mut self) -> Result<Self, Error> {
-        if let Some(mut choice) = self.take_only() {
-            // Idle again, for `take_generation`.
-            choice.generation = choice.generation.wait_for_start().await?;
-            self.idle.push(choice);
-        } else if let Some(delta) = self.next().await? {
-            self.ready.push_front(delta);
-        }
-        Ok(self)
-    }
-
     /// Reads each choice as one delta at its end, which costs less. Call it before the first read.
     pub fn read_whole(&mut self) {
         for choice in &mut self.idle {
@@ -190,21 +178,16 @@ impl Choices {
         }
     }
 
-    /// Takes the only choice if it has no logprobs and no read is in progress.
-    fn take_only(&mut self) -> Option<ChoiceGeneration> {
-        match &self.idle[..] {
-            [only] if self.len() == 1 && self.ready.is_empty() && only.pending.is_none() => {
-                self.idle.pop()
-            }
-            _ => None,
-        }
-    }
-
     /// Takes the generation of the only choice, so that the host can stream its text. The caller
     /// passes the outcome to [`set_outcome`](Self::set_outcome). `None` if the response needs more
     /// than the text.
     pub fn take_generation(&mut self) -> Option<Generation> {
-        Some(self.take_only()?.generation)
+        match &self.idle[..] {
+            [only] if self.len() == 1 && self.ready.is_empty() && only.pending.is_none() => {
+                self.idle.pop().map(|only| only.generation)
+            }
+            _ => None,
+        }
     }
 
     /// Sets the outcome of the only choice.
@@ -338,9 +321,7 @@ mod tests {
         settings: &Settings,
     ) -> Result<(Vec<String>, Usage), Error> {
         let model = Model::open_default().await?;
-        let mut choices = Choices::start(&model, "prompt", prompts, settings, None)?
-            .wait_for_start()
-            .await?;
+        let mut choices = Choices::start(&model, "prompt", prompts, settings, None)?;
         let mut texts = vec![String::new(); choices.len()];
         let (mut order, mut ends) = (Vec::new(), 0);
         while let Some(delta) = choices.next().await? {

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::items::Items;
 use crate::conversation::{AnswerStream, FinishReason};
-use crate::error::responses_event;
+use crate::error::{responses_error, responses_event};
 use crate::generation::Usage;
 use crate::ids::{now, unique_id};
 
@@ -26,6 +26,14 @@ impl Head {
             model: answers.model().name().to_owned(),
             repeated,
         }
+    }
+
+    /// The response after an error.
+    fn failed(&self, output: &[Value], error: &Error) -> Value {
+        let mut response = self.response(output, None);
+        response["status"] = "failed".into();
+        response["error"] = responses_error(error);
+        response
     }
 
     /// The response in progress, or at its end.
@@ -96,10 +104,15 @@ pub async fn respond(mut answers: AnswerStream, head: Head) -> Result<Response, 
 pub fn stream(answers: AnswerStream, head: Head) -> Response {
     Response::events(async move |events| {
         let mut events = SequencedEvents { events, next: 0 };
-        match write(answers, head, &mut events).await {
-            Ok(()) => Ok(()),
-            Err(error) => events.send(responses_event(&error)).await,
-        }
+        let mut items = Items::default();
+        let Err(error) = write(answers, &head, &mut items, &mut events).await else {
+            return Ok(());
+        };
+        events.send(responses_event(&error)).await?;
+        let response = head.failed(&items.completed, &error);
+        events
+            .send(json!({"type": "response.failed", "response": response}))
+            .await
     })
 }
 
@@ -120,7 +133,8 @@ impl SequencedEvents<'_> {
 
 async fn write(
     mut answers: AnswerStream,
-    head: Head,
+    head: &Head,
+    items: &mut Items,
     events: &mut SequencedEvents<'_>,
 ) -> Result<(), Error> {
     let initial = head.response(&[], None);
@@ -129,7 +143,6 @@ async fn write(
             .send(json!({"type": kind, "response": initial}))
             .await?;
     }
-    let mut items = Items::default();
     let mut finish = FinishReason::End;
     while let Some(delta) = answers.next().await? {
         for part in delta.parts {

@@ -352,7 +352,16 @@ fn errors_have_status_and_format() {
         assert_eq!(post(&script, PATH, &body).0, 504);
         let mut bye = body.clone();
         bye["messages"][0]["content"] = "Bye".into();
-        assert_eq!(post(&script, PATH, &bye).0, 500);
+        if stream {
+            let events = events(&script, PATH, &bye);
+            let [.., error, done] = &events[..] else {
+                panic!("{events:?}");
+            };
+            assert_eq!(error["error"]["message"], "broken");
+            assert_eq!(done, "[DONE]");
+        } else {
+            assert_eq!(post(&script, PATH, &bye).0, 500);
+        }
         let unknown = hi(json!({"stream": stream, "model": "y"}));
         for (name, value) in [("code", "model_not_found"), ("param", "model")] {
             assert_error(&script, PATH, &unknown, (404, name, value));
@@ -389,15 +398,16 @@ fn fields_unknown_to_the_template_are_named() {
 }
 
 #[test]
-fn stream_error_is_the_last_event() {
+fn stream_error_is_an_event_before_done() {
     let script =
         Script::new()
             .chat_template(TEMPLATE)
             .fails_after("assistant\n", "Hel", Error::Deadline);
     let events = events(&script, PATH, &hi(json!({})));
-    assert_eq!(
-        combined_stream(&events[..events.len() - 1], 0)["content"],
-        "Hel"
-    );
-    assert_eq!(events.last().unwrap()["error"]["type"], "server_error");
+    let [text @ .., error, done] = &events[..] else {
+        panic!("{events:?}");
+    };
+    assert_eq!(combined_stream(text, 0)["content"], "Hel");
+    assert_eq!(error["error"]["type"], "server_error");
+    assert_eq!(done, "[DONE]");
 }

@@ -317,6 +317,20 @@ fn scoring_errors_have_their_status() {
 }
 
 #[test]
+fn error_event_precedes_done() {
+    for (text, more) in [("", json!({})), ("d", json!({"n": 2}))] {
+        let script = Script::new().fails_after("abc", text, Error::Deadline);
+        let body = super::merged(json!({"prompt": "abc"}), &more);
+        let events = events(&script, PATH, &body);
+        let [.., error, done] = &events[..] else {
+            panic!("{events:?}");
+        };
+        assert_eq!(error["error"]["code"], "deadline");
+        assert_eq!(done, "[DONE]");
+    }
+}
+
+#[test]
 fn too_many_choices_are_rejected() {
     for (prompts, n, member) in [(65, 2, "n"), (129, 1, "prompt")] {
         let body = json!({"prompt": vec!["abc"; prompts], "n": n});

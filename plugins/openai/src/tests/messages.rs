@@ -1,5 +1,6 @@
 //! `/v1/messages`.
 
+use corral_sdk::Error;
 use corral_sdk::testing::Script;
 use serde_json::{Value, json};
 
@@ -131,6 +132,21 @@ fn errors_have_the_format_of_anthropic() {
         assert_eq!(answer["error"]["type"], "invalid_request_error");
         let message = answer["error"]["message"].as_str().unwrap();
         assert!(message.contains(detail), "{line}: {message}");
+    }
+}
+
+#[test]
+fn error_event_ends_a_stream() {
+    for text in ["", "Hel"] {
+        let late = Script::new().chat_template(TEMPLATE);
+        let late = late.fails_after("assistant\n", text, Error::Deadline);
+        let events = events(&late, "/v1/messages", &message(json!({})));
+        assert_eq!(events[0]["type"], "message_start");
+        let last = events.last().unwrap();
+        assert_eq!(
+            (&last["type"], &last["error"]["type"]),
+            (&"error".into(), &"timeout_error".into())
+        );
     }
 }
 

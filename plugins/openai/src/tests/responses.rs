@@ -133,7 +133,7 @@ fn combined_items(events: &[Value]) -> Value {
 }
 
 #[test]
-fn response_error_event_has_name_and_number() {
+fn error_event_precedes_failed_response() {
     let broken = Script::new().chat_template(TEMPLATE).fails_after(
         "assistant\n",
         "Hel",
@@ -144,21 +144,35 @@ fn response_error_event_has_name_and_number() {
     );
     let body = json!({"input": "Hi", "stream": true});
     let (_, text) = ask(&broken, Request::post("/v1/responses").with_json(&body));
-    let count = text.split_terminator("\n\n").count();
-    let last = text.split_terminator("\n\n").last().unwrap();
-    let data = last.strip_prefix("event: error\ndata: ").unwrap();
-    let data: Value = serde_json::from_str(data).unwrap();
+    let events: Vec<_> = text.split_terminator("\n\n").collect();
+    let event = |at: usize, name: &str| -> Value {
+        let data = events[at].strip_prefix(&format!("event: {name}\ndata: "));
+        serde_json::from_str(data.unwrap()).unwrap()
+    };
+    let count = events.len();
+    let error = event(count - 2, "error");
     assert_eq!(
-        data,
+        error,
         json!({
             "type": "error",
-            "sequence_number": count - 1,
+            "sequence_number": count - 2,
             "code": "context_length_exceeded",
-            "message": data["message"],
+            "message": error["message"],
             "param": null,
         })
     );
-    assert!(data["message"].as_str().unwrap().contains('9'), "{data}");
+    assert!(error["message"].as_str().unwrap().contains('9'), "{error}");
+    let failed = event(count - 1, "response.failed");
+    assert_eq!(failed["sequence_number"], count - 1);
+    assert_eq!(failed["response"]["status"], "failed");
+    assert_eq!(
+        failed["response"]["error"],
+        json!({"code": "context_length_exceeded", "message": error["message"]})
+    );
+    assert_eq!(
+        failed["response"]["id"],
+        event(0, "response.created")["response"]["id"]
+    );
 }
 
 /// Fields of a request, and the field of the error.

@@ -68,9 +68,10 @@ impl Response {
     }
 
     /// Creates a 200 with server-sent events, which the function writes one by one. An error that
-    /// it returns becomes a last event, named `error`, with problem details. An error before the
-    /// first event can still set the status: see
-    /// [`Generation::wait_for_start`](crate::Generation::wait_for_start).
+    /// it returns becomes a last event, named `error`, with problem details. The client gets the
+    /// status when the handler returns, and comments while the stream is silent. With
+    /// [`Generation::wait_for_start`](crate::Generation::wait_for_start) before it, an error before
+    /// the first token still sets the status, but a slow prompt keeps the client waiting for it.
     ///
     /// ```
     /// use corral_sdk::{Error, Response, testing::block_on};

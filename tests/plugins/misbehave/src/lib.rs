@@ -14,6 +14,7 @@
 //! | `sleeper` | waits on the clock for a year |
 //! | `abandon` | starts a generation, reads one chunk, drops the rest and responds with "ok" |
 //! | `midtrap` | sends a head and a first piece of the body, then traps |
+//! | `eventtrap` | sends the head of an event stream and an event, then traps |
 //! | `midspin` | sends a head and a first piece of the body, then loops forever |
 //! | `drip` | sends "drip" ten times a second forever |
 //! | `flood` | sends an endless body as fast as it is read |
@@ -91,8 +92,9 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
                 Ok(()) => "ok".to_owned(),
                 Err(error) => format!("{error:?}"),
             },
-            "midtrap" => return send_then(async { trap() }),
-            "midspin" => return send_then(async { spin() }),
+            "midtrap" => return send_then(Fields::new(), b"begun\n", async { trap() }),
+            "midspin" => return send_then(Fields::new(), b"begun\n", async { spin() }),
+            "eventtrap" => return send_then(events(), b"data: begun\n\n", async { trap() }),
             "drip" => return repeat("drip\n", SECOND / 10),
             "flood" => return repeat(&"flood\n".repeat(10_000), 0),
             "refuse" => {
@@ -210,16 +212,28 @@ async fn abandon() -> Result<(), Error> {
     Ok(())
 }
 
-/// Responds with a head and "begun", then runs `rest`.
-fn send_then(rest: impl Future<Output = ()> + 'static) -> Result<Response, ErrorCode> {
+/// The headers of an event stream.
+fn events() -> Fields {
+    let fields = Fields::new();
+    let added = fields.append("content-type", b"text/event-stream");
+    added.expect("a valid header");
+    fields
+}
+
+/// Responds with a head and `first`, then runs `rest`.
+fn send_then(
+    headers: Fields,
+    first: &'static [u8],
+    rest: impl Future<Output = ()> + 'static,
+) -> Result<Response, ErrorCode> {
     let (mut writer, reader) = wit_stream::new();
     spawn_local(async move {
-        writer.write_all(b"begun\n".to_vec()).await;
+        writer.write_all(first.to_vec()).await;
         // Long enough for the host to send the piece.
         monotonic_clock::wait_for(SECOND / 10).await;
         rest.await;
     });
-    response(200, reader)
+    response_with(headers, 200, reader)
 }
 
 /// Responds for as long as the request's body arrives.
@@ -263,8 +277,16 @@ fn body_of(text: &str) -> StreamReader<u8> {
 }
 
 fn response(status: u16, body: StreamReader<u8>) -> Result<Response, ErrorCode> {
+    response_with(Fields::new(), status, body)
+}
+
+fn response_with(
+    headers: Fields,
+    status: u16,
+    body: StreamReader<u8>,
+) -> Result<Response, ErrorCode> {
     let (_, trailers) = wit_future::new(|| Ok(None));
-    let (response, _) = Response::new(Fields::new(), Some(body), trailers);
+    let (response, _) = Response::new(headers, Some(body), trailers);
     response
         .set_status_code(status)
         .map_err(|()| ErrorCode::InternalError(None))?;
