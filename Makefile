@@ -7,9 +7,10 @@
 #   make plugins       build the plugins
 #   make where         print the paths of the build products
 #   make env           print shell commands that put corral into PATH: eval "$(make -s env)"
-#   make test-device   run the tests that need a device, with Vulkan on the CPU
+#   make test-device   run the tests that need a device, with Vulkan on the CPU; it builds llama.cpp a second time
 #   make fuzz          build the fuzz targets and run each for a minute (MINUTES=60 TARGET=gguf: one of them for an hour)
-#   make soak          run everything at once for an hour, with kills and faults (MINUTES=10, SEED=1)
+#   make soak          run the tests that need a device, then everything at once for an hour, with kills and faults
+#                      (MINUTES=10, SEED=1)
 #   make bench         measure every target, in less than an hour on two cores: see BENCHMARKS.md
 #                      (PEER=URL compares HTTP, OPENAI_PEER=URL of llama.cpp's server compares throughput)
 #   make microbench    time the parts of a token's path (BENCHES="text events", FILTER=REGEX)
@@ -55,7 +56,7 @@ ifneq ($(filter vulkan,$(FEATURES) $(BACKENDS)),)
 SETUP := $(SETUP); $(VULKAN)
 endif
 
-# The engine's tests to repeat on a device; empty to skip them. Other tests are too slow for Vulkan on the CPU.
+# The engine's tests to repeat on a device. Other tests are too slow for Vulkan on the CPU.
 DEVICE_TESTS ?= device_placement
 DEVICE_FLAGS := --release --workspace --features corral-engine/vulkan $(addprefix --test ,$(DEVICE_TESTS))
 
@@ -134,7 +135,6 @@ test: lint plugins
 	@CORRAL_CLIENTS=$$(tests/clients/setup.sh); CORRAL_PROMTOOL=$$(tests/promtool.sh); \
 	  export CORRAL_CLIENTS CORRAL_PROMTOOL; \
 	  $(SETUP); cargo test $(CARGO_FLAGS)
-	@[ -z "$(DEVICE_TESTS)" ] || $(MAKE) --no-print-directory test-device
 
 # Tests of the GPU code without a GPU, by Vulkan on the CPU. It builds llama.cpp and the engine again, beside the other
 # builds, and without the variables of the device: llama.cpp's build reads those that begin with GGML_. One test runs at
@@ -147,11 +147,11 @@ test-device:
 fuzz:
 	@$(SETUP); fuzz/run.sh "$(or $(MINUTES),1)" $(TARGET)
 
-# Random workloads of the scheduler and its stores with faults in decode, swap and states; kills during deploys; mutated
-# model files; then everything at once, for MINUTES, with an allocator that returns freed memory at once, since the memory
-# in use is measured.
+# The tests that need a device; random workloads of the scheduler and its stores with faults in decode, swap and states;
+# kills during deploys; mutated model files; then everything at once, for MINUTES, with an allocator that returns freed
+# memory at once, since the memory in use is measured.
 SOAK := cargo test $(CARGO_FLAGS)
-soak: plugins
+soak: plugins test-device
 	@$(SETUP); export $(if $(SEED),CORRAL_SEED=$(SEED)) CORRAL_MINUTES="$(or $(MINUTES),60)"; \
 	  $(SOAK) --lib --test scheduler -- random_workloads fetches_end; \
 	  $(SOAK) --test deploy_crash_safety --test random_calls; \

@@ -47,8 +47,7 @@ list_missing() {
 [ -z "$(list_missing)" ] || apt_install $packages || true
 missing=$(list_missing)
 if [ -n "$missing" ]; then
-  say "missing: $(paste -sd, <<<"$missing" | sed 's/,/, /g'). On Debian: apt-get install $packages." \
-    "To skip the tests on a Vulkan device: make test DEVICE_TESTS="
+  say "missing: $(paste -sd, <<<"$missing" | sed 's/,/, /g'). On Debian: apt-get install $packages."
   exit 1
 fi
 
