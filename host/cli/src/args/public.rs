@@ -82,7 +82,7 @@ pub struct PublicArgs {
         help_heading = "Plugins"
     )]
     pub(crate) error_formats: Vec<ErrorFormatArg>,
-    /// Origins whose web pages may read a route's responses, or * for all; the last one for a route counts; repeatable
+    /// Origins whose web pages may read a route's responses, or * for all; a route's last one counts; repeatable
     #[arg(
         long,
         value_name = "ROUTE=ORIGIN[,ORIGIN..]",
