@@ -213,7 +213,13 @@ impl Corral {
             let left = deadline.saturating_duration_since(Instant::now());
             let line = match lines.recv_timeout(left) {
                 Ok(line) => line,
-                Err(error) => panic!("corral did not announce its listeners: {error}"),
+                Err(error) => {
+                    let ended = corral.child.try_wait();
+                    panic!(
+                        "corral did not announce its listeners: {error}, {ended:?}; it wrote: {}",
+                        corral.stderr()
+                    )
+                }
             };
             if let Some(file) = line.strip_prefix("admin token in ") {
                 corral.token_file = Some(file.into());

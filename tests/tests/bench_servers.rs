@@ -42,14 +42,13 @@ fn http_bench_measures_corral_and_peer() {
     let corral = Corral::start();
     let peer = url(&corral);
     let line = format!("http --path /classic --peer {peer} --connections 1,2 --requests 20");
-    let line = format!("{line} --rounds 1 --workers 1 --json");
+    let line = format!("{line} --rounds 1 --json");
     let ended = bench(&line, &[plugin("classic")]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     // Both respond with the path.
     assert!(!ended.stderr.contains("differs from"), "{ended:?}");
     let found = object(&line, &ended);
-    let setup =
-        json!({"path": "/classic", "requests": 20, "rounds": 1, "workers": 1, "peer": peer});
+    let setup = json!({"path": "/classic", "requests": 20, "rounds": 1, "peer": peer});
     check_members(&found, &setup);
     let servers = rows(&found)
         .iter()
