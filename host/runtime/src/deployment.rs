@@ -84,6 +84,11 @@ impl DeploymentState {
         self.0.counters.request_refused(code);
     }
 
+    /// Counts a response that names members of the request that the plugin ignored.
+    pub fn count_ignored_members(&self) {
+        self.0.counters.ignored_members.increment();
+    }
+
     /// Counts a request that the server stopped because of `limit`.
     pub fn count_limit_hit(&self, limit: CallLimit) {
         self.0.counters.limit_hit(limit);

@@ -23,7 +23,8 @@ const MAX_ORIGIN_BYTES: usize = 256;
 /// Seconds that a browser may keep the answer to a preflight request, and so how long a removed origin may still ask.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 /// Response headers that scripts may read, beyond those that CORS always lets them read.
-const EXPOSED: HeaderValue = HeaderValue::from_static("x-request-id, retry-after");
+const EXPOSED: HeaderValue =
+    HeaderValue::from_static("x-request-id, retry-after, x-corral-ignored");
 /// Any origin.
 const ANY: &str = "*";
 

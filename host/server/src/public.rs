@@ -12,13 +12,16 @@ use crate::state::ServerState;
 use corral_runtime::{Body, CallLimit, CallOptions};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, ORIGIN};
 use http::uri::{Authority, Parts, Scheme};
-use http::{HeaderMap, Request, Response, StatusCode, Uri};
+use http::{HeaderMap, HeaderName, Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// `Retry-After` of a deployment that an operator has to repair or resume.
 const UNAVAILABLE_RETRY: Duration = Duration::from_secs(5);
+
+/// The header in which a plugin names members of the request that it ignored.
+pub(crate) const IGNORED_MEMBERS: HeaderName = HeaderName::from_static("x-corral-ignored");
 
 /// Answers one request; errors become problems.
 pub(crate) async fn answer(
@@ -139,6 +142,9 @@ async fn route(
         (_, answer) => {
             let mut response = answer?;
             policy.cors.remove_own(response.headers_mut());
+            if response.headers().contains_key(IGNORED_MEMBERS) {
+                deployment.context.deployment.count_ignored_members();
+            }
             Ok(response)
         }
     }

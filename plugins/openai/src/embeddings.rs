@@ -19,7 +19,7 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
     let dimensions = fields.integer("dimensions", 1..=u32::MAX)?;
     // Accepted and ignored.
     fields.text("user")?;
-    fields.reject_unknown(&["model", "input", "encoding_format", "dimensions", "user"])?;
+    fields.ignore_unknown(&["model", "input", "encoding_format", "dimensions", "user"])?;
     let encoding = match format.as_deref() {
         None | Some("float") => Vector::Floats,
         Some("base64") => Vector::Base64,

@@ -1,5 +1,6 @@
 //! Errors in the formats of OpenAI's and Anthropic's API.
 
+use corral_sdk::fields::ignored;
 use corral_sdk::{Error, Response};
 use serde_json::{Value, json};
 
@@ -19,7 +20,15 @@ impl From<ApiError> for Response {
         for (name, value) in error.headers() {
             response = response.with_header(&name, &value);
         }
-        response
+        with_ignored(response)
+    }
+}
+
+/// Adds the header that names ignored members, if there are any.
+pub fn with_ignored(response: Response) -> Response {
+    match ignored::header_value() {
+        Some(names) => response.with_header(ignored::HEADER, &names),
+        None => response,
     }
 }
 
@@ -93,6 +102,16 @@ fn anthropic_type(status: u16) -> &'static str {
 pub fn unsupported(field: &str, why: &str) -> Error {
     Error::bad_request("unsupported", format!("`{field}` is not supported: {why}"))
         .with_field(field)
+}
+
+/// Ignores a member that has no effect on the answer: the response names it. An error if the request
+/// is strict.
+pub fn without_effect(field: &str, why: &str) -> Result<(), Error> {
+    if ignored::is_strict() {
+        return Err(unsupported(field, why));
+    }
+    ignored::add(field);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -4,12 +4,13 @@
 //! `models` and `tokenize`. `generation` runs generations: settings, several choices, log
 //! probabilities. `conversation` turns a chat into a prompt and the model's output into content,
 //! reasoning and tool calls; `chat`, `responses` and `messages` are three formats for its result.
-//! `shared_fields` reads fields that several APIs have, `completion_chunks` and `sse` write streams,
+//! `shared_fields` reads fields that several APIs have, `configuration` reads the deployment's, `completion_chunks` and `sse` write streams,
 //! and `serialize` writes long responses.
 
 mod chat;
 mod completion_chunks;
 mod completions;
+mod configuration;
 mod conversation;
 mod embeddings;
 mod error;

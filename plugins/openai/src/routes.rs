@@ -1,21 +1,32 @@
 //! Dispatches requests to the APIs.
 
-use corral_sdk::fields::Fields;
+use corral_sdk::fields::{Fields, ignored};
 use corral_sdk::{Error, Request, Response};
 
-use crate::error::{ApiError, ApiFormat};
+use crate::configuration::Configuration;
+use crate::error::{ApiError, ApiFormat, with_ignored};
 use crate::{chat, completions, embeddings, messages, models, responses, tokenize};
 
 /// Limit for request bodies, in bytes.
 const DEFAULT_BODY_LIMIT: usize = 8 << 20;
 
 pub async fn handle(request: Request) -> Result<Response, ApiError> {
+    handle_with(Configuration::from_environment(), request).await
+}
+
+/// Handles a request with this configuration of the plugin.
+pub async fn handle_with(
+    configuration: Result<Configuration, Error>,
+    request: Request,
+) -> Result<Response, ApiError> {
     let format = match request.path().strip_prefix("/v1/messages") {
         Some(below) if below.is_empty() || below.starts_with('/') => ApiFormat::Anthropic,
         _ => ApiFormat::OpenAi,
     };
+    let with_format = |error| ApiError(format, error);
+    ignored::begin(configuration.map_err(with_format)?.strict);
     let response = dispatch(request.with_body_limit(DEFAULT_BODY_LIMIT)).await;
-    response.map_err(|error| ApiError(format, error))
+    response.map(with_ignored).map_err(with_format)
 }
 
 async fn dispatch(mut request: Request) -> Result<Response, Error> {

@@ -5,7 +5,7 @@ use corral_sdk::fields::{Fields, wrong_type};
 use serde_json::Value;
 
 use crate::conversation::Format;
-use crate::error::unsupported;
+use crate::error::{unsupported, without_effect};
 
 /// Fields for the API's operator that do not change the response.
 const IGNORED_FIELDS: [&str; 5] = [
@@ -49,6 +49,17 @@ pub fn reject_other_values(
     }
 }
 
+/// Ignores these members of the API, each with the reason why it has no effect: the response names those
+/// that are present. An error if the request is strict.
+pub fn ignore_without_effect(fields: &mut Fields, members: &[(&str, &str)]) -> Result<(), Error> {
+    for (name, why) in members {
+        if fields.take(name).is_some() {
+            without_effect(&fields.path(name), why)?;
+        }
+    }
+    Ok(())
+}
+
 /// Drops fields that do not change the response.
 pub fn ignore(fields: &mut Fields, names: &[&str]) {
     for name in names {
@@ -63,7 +74,7 @@ pub fn schema_format(mut fields: Fields) -> Result<Format, Error> {
     fields.text("name")?;
     fields.text("description")?;
     fields.boolean("strict")?;
-    fields.reject_unknown(&["name", "description", "schema", "strict"])?;
+    fields.ignore_unknown(&["name", "description", "schema", "strict"])?;
     match schema {
         Value::Object(_) | Value::Bool(_) => Ok(Format::Schema(schema)),
         other => Err(wrong_type(&fields.path("schema"), "a JSON schema", &other)),
@@ -86,6 +97,6 @@ pub fn stream(fields: &mut Fields) -> Result<Option<bool>, Error> {
     if options.flag("include_obfuscation")? {
         return Err(unsupported(&path, "events are not padded"));
     }
-    options.reject_unknown(&["include_usage", "include_obfuscation"])?;
+    options.ignore_unknown(&["include_usage", "include_obfuscation"])?;
     Ok(Some(usage))
 }

@@ -6,11 +6,14 @@ mod messages;
 mod model_families;
 mod other_routes;
 mod responses;
+mod tolerance;
 
+use corral_sdk::fields::ignored;
 use corral_sdk::testing::Script;
 use corral_sdk::{Error, Request, Response};
 use serde_json::Value;
 
+use crate::configuration::Configuration;
 use crate::routes;
 
 /// A short ChatML template with tools.
@@ -30,10 +33,15 @@ fn script_with_reasoning(answer: &str) -> Script {
 }
 
 fn ask(script: &Script, request: Request) -> (Response, String) {
+    ask_with(Configuration::default(), script, request)
+}
+
+fn ask_with(configuration: Configuration, script: &Script, request: Request) -> (Response, String) {
     script.run(async {
-        let response = routes::handle(request).await.unwrap_or_else(Response::from);
+        let response = routes::handle_with(Ok(configuration), request).await;
+        let response = response.unwrap_or_else(Response::from);
         let mut head = Response::empty().with_status(response.status());
-        for name in ["content-type", "retry-after", "allow"] {
+        for name in ["content-type", "retry-after", "allow", ignored::HEADER] {
             if let Some(value) = response.header(name) {
                 head = head.with_header(name, value);
             }
@@ -50,8 +58,34 @@ pub fn merged(mut body: Value, fields: &Value) -> Value {
     body
 }
 
-/// Checks that `read` rejects each input of a table with lines `INPUT => FIELD: DETAIL`.
+/// Checks that `read` rejects each input of a table with lines `INPUT => FIELD: DETAIL`, strict or not.
 pub fn check_errors<T>(table: &str, read: impl Fn(Value) -> Result<T, Error>) {
+    for strict in [false, true] {
+        ignored::begin(strict);
+        check_each_error(table, &read);
+    }
+}
+
+/// Checks that a strict request rejects each input of such a table, and another names FIELD as ignored.
+pub fn check_ignored<T>(table: &str, read: impl Fn(Value) -> Result<T, Error>) {
+    ignored::begin(true);
+    check_each_error(table, &read);
+    for line in table.trim().lines() {
+        let (input, error) = line.split_once(" => ").unwrap();
+        let (field, _) = error.split_once(": ").unwrap();
+        ignored::begin(false);
+        let read = read(serde_json::from_str(input).unwrap());
+        assert_eq!(read.err(), None, "{line}");
+        let indices = |path: &str| path.replace(|letter: char| letter.is_ascii_digit(), "");
+        let names = ignored::header_value().unwrap_or_default();
+        let found = names
+            .split(", ")
+            .any(|name| indices(name) == indices(field));
+        assert!(found, "{line}: {names}");
+    }
+}
+
+fn check_each_error<T>(table: &str, read: impl Fn(Value) -> Result<T, Error>) {
     for line in table.trim().lines() {
         let (input, error) = line.split_once(" => ").unwrap();
         let (field, detail) = error.split_once(": ").unwrap();

@@ -11,7 +11,7 @@ pub async fn tokenize(mut fields: Fields) -> Result<Response, Error> {
     let add_begin = fields.flag("add_special")?;
     let parse_control = fields.boolean("parse_special")?.unwrap_or(true);
     let with_pieces = fields.flag("with_pieces")?;
-    fields.reject_unknown(&[
+    fields.ignore_unknown(&[
         "model",
         "content",
         "add_special",
@@ -51,7 +51,7 @@ fn piece(model: &Model, token: Token) -> Result<Value, Error> {
 pub async fn detokenize(mut fields: Fields) -> Result<Response, Error> {
     let model = model(&mut fields).await?;
     let tokens = fields.required_list("tokens", "a list of integers")?;
-    fields.reject_unknown(&["model", "tokens"])?;
+    fields.ignore_unknown(&["model", "tokens"])?;
     let tokens = read_tokens("tokens", &tokens, &model)?;
     let content = model.detokenize_with_control(&tokens)?;
     Ok(Response::json(&json!({"content": content})))

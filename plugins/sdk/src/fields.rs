@@ -15,6 +15,8 @@
 //! assert_eq!(error.field(), Some("top_p"));
 //! ```
 
+pub mod ignored;
+
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
@@ -155,6 +157,20 @@ impl Fields {
             ),
         )
         .with_field(&first))
+    }
+
+    /// Ignores every remaining field that is not in `known`, and adds its path to [`ignored`]. An error
+    /// as of [`reject_unknown`](Self::reject_unknown) if the request is strict ([`ignored::begin`]).
+    pub fn ignore_unknown(&self, known: &[&str]) -> Result<(), Error> {
+        if ignored::is_strict() {
+            return self.reject_unknown(known);
+        }
+        for (name, value) in &self.members {
+            if !value.is_null() && !known.contains(&name.as_str()) {
+                ignored::add(&self.path(name));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the name and value of the only field. An error unless there is exactly one and it is

@@ -81,7 +81,7 @@ fn message(mut fields: Fields) -> Result<Value, Error> {
             message.insert(name.to_owned(), text.into());
         }
     }
-    fields.reject_unknown(&[
+    fields.ignore_unknown(&[
         "role",
         "content",
         "refusal",
@@ -119,11 +119,11 @@ fn tool_call(mut fields: Fields) -> Result<Value, Error> {
     // Some clients send back the index of a streamed call.
     fields.take("index");
     let mut function = fields.required_object("function")?;
-    fields.reject_unknown(&["id", "type", "function"])?;
+    fields.ignore_unknown(&["id", "type", "function"])?;
     let name = function.required_text("name")?;
     let arguments = function.take("arguments").unwrap_or_default();
     let path = function.path("arguments");
-    function.reject_unknown(&["name", "arguments"])?;
+    function.ignore_unknown(&["name", "arguments"])?;
     let arguments = match arguments {
         Value::String(text) => parse_arguments(&text),
         Value::Null => json!({}),
@@ -175,7 +175,6 @@ mod tests {
 {"role": "user"} => messages[0].content: is missing
 {"role": "user", "content": 1} => messages[0].content: a number
 {"role": "user", "content": [{"type": "image_url", "image_url": {}}]} => messages[0].content[0].type: image_url
-{"role": "user", "content": "x", "mood": 1} => messages[0].mood: is unknown
 {"role": "user", "content": "x", "tool_call_id": "1"} => messages[0].tool_call_id: of the role "tool"
 {"role": "user", "content": "x", "reasoning_content": "hm"} => messages[0].reasoning_content: of the role "assistant"
 {"role": "assistant", "content": "x", "refusal": "no"} => messages[0].refusal: without `content`

@@ -10,21 +10,23 @@ use crate::conversation::{ChatRequest, Format, TemplateKwargs, Tools};
 use crate::error::unsupported;
 use crate::generation::{Settings, settings};
 use crate::shared_fields::{
-    drop_operator_fields, reject, reject_other_values, schema_format, stream,
+    drop_operator_fields, ignore_without_effect, reject, reject_other_values, schema_format, stream,
 };
 
 /// The host's limit for logprobs.
 const LOGPROBS_LIMIT: u8 = 20;
 
 /// Fields of the API that are not supported, with the reason.
-const UNSUPPORTED: [(&str, &str); 6] = [
+const UNSUPPORTED: [(&str, &str); 5] = [
     ("audio", "models generate text only"),
     ("functions", "it was replaced by `tools`"),
     ("function_call", "it was replaced by `tool_choice`"),
     ("prediction", "predicted outputs are not available"),
-    ("verbosity", "models have no such setting"),
     ("web_search_options", "there is no web search"),
 ];
+
+/// Fields of the API that have no effect, with the reason.
+const WITHOUT_EFFECT: [(&str, &str); 1] = [("verbosity", "models have no such setting")];
 
 const FIELDS: [&str; 16] = [
     "model",
@@ -54,6 +56,7 @@ pub struct ChatCompletionRequest {
 
 pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
     reject(&mut fields, &UNSUPPORTED)?;
+    ignore_without_effect(&mut fields, &WITHOUT_EFFECT)?;
     drop_operator_fields(&mut fields)?;
     let text = Value::from(vec!["text"]);
     reject_other_values(
@@ -76,7 +79,7 @@ pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
     settings.max_tokens = length(&mut fields)?;
     settings.logprobs = logprobs(&mut fields)?;
     let stream = stream(&mut fields)?;
-    fields.reject_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
+    fields.ignore_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
 
     let chat = Chat {
         messages: messages::read(messages)?,
@@ -112,7 +115,7 @@ fn response_format(mut fields: Fields) -> Result<Format, Error> {
             return Err(out_of_range(&fields.path("type"), &kind.into(), expected));
         }
     };
-    fields.reject_unknown(&["type", "json_schema"])?;
+    fields.ignore_unknown(&["type", "json_schema"])?;
     Ok(format)
 }
 
@@ -142,7 +145,7 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u8>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{check_errors, merged};
+    use crate::tests::{check_errors, check_ignored, merged};
     use serde_json::json;
 
     fn with(members: Value) -> Result<ChatCompletionRequest, Error> {
@@ -158,7 +161,6 @@ mod tests {
 {"store": true} => store: not stored
 {"service_tier": "flex"} => service_tier: one service tier
 {"modalities": ["audio"]} => modalities: text only
-{"nope": 1} => nope: is unknown
 {"messages": 1} => messages: a number
 {"messages": null} => messages: is missing
 {"max_tokens": 0} => max_tokens: from 1
@@ -181,6 +183,18 @@ mod tests {
     #[test]
     fn errors_name_the_field() {
         check_errors(ERRORS, with);
+    }
+
+    /// Fields of a request without effect, and the field and text of the error if it is strict.
+    const IGNORED: &str = r#"
+{"verbosity": "low"} => verbosity: no such setting
+{"nope": 1} => nope: is unknown
+{"tools": [{"type": "function", "function": {"name": "f", "pace": 1}}]} => tools[0].function.pace: is unknown
+"#;
+
+    #[test]
+    fn ignored_fields_are_named() {
+        check_ignored(IGNORED, with);
     }
 
     #[test]

@@ -74,7 +74,7 @@ pub fn read(mut fields: Fields) -> Result<CompletionRequest, Error> {
         return Err(unsupported("best_of", &why));
     }
     let stream = stream(&mut fields)?;
-    fields.reject_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
+    fields.ignore_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
     if echo && suffix.is_some() {
         return Err(unsupported("echo", "it can't be combined with `suffix`"));
     }
@@ -175,7 +175,6 @@ mod tests {
 {"echo": true, "suffix": "x"} => echo: `suffix`
 {"logprobs": 21} => logprobs: to 20
 {"max_tokens": -1} => max_tokens: from 0
-{"messages": []} => messages: is unknown
 "#;
 
     #[test]

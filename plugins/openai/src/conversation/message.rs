@@ -31,7 +31,7 @@ pub fn text(path: &str, content: Value, kinds: &[&str]) -> Result<String, Error>
         for ignored in ["annotations", "logprobs", "cache_control", "citations"] {
             part.take(ignored);
         }
-        part.reject_unknown(&["type", field])?;
+        part.ignore_unknown(&["type", field])?;
     }
     Ok(joined)
 }

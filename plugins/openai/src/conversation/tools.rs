@@ -63,7 +63,7 @@ impl Tools {
                 return Err(out_of_range(&path, &kind.into(), "\"function\""));
             }
             let function = tool.required_object("function")?;
-            tool.reject_unknown(&["type", "function"])?;
+            tool.ignore_unknown(&["type", "function"])?;
             Tool::read(function, "parameters")
         })?;
         let choice = read_choice(fields.take("tool_choice"), true)?;
@@ -147,7 +147,7 @@ impl Tool {
         let schema = fields.object(parameters)?;
         let schema = schema.map(|schema| Value::from(schema.into_map()));
         let strict = fields.flag("strict")?;
-        fields.reject_unknown(&["name", "description", parameters, "strict"])?;
+        fields.ignore_unknown(&["name", "description", parameters, "strict"])?;
         let mut function = Map::new();
         function.insert("name".to_owned(), name.clone().into());
         if let Some(description) = description {
@@ -192,12 +192,12 @@ pub fn read_choice(value: Option<Value>, nested: bool) -> Result<Option<ToolChoi
         true => {
             let mut function = fields.required_object("function")?;
             let name = function.text("name")?;
-            function.reject_unknown(&["name"])?;
+            function.ignore_unknown(&["name"])?;
             name
         }
         false => fields.text("name")?,
     };
-    fields.reject_unknown(&["type", if nested { "function" } else { "name" }])?;
+    fields.ignore_unknown(&["type", if nested { "function" } else { "name" }])?;
     let name = name.ok_or_else(|| fields.missing("name", "the name of a function"))?;
     Ok(Some(ToolChoice::Named(name)))
 }

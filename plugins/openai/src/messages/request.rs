@@ -86,7 +86,7 @@ pub fn read(mut fields: Fields) -> Result<MessagesRequest, Error> {
     };
     let stream = fields.flag("stream")?;
     let model = fields.text("model")?;
-    fields.reject_unknown(&FIELDS)?;
+    fields.ignore_unknown(&FIELDS)?;
     Ok(MessagesRequest {
         chat: ChatRequest {
             model,
@@ -125,7 +125,7 @@ fn check_last(messages: &[Value]) -> Result<(), Error> {
 fn add_message(mut fields: Fields, messages: &mut Vec<Value>) -> Result<(), Error> {
     let role = fields.text("role")?;
     let content = fields.required("content", "a string or a list of blocks")?;
-    fields.reject_unknown(&["role", "content"])?;
+    fields.ignore_unknown(&["role", "content"])?;
     let (role, kinds) = match role.as_deref() {
         Some("user") => ("user", "text and tool_result"),
         Some("assistant") => ("assistant", "text, thinking and tool_use"),
@@ -185,7 +185,7 @@ fn add_message(mut fields: Fields, messages: &mut Vec<Value>) -> Result<(), Erro
                 return Err(unsupported(&block.path("type"), &why));
             }
         };
-        block.reject_unknown(known)?;
+        block.ignore_unknown(known)?;
     }
     if text.is_empty() && calls.is_empty() {
         return match results {
@@ -259,7 +259,7 @@ fn tools(fields: &mut Fields) -> Result<Tools, Error> {
             return Err(out_of_range("tool_choice.type", &kind.into(), expected));
         }
     };
-    choice.reject_unknown(&["type", "name", "disable_parallel_tool_use"])?;
+    choice.ignore_unknown(&["type", "name", "disable_parallel_tool_use"])?;
     Tools::new(list, Some(chosen), parallel)
 }
 
@@ -272,7 +272,7 @@ fn thinking(fields: &mut Fields) -> Result<TemplateKwargs, Error> {
             let why = "reasoning budgets are not available; expected the type disabled";
             return Err(unsupported("thinking", why));
         }
-        thinking.reject_unknown(&["type"])?;
+        thinking.ignore_unknown(&["type"])?;
         kwargs.0.push(TemplateKwarg {
             name: "enable_thinking".to_owned(),
             value: false.into(),

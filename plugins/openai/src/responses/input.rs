@@ -71,7 +71,7 @@ impl Conversation {
         };
         let content = item.required("content", "a string or a list")?;
         let content = text(&item.path("content"), content, kinds)?;
-        item.reject_unknown(&["type", "role", "content"])?;
+        item.ignore_unknown(&["type", "role", "content"])?;
         match role.as_str() {
             "assistant" => {
                 self.continues = false;
@@ -90,7 +90,7 @@ impl Conversation {
         let id = item.required_text("call_id")?;
         let name = item.required_text("name")?;
         let arguments = item.required_text("arguments")?;
-        item.reject_unknown(&["type", "call_id", "name", "arguments"])?;
+        item.ignore_unknown(&["type", "call_id", "name", "arguments"])?;
         let call = call(Some(id), &name, parse_arguments(&arguments));
         let calls = self
             .assistant()
@@ -106,7 +106,7 @@ impl Conversation {
         let id = item.required_text("call_id")?;
         let output = item.required("output", "a string or a list")?;
         let output = text(&item.path("output"), output, &["input_text"])?;
-        item.reject_unknown(&["type", "call_id", "output"])?;
+        item.ignore_unknown(&["type", "call_id", "output"])?;
         self.check_no_dangling_reasoning()?;
         let message = self.push_other([("role", "tool".to_owned()), ("content", output)]);
         message.insert("tool_call_id".to_owned(), id.into());
@@ -126,7 +126,7 @@ impl Conversation {
                 texts.push(text(&item.path(name), value, &[kind])?);
             }
         }
-        item.reject_unknown(&["type", "summary", "content"])?;
+        item.ignore_unknown(&["type", "summary", "content"])?;
         texts.retain(|text| !text.is_empty());
         self.continues = false;
         self.reasoning = (!texts.is_empty()).then(|| (path, texts.join("\n\n")));

@@ -103,7 +103,7 @@ pub fn read(mut fields: Fields) -> Result<ResponsesRequest, Error> {
     settings.max_tokens = fields.integer("max_output_tokens", 1..=u32::MAX)?;
     let stream = fields.flag("stream")?;
     let model = fields.text("model")?;
-    fields.reject_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
+    fields.ignore_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
 
     for (name, value) in [
         ("instructions", json!(instructions)),
@@ -167,7 +167,7 @@ fn text(fields: &mut Fields) -> Result<(Format, Value), Error> {
     }
     let value = text.peek("format").cloned();
     let format = text.object("format")?;
-    text.reject_unknown(&["format"])?;
+    text.ignore_unknown(&["format"])?;
     let (Some(mut format), Some(value)) = (format, value) else {
         return Ok(plain);
     };
@@ -181,7 +181,7 @@ fn text(fields: &mut Fields) -> Result<(Format, Value), Error> {
             return Err(out_of_range("text.format.type", &kind.into(), expected));
         }
     };
-    format.reject_unknown(&["type"])?;
+    format.ignore_unknown(&["type"])?;
     Ok((read, value))
 }
 
@@ -196,6 +196,6 @@ fn reasoning(fields: &mut Fields) -> Result<Option<String>, Error> {
         }
     }
     let effort = reasoning.text("effort")?;
-    reasoning.reject_unknown(&["effort"])?;
+    reasoning.ignore_unknown(&["effort"])?;
     Ok(effort)
 }

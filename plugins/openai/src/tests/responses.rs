@@ -191,7 +191,6 @@ const ERRORS: &str = r#"
 {"chat_template_kwargs": {"enable_thinking": false}} => chat_template_kwargs.enable_thinking
 {"chat_template_kwargs": {"messages": []}} => chat_template_kwargs.messages
 {"messages": []} => messages
-{"nope": []} => nope
 "#;
 
 #[test]
