@@ -98,25 +98,10 @@ fn anthropic_type(status: u16) -> &'static str {
     }
 }
 
-/// Creates the error for a feature of the API that is not supported.
-pub fn unsupported(field: &str, why: &str) -> Error {
-    Error::bad_request("unsupported", format!("`{field}` is not supported: {why}"))
-        .with_field(field)
-}
-
-/// Ignores a member that has no effect on the answer: the response names it. An error if the request
-/// is strict.
-pub fn without_effect(field: &str, why: &str) -> Result<(), Error> {
-    if ignored::is_strict() {
-        return Err(unsupported(field, why));
-    }
-    ignored::add(field);
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use conversation::unsupported;
     use std::time::Duration;
 
     #[test]

@@ -4,8 +4,7 @@ use corral_sdk::Error;
 use corral_sdk::fields::{Fields, wrong_type};
 use serde_json::Value;
 
-use crate::conversation::Format;
-use crate::error::{unsupported, without_effect};
+use conversation::{Format, unsupported, without_effect};
 
 /// Fields for the API's operator that do not change the response.
 const IGNORED_FIELDS: [&str; 5] = [

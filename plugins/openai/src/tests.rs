@@ -10,7 +10,7 @@ mod tolerance;
 
 use corral_sdk::fields::ignored;
 use corral_sdk::testing::Script;
-use corral_sdk::{Error, Request, Response};
+use corral_sdk::{Request, Response};
 use serde_json::Value;
 
 use crate::configuration::Configuration;
@@ -56,47 +56,6 @@ pub fn merged(mut body: Value, fields: &Value) -> Value {
         body[name] = value.clone();
     }
     body
-}
-
-/// Checks that `read` rejects each input of a table with lines `INPUT => FIELD: DETAIL`, strict or not.
-pub fn check_errors<T>(table: &str, read: impl Fn(Value) -> Result<T, Error>) {
-    for strict in [false, true] {
-        ignored::begin(strict);
-        check_each_error(table, &read);
-    }
-}
-
-/// Checks that a strict request rejects each input of such a table, and another names FIELD as ignored.
-pub fn check_ignored<T>(table: &str, read: impl Fn(Value) -> Result<T, Error>) {
-    ignored::begin(true);
-    check_each_error(table, &read);
-    for line in table.trim().lines() {
-        let (input, error) = line.split_once(" => ").unwrap();
-        let (field, _) = error.split_once(": ").unwrap();
-        ignored::begin(false);
-        let read = read(serde_json::from_str(input).unwrap());
-        assert_eq!(read.err(), None, "{line}");
-        let indices = |path: &str| path.replace(|letter: char| letter.is_ascii_digit(), "");
-        let names = ignored::header_value().unwrap_or_default();
-        let found = names
-            .split(", ")
-            .any(|name| indices(name) == indices(field));
-        assert!(found, "{line}: {names}");
-    }
-}
-
-fn check_each_error<T>(table: &str, read: impl Fn(Value) -> Result<T, Error>) {
-    for line in table.trim().lines() {
-        let (input, error) = line.split_once(" => ").unwrap();
-        let (field, detail) = error.split_once(": ").unwrap();
-        let error = read(serde_json::from_str(input).unwrap()).err().unwrap();
-        assert_eq!(
-            (error.status(), error.field()),
-            (400, Some(field)),
-            "{line}"
-        );
-        assert!(error.to_string().contains(detail), "{line}: {error}");
-    }
 }
 
 /// Checks the status of an error and a field of its body.

@@ -6,12 +6,12 @@ use corral_sdk::template::Chat;
 use serde_json::Value;
 
 use super::messages;
-use crate::conversation::{ChatRequest, Format, TemplateKwargs, Tools};
-use crate::error::unsupported;
-use crate::generation::{Settings, settings};
 use crate::shared_fields::{
     drop_operator_fields, ignore_without_effect, reject, reject_other_values, schema_format, stream,
 };
+use conversation::generation::{Settings, settings};
+use conversation::unsupported;
+use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
 
 /// The host's limit for logprobs.
 const LOGPROBS_LIMIT: u8 = 20;
@@ -145,7 +145,8 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u8>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{check_errors, check_ignored, merged};
+    use crate::tests::merged;
+    use corral_sdk::testing::{check_field_errors, check_ignored_fields};
     use serde_json::json;
 
     fn with(members: Value) -> Result<ChatCompletionRequest, Error> {
@@ -182,7 +183,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_field() {
-        check_errors(ERRORS, with);
+        check_field_errors(ERRORS, with);
     }
 
     /// Fields of a request without effect, and the field and text of the error if it is strict.
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     fn ignored_fields_are_named() {
-        check_ignored(IGNORED, with);
+        check_ignored_fields(IGNORED, with);
     }
 
     #[test]
