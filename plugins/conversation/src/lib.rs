@@ -9,6 +9,7 @@ mod answers;
 mod chat_request;
 mod control_tags;
 pub mod generation;
+pub mod hints;
 pub mod ids;
 pub mod message;
 mod output_parser;

@@ -4,9 +4,9 @@ use corral_sdk::Error;
 use corral_sdk::fields::{Fields, wrong_type};
 use serde_json::{Map, Value, json};
 
-use crate::unsupported;
+use crate::{hints, unsupported};
 
-/// Reads a string or a list of parts of these types. A part has its text in the field named after
+/// Reads a string or a list of strings and parts of these types. A part has its text in the field named after
 /// its type or in `text`.
 pub fn text(path: &str, content: Value, kinds: &[&str]) -> Result<String, Error> {
     let parts = match content {
@@ -16,6 +16,10 @@ pub fn text(path: &str, content: Value, kinds: &[&str]) -> Result<String, Error>
     };
     let mut joined = String::new();
     for (index, part) in parts.into_iter().enumerate() {
+        if let Value::String(text) = &part {
+            joined += text;
+            continue;
+        }
         let mut part = Fields::at(format!("{path}[{index}]"), part)?;
         let kind = part.text("type")?;
         let Some(&kind) = kinds.iter().find(|known| Some(**known) == kind.as_deref()) else {
@@ -27,10 +31,7 @@ pub fn text(path: &str, content: Value, kinds: &[&str]) -> Result<String, Error>
         };
         let field = if kind == "refusal" { kind } else { "text" };
         joined += &part.required_text(field)?;
-        // Fields of earlier answers, and cache marks.
-        for ignored in ["annotations", "logprobs", "cache_control", "citations"] {
-            part.take(ignored);
-        }
+        hints::drop(&mut part, &hints::OF_PART);
         part.ignore_unknown(&["type", field])?;
     }
     Ok(joined)

@@ -5,7 +5,7 @@ use corral_sdk::{Error, Model, Token};
 use serde_json::Value;
 
 use super::reasoning_parser::OPENING_TAG;
-use crate::unsupported;
+use crate::without_effect;
 
 /// Number of tokens at the end of a prompt that contain the opening tag of reasoning and the text
 /// after it.
@@ -30,8 +30,7 @@ pub fn tokens(chat: &Chat, model: &Model, messages_field: &str) -> Result<Vec<To
     })
 }
 
-/// Returns an error if a message has a `name` and the template ignores it: the tokens are the same
-/// without it. Names of tools are exempt, since their calls contain them.
+/// A message's `name` has no effect if the template ignores it: the tokens are the same without it. Names of tools are exempt, since their calls contain them.
 pub fn check_names(chat: &Chat, tokens: &[Token], model: &Model) -> Result<(), Error> {
     for role in ["system", "developer", "user", "assistant"] {
         let named = |message: &Value| message["role"] == role && message.get("name").is_some();
@@ -51,7 +50,7 @@ pub fn check_names(chat: &Chat, tokens: &[Token], model: &Model) -> Result<(), E
                  into `content`",
                 model.name()
             );
-            return Err(unsupported(&format!("messages[{index}].name"), &why));
+            without_effect(&format!("messages[{index}].name"), &why)?;
         }
     }
     Ok(())
@@ -86,6 +85,7 @@ pub fn ends_in_reasoning(tokens: &[Token], model: &Model) -> Result<bool, Error>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use corral_sdk::fields::ignored;
     use corral_sdk::testing::Script;
     use serde_json::json;
 
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn names_ignored_by_the_template_are_rejected() {
+    fn names_ignored_by_the_template_have_no_effect() {
         let message = |role: &str, name: &str| json!({"role": role, "name": name, "content": "x"});
         let chat = Chat {
             messages: vec![
@@ -138,6 +138,7 @@ mod tests {
         ] {
             let template =
                 format!("{{% for m in messages %}}{{{{ m.content }}}}{shown}{{% endfor %}}");
+            ignored::begin(true);
             let checked = Script::new().chat_template(&template).run(async {
                 let model = Model::open_default().await?;
                 check_names(&chat, &tokens(&chat, &model, "messages")?, &model)

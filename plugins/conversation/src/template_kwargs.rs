@@ -4,7 +4,7 @@ use corral_sdk::fields::Fields;
 use corral_sdk::{Error, Model};
 use serde_json::{Map, Value};
 
-use crate::unsupported;
+use crate::{unsupported, without_effect};
 
 /// Variables that the chat and the model define.
 const RESERVED: [&str; 5] = [
@@ -49,20 +49,48 @@ impl TemplateKwargs {
         }
         if let Some(effort) = effort {
             let name = "reasoning_effort";
-            if let Some(other) = kwargs.0.iter().find(|one| one.name == name) {
-                let why = format!("`{effort_field}` is present as well and means the same");
-                return Err(unsupported(&other.field, &why));
-            }
-            kwargs.0.push(TemplateKwarg {
-                name: name.to_owned(),
-                value: effort.into(),
-                field: effort_field.to_owned(),
-            });
+            kwargs.add(name, effort.into(), effort_field)?;
         }
         Ok(kwargs)
     }
 
-    /// Returns the variables; an error if the model's template does not use one of them.
+    /// Adds the variable that a request field sets; an error if another field sets it differently.
+    pub fn add(&mut self, name: &str, value: Value, field: &str) -> Result<(), Error> {
+        match self.0.iter().find(|one| one.name == name) {
+            Some(other) if other.value != value => {
+                let why = format!("`{field}` is present as well and sets the same differently");
+                return Err(unsupported(&other.field, &why));
+            }
+            Some(_) => {}
+            None => self.0.push(TemplateKwarg {
+                name: name.to_owned(),
+                value,
+                field: field.to_owned(),
+            }),
+        }
+        Ok(())
+    }
+
+    /// Reads `thinking`, an object whose type enables or disables reasoning, or a boolean.
+    pub fn read_thinking(&mut self, fields: &mut Fields) -> Result<(), Error> {
+        let enabled = match fields.peek("thinking") {
+            None => return Ok(()),
+            Some(Value::Bool(enabled)) => {
+                let enabled = *enabled;
+                fields.take("thinking");
+                enabled
+            }
+            Some(_) => {
+                let mut thinking = fields.required_object("thinking")?;
+                let kind = thinking.text("type")?;
+                thinking.ignore_unknown(&[])?;
+                kind.as_deref() != Some("disabled")
+            }
+        };
+        self.add("enable_thinking", enabled.into(), &fields.path("thinking"))
+    }
+
+    /// Returns the variables that the model's template uses. The others have no effect.
     pub fn for_template(self, model: &Model) -> Result<Map<String, Value>, Error> {
         let template = model.info().chat_template.as_deref().unwrap_or_default();
         let known = |name: &str| {
@@ -70,27 +98,27 @@ impl TemplateKwargs {
                 template.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
             words.any(|word| word == name)
         };
-        match self.0.iter().find(|one| !known(&one.name)) {
-            Some(one) => {
-                let why = format!(
-                    "the chat template of the model {} does not use `{}`",
-                    model.name(),
-                    one.name
-                );
-                Err(unsupported(&one.field, &why))
+        let mut variables = Map::new();
+        for one in self.0 {
+            if known(&one.name) {
+                variables.insert(one.name, one.value);
+                continue;
             }
-            None => Ok(self
-                .0
-                .into_iter()
-                .map(|one| (one.name, one.value))
-                .collect()),
+            let why = format!(
+                "the chat template of the model {} does not use `{}`",
+                model.name(),
+                one.name
+            );
+            without_effect(&one.field, &why)?;
         }
+        Ok(variables)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use corral_sdk::fields::ignored;
     use corral_sdk::testing::Script;
     use serde_json::json;
 
@@ -115,15 +143,45 @@ mod tests {
     }
 
     #[test]
-    fn unknown_variables_are_rejected() {
+    fn unused_variables_have_no_effect() {
+        let kwargs = json!({"moo": 1, "mood": 2});
+        ignored::begin(true);
+        let error = read(kwargs.clone(), None).unwrap_err();
+        assert_eq!(
+            (error.status(), error.field()),
+            (400, Some("chat_template_kwargs.moo"))
+        );
+        ignored::begin(false);
+        assert_eq!(read(kwargs, None), Ok(json!({"mood": 2})));
+        let names = ignored::header_value();
+        assert_eq!(names.as_deref(), Some("chat_template_kwargs.moo"));
+    }
+
+    #[test]
+    fn thinking_sets_the_variable() {
+        for (thinking, expected) in [
+            (json!({"type": "disabled"}), Some(false)),
+            (json!({"type": "enabled"}), Some(true)),
+            (json!({"type": "adaptive", "budget_tokens": 9}), Some(true)),
+            (json!(false), Some(false)),
+            (json!(null), None),
+        ] {
+            ignored::begin(false);
+            let mut kwargs = TemplateKwargs::default();
+            let mut fields = Fields::at(String::new(), json!({"thinking": thinking})).unwrap();
+            kwargs.read_thinking(&mut fields).unwrap();
+            let value = kwargs.0.pop().map(|one| one.value);
+            assert_eq!(value, expected.map(Value::from), "{thinking}");
+            let names = ignored::header_value();
+            let budget = thinking["budget_tokens"].is_number();
+            assert_eq!(names.as_deref(), budget.then_some("thinking.budget_tokens"));
+        }
+    }
+
+    #[test]
+    fn conflicting_variables_are_rejected() {
         for (kwargs, effort, field) in [
             (json!(1), None, "chat_template_kwargs"),
-            (json!({"moo": 1}), None, "chat_template_kwargs.moo"),
-            (
-                json!({"thinking": true}),
-                None,
-                "chat_template_kwargs.thinking",
-            ),
             (
                 json!({"reasoning_effort": "low"}),
                 Some("high"),

@@ -13,7 +13,7 @@ pub use call_format::CallFormat;
 pub use call_parser::CallParser;
 pub use grammar::LarkGrammar;
 
-use crate::unsupported;
+use crate::{hints, unsupported};
 
 /// The limit of OpenAI's API.
 const TOOL_LIMIT: usize = 128;
@@ -63,6 +63,7 @@ impl Tools {
                 return Err(out_of_range(&path, &kind.into(), "\"function\""));
             }
             let function = tool.required_object("function")?;
+            hints::drop(&mut tool, &hints::OF_TOOL);
             tool.ignore_unknown(&["type", "function"])?;
             Tool::read(function, "parameters")
         })?;
@@ -147,6 +148,7 @@ impl Tool {
         let schema = fields.object(parameters)?;
         let schema = schema.map(|schema| Value::from(schema.into_map()));
         let strict = fields.flag("strict")?;
+        hints::drop(&mut fields, &hints::OF_TOOL);
         fields.ignore_unknown(&["name", "description", parameters, "strict"])?;
         let mut function = Map::new();
         function.insert("name".to_owned(), name.clone().into());

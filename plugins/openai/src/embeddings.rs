@@ -1,12 +1,14 @@
 //! `/v1/embeddings`.
 
 use base64::prelude::{BASE64_STANDARD, Engine};
+use conversation::hints;
 use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use corral_sdk::{Error, Model, Response, Token};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::serialize::{self, JsonArray};
+use crate::shared_fields::reject_fields_of_other_servers;
 use crate::tokenize::read_tokens;
 
 /// The host's limit for inputs of a call.
@@ -17,9 +19,9 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
     let input = fields.required("input", EXPECTED_INPUT)?;
     let format = fields.text("encoding_format")?;
     let dimensions = fields.integer("dimensions", 1..=u32::MAX)?;
-    // Accepted and ignored.
-    fields.text("user")?;
-    fields.ignore_unknown(&["model", "input", "encoding_format", "dimensions", "user"])?;
+    hints::drop(&mut fields, &hints::OF_REQUEST);
+    reject_fields_of_other_servers(&mut fields)?;
+    fields.ignore_unknown(&["model", "input", "encoding_format", "dimensions"])?;
     let encoding = match format.as_deref() {
         None | Some("float") => Vector::Floats,
         Some("base64") => Vector::Base64,

@@ -6,23 +6,69 @@ use serde_json::Value;
 
 use conversation::{Format, unsupported, without_effect};
 
-/// Fields for the API's operator that do not change the response.
-const IGNORED_FIELDS: [&str; 5] = [
-    "user",
-    "metadata",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
+/// Fields of vLLM's and llama.cpp's APIs that would change the answer, the only values that are accepted,
+/// as JSON, and the reason.
+const OTHER_SERVERS: [(&str, &[&str], &str); 22] = [
+    (
+        "add_generation_prompt",
+        &["true"],
+        "an answer is a new message",
+    ),
+    ("allowed_token_ids", &["[]"], "use `logit_bias`"),
+    ("bad_words", &["[]"], "use `logit_bias`"),
+    ("chat_template", &[], "the model's own is used"),
+    (
+        "continue_final_message",
+        &["false"],
+        "an answer is a new message",
+    ),
+    ("documents", &["[]"], "use `chat_template_kwargs`"),
+    ("grammar", &["\"\""], "use `response_format`"),
+    ("guided_choice", &[], "use `response_format`"),
+    ("guided_grammar", &[], "use `response_format`"),
+    ("guided_json", &[], "use `response_format`"),
+    ("guided_regex", &[], "use `response_format`"),
+    (
+        "include_stop_str_in_output",
+        &["false"],
+        "stop strings are never part of an answer",
+    ),
+    ("json_schema", &["{}"], "use `response_format`"),
+    (
+        "logits_processors",
+        &["[]"],
+        "the operator links sampling plugins",
+    ),
+    ("lora", &["[]"], "the operator chooses adapters"),
+    ("min_tokens", &["0"], "an answer has no least length"),
+    (
+        "prompt_logprobs",
+        &[],
+        "use `echo` and `logprobs` of /v1/completions",
+    ),
+    (
+        "skip_special_tokens",
+        &["true"],
+        "special tokens are never part of an answer",
+    ),
+    ("stop_token_ids", &["[]"], "use `stop`"),
+    ("structured_outputs", &["{}"], "use `response_format`"),
+    ("truncate_prompt_tokens", &[], "prompts are never cut"),
+    ("use_beam_search", &["false"], "use `n`"),
 ];
 
-/// Drops fields for the API's operator. Returns an error if their values request an unsupported
-/// feature.
-pub fn drop_operator_fields(fields: &mut Fields) -> Result<(), Error> {
-    ignore(fields, &IGNORED_FIELDS);
-    let reason = "responses are not stored";
-    reject_other_values(fields, "store", &[false.into()], reason)?;
-    let tiers = ["auto".into(), "default".into()];
-    reject_other_values(fields, "service_tier", &tiers, "there is one service tier")
+/// Returns an error if a field of another server's API would change the answer. Call it after the fields
+/// that are supported have been read.
+pub fn reject_fields_of_other_servers(fields: &mut Fields) -> Result<(), Error> {
+    for (name, allowed, why) in OTHER_SERVERS {
+        let Some(value) = fields.take(name) else {
+            continue;
+        };
+        if !allowed.contains(&value.to_string().as_str()) {
+            return Err(unsupported(&fields.path(name), why));
+        }
+    }
+    Ok(())
 }
 
 /// Returns an error if one of these fields is present.
@@ -74,28 +120,29 @@ pub fn schema_format(mut fields: Fields) -> Result<Format, Error> {
     fields.text("description")?;
     fields.boolean("strict")?;
     fields.ignore_unknown(&["name", "description", "schema", "strict"])?;
+    schema_of(&fields.path("schema"), schema)
+}
+
+/// Reads the schema at `path`.
+pub fn schema_of(path: &str, schema: Value) -> Result<Format, Error> {
     match schema {
         Value::Object(_) | Value::Bool(_) => Ok(Format::Schema(schema)),
-        other => Err(wrong_type(&fields.path("schema"), "a JSON schema", &other)),
+        other => Err(wrong_type(path, "a JSON schema", &other)),
     }
 }
 
-/// Reads `stream` and `stream_options`: `None` if not streamed; otherwise whether the stream ends
-/// with the usage.
+/// Reads `stream` and `stream_options`, which have no effect on a whole response: `None` if not
+/// streamed; otherwise whether the stream ends with the usage.
 pub fn stream(fields: &mut Fields) -> Result<Option<bool>, Error> {
     let stream = fields.flag("stream")?;
     let Some(mut options) = fields.object("stream_options")? else {
         return Ok(stream.then_some(false));
     };
-    if !stream {
-        return Err(unsupported("stream_options", "it requires `stream: true`"));
-    }
     let usage = options.flag("include_usage")?;
-    // Padding against traffic analysis is not supported.
     let path = options.path("include_obfuscation");
     if options.flag("include_obfuscation")? {
-        return Err(unsupported(&path, "events are not padded"));
+        without_effect(&path, "events are not padded")?;
     }
     options.ignore_unknown(&["include_usage", "include_obfuscation"])?;
-    Ok(Some(usage))
+    Ok(stream.then_some(usage))
 }

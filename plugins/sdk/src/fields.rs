@@ -197,6 +197,11 @@ impl Fields {
         }
     }
 
+    /// Whether the field is present, also if it is `null`.
+    pub fn has(&self, name: &str) -> bool {
+        self.members.contains_key(name)
+    }
+
     /// Returns the field without removing it.
     pub fn peek(&self, name: &str) -> Option<&Value> {
         self.members.get(name).filter(|value| !value.is_null())

@@ -1,17 +1,16 @@
 //! Generation settings: the fields that chat completions, completions and responses share.
 
 use corral_sdk::fields::{
-    Fields, NON_NEGATIVE, NumberRange, POSITIVE, ZERO_TO_ONE, number, out_of_range, wrong_type,
+    Fields, NON_NEGATIVE, NumberRange, POSITIVE, ZERO_TO_ONE, out_of_range, wrong_type,
 };
-use corral_sdk::{Constraint, Error, GenerateOptions, Model, Penalties, Token, budget};
+use corral_sdk::{Constraint, Error, GenerateOptions, Model, Penalties, budget};
 use serde_json::Value;
 
+use super::LogitBias;
 use crate::unsupported;
 
 /// Most choices of a request, as in OpenAI's API.
 pub const CHOICE_LIMIT: u32 = 128;
-/// The host's limit for biased tokens.
-const BIAS_LIMIT: usize = 1024;
 /// The host's limit. Frequency and presence penalties consider the whole answer.
 const LOOK_BACK_LIMIT: u32 = 65_536;
 /// The default of llama.cpp for `repeat_penalty`.
@@ -20,10 +19,6 @@ const LOOK_BACK: u32 = 64;
 const PENALTY: NumberRange = NumberRange {
     expected: "a number from -2 to 2",
     contains: |value| (-2.0..=2.0).contains(&value),
-};
-const BIAS: NumberRange = NumberRange {
-    expected: "a number from -100 to 100",
-    contains: |value| (-100.0..=100.0).contains(&value),
 };
 
 /// The fields that [`Settings::read`] reads.
@@ -57,7 +52,7 @@ pub struct Settings {
     pub presence_penalty: f32,
     pub repeat_penalty: f32,
     pub repeat_last: u32,
-    pub logit_bias: Vec<(Token, f32)>,
+    pub logit_bias: LogitBias,
     pub seed: Option<u64>,
     pub stop: Vec<String>,
     pub ignore_end: bool,
@@ -80,7 +75,7 @@ impl Default for Settings {
             presence_penalty: 0.0,
             repeat_penalty: 1.0,
             repeat_last: LOOK_BACK,
-            logit_bias: Vec::new(),
+            logit_bias: LogitBias::default(),
             seed: None,
             stop: Vec::new(),
             ignore_end: false,
@@ -106,7 +101,10 @@ impl Settings {
                 .number("temperature", &NON_NEGATIVE)?
                 .unwrap_or(defaults.temperature),
             top_p: fields.number("top_p", &ZERO_TO_ONE)?,
-            top_k: fields.integer("top_k", 0..=u32::MAX)?,
+            top_k: match take_unlimited(fields, "top_k") {
+                true => None,
+                false => fields.integer("top_k", 0..=u32::MAX)?,
+            },
             min_p: fields.number("min_p", &ZERO_TO_ONE)?,
             frequency_penalty: fields.number("frequency_penalty", &PENALTY)?.unwrap_or(0.0),
             presence_penalty: fields.number("presence_penalty", &PENALTY)?.unwrap_or(0.0),
@@ -114,7 +112,7 @@ impl Settings {
             repeat_last: fields
                 .integer("repeat_last_n", 0..=LOOK_BACK_LIMIT)?
                 .unwrap_or(defaults.repeat_last),
-            logit_bias: logit_bias(fields)?,
+            logit_bias: LogitBias::read(fields)?,
             seed: seed(fields)?,
             stop: fields.stop_strings("stop")?,
             ignore_end: fields.flag("ignore_eos")?,
@@ -146,8 +144,9 @@ impl Settings {
         if self.ignore_end {
             options = options.ignore_end();
         }
-        if !self.logit_bias.is_empty() {
-            options = options.logit_bias(&self.checked_biases(model)?);
+        let biases = self.logit_bias.tokens(model)?;
+        if !biases.is_empty() {
+            options = options.logit_bias(&biases);
         }
         options = self.add_penalties(options);
         options = self.add_samplers(options);
@@ -158,17 +157,6 @@ impl Settings {
             options = options.logprobs(top);
         }
         Ok(options)
-    }
-
-    fn checked_biases(&self, model: &Model) -> Result<Vec<(Token, f32)>, Error> {
-        let count = model.info().vocabulary;
-        match self.logit_bias.iter().find(|(token, _)| *token >= count) {
-            None => Ok(self.logit_bias.clone()),
-            Some((token, _)) => {
-                let expected = format!("a token id below {count}");
-                Err(out_of_range("logit_bias", &(*token).into(), &expected))
-            }
-        }
     }
 
     fn add_penalties(&self, mut options: GenerateOptions) -> GenerateOptions {
@@ -224,36 +212,10 @@ pub fn check_choice_count(prompts: usize, n: u32) -> Result<(), Error> {
     Err(Error::bad_request("out-of-range", text).with_field(field))
 }
 
-/// Reads an object from token ids, as strings, to biases.
-fn logit_bias(fields: &mut Fields) -> Result<Vec<(Token, f32)>, Error> {
-    let biases = match fields.take("logit_bias") {
-        None => return Ok(Vec::new()),
-        Some(Value::Object(biases)) => biases,
-        Some(other) => return Err(wrong_type("logit_bias", "an object", &other)),
-    };
-    if biases.len() > BIAS_LIMIT {
-        let text = format!(
-            "`logit_bias` has {} entries; expected at most {BIAS_LIMIT}",
-            biases.len()
-        );
-        return Err(Error::bad_request("out-of-range", text).with_field("logit_bias"));
-    }
-    let biases = biases.iter();
-    biases
-        .map(|(name, value)| {
-            let path = format!("logit_bias.{name}");
-            // Only the canonical form of a number, so that no token occurs twice.
-            let token = name
-                .parse()
-                .ok()
-                .filter(|token: &Token| token.to_string() == *name);
-            let token = token.ok_or_else(|| {
-                let text = format!("`{path}` is not a token id; expected a number such as \"50\"");
-                Error::bad_request("out-of-range", text).with_field("logit_bias")
-            })?;
-            Ok((token, number(&path, value, &BIAS)?))
-        })
-        .collect()
+/// Removes the field if it is -1, which stands for no limit, as in llama.cpp and vLLM.
+pub fn take_unlimited(fields: &mut Fields, name: &str) -> bool {
+    let unlimited = fields.peek(name).and_then(Value::as_i64) == Some(-1);
+    unlimited && fields.take(name).is_some()
 }
 
 /// Reads any 64-bit integer; negative ones have distinct seeds.
@@ -293,14 +255,11 @@ mod tests {
     const ERRORS: &str = r#"
 {"temperature": -1} => temperature: at least 0
 {"top_p": 1.5} => top_p: from 0 to 1
-{"top_k": -1} => top_k: `top_k` is -1
+{"top_k": -2} => top_k: `top_k` is -2
 {"frequency_penalty": 2.5} => frequency_penalty: from -2 to 2
 {"presence_penalty": "x"} => presence_penalty: a string
 {"repeat_penalty": 0} => repeat_penalty: greater than 0
 {"repeat_penalty": 1.1, "repetition_penalty": 1.1} => repetition_penalty: another name
-{"logit_bias": [1]} => logit_bias: a list
-{"logit_bias": {"x": 1}} => logit_bias: is not a token id
-{"logit_bias": {"01": 1}} => logit_bias: is not a token id
 {"logit_bias": {"5": 101}} => logit_bias.5: -100 to 100
 {"seed": 1.5} => seed: `seed` is 1.5
 {"seed": "1"} => seed: a string
@@ -338,6 +297,10 @@ mod tests {
         assert_eq!(
             host_settings(json!({"temperature": 0, "top_p": 0.5, "seed": -1})),
             ["max-tokens 99", "seed 1", "temperature 0"]
+        );
+        assert_eq!(
+            host_settings(json!({"top_k": -1})),
+            ["max-tokens 99", "temperature 1"]
         );
         let penalties = |last: u32, repeat: f32, frequency: f32, presence: f32| {
             let penalties = Penalties {
@@ -397,15 +360,5 @@ mod tests {
             }),
             "max-tokens 50"
         );
-    }
-
-    #[test]
-    fn bias_for_unknown_token_is_rejected() {
-        let settings = read(json!({"logit_bias": {"259": 1}})).unwrap();
-        let options = Script::new().run(async {
-            let model = Model::open_default().await?;
-            settings.options(&model, 1, 0, None)
-        });
-        assert_eq!(options.unwrap_err().field(), Some("logit_bias"));
     }
 }

@@ -5,7 +5,7 @@ use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use serde_json::{Map, Value, json};
 
 use conversation::message::{call, parse_arguments, text};
-use conversation::unsupported;
+use conversation::{hints, unsupported, without_effect};
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
@@ -36,49 +36,51 @@ fn message(mut fields: Fields) -> Result<Value, Error> {
             ));
         }
     }
-    let content = content(&mut fields, &role)?;
-    let refusal = fields.text("refusal")?;
-    let refusal = refusal.filter(|refusal| !refusal.is_empty());
-    if refusal.is_some() && (role != "assistant" || content.is_some()) {
-        return Err(unsupported(
-            &fields.path("refusal"),
-            "it is for messages of the assistant without `content`",
-        ));
+    if fields.flag("prefix")? {
+        let why = "prefilled answers are not available";
+        return Err(unsupported(&fields.path("prefix"), why));
     }
-    let calls = fields.list("tool_calls")?;
-    let calls = calls.filter(|calls| !calls.is_empty());
+    hints::drop(&mut fields, &hints::OF_MESSAGE);
+    let calls = tool_calls(&mut fields, &role)?;
+    let has_content = fields.has("content");
+    let content = content(&mut fields, &role)?;
+    let mut refusal = fields.text("refusal")?;
+    refusal = refusal.filter(|refusal| !refusal.is_empty());
+    if refusal.is_some() && (role != "assistant" || content.is_some()) {
+        let why = "it is for messages of the assistant without `content`";
+        without_effect(&fields.path("refusal"), why)?;
+        refusal = None;
+    }
 
     let mut message = Map::new();
     message.insert("role".to_owned(), role.clone().into());
-    match (content.or(refusal), &calls) {
-        (Some(text), _) => message.insert("content".to_owned(), text.into()),
-        (None, Some(_)) if role == "assistant" => message.insert("content".to_owned(), Value::Null),
-        (None, _) => return Err(fields.missing("content", "a string or a list of parts")),
+    let content = match (content.or(refusal), &calls) {
+        (Some(text), _) => text.into(),
+        (None, Some(_)) => Value::Null,
+        // Clients send empty answers as null, or leave them out.
+        (None, None) if has_content || role == "assistant" => "".into(),
+        (None, None) => return Err(fields.missing("content", "a string or a list of parts")),
     };
+    message.insert("content".to_owned(), content);
     if let Some(calls) = calls {
-        if role != "assistant" {
-            return Err(unsupported(
-                &fields.path("tool_calls"),
-                "it is for messages of the assistant",
-            ));
-        }
-        let path = fields.path("tool_calls");
-        let calls = calls.into_iter().enumerate();
-        let calls = calls.map(|(at, call)| tool_call(Fields::at(format!("{path}[{at}]"), call)?));
-        message.insert("tool_calls".to_owned(), calls.collect::<Result<_, _>>()?);
+        message.insert("tool_calls".to_owned(), calls);
     }
+    let reasoning = reasoning(&mut fields)?;
     // Templates use these names.
-    for (name, only_role) in [
-        ("name", None),
-        ("tool_call_id", Some("tool")),
-        ("reasoning_content", Some("assistant")),
+    for (name, text, only_role) in [
+        ("name", fields.text("name")?, None),
+        ("tool_call_id", fields.text("tool_call_id")?, Some("tool")),
+        ("reasoning_content", reasoning, Some("assistant")),
     ] {
-        if let Some(text) = fields.text(name)? {
-            if let Some(only) = only_role.filter(|only| *only != role) {
+        let Some(text) = text else { continue };
+        match only_role.filter(|only| *only != role) {
+            Some(only) => {
                 let why = format!("it is for messages of the role {only:?}");
-                return Err(unsupported(&fields.path(name), &why));
+                without_effect(&fields.path(name), &why)?;
             }
-            message.insert(name.to_owned(), text.into());
+            None => {
+                message.insert(name.to_owned(), text.into());
+            }
         }
     }
     fields.ignore_unknown(&[
@@ -89,8 +91,35 @@ fn message(mut fields: Fields) -> Result<Value, Error> {
         "name",
         "tool_call_id",
         "reasoning_content",
+        "reasoning",
     ])?;
     Ok(Value::Object(message))
+}
+
+/// Reads the reasoning of an earlier answer in the field of vLLM's older or newer versions. Parts of it
+/// in `reasoning_details` repeat its text.
+fn reasoning(fields: &mut Fields) -> Result<Option<String>, Error> {
+    let older = fields.text("reasoning_content")?;
+    let newer = fields.text("reasoning")?;
+    let text = older.or(newer);
+    if text.is_some() {
+        fields.take("reasoning_details");
+    }
+    Ok(text)
+}
+
+fn tool_calls(fields: &mut Fields, role: &str) -> Result<Option<Value>, Error> {
+    let path = fields.path("tool_calls");
+    let calls = fields.list("tool_calls")?;
+    let Some(calls) = calls.filter(|calls| !calls.is_empty()) else {
+        return Ok(None);
+    };
+    if role != "assistant" {
+        return Err(unsupported(&path, "it is for messages of the assistant"));
+    }
+    let calls = calls.into_iter().enumerate();
+    let calls = calls.map(|(at, call)| tool_call(Fields::at(format!("{path}[{at}]"), call)?));
+    calls.collect::<Result<_, _>>().map(Some)
 }
 
 /// Reads the text of a message: a string, or text parts, which are concatenated.
@@ -136,7 +165,8 @@ fn tool_call(mut fields: Fields) -> Result<Value, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use corral_sdk::testing::check_field_errors;
+    use corral_sdk::fields::ignored;
+    use corral_sdk::testing::{check_field_errors, check_ignored_fields};
 
     #[test]
     fn messages_get_the_form_of_templates() {
@@ -150,7 +180,12 @@ mod tests {
             json!({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "tool_calls": []}),
             json!({"role": "assistant", "content": null, "refusal": "no"}),
             json!({"role": "assistant", "content": "", "refusal": ""}),
+            json!({"role": "assistant", "content": null}),
+            json!({"role": "assistant", "id": "msg_1", "content": ["a", {"type": "text", "text": "b"}],
+                "reasoning": "hm", "reasoning_details": [{}], "annotations": [], "audio": null}),
+            json!({"role": "user", "content": null, "name": null, "cache_control": {}}),
         ];
+        ignored::begin(true);
         assert_eq!(
             Value::from(read(messages).unwrap()),
             json!([
@@ -163,6 +198,9 @@ mod tests {
                 {"role": "assistant", "content": "no"},
                 {"role": "assistant", "content": "no"},
                 {"role": "assistant", "content": ""},
+                {"role": "assistant", "content": ""},
+                {"role": "assistant", "content": "ab", "reasoning_content": "hm"},
+                {"role": "user", "content": ""},
             ])
         );
     }
@@ -175,13 +213,26 @@ mod tests {
 {"role": "user"} => messages[0].content: is missing
 {"role": "user", "content": 1} => messages[0].content: a number
 {"role": "user", "content": [{"type": "image_url", "image_url": {}}]} => messages[0].content[0].type: image_url
-{"role": "user", "content": "x", "tool_call_id": "1"} => messages[0].tool_call_id: of the role "tool"
-{"role": "user", "content": "x", "reasoning_content": "hm"} => messages[0].reasoning_content: of the role "assistant"
-{"role": "assistant", "content": "x", "refusal": "no"} => messages[0].refusal: without `content`
-{"role": "user", "refusal": "no"} => messages[0].refusal: of the assistant
+{"role": "assistant", "content": "x", "prefix": true} => messages[0].prefix: prefilled
+{"role": "user", "content": "x", "function_call": {}} => messages[0].function_call: text and tool calls
 {"role": "assistant", "tool_calls": [{"id": "1"}]} => messages[0].tool_calls[0].function: is missing
 {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]} => messages[0].tool_calls: of the assistant
 "#;
+
+    /// A message with a field without effect, and the field and text of the error if it is strict.
+    const IGNORED: &str = r#"
+{"role": "user", "content": "x", "mood": 1} => messages[0].mood: is unknown
+{"role": "user", "content": "x", "tool_call_id": "1"} => messages[0].tool_call_id: of the role "tool"
+{"role": "user", "content": "x", "reasoning_content": "hm"} => messages[0].reasoning_content: of the role "assistant"
+{"role": "assistant", "content": "x", "refusal": "no"} => messages[0].refusal: without `content`
+{"role": "user", "content": "x", "refusal": "no"} => messages[0].refusal: of the assistant
+{"role": "assistant", "content": "x", "reasoning_details": []} => messages[0].reasoning_details: is unknown
+"#;
+
+    #[test]
+    fn fields_without_effect_are_named() {
+        check_ignored_fields(IGNORED, |message| read(vec![message]));
+    }
 
     #[test]
     fn errors_name_the_field() {

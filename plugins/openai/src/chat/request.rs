@@ -3,32 +3,31 @@
 use corral_sdk::Error;
 use corral_sdk::fields::{Fields, out_of_range};
 use corral_sdk::template::Chat;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::messages;
 use crate::shared_fields::{
-    drop_operator_fields, ignore_without_effect, reject, reject_other_values, schema_format, stream,
+    ignore_without_effect, reject, reject_fields_of_other_servers, reject_other_values,
+    schema_format, schema_of, stream,
 };
-use conversation::generation::{Settings, settings};
-use conversation::unsupported;
+use conversation::generation::Settings;
+use conversation::generation::settings::{self, take_unlimited};
 use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
+use conversation::{hints, unsupported, without_effect};
 
 /// The host's limit for logprobs.
 const LOGPROBS_LIMIT: u8 = 20;
 
 /// Fields of the API that are not supported, with the reason.
-const UNSUPPORTED: [(&str, &str); 5] = [
+const UNSUPPORTED: [(&str, &str); 2] = [
     ("audio", "models generate text only"),
-    ("functions", "it was replaced by `tools`"),
-    ("function_call", "it was replaced by `tool_choice`"),
-    ("prediction", "predicted outputs are not available"),
     ("web_search_options", "there is no web search"),
 ];
 
 /// Fields of the API that have no effect, with the reason.
 const WITHOUT_EFFECT: [(&str, &str); 1] = [("verbosity", "models have no such setting")];
 
-const FIELDS: [&str; 16] = [
+const FIELDS: [&str; 18] = [
     "model",
     "messages",
     "tools",
@@ -36,6 +35,9 @@ const FIELDS: [&str; 16] = [
     "parallel_tool_calls",
     "response_format",
     "reasoning_effort",
+    "reasoning",
+    "thinking",
+    "enable_thinking",
     "chat_template_kwargs",
     "max_tokens",
     "max_completion_tokens",
@@ -43,7 +45,6 @@ const FIELDS: [&str; 16] = [
     "top_logprobs",
     "stream",
     "stream_options",
-    "service_tier",
     "modalities",
 ];
 
@@ -57,14 +58,23 @@ pub struct ChatCompletionRequest {
 pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
     reject(&mut fields, &UNSUPPORTED)?;
     ignore_without_effect(&mut fields, &WITHOUT_EFFECT)?;
-    drop_operator_fields(&mut fields)?;
-    let text = Value::from(vec!["text"]);
-    reject_other_values(
-        &mut fields,
-        "modalities",
-        &[text],
-        "models generate text only",
-    )?;
+    hints::drop(&mut fields, &hints::OF_REQUEST);
+    for (name, allowed, why) in [
+        (
+            "modalities",
+            &[json!(["text"])][..],
+            "models generate text only",
+        ),
+        ("functions", &[json!([])], "it was replaced by `tools`"),
+        (
+            "function_call",
+            &["none".into(), "auto".into()],
+            "it was replaced by `tool_choice`",
+        ),
+        ("echo", &[false.into()], "an answer is a new message"),
+    ] {
+        reject_other_values(&mut fields, name, allowed, why)?;
+    }
 
     let model = fields.text("model")?;
     let messages = fields.required_list("messages", "a list of messages")?;
@@ -73,12 +83,12 @@ pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
         Some(format) => response_format(format)?,
         None => Format::Text,
     };
-    let effort = fields.text("reasoning_effort")?;
-    let template_kwargs = TemplateKwargs::read(&mut fields, effort.as_deref(), "reasoning_effort")?;
+    let template_kwargs = template_kwargs(&mut fields)?;
     let mut settings = Settings::read(&mut fields)?;
     settings.max_tokens = length(&mut fields)?;
     settings.logprobs = logprobs(&mut fields)?;
     let stream = stream(&mut fields)?;
+    reject_fields_of_other_servers(&mut fields)?;
     fields.ignore_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
 
     let chat = Chat {
@@ -100,6 +110,23 @@ pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
     })
 }
 
+/// Reads template variables, and the fields of several APIs that set some of them.
+fn template_kwargs(fields: &mut Fields) -> Result<TemplateKwargs, Error> {
+    let effort = fields.text("reasoning_effort")?;
+    let mut kwargs = TemplateKwargs::read(fields, effort.as_deref(), "reasoning_effort")?;
+    if let Some(mut reasoning) = fields.object("reasoning")? {
+        if let Some(effort) = reasoning.text("effort")? {
+            kwargs.add("reasoning_effort", effort.into(), "reasoning.effort")?;
+        }
+        reasoning.ignore_unknown(&["effort"])?;
+    }
+    if let Some(enabled) = fields.boolean("enable_thinking")? {
+        kwargs.add("enable_thinking", enabled.into(), "enable_thinking")?;
+    }
+    kwargs.read_thinking(fields)?;
+    Ok(kwargs)
+}
+
 fn response_format(mut fields: Fields) -> Result<Format, Error> {
     let kind = fields.text("type")?;
     if kind.as_deref() != Some("json_schema") {
@@ -108,27 +135,38 @@ fn response_format(mut fields: Fields) -> Result<Format, Error> {
     }
     let format = match kind.as_deref() {
         Some("text") => Format::Text,
-        Some("json_object") => Format::JsonObject,
+        // As in llama.cpp's server.
+        Some("json_object") => match fields.take("schema") {
+            Some(schema) => schema_of(&fields.path("schema"), schema)?,
+            None => Format::JsonObject,
+        },
         Some("json_schema") => schema_format(fields.required_object("json_schema")?)?,
         _ => {
             let expected = "text, json_object or json_schema";
             return Err(out_of_range(&fields.path("type"), &kind.into(), expected));
         }
     };
-    fields.ignore_unknown(&["type", "json_schema"])?;
+    fields.ignore_unknown(&["type", "json_schema", "schema"])?;
     Ok(format)
 }
 
-/// Reads the old and the new field for the length.
+/// Reads the old and the new field for the length; -1 stands for the rest of the context.
 fn length(fields: &mut Fields) -> Result<Option<u32>, Error> {
-    let old = fields.integer("max_tokens", 1..=u32::MAX)?;
-    let new = fields.integer("max_completion_tokens", 1..=u32::MAX)?;
-    match (old, new) {
-        (Some(old), Some(new)) if old != new => {
+    let mut lengths = Vec::new();
+    for name in ["max_tokens", "max_completion_tokens"] {
+        if take_unlimited(fields, name) {
+            lengths.push(None);
+        } else if let Some(length) = fields.integer(name, 1..=u32::MAX)? {
+            lengths.push(Some(length));
+        }
+    }
+    match lengths[..] {
+        [old, new] if old != new => {
             let why = "it is another name of `max_completion_tokens`, which is present as well";
             Err(unsupported("max_tokens", why))
         }
-        _ => Ok(new.or(old)),
+        [one] | [one, _] => Ok(one),
+        _ => Ok(None),
     }
 }
 
@@ -136,8 +174,11 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u8>, Error> {
     let enabled = fields.flag("logprobs")?;
     let top = fields.integer("top_logprobs", 0..=LOGPROBS_LIMIT)?;
     match (enabled, top) {
-        (false, Some(_)) => Err(unsupported("top_logprobs", "it requires `logprobs: true`")),
-        (false, None) => Ok(None),
+        (false, Some(1..)) => {
+            without_effect("top_logprobs", "it requires `logprobs: true`")?;
+            Ok(None)
+        }
+        (false, _) => Ok(None),
         (true, top) => Ok(Some(top.unwrap_or(0))),
     }
 }
@@ -146,8 +187,8 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u8>, Error> {
 mod tests {
     use super::*;
     use crate::tests::merged;
+    use corral_sdk::fields::ignored;
     use corral_sdk::testing::{check_field_errors, check_ignored_fields};
-    use serde_json::json;
 
     fn with(members: Value) -> Result<ChatCompletionRequest, Error> {
         let body = json!({"messages": [{"role": "user", "content": "Hi"}]});
@@ -157,19 +198,21 @@ mod tests {
     /// Fields of a request, and the field and text of the error.
     const ERRORS: &str = r#"
 {"audio": {}} => audio: text only
-{"functions": []} => functions: `tools`
-{"prediction": {}} => prediction: predicted outputs
-{"store": true} => store: not stored
-{"service_tier": "flex"} => service_tier: one service tier
+{"functions": [{"name": "f"}]} => functions: `tools`
+{"function_call": {"name": "f"}} => function_call: `tool_choice`
+{"web_search_options": {}} => web_search_options: no web search
+{"min_tokens": 5} => min_tokens: least length
+{"guided_json": {}} => guided_json: `response_format`
+{"continue_final_message": true} => continue_final_message: new message
+{"skip_special_tokens": false} => skip_special_tokens: never part
+{"chat_template_kwargs": {"enable_thinking": true}, "enable_thinking": false} => chat_template_kwargs.enable_thinking: sets the same
 {"modalities": ["audio"]} => modalities: text only
 {"messages": 1} => messages: a number
 {"messages": null} => messages: is missing
 {"max_tokens": 0} => max_tokens: from 1
 {"max_tokens": 1, "max_completion_tokens": 2} => max_tokens: another name
-{"top_logprobs": 2} => top_logprobs: `logprobs: true`
 {"logprobs": true, "top_logprobs": 21} => top_logprobs: to 20
-{"stream_options": {}} => stream_options: `stream: true`
-{"stream": true, "stream_options": {"include_obfuscation": true}} => stream_options.include_obfuscation: not padded
+{"stream_options": 1} => stream_options: a number
 {"response_format": {"type": "xml"}} => response_format.type: json_schema
 {"response_format": {"type": "json_schema", "json_schema": {}}} => response_format.json_schema.schema: is missing
 {"response_format": {"type": "json_object", "json_schema": {"schema": {}}}} => response_format.json_schema: the type `json_schema`
@@ -189,6 +232,12 @@ mod tests {
     /// Fields of a request without effect, and the field and text of the error if it is strict.
     const IGNORED: &str = r#"
 {"verbosity": "low"} => verbosity: no such setting
+{"top_logprobs": 2} => top_logprobs: `logprobs: true`
+{"stream": true, "stream_options": {"include_obfuscation": true}} => stream_options.include_obfuscation: not padded
+{"reasoning": {"effort": "low", "exclude": true}} => reasoning.exclude: is unknown
+{"thinking": {"type": "enabled", "budget_tokens": 1024}} => thinking.budget_tokens: is unknown
+{"messages": [{"role": "user", "content": "Hi", "mood": 1}]} => messages[0].mood: is unknown
+{"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "size": 1}]}]} => messages[0].content[0].size: is unknown
 {"nope": 1} => nope: is unknown
 {"tools": [{"type": "function", "function": {"name": "f", "pace": 1}}]} => tools[0].function.pace: is unknown
 "#;
@@ -202,13 +251,72 @@ mod tests {
     fn fields_without_effect_are_accepted() {
         for members in [
             json!({"user": "x", "metadata": {"a": "b"}, "safety_identifier": "x"}),
-            json!({"store": false, "service_tier": "auto", "modalities": ["text"]}),
+            json!({"store": true, "service_tier": "flex", "modalities": ["text"]}),
             json!({"prompt_cache_key": "x", "audio": null, "tool_choice": "auto"}),
+            json!({"prediction": {"type": "content", "content": "x"}, "thread": "x"}),
+            json!({"functions": [], "function_call": "none", "cache_control": {}}),
             json!({"max_tokens": 5, "max_completion_tokens": 5}),
+            json!({"min_tokens": 0, "use_beam_search": false, "skip_special_tokens": true}),
+            json!({"stream_options": {"include_usage": true}}),
+            json!({"response_format": {"type": "json_object", "json_schema": null}}),
+            json!({"tools": [{"type": "function", "cache_control": {}, "function": {
+                "name": "f", "defer_loading": true, "eager_input_streaming": true, "input_examples": [],
+                "parameters": null, "description": null, "strict": null,
+            }}]}),
             json!({"tool_choice": "none", "tools": [], "parallel_tool_calls": false}),
             json!({"stream": true, "stream_options": {"include_usage": true}}),
         ] {
+            ignored::begin(true);
             assert!(with(members.clone()).is_ok(), "{members}");
         }
+        for (name, _) in [&hints::OF_REQUEST[..]].concat() {
+            ignored::begin(true);
+            assert!(with(json!({name: {"a": 1}})).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn null_counts_as_absent() {
+        for name in [&FIELDS[..], &settings::FIELDS].concat() {
+            if name != "messages" {
+                ignored::begin(true);
+                assert!(with(json!({name: null})).is_ok(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn length_of_minus_1_is_unlimited() {
+        for (members, expected) in [
+            (json!({"max_tokens": -1}), None),
+            (json!({"max_tokens": -1, "max_completion_tokens": -1}), None),
+            (json!({"max_completion_tokens": 7}), Some(7)),
+        ] {
+            let request = with(members.clone()).unwrap();
+            assert_eq!(request.chat.settings.max_tokens, expected, "{members}");
+        }
+    }
+
+    #[test]
+    fn several_fields_set_template_variables() {
+        for members in [
+            json!({"reasoning_effort": "low", "thinking": {"type": "disabled"}}),
+            json!({"reasoning": {"effort": "low"}, "enable_thinking": false}),
+            json!({"chat_template_kwargs": {"reasoning_effort": "low", "enable_thinking": false}}),
+        ] {
+            let variables = with(members.clone()).unwrap().chat.template_kwargs.0;
+            let variables = variables.into_iter().map(|one| (one.name, one.value));
+            let variables: serde_json::Map<_, _> = variables.collect();
+            let expected = json!({"reasoning_effort": "low", "enable_thinking": false});
+            assert_eq!(Value::from(variables), expected, "{members}");
+        }
+    }
+
+    #[test]
+    fn schema_of_llama_cpp_is_read() {
+        let schema = json!({"type": "object"});
+        let format = json!({"type": "json_object", "schema": schema});
+        let request = with(json!({"response_format": format})).unwrap();
+        assert_eq!(request.chat.format, Format::Schema(schema));
     }
 }

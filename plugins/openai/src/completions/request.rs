@@ -6,9 +6,11 @@ use serde_json::Value;
 
 use super::infill;
 use super::prompt_logprobs::Echo;
-use crate::shared_fields::{ignore, stream};
+use crate::shared_fields::{reject_fields_of_other_servers, stream};
 use crate::tokenize::read_tokens;
-use conversation::generation::{Settings, settings};
+use conversation::generation::Settings;
+use conversation::generation::settings::{self, take_unlimited};
+use conversation::hints;
 use conversation::unsupported;
 
 /// The default of OpenAI's API.
@@ -16,7 +18,7 @@ const MAX_TOKENS: u32 = 16;
 /// The host's limit for logprobs.
 const LOGPROBS_LIMIT: u8 = 20;
 
-const FIELDS: [&str; 10] = [
+const FIELDS: [&str; 9] = [
     "model",
     "prompt",
     "suffix",
@@ -26,7 +28,6 @@ const FIELDS: [&str; 10] = [
     "best_of",
     "stream",
     "stream_options",
-    "user",
 ];
 
 /// A completion request.
@@ -52,17 +53,22 @@ pub enum Prompt {
 }
 
 pub fn read(mut fields: Fields) -> Result<CompletionRequest, Error> {
-    ignore(&mut fields, &["user"]);
+    hints::drop(&mut fields, &hints::OF_REQUEST);
     let model = fields.text("model")?;
     let prompt = prompt_list(fields.required("prompt", EXPECTED)?)?;
     let suffix = fields.text("suffix")?;
     let echo = fields.flag("echo")?;
     let mut settings = Settings::read(&mut fields)?;
-    settings.max_tokens = Some(
-        fields
-            .integer("max_tokens", 0..=u32::MAX)?
-            .unwrap_or(MAX_TOKENS),
-    );
+    settings.max_tokens = match take_unlimited(&mut fields, "max_tokens") {
+        true => None,
+        false => {
+            let length = fields.integer("max_tokens", 0..=u32::MAX)?;
+            Some(length.unwrap_or(MAX_TOKENS))
+        }
+    };
+    if fields.peek("logprobs") == Some(&Value::Bool(false)) {
+        fields.take("logprobs");
+    }
     settings.logprobs = fields.integer("logprobs", 0..=LOGPROBS_LIMIT)?;
     if let Some(best_of) = fields.integer("best_of", 1..=u32::MAX)?
         && best_of != settings.n
@@ -74,6 +80,7 @@ pub fn read(mut fields: Fields) -> Result<CompletionRequest, Error> {
         return Err(unsupported("best_of", &why));
     }
     let stream = stream(&mut fields)?;
+    reject_fields_of_other_servers(&mut fields)?;
     fields.ignore_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
     if echo && suffix.is_some() {
         return Err(unsupported("echo", "it can't be combined with `suffix`"));
@@ -175,7 +182,9 @@ mod tests {
 {"best_of": 2} => best_of: expected `n`
 {"echo": true, "suffix": "x"} => echo: `suffix`
 {"logprobs": 21} => logprobs: to 20
-{"max_tokens": -1} => max_tokens: from 0
+{"max_tokens": -2} => max_tokens: from 0
+{"grammar": "root ::= \"a\""} => grammar: `response_format`
+{"prompt_logprobs": 1} => prompt_logprobs: `echo`
 "#;
 
     #[test]
@@ -183,6 +192,11 @@ mod tests {
         check_field_errors(ERRORS, with);
         let request = with(json!({"n": 2, "best_of": 2, "user": "me"})).unwrap();
         assert_eq!(request.settings.max_tokens, Some(16));
+        let request = with(json!({"max_tokens": -1, "logprobs": false})).unwrap();
+        assert_eq!(
+            (request.settings.max_tokens, request.settings.logprobs),
+            (None, None)
+        );
     }
 
     #[test]

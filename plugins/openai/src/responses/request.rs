@@ -6,8 +6,9 @@ use corral_sdk::template::Chat;
 use serde_json::{Map, Value, json};
 
 use super::input;
-use crate::shared_fields::{drop_operator_fields, reject, reject_other_values, schema_format};
+use crate::shared_fields::{reject, reject_other_values, schema_format};
 use conversation::generation::{Settings, settings};
+use conversation::hints;
 use conversation::tools::{Tool, read_choice};
 use conversation::unsupported;
 use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
@@ -70,7 +71,7 @@ pub fn read(mut fields: Fields) -> Result<ResponsesRequest, Error> {
             repeated.insert(name.to_owned(), value.clone());
         }
     }
-    drop_operator_fields(&mut fields)?;
+    hints::drop(&mut fields, &hints::OF_REQUEST);
     let plain = json!({"include_obfuscation": false});
     for (name, allowed, why) in [
         (

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use corral_sdk::fields::ignored;
 use corral_sdk::testing::{HostCall, Script};
 use corral_sdk::{Error, Request};
 use serde_json::{Value, json};
 
-use super::{TEMPLATE, ask, assert_error, events, merged, post};
+use super::{TEMPLATE, ask, ask_with, assert_error, events, merged, post};
+
+use crate::configuration::Configuration;
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -387,14 +390,22 @@ fn fields_unknown_to_the_template_are_named() {
             json!({"chat_template_kwargs": {"mood": 1}}),
             "chat_template_kwargs.mood",
         ),
-        (
-            json!({"chat_template_kwargs": {"bos_token": "x"}}),
-            "chat_template_kwargs.bos_token",
-        ),
-        (json!({"messages": named}), "messages[0].name"),
+        (json!({"messages": named}), "messages[].name"),
     ] {
-        assert_error(&script("Hi"), PATH, &hi(members), (400, "param", member));
+        let request = || Request::post(PATH).with_json(&hi(members.clone()));
+        let (head, text) = ask(&script("Hi"), request());
+        let names = head.header(ignored::HEADER);
+        assert_eq!((head.status(), names), (200, Some(member)), "{text}");
+        let (head, text) = ask_with(Configuration { strict: true }, &script("Hi"), request());
+        assert_eq!(head.status(), 400, "{text}");
+        assert!(
+            text.contains("the chat template of the model script"),
+            "{text}"
+        );
     }
+    let reserved = hi(json!({"chat_template_kwargs": {"bos_token": "x"}}));
+    let expected = (400, "param", "chat_template_kwargs.bos_token");
+    assert_error(&script("Hi"), PATH, &reserved, expected);
 }
 
 #[test]

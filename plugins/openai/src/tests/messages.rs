@@ -113,7 +113,6 @@ const ERRORS: &str = r#"
 {"messages": [{"role": "user", "content": []}]} => `messages[0].content` has no content
 {"tools": [{"name": "add"}], "tool_choice": {"type": "any", "name": "add"}} => `tool_choice.name`
 {"tools": [{"name": "add"}], "tool_choice": {"type": "auto", "name": "add"}} => `tool_choice.name`
-{"thinking": {"type": "disabled"}} => `thinking` is not supported: the chat template
 {"mcp_servers": []} => `mcp_servers`
 {"messages": [{"role": "user", "content": [{"type": "image"}]}]} => `messages[0].content[0].type`
 "#;

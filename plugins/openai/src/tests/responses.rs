@@ -179,7 +179,6 @@ fn error_event_precedes_failed_response() {
 const ERRORS: &str = r#"
 {"previous_response_id": "x"} => previous_response_id
 {"conversation": "x"} => conversation
-{"store": true} => store
 {"background": true} => background
 {"truncation": "auto"} => truncation
 {"include": ["x"]} => include
@@ -187,8 +186,6 @@ const ERRORS: &str = r#"
 {"text": {"format": {"type": "x"}}} => text.format.type
 {"text": {"verbosity": "low"}} => text.verbosity
 {"reasoning": {"summary": "auto"}} => reasoning.summary
-{"reasoning": {"effort": "low"}} => reasoning.effort
-{"chat_template_kwargs": {"enable_thinking": false}} => chat_template_kwargs.enable_thinking
 {"chat_template_kwargs": {"messages": []}} => chat_template_kwargs.messages
 {"messages": []} => messages
 "#;
