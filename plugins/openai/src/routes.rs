@@ -31,11 +31,12 @@ pub async fn handle_with(
 
 async fn dispatch(mut request: Request) -> Result<Response, Error> {
     let path = request.path().to_owned();
-    if let Some(name) = models::name_in_path(&path) {
+    let path = path.strip_suffix('/').unwrap_or(&path);
+    if let Some(name) = models::name_in_path(path) {
         request.expect_method("GET")?;
         return models::show(&name);
     }
-    match path.as_str() {
+    match path {
         "/v1/chat/completions" => chat::respond(body(&mut request).await?).await,
         "/v1/completions" => completions::respond(body(&mut request).await?).await,
         "/v1/embeddings" => embeddings::respond(body(&mut request).await?).await,
@@ -61,5 +62,5 @@ async fn dispatch(mut request: Request) -> Result<Response, Error> {
 
 async fn body(request: &mut Request) -> Result<Fields, Error> {
     request.expect_method("POST")?;
-    Fields::parse(&request.body().await?)
+    Fields::parse(&request.decompressed_body().await?)
 }

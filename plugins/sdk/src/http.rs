@@ -1,5 +1,7 @@
 //! HTTP requests, responses and server-sent events, and [`handler!`](crate::handler).
 
+#[cfg(feature = "decompression")]
+mod decompression;
 mod events;
 mod request;
 mod response;

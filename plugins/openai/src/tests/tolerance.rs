@@ -76,3 +76,41 @@ fn strict_configuration_refuses_unknown_members() {
         assert!(text.contains(&format!("{last}` is unknown")), "{text}");
     }
 }
+
+#[test]
+fn last_slash_of_a_path_is_ignored() {
+    let body = json!({"prompt": "a"});
+    let (head, text) = ask(
+        &script(),
+        Request::post("/v1/completions/").with_json(&body),
+    );
+    assert_eq!(head.status(), 200, "{text}");
+    for path in ["/v1/models/", "/v1/models/script/"] {
+        assert_eq!(ask(&script(), Request::get(path)).0.status(), 200, "{path}");
+    }
+    assert_eq!(ask(&script(), Request::get("/v1/models//")).0.status(), 404);
+    assert_eq!(ask(&script(), Request::get("/")).0.status(), 404);
+}
+
+#[test]
+fn head_is_allowed_where_get_is() {
+    for (path, status) in [
+        ("/v1/models", 200),
+        ("/v1/models/x", 404),
+        ("/v1/completions", 405),
+    ] {
+        let (head, _) = ask(&script(), Request::new("HEAD", path));
+        assert_eq!(head.status(), status, "{path}");
+    }
+}
+
+#[test]
+fn compressed_body_is_read() {
+    // As Python's gzip.compress(b'{"prompt": "a"}', mtime=0) writes it.
+    const GZIP: &[u8] = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\xab\x56\x2a\x28\xca\xcf\x2d\x28\x51\xb2\x52\x50\x4a\x54\xaa\x05\x00\xd7\xbf\x52\x98\x0f\x00\x00\x00";
+    let post = || Request::post("/v1/completions").with_body(GZIP);
+    let (head, text) = ask(&script(), post().with_header("content-encoding", "gzip"));
+    assert_eq!(head.status(), 200, "{text}");
+    let (head, text) = ask(&script(), post().with_header("content-encoding", "br"));
+    assert_eq!(head.status(), 415, "{text}");
+}

@@ -11,6 +11,8 @@ use wasip3::http::types::{ErrorCode, Method, Request as HostRequest};
 use wasip3::wit_bindgen::StreamResult;
 use wasip3::wit_future;
 
+#[cfg(feature = "decompression")]
+use super::decompression;
 use crate::Error;
 
 /// Default limit for the request body: 1 MiB. [`Request::with_body_limit`] changes it.
@@ -112,9 +114,10 @@ impl Request {
         &self.method
     }
 
-    /// Returns an error with status 405 unless the method is `method`.
+    /// Returns an error with status 405 unless the method is `method`. `HEAD` counts as `GET`: the host
+    /// sends the response without its body.
     pub fn expect_method(&self, method: &str) -> Result<(), Error> {
-        if self.method == method {
+        if self.method == method || (method == "GET" && self.method == "HEAD") {
             return Ok(());
         }
         let detail = format!("the method is {}; this route expects {method}", self.method);
@@ -171,6 +174,22 @@ impl Request {
         Ok(body)
     }
 
+    /// Reads the body and decompresses it as `Content-Encoding` says, `gzip` or `deflate`; 415 if it names
+    /// another one. The limit holds before and after that.
+    #[cfg(feature = "decompression")]
+    pub async fn decompressed_body(&mut self) -> Result<Vec<u8>, Error> {
+        let body = self.body().await?;
+        let headers = self.headers.iter();
+        let encodings = headers.filter(|(name, _)| name.eq_ignore_ascii_case("content-encoding"));
+        let encodings: Vec<_> = encodings
+            .map(|(_, value)| std::str::from_utf8(value).unwrap_or("?"))
+            .collect();
+        match encodings.is_empty() {
+            true => Ok(body),
+            false => decompression::decompress(&encodings, body, self.limit),
+        }
+    }
+
     /// Reads the body as text; 400 if it is not UTF-8.
     pub async fn text(&mut self) -> Result<String, Error> {
         String::from_utf8(self.body().await?).map_err(|error| {
@@ -211,7 +230,7 @@ impl Request {
     }
 }
 
-fn too_large(limit: usize) -> Error {
+pub(super) fn too_large(limit: usize) -> Error {
     let detail = format!("the body exceeds the limit of {limit} bytes");
     Error::new(413, "request-too-large", detail)
 }
@@ -291,6 +310,7 @@ mod tests {
     #[test]
     fn wrong_method_answers_405_with_allow() {
         assert!(Request::post("/").expect_method("POST").is_ok());
+        assert!(Request::new("HEAD", "/").expect_method("GET").is_ok());
         let error = Request::get("/").expect_method("POST").unwrap_err();
         assert_eq!(error.status(), 405);
         assert_eq!(error.headers(), [("allow".to_owned(), "POST".to_owned())]);
