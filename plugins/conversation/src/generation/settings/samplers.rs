@@ -198,8 +198,8 @@ fn mirostat(fields: &mut Fields) -> Result<Option<Mirostat>, Error> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{host_settings, read};
-    use crate::tests::check_errors;
     use corral_sdk::Dry;
+    use corral_sdk::testing::check_field_errors;
     use serde_json::{Value, json};
 
     fn chain(body: Value) -> Vec<String> {
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_field() {
-        check_errors(ERRORS, read);
+        check_field_errors(ERRORS, read);
         let many = json!({"dry_sequence_breakers": vec!["x"; 17]});
         let long = json!({"dry_sequence_breakers": ["x".repeat(41)]});
         for (body, text) in [(many, "17 strings"), (long, "41 bytes")] {

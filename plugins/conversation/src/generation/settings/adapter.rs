@@ -56,8 +56,8 @@ pub fn name(model: &Model, id: u32) -> Result<&str, Error> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::read;
-    use crate::tests::check_errors;
     use corral_sdk::testing::Script;
+    use corral_sdk::testing::check_field_errors;
     use corral_sdk::{Error, Model};
     use serde_json::{Value, json};
 
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_field() {
-        check_errors(ERRORS, read);
+        check_field_errors(ERRORS, read);
     }
 
     /// The last setting that reaches the host, of a model with these adapters.
