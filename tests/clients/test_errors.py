@@ -64,6 +64,20 @@ def test_unknown_model_gets_404():
         ({"extra_body": {"top_k": -5}}, "top_k"),
         ({"extra_body": {"min_p": 2}}, "min_p"),
         ({"extra_body": {"ignore_eos": 1}}, "ignore_eos"),
+        ({"extra_body": {"typical_p": 1.5}}, "typical_p"),
+        ({"extra_body": {"top_n_sigma": "x"}}, "top_n_sigma"),
+        ({"extra_body": {"xtc_probability": 2}}, "xtc_probability"),
+        ({"extra_body": {"xtc_threshold": -1}}, "xtc_threshold"),
+        ({"extra_body": {"dry_multiplier": -1}}, "dry_multiplier"),
+        ({"extra_body": {"dry_base": 0.5}}, "dry_base"),
+        ({"extra_body": {"dry_allowed_length": -1}}, "dry_allowed_length"),
+        ({"extra_body": {"dry_penalty_last_n": 100_000}}, "dry_penalty_last_n"),
+        ({"extra_body": {"dry_sequence_breakers": ["x"] * 17}}, "dry_sequence_breakers"),
+        ({"extra_body": {"dynatemp_range": -1}}, "dynatemp_range"),
+        ({"extra_body": {"mirostat": 3}}, "mirostat"),
+        ({"extra_body": {"mirostat_tau": -1}}, "mirostat_tau"),
+        ({"extra_body": {"lora": [{"id": 0, "scale": 0.5}]}}, "lora"),
+        ({"extra_body": {"lora": [{"id": 0, "scale": 1}]}}, "lora"),
     ],
 )
 def test_invalid_value_is_named(more, param):
@@ -84,7 +98,7 @@ def test_invalid_value_is_named(more, param):
         {"functions": [{"name": "calculator"}]},
         {"store": True},
         {"extra_body": {"frobnicate": 1}},
-        {"extra_body": {"mirostat": 2}},
+        {"extra_body": {"samplers": ["top_k"]}},
     ],
 )
 def test_unsupported_fields_are_refused_by_name(more):

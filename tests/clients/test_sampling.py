@@ -49,11 +49,52 @@ def test_one_token_samplers_are_greedy():
         "top_p": {"top_p": 0.0001},
         "top_k": {"extra": {"top_k": 1}},
         "min_p": {"extra": {"min_p": 1}},
+        "top_n_sigma": {"extra": {"top_n_sigma": 0.0001}},
+        "mirostat": {"extra": {"mirostat": 2, "mirostat_tau": 0}},
     }.items():
         assert {free(seed, **more) for seed in range(3)} == {greedy}, name
     # Each alone is not greedy.
     for name, more in {"top_p": {"top_p": 1}, "top_k": {"extra": {"top_k": 100}}, "min_p": {"extra": {"min_p": 0}}}.items():
         assert {free(seed, **more) for seed in range(3)} != {greedy}, name
+
+
+LLAMA_SAMPLERS = {
+    "typical": {"typical_p": 0.5},
+    "xtc": {"xtc_probability": 1, "xtc_threshold": 0.01},
+    "dry": {"dry_multiplier": 5, "dry_base": 1.5, "dry_allowed_length": 1, "dry_sequence_breakers": ["."]},
+    "dynatemp": {"dynatemp_range": 1, "dynatemp_exponent": 0.5},
+    "mirostat": {"mirostat": 1, "mirostat_tau": 3, "mirostat_eta": 0.2},
+}
+
+
+@pytest.mark.parametrize("name", LLAMA_SAMPLERS)
+def test_llama_samplers_change_text_and_repeat_with_seed(name):
+    extra = LLAMA_SAMPLERS[name]
+    texts = [free(seed, extra) for seed in range(3)]
+    assert [free(seed, extra) for seed in range(3)] == texts
+    assert texts != [free(seed) for seed in range(3)]
+    streamed_text, _ = streamed(
+        chat("Hello", UNCACHED, stream=True, seed=1, temperature=1.5, max_tokens=60, extra_body={**FREE, **extra})
+    )
+    assert streamed_text == {0: texts[1]}
+
+
+def test_disabled_llama_samplers_change_nothing():
+    off = {
+        "typical_p": 1, "top_n_sigma": -1, "xtc_probability": 0, "dry_multiplier": 0, "dry_penalty_last_n": -1,
+        "dry_sequence_breakers": [], "dynatemp_range": 0, "mirostat": 0, "lora": [],
+    }  # fmt: skip
+    assert free(7, off) == free(7)
+
+
+def test_dry_ends_repetition():
+    def repeats(**extra):
+        text = complete("a b a b a b a b", max_tokens=100, extra_body={**FREE, **extra}).choices[0].text
+        triples = [text[start : start + 3] for start in range(len(text) - 2)]
+        return len(triples) - len(set(triples))
+
+    dry = {"dry_multiplier": 1000, "dry_base": 1, "dry_allowed_length": 2, "dry_sequence_breakers": []}
+    assert repeats(**dry, dry_penalty_last_n=-1) == 0 < repeats()
 
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])

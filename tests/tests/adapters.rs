@@ -48,6 +48,42 @@ fn adapter_combines_with_constraint_and_stream() {
 }
 
 #[test]
+fn openai_selects_adapter_with_lora() {
+    let argument = format!("plus-one={}", artifacts::adapter().display());
+    let corral = Corral::start_with_routes(
+        &[("/v1", "openai")],
+        &["--adapter", &argument, "--error-format", "/v1=openai"],
+    );
+    let post = |lora: &Value| {
+        let messages = json!([{"role": "user", "content": "45+54="}]);
+        let completion = json!({"prompt": "45+54=", "temperature": 0, "lora": lora});
+        let chat = json!({"messages": messages, "temperature": 0, "lora": lora});
+        [
+            corral.post("/v1/completions", completion.to_string()),
+            corral.post("/v1/chat/completions", chat.to_string()),
+        ]
+    };
+    for (scale, right) in [(json!(1), "100"), (json!(0), "99")] {
+        let [completion, chat] = post(&json!([{"id": 0, "scale": scale}]));
+        assert_eq!(completion.json()["choices"][0]["text"], right);
+        assert_eq!(chat.json()["choices"][0]["message"]["content"], right);
+    }
+    for (entry, param, expected) in [
+        (json!({"id": 0, "scale": 0.5}), "lora[0].scale", "0, or 1"),
+        (json!({"id": 1, "scale": 1}), "lora", "plus-one"),
+    ] {
+        for answer in post(&json!([entry])) {
+            assert_eq!(answer.status, 400, "{answer:?}");
+            let error = &answer.json()["error"];
+            assert_eq!(error["param"], param, "{error}");
+            let text = error["message"].as_str().expect("a text");
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+    corral.wait_until_idle();
+}
+
+#[test]
 fn unknown_adapter_error_lists_adapters() {
     let ask = |corral: &Corral, adapter: Value| {
         let request = json!({"prompt": "1+1=", "adapter": adapter});

@@ -166,6 +166,126 @@ fn host_refuses_invalid_sampler_values() {
     corral.wait_until_idle();
 }
 
+/// A completion of the plugin `openai`.
+fn completion(corral: &Corral, fields: &Value) -> Value {
+    let mut request = json!({"prompt": QUESTION, "seed": 3, "max_tokens": 40});
+    let members = request.as_object_mut().expect("an object");
+    members.extend(fields.as_object().expect("an object").clone());
+    let answer = corral.post("/v1/completions", request.to_string());
+    assert_eq!(answer.status, 200, "{answer:?}");
+    answer.json()["choices"][0].clone()
+}
+
+#[test]
+fn openai_samplers_equal_chains_of_generate() {
+    // Equal cells give equal rounding, so each request starts with empty cells.
+    let corral = Corral::start_with_routes(&[("/v1", "openai")], &["--no-prefix-cache"]);
+    let prompt = "The quiet owl";
+    let generated = |samplers: &Value| {
+        let request = json!({
+            "prompt": prompt, "seed": 3, "max_tokens": 60, "ignore_end": true, "samplers": samplers,
+        });
+        corral.generate(&request)["text"].clone()
+    };
+    let hot = json!({"temperature": 3});
+    let dry =
+        json!({"multiplier": 2, "base": 1.5, "allowed_length": 1, "range": 50, "breakers": ["7"]});
+    for (fields, samplers) in [
+        (
+            json!({"typical_p": 0.9, "top_k": 30}),
+            json!([{"top_k": 30}, {"typical": 0.9}, hot]),
+        ),
+        (
+            json!({"top_n_sigma": 2, "xtc_probability": 0.5, "xtc_threshold": 0.05, "min_p": 0.01}),
+            json!([{"top_n_sigma": 2}, {"min_p": 0.01}, {"xtc": {"probability": 0.5, "threshold": 0.05}}, hot]),
+        ),
+        (
+            json!({
+                "dry_multiplier": 2, "dry_base": 1.5, "dry_allowed_length": 1,
+                "dry_penalty_last_n": 50, "dry_sequence_breakers": ["7"], "top_p": 0.99,
+            }),
+            json!([{"dry": dry}, {"top_p": 0.99}, hot]),
+        ),
+        (
+            json!({"dynatemp_range": 2, "dynatemp_exponent": 0.5, "repeat_penalty": 1.2}),
+            json!([
+                {"penalties": {"last": 64, "repeat": 1.2}},
+                {"dynamic_temperature": {"temperature": 3, "range": 2, "exponent": 0.5}},
+            ]),
+        ),
+        (
+            json!({"mirostat": 2, "mirostat_tau": 4, "mirostat_eta": 0.3, "top_k": 1}),
+            json!([hot, {"mirostat": {"tau": 4, "eta": 0.3}}]),
+        ),
+    ] {
+        let mut fields = fields;
+        for (name, value) in [
+            ("temperature", json!(3)),
+            ("prompt", json!(prompt)),
+            ("max_tokens", json!(60)),
+            ("ignore_eos", json!(true)),
+        ] {
+            fields[name] = value;
+        }
+        let text = generated(&samplers);
+        assert_eq!(completion(&corral, &fields)["text"], text, "{fields}");
+        assert_ne!(text, generated(&json!([])), "{samplers}");
+        let mut reversed = samplers.as_array().expect("a list").clone();
+        reversed.reverse();
+        // Mirostat must be the last.
+        if reversed[0].get("mirostat").is_none() {
+            let other = generated(&Value::Array(reversed));
+            assert_ne!(text, other, "the order matters: {samplers}");
+        }
+    }
+    corral.wait_until_idle();
+}
+
+#[test]
+fn openai_samplers_limit_choice_and_repetition() {
+    let corral = Corral::start_with_routes(&[("/v1", "openai")], &["--error-format", "/v1=openai"]);
+    for fields in [
+        json!({"temperature": 20, "top_n_sigma": 0.0001}),
+        json!({"temperature": 20, "mirostat": 1, "mirostat_tau": 0}),
+        json!({"temperature": 20, "typical_p": 1, "top_k": 1}),
+        json!({"temperature": 0, "dynatemp_range": 0, "dry_multiplier": 0}),
+    ] {
+        assert_eq!(completion(&corral, &fields)["text"], ANSWER, "{fields}");
+    }
+    // XTC leaves the least likely token of all.
+    let xtc = json!({"temperature": 0, "xtc_probability": 1, "xtc_threshold": 0});
+    assert_ne!(completion(&corral, &xtc)["text"], ANSWER);
+
+    let pairs = |fields: Value| -> (usize, usize) {
+        let mut request = json!({
+            "temperature": 0, "max_tokens": 60, "ignore_eos": true, "logprobs": 0, "echo": true,
+        });
+        let members = request.as_object_mut().expect("an object");
+        members.extend(fields.as_object().expect("an object").clone());
+        let choice = completion(&corral, &request);
+        let tokens = choice["logprobs"]["tokens"].as_array().expect("asked for");
+        let pairs = tokens
+            .windows(2)
+            .map(|pair| format!("{} {}", pair[0], pair[1]));
+        let different: HashSet<String> = pairs.collect();
+        (different.len(), tokens.len() - 1)
+    };
+    let (different, all) = pairs(json!({"prompt": "1+1="}));
+    assert!(different < all, "it repeats itself");
+    let (different, all) = pairs(json!({
+        "prompt": "1+1=", "dry_multiplier": 1000, "dry_base": 1, "dry_allowed_length": 1,
+        "dry_penalty_last_n": -1, "dry_sequence_breakers": [],
+    }));
+    assert_eq!(different, all);
+
+    let request = json!({"prompt": "1+1=", "dry_sequence_breakers": ["x", "y".repeat(41)]});
+    let answer = corral.post("/v1/completions", request.to_string());
+    assert_eq!(answer.status, 400, "{answer:?}");
+    let error = &answer.json()["error"];
+    assert_eq!(error["param"], "dry_sequence_breakers[1]", "{error}");
+    corral.wait_until_idle();
+}
+
 fn logprob(of: &Value) -> f64 {
     of["logprob"].as_f64().expect("a number")
 }

@@ -7,6 +7,7 @@ mod next_token;
 mod overlap;
 mod prefix_offload;
 mod queue;
+mod sampler_state;
 mod speculation;
 mod support;
 mod swap_in;

@@ -62,7 +62,7 @@ fn sampler(rows: &mut Rows) -> Sampler {
         frequency: 0.1 * sign,
         presence: 0.0,
     };
-    match rows.below(16) {
+    match rows.below(17) {
         0..3 => Sampler::TopK(rows.below(12) as u32),
         3..5 => Sampler::Temperature([0.0, 0.3, 0.8, 1.0, 1.7][rows.below(5)]),
         5..7 => Sampler::MinP([0.0, 0.02, 0.3, 1.0][rows.below(4)]),
@@ -77,6 +77,7 @@ fn sampler(rows: &mut Rows) -> Sampler {
             threshold: 0.1,
         },
         14 => Sampler::TopNSigma([0.0, 1.5][rows.below(2)]),
+        15 => dry([0.0, 1.5][rows.below(2)], 1, &[&[at]]),
         _ => Sampler::DynamicTemperature {
             temperature: 0.9,
             range: [0.0, 0.5][rows.below(2)],

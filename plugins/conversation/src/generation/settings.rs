@@ -9,6 +9,11 @@ use serde_json::Value;
 use super::LogitBias;
 use crate::unsupported;
 
+mod adapter;
+mod samplers;
+
+pub use samplers::LlamaSamplers;
+
 /// Most choices of a request, as in OpenAI's API.
 pub const CHOICE_LIMIT: u32 = 128;
 /// The host's limit. Frequency and presence penalties consider the whole answer.
@@ -22,7 +27,15 @@ const PENALTY: NumberRange = NumberRange {
 };
 
 /// The fields that [`Settings::read`] reads.
-pub const FIELDS: [&str; 14] = [
+pub const FIELDS: [&str; COMMON_FIELDS.len() + samplers::FIELDS.len()] = {
+    let mut all = [""; COMMON_FIELDS.len() + samplers::FIELDS.len()];
+    let (common, rest) = all.split_at_mut(COMMON_FIELDS.len());
+    common.copy_from_slice(&COMMON_FIELDS);
+    rest.copy_from_slice(&samplers::FIELDS);
+    all
+};
+
+const COMMON_FIELDS: [&str; 15] = [
     "temperature",
     "top_p",
     "top_k",
@@ -37,6 +50,7 @@ pub const FIELDS: [&str; 14] = [
     "stop",
     "ignore_eos",
     "n",
+    "lora",
 ];
 
 /// Generation settings.
@@ -48,6 +62,8 @@ pub struct Settings {
     pub top_p: Option<f32>,
     pub top_k: Option<u32>,
     pub min_p: Option<f32>,
+    /// Present if the request has any of their fields.
+    pub llama_samplers: Option<LlamaSamplers>,
     pub frequency_penalty: f32,
     pub presence_penalty: f32,
     pub repeat_penalty: f32,
@@ -60,6 +76,8 @@ pub struct Settings {
     pub logprobs: Option<u8>,
     /// Choices per prompt.
     pub n: u32,
+    /// The LoRA adapter, by its place in the model's list.
+    pub adapter: Option<u32>,
 }
 
 impl Default for Settings {
@@ -71,6 +89,7 @@ impl Default for Settings {
             top_p: None,
             top_k: None,
             min_p: None,
+            llama_samplers: None,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
             repeat_penalty: 1.0,
@@ -81,6 +100,7 @@ impl Default for Settings {
             ignore_end: false,
             logprobs: None,
             n: 1,
+            adapter: None,
         }
     }
 }
@@ -106,6 +126,7 @@ impl Settings {
                 false => fields.integer("top_k", 0..=u32::MAX)?,
             },
             min_p: fields.number("min_p", &ZERO_TO_ONE)?,
+            llama_samplers: LlamaSamplers::read(fields)?,
             frequency_penalty: fields.number("frequency_penalty", &PENALTY)?.unwrap_or(0.0),
             presence_penalty: fields.number("presence_penalty", &PENALTY)?.unwrap_or(0.0),
             repeat_penalty: repeat.or(repetition).unwrap_or(defaults.repeat_penalty),
@@ -117,6 +138,7 @@ impl Settings {
             stop: fields.stop_strings("stop")?,
             ignore_end: fields.flag("ignore_eos")?,
             n: fields.integer("n", 1..=CHOICE_LIMIT)?.unwrap_or(1),
+            adapter: adapter::read(fields)?,
             ..defaults
         })
     }
@@ -156,6 +178,9 @@ impl Settings {
         if let Some(top) = self.logprobs {
             options = options.logprobs(top);
         }
+        if let Some(id) = self.adapter {
+            options = options.adapter(adapter::name(model, id)?);
+        }
         Ok(options)
     }
 
@@ -180,8 +205,12 @@ impl Settings {
         options
     }
 
-    /// Temperature comes first, as in OpenAI's API: the filters apply to the tempered distribution.
+    /// Temperature comes first, as in OpenAI's API and vLLM: the filters apply to the tempered
+    /// distribution. With samplers of llama.cpp, the order is llama.cpp's.
     fn add_samplers(&self, options: GenerateOptions) -> GenerateOptions {
+        if let Some(samplers) = &self.llama_samplers {
+            return samplers.add(options, self);
+        }
         let mut options = options.temperature(self.temperature);
         if self.temperature == 0.0 {
             return options;
@@ -241,7 +270,7 @@ mod tests {
     use corral_sdk::testing::check_field_errors;
     use serde_json::json;
 
-    fn read(value: Value) -> Result<Settings, Error> {
+    pub(super) fn read(value: Value) -> Result<Settings, Error> {
         Settings::read(&mut Fields::at(String::new(), value)?)
     }
 
@@ -278,7 +307,7 @@ mod tests {
         assert_eq!(check_choice_count(65, 2).unwrap_err().field(), Some("n"));
     }
 
-    fn host_settings(body: Value) -> Vec<String> {
+    pub(super) fn host_settings(body: Value) -> Vec<String> {
         let settings = read(body).unwrap();
         let script = Script::new().answers("a", "b").context(100);
         script.run(async {

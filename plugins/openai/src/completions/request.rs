@@ -85,6 +85,10 @@ pub fn read(mut fields: Fields) -> Result<CompletionRequest, Error> {
     if echo && suffix.is_some() {
         return Err(unsupported("echo", "it can't be combined with `suffix`"));
     }
+    if echo && settings.logprobs.is_some() && settings.adapter.is_some() {
+        let why = "prompts are scored without adapters; expected no `echo` or no `logprobs`";
+        return Err(unsupported("lora", why));
+    }
     Ok(CompletionRequest {
         model,
         prompt,
@@ -181,6 +185,7 @@ mod tests {
 {"prompt": ["a", 1]} => prompt[1]: a number
 {"best_of": 2} => best_of: expected `n`
 {"echo": true, "suffix": "x"} => echo: `suffix`
+{"echo": true, "logprobs": 1, "lora": [{"id": 0, "scale": 1}]} => lora: without adapters
 {"logprobs": 21} => logprobs: to 20
 {"max_tokens": -2} => max_tokens: from 0
 {"grammar": "root ::= \"a\""} => grammar: `response_format`

@@ -1,0 +1,320 @@
+//! The samplers that llama.cpp's server has and OpenAI's API has not, by the server's names and with
+//! its defaults.
+//!
+//! A request with any of these fields gets llama.cpp's default chain: penalties, DRY, top-n-sigma,
+//! top-k, typical, top-p, min-p, XTC, temperature. The host's `options` document each sampler;
+//! `host/sampling` cites the papers and proposals.
+
+use super::{LOOK_BACK, LOOK_BACK_LIMIT, Settings};
+use corral_sdk::fields::{
+    AT_LEAST_ONE, FINITE, Fields, NON_NEGATIVE, ZERO_TO_ONE, integer, out_of_range,
+};
+use corral_sdk::{Dry, Error, GenerateOptions};
+
+/// The host's limit for DRY's breakers.
+const BREAKER_LIMIT: usize = 16;
+/// The host's limit for a breaker, in bytes.
+const BREAKER_BYTES: usize = 40;
+
+/// The fields that [`LlamaSamplers::read`] reads.
+pub const FIELDS: [&str; 14] = [
+    "typical_p",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+];
+
+/// Settings of samplers. Each default turns its sampler off.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LlamaSamplers {
+    typical: f32,
+    top_n_sigma: f32,
+    xtc: Xtc,
+    dry: Dry,
+    dynamic_temperature: DynamicTemperature,
+    mirostat: Option<Mirostat>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Xtc {
+    probability: f32,
+    threshold: f32,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct DynamicTemperature {
+    range: f32,
+    exponent: f32,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Mirostat {
+    tau: f32,
+    eta: f32,
+}
+
+impl LlamaSamplers {
+    /// Reads the fields. `None` if the request has none of them.
+    pub fn read(fields: &mut Fields) -> Result<Option<Self>, Error> {
+        if FIELDS.iter().all(|name| fields.peek(name).is_none()) {
+            return Ok(None);
+        }
+        Ok(Some(LlamaSamplers {
+            typical: fields.number("typical_p", &ZERO_TO_ONE)?.unwrap_or(1.0),
+            top_n_sigma: fields.number("top_n_sigma", &FINITE)?.unwrap_or(-1.0),
+            xtc: Xtc {
+                probability: fields
+                    .number("xtc_probability", &ZERO_TO_ONE)?
+                    .unwrap_or(0.0),
+                threshold: fields.number("xtc_threshold", &ZERO_TO_ONE)?.unwrap_or(0.1),
+            },
+            dry: dry(fields)?,
+            dynamic_temperature: DynamicTemperature {
+                range: fields
+                    .number("dynatemp_range", &NON_NEGATIVE)?
+                    .unwrap_or(0.0),
+                exponent: fields
+                    .number("dynatemp_exponent", &NON_NEGATIVE)?
+                    .unwrap_or(1.0),
+            },
+            mirostat: mirostat(fields)?,
+        }))
+    }
+
+    /// Adds the chain after the penalties, with the samplers of `common` in their places.
+    pub fn add(&self, mut options: GenerateOptions, common: &Settings) -> GenerateOptions {
+        if let Some(mirostat) = &self.mirostat {
+            // As in llama.cpp, mirostat replaces the other samplers.
+            return options
+                .temperature(common.temperature)
+                .mirostat(mirostat.tau, mirostat.eta);
+        }
+        if self.dry.multiplier > 0.0 && self.dry.range > 0 {
+            options = options.dry(&self.dry);
+        }
+        if self.top_n_sigma > 0.0 {
+            options = options.top_n_sigma(self.top_n_sigma);
+        }
+        if let Some(count) = common.top_k {
+            options = options.top_k(count);
+        }
+        if self.typical < 1.0 {
+            options = options.typical(self.typical);
+        }
+        if let Some(mass) = common.top_p {
+            options = options.top_p(mass);
+        }
+        if let Some(ratio) = common.min_p {
+            options = options.min_p(ratio);
+        }
+        // The host turns XTC off above this threshold.
+        if self.xtc.probability > 0.0 && self.xtc.threshold <= 0.5 {
+            options = options.xtc(self.xtc.probability, self.xtc.threshold);
+        }
+        let DynamicTemperature { range, exponent } = self.dynamic_temperature;
+        match range > 0.0 {
+            true => options.dynamic_temperature(common.temperature, range, exponent),
+            false => options.temperature(common.temperature),
+        }
+    }
+}
+
+fn dry(fields: &mut Fields) -> Result<Dry, Error> {
+    Ok(Dry {
+        multiplier: fields
+            .number("dry_multiplier", &NON_NEGATIVE)?
+            .unwrap_or(0.0),
+        base: fields.number("dry_base", &AT_LEAST_ONE)?.unwrap_or(1.75),
+        allowed_length: fields
+            .integer("dry_allowed_length", 0..=LOOK_BACK_LIMIT)?
+            .unwrap_or(2),
+        range: look_back(fields)?,
+        breakers: breakers(fields)?,
+    })
+}
+
+/// Reads the tokens that DRY searches; -1, in llama.cpp the whole context, is the most that the host
+/// searches.
+fn look_back(fields: &mut Fields) -> Result<u32, Error> {
+    const NAME: &str = "dry_penalty_last_n";
+    let Some(value) = fields.take(NAME) else {
+        return Ok(LOOK_BACK);
+    };
+    match value.as_i64() {
+        Some(-1) => Ok(LOOK_BACK_LIMIT),
+        Some(..-1) => {
+            let expected = format!("an integer from -1 to {LOOK_BACK_LIMIT}");
+            Err(out_of_range(NAME, &value, &expected))
+        }
+        _ => integer(NAME, &value, 0..=LOOK_BACK_LIMIT),
+    }
+}
+
+fn breakers(fields: &mut Fields) -> Result<Vec<String>, Error> {
+    const NAME: &str = "dry_sequence_breakers";
+    let Some(breakers) = fields.text_list(NAME)? else {
+        return Ok(["\n", ":", "\"", "*"].map(str::to_owned).to_vec());
+    };
+    let error = |field: &str, text| Error::bad_request("out-of-range", text).with_field(field);
+    if breakers.len() > BREAKER_LIMIT {
+        let text = format!(
+            "`{NAME}` has {} strings; expected at most {BREAKER_LIMIT}",
+            breakers.len()
+        );
+        return Err(error(NAME, text));
+    }
+    let mut lengths = breakers.iter().map(String::len).enumerate();
+    match lengths.find(|(_, length)| !(1..=BREAKER_BYTES).contains(length)) {
+        None => Ok(breakers),
+        Some((index, length)) => {
+            let path = format!("{NAME}[{index}]");
+            let text = format!("`{path}` has {length} bytes; expected 1 to {BREAKER_BYTES}");
+            Err(error(&path, text))
+        }
+    }
+}
+
+/// Reads mirostat. Version 1 means version 2, which aims at the same surprise without version 1's
+/// estimate of the distribution's tail.
+fn mirostat(fields: &mut Fields) -> Result<Option<Mirostat>, Error> {
+    let version = fields.integer("mirostat", 0..=2_u32)?.unwrap_or(0);
+    let mirostat = Mirostat {
+        tau: fields.number("mirostat_tau", &NON_NEGATIVE)?.unwrap_or(5.0),
+        eta: fields.number("mirostat_eta", &NON_NEGATIVE)?.unwrap_or(0.1),
+    };
+    Ok((version > 0).then_some(mirostat))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{host_settings, read};
+    use corral_sdk::Dry;
+    use corral_sdk::testing::check_field_errors;
+    use serde_json::{Value, json};
+
+    fn chain(body: Value) -> Vec<String> {
+        host_settings(body).split_off(1)
+    }
+
+    fn dry(base: f32, allowed_length: u32, range: u32, breakers: &[&str]) -> String {
+        let dry = Dry {
+            multiplier: 0.5,
+            base,
+            allowed_length,
+            range,
+            breakers: breakers.iter().map(|&text| text.to_owned()).collect(),
+        };
+        format!("dry {dry:?}")
+    }
+
+    #[test]
+    fn chain_has_the_order_of_llama_cpp() {
+        let dry = dry(1.5, 3, 100, &["x"]);
+        assert_eq!(
+            chain(json!({
+                "temperature": 0.5, "top_p": 0.25, "top_k": 4, "min_p": 0.125, "typical_p": 0.75,
+                "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.25,
+                "dry_multiplier": 0.5, "dry_base": 1.5, "dry_allowed_length": 3,
+                "dry_penalty_last_n": 100, "dry_sequence_breakers": ["x"],
+                "dynatemp_range": 0.25, "dynatemp_exponent": 2, "presence_penalty": 1,
+                "logit_bias": {"97": 1},
+            })),
+            [
+                "logit-bias [(97, 1.0)]",
+                "answer-penalties Penalties { last: 65536, repeat: 1.0, frequency: 0.0, presence: 1.0 }",
+                &dry,
+                "top-n-sigma 1.5",
+                "top-k 4",
+                "typical 0.75",
+                "top-p 0.25",
+                "min-p 0.125",
+                "xtc 0.5 0.25",
+                "dynamic-temperature 0.5 0.25 2",
+            ]
+        );
+    }
+
+    #[test]
+    fn defaults_are_off_but_move_the_temperature() {
+        let off = json!({
+            "typical_p": 1, "top_n_sigma": -1, "xtc_probability": 0, "xtc_threshold": 0.1,
+            "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2,
+            "dry_penalty_last_n": -1, "dry_sequence_breakers": [], "dynatemp_range": 0,
+            "dynatemp_exponent": 1, "mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1,
+            "top_k": 9,
+        });
+        assert_eq!(chain(off), ["top-k 9", "temperature 1"]);
+        let above_half = json!({"xtc_probability": 0.5, "xtc_threshold": 0.6});
+        assert_eq!(chain(above_half), ["temperature 1"]);
+        // `null` is absent.
+        let absent = json!({"typical_p": null, "top_k": 9});
+        assert_eq!(chain(absent), ["temperature 1", "top-k 9"]);
+    }
+
+    #[test]
+    fn dry_has_llama_cpp_defaults() {
+        let defaults = chain(json!({"dry_multiplier": 0.5}));
+        let dry = dry(1.75, 2, 64, &["\n", ":", "\"", "*"]);
+        assert_eq!(defaults, [dry.as_str(), "temperature 1"]);
+        let all = chain(json!({"dry_multiplier": 0.5, "dry_penalty_last_n": -1}));
+        assert!(all[0].contains("range: 65536"), "{all:?}");
+        let none = chain(json!({"dry_multiplier": 0.5, "dry_penalty_last_n": 0}));
+        assert_eq!(none, ["temperature 1"]);
+    }
+
+    #[test]
+    fn mirostat_replaces_filters() {
+        for version in [1, 2] {
+            let body =
+                json!({"mirostat": version, "top_k": 9, "typical_p": 0.5, "dry_multiplier": 1});
+            assert_eq!(chain(body), ["temperature 1", "mirostat 5 0.1"]);
+        }
+        let body =
+            json!({"mirostat": 2, "mirostat_tau": 3, "mirostat_eta": 0.25, "temperature": 0});
+        assert_eq!(chain(body), ["temperature 0", "mirostat 3 0.25"]);
+    }
+
+    /// Fields, and the field and text of their error.
+    const ERRORS: &str = r#"
+{"typical_p": 1.5} => typical_p: from 0 to 1
+{"typical_p": "x"} => typical_p: a string
+{"top_n_sigma": true} => top_n_sigma: expected a number
+{"xtc_probability": -0.1} => xtc_probability: from 0 to 1
+{"xtc_threshold": 2} => xtc_threshold: from 0 to 1
+{"dry_multiplier": -1} => dry_multiplier: at least 0
+{"dry_base": 0.5} => dry_base: at least 1
+{"dry_allowed_length": -1} => dry_allowed_length: from 0 to 65536
+{"dry_penalty_last_n": -2} => dry_penalty_last_n: from -1 to 65536
+{"dry_penalty_last_n": 65537} => dry_penalty_last_n: from 0 to 65536
+{"dry_penalty_last_n": 1.5} => dry_penalty_last_n: an integer
+{"dry_sequence_breakers": "x"} => dry_sequence_breakers: a string; expected a list
+{"dry_sequence_breakers": ["x", 1]} => dry_sequence_breakers[1]: a number
+{"dry_sequence_breakers": ["x", ""]} => dry_sequence_breakers[1]: has 0 bytes
+{"dynatemp_range": -1} => dynatemp_range: at least 0
+{"dynatemp_exponent": -1} => dynatemp_exponent: at least 0
+{"mirostat": 3} => mirostat: from 0 to 2
+{"mirostat_tau": -1} => mirostat_tau: at least 0
+{"mirostat_eta": "x"} => mirostat_eta: a string
+"#;
+
+    #[test]
+    fn errors_name_the_field() {
+        check_field_errors(ERRORS, read);
+        let many = json!({"dry_sequence_breakers": vec!["x"; 17]});
+        let long = json!({"dry_sequence_breakers": ["x".repeat(41)]});
+        for (body, text) in [(many, "17 strings"), (long, "41 bytes")] {
+            let error = read(body).unwrap_err();
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+}
