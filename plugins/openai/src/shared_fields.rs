@@ -39,13 +39,13 @@ const OTHER_SERVERS: [(&str, &[&str], &str); 22] = [
         &["[]"],
         "the operator links sampling plugins",
     ),
-    ("lora", &["[]"], "the operator chooses adapters"),
     ("min_tokens", &["0"], "an answer has no least length"),
     (
         "prompt_logprobs",
         &[],
         "use `echo` and `logprobs` of /v1/completions",
     ),
+    ("samplers", &["[]"], "their order is fixed"),
     (
         "skip_special_tokens",
         &["true"],
