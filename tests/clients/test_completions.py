@@ -117,7 +117,7 @@ def test_stream_joins_to_whole_text(seed):
         ({"best_of": 3}, "best_of"),
         ({"n": 0}, "n"),
         ({"logprobs": 100}, "logprobs"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"echo": True, "suffix": "."}, "echo"),
     ],
 )

@@ -1,12 +1,15 @@
 """Errors have OpenAI's format and become the client's exceptions."""
 
+import gzip
+import json
 import os
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
 
-from corral import MODEL, PATIENCE, chat, client, metrics, post, tokens, user, wait_until
+from corral import MODEL, PATIENCE, chat, client, metrics, post, send, tokens, user, wait_until
 
 
 def ask(which="CORRAL_URL", key="none", **more):
@@ -47,18 +50,18 @@ def test_unknown_model_gets_404():
         ({"n": 1_000_000}, "n"),
         ({"stop": 5}, "stop"),
         ({"stop": ["x", 5]}, "stop"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"max_completion_tokens": "many"}, "max_completion_tokens"),
         ({"seed": "x"}, "seed"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": "yes"}, "stream": True}, "stream_options"),
         ({"presence_penalty": 5}, "presence_penalty"),
         ({"frequency_penalty": "x"}, "frequency_penalty"),
-        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"": 1}}, "logit_bias"),
+        ({"logit_bias": [[1]]}, "logit_bias"),
         ({"logit_bias": {"100000": 1}}, "logit_bias"),
         ({"logit_bias": {"1": "x"}}, "logit_bias"),
         ({"logprobs": 5}, "logprobs"),
-        ({"top_logprobs": 5}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"response_format": "json"}, "response_format"),
         ({"extra_body": {"top_k": -5}}, "top_k"),
@@ -93,11 +96,10 @@ def test_invalid_value_is_named(more, param):
     [
         {"modalities": ["text", "audio"]},
         {"audio": {"voice": "alloy", "format": "wav"}},
-        {"prediction": {"type": "content", "content": "19"}},
         {"web_search_options": {}},
         {"functions": [{"name": "calculator"}]},
-        {"store": True},
-        {"extra_body": {"frobnicate": 1}},
+        {"extra_body": {"continue_final_message": True}},
+        {"extra_body": {"min_tokens": 5}},
         {"extra_body": {"samplers": ["top_k"]}},
     ],
 )
@@ -107,6 +109,80 @@ def test_unsupported_fields_are_refused_by_name(more):
         ask(**more)
     assert error.value.param == name
     assert name in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        ({"extra_body": {"frobnicate": {"a": 1}, "mood": None}}, "frobnicate"),
+        ({"verbosity": "low", "top_logprobs": 5}, "verbosity, top_logprobs"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"extra_body": {"thinking": {"type": "enabled", "budget_tokens": 9}}}, "thinking.budget_tokens, thinking"),
+        ({"messages": [{**user("12+7=")[0], "name": "Ada", "mood": 1}]}, "messages[].mood, messages[].name"),
+        ({"user": "alice", "store": True, "service_tier": "flex"}, None),
+        ({"prediction": {"type": "content", "content": "19"}, "stream_options": {"include_usage": True}}, None),
+    ],
+)
+def test_ignored_fields_are_named(more, names):
+    more = {"model": MODEL, "messages": user("12+7="), "temperature": 0, **more}
+    answer = client().chat.completions.with_raw_response.create(**more)
+    assert answer.headers.get("x-corral-ignored") == names
+    assert answer.parse().choices[0].message.content == "19"
+
+
+def test_ignored_fields_of_a_stream_are_named():
+    body = {"messages": user("12+7="), "temperature": 0, "stream": True, "frobnicate": 1}
+    connection, answer = send("/v1/chat/completions", body)
+    assert (answer.status, answer.getheader("x-corral-ignored")) == (200, "frobnicate")
+    answer.read()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_tokens": -1},
+        {"top_k": -1, "temperature": 0.01},
+        {"logit_bias": [["+", -5], [0, False]]},
+        {"logit_bias": {"1": 0, "ab": -1}},
+        {"stop": None, "tools": None, "response_format": None, "stream_options": None, "n": None, "seed": None},
+        {"messages": [{"role": "assistant", "content": None}, *user("12+7=")]},
+        {"messages": [{"role": "user", "content": ["12+", {"type": "text", "text": "7="}]}]},
+    ],
+)
+def test_other_forms_of_fields_are_accepted(more):
+    body = {"messages": user("12+7="), "temperature": 0, **more}
+    status, headers, value = post("/v1/chat/completions", body)
+    assert status == 200, value
+    assert "x-corral-ignored" not in headers
+    assert value["choices"][0]["message"]["content"] == "19"
+
+
+def test_bias_excludes_tokens_of_a_text():
+    """The answer would be 19."""
+    (token,) = tokens("1")
+    for bias in [[["1", False]], [[token, False]], {str(token): -100}]:
+        body = {"messages": user("12+7="), "temperature": 0, "max_tokens": 8, "logit_bias": bias}
+        status, _, value = post("/v1/chat/completions", body)
+        assert status == 200, value
+        assert "1" not in value["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_compressed_body_is_read(encoding, compress):
+    body = json.dumps({"messages": user("12+7="), "temperature": 0}).encode()
+    headers = {"content-encoding": encoding}
+    status, _, value = post("/v1/chat/completions/", compress(body), headers=headers)
+    assert (status, value["choices"][0]["message"]["content"]) == (200, "19")
+    status, _, value = post("/v1/chat/completions", body, headers=headers)
+    assert (status, value["error"]["code"]) == (400, "invalid-encoding")
+    status, _, value = post("/v1/chat/completions", compress(b" " * (8 << 20) + body), headers=headers)
+    assert (status, value["error"]["code"]) == (413, "request-too-large")
+
+
+def test_other_encodings_are_refused():
+    status, _, value = post("/v1/chat/completions", b"x", headers={"content-encoding": "br"})
+    assert (status, value["error"]["code"]) == (415, "unsupported-encoding")
 
 
 def test_harmless_fields_are_accepted():

@@ -1,7 +1,7 @@
 import openai
 import pytest
 
-from corral import MODEL, client
+from corral import MODEL, client, send
 
 
 def test_models_are_listed():
@@ -15,6 +15,13 @@ def test_models_are_listed():
 
 def test_model_is_found_by_name():
     assert client().models.retrieve(MODEL).id == MODEL
+
+
+def test_head_is_allowed():
+    for path in ["/v1/models", f"/v1/models/{MODEL}/"]:
+        connection, answer = send(path, None, method="HEAD")
+        assert (answer.status, answer.read()) == (200, b"")
+        connection.close()
 
 
 def test_unknown_model_gets_404():

@@ -117,7 +117,7 @@ def test_streamed_tool_call_equals_whole_one():
 
 @pytest.mark.parametrize(
     "more",
-    [{"previous_response_id": "resp_1"}, {"background": True}, {"conversation": "conv_1"}, {"store": True}],
+    [{"previous_response_id": "resp_1"}, {"background": True}, {"conversation": "conv_1"}],
 )
 def test_stored_state_is_refused_by_name(more):
     (name,) = more

@@ -173,6 +173,13 @@ impl Connection {
         }))
     }
 
+    /// Sends a `HEAD` request, and reads the whole response.
+    pub async fn head(&self, path: &str) -> Result<WholeResponse, hyper::Error> {
+        let body = Full::from(String::new()).boxed_unsync();
+        let response = self.send_body("HEAD", path, &[], body).await?;
+        response.whole().await
+    }
+
     /// [`send`](Self::send), and reads the whole response.
     pub async fn request(
         &self,

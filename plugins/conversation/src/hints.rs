@@ -34,7 +34,7 @@ pub const OF_REQUEST: [(&str, &str); 17] = [
 /// Members of a message.
 pub const OF_MESSAGE: [(&str, &str); 4] = [
     ("id", "messages are not stored"),
-    ("status", "it describes an earlier answer"),
+    ("status", "they describe an earlier answer"),
     ("annotations", "they describe an earlier answer"),
     ("cache_control", "prefixes are always cached"),
 ];

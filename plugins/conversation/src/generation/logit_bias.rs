@@ -31,6 +31,7 @@ impl LogitBias {
     /// excludes a token.
     pub fn read(fields: &mut Fields) -> Result<Self, Error> {
         let path = fields.path("logit_bias");
+        let is_object = matches!(fields.peek("logit_bias"), Some(Value::Object(_)));
         let entries: Vec<_> = match fields.take("logit_bias") {
             None => return Ok(Self::default()),
             Some(Value::Object(biases)) => {
@@ -56,7 +57,7 @@ impl LogitBias {
                 Value::Bool(false) => f32::NEG_INFINITY,
                 bias => number(&path, &bias, &BIAS)?,
             };
-            Ok((read_biased(&path, biased)?, bias))
+            Ok((read_biased(&path, biased, is_object)?, bias))
         });
         entries.collect::<Result<_, _>>().map(LogitBias)
     }
@@ -104,22 +105,21 @@ fn read_pair(path: String, pair: Value) -> Result<(String, Value, Value), Error>
     }
 }
 
-/// Reads a token id, as a number or a string of digits, or a text.
-fn read_biased(path: &str, value: Value) -> Result<Biased, Error> {
+/// Reads a token id, which is a string of digits as the `name` of a member, or a text.
+fn read_biased(path: &str, value: Value, is_name: bool) -> Result<Biased, Error> {
     let expected = format!("a token id or a text of 1 to {TEXT_LIMIT} bytes");
-    let token = match &value {
-        Value::Number(token) => token.as_u64().and_then(|token| token.try_into().ok()),
-        Value::String(text) if text.bytes().any(|byte| !byte.is_ascii_digit()) => {
-            return match text.len() <= TEXT_LIMIT {
-                true => Ok(Biased::Text(text.clone())),
-                false => Err(out_of_range(path, &value, &expected)),
-            };
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    let biased = match &value {
+        Value::Number(token) => {
+            let token = token.as_u64().and_then(|token| token.try_into().ok());
+            token.map(Biased::Token)
         }
-        Value::String(digits) => digits.parse().ok(),
+        Value::String(text) if !(1..=TEXT_LIMIT).contains(&text.len()) => None,
+        Value::String(text) if is_name && digits(text) => text.parse().ok().map(Biased::Token),
+        Value::String(text) => Some(Biased::Text(text.clone())),
         other => return Err(wrong_type(path, &expected, other)),
     };
-    let token = token.map(Biased::Token);
-    token.ok_or_else(|| out_of_range(path, &value, &expected))
+    biased.ok_or_else(|| out_of_range(path, &value, &expected))
 }
 
 #[cfg(test)]
@@ -144,8 +144,8 @@ mod tests {
             ),
             (json!({"ba": 1}), vec![(97, 1.0), (98, 1.0)]),
             (
-                json!([[97, 1], ["98", 2], ["c", 3]]),
-                vec![(97, 1.0), (98, 2.0), (99, 3.0)],
+                json!([[97, 1], ["9", 2], ["c", 3]]),
+                vec![(57, 2.0), (97, 1.0), (99, 3.0)],
             ),
             (json!([[97, false]]), vec![(97, f32::NEG_INFINITY)]),
             (json!([["ab", 1], [97, 2]]), vec![(97, 3.0), (98, 1.0)]),
@@ -161,6 +161,7 @@ mod tests {
 [[1]] => logit_bias[0]: a token id or text
 [[-1, 1]] => logit_bias[0]: a token id
 [[null, 1]] => logit_bias[0]: a token id
+[["", 1]] => logit_bias[0]: of 1 to 256 bytes
 {"": 1} => logit_bias.: of 1 to 256 bytes
 {"99999999999": 1} => logit_bias.99999999999: a token id
 {"5": 101} => logit_bias.5: -100 to 100

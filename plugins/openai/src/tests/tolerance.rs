@@ -1,5 +1,6 @@
 //! Members without effect: named in a header, or refused.
 
+use conversation::hints;
 use corral_sdk::Request;
 use corral_sdk::fields::ignored;
 use corral_sdk::testing::Script;
@@ -113,4 +114,24 @@ fn compressed_body_is_read() {
     assert_eq!(head.status(), 200, "{text}");
     let (head, text) = ask(&script(), post().with_header("content-encoding", "br"));
     assert_eq!(head.status(), 415, "{text}");
+}
+
+#[test]
+fn readme_has_the_reason_of_each_hint() {
+    let readme = include_str!("../../README.md");
+    let tables = [
+        &hints::OF_REQUEST[..],
+        &hints::OF_MESSAGE,
+        &hints::OF_PART,
+        &hints::OF_TOOL,
+    ];
+    for (name, reason) in tables.concat() {
+        let member = format!("`{name}`");
+        let reason = format!("| {reason} |");
+        let mut lines = readme.lines();
+        assert!(
+            lines.any(|line| line.contains(&member) && line.ends_with(&reason)),
+            "{name}: {reason}"
+        );
+    }
 }
