@@ -11,6 +11,7 @@ mod control_tags;
 pub mod generation;
 pub mod hints;
 pub mod ids;
+pub mod infill;
 pub mod message;
 mod output_parser;
 mod prompt;

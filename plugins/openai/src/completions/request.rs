@@ -4,14 +4,12 @@ use corral_sdk::fields::{Fields, wrong_type};
 use corral_sdk::{Error, Model, Token};
 use serde_json::Value;
 
-use super::infill;
 use super::prompt_logprobs::Echo;
 use crate::shared_fields::{reject_fields_of_other_servers, stream};
 use crate::tokenize::read_tokens;
 use conversation::generation::Settings;
 use conversation::generation::settings::{self, take_unlimited};
-use conversation::hints;
-use conversation::unsupported;
+use conversation::{hints, infill, unsupported};
 
 /// The default of OpenAI's API.
 const MAX_TOKENS: u32 = 16;
