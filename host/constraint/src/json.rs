@@ -151,6 +151,10 @@ impl JsonSchema {
         let is_impossible = explain::is_unsatisfiable(&what);
         if self.is_lenient && self.relaxed < limits::MAX_RELAXED_KEYWORDS {
             let refused = explain::refused_keywords(&what);
+            // The reference alone may be fine.
+            if refused == ["$ref"] && self.expresses {
+                return self.give_up_expressing();
+            }
             let part = rewrite::at_mut(&mut self.rewritten, &path);
             let removed = part
                 .map(|part| rewrite::remove(part, refused))

@@ -15,6 +15,7 @@ pub struct AnswerStream {
     /// One entry for each answer.
     states: Vec<AnswerState>,
     call_format: Option<CallFormat>,
+    ignored: Vec<String>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -91,7 +92,18 @@ impl AnswerStream {
             choices,
             parsers,
             call_format,
+            ignored: Vec::new(),
         }
+    }
+
+    pub(super) fn with_ignored(self, ignored: Vec<String>) -> Self {
+        AnswerStream { ignored, ..self }
+    }
+
+    /// The keywords of the request's JSON schemas that the answers may violate, such as
+    /// `response_format/properties/a/not` and `tools[0]/properties/b/pattern`; after 32, how many more.
+    pub fn ignored_keywords(&self) -> &[String] {
+        &self.ignored
     }
 
     /// The model.

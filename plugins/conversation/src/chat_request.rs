@@ -38,15 +38,19 @@ pub enum Format {
     Text,
     JsonObject,
     /// A JSON value that satisfies this schema.
-    Schema(Value),
+    Schema {
+        schema: Value,
+        /// Whether a keyword that cannot be enforced is an error; otherwise it is ignored.
+        strict: bool,
+    },
 }
 
 impl Format {
-    fn schema(&self) -> Option<Value> {
+    fn grammar(&self) -> Option<LarkGrammar> {
         match self {
             Format::Text => None,
-            Format::JsonObject => Some(json!({"type": "object"})),
-            Format::Schema(schema) => Some(schema.clone()),
+            Format::JsonObject => Some(LarkGrammar::value(&json!({"type": "object"}), true)),
+            Format::Schema { schema, strict } => Some(LarkGrammar::value(schema, *strict)),
         }
     }
 }
@@ -73,6 +77,8 @@ impl ChatRequest {
         prompt::check_names(&self.chat, &tokens, &model)?;
         let (reasons, open) = reasoning(&model, &tokens)?;
         let constraint = self.constraint(&model, call_format, open).await?;
+        let ignored = constraint.as_ref();
+        let ignored = ignored.map(|constraint| self.ignored_keywords(constraint));
         let prompts = [tokens];
         let choices = Choices::start(
             &model,
@@ -108,7 +114,8 @@ impl ChatRequest {
                 None => CallParser::disabled(),
             },
         });
-        Ok(AnswerStream::new(choices, parsers.collect(), call_format))
+        let answers = AnswerStream::new(choices, parsers.collect(), call_format);
+        Ok(answers.with_ignored(ignored.unwrap_or_default()))
     }
 
     /// Renames OpenAI's role `developer` for templates that do not know it.
@@ -129,10 +136,7 @@ impl ChatRequest {
         call_format: Option<CallFormat>,
         open: bool,
     ) -> Result<Option<Constraint>, Error> {
-        let format = self
-            .format
-            .schema()
-            .map(|schema| LarkGrammar::value(&schema));
+        let format = self.format.grammar();
         let calls = match call_format {
             Some(call_format) if self.tools.are_required() || format.is_some() => {
                 Some(LarkGrammar::calls(&self.tools, call_format, model)?)
@@ -154,18 +158,40 @@ impl ChatRequest {
         let grammar = match &self.format {
             // The host's errors about a schema alone give the position of a mistake.
             Format::JsonObject if call_format.is_none() && !open => Grammar::JsonObject,
-            Format::Schema(schema) if call_format.is_none() && !open => {
-                Grammar::JsonSchema(schema.to_string())
-            }
+            Format::Schema { schema, strict } if call_format.is_none() && !open => match strict {
+                true => Grammar::JsonSchema(schema.to_string()),
+                false => Grammar::LenientJsonSchema(schema.to_string()),
+            },
             _ => Grammar::Lark(lark.text(model, open)?),
         };
         let compiled = Constraint::compile(model, grammar).await;
         compiled.map(Some).map_err(|error| match error {
             Error::Invalid(text) => {
-                Error::bad_request("invalid-constraint", text).with_field(field)
+                let (rule, text) = LarkGrammar::schema_error(&text);
+                let field = rule.map_or(field.to_owned(), |rule| self.field_of(rule));
+                Error::bad_request("invalid-constraint", text).with_field(&field)
             }
             other => other,
         })
+    }
+
+    /// The field of the request whose schema is in a rule of [`LarkGrammar`].
+    fn field_of(&self, rule: &str) -> String {
+        match LarkGrammar::tool_of_rule(rule) {
+            Some(tool) => format!("tools[{tool}]"),
+            None => self.format_field.to_owned(),
+        }
+    }
+
+    /// The keywords of schemas that a constraint does not enforce, each after the field of its schema.
+    fn ignored_keywords(&self, constraint: &Constraint) -> Vec<String> {
+        let ignored = constraint.ignored().into_iter();
+        let named = ignored.map(|name| match name.split_once('/') {
+            Some((rule, pointer)) => format!("{}/{pointer}", self.field_of(rule)),
+            // How many more there are.
+            None => name,
+        });
+        named.collect()
     }
 }
 

@@ -56,16 +56,16 @@ pub fn ignore(fields: &mut Fields, names: &[&str]) {
     }
 }
 
-/// Reads a named schema. The answer always satisfies it, strict or not; `name` and `description`
-/// are ignored.
+/// Reads a named schema. The answer satisfies it, strict or not; but if it is not strict, keywords that
+/// cannot be enforced are ignored. So are `name` and `description`.
 pub fn schema_format(mut fields: Fields) -> Result<Format, Error> {
     let schema = fields.required("schema", "a JSON schema")?;
     fields.text("name")?;
     fields.text("description")?;
-    fields.boolean("strict")?;
+    let strict = fields.flag("strict")?;
     fields.reject_unknown(&["name", "description", "schema", "strict"])?;
     match schema {
-        Value::Object(_) | Value::Bool(_) => Ok(Format::Schema(schema)),
+        Value::Object(_) | Value::Bool(_) => Ok(Format::Schema { schema, strict }),
         other => Err(wrong_type(&fields.path("schema"), "a JSON schema", &other)),
     }
 }

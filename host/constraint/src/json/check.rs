@@ -123,7 +123,6 @@ impl<'a> SchemaCheck<'a> {
             | "propertyNames"
             | "unevaluatedItems"
             | "unevaluatedProperties" => self.check_schema(value, repetitions),
-            "contains" => self.check_schema(value, repetitions.saturating_mul(own_repetitions)),
             "uniqueItems" if !value.is_boolean() => {
                 self.error(format!("it is {}; it must be a boolean", kind(value)))
             }

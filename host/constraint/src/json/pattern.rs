@@ -10,7 +10,7 @@ const MAX_WORDS: usize = 64;
 const MAX_PATTERN_BYTES: usize = 8 << 10;
 
 /// A pattern for every text that is none of `words` and begins with none of `prefixes`; `None` if it
-/// is too long.
+/// is too long, or a text has a quotation mark or backslash.
 pub fn other_than(words: &[&str], prefixes: &[&str]) -> Option<String> {
     #[derive(Default)]
     struct Node {
@@ -27,6 +27,10 @@ pub fn other_than(words: &[&str], prefixes: &[&str]) -> Option<String> {
         .map(|word| (*word, false))
         .chain(prefixes.iter().map(|prefix| (*prefix, true)))
     {
+        // llguidance reads a class without these as one with them, since JSON escapes them.
+        if text.contains(['"', '\\']) {
+            return None;
+        }
         for (at, next) in text.char_indices() {
             bytes += at + 16;
             if bytes > MAX_PATTERN_BYTES {
@@ -196,6 +200,7 @@ mod tests {
         }
         assert_eq!(other_than(&["a".repeat(500).as_str()], &[]), None);
         assert_eq!(other_than(&[], &[""]), None, "no text is left");
+        assert_eq!(other_than(&["a\"b"], &[]), None);
     }
 
     #[test]

@@ -625,7 +625,7 @@ fn few_values(root: &Value, schema: &Value) -> Option<Vec<Value>> {
 }
 
 /// All sequences of this many different values; `None` if they are too many.
-fn arrangements(values: &[Value], length: usize) -> Option<Vec<Vec<&Value>>> {
+fn arrangements(values: &[Value], length: usize) -> Option<Vec<Vec<Value>>> {
     let count = (values.len() - length + 1..=values.len()).try_fold(length, usize::checked_mul);
     if count? > limits::MAX_ARRANGED_ITEMS {
         return None;
@@ -638,9 +638,12 @@ fn arrangements(values: &[Value], length: usize) -> Option<Vec<Vec<&Value>>> {
         });
         found = longer.collect();
     }
-    let found = found
-        .into_iter()
-        .map(|order| order.into_iter().map(|index| &values[index]).collect());
+    let found = found.into_iter().map(|order| {
+        order
+            .into_iter()
+            .map(|index| json!({ "const": values[index] }))
+            .collect()
+    });
     Some(found.collect())
 }
 
