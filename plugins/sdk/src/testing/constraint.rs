@@ -54,11 +54,15 @@ pub(crate) struct Matcher {
 
 impl Matcher {
     pub(crate) fn start(constraint: &Constraint) -> Result<Self, Error> {
-        Ok(Matcher {
-            texts: Rc::clone(&constraint.texts),
+        Ok(Self::of_texts(Rc::clone(&constraint.texts)))
+    }
+
+    pub(super) fn of_texts(texts: Rc<Vec<Vec<u8>>>) -> Self {
+        Matcher {
+            texts,
             text: RefCell::default(),
             script: script(),
-        })
+        }
     }
 
     pub(crate) fn fork(&self) -> Result<Self, Error> {
