@@ -59,11 +59,12 @@ pub const MAX_LEXER_STATES: usize = 30_000;
 pub const MAX_CALL_TIME: Duration = Duration::from_millis(250);
 /// Symbols of a grammar after expansion.
 pub const MAX_GRAMMAR_SYMBOLS: usize = 500_000;
-/// Schemas that a negated schema may become.
-pub const MAX_EXPRESSED_SCHEMAS: usize = 2_000;
+/// Steps of expressing the keywords of a schema that llguidance lacks by others: schemas negated and names read.
+pub const MAX_EXPRESSION_WORK: usize = 50_000;
 /// Bytes of the schemas that take the place of keywords which llguidance lacks, in one schema together.
 pub const MAX_EXPRESSED_BYTES: usize = 64 << 10;
-/// Alternatives that such keywords may give one value, multiplied; llguidance makes each of them.
+/// Alternatives that such keywords may give one value, multiplied; llguidance makes each of them, with
+/// copies of the properties, which count towards [`MAX_PROPERTIES`].
 pub const MAX_ALTERNATIVES: usize = 64;
 /// Items of all orders of the constants of a `uniqueItems`, together.
 pub const MAX_ARRANGED_ITEMS: usize = 1_000;

@@ -46,6 +46,18 @@ pub enum Format {
 }
 
 impl Format {
+    /// The grammar of an answer that has nothing else; `None` for any text.
+    pub fn grammar_alone(&self) -> Option<Grammar> {
+        match self {
+            Format::Text => None,
+            Format::JsonObject => Some(Grammar::JsonObject),
+            Format::Schema { schema, strict } => Some(match strict {
+                true => Grammar::JsonSchema(schema.to_string()),
+                false => Grammar::LenientJsonSchema(schema.to_string()),
+            }),
+        }
+    }
+
     fn grammar(&self) -> Option<LarkGrammar> {
         match self {
             Format::Text => None,
@@ -155,13 +167,9 @@ impl ChatRequest {
             (Some(calls), _) => (calls, "tools"),
             (None, Some(format)) => (format, self.format_field),
         };
-        let grammar = match &self.format {
+        let grammar = match self.format.grammar_alone() {
             // The host's errors about a schema alone give the position of a mistake.
-            Format::JsonObject if call_format.is_none() && !open => Grammar::JsonObject,
-            Format::Schema { schema, strict } if call_format.is_none() && !open => match strict {
-                true => Grammar::JsonSchema(schema.to_string()),
-                false => Grammar::LenientJsonSchema(schema.to_string()),
-            },
+            Some(grammar) if call_format.is_none() && !open => grammar,
             _ => Grammar::Lark(lark.text(model, open)?),
         };
         let compiled = Constraint::compile(model, grammar).await;

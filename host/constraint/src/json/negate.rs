@@ -152,21 +152,41 @@ pub fn equal(a: &Value, b: &Value) -> bool {
 }
 
 /// A schema for the other values of this context; `None` if no schema without `not` has exactly these,
-/// or only one that is too large.
-pub fn negate(root: &Value, schema: &Value, context: &Context<'_>, limit: usize) -> Option<Value> {
-    let mut negation = Negation { root, left: limit };
-    negation.not(schema, context, 0)
+/// or only one that takes more than `work`, from which it subtracts.
+pub fn negate(
+    root: &Value,
+    schema: &Value,
+    context: &Context<'_>,
+    work: &mut usize,
+) -> Option<Value> {
+    Negation { root, work }.not(schema, context, 0)
 }
 
 struct Negation<'a> {
     root: &'a Value,
-    /// Schemas that may still be made.
-    left: usize,
+    /// Steps that may still be taken.
+    work: &'a mut usize,
 }
 
 impl Negation<'_> {
+    fn take(&mut self, steps: usize) -> Option<()> {
+        match self.work.checked_sub(steps) {
+            Some(left) => *self.work = left,
+            None => {
+                *self.work = 0;
+                return None;
+            }
+        }
+        Some(())
+    }
+
+    /// Takes the steps for comparing each of two lists with each of the other.
+    fn take_pairs(&mut self, one: usize, other: usize) -> Option<()> {
+        self.take(1 + (one + other + one.saturating_mul(other)) / 64)
+    }
+
     fn not(&mut self, schema: &Value, context: &Context<'_>, references: usize) -> Option<Value> {
-        self.left = self.left.checked_sub(1)?;
+        self.take(1)?;
         let object = match schema {
             Value::Bool(accepts) => return Some(Value::Bool(!accepts)),
             other => other.as_object()?,
@@ -176,8 +196,8 @@ impl Negation<'_> {
         for (keyword, value) in object {
             let option = match keyword.as_str() {
                 "type" => self.not_types(value, context)?,
-                "const" => not_values(&[value], context)?,
-                "enum" => not_values(&Vec::from_iter(value.as_array()?), context)?,
+                "const" => self.not_values(&[value], context)?,
+                "enum" => self.not_values(&Vec::from_iter(value.as_array()?), context)?,
                 "minimum" if !object.contains_key("exclusiveMinimum") => {
                     typed("number", json!({ "exclusiveMaximum": value }), context)
                 }
@@ -201,13 +221,11 @@ impl Negation<'_> {
                 }
                 "required" => {
                     let names = value.as_array()?.iter().filter_map(Value::as_str);
-                    let is_required = |name: &str| {
-                        let required = context.iter().filter_map(|schema| schema.get("required"));
-                        required
-                            .filter_map(Value::as_array)
-                            .flatten()
-                            .any(|one| one == name)
-                    };
+                    let required = context.iter().filter_map(|schema| schema.get("required"));
+                    let required = required.filter_map(Value::as_array).flatten();
+                    let required = Vec::from_iter(required.filter_map(Value::as_str));
+                    self.take_pairs(value.as_array()?.len(), required.len())?;
+                    let is_required = |name: &str| required.contains(&name);
                     let absent = names.filter(|name| !is_required(name)).map(|name| {
                         typed("object", json!({ "properties": { name: false } }), context)
                     });
@@ -234,7 +252,6 @@ impl Negation<'_> {
                 // An annotation.
                 _ => continue,
             };
-            self.left = self.left.checked_sub(1)?;
             options.push(option);
         }
         Some(any_of(options))
@@ -269,6 +286,50 @@ impl Negation<'_> {
             0 => Value::Bool(false),
             _ => json!({ "type": rest }),
         })
+    }
+
+    /// The values other than these.
+    fn not_values(&mut self, refused: &[&Value], context: &Context<'_>) -> Option<Value> {
+        let allowed = context.iter().find_map(|schema| listed_values(schema));
+        self.take_pairs(refused.len(), allowed.as_ref().map_or(0, Vec::len))?;
+        if let Some(allowed) = allowed {
+            let left = allowed
+                .into_iter()
+                .filter(|value| !refused.iter().any(|refused| equal(value, refused)));
+            let left: Vec<_> = left.collect();
+            return Some(match left.len() {
+                0 => Value::Bool(false),
+                _ => json!({ "enum": left }),
+            });
+        }
+        let mut whole = Vec::new();
+        let mut options = Vec::new();
+        for one in types(context).unwrap_or(TYPES.to_vec()) {
+            let refused = refused.iter().filter(|value| type_of(value) == one);
+            let refused: Vec<&Value> = refused.copied().collect();
+            match one {
+                _ if refused.is_empty() => whole.push(one),
+                "null" => {}
+                "boolean" => {
+                    let left = [false, true].map(Value::Bool).into_iter();
+                    let left: Vec<_> = left.filter(|value| !refused.contains(&value)).collect();
+                    if !left.is_empty() {
+                        options.push(json!({ "enum": left }));
+                    }
+                }
+                "number" => options.extend(not_numbers(&refused)?),
+                "string" => {
+                    let words: Vec<_> = refused.iter().filter_map(|value| value.as_str()).collect();
+                    let pattern = pattern::other_than(&words, &[])?;
+                    options.push(json!({ "type": "string", "pattern": pattern }));
+                }
+                _ => return None,
+            }
+        }
+        if !whole.is_empty() {
+            options.push(json!({ "type": whole }));
+        }
+        Some(any_of(options))
     }
 
     fn not_properties(
@@ -322,48 +383,6 @@ fn fewer(wanted: &str, keyword: &str, least: &Value, context: &Context<'_>) -> O
 fn more(wanted: &str, keyword: &str, most: &Value, context: &Context<'_>) -> Option<Value> {
     let least = most.as_u64()?.checked_add(1)?;
     Some(typed(wanted, json!({ keyword: least }), context))
-}
-
-/// The values other than these.
-fn not_values(refused: &[&Value], context: &Context<'_>) -> Option<Value> {
-    if let Some(allowed) = context.iter().find_map(|schema| listed_values(schema)) {
-        let left = allowed
-            .into_iter()
-            .filter(|value| !refused.iter().any(|refused| equal(value, refused)));
-        let left: Vec<_> = left.collect();
-        return Some(match left.len() {
-            0 => Value::Bool(false),
-            _ => json!({ "enum": left }),
-        });
-    }
-    let mut whole = Vec::new();
-    let mut options = Vec::new();
-    for one in types(context).unwrap_or(TYPES.to_vec()) {
-        let refused = refused.iter().filter(|value| type_of(value) == one);
-        let refused: Vec<&Value> = refused.copied().collect();
-        match one {
-            _ if refused.is_empty() => whole.push(one),
-            "null" => {}
-            "boolean" => {
-                let left = [false, true].map(Value::Bool).into_iter();
-                let left: Vec<_> = left.filter(|value| !refused.contains(&value)).collect();
-                if !left.is_empty() {
-                    options.push(json!({ "enum": left }));
-                }
-            }
-            "number" => options.extend(not_numbers(&refused)?),
-            "string" => {
-                let words: Vec<_> = refused.iter().filter_map(|value| value.as_str()).collect();
-                let pattern = pattern::other_than(&words, &[])?;
-                options.push(json!({ "type": "string", "pattern": pattern }));
-            }
-            _ => return None,
-        }
-    }
-    if !whole.is_empty() {
-        options.push(json!({ "type": whole }));
-    }
-    Some(any_of(options))
 }
 
 fn type_of(value: &Value) -> &'static str {

@@ -70,6 +70,11 @@ pub fn rewrite(schema: &Value, express: bool) -> Rewritten {
         } else {
             0
         },
+        work: if express {
+            limits::MAX_EXPRESSION_WORK
+        } else {
+            0
+        },
         alternatives: 1,
     };
     let schema = rewriter.schema(schema, &[]);
@@ -98,6 +103,8 @@ struct Rewriter<'a> {
     ignored: Vec<Ignored>,
     /// Bytes that schemas in place of keywords may still have.
     bytes: usize,
+    /// Steps that making them may still take.
+    work: usize,
     /// The alternatives of the value, all `anyOf` in place of keywords multiplied.
     alternatives: usize,
 }
@@ -149,7 +156,8 @@ impl Rewriter<'_> {
                     Outcome::Omit => {}
                     Outcome::Ignore(why) => {
                         let path = this.path.clone();
-                        if !this.ignored.iter().any(|one| one.path == path) {
+                        // Within a schema in place of a keyword, all have its path.
+                        if this.ignored.last().is_none_or(|last| last.path != path) {
                             this.ignored.push(Ignored { path, why });
                         }
                     }
@@ -202,11 +210,11 @@ impl Rewriter<'_> {
             }
             "allOf" | "anyOf" | "oneOf" => Outcome::Keep(self.same_value(value, context)),
             "patternProperties" => Outcome::Keep(self.pattern_properties(value)),
-            "pattern" => self.pattern(value),
-            "format" => self.format(value),
+            "pattern" => self.pattern(value, context),
+            "format" => self.format(value, context),
             "not" => {
-                let other = negate(self.root, value, context, limits::MAX_EXPRESSED_SCHEMAS);
-                self.express(other, || {
+                let other = negate(self.root, value, context, &mut self.work);
+                self.express(other, context, || {
                     except(
                         "here; it is for types, constants, bounds, lengths and the presence of \
                          properties, and combinations of these",
@@ -225,7 +233,7 @@ impl Rewriter<'_> {
                     };
                     any_of(vec![json!({ "properties": { name: false } }), then])
                 });
-                self.express(Some(all_of(parts.collect())), why)
+                self.express(Some(all_of(parts.collect())), context, why)
             }
             "contains" => self.contains(object, value, context),
             "minContains" | "maxContains" if !object.contains_key("contains") => Outcome::Omit,
@@ -242,7 +250,7 @@ impl Rewriter<'_> {
                         "additionalProperties": value,
                     })
                 });
-                self.express(part, || {
+                self.express(part, context, || {
                     except("beside keywords that evaluate properties conditionally")
                 })
             }
@@ -261,7 +269,9 @@ impl Rewriter<'_> {
                     }
                 };
                 let part = part.map(|first| json!({ "items": first, "additionalItems": value }));
-                self.express(part, || except("beside keywords that evaluate items"))
+                self.express(part, context, || {
+                    except("beside keywords that evaluate items")
+                })
             }
             "$dynamicAnchor" | "$recursiveAnchor" => Outcome::Omit,
             "minContains" | "maxContains" | "$dynamicRef" | "$recursiveRef" => {
@@ -272,7 +282,12 @@ impl Rewriter<'_> {
     }
 
     /// Puts a schema in the place of a keyword, unless that takes too much.
-    fn express(&mut self, part: Option<Value>, why: impl FnOnce() -> String) -> Outcome {
+    fn express(
+        &mut self,
+        part: Option<Value>,
+        context: &Context<'_>,
+        why: impl FnOnce() -> String,
+    ) -> Outcome {
         let Some(part) = part else {
             return Outcome::Ignore(why());
         };
@@ -281,7 +296,13 @@ impl Rewriter<'_> {
         }
         let alternatives = self.alternatives.saturating_mul(alternatives(&part));
         let bytes = size(&part);
-        if alternatives > limits::MAX_ALTERNATIVES || bytes > self.bytes {
+        let properties = context.iter().filter_map(|schema| schema.get("properties"));
+        let properties = properties.filter_map(Value::as_object).map(Map::len);
+        let properties = properties.sum::<usize>().saturating_mul(alternatives);
+        if alternatives > limits::MAX_ALTERNATIVES
+            || alternatives > 1 && properties > limits::MAX_PROPERTIES
+            || bytes > self.bytes
+        {
             return Outcome::Ignore(why());
         }
         self.alternatives = alternatives;
@@ -307,7 +328,7 @@ impl Rewriter<'_> {
         kept.into()
     }
 
-    fn pattern(&mut self, value: &Value) -> Outcome {
+    fn pattern(&mut self, value: &Value, context: &Context<'_>) -> Outcome {
         let pattern = value.as_str().unwrap_or_default();
         let Err(error) = regex::check(pattern, regex::Anchors::Allowed) else {
             return Outcome::Keep(value.clone());
@@ -316,17 +337,17 @@ impl Rewriter<'_> {
             let parts = patterns.iter().map(|part| json!({ "pattern": part }));
             json!({ "allOf": Vec::from_iter(parts) })
         });
-        self.express(parts, || check::describe(pattern, &error))
+        self.express(parts, context, || check::describe(pattern, &error))
     }
 
-    fn format(&mut self, value: &Value) -> Outcome {
+    fn format(&mut self, value: &Value, context: &Context<'_>) -> Outcome {
         let format = value.as_str().unwrap_or_default();
         if FORMATS.contains(&format) {
             return Outcome::Keep(value.clone());
         }
         let found = PATTERN_FORMATS.iter().find(|(name, _)| *name == format);
         let part = found.map(|(_, pattern)| json!({ "pattern": pattern }));
-        self.express(part, || {
+        self.express(part, context, || {
             let names = PATTERN_FORMATS.iter().map(|(name, _)| *name);
             let names: Vec<_> = FORMATS.into_iter().chain(names).collect();
             format!(
@@ -342,7 +363,7 @@ impl Rewriter<'_> {
         condition: &Value,
         context: &Context<'_>,
     ) -> Outcome {
-        let otherwise = negate(self.root, condition, context, limits::MAX_EXPRESSED_SCHEMAS);
+        let otherwise = negate(self.root, condition, context, &mut self.work);
         let branch = |keyword| object.get(keyword).cloned().unwrap_or(Value::Bool(true));
         let (then, other) = (branch("then"), branch("else"));
         let part = match otherwise {
@@ -357,7 +378,7 @@ impl Rewriter<'_> {
                 all_of(vec![otherwise, other]),
             ])),
         };
-        self.express(part, || {
+        self.express(part, context, || {
             "the keyword if is not supported with this condition; it is for types, constants, bounds, \
              lengths and the presence of properties, and combinations of these"
                 .into()
@@ -390,7 +411,7 @@ impl Rewriter<'_> {
             }));
             any_of(options)
         });
-        self.express(part, || {
+        self.express(part, context, || {
             "the keyword contains is supported only with a small maxItems and without minContains"
                 .into()
         })
@@ -441,7 +462,7 @@ impl Rewriter<'_> {
             true => None,
             false => allowed_names(self.root, names),
         };
-        self.express(part, || {
+        self.express(part, context, || {
             "the keyword propertyNames is supported only with one of enum, const, pattern and lengths, \
              and without patternProperties"
                 .into()
@@ -450,13 +471,18 @@ impl Rewriter<'_> {
 
     /// The properties and patterns that a schema evaluates whatever the value is.
     fn evaluated(
-        &self,
+        &mut self,
         object: &Map<String, Value>,
         references: usize,
     ) -> Option<(Map<String, Value>, Map<String, Value>)> {
         let is_conditional =
             |keyword: &str| CONDITIONAL.contains(&keyword) || keyword == "additionalProperties";
-        if references > 8 || object.keys().any(|keyword| is_conditional(keyword)) {
+        let names = ["properties", "patternProperties"].map(|keyword| object.get(keyword));
+        let names = names.into_iter().flatten().filter_map(Value::as_object);
+        let work = names.map(|names| 1 + names.len()).sum::<usize>() + 1;
+        self.work = self.work.saturating_sub(work);
+        if self.work == 0 || references > 8 || object.keys().any(|keyword| is_conditional(keyword))
+        {
             return None;
         }
         let all = |keyword| {
@@ -604,12 +630,12 @@ fn few_values(root: &Value, schema: &Value) -> Option<Vec<Value>> {
     let listed = context.iter().find_map(|schema| listed_values(schema));
     let mut values = Vec::new();
     if let Some(listed) = listed {
+        if listed.len() > limits::MAX_ALTERNATIVES {
+            return None;
+        }
         for value in listed {
             if !values.iter().any(|known| negate::equal(known, value)) {
                 values.push(value.clone());
-            }
-            if values.len() > limits::MAX_ARRANGED_ITEMS {
-                return None;
             }
         }
         return Some(values);
