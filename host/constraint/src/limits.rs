@@ -60,7 +60,7 @@ pub const MAX_CALL_TIME: Duration = Duration::from_millis(250);
 /// Symbols of a grammar after expansion.
 pub const MAX_GRAMMAR_SYMBOLS: usize = 500_000;
 /// Steps of expressing the keywords of a schema that llguidance lacks by others: schemas negated and names read.
-pub const MAX_EXPRESSION_WORK: usize = 50_000;
+pub const MAX_EXPRESSION_WORK: usize = 10_000;
 /// Bytes of the schemas that take the place of keywords which llguidance lacks, in one schema together.
 pub const MAX_EXPRESSED_BYTES: usize = 64 << 10;
 /// Alternatives that such keywords may give one value, multiplied; llguidance makes each of them, with

@@ -182,7 +182,7 @@ impl Negation<'_> {
 
     /// Takes the steps for comparing each of two lists with each of the other.
     fn take_pairs(&mut self, one: usize, other: usize) -> Option<()> {
-        self.take(1 + (one + other + one.saturating_mul(other)) / 64)
+        self.take(1 + (one + other) / 8 + one.saturating_mul(other) / 64)
     }
 
     fn not(&mut self, schema: &Value, context: &Context<'_>, references: usize) -> Option<Value> {
