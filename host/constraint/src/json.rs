@@ -4,6 +4,7 @@ mod check;
 mod explain;
 mod negate;
 mod pattern;
+mod relax;
 mod rewrite;
 
 use crate::limits;
@@ -155,9 +156,9 @@ impl JsonSchema {
             if refused == ["$ref"] && self.expresses {
                 return self.give_up_expressing();
             }
-            let part = rewrite::at_mut(&mut self.rewritten, &path);
+            let part = relax::at_mut(&mut self.rewritten, &path);
             let removed = part
-                .map(|part| rewrite::remove(part, refused))
+                .map(|part| relax::remove(part, refused))
                 .unwrap_or_default();
             if !removed.is_empty() {
                 self.relaxed += 1;
