@@ -80,6 +80,7 @@ fuzz_target!(
         };
         let text = text.to_owned();
         let grammar = match kind % 5 {
+            0 if *kind >= 128 => Grammar::LenientJsonSchema(text),
             0 => Grammar::JsonSchema(text),
             1 => Grammar::Regex(text),
             2 => Grammar::Lark(text),

@@ -33,12 +33,23 @@ def value_of(chance, depth, definitions):
 
 def object_of(chance, depth, definitions):
     names = chance.sample(WORDS, chance.randint(1, 3))
-    return {
+    found = {
         "type": "object",
         "properties": {name: value_of(chance, depth, definitions) for name in names},
         "required": [name for name in names if chance.random() < 0.7],
         "additionalProperties": False,
     }
+    if chance.random() < 0.15:
+        first, last = names[0], names[-1]
+        found |= chance.choice(
+            [
+                {"not": {"required": [first]}} if first not in found["required"] else {},
+                {"if": {"required": [first]}, "then": {"required": [last]}},
+                {"dependentRequired": {last: [first]}},
+                {"if": {"properties": {first: {"type": "string"}}}, "else": {"required": names}},
+            ]
+        )
+    return found
 
 
 def leaf(chance):
@@ -54,6 +65,9 @@ def leaf(chance):
         {"type": "string", "pattern": chance.choice(["^[a-z]{1,6}$", "^[0-9]{2}-[0-9]{2}$", "^(yes|no)!{1,3}$"])},
         {"type": "string", "format": chance.choice(["date", "time", "ipv4", "uuid"])},
         {"enum": [chance.choice(WORDS), low, None, True]},
+        {"type": "string", "maxLength": 4, "not": {"enum": ["", "owl", "élan"]}},
+        {"type": "integer", "minimum": low, "maximum": low + 9, "not": {"enum": [low, low + 4]}},
+        {"type": "array", "items": {"enum": ["x", low, None]}, "minItems": 1, "uniqueItems": True},
         {"const": chance.choice([low, "a \"quoted\" word", [1, "x"], {"y": False}])},
     ]
     return chance.choice(kinds)

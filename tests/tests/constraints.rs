@@ -157,6 +157,65 @@ fn grammar_error_names_position() {
     corral.wait_until_idle();
 }
 
+#[test]
+fn schema_keywords_are_expressed_refused_or_ignored() {
+    let routes = [("/v1", "openai"), ("/generate", "generate")];
+    let corral = Corral::start_with_routes(&routes, &[]);
+    let exact = json!({
+        "type": "object",
+        "properties": {"color": {"enum": ["red", "blue"]}, "count": {"const": 2}},
+        "required": ["color"],
+        "additionalProperties": false,
+        "not": {"properties": {"color": {"const": "blue"}}},
+        "if": {"properties": {"color": {"const": "red"}}},
+        "then": {"required": ["count"]},
+    });
+    let request = json!({"prompt": "1+1=", "constraint": {"json_schema": exact}});
+    let text = corral.generate(&request)["text"].clone();
+    let value: Value = serde_json::from_str(text.as_str().expect("a text")).expect("JSON");
+    assert_eq!(value, json!({"color": "red", "count": 2}));
+
+    // The same error in an answer, in the arguments of a tool, and over plain JSON.
+    let partly = json!({"type": "object", "properties": {"a": {"const": 1, "format": "odd"}},
+        "required": ["a"], "additionalProperties": false});
+    let place = "the JSON schema is invalid: at /properties/a/format: the format \"odd\" is unknown";
+    let request = json!({"prompt": "1+1=", "constraint": {"json_schema": partly}});
+    let answer = corral.post("/generate", request.to_string());
+    assert!(answer.problem(400, "invalid-constraint").starts_with(place));
+    let chat = |strict: bool, as_tool: bool| {
+        let mut request = json!({"model": "tiny", "temperature": 0,
+            "messages": [{"role": "user", "content": "1+1="}]});
+        if as_tool {
+            let function = json!({"name": "f", "parameters": partly, "strict": strict});
+            request["tools"] = json!([{"type": "function", "function": function}]);
+            request["tool_choice"] = json!("required");
+        } else {
+            let schema = json!({"name": "x", "schema": partly, "strict": strict});
+            request["response_format"] = json!({"type": "json_schema", "json_schema": schema});
+        }
+        corral.post("/v1/chat/completions", request.to_string())
+    };
+    for (as_tool, field) in [(false, "response_format"), (true, "tools[0]")] {
+        let refused = chat(true, as_tool);
+        assert_eq!(refused.status, 400, "{refused:?}");
+        let error = &refused.json()["error"];
+        assert_eq!(error["param"], field, "{error}");
+        let message = error["message"].as_str().expect("a message");
+        assert!(message.starts_with(place), "{message}");
+
+        let answer = chat(false, as_tool);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let message = &answer.json()["choices"][0]["message"];
+        let text = match as_tool {
+            true => &message["tool_calls"][0]["function"]["arguments"],
+            false => &message["content"],
+        };
+        let value: Value = serde_json::from_str(text.as_str().expect("a text")).expect("JSON");
+        assert_eq!(value, json!({"a": 1}), "the other keywords hold");
+    }
+    corral.wait_until_idle();
+}
+
 /// A schema whose patterns are disjoint, which only comparing all pairs shows.
 fn pattern_properties(names: &str, count: usize) -> Value {
     let patterns = (0..count).map(|number| {

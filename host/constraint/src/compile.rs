@@ -1,5 +1,7 @@
 //! Compiles the text of a grammar.
 
+use crate::json::JsonSchema;
+use crate::lark_schemas::LarkSchemas;
 use crate::llguidance_message::{TextPosition, panic_of, split_position};
 use crate::matcher::Constraint;
 use crate::vocabulary::VocabularyIndex;
@@ -29,39 +31,71 @@ pub fn compile(
         invalid(format!("{}: {what}", TextPosition::of(text, offset)))
     };
     let without_position = |message: String| invalid(split_position(&message).1.into());
+    let build = |grammar, ignored| build(grammar, ignored, index, watchdog);
     match grammar {
-        Grammar::JsonSchema(text) => {
-            let schema = json::parse(text).map_err(invalid)?;
-            let top = TopLevelGrammar::from_json_schema(json::prepare(&schema));
-            build(top, index, watchdog).map_err(|message| invalid(json::explain(&schema, &message)))
+        Grammar::JsonSchema(text) | Grammar::LenientJsonSchema(text) => {
+            let is_lenient = matches!(grammar, Grammar::LenientJsonSchema(_));
+            let mut schema = JsonSchema::parse(text, is_lenient).map_err(invalid)?;
+            loop {
+                let top = TopLevelGrammar::from_json_schema(schema.compilable());
+                match build(top, some(schema.ignored(""))) {
+                    Ok(compiled) => return Ok(compiled),
+                    Err(message) => schema.relax(&message).map_err(invalid)?,
+                }
+            }
         }
         Grammar::JsonObject => {
             let top = TopLevelGrammar::from_json_schema(json::any_object());
-            build(top, index, watchdog).map_err(without_position)
+            build(top, Vec::new()).map_err(without_position)
         }
         Grammar::Regex(text) => {
             regex::check(text, regex::Anchors::Refused).map_err(|error| invalid_at(text, error))?;
-            build(TopLevelGrammar::from_regex(text), index, watchdog).map_err(without_position)
+            build(TopLevelGrammar::from_regex(text), Vec::new()).map_err(without_position)
         }
-        Grammar::Lark(text) => build(TopLevelGrammar::from_lark(text.clone()), index, watchdog)
-            .map_err(|message| {
-                invalid(match split_position(&message) {
-                    (Some(position), what) => format!("{position}: {what}"),
-                    (None, what) => what.into(),
-                })
-            }),
+        Grammar::Lark(text) => {
+            let mut schemas = LarkSchemas::parse(text).map_err(Error::Invalid)?;
+            loop {
+                let lark = schemas.rewritten().map_err(Error::Invalid)?;
+                let top = TopLevelGrammar::from_lark(lark);
+                let message = match build(top, some(schemas.ignored())) {
+                    Ok(compiled) => return Ok(compiled),
+                    Err(message) => message,
+                };
+                match schemas.relax(&message) {
+                    Some(relaxed) => relaxed.map_err(Error::Invalid)?,
+                    None => {
+                        return Err(invalid(match split_position(&message) {
+                            (Some(position), what) => format!("{position}: {what}"),
+                            (None, what) => what.into(),
+                        }));
+                    }
+                }
+            }
+        }
         Grammar::Gbnf(text) => {
             let lark = gbnf::to_lark(text, &|name| index.token(name))
                 .map_err(|error| invalid_at(text, error))?;
             // Positions in the generated Lark mean nothing to the author.
-            build(TopLevelGrammar::from_lark(lark), index, watchdog).map_err(without_position)
+            build(TopLevelGrammar::from_lark(lark), Vec::new()).map_err(without_position)
         }
     }
+}
+
+/// The first names of ignored keywords, and how many more there are.
+fn some(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut names = Vec::from_iter(names);
+    let more = names.len().saturating_sub(limits::MAX_IGNORED);
+    if more > 0 {
+        names.truncate(limits::MAX_IGNORED);
+        names.push(format!("{more} more"));
+    }
+    names
 }
 
 /// Builds the parser; the error is the message of `llguidance`, which catches its own panics.
 fn build(
     grammar: TopLevelGrammar,
+    ignored: Vec<String>,
     index: &Arc<VocabularyIndex>,
     watchdog: &Arc<Watchdog>,
 ) -> Result<Compiled, String> {
@@ -91,7 +125,7 @@ fn build(
     }
     parser.start_without_prompt();
     Ok(Compiled {
-        constraint: Constraint::new(parser, Arc::clone(index), Arc::clone(watchdog)),
+        constraint: Constraint::new(parser, Arc::clone(index), Arc::clone(watchdog), ignored),
         bytes,
     })
 }

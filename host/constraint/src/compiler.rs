@@ -302,7 +302,7 @@ fn key(grammar: &Grammar) -> Key {
     let (kind, text, _) = grammar.parts();
     let mut digest = Sha256::new();
     digest.update(kind);
-    digest.update([0]);
+    digest.update([u8::from(matches!(grammar, Grammar::LenientJsonSchema(_)))]);
     digest.update(text);
     digest.finalize().into()
 }

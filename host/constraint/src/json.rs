@@ -1,105 +1,213 @@
-//! Checks JSON schemas before they are compiled, so that errors have a position.
+//! JSON schemas: checked, so that errors have a position, and rewritten for llguidance.
 
+mod check;
 mod explain;
+mod negate;
+mod pattern;
+mod relax;
+mod rewrite;
 
-pub use explain::explain;
-
+use crate::limits;
 use crate::llguidance_message::TextPosition;
-use crate::{limits, regex};
+use rewrite::Ignored;
 use serde_json::{Map, Value, json};
 
 /// Whitespace between the parts of a value: a space, or a line break with its indentation. More would
 /// let a model fill its output with blanks.
 const WHITESPACE: &str = r" |\r?\n[ \t]{0,64}";
 
-/// Unsupported keywords that constrain values. Ignoring them would violate the schema silently.
-const UNSUPPORTED: [&str; 18] = [
-    "not",
-    "if",
-    "then",
-    "else",
-    "contains",
-    "minContains",
-    "maxContains",
-    "uniqueItems",
-    "propertyNames",
-    "dependencies",
-    "dependentRequired",
-    "dependentSchemas",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-    "$dynamicRef",
-    "$dynamicAnchor",
-    "$recursiveRef",
-    "$recursiveAnchor",
-];
-
-/// Formats that llguidance supports.
-const FORMATS: [&str; 11] = [
-    "date-time",
-    "time",
-    "date",
-    "duration",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "uuid",
-    "uri",
-    "unknown",
-];
-
-const TYPES: [&str; 7] = [
-    "null", "boolean", "integer", "number", "string", "array", "object",
-];
+/// llguidance's options in a schema. `lenient`, which it has as well, is handled here.
+pub const OPTIONS: &str = "x-guidance";
 
 /// The schema of any object.
 pub fn any_object() -> Value {
-    prepare(&json!({ "type": "object" }))
+    json!({ "type": "object", OPTIONS: { "whitespace_pattern": WHITESPACE } })
 }
 
-/// Adds the options of `llguidance` to a checked schema.
-pub fn prepare(schema: &Value) -> Value {
-    let mut object = match schema {
-        Value::Object(object) => object.clone(),
-        // `parse` accepts only objects and `true`.
-        _ => Map::new(),
-    };
-    object.insert(
-        "x-guidance".into(),
-        json!({ "whitespace_pattern": WHITESPACE }),
-    );
-    Value::Object(object)
+/// A checked schema in the form in which llguidance compiles it.
+pub struct JsonSchema {
+    original: Value,
+    rewritten: Value,
+    options: Map<String, Value>,
+    /// Whether keywords that cannot be enforced are ignored; otherwise they are errors.
+    is_lenient: bool,
+    ignored: Vec<Ignored>,
+    /// Whether keywords that llguidance lacks are expressed by others where possible.
+    expresses: bool,
+    /// Keywords that llguidance refused and that are ignored since.
+    relaxed: usize,
 }
 
-/// Parses and checks a schema; the error says where it is invalid.
-pub fn parse(text: &str) -> Result<Value, String> {
-    let schema: Value = serde_json::from_str(text).map_err(|error| {
-        let position = TextPosition::at(error.line(), error.column());
-        let message = error.to_string();
-        let what = message.split(" at line ").next().unwrap_or(&message);
-        format!("{position}: {what}")
-    })?;
-    match &schema {
-        Value::Object(object) if object.contains_key("x-guidance") => {
-            return Err("at /x-guidance: grammar options are not supported; remove it".into());
-        }
-        Value::Object(_) | Value::Bool(true) => {}
-        Value::Bool(false) => return Err("at /: false allows no value".into()),
-        other => {
+impl JsonSchema {
+    /// Parses and checks a schema; the error says where it is invalid.
+    pub fn parse(text: &str, is_lenient: bool) -> Result<Self, String> {
+        let schema: Value = serde_json::from_str(text).map_err(|error| {
+            let position = TextPosition::at(error.line(), error.column());
+            let message = error.to_string();
+            let what = message.split(" at line ").next().unwrap_or(&message);
+            format!("{position}: {what}")
+        })?;
+        if schema.get(OPTIONS).is_some() {
             return Err(format!(
-                "at /: it is {}; a schema is an object",
-                kind(other)
+                "at /{OPTIONS}: grammar options are not supported; remove it"
             ));
         }
+        let mut options = Map::new();
+        options.insert("whitespace_pattern".into(), WHITESPACE.into());
+        Self::new(schema, options, is_lenient)
     }
-    let mut check = SchemaCheck {
-        root: &schema,
-        path: Vec::new(),
-        properties: 0,
-    };
-    check.check_schema(&schema, 1)?;
-    Ok(schema)
+
+    /// Checks a schema of a Lark grammar, which may have llguidance's options.
+    pub fn in_lark(mut schema: Value) -> Result<Self, String> {
+        let options = schema
+            .as_object_mut()
+            .and_then(|object| object.shift_remove(OPTIONS));
+        let mut options = match options {
+            None => Map::new(),
+            Some(Value::Object(options)) => options,
+            Some(other) => {
+                return Err(format!(
+                    "at /{OPTIONS}: it is {}; it must be an object",
+                    kind(&other)
+                ));
+            }
+        };
+        let is_lenient = options.shift_remove("lenient") == Some(Value::Bool(true));
+        Self::new(schema, options, is_lenient)
+    }
+
+    fn new(original: Value, options: Map<String, Value>, is_lenient: bool) -> Result<Self, String> {
+        match &original {
+            Value::Object(_) | Value::Bool(true) => {}
+            Value::Bool(false) => return Err("at /: false allows no value".into()),
+            other => {
+                return Err(format!(
+                    "at /: it is {}; a schema is an object",
+                    kind(other)
+                ));
+            }
+        }
+        check::check(&original)?;
+        let mut schema = Self {
+            rewritten: Value::Null,
+            original,
+            options,
+            is_lenient,
+            ignored: Vec::new(),
+            expresses: true,
+            relaxed: 0,
+        };
+        schema.rewrite()?;
+        Ok(schema)
+    }
+
+    fn rewrite(&mut self) -> Result<(), String> {
+        let rewritten = rewrite::rewrite(&self.original, self.expresses);
+        self.rewritten = rewritten.schema;
+        self.ignored = rewritten.ignored;
+        if let (false, Some(Ignored { path, why })) = (self.is_lenient, self.ignored.first()) {
+            return Err(format!("at {}: {why}", pointer(path)));
+        }
+        // What takes the place of keywords counts towards the limits.
+        match check::check(&self.rewritten) {
+            Err(_) if self.is_lenient && self.expresses => self.give_up_expressing(),
+            other => other,
+        }
+    }
+
+    fn give_up_expressing(&mut self) -> Result<(), String> {
+        self.expresses = false;
+        self.relaxed = 0;
+        self.rewrite()
+    }
+
+    /// The schema with llguidance's options.
+    pub fn compilable(&self) -> Value {
+        let mut object = match &self.rewritten {
+            Value::Object(object) => object.clone(),
+            // The others are `true`.
+            _ => Map::new(),
+        };
+        if !self.options.is_empty() {
+            object.insert(OPTIONS.into(), self.options.clone().into());
+        }
+        Value::Object(object)
+    }
+
+    /// Whether llguidance refuses the schema by itself.
+    pub fn is_refused(&self) -> bool {
+        explain::compile_error(&self.rewritten, &[]).is_some()
+    }
+
+    /// Ignores more, after llguidance refused the schema with this message. The error explains the
+    /// message, if nothing can be ignored.
+    pub fn relax(&mut self, message: &str) -> Result<(), String> {
+        let Some((mut path, what)) = explain::locate(&self.rewritten) else {
+            // The whole is refused, for its size perhaps.
+            if self.is_lenient && self.expresses && message != crate::compile::TOO_MUCH_WORK {
+                return self.give_up_expressing();
+            }
+            return Err(explain::rephrase(message));
+        };
+        let is_impossible = explain::is_unsatisfiable(&what);
+        if self.is_lenient && self.relaxed < limits::MAX_RELAXED_KEYWORDS {
+            let refused = explain::refused_keywords(&what);
+            // The reference alone may be fine.
+            if refused == ["$ref"] && self.expresses {
+                return self.give_up_expressing();
+            }
+            let part = relax::at_mut(&mut self.rewritten, &path);
+            let removed = part
+                .map(|part| relax::remove(part, refused))
+                .unwrap_or_default();
+            if !removed.is_empty() {
+                self.relaxed += 1;
+                for keyword in removed {
+                    let mut path = self.original_path(&path);
+                    if !path.iter().any(|step| step == "allOf") {
+                        path.push(keyword.to_owned());
+                    }
+                    let why = explain::rephrase(&what);
+                    self.ignored.push(Ignored { path, why });
+                }
+                return Ok(());
+            }
+        }
+        if self.is_lenient && self.expresses && !is_impossible {
+            return self.give_up_expressing();
+        }
+        path = self.original_path(&path);
+        Err(format!(
+            "at {}: {}",
+            pointer(&path),
+            explain::rephrase(&what)
+        ))
+    }
+
+    /// The part of a path in the rewritten schema that the original has.
+    fn original_path(&self, path: &[String]) -> Vec<String> {
+        let mut part = Some(&self.original);
+        let known = path.iter().take_while(|step| {
+            part = part.and_then(|part| match part {
+                Value::Array(items) => items.get(step.parse::<usize>().ok()?),
+                other => other.get(step.as_str()),
+            });
+            part.is_some()
+        });
+        known.cloned().collect()
+    }
+
+    /// JSON pointers of the keywords that the grammar does not enforce, with `prefix`.
+    pub fn ignored(&self, prefix: &str) -> impl Iterator<Item = String> {
+        self.ignored.iter().map(move |ignored| {
+            let mut path = format!("{prefix}{}", pointer(&ignored.path));
+            if path.len() > limits::MAX_IGNORED_BYTES {
+                path.truncate(path.floor_char_boundary(limits::MAX_IGNORED_BYTES));
+                path.push('…');
+            }
+            path
+        })
+    }
 }
 
 /// The type of a value, for an error.
@@ -126,275 +234,4 @@ fn pointer(path: &[String]) -> String {
     path.iter()
         .map(|step| format!("/{}", escape(step)))
         .collect()
-}
-
-/// A visitor of every schema in a schema.
-struct SchemaCheck<'a> {
-    root: &'a Value,
-    path: Vec<String>,
-    /// Number of properties so far.
-    properties: usize,
-}
-
-impl<'a> SchemaCheck<'a> {
-    fn error<T>(&self, what: impl std::fmt::Display) -> Result<T, String> {
-        Err(format!("at {}: {what}", pointer(&self.path)))
-    }
-
-    /// Checks something one step further down.
-    fn within(
-        &mut self,
-        step: impl Into<String>,
-        check: impl FnOnce(&mut Self) -> Result<(), String>,
-    ) -> Result<(), String> {
-        self.path.push(step.into());
-        check(self)?;
-        self.path.pop();
-        Ok(())
-    }
-
-    /// Checks a schema whose value may be repeated this many times by the counts around it.
-    fn check_schema(&mut self, schema: &'a Value, repetitions: u64) -> Result<(), String> {
-        let Value::Object(object) = schema else {
-            return match schema {
-                Value::Bool(_) => Ok(()),
-                other => self.error(format!(
-                    "it is {}; a schema is an object or a boolean",
-                    kind(other)
-                )),
-            };
-        };
-        let own_repetitions = match object.get("maxItems").or(object.get("minItems")) {
-            Some(value) => value.as_u64().unwrap_or(1).max(1),
-            None => 1,
-        };
-        self.check_optional_properties(object)?;
-        for (keyword, value) in object {
-            self.within(keyword, |check| {
-                check.check_keyword(keyword, value, repetitions, own_repetitions)
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Checks a keyword of such a schema. `own_repetitions`: how often its `items` may be repeated.
-    fn check_keyword(
-        &mut self,
-        keyword: &str,
-        value: &'a Value,
-        repetitions: u64,
-        own_repetitions: u64,
-    ) -> Result<(), String> {
-        if UNSUPPORTED.contains(&keyword) {
-            return self.error(format!("the keyword {keyword} is not supported"));
-        }
-        match keyword {
-            "type" => self.check_types(value),
-            "properties" | "patternProperties" | "$defs" | "definitions" => {
-                let Value::Object(schemas) = value else {
-                    return self.error(format!("it is {}; it must be an object", kind(value)));
-                };
-                match keyword {
-                    "properties" => self.properties += schemas.len(),
-                    "patternProperties" => {
-                        self.check_limit(
-                            schemas.len(),
-                            "patterns",
-                            limits::MAX_PATTERN_PROPERTIES,
-                        )?;
-                    }
-                    _ => {}
-                }
-                self.check_limit(
-                    self.properties,
-                    "properties with the objects before",
-                    limits::MAX_PROPERTIES,
-                )?;
-                for (name, schema) in schemas {
-                    self.within(name, |check| {
-                        if keyword == "patternProperties" {
-                            check.check_pattern(name)?;
-                        }
-                        check.check_schema(schema, repetitions)
-                    })?;
-                }
-                Ok(())
-            }
-            "items" if value.is_array() => self.check_schemas(value, repetitions),
-            "items" => self.check_schema(value, repetitions.saturating_mul(own_repetitions)),
-            "additionalProperties" | "additionalItems" => self.check_schema(value, repetitions),
-            "prefixItems" | "anyOf" | "oneOf" | "allOf" => self.check_schemas(value, repetitions),
-            "required" => self.check_names(value),
-            "enum" => match value {
-                Value::Array(values) if !values.is_empty() => Ok(()),
-                Value::Array(_) => self.error("it is empty, so it allows nothing"),
-                other => self.error(format!("it is {}; it must be an array", kind(other))),
-            },
-            "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties"
-            | "maxProperties" => self.check_count(value, repetitions),
-            "minimum" | "maximum" | "multipleOf" if !value.is_number() => {
-                self.error(format!("it is {}; it must be a number", kind(value)))
-            }
-            "multipleOf" => self.check_multiple_of(value),
-            "exclusiveMinimum" | "exclusiveMaximum"
-                if !value.is_number() && !value.is_boolean() =>
-            {
-                self.error(format!("it is {}; it must be a number", kind(value)))
-            }
-            "pattern" => match value {
-                Value::String(pattern) => self.check_pattern(pattern),
-                other => self.error(format!("it is {}; it must be a string", kind(other))),
-            },
-            "format" => match value.as_str() {
-                Some(format) if FORMATS.contains(&format) => Ok(()),
-                Some(format) => self.error(format!(
-                    "the format {format:?} is unknown; known formats are {}",
-                    FORMATS.join(", ")
-                )),
-                None => self.error(format!("it is {}; it must be a string", kind(value))),
-            },
-            "$ref" => match value {
-                Value::String(reference) => self.check_reference(reference),
-                other => self.error(format!("it is {}; it must be a string", kind(other))),
-            },
-            _ => Ok(()),
-        }
-    }
-
-    /// Refuses a number of things above a limit.
-    fn check_limit(&self, number: usize, things: &str, max: usize) -> Result<(), String> {
-        if number > max {
-            return self.error(format!("it has {number} {things}; the maximum is {max}"));
-        }
-        Ok(())
-    }
-
-    fn check_optional_properties(&self, object: &Map<String, Value>) -> Result<(), String> {
-        let length = |keyword| match object.get(keyword) {
-            Some(Value::Object(properties)) => properties.len(),
-            Some(Value::Array(names)) => names.len(),
-            _ => 0,
-        };
-        if !object.contains_key("minProperties") {
-            return Ok(());
-        }
-        self.check_limit(
-            length("properties").saturating_sub(length("required")),
-            "optional properties beside minProperties",
-            limits::MAX_COUNTED_PROPERTIES,
-        )
-    }
-
-    fn check_multiple_of(&self, value: &Value) -> Result<(), String> {
-        // llguidance counts in 32 bits with all digits of the number.
-        let mut digits = value.as_f64().unwrap_or(0.0).abs();
-        let mut decimals = 0;
-        while digits.fract() != 0.0 && decimals < limits::MAX_MULTIPLE_OF_DECIMALS {
-            digits *= 10.0;
-            decimals += 1;
-        }
-        if digits.fract() != 0.0 || digits > limits::MAX_MULTIPLE_OF {
-            return self.error(format!(
-                "{value} has too many digits; it may have at most {} decimals, and be at most {} \
-                 without the point",
-                limits::MAX_MULTIPLE_OF_DECIMALS,
-                limits::MAX_MULTIPLE_OF
-            ));
-        }
-        Ok(())
-    }
-
-    fn check_types(&mut self, value: &Value) -> Result<(), String> {
-        let given: Vec<&Value> = match value {
-            Value::Array(types) => types.iter().collect(),
-            one => vec![one],
-        };
-        match given
-            .into_iter()
-            .find(|one| !one.as_str().is_some_and(|one| TYPES.contains(&one)))
-        {
-            Some(unknown) => self.error(format!(
-                "{} is not a type; types are {}",
-                clip(unknown),
-                TYPES.join(", ")
-            )),
-            None => Ok(()),
-        }
-    }
-
-    fn check_schemas(&mut self, value: &'a Value, repetitions: u64) -> Result<(), String> {
-        let Value::Array(schemas) = value else {
-            return self.error(format!(
-                "it is {}; it must be an array of schemas",
-                kind(value)
-            ));
-        };
-        for (index, schema) in schemas.iter().enumerate() {
-            self.within(index.to_string(), |check| {
-                check.check_schema(schema, repetitions)
-            })?;
-        }
-        Ok(())
-    }
-
-    fn check_names(&mut self, value: &Value) -> Result<(), String> {
-        let names = value.as_array();
-        if names.is_some_and(|names| names.iter().all(Value::is_string)) {
-            return Ok(());
-        }
-        self.error("it must be an array of names")
-    }
-
-    fn check_count(&mut self, value: &Value, repetitions: u64) -> Result<(), String> {
-        let Some(count) = value.as_u64() else {
-            return self.error(format!(
-                "{} is not a count; it must be an integer of 0 or more",
-                clip(value)
-            ));
-        };
-        let together = repetitions.saturating_mul(count.max(1));
-        if together > limits::MAX_COUNT {
-            return self.error(format!(
-                "multiplied by the counts around it, it is {together}; the maximum is {}",
-                limits::MAX_COUNT
-            ));
-        }
-        Ok(())
-    }
-
-    fn check_pattern(&mut self, pattern: &str) -> Result<(), String> {
-        regex::check(pattern, regex::Anchors::Allowed).or_else(|(offset, what)| {
-            self.error(format!(
-                "in the pattern, {}: {what}",
-                TextPosition::of(pattern, offset)
-            ))
-        })
-    }
-
-    fn check_reference(&mut self, reference: &str) -> Result<(), String> {
-        let Some(path) = reference.strip_prefix('#') else {
-            return self.error(format!(
-                "{reference:?} is outside the schema; only references that begin with # are supported"
-            ));
-        };
-        if path.contains(['~', '%']) {
-            return self.error(format!(
-                "{reference:?}: references to names with escaped characters are not supported"
-            ));
-        }
-        // As in llguidance, "#/" is the whole schema too.
-        if !path.is_empty() && path != "/" && self.root.pointer(path).is_none() {
-            return self.error(format!("the schema has nothing at {reference:?}"));
-        }
-        Ok(())
-    }
-}
-
-/// A value as JSON, truncated to a line.
-fn clip(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(60) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
 }

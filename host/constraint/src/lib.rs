@@ -24,6 +24,7 @@ mod compile;
 mod compiler;
 mod gbnf;
 mod json;
+mod lark_schemas;
 pub mod limits;
 mod llguidance_message;
 mod matcher;
@@ -66,15 +67,19 @@ pub enum Error {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Grammar {
     /// A value of this JSON schema. Properties come in the order of the schema. Between the parts
-    /// stands at most a space, or a line break with its indentation.
+    /// stands at most a space, or a line break with its indentation. A keyword that cannot be enforced
+    /// is an error.
     JsonSchema(String),
+    /// The same, but keywords that cannot be enforced are ignored; [`Constraint::ignored`] names them.
+    LenientJsonSchema(String),
     /// Any JSON object.
     JsonObject,
     /// A text that this regular expression matches as a whole (the syntax of Rust's crate `regex`,
     /// without anchors, word boundaries and look-around).
     Regex(String),
     /// A Lark grammar with the extensions of `llguidance`; its start rule is `start`. Temperatures and
-    /// captures in it have no effect.
+    /// captures in it have no effect. Its JSON schemas are treated as [`Self::JsonSchema`], or with
+    /// `"x-guidance": {"lenient": true}` as [`Self::LenientJsonSchema`].
     Lark(String),
     /// A grammar in llama.cpp's notation; its start rule is `root`.
     ///
@@ -89,7 +94,9 @@ impl Grammar {
     /// The kind in words, the text, and the maximum length of the text in bytes.
     fn parts(&self) -> (&'static str, &str, usize) {
         match self {
-            Self::JsonSchema(text) => ("JSON schema", text, limits::MAX_SCHEMA_BYTES),
+            Self::JsonSchema(text) | Self::LenientJsonSchema(text) => {
+                ("JSON schema", text, limits::MAX_SCHEMA_BYTES)
+            }
             Self::JsonObject => ("JSON object", "", 0),
             Self::Regex(text) => ("regular expression", text, limits::MAX_REGEX_BYTES),
             Self::Lark(text) => ("Lark grammar", text, limits::MAX_GRAMMAR_BYTES),

@@ -59,3 +59,18 @@ pub const MAX_LEXER_STATES: usize = 30_000;
 pub const MAX_CALL_TIME: Duration = Duration::from_millis(250);
 /// Symbols of a grammar after expansion.
 pub const MAX_GRAMMAR_SYMBOLS: usize = 500_000;
+/// Steps of expressing the keywords of a schema that llguidance lacks by others: schemas negated and names read.
+pub const MAX_EXPRESSION_WORK: usize = 10_000;
+/// Bytes of the schemas that take the place of keywords which llguidance lacks, in one schema together.
+pub const MAX_EXPRESSED_BYTES: usize = 64 << 10;
+/// Alternatives that such keywords may give one value, multiplied; llguidance makes each of them, with
+/// copies of the properties, which count towards [`MAX_PROPERTIES`].
+pub const MAX_ALTERNATIVES: usize = 64;
+/// Items of all orders of the constants of a `uniqueItems`, together.
+pub const MAX_ARRANGED_ITEMS: usize = 1_000;
+/// Keywords of a schema that are ignored because llguidance refuses them; each takes one more compilation.
+pub const MAX_RELAXED_KEYWORDS: usize = 16;
+/// Ignored keywords that a constraint names; one more entry counts the others.
+pub const MAX_IGNORED: usize = 32;
+/// Bytes of the name of an ignored keyword.
+pub const MAX_IGNORED_BYTES: usize = 200;

@@ -20,6 +20,7 @@ struct CompiledGrammar {
     parser: Mutex<TokenParser>,
     index: Arc<VocabularyIndex>,
     watchdog: Arc<Watchdog>,
+    ignored: Vec<String>,
 }
 
 impl std::fmt::Debug for Constraint {
@@ -33,12 +34,20 @@ impl Constraint {
         parser: TokenParser,
         index: Arc<VocabularyIndex>,
         watchdog: Arc<Watchdog>,
+        ignored: Vec<String>,
     ) -> Self {
         Self(Arc::new(CompiledGrammar {
             parser: Mutex::new(parser),
             index,
             watchdog,
+            ignored,
         }))
+    }
+
+    /// The keywords of JSON schemas that it does not enforce: JSON pointers, in a Lark grammar after the
+    /// name of the rule. At most [`limits::MAX_IGNORED`], and then one entry that counts the others.
+    pub fn ignored(&self) -> &[String] {
+        &self.0.ignored
     }
 
     /// Whether this watchdog, of which each model has one, times its matchers.

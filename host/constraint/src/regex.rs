@@ -2,7 +2,8 @@
 
 use crate::limits;
 use regex_syntax::ast::{
-    Assertion, AssertionKind, Ast, RepetitionKind, RepetitionRange, Visitor, parse, visit,
+    Assertion, AssertionKind, Ast, ErrorKind, RepetitionKind, RepetitionRange, Visitor, parse,
+    visit,
 };
 
 /// Whether an expression may contain anchors (`^`, `$`).
@@ -13,6 +14,8 @@ pub enum Anchors {
     /// The expression matches the whole text anyway.
     Refused,
 }
+
+const WORD_BOUNDARIES: &str = "word boundaries are not supported";
 
 /// The byte at which an error begins, and a message.
 pub type RegexError = (usize, String);
@@ -39,6 +42,27 @@ pub fn check(text: &str, anchors: Anchors) -> Result<(), RegexError> {
             counts: Vec::new(),
         },
     )
+}
+
+/// Whether an expression that [`check`] refuses is valid where look-around, back-references and word
+/// boundaries are supported, as in JavaScript.
+pub fn is_valid_elsewhere(text: &str) -> bool {
+    if text.len() > limits::MAX_REGEX_BYTES {
+        return false;
+    }
+    let parsed = parse::ParserBuilder::new()
+        .nest_limit(limits::MAX_NESTING)
+        .build()
+        .parse(text);
+    match parsed {
+        Err(error) => matches!(
+            error.kind(),
+            ErrorKind::UnsupportedLookAround
+                | ErrorKind::UnsupportedBackreference
+                | ErrorKind::EscapeUnrecognized
+        ),
+        Ok(_) => check(text, Anchors::Allowed).is_err_and(|(_, what)| what == WORD_BOUNDARIES),
+    }
 }
 
 struct Check {
@@ -103,7 +127,7 @@ impl Check {
                 | AssertionKind::EndText
         );
         let wrong = if !anchor {
-            "word boundaries are not supported"
+            WORD_BOUNDARIES
         } else if self.anchors == Anchors::Refused {
             "anchors are not supported: remove them, since the whole text must match anyway"
         } else {

@@ -1,5 +1,6 @@
 //! A chat request, in a form independent of the API.
 
+use corral_sdk::fields::ignored;
 use corral_sdk::template::Chat;
 use corral_sdk::{Constraint, Error, Grammar, Model, Token};
 use serde_json::{Value, json};
@@ -38,15 +39,33 @@ pub enum Format {
     Text,
     JsonObject,
     /// A JSON value that satisfies this schema.
-    Schema(Value),
+    Schema {
+        schema: Value,
+        /// Whether a keyword that cannot be enforced is an error; otherwise it is ignored.
+        strict: bool,
+    },
 }
 
 impl Format {
-    fn schema(&self) -> Option<Value> {
+    /// The grammar of an answer that has nothing else; `None` for any text.
+    pub fn grammar_alone(&self) -> Option<Grammar> {
         match self {
             Format::Text => None,
-            Format::JsonObject => Some(json!({"type": "object"})),
-            Format::Schema(schema) => Some(schema.clone()),
+            Format::JsonObject => Some(Grammar::JsonObject),
+            Format::Schema { schema, strict } => Some(match *strict || ignored::is_strict() {
+                true => Grammar::JsonSchema(schema.to_string()),
+                false => Grammar::LenientJsonSchema(schema.to_string()),
+            }),
+        }
+    }
+
+    fn grammar(&self) -> Option<LarkGrammar> {
+        match self {
+            Format::Text => None,
+            Format::JsonObject => Some(LarkGrammar::value(&json!({"type": "object"}), true)),
+            Format::Schema { schema, strict } => {
+                Some(LarkGrammar::value(schema, *strict || ignored::is_strict()))
+            }
         }
     }
 }
@@ -73,6 +92,9 @@ impl ChatRequest {
         prompt::check_names(&self.chat, &tokens, &model)?;
         let (reasons, open) = reasoning(&model, &tokens)?;
         let constraint = self.constraint(&model, call_format, open).await?;
+        if let Some(constraint) = &constraint {
+            self.name_ignored_keywords(constraint);
+        }
         let prompts = [tokens];
         let choices = Choices::start(
             &model,
@@ -129,10 +151,7 @@ impl ChatRequest {
         call_format: Option<CallFormat>,
         open: bool,
     ) -> Result<Option<Constraint>, Error> {
-        let format = self
-            .format
-            .schema()
-            .map(|schema| LarkGrammar::value(&schema));
+        let format = self.format.grammar();
         let calls = match call_format {
             Some(call_format) if self.tools.are_required() || format.is_some() => {
                 Some(LarkGrammar::calls(&self.tools, call_format, model)?)
@@ -151,21 +170,42 @@ impl ChatRequest {
             (Some(calls), _) => (calls, "tools"),
             (None, Some(format)) => (format, self.format_field),
         };
-        let grammar = match &self.format {
+        let grammar = match self.format.grammar_alone() {
             // The host's errors about a schema alone give the position of a mistake.
-            Format::JsonObject if call_format.is_none() && !open => Grammar::JsonObject,
-            Format::Schema(schema) if call_format.is_none() && !open => {
-                Grammar::JsonSchema(schema.to_string())
-            }
+            Some(grammar) if call_format.is_none() && !open => grammar,
             _ => Grammar::Lark(lark.text(model, open)?),
         };
         let compiled = Constraint::compile(model, grammar).await;
         compiled.map(Some).map_err(|error| match error {
             Error::Invalid(text) => {
-                Error::bad_request("invalid-constraint", text).with_field(field)
+                let (rule, text) = LarkGrammar::schema_error(&text);
+                let field = rule.map_or(field.to_owned(), |rule| self.field_of(rule));
+                Error::bad_request("invalid-constraint", text).with_field(&field)
             }
             other => other,
         })
+    }
+
+    /// The field of the request whose schema is in a rule of [`LarkGrammar`].
+    fn field_of(&self, rule: &str) -> String {
+        match LarkGrammar::tool_of_rule(rule) {
+            Some(tool) => format!("tools[{tool}]"),
+            None => self.format_field.to_owned(),
+        }
+    }
+
+    /// Names the keywords of schemas that a constraint does not enforce, each after the field of its schema, such as
+    /// `response_format/properties/a/not`.
+    fn name_ignored_keywords(&self, constraint: &Constraint) {
+        for name in constraint.ignored() {
+            match name.split_once('/') {
+                Some((rule, pointer)) => {
+                    ignored::add(&format!("{}/{pointer}", self.field_of(rule)));
+                }
+                // How many more there are.
+                None => ignored::add(&name),
+            }
+        }
     }
 }
 

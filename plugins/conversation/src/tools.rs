@@ -126,9 +126,10 @@ impl Tools {
         self.list.iter().any(|tool| tool.strict)
     }
 
-    /// The tools that a required call may name.
-    pub fn callable(&self) -> impl Iterator<Item = &Tool> {
-        self.list.iter().filter(|tool| match &self.choice {
+    /// The tools that a required call may name, with their numbers in the list.
+    pub fn callable(&self) -> impl Iterator<Item = (usize, &Tool)> {
+        let tools = self.list.iter().enumerate();
+        tools.filter(|(_, tool)| match &self.choice {
             ToolChoice::Named(name) => tool.name == *name,
             _ => true,
         })

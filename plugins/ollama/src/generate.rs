@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use corral_sdk::fields::Fields;
 use corral_sdk::template::Chat;
-use corral_sdk::{Constraint, Error, EventWriter, Grammar, Model, Response, Token};
-use serde_json::{Value, json};
+use corral_sdk::{Constraint, Error, EventWriter, Model, Response, Token};
+use serde_json::json;
 
 use conversation::generation::Choices;
 use conversation::{AnswerStream, ChatRequest, Format, OutputPart, Tools, infill, unsupported};
@@ -157,10 +157,8 @@ async fn stream_raw(
 }
 
 async fn constraint(format: &Format, model: &Model) -> Result<Option<Constraint>, Error> {
-    let grammar = match format {
-        Format::Text => return Ok(None),
-        Format::JsonObject => Grammar::JsonObject,
-        Format::Schema(schema) => Grammar::JsonSchema(Value::to_string(schema)),
+    let Some(grammar) = format.grammar_alone() else {
+        return Ok(None);
     };
     let compiled = Constraint::compile(model, grammar).await;
     compiled.map(Some).map_err(|error| match error {

@@ -104,7 +104,10 @@ fn format(fields: &mut Fields) -> Result<Format, Error> {
         None => Ok(Format::Text),
         Some(Value::String(text)) if text.is_empty() => Ok(Format::Text),
         Some(Value::String(text)) if text == "json" => Ok(Format::JsonObject),
-        Some(schema @ Value::Object(_)) => Ok(Format::Schema(schema)),
+        Some(schema @ Value::Object(_)) => Ok(Format::Schema {
+            schema,
+            strict: false,
+        }),
         Some(other) => Err(out_of_range("format", &other, "\"json\" or a JSON schema")),
     }
 }

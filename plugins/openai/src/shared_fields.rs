@@ -112,21 +112,21 @@ pub fn ignore(fields: &mut Fields, names: &[&str]) {
     }
 }
 
-/// Reads a named schema. The answer always satisfies it, strict or not; `name` and `description`
-/// are ignored.
+/// Reads a named schema. The answer satisfies it, strict or not; but if it is not strict, keywords that
+/// cannot be enforced are ignored. So are `name` and `description`.
 pub fn schema_format(mut fields: Fields) -> Result<Format, Error> {
     let schema = fields.required("schema", "a JSON schema")?;
     fields.text("name")?;
     fields.text("description")?;
-    fields.boolean("strict")?;
+    let strict = fields.flag("strict")?;
     fields.ignore_unknown(&["name", "description", "schema", "strict"])?;
-    schema_of(&fields.path("schema"), schema)
+    schema_of(&fields.path("schema"), schema, strict)
 }
 
 /// Reads the schema at `path`.
-pub fn schema_of(path: &str, schema: Value) -> Result<Format, Error> {
+pub fn schema_of(path: &str, schema: Value, strict: bool) -> Result<Format, Error> {
     match schema {
-        Value::Object(_) | Value::Bool(_) => Ok(Format::Schema(schema)),
+        Value::Object(_) | Value::Bool(_) => Ok(Format::Schema { schema, strict }),
         other => Err(wrong_type(path, "a JSON schema", &other)),
     }
 }

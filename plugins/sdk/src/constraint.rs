@@ -23,9 +23,17 @@ impl Constraint {
         Self::compile(model, Grammar::Regex(expression.to_owned())).await
     }
 
-    /// Compiles a JSON schema. The text is a JSON value that satisfies it.
+    /// Compiles a JSON schema. The text is a JSON value that satisfies it. A keyword that cannot be
+    /// enforced is [`Error::Invalid`]; with [`Grammar::LenientJsonSchema`], it is
+    /// [ignored](Self::ignored).
     pub async fn json_schema(model: &Model, schema: &serde_json::Value) -> Result<Self, Error> {
         Self::compile(model, Grammar::JsonSchema(schema.to_string())).await
+    }
+
+    /// Returns the keywords of JSON schemas that the constraint does not enforce, as JSON pointers; in a
+    /// Lark grammar, after the name of the rule. After 32, one entry says how many more.
+    pub fn ignored(&self) -> Vec<String> {
+        self.0.ignored()
     }
 
     pub(crate) fn host(&self) -> &backend::Constraint {

@@ -1,6 +1,5 @@
 //! Finds the part of a schema that an error of `llguidance` is about.
 
-use super::pointer;
 use crate::llguidance_message::split_position;
 use llguidance::api::ParserLimits;
 use llguidance::{GrammarBuilder, JsonCompileOptions};
@@ -10,17 +9,17 @@ use std::time::{Duration, Instant};
 
 const MAX_SEARCH_TIME: Duration = Duration::from_millis(500);
 
+const UNSATISFIABLE: &str = "Unsatisfiable schema: ";
+
 /// Where the whole schema stands while a part of it is compiled. No keyword, so it has no effect.
 const WHOLE: &str = "whole-schema";
 
-/// Explains an error of `llguidance` about a schema that [`super::parse`] accepted. Compiles parts of the
-/// schema, from the outside in, and names the innermost part that fails.
-pub fn explain(schema: &Value, message: &str) -> String {
+/// Finds the innermost part of a schema that `llguidance` refuses, and its message. Compiles parts of the
+/// schema, from the outside in. `None` if it does not refuse the whole; errors that depend on the lexer
+/// do not occur here.
+pub fn locate(schema: &Value) -> Option<(Vec<String>, String)> {
     let deadline = Instant::now() + MAX_SEARCH_TIME;
-    // Errors that depend on the lexer do not occur here.
-    let Some(mut what) = compile_error(schema, &[]) else {
-        return rephrase(message);
-    };
+    let mut what = compile_error(schema, &[])?;
     let mut path: Vec<String> = Vec::new();
     let mut part = schema;
     // The targets of references so far, so that none is followed in a cycle.
@@ -50,7 +49,27 @@ pub fn explain(schema: &Value, message: &str) -> String {
         }
         break;
     }
-    format!("at {}: {}", pointer(&path), rephrase(&what))
+    Some((path, what))
+}
+
+/// The keywords that a message of `llguidance` refuses, though they are valid.
+pub fn refused_keywords(what: &str) -> &'static [&'static str] {
+    const REFUSED: [(&str, &[&str]); 4] = [
+        ("oneOf constraints are not supported", &["oneOf"]),
+        ("patternProperty regexes", &["patternProperties"]),
+        (
+            "min/maxProperties only supported",
+            &["minProperties", "maxProperties"],
+        ),
+        ("circular references with sibling keys", &["$ref"]),
+    ];
+    let found = REFUSED.iter().find(|(words, _)| what.contains(words));
+    found.map_or(&[], |(_, keywords)| keywords)
+}
+
+/// Whether a message of `llguidance` says that no value matches.
+pub fn is_unsatisfiable(what: &str) -> bool {
+    split_position(what).1.starts_with(UNSATISFIABLE)
 }
 
 /// The target of a schema's reference.
@@ -86,7 +105,7 @@ fn children(schema: &Value) -> Vec<(Vec<String>, &Value)> {
 }
 
 /// The error of the part of a schema at a path, if compiling it alone fails.
-fn compile_error(schema: &Value, path: &[String]) -> Option<String> {
+pub fn compile_error(schema: &Value, path: &[String]) -> Option<String> {
     let mut part = schema;
     for step in path {
         part = match part {
@@ -129,14 +148,14 @@ fn redirect(schema: &Value) -> Value {
 }
 
 /// A message of `llguidance` in words that mean something to the author of a schema.
-fn rephrase(message: &str) -> String {
+pub fn rephrase(message: &str) -> String {
     let what = split_position(message).1;
     if what.starts_with("oneOf constraints are not supported") {
         return "oneOf is supported only if its options differ in type, in a constant or in a \
                 required property with a constant; use anyOf"
             .into();
     }
-    if let Some(rest) = what.strip_prefix("Unsatisfiable schema: ") {
+    if let Some(rest) = what.strip_prefix(UNSATISFIABLE) {
         return format!("no value matches: {rest}");
     }
     what.into()

@@ -224,9 +224,70 @@ fn fits(root: &Value, schema: &Value, value: &Value, at: &str) -> Result<(), Str
         Value::Object(object) => object,
         _ => return wrong("may not be here".into()),
     };
+    members(root, object, value, at)?;
     for (keyword, wanted) in object {
         let fine = match keyword.as_str() {
-            "$defs" | "required" | "additionalProperties" | "prefixItems" => true,
+            "$defs"
+            | "properties"
+            | "required"
+            | "additionalProperties"
+            | "patternProperties"
+            | "prefixItems"
+            | "then"
+            | "else"
+            | "title"
+            | "x" => true,
+            "not" => fits(root, wanted, value, at).is_err(),
+            "allOf" => {
+                for part in wanted.as_array().expect("an array") {
+                    fits(root, part, value, at)?;
+                }
+                true
+            }
+            "oneOf" => {
+                let options = wanted.as_array().expect("an array").iter();
+                options
+                    .filter(|option| fits(root, option, value, at).is_ok())
+                    .count()
+                    == 1
+            }
+            "if" => {
+                let is_true = fits(root, wanted, value, at).is_ok();
+                let branch = if is_true { "then" } else { "else" };
+                if let Some(branch) = object.get(branch) {
+                    fits(root, branch, value, at)?;
+                }
+                true
+            }
+            "contains" => value.as_array().is_none_or(|items| {
+                items
+                    .iter()
+                    .any(|item| fits(root, wanted, item, at).is_ok())
+            }),
+            "uniqueItems" => value.as_array().is_none_or(|items| {
+                let mut before = items.iter().enumerate();
+                !before.any(|(index, item)| items[..index].iter().any(|one| equal(one, item)))
+            }),
+            "propertyNames" => {
+                for name in value.as_object().into_iter().flat_map(Map::keys) {
+                    fits(root, wanted, &json!(name), at)?;
+                }
+                true
+            }
+            "dependentRequired" | "dependentSchemas" => {
+                for (name, then) in wanted.as_object().expect("an object") {
+                    if value.get(name).is_none() {
+                        continue;
+                    }
+                    let then = match then {
+                        Value::Array(_) => &json!({ "type": "object", "required": then }),
+                        schema => schema,
+                    };
+                    fits(root, then, value, at)?;
+                }
+                true
+            }
+            "format" => text_of_format(wanted, value),
             "$ref" => {
                 let path = wanted.as_str().expect("a string").trim_start_matches('#');
                 fits(root, root.pointer(path).expect("it is defined"), value, at)?;
@@ -247,10 +308,6 @@ fn fits(root: &Value, schema: &Value, value: &Value, at: &str) -> Result<(), Str
                 Value::Array(types) => types.iter().any(|wanted| is(wanted, value)),
                 wanted => is(wanted, value),
             },
-            "properties" => {
-                members(root, object, value, at)?;
-                true
-            }
             "items" => {
                 elements(root, object, value, at)?;
                 true
@@ -277,6 +334,16 @@ fn fits(root: &Value, schema: &Value, value: &Value, at: &str) -> Result<(), Str
         }
     }
     Ok(())
+}
+
+/// Whether a text is a JSON pointer; no test has other formats.
+fn text_of_format(wanted: &Value, value: &Value) -> bool {
+    assert_eq!(wanted, "json-pointer");
+    value.as_str().is_none_or(|text| {
+        let escapes = text.split('~').skip(1);
+        (text.is_empty() || text.starts_with('/'))
+            && escapes.into_iter().all(|rest| rest.starts_with(['0', '1']))
+    })
 }
 
 fn pattern(wanted: &Value) -> Regex {
@@ -313,14 +380,27 @@ fn members(
     let Value::Object(value) = value else {
         return Ok(());
     };
-    let properties = schema["properties"].as_object().expect("an object");
+    let schemas = |keyword| {
+        schema
+            .get(keyword)
+            .and_then(Value::as_object)
+            .into_iter()
+            .flatten()
+    };
     for (name, member) in value {
-        match properties.get(name) {
-            Some(schema) => fits(root, schema, member, &format!("{at}/{name}"))?,
-            None if schema.get("additionalProperties") == Some(&Value::Bool(false)) => {
-                return Err(format!("at {at:?}: a member {name:?} too many"));
+        let mut is_known = false;
+        for (property, schema) in schemas("properties").filter(|(property, _)| *property == name) {
+            is_known = true;
+            fits(root, schema, member, &format!("{at}/{property}"))?;
+        }
+        for (text, schema) in schemas("patternProperties") {
+            if pattern(&json!(text)).is_match(name) {
+                is_known = true;
+                fits(root, schema, member, &format!("{at}/{name}"))?;
             }
-            None => {}
+        }
+        if let (false, Some(schema)) = (is_known, schema.get("additionalProperties")) {
+            fits(root, schema, member, &format!("{at}/{name}"))?;
         }
     }
     let required = schema.get("required").and_then(Value::as_array);

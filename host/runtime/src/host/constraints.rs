@@ -31,6 +31,7 @@ pub(super) async fn compile(
 ) -> HostResult<Resource<GuestConstraint>> {
     let grammar = match grammar {
         Grammar::JsonSchema(text) => corral_engine::Grammar::JsonSchema(text),
+        Grammar::LenientJsonSchema(text) => corral_engine::Grammar::LenientJsonSchema(text),
         Grammar::JsonObject => corral_engine::Grammar::JsonObject,
         Grammar::Regex(text) => corral_engine::Grammar::Regex(text),
         Grammar::Lark(text) => corral_engine::Grammar::Lark(text),
@@ -57,6 +58,10 @@ pub(super) async fn compile(
 }
 
 impl HostConstraint for State {
+    fn ignored(&mut self, constraint: Resource<GuestConstraint>) -> wasmtime::Result<Vec<String>> {
+        Ok(self.table.get(&constraint)?.0.ignored().to_vec())
+    }
+
     fn drop(&mut self, constraint: Resource<GuestConstraint>) -> wasmtime::Result<()> {
         self.table.delete(constraint)?;
         self.handles.constraints.remove(1);

@@ -1,5 +1,6 @@
 //! Lark grammars for answers that must be tool calls or satisfy a schema.
 
+use corral_sdk::fields::ignored;
 use corral_sdk::{Error, Model};
 use serde_json::{Value, json};
 
@@ -9,6 +10,9 @@ use crate::reasoning_parser::CLOSING_TAG;
 
 /// White space within JSON, as the host allows it for a schema alone.
 const JSON_WHITESPACE: &str = r" |\r?\n[ \t]{0,64}";
+
+/// The rule for a tool's arguments, before its number.
+const ARGUMENTS: &str = "arguments_";
 
 /// A grammar under construction.
 pub struct LarkGrammar {
@@ -25,18 +29,22 @@ impl LarkGrammar {
     pub fn calls(tools: &Tools, format: CallFormat, model: &Model) -> Result<Self, Error> {
         let mut rules = String::new();
         let mut names = Vec::new();
-        for (index, tool) in tools.callable().enumerate() {
+        for (index, tool) in tools.callable() {
             let head = format!(
                 "{{\"name\": {}, \"{}\": ",
                 Value::from(tool.name.as_str()),
                 format.arguments_field()
             );
-            let schema = tool
-                .parameters
-                .clone()
-                .unwrap_or_else(|| json!({"type": "object"}));
-            rules += &format!("call_{index}: {} arguments_{index} \"}}\"\n", quoted(&head));
-            rules += &format!("arguments_{index}: %json {}\n", with_whitespace(schema));
+            let (schema, strict) = match &tool.parameters {
+                Some(schema) => (schema.clone(), tool.strict || ignored::is_strict()),
+                None => (json!({"type": "object"}), true),
+            };
+            rules += &format!(
+                "call_{index}: {} {ARGUMENTS}{index} \"}}\"\n",
+                quoted(&head)
+            );
+            let schema = with_options(schema, strict);
+            rules += &format!("{ARGUMENTS}{index}: %json {schema}\n");
             names.push(format!("call_{index}"));
         }
         rules += &format!("call: {}\n", names.join(" | "));
@@ -94,13 +102,32 @@ impl LarkGrammar {
         })
     }
 
-    /// An answer that satisfies a schema.
-    pub fn value(schema: &Value) -> Self {
+    /// An answer that satisfies a schema; if not `strict`, except for keywords that cannot be enforced.
+    pub fn value(schema: &Value, strict: bool) -> Self {
+        let schema = with_options(schema.clone(), strict);
         LarkGrammar {
-            rules: format!("value: %json {}\n", with_whitespace(schema.clone())),
+            rules: format!("value: %json {schema}\n"),
             body: "value".to_owned(),
             after_tag: String::new(),
         }
+    }
+
+    /// Splits the host's error about a schema of a grammar into the rule and the error that it gives
+    /// for a schema alone.
+    pub fn schema_error(text: &str) -> (Option<&str>, String) {
+        const START: &str = "the JSON schema";
+        let rest = text
+            .strip_prefix(START)
+            .and_then(|rest| rest.strip_prefix(" of the rule "));
+        match rest.and_then(|rest| rest.split_once(' ')) {
+            Some((rule, what)) => (Some(rule), format!("{START} {what}")),
+            None => (None, text.to_owned()),
+        }
+    }
+
+    /// The tool whose arguments a rule is for.
+    pub fn tool_of_rule(rule: &str) -> Option<usize> {
+        rule.strip_prefix(ARGUMENTS)?.parse().ok()
     }
 
     /// An answer that matches either grammar.
@@ -151,15 +178,16 @@ fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-fn with_whitespace(mut schema: Value) -> Value {
+fn with_options(mut schema: Value, strict: bool) -> Value {
     if schema == Value::Bool(true) {
         schema = json!({});
     }
     if let Value::Object(members) = &mut schema {
-        members.insert(
-            "x-guidance".to_owned(),
-            json!({"whitespace_pattern": JSON_WHITESPACE}),
-        );
+        let mut options = json!({"whitespace_pattern": JSON_WHITESPACE});
+        if !strict {
+            options["lenient"] = true.into();
+        }
+        members.insert("x-guidance".to_owned(), options);
     }
     schema
 }
@@ -211,8 +239,8 @@ mod tests {
                 false,
                 false
             ),
-            one(0, "g", "arguments")
-                + "call: call_0\ntagged: \"\\n\" call \"\\n\" \"</tool_call>\"\nstart: \"<tool_call>\" tagged\n"
+            one(1, "g", "arguments")
+                + "call: call_1\ntagged: \"\\n\" call \"\\n\" \"</tool_call>\"\nstart: \"<tool_call>\" tagged\n"
         );
         let both = one(0, "f", "arguments") + &one(1, "g", "arguments") + "call: call_0 | call_1\n";
         assert_eq!(
@@ -267,7 +295,7 @@ mod tests {
             let calls =
                 LarkGrammar::calls(&tools(ToolChoice::Auto, false), CallFormat::Llama, &model)
                     .unwrap();
-            LarkGrammar::value(&json!({"type": "object"}))
+            LarkGrammar::value(&json!({"type": "object"}), true)
                 .or(calls)
                 .text(&model, false)
                 .unwrap()
@@ -277,5 +305,43 @@ mod tests {
             "{text}"
         );
         assert!(text.ends_with("\nstart: (value | call)\n"), "{text}");
+    }
+
+    #[test]
+    fn errors_about_schemas_name_their_tool() {
+        let (rule, text) = LarkGrammar::schema_error(
+            "the JSON schema of the rule arguments_12 is invalid: at /type: no",
+        );
+        assert_eq!(rule.and_then(LarkGrammar::tool_of_rule), Some(12));
+        assert_eq!(text, "the JSON schema is invalid: at /type: no");
+        let (rule, text) = LarkGrammar::schema_error("the JSON schema is invalid: at /: no");
+        assert_eq!(
+            (rule, text.as_str()),
+            (None, "the JSON schema is invalid: at /: no")
+        );
+        assert_eq!(LarkGrammar::tool_of_rule("value"), None);
+    }
+
+    #[test]
+    fn only_strict_schemas_refuse_keywords() {
+        let mut tools = tools(ToolChoice::Required, false);
+        for (tool, strict) in tools.list.iter_mut().zip([true, false]) {
+            tool.parameters = Some(json!({"title": "x"}));
+            tool.strict = strict;
+        }
+        let text = Script::new().run(async {
+            let model = Model::open_default().await.unwrap();
+            let calls = LarkGrammar::calls(&tools, CallFormat::Llama, &model).unwrap();
+            calls.text(&model, false).unwrap()
+        });
+        let lenient: Vec<_> = text
+            .lines()
+            .filter(|line| line.contains("lenient"))
+            .collect();
+        assert!(
+            matches!(lenient[..], [line] if line.starts_with("arguments_1: ")),
+            "{text}"
+        );
+        assert!(lenient[0].ends_with("\"lenient\":true}}"), "{text}");
     }
 }

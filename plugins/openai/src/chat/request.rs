@@ -137,7 +137,7 @@ fn response_format(mut fields: Fields) -> Result<Format, Error> {
         Some("text") => Format::Text,
         // As in llama.cpp's server.
         Some("json_object") => match fields.take("schema") {
-            Some(schema) => schema_of(&fields.path("schema"), schema)?,
+            Some(schema) => schema_of(&fields.path("schema"), schema, false)?,
             None => Format::JsonObject,
         },
         Some("json_schema") => schema_format(fields.required_object("json_schema")?)?,
@@ -317,6 +317,7 @@ mod tests {
         let schema = json!({"type": "object"});
         let format = json!({"type": "json_object", "schema": schema});
         let request = with(json!({"response_format": format})).unwrap();
-        assert_eq!(request.chat.format, Format::Schema(schema));
+        let strict = false;
+        assert_eq!(request.chat.format, Format::Schema { schema, strict });
     }
 }

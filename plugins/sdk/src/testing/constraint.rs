@@ -10,13 +10,17 @@ use crate::Token;
 use crate::bindings::constraints::Grammar;
 use crate::bindings::types::Error;
 
-pub(crate) struct Constraint(pub(super) Rc<Vec<Vec<u8>>>);
+pub(crate) struct Constraint {
+    pub(super) texts: Rc<Vec<Vec<u8>>>,
+    ignored: Vec<String>,
+}
 
 impl Constraint {
     pub(crate) async fn compile(model: &Model, grammar: Grammar) -> Result<Self, Error> {
         let text = match grammar {
             Grammar::JsonObject => String::new(),
             Grammar::JsonSchema(text)
+            | Grammar::LenientJsonSchema(text)
             | Grammar::Regex(text)
             | Grammar::Lark(text)
             | Grammar::Gbnf(text) => text,
@@ -28,7 +32,15 @@ impl Constraint {
             return invalid(&format!("the script has no grammar {text:?}"));
         };
         let texts = texts.iter().map(|text| text.clone().into_bytes());
-        Ok(Constraint(Rc::new(texts.collect())))
+        let ignored = script.ignored.get(&text).cloned();
+        Ok(Constraint {
+            texts: Rc::new(texts.collect()),
+            ignored: ignored.unwrap_or_default(),
+        })
+    }
+
+    pub(crate) fn ignored(&self) -> Vec<String> {
+        self.ignored.clone()
     }
 }
 
@@ -42,11 +54,15 @@ pub(crate) struct Matcher {
 
 impl Matcher {
     pub(crate) fn start(constraint: &Constraint) -> Result<Self, Error> {
-        Ok(Matcher {
-            texts: Rc::clone(&constraint.0),
+        Ok(Self::of_texts(Rc::clone(&constraint.texts)))
+    }
+
+    pub(super) fn of_texts(texts: Rc<Vec<Vec<u8>>>) -> Self {
+        Matcher {
+            texts,
             text: RefCell::default(),
             script: script(),
-        })
+        }
     }
 
     pub(crate) fn fork(&self) -> Result<Self, Error> {

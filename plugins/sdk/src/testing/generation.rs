@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::constraint::{Constraint, Matcher};
+use super::constraint::Matcher;
 use super::options::Options;
 use super::script_state::{DynSampler, ScriptState};
 use crate::bindings::inference::{Chunk, Finish, Outcome, TokenLogprobs};
@@ -71,10 +71,7 @@ pub(super) fn generate(
         None => None,
     };
     let constraint = options.constraint.borrow().clone();
-    let matcher = match constraint {
-        Some(texts) => Some(Matcher::start(&Constraint(texts))?),
-        None => None,
-    };
+    let matcher = constraint.map(Matcher::of_texts);
     let mut since = match &sampler {
         Some(sampler) => {
             let history = sampler.needs().history as usize;

@@ -107,7 +107,7 @@ impl Options {
     }
 
     pub(crate) fn constrain(&self, constraint: &Constraint) {
-        self.constraint.replace(Some(Rc::clone(&constraint.0)));
+        self.constraint.replace(Some(Rc::clone(&constraint.texts)));
         self.record("constrain".to_owned());
     }
 

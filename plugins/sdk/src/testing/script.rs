@@ -47,6 +47,7 @@ impl Script {
             distributions: Vec::new(),
             embeddings: HashMap::new(),
             languages: HashMap::new(),
+            ignored: HashMap::new(),
             samplers: HashMap::new(),
             templating: None,
             tokens_left: None,
@@ -168,6 +169,15 @@ impl Script {
         let texts = texts.iter().map(|text| (*text).to_owned()).collect();
         self.with(|state| {
             state.languages.insert(grammar.to_owned(), texts);
+        })
+    }
+
+    /// Sets the result of [`Constraint::ignored`](crate::Constraint::ignored) for a grammar.
+    pub fn ignores(self, grammar: &str, keywords: &[&str]) -> Self {
+        let keywords = keywords.iter().map(|keyword| (*keyword).to_owned());
+        let keywords = keywords.collect();
+        self.with(|state| {
+            state.ignored.insert(grammar.to_owned(), keywords);
         })
     }
 

@@ -96,6 +96,8 @@ pub(crate) struct ScriptState {
     pub(super) distributions: Vec<(String, Vec<(String, f32)>)>,
     pub(super) embeddings: HashMap<String, Vec<f32>>,
     pub(super) languages: HashMap<String, Vec<String>>,
+    /// The keywords that grammars ignore.
+    pub(super) ignored: HashMap<String, Vec<String>>,
     pub(super) samplers: HashMap<String, StartSampler>,
     pub(super) templating: Option<Render>,
     pub(super) tokens_left: Option<u64>,

@@ -177,7 +177,7 @@ impl Calls {
             return self.matchers.extend(matcher.map(Rc::new));
         }
         let text = self.arguments.text();
-        let grammar = match self.arguments.byte() % 9 {
+        let grammar = match self.arguments.byte() % 10 {
             0 => Grammar::JsonSchema(text),
             1 => Grammar::Regex(text),
             2 => Grammar::Lark(text),
@@ -186,7 +186,8 @@ impl Calls {
             5 => Grammar::Regex("[0-9]{1,3}".to_owned()),
             6 => Grammar::Lark("start: \"a\" start | NUM\nNUM: /[0-9]+/".to_owned()),
             7 => Grammar::Gbnf("root ::= [0-9]+ \"x\"".to_owned()),
-            _ => Grammar::JsonObject,
+            8 => Grammar::JsonObject,
+            _ => Grammar::LenientJsonSchema("{\"uniqueItems\":true}".to_owned()),
         };
         let call = async move { Constraint::compile(&model, grammar).await };
         let compiled = self.finish(call).await;

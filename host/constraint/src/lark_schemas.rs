@@ -1,0 +1,189 @@
+//! The JSON schemas of a Lark grammar (`%json {…}`): checked and rewritten as a schema alone is.
+
+use crate::json::JsonSchema;
+use crate::limits;
+use serde_json::Value;
+use std::ops::Range;
+
+/// A Lark grammar with its schemas.
+pub struct LarkSchemas<'t> {
+    text: &'t str,
+    found: Vec<Found>,
+}
+
+struct Found {
+    /// Where the schema stands in the text.
+    place: Range<usize>,
+    /// The name of its rule.
+    rule: String,
+    schema: JsonSchema,
+}
+
+impl<'t> LarkSchemas<'t> {
+    /// Finds and checks the schemas; the error names the rule.
+    pub fn parse(text: &'t str) -> Result<Self, String> {
+        let mut found = Vec::new();
+        for (place, schema) in schemas(text) {
+            let rule = rule_before(&text[..place.start]);
+            let schema = JsonSchema::in_lark(schema).map_err(|error| in_rule(&rule, &error))?;
+            found.push(Found {
+                place,
+                rule,
+                schema,
+            });
+        }
+        Ok(Self { text, found })
+    }
+
+    /// The grammar with the rewritten schemas, which have as many lines as the original ones.
+    pub fn rewritten(&self) -> Result<String, String> {
+        let mut text = String::with_capacity(self.text.len());
+        let mut end = 0;
+        for found in &self.found {
+            text += &self.text[end..found.place.start];
+            let schema = found.schema.compilable().to_string();
+            let lines = self.text[found.place.clone()].matches('\n').count();
+            text += &schema[..schema.len() - 1];
+            text.extend(std::iter::repeat_n('\n', lines));
+            text.push('}');
+            end = found.place.end;
+        }
+        text += &self.text[end..];
+        if text.len() > limits::MAX_SCHEMA_BYTES {
+            return Err(format!(
+                "the Lark grammar is invalid: with its JSON schemas rewritten, it has {} bytes; it may \
+                 have at most {}",
+                text.len(),
+                limits::MAX_SCHEMA_BYTES
+            ));
+        }
+        Ok(text)
+    }
+
+    /// Ignores more of a schema, after llguidance refused the grammar. `None` if it refuses none of the
+    /// schemas; an error if nothing can be ignored.
+    pub fn relax(&mut self, message: &str) -> Option<Result<(), String>> {
+        let mut found = self.found.iter_mut();
+        let refused = found.find(|found| found.schema.is_refused())?;
+        let relaxed = refused.schema.relax(message);
+        Some(relaxed.map_err(|error| in_rule(&refused.rule, &error)))
+    }
+
+    /// The keywords that the grammar does not enforce: the name of the rule, and a JSON pointer.
+    pub fn ignored(&self) -> impl Iterator<Item = String> {
+        let found = self.found.iter();
+        found.flat_map(|found| found.schema.ignored(&found.rule))
+    }
+}
+
+/// The error of a schema.
+fn in_rule(rule: &str, error: &str) -> String {
+    format!("the JSON schema of the rule {rule} is invalid: {error}")
+}
+
+/// The name of the rule whose definition a text ends in.
+fn rule_before(text: &str) -> String {
+    let mut lines = text.lines().rev();
+    let is_name = |char: char| char.is_ascii_alphanumeric() || "_-".contains(char);
+    let name = lines.find_map(|line| {
+        let line = line.trim_start_matches(['!', '?']);
+        let name = &line[..line.find(|char| !is_name(char)).unwrap_or(line.len())];
+        (!name.is_empty()).then_some(name)
+    });
+    name.unwrap_or_default().to_owned()
+}
+
+/// The schemas in a Lark grammar. A malformed text ends the search; llguidance reports it.
+fn schemas(text: &str) -> Vec<(Range<usize>, Value)> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Some(next) = text[at..].find(['"', '/', '#', '<', '%']) {
+        at += next;
+        let rest = &text[at..];
+        let length = match rest.as_bytes()[0] {
+            b'"' => quoted_length(rest, b'"'),
+            b'/' if rest.starts_with("//") => rest.find('\n'),
+            b'/' => quoted_length(rest, b'/'),
+            b'#' => rest.find('\n'),
+            // The name of a control token, or an operator.
+            b'<' => {
+                match rest[1..].find(|char: char| "<>".contains(char) || char.is_whitespace()) {
+                    Some(end) if rest[1 + end..].starts_with('>') => Some(end + 2),
+                    _ => Some(1),
+                }
+            }
+            _ => {
+                let keywords = ["%json", "%regex", "%llguidance"];
+                match keywords.iter().find(|keyword| rest.starts_with(**keyword)) {
+                    None => Some(1),
+                    Some(keyword) => {
+                        let json = &rest[keyword.len()..];
+                        let blank = json.len() - json.trim_start().len();
+                        let mut values = serde_json::Deserializer::from_str(json).into_iter();
+                        let Some(Ok(value)) = values.next() else {
+                            break;
+                        };
+                        let start = at + keyword.len();
+                        let end = start + values.byte_offset();
+                        if *keyword == "%json" {
+                            found.push((start + blank..end, value));
+                        }
+                        Some(end - at)
+                    }
+                }
+            }
+        };
+        match length {
+            Some(length) => at += length,
+            None => break,
+        }
+    }
+    found
+}
+
+/// The length of a string or regular expression with its delimiters.
+fn quoted_length(text: &str, delimiter: u8) -> Option<usize> {
+    let mut is_escaped = false;
+    let end = text.bytes().skip(1).position(|byte| {
+        let is_end = !is_escaped && byte == delimiter;
+        is_escaped = !is_escaped && byte == b'\\';
+        is_end
+    })?;
+    Some(end + 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schemas_are_found_outside_of_other_tokens() {
+        let text = "// %json {\"a\": 1}\n# %json {}\nstart: \"%json {} \\\" %json {}\" a /%json {}\\/%json {}/ b\n\
+            \x20 | <|\"x/#|> %json {\"title\":\n \"é\"} <[1]> \"x\"\n\
+            a: %json {} | %regex {\"substring_words\": \"%json {}\"}\n";
+        let found = schemas(text);
+        let found: Vec<_> = found
+            .iter()
+            .map(|(place, _)| (&text[place.clone()], rule_before(&text[..place.start])))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("{\"title\":\n \"é\"}", "start".to_owned()),
+                ("{}", "a".to_owned())
+            ]
+        );
+        for malformed in ["\"", "a: \"b", "a: /b", "%json", "%json {", "<", "%"] {
+            assert_eq!(schemas(malformed), [], "{malformed}");
+        }
+    }
+
+    #[test]
+    fn rewritten_grammar_has_the_lines_of_the_original() {
+        let text = "start: %json {\"not\": {\n\"type\":\n\"string\"}} \"x\"\na: \"b\"";
+        let schemas = LarkSchemas::parse(text).unwrap();
+        let rewritten = schemas.rewritten().unwrap();
+        assert_eq!(rewritten.lines().nth(3), text.lines().nth(3));
+        assert!(!rewritten.contains("not"), "{rewritten}");
+    }
+}
