@@ -2,7 +2,6 @@
 
 use corral_sdk::fields::{Fields, integer, out_of_range};
 use corral_sdk::{Error, Model};
-use serde_json::Value;
 
 /// Reads llama.cpp's list of LoRA adapters: the id of the adapter that applies. An id counts the
 /// model's adapters from 0.
@@ -26,15 +25,13 @@ pub fn read(fields: &mut Fields) -> Result<Option<u32>, Error> {
                     format!("`{path}` is a second adapter with a scale of 1; expected at most one");
                 return Err(Error::bad_request("unsupported", text).with_field("lora"));
             }
-            _ => return Err(wrong_scale(&format!("{path}.scale"), &scale)),
+            _ => {
+                let expected = "0, or 1 to apply the adapter; other scales are not supported";
+                return Err(out_of_range(&format!("{path}.scale"), &scale, expected));
+            }
         }
     }
     Ok(adapter)
-}
-
-fn wrong_scale(path: &str, scale: &Value) -> Error {
-    let expected = "0, or 1 to apply the adapter; other scales are not supported";
-    out_of_range(path, scale, expected)
 }
 
 /// The name of an adapter of the model.
@@ -56,8 +53,7 @@ pub fn name(model: &Model, id: u32) -> Result<&str, Error> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::read;
-    use corral_sdk::testing::Script;
-    use corral_sdk::testing::check_field_errors;
+    use corral_sdk::testing::{Script, check_field_errors};
     use corral_sdk::{Error, Model};
     use serde_json::{Value, json};
 
