@@ -6,12 +6,13 @@ use corral_sdk::{Error, Model};
 /// Reads llama.cpp's list of LoRA adapters: the id of the adapter that applies. An id counts the
 /// model's adapters from 0.
 pub fn read(fields: &mut Fields) -> Result<Option<u32>, Error> {
+    let list = fields.path("lora");
     let Some(entries) = fields.list("lora")? else {
         return Ok(None);
     };
     let mut adapter = None;
     for (index, entry) in entries.into_iter().enumerate() {
-        let path = format!("lora[{index}]");
+        let path = format!("{list}[{index}]");
         let mut entry = Fields::at(path.clone(), entry)?;
         entry.reject_unknown(&["id", "scale"])?;
         let id = entry.required("id", "the number of an adapter")?;
@@ -23,7 +24,7 @@ pub fn read(fields: &mut Fields) -> Result<Option<u32>, Error> {
             Some(1.0) => {
                 let text =
                     format!("`{path}` is a second adapter with a scale of 1; expected at most one");
-                return Err(Error::bad_request("unsupported", text).with_field("lora"));
+                return Err(Error::bad_request("unsupported", text).with_field(&list));
             }
             _ => {
                 let expected = "0, or 1 to apply the adapter; other scales are not supported";
