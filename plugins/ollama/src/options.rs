@@ -66,7 +66,13 @@ fn settings(mut options: Fields) -> Result<Settings, Error> {
     let seed = options.integer("seed", i64::MIN..=i64::MAX)?;
     let mut members = options.into_map();
     // Members of the reader that Ollama does not have.
-    for other in ["n", "logit_bias", "ignore_eos", "repetition_penalty"] {
+    for other in [
+        "n",
+        "logit_bias",
+        "ignore_eos",
+        "repetition_penalty",
+        "lora",
+    ] {
         members.remove(other);
     }
     for (name, default) in DEFAULTS {

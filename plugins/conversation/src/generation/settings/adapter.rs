@@ -2,17 +2,17 @@
 
 use corral_sdk::fields::{Fields, integer, out_of_range};
 use corral_sdk::{Error, Model};
-use serde_json::Value;
 
 /// Reads llama.cpp's list of LoRA adapters: the id of the adapter that applies. An id counts the
 /// model's adapters from 0.
 pub fn read(fields: &mut Fields) -> Result<Option<u32>, Error> {
+    let list = fields.path("lora");
     let Some(entries) = fields.list("lora")? else {
         return Ok(None);
     };
     let mut adapter = None;
     for (index, entry) in entries.into_iter().enumerate() {
-        let path = format!("lora[{index}]");
+        let path = format!("{list}[{index}]");
         let mut entry = Fields::at(path.clone(), entry)?;
         entry.reject_unknown(&["id", "scale"])?;
         let id = entry.required("id", "the number of an adapter")?;
@@ -24,17 +24,15 @@ pub fn read(fields: &mut Fields) -> Result<Option<u32>, Error> {
             Some(1.0) => {
                 let text =
                     format!("`{path}` is a second adapter with a scale of 1; expected at most one");
-                return Err(Error::bad_request("unsupported", text).with_field("lora"));
+                return Err(Error::bad_request("unsupported", text).with_field(&list));
             }
-            _ => return Err(wrong_scale(&format!("{path}.scale"), &scale)),
+            _ => {
+                let expected = "0, or 1 to apply the adapter; other scales are not supported";
+                return Err(out_of_range(&format!("{path}.scale"), &scale, expected));
+            }
         }
     }
     Ok(adapter)
-}
-
-fn wrong_scale(path: &str, scale: &Value) -> Error {
-    let expected = "0, or 1 to apply the adapter; other scales are not supported";
-    out_of_range(path, scale, expected)
 }
 
 /// The name of an adapter of the model.
@@ -56,8 +54,7 @@ pub fn name(model: &Model, id: u32) -> Result<&str, Error> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::read;
-    use corral_sdk::testing::Script;
-    use corral_sdk::testing::check_field_errors;
+    use corral_sdk::testing::{Script, check_field_errors};
     use corral_sdk::{Error, Model};
     use serde_json::{Value, json};
 

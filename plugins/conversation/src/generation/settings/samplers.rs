@@ -6,9 +6,7 @@
 //! `host/sampling` cites the papers and proposals.
 
 use super::{LOOK_BACK, LOOK_BACK_LIMIT, Settings};
-use corral_sdk::fields::{
-    AT_LEAST_ONE, FINITE, Fields, NON_NEGATIVE, ZERO_TO_ONE, integer, out_of_range,
-};
+use corral_sdk::fields::{AT_LEAST_ONE, FINITE, Fields, NON_NEGATIVE, ZERO_TO_ONE};
 use corral_sdk::{Dry, Error, GenerateOptions};
 
 /// The host's limit for DRY's breakers.
@@ -146,38 +144,30 @@ fn dry(fields: &mut Fields) -> Result<Dry, Error> {
 /// Reads the tokens that DRY searches; -1, in llama.cpp the whole context, is the most that the host
 /// searches.
 fn look_back(fields: &mut Fields) -> Result<u32, Error> {
-    const NAME: &str = "dry_penalty_last_n";
-    let Some(value) = fields.take(NAME) else {
-        return Ok(LOOK_BACK);
-    };
-    match value.as_i64() {
-        Some(-1) => Ok(LOOK_BACK_LIMIT),
-        Some(..-1) => {
-            let expected = format!("an integer from -1 to {LOOK_BACK_LIMIT}");
-            Err(out_of_range(NAME, &value, &expected))
-        }
-        _ => integer(NAME, &value, 0..=LOOK_BACK_LIMIT),
-    }
+    let last = fields.integer("dry_penalty_last_n", -1..=i64::from(LOOK_BACK_LIMIT))?;
+    Ok(last.map_or(LOOK_BACK, |last| {
+        u32::try_from(last).unwrap_or(LOOK_BACK_LIMIT)
+    }))
 }
 
 fn breakers(fields: &mut Fields) -> Result<Vec<String>, Error> {
-    const NAME: &str = "dry_sequence_breakers";
-    let Some(breakers) = fields.text_list(NAME)? else {
+    let path = fields.path("dry_sequence_breakers");
+    let Some(breakers) = fields.text_list("dry_sequence_breakers")? else {
         return Ok(["\n", ":", "\"", "*"].map(str::to_owned).to_vec());
     };
     let error = |field: &str, text| Error::bad_request("out-of-range", text).with_field(field);
     if breakers.len() > BREAKER_LIMIT {
         let text = format!(
-            "`{NAME}` has {} strings; expected at most {BREAKER_LIMIT}",
+            "`{path}` has {} strings; expected at most {BREAKER_LIMIT}",
             breakers.len()
         );
-        return Err(error(NAME, text));
+        return Err(error(&path, text));
     }
     let mut lengths = breakers.iter().map(String::len).enumerate();
     match lengths.find(|(_, length)| !(1..=BREAKER_BYTES).contains(length)) {
         None => Ok(breakers),
         Some((index, length)) => {
-            let path = format!("{NAME}[{index}]");
+            let path = format!("{path}[{index}]");
             let text = format!("`{path}` has {length} bytes; expected 1 to {BREAKER_BYTES}");
             Err(error(&path, text))
         }
@@ -295,7 +285,7 @@ mod tests {
 {"dry_base": 0.5} => dry_base: at least 1
 {"dry_allowed_length": -1} => dry_allowed_length: from 0 to 65536
 {"dry_penalty_last_n": -2} => dry_penalty_last_n: from -1 to 65536
-{"dry_penalty_last_n": 65537} => dry_penalty_last_n: from 0 to 65536
+{"dry_penalty_last_n": 65537} => dry_penalty_last_n: from -1 to 65536
 {"dry_penalty_last_n": 1.5} => dry_penalty_last_n: an integer
 {"dry_sequence_breakers": "x"} => dry_sequence_breakers: a string; expected a list
 {"dry_sequence_breakers": ["x", 1]} => dry_sequence_breakers[1]: a number
