@@ -347,3 +347,13 @@ fn readme_shows_the_hello_example() {
         "{shown}"
     );
 }
+
+#[test]
+fn gallery_links_every_example() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let gallery = std::fs::read_to_string(root.join("examples/README.md")).expect("readable");
+    for name in example_names() {
+        let link = format!("| [`{name}`]({name}/README.md) |");
+        assert!(gallery.contains(&link), "no row {link}");
+    }
+}

@@ -61,7 +61,8 @@ async fn search(body: Body) -> Result<Value, Error> {
         ended: false,
     }];
     let mut distributions = 0;
-    for _ in 0..body.max_tokens {
+    // A text never becomes more likely as it grows: once the best one has ended, it stays the best.
+    while !beams[0].ended && beams[0].sequence.len() - start < body.max_tokens {
         let children = children(&beams, body.width).await?;
         if children.is_empty() {
             break;

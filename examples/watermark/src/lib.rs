@@ -31,6 +31,12 @@ struct Body {
     max_tokens: u32,
 }
 
+/// Also an answer of `generate`, whose other fields are ignored.
+#[derive(Deserialize)]
+struct Suspect {
+    text: String,
+}
+
 fn default_strength() -> f32 {
     2.0
 }
@@ -47,7 +53,7 @@ async fn handle(mut request: Request) -> Result<Response, Error> {
     request.expect_method("POST")?;
     let key = Key::configured()?;
     let answer = match request.path().ends_with("/detect") {
-        true => detect(key, &request.text().await?).await?,
+        true => detect(key, request.json().await?).await?,
         false => generate(key, request.json().await?).await?,
     };
     Ok(Response::json(&answer))
@@ -115,8 +121,8 @@ async fn generate(key: Key, body: Body) -> Result<Value, Error> {
 }
 
 /// Counts green tokens. Computes no token: the model only tokenizes.
-async fn detect(key: Key, text: &str) -> Result<Value, Error> {
-    let tokens = Model::open_default().await?.tokenize(text)?;
+async fn detect(key: Key, body: Suspect) -> Result<Value, Error> {
+    let tokens = Model::open_default().await?.tokenize(&body.text)?;
     // Each pair counts once: repetitions are no evidence.
     let pairs: BTreeSet<_> = tokens.windows(2).map(|pair| (pair[0], pair[1])).collect();
     let green = pairs
@@ -154,7 +160,10 @@ mod tests {
     }
 
     fn found(key: &str, text: &str) -> Value {
-        script().run(detect(Key::new(key), text)).unwrap()
+        let text = text.to_owned();
+        script()
+            .run(detect(Key::new(key), Suspect { text }))
+            .unwrap()
     }
 
     #[test]
