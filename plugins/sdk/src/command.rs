@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::fmt::Display;
 use std::rc::Rc;
 
+use serde::de::DeserializeOwned;
 use wasip3::cli::types::ErrorCode;
 use wasip3::cli::{environment, stdout};
 use wasip3::wit_bindgen::StreamWriter;
@@ -45,6 +46,31 @@ impl Command {
     /// The arguments, without the program's name.
     pub fn arguments(&self) -> &[String] {
         &self.arguments
+    }
+
+    /// Reads the only argument from JSON, as [`Request::json`](crate::Request::json) reads a body.
+    ///
+    /// ```
+    /// use corral_sdk::{Command, Error, testing::run_command};
+    ///
+    /// async fn double(command: &mut Command) -> Result<(), Error> {
+    ///     let number: u32 = command.json()?;
+    ///     command.write(&format!("{}", 2 * number)).await
+    /// }
+    ///
+    /// assert_eq!(run_command(double, &["21"]), (Ok(()), "42".to_owned()));
+    /// let (error, _) = run_command(double, &["x"]);
+    /// assert_eq!(error.unwrap_err().code(), "invalid-argument");
+    /// ```
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        let detail = match &self.arguments[..] {
+            [argument] => match serde_json::from_str(argument) {
+                Ok(value) => return Ok(value),
+                Err(error) => format!("the argument does not match: {error}"),
+            },
+            other => format!("expected one argument, in JSON; found {}", other.len()),
+        };
+        Err(Error::bad_request("invalid-argument", detail))
     }
 
     /// Writes to standard output and waits until its reader takes the text. [`Error::Cancelled`] if

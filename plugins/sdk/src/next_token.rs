@@ -71,4 +71,28 @@ impl Distribution {
         };
         Some(shown.chain(row).reduce(better)?.token)
     }
+
+    /// The natural logarithm of a token's probability before any sampler. `None` without
+    /// [`statistics`](NextTokenRequest::with_statistics), or if the token is not in the returned
+    /// part.
+    ///
+    /// ```
+    /// use corral_sdk::{Candidate, Distribution, Statistics};
+    ///
+    /// let distribution = Distribution {
+    ///     candidates: vec![Candidate { token: 7, logit: 2.0 }],
+    ///     logits: vec![],
+    ///     statistics: Some(Statistics { log_normalizer: 2.5, entropy: 1.0 }),
+    ///     position: 1,
+    /// };
+    /// assert_eq!((distribution.logprob(7), distribution.logprob(8)), (Some(-0.5), None));
+    /// ```
+    pub fn logprob(&self, token: Token) -> Option<f32> {
+        let shown = self.candidates.iter().find(|one| one.token == token);
+        let logit = match shown {
+            Some(one) => one.logit,
+            None => *self.logits.get(usize::try_from(token).ok()?)?,
+        };
+        Some(logit - self.statistics?.log_normalizer)
+    }
 }
