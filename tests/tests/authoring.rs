@@ -164,6 +164,36 @@ fn copied_sdk_builds_with_locked_versions() {
     assert!(ended.stderr.contains("src/lib.rs:1:"), "{ended:?}");
 }
 
+/// A plugin without the SDK, from what `corral wit` writes: tools of other languages work alike.
+#[test]
+fn written_wit_builds_a_sync_handler() {
+    let project = scratch_dir();
+    succeeds(&project, &["wit", "--out", "wit", "--sync"]);
+    let plugins = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins");
+    std::fs::copy(plugins.join("Cargo.lock"), project.join("Cargo.lock")).expect("copied");
+    for (name, text) in [
+        (
+            "Cargo.toml",
+            "[package]\nname = \"sync-handler\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n\
+             [lib]\ncrate-type = [\"cdylib\"]\n\n[dependencies]\nwit-bindgen = \"0.63\"\n\n[workspace]\n",
+        ),
+        (
+            "corral.toml",
+            "name = \"sync-handler\"\ncomponent = \"sync_handler.wasm\"\nroutes = [\"/sync-handler\"]\n",
+        ),
+        ("src/lib.rs", include_str!("authoring/sync_handler.rs")),
+    ] {
+        let file = project.join(name);
+        std::fs::create_dir_all(file.parent().expect("a parent")).expect("created");
+        std::fs::write(file, text).expect("written");
+    }
+    succeeds(&project, &["build"]);
+    let server = Corral::start_with_store(&[]);
+    server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
+    let answer = server.post("/sync-handler", SUM.question());
+    assert_eq!((answer.status, answer.body), (200, SUM.answer()));
+}
+
 /// `corral watch` while it runs; dropping it ends it.
 struct Watch {
     child: Child,

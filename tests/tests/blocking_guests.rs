@@ -42,7 +42,7 @@ fn blocking_guests_are_right_under_load() {
     let corral = start(&[]);
     concurrently(32, &distinct_sums(96), |&sum| {
         let question = sum.question();
-        for way in ["generate", "outcome", "rest", "next"] {
+        for way in ["generate", "outcome", "rest", "outlived", "next"] {
             assert_eq!(ask(&corral, way, &question), sum.answer(), "{way}");
         }
         let three = [sum, RELIABLE_SUMS[0], RELIABLE_SUMS[3]];
@@ -55,6 +55,8 @@ fn blocking_guests_are_right_under_load() {
     corral.check_alive();
     let metrics = corral.wait_until_idle();
     assert!(metrics.get("corral_engine_next_token_requests_total") > 0.0);
+    // Dropping a sequence does not cancel its generation.
+    assert_eq!(metrics.get(CANCELLED), 0.0);
 }
 
 /// A loop over blocking calls computes as many tokens as an async one.

@@ -251,6 +251,31 @@ fn errors_reach_the_guest() {
 }
 
 #[test]
+fn generation_outlives_its_sequence() {
+    let corral = start(&[]);
+    let before = corral.metrics();
+    for sum in RELIABLE_SUMS {
+        let decoded = corral.computed_tokens(|| {
+            assert_eq!(post(&corral, "outlived", &sum.question()), sum.answer());
+        });
+        let tokens = sum.question().len() + sum.answer().len();
+        assert_eq!(decoded, tokens as f64);
+    }
+    let metrics = corral.wait_until_idle();
+    let growth = |name: &str| metrics.growth(&format!("corral_engine_{name}"), &before);
+    let all = RELIABLE_SUMS.len() as f64;
+    assert_eq!(growth("requests_finished_total"), all);
+    assert_eq!(growth("requests_canceled_total"), 0.0);
+
+    // Sequences count until their generations end, and no longer.
+    let sum = RELIABLE_SUMS[0];
+    let output = post(&corral, "outliving", &sum.question());
+    assert!(output.starts_with("256 Invalid("), "{output}");
+    assert!(output.ends_with(&format!("\n{}", sum.answer())), "{output}");
+    corral.wait_until_idle();
+}
+
+#[test]
 fn oversized_calls_fail_only_their_request() {
     let corral = start(&[]);
     std::thread::scope(|scope| {

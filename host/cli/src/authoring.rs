@@ -1,4 +1,4 @@
-//! Commands for authors of plugins: `corral new`, `build` and `watch`.
+//! Commands for authors of plugins: `corral new`, `build`, `watch` and `wit`.
 //!
 //! A project is a cargo project with a `corral.toml`. `build` puts each component beside that file, where `corral deploy`
 //! finds it. These commands run the author's cargo; nothing else of Corral needs it.
@@ -10,8 +10,10 @@ mod process;
 mod snapshot;
 mod toolchain;
 mod watch;
+mod wit;
 
 pub(crate) use build::{BuildArgs, build};
 pub(crate) use new::{NewArgs, new};
 pub(crate) use toolchain::{Tool, tools};
 pub(crate) use watch::{WatchArgs, watch};
+pub(crate) use wit::{WitArgs, wit};

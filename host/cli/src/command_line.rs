@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::args::{RunArgs, ServeArgs};
-use crate::authoring::{BuildArgs, NewArgs, WatchArgs};
+use crate::authoring::{BuildArgs, NewArgs, WatchArgs, WitArgs};
 use crate::bench::BenchCommand;
 use crate::completions::{CompletionsArgs, ManPagesArgs};
 use crate::config::{ConfigCommand, ConfigSource};
@@ -55,6 +55,8 @@ pub enum Command {
     Build(BuildArgs),
     /// Build and deploy a project after each save, until Ctrl-C
     Watch(WatchArgs),
+    /// Write the interface of plugins as WIT, with WASI, for tools of any language
+    Wit(WitArgs),
     #[command(flatten)]
     Deployments(DeployCommand),
     /// Print a shell's completions for `corral`

@@ -64,6 +64,7 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => doctor::doctor(&args),
         Command::New(args) => authoring::new(&args),
         Command::Build(args) => authoring::build(&args),
+        Command::Wit(args) => authoring::wit(&args),
         Command::Watch(args) => authoring::watch(args, verbose),
         Command::Deployments(command) => deploy::run(&command),
         Command::Completions(args) => completions::completions(&args, CommandLine::command()),

@@ -1,11 +1,11 @@
 //! Counts what an instance holds through host functions.
 
 use crate::counters::{DeploymentCounters, ResourceCount, ResourceKind};
+use crate::host::DroppedSequence;
 use crate::use_count::UseCount;
 use std::sync::Arc;
 
 /// Handles that an instance holds, by kind.
-#[derive(Debug)]
 pub(crate) struct Handles {
     pub(crate) models: ResourceCount,
     pub(crate) constraints: ResourceCount,
@@ -13,6 +13,8 @@ pub(crate) struct Handles {
     pub(crate) options: ResourceCount,
     pub(crate) option_bytes: ResourceCount,
     pub(crate) sequences: ResourceCount,
+    /// Sequences that the guest dropped during a generation. `sequences` and `tokens` include them.
+    pub(crate) dropped_sequences: Vec<DroppedSequence>,
     pub(crate) generations: ResourceCount,
     /// Tokens of all sequences.
     pub(crate) tokens: ResourceCount,
@@ -35,6 +37,7 @@ impl Handles {
             options: none(ResourceKind::Options),
             option_bytes: none(ResourceKind::OptionBytes),
             sequences: none(ResourceKind::Sequences),
+            dropped_sequences: Vec::new(),
             generations: none(ResourceKind::Generations),
             tokens: none(ResourceKind::Tokens),
             logits_rows: UseCount::default(),

@@ -1,12 +1,13 @@
-//! Implements `wit/corral-inference.wit` over the engine.
+//! Implements `corral:inference` (`wit/`) over the engine.
 
-mod blocking;
 mod budget;
 mod constraints;
 mod counted_sequence;
 mod framed_body;
 mod generation;
 mod guest_sequence;
+mod inference_async;
+mod inference_sync;
 mod models;
 mod next_token;
 mod options;
@@ -22,25 +23,25 @@ use tokio::task::JoinError;
 use wasmtime::component::{HasSelf, Linker, ResourceTableError};
 
 pub(crate) mod bindings {
-    //! Rust bindings of `wit/corral-inference.wit`.
+    //! Rust bindings of `corral:inference`.
 
     wasmtime::component::bindgen!({
         path: "../../wit",
-        world: "corral:inference/imports-blocking",
+        world: "corral:inference/imports-all",
         imports: {
-            "corral:inference/blocking": async | trappable,
-            "corral:inference/blocking.[static]generation.start": trappable,
-            "corral:inference/blocking.[drop]generation": trappable,
+            "corral:inference/inference-sync": async | trappable,
+            "corral:inference/inference-sync.generate": trappable,
+            "corral:inference/inference-sync.[drop]generation": trappable,
             "corral:inference/models.[method]model.tokenize": async | trappable,
-            "corral:inference/inference.[method]sequence.generate": store | trappable,
-            "corral:inference/inference.frame": store | trappable,
+            "corral:inference/inference-async.generate": store | trappable,
+            "corral:inference/inference-async.frame": store | trappable,
             default: trappable,
         },
         trappable_error_type: {
             "corral:inference/types.error" => super::HostError,
         },
         with: {
-            "corral:inference/blocking.generation": super::BlockingGeneration,
+            "corral:inference/inference-sync.generation": super::SyncGeneration,
             "corral:inference/constraints.constraint": super::GuestConstraint,
             "corral:inference/constraints.matcher": super::GuestMatcher,
             "corral:inference/models.model": super::GuestModel,
@@ -51,9 +52,10 @@ pub(crate) mod bindings {
 }
 
 pub(crate) use bindings::corral::inference::types as wit;
-pub use blocking::BlockingGeneration;
 pub use constraints::{GuestConstraint, GuestMatcher};
+pub(crate) use guest_sequence::DroppedSequence;
 pub use guest_sequence::GuestSequence;
+pub use inference_sync::SyncGeneration;
 pub use options::GuestOptions;
 
 /// Handles of each kind that an instance may hold.
@@ -68,7 +70,7 @@ pub struct GuestModel(Engine);
 
 /// Links `corral:inference`.
 pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    bindings::ImportsBlocking::add_to_linker::<_, HasSelf<State>>(linker, count_host_call)
+    bindings::ImportsAll::add_to_linker::<_, HasSelf<State>>(linker, count_host_call)
 }
 
 /// Returns the data that a host function works on. Runs at each host call, and again each time that a call

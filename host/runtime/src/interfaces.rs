@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 /// The interfaces that the [linker](crate::linker) provides. A plugin may import a compatible version of each: the same major
 /// version, or the same minor version before 1.0.
 pub(crate) const OFFERED: &[&str] = &[
-    "corral:inference/blocking@0.1.0",
+    "corral:inference/inference-async@0.1.0",
+    "corral:inference/inference-sync@0.1.0",
     "corral:inference/inference@0.1.0",
     "corral:inference/constraints@0.1.0",
     "corral:inference/budget@0.1.0",
@@ -131,6 +132,24 @@ pub(crate) fn unknown_imports<'a>(imports: impl Iterator<Item = &'a str>) -> Vec
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn published_wasi_packages_are_those_offered() {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit/deps");
+        let mut count = 0;
+        for file in std::fs::read_dir(dir).unwrap() {
+            let name = file.unwrap().file_name().into_string().unwrap();
+            let package = name
+                .strip_prefix("wasi-")
+                .and_then(|name| name.strip_suffix(".wit"));
+            let (package, version) = package.unwrap().rsplit_once('-').unwrap();
+            let (package, version) = (format!("wasi:{package}/"), format!("@{version}"));
+            let offered = |name: &&str| name.starts_with(&package) && name.ends_with(&version);
+            assert!(OFFERED.iter().any(|name| offered(name)), "{name}");
+            count += 1;
+        }
+        assert_eq!(count, 13);
+    }
 
     #[test]
     fn compatible_versions_match_the_linkers() {

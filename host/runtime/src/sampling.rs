@@ -39,12 +39,12 @@ use wasmtime::component::{ComponentNamedList, InstancePre, Lift, Lower, Resource
 /// # Errors
 /// Which function is missing or has another type.
 pub(crate) fn check_sampler(pre: InstancePre<State>) -> wasmtime::Result<SamplerPre> {
-    use guest::{Beginning, Distribution, Needs};
+    use guest::{Distribution, Needs, SamplerContext};
     type StartResult = Result<ResourceAny, String>;
     type SampleResult = Result<u32, String>;
     let plugin = SamplerPre::new(pre.clone())?;
     // `SamplerPre::new` checks the names. The types would only be checked in an instance.
-    check_function::<(&Beginning,), (StartResult,)>(&pre, "[static]sampler.start")?;
+    check_function::<(&SamplerContext,), (StartResult,)>(&pre, "[static]sampler.start")?;
     check_function::<(ResourceAny,), (Needs,)>(&pre, "[method]sampler.needs")?;
     check_function::<(ResourceAny, &Distribution), (SampleResult,)>(
         &pre,

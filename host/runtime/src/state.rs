@@ -12,7 +12,7 @@ use crate::models::VisibleModels;
 use crate::outbound::Outbound;
 use crate::output::{LogOrigin, Output};
 use crate::quota::QuotaPermit;
-use crate::sampling::bindings::SamplingPluginPre;
+use crate::sampling::bindings::SamplingPre;
 use crate::sampling::resources::SamplerResources;
 use crate::tokenization::TokenizationPermits;
 use corral_engine::{Caller, ModelLease, TokenUsage};
@@ -23,7 +23,7 @@ use wasmtime_wasi::{WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 
 /// A sampling plugin, ready to be instantiated.
-pub(crate) type SamplerPre = SamplingPluginPre<State>;
+pub(crate) type SamplerPre = SamplingPre<State>;
 
 /// What a plugin may use.
 #[derive(Clone)]

@@ -180,7 +180,7 @@ fn sampler_with_fields(name: &str, mut fields: Fields) -> Result<Sampler, Error>
 fn penalties(fields: &mut Fields) -> Result<Penalties, Error> {
     fields.reject_unknown(&["last", "repeat", "frequency", "presence"])?;
     Ok(Penalties {
-        last: fields.integer("last", 0..=LOOK_BACK_LIMIT)?.unwrap_or(64),
+        last_n: fields.integer("last", 0..=LOOK_BACK_LIMIT)?.unwrap_or(64),
         repeat: fields.number("repeat", &POSITIVE)?.unwrap_or(1.0),
         frequency: fields.number("frequency", &FINITE)?.unwrap_or(0.0),
         presence: fields.number("presence", &FINITE)?.unwrap_or(0.0),
@@ -197,7 +197,7 @@ fn dry(fields: &mut Fields) -> Result<Dry, Error> {
         allowed_length: fields
             .integer("allowed_length", 0..=LOOK_BACK_LIMIT)?
             .unwrap_or(2),
-        range: fields
+        last_n: fields
             .integer("range", 0..=LOOK_BACK_LIMIT)?
             .unwrap_or(LOOK_BACK_LIMIT),
         breakers: breakers.unwrap_or_else(defaults),

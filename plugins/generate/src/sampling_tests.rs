@@ -43,13 +43,13 @@ fn samplers_keep_their_order() {
         [
             Sampler::LogitBias(vec![(65, 1.5), (66, f32::NEG_INFINITY)]),
             Sampler::Penalties(Penalties {
-                last: 10,
+                last_n: 10,
                 repeat: 1.5,
                 frequency: 0.25,
                 presence: -0.5,
             }),
             Sampler::AnswerPenalties(Penalties {
-                last: 64,
+                last_n: 64,
                 repeat: 1.0,
                 frequency: 0.0,
                 presence: 0.5,
@@ -58,7 +58,7 @@ fn samplers_keep_their_order() {
                 multiplier: 0.5,
                 base: 2.0,
                 allowed_length: 3,
-                range: 9,
+                last_n: 9,
                 breakers: vec!["x".to_owned()],
             }),
             Sampler::Temperature(0.5),
@@ -95,7 +95,7 @@ fn defaults_are_those_of_llama_cpp() {
     assert_eq!(
         chain[0],
         Sampler::Penalties(Penalties {
-            last: 64,
+            last_n: 64,
             repeat: 1.0,
             frequency: 0.0,
             presence: 0.0,
@@ -104,7 +104,10 @@ fn defaults_are_those_of_llama_cpp() {
     let Sampler::Dry(dry) = &chain[1] else {
         panic!("{chain:?}")
     };
-    assert_eq!((dry.base, dry.allowed_length, dry.range), (1.75, 2, 65_536));
+    assert_eq!(
+        (dry.base, dry.allowed_length, dry.last_n),
+        (1.75, 2, 65_536)
+    );
     assert_eq!(dry.breakers, ["\n", ":", "\"", "*"]);
     let Sampler::DynamicTemperature { exponent, .. } = chain[2] else {
         panic!("{chain:?}")
@@ -127,7 +130,7 @@ const ERRORS: &str = r#"
 [{"dry": 1}] => wrong-type: `samplers[0].dry` is a number; expected an object
 [{"dry": {}}] => missing-field: `samplers[0].dry.multiplier` is missing; expected a number of at least 0
 [{"dry": {"multiplier": 1, "base": 0.5}}] => out-of-range: `samplers[0].dry.base` is 0.5; expected a number of at least 1
-[{"dry": {"multiplier": 1, "range": 65537}}] => out-of-range: `samplers[0].dry.range` is 65537; expected an integer from 0 to 65536
+[{"dry": {"multiplier": 1, "range": 65537}}] => out-of-range: `samplers[0].dry.last_n` is 65537; expected an integer from 0 to 65536
 [{"dry": {"multiplier": 1, "breakers": ["a", 1]}}] => wrong-type: `samplers[0].dry.breakers[1]` is a number
 [{"dry": {"multiplier": 1, "breaker": []}}] => unknown-field: `samplers[0].dry.breaker` is unknown; expected `multiplier`
 [{"penalties": {"repeat": 0}}] => out-of-range: `samplers[0].penalties.repeat` is 0; expected a number greater than 0

@@ -76,7 +76,7 @@ async fn run(workload: &str, sequence: &Sequence, count: u32) -> Result<u32, Err
 }
 
 async fn generate(sequence: &Sequence, options: GenerateOptions) -> Result<u32, Error> {
-    let mut generation = sequence.generate(&options.ignore_end())?;
+    let mut generation = sequence.generate(&options.ignore_eos())?;
     let mut done = 0;
     while let Some(chunk) = generation.next().await {
         done += u32::try_from(chunk.tokens.len()).unwrap_or(u32::MAX);

@@ -22,7 +22,7 @@ pub async fn tokenize(mut fields: Fields) -> Result<Response, Error> {
         true => model.tokenize_trusted(&content)?,
         false => model.tokenize(&content)?,
     };
-    if let (true, Some(begin)) = (add_begin, model.info().begin) {
+    if let (true, Some(begin)) = (add_begin, model.info().bos) {
         tokens.insert(0, begin);
     }
     if !with_pieces {

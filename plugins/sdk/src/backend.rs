@@ -9,10 +9,12 @@ pub(crate) use crate::testing::host::*;
 
 #[cfg(target_arch = "wasm32")]
 mod host {
-    pub(crate) use crate::bindings::budget::left;
+    pub(crate) use crate::bindings::budget::remaining;
     pub(crate) use crate::bindings::constraints::{Constraint, Matcher};
-    pub(crate) use crate::bindings::inference::{
-        Look, Options, Sequence, collect, frame, next_many,
+    pub(crate) use crate::bindings::inference::{NextTokenRequest, Options, Sequence};
+    pub(crate) use crate::bindings::inference_async::{
+        collect, compile_constraint, delete_snapshot, embed, frame, generate, next, next_many,
+        open_model, restore_snapshot, sample_with, save_snapshot,
     };
     pub(crate) use crate::bindings::models::{Model, available};
     #[cfg(feature = "linked-templating")]

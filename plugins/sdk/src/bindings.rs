@@ -5,14 +5,16 @@
 
 pub use wasip3;
 
-pub use imports::corral::inference::{budget, constraints, inference, models, types};
+pub use imports::corral::inference::{
+    budget, constraints, inference, inference_async, models, types,
+};
 
 mod imports {
     wit_bindgen::generate!({
         world: "corral:inference/imports",
         path: "../../wit",
         additional_derives: [PartialEq],
-        additional_derives_ignore: ["look"],
+        additional_derives_ignore: ["next-token-request"],
     });
 }
 
@@ -28,7 +30,7 @@ pub mod templated {
 /// Exports of a templating plugin.
 pub mod templating_plugin {
     wit_bindgen::generate!({
-        world: "corral:plugin/templating-plugin",
+        world: "corral:inference/templating",
         path: "../../wit",
         pub_export_macro: true,
     });
@@ -37,7 +39,7 @@ pub mod templating_plugin {
 /// Exports of a sampling plugin.
 pub mod sampling_plugin {
     wit_bindgen::generate!({
-        world: "corral:plugin/sampling-plugin",
+        world: "corral:inference/sampling",
         path: "../../wit",
         pub_export_macro: true,
     });

@@ -23,9 +23,9 @@ pub struct Remaining {
 /// assert_eq!(script.run(async { budget::remaining().tokens }), Some(100));
 /// ```
 pub fn remaining() -> Remaining {
-    let left = backend::left();
+    let budget = backend::remaining();
     Remaining {
-        tokens: left.tokens,
-        time: Duration::from_nanos(left.time),
+        tokens: budget.tokens,
+        time: Duration::from_nanos(budget.time),
     }
 }

@@ -13,7 +13,7 @@ impl Constraint {
     /// Compiles a grammar. A malformed one is [`Error::Invalid`]; the text gives the position of
     /// the mistake.
     pub async fn compile(model: &Model, grammar: Grammar) -> Result<Self, Error> {
-        let compiled = backend::Constraint::compile(model.host(), grammar).await;
+        let compiled = backend::compile_constraint(model.host(), grammar).await;
         Ok(Constraint(compiled?))
     }
 
@@ -61,9 +61,9 @@ impl Matcher {
         Ok(self.0.mask()?)
     }
 
-    /// Returns the allowed tokens in ascending order, or `None` if there are more than `most`.
-    pub fn allowed(&self, most: u32) -> Result<Option<Vec<Token>>, Error> {
-        Ok(self.0.allowed(most)?)
+    /// Returns the allowed tokens in ascending order, or `None` if there are more than `max_tokens`.
+    pub fn allowed(&self, max_tokens: u32) -> Result<Option<Vec<Token>>, Error> {
+        Ok(self.0.allowed(max_tokens)?)
     }
 
     /// Returns whether `token` is allowed next.
@@ -77,10 +77,10 @@ impl Matcher {
         Ok(self.0.accept(token)?)
     }
 
-    /// Advances over the tokens that the grammar forces next, at most `most`, and returns them. The
+    /// Advances over the tokens that the grammar forces next, at most `max_tokens`, and returns them. The
     /// plugin appends them to its sequence.
-    pub fn forced(&self, most: u32) -> Result<Vec<Token>, Error> {
-        Ok(self.0.forced(most)?)
+    pub fn forced(&self, max_tokens: u32) -> Result<Vec<Token>, Error> {
+        Ok(self.0.forced(max_tokens)?)
     }
 
     /// Returns whether only an end-of-generation token can follow.

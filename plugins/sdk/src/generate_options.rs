@@ -70,8 +70,8 @@ impl GenerateOptions {
     }
 
     /// Continues after end-of-generation tokens.
-    pub fn ignore_end(self) -> Self {
-        self.options.ignore_end();
+    pub fn ignore_eos(self) -> Self {
+        self.options.ignore_eos();
         self
     }
 
@@ -101,16 +101,16 @@ impl GenerateOptions {
     }
 
     /// Sampler: divides the logits by a temperature that rises with the distribution's entropy.
-    pub fn dynamic_temperature(self, temperature: f32, range: f32, exponent: f32) -> Self {
+    pub fn dynamic_temperature(self, temperature: f32, delta: f32, exponent: f32) -> Self {
         let result = self
             .options
-            .dynamic_temperature(temperature, range, exponent);
+            .dynamic_temperature(temperature, delta, exponent);
         self.checked(result)
     }
 
     /// Sampler: locally typical sampling up to the probability `mass`.
-    pub fn typical(self, mass: f32) -> Self {
-        let result = self.options.typical(mass);
+    pub fn typical_p(self, mass: f32) -> Self {
+        let result = self.options.typical_p(mass);
         self.checked(result)
     }
 
@@ -141,8 +141,8 @@ impl GenerateOptions {
 
     /// Sampler: like [`penalties`](GenerateOptions::penalties), but counts generated tokens only,
     /// not the prompt.
-    pub fn answer_penalties(self, settings: Penalties) -> Self {
-        let result = self.options.answer_penalties(settings);
+    pub fn output_penalties(self, settings: Penalties) -> Self {
+        let result = self.options.output_penalties(settings);
         self.checked(result)
     }
 
@@ -172,10 +172,10 @@ impl GenerateOptions {
         self.checked(result)
     }
 
-    /// Allows speculative decoding with up to `most` drafted tokens, at most 16. The text stays the
+    /// Allows speculative decoding with up to `max_tokens` drafted tokens, at most 16. The text stays the
     /// same.
-    pub fn speculate(self, most: u8) -> Self {
-        let result = self.options.speculate(most);
+    pub fn speculate(self, max_tokens: u8) -> Self {
+        let result = self.options.speculate(max_tokens);
         self.checked(result)
     }
 
@@ -188,9 +188,7 @@ impl GenerateOptions {
     /// Samples with a linked sampling plugin instead of the samplers above. Wrong `settings` are
     /// [`Error::Invalid`] with the plugin's message; an unknown name is [`Error::NotFound`].
     pub async fn sample_with(self, name: &str, settings: &str) -> Result<Self, Error> {
-        let result = self
-            .options
-            .sample_with(name.to_owned(), settings.to_owned());
+        let result = backend::sample_with(&self.options, name.to_owned(), settings.to_owned());
         result.await?;
         Ok(self)
     }

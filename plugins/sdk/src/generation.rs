@@ -1,7 +1,5 @@
 //! A generation in progress.
 
-use std::rc::Rc;
-
 use crate::backend;
 use crate::{Chunk, Error, Outcome};
 
@@ -34,8 +32,6 @@ pub struct Generation {
     buffered: Option<Chunk>,
     /// Whether the stream has ended. The host traps reads after the end.
     ended: bool,
-    /// Keeps the sequence alive while the generation runs. Last, so that it is dropped last.
-    _sequence: Rc<backend::Sequence>,
 }
 
 enum OutcomeState {
@@ -44,17 +40,12 @@ enum OutcomeState {
 }
 
 impl Generation {
-    pub(crate) fn new(
-        chunks: backend::ChunkStream,
-        outcome: backend::OutcomeFuture,
-        sequence: Rc<backend::Sequence>,
-    ) -> Self {
+    pub(crate) fn new(chunks: backend::ChunkStream, outcome: backend::OutcomeFuture) -> Self {
         Generation {
             chunks: Some(chunks),
             outcome: OutcomeState::Pending(outcome),
             buffered: None,
             ended: false,
-            _sequence: sequence,
         }
     }
 
@@ -114,20 +105,14 @@ impl Generation {
         self.buffered.as_ref().map_or("", |chunk| &chunk.text)
     }
 
-    /// Splits into the remaining chunks and the outcome, which keeps the sequence alive.
+    /// Splits into the remaining chunks and the outcome.
     pub(crate) fn into_parts(
         self,
     ) -> (
         Option<backend::ChunkStream>,
         impl Future<Output = Result<Outcome, Error>>,
     ) {
-        let (outcome, sequence) = (self.outcome, self._sequence);
-        let outcome = async move {
-            let result = outcome.outcome().await;
-            drop(sequence);
-            result
-        };
-        (self.chunks, outcome)
+        (self.chunks, self.outcome.outcome())
     }
 
     /// Waits for the end and returns the remaining text.

@@ -65,7 +65,7 @@ pub use generate_options::GenerateOptions;
 pub use generation::Generation;
 pub use http::{EventWriter, Request, Response};
 pub use model::Model;
-pub use next_token::{Distribution, NextTokenRequest, Statistics, View};
+pub use next_token::{Distribution, DistributionPart, NextTokenRequest, Statistics};
 pub use sequence::{Sequence, next_many};
 
 /// Index into a model's vocabulary.

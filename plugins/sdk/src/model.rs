@@ -68,7 +68,7 @@ impl Model {
     }
 
     async fn open_host(name: Option<&str>) -> Result<Self, Error> {
-        let host = backend::Model::open(name.map(str::to_owned)).await?;
+        let host = backend::open_model(name.map(str::to_owned)).await?;
         let info = host.info();
         Ok(Model(Rc::new(Opened { host, info })))
     }
@@ -103,7 +103,7 @@ impl Model {
     /// Inserts the beginning-of-sequence token if the model expects one and the tokens do not begin
     /// with it.
     pub fn add_begin_token(&self, tokens: &mut Vec<Token>) {
-        if let Some(begin) = self.info().begin
+        if let Some(begin) = self.info().bos
             && tokens.first() != Some(&begin)
         {
             tokens.insert(0, begin);
@@ -158,15 +158,15 @@ impl Model {
             .await
     }
 
-    /// Computes an embedding for each token list. For `pooling` and `normalize` see `model.embed`
-    /// in the WIT.
+    /// Computes an embedding for each token list. For `pooling` and `normalize` see `embed` in
+    /// the WIT.
     pub async fn embed_tokens(
         &self,
         inputs: Vec<Vec<Token>>,
         pooling: Option<Pooling>,
         normalize: Option<bool>,
     ) -> Result<Vec<Vec<f32>>, Error> {
-        Ok(self.0.host.embed(inputs, pooling, normalize).await?)
+        Ok(backend::embed(&self.0.host, inputs, pooling, normalize).await?)
     }
 
     pub(crate) fn host(&self) -> &backend::Model {

@@ -2,21 +2,21 @@
 
 use crate::{Candidate, Matcher, Token, backend};
 
-pub use crate::bindings::inference::{Distribution, Statistics, View};
+pub use crate::bindings::inference::{Distribution, DistributionPart, Statistics};
 
 /// The part of the distribution that [`Sequence::next`](crate::Sequence::next) returns. Smaller
 /// parts cost less.
 #[derive(Clone)]
 pub struct NextTokenRequest<'a> {
-    view: View,
+    part: DistributionPart,
     statistics: bool,
     matcher: Option<&'a Matcher>,
 }
 
 impl<'a> NextTokenRequest<'a> {
-    fn new(view: View) -> Self {
+    fn new(part: DistributionPart) -> Self {
         NextTokenRequest {
-            view,
+            part,
             statistics: false,
             matcher: None,
         }
@@ -24,17 +24,17 @@ impl<'a> NextTokenRequest<'a> {
 
     /// The `count` most likely tokens, at most 4,096, in descending order of logit.
     pub fn top(count: u32) -> Self {
-        Self::new(View::Top(count))
+        Self::new(DistributionPart::Top(count))
     }
 
     /// These tokens, at most 4,096, in the given order.
     pub fn only(tokens: impl Into<Vec<Token>>) -> Self {
-        Self::new(View::Only(tokens.into()))
+        Self::new(DistributionPart::Only(tokens.into()))
     }
 
     /// The logit of every token. A request may wait for 16 of these at a time.
     pub fn logits() -> Self {
-        Self::new(View::Logits)
+        Self::new(DistributionPart::Logits)
     }
 
     /// Adds the statistics. The host then reads the whole distribution.
@@ -49,9 +49,9 @@ impl<'a> NextTokenRequest<'a> {
         self
     }
 
-    pub(crate) fn into_host(self) -> backend::Look<'a> {
-        backend::Look {
-            view: self.view,
+    pub(crate) fn into_host(self) -> backend::NextTokenRequest<'a> {
+        backend::NextTokenRequest {
+            part: self.part,
             statistics: self.statistics,
             matcher: self.matcher.map(Matcher::host),
         }

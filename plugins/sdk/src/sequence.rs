@@ -1,7 +1,5 @@
 //! Sequences: lists of tokens with the model's state for them.
 
-use std::rc::Rc;
-
 use crate::backend;
 use crate::{Distribution, Error, GenerateOptions, Generation, Model, NextTokenRequest, Token};
 
@@ -13,8 +11,7 @@ use crate::{Distribution, Error, GenerateOptions, Generation, Model, NextTokenRe
 /// [`Error::Invalid`].
 pub struct Sequence {
     model: Model,
-    /// Shared with its generations, which outlive the sequence.
-    host: Rc<backend::Sequence>,
+    host: backend::Sequence,
 }
 
 impl Model {
@@ -22,7 +19,7 @@ impl Model {
     /// one.
     pub fn sequence(&self) -> Result<Sequence, Error> {
         let sequence = self.empty_sequence()?;
-        sequence.append_tokens(self.info().begin.as_slice())?;
+        sequence.append_tokens(self.info().bos.as_slice())?;
         Ok(sequence)
     }
 
@@ -34,13 +31,13 @@ impl Model {
 
     /// Loads a snapshot ([`Sequence::snapshot`]); [`Error::NotFound`] if there is none of this name.
     pub async fn restore(&self, name: &str) -> Result<Sequence, Error> {
-        let host = backend::Sequence::restore(self.host(), name.to_owned()).await?;
+        let host = backend::restore_snapshot(self.host(), name.to_owned()).await?;
         Ok(Sequence::new(self, host))
     }
 
     /// Deletes a snapshot.
-    pub async fn forget(&self, name: &str) -> Result<(), Error> {
-        Ok(backend::Sequence::forget(self.host(), name.to_owned()).await?)
+    pub async fn delete_snapshot(&self, name: &str) -> Result<(), Error> {
+        Ok(backend::delete_snapshot(self.host(), name.to_owned()).await?)
     }
 }
 
@@ -48,7 +45,7 @@ impl Sequence {
     fn new(model: &Model, host: backend::Sequence) -> Self {
         Sequence {
             model: model.clone(),
-            host: Rc::new(host),
+            host,
         }
     }
 
@@ -85,8 +82,8 @@ impl Sequence {
     }
 
     /// Selects the LoRA adapter for later calls, one of `info().adapters`, or none.
-    pub fn adapt(&self, adapter: Option<&str>) -> Result<(), Error> {
-        Ok(self.host.adapt(adapter)?)
+    pub fn set_adapter(&self, adapter: Option<&str>) -> Result<(), Error> {
+        Ok(self.host.set_adapter(adapter)?)
     }
 
     /// The number of tokens, including those generated so far.
@@ -112,8 +109,8 @@ impl Sequence {
     /// Computes the appended tokens and generates. The sequence must not be empty. It may be
     /// dropped while the generation continues.
     pub fn generate(&self, options: &GenerateOptions) -> Result<Generation, Error> {
-        let (chunks, outcome) = self.host.generate(options.host()?)?;
-        Ok(Generation::new(chunks, outcome, Rc::clone(&self.host)))
+        let (chunks, outcome) = backend::generate(&self.host, options.host()?)?;
+        Ok(Generation::new(chunks, outcome))
     }
 
     /// Computes the appended tokens and returns the distribution of the next token, for plugins
@@ -140,14 +137,14 @@ impl Sequence {
     /// assert_eq!(text.unwrap(), "2");
     /// ```
     pub async fn next(&self, request: NextTokenRequest<'_>) -> Result<Distribution, Error> {
-        Ok(self.host.next(request.into_host()).await?)
+        Ok(backend::next(&self.host, request.into_host()).await?)
     }
 
     /// Saves the sequence under a name of this deployment, for later requests, and replaces an
     /// earlier snapshot of that name. A name has 1 to 128 characters of A-Z, a-z, 0-9, `.`, `_` and
     /// `-`, and does not begin with `.`. [`Error::NotGranted`] if the operator grants no snapshots.
     pub async fn snapshot(&self, name: &str) -> Result<(), Error> {
-        Ok(self.host.snapshot(name.to_owned()).await?)
+        Ok(backend::save_snapshot(&self.host, name.to_owned()).await?)
     }
 }
 
@@ -176,7 +173,7 @@ pub async fn next_many<'a>(
     requests: impl IntoIterator<Item = (&'a Sequence, NextTokenRequest<'a>)>,
 ) -> Vec<Result<Distribution, Error>> {
     let requests = requests.into_iter();
-    let requests = requests.map(|(sequence, request)| (&*sequence.host, request.into_host()));
+    let requests = requests.map(|(sequence, request)| (&sequence.host, request.into_host()));
     let results = backend::next_many(requests.collect()).await;
     results
         .into_iter()

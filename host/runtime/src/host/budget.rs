@@ -1,18 +1,18 @@
 //! `corral:inference/budget`.
 
-use super::bindings::corral::inference::budget::{Host, Remainder};
+use super::bindings::corral::inference::budget::{Host, RemainingBudget};
 use crate::state::State;
 use std::time::Instant;
 
 impl Host for State {
-    fn left(&mut self) -> wasmtime::Result<Remainder> {
+    fn remaining(&mut self) -> wasmtime::Result<RemainingBudget> {
         let now = Instant::now();
         let time = self.caller.deadline.map_or(u64::MAX, |deadline| {
             let left = deadline.saturating_duration_since(now).as_nanos();
             u64::try_from(left).unwrap_or(u64::MAX)
         });
         let permit = self.quota_permit.as_ref();
-        Ok(Remainder {
+        Ok(RemainingBudget {
             tokens: permit.and_then(|permit| permit.tokens_left()),
             time,
         })

@@ -1,28 +1,18 @@
 //! `corral:inference/constraints`.
 
 use super::bindings::corral::inference::constraints::{
-    Grammar, Host, HostConstraint, HostConstraintWithStore, HostMatcher, Token,
+    Grammar, Host, HostConstraint, HostMatcher, Token,
 };
 use super::store_access::StoreAccess;
 use super::{GuestModel, HostError, HostResult, MAX_MATCHERS, take_handle, take_handle_of};
 use crate::state::State;
 use corral_engine::{Engine, Error};
-use wasmtime::component::{Accessor, HasSelf, Resource};
+use wasmtime::component::Resource;
 
 /// A compiled grammar that a guest holds.
 pub struct GuestConstraint(pub(super) corral_engine::Constraint);
 
 impl Host for State {}
-
-impl HostConstraintWithStore<State> for HasSelf<State> {
-    async fn compile(
-        store: &Accessor<State, Self>,
-        model: Resource<GuestModel>,
-        grammar: Grammar,
-    ) -> HostResult<Resource<GuestConstraint>> {
-        compile(store, model, grammar).await
-    }
-}
 
 pub(super) async fn compile(
     mut store: impl StoreAccess,
@@ -125,11 +115,11 @@ impl HostMatcher for State {
     fn allowed(
         &mut self,
         matcher: Resource<GuestMatcher>,
-        most: u32,
+        max_tokens: u32,
     ) -> HostResult<Option<Vec<Token>>> {
         let mask = self.matcher(&matcher)?.mask()?;
         let count: u32 = mask.iter().map(|word| word.count_ones()).sum();
-        if count > most {
+        if count > max_tokens {
             return Ok(None);
         }
         let tokens = (0..).zip(mask).flat_map(|(index, word)| {
@@ -147,8 +137,12 @@ impl HostMatcher for State {
         Ok(self.matcher(&matcher)?.advance(token)?)
     }
 
-    fn forced(&mut self, matcher: Resource<GuestMatcher>, most: u32) -> HostResult<Vec<Token>> {
-        Ok(self.matcher(&matcher)?.forced(most as usize)?)
+    fn forced(
+        &mut self,
+        matcher: Resource<GuestMatcher>,
+        max_tokens: u32,
+    ) -> HostResult<Vec<Token>> {
+        Ok(self.matcher(&matcher)?.forced(max_tokens as usize)?)
     }
 
     fn is_complete(&mut self, matcher: Resource<GuestMatcher>) -> wasmtime::Result<bool> {

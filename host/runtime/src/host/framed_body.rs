@@ -5,7 +5,8 @@
 //! wakes neither the guest nor its store. The call continues until such a body ends. If the call ends first,
 //! the body ends with it, and the call's outcome holds the reason.
 
-use super::bindings::corral::inference::inference::{Chunk, Framing};
+use super::bindings::corral::inference::inference::Chunk;
+use super::bindings::corral::inference::inference_async::Framing;
 use super::generation::GenerationChunks;
 use super::{HostResult, invalid};
 use crate::state::State;
@@ -48,7 +49,7 @@ struct FramedBody {
     _counted: UseGuard,
 }
 
-const FOREIGN_STREAM: &str = "chunks is not a stream that sequence.generate returned";
+const FOREIGN_STREAM: &str = "chunks is not a stream that generate returned";
 
 /// Waits for the end of a generation and returns the rest of it.
 pub(super) async fn collect(

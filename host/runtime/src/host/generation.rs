@@ -2,8 +2,8 @@
 //!
 //! The stream's producer polls the engine's mailbox directly; no task and no channel stands between the
 //! engine and the guest, or the client (`framed_body.rs`). The sequence, the stream and the future share a
-//! [`GenerationHandle`]. Dropping the sequence or the stream cancels the generation. A blocking guest
-//! (`blocking.rs`) has neither stream nor future, and reads the chunks one by one.
+//! [`GenerationHandle`]. Dropping the stream cancels the generation; dropping the sequence does not. A guest
+//! without `await` (`inference_sync.rs`) has neither stream nor future, and reads the chunks one by one.
 
 use super::bindings::corral::inference::inference::{Chunk, Finish, Outcome, TokenLogprobs};
 use super::counted_sequence::{SharedSequence, lock};

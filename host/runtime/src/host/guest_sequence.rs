@@ -2,7 +2,7 @@
 
 use super::counted_sequence::{CountedSequence, SharedSequence};
 use super::generation::GenerationHandle;
-use super::{HostResult, MAX_TOKENS, wit};
+use super::{HostResult, MAX_TOKENS, take_handle, wit};
 use crate::state::State;
 use crate::use_count::{UseCount, UseGuard};
 use corral_engine::Engine;
@@ -50,6 +50,7 @@ impl GuestSequence {
     }
 }
 
+/// Cancels the generation when the call ends; see [`DroppedSequence`] for a guest that drops its handle.
 impl Drop for GuestSequence {
     fn drop(&mut self) {
         if let Some(generation) = &self.generation {
@@ -58,9 +59,57 @@ impl Drop for GuestSequence {
     }
 }
 
+/// A sequence that its guest dropped during a generation. It counts towards the limits until the generation ends.
+/// Dropping this cancels the generation.
+pub(crate) struct DroppedSequence {
+    generation: GenerationHandle,
+    held_tokens: usize,
+}
+
+impl Drop for DroppedSequence {
+    fn drop(&mut self) {
+        self.generation.cancel();
+    }
+}
+
 impl State {
+    /// Counts a new sequence, up to `MAX_HANDLES`.
+    pub(super) fn take_sequence_handle(&mut self) -> Result<(), wit::Error> {
+        self.release_ended_sequences();
+        take_handle(&mut self.handles.sequences, "sequences")
+    }
+
+    /// Drops the guest's handle. A running generation continues.
+    pub(super) fn drop_sequence(&mut self, mut sequence: GuestSequence) {
+        let generation = sequence.generation.take();
+        let held_tokens = sequence.held_tokens;
+        match generation.filter(GenerationHandle::is_running) {
+            Some(generation) => self.handles.dropped_sequences.push(DroppedSequence {
+                generation,
+                held_tokens,
+            }),
+            None => {
+                self.handles.sequences.remove(1);
+                self.handles.tokens.remove(held_tokens);
+            }
+        }
+    }
+
+    fn release_ended_sequences(&mut self) {
+        let handles = &mut self.handles;
+        handles.dropped_sequences.retain(|dropped| {
+            let running = dropped.generation.is_running();
+            if !running {
+                handles.sequences.remove(1);
+                handles.tokens.remove(dropped.held_tokens);
+            }
+            running
+        });
+    }
+
     /// Counts tokens towards [`MAX_TOKENS`].
     pub(super) fn hold_tokens(&mut self, tokens: usize) -> Result<(), wit::Error> {
+        self.release_ended_sequences();
         if self.handles.tokens.get().saturating_add(tokens) > MAX_TOKENS {
             return Err(wit::Error::Invalid(format!(
                 "the plugin's sequences would hold more than {MAX_TOKENS} tokens; drop some"

@@ -1,8 +1,6 @@
 //! `corral:inference/models`.
 
-use super::bindings::corral::inference::models::{
-    Host, HostModel, HostModelWithStore, ModelInfo, Pooling, Token,
-};
+use super::bindings::corral::inference::models::{Host, HostModel, ModelInfo, Pooling, Token};
 use super::store_access::StoreAccess;
 use super::{GuestModel, HostError, HostResult, invalid, take_handle, wit};
 use crate::counters::DeploymentCounters;
@@ -12,7 +10,7 @@ use crate::tokenization::MAX_TEXT_BYTES;
 use corral_engine::{EmbedOptions, Embedding, Engine, Error, OpenError, OpenModel};
 use std::sync::Arc;
 use std::time::Duration;
-use wasmtime::component::{Accessor, HasSelf, Resource};
+use wasmtime::component::Resource;
 
 /// Longest text that is tokenized on the calling thread. A longer one gets a thread of its own, so that it
 /// does not delay other calls.
@@ -24,25 +22,6 @@ impl Host for State {
     fn available(&mut self) -> wasmtime::Result<Vec<String>> {
         let names = self.grants.models.names();
         Ok(names.into_iter().map(str::to_owned).collect())
-    }
-}
-
-impl HostModelWithStore<State> for HasSelf<State> {
-    async fn open(
-        store: &Accessor<State, Self>,
-        name: Option<String>,
-    ) -> HostResult<Resource<GuestModel>> {
-        open(store, name).await
-    }
-
-    async fn embed(
-        store: &Accessor<State, Self>,
-        model: Resource<GuestModel>,
-        inputs: Vec<Vec<Token>>,
-        pooling: Option<Pooling>,
-        normalize: Option<bool>,
-    ) -> HostResult<Vec<Vec<f32>>> {
-        embed(store, model, inputs, pooling, normalize).await
     }
 }
 
@@ -94,7 +73,7 @@ impl From<Pooling> for corral_engine::Pooling {
     fn from(pooling: Pooling) -> Self {
         match pooling {
             Pooling::Mean => Self::Mean,
-            Pooling::First => Self::Cls,
+            Pooling::Cls => Self::Cls,
             Pooling::Last => Self::Last,
             Pooling::Tokens => Self::Tokens,
             Pooling::Rank => Self::Rank,
@@ -178,8 +157,8 @@ impl HostModel for State {
             vocabulary: info.vocabulary,
             context: info.context,
             embedding_length: info.embedding_length,
-            begin: info.begin,
-            end: info.end,
+            bos: info.begin,
+            eos: info.end,
             end_of_generation: info.end_of_generation.clone(),
             chat_template: info.chat_template.clone(),
             can_fork: info.can_truncate,

@@ -4,10 +4,9 @@
 //! guest goes away, the replies are dropped and the engine drops the requests.
 
 use super::bindings::corral::inference::inference as guest;
-use super::bindings::corral::inference::inference::Look as DistributionQuery;
 use super::counted_sequence::{SharedSequence, lock};
 use super::store_access::StoreAccess;
-use super::{GuestSequence, HostError, HostResult, framed_body, invalid, wit};
+use super::{GuestSequence, HostError, HostResult, invalid, wit};
 use crate::counters::DeploymentCounters;
 use crate::handles::Handles;
 use crate::quota::TokenReservation;
@@ -15,14 +14,14 @@ use crate::state::State;
 use crate::use_count::UseGuard;
 use corral_engine::{Distribution, DistributionPart, Error, NextTokenRequest, Reply};
 use std::sync::Arc;
-use wasmtime::component::{Access, Accessor, HasSelf, Resource, StreamReader};
+use wasmtime::component::Resource;
 
 /// Most sequences of one `next-many`.
 const MAX_SEQUENCES: usize = 256;
 /// Rows of logits that an instance may wait for. Each takes four bytes per token of the vocabulary.
 const MAX_LOGITS_ROWS: usize = 16;
 
-type GuestRequest = (Resource<GuestSequence>, DistributionQuery);
+type GuestRequest = (Resource<GuestSequence>, guest::NextTokenRequest);
 type GuestReply = Result<guest::Distribution, wit::Error>;
 
 /// A valid request.
@@ -73,36 +72,11 @@ pub(super) async fn next_many(
 pub(super) async fn next(
     store: impl StoreAccess,
     sequence: Resource<GuestSequence>,
-    query: DistributionQuery,
+    request: guest::NextTokenRequest,
 ) -> HostResult<guest::Distribution> {
-    match next_many(store, vec![(sequence, query)]).await?.pop() {
+    match next_many(store, vec![(sequence, request)]).await?.pop() {
         Some(reply) => Ok(reply?),
         None => Err(Error::Failed("the engine gave no reply".into()).into()),
-    }
-}
-
-impl guest::HostWithStore<State> for HasSelf<State> {
-    async fn next_many(
-        store: &Accessor<State, Self>,
-        requests: Vec<GuestRequest>,
-    ) -> wasmtime::Result<Vec<GuestReply>> {
-        next_many(store, requests).await
-    }
-
-    async fn collect(
-        store: &Accessor<State, Self>,
-        chunks: StreamReader<guest::Chunk>,
-    ) -> HostResult<guest::Chunk> {
-        framed_body::collect(store, chunks).await
-    }
-
-    fn frame(
-        store: Access<'_, State, Self>,
-        chunks: StreamReader<guest::Chunk>,
-        framing: guest::Framing,
-        rest: StreamReader<u8>,
-    ) -> HostResult<StreamReader<u8>> {
-        framed_body::frame(store, chunks, framing, rest)
     }
 }
 
@@ -122,8 +96,8 @@ impl State {
         }
         let mut valid = Vec::with_capacity(requests.len());
         let mut results = Vec::with_capacity(requests.len());
-        for (sequence, query) in requests {
-            match self.validate(&sequence, query) {
+        for (sequence, request) in requests {
+            match self.validate(&sequence, request) {
                 Ok(request) => {
                     valid.push(request);
                     results.push(None);
@@ -142,14 +116,14 @@ impl State {
     fn validate(
         &mut self,
         sequence: &Resource<GuestSequence>,
-        query: DistributionQuery,
+        request: guest::NextTokenRequest,
     ) -> HostResult<ValidRequest> {
-        let mask = match &query.matcher {
+        let mask = match &request.matcher {
             None => None,
             Some(matcher) => {
-                if !matches!(query.view, guest::View::Top(_)) {
+                if !matches!(request.part, guest::DistributionPart::Top(_)) {
                     return invalid(
-                        "a matcher works only with the view top; apply its mask yourself",
+                        "a matcher works only with the part top; apply its mask yourself",
                     );
                 }
                 let engine = self.table.get(sequence)?.engine().clone();
@@ -158,12 +132,12 @@ impl State {
         };
         let sequence = self.table.get(sequence)?;
         let query = NextTokenRequest {
-            part: match query.view {
-                guest::View::Top(count) => DistributionPart::Top(count),
-                guest::View::Only(tokens) => DistributionPart::Only(tokens),
-                guest::View::Logits => DistributionPart::Logits,
+            part: match request.part {
+                guest::DistributionPart::Top(count) => DistributionPart::Top(count),
+                guest::DistributionPart::Only(tokens) => DistributionPart::Only(tokens),
+                guest::DistributionPart::Logits => DistributionPart::Logits,
             },
-            statistics: query.statistics,
+            statistics: request.statistics,
             mask,
             adapter: sequence.adapter().map(str::to_owned),
         };

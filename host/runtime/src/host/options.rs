@@ -1,16 +1,14 @@
 //! `corral:inference/inference`: options of generations.
 
 use super::bindings::corral::inference::inference as guest;
-use super::bindings::corral::inference::inference::{
-    Host, HostOptions, HostOptionsWithStore, Token,
-};
-use super::{GuestConstraint, HostResult, MAX_HANDLES, invalid, sampling, take_handle, wit};
+use super::bindings::corral::inference::inference::{Host, HostOptions, Token};
+use super::{GuestConstraint, HostResult, MAX_HANDLES, invalid, take_handle, wit};
 use crate::sampling::CheckedSampler;
 use crate::state::State;
 use corral_engine::sampling::{Dry, DryBreakers, MAX_SAMPLERS, MAX_TOP_LOGPROBS, Penalties};
 use corral_engine::{Engine, Error, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS, Sampler};
 use std::sync::Arc;
-use wasmtime::component::{Accessor, HasSelf, Resource};
+use wasmtime::component::Resource;
 
 /// Longest name of an adapter, in characters.
 const MAX_ADAPTER_CHARS: usize = 256;
@@ -83,7 +81,7 @@ impl GuestOptions {
 impl From<guest::Penalties> for Penalties {
     fn from(penalties: guest::Penalties) -> Self {
         Self {
-            last_n: penalties.last,
+            last_n: penalties.last_n,
             repeat: penalties.repeat,
             frequency: penalties.frequency,
             presence: penalties.presence,
@@ -132,17 +130,6 @@ impl State {
     }
 }
 
-impl HostOptionsWithStore<State> for HasSelf<State> {
-    async fn sample_with(
-        store: &Accessor<State, Self>,
-        options: Resource<GuestOptions>,
-        name: String,
-        settings: String,
-    ) -> HostResult<()> {
-        sampling::sample_with(store, options, name, settings).await
-    }
-}
-
 impl HostOptions for State {
     fn new(&mut self, max_tokens: u32) -> wasmtime::Result<Resource<GuestOptions>> {
         if take_handle(&mut self.handles.options, "options").is_err() {
@@ -173,7 +160,7 @@ impl HostOptions for State {
         self.count_option_bytes(&options)
     }
 
-    fn ignore_end(&mut self, options: Resource<GuestOptions>) -> wasmtime::Result<()> {
+    fn ignore_eos(&mut self, options: Resource<GuestOptions>) -> wasmtime::Result<()> {
         self.table.get_mut(&options)?.options.ignore_end = true;
         Ok(())
     }
@@ -198,18 +185,18 @@ impl HostOptions for State {
         &mut self,
         options: Resource<GuestOptions>,
         temperature: f32,
-        range: f32,
+        delta: f32,
         exponent: f32,
     ) -> HostResult<()> {
         let sampler = Sampler::DynamicTemperature {
             temperature,
-            range,
+            range: delta,
             exponent,
         };
         self.add_sampler(&options, sampler)
     }
 
-    fn typical(&mut self, options: Resource<GuestOptions>, mass: f32) -> HostResult<()> {
+    fn typical_p(&mut self, options: Resource<GuestOptions>, mass: f32) -> HostResult<()> {
         self.add_sampler(&options, Sampler::Typical(mass))
     }
 
@@ -236,7 +223,7 @@ impl HostOptions for State {
             multiplier: settings.multiplier,
             base: settings.base,
             allowed_length: settings.allowed_length,
-            range: settings.range,
+            range: settings.last_n,
             breakers: Arc::default(),
         });
         self.add_sampler(&options, sampler)?;
@@ -254,7 +241,7 @@ impl HostOptions for State {
         self.add_sampler(&options, Sampler::Penalties(settings.into()))
     }
 
-    fn answer_penalties(
+    fn output_penalties(
         &mut self,
         options: Resource<GuestOptions>,
         settings: guest::Penalties,
@@ -295,13 +282,13 @@ impl HostOptions for State {
         Ok(())
     }
 
-    fn speculate(&mut self, options: Resource<GuestOptions>, most: u8) -> HostResult<()> {
-        if most > MAX_DRAFTS {
+    fn speculate(&mut self, options: Resource<GuestOptions>, max_tokens: u8) -> HostResult<()> {
+        if max_tokens > MAX_DRAFTS {
             return invalid(format!(
-                "a draft of {most} tokens is too long; it may have {MAX_DRAFTS}"
+                "a draft of {max_tokens} tokens is too long; it may have {MAX_DRAFTS}"
             ));
         }
-        self.table.get_mut(&options)?.options.max_draft_tokens = most;
+        self.table.get_mut(&options)?.options.max_draft_tokens = max_tokens;
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! `options.sample-with`.
+//! `sample-with`.
 
 use super::store_access::StoreAccess;
 use super::{GuestOptions, HostError, HostResult, wit};

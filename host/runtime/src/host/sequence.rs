@@ -1,22 +1,17 @@
 //! `corral:inference/inference`: sequences, and generations over them.
 
-use super::bindings::corral::inference::inference::{
-    Chunk, Distribution, HostSequence, HostSequenceWithStore, Look as DistributionQuery, Outcome,
-    Token,
-};
+use super::bindings::corral::inference::inference::{HostSequence, Token};
 use super::counted_sequence::lock;
 use super::generation::GenerationHandle;
 use super::guest_sequence::GuestSequence;
-use super::{
-    GuestModel, GuestOptions, HostResult, invalid, next_token, snapshots, take_handle, wit,
-};
+use super::{GuestModel, GuestOptions, HostResult, invalid, wit};
 use crate::meter::thread_nanos;
 use crate::quota::ReserveError;
 use crate::state::State;
 use corral_engine::{Engine, RequestObserver};
 use std::sync::Arc;
 use std::time::Duration;
-use wasmtime::component::{Access, Accessor, FutureReader, HasSelf, Resource, StreamReader};
+use wasmtime::component::Resource;
 
 fn check_can_fork(engine: &Engine) -> Result<(), wit::Error> {
     let info = engine.info();
@@ -33,7 +28,7 @@ fn check_can_fork(engine: &Engine) -> Result<(), wit::Error> {
 impl HostSequence for State {
     fn create(&mut self, model: Resource<GuestModel>) -> HostResult<Resource<GuestSequence>> {
         let engine = self.table.get(&model)?.0.clone();
-        take_handle(&mut self.handles.sequences, "sequences")?;
+        self.take_sequence_handle()?;
         let sequence = corral_engine::Sequence::new(engine.clone(), self.caller);
         self.add_sequence(engine, sequence, 0)
     }
@@ -69,7 +64,8 @@ impl HostSequence for State {
         let held = self.table.get(&sequence)?;
         held.check_unused()?;
         check_can_fork(&held.engine)?;
-        take_handle(&mut self.handles.sequences, "sequences")?;
+        self.take_sequence_handle()?;
+        let held = self.table.get(&sequence)?;
         let (engine, adapter) = (held.engine.clone(), held.adapter.clone());
         let original = lock(&held.sequence);
         let (fork, quota_counted) = (original.sequence.fork(), original.quota_counted);
@@ -79,7 +75,7 @@ impl HostSequence for State {
         Ok(fork)
     }
 
-    fn adapt(
+    fn set_adapter(
         &mut self,
         sequence: Resource<GuestSequence>,
         adapter: Option<String>,
@@ -117,8 +113,7 @@ impl HostSequence for State {
 
     fn drop(&mut self, sequence: Resource<GuestSequence>) -> wasmtime::Result<()> {
         let sequence = self.table.delete(sequence)?;
-        self.handles.sequences.remove(1);
-        self.handles.tokens.remove(sequence.held_tokens);
+        self.drop_sequence(sequence);
         Ok(())
     }
 }
@@ -139,15 +134,10 @@ impl From<ReserveError> for wit::Error {
     }
 }
 
-type ChunksAndOutcome = (
-    StreamReader<Chunk>,
-    FutureReader<Result<Outcome, wit::Error>>,
-);
-
 impl State {
     /// Starts a generation. Reserves the tokens that it may use: those that were appended since tokens were
     /// last counted, and all that it may generate.
-    pub(super) fn generate(
+    pub(super) fn start_generation(
         &mut self,
         sequence: &Resource<GuestSequence>,
         options: &Resource<GuestOptions>,
@@ -192,50 +182,5 @@ impl State {
         let generation = GenerationHandle::new(generation, shared, counters, reservation);
         self.table.get_mut(sequence)?.generation = Some(generation.clone());
         Ok(generation)
-    }
-}
-
-impl HostSequenceWithStore<State> for HasSelf<State> {
-    fn generate(
-        mut store: Access<'_, State, Self>,
-        sequence: Resource<GuestSequence>,
-        options: Resource<GuestOptions>,
-    ) -> HostResult<ChunksAndOutcome> {
-        let generation = store.get().generate(&sequence, &options)?;
-        let stream = StreamReader::new(&mut store, generation.chunks())?;
-        let future = FutureReader::new(&mut store, generation.outcome())?;
-        Ok((stream, future))
-    }
-
-    async fn next(
-        store: &Accessor<State, Self>,
-        sequence: Resource<GuestSequence>,
-        query: DistributionQuery,
-    ) -> HostResult<Distribution> {
-        next_token::next(store, sequence, query).await
-    }
-
-    async fn snapshot(
-        store: &Accessor<State, Self>,
-        sequence: Resource<GuestSequence>,
-        name: String,
-    ) -> HostResult<()> {
-        snapshots::snapshot(store, sequence, name).await
-    }
-
-    async fn restore(
-        store: &Accessor<State, Self>,
-        model: Resource<GuestModel>,
-        name: String,
-    ) -> HostResult<Resource<GuestSequence>> {
-        snapshots::restore(store, model, name).await
-    }
-
-    async fn forget(
-        store: &Accessor<State, Self>,
-        model: Resource<GuestModel>,
-        name: String,
-    ) -> HostResult<()> {
-        snapshots::forget(store, model, name).await
     }
 }

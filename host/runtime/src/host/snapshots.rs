@@ -2,7 +2,7 @@
 
 use super::counted_sequence::lock;
 use super::store_access::StoreAccess;
-use super::{GuestModel, GuestSequence, HostError, HostResult, take_handle, wit};
+use super::{GuestModel, GuestSequence, HostError, HostResult, wit};
 use crate::deployment_snapshots::DeploymentSnapshots;
 use corral_engine::{Caller, Engine};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ async fn acquire(
     permit.map_err(|_| wit::Error::Cancelled)
 }
 
-pub(super) async fn snapshot(
+pub(super) async fn save(
     mut store: impl StoreAccess,
     sequence: Resource<GuestSequence>,
     name: String,
@@ -72,12 +72,12 @@ pub(super) async fn restore(
     let sequence = read.await??;
     let quota_counted = sequence.tokens().len();
     store.with(|state| {
-        take_handle(&mut state.handles.sequences, "sequences")?;
+        state.take_sequence_handle()?;
         state.add_sequence(engine, sequence, quota_counted)
     })
 }
 
-pub(super) async fn forget(
+pub(super) async fn delete(
     mut store: impl StoreAccess,
     model: Resource<GuestModel>,
     name: String,

@@ -1,7 +1,7 @@
 //! Access of a waiting host function to the data of its instance's store.
 //!
 //! Each such function exists in two forms. For guests that await it, other tasks use the store meanwhile, so
-//! it borrows the store only for moments. For guests that block (`blocking.rs`), it owns the store until it
+//! it borrows the store only for moments. For guests that block (`inference_sync.rs`), it owns the store until it
 //! returns. Both forms share one implementation over this trait.
 
 use crate::state::State;

@@ -2,6 +2,6 @@
 
 wasmtime::component::bindgen!({
     path: "../../wit",
-    world: "corral:plugin/sampling-plugin",
+    world: "corral:inference/sampling",
     exports: { default: async },
 });

@@ -1,7 +1,7 @@
 //! One instance of a sampling plugin, for one generation.
 
 use super::RequestSampler;
-use super::bindings::SamplingPlugin;
+use super::bindings::Sampling;
 use super::bindings::exports::corral::plugin::sampling as guest;
 use super::permits::SamplerPermit;
 use crate::call_error::CallError;
@@ -58,7 +58,7 @@ pub(super) enum Purpose {
 /// A started instance. Dropping it releases its permit.
 pub(super) struct Instance {
     store: Store<State>,
-    plugin: SamplingPlugin,
+    plugin: Sampling,
     resource: ResourceAny,
     options: SamplingRequestOptions,
     meter: Arc<Meter>,
@@ -107,7 +107,7 @@ impl Instance {
             Arc::clone(&sampler.counters),
         );
         let mut store = store(sampler.plugin.engine(), state);
-        let beginning = guest::Beginning {
+        let context = guest::SamplerContext {
             settings: sampler.settings.clone(),
             seed: match purpose {
                 Purpose::CheckSettings => 0,
@@ -118,7 +118,7 @@ impl Instance {
         let work = async {
             let plugin = sampler.plugin.instantiate_async(&mut store).await?;
             let functions = plugin.corral_plugin_sampling().sampler();
-            let resource = match functions.call_start(&mut store, &beginning).await? {
+            let resource = match functions.call_start(&mut store, &context).await? {
                 Ok(resource) => resource,
                 Err(text) => return Ok(Err(text)),
             };
@@ -283,7 +283,7 @@ impl From<SamplingRequest> for guest::Distribution {
                 log_normalizer: statistics.log_normalizer,
                 entropy: statistics.entropy,
             }),
-            since: request.new_tokens,
+            new_tokens: request.new_tokens,
             position: request.position,
         }
     }

@@ -164,7 +164,7 @@ impl Settings {
             options = options.seed(seed.wrapping_add(index.into()));
         }
         if self.ignore_end {
-            options = options.ignore_end();
+            options = options.ignore_eos();
         }
         let biases = self.logit_bias.tokens(model)?;
         if !biases.is_empty() {
@@ -187,7 +187,7 @@ impl Settings {
     fn add_penalties(&self, mut options: GenerateOptions) -> GenerateOptions {
         if self.repeat_penalty != 1.0 {
             options = options.penalties(Penalties {
-                last: self.repeat_last,
+                last_n: self.repeat_last,
                 repeat: self.repeat_penalty,
                 frequency: 0.0,
                 presence: 0.0,
@@ -195,8 +195,8 @@ impl Settings {
         }
         if self.frequency_penalty != 0.0 || self.presence_penalty != 0.0 {
             // As in OpenAI's API, tokens of the prompt are not penalized.
-            options = options.answer_penalties(Penalties {
-                last: LOOK_BACK_LIMIT,
+            options = options.output_penalties(Penalties {
+                last_n: LOOK_BACK_LIMIT,
                 repeat: 1.0,
                 frequency: self.frequency_penalty,
                 presence: self.presence_penalty,
@@ -331,9 +331,9 @@ mod tests {
             host_settings(json!({"top_k": -1})),
             ["max-tokens 99", "temperature 1"]
         );
-        let penalties = |last: u32, repeat: f32, frequency: f32, presence: f32| {
+        let penalties = |last_n: u32, repeat: f32, frequency: f32, presence: f32| {
             let penalties = Penalties {
-                last,
+                last_n,
                 repeat,
                 frequency,
                 presence,

@@ -48,7 +48,7 @@ impl ModelFamily {
         }
         if self.end != "<|im_end|>" {
             script = script.control_token(self.end).info(|info| {
-                info.end = Some(next);
+                info.eos = Some(next);
                 info.end_of_generation = vec![next];
             });
         }

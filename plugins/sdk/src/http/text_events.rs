@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::EventWriter;
-use crate::bindings::inference::Framing;
+use crate::bindings::inference_async::Framing;
 use crate::{Error, Generation, Outcome};
 
 /// Stands for the text in a sample event. The second one is used if an event contains the first.

@@ -107,7 +107,7 @@ pub struct SamplerInput {
     /// Statistics of the whole distribution, if requested.
     pub statistics: Option<Statistics>,
     /// Tokens appended since the previous call; in the first call, the requested history.
-    pub since: Vec<Token>,
+    pub new_tokens: Vec<Token>,
     /// Length of the sequence.
     pub position: u32,
 }
@@ -123,11 +123,11 @@ impl<S: Sampler> exported::Guest for ExportedPlugin<S> {
 }
 
 impl<S: Sampler> exported::GuestSampler for ExportedSampler<S> {
-    fn start(beginning: exported::Beginning) -> Result<exported::Sampler, String> {
+    fn start(context: exported::SamplerContext) -> Result<exported::Sampler, String> {
         let sampler = S::start(SamplerContext {
-            settings: beginning.settings,
-            seed: beginning.seed,
-            vocabulary: beginning.vocabulary,
+            settings: context.settings,
+            seed: context.seed,
+            vocabulary: context.vocabulary,
         })?;
         Ok(exported::Sampler::new(ExportedSampler(RefCell::new(
             sampler,
@@ -153,7 +153,7 @@ impl<S: Sampler> exported::GuestSampler for ExportedSampler<S> {
                 log_normalizer: statistics.log_normalizer,
                 entropy: statistics.entropy,
             }),
-            since: input.since,
+            new_tokens: input.new_tokens,
             position: input.position,
         };
         self.0.borrow_mut().sample(input)

@@ -14,11 +14,16 @@ pub fn render(
 ) -> Result<exported::Prompt, String> {
     let messages = chat.messages.into_iter();
     let messages = messages.map(|message| (message.role, message.content, message.other));
-    let chat = Chat::from_plugin(messages, &chat.tools, chat.begin_answer, chat.settings)?;
+    let chat = Chat::from_plugin(
+        messages,
+        &chat.tools,
+        chat.add_generation_prompt,
+        chat.settings,
+    )?;
     let facts = ModelFacts {
         name: model.name,
-        begin: model.begin,
-        end: model.end,
+        bos: model.bos,
+        eos: model.eos,
         chat_template: model.chat_template,
     };
     let prompt = render(chat, facts)?;

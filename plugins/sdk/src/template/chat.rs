@@ -21,8 +21,8 @@ pub struct Chat {
     pub tools: Vec<Value>,
     /// Further template variables, such as `enable_thinking`.
     pub variables: serde_json::Map<String, Value>,
-    /// Whether the prompt ends where the assistant's answer begins (`add_generation_prompt`).
-    pub begin_answer: bool,
+    /// Whether the prompt ends where the assistant's answer begins.
+    pub add_generation_prompt: bool,
 }
 
 /// A parsed message of a [`Chat`].
@@ -42,7 +42,7 @@ impl Default for Chat {
             messages: Vec::new(),
             tools: Vec::new(),
             variables: Map::new(),
-            begin_answer: true,
+            add_generation_prompt: true,
         }
     }
 }
@@ -107,7 +107,7 @@ impl Chat {
     pub(crate) fn from_plugin(
         messages: impl Iterator<Item = (String, String, Option<String>)>,
         tools: &[String],
-        begin_answer: bool,
+        add_generation_prompt: bool,
         settings: Option<String>,
     ) -> Result<Self, String> {
         let object = |what: &str, text: &str| {
@@ -139,7 +139,7 @@ impl Chat {
                 Some(settings) => object("the settings", &settings)?,
                 None => Map::new(),
             },
-            begin_answer,
+            add_generation_prompt,
         })
     }
 }

@@ -51,8 +51,8 @@ impl Chat {
             .duration_since(std::time::SystemTime::UNIX_EPOCH)
             .map_or(0, |since| since.as_secs());
         let context = TemplateContext {
-            bos_token: &facts.begin.unwrap_or_default(),
-            eos_token: &facts.end.unwrap_or_default(),
+            bos_token: &facts.bos.unwrap_or_default(),
+            eos_token: &facts.eos.unwrap_or_default(),
             now,
         };
         let mut tokens = chat_tokens(self, &template, context, model)?;

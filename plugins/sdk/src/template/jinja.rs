@@ -37,7 +37,7 @@ pub fn render(template: &str, chat: &Chat, context: TemplateContext) -> Result<S
         messages => Serde(&chat.messages),
         // Templates test for `none` in several ways; an absent list must be `none`.
         tools => Serde(&tools),
-        add_generation_prompt => chat.begin_answer,
+        add_generation_prompt => chat.add_generation_prompt,
         bos_token => context.bos_token,
         eos_token => context.eos_token,
     };
@@ -218,7 +218,7 @@ pub fn map_texts(chat: &Chat, change: &mut impl FnMut(&str) -> String) -> Chat {
         messages: messages.collect(),
         tools: chat.tools.iter().map(|tool| map(tool, change)).collect(),
         variables: map_members(&chat.variables, change),
-        begin_answer: chat.begin_answer,
+        add_generation_prompt: chat.add_generation_prompt,
     }
 }
 

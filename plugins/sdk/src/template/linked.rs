@@ -40,14 +40,14 @@ pub fn render_linked(chat: &Chat, model: &Model) -> Result<Prompt, Error> {
     let chat = bindings::Chat {
         messages: messages.collect(),
         tools: chat.tools.iter().map(ToString::to_string).collect(),
-        begin_answer: chat.begin_answer,
+        add_generation_prompt: chat.add_generation_prompt,
         settings: (!chat.variables.is_empty()).then(|| settings.to_string()),
     };
     let facts = ModelFacts::new(model)?;
     let facts = bindings::ModelFacts {
         name: facts.name,
-        begin: facts.begin,
-        end: facts.end,
+        bos: facts.bos,
+        eos: facts.eos,
         chat_template: facts.chat_template,
     };
     let prompt = backend::render(&chat, &facts)

@@ -32,7 +32,7 @@ fn check(template: &str, case: &Json, path: &Path) {
         messages: list("messages"),
         tools: list("tools"),
         variables: case["arguments"].as_object().cloned().unwrap_or_default(),
-        begin_answer: case["add_generation_prompt"] == true,
+        add_generation_prompt: case["add_generation_prompt"] == true,
     };
     let context = TemplateContext {
         bos_token: token("bos_token"),

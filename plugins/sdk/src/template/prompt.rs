@@ -39,9 +39,9 @@ pub struct ModelFacts {
     /// The name under which the operator serves the model.
     pub name: String,
     /// The text of the beginning-of-sequence token, if the model expects one.
-    pub begin: Option<String>,
+    pub bos: Option<String>,
     /// The text of the end-of-turn token, if the model has one.
-    pub end: Option<String>,
+    pub eos: Option<String>,
     /// The Jinja chat template in the model file, if it has one.
     pub chat_template: Option<String>,
 }
@@ -56,8 +56,8 @@ impl ModelFacts {
         };
         Ok(ModelFacts {
             name: info.name.clone(),
-            begin: token_text(info.begin)?,
-            end: token_text(info.end.or(info.end_of_generation.first().copied()))?,
+            bos: token_text(info.bos)?,
+            eos: token_text(info.eos.or(info.end_of_generation.first().copied()))?,
             chat_template: info.chat_template.clone(),
         })
     }

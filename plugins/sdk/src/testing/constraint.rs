@@ -15,30 +15,33 @@ pub(crate) struct Constraint {
     ignored: Vec<String>,
 }
 
-impl Constraint {
-    pub(crate) async fn compile(model: &Model, grammar: Grammar) -> Result<Self, Error> {
-        let text = match grammar {
-            Grammar::JsonObject => String::new(),
-            Grammar::JsonSchema(text)
-            | Grammar::LenientJsonSchema(text)
-            | Grammar::Regex(text)
-            | Grammar::Lark(text)
-            | Grammar::Gbnf(text) => text,
-        };
-        let script = model.script();
-        script.record(HostCall::Compile(text.clone()));
-        script.scripted_error("compile")?;
-        let Some(texts) = script.languages.get(&text) else {
-            return invalid(&format!("the script has no grammar {text:?}"));
-        };
-        let texts = texts.iter().map(|text| text.clone().into_bytes());
-        let ignored = script.ignored.get(&text).cloned();
-        Ok(Constraint {
-            texts: Rc::new(texts.collect()),
-            ignored: ignored.unwrap_or_default(),
-        })
-    }
+pub(crate) async fn compile_constraint(
+    model: &Model,
+    grammar: Grammar,
+) -> Result<Constraint, Error> {
+    let text = match grammar {
+        Grammar::JsonObject => String::new(),
+        Grammar::JsonSchema(text)
+        | Grammar::LenientJsonSchema(text)
+        | Grammar::Regex(text)
+        | Grammar::Lark(text)
+        | Grammar::Gbnf(text) => text,
+    };
+    let script = model.script();
+    script.record(HostCall::Compile(text.clone()));
+    script.scripted_error("compile")?;
+    let Some(texts) = script.languages.get(&text) else {
+        return invalid(&format!("the script has no grammar {text:?}"));
+    };
+    let texts = texts.iter().map(|text| text.clone().into_bytes());
+    let ignored = script.ignored.get(&text).cloned();
+    Ok(Constraint {
+        texts: Rc::new(texts.collect()),
+        ignored: ignored.unwrap_or_default(),
+    })
+}
 
+impl Constraint {
     pub(crate) fn ignored(&self) -> Vec<String> {
         self.ignored.clone()
     }
@@ -96,8 +99,8 @@ impl Matcher {
         Ok(mask)
     }
 
-    pub(crate) fn allowed(&self, most: u32) -> Result<Option<Vec<Token>>, Error> {
-        Ok(Some(self.next()).filter(|tokens| tokens.len() <= most as usize))
+    pub(crate) fn allowed(&self, max_tokens: u32) -> Result<Option<Vec<Token>>, Error> {
+        Ok(Some(self.next()).filter(|tokens| tokens.len() <= max_tokens as usize))
     }
 
     pub(crate) fn allows(&self, token: Token) -> Result<bool, Error> {
@@ -112,9 +115,9 @@ impl Matcher {
         Ok(())
     }
 
-    pub(crate) fn forced(&self, most: u32) -> Result<Vec<Token>, Error> {
+    pub(crate) fn forced(&self, max_tokens: u32) -> Result<Vec<Token>, Error> {
         let mut forced = Vec::new();
-        while let (true, &[token]) = (forced.len() < most as usize, &self.next()[..]) {
+        while let (true, &[token]) = (forced.len() < max_tokens as usize, &self.next()[..]) {
             if token >= 256 {
                 break;
             }

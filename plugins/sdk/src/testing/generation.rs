@@ -72,7 +72,7 @@ pub(super) fn generate(
     };
     let constraint = options.constraint.borrow().clone();
     let matcher = constraint.map(Matcher::of_texts);
-    let mut since = match &sampler {
+    let mut new_tokens = match &sampler {
         Some(sampler) => {
             let history = sampler.needs().history as usize;
             tokens[prompt.saturating_sub(history)..].to_vec()
@@ -105,7 +105,7 @@ pub(super) fn generate(
                 &mut **sampler,
                 &candidates,
                 &row,
-                std::mem::take(&mut since),
+                std::mem::take(&mut new_tokens),
                 &tokens,
             ),
             None => candidates
@@ -117,7 +117,7 @@ pub(super) fn generate(
             Ok(token) => token,
             Err(error) => break Err(error),
         };
-        since.push(token);
+        new_tokens.push(token);
         tokens.push(token);
         let ends = script.info.end_of_generation.contains(&token);
         if let (Some(matcher), false) = (&matcher, ends) {
@@ -125,7 +125,7 @@ pub(super) fn generate(
         }
         text.bytes.extend(script.bytes(&[token], false)?);
         let stop = text.stop();
-        let done = ends && (!options.ignore_end.get() || matcher.is_some());
+        let done = ends && (!options.ignore_eos.get() || matcher.is_some());
         chunks.push(Chunk {
             tokens: vec![token],
             text: match stop {
@@ -162,7 +162,7 @@ fn sample(
     sampler: &mut dyn DynSampler,
     candidates: &[Candidate],
     row: &[f32],
-    since: Vec<Token>,
+    new_tokens: Vec<Token>,
     tokens: &[Token],
 ) -> Result<Token, Error> {
     let needs = sampler.needs();
@@ -170,7 +170,7 @@ fn sample(
     let chosen = sampler.sample(SamplerInput {
         candidates: candidates[..count].to_vec(),
         statistics: needs.statistics.then(|| ScriptState::statistics(row)),
-        since,
+        new_tokens,
         position: tokens.len() as u32,
     });
     let token = chosen.map_err(Error::Failed)?;

@@ -6,21 +6,22 @@ use std::collections::VecDeque;
 use std::future::{Ready, ready};
 use std::rc::Rc;
 
-pub(crate) use super::constraint::{Constraint, Matcher};
+pub(crate) use super::constraint::{Constraint, Matcher, compile_constraint};
 use super::generation;
 use super::installed::script;
-pub(crate) use super::model::{Model, available};
-pub(crate) use super::options::Options;
+pub(crate) use super::model::{Model, available, embed, open_model};
+pub(crate) use super::options::{Options, sample_with};
 use super::script_state::{GenerateCall, HostCall, ScriptState, invalid};
 use crate::Token;
-use crate::bindings::budget::Remainder;
-use crate::bindings::inference::{Chunk, Distribution, Framing, Outcome, View};
+use crate::bindings::budget::RemainingBudget;
+use crate::bindings::inference::{Chunk, Distribution, DistributionPart, Outcome};
+use crate::bindings::inference_async::Framing;
 use crate::bindings::types::{ContextLimit, Error};
 use wasip3::wit_bindgen::StreamReader;
 
-pub(crate) fn left() -> Remainder {
+pub(crate) fn remaining() -> RemainingBudget {
     let script = script();
-    Remainder {
+    RemainingBudget {
         tokens: script.tokens_left,
         time: script.time_left,
     }
@@ -41,11 +42,11 @@ pub(crate) fn render(
     let messages = chat.messages.iter().cloned();
     let messages = messages.map(|message| (message.role, message.content, message.other));
     let settings = chat.settings.clone();
-    let chat = Chat::from_plugin(messages, &chat.tools, chat.begin_answer, settings)?;
+    let chat = Chat::from_plugin(messages, &chat.tools, chat.add_generation_prompt, settings)?;
     let facts = ModelFacts {
         name: facts.name.clone(),
-        begin: facts.begin.clone(),
-        end: facts.end.clone(),
+        bos: facts.bos.clone(),
+        eos: facts.eos.clone(),
         chat_template: facts.chat_template.clone(),
     };
     let prompt = render(chat, facts)?;
@@ -62,8 +63,8 @@ pub(crate) fn render(
 }
 
 #[derive(Clone)]
-pub(crate) struct Look<'a> {
-    pub(crate) view: View,
+pub(crate) struct NextTokenRequest<'a> {
+    pub(crate) part: DistributionPart,
     pub(crate) statistics: bool,
     pub(crate) matcher: Option<&'a Matcher>,
 }
@@ -131,7 +132,7 @@ impl Sequence {
         }
     }
 
-    pub(crate) fn adapt(&self, adapter: Option<&str>) -> Result<(), Error> {
+    pub(crate) fn set_adapter(&self, adapter: Option<&str>) -> Result<(), Error> {
         self.check_idle()?;
         match adapter {
             Some(name) if !self.script.info.adapters.iter().any(|known| known == name) => {
@@ -149,107 +150,113 @@ impl Sequence {
         let tokens = self.tokens.borrow();
         tokens.get(start as usize..).unwrap_or_default().to_vec()
     }
+}
 
-    pub(crate) fn generate(
-        &self,
-        options: &Options,
-    ) -> Result<(ChunkStream, OutcomeFuture), Error> {
-        self.check_idle()?;
-        let tokens = self.tokens.borrow().clone();
-        self.script.record(HostCall::Generate(GenerateCall {
-            after: self.script.display_text(&tokens),
-            settings: options.settings.borrow().clone(),
-        }));
-        self.script.scripted_error("generate")?;
-        if tokens.is_empty() {
-            return invalid("the sequence is empty; append something first");
-        }
-        if options.max_tokens == 0 {
-            return invalid("max-tokens is 0; it must be 1 or more");
-        }
-        let (chunks, outcome) = generation::generate(&self.script, tokens, options)?;
-        self.busy.set(true);
-        let chunks = ChunkStream {
-            unread: chunks.into(),
-            script: Rc::clone(&self.script),
-            tokens: Rc::clone(&self.tokens),
-            busy: Rc::clone(&self.busy),
-            ended: false,
-        };
-        Ok((chunks, ready(outcome)))
+pub(crate) fn generate(
+    sequence: &Sequence,
+    options: &Options,
+) -> Result<(ChunkStream, OutcomeFuture), Error> {
+    sequence.check_idle()?;
+    let tokens = sequence.tokens.borrow().clone();
+    sequence.script.record(HostCall::Generate(GenerateCall {
+        after: sequence.script.display_text(&tokens),
+        settings: options.settings.borrow().clone(),
+    }));
+    sequence.script.scripted_error("generate")?;
+    if tokens.is_empty() {
+        return invalid("the sequence is empty; append something first");
     }
-
-    pub(crate) async fn next(&self, request: Look<'_>) -> Result<Distribution, Error> {
-        self.check_idle()?;
-        let tokens = self.tokens.borrow();
-        self.script
-            .record(HostCall::Next(self.script.display_text(&tokens)));
-        self.script.scripted_error("next")?;
-        if tokens.is_empty() {
-            return invalid("the sequence is empty; append something first");
-        }
-        let row = self.script.logits(&tokens)?;
-        let next = request.matcher.map(Matcher::next);
-        let allowed = |token| next.as_ref().is_none_or(|next| next.contains(&token));
-        let statistics = request.statistics.then(|| ScriptState::statistics(&row));
-        let (candidates, logits) = match request.view {
-            View::Top(count) => {
-                let mut list = ScriptState::descending(&row, allowed);
-                list.truncate(count as usize);
-                (list, Vec::new())
-            }
-            _ if next.is_some() => return invalid("a matcher requires `top`"),
-            View::Only(tokens) => {
-                let tokens = tokens.into_iter();
-                let list = tokens.map(|token| match row.get(token as usize) {
-                    Some(&logit) => Ok(crate::Candidate { token, logit }),
-                    None => invalid(&format!("token {token} is outside the vocabulary")),
-                });
-                (list.collect::<Result<_, _>>()?, Vec::new())
-            }
-            View::Logits => (Vec::new(), row),
-        };
-        Ok(Distribution {
-            candidates,
-            logits,
-            statistics,
-            position: tokens.len() as u32,
-        })
+    if options.max_tokens == 0 {
+        return invalid("max-tokens is 0; it must be 1 or more");
     }
+    let (chunks, outcome) = generation::generate(&sequence.script, tokens, options)?;
+    sequence.busy.set(true);
+    let chunks = ChunkStream {
+        unread: chunks.into(),
+        script: Rc::clone(&sequence.script),
+        tokens: Rc::clone(&sequence.tokens),
+        busy: Rc::clone(&sequence.busy),
+        ended: false,
+    };
+    Ok((chunks, ready(outcome)))
+}
 
-    pub(crate) async fn snapshot(&self, name: String) -> Result<(), Error> {
-        self.script.record(HostCall::Snapshot(name.clone()));
-        self.check_idle()?;
-        self.script.scripted_error("snapshot")?;
-        let tokens = self.tokens.borrow().clone();
-        self.script.snapshots.borrow_mut().insert(name, tokens);
-        Ok(())
+pub(crate) async fn next(
+    sequence: &Sequence,
+    request: NextTokenRequest<'_>,
+) -> Result<Distribution, Error> {
+    sequence.check_idle()?;
+    let tokens = sequence.tokens.borrow();
+    sequence
+        .script
+        .record(HostCall::Next(sequence.script.display_text(&tokens)));
+    sequence.script.scripted_error("next")?;
+    if tokens.is_empty() {
+        return invalid("the sequence is empty; append something first");
     }
-
-    pub(crate) async fn restore(model: &Model, name: String) -> Result<Self, Error> {
-        model.script().record(HostCall::Restore(name.clone()));
-        model.script().scripted_error("restore")?;
-        match model.script().snapshots.borrow().get(&name) {
-            Some(tokens) => Ok(Self::new(model.script(), tokens.clone())),
-            None => Err(Error::NotFound(format!("there is no snapshot {name:?}"))),
+    let row = sequence.script.logits(&tokens)?;
+    let next = request.matcher.map(Matcher::next);
+    let allowed = |token| next.as_ref().is_none_or(|next| next.contains(&token));
+    let statistics = request.statistics.then(|| ScriptState::statistics(&row));
+    let (candidates, logits) = match request.part {
+        DistributionPart::Top(count) => {
+            let mut list = ScriptState::descending(&row, allowed);
+            list.truncate(count as usize);
+            (list, Vec::new())
         }
+        _ if next.is_some() => return invalid("a matcher requires `top`"),
+        DistributionPart::Only(tokens) => {
+            let tokens = tokens.into_iter();
+            let list = tokens.map(|token| match row.get(token as usize) {
+                Some(&logit) => Ok(crate::Candidate { token, logit }),
+                None => invalid(&format!("token {token} is outside the vocabulary")),
+            });
+            (list.collect::<Result<_, _>>()?, Vec::new())
+        }
+        DistributionPart::Logits => (Vec::new(), row),
+    };
+    Ok(Distribution {
+        candidates,
+        logits,
+        statistics,
+        position: tokens.len() as u32,
+    })
+}
+
+pub(crate) async fn save_snapshot(sequence: &Sequence, name: String) -> Result<(), Error> {
+    sequence.script.record(HostCall::Snapshot(name.clone()));
+    sequence.check_idle()?;
+    sequence.script.scripted_error("snapshot")?;
+    let tokens = sequence.tokens.borrow().clone();
+    sequence.script.snapshots.borrow_mut().insert(name, tokens);
+    Ok(())
+}
+
+pub(crate) async fn restore_snapshot(model: &Model, name: String) -> Result<Sequence, Error> {
+    model.script().record(HostCall::Restore(name.clone()));
+    model.script().scripted_error("restore")?;
+    match model.script().snapshots.borrow().get(&name) {
+        Some(tokens) => Ok(Sequence::new(model.script(), tokens.clone())),
+        None => Err(Error::NotFound(format!("there is no snapshot {name:?}"))),
     }
+}
 
-    pub(crate) async fn forget(model: &Model, name: String) -> Result<(), Error> {
-        model.script().record(HostCall::Forget(name.clone()));
-        match model.script().snapshots.borrow_mut().remove(&name) {
-            Some(_) => Ok(()),
-            None => Err(Error::NotFound(format!("there is no snapshot {name:?}"))),
-        }
+pub(crate) async fn delete_snapshot(model: &Model, name: String) -> Result<(), Error> {
+    model
+        .script()
+        .record(HostCall::DeleteSnapshot(name.clone()));
+    match model.script().snapshots.borrow_mut().remove(&name) {
+        Some(_) => Ok(()),
+        None => Err(Error::NotFound(format!("there is no snapshot {name:?}"))),
     }
 }
 
 pub(crate) async fn next_many(
-    requests: Vec<(&Sequence, Look<'_>)>,
+    requests: Vec<(&Sequence, NextTokenRequest<'_>)>,
 ) -> Vec<Result<Distribution, Error>> {
     let mut results = Vec::new();
     for (sequence, request) in requests {
-        results.push(sequence.next(request).await);
+        results.push(next(sequence, request).await);
     }
     results
 }

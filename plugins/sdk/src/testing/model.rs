@@ -15,19 +15,6 @@ pub(crate) fn available() -> Vec<String> {
 pub(crate) struct Model(Rc<ScriptState>);
 
 impl Model {
-    pub(crate) async fn open(name: Option<String>) -> Result<Self, Error> {
-        let script = script();
-        script.record(HostCall::Open(name.clone()));
-        script.scripted_error("open")?;
-        match name {
-            Some(name) if name != script.info.name => Err(Error::NotFound(format!(
-                "there is no model {name:?}; expected {:?}",
-                script.info.name
-            ))),
-            _ => Ok(Model(script)),
-        }
-    }
-
     pub(super) fn script(&self) -> &Rc<ScriptState> {
         &self.0
     }
@@ -44,23 +31,36 @@ impl Model {
     pub(crate) fn detokenize(&self, tokens: &[Token], special: bool) -> Result<Vec<u8>, Error> {
         self.0.bytes(tokens, special)
     }
+}
 
-    pub(crate) async fn embed(
-        &self,
-        inputs: Vec<Vec<Token>>,
-        _: Option<Pooling>,
-        _: Option<bool>,
-    ) -> Result<Vec<Vec<f32>>, Error> {
-        let texts: Vec<_> = inputs
-            .iter()
-            .map(|input| self.0.display_text(input))
-            .collect();
-        self.0.record(HostCall::Embed(texts.clone()));
-        self.0.scripted_error("embed")?;
-        let vectors = texts.iter().map(|text| {
-            let known = self.0.embeddings.get(text).cloned();
-            known.ok_or_else(|| Error::Failed(format!("the script has no embedding of {text:?}")))
-        });
-        vectors.collect()
+pub(crate) async fn open_model(name: Option<String>) -> Result<Model, Error> {
+    let script = script();
+    script.record(HostCall::Open(name.clone()));
+    script.scripted_error("open")?;
+    match name {
+        Some(name) if name != script.info.name => Err(Error::NotFound(format!(
+            "there is no model {name:?}; expected {:?}",
+            script.info.name
+        ))),
+        _ => Ok(Model(script)),
     }
+}
+
+pub(crate) async fn embed(
+    model: &Model,
+    inputs: Vec<Vec<Token>>,
+    _: Option<Pooling>,
+    _: Option<bool>,
+) -> Result<Vec<Vec<f32>>, Error> {
+    let texts: Vec<_> = inputs
+        .iter()
+        .map(|input| model.0.display_text(input))
+        .collect();
+    model.0.record(HostCall::Embed(texts.clone()));
+    model.0.scripted_error("embed")?;
+    let vectors = texts.iter().map(|text| {
+        let known = model.0.embeddings.get(text).cloned();
+        known.ok_or_else(|| Error::Failed(format!("the script has no embedding of {text:?}")))
+    });
+    vectors.collect()
 }

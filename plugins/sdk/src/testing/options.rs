@@ -16,7 +16,7 @@ pub(crate) struct Options {
     pub(super) settings: RefCell<Vec<String>>,
     pub(super) seed: Cell<Option<u64>>,
     pub(super) stops: RefCell<Vec<String>>,
-    pub(super) ignore_end: Cell<bool>,
+    pub(super) ignore_eos: Cell<bool>,
     pub(super) constraint: RefCell<Option<Rc<Vec<Vec<u8>>>>>,
     pub(super) logprobs: Cell<Option<u8>>,
     pub(super) sampler: RefCell<Option<(String, String)>>,
@@ -42,7 +42,7 @@ impl Options {
             settings: RefCell::new(vec![format!("max-tokens {max_tokens}")]),
             seed: Cell::default(),
             stops: RefCell::default(),
-            ignore_end: Cell::default(),
+            ignore_eos: Cell::default(),
             constraint: RefCell::default(),
             logprobs: Cell::default(),
             sampler: RefCell::default(),
@@ -68,9 +68,9 @@ impl Options {
         Ok(())
     }
 
-    pub(crate) fn ignore_end(&self) {
-        self.ignore_end.set(true);
-        self.record("ignore-end".to_owned());
+    pub(crate) fn ignore_eos(&self) {
+        self.ignore_eos.set(true);
+        self.record("ignore-eos".to_owned());
     }
 
     pub(crate) fn temperature(&self, value: f32) -> Result<(), Error> {
@@ -93,17 +93,17 @@ impl Options {
 
     recorded! {
         top_k(count: u32) "top-k {count}";
-        dynamic_temperature(temperature: f32, range: f32, exponent: f32)
-            "dynamic-temperature {temperature} {range} {exponent}";
-        typical(mass: f32) "typical {mass}";
+        dynamic_temperature(temperature: f32, delta: f32, exponent: f32)
+            "dynamic-temperature {temperature} {delta} {exponent}";
+        typical_p(mass: f32) "typical-p {mass}";
         top_n_sigma(count: f32) "top-n-sigma {count}";
         xtc(probability: f32, threshold: f32) "xtc {probability} {threshold}";
         dry(settings: &Dry) "dry {settings:?}";
         penalties(settings: Penalties) "penalties {settings:?}";
-        answer_penalties(settings: Penalties) "answer-penalties {settings:?}";
+        output_penalties(settings: Penalties) "output-penalties {settings:?}";
         logit_bias(biases: &[(Token, f32)]) "logit-bias {biases:?}";
         mirostat(tau: f32, eta: f32) "mirostat {tau} {eta}";
-        speculate(most: u8) "speculate {most}";
+        speculate(max_tokens: u8) "speculate {max_tokens}";
     }
 
     pub(crate) fn constrain(&self, constraint: &Constraint) {
@@ -123,14 +123,18 @@ impl Options {
     pub(crate) fn adapter(&self, name: &str) {
         self.record(format!("adapter {name}"));
     }
+}
 
-    pub(crate) async fn sample_with(&self, name: String, settings: String) -> Result<(), Error> {
-        self.script.scripted_error("sample-with")?;
-        self.script.start_sampler(&name, &settings, 0)?;
-        self.record(format!("sample-with {name} {settings}"));
-        self.sampler.replace(Some((name, settings)));
-        Ok(())
-    }
+pub(crate) async fn sample_with(
+    options: &Options,
+    name: String,
+    settings: String,
+) -> Result<(), Error> {
+    options.script.scripted_error("sample-with")?;
+    options.script.start_sampler(&name, &settings, 0)?;
+    options.record(format!("sample-with {name} {settings}"));
+    options.sampler.replace(Some((name, settings)));
+    Ok(())
 }
 
 fn non_negative(name: &str, value: f32) -> Result<(), Error> {

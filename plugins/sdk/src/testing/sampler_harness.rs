@@ -12,7 +12,7 @@ use crate::{Candidate, Token};
 pub struct SamplerHarness<S> {
     sampler: S,
     needs: SamplerNeeds,
-    since: Vec<Token>,
+    new_tokens: Vec<Token>,
     position: u32,
 }
 
@@ -27,7 +27,7 @@ impl<S: Sampler> SamplerHarness<S> {
         Ok(SamplerHarness {
             needs: sampler.needs(),
             sampler,
-            since: Vec::new(),
+            new_tokens: Vec::new(),
             position: 1,
         })
     }
@@ -40,7 +40,7 @@ impl<S: Sampler> SamplerHarness<S> {
     /// Appends tokens that the sampler did not choose, such as the prompt.
     pub fn append(&mut self, tokens: &[Token]) {
         self.position += tokens.len() as u32;
-        self.since.extend(tokens);
+        self.new_tokens.extend(tokens);
     }
 
     /// Samples from these tokens, in any order, as the whole distribution. The error is the
@@ -62,13 +62,13 @@ impl<S: Sampler> SamplerHarness<S> {
         let token = self.sampler.sample(SamplerInput {
             candidates,
             statistics,
-            since: std::mem::take(&mut self.since),
+            new_tokens: std::mem::take(&mut self.new_tokens),
             position: self.position,
         })?;
         if !shown.contains(&token) {
             return Err(format!("token {token} is none of the candidates {shown:?}"));
         }
-        self.since.push(token);
+        self.new_tokens.push(token);
         self.position += 1;
         Ok(token)
     }

@@ -35,8 +35,8 @@ impl Script {
                 vocabulary: 256 + control.len() as u32,
                 context: 4096,
                 embedding_length: 4,
-                begin: None,
-                end: Some(258),
+                bos: None,
+                eos: Some(258),
                 end_of_generation: vec![256, 258],
                 chat_template: None,
                 can_fork: true,
@@ -135,7 +135,7 @@ impl Script {
     pub fn begin_token(self, name: &str) -> Self {
         let tokens = self.0.tokenize(name, true);
         assert!(tokens.len() == 1, "{name:?} is not one token");
-        self.with(|state| state.info.begin = tokens.first().copied())
+        self.with(|state| state.info.bos = tokens.first().copied())
     }
 
     /// Sets the chat template of the model file.

@@ -18,18 +18,18 @@ pub enum HostCall {
     Open(Option<String>),
     /// `sequence.generate`.
     Generate(GenerateCall),
-    /// `sequence.next` after this text.
+    /// `next` after this text.
     Next(String),
-    /// `constraint.compile` with this grammar; empty for `Grammar::JsonObject`.
+    /// `compile-constraint` with this grammar; empty for `Grammar::JsonObject`.
     Compile(String),
-    /// `model.embed` for these texts.
+    /// `embed` for these texts.
     Embed(Vec<String>),
-    /// `sequence.snapshot` with this name.
+    /// `save-snapshot` with this name.
     Snapshot(String),
-    /// `sequence.restore` with this name.
+    /// `restore-snapshot` with this name.
     Restore(String),
-    /// `sequence.forget` with this name.
-    Forget(String),
+    /// `delete-snapshot` with this name.
+    DeleteSnapshot(String),
     /// The plugin dropped a generation before its end.
     Cancelled,
 }
@@ -204,7 +204,7 @@ impl ScriptState {
             (Some(token), _) => row[token as usize] = LIKELY,
             (None, Some(error)) => return Err(error.clone().into()),
             (None, None) => {
-                if let Some(end) = self.info.end {
+                if let Some(end) = self.info.eos {
                     row[end as usize] = LIKELY;
                 }
             }

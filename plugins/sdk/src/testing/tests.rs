@@ -104,7 +104,7 @@ fn sequences_fork_truncate_and_snapshot() {
             .unwrap();
         assert_eq!((next.most_likely(), next.position), (Some(51), 3));
         assert!(next.statistics.unwrap().log_normalizer > 9.9);
-        one.model().forget("saved").await.unwrap();
+        one.model().delete_snapshot("saved").await.unwrap();
         let none = one.model().restore("saved").await.err().unwrap();
         assert_eq!(none.status(), 404);
     });

@@ -2,9 +2,9 @@
 
 use std::fmt::Debug;
 
-use crate::bindings::corral::inference::blocking::{self, Generation};
 use crate::bindings::corral::inference::constraints::Grammar;
 use crate::bindings::corral::inference::inference::{Options, Sequence};
+use crate::bindings::corral::inference::inference_sync;
 use crate::bindings::corral::inference::types::Error;
 use crate::operations::{OpenModel, request};
 
@@ -27,39 +27,40 @@ impl Lines {
 pub fn errors() -> Result<String, Error> {
     let model = OpenModel::new()?;
     let mut lines = Lines::default();
-    let unknown = blocking::open(Some("nobody"));
+    let unknown = inference_sync::open_model(Some("nobody"));
     lines.add("an unknown model", unknown.map(|_| ()));
     let empty = Sequence::create(&model.handle)?;
-    let position = blocking::next(&empty, &request()).map(|distribution| distribution.position);
+    let position =
+        inference_sync::next(&empty, &request()).map(|distribution| distribution.position);
     lines.add("next of an empty sequence", position);
     let options = Options::new(1000);
-    options.ignore_end();
-    let started = Generation::start(&empty, &options);
+    options.ignore_eos();
+    let started = inference_sync::generate(&empty, &options);
     lines.add("an empty generation", started.map(|_| ()));
-    let sampler = blocking::sample_with(&options, "nobody", "");
+    let sampler = inference_sync::sample_with(&options, "nobody", "");
     lines.add("an unknown sampler", sampler);
     let grammar = Grammar::Regex("(".to_owned());
-    let compiled = blocking::compile(&model.handle, &grammar);
+    let compiled = inference_sync::compile_constraint(&model.handle, &grammar);
     lines.add("a wrong expression", compiled.map(|_| ()));
-    let embedded = blocking::embed(&model.handle, &[Vec::new()], None, None);
+    let embedded = inference_sync::embed(&model.handle, &[Vec::new()], None, None);
     lines.add("an empty input", embedded.map(|vectors| vectors.len()));
     let sequence = model.sequence("1+1=")?;
     let requests = [(&sequence, request()), (&sequence, request())];
-    for result in blocking::next_many(&requests) {
+    for result in inference_sync::next_many(&requests) {
         lines.add(
             "of twice the same",
             result.map(|distribution| distribution.position),
         );
     }
-    let running = Generation::start(&sequence, &options)?;
-    let again = Generation::start(&sequence, &options);
+    let running = inference_sync::generate(&sequence, &options)?;
+    let again = inference_sync::generate(&sequence, &options);
     lines.add("generate while it generates", again.map(|_| ()));
-    let saved = blocking::snapshot(&sequence, "fox");
+    let saved = inference_sync::save_snapshot(&sequence, "fox");
     lines.add("snapshot while it generates", saved);
     drop(running);
-    let restored = blocking::restore(&model.handle, "../fox");
+    let restored = inference_sync::restore_snapshot(&model.handle, "../fox");
     lines.add("no name", restored.map(|_| ()));
-    let forgotten = blocking::forget(&model.handle, "owl");
+    let forgotten = inference_sync::delete_snapshot(&model.handle, "owl");
     lines.add("a name that is not there", forgotten);
     Ok(lines.0.join("\n"))
 }

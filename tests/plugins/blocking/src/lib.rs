@@ -1,5 +1,5 @@
 //! A handler of WASI 0.2 (`wasi:http/incoming-handler`), whose export can't await. It uses models
-//! through `corral:inference/blocking`. The last segment of the path selects the operation; the
+//! through `corral:inference/inference-sync`. The last segment of the path selects the operation; the
 //! body is text.
 //!
 //! | segment | body | response |
@@ -7,6 +7,7 @@
 //! | `generate` | a prompt | the host's generation, chunk by chunk |
 //! | `outcome` | a prompt | the same, without reading chunks |
 //! | `rest` | a prompt | the same, with all but the first chunk at once |
+//! | `outlived` | a prompt | the same, but drops the sequence before it reads |
 //! | `next` | a prompt | the same with a greedy guest loop |
 //! | `many` | prompts, one per line | the same for all of them with `next-many`, one per line |
 //! | `sampled` | a sampling plugin's name, its settings and a prompt, one per line | its generation |
@@ -36,7 +37,7 @@ use bindings::corral::inference::types::Error;
 #[allow(unsafe_code)]
 mod bindings {
     wit_bindgen::generate!({
-        world: "corral:inference/imports-blocking",
+        world: "corral:inference/imports-sync",
         path: "../../../wit",
     });
 }
@@ -79,6 +80,7 @@ fn run(which: &str, body: &str) -> Result<String, Error> {
         "generate" => operations::generate(body),
         "outcome" => operations::outcome(body),
         "rest" => operations::rest(body),
+        "outlived" => operations::outlived(body),
         "next" => operations::next(body),
         "many" => operations::many(body),
         "sampled" => operations::sampled(body),

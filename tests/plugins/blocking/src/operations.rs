@@ -1,10 +1,10 @@
 //! Valid operations.
 
-use crate::bindings::corral::inference::blocking::{self, Generation};
 use crate::bindings::corral::inference::constraints::Grammar;
 use crate::bindings::corral::inference::inference::{
-    Distribution, Finish, Look, Options, Outcome, Sequence, View,
+    Distribution, DistributionPart, Finish, NextTokenRequest, Options, Outcome, Sequence,
 };
+use crate::bindings::corral::inference::inference_sync::{self, Generation};
 use crate::bindings::corral::inference::models::{Model, ModelInfo};
 use crate::bindings::corral::inference::types::Error;
 
@@ -19,7 +19,7 @@ pub struct OpenModel {
 
 impl OpenModel {
     pub fn new() -> Result<Self, Error> {
-        let model = blocking::open(None)?;
+        let model = inference_sync::open_model(None)?;
         let info = model.info();
         Ok(Self {
             handle: model,
@@ -46,7 +46,7 @@ impl OpenModel {
     fn greedy(&self, sequence: &Sequence) -> Result<String, Error> {
         let from = sequence.length();
         for _ in 0..MAX_TOKENS {
-            let token = most_likely(&blocking::next(sequence, &request())?)?;
+            let token = most_likely(&inference_sync::next(sequence, &request())?)?;
             if self.ends(token) {
                 break;
             }
@@ -56,9 +56,9 @@ impl OpenModel {
     }
 }
 
-pub fn request() -> Look<'static> {
-    Look {
-        view: View::Top(1),
+pub fn request() -> NextTokenRequest<'static> {
+    NextTokenRequest {
+        part: DistributionPart::Top(1),
         statistics: false,
         matcher: None,
     }
@@ -92,7 +92,7 @@ fn read_all(generation: &Generation, sequence: &Sequence) -> Result<(String, Out
 }
 
 fn run(sequence: &Sequence, options: &Options) -> Result<String, Error> {
-    let generation = Generation::start(sequence, options)?;
+    let generation = inference_sync::generate(sequence, options)?;
     Ok(read_all(&generation, sequence)?.0)
 }
 
@@ -105,7 +105,7 @@ pub fn outcome(prompt: &str) -> Result<String, Error> {
     let model = OpenModel::new()?;
     let sequence = model.sequence(prompt)?;
     let from = sequence.length();
-    let generation = Generation::start(&sequence, &Options::new(MAX_TOKENS))?;
+    let generation = inference_sync::generate(&sequence, &Options::new(MAX_TOKENS))?;
     let outcome = generation.outcome()?;
     if generation.read().is_some() || outcome.finish != Finish::End {
         return Err(Error::Failed(format!("{outcome:?}")));
@@ -116,16 +116,30 @@ pub fn outcome(prompt: &str) -> Result<String, Error> {
 pub fn rest(prompt: &str) -> Result<String, Error> {
     let model = OpenModel::new()?;
     let sequence = model.sequence(prompt)?;
-    let generation = Generation::start(&sequence, &Options::new(MAX_TOKENS))?;
+    let generation = inference_sync::generate(&sequence, &Options::new(MAX_TOKENS))?;
     let first = generation
         .read()
         .map(|chunk| chunk.text)
         .unwrap_or_default();
-    let rest = generation.rest();
-    match (generation.rest().tokens.len(), generation.outcome()?.finish) {
+    let rest = generation.collect();
+    match (
+        generation.collect().tokens.len(),
+        generation.outcome()?.finish,
+    ) {
         (0, Finish::End) => Ok(first + &rest.text),
         other => Err(Error::Failed(format!("{other:?}"))),
     }
+}
+
+/// Drops the sequence before it reads the generation.
+pub fn outlived(prompt: &str) -> Result<String, Error> {
+    let model = OpenModel::new()?;
+    let sequence = model.sequence(prompt)?;
+    let generation = inference_sync::generate(&sequence, &Options::new(MAX_TOKENS))?;
+    drop(sequence);
+    let text = generation.collect().text;
+    generation.outcome()?;
+    Ok(text)
 }
 
 pub fn next(prompt: &str) -> Result<String, Error> {
@@ -144,7 +158,7 @@ pub fn many(prompts: &str) -> Result<String, Error> {
             break;
         }
         let requests = open.iter().map(|&sequence| (sequence, request()));
-        let distributions = blocking::next_many(&requests.collect::<Vec<_>>());
+        let distributions = inference_sync::next_many(&requests.collect::<Vec<_>>());
         let mut unfinished = Vec::new();
         for (sequence, distribution) in open.into_iter().zip(distributions) {
             let token = most_likely(&distribution?)?;
@@ -166,14 +180,15 @@ pub fn sampled(body: &str) -> Result<String, Error> {
     let (name, settings, prompt) = (line(), line(), line());
     let model = OpenModel::new()?;
     let options = Options::new(MAX_TOKENS);
-    blocking::sample_with(&options, name, settings)?;
+    inference_sync::sample_with(&options, name, settings)?;
     run(&model.sequence(prompt)?, &options)
 }
 
 pub fn matched(body: &str) -> Result<String, Error> {
     let (regex, prompt) = body.split_once('\n').unwrap_or_default();
     let model = OpenModel::new()?;
-    let constraint = blocking::compile(&model.handle, &Grammar::Regex(regex.to_owned()))?;
+    let constraint =
+        inference_sync::compile_constraint(&model.handle, &Grammar::Regex(regex.to_owned()))?;
     let options = Options::new(MAX_TOKENS);
     options.constrain(&constraint);
     run(&model.sequence(prompt)?, &options)
@@ -184,7 +199,7 @@ pub fn embed(texts: &str) -> Result<String, Error> {
     let inputs = texts.split('\n');
     let inputs = inputs.map(|text| model.handle.tokenize(text, false));
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
-    let vectors = blocking::embed(&model.handle, &inputs, None, None)?;
+    let vectors = inference_sync::embed(&model.handle, &inputs, None, None)?;
     let line = |vector: &Vec<f32>| {
         let numbers: Vec<_> = vector.iter().map(f32::to_string).collect();
         numbers.join(" ")
@@ -199,26 +214,26 @@ pub fn keep(body: &str) -> Result<String, Error> {
     let length = sequence.length();
     let text = model.greedy(&sequence)?;
     sequence.truncate(length)?;
-    blocking::snapshot(&sequence, name)?;
+    inference_sync::save_snapshot(&sequence, name)?;
     Ok(text)
 }
 
 pub fn kept(name: &str) -> Result<String, Error> {
     let model = OpenModel::new()?;
-    model.greedy(&blocking::restore(&model.handle, name)?)
+    model.greedy(&inference_sync::restore_snapshot(&model.handle, name)?)
 }
 
 pub fn forget(name: &str) -> Result<String, Error> {
     let model = OpenModel::new()?;
-    blocking::forget(&model.handle, name)?;
+    inference_sync::delete_snapshot(&model.handle, name)?;
     Ok("ok".to_owned())
 }
 
 /// Starts a generation of many seconds.
 fn start_endless(sequence: &Sequence) -> Result<Generation, Error> {
     let options = Options::new(16_000);
-    options.ignore_end();
-    Generation::start(sequence, &options)
+    options.ignore_eos();
+    inference_sync::generate(sequence, &options)
 }
 
 pub fn leave(prompt: &str) -> Result<String, Error> {

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::bindings::corral::inference::inference::Options;
+use crate::bindings::corral::inference::inference_async::generate;
 use crate::error::GuestError;
 use crate::linked::corral::plugin::templating::{Chat, Message, ModelFacts, render};
 use crate::model::{OpenModel, list, max_tokens, text};
@@ -18,14 +19,14 @@ pub async fn chat(request: &Value) -> Result<Value, GuestError> {
     let chat = Chat {
         messages: list(request, "messages").iter().map(message).collect(),
         tools: tools.collect(),
-        begin_answer: true,
+        add_generation_prompt: true,
         settings: request["settings"].as_str().map(str::to_owned),
     };
     let info = &model.info;
     let facts = ModelFacts {
         name: info.name.clone(),
-        begin: model.control_token_text(info.begin)?,
-        end: model.control_token_text(info.end)?,
+        bos: model.control_token_text(info.bos)?,
+        eos: model.control_token_text(info.eos)?,
         chat_template: info.chat_template.clone(),
     };
     let prompt = render(&chat, &facts).map_err(|error| GuestError::other("render", error))?;
@@ -38,7 +39,7 @@ pub async fn chat(request: &Value) -> Result<Value, GuestError> {
     for stop in &prompt.stop {
         options.stop(stop).map_err(GuestError::at("stop"))?;
     }
-    let generation = sequence.generate(&options);
+    let generation = generate(&sequence, &options);
     let (mut chunks, outcome) = generation.map_err(GuestError::at("generate"))?;
     let mut answer = String::new();
     while let Some(chunk) = chunks.next().await {

@@ -3,8 +3,9 @@
 use serde_json::{Value, json};
 use wasip3::clocks::monotonic_clock;
 
-use crate::bindings::corral::inference::constraints::{Constraint, Grammar};
+use crate::bindings::corral::inference::constraints::Grammar;
 use crate::bindings::corral::inference::inference::{Finish, Options, Sequence, TokenLogprobs};
+use crate::bindings::corral::inference::inference_async;
 use crate::error::GuestError;
 use crate::model::{OpenModel, ignores_end, list, max_tokens, number, text};
 
@@ -54,7 +55,7 @@ async fn sleep(
     let mut generations = Vec::new();
     for _ in 0..number(request, "times", 1) {
         let sequence = model.sequence(prompt)?;
-        let generation = sequence.generate(options);
+        let generation = inference_async::generate(&sequence, options);
         generations.push((generation.map_err(GuestError::at("generate"))?, sequence));
     }
     monotonic_clock::wait_for(365 * 24 * 3600 * 1_000_000_000).await;
@@ -72,7 +73,7 @@ fn finish_name(finish: Finish) -> &'static str {
 /// Generates to the end, or to the first chunk with `leave`.
 async fn run(sequence: &Sequence, options: &Options, leave: bool) -> Result<Generated, GuestError> {
     let mut generated = Generated::default();
-    let generation = sequence.generate(options);
+    let generation = inference_async::generate(sequence, options);
     let (mut chunks, outcome) = generation.map_err(GuestError::at("generate"))?;
     while let Some(chunk) = chunks.next().await {
         generated.text += &chunk.text;
@@ -105,12 +106,12 @@ async fn options(
             Some(bytes) => "x".repeat(bytes as usize),
             None => text(request, "settings").to_owned(),
         };
-        let linked = options.sample_with(name.to_owned(), settings).await;
+        let linked = inference_async::sample_with(&options, name.to_owned(), settings).await;
         linked.map_err(GuestError::at("sample-with"))?;
     }
     chain("after")?;
     if ignores_end(request) {
-        options.ignore_end();
+        options.ignore_eos();
     }
     if let Some(seed) = request["seed"].as_u64() {
         options.seed(seed);
@@ -129,7 +130,9 @@ async fn options(
         .speculate(draft_tokens)
         .map_err(GuestError::at("speculate"))?;
     if let Some(regex) = request["regex"].as_str() {
-        let constraint = Constraint::compile(&model.handle, Grammar::Regex(regex.to_owned())).await;
+        let constraint =
+            inference_async::compile_constraint(&model.handle, Grammar::Regex(regex.to_owned()))
+                .await;
         options.constrain(&constraint.map_err(GuestError::at("compile"))?);
     }
     Ok(options)

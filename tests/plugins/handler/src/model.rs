@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::bindings::corral::inference::inference::Sequence;
+use crate::bindings::corral::inference::inference_async::open_model;
 use crate::bindings::corral::inference::models::{Model, ModelInfo};
 use crate::error::GuestError;
 
@@ -14,7 +15,7 @@ pub struct OpenModel {
 
 impl OpenModel {
     pub async fn new() -> Result<Self, GuestError> {
-        let model = Model::open(None).await.map_err(GuestError::at("open"))?;
+        let model = open_model(None).await.map_err(GuestError::at("open"))?;
         let info = model.info();
         Ok(Self {
             handle: model,

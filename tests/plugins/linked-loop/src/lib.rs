@@ -5,7 +5,7 @@
 use wasip3::http::types::{ErrorCode, Fields, Request, Response};
 use wasip3::{spawn_local, wit_future, wit_stream};
 
-use bindings::corral::plugin::sampling::{Beginning, Candidate, Distribution, Sampler};
+use bindings::corral::plugin::sampling::{Candidate, Distribution, Sampler, SamplerContext};
 
 #[allow(unsafe_code)]
 mod bindings {
@@ -23,7 +23,7 @@ mod exports {
 impl wasip3::exports::http::handler::Guest for Handler {
     async fn handle(_: Request) -> Result<Response, ErrorCode> {
         let to_error = |error| ErrorCode::InternalError(Some(error));
-        let sampler = Sampler::start(&Beginning {
+        let sampler = Sampler::start(&SamplerContext {
             settings: "greedy candidates=3".to_owned(),
             seed: 1,
             vocabulary: 100,
@@ -37,7 +37,7 @@ impl wasip3::exports::http::handler::Guest for Handler {
         let distribution = Distribution {
             candidates: candidates.collect(),
             statistics: None,
-            since: Vec::new(),
+            new_tokens: Vec::new(),
             position: 0,
         };
         let token = sampler.sample(&distribution).map_err(to_error)?;

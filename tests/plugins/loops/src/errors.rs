@@ -7,9 +7,12 @@ use std::task::Poll;
 
 use crate::bindings::corral::inference::constraints::{Constraint, Grammar, Matcher};
 use crate::bindings::corral::inference::inference::{
-    Framing, Look, Options, Sequence, View, collect, frame, next_many,
+    DistributionPart, NextTokenRequest, Options, Sequence,
 };
-use crate::bindings::corral::inference::models::Model;
+use crate::bindings::corral::inference::inference_async::{
+    Framing, collect, compile_constraint, frame, generate, next, next_many, open_model,
+    restore_snapshot, save_snapshot,
+};
 use crate::bindings::corral::inference::types::Error;
 use crate::loops::{OpenModel, request};
 use wasip3::wit_stream;
@@ -30,7 +33,7 @@ impl Lines {
 
 async fn regex(model: &OpenModel, text: &str) -> Result<Constraint, Error> {
     let grammar = Grammar::Regex(text.to_owned());
-    Constraint::compile(&model.handle, grammar).await
+    compile_constraint(&model.handle, grammar).await
 }
 
 pub async fn errors() -> Result<String, Error> {
@@ -38,47 +41,47 @@ pub async fn errors() -> Result<String, Error> {
     let unknown = model.info.vocabulary;
     let mut lines = Lines::default();
 
-    let unknown_model = Model::open(Some("nobody".to_owned())).await;
+    let unknown_model = open_model(Some("nobody".to_owned())).await;
     lines.add("an unknown model", unknown_model.map(|_| ()));
 
     let empty = Sequence::create(&model.handle)?;
-    let next = empty.next(request(View::Top(1))).await;
-    lines.add("next of an empty sequence", next);
+    let distribution = next(&empty, request(DistributionPart::Top(1))).await;
+    lines.add("next of an empty sequence", distribution);
     lines.add("an unknown token", empty.append(&[unknown]));
     let too_long = vec![0; model.info.context as usize + 1];
     lines.add("more than the context", empty.append(&too_long));
-    lines.add("an unknown adapter", empty.adapt(Some("none")));
-    let saved = empty.snapshot("nowhere".to_owned()).await;
+    lines.add("an unknown adapter", empty.set_adapter(Some("none")));
+    let saved = save_snapshot(&empty, "nowhere".to_owned()).await;
     lines.add("a snapshot", saved);
-    let restored = Sequence::restore(&model.handle, "nowhere".to_owned()).await;
+    let restored = restore_snapshot(&model.handle, "nowhere".to_owned()).await;
     lines.add("a restored one", restored.map(|_| ()));
 
     let sequence = model.sequence("1+1=")?;
-    let too_many = sequence.next(request(View::Top(4097))).await;
+    let too_many = next(&sequence, request(DistributionPart::Top(4097))).await;
     lines.add("too many candidates", too_many);
-    let too_many = sequence.next(request(View::Only(vec![0; 4097]))).await;
+    let too_many = next(&sequence, request(DistributionPart::Only(vec![0; 4097]))).await;
     lines.add("too many named", too_many);
-    let other = sequence.next(request(View::Only(vec![unknown]))).await;
+    let other = next(&sequence, request(DistributionPart::Only(vec![unknown]))).await;
     lines.add("an unknown one named", other);
     let constraint = regex(&model, "[0-9]+").await?;
     let matcher = Matcher::start(&constraint)?;
-    let rows = Look {
+    let rows = NextTokenRequest {
         matcher: Some(&matcher),
-        ..request(View::Logits)
+        ..request(DistributionPart::Logits)
     };
-    lines.add("a matcher and a row", sequence.next(rows).await);
+    lines.add("a matcher and a row", next(&sequence, rows).await);
     let letter = model.handle.tokenize("x", false)?[0];
     lines.add("what does not match", matcher.accept(letter));
     lines.add("truncated beyond the end", sequence.truncate(1000));
 
     {
-        let (_chunks, _) = sequence.generate(&Options::new(100))?;
+        let (_chunks, _) = generate(&sequence, &Options::new(100))?;
         lines.add("append while it generates", sequence.append(&[1]));
         lines.add("truncate while it generates", sequence.truncate(1));
         lines.add("fork while it generates", sequence.fork().map(|_| ()));
-        let next = sequence.next(request(View::Top(1))).await;
-        lines.add("next while it generates", next);
-        let again = sequence.generate(&Options::new(1));
+        let distribution = next(&sequence, request(DistributionPart::Top(1))).await;
+        lines.add("next while it generates", distribution);
+        let again = generate(&sequence, &Options::new(1));
         lines.add("generate while it generates", again.map(|_| ()));
     }
     let chunks = collect(crate::streams::guest_stream()).await;
@@ -101,14 +104,14 @@ pub async fn errors() -> Result<String, Error> {
         ..nothing
     };
     let sequence = model.sequence("1+1=")?;
-    let (chunks, _) = sequence.generate(&Options::new(4))?;
+    let (chunks, _) = generate(&sequence, &Options::new(4))?;
     let bytes = frame(chunks, &long, wit_stream::new().1);
     lines.add("a long framing", bytes.map(|_| ()));
 
     let sequence = model.sequence("1+1=")?;
     let requests = [
-        (&sequence, request(View::Top(0))),
-        (&sequence, request(View::Top(0))),
+        (&sequence, request(DistributionPart::Top(0))),
+        (&sequence, request(DistributionPart::Top(0))),
     ];
     let mut results = next_many(requests.into()).await.into_iter();
     let unwrap_result = |result: Option<Result<_, Error>>| match result {
@@ -123,7 +126,9 @@ pub async fn errors() -> Result<String, Error> {
         "the same again",
         unwrap_result(results.next()).map(position),
     );
-    let requests = (0..257).map(|_| (&empty, request(View::Top(1)))).collect();
+    let requests = (0..257)
+        .map(|_| (&empty, request(DistributionPart::Top(1))))
+        .collect();
     let results = next_many(requests).await;
     let refused = results.iter().filter(|result| result.is_err()).count();
     lines.add("of 257 at once", Ok(refused));
@@ -166,7 +171,7 @@ pub async fn rows() -> Result<String, Error> {
     let model = OpenModel::new().await?;
     let sequences = (0..20).map(|_| model.sequence("1+1="));
     let sequences = sequences.collect::<Result<Vec<_>, _>>()?;
-    let start = |sequence| Box::pin(Sequence::next(sequence, request(View::Logits)));
+    let start = |sequence| Box::pin(next(sequence, request(DistributionPart::Logits)));
     let mut requests: Vec<Pin<Box<_>>> = sequences.iter().map(start).collect();
     let mut results: Vec<_> = requests.iter().map(|_| None).collect();
     // Results that were ready at the first poll.

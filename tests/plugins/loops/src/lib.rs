@@ -25,7 +25,9 @@
 //! | `forged` | | uses a sequence handle that it does not own |
 //! | `closed` | | drops a sequence twice |
 //! | `collect` | a prompt | as `generate`, with all but the first chunk by `collect` |
-//! | `frame` | a prompt | the same as bytes of `frame` that the guest reads: `<[1][9]>3` |
+//! | `outlived` | a prompt | as `generate`, but drops the sequence before it reads the text |
+//! | `outliving` | a prompt | the number of generations that it could hold without their sequences; then as `outlived` |
+//! | `frame` | a prompt | as `generate`, as bytes of `frame` that the guest reads: `<[1][9]>3` |
 //! | `late` | a prompt | the same as JSON, after reading one chunk |
 //! | `dropped` | a prompt | drops such bytes of another text; then as `generate` |
 //! | `leaked` | a prompt | the same, but leaks them |
@@ -87,7 +89,7 @@ impl wasip3::exports::http::handler::Guest for Loops {
 async fn answer(which: &str, body: &str) -> Result<String, Error> {
     match which {
         "generate" => loops::generate(body).await,
-        "next" => loops::next(body).await,
+        "next" => loops::next_loop(body).await,
         "logits" => loops::logits(body).await,
         "only" => loops::only(body).await,
         "many" => loops::many(body).await,
@@ -101,6 +103,8 @@ async fn answer(which: &str, body: &str) -> Result<String, Error> {
         "budget" => loops::budget(body).await,
         "leave" => loops::leave(body).await,
         "collect" => streams::collected(body).await,
+        "outlived" => streams::outlived(body).await,
+        "outliving" => streams::outliving(body).await,
         "frame" => streams::framed(body, false, 0).await,
         "late" => streams::framed(body, true, 1).await,
         "dropped" => streams::dropped(body).await,

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::bindings::corral::inference::budget;
-use crate::bindings::corral::inference::constraints::{Constraint, Grammar, Matcher};
+use crate::bindings::corral::inference::constraints::{Grammar, Matcher};
 use crate::bindings::corral::inference::inference::{
-    Candidate, Distribution, Look, Options, Sequence, View, next_many,
+    Candidate, Distribution, DistributionPart, NextTokenRequest, Options, Sequence,
 };
+use crate::bindings::corral::inference::inference_async::{self, next, next_many, open_model};
 use crate::bindings::corral::inference::models::{Model, ModelInfo};
 use crate::bindings::corral::inference::types::Error;
 
@@ -26,7 +27,7 @@ pub struct OpenModel {
 
 impl OpenModel {
     pub async fn new() -> Result<Self, Error> {
-        let model = Model::open(None).await?;
+        let model = open_model(None).await?;
         let info = model.info();
         Ok(Self {
             handle: model,
@@ -55,12 +56,12 @@ impl OpenModel {
     async fn run(
         &self,
         sequence: &Sequence,
-        view: View,
+        part: DistributionPart,
         pick: impl Fn(&Distribution) -> Result<u32, Error>,
     ) -> Result<String, Error> {
         let from = sequence.length();
         for _ in 0..max_tokens() {
-            let distribution = sequence.next(request(view.clone())).await?;
+            let distribution = next(sequence, request(part.clone())).await?;
             if distribution.position != sequence.length() {
                 return Err(Error::Failed(format!(
                     "after {} tokens",
@@ -77,7 +78,7 @@ impl OpenModel {
     }
 
     pub async fn greedy(&self, sequence: &Sequence) -> Result<String, Error> {
-        self.run(sequence, View::Top(64), |distribution| {
+        self.run(sequence, DistributionPart::Top(64), |distribution| {
             most_likely(&distribution.candidates)
         })
         .await
@@ -91,9 +92,9 @@ pub fn max_tokens() -> u32 {
     }
 }
 
-pub fn request(view: View) -> Look<'static> {
-    Look {
-        view,
+pub fn request(part: DistributionPart) -> NextTokenRequest<'static> {
+    NextTokenRequest {
+        part,
         statistics: false,
         matcher: None,
     }
@@ -117,9 +118,9 @@ pub async fn generate(prompt: &str) -> Result<String, Error> {
     let sequence = model.sequence(prompt)?;
     let options = Options::new(max_tokens());
     if TOKENS.load(Ordering::Relaxed) > 0 {
-        options.ignore_end();
+        options.ignore_eos();
     }
-    let (mut chunks, outcome) = sequence.generate(&options)?;
+    let (mut chunks, outcome) = inference_async::generate(&sequence, &options)?;
     let mut text = String::new();
     while let Some(chunk) = chunks.next().await {
         text += &chunk.text;
@@ -128,7 +129,7 @@ pub async fn generate(prompt: &str) -> Result<String, Error> {
     Ok(text)
 }
 
-pub async fn next(prompt: &str) -> Result<String, Error> {
+pub async fn next_loop(prompt: &str) -> Result<String, Error> {
     let model = OpenModel::new().await?;
     model.greedy(&model.sequence(prompt)?).await
 }
@@ -150,7 +151,7 @@ pub async fn logits(prompt: &str) -> Result<String, Error> {
         most_likely(&all)
     };
     let sequence = model.sequence(prompt)?;
-    model.run(&sequence, View::Logits, pick).await
+    model.run(&sequence, DistributionPart::Logits, pick).await
 }
 
 pub async fn only(prompt: &str) -> Result<String, Error> {
@@ -168,7 +169,9 @@ pub async fn only(prompt: &str) -> Result<String, Error> {
         most_likely(&distribution.candidates)
     };
     let sequence = model.sequence(prompt)?;
-    model.run(&sequence, View::Only(tokens.clone()), pick).await
+    model
+        .run(&sequence, DistributionPart::Only(tokens.clone()), pick)
+        .await
 }
 
 pub async fn many(prompts: &str) -> Result<String, Error> {
@@ -183,7 +186,7 @@ pub async fn many(prompts: &str) -> Result<String, Error> {
         }
         let requests = open
             .iter()
-            .map(|&sequence| (sequence, request(View::Top(1))));
+            .map(|&sequence| (sequence, request(DistributionPart::Top(1))));
         let distributions = next_many(requests.collect()).await;
         let mut unfinished = Vec::new();
         for (sequence, distribution) in open.into_iter().zip(distributions) {
@@ -221,24 +224,28 @@ pub async fn beam(prompt: &str) -> Result<String, Error> {
         if open.is_empty() {
             break;
         }
-        let beam_request = |beam: &&Beam| Look {
+        let beam_request = |beam: &&Beam| NextTokenRequest {
             statistics: true,
-            ..request(View::Top(if beam.ended { 0 } else { WIDTH as u32 }))
+            ..request(DistributionPart::Top(if beam.ended {
+                0
+            } else {
+                WIDTH as u32
+            }))
         };
         let requests = open.iter().map(|beam| (&beam.sequence, beam_request(beam)));
         let distributions = next_many(requests.collect()).await;
-        let mut next = Vec::new();
+        let mut candidates = Vec::new();
         for (beam, distribution) in open.iter().zip(distributions) {
             let distribution = distribution?;
             let statistics = distribution.statistics.ok_or_else(empty_distribution)?;
             for candidate in distribution.candidates {
                 let score = beam.score + candidate.logit - statistics.log_normalizer;
-                next.push((score, *beam, candidate.token));
+                candidates.push((score, *beam, candidate.token));
             }
         }
-        next.sort_by(|one, other| other.0.total_cmp(&one.0));
+        candidates.sort_by(|one, other| other.0.total_cmp(&one.0));
         let mut kept = Vec::new();
-        for (score, beam, token) in next.into_iter().take(WIDTH) {
+        for (score, beam, token) in candidates.into_iter().take(WIDTH) {
             let sequence = beam.sequence.fork()?;
             let ended = model.ends(token);
             if !ended {
@@ -278,7 +285,7 @@ pub async fn matched(body: &str) -> Result<String, Error> {
     let model = OpenModel::new().await?;
     let (expression, prompt) = body.split_once('\n').unwrap_or_default();
     let grammar = Grammar::Regex(expression.to_owned());
-    let constraint = Constraint::compile(&model.handle, grammar).await?;
+    let constraint = inference_async::compile_constraint(&model.handle, grammar).await?;
     let mut matcher = Matcher::start(&constraint)?;
     let sequence = model.sequence(prompt)?;
     let from = sequence.length();
@@ -287,12 +294,14 @@ pub async fn matched(body: &str) -> Result<String, Error> {
             break;
         }
         let forced = matcher.fork()?.forced(max_tokens())?;
-        let distribution = sequence
-            .next(Look {
+        let distribution = next(
+            &sequence,
+            NextTokenRequest {
                 matcher: Some(&matcher),
-                ..request(View::Top(1))
-            })
-            .await?;
+                ..request(DistributionPart::Top(1))
+            },
+        )
+        .await?;
         let token = most_likely(&distribution.candidates)?;
         check_mask(&matcher, token, &forced)?;
         if model.ends(token) {
@@ -330,12 +339,14 @@ fn check_mask(matcher: &Matcher, token: u32, forced: &[u32]) -> Result<(), Error
 pub async fn statistics(prompt: &str) -> Result<String, Error> {
     let model = OpenModel::new().await?;
     let sequence = model.sequence(prompt)?;
-    let distribution = sequence
-        .next(Look {
+    let distribution = next(
+        &sequence,
+        NextTokenRequest {
             statistics: true,
-            ..request(View::Logits)
-        })
-        .await?;
+            ..request(DistributionPart::Logits)
+        },
+    )
+    .await?;
     let statistics = distribution.statistics.ok_or_else(empty_distribution)?;
     let sum: f64 = distribution
         .logits
@@ -361,27 +372,27 @@ pub async fn keep(body: &str) -> Result<String, Error> {
     let sequence = model.sequence(prompt)?;
     let text = model.greedy(&sequence).await?;
     sequence.truncate(sequence.length() - text.chars().count() as u32)?;
-    sequence.snapshot(name.to_owned()).await?;
+    inference_async::save_snapshot(&sequence, name.to_owned()).await?;
     Ok(text)
 }
 
 pub async fn kept(name: &str) -> Result<String, Error> {
     let model = OpenModel::new().await?;
-    let sequence = Sequence::restore(&model.handle, name.to_owned()).await?;
+    let sequence = inference_async::restore_snapshot(&model.handle, name.to_owned()).await?;
     model.greedy(&sequence).await
 }
 
 pub async fn forget(name: &str) -> Result<String, Error> {
     let model = OpenModel::new().await?;
-    Sequence::forget(&model.handle, name.to_owned()).await?;
+    inference_async::delete_snapshot(&model.handle, name.to_owned()).await?;
     Ok("ok".to_owned())
 }
 
 pub async fn budget(prompt: &str) -> Result<String, Error> {
     let model = OpenModel::new().await?;
-    let before = budget::left();
+    let before = budget::remaining();
     model.greedy(&model.sequence(prompt)?).await?;
-    let after = budget::left();
+    let after = budget::remaining();
     if after.time >= before.time {
         return Err(Error::Failed("time does not pass".to_owned()));
     }
@@ -393,9 +404,9 @@ pub async fn leave(prompt: &str) -> Result<String, Error> {
     let sequence = model.sequence(prompt)?;
     {
         // Polled once and dropped before it can be ready.
-        let mut next = std::pin::pin!(sequence.next(request(View::Top(1))));
+        let mut call = std::pin::pin!(next(&sequence, request(DistributionPart::Top(1))));
         std::future::poll_fn(|context| {
-            let _ = next.as_mut().poll(context);
+            let _ = call.as_mut().poll(context);
             std::task::Poll::Ready(())
         })
         .await;
@@ -407,6 +418,6 @@ pub async fn info() -> Result<String, Error> {
     let info = OpenModel::new().await?.info;
     Ok(format!(
         "{:?} {:?} {:?}",
-        info.begin, info.end, info.end_of_generation
+        info.bos, info.eos, info.end_of_generation
     ))
 }

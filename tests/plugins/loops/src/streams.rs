@@ -4,7 +4,8 @@ use wasip3::http::types::{ErrorCode, Fields, Response};
 use wasip3::wit_bindgen::StreamReader;
 use wasip3::{spawn_local, wit_future, wit_stream};
 
-use crate::bindings::corral::inference::inference::{Framing, Options, collect, frame};
+use crate::bindings::corral::inference::inference::Options;
+use crate::bindings::corral::inference::inference_async::{Framing, collect, frame, generate};
 use crate::bindings::corral::inference::types::Error;
 use crate::loops::{OpenModel, max_tokens};
 
@@ -12,7 +13,7 @@ use crate::loops::{OpenModel, max_tokens};
 fn options(tokens: u32) -> Options {
     let options = Options::new(tokens);
     if tokens != max_tokens() || tokens > 24 {
-        options.ignore_end();
+        options.ignore_eos();
     }
     options
 }
@@ -31,7 +32,7 @@ pub async fn collected(prompt: &str) -> Result<String, Error> {
     let model = OpenModel::new().await?;
     let sequence = model.sequence(prompt)?;
     let from = sequence.length();
-    let (mut chunks, outcome) = sequence.generate(&options(max_tokens()))?;
+    let (mut chunks, outcome) = generate(&sequence, &options(max_tokens()))?;
     let first = chunks.next().await.map(|chunk| chunk.text);
     let rest = collect(chunks).await?;
     let outcome = outcome.await?;
@@ -43,11 +44,43 @@ pub async fn collected(prompt: &str) -> Result<String, Error> {
     }
 }
 
+/// Drops the sequence before it reads the generation.
+pub async fn outlived(prompt: &str) -> Result<String, Error> {
+    let model = OpenModel::new().await?;
+    let sequence = model.sequence(prompt)?;
+    let (mut chunks, outcome) = generate(&sequence, &options(max_tokens()))?;
+    drop(sequence);
+    let mut text = String::new();
+    while let Some(chunk) = chunks.next().await {
+        text += &chunk.text;
+    }
+    outcome.await?;
+    Ok(text)
+}
+
+/// Drops sequences while their generations run, until it may hold no more. Then ends the generations and
+/// generates after the prompt. Returns the number of generations, the error and the text.
+pub async fn outliving(prompt: &str) -> Result<String, Error> {
+    let model = OpenModel::new().await?;
+    let mut generations = Vec::new();
+    let error = loop {
+        let sequence = match model.sequence("1+1=") {
+            Ok(sequence) => sequence,
+            Err(error) => break error,
+        };
+        generations.push(generate(&sequence, &options(1))?.0);
+    };
+    let count = generations.len();
+    drop(generations);
+    let text = outlived(prompt).await?;
+    Ok(format!("{count} {error:?}\n{text}"))
+}
+
 /// Reads the bytes that `frame` makes after `read` chunks.
 pub async fn framed(prompt: &str, json: bool, read: usize) -> Result<String, Error> {
     let model = OpenModel::new().await?;
     let sequence = model.sequence(prompt)?;
-    let (mut chunks, outcome) = sequence.generate(&options(max_tokens()))?;
+    let (mut chunks, outcome) = generate(&sequence, &options(max_tokens()))?;
     let mut text = String::new();
     for _ in 0..read {
         text += &chunks
@@ -76,7 +109,7 @@ pub async fn framed(prompt: &str, json: bool, read: usize) -> Result<String, Err
 pub async fn dropped(prompt: &str) -> Result<String, Error> {
     let model = OpenModel::new().await?;
     let sequence = model.sequence("1+1=")?;
-    let (chunks, outcome) = sequence.generate(&options(2_000))?;
+    let (chunks, outcome) = generate(&sequence, &options(2_000))?;
     let (_, rest) = wit_stream::new();
     drop(frame(chunks, &framing(false), rest)?);
     match outcome.await {
@@ -89,7 +122,7 @@ pub async fn dropped(prompt: &str) -> Result<String, Error> {
 pub async fn leaked(prompt: &str) -> Result<String, Error> {
     let model = OpenModel::new().await?;
     let sequence = model.sequence("1+1=")?;
-    let (chunks, _) = sequence.generate(&options(100))?;
+    let (chunks, _) = generate(&sequence, &options(100))?;
     std::mem::forget(frame(chunks, &framing(false), wit_stream::new().1)?);
     crate::loops::generate(prompt).await
 }
@@ -113,7 +146,7 @@ pub async fn body(prompt: &str, fault: BodyFault) -> Result<Response, ErrorCode>
         let model = OpenModel::new().await?;
         let sequence = model.sequence(prompt)?;
         let tokens = if traps { 4_000 } else { max_tokens() };
-        let (chunks, outcome) = sequence.generate(&options(tokens))?;
+        let (chunks, outcome) = generate(&sequence, &options(tokens))?;
         let (writer, rest) = wit_stream::new();
         let bytes = frame(chunks, &framing(true), rest)?;
         Ok::<_, Error>((sequence, outcome, writer, bytes))
@@ -124,7 +157,8 @@ pub async fn body(prompt: &str, fault: BodyFault) -> Result<Response, ErrorCode>
         while traps && sequence.length() < 100 {
             wasip3::clocks::monotonic_clock::wait_for(1_000_000).await;
         }
-        // The generation continues while its sequence exists.
+        // The generation continues without its sequence.
+        drop(sequence);
         let complete = !traps && outcome.await.is_ok();
         assert!(complete, "the response must not look complete");
         match fault {

@@ -40,7 +40,8 @@ use wasip3::wit_bindgen::StreamReader;
 use wasip3::{spawn_local, wit_future, wit_stream};
 
 use bindings::corral::inference::inference::{Options, Sequence};
-use bindings::corral::inference::models::{Model, available};
+use bindings::corral::inference::inference_async::{embed as embed_tokens, generate, open_model};
+use bindings::corral::inference::models::available;
 use bindings::corral::inference::types::Error;
 
 #[allow(unsafe_code)]
@@ -151,10 +152,10 @@ async fn embed(request: Request) -> Result<String, Error> {
         bytes.push(byte);
     }
     let text = String::from_utf8_lossy(&bytes).into_owned();
-    let model = Model::open(None).await?;
+    let model = open_model(None).await?;
     let inputs = text.split('\n').map(|line| model.tokenize(line, false));
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
-    let vectors = model.embed(inputs, None, None).await?;
+    let vectors = embed_tokens(&model, inputs, None, None).await?;
     let line = |vector: &Vec<f32>| {
         let numbers: Vec<_> = vector.iter().map(f32::to_string).collect();
         numbers.join(" ")
@@ -202,12 +203,12 @@ fn large_request() -> Request {
 }
 
 async fn abandon() -> Result<(), Error> {
-    let model = Model::open(None).await?;
+    let model = open_model(None).await?;
     let sequence = Sequence::create(&model)?;
     sequence.append(&model.tokenize("Once upon a time", false)?)?;
     let options = Options::new(10_000);
-    options.ignore_end();
-    let (mut chunks, _) = sequence.generate(&options)?;
+    options.ignore_eos();
+    let (mut chunks, _) = generate(&sequence, &options)?;
     chunks.next().await;
     Ok(())
 }

@@ -8,8 +8,9 @@ use arguments::Arguments;
 use corral_sdk::bindings::budget;
 use corral_sdk::bindings::constraints::{Constraint, Grammar, Matcher};
 use corral_sdk::bindings::inference::{
-    self, Chunk, Dry, Framing, Look, Options, Outcome, Penalties, Sequence, View,
+    Chunk, DistributionPart, Dry, NextTokenRequest, Options, Outcome, Penalties, Sequence,
 };
+use corral_sdk::bindings::inference_async::{self, Framing};
 use corral_sdk::bindings::models::{self, Model, Pooling};
 use corral_sdk::bindings::types::Error;
 use corral_sdk::{Request, Response};
@@ -58,11 +59,11 @@ struct Calls {
 impl Calls {
     /// Opens a handle of each kind, so that most steps have an effect.
     async fn open_first(&mut self) -> Result<(), Error> {
-        let model = Model::open(None).await?;
+        let model = inference_async::open_model(None).await?;
         let sequence = Sequence::create(&model)?;
         sequence.append(&model.tokenize("12+7=", false)?)?;
         let digits = Grammar::Regex("[0-9]{1,9}".to_owned());
-        let constraint = Constraint::compile(&model, digits).await?;
+        let constraint = inference_async::compile_constraint(&model, digits).await?;
         self.matchers.push(Rc::new(Matcher::start(&constraint)?));
         self.constraints.push(Rc::new(constraint));
         self.sequences.push(Rc::new(sequence));
@@ -124,11 +125,11 @@ impl Calls {
             .filter(|_| !function.is_multiple_of(6))
         else {
             let name = self.arguments.name();
-            let opened = self.finish(Model::open(name)).await;
+            let opened = self.finish(inference_async::open_model(name)).await;
             return self.models.extend(opened.map(Rc::new));
         };
         match function % 6 {
-            1 => drop((model.info(), models::available(), budget::left())),
+            1 => drop((model.info(), models::available(), budget::remaining())),
             2 => {
                 let text = self.arguments.text();
                 let special = self.arguments.flag();
@@ -147,14 +148,15 @@ impl Calls {
                 let pooling = [
                     None,
                     Some(Pooling::Mean),
-                    Some(Pooling::First),
+                    Some(Pooling::Cls),
                     Some(Pooling::Last),
                     Some(Pooling::Tokens),
                     Some(Pooling::Rank),
                 ];
                 let pooling = pooling[usize::from(self.arguments.byte()) % 6];
                 let normalize = self.arguments.flag().then(|| self.arguments.flag());
-                let call = async move { model.embed(inputs, pooling, normalize).await };
+                let call =
+                    async move { inference_async::embed(&model, inputs, pooling, normalize).await };
                 self.finish(call).await;
             }
             _ => {
@@ -189,7 +191,7 @@ impl Calls {
             8 => Grammar::JsonObject,
             _ => Grammar::LenientJsonSchema("{\"uniqueItems\":true}".to_owned()),
         };
-        let call = async move { Constraint::compile(&model, grammar).await };
+        let call = async move { inference_async::compile_constraint(&model, grammar).await };
         let compiled = self.finish(call).await;
         self.constraints.extend(compiled.map(Rc::new));
     }
@@ -206,8 +208,8 @@ impl Calls {
             }
             1 => drop(self.result(matcher.mask())),
             2 => {
-                let most = self.arguments.number();
-                self.result(matcher.allowed(most));
+                let max_tokens = self.arguments.number();
+                self.result(matcher.allowed(max_tokens));
             }
             3 => {
                 let token = self.arguments.token();
@@ -218,8 +220,8 @@ impl Calls {
                 self.result(matcher.accept(token));
             }
             5 => {
-                let most = self.arguments.number();
-                self.result(matcher.forced(most));
+                let max_tokens = self.arguments.number();
+                self.result(matcher.forced(max_tokens));
             }
             _ => drop(matcher.is_complete()),
         }
@@ -240,7 +242,7 @@ impl Calls {
             }
             2 => options.stop(&arguments.text()),
             3 => {
-                options.ignore_end();
+                options.ignore_eos();
                 Ok(())
             }
             4 => options.temperature(arguments.float()),
@@ -250,26 +252,26 @@ impl Calls {
             8 => {
                 options.dynamic_temperature(arguments.float(), arguments.float(), arguments.float())
             }
-            9 => options.typical(arguments.float()),
+            9 => options.typical_p(arguments.float()),
             10 => options.top_n_sigma(arguments.float()),
             11 => options.xtc(arguments.float(), arguments.float()),
             12 => options.dry(&Dry {
                 multiplier: arguments.float(),
                 base: arguments.float(),
                 allowed_length: arguments.number(),
-                range: arguments.number(),
+                last_n: arguments.number(),
                 breakers: vec![arguments.text()],
             }),
             13 | 14 => {
                 let penalties = Penalties {
-                    last: arguments.number(),
+                    last_n: arguments.number(),
                     repeat: arguments.float(),
                     frequency: arguments.float(),
                     presence: arguments.float(),
                 };
                 match function % 20 {
                     13 => options.penalties(penalties),
-                    _ => options.answer_penalties(penalties),
+                    _ => options.output_penalties(penalties),
                 }
             }
             15 => {
@@ -288,7 +290,8 @@ impl Calls {
                 None => {
                     let name = arguments.name().unwrap_or_default();
                     let settings = arguments.text();
-                    let call = async move { options.sample_with(name, settings).await };
+                    let call =
+                        async move { inference_async::sample_with(&options, name, settings).await };
                     self.finish(call).await;
                     Ok(())
                 }
@@ -316,25 +319,25 @@ impl Calls {
             }
             4 => {
                 let name = self.arguments.name();
-                self.result(sequence.adapt(name.as_deref()));
+                self.result(sequence.set_adapter(name.as_deref()));
             }
             5 => drop((sequence.length(), sequence.tokens(self.arguments.number()))),
             _ => {
                 let Some(options) = self.arguments.one_of(&self.options) else {
                     return;
                 };
-                let started = self.result(sequence.generate(&options));
+                let started = self.result(inference_async::generate(&sequence, &options));
                 self.generations
                     .extend(started.map(|(chunks, outcome)| Running { chunks, outcome }));
             }
         }
     }
 
-    fn view(&mut self) -> View {
+    fn part(&mut self) -> DistributionPart {
         match self.arguments.byte() % 3 {
-            0 => View::Top(self.arguments.number()),
-            1 => View::Only(self.arguments.tokens()),
-            _ => View::Logits,
+            0 => DistributionPart::Top(self.arguments.number()),
+            1 => DistributionPart::Only(self.arguments.tokens()),
+            _ => DistributionPart::Logits,
         }
     }
 
@@ -345,7 +348,7 @@ impl Calls {
         ) else {
             return;
         };
-        let view = self.view();
+        let part = self.part();
         let statistics = self.arguments.flag();
         let matcher = match self.arguments.flag() {
             true => self.arguments.one_of(&self.matchers),
@@ -356,12 +359,12 @@ impl Calls {
             0 | 1 => {
                 let call = async move {
                     let matcher = matcher.as_deref();
-                    let look = Look {
-                        view,
+                    let request = NextTokenRequest {
+                        part,
                         statistics,
                         matcher,
                     };
-                    sequence.next(look).await
+                    inference_async::next(&sequence, request).await
                 };
                 self.finish(call).await;
             }
@@ -371,27 +374,30 @@ impl Calls {
                 let all = Vec::from_iter(others.chain([sequence]));
                 let call = async move {
                     let matcher = matcher.as_deref();
-                    let look = || Look {
-                        view: view.clone(),
+                    let request = || NextTokenRequest {
+                        part: part.clone(),
                         statistics,
                         matcher,
                     };
-                    let asks = all.iter().map(|sequence| (&**sequence, look())).collect();
-                    Ok(inference::next_many(asks).await)
+                    let requests = all
+                        .iter()
+                        .map(|sequence| (&**sequence, request()))
+                        .collect();
+                    Ok(inference_async::next_many(requests).await)
                 };
                 self.finish(call).await;
             }
             3 => drop(
-                self.finish(async move { sequence.snapshot(name).await })
+                self.finish(async move { inference_async::save_snapshot(&sequence, name).await })
                     .await,
             ),
             4 => {
-                let call = async move { Sequence::restore(&model, name).await };
+                let call = async move { inference_async::restore_snapshot(&model, name).await };
                 let restored = self.finish(call).await;
                 self.sequences.extend(restored.map(Rc::new));
             }
             _ => drop(
-                self.finish(async move { Sequence::forget(&model, name).await })
+                self.finish(async move { inference_async::delete_snapshot(&model, name).await })
                     .await,
             ),
         }
@@ -414,7 +420,7 @@ impl Calls {
                     self.generations.push(Running { chunks, outcome });
                 }
             }
-            2 => drop(self.finish(inference::collect(chunks)).await),
+            2 => drop(self.finish(inference_async::collect(chunks)).await),
             3 => {
                 drop(chunks);
                 self.finish(async move { outcome.await }).await;
@@ -427,7 +433,7 @@ impl Calls {
                     json: self.arguments.flag(),
                 };
                 let (rest, reader) = wit_stream::new();
-                let framed = inference::frame(chunks, &framing, reader);
+                let framed = inference_async::frame(chunks, &framing, reader);
                 drop(rest);
                 if let Some(mut framed) = self.result(framed) {
                     for _ in 0..self.arguments.byte() {

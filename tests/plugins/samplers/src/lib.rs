@@ -34,7 +34,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use bindings::exports::corral::plugin::sampling::{
-    Beginning, Distribution, Guest, GuestSampler, Needs, Sampler, Token,
+    Distribution, Guest, GuestSampler, Needs, Sampler, SamplerContext, Token,
 };
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
@@ -43,7 +43,7 @@ use record::Record;
 #[allow(unsafe_code)]
 mod bindings {
     use super::Samplers;
-    wit_bindgen::generate!({ world: "corral:plugin/sampling-plugin", path: "../../../wit" });
+    wit_bindgen::generate!({ world: "corral:inference/sampling", path: "../../../wit" });
     export!(Samplers);
 }
 
@@ -70,8 +70,8 @@ struct SamplerState {
 }
 
 impl GuestSampler for TextSampler {
-    fn start(beginning: Beginning) -> Result<Sampler, String> {
-        let mut words = beginning.settings.split_whitespace();
+    fn start(context: SamplerContext) -> Result<Sampler, String> {
+        let mut words = context.settings.split_whitespace();
         let first = words.next().unwrap_or_default();
         let (behavior, argument) = first.split_once(':').unwrap_or((first, ""));
         let mut needs = Needs {
@@ -93,7 +93,7 @@ impl GuestSampler for TextSampler {
                 _ => return Err(format!("'{word}' is not a setting of this sampler")),
             }
         }
-        let seeded = argument.parse() == Ok(beginning.seed);
+        let seeded = argument.parse() == Ok(context.seed);
         match behavior {
             "trap-seed" if seeded => trap(),
             "spin-seed" if seeded => spin(),
@@ -113,11 +113,11 @@ impl GuestSampler for TextSampler {
             behavior: behavior.to_owned(),
             argument: argument.to_owned(),
             needs,
-            vocabulary: beginning.vocabulary,
+            vocabulary: context.vocabulary,
             state: RefCell::new(SamplerState {
                 calls: 0,
-                rng: SplitMix64::seed_from_u64(beginning.seed),
-                record: Record::new(needs, beginning.vocabulary, forced),
+                rng: SplitMix64::seed_from_u64(context.seed),
+                record: Record::new(needs, context.vocabulary, forced),
             }),
         }))
     }
@@ -153,7 +153,7 @@ impl GuestSampler for TextSampler {
                 state.record.record_choice(most_likely);
                 Ok(most_likely)
             }
-            "tell" => Err(format!("{:?} before {}", input.since, input.position)),
+            "tell" => Err(format!("{:?} before {}", input.new_tokens, input.position)),
             "environment" => Err(environment()),
             "slow" => {
                 let time = self.argument.parse().map_err(|_| "slow:MS")?;

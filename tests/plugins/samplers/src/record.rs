@@ -49,8 +49,8 @@ impl Record {
     }
 
     fn check_position(&self, input: &Distribution) -> Result<(), String> {
-        let (since, position) = (&input.since, input.position);
-        if let Some(unknown) = since.iter().find(|&&token| token >= self.vocabulary) {
+        let (new_tokens, position) = (&input.new_tokens, input.position);
+        if let Some(unknown) = new_tokens.iter().find(|&&token| token >= self.vocabulary) {
             return Err(format!("the text has the token {unknown}"));
         }
         let Some((before, chosen)) = self.last else {
@@ -61,17 +61,19 @@ impl Record {
             } else {
                 expected
             };
-            return match position > 0 && (expected..=most).contains(&since.len()) {
+            return match position > 0 && (expected..=most).contains(&new_tokens.len()) {
                 true => Ok(()),
-                false => Err(format!("{} tokens before {position}", since.len())),
+                false => Err(format!("{} tokens before {position}", new_tokens.len())),
             };
         };
         let added = position.wrapping_sub(before) as usize;
-        if since.first() != Some(&chosen) {
-            return Err(format!("{chosen} was chosen at {before}, then {since:?}"));
+        if new_tokens.first() != Some(&chosen) {
+            return Err(format!(
+                "{chosen} was chosen at {before}, then {new_tokens:?}"
+            ));
         }
-        if since.len() != added || (added != 1 && !self.forced) {
-            return Err(format!("{since:?} lead from {before} to {position}"));
+        if new_tokens.len() != added || (added != 1 && !self.forced) {
+            return Err(format!("{new_tokens:?} lead from {before} to {position}"));
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ use bindings::exports::corral::plugin::templating::{Chat, Guest, ModelFacts, Pie
 #[allow(unsafe_code)]
 mod bindings {
     use super::Templates;
-    wit_bindgen::generate!({ world: "corral:plugin/templating-plugin", path: "../../../wit" });
+    wit_bindgen::generate!({ world: "corral:inference/templating", path: "../../../wit" });
     export!(Templates);
 }
 
@@ -75,7 +75,7 @@ fn chatml(chat: &Chat) -> Prompt {
         pieces.push(plain(format!("{}\n{}", message.role, message.content)));
         pieces.push(special("<|im_end|>\n"));
     }
-    if chat.begin_answer {
+    if chat.add_generation_prompt {
         pieces.push(special("<|im_start|>assistant\n"));
     }
     Prompt {

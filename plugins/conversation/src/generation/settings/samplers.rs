@@ -97,7 +97,7 @@ impl LlamaSamplers {
                 .temperature(common.temperature)
                 .mirostat(mirostat.tau, mirostat.eta);
         }
-        if self.dry.multiplier > 0.0 && self.dry.range > 0 {
+        if self.dry.multiplier > 0.0 && self.dry.last_n > 0 {
             options = options.dry(&self.dry);
         }
         if self.top_n_sigma > 0.0 {
@@ -107,7 +107,7 @@ impl LlamaSamplers {
             options = options.top_k(count);
         }
         if self.typical < 1.0 {
-            options = options.typical(self.typical);
+            options = options.typical_p(self.typical);
         }
         if let Some(mass) = common.top_p {
             options = options.top_p(mass);
@@ -136,7 +136,7 @@ fn dry(fields: &mut Fields) -> Result<Dry, Error> {
         allowed_length: fields
             .integer("dry_allowed_length", 0..=LOOK_BACK_LIMIT)?
             .unwrap_or(2),
-        range: look_back(fields)?,
+        last_n: look_back(fields)?,
         breakers: breakers(fields)?,
     })
 }
@@ -196,12 +196,12 @@ mod tests {
         host_settings(body).split_off(1)
     }
 
-    fn dry(base: f32, allowed_length: u32, range: u32, breakers: &[&str]) -> String {
+    fn dry(base: f32, allowed_length: u32, last_n: u32, breakers: &[&str]) -> String {
         let dry = Dry {
             multiplier: 0.5,
             base,
             allowed_length,
-            range,
+            last_n,
             breakers: breakers.iter().map(|&text| text.to_owned()).collect(),
         };
         format!("dry {dry:?}")
@@ -221,7 +221,7 @@ mod tests {
             })),
             [
                 "logit-bias [(97, 1.0)]",
-                "answer-penalties Penalties { last: 65536, repeat: 1.0, frequency: 0.0, presence: 1.0 }",
+                "output-penalties Penalties { last_n: 65536, repeat: 1.0, frequency: 0.0, presence: 1.0 }",
                 &dry,
                 "top-n-sigma 1.5",
                 "top-k 4",
@@ -257,7 +257,7 @@ mod tests {
         let dry = dry(1.75, 2, 64, &["\n", ":", "\"", "*"]);
         assert_eq!(defaults, [dry.as_str(), "temperature 1"]);
         let all = chain(json!({"dry_multiplier": 0.5, "dry_penalty_last_n": -1}));
-        assert!(all[0].contains("range: 65536"), "{all:?}");
+        assert!(all[0].contains("last_n: 65536"), "{all:?}");
         let none = chain(json!({"dry_multiplier": 0.5, "dry_penalty_last_n": 0}));
         assert_eq!(none, ["temperature 1"]);
     }

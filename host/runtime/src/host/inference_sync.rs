@@ -1,13 +1,13 @@
-//! `corral:inference/blocking`: the waiting functions, for guests that cannot await.
+//! `corral:inference/inference-sync`: the functions that wait, for guests that cannot await.
 //!
 //! They behave like the async functions; only a generation has another form. They block their own instance
 //! and no other. The call's limits and the client's disconnect end them as well.
 
-use super::bindings::corral::inference::blocking::{Host, HostGeneration, Token};
 use super::bindings::corral::inference::constraints::Grammar;
 use super::bindings::corral::inference::inference::{
-    Chunk, Distribution, Look as DistributionQuery, Outcome,
+    Chunk, Distribution, NextTokenRequest, Outcome,
 };
+use super::bindings::corral::inference::inference_sync::{Host, HostGeneration, Token};
 use super::bindings::corral::inference::models::Pooling;
 use super::generation::GenerationChunks;
 use super::{
@@ -17,11 +17,11 @@ use super::{
 use crate::state::State;
 use wasmtime::component::Resource;
 
-/// A generation that a blocking guest holds. Dropping it cancels the generation.
-pub struct BlockingGeneration(GenerationChunks);
+/// A generation that a guest without `await` holds. Dropping it cancels the generation.
+pub struct SyncGeneration(GenerationChunks);
 
 impl Host for State {
-    async fn open(&mut self, name: Option<String>) -> HostResult<Resource<GuestModel>> {
+    async fn open_model(&mut self, name: Option<String>) -> HostResult<Resource<GuestModel>> {
         models::open(self, name).await
     }
 
@@ -35,7 +35,7 @@ impl Host for State {
         models::embed(self, model, inputs, pooling, normalize).await
     }
 
-    async fn compile(
+    async fn compile_constraint(
         &mut self,
         model: Resource<GuestModel>,
         grammar: Grammar,
@@ -55,27 +55,27 @@ impl Host for State {
     async fn next(
         &mut self,
         sequence: Resource<GuestSequence>,
-        query: DistributionQuery,
+        request: NextTokenRequest,
     ) -> HostResult<Distribution> {
-        next_token::next(self, sequence, query).await
+        next_token::next(self, sequence, request).await
     }
 
     async fn next_many(
         &mut self,
-        requests: Vec<(Resource<GuestSequence>, DistributionQuery)>,
+        requests: Vec<(Resource<GuestSequence>, NextTokenRequest)>,
     ) -> wasmtime::Result<Vec<Result<Distribution, wit::Error>>> {
         next_token::next_many(self, requests).await
     }
 
-    async fn snapshot(
+    async fn save_snapshot(
         &mut self,
         sequence: Resource<GuestSequence>,
         name: String,
     ) -> HostResult<()> {
-        snapshots::snapshot(self, sequence, name).await
+        snapshots::save(self, sequence, name).await
     }
 
-    async fn restore(
+    async fn restore_snapshot(
         &mut self,
         model: Resource<GuestModel>,
         name: String,
@@ -83,39 +83,43 @@ impl Host for State {
         snapshots::restore(self, model, name).await
     }
 
-    async fn forget(&mut self, model: Resource<GuestModel>, name: String) -> HostResult<()> {
-        snapshots::forget(self, model, name).await
+    async fn delete_snapshot(
+        &mut self,
+        model: Resource<GuestModel>,
+        name: String,
+    ) -> HostResult<()> {
+        snapshots::delete(self, model, name).await
+    }
+
+    fn generate(
+        &mut self,
+        sequence: Resource<GuestSequence>,
+        options: Resource<GuestOptions>,
+    ) -> HostResult<Resource<SyncGeneration>> {
+        take_handle(&mut self.handles.generations, "generations")?;
+        let generation = self.start_generation(&sequence, &options);
+        let generation = generation.inspect_err(|_| self.handles.generations.remove(1))?;
+        Ok(self.table.push(SyncGeneration(generation.chunks()))?)
     }
 }
 
 impl HostGeneration for State {
-    fn start(
-        &mut self,
-        sequence: Resource<GuestSequence>,
-        options: Resource<GuestOptions>,
-    ) -> HostResult<Resource<BlockingGeneration>> {
-        take_handle(&mut self.handles.generations, "generations")?;
-        let generation = self.generate(&sequence, &options);
-        let generation = generation.inspect_err(|_| self.handles.generations.remove(1))?;
-        Ok(self.table.push(BlockingGeneration(generation.chunks()))?)
-    }
-
     async fn read(
         &mut self,
-        generation: Resource<BlockingGeneration>,
+        generation: Resource<SyncGeneration>,
     ) -> wasmtime::Result<Option<Chunk>> {
         Ok(self.table.get(&generation)?.0.next().await)
     }
 
-    async fn rest(&mut self, generation: Resource<BlockingGeneration>) -> wasmtime::Result<Chunk> {
+    async fn collect(&mut self, generation: Resource<SyncGeneration>) -> wasmtime::Result<Chunk> {
         Ok(self.table.get(&generation)?.0.rest().await)
     }
 
-    async fn outcome(&mut self, generation: Resource<BlockingGeneration>) -> HostResult<Outcome> {
+    async fn outcome(&mut self, generation: Resource<SyncGeneration>) -> HostResult<Outcome> {
         Ok(self.table.get(&generation)?.0.outcome().await?)
     }
 
-    fn drop(&mut self, generation: Resource<BlockingGeneration>) -> wasmtime::Result<()> {
+    fn drop(&mut self, generation: Resource<SyncGeneration>) -> wasmtime::Result<()> {
         self.table.delete(generation)?;
         self.handles.generations.remove(1);
         Ok(())

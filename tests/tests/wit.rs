@@ -1,0 +1,192 @@
+//! `corral wit`: the written directory resolves, has the named worlds, and with `--sync` nothing that is async.
+
+use corral_tests::{artifacts, run_command, scratch_dir};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use wit_parser::{PackageId, Resolve, Type, TypeDefKind, TypeId, WorldId, WorldItem, WorldKey};
+
+/// Worlds that every form has.
+const SYNC_WORLDS: [&str; 4] = ["handler-sync", "command-sync", "templating", "sampling"];
+const ASYNC_WORLDS: [&str; 3] = ["handler", "command", "middleware"];
+
+/// Runs `corral wit` and returns the written directory.
+fn write(dir: &Path, more: &[&str]) -> PathBuf {
+    let out = dir.join("wit");
+    let mut command = Command::new(artifacts::binary());
+    command.arg("wit").arg("--out").arg(&out).args(more);
+    let ended = run_command(&mut command, Duration::from_secs(60));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    for name in SYNC_WORLDS {
+        assert!(ended.stdout.contains(name), "{ended:?}");
+    }
+    out
+}
+
+fn resolve(dir: &Path) -> (Resolve, PackageId) {
+    let mut resolve = Resolve::default();
+    let (package, _) = resolve.push_dir(dir).expect("the directory resolves");
+    (resolve, package)
+}
+
+fn world(resolve: &Resolve, package: PackageId, name: &str) -> Option<WorldId> {
+    resolve.packages[package].worlds.get(name).copied()
+}
+
+/// Names of the interfaces that a world imports and exports.
+fn interfaces(resolve: &Resolve, world: WorldId) -> (BTreeSet<String>, BTreeSet<String>) {
+    let names = |items: &mut dyn Iterator<Item = &WorldKey>| {
+        items.map(|key| resolve.name_world_key(key)).collect()
+    };
+    let world = &resolve.worlds[world];
+    (
+        names(&mut world.imports.keys()),
+        names(&mut world.exports.keys()),
+    )
+}
+
+/// The functions and types of a world's interfaces that are async.
+fn async_items(resolve: &Resolve, world: WorldId) -> Vec<String> {
+    let world = &resolve.worlds[world];
+    let mut found = Vec::new();
+    for item in world.imports.values().chain(world.exports.values()) {
+        let WorldItem::Interface { id, .. } = item else {
+            panic!("a world has interfaces only");
+        };
+        for (name, function) in &resolve.interfaces[*id].functions {
+            let types = function.params.iter().map(|parameter| parameter.ty);
+            let mut types = types.chain(function.result);
+            if function.kind.is_async() || types.any(|ty| is_async(resolve, ty)) {
+                found.push(name.clone());
+            }
+        }
+        for (name, &ty) in &resolve.interfaces[*id].types {
+            if is_async_definition(resolve, ty) {
+                found.push(name.clone());
+            }
+        }
+    }
+    found
+}
+
+fn is_async(resolve: &Resolve, ty: Type) -> bool {
+    matches!(ty, Type::Id(id) if is_async_definition(resolve, id))
+}
+
+/// Whether a type contains a stream or a future.
+fn is_async_definition(resolve: &Resolve, id: TypeId) -> bool {
+    let is_async = |ty: &Type| is_async(resolve, *ty);
+    match &resolve.types[id].kind {
+        TypeDefKind::Stream(_) | TypeDefKind::Future(_) => true,
+        TypeDefKind::Record(record) => record.fields.iter().any(|field| is_async(&field.ty)),
+        TypeDefKind::Tuple(tuple) => tuple.types.iter().any(is_async),
+        TypeDefKind::Variant(variant) => {
+            let mut types = variant.cases.iter().filter_map(|case| case.ty.as_ref());
+            types.any(is_async)
+        }
+        TypeDefKind::Result(result) => result.ok.iter().chain(&result.err).any(is_async),
+        TypeDefKind::Option(ty) | TypeDefKind::List(ty) | TypeDefKind::Type(ty) => is_async(ty),
+        TypeDefKind::FixedLengthList(ty, _) => is_async(ty),
+        TypeDefKind::Map(key, value) => is_async(key) || is_async(value),
+        TypeDefKind::Resource
+        | TypeDefKind::Handle(_)
+        | TypeDefKind::Flags(_)
+        | TypeDefKind::Enum(_)
+        | TypeDefKind::Unknown => false,
+    }
+}
+
+#[test]
+fn every_named_world_exists() {
+    let (resolve, package) = resolve(&write(&scratch_dir(), &[]));
+    let name = resolve.packages[package].name.to_string();
+    assert_eq!(name, "corral:inference@0.1.0");
+    for (name, import, export) in [
+        (
+            "handler",
+            "corral:inference/inference-async@0.1.0",
+            "wasi:http/handler@0.3.0",
+        ),
+        (
+            "handler-sync",
+            "corral:inference/inference-sync@0.1.0",
+            "wasi:http/incoming-handler@0.2.12",
+        ),
+        (
+            "command",
+            "corral:inference/inference-async@0.1.0",
+            "wasi:cli/run@0.3.0",
+        ),
+        (
+            "command-sync",
+            "corral:inference/inference-sync@0.1.0",
+            "wasi:cli/run@0.2.12",
+        ),
+        (
+            "middleware",
+            "wasi:http/handler@0.3.0",
+            "wasi:http/handler@0.3.0",
+        ),
+        ("templating", "", "corral:plugin/templating@0.1.0"),
+        ("sampling", "", "corral:plugin/sampling@0.1.0"),
+    ] {
+        let world = world(&resolve, package, name).unwrap_or_else(|| panic!("no world {name}"));
+        let (imports, exports) = interfaces(&resolve, world);
+        assert!(
+            import.is_empty() || imports.contains(import),
+            "{name}: {imports:?}"
+        );
+        assert!(exports.contains(export), "{name}: {exports:?}");
+    }
+}
+
+#[test]
+fn sync_worlds_have_nothing_async() {
+    let dir = scratch_dir();
+    let (all, package) = resolve(&write(&dir, &[]));
+    let found = |name: &str| {
+        let world = world(&all, package, name).expect("a world");
+        async_items(&all, world)
+    };
+    for name in SYNC_WORLDS {
+        assert_eq!(found(name), Vec::<String>::new(), "{name}");
+    }
+    // The check finds what is async elsewhere.
+    let handler = found("handler");
+    for name in ["next", "generate", "frame", "handle"] {
+        assert!(
+            handler.iter().any(|found| found == name),
+            "{name}: {handler:?}"
+        );
+    }
+
+    // In the same directory: files of the other form go away.
+    let out = write(&dir, &["--sync"]);
+    let (sync, package) = resolve(&out);
+    for name in SYNC_WORLDS {
+        assert!(world(&sync, package, name).is_some(), "{name}");
+    }
+    for name in ASYNC_WORLDS {
+        assert!(world(&sync, package, name).is_none(), "{name}");
+    }
+    let files = std::fs::read_dir(&out).expect("written");
+    let files = files.map(|file| file.expect("readable").path());
+    let is_wit = |file: &PathBuf| file.extension().is_some_and(|extension| extension == "wit");
+    for file in files.filter(is_wit) {
+        let text = std::fs::read_to_string(&file).expect("readable");
+        for word in ["async", "stream", "future"] {
+            assert!(!text.contains(word), "{word} in {}", file.display());
+        }
+    }
+}
+
+#[test]
+fn unwritable_directory_is_an_error() {
+    let file = scratch_dir().join("file");
+    std::fs::write(&file, "").expect("written");
+    let mut command = Command::new(artifacts::binary());
+    command.arg("wit").arg("--out").arg(&file);
+    let ended = run_command(&mut command, Duration::from_secs(60));
+    ended.check_error(1, &["cannot be written"]);
+}
