@@ -1,4 +1,4 @@
-//! Embeds the Rust SDK, the templates of `corral new` and the source of `plugins/componentize`. With `dynamic-backends`
+//! Embeds the SDKs for Rust and Python, the templates of `corral new` and the source of `plugins/componentize`. With `dynamic-backends`
 //! the binary finds llama.cpp's libraries in its own directory (`make dist`).
 
 use std::fmt::Write;
@@ -30,6 +30,7 @@ fn embed_files() {
         (root.join("plugins/sdk/src"), "sdk/src"),
         (root.join("wit"), "sdk/wit"),
         (root.join("plugins/componentize"), "componentize"),
+        (root.join("plugins/python/corral_sdk"), "python/corral_sdk"),
     ] {
         // A directory, so that cargo also notices new files.
         println!("cargo::rerun-if-changed={}", dir.display());
@@ -73,7 +74,7 @@ fn collect(dir: &Path, name: &str, files: &mut Vec<(String, PathBuf)>) {
         let file_name = path.file_name().expect("an entry").to_string_lossy();
         let name = format!("{name}/{file_name}");
         match path.is_dir() {
-            true if file_name == "target" => {}
+            true if ["target", "__pycache__"].contains(&&*file_name) => {}
             true => collect(&path, &name, files),
             false => files.push((name, path)),
         }

@@ -1,12 +1,14 @@
 //! Commands for authors of plugins: `corral new`, `build`, `watch` and `wit`.
 //!
-//! A project is a cargo project with a `corral.toml`. `build` puts each component beside that file, where `corral deploy`
-//! finds it. These commands run the author's cargo; nothing else of Corral needs it.
+//! A project is a cargo project, or an `app.py`, with a `corral.toml`. `build` puts each component beside that file, where
+//! `corral deploy` finds it. These commands run the author's cargo or componentize-py; nothing else of Corral needs them.
 
 mod build;
 mod embedded;
 mod new;
 mod process;
+mod project;
+mod python;
 mod snapshot;
 mod toolchain;
 mod watch;

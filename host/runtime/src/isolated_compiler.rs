@@ -24,14 +24,23 @@ use wasmtime::component::Component;
 /// Name of the job.
 pub const COMPILE_JOB: &str = "compile";
 
-/// Limits of one compilation. A component of a megabyte needs a second and 100 MiB.
-const LIMITS: JobLimits = JobLimits {
-    memory: 768 << 20,
-    time: Duration::from_secs(50),
-    cpu: Duration::from_secs(200),
-    file_size: 512 << 20,
-    niceness: 10,
-};
+/// Limits of the compilation of a component of `bytes`. A megabyte of Rust needs a second and 100 MiB; an interpreter
+/// of 20 MB, as plugins in Python have, needs 10 to 70 s. The factor leaves room for a busy machine.
+fn limits(bytes: usize) -> JobLimits {
+    let mebibytes = u64::try_from(bytes >> 20).unwrap_or(u64::MAX);
+    let time = 50 + mebibytes.saturating_mul(10);
+    let time = Duration::from_secs(time).min(MAX_COMPILE_TIME);
+    JobLimits {
+        memory: 768 << 20,
+        time,
+        cpu: 4 * time,
+        file_size: 512 << 20,
+        niceness: 10,
+    }
+}
+
+/// The longest compilation.
+pub const MAX_COMPILE_TIME: Duration = Duration::from_secs(300);
 
 /// Age of a directory that a killed server has left behind.
 const ABANDONED: Duration = Duration::from_secs(3600);
@@ -79,7 +88,7 @@ impl IsolatedCompiler {
             input: bytes,
             readable: &[],
             writable: dir.as_ref().map(TempDir::path),
-            limits: LIMITS,
+            limits: limits(bytes.len()),
         };
         self.children.run(&job).map_err(|error| match error {
             ChildError::Failed(cause) => PluginError::Compile {
@@ -268,6 +277,12 @@ mod tests {
         assert_eq!(entries.count(), 1);
         fs::remove_file(entries_dir(&dir).join(version).join(name)).unwrap();
         assert!(!has_entry(&dir, &record), "an entry that is gone");
+    }
+
+    #[test]
+    fn time_limit_grows_with_size() {
+        let seconds = |mebibytes: usize| limits(mebibytes << 20).time.as_secs();
+        assert_eq!((seconds(0), seconds(20), seconds(64)), (50, 250, 300));
     }
 
     #[test]

@@ -68,7 +68,7 @@ pub use config::{
 };
 pub use counters::CallLimit;
 pub use deployment::DeploymentState;
-pub use isolated_compiler::{COMPILE_JOB, compile_job};
+pub use isolated_compiler::{COMPILE_JOB, MAX_COMPILE_TIME, compile_job};
 pub use logs::{LogLine, Logs};
 pub use plugin::{ExitStatus, Plugin, Roles};
 pub use plugin_error::PluginError;

@@ -1,10 +1,11 @@
 //! `corral build`: compiles a project and puts its components beside its `corral.toml`.
 //!
-//! Every crate of the project with the type `cdylib` is a component, written as `NAME.wasm`, with `-` for `_`.
+//! Every crate of a cargo project with the type `cdylib` is a component, written as `NAME.wasm`, with `-` for `_`.
 //! Unchanged files are not written again.
 
 use super::embedded::files_in;
 use super::process::run;
+use super::project::Project;
 use super::toolchain::Toolchain;
 use crate::terminal::print;
 use crate::{Error, startup};
@@ -20,7 +21,7 @@ const COMPONENTIZE: &str = "corral-componentize";
 
 #[derive(Args, Debug)]
 pub struct BuildArgs {
-    /// Directory of the project, with a Cargo.toml
+    /// Directory of the project, with a Cargo.toml or an app.py
     #[arg(value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 }
@@ -43,9 +44,8 @@ pub(super) struct BuiltComponent {
 
 /// Builds the project and prints its components.
 pub(crate) fn build(args: &BuildArgs) -> Result<ExitCode, Error> {
-    let dir = project_dir(&args.dir)?;
-    let toolchain = Toolchain::find(&dir)?;
-    let components = startup::block_on(1, build_project(&dir, &toolchain, Profile::Release))??;
+    let project = Project::open(&args.dir)?;
+    let components = startup::block_on(1, project.build(Profile::Release))??;
     let lines = components.iter().map(|component| {
         let file = component.file.file_name().unwrap_or_default();
         let shown = args.dir.join(file);
@@ -58,18 +58,7 @@ pub(crate) fn build(args: &BuildArgs) -> Result<ExitCode, Error> {
     print(&lines.collect::<String>())
 }
 
-/// The absolute path of a project's directory.
-pub(super) fn project_dir(dir: &Path) -> Result<PathBuf, Error> {
-    match dir.canonicalize() {
-        Ok(dir) if dir.join("Cargo.toml").is_file() => Ok(dir),
-        _ => Err(Error::failed(format!(
-            "there is no Cargo.toml in {}; name the directory of a project, or create one: corral new NAME",
-            dir.display()
-        ))),
-    }
-}
-
-/// Builds the project in `dir`, an absolute path.
+/// Builds the cargo project in `dir`, an absolute path.
 pub(super) async fn build_project(
     dir: &Path,
     toolchain: &Toolchain,
@@ -162,7 +151,7 @@ fn component_name(module: &Path) -> String {
     format!("{}.wasm", stem.replace('_', "-"))
 }
 
-fn write_if_changed(file: &Path, bytes: &[u8]) -> Result<(), std::io::Error> {
+pub(super) fn write_if_changed(file: &Path, bytes: &[u8]) -> Result<(), std::io::Error> {
     if fs::read(file).is_ok_and(|old| old == bytes) {
         return Ok(());
     }
@@ -257,11 +246,5 @@ mod tests {
             assert_eq!(module(manifest, &types, file), None, "{manifest} {file}");
         }
         assert_eq!(component_module("no JSON", Path::new("/p")), None);
-    }
-
-    #[test]
-    fn directory_without_project_is_refused() {
-        let error = project_dir(Path::new("/no/such")).expect_err("no project");
-        assert!(error.message(false).contains("corral new"));
     }
 }

@@ -16,6 +16,9 @@ use std::str::FromStr;
 /// Ignores what `corral build` and cargo write.
 const GIT_IGNORE: &str = "/target\n*.wasm\n";
 
+/// Ignores what `corral build` and Python write.
+const PYTHON_GIT_IGNORE: &str = "/.venv\n__pycache__\n*.wasm\n";
+
 const CARGO_CONFIG: &str = "\
 # The initial heap. Without it memory grows step by step in each request.
 [target.'cfg(target_family = \"wasm\")']
@@ -141,6 +144,7 @@ impl FromStr for ProjectName {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Language {
     Rust,
+    Python,
 }
 
 impl FromStr for Language {
@@ -149,8 +153,9 @@ impl FromStr for Language {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "rust" => Ok(Language::Rust),
+            "python" => Ok(Language::Python),
             _ => Err(format!(
-                "there are no templates in {} yet; write rust",
+                "there are no templates in {} yet; write rust or python",
                 text.escape_debug()
             )),
         }
@@ -162,10 +167,54 @@ pub(crate) fn new(args: &NewArgs) -> Result<ExitCode, Error> {
     let NewArgs {
         name: ProjectName(name),
         template,
-        lang: Language::Rust,
+        lang,
         sdk,
     } = args;
+    if *lang == Language::Python {
+        return new_python(name, *template, sdk.is_some());
+    }
     let sdk = sdk.as_deref().map(sdk_dir).transpose()?;
+    let template = template.to_possible_value();
+    let template = template
+        .as_ref()
+        .map_or("handler", |value| value.get_name());
+    create(name, |dir| {
+        write_project(dir, name, template, sdk.as_deref())
+    })?;
+    print(&format!(
+        "created {name}, a {template} with corral-sdk {SDK_VERSION}\n\
+         next: cd {name} && cargo test && corral build && corral deploy\n"
+    ))
+}
+
+/// Writes a project in Python.
+fn new_python(name: &str, template: Template, has_sdk: bool) -> Result<ExitCode, Error> {
+    if template != Template::Handler || has_sdk {
+        return Err(Error::usage(
+            "with --lang python there is one template, the handler, and the SDK is a copy in the project; leave out \
+             --template and --sdk",
+        ));
+    }
+    create(name, |dir| {
+        for (path, text) in files_in("templates/python") {
+            write(&dir.join(path), &text.replace("{{name}}", name))?;
+        }
+        for (path, text) in files_in("python/corral_sdk") {
+            write(&dir.join("corral_sdk").join(path), text)?;
+        }
+        write(&dir.join(".gitignore"), PYTHON_GIT_IGNORE)
+    })?;
+    print(&format!(
+        "created {name}, a handler in Python with corral-sdk {SDK_VERSION}\n\
+         next: cd {name}, then follow its README.md\n"
+    ))
+}
+
+/// Creates the project's directory and writes its files.
+fn create(
+    name: &str,
+    write_files: impl FnOnce(&Path) -> Result<(), std::io::Error>,
+) -> Result<(), Error> {
     let dir = Path::new(name);
     fs::create_dir(dir).map_err(|error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => Error::failed(format!(
@@ -173,19 +222,11 @@ pub(crate) fn new(args: &NewArgs) -> Result<ExitCode, Error> {
         )),
         _ => Error::context(format!("cannot create the directory '{name}': {error}"))(error),
     })?;
-    let template = template.to_possible_value();
-    let template = template
-        .as_ref()
-        .map_or("handler", |value| value.get_name());
-    write_project(dir, name, template, sdk.as_deref()).map_err(|error| {
+    write_files(dir).map_err(|error| {
         // This call created it, and it is incomplete.
         let _ = fs::remove_dir_all(dir);
         Error::context(format!("cannot write the project '{name}': {error}"))(error)
-    })?;
-    print(&format!(
-        "created {name}, a {template} with corral-sdk {SDK_VERSION}\n\
-         next: cd {name} && cargo test && corral build && corral deploy\n"
-    ))
+    })
 }
 
 fn write_project(
@@ -291,6 +332,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn python_template_is_complete() {
+        let files: Vec<_> = files_in("templates/python").map(|(path, _)| path).collect();
+        for expected in ["README.md", "app.py", "corral.toml", "requirements.txt", "test_app.py"] {
+            assert!(files.contains(&expected), "{expected}");
+        }
+        let sdk: Vec<_> = files_in("python/corral_sdk").map(|(path, _)| path).collect();
+        assert!(sdk.contains(&"__init__.py") && sdk.contains(&"testing.py"), "{sdk:?}");
+        assert!(sdk.iter().all(|path| !path.contains("__pycache__")), "{sdk:?}");
     }
 
     #[test]

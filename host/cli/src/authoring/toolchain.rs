@@ -1,4 +1,4 @@
-//! The compiler for plugins: the one in `PATH`, if it has the target `wasm32-wasip2`; otherwise Debian's, which builds
+//! The compiler for plugins in Rust: the one in `PATH`, if it has the target `wasm32-wasip2`; otherwise Debian's, which builds
 //! the standard library from source.
 //!
 //! The first makes components. The second makes core modules for `wasm32-wasip1`, since Debian has no linker for
@@ -125,6 +125,7 @@ pub(crate) fn tools() -> Vec<Tool> {
             found: compiler,
             hint,
         },
+        super::python::tool(),
     ]
 }
 

@@ -1,8 +1,8 @@
 //! `corral watch`: builds and deploys a project after each save. An error is shown, and the last good revision stays.
 
-use super::build::{Profile, build_project, project_dir};
+use super::build::Profile;
+use super::project::Project;
 use super::snapshot::FileSnapshot;
-use super::toolchain::Toolchain;
 use crate::admin::AdminArgs;
 use crate::deploy::{DeployArgs, ServerArgs, deploy_if_changed};
 use crate::terminal::print;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 #[derive(Args, Debug)]
 pub struct WatchArgs {
-    /// Directory of the project, with a Cargo.toml and a corral.toml
+    /// Directory of the project, with a corral.toml, and a Cargo.toml or an app.py
     #[arg(value_name = "DIR", default_value = ".")]
     dir: PathBuf,
     #[command(flatten)]
@@ -24,11 +24,10 @@ pub struct WatchArgs {
 
 /// Watches until Ctrl-C.
 pub(crate) fn watch(args: WatchArgs, verbose: bool) -> Result<ExitCode, Error> {
-    let dir = project_dir(&args.dir)?;
-    let toolchain = Toolchain::find(&dir)?;
+    let project = Project::open(&args.dir)?;
     args.admin.check_ca(&[&args.admin.address])?;
     let deploy = DeployArgs {
-        file: dir.clone(),
+        file: project.dir().to_owned(),
         name: None,
         routes: Vec::new(),
         linked: Vec::new(),
@@ -40,8 +39,7 @@ pub(crate) fn watch(args: WatchArgs, verbose: bool) -> Result<ExitCode, Error> {
         },
     };
     let mut watcher = Watcher {
-        dir,
-        toolchain,
+        project,
         deploy,
         deployed: None,
         verbose,
@@ -55,9 +53,7 @@ pub(crate) fn watch(args: WatchArgs, verbose: bool) -> Result<ExitCode, Error> {
 }
 
 struct Watcher {
-    /// An absolute path.
-    dir: PathBuf,
-    toolchain: Toolchain,
+    project: Project,
     deploy: DeployArgs,
     /// The manifest of the newest revision, with digests of its components.
     deployed: Option<Value>,
@@ -67,7 +63,7 @@ struct Watcher {
 impl Watcher {
     async fn run(&mut self) -> Result<ExitCode, Error> {
         let mut saved = None;
-        let mut snapshot = FileSnapshot::read(&self.dir)?;
+        let mut snapshot = FileSnapshot::read(self.project.dir())?;
         loop {
             if let Err(error) = self.build_and_deploy(saved).await {
                 let _ = error.report("corral", self.verbose);
@@ -78,7 +74,7 @@ impl Watcher {
                 }
             }
             // Also notices saves during the build.
-            saved = Some(snapshot.wait_for_change(&self.dir).await?);
+            saved = Some(snapshot.wait_for_change(self.project.dir()).await?);
         }
     }
 
@@ -89,7 +85,7 @@ impl Watcher {
         let profile = Profile::Watch {
             quiet: saved.is_some(),
         };
-        build_project(&self.dir, &self.toolchain, profile).await?;
+        self.project.build(profile).await?;
         let built = seconds(started.elapsed());
         let deployed = deploy_if_changed(&self.deploy, &mut self.deployed).await?;
         let outcome = deployed.unwrap_or_else(|| "nothing changed".to_owned());

@@ -27,8 +27,9 @@ use tokio::sync::Semaphore;
 const MAX_CHANGES: usize = 16;
 /// Concurrent compilations.
 const MAX_COMPILATIONS: usize = 2;
-/// Time limit for compiling a component: a hundred times what a component of a megabyte takes.
-pub(super) const COMPILE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit for a compilation, above those of the child processes that compile.
+pub(super) const COMPILE_TIMEOUT: Duration =
+    corral_runtime::MAX_COMPILE_TIME.saturating_add(Duration::from_secs(10));
 /// How long a change waits for a compile permit.
 pub(super) const COMPILE_QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 

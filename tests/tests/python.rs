@@ -1,0 +1,234 @@
+//! Plugins in Python: the SDK's own suite, the examples, and a project of `corral new --lang python`.
+//!
+//! `tests/clients/setup.sh` installs componentize-py beside the clients.
+
+use corral_tests::{
+    Corral, RELIABLE_SUMS, RunOutput, Sum, artifacts, run_command, scratch_dir, wait_for,
+};
+use serde_json::{Value, json};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Longest suite or build. Far above what they take, because machines are busy.
+const TIMEOUT: Duration = Duration::from_secs(900);
+const SUM: Sum = RELIABLE_SUMS[0];
+/// The examples that have a form in Python, and its module.
+const EXAMPLES: [(&str, &str); 5] = [
+    ("best-of-n", "best_of_n"),
+    ("classifier", "classifier"),
+    ("custom-sampler", "custom_sampler"),
+    ("json-extraction", "json_extraction"),
+    ("self-consistency", "self_consistency"),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn tools() -> PathBuf {
+    artifacts::clients().join("python/bin")
+}
+
+/// A program of the Python environment, in this directory.
+fn command(program: &str, dir: &Path) -> Command {
+    let mut command = Command::new(tools().join(program));
+    command
+        .current_dir(dir)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env_remove("PYTHONPATH");
+    command
+}
+
+/// `corral` with the tools of the environment in `PATH`, as after the activation of a project's own.
+fn corral(dir: &Path, arguments: &[&str]) -> Command {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut command = Command::new(artifacts::binary());
+    command
+        .current_dir(dir)
+        .args(arguments)
+        .env("PATH", format!("{}:{path}", tools().display()))
+        .env("XDG_CACHE_HOME", artifacts::scratch().join("python"));
+    command
+}
+
+fn succeeds(mut command: Command) -> RunOutput {
+    let ended = run_command(&mut command, TIMEOUT);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    ended
+}
+
+/// Copies files into a directory.
+fn copy(files: impl IntoIterator<Item = PathBuf>, to: &Path) {
+    std::fs::create_dir_all(to).expect("own directory");
+    for file in files {
+        let name = file.file_name().expect("a file");
+        std::fs::copy(&file, to.join(name)).expect("copied");
+    }
+}
+
+fn files(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = std::fs::read_dir(dir).expect("a directory");
+    let paths = entries.map(|entry| entry.expect("readable").path());
+    paths.filter(|path| path.extension().is_some_and(|ending| ending == "py"))
+}
+
+/// One component of all examples, since each has an interpreter: the last part of the path names the example.
+fn examples() -> PathBuf {
+    let dir = scratch_dir();
+    copy(
+        files(&root().join("plugins/python/corral_sdk")),
+        &dir.join("corral_sdk"),
+    );
+    for (name, module) in EXAMPLES {
+        let file = root().join(format!("examples/{name}/{module}.py"));
+        copy([file], &dir);
+    }
+    let imports = EXAMPLES.map(|(_, module)| format!("import {module}\n"));
+    let table = EXAMPLES.map(|(name, module)| format!("    {name:?}: {module}.handle,\n"));
+    let app = format!(
+        "from corral_sdk import handler\n{}EXAMPLES = {{\n{}}}\n\n\n@handler\nasync def handle(request):\n    \
+         return await EXAMPLES[request.path.rsplit('/', 1)[1]](request)\n",
+        imports.concat(),
+        table.concat()
+    );
+    std::fs::write(dir.join("app.py"), app).expect("written");
+    std::fs::write(dir.join("corral.toml"), "component = \"examples.wasm\"\n").expect("written");
+    let printed = succeeds(corral(&dir, &["build"])).stdout;
+    assert!(printed.contains("examples.wasm ("), "{printed}");
+    dir.join("examples.wasm")
+}
+
+fn post(corral: &Corral, name: &str, body: &Value) -> Value {
+    let answer = corral.post(&format!("/python/{name}"), body.to_string());
+    assert_eq!(answer.status, 200, "{name} {body}: {answer:?}");
+    answer.json()
+}
+
+#[test]
+fn sdk_suite_passes() {
+    let mut suite = command("python", &root().join("plugins/python"));
+    suite.args(["-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider"]);
+    let ended = succeeds(suite);
+    assert!(ended.stdout.contains(" passed"), "{ended:?}");
+    assert!(!ended.stdout.contains("skipped"), "{ended:?}");
+}
+
+#[test]
+fn examples_answer_as_in_rust() {
+    let component = examples();
+    let component = component.to_str().expect("a path in UTF-8");
+    let plugins: Vec<_> = EXAMPLES
+        .iter()
+        .map(|(name, _)| (format!("/rust/{name}"), *name))
+        .collect();
+    let plugins: Vec<_> = plugins
+        .iter()
+        .map(|(route, name)| (route.as_str(), *name))
+        .collect();
+    let python = format!("/python={component}");
+    let corral = Corral::start_with_routes(&plugins, &["--plugin", &python]);
+    let schema = json!({
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": false,
+    });
+    let texts = ["Ada is 36 years old", "Bob is 5 years old"];
+    let labels = [SUM.answer(), "20".to_owned(), "3".to_owned()];
+    for (name, body) in [
+        ("best-of-n", json!({"prompt": SUM.question(), "n": 4})),
+        ("classifier", json!({"prompt": SUM.question(), "labels": labels})),
+        ("custom-sampler", json!({"prompt": SUM.question(), "temperature": 0})),
+        ("json-extraction", json!({"texts": texts, "schema": schema})),
+        ("self-consistency", json!({"prompt": SUM.question()})),
+    ] {
+        let found = post(&corral, name, &body);
+        let rust = corral.post(&format!("/rust/{name}"), body.to_string());
+        let rust = rust.json();
+        for member in ["text", "answer", "samples", "label", "results", "distributions"] {
+            assert_eq!(found[member], rust[member], "{name} {member}: {found}");
+        }
+    }
+    // Forks share the prompt.
+    let prompt = SUM.question_in(400);
+    let before = corral.wait_until_idle();
+    let answer = post(&corral, "best-of-n", &json!({"prompt": prompt, "n": 8, "max_tokens": 4}));
+    let after = corral.wait_until_idle();
+    assert_eq!(answer["text"], SUM.answer());
+    let computed = after.growth("corral_engine_computed_tokens_total", &before);
+    // At most 33 tokens of the prompt are computed again for each fork, and three for its answer.
+    assert!(computed < 400.0 + 8.0 * 36.0, "{computed}");
+    // Errors of the host and of the plugin have their status.
+    for (name, body, status, code) in [
+        ("json-extraction", json!({"texts": ["x"], "schema": {"type": "nope"}}), 400, "invalid"),
+        ("json-extraction", json!({"texts": [], "schema": {}}), 400, "invalid-texts"),
+        ("best-of-n", json!({"prompt": "x".repeat(5000)}), 400, "context-full"),
+        ("classifier", json!({"prompt": "x"}), 500, "plugin-failed"),
+    ] {
+        let answer = corral.post(&format!("/python/{name}"), body.to_string());
+        assert_eq!(answer.status, status, "{name}: {answer:?}");
+        assert_eq!(answer.json()["code"], code, "{answer:?}");
+    }
+}
+
+#[test]
+fn new_project_is_tested_built_and_watched() {
+    let dir = scratch_dir();
+    let printed = succeeds(corral(&dir, &["new", "shout", "--lang", "python"])).stdout;
+    assert!(printed.contains("created shout"), "{printed}");
+    let project = dir.join("shout");
+    let mut suite = command("pytest", &project);
+    suite.args(["-q", "-p", "no:cacheprovider"]);
+    assert!(succeeds(suite).stdout.contains("1 passed"));
+    let printed = succeeds(corral(&project, &["build"])).stdout;
+    assert!(printed.contains("shout.wasm ("), "{printed}");
+    let server = Corral::start_with_store(&[]);
+    server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
+    for sum in RELIABLE_SUMS {
+        assert_eq!(server.post("/shout", sum.question()).body, sum.answer());
+    }
+
+    // A broken module is shown, and the old component stays.
+    let app = project.join("app.py");
+    let good = std::fs::read_to_string(&app).expect("readable");
+    std::fs::write(&app, "def broken(:\n").expect("written");
+    let ended = run_command(&mut corral(&project, &["build"]), TIMEOUT);
+    ended.check_error(1, &["the build failed"]);
+    assert!(project.join("shout.wasm").is_file());
+
+    // A saved change is served.
+    let changed = good.replace("Response.text(await", "Response.text('= ' + await");
+    assert_ne!(changed, good);
+    std::fs::write(&app, changed).expect("written");
+    let mut watch = corral(&project, &["watch", "--admin", server.admin()]);
+    watch.env("CORRAL_ADMIN_TOKEN", server.token().expect("a store"));
+    let mut child = watch
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let expected = format!("= {}", SUM.answer());
+    wait_for("the changed answer", || {
+        (server.post("/shout", SUM.question()).body == expected).then_some(())
+    });
+    child.kill().expect("a child process");
+    child.wait().expect("a child process");
+    let mut printed = String::new();
+    let mut stdout = child.stdout.take().expect("piped");
+    stdout.read_to_string(&mut printed).expect("UTF-8");
+    assert!(printed.contains("deployed revision 2"), "{printed}");
+}
+
+#[test]
+fn missing_tool_is_named() {
+    let dir = scratch_dir();
+    succeeds(corral(&dir, &["new", "shout", "--lang", "python"]));
+    let mut build = corral(&dir.join("shout"), &["build"]);
+    build.env("PATH", "/nowhere");
+    let ended = run_command(&mut build, TIMEOUT);
+    ended.check_error(1, &["cannot find componentize-py", "requirements.txt"]);
+    let other = ["new", "other", "--lang", "python", "--template", "chat"];
+    let ended = run_command(&mut corral(&dir, &other), TIMEOUT);
+    ended.check_error(2, &["--template"]);
+}
