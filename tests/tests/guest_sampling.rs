@@ -270,7 +270,7 @@ fn generation_outlives_its_sequence() {
     // Sequences count until their generations end, and no longer.
     let sum = RELIABLE_SUMS[0];
     let output = post(&corral, "outliving", &sum.question());
-    assert!(output.starts_with("256 Invalid("), "{output}");
+    assert!(output.starts_with("256 Error::Invalid("), "{output}");
     assert!(output.ends_with(&format!("\n{}", sum.answer())), "{output}");
     corral.wait_until_idle();
 }

@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use wit_parser::{PackageId, Resolve, Type, TypeDefKind, TypeId, WorldId, WorldItem, WorldKey};
+use wit_parser::{
+    PackageId, Resolve, SourceMap, Type, TypeDefKind, TypeId, UnresolvedPackageGroup, WorldId,
+    WorldItem, WorldKey,
+};
 
 /// Worlds that every form has.
 const SYNC_WORLDS: [&str; 4] = ["handler-sync", "command-sync", "templating", "sampling"];
@@ -24,10 +27,36 @@ fn write(dir: &Path, more: &[&str]) -> PathBuf {
     out
 }
 
+/// The WIT files of a directory.
+fn wit_files(dir: &Path) -> Vec<(String, String)> {
+    let files = std::fs::read_dir(dir).expect("written");
+    let files = files.map(|file| file.expect("readable").path());
+    let files = files.filter(|file| file.extension().is_some_and(|extension| extension == "wit"));
+    let read = |file: PathBuf| {
+        let text = std::fs::read_to_string(&file).expect("readable");
+        (file.display().to_string(), text)
+    };
+    files.map(read).collect()
+}
+
+fn parse(files: impl IntoIterator<Item = (String, String)>) -> UnresolvedPackageGroup {
+    let mut source = SourceMap::default();
+    for (name, text) in files {
+        source.push_str(&name, text);
+    }
+    source
+        .parse()
+        .map_err(|(_, error)| error)
+        .expect("valid WIT")
+}
+
+/// Reads a directory as tools do: its files are one package, and each file of `deps` is another one.
 fn resolve(dir: &Path) -> (Resolve, PackageId) {
+    let dependencies = wit_files(&dir.join("deps")).into_iter();
+    let dependencies = dependencies.map(|file| parse([file])).collect();
     let mut resolve = Resolve::default();
-    let (package, _) = resolve.push_dir(dir).expect("the directory resolves");
-    (resolve, package)
+    let package = resolve.push_groups(parse(wit_files(dir)), dependencies);
+    (resolve, package.expect("the package resolves"))
 }
 
 fn world(resolve: &Resolve, package: PackageId, name: &str) -> Option<WorldId> {
@@ -170,13 +199,9 @@ fn sync_worlds_have_nothing_async() {
     for name in ASYNC_WORLDS {
         assert!(world(&sync, package, name).is_none(), "{name}");
     }
-    let files = std::fs::read_dir(&out).expect("written");
-    let files = files.map(|file| file.expect("readable").path());
-    let is_wit = |file: &PathBuf| file.extension().is_some_and(|extension| extension == "wit");
-    for file in files.filter(is_wit) {
-        let text = std::fs::read_to_string(&file).expect("readable");
+    for (file, text) in wit_files(&out) {
         for word in ["async", "stream", "future"] {
-            assert!(!text.contains(word), "{word} in {}", file.display());
+            assert!(!text.contains(word), "{word} in {file}");
         }
     }
 }
