@@ -152,8 +152,11 @@ impl JsonSchema {
         let is_impossible = explain::is_unsatisfiable(&what);
         if self.is_lenient && self.relaxed < limits::MAX_RELAXED_KEYWORDS {
             let refused = explain::refused_keywords(&what);
-            // The reference alone may be fine.
-            if refused == ["$ref"] && self.expresses {
+            // Without what takes the place of keywords, the part may be fine.
+            if !refused.is_empty()
+                && self.expresses
+                && (refused == ["$ref"] || !self.has_original(&path, refused))
+            {
                 return self.give_up_expressing();
             }
             let part = relax::at_mut(&mut self.rewritten, &path);
@@ -164,7 +167,7 @@ impl JsonSchema {
                 self.relaxed += 1;
                 for keyword in removed {
                     let mut path = self.original_path(&path);
-                    if !path.iter().any(|step| step == "allOf") {
+                    if self.has_original(&path, &[keyword]) {
                         path.push(keyword.to_owned());
                     }
                     let why = explain::rephrase(&what);
@@ -182,6 +185,17 @@ impl JsonSchema {
             pointer(&path),
             explain::rephrase(&what)
         ))
+    }
+
+    /// Whether the original schema has one of these keywords at a path.
+    fn has_original(&self, path: &[String], keywords: &[&str]) -> bool {
+        let part = match path {
+            [] => Some(&self.original),
+            path => self.original.pointer(&pointer(path)),
+        };
+        keywords
+            .iter()
+            .any(|keyword| part.is_some_and(|part| part.get(keyword).is_some()))
     }
 
     /// The part of a path in the rewritten schema that the original has.
