@@ -12,7 +12,7 @@ use crate::state::ServerState;
 use corral_runtime::{Body, CallLimit, CallOptions};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, ORIGIN};
 use http::uri::{Authority, Parts, Scheme};
-use http::{HeaderMap, HeaderName, Request, Response, StatusCode, Uri};
+use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +31,7 @@ pub(crate) async fn answer(
     let id = state.request_ids.next();
     let mut log = RequestLog::begin(&state.counters, id, request.method(), request.uri().path());
     let origin = request.headers().get(ORIGIN).cloned();
+    let is_head = request.method() == Method::HEAD;
     let mut policy = ResponsePolicy::default();
     let answered = route(&state, id, request, &mut log.details, &mut policy).await;
     let mut response = match answered {
@@ -54,6 +55,10 @@ pub(crate) async fn answer(
         }
     };
     policy.cors.apply(origin.as_ref(), response.headers_mut());
+    if is_head {
+        // hyper would send the body over HTTP/2. The headers stay those of `GET`.
+        *response.body_mut() = Body::empty();
+    }
     log.answer(response)
 }
 

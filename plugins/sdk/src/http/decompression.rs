@@ -25,7 +25,15 @@ pub(super) fn decompress(
         "gzip" | "x-gzip" => read(MultiGzDecoder::new(body), "gzip", limit),
         // The name stands for zlib's format, but some clients send the stream in it alone.
         "deflate" if has_zlib_header(body) => read(ZlibDecoder::new(body), "deflate", limit),
-        "deflate" => read(DeflateDecoder::new(body), "deflate", limit),
+        "deflate" => {
+            let mut decoder = DeflateDecoder::new(body);
+            let text = read(&mut decoder, "deflate", limit)?;
+            // Other bytes can look like a short stream.
+            match decoder.total_in() == body.len() as u64 {
+                true => Ok(text),
+                false => Err(invalid("deflate", "bytes follow its end")),
+            }
+        }
         others => {
             let detail = format!(
                 "the body has the content encoding {others:?}; expected gzip, deflate or none"
@@ -44,20 +52,23 @@ fn has_zlib_header(body: &[u8]) -> bool {
     }
 }
 
-fn read(decoder: impl Read, name: &str, limit: usize) -> Result<Vec<u8>, Error> {
+fn read(mut decoder: impl Read, name: &str, limit: usize) -> Result<Vec<u8>, Error> {
     let mut text = Vec::new();
     // One byte more shows that there is more.
-    let mut decoder = decoder.take(limit as u64 + 1);
-    decoder.read_to_end(&mut text).map_err(|error| {
-        Error::bad_request(
-            "invalid-encoding",
-            format!("the body is not {name}, as `Content-Encoding` says: {error}"),
-        )
-    })?;
+    let result = decoder
+        .by_ref()
+        .take(limit as u64 + 1)
+        .read_to_end(&mut text);
+    result.map_err(|error| invalid(name, &error.to_string()))?;
     match text.len() <= limit {
         true => Ok(text),
         false => Err(too_large(limit)),
     }
+}
+
+fn invalid(name: &str, why: &str) -> Error {
+    let text = format!("the body is not {name}, as `Content-Encoding` says: {why}");
+    Error::bad_request("invalid-encoding", text)
 }
 
 #[cfg(test)]
@@ -127,6 +138,13 @@ mod tests {
             (&["gzip"], TEXT.to_vec(), 400, "invalid-encoding"),
             (&["gzip"], cut, 400, "invalid-encoding"),
             (&["deflate"], b"\xff\xff".to_vec(), 400, "invalid-encoding"),
+            (&["deflate"], TEXT.to_vec(), 400, "invalid-encoding"),
+            (
+                &["deflate"],
+                b"{\"messages\": []}".to_vec(),
+                400,
+                "invalid-encoding",
+            ),
         ] {
             let error = decompress(encodings, body, 1000).unwrap_err();
             assert_eq!(
