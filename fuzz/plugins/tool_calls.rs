@@ -3,8 +3,8 @@
 
 #![no_main]
 
+use conversation::{CallFormat, CallParser, OutputPart, ReasoningParser};
 use libfuzzer_sys::fuzz_target;
-use openai::{CallFormat, CallParser, OutputPart, ReasoningParser};
 
 const FORMATS: [CallFormat; 3] = [CallFormat::Hermes, CallFormat::Llama, CallFormat::Mistral];
 

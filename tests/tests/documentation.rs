@@ -90,14 +90,15 @@ impl Scratch {
         let dir = scratch_dir();
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let link = |from: PathBuf, to: PathBuf| symlink(from, to).expect("own directory");
-        for crate_dir in ["examples/chat", "examples/hello", "plugins/openai"] {
-            std::fs::create_dir_all(dir.join(crate_dir)).expect("own directory");
+        let crate_dirs = example_names().map(|name| format!("examples/{name}"));
+        for crate_dir in crate_dirs.chain(["plugins/openai".to_owned()]) {
+            std::fs::create_dir_all(dir.join(&crate_dir)).expect("own directory");
             let manifest = format!("{crate_dir}/corral.toml");
             let text = std::fs::read_to_string(root.join(&manifest)).expect("readable");
             std::fs::write(dir.join(manifest), &text).expect("own directory");
             for component in text.split('"').filter(|text| text.ends_with(".wasm")) {
                 let built = artifacts::plugin(component.trim_end_matches(".wasm"));
-                link(built, dir.join(crate_dir).join(component));
+                link(built, dir.join(&crate_dir).join(component));
             }
         }
         for part in ["bin", "models/tiny"] {
@@ -174,14 +175,23 @@ fn documents() -> Vec<PathBuf> {
     let guides = std::fs::read_dir(root.join("docs")).expect("docs/ exists");
     let guides = guides.map(|entry| entry.expect("readable").path());
     let markdown = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "md");
+    let examples = example_names().map(|name| root.join(format!("examples/{name}/README.md")));
     let others = [
         "README.md",
-        "examples/chat/README.md",
-        "examples/hello/README.md",
+        "examples/README.md",
         "plugins/openai/README.md",
     ];
     let others = others.map(|path| root.join(path));
-    guides.filter(markdown).chain(others).collect()
+    let guides = guides.filter(markdown);
+    guides.chain(others).chain(examples).collect()
+}
+
+/// The directories in `examples/`, each with a plugin.
+fn example_names() -> impl Iterator<Item = String> {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
+    let entries = std::fs::read_dir(examples).expect("examples/ exists");
+    let dirs = entries.flatten().filter(|entry| entry.path().is_dir());
+    dirs.map(|entry| entry.file_name().to_string_lossy().into_owned())
 }
 
 /// Asserts that `output` ends with what the block after its commands shows.
@@ -336,4 +346,14 @@ fn readme_shows_the_hello_example() {
         read("examples/hello/src/lib.rs").contains(&shown),
         "{shown}"
     );
+}
+
+#[test]
+fn gallery_links_every_example() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let gallery = std::fs::read_to_string(root.join("examples/README.md")).expect("readable");
+    for name in example_names() {
+        let link = format!("| [`{name}`]({name}/README.md) |");
+        assert!(gallery.contains(&link), "no row {link}");
+    }
 }

@@ -4,6 +4,10 @@
 use corral_tests::{Corral, RELIABLE_SUMS, Sum, artifacts, distinct_sums, scratch_dir};
 use serde_json::{Value, json};
 
+/// A request does not wait for another one to compute so few tokens of a common prefix. On a busy machine a fork may
+/// start when only these are left.
+const NOT_WORTH_WAITING: usize = 33;
+
 /// A server with one example at the route of its name.
 fn start(example: &str, arguments: &[&str]) -> Corral {
     let route = format!("/{example}");
@@ -97,7 +101,8 @@ fn map_reduce_computes_instructions_once() {
     let instructions =
         (number(body, "prompt_tokens") - (own + sums.len()) as f64) / ages.len() as f64;
     let answers: usize = people.iter().map(|person| person.to_string().len()).sum();
-    let most = instructions + (own + sums.len() + answers + "1942761 68".len()) as f64;
+    let own = own + sums.len() + answers + "194276168".len();
+    let most = instructions + (own + (ages.len() - 1) * NOT_WORTH_WAITING) as f64;
     assert!(
         instructions > 200.0 && run.tokens <= most,
         "{} > {most}: {body}",
@@ -111,12 +116,12 @@ fn conversation_continues_after_a_restart() {
     let snapshots = ["--snapshot-dir", dir.to_str().expect("a path in UTF-8")];
     let say = |corral: &Corral, name: &str, message: &str| {
         measure(corral, || {
-            let answer = corral.post(&format!("/conversation/{name}"), message);
+            let answer = corral.post(&format!("/stored-conversation/{name}"), message);
             assert_eq!(answer.status, 200, "{answer:?}");
             answer.json()
         })
     };
-    let corral = start("conversation", &snapshots);
+    let corral = start("stored-conversation", &snapshots);
     let sum = RELIABLE_SUMS[0];
     // Long enough that loading its state is cheaper than computing it.
     let first = say(&corral, "ada", &sum.question_in(1000)).response;
@@ -126,7 +131,7 @@ fn conversation_continues_after_a_restart() {
     );
     drop(corral);
 
-    let corral = start("conversation", &snapshots);
+    let corral = start("stored-conversation", &snapshots);
     let second = say(&corral, "ada", "reverse: table");
     let body = &second.response;
     assert_eq!(body["text"], "elbat");
@@ -144,7 +149,7 @@ fn conversation_continues_after_a_restart() {
     );
     let delete = || {
         corral
-            .request("DELETE", "/conversation/ada", &[], "")
+            .request("DELETE", "/stored-conversation/ada", &[], "")
             .status
     };
     assert_eq!((delete(), delete()), (204, 404));
@@ -172,7 +177,7 @@ fn batch_computes_the_prompt_once() {
     assert_eq!(answers, expected);
     let own: usize = inputs.iter().map(|input| input.len() + "?\n".len()).sum();
     let answers: usize = sums.iter().map(|sum| sum.answer().len()).sum();
-    let most = (before.len() + own + answers) as f64;
+    let most = (before.len() + own + answers + (inputs.len() - 1) * NOT_WORTH_WAITING) as f64;
     assert!(run.tokens <= most, "{} > {most}", run.tokens);
 }
 

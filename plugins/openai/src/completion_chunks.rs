@@ -4,9 +4,9 @@ use corral_sdk::{Error, EventWriter, Model};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::generation::Usage;
-use crate::ids::{now, unique_id};
 use crate::sse::DONE;
+use conversation::generation::Usage;
+use conversation::ids::{now, unique_id};
 
 /// The fields that all events of a stream share.
 pub struct CompletionChunks {

@@ -9,7 +9,7 @@ mod stream;
 use corral_sdk::fields::Fields;
 use corral_sdk::{Error, Model, Response};
 
-use crate::generation::{Choices, check_choice_count};
+use conversation::generation::{Choices, check_choice_count};
 
 pub async fn respond(fields: Fields) -> Result<Response, Error> {
     let request = request::read(fields)?;

@@ -89,15 +89,10 @@ fn anthropic_type(status: u16) -> &'static str {
     }
 }
 
-/// Creates the error for a feature of the API that is not supported.
-pub fn unsupported(field: &str, why: &str) -> Error {
-    Error::bad_request("unsupported", format!("`{field}` is not supported: {why}"))
-        .with_field(field)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use conversation::unsupported;
     use std::time::Duration;
 
     #[test]

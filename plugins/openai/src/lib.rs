@@ -1,20 +1,17 @@
 //! `openai`: OpenAI's and Anthropic's HTTP APIs over `corral:inference`.
 //!
 //! `routes` dispatches requests to `chat`, `completions`, `embeddings`, `responses`, `messages`,
-//! `models` and `tokenize`. `generation` runs generations: settings, several choices, log
-//! probabilities. `conversation` turns a chat into a prompt and the model's output into content,
-//! reasoning and tool calls; `chat`, `responses` and `messages` are three formats for its result.
+//! `models` and `tokenize`. The crate `conversation` turns a chat into a prompt and the model's output
+//! into content, reasoning and tool calls; `chat`, `responses` and `messages` are three formats for
+//! its result.
 //! `shared_fields` reads fields that several APIs have, `completion_chunks` and `sse` write streams,
 //! and `serialize` writes long responses.
 
 mod chat;
 mod completion_chunks;
 mod completions;
-mod conversation;
 mod embeddings;
 mod error;
-mod generation;
-mod ids;
 mod messages;
 mod models;
 mod responses;
@@ -28,7 +25,6 @@ mod tokenize;
 mod tests;
 
 // For the fuzz targets in fuzz/plugins.
-pub use conversation::{CallFormat, CallParser, OutputPart, ReasoningParser};
 pub use routes::handle;
 
 corral_sdk::handler!(routes::handle);

@@ -4,8 +4,8 @@ use corral_sdk::Error;
 use corral_sdk::fields::{Fields, wrong_type};
 use serde_json::Value;
 
-use crate::conversation::Format;
-use crate::error::unsupported;
+use conversation::Format;
+use conversation::unsupported;
 
 /// Fields for the API's operator that do not change the response.
 const IGNORED_FIELDS: [&str; 5] = [

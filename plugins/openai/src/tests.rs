@@ -8,7 +8,7 @@ mod other_routes;
 mod responses;
 
 use corral_sdk::testing::Script;
-use corral_sdk::{Error, Request, Response};
+use corral_sdk::{Request, Response};
 use serde_json::Value;
 
 use crate::routes;
@@ -48,21 +48,6 @@ pub fn merged(mut body: Value, fields: &Value) -> Value {
         body[name] = value.clone();
     }
     body
-}
-
-/// Checks that `read` rejects each input of a table with lines `INPUT => FIELD: DETAIL`.
-pub fn check_errors<T>(table: &str, read: impl Fn(Value) -> Result<T, Error>) {
-    for line in table.trim().lines() {
-        let (input, error) = line.split_once(" => ").unwrap();
-        let (field, detail) = error.split_once(": ").unwrap();
-        let error = read(serde_json::from_str(input).unwrap()).err().unwrap();
-        assert_eq!(
-            (error.status(), error.field()),
-            (400, Some(field)),
-            "{line}"
-        );
-        assert!(error.to_string().contains(detail), "{line}: {error}");
-    }
 }
 
 /// Checks the status of an error and a field of its body.

@@ -24,6 +24,7 @@
 
 mod constraint;
 mod executor;
+mod field_errors;
 mod generation;
 pub(crate) mod host;
 mod installed;
@@ -37,6 +38,7 @@ mod script_state;
 mod tests;
 
 pub use executor::{block_on, run_command};
+pub use field_errors::check_field_errors;
 pub use sampler_harness::SamplerHarness;
 pub use script::Script;
 pub use script_state::{GenerateCall, HostCall};

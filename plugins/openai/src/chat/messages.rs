@@ -4,8 +4,8 @@ use corral_sdk::Error;
 use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use serde_json::{Map, Value, json};
 
-use crate::conversation::message::{call, parse_arguments, text};
-use crate::error::unsupported;
+use conversation::message::{call, parse_arguments, text};
+use conversation::unsupported;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
@@ -136,7 +136,7 @@ fn tool_call(mut fields: Fields) -> Result<Value, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::check_errors;
+    use corral_sdk::testing::check_field_errors;
 
     #[test]
     fn messages_get_the_form_of_templates() {
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_field() {
-        check_errors(ERRORS, |message| read(vec![message]));
+        check_field_errors(ERRORS, |message| read(vec![message]));
         assert_eq!(read(Vec::new()).unwrap_err().field(), Some("messages"));
     }
 }

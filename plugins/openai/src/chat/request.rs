@@ -6,12 +6,12 @@ use corral_sdk::template::Chat;
 use serde_json::Value;
 
 use super::messages;
-use crate::conversation::{ChatRequest, Format, TemplateKwargs, Tools};
-use crate::error::unsupported;
-use crate::generation::{Settings, settings};
 use crate::shared_fields::{
     drop_operator_fields, reject, reject_other_values, schema_format, stream,
 };
+use conversation::generation::{Settings, settings};
+use conversation::unsupported;
+use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
 
 /// The host's limit for logprobs.
 const LOGPROBS_LIMIT: u8 = 20;
@@ -142,7 +142,8 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u8>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{check_errors, merged};
+    use crate::tests::merged;
+    use corral_sdk::testing::check_field_errors;
     use serde_json::json;
 
     fn with(members: Value) -> Result<ChatCompletionRequest, Error> {
@@ -180,7 +181,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_field() {
-        check_errors(ERRORS, with);
+        check_field_errors(ERRORS, with);
     }
 
     #[test]

@@ -7,10 +7,10 @@ use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
-use crate::conversation::{Answer, AnswerStream, FinishReason};
-use crate::generation::{LogprobEntry, TokenLogprob};
-use crate::ids::{now, unique_id};
 use crate::serialize::{self, CompletionResponse, JsonArray};
+use conversation::generation::{LogprobEntry, TokenLogprob};
+use conversation::ids::{now, unique_id};
+use conversation::{Answer, AnswerStream, FinishReason};
 
 #[derive(Serialize)]
 struct Choice {

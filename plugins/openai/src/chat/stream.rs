@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::response::{Logprobs, finish_reason};
 use crate::completion_chunks::CompletionChunks;
-use crate::conversation::{AnswerDelta, AnswerStream, FinishReason, OutputPart};
 use crate::error::ApiFormat;
-use crate::generation::LogprobEntry;
 use crate::sse;
+use conversation::generation::LogprobEntry;
+use conversation::{AnswerDelta, AnswerStream, FinishReason, OutputPart};
 
 struct Stream {
     chunks: CompletionChunks,
@@ -24,7 +24,7 @@ pub fn respond(mut answers: AnswerStream, logprobs: bool, usage: bool) -> Respon
     let stream = Stream {
         chunks: CompletionChunks::new("chatcmpl-", object, answers.model(), usage),
         logprobs,
-        progress: vec![(false, 0); answers.len()],
+        progress: vec![(false, 0); answers.count()],
     };
     if let Some(generation) = answers.take_generation() {
         let event = |delta| stream.event(0, delta, &[]);

@@ -7,7 +7,7 @@
 
 use corral_sdk::{Distribution, Error, Model, NextTokenRequest, Sequence, Token, next_many};
 
-use crate::generation::{LogprobEntry, TokenLogprob, characters};
+use conversation::generation::{LogprobEntry, TokenLogprob, characters};
 
 /// Prompts that are scored side by side: part of the host's sequence ids, to leave some to other
 /// requests. Together they have at most as many tokens as the context, so that they don't evict

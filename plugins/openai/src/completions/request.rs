@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use super::infill;
 use super::prompt_logprobs::Echo;
-use crate::error::unsupported;
-use crate::generation::{Settings, settings};
 use crate::shared_fields::{ignore, stream};
 use crate::tokenize::read_tokens;
+use conversation::generation::{Settings, settings};
+use conversation::unsupported;
 
 /// The default of OpenAI's API.
 const MAX_TOKENS: u32 = 16;
@@ -156,8 +156,9 @@ pub fn echoes(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{check_errors, merged};
+    use crate::tests::merged;
     use corral_sdk::testing::Script;
+    use corral_sdk::testing::check_field_errors;
     use serde_json::json;
 
     fn with(members: Value) -> Result<CompletionRequest, Error> {
@@ -180,7 +181,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_field() {
-        check_errors(ERRORS, with);
+        check_field_errors(ERRORS, with);
         let request = with(json!({"n": 2, "best_of": 2, "user": "me"})).unwrap();
         assert_eq!(request.settings.max_tokens, Some(16));
     }

@@ -5,9 +5,9 @@ use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
 use super::prompt_logprobs::Echo;
-use crate::generation::{Choices, LogprobEntry, TokenLogprob};
-use crate::ids::{now, unique_id};
 use crate::serialize::{self, CompletionResponse, JsonArray, JsonObject};
+use conversation::generation::{Choices, LogprobEntry, TokenLogprob};
+use conversation::ids::{now, unique_id};
 
 /// The parts of the request that shape the response.
 pub struct ResponseShape {
@@ -64,7 +64,7 @@ pub struct Choice<'a> {
 /// Waits for the end and builds the response.
 pub async fn respond(mut choices: Choices, format: &ResponseShape) -> Result<Response, Error> {
     choices.read_whole();
-    let echoes: Vec<_> = (0..choices.len())
+    let echoes: Vec<_> = (0..choices.count())
         .map(|index| format.echo_of(index))
         .collect();
     let texts = echoes.iter();

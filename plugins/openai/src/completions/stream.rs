@@ -6,8 +6,8 @@ use corral_sdk::{Error, EventWriter, Response};
 use super::response::ResponseShape;
 use crate::completion_chunks::CompletionChunks;
 use crate::error::ApiFormat;
-use crate::generation::Choices;
 use crate::sse;
+use conversation::generation::Choices;
 
 pub fn respond(mut choices: Choices, format: ResponseShape, usage: bool) -> Response {
     let chunks = CompletionChunks::new("cmpl-", "text_completion", choices.model(), usage);
@@ -39,7 +39,7 @@ async fn write(
     chunks: CompletionChunks,
     events: &mut EventWriter,
 ) -> Result<(), Error> {
-    for index in 0..choices.len() {
+    for index in 0..choices.count() {
         if let Some(echo) = format.echo_of(index) {
             let choice = format.choice(index, &echo.text, &echo.logprobs, &[], None);
             events.json(&chunks.chunk(&[choice])).await?;

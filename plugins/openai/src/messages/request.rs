@@ -5,12 +5,12 @@ use corral_sdk::fields::{Fields, NON_NEGATIVE, ZERO_TO_ONE, out_of_range, wrong_
 use corral_sdk::template::Chat;
 use serde_json::{Map, Value, json};
 
-use crate::conversation::message::{call, text};
-use crate::conversation::tools::{Tool, ToolChoice};
-use crate::conversation::{ChatRequest, Format, TemplateKwarg, TemplateKwargs, Tools};
-use crate::error::unsupported;
-use crate::generation::Settings;
 use crate::shared_fields::{ignore, reject, reject_other_values};
+use conversation::generation::Settings;
+use conversation::message::{call, text};
+use conversation::tools::{Tool, ToolChoice};
+use conversation::unsupported;
+use conversation::{ChatRequest, Format, TemplateKwarg, TemplateKwargs, Tools};
 
 /// Fields of the API that are not supported, with the reason.
 const UNSUPPORTED: [(&str, &str); 4] = [

@@ -3,11 +3,11 @@
 use corral_sdk::{Error, EventWriter, Response};
 use serde_json::{Value, json};
 
-use crate::conversation::{AnswerStream, FinishReason, OutputPart};
 use crate::error::ApiFormat;
-use crate::generation::Usage;
-use crate::ids::unique_id;
 use crate::sse;
+use conversation::generation::Usage;
+use conversation::ids::unique_id;
+use conversation::{AnswerStream, FinishReason, OutputPart};
 
 /// Waits for the end and builds the response.
 pub async fn respond(mut answers: AnswerStream, stops: Vec<String>) -> Result<Response, Error> {

@@ -4,8 +4,8 @@ use corral_sdk::Error;
 use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use serde_json::{Map, Value, json};
 
-use crate::conversation::message::{call, parse_arguments, text};
-use crate::error::unsupported;
+use conversation::message::{call, parse_arguments, text};
+use conversation::unsupported;
 
 /// Reads the input. A string is a user message.
 pub fn read(input: Value) -> Result<Vec<Value>, Error> {
@@ -176,7 +176,7 @@ impl Conversation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::check_errors;
+    use corral_sdk::testing::check_field_errors;
 
     #[test]
     fn items_become_messages() {
@@ -250,6 +250,6 @@ mod tests {
 
     #[test]
     fn errors_name_the_field() {
-        check_errors(ERRORS, read);
+        check_field_errors(ERRORS, read);
     }
 }

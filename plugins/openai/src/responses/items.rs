@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::conversation::OutputPart;
-use crate::ids::unique_id;
+use conversation::OutputPart;
+use conversation::ids::unique_id;
 
 /// The output items. An event is an object with a `type`.
 #[derive(Default)]

@@ -6,11 +6,11 @@ use corral_sdk::template::Chat;
 use serde_json::{Map, Value, json};
 
 use super::input;
-use crate::conversation::tools::{Tool, read_choice};
-use crate::conversation::{ChatRequest, Format, TemplateKwargs, Tools};
-use crate::error::unsupported;
-use crate::generation::{Settings, settings};
 use crate::shared_fields::{drop_operator_fields, reject, reject_other_values, schema_format};
+use conversation::generation::{Settings, settings};
+use conversation::tools::{Tool, read_choice};
+use conversation::unsupported;
+use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
 
 /// Fields of the API that are not supported, with the reason.
 const UNSUPPORTED: [(&str, &str); 10] = [

@@ -4,10 +4,10 @@ use corral_sdk::{Error, EventWriter, Response};
 use serde_json::{Map, Value, json};
 
 use super::items::Items;
-use crate::conversation::{AnswerStream, FinishReason};
 use crate::error::{responses_error, responses_event};
-use crate::generation::Usage;
-use crate::ids::{now, unique_id};
+use conversation::generation::Usage;
+use conversation::ids::{now, unique_id};
+use conversation::{AnswerStream, FinishReason};
 
 /// The fields of a response that are known at the start.
 pub struct Head {

@@ -1,11 +1,15 @@
-//! Conversations: from a chat to the model's reasoning, content and tool calls.
+//! What plugins for chat APIs share: from a chat to the model's reasoning, content and tool calls.
 //!
 //! `chat_request` turns a chat into generations; `answers` parses their output part by part. Whole
 //! responses are built from the same parts as streamed ones, so both have the same content.
+//! `generation` runs generations: settings, several choices, log probabilities. The formats of
+//! requests, responses and errors belong to the plugins.
 
 mod answers;
 mod chat_request;
 mod control_tags;
+pub mod generation;
+pub mod ids;
 pub mod message;
 mod output_parser;
 mod prompt;
@@ -18,6 +22,8 @@ pub use chat_request::{ChatRequest, Format};
 pub use reasoning_parser::ReasoningParser;
 pub use template_kwargs::{TemplateKwarg, TemplateKwargs};
 pub use tools::{CallFormat, CallParser, Tools};
+
+use corral_sdk::Error;
 
 /// A part of an answer. Adjacent parts of one kind belong together.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,4 +59,10 @@ fn partial_tag(text: &str, tag: &str) -> usize {
     lengths
         .find(|&length| text.ends_with(&tag[..length]))
         .unwrap_or(0)
+}
+
+/// Creates the error for a feature of the API that is not supported.
+pub fn unsupported(field: &str, why: &str) -> Error {
+    Error::bad_request("unsupported", format!("`{field}` is not supported: {why}"))
+        .with_field(field)
 }

@@ -183,7 +183,7 @@ impl Choices {
     /// than the text.
     pub fn take_generation(&mut self) -> Option<Generation> {
         match &self.idle[..] {
-            [only] if self.len() == 1 && self.ready.is_empty() && only.pending.is_none() => {
+            [only] if self.count() == 1 && self.ready.is_empty() && only.pending.is_none() => {
                 self.idle.pop().map(|only| only.generation)
             }
             _ => None,
@@ -207,7 +207,7 @@ impl Choices {
     }
 
     /// Number of choices.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.outcomes.len()
     }
 
@@ -322,7 +322,7 @@ mod tests {
     ) -> Result<(Vec<String>, Usage), Error> {
         let model = Model::open_default().await?;
         let mut choices = Choices::start(&model, "prompt", prompts, settings, None)?;
-        let mut texts = vec![String::new(); choices.len()];
+        let mut texts = vec![String::new(); choices.count()];
         let (mut order, mut ends) = (Vec::new(), 0);
         while let Some(delta) = choices.next().await? {
             texts[delta.index] += &delta.text;

@@ -4,7 +4,7 @@ use corral_sdk::Error;
 use corral_sdk::fields::{Fields, wrong_type};
 use serde_json::{Map, Value, json};
 
-use crate::error::unsupported;
+use crate::unsupported;
 
 /// Reads a string or a list of parts of these types. A part has its text in the field named after
 /// its type or in `text`.

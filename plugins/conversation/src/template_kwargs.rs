@@ -4,7 +4,7 @@ use corral_sdk::fields::Fields;
 use corral_sdk::{Error, Model};
 use serde_json::{Map, Value};
 
-use crate::error::unsupported;
+use crate::unsupported;
 
 /// Variables that the chat and the model define.
 const RESERVED: [&str; 5] = [

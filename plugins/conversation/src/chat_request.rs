@@ -97,7 +97,7 @@ impl ChatRequest {
             .iter()
             .map(|tool| tool.name.clone())
             .collect();
-        let parsers = (0..choices.len()).map(|_| OutputParser {
+        let parsers = (0..choices.count()).map(|_| OutputParser {
             control_tags: control_tags.clone(),
             reasoning: match reasons {
                 true => ReasoningParser::new(open),

@@ -1,7 +1,7 @@
 //! Scans one tool call, a JSON object, character by character, and returns its arguments as they
 //! arrive.
 
-use crate::conversation::{OutputPart, push};
+use crate::{OutputPart, push};
 
 /// The result of a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

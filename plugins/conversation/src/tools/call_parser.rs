@@ -2,7 +2,7 @@
 
 use super::CallFormat;
 use super::call_scanner::{CallScanner, ScanResult};
-use crate::conversation::{OutputPart, partial_tag, push};
+use crate::{OutputPart, partial_tag, push};
 
 /// Separates the tool calls of one answer.
 #[derive(Debug)]

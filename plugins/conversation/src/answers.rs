@@ -105,7 +105,7 @@ impl AnswerStream {
     }
 
     /// Number of answers.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.parsers.len()
     }
 
@@ -173,7 +173,7 @@ impl AnswerStream {
         if self.parsers.iter().all(|parser| parser.calls.is_disabled()) {
             self.choices.read_whole();
         }
-        let mut answers = vec![Answer::default(); self.len()];
+        let mut answers = vec![Answer::default(); self.count()];
         while let Some(delta) = self.next().await? {
             let answer = &mut answers[delta.index];
             for part in delta.parts {

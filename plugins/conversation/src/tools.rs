@@ -13,7 +13,7 @@ pub use call_format::CallFormat;
 pub use call_parser::CallParser;
 pub use grammar::LarkGrammar;
 
-use crate::error::unsupported;
+use crate::unsupported;
 
 /// The limit of OpenAI's API.
 const TOOL_LIMIT: usize = 128;

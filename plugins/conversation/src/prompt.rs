@@ -5,7 +5,7 @@ use corral_sdk::{Error, Model, Token};
 use serde_json::Value;
 
 use super::reasoning_parser::OPENING_TAG;
-use crate::error::unsupported;
+use crate::unsupported;
 
 /// Number of tokens at the end of a prompt that contain the opening tag of reasoning and the text
 /// after it.

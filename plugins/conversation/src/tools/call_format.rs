@@ -2,7 +2,7 @@
 
 use corral_sdk::{Error, Model};
 
-use crate::error::unsupported;
+use crate::unsupported;
 
 /// A format of tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use corral_sdk::{Error, Model};
 use serde_json::{Value, json};
 
 use super::{CallFormat, Tools};
-use crate::conversation::control_tags::TagSpelling;
-use crate::conversation::reasoning_parser::CLOSING_TAG;
+use crate::control_tags::TagSpelling;
+use crate::reasoning_parser::CLOSING_TAG;
 
 /// White space within JSON, as the host allows it for a schema alone.
 const JSON_WHITESPACE: &str = r" |\r?\n[ \t]{0,64}";
@@ -167,7 +167,7 @@ fn with_whitespace(mut schema: Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conversation::tools::{Tool, ToolChoice};
+    use crate::tools::{Tool, ToolChoice};
     use corral_sdk::testing::Script;
 
     fn tools(choice: ToolChoice, parallel: bool) -> Tools {

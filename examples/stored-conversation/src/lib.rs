@@ -1,5 +1,5 @@
-//! Conversations that the server keeps: `POST /conversation/NAME` continues the one of this name, also after a restart
-//! of the server. A snapshot of the sequence holds its tokens and the model's state for them.
+//! Conversations that the server keeps: `POST /stored-conversation/NAME` continues the one of this name, also after a
+//! restart of the server. A snapshot of the sequence holds its tokens and the model's state for them.
 
 use corral_sdk::template::Prompt;
 use corral_sdk::{Error, Finish, GenerateOptions, Model, Request, Response};
@@ -60,7 +60,8 @@ mod tests {
     }
 
     async fn send(method: &str, name: &str, message: &str) -> (u16, Value) {
-        let request = Request::new(method, &format!("/conversation/{name}")).with_body(message);
+        let request =
+            Request::new(method, &format!("/stored-conversation/{name}")).with_body(message);
         let answer = converse(request).await.unwrap_or_else(Response::from);
         let status = answer.status();
         (

@@ -6,7 +6,7 @@ use corral_sdk::fields::{
 use corral_sdk::{Constraint, Error, GenerateOptions, Model, Penalties, Token, budget};
 use serde_json::Value;
 
-use crate::error::unsupported;
+use crate::unsupported;
 
 /// Most choices of a request, as in OpenAI's API.
 pub const CHOICE_LIMIT: u32 = 128;
@@ -275,8 +275,8 @@ fn seed(fields: &mut Fields) -> Result<Option<u64>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::check_errors;
     use corral_sdk::testing::Script;
+    use corral_sdk::testing::check_field_errors;
     use serde_json::json;
 
     fn read(value: Value) -> Result<Settings, Error> {
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_field() {
-        check_errors(ERRORS, read);
+        check_field_errors(ERRORS, read);
         let stops = read(json!({"stop": vec!["x"; 17]})).unwrap_err();
         assert!(stops.to_string().contains("17 strings"), "{stops}");
         assert!(check_choice_count(64, 2).is_ok());
