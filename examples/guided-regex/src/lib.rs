@@ -1,7 +1,7 @@
 //! Text that matches a regular expression. The host masks tokens that cannot lead to a match, and computes text that
 //! the expression leaves no choice about in one step, without sampling.
 
-use corral_sdk::{Constraint, Error, GenerateOptions, Model, Request, Response};
+use corral_sdk::{Constraint, Error, Finish, GenerateOptions, Model, Request, Response};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -34,7 +34,7 @@ async fn guided(mut request: Request) -> Result<Response, Error> {
     Ok(Response::json(&json!({
         "text": text,
         // False if `max_tokens` cut the text before its end.
-        "matches": outcome.finish == corral_sdk::Finish::End,
+        "matches": outcome.finish == Finish::End,
         "tokens": outcome.generated_tokens,
     })))
 }

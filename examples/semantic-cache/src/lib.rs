@@ -11,8 +11,6 @@ use serde_json::json;
 
 corral_sdk::handler!(ask);
 
-const SNAPSHOT: &str = "entries";
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Question {
@@ -37,9 +35,10 @@ async fn ask(mut request: Request) -> Result<Response, Error> {
         .pop()
         .ok_or_else(|| Error::Failed("no embedding".to_owned()))?;
 
-    let mut entries = match answering.restore(SNAPSHOT).await {
+    let snapshot = snapshot_name(&embedding);
+    let mut entries = match answering.restore(&snapshot).await {
         Ok(sequence) => Entries::from_tokens(sequence.tokens(0), vector.len()),
-        // No entry yet, or those of another model.
+        // No entry yet, or those of another answering model.
         Err(Error::NotFound(_) | Error::Failed(_)) => Entries::default(),
         Err(error) => return Err(error),
     };
@@ -68,16 +67,23 @@ async fn ask(mut request: Request) -> Result<Response, Error> {
     let stored = answering.empty_sequence()?;
     stored.append_tokens(&entries.to_tokens(answering.info().context))?;
     // Of two requests at once, one entry may be lost; then its question is answered anew.
-    stored.snapshot(SNAPSHOT).await?;
+    stored.snapshot(&snapshot).await?;
     Ok(Response::json(
         &json!({"text": text, "cached": false, "similarity": similarity}),
     ))
 }
 
+/// Vectors of different models are not comparable, so each embedding model has its own entries.
+fn snapshot_name(embedding: &Model) -> String {
+    let allowed = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+    let name = embedding.name().chars().map(allowed).take(100);
+    format!("entries-{}", name.collect::<String>())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use corral_sdk::testing::Script;
+    use corral_sdk::testing::{HostCall, Script};
     use serde_json::Value;
 
     fn send(script: &Script, question: &str) -> Value {
@@ -114,5 +120,10 @@ mod tests {
         );
         assert_eq!(send(&script, "reverse: table")["cached"], true);
         assert_eq!(script.generations().len(), 2);
+        assert!(
+            script
+                .calls()
+                .contains(&HostCall::Snapshot("entries-script".to_owned()))
+        );
     }
 }
