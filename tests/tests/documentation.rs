@@ -49,7 +49,8 @@ make() {
       model=models/tiny/tiny.gguf
       [ $# = 1 ] || model=${2#MODEL=}
       serve --model "$model" --store make-run --plugin /generate="$PLUGINS/generate.wasm" \
-        --plugin /v1="$PLUGINS/openai.wasm" --plugin /hello="$PLUGINS/hello.wasm" ;;
+        --plugin /v1="$PLUGINS/openai.wasm" --plugin /api="$PLUGINS/ollama.wasm" \
+        --plugin /hello="$PLUGINS/hello.wasm" ;;
   esac
 }
 curl() { command curl --fail-with-body "$@"; }
@@ -90,8 +91,9 @@ impl Scratch {
         let dir = scratch_dir();
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let link = |from: PathBuf, to: PathBuf| symlink(from, to).expect("own directory");
-        let crate_dirs = example_names().map(|name| format!("examples/{name}"));
-        for crate_dir in crate_dirs.chain(["plugins/openai".to_owned()]) {
+        let examples = example_names().map(|name| format!("examples/{name}"));
+        let plugins = ["plugins/ollama", "plugins/openai"].map(str::to_owned);
+        for crate_dir in examples.chain(plugins) {
             std::fs::create_dir_all(dir.join(&crate_dir)).expect("own directory");
             let manifest = format!("{crate_dir}/corral.toml");
             let text = std::fs::read_to_string(root.join(&manifest)).expect("readable");
@@ -179,6 +181,7 @@ fn documents() -> Vec<PathBuf> {
     let others = [
         "README.md",
         "examples/README.md",
+        "plugins/ollama/README.md",
         "plugins/openai/README.md",
     ];
     let others = others.map(|path| root.join(path));

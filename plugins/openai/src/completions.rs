@@ -1,6 +1,5 @@
 //! `/v1/completions`.
 
-mod infill;
 mod prompt_logprobs;
 mod request;
 mod response;

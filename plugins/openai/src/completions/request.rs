@@ -4,12 +4,11 @@ use corral_sdk::fields::{Fields, wrong_type};
 use corral_sdk::{Error, Model, Token};
 use serde_json::Value;
 
-use super::infill;
 use super::prompt_logprobs::Echo;
 use crate::shared_fields::{ignore, stream};
 use crate::tokenize::read_tokens;
 use conversation::generation::{Settings, settings};
-use conversation::unsupported;
+use conversation::{infill, unsupported};
 
 /// The default of OpenAI's API.
 const MAX_TOKENS: u32 = 16;
