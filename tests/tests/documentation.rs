@@ -91,9 +91,9 @@ impl Scratch {
         let dir = scratch_dir();
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let link = |from: PathBuf, to: PathBuf| symlink(from, to).expect("own directory");
-        let served = ["plugins/ollama", "plugins/openai"];
-        let crate_dirs = example_names().map(|name| format!("examples/{name}"));
-        for crate_dir in crate_dirs.chain(served.map(str::to_owned)) {
+        let examples = example_names().map(|name| format!("examples/{name}"));
+        let plugins = ["plugins/ollama", "plugins/openai"].map(str::to_owned);
+        for crate_dir in examples.chain(plugins) {
             std::fs::create_dir_all(dir.join(&crate_dir)).expect("own directory");
             let manifest = format!("{crate_dir}/corral.toml");
             let text = std::fs::read_to_string(root.join(&manifest)).expect("readable");

@@ -93,6 +93,13 @@ impl Prompt {
 
     /// Tokenizes the prompt, with the beginning-of-sequence token if the model expects one.
     pub fn tokens(&self, model: &Model) -> Result<Vec<Token>, Error> {
+        let mut tokens = self.own_tokens(model)?;
+        model.add_begin_token(&mut tokens);
+        Ok(tokens)
+    }
+
+    /// The tokens of the pieces.
+    fn own_tokens(&self, model: &Model) -> Result<Vec<Token>, Error> {
         let mut tokens = Vec::new();
         for piece in &self.pieces {
             tokens.extend(match piece.trusted {
@@ -100,8 +107,28 @@ impl Prompt {
                 false => model.tokenize(&piece.text)?,
             });
         }
-        model.add_begin_token(&mut tokens);
         Ok(tokens)
+    }
+
+    /// Appends the prompt to a sequence, without a beginning-of-sequence token: for the next turn of
+    /// a chat, whose earlier turns the model need not compute again.
+    ///
+    /// ```
+    /// use corral_sdk::{GenerateOptions, Model, template::Prompt, testing::Script};
+    ///
+    /// let script = Script::new().answers("1+1=", "2").answers("<|im_start|>And 2+2=", "4");
+    /// script.run(async {
+    ///     let sequence = Model::open_default().await?.sequence()?;
+    ///     sequence.append("1+1=")?;
+    ///     sequence.generate(&GenerateOptions::new(8))?.text().await?;
+    ///     Prompt::default().trusted("<|im_start|>").text("And 2+2=").append_to(&sequence)?;
+    ///     assert_eq!(sequence.generate(&GenerateOptions::new(8))?.text().await?, "4");
+    ///     Ok::<_, corral_sdk::Error>(())
+    /// })
+    /// .unwrap();
+    /// ```
+    pub fn append_to(&self, sequence: &Sequence) -> Result<(), Error> {
+        sequence.append_tokens(&self.own_tokens(sequence.model())?)
     }
 
     /// Creates a sequence with the prompt's tokens.

@@ -9,7 +9,9 @@ use crate::bindings::models::{ModelInfo, Pooling};
 use crate::bindings::types::Error;
 
 pub(crate) fn available() -> Vec<String> {
-    vec![script().info.name.clone()]
+    let script = script();
+    let names = std::iter::once(&script.info.name).chain(script.others.keys());
+    names.cloned().collect()
 }
 
 pub(crate) struct Model(Rc<ScriptState>);
@@ -38,10 +40,13 @@ pub(crate) async fn open_model(name: Option<String>) -> Result<Model, Error> {
     script.record(HostCall::Open(name.clone()));
     script.scripted_error("open")?;
     match name {
-        Some(name) if name != script.info.name => Err(Error::NotFound(format!(
-            "there is no model {name:?}; expected {:?}",
-            script.info.name
-        ))),
+        Some(name) if name != script.info.name => match script.others.get(&name) {
+            Some(other) => Ok(Model(Rc::clone(other))),
+            None => Err(Error::NotFound(format!(
+                "there is no model {name:?}; expected one of {:?}",
+                available()
+            ))),
+        },
         _ => Ok(Model(script)),
     }
 }

@@ -1,7 +1,7 @@
 //! Scripts for the scripted host.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -42,6 +42,7 @@ impl Script {
                 can_fork: true,
                 adapters: Vec::new(),
             },
+            others: BTreeMap::new(),
             control: control.to_vec(),
             answers: Vec::new(),
             distributions: Vec::new(),
@@ -154,6 +155,23 @@ impl Script {
             let vocabulary = state.info.vocabulary;
             change(&mut state.info);
             state.info.vocabulary = vocabulary;
+        })
+    }
+
+    /// Adds a second model, with the answers of another script, under the name of its metadata. That
+    /// script records the calls on the model and cannot change any more.
+    ///
+    /// ```
+    /// use corral_sdk::{Model, testing::Script};
+    ///
+    /// let large = Script::new().info(|info| info.name = "large".to_owned());
+    /// let script = Script::new().other_model(&large);
+    /// assert_eq!(script.run(async { Model::available() }), ["script", "large"]);
+    /// ```
+    pub fn other_model(self, other: &Script) -> Self {
+        let (name, other) = (other.0.info.name.clone(), Rc::clone(&other.0));
+        self.with(|state| {
+            state.others.insert(name, other);
         })
     }
 

@@ -1,7 +1,7 @@
 //! The script's answers and the recorded calls.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 
 use crate::bindings::models::ModelInfo;
@@ -90,6 +90,8 @@ pub(super) type Render = Rc<dyn Fn(Chat, ModelFacts) -> Result<Prompt, String>>;
 /// An installed script.
 pub(crate) struct ScriptState {
     pub(super) info: ModelInfo,
+    /// The other models by name.
+    pub(super) others: BTreeMap<String, Rc<ScriptState>>,
     /// Names of the control tokens, numbered from 256.
     pub(super) control: Vec<String>,
     pub(super) answers: Vec<ScriptedAnswer>,

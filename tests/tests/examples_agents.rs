@@ -1,0 +1,351 @@
+//! The examples of agents, pipelines and caches, on a server with the demo model. Each gives right answers, and the
+//! engine's counters show what it saves.
+
+use corral_tests::{Corral, RELIABLE_SUMS, Sum, artifacts, distinct_sums, scratch_dir};
+use serde_json::{Value, json};
+
+/// A request does not wait for another one to compute so few tokens of a common prefix. On a busy machine a fork may
+/// start when only these are left.
+const NOT_WORTH_WAITING: usize = 33;
+
+/// A server with one example at the route of its name.
+fn start(example: &str, arguments: &[&str]) -> Corral {
+    let route = format!("/{example}");
+    Corral::start_with_routes(&[(&route, example)], arguments)
+}
+
+fn post(corral: &Corral, path: &str, body: &Value) -> Value {
+    let answer = corral.post(path, body.to_string());
+    assert_eq!(answer.status, 200, "{body}: {answer:?}");
+    answer.json()
+}
+
+/// A member that is a number.
+fn number(body: &Value, member: &str) -> f64 {
+    let value = body[member].as_f64();
+    value.unwrap_or_else(|| panic!("no number {member} in {body}"))
+}
+
+/// What the engine computed for a response.
+struct Measured<T> {
+    tokens: f64,
+    steps: f64,
+    response: T,
+}
+
+fn measure<T>(corral: &Corral, ask: impl FnOnce() -> T) -> Measured<T> {
+    let before = corral.wait_until_idle();
+    let response = ask();
+    let after = corral.wait_until_idle();
+    Measured {
+        tokens: after.growth("corral_engine_computed_tokens_total", &before),
+        steps: after.growth("corral_engine_steps_total", &before),
+        response,
+    }
+}
+
+fn measured_post(corral: &Corral, path: &str, body: &Value) -> Measured<Value> {
+    measure(corral, || post(corral, path, body))
+}
+
+/// Tokens of a user's turn with this text, and of the begin of the answer.
+fn turn_tokens(text: &str) -> usize {
+    "|user\n".len() + text.len() + "|\n|assistant\n".len()
+}
+
+#[test]
+fn agent_computes_each_token_once() {
+    let corral = start("react-agent", &[]);
+    let questions = [
+        "What is 12+7?",
+        "What is 123*45?",
+        "reverse: table",
+        "Compute 1000-1.",
+    ];
+    let run = measured_post(&corral, "/react-agent", &json!({"questions": questions}));
+    let body = &run.response;
+    assert_eq!(
+        body["answers"],
+        json!(["19", "5535", "elbat", "999"]),
+        "{body}"
+    );
+    let calls = body["calls"].as_array().expect("calls").iter();
+    let expressions: Vec<_> = calls.map(|call| &call["arguments"]["expression"]).collect();
+    assert_eq!(expressions, ["12+7", "123*45", "1000-1"]);
+    // Nothing needed the last token, the end of the last answer.
+    assert_eq!(run.tokens, number(body, "tokens") - 1.0, "{body}");
+    assert!(number(body, "prompt_tokens") > 5.0 * run.tokens, "{body}");
+}
+
+#[test]
+fn map_reduce_computes_instructions_once() {
+    let corral = start("map-reduce", &[]);
+    let ages = [
+        ("Ada", 12),
+        ("Max", 7),
+        ("Eva", 20),
+        ("Lea", 22),
+        ("Tom", 3),
+        ("Uma", 4),
+    ];
+    let document =
+        |(name, age): &(&str, u32)| format!("The quiet owl looks.\n{name} is {age} years old");
+    let documents: Vec<_> = ages.iter().map(document).collect();
+    let run = measured_post(&corral, "/map-reduce", &json!({"documents": documents}));
+    let body = &run.response;
+    let people = ages.map(|(name, age)| json!({"name": name, "age": age}));
+    assert_eq!(body["people"], json!(people));
+    assert_eq!(body["total"], 68);
+    let sums = "12+7= 20+22= 3+4= 19+42= 61+7=".replace(' ', "");
+    let own: usize = documents.iter().map(|document| document.len() + 1).sum();
+    let instructions =
+        (number(body, "prompt_tokens") - (own + sums.len()) as f64) / ages.len() as f64;
+    let answers: usize = people.iter().map(|person| person.to_string().len()).sum();
+    let own = own + sums.len() + answers + "194276168".len();
+    let most = instructions + (own + (ages.len() - 1) * NOT_WORTH_WAITING) as f64;
+    assert!(
+        instructions > 200.0 && run.tokens <= most,
+        "{} > {most}: {body}",
+        run.tokens
+    );
+}
+
+#[test]
+fn conversation_continues_after_a_restart() {
+    let dir = scratch_dir();
+    let snapshots = ["--snapshot-dir", dir.to_str().expect("a path in UTF-8")];
+    let say = |corral: &Corral, name: &str, message: &str| {
+        measure(corral, || {
+            let answer = corral.post(&format!("/stored-conversation/{name}"), message);
+            assert_eq!(answer.status, 200, "{answer:?}");
+            answer.json()
+        })
+    };
+    let corral = start("stored-conversation", &snapshots);
+    let sum = RELIABLE_SUMS[0];
+    // Long enough that loading its state is cheaper than computing it.
+    let first = say(&corral, "ada", &sum.question_in(1000)).response;
+    assert_eq!(
+        (&first["text"], number(&first, "history_tokens")),
+        (&json!(sum.answer()), 0.0)
+    );
+    drop(corral);
+
+    let corral = start("stored-conversation", &snapshots);
+    let second = say(&corral, "ada", "reverse: table");
+    let body = &second.response;
+    assert_eq!(body["text"], "elbat");
+    assert_eq!(body["history_tokens"], first["tokens"]);
+    // The end of the first answer and its newline were never computed, nor are those of the second.
+    let new = number(body, "tokens") - number(&first, "tokens");
+    assert_eq!(
+        (second.tokens, number(body, "cached_tokens")),
+        (new, number(&first, "tokens") - 2.0)
+    );
+    let other = say(&corral, "bob", "20+22=").response;
+    assert_eq!(
+        (&other["text"], number(&other, "history_tokens")),
+        (&json!("42"), 0.0)
+    );
+    let delete = || {
+        corral
+            .request("DELETE", "/stored-conversation/ada", &[], "")
+            .status
+    };
+    assert_eq!((delete(), delete()), (204, 404));
+}
+
+#[test]
+fn batch_computes_the_prompt_once() {
+    let corral = start("batch-map", &[]);
+    let sums: Vec<Sum> = distinct_sums(24);
+    let inputs: Vec<_> = sums
+        .iter()
+        .map(|sum| format!("{}+{}", sum.a, sum.b))
+        .collect();
+    let before = "The quiet owl looks at the river and the stone. ".repeat(4) + "\nWhat is ";
+    let body = json!({"prompt": format!("{before}{{}}?\n"), "inputs": inputs, "concurrency": 8});
+    let run = measure(&corral, || corral.post("/batch-map", body.to_string()));
+    assert_eq!(run.response.status, 200, "{:?}", run.response);
+    let mut answers = vec![Value::Null; sums.len()];
+    for line in run.response.body.lines() {
+        let result: Value = serde_json::from_str(line).expect(line);
+        let index = result["index"].as_u64().expect(line);
+        answers[index as usize] = result["text"].clone();
+    }
+    let expected: Vec<_> = sums.iter().map(|sum| json!(sum.answer())).collect();
+    assert_eq!(answers, expected);
+    let own: usize = inputs.iter().map(|input| input.len() + "?\n".len()).sum();
+    let answers: usize = sums.iter().map(|sum| sum.answer().len()).sum();
+    let most = (before.len() + own + answers + (inputs.len() - 1) * NOT_WORTH_WAITING) as f64;
+    assert!(run.tokens <= most, "{} > {most}", run.tokens);
+}
+
+#[test]
+fn points_share_the_outline() {
+    let corral = start("skeleton-of-thought", &[]);
+    let points = ["12+7", "20+22", "3+4"];
+    let outline = format!("Please repeat: {}", points.join(", "));
+    let body = json!({"outline": outline, "point": "What is {}?"});
+    let run = measured_post(&corral, "/skeleton-of-thought", &body);
+    let expected = ["19", "42", "7"];
+    let written = points.iter().zip(expected);
+    let written: Vec<_> = written
+        .map(|(point, text)| json!({"point": point, "text": text}))
+        .collect();
+    assert_eq!(run.response["points"], json!(written));
+    let outline = turn_tokens(&outline) + points.join(", ").len();
+    // Each fork also computes the end of the outline.
+    let own = points
+        .iter()
+        .map(|point| "|\n".len() + turn_tokens(&format!("What is {point}?")));
+    let most = outline + own.sum::<usize>() + expected.concat().len();
+    assert!(
+        run.tokens <= most as f64,
+        "{} > {most}: {}",
+        run.tokens,
+        run.response
+    );
+}
+
+#[test]
+fn second_question_reuses_the_document() {
+    let corral = start("cached-documents", &[]);
+    let subjects = [
+        "The owls in the barn.",
+        "The owls in the barn.",
+        "The last ferry.",
+    ];
+    let mut runs = Vec::new();
+    for (subject, sum) in subjects.into_iter().zip(RELIABLE_SUMS) {
+        let question = format!("{subject}\nWhat is {}+{}?", sum.a, sum.b);
+        let run = measured_post(&corral, "/cached-documents", &json!({"question": question}));
+        assert_eq!(run.response["text"], sum.answer(), "{question}");
+        runs.push((run, question));
+    }
+    let documents: Vec<_> = runs
+        .iter()
+        .map(|(run, _)| run.response["document"].clone())
+        .collect();
+    assert_eq!(documents, ["barn", "barn", "ferry"]);
+    let (second, question) = &runs[1];
+    let most = turn_tokens(question) + RELIABLE_SUMS[1].answer().len();
+    assert!(second.tokens <= most as f64, "{} > {most}", second.tokens);
+    assert!(
+        runs[0].0.tokens > 500.0 && runs[2].0.tokens > 500.0,
+        "other documents are computed"
+    );
+}
+
+#[test]
+fn regex_forces_tokens_without_steps() {
+    let corral = start("guided-regex", &[]);
+    let ask = |prompt: &str, regex: &str| {
+        measured_post(
+            &corral,
+            "/guided-regex",
+            &json!({"prompt": prompt, "regex": regex}),
+        )
+    };
+    for sum in RELIABLE_SUMS {
+        let answer = ask(&sum.question(), "[0-9]{1,3}").response;
+        assert_eq!(
+            (&answer["text"], &answer["matches"]),
+            (&json!(sum.answer()), &json!(true))
+        );
+    }
+    let regex = r#"\{"name":"[A-Za-z]+","age":[0-9]+,"unit":"years"\}"#;
+    let run = ask("Ada is 36 years old\n", regex);
+    let body = &run.response;
+    assert_eq!(body["text"], r#"{"name":"Ada","age":36,"unit":"years"}"#);
+    assert!(
+        run.steps * 3.0 < number(body, "tokens"),
+        "{} steps: {body}",
+        run.steps
+    );
+    let cached = corral.metrics();
+    ask("Max is 7 years old\n", regex);
+    let growth = |name: &str| {
+        corral
+            .metrics()
+            .growth(&format!("corral_engine_grammar_{name}_total"), &cached)
+    };
+    assert_eq!((growth("cache_hits"), growth("compilations")), (1.0, 0.0));
+    let wrong = json!({"prompt": "12+7=", "regex": "["}).to_string();
+    corral.post("/guided-regex", wrong).problem(400, "invalid");
+}
+
+#[test]
+fn similar_question_costs_no_generation() {
+    let dir = scratch_dir();
+    let snapshots = ["--snapshot-dir", dir.to_str().expect("a path in UTF-8")];
+    let mut corral = start("semantic-cache", &snapshots);
+    let cases = [
+        ("What is 12+7?", "19", false),
+        ("What's 12+7?", "19", true),
+        ("What is 12+8?", "20", false),
+        ("reverse: table", "elbat", false),
+        ("What's 12+8?", "20", true),
+    ];
+    for (question, text, is_cached) in cases {
+        // The demo model embeds spelling more than meaning.
+        let body = json!({"question": question, "threshold": 0.99});
+        let before = corral.wait_until_idle();
+        let run = measured_post(&corral, "/semantic-cache", &body);
+        let answer = &run.response;
+        assert_eq!(
+            (&answer["text"], &answer["cached"]),
+            (&json!(text), &json!(is_cached)),
+            "{answer}"
+        );
+        assert_eq!(
+            run.steps == 0.0 && run.tokens == 0.0,
+            is_cached,
+            "{question}"
+        );
+        let embedded = corral
+            .metrics()
+            .growth("corral_engine_embedding_inputs_total", &before);
+        assert_eq!(embedded, 1.0);
+        if question == "reverse: table" {
+            drop(corral);
+            corral = start("semantic-cache", &snapshots);
+        }
+    }
+}
+
+#[test]
+fn sure_model_spares_the_expensive_one() {
+    let model = artifacts::long_model();
+    let large = format!("large={}", model.to_str().expect("a path in UTF-8"));
+    let corral = start("model-router", &["--model", &large]);
+    let finished = || {
+        let samples = corral
+            .wait_until_idle()
+            .samples("corral_engine_requests_finished_total");
+        samples
+            .get("model=\"large\"")
+            .copied()
+            .expect("the model is loaded")
+    };
+    for sum in RELIABLE_SUMS {
+        let answer = post(&corral, "/model-router", &json!({"prompt": sum.question()}));
+        assert_eq!(
+            (&answer["model"], &answer["text"]),
+            (&json!("tiny"), &json!(sum.answer()))
+        );
+        assert!(number(&answer["tried"][0], "confidence") > 0.9, "{answer}");
+    }
+    assert_eq!(finished(), 0.0);
+    let answer = post(
+        &corral,
+        "/model-router",
+        &json!({"prompt": "Who wrote Hamlet?\n"}),
+    );
+    assert_eq!(
+        (&answer["model"], &answer["tried"][0]["model"]),
+        (&json!("large"), &json!("tiny"))
+    );
+    assert!(number(&answer["tried"][0], "confidence") < 0.5, "{answer}");
+    assert_eq!(finished(), 1.0);
+}
