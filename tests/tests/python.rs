@@ -139,22 +139,39 @@ fn examples_answer_as_in_rust() {
     let labels = [SUM.answer(), "20".to_owned(), "3".to_owned()];
     for (name, body) in [
         ("best-of-n", json!({"prompt": SUM.question(), "n": 4})),
-        ("classifier", json!({"prompt": SUM.question(), "labels": labels})),
-        ("custom-sampler", json!({"prompt": SUM.question(), "temperature": 0})),
+        (
+            "classifier",
+            json!({"prompt": SUM.question(), "labels": labels}),
+        ),
+        (
+            "custom-sampler",
+            json!({"prompt": SUM.question(), "temperature": 0}),
+        ),
         ("json-extraction", json!({"texts": texts, "schema": schema})),
         ("self-consistency", json!({"prompt": SUM.question()})),
     ] {
         let found = post(&corral, name, &body);
         let rust = corral.post(&format!("/rust/{name}"), body.to_string());
         let rust = rust.json();
-        for member in ["text", "answer", "samples", "label", "results", "distributions"] {
+        for member in [
+            "text",
+            "answer",
+            "samples",
+            "label",
+            "results",
+            "distributions",
+        ] {
             assert_eq!(found[member], rust[member], "{name} {member}: {found}");
         }
     }
     // Forks share the prompt.
     let prompt = SUM.question_in(400);
     let before = corral.wait_until_idle();
-    let answer = post(&corral, "best-of-n", &json!({"prompt": prompt, "n": 8, "max_tokens": 4}));
+    let answer = post(
+        &corral,
+        "best-of-n",
+        &json!({"prompt": prompt, "n": 8, "max_tokens": 4}),
+    );
     let after = corral.wait_until_idle();
     assert_eq!(answer["text"], SUM.answer());
     let computed = after.growth("corral_engine_computed_tokens_total", &before);
@@ -162,9 +179,24 @@ fn examples_answer_as_in_rust() {
     assert!(computed < 400.0 + 8.0 * 36.0, "{computed}");
     // Errors of the host and of the plugin have their status.
     for (name, body, status, code) in [
-        ("json-extraction", json!({"texts": ["x"], "schema": {"type": "nope"}}), 400, "invalid"),
-        ("json-extraction", json!({"texts": [], "schema": {}}), 400, "invalid-texts"),
-        ("best-of-n", json!({"prompt": "x".repeat(5000)}), 400, "context-full"),
+        (
+            "json-extraction",
+            json!({"texts": ["x"], "schema": {"type": "nope"}}),
+            400,
+            "invalid",
+        ),
+        (
+            "json-extraction",
+            json!({"texts": [], "schema": {}}),
+            400,
+            "invalid-texts",
+        ),
+        (
+            "best-of-n",
+            json!({"prompt": "x".repeat(5000)}),
+            400,
+            "context-full",
+        ),
         ("classifier", json!({"prompt": "x"}), 500, "plugin-failed"),
     ] {
         let answer = corral.post(&format!("/python/{name}"), body.to_string());

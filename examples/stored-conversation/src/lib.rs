@@ -16,7 +16,7 @@ async fn converse(mut request: Request) -> Result<Response, Error> {
         .to_owned();
     let model = Model::open_default().await?;
     if request.method() == "DELETE" {
-        model.forget(&name).await?;
+        model.delete_snapshot(&name).await?;
         return Ok(Response::empty());
     }
     request.expect_method("POST")?;

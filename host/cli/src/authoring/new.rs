@@ -337,12 +337,26 @@ mod tests {
     #[test]
     fn python_template_is_complete() {
         let files: Vec<_> = files_in("templates/python").map(|(path, _)| path).collect();
-        for expected in ["README.md", "app.py", "corral.toml", "requirements.txt", "test_app.py"] {
+        for expected in [
+            "README.md",
+            "app.py",
+            "corral.toml",
+            "requirements.txt",
+            "test_app.py",
+        ] {
             assert!(files.contains(&expected), "{expected}");
         }
-        let sdk: Vec<_> = files_in("python/corral_sdk").map(|(path, _)| path).collect();
-        assert!(sdk.contains(&"__init__.py") && sdk.contains(&"testing.py"), "{sdk:?}");
-        assert!(sdk.iter().all(|path| !path.contains("__pycache__")), "{sdk:?}");
+        let sdk: Vec<_> = files_in("python/corral_sdk")
+            .map(|(path, _)| path)
+            .collect();
+        assert!(
+            sdk.contains(&"__init__.py") && sdk.contains(&"testing.py"),
+            "{sdk:?}"
+        );
+        assert!(
+            sdk.iter().all(|path| !path.contains("__pycache__")),
+            "{sdk:?}"
+        );
     }
 
     #[test]

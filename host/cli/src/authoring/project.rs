@@ -20,9 +20,7 @@ impl Project {
                 let toolchain = Toolchain::find(&dir)?;
                 Ok(Project::Rust { dir, toolchain })
             }
-            Ok(dir) if PythonProject::is_in(&dir) => {
-                Ok(Project::Python(PythonProject::open(dir)?))
-            }
+            Ok(dir) if PythonProject::is_in(&dir) => Ok(Project::Python(PythonProject::open(dir)?)),
             _ => Err(Error::failed(format!(
                 "there is neither a Cargo.toml nor an app.py in {}; name the directory of a project, or create one: \
                  corral new NAME",
@@ -53,7 +51,9 @@ mod tests {
 
     #[test]
     fn directory_without_project_is_refused() {
-        let error = Project::open(Path::new("/no/such")).err().expect("no project");
+        let error = Project::open(Path::new("/no/such"))
+            .err()
+            .expect("no project");
         assert!(error.message(false).contains("corral new"));
     }
 }

@@ -17,7 +17,8 @@ use std::process::Command;
 const MODULE: &str = "app";
 const WORLD: &str = "corral:inference/handler";
 const TOOL: &str = "componentize-py";
-const HINT: &str = "in the project: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt";
+const HINT: &str =
+    "in the project: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt";
 
 /// A project with an `app.py`.
 #[derive(Debug)]
@@ -62,10 +63,8 @@ impl PythonProject {
         };
         let _ = fs::remove_file(&partial);
         let built = built?;
-        write_if_changed(&file, &built).map_err(Error::context(format!(
-            "cannot write {}",
-            file.display()
-        )))?;
+        write_if_changed(&file, &built)
+            .map_err(Error::context(format!("cannot write {}", file.display())))?;
         let bytes = built.len() as u64;
         Ok(vec![BuiltComponent { file, bytes }])
     }
@@ -73,8 +72,10 @@ impl PythonProject {
     /// The file that the project's `corral.toml` deploys.
     fn component(&self) -> Result<PathBuf, Error> {
         let manifest = self.dir.join("corral.toml");
-        let text = fs::read_to_string(&manifest)
-            .map_err(Error::context(format!("cannot read {}", manifest.display())))?;
+        let text = fs::read_to_string(&manifest).map_err(Error::context(format!(
+            "cannot read {}",
+            manifest.display()
+        )))?;
         let table: toml::Table = text.parse().map_err(|error| {
             Error::failed(format!("{} is not TOML: {error}", manifest.display()))
         })?;
@@ -103,7 +104,9 @@ fn find_tool(dir: &Path) -> Option<PathBuf> {
     let own = dir.join(".venv/bin").join(TOOL);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let others = std::env::split_paths(&path).map(|dir| dir.join(TOOL));
-    std::iter::once(own).chain(others).find(|file| file.is_file())
+    std::iter::once(own)
+        .chain(others)
+        .find(|file| file.is_file())
 }
 
 /// The directory of the interface, written at its first use.
