@@ -3,7 +3,7 @@
 use corral_sdk::Error;
 use corral_sdk::fields::{Fields, out_of_range};
 use corral_sdk::template::Chat;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::messages;
 use crate::shared_fields::{
@@ -189,6 +189,7 @@ mod tests {
     use crate::tests::merged;
     use corral_sdk::fields::ignored;
     use corral_sdk::testing::{check_field_errors, check_ignored_fields};
+    use serde_json::Value;
 
     fn with(members: Value) -> Result<ChatCompletionRequest, Error> {
         let body = json!({"messages": [{"role": "user", "content": "Hi"}]});
