@@ -179,7 +179,7 @@ fn written_wit_builds_a_sync_handler() {
         ),
         (
             "corral.toml",
-            "name = \"sync-handler\"\ncomponent = \"sync_handler.wasm\"\nroutes = [\"/sync-handler\"]\n",
+            "name = \"sync-handler\"\ncomponent = \"sync-handler.wasm\"\nroutes = [\"/sync-handler\"]\n",
         ),
         ("src/lib.rs", include_str!("authoring/sync_handler.rs")),
     ] {
