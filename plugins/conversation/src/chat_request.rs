@@ -12,6 +12,7 @@ use super::reasoning_parser::{CLOSING_TAG, OPENING_TAG, ReasoningParser};
 use super::template_kwargs::TemplateKwargs;
 use super::tools::{CallFormat, CallParser, LarkGrammar, Tools};
 use crate::generation::{Choices, Settings};
+use crate::unsupported;
 
 /// A chat request.
 #[derive(Debug, Default)]
@@ -25,6 +26,8 @@ pub struct ChatRequest {
     pub tools: Tools,
     pub format: Format,
     pub settings: Settings,
+    /// Whether the answer continues the last message, which is the assistant's.
+    pub continue_final: bool,
     /// The API's name of the field for the messages, for errors.
     pub messages_field: &'static str,
     /// The API's name of the field for the format, for errors.
@@ -39,21 +42,72 @@ pub enum Format {
     JsonObject,
     /// A JSON value that satisfies this schema.
     Schema(Value),
+    /// A text that matches this regular expression.
+    Regex(String),
+    /// A text of this grammar in llama.cpp's notation.
+    Gbnf(String),
+    /// A text of this Lark grammar.
+    Lark(String),
 }
 
 impl Format {
-    fn schema(&self) -> Option<Value> {
-        match self {
-            Format::Text => None,
-            Format::JsonObject => Some(json!({"type": "object"})),
-            Format::Schema(schema) => Some(schema.clone()),
+    /// The grammar of an answer that consists of the content alone.
+    pub fn grammar(&self) -> Option<Grammar> {
+        Some(match self {
+            Format::Text => return None,
+            Format::JsonObject => Grammar::JsonObject,
+            Format::Schema(schema) => Grammar::JsonSchema(schema.to_string()),
+            Format::Regex(expression) => Grammar::Regex(expression.clone()),
+            Format::Gbnf(text) => Grammar::Gbnf(text.clone()),
+            Format::Lark(text) => Grammar::Lark(text.clone()),
+        })
+    }
+
+    /// Compiles the grammar. `field`: the API's name of the field for the format, for errors.
+    pub async fn constraint(
+        &self,
+        model: &Model,
+        field: &str,
+    ) -> Result<Option<Constraint>, Error> {
+        match self.grammar() {
+            Some(grammar) => compile(model, grammar, field).await.map(Some),
+            None => Ok(None),
         }
+    }
+
+    /// The grammar as a part of a larger one. Complete grammars can't be parts.
+    fn part(&self, field: &str) -> Result<Option<LarkGrammar>, Error> {
+        Ok(Some(match self {
+            Format::Text => return Ok(None),
+            Format::JsonObject => LarkGrammar::value(&json!({"type": "object"})),
+            Format::Schema(schema) => LarkGrammar::value(schema),
+            Format::Regex(expression) => LarkGrammar::regex(expression),
+            Format::Gbnf(_) | Format::Lark(_) => {
+                let why = "a whole grammar can't be combined with tools or with reasoning that the \
+                           prompt has begun; omit `tools`, or turn reasoning off";
+                return Err(unsupported(field, why));
+            }
+        }))
     }
 }
 
+async fn compile(model: &Model, grammar: Grammar, field: &str) -> Result<Constraint, Error> {
+    let compiled = Constraint::compile(model, grammar).await;
+    compiled.map_err(|error| match error {
+        Error::Invalid(text) => Error::bad_request("invalid-constraint", text).with_field(field),
+        other => other,
+    })
+}
+
 impl ChatRequest {
-    /// Opens the model, renders the prompt and starts the generations.
-    pub async fn start(mut self) -> Result<AnswerStream, Error> {
+    /// Opens the model and renders the prompt, without generating.
+    pub async fn prompt(mut self) -> Result<(Model, Vec<Token>), Error> {
+        let (model, _, tokens) = self.render().await?;
+        Ok((model, tokens))
+    }
+
+    /// Opens the model, detects its format of calls and renders the prompt.
+    async fn render(&mut self) -> Result<(Model, Option<CallFormat>, Vec<Token>), Error> {
         let model = Model::open_requested(self.model.as_deref()).await?;
         let call_format = match self.tools.are_offered() {
             true => Some(CallFormat::detect(&model)?),
@@ -69,8 +123,27 @@ impl ChatRequest {
         }
         self.chat.variables = std::mem::take(&mut self.template_kwargs).for_template(&model)?;
         self.rename_developer_role(&model);
-        let tokens = prompt::tokens(&self.chat, &model, self.messages_field)?;
+        let opened = match self.continue_final {
+            true => Some(prompt::take_final_text(
+                &mut self.chat,
+                self.messages_field,
+            )?),
+            false => None,
+        };
+        let mut tokens = prompt::tokens(&self.chat, &model, self.messages_field)?;
         prompt::check_names(&self.chat, &tokens, &model)?;
+        if let Some(text) = opened {
+            if prompt::ends_in_reasoning(&tokens, &model)? {
+                tokens.extend(model.tokenize_trusted(&format!("\n{CLOSING_TAG}\n\n"))?);
+            }
+            tokens.extend(model.tokenize(&text)?);
+        }
+        Ok((model, call_format, tokens))
+    }
+
+    /// Opens the model, renders the prompt and starts the generations.
+    pub async fn start(mut self) -> Result<AnswerStream, Error> {
+        let (model, call_format, tokens) = self.render().await?;
         let (reasons, open) = reasoning(&model, &tokens)?;
         let constraint = self.constraint(&model, call_format, open).await?;
         let prompts = [tokens];
@@ -129,10 +202,11 @@ impl ChatRequest {
         call_format: Option<CallFormat>,
         open: bool,
     ) -> Result<Option<Constraint>, Error> {
-        let format = self
-            .format
-            .schema()
-            .map(|schema| LarkGrammar::value(&schema));
+        // The host's errors about a grammar alone give the position of a mistake.
+        if call_format.is_none() && !open {
+            return self.format.constraint(model, self.format_field).await;
+        }
+        let format = self.format.part(self.format_field)?;
         let calls = match call_format {
             Some(call_format) if self.tools.are_required() || format.is_some() => {
                 Some(LarkGrammar::calls(&self.tools, call_format, model)?)
@@ -151,21 +225,8 @@ impl ChatRequest {
             (Some(calls), _) => (calls, "tools"),
             (None, Some(format)) => (format, self.format_field),
         };
-        let grammar = match &self.format {
-            // The host's errors about a schema alone give the position of a mistake.
-            Format::JsonObject if call_format.is_none() && !open => Grammar::JsonObject,
-            Format::Schema(schema) if call_format.is_none() && !open => {
-                Grammar::JsonSchema(schema.to_string())
-            }
-            _ => Grammar::Lark(lark.text(model, open)?),
-        };
-        let compiled = Constraint::compile(model, grammar).await;
-        compiled.map(Some).map_err(|error| match error {
-            Error::Invalid(text) => {
-                Error::bad_request("invalid-constraint", text).with_field(field)
-            }
-            other => other,
-        })
+        let grammar = Grammar::Lark(lark.text(model, open)?);
+        compile(model, grammar, field).await.map(Some)
     }
 }
 

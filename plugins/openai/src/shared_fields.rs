@@ -15,6 +15,16 @@ const IGNORED_FIELDS: [&str; 5] = [
     "prompt_cache_retention",
 ];
 
+/// Hints of llama.cpp's and vLLM's clients: the scheduler and the prefix cache work without them, and the
+/// answer is the same.
+pub const HINTS: [&str; 5] = [
+    "id_slot",
+    "cache_prompt",
+    "n_cache_reuse",
+    "priority",
+    "request_id",
+];
+
 /// Drops fields for the API's operator. Returns an error if their values request an unsupported
 /// feature.
 pub fn drop_operator_fields(fields: &mut Fields) -> Result<(), Error> {
@@ -78,6 +88,44 @@ pub fn schema_format(mut fields: Fields) -> Result<Format, Error> {
         Value::Object(_) | Value::Bool(_) => Ok(Format::Schema(schema)),
         other => Err(wrong_type(&fields.path("schema"), "a JSON schema", &other)),
     }
+}
+
+/// How to stream a response.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// Whether the stream ends with the usage.
+    pub usage: bool,
+    /// Whether each event has the timings so far.
+    pub timings: bool,
+    /// Whether the first event has the progress of the prompt.
+    pub progress: bool,
+}
+
+impl StreamOptions {
+    /// Whether the plugin writes each event, instead of the host.
+    pub fn need_events(self) -> bool {
+        self.timings || self.progress
+    }
+}
+
+/// The members that [`stream_options`] reads.
+pub const STREAM_FIELDS: [&str; 4] = [
+    "stream",
+    "stream_options",
+    "timings_per_token",
+    "return_progress",
+];
+
+/// Reads the members about streams, also those of llama.cpp's server: `None` if not streamed.
+pub fn stream_options(fields: &mut Fields) -> Result<Option<StreamOptions>, Error> {
+    let timings = fields.flag("timings_per_token")?;
+    let progress = fields.flag("return_progress")?;
+    let usage = stream(fields)?;
+    Ok(usage.map(|usage| StreamOptions {
+        usage,
+        timings,
+        progress,
+    }))
 }
 
 /// Reads `stream` and `stream_options`: `None` if not streamed; otherwise whether the stream ends

@@ -237,6 +237,17 @@ impl Choices {
         outcome
     }
 
+    /// The number of tokens that a choice has generated so far.
+    pub fn generated_tokens(&self, index: usize) -> u32 {
+        self.generated.get(index).copied().unwrap_or_default()
+    }
+
+    /// The outcome of a choice that has ended; otherwise an error.
+    pub fn outcome(&self, index: usize) -> Result<Outcome, Error> {
+        let outcome = self.outcomes.get(index).copied().flatten();
+        outcome.ok_or_else(|| Error::Failed(format!("choice {index} has not ended")))
+    }
+
     /// The usage of all choices after their end.
     pub fn usage(&self) -> Usage {
         let outcomes = self.outcomes.iter().enumerate();

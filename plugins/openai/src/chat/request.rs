@@ -1,17 +1,19 @@
 //! The request body of a chat completion.
 
 use corral_sdk::Error;
-use corral_sdk::fields::{Fields, out_of_range};
+use corral_sdk::fields::Fields;
 use corral_sdk::template::Chat;
 use serde_json::Value;
 
 use super::messages;
 use crate::shared_fields::{
-    drop_operator_fields, ignore_without_effect, reject, reject_other_values, schema_format, stream,
+    HINTS, STREAM_FIELDS, StreamOptions, drop_operator_fields, ignore, ignore_without_effect,
+    reject, reject_other_values, stream_options,
 };
+use crate::structured;
 use conversation::generation::{Settings, settings};
 use conversation::unsupported;
-use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
+use conversation::{ChatRequest, TemplateKwargs, Tools};
 
 /// The host's limit for logprobs.
 const LOGPROBS_LIMIT: u8 = 20;
@@ -34,15 +36,15 @@ const FIELDS: [&str; 16] = [
     "tools",
     "tool_choice",
     "parallel_tool_calls",
-    "response_format",
+    "continue_final_message",
+    "add_generation_prompt",
     "reasoning_effort",
     "chat_template_kwargs",
     "max_tokens",
     "max_completion_tokens",
     "logprobs",
     "top_logprobs",
-    "stream",
-    "stream_options",
+    "n_predict",
     "service_tier",
     "modalities",
 ];
@@ -50,8 +52,8 @@ const FIELDS: [&str; 16] = [
 /// A chat completion request.
 pub struct ChatCompletionRequest {
     pub chat: ChatRequest,
-    /// `None` if not streamed; otherwise whether the stream ends with the usage.
-    pub stream: Option<bool>,
+    /// `None` if not streamed.
+    pub stream: Option<StreamOptions>,
 }
 
 pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
@@ -69,20 +71,31 @@ pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
     let model = fields.text("model")?;
     let messages = fields.required_list("messages", "a list of messages")?;
     let tools = Tools::read(&mut fields)?;
-    let format = match fields.object("response_format")? {
-        Some(format) => response_format(format)?,
-        None => Format::Text,
-    };
+    let (format, format_field) = structured::read(&mut fields)?;
+    let continue_final = fields.flag("continue_final_message")?;
+    let begin_answer = fields.boolean("add_generation_prompt")?;
+    if continue_final && begin_answer == Some(true) {
+        let why = "`continue_final_message` is true as well, and the prompt ends once";
+        return Err(unsupported("add_generation_prompt", why));
+    }
     let effort = fields.text("reasoning_effort")?;
     let template_kwargs = TemplateKwargs::read(&mut fields, effort.as_deref(), "reasoning_effort")?;
     let mut settings = Settings::read(&mut fields)?;
     settings.max_tokens = length(&mut fields)?;
     settings.logprobs = logprobs(&mut fields)?;
-    let stream = stream(&mut fields)?;
-    fields.ignore_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
+    let stream = stream_options(&mut fields)?;
+    ignore(&mut fields, &HINTS);
+    let known = [
+        &FIELDS[..],
+        &settings::FIELDS,
+        &structured::FIELDS,
+        &STREAM_FIELDS,
+    ];
+    fields.ignore_unknown(&known.concat())?;
 
     let chat = Chat {
         messages: messages::read(messages)?,
+        begin_answer: begin_answer.unwrap_or(true),
         ..Chat::default()
     };
     Ok(ChatCompletionRequest {
@@ -94,33 +107,22 @@ pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
             format,
             settings,
             messages_field: "messages",
-            format_field: "response_format",
+            format_field,
+            continue_final,
         },
         stream,
     })
 }
 
-fn response_format(mut fields: Fields) -> Result<Format, Error> {
-    let kind = fields.text("type")?;
-    if kind.as_deref() != Some("json_schema") {
-        let why = "it requires the type `json_schema`";
-        reject(&mut fields, &[("json_schema", why)])?;
-    }
-    let format = match kind.as_deref() {
-        Some("text") => Format::Text,
-        Some("json_object") => Format::JsonObject,
-        Some("json_schema") => schema_format(fields.required_object("json_schema")?)?,
-        _ => {
-            let expected = "text, json_object or json_schema";
-            return Err(out_of_range(&fields.path("type"), &kind.into(), expected));
-        }
-    };
-    fields.ignore_unknown(&["type", "json_schema"])?;
-    Ok(format)
-}
-
 /// Reads the old and the new field for the length.
 fn length(fields: &mut Fields) -> Result<Option<u32>, Error> {
+    // llama.cpp's clients send -1 for the remaining context.
+    for name in ["max_tokens", "max_completion_tokens", "n_predict"] {
+        if fields.peek(name).and_then(Value::as_i64) == Some(-1) {
+            fields.take(name);
+        }
+    }
+    let other = fields.integer("n_predict", 1..=u32::MAX)?;
     let old = fields.integer("max_tokens", 1..=u32::MAX)?;
     let new = fields.integer("max_completion_tokens", 1..=u32::MAX)?;
     match (old, new) {
@@ -128,7 +130,7 @@ fn length(fields: &mut Fields) -> Result<Option<u32>, Error> {
             let why = "it is another name of `max_completion_tokens`, which is present as well";
             Err(unsupported("max_tokens", why))
         }
-        _ => Ok(new.or(old)),
+        _ => Ok(new.or(old).or(other)),
     }
 }
 
@@ -171,6 +173,7 @@ mod tests {
 {"stream_options": {}} => stream_options: `stream: true`
 {"stream": true, "stream_options": {"include_obfuscation": true}} => stream_options.include_obfuscation: not padded
 {"response_format": {"type": "xml"}} => response_format.type: json_schema
+{"add_generation_prompt": true, "continue_final_message": true} => add_generation_prompt: ends once
 {"response_format": {"type": "json_schema", "json_schema": {}}} => response_format.json_schema.schema: is missing
 {"response_format": {"type": "json_object", "json_schema": {"schema": {}}}} => response_format.json_schema: the type `json_schema`
 {"tools": [{"type": "custom"}]} => tools[0].type: function

@@ -1,22 +1,24 @@
 //! The request body of a completion.
 
-use corral_sdk::fields::{Fields, wrong_type};
+use corral_sdk::fields::{Fields, integer, out_of_range, wrong_type};
 use corral_sdk::{Error, Model, Token};
 use serde_json::Value;
 
 use super::infill;
 use super::prompt_logprobs::Echo;
-use crate::shared_fields::{ignore, stream};
+use crate::shared_fields::{HINTS, STREAM_FIELDS, StreamOptions, ignore, stream_options};
+use crate::structured;
 use crate::tokenize::read_tokens;
+use conversation::generation::settings::CHOICE_LIMIT;
 use conversation::generation::{Settings, settings};
-use conversation::unsupported;
+use conversation::{Format, unsupported};
 
 /// The default of OpenAI's API.
 const MAX_TOKENS: u32 = 16;
 /// The host's limit for logprobs.
 const LOGPROBS_LIMIT: u8 = 20;
 
-const FIELDS: [&str; 10] = [
+const FIELDS: [&str; 9] = [
     "model",
     "prompt",
     "suffix",
@@ -24,8 +26,7 @@ const FIELDS: [&str; 10] = [
     "logprobs",
     "echo",
     "best_of",
-    "stream",
-    "stream_options",
+    "n_predict",
     "user",
 ];
 
@@ -38,8 +39,13 @@ pub struct CompletionRequest {
     pub settings: Settings,
     /// Whether the text begins with the prompt.
     pub echo: bool,
-    /// `None` if not streamed; otherwise whether the stream ends with the usage.
-    pub stream: Option<bool>,
+    /// The format of the text, and the member that has it.
+    pub format: Format,
+    pub format_field: &'static str,
+    /// The choices to generate for each prompt, of which the best `settings.n` are returned.
+    pub best_of: Option<u32>,
+    /// `None` if not streamed.
+    pub stream: Option<StreamOptions>,
 }
 
 /// A prompt.
@@ -58,23 +64,34 @@ pub fn read(mut fields: Fields) -> Result<CompletionRequest, Error> {
     let suffix = fields.text("suffix")?;
     let echo = fields.flag("echo")?;
     let mut settings = Settings::read(&mut fields)?;
-    settings.max_tokens = Some(
-        fields
-            .integer("max_tokens", 0..=u32::MAX)?
-            .unwrap_or(MAX_TOKENS),
-    );
+    let (format, format_field) = structured::read(&mut fields)?;
+    settings.max_tokens = length(&mut fields)?;
     settings.logprobs = fields.integer("logprobs", 0..=LOGPROBS_LIMIT)?;
-    if let Some(best_of) = fields.integer("best_of", 1..=u32::MAX)?
-        && best_of != settings.n
-    {
-        let why = format!(
-            "all generated choices are returned; expected `n`, which is {}",
-            settings.n
-        );
-        return Err(unsupported("best_of", &why));
+    let best_of = fields.integer("best_of", 1..=CHOICE_LIMIT)?;
+    let best_of = best_of.filter(|best_of| *best_of != settings.n);
+    let stream = stream_options(&mut fields)?;
+    if let Some(best_of) = best_of {
+        if best_of < settings.n {
+            let expected = format!("an integer of at least `n`, which is {}", settings.n);
+            return Err(out_of_range("best_of", &best_of.into(), &expected));
+        }
+        if stream.is_some() {
+            let why = "the best choices are known at the end; omit `stream`";
+            return Err(unsupported("best_of", why));
+        }
     }
-    let stream = stream(&mut fields)?;
-    fields.ignore_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
+    ignore(&mut fields, &HINTS);
+    let known = [
+        &FIELDS[..],
+        &settings::FIELDS,
+        &structured::FIELDS,
+        &STREAM_FIELDS,
+    ];
+    fields.ignore_unknown(&known.concat())?;
+    if echo && settings.logprobs.is_some() && format != Format::Text {
+        let why = "it can't be combined with `echo` and `logprobs`";
+        return Err(unsupported(format_field, why));
+    }
     if echo && suffix.is_some() {
         return Err(unsupported("echo", "it can't be combined with `suffix`"));
     }
@@ -84,8 +101,25 @@ pub fn read(mut fields: Fields) -> Result<CompletionRequest, Error> {
         suffix,
         settings,
         echo,
+        format,
+        format_field,
+        best_of,
         stream,
     })
+}
+
+/// The most tokens to generate, under OpenAI's or llama.cpp's name; -1 is the remaining context.
+fn length(fields: &mut Fields) -> Result<Option<u32>, Error> {
+    for name in ["max_tokens", "n_predict"] {
+        let Some(value) = fields.take(name) else {
+            continue;
+        };
+        return match value.as_i64() {
+            Some(-1) => Ok(None),
+            _ => integer(name, &value, 0..=u32::MAX).map(Some),
+        };
+    }
+    Ok(Some(MAX_TOKENS))
 }
 
 const EXPECTED: &str = "a string, a list of tokens, or a list of either";
@@ -172,10 +206,12 @@ mod tests {
 {"prompt": []} => prompt: empty
 {"prompt": 1} => prompt: a number
 {"prompt": ["a", 1]} => prompt[1]: a number
-{"best_of": 2} => best_of: expected `n`
+{"n": 3, "best_of": 2} => best_of: at least `n`
+{"best_of": 2, "stream": true} => best_of: omit `stream`
+{"echo": true, "logprobs": 1, "regex": "a"} => regex: `echo`
 {"echo": true, "suffix": "x"} => echo: `suffix`
 {"logprobs": 21} => logprobs: to 20
-{"max_tokens": -1} => max_tokens: from 0
+{"max_tokens": -2} => max_tokens: from 0
 "#;
 
     #[test]

@@ -66,7 +66,14 @@ fn head_of_a_stream_names_it_too() {
 fn strict_configuration_refuses_unknown_members() {
     for (path, body, name) in requests() {
         let request = Request::post(path).with_json(&body);
-        let (head, text) = ask_with(Configuration { strict: true }, &script(), request);
+        let (head, text) = ask_with(
+            Configuration {
+                strict: true,
+                ..Configuration::default()
+            },
+            &script(),
+            request,
+        );
         assert_eq!(
             (head.status(), head.header(ignored::HEADER)),
             (400, None),
