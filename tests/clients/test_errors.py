@@ -47,7 +47,7 @@ def test_unknown_model_gets_404():
         ({"n": 1_000_000}, "n"),
         ({"stop": 5}, "stop"),
         ({"stop": ["x", 5]}, "stop"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"max_completion_tokens": "many"}, "max_completion_tokens"),
         ({"seed": "x"}, "seed"),
         ({"stream": "yes"}, "stream"),
