@@ -118,7 +118,7 @@ run: plugins
 	@exec "$(CORRAL_BIN)" serve --model "$(MODEL)" --store "$(STORE)" --listen $(LISTEN) --admin $(ADMIN) \
 	  --plugin /generate="$(CORRAL_PLUGINS)/generate.wasm" \
 	  --plugin /="$(CORRAL_PLUGINS)/openai.wasm" --error-format /=openai \
-	  --plugin /hello="$(CORRAL_PLUGINS)/hello.wasm"
+	  --plugin /api="$(CORRAL_PLUGINS)/ollama.wasm" --plugin /hello="$(CORRAL_PLUGINS)/hello.wasm"
 
 lint:
 	@$(SETUP); cargo fmt --all --check

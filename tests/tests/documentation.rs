@@ -49,7 +49,8 @@ make() {
       model=models/tiny/tiny.gguf
       [ $# = 1 ] || model=${2#MODEL=}
       serve --model "$model" --store make-run --plugin /generate="$PLUGINS/generate.wasm" \
-        --plugin /v1="$PLUGINS/openai.wasm" --plugin /hello="$PLUGINS/hello.wasm" ;;
+        --plugin /v1="$PLUGINS/openai.wasm" --plugin /api="$PLUGINS/ollama.wasm" \
+        --plugin /hello="$PLUGINS/hello.wasm" ;;
   esac
 }
 curl() { command curl --fail-with-body "$@"; }
@@ -90,7 +91,12 @@ impl Scratch {
         let dir = scratch_dir();
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let link = |from: PathBuf, to: PathBuf| symlink(from, to).expect("own directory");
-        for crate_dir in ["examples/chat", "examples/hello", "plugins/openai"] {
+        for crate_dir in [
+            "examples/chat",
+            "examples/hello",
+            "plugins/ollama",
+            "plugins/openai",
+        ] {
             std::fs::create_dir_all(dir.join(crate_dir)).expect("own directory");
             let manifest = format!("{crate_dir}/corral.toml");
             let text = std::fs::read_to_string(root.join(&manifest)).expect("readable");
@@ -178,6 +184,7 @@ fn documents() -> Vec<PathBuf> {
         "README.md",
         "examples/chat/README.md",
         "examples/hello/README.md",
+        "plugins/ollama/README.md",
         "plugins/openai/README.md",
     ];
     let others = others.map(|path| root.join(path));

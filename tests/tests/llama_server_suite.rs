@@ -25,7 +25,13 @@ fn llama_server_suite_passes() {
     let file = std::fs::File::create(&log).expect("created");
     let mut child = Command::new(suite.join("clients/python/bin/python"))
         .args(["-m", "pytest", "-p", "suite", "-p", "no:cacheprovider"])
-        .args(["-q", "--color=no", "--durations=10", "--show-capture=no", "unit"])
+        .args([
+            "-q",
+            "--color=no",
+            "--durations=10",
+            "--show-capture=no",
+            "unit",
+        ])
         .current_dir(&tests)
         .env("PYTHONPATH", modules)
         .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -60,8 +66,12 @@ fn llama_server_suite_passes() {
     let status = status.expect("the suite ends in time");
     assert!(status.success(), "the suite fails: {status}");
     let passed = output.split_once(" passed").expect("a count").0;
-    let passed = passed.rsplit(|letter: char| !letter.is_ascii_digit()).next();
-    let passed: u32 = passed.and_then(|count| count.parse().ok()).expect("a count");
+    let passed = passed
+        .rsplit(|letter: char| !letter.is_ascii_digit())
+        .next();
+    let passed: u32 = passed
+        .and_then(|count| count.parse().ok())
+        .expect("a count");
     assert!(passed >= PASSING, "only {passed} tests passed");
 }
 

@@ -1,4 +1,4 @@
-//! The `openai` plugin with the official Python and Node clients: runs the suites in `tests/clients` against real
+//! The `openai` and `ollama` plugins with the official Python and Node clients: runs the suites in `tests/clients` against real
 //! servers.
 
 use corral_tests::{Corral, artifacts, run, scratch_dir};
@@ -82,7 +82,8 @@ fn reasoning_model() -> PathBuf {
 
 fn start(arguments: &[&str]) -> Corral {
     let routes = ["/"];
-    let plugins = routes.map(|route| (route, "openai"));
+    let mut plugins = routes.map(|route| (route, "openai")).to_vec();
+    plugins.push(("/api", "ollama"));
     let formats = routes.map(|route| format!("{route}=openai"));
     let formats = formats.iter().flat_map(|format| ["--error-format", format]);
     let mut all: Vec<_> = formats.chain(arguments.iter().copied()).collect();

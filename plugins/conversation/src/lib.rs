@@ -10,6 +10,7 @@ mod chat_request;
 mod control_tags;
 pub mod generation;
 pub mod ids;
+pub mod infill;
 pub mod message;
 mod output_parser;
 mod prompt;

@@ -1,6 +1,5 @@
 //! `/v1/completions`.
 
-pub mod infill;
 mod prompt_logprobs;
 mod request;
 mod response;

@@ -310,7 +310,7 @@ impl Fields {
     /// Reads an integer within the range.
     pub fn integer<T>(&mut self, name: &str, range: RangeInclusive<T>) -> Result<Option<T>, Error>
     where
-        T: TryFrom<u64> + PartialOrd + Display,
+        T: TryFrom<i128> + PartialOrd + Display,
     {
         let value = self.take(name);
         value
@@ -355,13 +355,14 @@ pub fn wrong_type(path: &str, expected: &str, found: &Value) -> Error {
 /// Converts the value at `path` to an integer within the range.
 pub fn integer<T>(path: &str, value: &Value, range: RangeInclusive<T>) -> Result<T, Error>
 where
-    T: TryFrom<u64> + PartialOrd + Display,
+    T: TryFrom<i128> + PartialOrd + Display,
 {
     let Value::Number(number) = value else {
         return Err(wrong_type(path, "an integer", value));
     };
-    number
-        .as_u64()
+    let negative = || number.as_i64().map(i128::from);
+    let found = number.as_u64().map(i128::from).or_else(negative);
+    found
         .and_then(|value| T::try_from(value).ok())
         .filter(|value| range.contains(value))
         .ok_or_else(|| {

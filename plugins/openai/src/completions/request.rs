@@ -4,14 +4,13 @@ use corral_sdk::fields::{Fields, integer, out_of_range, wrong_type};
 use corral_sdk::{Error, Model, Token};
 use serde_json::Value;
 
-use super::infill;
 use super::prompt_logprobs::Echo;
 use crate::shared_fields::{HINTS, STREAM_FIELDS, StreamOptions, ignore, stream_options};
 use crate::structured;
 use crate::tokenize::read_tokens;
 use conversation::generation::settings::CHOICE_LIMIT;
 use conversation::generation::{Settings, settings};
-use conversation::{Format, unsupported};
+use conversation::{Format, infill, unsupported};
 
 /// The default of OpenAI's API.
 const MAX_TOKENS: u32 = 16;

@@ -3,7 +3,7 @@
 use corral_sdk::fields::Fields;
 use corral_sdk::{Error, Model, Token};
 
-use crate::completions::infill;
+use conversation::infill;
 
 /// The members of a request that make the prompt.
 pub struct InfillInput {

@@ -2,7 +2,7 @@
 
 use corral_sdk::{Error, Model, Token};
 
-use conversation::unsupported;
+use crate::unsupported;
 
 /// The control tokens of known model families: before the prompt, before the suffix, before the
 /// middle.

@@ -1,0 +1,104 @@
+//! Answers of chat and generate: one object, or a line of JSON for each part.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use corral_sdk::{Error, EventWriter, Outcome, Response};
+use serde_json::{Map, Value};
+
+use conversation::FinishReason;
+
+use crate::error;
+
+/// What the last object of an answer says about its generation.
+#[derive(Debug, Clone, Copy)]
+pub struct Summary {
+    pub finish: FinishReason,
+    pub prompt_tokens: u32,
+    pub generated_tokens: u32,
+    pub prefill: Duration,
+    pub decode: Duration,
+}
+
+impl Summary {
+    pub fn new(outcome: Outcome) -> Self {
+        Summary {
+            finish: outcome.finish.into(),
+            prompt_tokens: outcome.prompt_tokens,
+            generated_tokens: outcome.generated_tokens,
+            prefill: Duration::from_nanos(outcome.prefill_time),
+            decode: Duration::from_nanos(outcome.decode_time),
+        }
+    }
+}
+
+/// The members that every object of an answer has, and the times that the last one reports.
+pub struct Frame {
+    /// The client's name of the model.
+    name: String,
+    start: Instant,
+    load: Duration,
+}
+
+impl Frame {
+    /// `start`: when the request arrived. The model is open now.
+    pub fn new(name: String, start: Instant) -> Self {
+        Frame {
+            name,
+            start,
+            load: start.elapsed(),
+        }
+    }
+
+    /// An object with these members of the part.
+    pub fn object(&self, part: Value, done: bool) -> Map<String, Value> {
+        let now = humantime::format_rfc3339_nanos(SystemTime::now());
+        let mut object = Map::new();
+        object.insert("model".to_owned(), self.name.as_str().into());
+        object.insert("created_at".to_owned(), now.to_string().into());
+        if let Value::Object(part) = part {
+            object.extend(part);
+        }
+        object.insert("done".to_owned(), done.into());
+        object
+    }
+
+    /// The last object.
+    pub fn last(&self, part: Value, summary: Summary) -> Map<String, Value> {
+        let mut object = self.object(part, true);
+        let reason = match summary.finish {
+            FinishReason::Length => "length",
+            FinishReason::End | FinishReason::Stop | FinishReason::ToolCalls => "stop",
+        };
+        object.insert("done_reason".to_owned(), reason.into());
+        for (name, value) in [
+            ("total_duration", nanoseconds(self.start.elapsed())),
+            ("load_duration", nanoseconds(self.load)),
+            ("prompt_eval_count", summary.prompt_tokens.into()),
+            ("prompt_eval_duration", nanoseconds(summary.prefill)),
+            ("eval_count", summary.generated_tokens.into()),
+            ("eval_duration", nanoseconds(summary.decode)),
+        ] {
+            object.insert(name.to_owned(), value.into());
+        }
+        object
+    }
+
+    /// The answer to a request without a prompt, which only loads the model.
+    pub fn loaded(&self, part: Value) -> Response {
+        let mut object = self.object(part, true);
+        object.insert("done_reason".to_owned(), "load".into());
+        Response::json(&object)
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Streams lines. An error becomes the last one.
+pub fn lines(send: impl AsyncFnOnce(&mut EventWriter) -> Result<(), Error> + 'static) -> Response {
+    Response::json_lines(async move |lines| match send(lines).await {
+        Ok(()) => Ok(()),
+        Err(error) => lines.json_line(&error::body(&error)).await,
+    })
+}

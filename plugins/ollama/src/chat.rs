@@ -1,0 +1,144 @@
+//! `/api/chat`.
+
+use std::time::Instant;
+
+use corral_sdk::fields::Fields;
+use corral_sdk::template::Chat;
+use corral_sdk::{Error, EventWriter, Model, Response};
+use serde_json::{Map, Value, json};
+
+use conversation::tools::Tool;
+use conversation::{AnswerStream, ChatRequest, OutputPart, Tools};
+
+use crate::answer::{self, Frame};
+use crate::options::{SharedMembers, reasoning_variables};
+use crate::{messages, models};
+
+pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
+    let start = Instant::now();
+    let shared = SharedMembers::read(&mut fields)?;
+    let messages = messages::read(fields.list("messages")?.unwrap_or_default())?;
+    let tools = Tools::new(Tools::list(&mut fields, tool)?, None, true)?;
+    let model = Model::open(&models::resolve(&shared.name)?).await?;
+    let frame = Frame::new(shared.name, start);
+    if messages.is_empty() {
+        return Ok(frame.loaded(json!({"message": {"role": "assistant", "content": ""}})));
+    }
+    let template_kwargs = reasoning_variables(shared.think.as_ref(), model.name(), &model)?;
+    let request = ChatRequest {
+        model: Some(model.name().to_owned()),
+        chat: Chat {
+            messages,
+            ..Chat::default()
+        },
+        template_kwargs,
+        tools,
+        format: shared.format,
+        settings: shared.settings,
+        continue_final: false,
+        messages_field: "messages",
+        format_field: "format",
+    };
+    let answers = request.start().await?;
+    match shared.stream {
+        true => Ok(answer::lines(async move |lines| {
+            stream(answers, &frame, lines).await
+        })),
+        false => whole(answers, &frame).await,
+    }
+}
+
+/// Reads a tool, without members that the API does not define.
+fn tool(mut tool: Fields) -> Result<Tool, Error> {
+    let mut function = tool.required_object("function")?;
+    let path = function.path("");
+    let mut known = Map::new();
+    for name in ["name", "description", "parameters"] {
+        if let Some(value) = function.take(name) {
+            known.insert(name.to_owned(), value);
+        }
+    }
+    let path = path.trim_end_matches('.').to_owned();
+    Tool::read(Fields::at(path, known.into())?, "parameters")
+}
+
+async fn whole(mut answers: AnswerStream, frame: &Frame) -> Result<Response, Error> {
+    let collected = answers.collect().await?;
+    let found = collected.into_iter().next().unwrap_or_default();
+    let mut message = json!({"role": "assistant", "content": found.content});
+    if !found.reasoning.is_empty() {
+        message["thinking"] = found.reasoning.into();
+    }
+    if !found.calls.is_empty() {
+        let calls = found.calls.iter();
+        message["tool_calls"] = calls.map(|one| call(&one.name, &one.arguments)).collect();
+    }
+    let summary = answer::Summary::new(answers.outcome(0)?);
+    Ok(Response::json(
+        &frame.last(json!({"message": message}), summary),
+    ))
+}
+
+async fn stream(
+    mut answers: AnswerStream,
+    frame: &Frame,
+    lines: &mut EventWriter,
+) -> Result<(), Error> {
+    // The API has no parts of calls: a call is sent when it is complete.
+    let mut pending: Option<(String, String)> = None;
+    while let Some(delta) = answers.next().await? {
+        for part in delta.parts {
+            let ended = match (&part, &mut pending) {
+                (OutputPart::Arguments(text), Some((_, arguments))) => {
+                    arguments.push_str(text);
+                    None
+                }
+                (_, pending) => pending.take(),
+            };
+            if let Some((name, arguments)) = ended {
+                send_call(&name, &arguments, frame, lines).await?;
+            }
+            let message = match part {
+                OutputPart::Content(text) => json!({"role": "assistant", "content": text}),
+                OutputPart::Reasoning(text) => {
+                    json!({"role": "assistant", "content": "", "thinking": text})
+                }
+                OutputPart::ToolCall(name) => {
+                    pending = Some((name, String::new()));
+                    continue;
+                }
+                OutputPart::Arguments(_) => continue,
+            };
+            lines
+                .json_line(&frame.object(json!({"message": message}), false))
+                .await?;
+        }
+    }
+    if let Some((name, arguments)) = pending {
+        send_call(&name, &arguments, frame, lines).await?;
+    }
+    let summary = answer::Summary::new(answers.outcome(0)?);
+    let message = json!({"role": "assistant", "content": ""});
+    lines
+        .json_line(&frame.last(json!({"message": message}), summary))
+        .await
+}
+
+async fn send_call(
+    name: &str,
+    arguments: &str,
+    frame: &Frame,
+    lines: &mut EventWriter,
+) -> Result<(), Error> {
+    let calls = [call(name, arguments)];
+    let message = json!({"role": "assistant", "content": "", "tool_calls": calls});
+    lines
+        .json_line(&frame.object(json!({"message": message}), false))
+        .await
+}
+
+/// A call, whose arguments are an object here, not text.
+fn call(name: &str, arguments: &str) -> Value {
+    let arguments = conversation::message::parse_arguments(arguments);
+    json!({"function": {"name": name, "arguments": arguments}})
+}

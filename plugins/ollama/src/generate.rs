@@ -1,0 +1,158 @@
+//! `/api/generate`.
+
+use std::time::Instant;
+
+use corral_sdk::fields::Fields;
+use corral_sdk::template::Chat;
+use corral_sdk::{Error, EventWriter, Model, Response, Token};
+use serde_json::json;
+
+use conversation::generation::Choices;
+use conversation::{AnswerStream, ChatRequest, OutputPart, Tools, infill, unsupported};
+
+use crate::answer::{self, Frame, Summary};
+use crate::options::{SharedMembers, reasoning_variables};
+use crate::{messages, models};
+
+pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
+    let start = Instant::now();
+    let shared = SharedMembers::read(&mut fields)?;
+    let prompt = fields.text("prompt")?.unwrap_or_default();
+    let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
+    let system = fields.text("system")?.filter(|system| !system.is_empty());
+    let raw = fields.flag("raw")?;
+    messages::reject_images(&mut fields)?;
+    if fields
+        .text("template")?
+        .is_some_and(|text| !text.is_empty())
+    {
+        return Err(unsupported("template", "the model's own template is used"));
+    }
+    if fields.list("context")?.is_some_and(|list| !list.is_empty()) {
+        let why = "it is deprecated; expected the earlier messages in `/api/chat`";
+        return Err(unsupported("context", why));
+    }
+    let model = Model::open(&models::resolve(&shared.name)?).await?;
+    let frame = Frame::new(shared.name.clone(), start);
+    if prompt.is_empty() {
+        return Ok(frame.loaded(json!({"response": ""})));
+    }
+    let text = match (&suffix, raw) {
+        (Some(suffix), _) => Some(infill::tokens(&prompt, suffix, &model)?),
+        (None, true) => Some(model.tokenize_trusted(&prompt)?),
+        (None, false) => None,
+    };
+    match text {
+        Some(mut tokens) => {
+            model.add_begin_token(&mut tokens);
+            respond_raw(tokens, shared, &model, frame).await
+        }
+        None => respond_chat(prompt, system, shared, &model, frame).await,
+    }
+}
+
+/// Answers a prompt in the model's chat template.
+async fn respond_chat(
+    prompt: String,
+    system: Option<String>,
+    shared: SharedMembers,
+    model: &Model,
+    frame: Frame,
+) -> Result<Response, Error> {
+    let mut chat = Chat::new();
+    if let Some(system) = system {
+        chat = chat.message("system", &system);
+    }
+    let request = ChatRequest {
+        model: Some(model.name().to_owned()),
+        chat: chat.message("user", &prompt),
+        template_kwargs: reasoning_variables(shared.think.as_ref(), model.name(), model)?,
+        tools: Tools::default(),
+        format: shared.format,
+        settings: shared.settings,
+        continue_final: false,
+        messages_field: "prompt",
+        format_field: "format",
+    };
+    let mut answers = request.start().await?;
+    if shared.stream {
+        return Ok(answer::lines(async move |lines| {
+            stream_chat(answers, &frame, lines).await
+        }));
+    }
+    let collected = answers.collect().await?;
+    let found = collected.into_iter().next().unwrap_or_default();
+    let mut part = json!({"response": found.content});
+    if !found.reasoning.is_empty() {
+        part["thinking"] = found.reasoning.into();
+    }
+    let summary = Summary::new(answers.outcome(0)?);
+    Ok(Response::json(&frame.last(part, summary)))
+}
+
+async fn stream_chat(
+    mut answers: AnswerStream,
+    frame: &Frame,
+    lines: &mut EventWriter,
+) -> Result<(), Error> {
+    while let Some(delta) = answers.next().await? {
+        for part in delta.parts {
+            let part = match part {
+                OutputPart::Content(text) => json!({"response": text}),
+                OutputPart::Reasoning(text) => json!({"response": "", "thinking": text}),
+                OutputPart::ToolCall(_) | OutputPart::Arguments(_) => continue,
+            };
+            lines.json_line(&frame.object(part, false)).await?;
+        }
+    }
+    let summary = Summary::new(answers.outcome(0)?);
+    let last = frame.last(json!({"response": ""}), summary);
+    lines.json_line(&last).await
+}
+
+/// Continues tokens without a template.
+async fn respond_raw(
+    tokens: Vec<Token>,
+    shared: SharedMembers,
+    model: &Model,
+    frame: Frame,
+) -> Result<Response, Error> {
+    let constraint = shared.format.constraint(model, "format").await?;
+    let mut choices = Choices::start(
+        model,
+        "prompt",
+        &[tokens],
+        &shared.settings,
+        constraint.as_ref(),
+    )?;
+    if shared.stream {
+        return Ok(answer::lines(async move |lines| {
+            stream_raw(choices, &frame, lines).await
+        }));
+    }
+    choices.read_whole();
+    let mut text = String::new();
+    while let Some(delta) = choices.next().await? {
+        text += &delta.text;
+    }
+    let summary = Summary::new(choices.outcome(0)?);
+    Ok(Response::json(
+        &frame.last(json!({"response": text}), summary),
+    ))
+}
+
+async fn stream_raw(
+    mut choices: Choices,
+    frame: &Frame,
+    lines: &mut EventWriter,
+) -> Result<(), Error> {
+    while let Some(delta) = choices.next().await? {
+        if !delta.text.is_empty() {
+            let part = json!({"response": delta.text});
+            lines.json_line(&frame.object(part, false)).await?;
+        }
+    }
+    let summary = Summary::new(choices.outcome(0)?);
+    let last = frame.last(json!({"response": ""}), summary);
+    lines.json_line(&last).await
+}
