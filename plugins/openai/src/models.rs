@@ -70,13 +70,13 @@ pub async fn show(name: &str, configuration: &Configuration) -> Result<Response,
 fn model_json(name: &str, model: Option<&Model>, configuration: &Configuration) -> Value {
     let aliases = configuration.aliases.iter();
     let aliases = aliases.filter(|(_, model)| model == name);
-    let aliases: Vec<_> = aliases.map(|(alias, _)| alias).collect();
+    let aliases: Vec<_> = aliases.map(|(alias, _)| alias.as_str()).collect();
     let mut json = json!({
         "id": name,
         "object": "model",
         "created": now(),
         "owned_by": "corral",
-        "aliases": aliases,
+        "aliases": [&[name][..], &aliases].concat(),
     });
     if let Some(info) = model.map(Model::info) {
         json["max_model_len"] = info.context.into();

@@ -97,7 +97,7 @@ fn api(path: &str) -> Option<fn(Fields) -> Responding> {
         "/v1/rerank" | "/rerank" | "/v1/reranking" | "/reranking" | "/v2/rerank" => {
             |fields| Box::pin(rerank::respond(fields))
         }
-        "/v1/responses" => |fields| Box::pin(responses::respond(fields)),
+        "/v1/responses" | "/responses" => |fields| Box::pin(responses::respond(fields)),
         "/v1/messages" => |fields| Box::pin(messages::respond(fields)),
         "/tokenize" => |fields| Box::pin(tokenize::tokenize(fields)),
         "/detokenize" => |fields| Box::pin(tokenize::detokenize(fields)),

@@ -60,9 +60,9 @@ pub fn respond(mut answers: AnswerStream, logprobs: bool, options: StreamOptions
     })
 }
 
-/// The first delta of a choice.
+/// The first delta of a choice. Its content is null, as clients of llama.cpp's server expect.
 fn role() -> Value {
-    json!({"role": "assistant", "content": "", "refusal": null})
+    json!({"role": "assistant", "content": null, "refusal": null})
 }
 
 impl Stream {

@@ -197,7 +197,7 @@ fn aliases_and_unknown_models_follow_the_configuration() {
     }
     let (_, text) = ask_with(configuration(false), &script, Request::get("/v1/models"));
     let models: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(models["data"][0]["aliases"], json!(["gpt-4o"]));
+    assert_eq!(models["data"][0]["aliases"], json!(["scripted", "gpt-4o"]));
 }
 
 #[test]
