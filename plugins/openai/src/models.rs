@@ -71,12 +71,13 @@ fn model_json(name: &str, model: Option<&Model>, configuration: &Configuration) 
     let aliases = configuration.aliases.iter();
     let aliases = aliases.filter(|(_, model)| model == name);
     let aliases: Vec<_> = aliases.map(|(alias, _)| alias.as_str()).collect();
+    let names = [&[name][..], &aliases].concat();
     let mut json = json!({
         "id": name,
         "object": "model",
         "created": now(),
         "owned_by": "corral",
-        "aliases": [&[name][..], &aliases].concat(),
+        "aliases": names,
     });
     if let Some(info) = model.map(Model::info) {
         json["max_model_len"] = info.context.into();
