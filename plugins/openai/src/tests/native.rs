@@ -238,10 +238,11 @@ fn chat_can_be_rendered_counted_and_continued() {
     let messages =
         json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He"}]);
     let script = script().answers("assistant\nHe", "llo");
-    let body = json!({"messages": messages, "continue_final_message": true});
+    let mut body = json!({"messages": messages, "continue_final_message": true});
     let (_, answer) = post(&script, "/apply-template", &body);
     let prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHe";
     assert_eq!(answer["prompt"], prompt);
+    body["add_generation_prompt"] = false.into();
     let (_, answer) = post(&script, "/chat/completions", &body);
     assert_eq!(answer["choices"][0]["message"]["content"], "llo");
     let body = json!({"messages": messages, "add_generation_prompt": false});
