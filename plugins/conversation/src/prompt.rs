@@ -60,6 +60,7 @@ pub fn check_names(chat: &Chat, tokens: &[Token], model: &Model) -> Result<(), E
 /// where that text begins.
 pub fn take_final_text(chat: &mut Chat, messages_field: &str) -> Result<String, Error> {
     let last = chat.messages.pop().unwrap_or_default();
+    chat.add_generation_prompt = true;
     match &last["content"] {
         Value::String(text)
             if last["role"] == "assistant"

@@ -105,8 +105,7 @@ pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
 
     let chat = Chat {
         messages: messages::read(messages)?,
-        // A continued message comes after the tokens that begin an answer.
-        add_generation_prompt: continue_final || add_generation_prompt.unwrap_or(true),
+        add_generation_prompt: add_generation_prompt.unwrap_or(true),
         ..Chat::default()
     };
     Ok(ChatCompletionRequest {
