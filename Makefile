@@ -117,7 +117,7 @@ run: plugins
 	@echo '  corral deploy examples/chat --store "$$STORE"'
 	@exec "$(CORRAL_BIN)" serve --model "$(MODEL)" --store "$(STORE)" --listen $(LISTEN) --admin $(ADMIN) \
 	  --plugin /generate="$(CORRAL_PLUGINS)/generate.wasm" \
-	  $(foreach route,/v1 /tokenize /detokenize,--plugin $(route)="$(CORRAL_PLUGINS)/openai.wasm" --error-format $(route)=openai) \
+	  --plugin /="$(CORRAL_PLUGINS)/openai.wasm" --error-format /=openai \
 	  --plugin /api="$(CORRAL_PLUGINS)/ollama.wasm" --plugin /hello="$(CORRAL_PLUGINS)/hello.wasm"
 
 lint:
@@ -133,7 +133,8 @@ test: lint plugins
 	@cargo test --manifest-path plugins/Cargo.toml
 	@cargo test --manifest-path plugins/componentize/Cargo.toml
 	@CORRAL_CLIENTS=$$(tests/clients/setup.sh); CORRAL_PROMTOOL=$$(tests/promtool.sh); \
-	  export CORRAL_CLIENTS CORRAL_PROMTOOL; \
+	  CORRAL_LLAMA_SERVER_SUITE=$$(tests/clients/llama_server/setup.sh); \
+	  export CORRAL_CLIENTS CORRAL_PROMTOOL CORRAL_LLAMA_SERVER_SUITE; \
 	  $(SETUP); cargo test $(CARGO_FLAGS)
 
 # Tests of the GPU code without a GPU, by Vulkan on the CPU. It builds llama.cpp and the engine again, beside the other

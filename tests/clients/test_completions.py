@@ -114,7 +114,7 @@ def test_stream_joins_to_whole_text(seed):
         ({"prompt": [[1, "x"]]}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[100_000]]}, "prompt"),
-        ({"best_of": 3}, "best_of"),
+        ({"n": 3, "best_of": 2}, "best_of"),
         ({"n": 0}, "n"),
         ({"logprobs": 100}, "logprobs"),
         ({"max_tokens": -2}, "max_tokens"),

@@ -98,7 +98,7 @@ def test_invalid_value_is_named(more, param):
         {"audio": {"voice": "alloy", "format": "wav"}},
         {"web_search_options": {}},
         {"functions": [{"name": "calculator"}]},
-        {"extra_body": {"continue_final_message": True}},
+        {"extra_body": {"use_beam_search": True}},
         {"extra_body": {"min_tokens": 5}},
         {"extra_body": {"samplers": ["top_k"]}},
     ],

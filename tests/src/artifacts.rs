@@ -1,6 +1,6 @@
 //! Paths of the binary, the components and the model.
 //!
-//! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS`, `CORRAL_CLIENTS` and `CORRAL_PROMTOOL`. The defaults are where `make`
+//! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS`, `CORRAL_CLIENTS`, `CORRAL_LLAMA_SERVER_SUITE` and `CORRAL_PROMTOOL`. The defaults are where `make`
 //! puts them: the binary beside the test binaries, `plugins` in the target directory, and the model
 //! of this checkout (`CORRAL_MODEL` names another).
 
@@ -81,6 +81,15 @@ pub fn clients() -> PathBuf {
     let dir = std::env::var_os("CORRAL_CLIENTS").map(PathBuf::from);
     dir.filter(|dir| dir.is_dir()).expect(
         "run `make test`, or set CORRAL_CLIENTS to the directory that tests/clients/setup.sh prints",
+    )
+}
+
+/// The directory with the suite of llama.cpp's server. `make test` fills it with
+/// `tests/clients/llama_server/setup.sh`.
+pub fn llama_server_suite() -> PathBuf {
+    let dir = std::env::var_os("CORRAL_LLAMA_SERVER_SUITE").map(PathBuf::from);
+    dir.filter(|dir| dir.is_dir()).expect(
+        "run `make test`, or set CORRAL_LLAMA_SERVER_SUITE to the directory that tests/clients/llama_server/setup.sh prints",
     )
 }
 

@@ -49,7 +49,7 @@ make() {
       model=models/tiny/tiny.gguf
       [ $# = 1 ] || model=${2#MODEL=}
       serve --model "$model" --store make-run --plugin /generate="$PLUGINS/generate.wasm" \
-        --plugin /v1="$PLUGINS/openai.wasm" --plugin /api="$PLUGINS/ollama.wasm" \
+        --plugin /="$PLUGINS/openai.wasm" --plugin /api="$PLUGINS/ollama.wasm" \
         --plugin /hello="$PLUGINS/hello.wasm" ;;
   esac
 }

@@ -81,7 +81,7 @@ fn reasoning_model() -> PathBuf {
 }
 
 fn start(arguments: &[&str]) -> Corral {
-    let routes = ["/v1", "/tokenize", "/detokenize"];
+    let routes = ["/"];
     let mut plugins = routes.map(|route| (route, "openai")).to_vec();
     plugins.push(("/api", "ollama"));
     let formats = routes.map(|route| format!("{route}=openai"));
@@ -97,7 +97,7 @@ impl Servers {
         let file = scratch_dir().join("keys.toml");
         std::fs::write(&file, "").expect("written");
         let file = file.to_str().expect("UTF-8");
-        let keys = ["/v1", "/generate"].map(|route| {
+        let keys = ["/", "/generate"].map(|route| {
             let tenant = ["keys", "new", "--tenant", "clients", "--deployment", route];
             let ended = run([&tenant[..], &["--append", file]].concat());
             assert_eq!(ended.code, Some(0), "{ended:?}");

@@ -198,6 +198,11 @@ impl AnswerStream {
         Ok(answers)
     }
 
+    /// The number of tokens that an answer has so far.
+    pub fn generated_tokens(&self, index: usize) -> u32 {
+        self.choices.generated_tokens(index)
+    }
+
     /// The outcome of an answer that has ended; otherwise an error.
     pub fn outcome(&self, index: usize) -> Result<Outcome, Error> {
         self.choices.outcome(index)

@@ -13,6 +13,7 @@ use super::reasoning_parser::{CLOSING_TAG, OPENING_TAG, ReasoningParser};
 use super::template_kwargs::TemplateKwargs;
 use super::tools::{CallFormat, CallParser, LarkGrammar, Tools};
 use crate::generation::{Choices, Settings};
+use crate::unsupported;
 
 /// A chat request.
 #[derive(Debug, Default)]
@@ -26,6 +27,8 @@ pub struct ChatRequest {
     pub tools: Tools,
     pub format: Format,
     pub settings: Settings,
+    /// Whether the answer continues the last message, which is the assistant's.
+    pub continue_final: bool,
     /// The API's name of the field for the messages, for errors.
     pub messages_field: &'static str,
     /// The API's name of the field for the format, for errors.
@@ -44,35 +47,92 @@ pub enum Format {
         /// Whether a keyword that cannot be enforced is an error; otherwise it is ignored.
         strict: bool,
     },
+    /// A text that matches this regular expression.
+    Regex(String),
+    /// A text of this grammar in llama.cpp's notation.
+    Gbnf(String),
+    /// A text of this Lark grammar.
+    Lark(String),
 }
 
 impl Format {
     /// The grammar of an answer that has nothing else; `None` for any text.
     pub fn grammar_alone(&self) -> Option<Grammar> {
-        match self {
-            Format::Text => None,
-            Format::JsonObject => Some(Grammar::JsonObject),
-            Format::Schema { schema, strict } => Some(match *strict || ignored::is_strict() {
+        Some(match self {
+            Format::Text => return None,
+            Format::JsonObject => Grammar::JsonObject,
+            Format::Schema { schema, strict } => match *strict || ignored::is_strict() {
                 true => Grammar::JsonSchema(schema.to_string()),
                 false => Grammar::LenientJsonSchema(schema.to_string()),
-            }),
-        }
+            },
+            Format::Regex(expression) => Grammar::Regex(expression.clone()),
+            Format::Gbnf(text) => Grammar::Gbnf(text.clone()),
+            Format::Lark(text) => Grammar::Lark(text.clone()),
+        })
     }
 
-    fn grammar(&self) -> Option<LarkGrammar> {
-        match self {
-            Format::Text => None,
-            Format::JsonObject => Some(LarkGrammar::value(&json!({"type": "object"}), true)),
+    /// Compiles the grammar of an answer that has nothing else, and names the keywords of its schema that are
+    /// ignored. `field`: the API's name of the field for the format.
+    pub async fn constraint(
+        &self,
+        model: &Model,
+        field: &str,
+    ) -> Result<Option<Constraint>, Error> {
+        let Some(grammar) = self.grammar_alone() else {
+            return Ok(None);
+        };
+        let compiled = Constraint::compile(model, grammar).await;
+        let constraint = compiled.map_err(|error| match error {
+            Error::Invalid(text) => invalid_constraint(text, field),
+            other => other,
+        })?;
+        name_ignored_keywords(&constraint, |_| field.to_owned());
+        Ok(Some(constraint))
+    }
+
+    /// The grammar as a part of a larger one. Complete grammars can't be parts.
+    fn part(&self, field: &str) -> Result<Option<LarkGrammar>, Error> {
+        Ok(Some(match self {
+            Format::Text => return Ok(None),
+            Format::JsonObject => LarkGrammar::value(&json!({"type": "object"}), true),
             Format::Schema { schema, strict } => {
-                Some(LarkGrammar::value(schema, *strict || ignored::is_strict()))
+                LarkGrammar::value(schema, *strict || ignored::is_strict())
             }
+            Format::Regex(expression) => LarkGrammar::regex(expression),
+            Format::Gbnf(_) | Format::Lark(_) => {
+                let why = "a whole grammar can't be combined with tools or with reasoning that the \
+                           prompt has begun; omit `tools`, or turn reasoning off";
+                return Err(unsupported(field, why));
+            }
+        }))
+    }
+}
+
+fn invalid_constraint(text: String, field: &str) -> Error {
+    Error::bad_request("invalid-constraint", text).with_field(field)
+}
+
+/// Names the keywords of schemas that a constraint does not enforce, each after the field of its schema, such as
+/// `response_format/properties/a/not`. `field_of`: the field of the schema in a rule of the grammar.
+fn name_ignored_keywords(constraint: &Constraint, field_of: impl Fn(&str) -> String) {
+    for name in constraint.ignored() {
+        match name.split_once('/') {
+            Some((rule, pointer)) => ignored::add(&format!("{}/{pointer}", field_of(rule))),
+            // How many more there are.
+            None => ignored::add(&name),
         }
     }
 }
 
 impl ChatRequest {
-    /// Opens the model, renders the prompt and starts the generations.
-    pub async fn start(mut self) -> Result<AnswerStream, Error> {
+    /// Opens the model and renders the prompt, without generating.
+    pub async fn prompt(mut self) -> Result<(Model, Vec<Token>), Error> {
+        let (model, _, tokens) = self.render().await?;
+        Ok((model, tokens))
+    }
+
+    /// Opens the model, detects its format of calls and renders the prompt.
+    async fn render(&mut self) -> Result<(Model, Option<CallFormat>, Vec<Token>), Error> {
         let model = Model::open_requested(self.model.as_deref()).await?;
         let call_format = match self.tools.are_offered() {
             true => Some(CallFormat::detect(&model)?),
@@ -88,13 +148,29 @@ impl ChatRequest {
         }
         self.chat.variables = std::mem::take(&mut self.template_kwargs).for_template(&model)?;
         self.rename_developer_role(&model);
-        let tokens = prompt::tokens(&self.chat, &model, self.messages_field)?;
+        let opened = match self.continue_final {
+            true => Some(prompt::take_final_text(
+                &mut self.chat,
+                self.messages_field,
+            )?),
+            false => None,
+        };
+        let mut tokens = prompt::tokens(&self.chat, &model, self.messages_field)?;
         prompt::check_names(&self.chat, &tokens, &model)?;
+        if let Some(text) = opened {
+            if prompt::ends_in_reasoning(&tokens, &model)? {
+                tokens.extend(model.tokenize_trusted(&format!("\n{CLOSING_TAG}\n\n"))?);
+            }
+            tokens.extend(model.tokenize(&text)?);
+        }
+        Ok((model, call_format, tokens))
+    }
+
+    /// Opens the model, renders the prompt and starts the generations.
+    pub async fn start(mut self) -> Result<AnswerStream, Error> {
+        let (model, call_format, tokens) = self.render().await?;
         let (reasons, open) = reasoning(&model, &tokens)?;
         let constraint = self.constraint(&model, call_format, open).await?;
-        if let Some(constraint) = &constraint {
-            self.name_ignored_keywords(constraint);
-        }
         let prompts = [tokens];
         let choices = Choices::start(
             &model,
@@ -151,7 +227,11 @@ impl ChatRequest {
         call_format: Option<CallFormat>,
         open: bool,
     ) -> Result<Option<Constraint>, Error> {
-        let format = self.format.grammar();
+        // The host's errors about a grammar alone give the position of a mistake.
+        if call_format.is_none() && !open {
+            return self.format.constraint(model, self.format_field).await;
+        }
+        let format = self.format.part(self.format_field)?;
         let calls = match call_format {
             Some(call_format) if self.tools.are_required() || format.is_some() => {
                 Some(LarkGrammar::calls(&self.tools, call_format, model)?)
@@ -170,20 +250,18 @@ impl ChatRequest {
             (Some(calls), _) => (calls, "tools"),
             (None, Some(format)) => (format, self.format_field),
         };
-        let grammar = match self.format.grammar_alone() {
-            // The host's errors about a schema alone give the position of a mistake.
-            Some(grammar) if call_format.is_none() && !open => grammar,
-            _ => Grammar::Lark(lark.text(model, open)?),
-        };
+        let grammar = Grammar::Lark(lark.text(model, open)?);
         let compiled = Constraint::compile(model, grammar).await;
-        compiled.map(Some).map_err(|error| match error {
+        let constraint = compiled.map_err(|error| match error {
             Error::Invalid(text) => {
                 let (rule, text) = LarkGrammar::schema_error(&text);
                 let field = rule.map_or(field.to_owned(), |rule| self.field_of(rule));
-                Error::bad_request("invalid-constraint", text).with_field(&field)
+                invalid_constraint(text, &field)
             }
             other => other,
-        })
+        })?;
+        name_ignored_keywords(&constraint, |rule| self.field_of(rule));
+        Ok(Some(constraint))
     }
 
     /// The field of the request whose schema is in a rule of [`LarkGrammar`].
@@ -191,20 +269,6 @@ impl ChatRequest {
         match LarkGrammar::tool_of_rule(rule) {
             Some(tool) => format!("tools[{tool}]"),
             None => self.format_field.to_owned(),
-        }
-    }
-
-    /// Names the keywords of schemas that a constraint does not enforce, each after the field of its schema, such as
-    /// `response_format/properties/a/not`.
-    fn name_ignored_keywords(&self, constraint: &Constraint) {
-        for name in constraint.ignored() {
-            match name.split_once('/') {
-                Some((rule, pointer)) => {
-                    ignored::add(&format!("{}/{pointer}", self.field_of(rule)));
-                }
-                // How many more there are.
-                None => ignored::add(&name),
-            }
         }
     }
 }

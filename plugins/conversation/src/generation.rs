@@ -6,7 +6,7 @@ mod logprobs;
 pub mod settings;
 mod usage;
 
-pub use choices::Choices;
+pub use choices::{ChoiceDelta, Choices};
 pub use logit_bias::LogitBias;
 pub use logprobs::{LogprobEntry, TokenLogprob, characters};
 pub use settings::{Settings, check_choice_count};

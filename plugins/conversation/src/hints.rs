@@ -5,7 +5,7 @@
 use corral_sdk::fields::Fields;
 
 /// Members of a request.
-pub const OF_REQUEST: [(&str, &str); 17] = [
+pub const OF_REQUEST: [(&str, &str); 18] = [
     ("user", "the operator identifies clients by API keys"),
     (
         "safety_identifier",
@@ -24,6 +24,7 @@ pub const OF_REQUEST: [(&str, &str); 17] = [
     ("prompt_cache_options", "prefixes are always cached"),
     ("cache_control", "prefixes are always cached"),
     ("cache_prompt", "prefixes are always cached"),
+    ("n_cache_reuse", "prefixes are always cached"),
     ("id_slot", "there are no slots"),
     (
         "spaces_between_special_tokens",

@@ -56,6 +56,27 @@ pub fn check_names(chat: &Chat, tokens: &[Token], model: &Model) -> Result<(), E
     Ok(())
 }
 
+/// Removes the last message, which is the assistant's, and returns its text. The prompt without it ends
+/// where that text begins.
+pub fn take_final_text(chat: &mut Chat, messages_field: &str) -> Result<String, Error> {
+    let last = chat.messages.pop().unwrap_or_default();
+    chat.add_generation_prompt = true;
+    match &last["content"] {
+        Value::String(text)
+            if last["role"] == "assistant"
+                && last.get("tool_calls").is_none()
+                && !chat.messages.is_empty() =>
+        {
+            Ok(text.clone())
+        }
+        _ => {
+            let text = "the last message can't be continued; expected a message of the assistant with text and \
+                        without tool calls, after another message";
+            Err(Error::bad_request("no-final-text", text).with_field(messages_field))
+        }
+    }
+}
+
 /// Replaces arguments by JSON text. Returns whether there were any.
 fn arguments_as_text(messages: &mut [Value]) -> bool {
     let mut any = false;

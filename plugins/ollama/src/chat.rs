@@ -35,6 +35,7 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
         tools,
         format: shared.format,
         settings: shared.settings,
+        continue_final: false,
         messages_field: "messages",
         format_field: "format",
     };

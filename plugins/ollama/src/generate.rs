@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use corral_sdk::fields::Fields;
 use corral_sdk::template::Chat;
-use corral_sdk::{Constraint, Error, EventWriter, Model, Response, Token};
+use corral_sdk::{Error, EventWriter, Model, Response, Token};
 use serde_json::json;
 
 use conversation::generation::Choices;
-use conversation::{AnswerStream, ChatRequest, Format, OutputPart, Tools, infill, unsupported};
+use conversation::{AnswerStream, ChatRequest, OutputPart, Tools, infill, unsupported};
 
 use crate::answer::{self, Frame, Summary};
 use crate::options::{SharedMembers, reasoning_variables};
@@ -70,6 +70,7 @@ async fn respond_chat(
         tools: Tools::default(),
         format: shared.format,
         settings: shared.settings,
+        continue_final: false,
         messages_field: "prompt",
         format_field: "format",
     };
@@ -116,7 +117,7 @@ async fn respond_raw(
     model: &Model,
     frame: Frame,
 ) -> Result<Response, Error> {
-    let constraint = constraint(&shared.format, model).await?;
+    let constraint = shared.format.constraint(model, "format").await?;
     let mut choices = Choices::start(
         model,
         "prompt",
@@ -154,15 +155,4 @@ async fn stream_raw(
     let summary = Summary::new(choices.outcome(0)?);
     let last = frame.last(json!({"response": ""}), summary);
     lines.json_line(&last).await
-}
-
-async fn constraint(format: &Format, model: &Model) -> Result<Option<Constraint>, Error> {
-    let Some(grammar) = format.grammar_alone() else {
-        return Ok(None);
-    };
-    let compiled = Constraint::compile(model, grammar).await;
-    compiled.map(Some).map_err(|error| match error {
-        Error::Invalid(text) => Error::bad_request("invalid-constraint", text).with_field("format"),
-        other => other,
-    })
 }

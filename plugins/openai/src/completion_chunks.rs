@@ -1,10 +1,11 @@
 //! The events of streamed chat completions and completions.
 
-use corral_sdk::{Error, EventWriter, Model};
+use corral_sdk::{Error, EventWriter, Model, Outcome};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::sse::DONE;
+use crate::timings::{self, SYSTEM_FINGERPRINT};
 use conversation::generation::Usage;
 use conversation::ids::{now, unique_id};
 
@@ -37,6 +38,7 @@ impl CompletionChunks {
             "object": self.object,
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
             "choices": choices,
         });
         if self.usage {
@@ -45,11 +47,17 @@ impl CompletionChunks {
         chunk
     }
 
-    /// Writes the events after all choices.
-    pub async fn close(&self, usage: Usage, events: &mut EventWriter) -> Result<(), Error> {
+    /// Writes the events after all choices. `first`: the outcome of the first one.
+    pub async fn close(
+        &self,
+        usage: Usage,
+        first: &Outcome,
+        events: &mut EventWriter,
+    ) -> Result<(), Error> {
         if self.usage {
             let mut last = self.chunk(&[(); 0]);
             last["usage"] = usage.to_json();
+            last["timings"] = timings::of_outcome(first);
             events.json(&last).await?;
         }
         events.data(DONE).await

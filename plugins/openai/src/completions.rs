@@ -11,9 +11,19 @@ use corral_sdk::{Error, Model, Response};
 use conversation::generation::{Choices, check_choice_count};
 
 pub async fn respond(fields: Fields) -> Result<Response, Error> {
-    let request = request::read(fields)?;
+    let mut request = request::read(fields)?;
     let model = Model::open_requested(request.model.as_deref()).await?;
     let prompts = request::prompts(&request.prompt, request.suffix.as_deref(), &model)?;
+    let constraint = request
+        .format
+        .constraint(&model, request.format_field)
+        .await?;
+    let (returned, logprobs) = (request.settings.n, request.settings.logprobs);
+    if let Some(best_of) = request.best_of {
+        request.settings.n = best_of;
+        // The ranking needs them.
+        request.settings.logprobs = logprobs.or(Some(0));
+    }
     check_choice_count(prompts.len(), request.settings.n)?;
     let settings = &request.settings;
     let generates = settings.max_tokens != Some(0);
@@ -27,7 +37,7 @@ pub async fn respond(fields: Fields) -> Result<Response, Error> {
     };
     let mut sequences = Vec::new();
     if request.echo
-        && let Some(top) = settings.logprobs
+        && let Some(top) = logprobs
     {
         prompt_logprobs::check(&prompts, top).map_err(|error| error.with_field("prompt"))?;
         let scored = prompt_logprobs::score(&model, &prompts, top, generates).await?;
@@ -39,15 +49,16 @@ pub async fn respond(fields: Fields) -> Result<Response, Error> {
     let choices = match (generates, sequences.is_empty()) {
         (false, _) => Choices::empty(&model, &prompts, settings.n),
         (true, false) => Choices::continue_from(&model, sequences, settings)?,
-        (true, true) => Choices::start(&model, "prompt", &prompts, settings, None)?,
+        (true, true) => Choices::start(&model, "prompt", &prompts, settings, constraint.as_ref())?,
     };
     let format = response::ResponseShape {
-        logprobs: settings.logprobs,
+        logprobs,
+        returned: returned as usize,
         per_prompt: settings.n as usize,
         echo,
     };
     match request.stream {
-        Some(usage) => Ok(stream::respond(choices, format, usage)),
+        Some(options) => Ok(stream::respond(choices, format, options)),
         None => response::respond(choices, &format).await,
     }
 }

@@ -1,13 +1,25 @@
 //! The deployment's configuration of this plugin: `[configuration]` in `corral.toml`.
 
 use corral_sdk::Error;
+use serde_json::{Map, Value};
 
 /// The configuration.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Configuration {
     /// Whether to refuse request members that have no effect, instead of naming them in the response.
     pub strict: bool,
+    /// Further names of models, each with the model's own name.
+    pub aliases: Vec<(String, String)>,
+    /// Whether a request for an unknown model gets the default model.
+    pub accept_unknown_models: bool,
+    /// The number of requests that `/props` tells its clients to send at a time.
+    pub slots: Option<u32>,
+    /// Members for requests that generate and lack them: `temperature`, `seed`, `max_tokens`.
+    pub defaults: Map<String, Value>,
 }
+
+/// The variables with members for requests that lack them.
+const DEFAULTS: [&str; 3] = ["temperature", "seed", "max_tokens"];
 
 impl Configuration {
     /// Reads the environment variables of the deployment.
@@ -16,32 +28,113 @@ impl Configuration {
     }
 
     fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
-        let strict = match variable("strict").as_deref() {
-            None | Some("false") => false,
-            Some("true") => true,
-            Some(other) => {
-                let text = format!(
-                    "the deployment's configuration has strict = {other:?}; expected \"true\" or \"false\""
-                );
-                return Err(Error::Failed(text));
-            }
+        let word = |name: &str, words: [&str; 2]| match variable(name).as_deref() {
+            None => Ok(false),
+            Some(found) if found == words[0] => Ok(false),
+            Some(found) if found == words[1] => Ok(true),
+            Some(other) => Err(wrong(
+                name,
+                other,
+                &format!("{:?} or {:?}", words[1], words[0]),
+            )),
         };
-        Ok(Configuration { strict })
+        let strict = word("strict", ["false", "true"])?;
+        let accept_unknown_models = word("unknown_models", ["refuse", "default"])?;
+        let aliases = match variable("aliases") {
+            None => Vec::new(),
+            Some(text) => aliases(&text)?,
+        };
+        let slots = match variable("slots") {
+            None => None,
+            Some(text) => match text.parse() {
+                Ok(count @ 1..) => Some(count),
+                _ => return Err(wrong("slots", &text, "a number from 1")),
+            },
+        };
+        let mut defaults = Map::new();
+        for name in DEFAULTS {
+            if let Some(text) = variable(name) {
+                let number = serde_json::from_str(&text).ok().filter(Value::is_number);
+                let number = number.ok_or_else(|| wrong(name, &text, "a number"))?;
+                defaults.insert(name.to_owned(), number);
+            }
+        }
+        Ok(Configuration {
+            strict,
+            aliases,
+            accept_unknown_models,
+            slots,
+            defaults,
+        })
     }
+}
+
+/// Reads `ALIAS=MODEL, ALIAS=MODEL`.
+fn aliases(text: &str) -> Result<Vec<(String, String)>, Error> {
+    let entries = text.split(',').map(str::trim).filter(|one| !one.is_empty());
+    entries
+        .map(|entry| match entry.split_once('=') {
+            Some((alias, model)) if !alias.trim().is_empty() && !model.trim().is_empty() => {
+                Ok((alias.trim().to_owned(), model.trim().to_owned()))
+            }
+            _ => Err(wrong("aliases", text, "\"ALIAS=MODEL, ALIAS=MODEL\"")),
+        })
+        .collect()
+}
+
+fn wrong(name: &str, found: &str, expected: &str) -> Error {
+    Error::Failed(format!(
+        "the deployment's configuration has {name} = {found:?}; expected {expected}"
+    ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn read(name: &str, value: &str) -> Result<Configuration, Error> {
+        Configuration::read(|asked| (asked == name).then(|| value.to_owned()))
+    }
+
     #[test]
-    fn strict_is_true_or_false() {
-        let read = |value: Option<&str>| Configuration::read(|_| value.map(str::to_owned));
-        assert_eq!(read(None), Ok(Configuration { strict: false }));
-        assert_eq!(read(Some("false")), read(None));
-        assert_eq!(read(Some("true")), Ok(Configuration { strict: true }));
-        let error = read(Some("yes")).unwrap_err();
-        assert_eq!(error.status(), 500);
-        assert!(error.to_string().contains("strict = \"yes\""), "{error}");
+    fn variables_are_read() {
+        let none = Configuration::read(|_| None);
+        assert_eq!(none, Ok(Configuration::default()));
+        assert_eq!(read("strict", "false"), none);
+        assert!(read("strict", "true").unwrap().strict);
+        assert_eq!(read("unknown_models", "refuse"), none);
+        assert!(
+            read("unknown_models", "default")
+                .unwrap()
+                .accept_unknown_models
+        );
+        let pair = |alias: &str, model: &str| (alias.to_owned(), model.to_owned());
+        assert_eq!(
+            read("aliases", "gpt-4o = tiny,a=b=c, ").unwrap().aliases,
+            [pair("gpt-4o", "tiny"), pair("a", "b=c")]
+        );
+        assert_eq!(read("slots", "4").unwrap().slots, Some(4));
+        assert_eq!(
+            read("temperature", "0.5").unwrap().defaults["temperature"],
+            0.5
+        );
+    }
+
+    #[test]
+    fn wrong_variables_are_errors() {
+        for (name, value) in [
+            ("strict", "yes"),
+            ("unknown_models", "true"),
+            ("aliases", "gpt-4o"),
+            ("aliases", "=tiny"),
+            ("slots", "0"),
+            ("seed", "\"1\""),
+            ("max_tokens", "many"),
+        ] {
+            let error = read(name, value).unwrap_err();
+            assert_eq!(error.status(), 500);
+            let text = error.to_string();
+            assert!(text.contains(&format!("{name} = {value:?}")), "{text}");
+        }
     }
 }

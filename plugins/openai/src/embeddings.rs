@@ -2,21 +2,21 @@
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use conversation::hints;
-use corral_sdk::fields::{Fields, out_of_range, wrong_type};
+use corral_sdk::fields::{Fields, out_of_range};
 use corral_sdk::{Error, Model, Response, Token};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
+use crate::prompt_input::{self, Texts};
 use crate::serialize::{self, JsonArray};
 use crate::shared_fields::reject_fields_of_other_servers;
-use crate::tokenize::read_tokens;
 
 /// The host's limit for inputs of a call.
 const INPUT_LIMIT: usize = 2048;
 
 pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
     let name = fields.text("model")?;
-    let input = fields.required("input", EXPECTED_INPUT)?;
+    let input = fields.required("input", prompt_input::EXPECTED)?;
     let format = fields.text("encoding_format")?;
     let dimensions = fields.integer("dimensions", 1..=u32::MAX)?;
     hints::drop(&mut fields, &hints::OF_REQUEST);
@@ -42,7 +42,7 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
         );
         return Err(out_of_range("dimensions", &dimensions.into(), &expected));
     }
-    let inputs = read(&input, &model)?;
+    let inputs = read("input", &input, &model)?;
     let tokens: usize = inputs.iter().map(Vec::len).sum();
     let vectors = model.embed_tokens(inputs, None, None).await?;
     let entry = |(index, vector)| EmbeddingEntry {
@@ -99,43 +99,57 @@ impl Serialize for Vector<'_> {
     }
 }
 
-const EXPECTED_INPUT: &str = "a string, a list of tokens, or a list of either";
-
 /// Reads one input or several, each as text or tokens.
-fn read(input: &Value, model: &Model) -> Result<Vec<Vec<Token>>, Error> {
-    let Value::Array(list) = input else {
-        return Ok(vec![read_one("input", input, model)?]);
-    };
-    if list.is_empty() || list.len() > INPUT_LIMIT && !list[0].is_number() {
+fn read(name: &str, input: &Value, model: &Model) -> Result<Vec<Vec<Token>>, Error> {
+    if let Value::Array(list) = input
+        && (list.is_empty() || list.len() > INPUT_LIMIT && !list[0].is_number())
+    {
         let text = format!(
-            "`input` has {} entries; expected 1 to {INPUT_LIMIT}",
+            "`{name}` has {} entries; expected 1 to {INPUT_LIMIT}",
             list.len()
         );
-        return Err(Error::bad_request("out-of-range", text).with_field("input"));
+        return Err(Error::bad_request("out-of-range", text).with_field(name));
     }
-    if list[0].is_number() {
-        return Ok(vec![read_one("input", input, model)?]);
+    let inputs = prompt_input::read_all(name, input, Texts::Plain, model)?;
+    if let Some(index) = inputs.iter().position(Vec::is_empty) {
+        let path = match prompt_input::is_list(input) {
+            true => format!("{name}[{index}]"),
+            false => name.to_owned(),
+        };
+        let text = format!("`{path}` is empty; expected at least one token");
+        return Err(Error::bad_request("empty-input", text).with_field(&path));
     }
-    let list = list.iter().enumerate();
-    list.map(|(index, value)| read_one(&format!("input[{index}]"), value, model))
-        .collect()
+    Ok(inputs)
 }
 
-fn read_one(path: &str, value: &Value, model: &Model) -> Result<Vec<Token>, Error> {
-    let tokens = match value {
-        Value::String(text) => {
-            let mut tokens = model.tokenize(text)?;
-            model.add_begin_token(&mut tokens);
-            tokens
-        }
-        Value::Array(tokens) => read_tokens(path, tokens, model)?,
-        other => return Err(wrong_type(path, EXPECTED_INPUT, other)),
+/// `/embeddings` and `/embedding` of llama.cpp's server: a list of vectors, each in a list.
+pub async fn respond_native(mut fields: Fields) -> Result<Response, Error> {
+    let model = fields.text("model")?;
+    let name = match fields.peek("content") {
+        Some(_) => "content",
+        None => "input",
     };
-    if tokens.is_empty() {
-        let text = format!("`{path}` is empty; expected at least one token");
-        return Err(Error::bad_request("empty-input", text).with_field(path));
-    }
-    Ok(tokens)
+    let input = fields.required(name, prompt_input::EXPECTED)?;
+    hints::drop(&mut fields, &hints::OF_REQUEST);
+    reject_fields_of_other_servers(&mut fields)?;
+    fields.ignore_unknown(&[])?;
+    let model = Model::open_requested(model.as_deref()).await?;
+    let vectors = model
+        .embed_tokens(read(name, &input, &model)?, None, None)
+        .await?;
+    let entry = |(index, vector)| NativeEntry {
+        index,
+        embedding: [Vector::Floats(vector)],
+    };
+    serialize::respond(&JsonArray(|| {
+        vectors.iter().map(Vec::as_slice).enumerate().map(entry)
+    }))
+}
+
+#[derive(Serialize)]
+struct NativeEntry<'a> {
+    index: usize,
+    embedding: [Vector<'a>; 1],
 }
 
 /// Encodes the numbers' little-endian bytes in base64, as OpenAI's Python client requests them.

@@ -15,11 +15,17 @@ mod embeddings;
 mod error;
 mod messages;
 mod models;
+mod native;
+mod prompt_input;
+mod rerank;
 mod responses;
 mod routes;
 mod serialize;
+mod server_info;
 mod shared_fields;
 mod sse;
+mod structured;
+mod timings;
 mod tokenize;
 
 #[cfg(test)]

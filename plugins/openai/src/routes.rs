@@ -1,11 +1,17 @@
 //! Dispatches requests to the APIs.
 
+use std::pin::Pin;
+
 use corral_sdk::fields::{Fields, ignored};
 use corral_sdk::{Error, Request, Response};
+use serde_json::{Map, Value};
 
 use crate::configuration::Configuration;
 use crate::error::{ApiError, ApiFormat, with_ignored};
-use crate::{chat, completions, embeddings, messages, models, responses, tokenize};
+use crate::{
+    chat, completions, embeddings, messages, models, native, rerank, responses, server_info,
+    tokenize,
+};
 
 /// Limit for request bodies, in bytes.
 const DEFAULT_BODY_LIMIT: usize = 8 << 20;
@@ -24,43 +30,110 @@ pub async fn handle_with(
         _ => ApiFormat::OpenAi,
     };
     let with_format = |error| ApiError(format, error);
-    ignored::begin(configuration.map_err(with_format)?.strict);
-    let response = dispatch(request.with_body_limit(DEFAULT_BODY_LIMIT)).await;
+    let configuration = configuration.map_err(with_format)?;
+    ignored::begin(configuration.strict);
+    let request = request.with_body_limit(DEFAULT_BODY_LIMIT);
+    let response = dispatch(request, &configuration).await;
     response.map(with_ignored).map_err(with_format)
 }
 
-async fn dispatch(mut request: Request) -> Result<Response, Error> {
+async fn dispatch(mut request: Request, configuration: &Configuration) -> Result<Response, Error> {
     let path = request.path().to_owned();
     let path = path.strip_suffix('/').unwrap_or(&path);
     if let Some(name) = models::name_in_path(path) {
         request.expect_method("GET")?;
-        return models::show(&name);
+        return models::show(&name, configuration).await;
     }
     match path {
-        "/v1/chat/completions" => chat::respond(body(&mut request).await?).await,
-        "/v1/completions" => completions::respond(body(&mut request).await?).await,
-        "/v1/embeddings" => embeddings::respond(body(&mut request).await?).await,
-        "/v1/responses" => responses::respond(body(&mut request).await?).await,
-        "/v1/messages" => messages::respond(body(&mut request).await?).await,
-        "/v1/models" => {
+        "/v1/models" | "/models" | "/health" | "/v1/health" | "/props" | "/slots" | "/version"
+        | "/tokenizer_info" => {
             request.expect_method("GET")?;
-            Ok(models::list())
+            show(path, &request, configuration).await
         }
-        "/tokenize" => tokenize::tokenize(body(&mut request).await?).await,
-        "/detokenize" => tokenize::detokenize(body(&mut request).await?).await,
-        _ => Err(Error::new(
-            404,
-            "no-route",
-            format!(
-                "there is no route {path}; expected /v1/models, /v1/chat/completions, \
-                 /v1/completions, /v1/embeddings, /v1/responses, /v1/messages, /tokenize or \
-                 /detokenize"
-            ),
-        )),
+        _ => match api(path) {
+            Some(api) => {
+                request.expect_method("POST")?;
+                let members = members(path, &mut request, configuration).await?;
+                api(Fields::from_map(members)).await
+            }
+            None => Err(Error::new(
+                404,
+                "no-route",
+                format!("there is no route {path}; expected one of those in the plugin's README"),
+            )),
+        },
     }
 }
 
-async fn body(request: &mut Request) -> Result<Fields, Error> {
-    request.expect_method("POST")?;
-    Fields::parse(&request.decompressed_body().await?)
+/// Answers a request without a body.
+async fn show(
+    path: &str,
+    request: &Request,
+    configuration: &Configuration,
+) -> Result<Response, Error> {
+    let model = request.query_parameter("model");
+    match path {
+        "/health" | "/v1/health" => Ok(server_info::health()),
+        "/props" => server_info::props(model, configuration).await,
+        "/slots" => server_info::slots(),
+        "/version" => Ok(server_info::version()),
+        "/tokenizer_info" => server_info::tokenizer_info(model, configuration).await,
+        _ => models::list(configuration).await,
+    }
+}
+
+type Responding = Pin<Box<dyn Future<Output = Result<Response, Error>>>>;
+
+/// The function that answers requests with a body at this path.
+fn api(path: &str) -> Option<fn(Fields) -> Responding> {
+    Some(match path {
+        "/v1/chat/completions" | "/chat/completions" => |fields| Box::pin(chat::respond(fields)),
+        "/v1/chat/completions/input_tokens" | "/chat/completions/input_tokens" => {
+            |fields| Box::pin(chat::count_tokens(fields))
+        }
+        "/apply-template" => |fields| Box::pin(chat::apply_template(fields)),
+        "/v1/completions" => |fields| Box::pin(completions::respond(fields)),
+        "/completion" | "/completions" => |fields| Box::pin(native::completion(fields)),
+        "/infill" => |fields| Box::pin(native::infill(fields)),
+        "/v1/embeddings" => |fields| Box::pin(embeddings::respond(fields)),
+        "/embeddings" | "/embedding" => |fields| Box::pin(embeddings::respond_native(fields)),
+        "/v1/rerank" | "/rerank" | "/v1/reranking" | "/reranking" | "/v2/rerank" => {
+            |fields| Box::pin(rerank::respond(fields))
+        }
+        "/v1/responses" | "/responses" => |fields| Box::pin(responses::respond(fields)),
+        "/v1/messages" => |fields| Box::pin(messages::respond(fields)),
+        "/tokenize" => |fields| Box::pin(tokenize::tokenize(fields)),
+        "/detokenize" => |fields| Box::pin(tokenize::detokenize(fields)),
+        _ => return None,
+    })
+}
+
+/// The members of a request, with the model's own name and the deployment's defaults.
+async fn members(
+    path: &str,
+    request: &mut Request,
+    configuration: &Configuration,
+) -> Result<Map<String, Value>, Error> {
+    let mut members = Fields::parse(&request.decompressed_body().await?)?.into_map();
+    models::resolve_member(&mut members, configuration);
+    if path.ends_with("/completions") || path == "/completion" || path == "/infill" {
+        add_defaults(&mut members, configuration);
+    }
+    Ok(members)
+}
+
+/// Adds the deployment's defaults for members that the request lacks.
+fn add_defaults(members: &mut Map<String, Value>, configuration: &Configuration) {
+    let present = |members: &Map<String, Value>, name: &str| {
+        members.get(name).is_some_and(|value| !value.is_null())
+    };
+    for (name, value) in &configuration.defaults {
+        let names: &[&str] = match name.as_str() {
+            "max_tokens" => &["max_tokens", "max_completion_tokens", "n_predict"],
+            _ => &[name],
+        };
+        if !names.iter().any(|name| present(members, name)) {
+            members.insert(name.clone(), value.clone());
+        }
+    }
 }

@@ -39,8 +39,10 @@ pub struct CompletionResponse<'a, C> {
     /// Seconds since 1970.
     pub created: u64,
     pub model: &'a str,
+    pub system_fingerprint: &'static str,
     pub choices: Vec<C>,
     pub usage: Value,
+    pub timings: Value,
 }
 
 /// A JSON array of an iterator's items. The function creates the iterator for each serialization.

@@ -4,36 +4,21 @@ use corral_sdk::Error;
 use corral_sdk::fields::{Fields, wrong_type};
 use serde_json::Value;
 
+use conversation::generation::settings::take_unlimited;
 use conversation::{Format, unsupported, without_effect};
 
 /// Fields of vLLM's and llama.cpp's APIs that would change the answer, the only values that are accepted,
 /// as JSON, and the reason.
-const OTHER_SERVERS: [(&str, &[&str], &str); 22] = [
-    (
-        "add_generation_prompt",
-        &["true"],
-        "an answer is a new message",
-    ),
+const OTHER_SERVERS: [(&str, &[&str], &str); 13] = [
     ("allowed_token_ids", &["[]"], "use `logit_bias`"),
     ("bad_words", &["[]"], "use `logit_bias`"),
     ("chat_template", &[], "the model's own is used"),
-    (
-        "continue_final_message",
-        &["false"],
-        "an answer is a new message",
-    ),
     ("documents", &["[]"], "use `chat_template_kwargs`"),
-    ("grammar", &["\"\""], "use `response_format`"),
-    ("guided_choice", &[], "use `response_format`"),
-    ("guided_grammar", &[], "use `response_format`"),
-    ("guided_json", &[], "use `response_format`"),
-    ("guided_regex", &[], "use `response_format`"),
     (
         "include_stop_str_in_output",
         &["false"],
         "stop strings are never part of an answer",
     ),
-    ("json_schema", &["{}"], "use `response_format`"),
     (
         "logits_processors",
         &["[]"],
@@ -52,7 +37,6 @@ const OTHER_SERVERS: [(&str, &[&str], &str); 22] = [
         "special tokens are never part of an answer",
     ),
     ("stop_token_ids", &["[]"], "use `stop`"),
-    ("structured_outputs", &["{}"], "use `response_format`"),
     ("truncate_prompt_tokens", &[], "prompts are never cut"),
     ("use_beam_search", &["false"], "use `n`"),
 ];
@@ -112,6 +96,34 @@ pub fn ignore(fields: &mut Fields, names: &[&str]) {
     }
 }
 
+/// Reads the most tokens to generate, under any of these names; -1 stands for the rest of the context. The
+/// outer `None`: no name is present. An error if two names have different lengths.
+pub fn length(
+    fields: &mut Fields,
+    names: &[&str],
+    least: u32,
+) -> Result<Option<Option<u32>>, Error> {
+    let mut found: Option<(&str, Option<u32>)> = None;
+    for name in names {
+        let length = match take_unlimited(fields, name) {
+            true => None,
+            false => match fields.integer(name, least..=u32::MAX)? {
+                Some(length) => Some(length),
+                None => continue,
+            },
+        };
+        match found {
+            Some((first, other)) if other != length => {
+                let why = format!("it is another name of `{first}`, which is present as well");
+                return Err(unsupported(name, &why));
+            }
+            Some(_) => {}
+            None => found = Some((name, length)),
+        }
+    }
+    Ok(found.map(|(_, length)| length))
+}
+
 /// Reads a named schema. The answer satisfies it, strict or not; but if it is not strict, keywords that
 /// cannot be enforced are ignored. So are `name` and `description`.
 pub fn schema_format(mut fields: Fields) -> Result<Format, Error> {
@@ -129,6 +141,44 @@ pub fn schema_of(path: &str, schema: Value, strict: bool) -> Result<Format, Erro
         Value::Object(_) | Value::Bool(_) => Ok(Format::Schema { schema, strict }),
         other => Err(wrong_type(path, "a JSON schema", &other)),
     }
+}
+
+/// How to stream a response.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// Whether the stream ends with the usage.
+    pub usage: bool,
+    /// Whether each event has the timings so far.
+    pub timings: bool,
+    /// Whether the first event has the progress of the prompt.
+    pub progress: bool,
+}
+
+impl StreamOptions {
+    /// Whether the plugin writes each event, instead of the host.
+    pub fn need_events(self) -> bool {
+        self.timings || self.progress
+    }
+}
+
+/// The members that [`stream_options`] reads.
+pub const STREAM_FIELDS: [&str; 4] = [
+    "stream",
+    "stream_options",
+    "timings_per_token",
+    "return_progress",
+];
+
+/// Reads the members about streams, also those of llama.cpp's server: `None` if not streamed.
+pub fn stream_options(fields: &mut Fields) -> Result<Option<StreamOptions>, Error> {
+    let timings = fields.flag("timings_per_token")?;
+    let progress = fields.flag("return_progress")?;
+    let usage = stream(fields)?;
+    Ok(usage.map(|usage| StreamOptions {
+        usage,
+        timings,
+        progress,
+    }))
 }
 
 /// Reads `stream` and `stream_options`, which have no effect on a whole response: `None` if not

@@ -22,6 +22,16 @@ pub fn events(
     })
 }
 
+/// Streams events in the format of llama.cpp's server, which ends without a last event.
+pub fn native_events(
+    send: impl AsyncFnOnce(&mut EventWriter) -> Result<(), Error> + 'static,
+) -> Response {
+    Response::events(async move |events| match send(events).await {
+        Ok(()) => Ok(()),
+        Err(error) => events.json(&body(ApiFormat::OpenAi, &error)).await,
+    })
+}
+
 /// Streams a generation's text through the host, then the events that `end` writes.
 pub fn text_events(
     api: ApiFormat,

@@ -4,6 +4,7 @@ mod chat;
 mod completions;
 mod messages;
 mod model_families;
+mod native;
 mod other_routes;
 mod responses;
 mod tolerance;

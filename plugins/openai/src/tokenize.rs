@@ -1,11 +1,14 @@
-//! `/tokenize` and `/detokenize`, as in llama.cpp's server.
+//! `/tokenize` and `/detokenize`, as in llama.cpp's server and vLLM.
 
 use corral_sdk::fields::{Fields, integer};
 use corral_sdk::{Error, Model, Response, Token};
 use serde_json::{Value, json};
 
-/// Converts `content` to `tokens`.
+/// Converts `content`, or vLLM's `prompt`, to `tokens`.
 pub async fn tokenize(mut fields: Fields) -> Result<Response, Error> {
+    if fields.peek("content").is_none() && fields.peek("prompt").is_some() {
+        return tokenize_prompt(fields).await;
+    }
     let model = model(&mut fields).await?;
     let content = fields.required_text("content")?;
     let add_begin = fields.flag("add_special")?;
@@ -35,6 +38,32 @@ pub async fn tokenize(mut fields: Fields) -> Result<Response, Error> {
     Ok(Response::json(&json!({"tokens": pieces})))
 }
 
+/// vLLM's form of the request.
+async fn tokenize_prompt(mut fields: Fields) -> Result<Response, Error> {
+    let model = model(&mut fields).await?;
+    let prompt = fields.required_text("prompt")?;
+    let add_begin = fields.boolean("add_special_tokens")?.unwrap_or(true);
+    let with_texts = fields.flag("return_token_strs")?;
+    fields.ignore_unknown(&[])?;
+    let mut tokens = model.tokenize_trusted(&prompt)?;
+    if add_begin {
+        model.add_begin_token(&mut tokens);
+    }
+    let texts = tokens
+        .iter()
+        .map(|token| model.detokenize_with_control(&[*token]));
+    let texts = match with_texts {
+        true => Some(texts.collect::<Result<Vec<_>, _>>()?),
+        false => None,
+    };
+    Ok(Response::json(&json!({
+        "count": tokens.len(),
+        "max_model_len": model.info().context,
+        "tokens": tokens,
+        "token_strs": texts,
+    })))
+}
+
 /// A token's text, or its bytes if they are part of a character.
 fn piece(model: &Model, token: Token) -> Result<Value, Error> {
     let bytes = model.detokenize_bytes(&[token])?;
@@ -47,14 +76,16 @@ fn piece(model: &Model, token: Token) -> Result<Value, Error> {
     })
 }
 
-/// Converts `tokens` to `content`.
+/// Converts `tokens` to `content`, which vLLM calls `prompt`.
 pub async fn detokenize(mut fields: Fields) -> Result<Response, Error> {
     let model = model(&mut fields).await?;
     let tokens = fields.required_list("tokens", "a list of integers")?;
     fields.ignore_unknown(&["model", "tokens"])?;
     let tokens = read_tokens("tokens", &tokens, &model)?;
     let content = model.detokenize_with_control(&tokens)?;
-    Ok(Response::json(&json!({"content": content})))
+    Ok(Response::json(
+        &json!({"content": content, "prompt": content}),
+    ))
 }
 
 async fn model(fields: &mut Fields) -> Result<Model, Error> {

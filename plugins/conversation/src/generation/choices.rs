@@ -237,6 +237,11 @@ impl Choices {
         outcome
     }
 
+    /// The number of tokens that a choice has generated so far.
+    pub fn generated_tokens(&self, index: usize) -> u32 {
+        self.generated.get(index).copied().unwrap_or_default()
+    }
+
     /// The outcome of a choice that has ended; otherwise an error.
     pub fn outcome(&self, index: usize) -> Result<Outcome, Error> {
         let outcome = self.outcomes.get(index).copied().flatten();

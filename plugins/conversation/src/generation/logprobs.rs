@@ -12,6 +12,7 @@ use corral_sdk::{Error, Finish, Model, Token, TokenLogprobs};
 /// A token and the natural logarithm of its probability.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprob {
+    pub id: Token,
     pub bytes: Vec<u8>,
     /// `None` for the first token of a prompt.
     pub logprob: Option<f32>,
@@ -34,7 +35,11 @@ impl TokenLogprob {
         if bytes.is_empty() {
             bytes = model.detokenize_with_control(&[token])?.into_bytes();
         }
-        Ok(TokenLogprob { bytes, logprob })
+        Ok(TokenLogprob {
+            id: token,
+            bytes,
+            logprob,
+        })
     }
 
     /// The text; U+FFFD for a part of a character.

@@ -130,6 +130,16 @@ impl LarkGrammar {
         rule.strip_prefix(ARGUMENTS)?.parse().ok()
     }
 
+    /// An answer that matches a regular expression.
+    pub fn regex(expression: &str) -> Self {
+        let escaped = expression.replace('/', "\\/");
+        LarkGrammar {
+            rules: format!("MATCH: /{escaped}/\n"),
+            body: "MATCH".to_owned(),
+            after_tag: String::new(),
+        }
+    }
+
     /// An answer that matches either grammar.
     pub fn or(self, other: LarkGrammar) -> Self {
         LarkGrammar {

@@ -37,7 +37,7 @@ fn message(mut fields: Fields) -> Result<Value, Error> {
         }
     }
     if fields.flag("prefix")? {
-        let why = "prefilled answers are not available";
+        let why = "use `continue_final_message` to continue the last message";
         return Err(unsupported(&fields.path("prefix"), why));
     }
     hints::drop(&mut fields, &hints::OF_MESSAGE);
@@ -213,7 +213,7 @@ mod tests {
 {"role": "user"} => messages[0].content: is missing
 {"role": "user", "content": 1} => messages[0].content: a number
 {"role": "user", "content": [{"type": "image_url", "image_url": {}}]} => messages[0].content[0].type: image_url
-{"role": "assistant", "content": "x", "prefix": true} => messages[0].prefix: prefilled
+{"role": "assistant", "content": "x", "prefix": true} => messages[0].prefix: `continue_final_message`
 {"role": "user", "content": "x", "function_call": {}} => messages[0].function_call: text and tool calls
 {"role": "assistant", "tool_calls": [{"id": "1"}]} => messages[0].tool_calls[0].function: is missing
 {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]} => messages[0].tool_calls: of the assistant

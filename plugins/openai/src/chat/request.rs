@@ -1,18 +1,18 @@
 //! The request body of a chat completion.
 
 use corral_sdk::Error;
-use corral_sdk::fields::{Fields, out_of_range};
+use corral_sdk::fields::Fields;
 use corral_sdk::template::Chat;
 use serde_json::json;
 
 use super::messages;
 use crate::shared_fields::{
-    ignore_without_effect, reject, reject_fields_of_other_servers, reject_other_values,
-    schema_format, schema_of, stream,
+    STREAM_FIELDS, StreamOptions, ignore_without_effect, length, reject,
+    reject_fields_of_other_servers, reject_other_values, stream_options,
 };
-use conversation::generation::Settings;
-use conversation::generation::settings::{self, take_unlimited};
-use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
+use crate::structured;
+use conversation::generation::{Settings, settings};
+use conversation::{ChatRequest, TemplateKwargs, Tools};
 use conversation::{hints, unsupported, without_effect};
 
 /// The host's limit for logprobs.
@@ -27,13 +27,17 @@ const UNSUPPORTED: [(&str, &str); 2] = [
 /// Fields of the API that have no effect, with the reason.
 const WITHOUT_EFFECT: [(&str, &str); 1] = [("verbosity", "models have no such setting")];
 
+/// The names of the length in several APIs.
+const LENGTHS: [&str; 3] = ["max_completion_tokens", "max_tokens", "n_predict"];
+
 const FIELDS: [&str; 18] = [
     "model",
     "messages",
     "tools",
     "tool_choice",
     "parallel_tool_calls",
-    "response_format",
+    "continue_final_message",
+    "add_generation_prompt",
     "reasoning_effort",
     "reasoning",
     "thinking",
@@ -43,16 +47,15 @@ const FIELDS: [&str; 18] = [
     "max_completion_tokens",
     "logprobs",
     "top_logprobs",
-    "stream",
-    "stream_options",
+    "n_predict",
     "modalities",
 ];
 
 /// A chat completion request.
 pub struct ChatCompletionRequest {
     pub chat: ChatRequest,
-    /// `None` if not streamed; otherwise whether the stream ends with the usage.
-    pub stream: Option<bool>,
+    /// `None` if not streamed.
+    pub stream: Option<StreamOptions>,
 }
 
 pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
@@ -79,20 +82,30 @@ pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
     let model = fields.text("model")?;
     let messages = fields.required_list("messages", "a list of messages")?;
     let tools = Tools::read(&mut fields)?;
-    let format = match fields.object("response_format")? {
-        Some(format) => response_format(format)?,
-        None => Format::Text,
-    };
+    let (format, format_field) = structured::read(&mut fields)?;
+    let continue_final = fields.flag("continue_final_message")?;
+    let add_generation_prompt = fields.boolean("add_generation_prompt")?;
+    if continue_final && add_generation_prompt == Some(true) {
+        let why = "`continue_final_message` is true as well, and the prompt ends once";
+        return Err(unsupported("add_generation_prompt", why));
+    }
     let template_kwargs = template_kwargs(&mut fields)?;
     let mut settings = Settings::read(&mut fields)?;
-    settings.max_tokens = length(&mut fields)?;
+    settings.max_tokens = length(&mut fields, &LENGTHS, 1)?.flatten();
     settings.logprobs = logprobs(&mut fields)?;
-    let stream = stream(&mut fields)?;
+    let stream = stream_options(&mut fields)?;
     reject_fields_of_other_servers(&mut fields)?;
-    fields.ignore_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
+    let known = [
+        &FIELDS[..],
+        &settings::FIELDS,
+        &structured::FIELDS,
+        &STREAM_FIELDS,
+    ];
+    fields.ignore_unknown(&known.concat())?;
 
     let chat = Chat {
         messages: messages::read(messages)?,
+        add_generation_prompt: add_generation_prompt.unwrap_or(true),
         ..Chat::default()
     };
     Ok(ChatCompletionRequest {
@@ -104,7 +117,8 @@ pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
             format,
             settings,
             messages_field: "messages",
-            format_field: "response_format",
+            format_field,
+            continue_final,
         },
         stream,
     })
@@ -127,49 +141,6 @@ fn template_kwargs(fields: &mut Fields) -> Result<TemplateKwargs, Error> {
     Ok(kwargs)
 }
 
-fn response_format(mut fields: Fields) -> Result<Format, Error> {
-    let kind = fields.text("type")?;
-    if kind.as_deref() != Some("json_schema") {
-        let why = "it requires the type `json_schema`";
-        reject(&mut fields, &[("json_schema", why)])?;
-    }
-    let format = match kind.as_deref() {
-        Some("text") => Format::Text,
-        // As in llama.cpp's server.
-        Some("json_object") => match fields.take("schema") {
-            Some(schema) => schema_of(&fields.path("schema"), schema, false)?,
-            None => Format::JsonObject,
-        },
-        Some("json_schema") => schema_format(fields.required_object("json_schema")?)?,
-        _ => {
-            let expected = "text, json_object or json_schema";
-            return Err(out_of_range(&fields.path("type"), &kind.into(), expected));
-        }
-    };
-    fields.ignore_unknown(&["type", "json_schema", "schema"])?;
-    Ok(format)
-}
-
-/// Reads the old and the new field for the length; -1 stands for the rest of the context.
-fn length(fields: &mut Fields) -> Result<Option<u32>, Error> {
-    let mut lengths = Vec::new();
-    for name in ["max_tokens", "max_completion_tokens"] {
-        if take_unlimited(fields, name) {
-            lengths.push(None);
-        } else if let Some(length) = fields.integer(name, 1..=u32::MAX)? {
-            lengths.push(Some(length));
-        }
-    }
-    match lengths[..] {
-        [old, new] if old != new => {
-            let why = "it is another name of `max_completion_tokens`, which is present as well";
-            Err(unsupported("max_tokens", why))
-        }
-        [one] | [one, _] => Ok(one),
-        _ => Ok(None),
-    }
-}
-
 fn logprobs(fields: &mut Fields) -> Result<Option<u8>, Error> {
     let enabled = fields.flag("logprobs")?;
     let top = fields.integer("top_logprobs", 0..=LOGPROBS_LIMIT)?;
@@ -187,6 +158,7 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u8>, Error> {
 mod tests {
     use super::*;
     use crate::tests::merged;
+    use conversation::Format;
     use corral_sdk::fields::ignored;
     use corral_sdk::testing::{check_field_errors, check_ignored_fields};
     use serde_json::Value;
@@ -203,8 +175,7 @@ mod tests {
 {"function_call": {"name": "f"}} => function_call: `tool_choice`
 {"web_search_options": {}} => web_search_options: no web search
 {"min_tokens": 5} => min_tokens: least length
-{"guided_json": {}} => guided_json: `response_format`
-{"continue_final_message": true} => continue_final_message: new message
+{"guided_json": 1} => guided_json: a JSON schema
 {"skip_special_tokens": false} => skip_special_tokens: never part
 {"chat_template_kwargs": {"enable_thinking": true}, "enable_thinking": false} => chat_template_kwargs.enable_thinking: sets the same
 {"modalities": ["audio"]} => modalities: text only
@@ -212,9 +183,11 @@ mod tests {
 {"messages": null} => messages: is missing
 {"max_tokens": 0} => max_tokens: from 1
 {"max_tokens": 1, "max_completion_tokens": 2} => max_tokens: another name
+{"max_tokens": 1, "n_predict": -1} => n_predict: another name
 {"logprobs": true, "top_logprobs": 21} => top_logprobs: to 20
 {"stream_options": 1} => stream_options: a number
 {"response_format": {"type": "xml"}} => response_format.type: json_schema
+{"add_generation_prompt": true, "continue_final_message": true} => add_generation_prompt: ends once
 {"response_format": {"type": "json_schema", "json_schema": {}}} => response_format.json_schema.schema: is missing
 {"response_format": {"type": "json_object", "json_schema": {"schema": {}}}} => response_format.json_schema: the type `json_schema`
 {"tools": [{"type": "custom"}]} => tools[0].type: function
@@ -292,6 +265,7 @@ mod tests {
             (json!({"max_tokens": -1}), None),
             (json!({"max_tokens": -1, "max_completion_tokens": -1}), None),
             (json!({"max_completion_tokens": 7}), Some(7)),
+            (json!({"n_predict": 7, "max_tokens": 7}), Some(7)),
         ] {
             let request = with(members.clone()).unwrap();
             assert_eq!(request.chat.settings.max_tokens, expected, "{members}");

@@ -8,6 +8,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::serialize::{self, CompletionResponse, JsonArray};
+use crate::timings::{self, SYSTEM_FINGERPRINT};
 use conversation::generation::{LogprobEntry, TokenLogprob};
 use conversation::ids::{now, unique_id};
 use conversation::{Answer, AnswerStream, FinishReason};
@@ -29,8 +30,10 @@ pub async fn respond(answers: &mut AnswerStream, logprobs: bool) -> Result<Respo
         object: "chat.completion",
         created: now(),
         model: answers.model().name(),
+        system_fingerprint: SYSTEM_FINGERPRINT,
         choices: choices.collect(),
         usage: answers.usage()?.to_json(),
+        timings: timings::of_outcome(&answers.outcome(0)?),
     })
 }
 

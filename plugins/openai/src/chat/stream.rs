@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 use super::response::{Logprobs, finish_reason};
 use crate::completion_chunks::CompletionChunks;
 use crate::error::ApiFormat;
+use crate::shared_fields::StreamOptions;
 use crate::sse;
+use crate::timings::Stopwatch;
 use conversation::generation::LogprobEntry;
 use conversation::{AnswerDelta, AnswerStream, FinishReason, OutputPart};
 
@@ -17,16 +19,25 @@ struct Stream {
     logprobs: bool,
     /// For each choice: whether it has started, and the number of tool calls so far.
     progress: Vec<(bool, usize)>,
+    options: StreamOptions,
+    stopwatch: Stopwatch,
+    /// The members of llama.cpp's server that the next events have.
+    extra: Vec<(&'static str, Value)>,
 }
 
-pub fn respond(mut answers: AnswerStream, logprobs: bool, usage: bool) -> Response {
+pub fn respond(mut answers: AnswerStream, logprobs: bool, options: StreamOptions) -> Response {
     let object = "chat.completion.chunk";
     let stream = Stream {
-        chunks: CompletionChunks::new("chatcmpl-", object, answers.model(), usage),
+        chunks: CompletionChunks::new("chatcmpl-", object, answers.model(), options.usage),
         logprobs,
         progress: vec![(false, 0); answers.count()],
+        options,
+        stopwatch: Stopwatch::start(answers.prompt_tokens()),
+        extra: Vec::new(),
     };
-    if let Some(generation) = answers.take_generation() {
+    if !options.need_events()
+        && let Some(generation) = answers.take_generation()
+    {
         let event = |delta| stream.event(0, delta, &[]);
         let format = EventFormat::json(|text| event(json!({"content": text})));
         let format = format.with_first(&event(role()));
@@ -39,7 +50,8 @@ pub fn respond(mut answers: AnswerStream, logprobs: bool, usage: bool) -> Respon
                 answers.set_outcome(outcome);
                 let finish = outcome.finish.into();
                 stream.write_finish(0, finish, events).await?;
-                stream.chunks.close(answers.usage()?, events).await
+                let usage = answers.usage()?;
+                stream.chunks.close(usage, &outcome, events).await
             },
         );
     }
@@ -48,9 +60,9 @@ pub fn respond(mut answers: AnswerStream, logprobs: bool, usage: bool) -> Respon
     })
 }
 
-/// The first delta of a choice.
+/// The first delta of a choice. Its content is null, as clients of llama.cpp's server expect.
 fn role() -> Value {
-    json!({"role": "assistant", "content": "", "refusal": null})
+    json!({"role": "assistant", "content": null, "refusal": null})
 }
 
 impl Stream {
@@ -62,7 +74,8 @@ impl Stream {
         while let Some(delta) = answers.next().await? {
             self.write_delta(delta, &answers, events).await?;
         }
-        self.chunks.close(answers.usage()?, events).await
+        let first = answers.outcome(0)?;
+        self.chunks.close(answers.usage()?, &first, events).await
     }
 
     async fn write_delta(
@@ -74,7 +87,15 @@ impl Stream {
         let index = answer.index;
         if !self.progress[index].0 {
             self.progress[index].0 = true;
+            if self.options.progress {
+                self.extra = vec![("prompt_progress", self.stopwatch.progress())];
+            }
             events.json(&self.event(index, role(), &[])).await?;
+            self.extra.clear();
+        }
+        if self.options.timings {
+            let timings = self.stopwatch.at(answers.generated_tokens(index));
+            self.extra = vec![("timings", timings)];
         }
         // The logprobs belong to the whole delta; send them with its first event.
         let mut logprobs = &answer.logprobs[..];
@@ -102,7 +123,8 @@ impl Stream {
     ) -> Result<(), Error> {
         let mut last = self.choice(index, json!({}), &[]);
         last["finish_reason"] = finish_reason(finish).into();
-        events.json(&self.chunks.chunk(&[last])).await
+        let event = self.with_extra(self.chunks.chunk(&[last]));
+        events.json(&event).await
     }
 
     fn part_delta(&mut self, index: usize, part: OutputPart, answers: &AnswerStream) -> Value {
@@ -128,7 +150,14 @@ impl Stream {
     }
 
     fn event(&self, index: usize, delta: Value, logprobs: &[LogprobEntry]) -> Value {
-        self.chunks.chunk(&[self.choice(index, delta, logprobs)])
+        self.with_extra(self.chunks.chunk(&[self.choice(index, delta, logprobs)]))
+    }
+
+    fn with_extra(&self, mut event: Value) -> Value {
+        for (name, value) in &self.extra {
+            event[*name] = value.clone();
+        }
+        event
     }
 
     fn choice(&self, index: usize, delta: Value, logprobs: &[LogprobEntry]) -> Value {

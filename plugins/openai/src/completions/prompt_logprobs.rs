@@ -240,7 +240,11 @@ mod tests {
                 offset += characters(&bytes);
                 let (logprob, top) = (None, Vec::new());
                 LogprobEntry {
-                    token: TokenLogprob { bytes, logprob },
+                    token: TokenLogprob {
+                        id: 0,
+                        bytes,
+                        logprob,
+                    },
                     top,
                     offset: before,
                 }

@@ -1,22 +1,25 @@
 //! The request body of a completion.
 
-use corral_sdk::fields::{Fields, wrong_type};
+use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use corral_sdk::{Error, Model, Token};
 use serde_json::Value;
 
 use super::prompt_logprobs::Echo;
-use crate::shared_fields::{reject_fields_of_other_servers, stream};
+use crate::shared_fields::{
+    STREAM_FIELDS, StreamOptions, length, reject_fields_of_other_servers, stream_options,
+};
+use crate::structured;
 use crate::tokenize::read_tokens;
 use conversation::generation::Settings;
-use conversation::generation::settings::{self, take_unlimited};
-use conversation::{hints, infill, unsupported};
+use conversation::generation::settings::{self, CHOICE_LIMIT};
+use conversation::{Format, hints, infill, unsupported};
 
 /// The default of OpenAI's API.
 const MAX_TOKENS: u32 = 16;
 /// The host's limit for logprobs.
 const LOGPROBS_LIMIT: u8 = 20;
 
-const FIELDS: [&str; 9] = [
+const FIELDS: [&str; 8] = [
     "model",
     "prompt",
     "suffix",
@@ -24,8 +27,7 @@ const FIELDS: [&str; 9] = [
     "logprobs",
     "echo",
     "best_of",
-    "stream",
-    "stream_options",
+    "n_predict",
 ];
 
 /// A completion request.
@@ -37,8 +39,13 @@ pub struct CompletionRequest {
     pub settings: Settings,
     /// Whether the text begins with the prompt.
     pub echo: bool,
-    /// `None` if not streamed; otherwise whether the stream ends with the usage.
-    pub stream: Option<bool>,
+    /// The format of the text, and the member that has it.
+    pub format: Format,
+    pub format_field: &'static str,
+    /// The choices to generate for each prompt, of which the best `settings.n` are returned.
+    pub best_of: Option<u32>,
+    /// `None` if not streamed.
+    pub stream: Option<StreamOptions>,
 }
 
 /// A prompt.
@@ -57,29 +64,38 @@ pub fn read(mut fields: Fields) -> Result<CompletionRequest, Error> {
     let suffix = fields.text("suffix")?;
     let echo = fields.flag("echo")?;
     let mut settings = Settings::read(&mut fields)?;
-    settings.max_tokens = match take_unlimited(&mut fields, "max_tokens") {
-        true => None,
-        false => {
-            let length = fields.integer("max_tokens", 0..=u32::MAX)?;
-            Some(length.unwrap_or(MAX_TOKENS))
-        }
-    };
+    let (format, format_field) = structured::read(&mut fields)?;
+    let length = length(&mut fields, &["max_tokens", "n_predict"], 0)?;
+    settings.max_tokens = length.unwrap_or(Some(MAX_TOKENS));
     if fields.peek("logprobs") == Some(&Value::Bool(false)) {
         fields.take("logprobs");
     }
     settings.logprobs = fields.integer("logprobs", 0..=LOGPROBS_LIMIT)?;
-    if let Some(best_of) = fields.integer("best_of", 1..=u32::MAX)?
-        && best_of != settings.n
-    {
-        let why = format!(
-            "all generated choices are returned; expected `n`, which is {}",
-            settings.n
-        );
-        return Err(unsupported("best_of", &why));
+    let best_of = fields.integer("best_of", 1..=CHOICE_LIMIT)?;
+    let best_of = best_of.filter(|best_of| *best_of != settings.n);
+    let stream = stream_options(&mut fields)?;
+    if let Some(best_of) = best_of {
+        if best_of < settings.n {
+            let expected = format!("an integer of at least `n`, which is {}", settings.n);
+            return Err(out_of_range("best_of", &best_of.into(), &expected));
+        }
+        if stream.is_some() {
+            let why = "the best choices are known at the end; omit `stream`";
+            return Err(unsupported("best_of", why));
+        }
     }
-    let stream = stream(&mut fields)?;
     reject_fields_of_other_servers(&mut fields)?;
-    fields.ignore_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
+    let known = [
+        &FIELDS[..],
+        &settings::FIELDS,
+        &structured::FIELDS,
+        &STREAM_FIELDS,
+    ];
+    fields.ignore_unknown(&known.concat())?;
+    if echo && settings.logprobs.is_some() && format != Format::Text {
+        let why = "it can't be combined with `echo` and `logprobs`";
+        return Err(unsupported(format_field, why));
+    }
     if echo && suffix.is_some() {
         return Err(unsupported("echo", "it can't be combined with `suffix`"));
     }
@@ -93,6 +109,9 @@ pub fn read(mut fields: Fields) -> Result<CompletionRequest, Error> {
         suffix,
         settings,
         echo,
+        format,
+        format_field,
+        best_of,
         stream,
     })
 }
@@ -181,12 +200,14 @@ mod tests {
 {"prompt": []} => prompt: empty
 {"prompt": 1} => prompt: a number
 {"prompt": ["a", 1]} => prompt[1]: a number
-{"best_of": 2} => best_of: expected `n`
+{"n": 3, "best_of": 2} => best_of: at least `n`
+{"best_of": 2, "stream": true} => best_of: omit `stream`
+{"echo": true, "logprobs": 1, "regex": "a"} => regex: `echo`
 {"echo": true, "suffix": "x"} => echo: `suffix`
 {"echo": true, "logprobs": 1, "lora": [{"id": 0, "scale": 1}]} => lora: without adapters
 {"logprobs": 21} => logprobs: to 20
 {"max_tokens": -2} => max_tokens: from 0
-{"grammar": "root ::= \"a\""} => grammar: `response_format`
+{"max_tokens": 1, "n_predict": 2} => n_predict: another name
 {"prompt_logprobs": 1} => prompt_logprobs: `echo`
 "#;
 

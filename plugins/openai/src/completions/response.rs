@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 
 use super::prompt_logprobs::Echo;
 use crate::serialize::{self, CompletionResponse, JsonArray, JsonObject};
+use crate::timings::{self, SYSTEM_FINGERPRINT};
 use conversation::generation::{Choices, LogprobEntry, TokenLogprob};
 use conversation::ids::{now, unique_id};
 
@@ -13,8 +14,10 @@ use conversation::ids::{now, unique_id};
 pub struct ResponseShape {
     /// Whether to return log probabilities, and of how many most likely tokens.
     pub logprobs: Option<u8>,
-    /// Choices per prompt.
+    /// Choices per prompt that are generated.
     pub per_prompt: usize,
+    /// The best of these that are returned.
+    pub returned: usize,
     /// The echoed prompts; empty without `echo`.
     pub echo: Vec<Echo>,
 }
@@ -78,18 +81,41 @@ pub async fn respond(mut choices: Choices, format: &ResponseShape) -> Result<Res
         logprobs[delta.index].extend(delta.logprobs);
         finish[delta.index] = delta.end.map(|end| end.finish);
     }
-    let choices_json = echoes.iter().enumerate().map(|(at, echo)| {
-        let echoed = echo.map_or(&[][..], |echo| &echo.logprobs);
-        format.choice(at, &texts[at], echoed, &logprobs[at], finish[at])
+    let generated: Vec<_> = (0..echoes.len()).collect();
+    let chosen = generated
+        .chunks(format.per_prompt)
+        .flat_map(|of_prompt| best(of_prompt, &logprobs, format.returned));
+    let choices_json = chosen.enumerate().map(|(index, at)| {
+        let echoed = echoes[at].map_or(&[][..], |echo| &echo.logprobs);
+        let choice = format.choice(at, &texts[at], echoed, &logprobs[at], finish[at]);
+        Choice { index, ..choice }
     });
     serialize::respond(&CompletionResponse {
         id: unique_id("cmpl-"),
         object: "text_completion",
         created: now(),
         model: choices.model().name(),
+        system_fingerprint: SYSTEM_FINGERPRINT,
         choices: choices_json.collect(),
         usage: choices.usage().to_json(),
+        timings: timings::of_outcome(&choices.outcome(0)?),
     })
+}
+
+/// The choices of a prompt with the highest log probability per token, the best first; all in their order
+/// if all are returned.
+fn best(of_prompt: &[usize], logprobs: &[Vec<LogprobEntry>], count: usize) -> Vec<usize> {
+    let mut ranked = of_prompt.to_vec();
+    if count < ranked.len() {
+        let mean = |choice: usize| {
+            let entries = logprobs[choice].iter();
+            let sum: f32 = entries.filter_map(|entry| entry.token.logprob).sum();
+            sum / logprobs[choice].len().max(1) as f32
+        };
+        ranked.sort_by(|one, other| mean(*other).total_cmp(&mean(*one)));
+        ranked.truncate(count);
+    }
+    ranked
 }
 
 /// Log probabilities as parallel lists, the format of this older API. Serialized entry by entry,

@@ -6,12 +6,15 @@ use corral_sdk::{Error, EventWriter, Response};
 use super::response::ResponseShape;
 use crate::completion_chunks::CompletionChunks;
 use crate::error::ApiFormat;
+use crate::shared_fields::StreamOptions;
 use crate::sse;
+use crate::timings::Stopwatch;
 use conversation::generation::Choices;
 
-pub fn respond(mut choices: Choices, format: ResponseShape, usage: bool) -> Response {
-    let chunks = CompletionChunks::new("cmpl-", "text_completion", choices.model(), usage);
-    if format.echo.is_empty()
+pub fn respond(mut choices: Choices, format: ResponseShape, options: StreamOptions) -> Response {
+    let chunks = CompletionChunks::new("cmpl-", "text_completion", choices.model(), options.usage);
+    if !options.need_events()
+        && format.echo.is_empty()
         && let Some(generation) = choices.take_generation()
     {
         let event = |text: &str| chunks.chunk(&[format.choice(0, text, &[], &[], None)]);
@@ -24,12 +27,12 @@ pub fn respond(mut choices: Choices, format: ResponseShape, usage: bool) -> Resp
                 choices.set_outcome(outcome);
                 let last = format.choice(0, "", &[], &[], Some(outcome.finish));
                 events.json(&chunks.chunk(&[last])).await?;
-                chunks.close(choices.usage(), events).await
+                chunks.close(choices.usage(), &outcome, events).await
             },
         );
     }
     sse::events(ApiFormat::OpenAi, async move |events| {
-        write(choices, format, chunks, events).await
+        write(choices, format, chunks, options, events).await
     })
 }
 
@@ -37,8 +40,11 @@ async fn write(
     mut choices: Choices,
     format: ResponseShape,
     chunks: CompletionChunks,
+    options: StreamOptions,
     events: &mut EventWriter,
 ) -> Result<(), Error> {
+    let mut stopwatch = Stopwatch::start(choices.prompt_tokens());
+    let mut started = false;
     for index in 0..choices.count() {
         if let Some(echo) = format.echo_of(index) {
             let choice = format.choice(index, &echo.text, &echo.logprobs, &[], None);
@@ -51,7 +57,16 @@ async fn write(
             continue;
         }
         let choice = format.choice(delta.index, &delta.text, &[], &delta.logprobs, finish);
-        events.json(&chunks.chunk(&[choice])).await?;
+        let mut event = chunks.chunk(&[choice]);
+        if options.progress && !started {
+            event["prompt_progress"] = stopwatch.progress();
+        }
+        started = true;
+        if options.timings {
+            event["timings"] = stopwatch.at(choices.generated_tokens(delta.index));
+        }
+        events.json(&event).await?;
     }
-    chunks.close(choices.usage(), events).await
+    let first = choices.outcome(0)?;
+    chunks.close(choices.usage(), &first, events).await
 }

@@ -99,6 +99,7 @@ pub fn read(mut fields: Fields) -> Result<MessagesRequest, Error> {
             format: Format::Text,
             settings,
             messages_field: "messages",
+            continue_final: false,
             format_field: "",
         },
         stream,

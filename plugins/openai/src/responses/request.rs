@@ -133,6 +133,7 @@ pub fn read(mut fields: Fields) -> Result<ResponsesRequest, Error> {
             format,
             settings,
             messages_field: "input",
+            continue_final: false,
             format_field: "text.format",
         },
         repeated,

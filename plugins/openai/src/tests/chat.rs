@@ -396,7 +396,11 @@ fn fields_unknown_to_the_template_are_named() {
         let (head, text) = ask(&script("Hi"), request());
         let names = head.header(ignored::HEADER);
         assert_eq!((head.status(), names), (200, Some(member)), "{text}");
-        let (head, text) = ask_with(Configuration { strict: true }, &script("Hi"), request());
+        let strict = Configuration {
+            strict: true,
+            ..Configuration::default()
+        };
+        let (head, text) = ask_with(strict, &script("Hi"), request());
         assert_eq!(head.status(), 400, "{text}");
         assert!(
             text.contains("the chat template of the model script"),

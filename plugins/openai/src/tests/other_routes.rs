@@ -61,7 +61,7 @@ fn embedding_errors_name_the_field() {
     for (body, member) in [
         (json!({"input": ""}), "input"),
         (json!({"input": [1.5]}), "input[0]"),
-        (json!({"input": ["a", 1]}), "input[1]"),
+        (json!({"input": ["a", true]}), "input[1]"),
         (json!({"input": "a", "dimensions": 3}), "dimensions"),
     ] {
         assert_error(&script, path, &body, (400, "param", member));

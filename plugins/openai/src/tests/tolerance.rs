@@ -37,6 +37,7 @@ fn requests() -> Vec<(&'static str, Value, &'static str)> {
             "nope",
         ),
         ("/tokenize", json!({"content": "a", "nope": 1}), "nope"),
+        ("/completion", json!({"prompt": "a", "nope": 1}), "nope"),
     ]
 }
 
@@ -67,7 +68,14 @@ fn head_of_a_stream_names_it_too() {
 fn strict_configuration_refuses_unknown_members() {
     for (path, body, name) in requests() {
         let request = Request::post(path).with_json(&body);
-        let (head, text) = ask_with(Configuration { strict: true }, &script(), request);
+        let (head, text) = ask_with(
+            Configuration {
+                strict: true,
+                ..Configuration::default()
+            },
+            &script(),
+            request,
+        );
         assert_eq!(
             (head.status(), head.header(ignored::HEADER)),
             (400, None),
@@ -86,7 +94,10 @@ fn last_slash_of_a_path_is_ignored() {
         Request::post("/v1/completions/").with_json(&body),
     );
     assert_eq!(head.status(), 200, "{text}");
-    for path in ["/v1/models/", "/v1/models/script/"] {
+    let body = json!({"prompt": "a"});
+    let (head, text) = ask(&script(), Request::post("/completion/").with_json(&body));
+    assert_eq!(head.status(), 200, "{text}");
+    for path in ["/v1/models/", "/v1/models/script/", "/health/", "/props/"] {
         assert_eq!(ask(&script(), Request::get(path)).0.status(), 200, "{path}");
     }
     assert_eq!(ask(&script(), Request::get("/v1/models//")).0.status(), 404);

@@ -221,11 +221,11 @@ mod tests {
             })),
             [
                 "logit-bias [(97, 1.0)]",
-                "output-penalties Penalties { last_n: 65536, repeat: 1.0, frequency: 0.0, presence: 1.0 }",
+                "output-penalties Penalties { last-n: 65536, repeat: 1.0, frequency: 0.0, presence: 1.0 }",
                 &dry,
                 "top-n-sigma 1.5",
                 "top-k 4",
-                "typical 0.75",
+                "typical-p 0.75",
                 "top-p 0.25",
                 "min-p 0.125",
                 "xtc 0.5 0.25",
@@ -257,7 +257,7 @@ mod tests {
         let dry = dry(1.75, 2, 64, &["\n", ":", "\"", "*"]);
         assert_eq!(defaults, [dry.as_str(), "temperature 1"]);
         let all = chain(json!({"dry_multiplier": 0.5, "dry_penalty_last_n": -1}));
-        assert!(all[0].contains("last_n: 65536"), "{all:?}");
+        assert!(all[0].contains("last-n: 65536"), "{all:?}");
         let none = chain(json!({"dry_multiplier": 0.5, "dry_penalty_last_n": 0}));
         assert_eq!(none, ["temperature 1"]);
     }

@@ -1,0 +1,68 @@
+//! `generation_settings` of a response, and the default settings of `/props`.
+
+use corral_sdk::{Error, Model};
+use serde_json::{Value, json};
+
+use conversation::Format;
+use conversation::generation::Settings;
+
+/// The settings in the names of llama.cpp's server. `samplers` is the order in which they apply.
+/// Without a model, the tokens of `logit_bias` and of `ignore_eos` are unknown and left out.
+pub fn json(settings: &Settings, format: &Format, model: Option<&Model>) -> Result<Value, Error> {
+    let end = model.filter(|_| settings.ignore_end);
+    let end = end.map_or(&[][..], |model| &model.info().end_of_generation);
+    // Without a bias: the tokens are banned.
+    let end = end
+        .iter()
+        .map(|token| json!({"token": token, "bias": null}));
+    let biases = match model {
+        Some(model) => settings.logit_bias.tokens(model)?,
+        None => Vec::new(),
+    };
+    let biases = biases.into_iter().map(|(token, bias)| {
+        let bias = Some(bias).filter(|bias| bias.is_finite());
+        json!({"token": token, "bias": bias.map(number)})
+    });
+    let grammar = match format {
+        Format::Gbnf(text) | Format::Lark(text) => text.as_str(),
+        _ => "",
+    };
+    let samplers: &[&str] = match settings.llama_samplers {
+        None => &["penalties", "temperature", "top_k", "top_p", "min_p"],
+        Some(_) => &[
+            "penalties",
+            "dry",
+            "top_n_sigma",
+            "top_k",
+            "typ_p",
+            "top_p",
+            "min_p",
+            "xtc",
+            "temperature",
+        ],
+    };
+    Ok(json!({
+        "n_predict": settings.max_tokens.map_or(-1, i64::from),
+        "max_tokens": settings.max_tokens.map_or(-1, i64::from),
+        "seed": settings.seed,
+        "temperature": number(settings.temperature),
+        "top_k": settings.top_k.unwrap_or(0),
+        "top_p": number(settings.top_p.unwrap_or(1.0)),
+        "min_p": number(settings.min_p.unwrap_or(0.0)),
+        "repeat_penalty": number(settings.repeat_penalty),
+        "repeat_last_n": settings.repeat_last,
+        "presence_penalty": number(settings.presence_penalty),
+        "frequency_penalty": number(settings.frequency_penalty),
+        "logit_bias": end.chain(biases).collect::<Vec<_>>(),
+        "ignore_eos": settings.ignore_end,
+        "stop": settings.stop,
+        "n_probs": settings.logprobs.unwrap_or(0),
+        "grammar": grammar,
+        "samplers": samplers,
+    }))
+}
+
+/// The shortest number that reads back as the same `f32`.
+fn number(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}

@@ -1,0 +1,328 @@
+//! The routes of llama.cpp's server and vLLM.
+
+use corral_sdk::Request;
+use corral_sdk::testing::Script;
+use serde_json::{Value, json};
+
+use super::{TEMPLATE, ask, ask_with, assert_error, events, post};
+use crate::configuration::Configuration;
+
+fn get(script: &Script, path: &str) -> (u16, Value) {
+    let (head, text) = ask(script, Request::get(path));
+    (head.status(), serde_json::from_str(&text).unwrap())
+}
+
+fn script() -> Script {
+    Script::new().answers("a", "b\nc").chat_template(TEMPLATE)
+}
+
+#[test]
+fn completion_has_the_members_of_llama_server() {
+    for path in ["/completion", "/completions"] {
+        let body =
+            json!({"prompt": "a", "return_tokens": true, "stop": ["x"], "id_slot": 1, "seed": -1});
+        let (status, answer) = post(&script(), path, &body);
+        assert_eq!(status, 200, "{answer}");
+        for (name, value) in [
+            ("content", json!("b\nc")),
+            ("prompt", json!("a")),
+            ("stop", json!(true)),
+            ("stop_type", json!("eos")),
+            ("stopping_word", json!("")),
+            ("has_new_line", json!(true)),
+            ("truncated", json!(false)),
+            ("tokens_evaluated", json!(1)),
+            ("tokens_predicted", json!(4)),
+        ] {
+            assert_eq!(answer[name], value, "{name}: {answer}");
+        }
+        assert_eq!(answer["tokens"].as_array().map(Vec::len), Some(4));
+        let settings = &answer["generation_settings"];
+        assert_eq!(
+            (&settings["top_k"], &settings["n_predict"]),
+            (&40.into(), &(-1).into())
+        );
+        assert_eq!(answer["timings"]["predicted_n"], 4);
+    }
+}
+
+#[test]
+fn completion_of_a_list_is_a_list() {
+    let script = script();
+    let (_, answer) = post(&script, "/completion", &json!({"prompt": ["a", [97]]}));
+    let contents: Vec<_> = answer
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| &one["content"])
+        .collect();
+    assert_eq!(contents, ["b\nc", "b\nc"]);
+    let body =
+        json!({"prompt": "a", "response_fields": ["content", "timings/predicted_n", "nope"]});
+    let (_, answer) = post(&script, "/completion", &body);
+    assert_eq!(answer, json!({"content": "b\nc", "timings/predicted_n": 4}));
+    let (_, answer) = post(
+        &script,
+        "/completion",
+        &json!({"prompt": "a", "n_predict": 0}),
+    );
+    assert_eq!(
+        (&answer["content"], &answer["stop_type"]),
+        (&"".into(), &"limit".into())
+    );
+}
+
+#[test]
+fn native_stream_ends_with_the_whole_response() {
+    let body = json!({"prompt": "a", "return_progress": true, "timings_per_token": true});
+    let events = events(&script(), "/completion", &body);
+    let (last, parts) = events.split_last().unwrap();
+    assert_eq!(parts[0]["prompt_progress"]["total"], 1);
+    let text: String = parts
+        .iter()
+        .map(|part| part["content"].as_str().unwrap())
+        .collect();
+    assert_eq!(text, "b\nc");
+    for part in &parts[1..] {
+        assert_eq!(part["stop"], false, "{part}");
+        assert!(part["timings"]["predicted_n"].is_u64(), "{part}");
+    }
+    assert_eq!(
+        (&last["stop"], &last["content"]),
+        (&true.into(), &"".into())
+    );
+    assert_eq!(last["tokens_predicted"], 4);
+}
+
+#[test]
+fn native_errors_name_the_field() {
+    for (path, body, field) in [
+        ("/completion", json!({}), "prompt"),
+        ("/completion", json!({"prompt": [97, 999]}), "prompt[1]"),
+        ("/completion", json!({"prompt": ""}), "prompt"),
+        ("/infill", json!({"input_prefix": "a"}), "input_suffix"),
+        (
+            "/infill",
+            json!({"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": 1}]}),
+            "input_extra[0].text",
+        ),
+        (
+            "/rerank",
+            json!({"query": "a", "documents": []}),
+            "documents",
+        ),
+        (
+            "/rerank",
+            json!({"query": "a", "documents": ["a", 1]}),
+            "documents[1]",
+        ),
+        ("/rerank", json!({"query": "a"}), "documents"),
+    ] {
+        assert_error(&script(), path, &body, (400, "param", field));
+    }
+    // The scripted model has neither such tokens nor a reranker's head.
+    let body = json!({"input_prefix": "a", "input_suffix": "b"});
+    assert_error(&script(), "/infill", &body, (501, "code", "unsupported"));
+}
+
+#[test]
+fn infill_reads_other_files_first() {
+    let mut script = Script::new();
+    for name in [
+        "<|fim_prefix|>",
+        "<|fim_suffix|>",
+        "<|fim_middle|>",
+        "<|file_sep|>",
+    ] {
+        script = script.control_token(name);
+    }
+    let script = script.answers(
+        "<|file_sep|>f\ng<|fim_prefix|>abc<|fim_suffix|>e<|fim_middle|>",
+        "d",
+    );
+    let body = json!({
+        "input_prefix": "ab", "prompt": "c", "input_suffix": "e",
+        "input_extra": [{"filename": "f", "text": "g"}],
+    });
+    let (status, answer) = post(&script, "/infill", &body);
+    assert_eq!((status, &answer["content"]), (200, &"d".into()), "{answer}");
+}
+
+#[test]
+fn server_tells_what_a_plugin_knows() {
+    let script = script().control_token("<s>").begin_token("<s>").context(64);
+    for path in ["/health", "/v1/health"] {
+        assert_eq!(get(&script, path), (200, json!({"status": "ok"})));
+    }
+    let (_, props) = get(&script, "/props");
+    assert_eq!(
+        (&props["bos_token"], &props["total_slots"]),
+        (&"<s>".into(), &1.into())
+    );
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 64);
+    assert_eq!(props["default_generation_settings"]["params"]["top_k"], 40);
+    assert_eq!(get(&script, "/slots").0, 501);
+    let (_, info) = get(&script, "/tokenizer_info");
+    assert_eq!(
+        (&info["bos_token_id"], &info["model_max_length"]),
+        (&259.into(), &64.into())
+    );
+    let (_, models) = get(&script, "/models");
+    assert_eq!(models["data"][0]["max_model_len"], 64);
+    assert!(models["data"][0]["created"].as_u64().unwrap() > 1_700_000_000);
+}
+
+#[test]
+fn aliases_and_unknown_models_follow_the_configuration() {
+    let configuration = |unknown: bool| Configuration {
+        aliases: vec![("gpt-4o".to_owned(), "scripted".to_owned())],
+        accept_unknown_models: unknown,
+        ..Configuration::default()
+    };
+    let script = script().info(|info| info.name = "scripted".to_owned());
+    for (name, unknown, status) in [
+        ("gpt-4o", false, 200),
+        ("other", false, 404),
+        ("other", true, 200),
+    ] {
+        let body = json!({"prompt": "a", "model": name});
+        for path in ["/v1/completions", "/completion"] {
+            let request = Request::post(path).with_json(&body);
+            let (head, text) = ask_with(configuration(unknown), &script, request);
+            assert_eq!(head.status(), status, "{name}: {text}");
+        }
+        let request = Request::get(&format!("/v1/models/{name}"));
+        let (head, text) = ask_with(configuration(unknown), &script, request);
+        assert_eq!(head.status(), status, "{name}: {text}");
+    }
+    let (_, text) = ask_with(configuration(false), &script, Request::get("/v1/models"));
+    let models: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(models["data"][0]["aliases"], json!(["scripted", "gpt-4o"]));
+}
+
+#[test]
+fn defaults_of_the_configuration_fill_gaps() {
+    let mut configuration = Configuration::default();
+    for (name, value) in [("max_tokens", json!(2)), ("temperature", json!(0))] {
+        configuration.defaults.insert(name.to_owned(), value);
+    }
+    for (path, members, expected) in [
+        ("/completion", json!({}), "max-tokens 2"),
+        ("/completion", json!({"n_predict": 3}), "max-tokens 3"),
+        ("/v1/completions", json!({"max_tokens": 1}), "max-tokens 1"),
+        (
+            "/v1/completions",
+            json!({"max_tokens": null}),
+            "max-tokens 2",
+        ),
+    ] {
+        let script = script();
+        let mut body = members;
+        body["prompt"] = "a".into();
+        ask_with(
+            configuration.clone(),
+            &script,
+            Request::post(path).with_json(&body),
+        );
+        let settings = script.generations()[0].settings.clone();
+        assert_eq!(settings[0], expected, "{path}");
+        assert!(
+            settings.contains(&"temperature 0".to_owned()),
+            "{settings:?}"
+        );
+    }
+}
+
+#[test]
+fn chat_can_be_rendered_counted_and_continued() {
+    let messages =
+        json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He"}]);
+    let script = script().answers("assistant\nHe", "llo");
+    let mut body = json!({"messages": messages, "continue_final_message": true});
+    let (_, answer) = post(&script, "/apply-template", &body);
+    let prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHe";
+    assert_eq!(answer["prompt"], prompt);
+    // As vLLM's clients send it.
+    body["add_generation_prompt"] = false.into();
+    let (_, answer) = post(&script, "/chat/completions", &body);
+    assert_eq!(answer["choices"][0]["message"]["content"], "llo");
+    let body = json!({"messages": messages, "add_generation_prompt": false});
+    let (_, answer) = post(&script, "/apply-template", &body);
+    assert!(
+        answer["prompt"]
+            .as_str()
+            .unwrap()
+            .ends_with("He<|im_end|>\n"),
+        "{answer}"
+    );
+    let (_, counted) = post(&script, "/v1/chat/completions/input_tokens", &body);
+    assert!(counted["input_tokens"].as_u64().unwrap() > 5);
+    let body = json!({"messages": [messages[0]], "continue_final_message": true});
+    assert_error(
+        &script,
+        "/apply-template",
+        &body,
+        (400, "param", "messages"),
+    );
+}
+
+#[test]
+fn tokens_have_vllms_shape_on_request() {
+    let script = Script::new().control_token("<s>").begin_token("<s>");
+    let body = json!({"prompt": "a", "return_token_strs": true});
+    let (_, answer) = post(&script, "/tokenize", &body);
+    assert_eq!(answer["tokens"], json!([259, 97]));
+    assert_eq!(
+        (&answer["count"], &answer["token_strs"]),
+        (&2.into(), &json!(["<s>", "a"]))
+    );
+    let (_, answer) = post(&script, "/detokenize", &json!({"tokens": [97]}));
+    assert_eq!(answer, json!({"content": "a", "prompt": "a"}));
+}
+
+#[test]
+fn responses_have_timings_and_a_fingerprint() {
+    let body = json!({"prompt": "a", "stream_options": {"include_usage": true}, "timings_per_token": true});
+    let events = events(&script(), "/v1/completions", &body);
+    assert!(
+        events[0]["timings"]["predicted_n"].is_u64(),
+        "{:?}",
+        events[0]
+    );
+    assert!(
+        events[0]["system_fingerprint"]
+            .as_str()
+            .unwrap()
+            .starts_with('b')
+    );
+    let usage = &events[events.len() - 2];
+    assert_eq!(
+        (&usage["timings"]["predicted_n"], &usage["choices"]),
+        (&4.into(), &json!([]))
+    );
+    let body = json!({"messages": [{"role": "user", "content": "a"}], "return_progress": true});
+    let script = script().answers("assistant\n", "x");
+    let events = super::events(&script, "/v1/chat/completions", &body);
+    assert!(events[0]["prompt_progress"]["total"].is_u64());
+    assert!(events[1].get("prompt_progress").is_none());
+    let (_, answer) = post(&script, "/v1/completions", &json!({"prompt": "a"}));
+    assert_eq!(answer["timings"]["predicted_n"], 4);
+}
+
+#[test]
+fn best_of_returns_the_likeliest_choices() {
+    let script = script();
+    let body = json!({"prompt": "a", "best_of": 3, "n": 2});
+    let (status, answer) = post(&script, "/v1/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    let choices = answer["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 2);
+    for (index, choice) in choices.iter().enumerate() {
+        assert_eq!(
+            (&choice["index"], &choice["logprobs"]),
+            (&index.into(), &Value::Null)
+        );
+    }
+    assert_eq!(answer["usage"]["completion_tokens"], 12);
+    assert_eq!(script.generations().len(), 3);
+}
