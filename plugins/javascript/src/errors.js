@@ -100,9 +100,10 @@ const CASES = {
   failed: (text) => new Failed(text),
 };
 
-/** Converts an error of the interface; others stay as they are. */
-export function fromHost(error) {
-  return error instanceof Error || !(error?.tag in CASES) ? error : CASES[error.tag](error.val);
+/** Converts an error of the interface, which the bindings throw as the `payload` of an error; others stay as they are. */
+export function fromHost(thrown) {
+  const error = thrown?.payload ?? thrown;
+  return Object.hasOwn(CASES, error?.tag ?? "") ? CASES[error.tag](error.val) : thrown;
 }
 
 /** Calls a function of the host. */

@@ -219,6 +219,6 @@ export async function answer(handle, request) {
 
 function problemOf(error) {
   if (error instanceof CorralError) return error;
-  host().log(`${error}\n${error?.stack ?? ""}`);
+  host().log(`${error}\n${error?.stack ?? ""}`.trimEnd());
   return new Problem(500, "plugin-failed", `the plugin failed: ${error}`);
 }

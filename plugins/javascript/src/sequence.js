@@ -22,7 +22,7 @@ export class Sequence {
 
   /** Appends text or tokens, and returns the sequence. */
   append(text, options = {}) {
-    const tokens = typeof text === "string" ? this.model.tokenize(text, options) : tokenList(text, "text");
+    const tokens = Array.isArray(text) ? tokenList(text, "text") : this.model.tokenize(text, options);
     if (tokens.length) call(() => this.handle.append(tokens));
     return this;
   }

@@ -132,9 +132,11 @@ test("errors have a status and a code", () => {
     [{ tag: "deadline" }, 504, "deadline"],
     [{ tag: "cancelled" }, 499, "cancelled"],
   ]) {
-    const found = fromHost(error);
+    const found = fromHost(Object.assign(new Error(), { payload: error }));
     assert.deepEqual([found.status, found.code], [status, code]);
   }
+  const other = new Error("x");
+  assert.equal(fromHost(other), other);
   const full = fromHost({ tag: "context-full", val: { needed: 9, limit: 8 } });
   assert.ok(full instanceof ContextFull);
   assert.deepEqual([full.needed, full.status], [9, 400]);
