@@ -16,6 +16,7 @@ pub mod message;
 mod output_parser;
 mod prompt;
 mod reasoning_parser;
+mod roles;
 mod template_kwargs;
 pub mod tools;
 

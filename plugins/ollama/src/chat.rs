@@ -35,7 +35,8 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
         tools,
         format: shared.format,
         settings: shared.settings,
-        messages_field: "messages",
+        prefill: None,
+            messages_field: "messages",
         format_field: "format",
     };
     let answers = request.start().await?;

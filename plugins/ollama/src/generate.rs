@@ -70,7 +70,8 @@ async fn respond_chat(
         tools: Tools::default(),
         format: shared.format,
         settings: shared.settings,
-        messages_field: "prompt",
+        prefill: None,
+            messages_field: "prompt",
         format_field: "format",
     };
     let mut answers = request.start().await?;

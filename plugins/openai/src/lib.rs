@@ -15,6 +15,7 @@ mod embeddings;
 mod error;
 mod messages;
 mod models;
+mod offered_tools;
 mod responses;
 mod routes;
 mod serialize;

@@ -42,6 +42,8 @@ async fn dispatch(mut request: Request) -> Result<Response, Error> {
         "/v1/embeddings" => embeddings::respond(body(&mut request).await?).await,
         "/v1/responses" => responses::respond(body(&mut request).await?).await,
         "/v1/messages" => messages::respond(body(&mut request).await?).await,
+        "/v1/messages/count_tokens" => messages::count_tokens(body(&mut request).await?).await,
+        "/v1/responses/input_tokens" => responses::input_tokens(body(&mut request).await?).await,
         "/v1/models" => {
             request.expect_method("GET")?;
             Ok(models::list())

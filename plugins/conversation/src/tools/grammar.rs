@@ -176,6 +176,7 @@ mod tests {
             parameters: None,
             strict: true,
             definition: Value::Null,
+            deferred: false,
         };
         Tools {
             list: vec![tool("f"), tool("g")],

@@ -103,6 +103,7 @@ pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
             tools,
             format,
             settings,
+            prefill: None,
             messages_field: "messages",
             format_field: "response_format",
         },
