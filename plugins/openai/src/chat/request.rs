@@ -3,7 +3,7 @@
 use corral_sdk::Error;
 use corral_sdk::fields::{Fields, out_of_range};
 use corral_sdk::template::Chat;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::messages;
 use crate::shared_fields::{
