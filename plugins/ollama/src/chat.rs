@@ -36,7 +36,7 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
         format: shared.format,
         settings: shared.settings,
         prefill: None,
-            messages_field: "messages",
+        messages_field: "messages",
         format_field: "format",
     };
     let answers = request.start().await?;

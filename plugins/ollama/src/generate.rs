@@ -71,7 +71,7 @@ async fn respond_chat(
         format: shared.format,
         settings: shared.settings,
         prefill: None,
-            messages_field: "prompt",
+        messages_field: "prompt",
         format_field: "format",
     };
     let mut answers = request.start().await?;

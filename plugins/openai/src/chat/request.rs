@@ -190,6 +190,7 @@ mod tests {
     use crate::tests::merged;
     use corral_sdk::fields::ignored;
     use corral_sdk::testing::{check_field_errors, check_ignored_fields};
+    use serde_json::Value;
 
     fn with(members: Value) -> Result<ChatCompletionRequest, Error> {
         let body = json!({"messages": [{"role": "user", "content": "Hi"}]});
