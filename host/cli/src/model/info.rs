@@ -153,8 +153,7 @@ mod tests {
 
     #[test]
     fn call_formats_are_those_of_openai() {
-        let plugin =
-            include_str!("../../../../plugins/openai/src/conversation/tools/call_format.rs");
+        let plugin = include_str!("../../../../plugins/conversation/src/tools/call_format.rs");
         for (text, format) in CALL_FORMATS {
             let line = format!("({text:?}, CallFormat::{format}),");
             assert!(plugin.contains(&line), "{line}");
