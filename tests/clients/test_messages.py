@@ -101,3 +101,36 @@ def test_invalid_fields_are_refused_by_name(more):
     assert status == 400, value
     assert value["error"]["type"] == "invalid_request_error"
     assert name in value["error"]["message"]
+
+
+def test_counted_tokens_are_those_of_the_prompt():
+    asked = ask("What is 12+7?", tools=[CALCULATOR], system="Be brief.")
+    usage = message(**{"content": asked["messages"], "tools": [CALCULATOR], "system": "Be brief."})["usage"]
+    status, _, counted = post("/v1/messages/count_tokens", asked)
+    assert status == 200, counted
+    assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
+
+
+def test_answer_continues_last_message_of_assistant():
+    turns = [*user("repeat: Blue owls, 7!"), {"role": "assistant", "content": "Blue"}]
+    assert message(turns)["content"] == [{"type": "text", "text": " owls, 7!"}]
+
+
+def test_server_tool_beside_own_tools_is_named():
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    status, headers, value = post("/v1/messages", ask("What is 12+7?", tools=[CALCULATOR, search]))
+    assert status == 200, value
+    assert "web_search" in headers["x-corral-ignored"]
+    assert value["content"][0]["name"] == "calculator"
+    status, _, value = post("/v1/messages", ask("What is 12+7?", tools=[search]))
+    assert status == 400, value
+
+
+def test_billing_header_keeps_prefix_cached():
+    def answer(version):
+        header = {"type": "text", "text": f"x-anthropic-billing-header: cc_version={version}; cch={version};"}
+        text = {"type": "text", "text": "The billing header is not a part of this prompt. " * 4}
+        return message("12+7=", system=[header, text])["usage"]
+
+    first, second = answer("1.2.3"), answer("9.8.7")
+    assert second["input_tokens"] < 16 < first["input_tokens"] + first["cache_read_input_tokens"]

@@ -131,3 +131,25 @@ def test_responses_are_not_stored():
     answer = respond("12+7=", store=False)
     with pytest.raises(openai.NotFoundError):
         client().responses.retrieve(answer.id)
+
+
+def test_namespaced_tool_is_called():
+    function = {**CALCULATOR, "strict": False}
+    namespace = {"type": "namespace", "name": "sums", "description": "", "tools": [function]}
+    # The demo model calls nothing but `calculator`, so the call is forced.
+    choice = {"type": "function", "namespace": "sums", "name": "calculator"}
+    (call,) = respond("What is 12+7?", extra_body={"tools": [namespace], "tool_choice": choice}).output
+    assert (call.type, call.name, call.namespace) == ("function_call", "calculator", "sums")
+
+
+def test_custom_tool_is_called():
+    tool = {"type": "custom", "name": "patch", "description": "Applies a patch"}
+    choice = {"type": "custom", "name": "patch"}
+    answer = respond("12+7=", extra_body={"tools": [tool], "tool_choice": choice}, max_output_tokens=400)
+    call = answer.output[0]
+    assert (call.type, call.name) == ("custom_tool_call", "patch")
+
+
+def test_counted_tokens_are_those_of_the_prompt():
+    counted = client().responses.input_tokens.count(model=MODEL, input="12+7=")
+    assert counted.input_tokens == respond("12+7=").usage.input_tokens

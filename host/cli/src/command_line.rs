@@ -391,8 +391,8 @@ mod tests {
                 "handler, chat, sampler, templater, job",
             ),
             (
-                "corral new a --lang python",
-                "no templates in python yet; write rust",
+                "corral new a --lang cobol",
+                "no templates in cobol yet; write rust or python",
             ),
             ("corral top --admin https://a", "write http://HOST:PORT"),
             ("corral bench load", "<URL>"),

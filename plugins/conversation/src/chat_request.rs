@@ -27,12 +27,23 @@ pub struct ChatRequest {
     pub tools: Tools,
     pub format: Format,
     pub settings: Settings,
-    /// Whether the answer continues the last message, which is the assistant's.
-    pub continue_final: bool,
+    /// The start of the answer, which the model continues.
+    pub prefill: Option<String>,
     /// The API's name of the field for the messages, for errors.
     pub messages_field: &'static str,
     /// The API's name of the field for the format, for errors.
     pub format_field: &'static str,
+}
+
+/// A rendered prompt.
+struct Prompt {
+    model: Model,
+    call_format: Option<CallFormat>,
+    tokens: Vec<Token>,
+    /// Whether the model reasons.
+    reasons: bool,
+    /// Whether the prompt ends inside reasoning.
+    open: bool,
 }
 
 /// The format of the content.
@@ -127,12 +138,17 @@ fn name_ignored_keywords(constraint: &Constraint, field_of: impl Fn(&str) -> Str
 impl ChatRequest {
     /// Opens the model and renders the prompt, without generating.
     pub async fn prompt(mut self) -> Result<(Model, Vec<Token>), Error> {
-        let (model, _, tokens) = self.render().await?;
-        Ok((model, tokens))
+        let prompt = self.render().await?;
+        Ok((prompt.model, prompt.tokens))
     }
 
-    /// Opens the model, detects its format of calls and renders the prompt.
-    async fn render(&mut self) -> Result<(Model, Option<CallFormat>, Vec<Token>), Error> {
+    /// The number of tokens of the prompt.
+    pub async fn count_tokens(mut self) -> Result<usize, Error> {
+        Ok(self.render().await?.tokens.len())
+    }
+
+    /// Opens the model and renders the prompt.
+    async fn render(&mut self) -> Result<Prompt, Error> {
         let model = Model::open_requested(self.model.as_deref()).await?;
         let call_format = match self.tools.are_offered() {
             true => Some(CallFormat::detect(&model)?),
@@ -143,33 +159,41 @@ impl ChatRequest {
                 .tools
                 .list
                 .iter()
+                .filter(|tool| !tool.deferred)
                 .map(|tool| tool.definition.clone())
                 .collect();
         }
         self.chat.variables = std::mem::take(&mut self.template_kwargs).for_template(&model)?;
         self.rename_developer_role(&model);
-        let opened = match self.continue_final {
-            true => Some(prompt::take_final_text(
-                &mut self.chat,
-                self.messages_field,
-            )?),
-            false => None,
-        };
         let mut tokens = prompt::tokens(&self.chat, &model, self.messages_field)?;
         prompt::check_names(&self.chat, &tokens, &model)?;
-        if let Some(text) = opened {
-            if prompt::ends_in_reasoning(&tokens, &model)? {
+        let (reasons, mut open) = reasoning(&model, &tokens)?;
+        if let Some(prefill) = &self.prefill {
+            if open {
+                // The answer has begun, so the reasoning has ended.
                 tokens.extend(model.tokenize_trusted(&format!("\n{CLOSING_TAG}\n\n"))?);
+                open = false;
             }
-            tokens.extend(model.tokenize(&text)?);
+            tokens.extend(model.tokenize(prefill)?);
         }
-        Ok((model, call_format, tokens))
+        Ok(Prompt {
+            model,
+            call_format,
+            tokens,
+            reasons,
+            open,
+        })
     }
 
     /// Opens the model, renders the prompt and starts the generations.
     pub async fn start(mut self) -> Result<AnswerStream, Error> {
-        let (model, call_format, tokens) = self.render().await?;
-        let (reasons, open) = reasoning(&model, &tokens)?;
+        let Prompt {
+            model,
+            call_format,
+            tokens,
+            reasons,
+            open,
+        } = self.render().await?;
         let constraint = self.constraint(&model, call_format, open).await?;
         let prompts = [tokens];
         let choices = Choices::start(

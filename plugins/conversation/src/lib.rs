@@ -16,11 +16,13 @@ pub mod message;
 mod output_parser;
 mod prompt;
 mod reasoning_parser;
+mod roles;
 mod template_kwargs;
 pub mod tools;
 
 pub use answers::{Answer, AnswerDelta, AnswerStream, FinishReason};
 pub use chat_request::{ChatRequest, Format};
+pub use prompt::take_final_text;
 pub use reasoning_parser::ReasoningParser;
 pub use template_kwargs::{TemplateKwarg, TemplateKwargs};
 pub use tools::{CallFormat, CallParser, Tools};

@@ -5,7 +5,7 @@ use corral_sdk::{Error, Model, Token};
 use serde_json::Value;
 
 use super::reasoning_parser::OPENING_TAG;
-use crate::without_effect;
+use crate::{roles, without_effect};
 
 /// Number of tokens at the end of a prompt that contain the opening tag of reasoning and the text
 /// after it.
@@ -14,15 +14,28 @@ const TAIL_TOKENS: usize = 16;
 /// Renders the chat and tokenizes it. `messages_field`: the name of the field of its messages, for errors.
 ///
 /// The arguments of earlier tool calls are objects, as most templates expect; for a template that
-/// fails with objects, they are JSON text.
+/// fails with objects, they are JSON text. For a template that still fails, the roles are simplified.
 pub fn tokens(chat: &Chat, model: &Model, messages_field: &str) -> Result<Vec<Token>, Error> {
     let tokens = chat.tokens(model).or_else(|error| {
-        let mut other = chat.clone();
-        if error.code() != "template-error" || !arguments_as_text(&mut other.messages) {
+        if error.code() != "template-error" {
             return Err(error);
         }
-        // If both fail, report the first error.
-        other.tokens(model).map_err(|_| error)
+        let mut other = chat.clone();
+        let forms: [fn(&mut Vec<Value>) -> bool; 2] =
+            [|messages| arguments_as_text(messages), roles::simplify];
+        for form in forms {
+            if form(&mut other.messages)
+                && let Ok(tokens) = other.tokens(model)
+            {
+                return Ok(tokens);
+            }
+        }
+        // If all forms fail, report the first error. Arguments as objects with simple roles are the last.
+        let mut other = chat.clone();
+        match roles::simplify(&mut other.messages) {
+            true => other.tokens(model).map_err(|_| error),
+            false => Err(error),
+        }
     });
     tokens.map_err(|error| match error.field() {
         None if error.status() == 400 => error.with_field(messages_field),

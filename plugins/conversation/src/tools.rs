@@ -15,8 +15,10 @@ pub use grammar::LarkGrammar;
 
 use crate::{hints, unsupported};
 
-/// The limit of OpenAI's API.
-const TOOL_LIMIT: usize = 128;
+/// The most tools of a request. Agents with several MCP servers offer more than the 128 of OpenAI's API.
+const TOOL_LIMIT: usize = 512;
+/// The longest name of a tool; that of Anthropic's API.
+const NAME_BYTES: usize = 128;
 
 /// The tools of a request.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -37,6 +39,8 @@ pub struct Tool {
     pub strict: bool,
     /// The definition for the template.
     pub definition: Value,
+    /// Whether the definition is left out of the list of tools, because a message has it.
+    pub deferred: bool,
 }
 
 /// Whether the model calls tools.
@@ -141,8 +145,8 @@ impl Tool {
     pub fn read(mut fields: Fields, parameters: &str) -> Result<Self, Error> {
         let name = fields.required_text("name")?;
         let word = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
-        if !(1..=64).contains(&name.len()) || !name.bytes().all(word) {
-            let expected = "1 to 64 letters, digits, _ or -";
+        if !(1..=NAME_BYTES).contains(&name.len()) || !name.bytes().all(word) {
+            let expected = "1 to 128 letters, digits, _ or -";
             return Err(out_of_range(&fields.path("name"), &name.into(), expected));
         }
         let description = fields.text("description")?;
@@ -164,6 +168,7 @@ impl Tool {
             parameters: schema,
             strict,
             definition: json!({"type": "function", "function": function}),
+            deferred: false,
         })
     }
 }

@@ -35,7 +35,7 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
         tools,
         format: shared.format,
         settings: shared.settings,
-        continue_final: false,
+        prefill: None,
         messages_field: "messages",
         format_field: "format",
     };

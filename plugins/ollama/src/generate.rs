@@ -70,7 +70,7 @@ async fn respond_chat(
         tools: Tools::default(),
         format: shared.format,
         settings: shared.settings,
-        continue_final: false,
+        prefill: None,
         messages_field: "prompt",
         format_field: "format",
     };

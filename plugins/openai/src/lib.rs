@@ -16,6 +16,7 @@ mod error;
 mod messages;
 mod models;
 mod native;
+mod offered_tools;
 mod prompt_input;
 mod rerank;
 mod responses;

@@ -101,7 +101,11 @@ fn api(path: &str) -> Option<fn(Fields) -> Responding> {
             |fields| Box::pin(rerank::respond(fields))
         }
         "/v1/responses" | "/responses" => |fields| Box::pin(responses::respond(fields)),
+        "/v1/responses/input_tokens" | "/responses/input_tokens" => {
+            |fields| Box::pin(responses::input_tokens(fields))
+        }
         "/v1/messages" => |fields| Box::pin(messages::respond(fields)),
+        "/v1/messages/count_tokens" => |fields| Box::pin(messages::count_tokens(fields)),
         "/tokenize" => |fields| Box::pin(tokenize::tokenize(fields)),
         "/detokenize" => |fields| Box::pin(tokenize::detokenize(fields)),
         _ => return None,

@@ -214,6 +214,7 @@ mod tests {
             parameters: None,
             strict: true,
             definition: Value::Null,
+            deferred: false,
         };
         Tools {
             list: vec![tool("f"), tool("g")],

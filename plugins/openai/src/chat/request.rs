@@ -13,7 +13,7 @@ use crate::shared_fields::{
 use crate::structured;
 use conversation::generation::{Settings, settings};
 use conversation::{ChatRequest, TemplateKwargs, Tools};
-use conversation::{hints, unsupported, without_effect};
+use conversation::{hints, take_final_text, unsupported, without_effect};
 
 /// The host's limit for logprobs.
 const LOGPROBS_LIMIT: u8 = 20;
@@ -103,10 +103,14 @@ pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
     ];
     fields.ignore_unknown(&known.concat())?;
 
-    let chat = Chat {
+    let mut chat = Chat {
         messages: messages::read(messages)?,
         add_generation_prompt: add_generation_prompt.unwrap_or(true),
         ..Chat::default()
+    };
+    let prefill = match continue_final {
+        true => Some(take_final_text(&mut chat, "messages")?),
+        false => None,
     };
     Ok(ChatCompletionRequest {
         chat: ChatRequest {
@@ -118,7 +122,7 @@ pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
             settings,
             messages_field: "messages",
             format_field,
-            continue_final,
+            prefill,
         },
         stream,
     })

@@ -1,29 +1,32 @@
 //! The request body of the Messages API.
 
 use corral_sdk::Error;
-use corral_sdk::fields::{Fields, NON_NEGATIVE, ZERO_TO_ONE, out_of_range, wrong_type};
+use corral_sdk::fields::{Fields, NON_NEGATIVE, ZERO_TO_ONE, ignored, out_of_range};
 use corral_sdk::template::Chat;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::shared_fields::{ignore, reject, reject_other_values};
+use super::conversation::Conversation;
+use crate::offered_tools::OfferedTools;
+use crate::shared_fields::{ignore_without_effect, reject, schema_format};
 use conversation::generation::Settings;
-use conversation::message::{call, text};
 use conversation::tools::{Tool, ToolChoice};
-use conversation::unsupported;
-use conversation::{ChatRequest, Format, TemplateKwarg, TemplateKwargs, Tools};
+use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
+use conversation::{hints, message, unsupported};
 
-/// Fields of the API that are not supported, with the reason.
-const UNSUPPORTED: [(&str, &str); 4] = [
-    ("container", "code is not executed"),
+/// Fields of the API that have no effect, with the reason.
+const WITHOUT_EFFECT: [(&str, &str); 4] = [
     ("context_management", "messages are never dropped"),
-    ("mcp_servers", "the client calls the tools"),
-    (
-        "output_config",
-        "use `response_format` of /v1/chat/completions",
-    ),
+    ("inference_geo", "there is one place"),
+    ("speed", "there is one speed"),
+    ("betas", "features are members of the request"),
 ];
 
-const FIELDS: [&str; 12] = [
+/// The first words of a block that Claude Code sends before the system prompt. It is for the operator of
+/// the usual server, and its text differs from conversation to conversation, so it would keep them from
+/// sharing a cached prefix.
+const BILLING_HEADER: &str = "x-anthropic-billing-header:";
+
+const FIELDS: [&str; 14] = [
     "model",
     "messages",
     "system",
@@ -35,6 +38,8 @@ const FIELDS: [&str; 12] = [
     "tools",
     "tool_choice",
     "thinking",
+    "output_config",
+    "output_format",
     "stream",
 ];
 
@@ -44,38 +49,48 @@ pub struct MessagesRequest {
     pub stream: bool,
 }
 
-pub fn read(mut fields: Fields) -> Result<MessagesRequest, Error> {
-    reject(&mut fields, &UNSUPPORTED)?;
-    // Accepted and ignored.
-    ignore(&mut fields, &["metadata"]);
-    let tiers = ["auto".into(), "standard_only".into()];
-    reject_other_values(
-        &mut fields,
-        "service_tier",
-        &tiers,
-        "there is one service tier",
-    )?;
-
-    let mut messages = Vec::new();
-    if let Some(system) = fields.take("system") {
-        let text = text("system", system, &["text"])?;
-        messages.push(json!({"role": "system", "content": text}));
-    }
-    let list = fields.required_list("messages", "a list of messages")?;
-    check_last(&list)?;
-    for (index, message) in list.into_iter().enumerate() {
-        add_message(
-            Fields::at(format!("messages[{index}]"), message)?,
-            &mut messages,
+/// Reads a request. A request that only counts tokens needs no `max_tokens`.
+pub fn read(mut fields: Fields, generates: bool) -> Result<MessagesRequest, Error> {
+    if fields.peek("mcp_servers") != Some(&json!([])) {
+        reject(
+            &mut fields,
+            &[("mcp_servers", "the client calls the tools")],
         )?;
     }
+    fields.take("mcp_servers");
+    reject(&mut fields, &[("container", "code is not executed")])?;
+    hints::drop(&mut fields, &hints::OF_REQUEST);
+    ignore_without_effect(&mut fields, &WITHOUT_EFFECT)?;
+
     let tools = tools(&mut fields)?;
-    let template_kwargs = thinking(&mut fields)?;
+    let mut conversation = Conversation::new(&tools);
+    if let Some(text) = system(&mut fields)? {
+        conversation.push("system", text);
+    }
+    let list = fields.required_list("messages", "a list of messages")?;
+    if list.is_empty() {
+        let text = "`messages` is empty; expected at least one message";
+        return Err(Error::bad_request("empty-prompt", text).with_field("messages"));
+    }
+    for (index, message) in list.into_iter().enumerate() {
+        conversation.add(Fields::at(format!("messages[{index}]"), message)?)?;
+    }
+    let mut template_kwargs = TemplateKwargs::default();
+    template_kwargs.read_thinking(&mut fields)?;
+    let format = output(&mut fields, &mut template_kwargs)?;
+    let (messages, prefill) = conversation.end();
+    if prefill.is_some() && (format != Format::Text || tools.are_required()) {
+        let why = "the last message is the assistant's, and an answer that continues it can't be constrained";
+        return Err(unsupported("messages", why));
+    }
+
     let defaults = Settings::default();
-    let length = fields.integer("max_tokens", 1..=u32::MAX)?;
-    let length = length.ok_or_else(|| fields.missing("max_tokens", "an integer from 1"))?;
+    let max_tokens = fields.integer("max_tokens", 1..=u32::MAX)?;
+    if max_tokens.is_none() && generates {
+        return Err(fields.missing("max_tokens", "an integer from 1"));
+    }
     let settings = Settings {
-        max_tokens: Some(length),
+        max_tokens,
         stop: fields.stop_strings("stop_sequences")?,
         temperature: fields
             .number("temperature", &NON_NEGATIVE)?
@@ -96,154 +111,89 @@ pub fn read(mut fields: Fields) -> Result<MessagesRequest, Error> {
             },
             template_kwargs,
             tools,
-            format: Format::Text,
+            format,
             settings,
+            prefill,
             messages_field: "messages",
-            continue_final: false,
-            format_field: "",
+            format_field: "output_config.format",
         },
         stream,
     })
 }
 
-/// Checks that the last message is the user's.
-fn check_last(messages: &[Value]) -> Result<(), Error> {
-    match messages.split_last() {
-        None => {
-            let text = "`messages` is empty; expected at least one message";
-            Err(Error::bad_request("empty-prompt", text).with_field("messages"))
-        }
-        Some((last, before)) if last["role"] == "assistant" => {
-            let why =
-                "prefilled answers are not available; expected the last message to be the user's";
-            Err(unsupported(&format!("messages[{}]", before.len()), why))
-        }
-        Some(_) => Ok(()),
-    }
-}
-
-/// Adds a message, preceded by the tool results that it contains.
-fn add_message(mut fields: Fields, messages: &mut Vec<Value>) -> Result<(), Error> {
-    let role = fields.text("role")?;
-    let content = fields.required("content", "a string or a list of blocks")?;
-    fields.ignore_unknown(&["role", "content"])?;
-    let (role, kinds) = match role.as_deref() {
-        Some("user") => ("user", "text and tool_result"),
-        Some("assistant") => ("assistant", "text, thinking and tool_use"),
-        _ => {
-            return Err(out_of_range(
-                &fields.path("role"),
-                &role.into(),
-                "user or assistant",
-            ));
-        }
+/// Reads the system prompt without the billing header.
+fn system(fields: &mut Fields) -> Result<Option<String>, Error> {
+    let Some(mut system) = fields.take("system") else {
+        return Ok(None);
     };
-    let path = fields.path("content");
-    let blocks = match content {
-        Value::String(text) if text.is_empty() => return Err(empty_message(&path)),
-        Value::String(text) => {
-            messages.push(json!({"role": role, "content": text}));
-            return Ok(());
-        }
-        Value::Array(blocks) => blocks,
-        other => return Err(wrong_type(&path, "a string or a list of blocks", &other)),
-    };
-    let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
-    let mut results = 0;
-    for (index, block) in blocks.into_iter().enumerate() {
-        let mut block = Fields::at(format!("{path}[{index}]"), block)?;
-        // Cache marks are not needed: prefixes are always cached.
-        ignore(&mut block, &["cache_control", "citations"]);
-        let kind = block.text("type")?;
-        let known: &[&str] = match (role, kind.as_deref()) {
-            (_, Some("text")) => {
-                text += &block.required_text("text")?;
-                &["type", "text"]
-            }
-            ("user", Some("tool_result")) => {
-                messages.push(tool_result(&mut block)?);
-                results += 1;
-                &["type", "tool_use_id", "content", "is_error"]
-            }
-            ("assistant", Some("tool_use")) => {
-                let id = block.required_text("id")?;
-                let name = block.required_text("name")?;
-                let input = block.object("input")?.map(Fields::into_map);
-                calls.push(call(Some(id), &name, input.unwrap_or_default().into()));
-                &["type", "id", "name", "input"]
-            }
-            ("assistant", Some("thinking")) => {
-                reasoning += &block.required_text("thinking")?;
-                // Reasoning is not signed.
-                block.text("signature")?;
-                &["type", "thinking", "signature"]
-            }
-            _ => {
-                let why = format!(
-                    "blocks of the type {} are unknown; expected {kinds}",
-                    Value::from(kind)
-                );
-                return Err(unsupported(&block.path("type"), &why));
-            }
+    if let Value::Array(blocks) = &mut system {
+        let is_header = |block: &Value| {
+            let text = block["text"].as_str();
+            text.is_some_and(|text| {
+                text.starts_with(BILLING_HEADER) && !text.trim_end().contains('\n')
+            })
         };
-        block.ignore_unknown(known)?;
+        let count = blocks.len();
+        blocks.retain(|block| !is_header(block));
+        if blocks.len() < count {
+            ignored::add("system[].x-anthropic-billing-header");
+        }
     }
-    if text.is_empty() && calls.is_empty() {
-        return match results {
-            0 => Err(empty_message(&path)),
-            _ => Ok(()),
-        };
+    let mut text = message::text("system", system, &["text"])?;
+    if text.starts_with(BILLING_HEADER) {
+        let end = text.find('\n').map_or(text.len(), |end| end + 1);
+        text.drain(..end);
+        ignored::add("system.x-anthropic-billing-header");
     }
-    let mut message = Map::new();
-    message.insert("role".to_owned(), role.into());
-    let text = Some(text).filter(|text| !text.is_empty());
-    message.insert("content".to_owned(), text.into());
-    if !reasoning.is_empty() {
-        message.insert("reasoning_content".to_owned(), reasoning.into());
-    }
-    if !calls.is_empty() {
-        message.insert("tool_calls".to_owned(), calls.into());
-    }
-    messages.push(message.into());
-    Ok(())
+    Ok(Some(text).filter(|text| !text.is_empty()))
 }
 
-/// Creates the error for a message without content.
-fn empty_message(path: &str) -> Error {
-    let text = format!("`{path}` has no content; expected text, tool calls or tool results");
-    Error::bad_request("empty-message", text).with_field(path)
-}
-
-/// Reads a tool result. Templates have no field for a failure, so it becomes a prefix of the
-/// content.
-fn tool_result(block: &mut Fields) -> Result<Value, Error> {
-    let id = block.required_text("tool_use_id")?;
-    let failed = block.flag("is_error")?;
-    let mut content = match block.take("content") {
-        None => String::new(),
-        Some(content) => text(&block.path("content"), content, &["text"])?,
+/// Reads the effort, and the format of the answer.
+fn output(fields: &mut Fields, template_kwargs: &mut TemplateKwargs) -> Result<Format, Error> {
+    let mut format = fields.object("output_format")?;
+    if let Some(mut config) = fields.object("output_config")? {
+        if let Some(effort) = config.text("effort")? {
+            template_kwargs.add("reasoning_effort", effort.into(), "output_config.effort")?;
+        }
+        format = config.object("format")?.or(format);
+        config.ignore_unknown(&["effort", "format"])?;
+    }
+    let Some(mut format) = format else {
+        return Ok(Format::Text);
     };
-    if failed {
-        content = format!("Error: {content}").trim_end().to_owned();
+    match format.text("type")?.as_deref() {
+        Some("json_schema") => schema_format(format),
+        other => {
+            let path = format.path("type");
+            Err(out_of_range(&path, &other.into(), "json_schema"))
+        }
     }
-    Ok(json!({"role": "tool", "tool_call_id": id, "content": content}))
 }
 
 fn tools(fields: &mut Fields) -> Result<Tools, Error> {
-    let list = Tools::list(fields, |mut tool| {
-        ignore(&mut tool, &["cache_control"]);
+    let mut offered = OfferedTools::read(fields, |mut tool, own| {
         match tool.text("type")?.as_deref() {
-            None | Some("custom") => Tool::read(tool, "input_schema"),
-            Some(other) => {
-                let why = format!(
-                    "tools of the type {other:?} are not available; expected the client's own"
-                );
-                Err(unsupported(&tool.path("type"), &why))
+            None | Some("custom") => {
+                let deferred = tool.flag("defer_loading")?;
+                tool.take("allowed_callers");
+                own.push(Tool {
+                    deferred,
+                    ..Tool::read(tool, "input_schema")?
+                });
+                Ok(None)
             }
+            Some(other) => Ok(Some(other.to_owned())),
         }
     })?;
+    // Deferred tools reach the prompt with the result of the client's search. Without one, they are in the list.
+    let all = offered.own.iter().all(|tool| tool.deferred);
+    if all || offered.leaves_out("tool_search_tool") {
+        for tool in &mut offered.own {
+            tool.deferred = false;
+        }
+    }
     let Some(mut choice) = fields.object("tool_choice")? else {
-        return Tools::new(list, None, true);
+        return offered.choose(None, true);
     };
     let kind = choice.text("type")?;
     let parallel = !choice.flag("disable_parallel_tool_use")?;
@@ -261,24 +211,5 @@ fn tools(fields: &mut Fields) -> Result<Tools, Error> {
         }
     };
     choice.ignore_unknown(&["type", "name", "disable_parallel_tool_use"])?;
-    Tools::new(list, Some(chosen), parallel)
-}
-
-/// Reads the template variables for `thinking`.
-fn thinking(fields: &mut Fields) -> Result<TemplateKwargs, Error> {
-    let mut kwargs = TemplateKwargs::default();
-    if let Some(mut thinking) = fields.object("thinking")? {
-        let kind = thinking.text("type")?;
-        if kind.as_deref() != Some("disabled") {
-            let why = "reasoning budgets are not available; expected the type disabled";
-            return Err(unsupported("thinking", why));
-        }
-        thinking.ignore_unknown(&["type"])?;
-        kwargs.0.push(TemplateKwarg {
-            name: "enable_thinking".to_owned(),
-            value: false.into(),
-            field: "thinking".to_owned(),
-        });
-    }
-    Ok(kwargs)
+    offered.choose(Some(chosen), parallel)
 }

@@ -4,11 +4,30 @@ use corral_sdk::Error;
 use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use serde_json::{Map, Value, json};
 
+use super::tool_names::{TOOL_SEARCH, ToolNames, custom_arguments, joined};
+use crate::offered_tools::result_text;
 use conversation::message::{call, parse_arguments, text};
-use conversation::unsupported;
+use conversation::tools::{Tool, Tools};
+use conversation::{unsupported, without_effect};
+
+/// Items of tools that a server runs and of compacted conversations, which only their server can read.
+const KNOWN_KINDS: [&str; 10] = [
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "mcp_list_tools",
+    "mcp_call",
+    "compaction",
+    "compaction_summary",
+    "context_compaction",
+    "compaction_trigger",
+];
 
 /// Reads the input. A string is a user message.
-pub fn read(input: Value) -> Result<Vec<Value>, Error> {
+///
+/// Tools that a search of the client found become callable.
+pub fn read(input: Value, tools: &mut Tools, names: &mut ToolNames) -> Result<Vec<Value>, Error> {
     let items = match input {
         Value::String(text) => return Ok(vec![json!({"role": "user", "content": text})]),
         Value::Array(items) if !items.is_empty() => items,
@@ -18,40 +37,53 @@ pub fn read(input: Value) -> Result<Vec<Value>, Error> {
         }
         other => return Err(wrong_type("input", "a string or a list of items", &other)),
     };
-    let mut conversation = Conversation::default();
+    let mut conversation = Conversation {
+        messages: Vec::new(),
+        reasoning: None,
+        continues: false,
+        tools,
+        names,
+    };
     for (index, item) in items.into_iter().enumerate() {
         conversation.add(Fields::at(format!("input[{index}]"), item)?)?;
     }
-    conversation.check_no_dangling_reasoning()?;
+    conversation.drop_dangling_reasoning()?;
     let messages = conversation.messages.into_iter();
     Ok(messages.map(Value::Object).collect())
 }
 
-#[derive(Default)]
-struct Conversation {
+struct Conversation<'a> {
     messages: Vec<Map<String, Value>>,
     /// Reasoning that precedes the assistant's next message, and its path.
     reasoning: Option<(String, String)>,
     /// Whether the assistant's next item continues the last message.
     continues: bool,
+    tools: &'a mut Tools,
+    names: &'a mut ToolNames,
 }
 
-impl Conversation {
+impl Conversation<'_> {
     fn add(&mut self, mut item: Fields) -> Result<(), Error> {
         // Fields of earlier answers.
-        for ignored in ["id", "status", "phase"] {
+        for ignored in ["id", "status", "phase", "created_by", "caller"] {
             item.take(ignored);
         }
         let kind = item.text("type")?;
         match kind.as_deref() {
             None | Some("message") => self.add_message(item),
             Some("function_call") => self.add_call(item),
-            Some("function_call_output") => self.add_result(item),
+            Some("function_call_output" | "custom_tool_call_output") => self.add_result(item),
             Some("reasoning") => self.add_reasoning(item),
+            Some("custom_tool_call") => self.add_custom_call(item),
+            Some("tool_search_call") => self.add_search(item),
+            Some("tool_search_output") => self.add_found_tools(item),
+            Some(kind) if KNOWN_KINDS.contains(&kind) => {
+                without_effect(&item.path(kind), "it can't be shown to the model")
+            }
             Some(other) => {
                 let why = format!(
                     "items of the type {other:?} are unknown; expected message, function_call, \
-                     function_call_output or reasoning"
+                     function_call_output, custom_tool_call, custom_tool_call_output or reasoning"
                 );
                 Err(unsupported(&item.path("type"), &why))
             }
@@ -79,7 +111,7 @@ impl Conversation {
                     .insert("content".to_owned(), content.into());
             }
             _ => {
-                self.check_no_dangling_reasoning()?;
+                self.drop_dangling_reasoning()?;
                 self.push_other([("role", role), ("content", content)]);
             }
         }
@@ -88,10 +120,69 @@ impl Conversation {
 
     fn add_call(&mut self, mut item: Fields) -> Result<(), Error> {
         let id = item.required_text("call_id")?;
-        let name = item.required_text("name")?;
+        let mut name = item.required_text("name")?;
+        if let Some(namespace) = item.text("namespace")? {
+            name = joined(&namespace, &name);
+        }
         let arguments = item.required_text("arguments")?;
         item.ignore_unknown(&["type", "call_id", "name", "arguments"])?;
-        let call = call(Some(id), &name, parse_arguments(&arguments));
+        self.push_call(call(Some(id), &name, parse_arguments(&arguments)));
+        Ok(())
+    }
+
+    fn add_custom_call(&mut self, mut item: Fields) -> Result<(), Error> {
+        let id = item.required_text("call_id")?;
+        let name = item.required_text("name")?;
+        let input = item.required_text("input")?;
+        item.ignore_unknown(&["type", "call_id", "name", "input"])?;
+        self.push_call(call(Some(id), &name, custom_arguments(&input)));
+        Ok(())
+    }
+
+    fn add_search(&mut self, mut item: Fields) -> Result<(), Error> {
+        let id = item.text("call_id")?;
+        let arguments = item.object("arguments")?.map(Fields::into_map);
+        item.ignore_unknown(&["type", "call_id", "arguments", "execution"])?;
+        self.push_call(call(id, TOOL_SEARCH, arguments.unwrap_or_default().into()));
+        Ok(())
+    }
+
+    /// Adds the definitions of found tools as the result of the search.
+    fn add_found_tools(&mut self, mut item: Fields) -> Result<(), Error> {
+        let id = item.text("call_id")?;
+        let path = item.path("tools");
+        let mut found = Vec::new();
+        for (index, tool) in item
+            .list("tools")?
+            .unwrap_or_default()
+            .into_iter()
+            .enumerate()
+        {
+            let tool = Fields::at(format!("{path}[{index}]"), tool)?;
+            self.names.read(tool, &mut found)?;
+        }
+        item.ignore_unknown(&["type", "call_id", "tools", "execution"])?;
+        let texts: Vec<_> = found
+            .iter()
+            .map(|tool| tool.definition.to_string())
+            .collect();
+        self.drop_dangling_reasoning()?;
+        let message = self.push_other([("role", "tool".to_owned()), ("content", texts.join("\n"))]);
+        if let Some(id) = id {
+            message.insert("tool_call_id".to_owned(), id.into());
+        }
+        for tool in found {
+            if self.tools.list.iter().all(|known| known.name != tool.name) {
+                self.tools.list.push(Tool {
+                    deferred: true,
+                    ..tool
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn push_call(&mut self, call: Value) {
         let calls = self
             .assistant()
             .entry("tool_calls")
@@ -99,24 +190,23 @@ impl Conversation {
         if let Value::Array(calls) = calls {
             calls.push(call);
         }
-        Ok(())
     }
 
     fn add_result(&mut self, mut item: Fields) -> Result<(), Error> {
         let id = item.required_text("call_id")?;
         let output = item.required("output", "a string or a list")?;
-        let output = text(&item.path("output"), output, &["input_text"])?;
-        item.ignore_unknown(&["type", "call_id", "output"])?;
-        self.check_no_dangling_reasoning()?;
+        let output = result_text(&item.path("output"), output, &["input_text", "output_text"])?;
+        item.ignore_unknown(&["type", "call_id", "output", "name"])?;
+        self.drop_dangling_reasoning()?;
         let message = self.push_other([("role", "tool".to_owned()), ("content", output)]);
         message.insert("tool_call_id".to_owned(), id.into());
         Ok(())
     }
 
     fn add_reasoning(&mut self, mut item: Fields) -> Result<(), Error> {
-        if item.take("encrypted_content").is_some() {
-            let why = "it can't be decrypted";
-            return Err(unsupported(&item.path("encrypted_content"), why));
+        // Reasoning of this server is in `content`. That of another can't be decrypted.
+        if item.take("encrypted_content").is_some() && item.peek("content").is_none() {
+            without_effect(&item.path("encrypted_content"), "it can't be decrypted")?;
         }
         let path = item.path("content");
         let earlier = self.reasoning.take().map(|(_, text)| text);
@@ -133,13 +223,12 @@ impl Conversation {
         Ok(())
     }
 
-    /// Returns an error if reasoning is not followed by a message or call of the assistant.
-    fn check_no_dangling_reasoning(&self) -> Result<(), Error> {
-        match &self.reasoning {
+    /// Drops reasoning that no message or call of the assistant follows, such as after an interruption.
+    fn drop_dangling_reasoning(&mut self) -> Result<(), Error> {
+        match self.reasoning.take() {
             None => Ok(()),
             Some((path, _)) => {
-                let why = "it requires an answer or a call of the assistant after it";
-                Err(unsupported(path, why))
+                without_effect(&path, "no answer or call of the assistant follows it")
             }
         }
     }
@@ -177,6 +266,10 @@ impl Conversation {
 mod tests {
     use super::*;
     use corral_sdk::testing::check_field_errors;
+
+    fn read(input: Value) -> Result<Vec<Value>, Error> {
+        super::read(input, &mut Tools::default(), &mut ToolNames::default())
+    }
 
     #[test]
     fn items_become_messages() {
@@ -242,10 +335,6 @@ mod tests {
 [{"role": "tool", "content": "x"}] => input[0].role: user or assistant
 [{"role": "user", "content": [{"type": "input_image"}]}] => input[0].content[0].type: input_image
 [{"type": "function_call", "call_id": "x", "name": "f"}] => input[0].arguments: is missing
-[{"type": "reasoning", "content": "hm"}, {"role": "user", "content": "Hi"}] => input[0].content: after it
-[{"type": "reasoning", "content": "hm"}, {"type": "function_call_output", "call_id": "x", "output": "2"}] => input[0].content: after it
-[{"role": "user", "content": "Hi"}, {"type": "reasoning", "content": "hm"}] => input[1].content: after it
-[{"type": "reasoning", "encrypted_content": "x"}] => input[0].encrypted_content: can't be decrypted
 "#;
 
     #[test]

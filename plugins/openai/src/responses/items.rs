@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::tool_names::{ToolKind, ToolNames, custom_input};
 use conversation::OutputPart;
 use conversation::ids::unique_id;
 
@@ -11,6 +12,8 @@ pub struct Items {
     /// The completed items.
     pub completed: Vec<Value>,
     open: Option<OpenItem>,
+    /// What the names of tools stand for.
+    names: ToolNames,
 }
 
 /// An item in progress.
@@ -25,10 +28,21 @@ struct OpenItem {
 enum ItemKind {
     Reasoning,
     Message,
-    Call { id: String, name: String },
+    Call {
+        id: String,
+        name: String,
+        kind: ToolKind,
+    },
 }
 
 impl Items {
+    pub fn new(names: ToolNames) -> Self {
+        Items {
+            names,
+            ..Items::default()
+        }
+    }
+
     /// Adds a part and returns its events. `call_id` creates the id of a tool call.
     pub fn add(&mut self, part: OutputPart, call_id: impl FnOnce() -> String) -> Vec<Value> {
         let mut events = Vec::new();
@@ -43,7 +57,8 @@ impl Items {
             }
             OutputPart::ToolCall(name) => {
                 let id = call_id();
-                self.open(ItemKind::Call { id, name }, &mut events);
+                let kind = self.names.kind(&name);
+                self.open(ItemKind::Call { id, name, kind }, &mut events);
                 return events;
             }
             OutputPart::Arguments(text) => text,
@@ -51,6 +66,9 @@ impl Items {
         let index = self.completed.len();
         if let Some(open) = &mut self.open {
             open.text += &text;
+            if open.arrives_whole() {
+                return events;
+            }
             let mut event = open.event("delta", index);
             event["delta"] = text.into();
             events.push(event);
@@ -94,13 +112,24 @@ impl Items {
             return;
         };
         let index = self.completed.len();
-        let mut event = open.event("done", index);
-        let field = match open.kind {
-            ItemKind::Call { .. } => "arguments",
-            ItemKind::Reasoning | ItemKind::Message => "text",
+        let (field, text) = match &open.kind {
+            ItemKind::Call {
+                kind: ToolKind::Custom,
+                ..
+            } => ("input", custom_input(&open.text)),
+            ItemKind::Call { .. } => ("arguments", open.text.clone()),
+            ItemKind::Reasoning | ItemKind::Message => ("text", open.text.clone()),
         };
-        event[field] = open.text.as_str().into();
-        events.push(event);
+        if open.has_text_events() {
+            if open.arrives_whole() {
+                let mut event = open.event("delta", index);
+                event["delta"] = text.as_str().into();
+                events.push(event);
+            }
+            let mut event = open.event("done", index);
+            event[field] = text.into();
+            events.push(event);
+        }
         if let Some(part) = open.content_part() {
             events.push(open.content_part_event("response.content_part.done", index, &part));
         }
@@ -125,11 +154,37 @@ impl Items {
 }
 
 impl OpenItem {
+    /// Whether the text is known only at its end: a custom tool's input, which is inside JSON.
+    fn arrives_whole(&self) -> bool {
+        matches!(
+            &self.kind,
+            ItemKind::Call {
+                kind: ToolKind::Custom | ToolKind::Search,
+                ..
+            }
+        )
+    }
+
+    /// Whether there are events about the text besides those about the item.
+    fn has_text_events(&self) -> bool {
+        !matches!(
+            &self.kind,
+            ItemKind::Call {
+                kind: ToolKind::Search,
+                ..
+            }
+        )
+    }
+
     /// An event about the item's text.
     fn event(&self, change: &str, index: usize) -> Value {
         let kind = match self.kind {
             ItemKind::Reasoning => "reasoning_text",
             ItemKind::Message => "output_text",
+            ItemKind::Call {
+                kind: ToolKind::Custom,
+                ..
+            } => "custom_tool_call_input",
             ItemKind::Call { .. } => "function_call_arguments",
         };
         let mut event = json!({
@@ -189,14 +244,34 @@ impl OpenItem {
                 "role": "assistant",
                 "content": parts,
             }),
-            ItemKind::Call { id, name } => json!({
-                "id": self.id,
+            ItemKind::Call { id, name, kind } => self.call_item(id, name, kind, status),
+        }
+    }
+
+    fn call_item(&self, call_id: &str, name: &str, kind: &ToolKind, status: &str) -> Value {
+        let mut item = json!({"id": self.id, "status": status, "call_id": call_id});
+        let members = match kind {
+            ToolKind::Function => {
+                json!({"type": "function_call", "name": name, "arguments": self.text})
+            }
+            ToolKind::Namespaced { namespace, name } => json!({
                 "type": "function_call",
-                "status": status,
-                "call_id": id,
+                "namespace": namespace,
                 "name": name,
                 "arguments": self.text,
             }),
+            ToolKind::Custom => {
+                json!({"type": "custom_tool_call", "name": name, "input": custom_input(&self.text)})
+            }
+            ToolKind::Search => json!({
+                "type": "tool_search_call",
+                "execution": "client",
+                "arguments": serde_json::from_str(&self.text).unwrap_or_else(|_| json!({})),
+            }),
+        };
+        if let (Value::Object(item), Value::Object(members)) = (&mut item, members) {
+            item.extend(members);
         }
+        item
     }
 }

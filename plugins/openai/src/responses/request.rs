@@ -6,23 +6,22 @@ use corral_sdk::template::Chat;
 use serde_json::{Map, Value, json};
 
 use super::input;
-use crate::shared_fields::{reject, reject_other_values, schema_format};
+use super::tool_names::{ToolNames, joined};
+use crate::offered_tools::OfferedTools;
+use crate::shared_fields::{
+    ignore, ignore_without_effect, reject, reject_other_values, schema_format,
+};
 use conversation::generation::{Settings, settings};
 use conversation::hints;
-use conversation::tools::{Tool, read_choice};
-use conversation::unsupported;
+use conversation::tools::{ToolChoice, read_choice};
 use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
+use conversation::{unsupported, without_effect};
 
 /// Fields of the API that are not supported, with the reason.
-const UNSUPPORTED: [(&str, &str); 10] = [
+const UNSUPPORTED: [(&str, &str); 8] = [
     ("previous_response_id", NOT_STORED),
     ("conversation", NOT_STORED),
     ("prompt", "prompts are not stored"),
-    ("context_management", NOT_STORED),
-    (
-        "max_tool_calls",
-        "the client calls the tools and can count them",
-    ),
     (
         "top_logprobs",
         "use /v1/chat/completions for log probabilities",
@@ -34,6 +33,21 @@ const UNSUPPORTED: [(&str, &str); 10] = [
     ),
     ("max_tokens", "use `max_output_tokens`"),
     ("messages", "use `input`"),
+];
+
+/// Fields that ask for more output than there is, which clients do not depend on.
+const HINTS: [&str; 1] = ["include"];
+
+/// Fields that have no effect, with the reason.
+const WITHOUT_EFFECT: [(&str, &str); 2] = [
+    (
+        "context_management",
+        "the client drops or compacts messages",
+    ),
+    (
+        "max_tool_calls",
+        "the client calls the tools and can count them",
+    ),
 ];
 
 const NOT_STORED: &str = "responses are not stored; send the whole conversation as `input`";
@@ -60,6 +74,8 @@ pub struct ResponsesRequest {
     pub chat: ChatRequest,
     /// Fields of the request that the response repeats.
     pub repeated: Map<String, Value>,
+    /// What the names of tools in the prompt stand for.
+    pub names: ToolNames,
     pub stream: bool,
 }
 
@@ -72,7 +88,6 @@ pub fn read(mut fields: Fields) -> Result<ResponsesRequest, Error> {
         }
     }
     hints::drop(&mut fields, &hints::OF_REQUEST);
-    let plain = json!({"include_obfuscation": false});
     for (name, allowed, why) in [
         (
             "background",
@@ -84,19 +99,25 @@ pub fn read(mut fields: Fields) -> Result<ResponsesRequest, Error> {
             &["disabled".into()],
             "messages are never dropped",
         ),
-        ("include", &[json!([])], "there is no further output"),
-        (
-            "stream_options",
-            &[json!({}), plain],
-            "events are not padded",
-        ),
     ] {
         reject_other_values(&mut fields, name, allowed, why)?;
+    }
+    ignore(&mut fields, &HINTS);
+    ignore_without_effect(&mut fields, &WITHOUT_EFFECT)?;
+    if let Some(mut options) = fields.object("stream_options")?
+        && options.flag("include_obfuscation")?
+    {
+        without_effect(
+            &options.path("include_obfuscation"),
+            "events are not padded",
+        )?;
     }
 
     let instructions = fields.text("instructions")?;
     let input = fields.required("input", "a string or a list of items")?;
-    let tools = tools(&mut fields)?;
+    let mut names = ToolNames::default();
+    let mut tools = tools(&mut fields, &mut names)?;
+    let mut messages = input::read(input, &mut tools, &mut names)?;
     let (format, format_value) = text(&mut fields)?;
     let effort = reasoning(&mut fields)?;
     let template_kwargs = TemplateKwargs::read(&mut fields, effort.as_deref(), "reasoning.effort")?;
@@ -117,7 +138,6 @@ pub fn read(mut fields: Fields) -> Result<ResponsesRequest, Error> {
     ] {
         repeated.insert(name.to_owned(), value);
     }
-    let mut messages = input::read(input)?;
     if let Some(text) = instructions {
         messages.insert(0, json!({"role": "developer", "content": text}));
     }
@@ -132,30 +152,41 @@ pub fn read(mut fields: Fields) -> Result<ResponsesRequest, Error> {
             tools,
             format,
             settings,
+            prefill: None,
             messages_field: "input",
-            continue_final: false,
             format_field: "text.format",
         },
         repeated,
+        names,
         stream,
     })
 }
 
-fn tools(fields: &mut Fields) -> Result<Tools, Error> {
-    let list = Tools::list(fields, |mut tool| {
-        let kind = tool.text("type")?;
-        if kind.as_deref() == Some("function") {
-            return Tool::read(tool, "parameters");
-        }
-        let why = format!(
-            "tools of the type {} are not available; expected function",
-            Value::from(kind)
-        );
-        Err(unsupported(&tool.path("type"), &why))
-    })?;
-    let choice = read_choice(fields.take("tool_choice"), false)?;
+fn tools(fields: &mut Fields, names: &mut ToolNames) -> Result<Tools, Error> {
+    let offered = OfferedTools::read(fields, |tool, own| names.read(tool, own))?;
+    let choice = choice(fields, &offered)?;
     let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
-    Tools::new(list, choice, parallel)
+    offered.choose(choice, parallel)
+}
+
+/// Reads `tool_choice`. Custom tools are functions here.
+fn choice(fields: &mut Fields, offered: &OfferedTools) -> Result<Option<ToolChoice>, Error> {
+    let Some(mut value) = fields.take("tool_choice") else {
+        return Ok(None);
+    };
+    match value["type"].as_str() {
+        Some("custom") => value["type"] = "function".into(),
+        Some(kind) if kind != "function" && offered.leaves_out(kind) => {
+            let why = format!("no tool of the type {kind:?} runs here");
+            return Err(unsupported("tool_choice", &why));
+        }
+        _ => {}
+    }
+    if let Some(namespace) = value["namespace"].as_str() {
+        let name = joined(namespace, value["name"].as_str().unwrap_or_default());
+        value = json!({"type": "function", "name": name});
+    }
+    read_choice(Some(value), false)
 }
 
 /// Reads the output format, and its form for the response.
@@ -164,9 +195,8 @@ fn text(fields: &mut Fields) -> Result<(Format, Value), Error> {
     let Some(mut text) = fields.object("text")? else {
         return Ok(plain);
     };
-    if text.take("verbosity").is_some() {
-        return Err(unsupported("text.verbosity", "models have no such setting"));
-    }
+    // A wish that no template has a place for.
+    text.take("verbosity");
     let value = text.peek("format").cloned();
     let format = text.object("format")?;
     text.ignore_unknown(&["format"])?;
@@ -191,12 +221,8 @@ fn reasoning(fields: &mut Fields) -> Result<Option<String>, Error> {
     let Some(mut reasoning) = fields.object("reasoning")? else {
         return Ok(None);
     };
-    for name in ["summary", "generate_summary"] {
-        if reasoning.take(name).is_some() {
-            let why = "reasoning is not summarized";
-            return Err(unsupported(&reasoning.path(name), why));
-        }
-    }
+    // Reasoning is shown whole, so clients need no summary.
+    ignore(&mut reasoning, &["summary", "generate_summary", "context"]);
     let effort = reasoning.text("effort")?;
     reasoning.ignore_unknown(&["effort"])?;
     Ok(effort)

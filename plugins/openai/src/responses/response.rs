@@ -4,6 +4,7 @@ use corral_sdk::{Error, EventWriter, Response};
 use serde_json::{Map, Value, json};
 
 use super::items::Items;
+use super::tool_names::ToolNames;
 use crate::error::{responses_error, responses_event};
 use conversation::generation::Usage;
 use conversation::ids::{now, unique_id};
@@ -16,15 +17,17 @@ pub struct Head {
     model: String,
     /// Fields of the request that the response repeats.
     repeated: Map<String, Value>,
+    names: ToolNames,
 }
 
 impl Head {
-    pub fn new(answers: &AnswerStream, repeated: Map<String, Value>) -> Self {
+    pub fn new(answers: &AnswerStream, repeated: Map<String, Value>, names: ToolNames) -> Self {
         Head {
             id: unique_id("resp_"),
             created: now(),
             model: answers.model().name().to_owned(),
             repeated,
+            names,
         }
     }
 
@@ -85,7 +88,7 @@ fn status(finish: FinishReason) -> &'static str {
 
 /// Waits for the end and builds the response.
 pub async fn respond(mut answers: AnswerStream, head: Head) -> Result<Response, Error> {
-    let mut items = Items::default();
+    let mut items = Items::new(head.names.clone());
     let mut finish = FinishReason::End;
     while let Some(delta) = answers.next().await? {
         for part in delta.parts {
@@ -104,7 +107,7 @@ pub async fn respond(mut answers: AnswerStream, head: Head) -> Result<Response, 
 pub fn stream(answers: AnswerStream, head: Head) -> Response {
     Response::events(async move |events| {
         let mut events = SequencedEvents { events, next: 0 };
-        let mut items = Items::default();
+        let mut items = Items::new(head.names.clone());
         let Err(error) = write(answers, &head, &mut items, &mut events).await else {
             return Ok(());
         };

@@ -103,17 +103,16 @@ fn tool_results_precede_text() {
 /// Fields of a request, and the text of the error.
 const ERRORS: &str = r#"
 {"max_tokens": null} => `max_tokens` is missing
-{"thinking": {"type": "enabled", "budget_tokens": 1024}} => `thinking`
 {"tools": [{"type": "bash_20250124", "name": "bash"}]} => `tools[0].type`
+{"tools": [{"type": "web_search_20250305", "name": "web_search"}], "tool_choice": {"type": "auto"}} => `tools[0].type`
+{"tools": [{"name": "add"}, {"type": "web_search_20250305", "name": "web_search"}], "tool_choice": {"type": "tool", "name": "web_search"}} => `tool_choice`
 {"messages": []} => `messages` is empty
-{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "So"}]} => `messages[1]` is not supported
-{"messages": [{"role": "assistant", "content": ""}, {"role": "user", "content": "Hi"}]} => `messages[0].content` has no content
-{"messages": [{"role": "assistant", "content": []}, {"role": "user", "content": "Hi"}]} => `messages[0].content` has no content
-{"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "x"}]}, {"role": "user", "content": "Hi"}]} => `messages[0].content` has no content
+{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "{"}], "output_config": {"format": {"type": "json_schema", "schema": {}}}} => `messages` is not supported
+{"messages": [{"role": "tool", "content": "Hi"}]} => `messages[0].role`
 {"messages": [{"role": "user", "content": []}]} => `messages[0].content` has no content
 {"tools": [{"name": "add"}], "tool_choice": {"type": "any", "name": "add"}} => `tool_choice.name`
 {"tools": [{"name": "add"}], "tool_choice": {"type": "auto", "name": "add"}} => `tool_choice.name`
-{"mcp_servers": []} => `mcp_servers`
+{"mcp_servers": [{}]} => `mcp_servers`
 {"messages": [{"role": "user", "content": [{"type": "image"}]}]} => `messages[0].content[0].type`
 "#;
 
@@ -155,4 +154,130 @@ fn disabled_thinking_reaches_the_template() {
         .answers("<think></think>", "Hi");
     let (status, answer) = post(&script, "/v1/messages", &body);
     assert_eq!((status, &answer["content"][0]["text"]), (200, &"Hi".into()));
+}
+
+/// The prompt of a request that the plugin accepts.
+fn prompt(members: Value) -> String {
+    let script = script("x");
+    let (status, answer) = post(&script, "/v1/messages", &message(members));
+    assert_eq!(status, 200, "{answer}");
+    script.generations()[0].after.clone()
+}
+
+#[test]
+fn billing_header_does_not_change_the_prompt() {
+    let prompts = ["a1", "b2"].map(|version| {
+        let header = format!("x-anthropic-billing-header: cc_version={version}; cch=0{version};");
+        let system =
+            json!([{"type": "text", "text": header}, {"type": "text", "text": "Be brief."}]);
+        let text = format!("{header}\nBe brief.");
+        assert_eq!(
+            prompt(json!({"system": system})),
+            prompt(json!({"system": text}))
+        );
+        prompt(json!({"system": system}))
+    });
+    assert_eq!(prompts[0], prompts[1]);
+    assert_eq!(prompts[0], prompt(json!({"system": "Be brief."})));
+}
+
+#[test]
+fn members_of_agents_are_accepted() {
+    let mark = json!({"type": "ephemeral"});
+    let text = prompt(json!({
+        "thinking": {"type": "adaptive", "display": "omitted"},
+        "context_management": {"edits": []}, "output_config": {"effort": "high"},
+        "service_tier": "priority", "metadata": {"user_id": "x"}, "cache_control": mark, "mcp_servers": [],
+        "tools": [
+            {"name": "add", "input_schema": {"type": "object"}, "cache_control": mark,
+             "eager_input_streaming": true, "input_examples": [{}], "allowed_callers": ["direct"]},
+            {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+        ],
+        "messages": [
+            {"role": "user", "content": "1+1?", "id": "m1"},
+            {"role": "system", "content": [{"type": "text", "text": "Be exact.", "cache_control": mark}]},
+            {"role": "assistant", "content": [
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "thinking", "thinking": "hm", "signature": "abc"},
+                {"type": "tool_use", "id": "a", "name": "add", "input": {}, "caller": {"type": "direct"}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "a", "cache_control": mark, "content": [
+                    {"type": "text", "text": "2"}, {"type": "image", "source": {}},
+                ]},
+            ]},
+            {"role": "assistant", "content": null},
+            {"role": "user", "content": "So?"},
+        ],
+    }));
+    assert!(!text.contains("web_search"), "{text}");
+    assert!(text.contains("system\nBe exact."), "{text}");
+    assert!(text.contains("tool\n2[image: not shown"), "{text}");
+}
+
+#[test]
+fn deferred_tool_is_shown_where_it_is_found() {
+    let tools = |deferred: bool| {
+        json!([
+            {"name": "search", "input_schema": {"type": "object"}},
+            {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}, "defer_loading": deferred},
+        ])
+    };
+    let found = json!([
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "search", "input": {}}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "tool_reference", "tool_name": "add"}]},
+        ]},
+    ]);
+    let before = prompt(json!({"tools": tools(true), "messages": [found[0]]}));
+    assert!(!before.contains("Adds."), "{before}");
+    assert!(prompt(json!({"tools": tools(false)})).contains("Adds."));
+    let after = prompt(json!({"tools": tools(true), "messages": found}));
+    let same = before.strip_suffix("<|im_start|>assistant\n").unwrap();
+    let (_, rest) = after.split_once(same).unwrap();
+    assert!(rest.contains("Adds."), "{rest}");
+
+    let (_, answer) = post(
+        &script(CALL),
+        "/v1/messages",
+        &message(json!({"tools": tools(true), "messages": found})),
+    );
+    assert_eq!(answer["stop_reason"], "tool_use", "{answer}");
+}
+
+#[test]
+fn answer_continues_last_message_of_assistant() {
+    let messages =
+        json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "So"}]);
+    let script = Script::new()
+        .chat_template(TEMPLATE)
+        .answers("assistant\nSo", " so.");
+    let (status, answer) = post(
+        &script,
+        "/v1/messages",
+        &message(json!({"messages": messages})),
+    );
+    assert_eq!(
+        (status, &answer["content"][0]["text"]),
+        (200, &" so.".into())
+    );
+}
+
+#[test]
+fn tokens_are_counted_without_generating() {
+    let script = script("x");
+    let body = json!({"messages": [{"role": "user", "content": "Hi"}]});
+    let (status, short) = post(&script, "/v1/messages/count_tokens", &body);
+    assert_eq!(status, 200, "{short}");
+    let (_, long) = post(
+        &script,
+        "/v1/messages/count_tokens",
+        &merged(body, &json!({"system": "Be brief."})),
+    );
+    assert!(
+        long["input_tokens"].as_u64() > short["input_tokens"].as_u64(),
+        "{short} {long}"
+    );
+    assert!(script.generations().is_empty());
 }

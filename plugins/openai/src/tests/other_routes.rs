@@ -30,7 +30,7 @@ fn model_name_may_contain_a_slash() {
 fn errors_below_messages_have_its_format() {
     for (path, anthropic) in [
         ("/v1/messages", true),
-        ("/v1/messages/count_tokens", true),
+        ("/v1/messages/batches", true),
         ("/v1/messages/batches/x", true),
         ("/v1/messagesx", false),
     ] {

@@ -181,11 +181,9 @@ const ERRORS: &str = r#"
 {"conversation": "x"} => conversation
 {"background": true} => background
 {"truncation": "auto"} => truncation
-{"include": ["x"]} => include
 {"tools": [{"type": "web_search"}]} => tools[0].type
+{"tools": [{"type": "web_search"}, {"type": "function", "name": "add"}], "tool_choice": {"type": "web_search"}} => tool_choice
 {"text": {"format": {"type": "x"}}} => text.format.type
-{"text": {"verbosity": "low"}} => text.verbosity
-{"reasoning": {"summary": "auto"}} => reasoning.summary
 {"chat_template_kwargs": {"messages": []}} => chat_template_kwargs.messages
 {"messages": []} => messages
 "#;
@@ -197,5 +195,103 @@ fn errors_name_the_field() {
         let fields = serde_json::from_str(fields).unwrap();
         let body = merged(json!({"input": "Hi"}), &fields);
         assert_error(&script("x"), "/v1/responses", &body, (400, "param", param));
+    }
+}
+
+/// The tools of Codex.
+fn tools_of_codex() -> Value {
+    let add = json!({"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": false});
+    json!([
+        add,
+        {"type": "namespace", "name": "mcp__sums", "description": "", "tools": [add]},
+        {"type": "custom", "name": "patch", "description": "Patches.",
+         "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}},
+        {"type": "tool_search", "execution": "client", "description": "", "parameters": {"type": "object"}},
+        {"type": "web_search", "external_web_access": false},
+    ])
+}
+
+#[test]
+fn members_of_agents_are_accepted() {
+    let body = json!({
+        "input": [
+            {"type": "message", "id": "m", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+            {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "abc"},
+            {"type": "custom_tool_call", "id": "c", "status": "completed", "call_id": "1", "name": "patch", "input": "a"},
+            {"type": "custom_tool_call_output", "call_id": "1", "output": "Done."},
+            {"type": "tool_search_call", "call_id": "2", "execution": "client", "arguments": {}},
+            {"type": "tool_search_output", "call_id": "2", "execution": "client", "status": "completed", "tools": [
+                {"type": "function", "name": "found", "description": "Finds.", "defer_loading": true}]},
+            {"type": "web_search_call", "id": "w", "status": "completed"},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "message", "role": "user", "content": "Hi"},
+        ],
+        "tools": tools_of_codex(), "include": ["reasoning.encrypted_content"], "store": false,
+        "reasoning": {"summary": "auto", "effort": "high"}, "text": {"verbosity": "low"},
+        "prompt_cache_key": "x", "client_metadata": {"a": "b"}, "service_tier": "priority",
+        "context_management": [{"type": "compaction", "compact_threshold": 9}],
+    });
+    let script = script("x");
+    let (status, answer) = post(&script, "/v1/responses", &body);
+    assert_eq!(status, 200, "{answer}");
+    let prompt = &script.generations()[0].after;
+    for text in ["mcp__sums__add", "start: /a/", "tool\nDone.", "Finds."] {
+        assert!(prompt.contains(text), "{text}: {prompt}");
+    }
+    assert!(!prompt.contains("web_search"), "{prompt}");
+
+    let (status, count) = post(&script, "/v1/responses/input_tokens", &body);
+    assert_eq!(
+        (status, &count["object"]),
+        (200, &"response.input_tokens".into())
+    );
+    assert_eq!(count["input_tokens"], answer["usage"]["input_tokens"]);
+}
+
+#[test]
+fn calls_have_the_form_of_their_tools() {
+    for (name, arguments, expected) in [
+        (
+            "mcp__sums__add",
+            json!({"a": 1}),
+            json!({"type": "function_call", "namespace": "mcp__sums", "name": "add", "arguments": "{\"a\":1}"}),
+        ),
+        (
+            "patch",
+            json!({"input": "*** a\n"}),
+            json!({"type": "custom_tool_call", "name": "patch", "input": "*** a\n"}),
+        ),
+        (
+            "tool_search",
+            json!({"query": "x"}),
+            json!({"type": "tool_search_call", "execution": "client", "arguments": {"query": "x"}}),
+        ),
+    ] {
+        let call = json!({"name": name, "arguments": arguments});
+        let says = format!("<tool_call>{call}</tool_call>");
+        let body = json!({"input": "Hi", "tools": tools_of_codex()});
+        let (status, answer) = post(&script(&says), "/v1/responses", &body);
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(without_ids(answer["output"].clone()), json!([expected]));
+        let events = events(&script(&says), "/v1/responses", &body);
+        let last = events.last().unwrap();
+        assert_eq!(
+            without_ids(last["response"]["output"].clone()),
+            json!([expected])
+        );
+        if name == "patch" {
+            let kinds: Vec<_> = events
+                .iter()
+                .filter_map(|event| event["type"].as_str())
+                .collect();
+            assert!(
+                kinds.contains(&"response.custom_tool_call_input.delta"),
+                "{kinds:?}"
+            );
+            assert!(
+                kinds.contains(&"response.custom_tool_call_input.done"),
+                "{kinds:?}"
+            );
+        }
     }
 }
