@@ -309,7 +309,7 @@ fn wrong_projects_are_refused() {
         (&["2a"], "with a letter at the beginning"),
         (&["fn"], "choose another"),
         (&["a", "--template", "nothing"], "handler, chat, sampler"),
-        (&["a", "--lang", "python"], "no templates in python yet"),
+        (&["a", "--lang", "cobol"], "no templates in cobol yet"),
     ] {
         new(arguments).check_error(2, &[expected]);
     }
@@ -318,7 +318,8 @@ fn wrong_projects_are_refused() {
     assert_eq!(new(&["a"]).code, Some(0));
     new(&["a"]).check_error(1, &["'a' exists already"]);
     for command in ["build", "watch"] {
-        corral(&dir, &[command]).check_error(1, &["no Cargo.toml", "corral new NAME"]);
-        corral(&dir, &[command, "none"]).check_error(1, &["no Cargo.toml in none"]);
+        let error = "neither a Cargo.toml nor an app.py in";
+        corral(&dir, &[command]).check_error(1, &[error, "corral new NAME"]);
+        corral(&dir, &[command, "none"]).check_error(1, &[&format!("{error} none")]);
     }
 }
