@@ -159,8 +159,7 @@ fn grammar_error_names_position() {
 
 #[test]
 fn schema_keywords_are_expressed_refused_or_ignored() {
-    let routes = [("/v1", "openai"), ("/generate", "generate")];
-    let corral = Corral::start_with_routes(&routes, &[]);
+    let corral = Corral::start_with_routes(&[("/v1", "openai")], &[]);
     let exact = json!({
         "type": "object",
         "properties": {"color": {"enum": ["red", "blue"]}, "count": {"const": 2}},
@@ -208,6 +207,8 @@ fn schema_keywords_are_expressed_refused_or_ignored() {
 
         let answer = chat(false, as_tool);
         assert_eq!(answer.status, 200, "{answer:?}");
+        let ignored = answer.header("x-corral-ignored").expect("a header");
+        assert_eq!(ignored, format!("{field}/properties/a/format"));
         let message = &answer.json()["choices"][0]["message"];
         let text = match as_tool {
             true => &message["tool_calls"][0]["function"]["arguments"],
