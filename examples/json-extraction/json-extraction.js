@@ -1,5 +1,5 @@
-// Extracts data from texts as JSON that matches the caller's schema. A constraint keeps the model to the schema: no answer is
-// invalid, and none is asked for twice. The Rust form is `src/lib.rs`; it renders the model's own chat template, this one
+// Extracts data from texts as JSON that matches the caller's schema. A constraint keeps the model to the schema: no answer
+// is invalid, and none is asked for twice. The Rust form is `src/lib.rs`; it renders the model's own chat template, this one
 // writes ChatML.
 import { Model, Problem, Response } from "corral-sdk";
 

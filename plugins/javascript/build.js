@@ -83,8 +83,12 @@ try {
   const [app] = positionals;
   await build(app, values.output ?? app.replace(/\.m?js$/, "") + ".wasm", values.root);
 } catch (error) {
-  const missing = error.code === "ENOENT" && error.syscall?.startsWith("spawn");
-  const hint = missing ? "cannot find `corral`; put it into PATH, or set CORRAL_BIN" : error.message;
-  console.error(`corral-js: ${hint}`);
+  const spawned = error.code === "ENOENT" && error.syscall?.startsWith("spawn");
+  const hint = spawned
+    ? "cannot find `corral`; put it into PATH, or set CORRAL_BIN"
+    : error.code === "MODULE_NOT_FOUND"
+      ? "cannot find componentize-qjs; run `npm install componentize-qjs` in the project"
+      : error.message.replace(/^:? */, "");
+  console.error(`corral-js: ${hint.trimEnd()}`);
   process.exitCode = 1;
 }

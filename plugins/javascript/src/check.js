@@ -1,8 +1,9 @@
-// Checks of arguments. The bindings crash on a value of another type; these throw before.
+// Checks of arguments: the bindings crash on a value of another type, and on lone surrogates.
+import { wellFormed } from "./utf8.js";
 
 export function string(value, name) {
   if (typeof value !== "string") throw new TypeError(`\`${name}\` is ${typeof value}; expected a string`);
-  return value;
+  return wellFormed(value);
 }
 
 export function number(value, name) {

@@ -3,18 +3,30 @@ import { integer, number, string } from "./check.js";
 import { host } from "./host.js";
 
 const SETTINGS = [
-  ["penalties", ({ lastN = 64, repeat = 1, frequency = 0, presence = 0 }) => ({ lastN, repeat, frequency, presence })],
+  [
+    "penalties",
+    ({ lastN = 64, repeat = 1, frequency = 0, presence = 0 }) => ({
+      lastN: integer(lastN, "penalties.lastN"),
+      repeat: number(repeat, "penalties.repeat"),
+      frequency: number(frequency, "penalties.frequency"),
+      presence: number(presence, "penalties.presence"),
+    }),
+  ],
   [
     "dry",
     ({ multiplier, base = 1.75, allowedLength = 2, lastN = 1024, breakers = ["\n", ":", '"', "*"] }) => ({
       multiplier: number(multiplier, "dry.multiplier"),
-      base,
-      allowedLength,
-      lastN,
-      breakers,
+      base: number(base, "dry.base"),
+      allowedLength: integer(allowedLength, "dry.allowedLength"),
+      lastN: integer(lastN, "dry.lastN"),
+      breakers: breakers.map((breaker) => string(breaker, "dry.breakers")),
     }),
   ],
-  ["logitBias", (biases) => Object.entries(biases).map(([token, bias]) => [integer(Number(token), "logitBias"), bias])],
+  [
+    "logitBias",
+    (biases) =>
+      Object.entries(biases).map(([token, bias]) => [integer(Number(token), "logitBias"), number(bias, "logitBias")]),
+  ],
   // The temperature comes first, as in OpenAI's API: filters apply to the tempered distribution.
   ["temperature", number],
   ["topK", integer],

@@ -197,7 +197,8 @@ function generation(script, sequence, { settings }) {
   script.generations.push({ prompt: script.text(prompt), settings });
   const setting = (name) => settings.filter(([one]) => one === name).map(([, value]) => value);
   const left = [];
-  const outcome = { finish: "length", promptTokens: prompt.length, cachedTokens: script.compute(prompt), generatedTokens: 0 };
+  const cachedTokens = script.compute(prompt);
+  const outcome = { finish: "length", promptTokens: prompt.length, cachedTokens, generatedTokens: 0 };
   let error;
   try {
     for (const token of script.continuation(prompt).slice(0, setting("maxTokens")[0])) {

@@ -1,8 +1,13 @@
 // UTF-8. QuickJS has neither TextEncoder nor TextDecoder; its functions for URIs convert without a loop per character.
 
+/** Replaces lone surrogates, which UTF-8 cannot express, by U+FFFD. */
+export function wellFormed(text) {
+  return text.replace(/[\ud800-\udfff]/gu, "\ufffd");
+}
+
 /** Converts text to bytes; lone surrogates become U+FFFD. */
 export function encode(text) {
-  const binary = unescape(encodeURIComponent(text.replace(/[\ud800-\udfff]/gu, "\ufffd")));
+  const binary = unescape(encodeURIComponent(wellFormed(text)));
   const bytes = new Uint8Array(binary.length);
   for (let index = 0; index < bytes.length; index++) bytes[index] = binary.charCodeAt(index);
   return bytes;

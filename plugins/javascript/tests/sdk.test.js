@@ -80,6 +80,10 @@ test("arguments of another type are errors", async () => {
     assert.throws(() => model.sequence({}), TypeError);
     assert.throws(() => sequence.append([-1]), TypeError);
     assert.throws(() => model.tokenize(undefined), /`text` is undefined/);
+    assert.throws(() => sequence.generate(8, { penalties: { lastN: "all" } }), TypeError);
+    assert.throws(() => sequence.generate(8, { logitBias: { 5: "much" } }), TypeError);
+    // The bindings cannot take it.
+    assert.equal(model.detokenize(model.tokenize("a\ud800")), "a\ufffd");
   });
 });
 

@@ -1,0 +1,265 @@
+//! Plugins in JavaScript: the SDK's own suite, and the examples.
+//!
+//! `tests/clients/setup.sh` installs componentize-qjs beside the clients.
+
+use corral_tests::{Corral, RELIABLE_SUMS, RunOutput, Sum, artifacts, run_command, scratch_dir};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Longest suite or build. Far above what they take, because machines are busy.
+const TIMEOUT: Duration = Duration::from_secs(900);
+const SUM: Sum = RELIABLE_SUMS[0];
+/// The examples that have a form in JavaScript.
+const EXAMPLES: [&str; 5] = [
+    "best-of-n",
+    "classifier",
+    "custom-sampler",
+    "json-extraction",
+    "self-consistency",
+];
+/// Answers what the examples do not: streams, random numbers and the log.
+const OTHERS: &str = r#"import { Model, Response } from "corral-sdk";
+
+export const framed = async (request) => {
+  const generation = (await Model.open()).sequence(await request.text()).generate(8);
+  return Response.textEvents(generation, (text) => ({ text }), async (events) => events.json(await generation.outcome()));
+};
+export const written = async (request) => {
+  const generation = (await Model.open()).sequence(await request.text()).generate(8);
+  return Response.events(async (events) => {
+    for await (const { text } of generation) await events.json({ text });
+    await events.json(await generation.outcome());
+  });
+};
+export const random = async (request) => {
+  console.log("drawing for", request.query.name);
+  return Response.json([Math.random(), request.query.name]);
+};
+"#;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn node(dir: &Path) -> Command {
+    let mut command = Command::new("node");
+    command
+        .current_dir(dir)
+        .env("NODE_PATH", artifacts::clients().join("node/node_modules"))
+        .env("CORRAL_BIN", artifacts::binary());
+    command
+}
+
+fn succeeds(mut command: Command) -> RunOutput {
+    let ended = run_command(&mut command, TIMEOUT);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    ended
+}
+
+/// Copies a directory with those inside.
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("own directory");
+    for entry in std::fs::read_dir(from).expect("a directory") {
+        let file = entry.expect("readable").path();
+        let copied = to.join(file.file_name().expect("a name"));
+        if file.is_dir() {
+            copy(&file, &copied);
+        } else {
+            std::fs::copy(&file, copied).expect("copied");
+        }
+    }
+}
+
+/// A project with the package.
+fn project() -> PathBuf {
+    let dir = scratch_dir();
+    let package = dir.join("node_modules/corral-sdk");
+    copy(&root().join("plugins/javascript"), &package);
+    dir
+}
+
+fn build(dir: &Path) -> Command {
+    let mut command = node(dir);
+    command.args(["node_modules/corral-sdk/build.js", "app.js"]);
+    command
+}
+
+/// One component of all examples, since each has an engine: the last part of the path names the example.
+fn examples() -> PathBuf {
+    let dir = project();
+    for name in EXAMPLES {
+        let file = format!("{name}.js");
+        let from = root().join("examples").join(name).join(&file);
+        std::fs::copy(from, dir.join(file)).expect("copied");
+    }
+    std::fs::write(dir.join("others.js"), OTHERS).expect("written");
+    let imports: String = (EXAMPLES.iter().enumerate())
+        .map(|(index, name)| format!("import example{index} from \"./{name}.js\";\n"))
+        .collect();
+    let table: String = (EXAMPLES.iter().enumerate())
+        .map(|(index, name)| format!("  {name:?}: example{index},\n"))
+        .collect();
+    let app = format!(
+        "{imports}import * as others from \"./others.js\";\nconst HANDLERS = {{\n{table}  ...others,\n}};\n\n\
+         export default (request) => HANDLERS[request.path.split(\"/\").at(-1)](request);\n"
+    );
+    std::fs::write(dir.join("app.js"), app).expect("written");
+    let printed = succeeds(build(&dir)).stdout;
+    assert!(printed.contains("app.wasm ("), "{printed}");
+    dir.join("app.wasm")
+}
+
+fn post(corral: &Corral, name: &str, body: &Value) -> Value {
+    let answer = corral.post(&format!("/javascript/{name}"), body.to_string());
+    assert_eq!(answer.status, 200, "{name} {body}: {answer:?}");
+    answer.json()
+}
+
+#[test]
+fn sdk_suite_passes() {
+    let mut suite = node(&root().join("plugins/javascript"));
+    suite.args(["--test", "tests/sdk.test.js"]);
+    let ended = succeeds(suite);
+    for line in ["fail 0", "skipped 0", "todo 0"] {
+        assert!(ended.stdout.contains(line), "{ended:?}");
+    }
+    assert!(!ended.stdout.contains("pass 0"), "{ended:?}");
+}
+
+#[test]
+fn examples_answer_as_in_rust() {
+    let component = examples();
+    let component = component.to_str().expect("a path in UTF-8");
+    let plugins = EXAMPLES.map(|name| (format!("/rust/{name}"), name));
+    let plugins = plugins
+        .each_ref()
+        .map(|(route, name)| (route.as_str(), *name));
+    let javascript = format!("/javascript={component}");
+    let corral = Corral::start_with_routes(&plugins, &["--plugin", &javascript]);
+    let schema = json!({
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": false,
+    });
+    let texts = ["Ada is 36 years old", "Bob is 5 years old"];
+    let labels = [SUM.answer(), "20".to_owned(), "3".to_owned()];
+    for (name, body) in [
+        ("best-of-n", json!({"prompt": SUM.question(), "n": 4})),
+        (
+            "classifier",
+            json!({"prompt": SUM.question(), "labels": labels}),
+        ),
+        (
+            "custom-sampler",
+            json!({"prompt": SUM.question(), "temperature": 0}),
+        ),
+        ("json-extraction", json!({"texts": texts, "schema": schema})),
+        ("self-consistency", json!({"prompt": SUM.question()})),
+    ] {
+        let found = post(&corral, name, &body);
+        let rust = corral.post(&format!("/rust/{name}"), body.to_string());
+        let rust = rust.json();
+        for member in [
+            "text",
+            "answer",
+            "samples",
+            "label",
+            "results",
+            "distributions",
+        ] {
+            assert_eq!(found[member], rust[member], "{name} {member}: {found}");
+        }
+    }
+    // Forks share the prompt.
+    let prompt = SUM.question_in(400);
+    let before = corral.wait_until_idle();
+    let answer = post(
+        &corral,
+        "best-of-n",
+        &json!({"prompt": prompt, "n": 8, "max_tokens": 4}),
+    );
+    let after = corral.wait_until_idle();
+    assert_eq!(answer["text"], SUM.answer());
+    let computed = after.growth("corral_engine_computed_tokens_total", &before);
+    // At most 33 tokens of the prompt are computed again for each fork, and three for its answer.
+    assert!(computed < 400.0 + 8.0 * 36.0, "{computed}");
+    // Errors of the host and of the plugin have their status.
+    for (name, body, status, code) in [
+        (
+            "json-extraction",
+            json!({"texts": ["x"], "schema": {"type": "nope"}}),
+            400,
+            "invalid",
+        ),
+        (
+            "json-extraction",
+            json!({"texts": [], "schema": {}}),
+            400,
+            "invalid-texts",
+        ),
+        (
+            "best-of-n",
+            json!({"prompt": "x".repeat(5000)}),
+            400,
+            "context-full",
+        ),
+        (
+            "best-of-n",
+            json!({"prompt": "x", "max_tokens": 0}),
+            400,
+            "invalid",
+        ),
+        ("best-of-n", json!({"prompt": 5}), 500, "plugin-failed"),
+        ("classifier", json!({"prompt": "x"}), 500, "plugin-failed"),
+    ] {
+        let answer = corral.post(&format!("/javascript/{name}"), body.to_string());
+        assert_eq!(answer.status, status, "{name}: {answer:?}");
+        assert_eq!(answer.json()["code"], code, "{answer:?}");
+    }
+    // The host's events and the plugin's have the same text, and end with the outcome.
+    for name in ["framed", "written"] {
+        let answer = corral.post(&format!("/javascript/{name}"), SUM.question());
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let events = answer.body.split_terminator("\n\n");
+        let events = events.map(|event| event.strip_prefix("data: ").expect("an event"));
+        let mut events: Vec<Value> = events
+            .map(|event| serde_json::from_str(event).expect("JSON"))
+            .collect();
+        let outcome = events.pop().expect("an outcome");
+        let texts = events.iter().map(|event| event["text"].as_str());
+        let text: String = texts.map(|text| text.expect("text")).collect();
+        assert_eq!(text, SUM.answer(), "{name}");
+        assert_eq!(outcome["finish"], "end", "{name}: {outcome}");
+        assert_eq!(
+            outcome["generatedTokens"],
+            SUM.answer().len() + 1,
+            "{name}: {outcome}"
+        );
+    }
+    // Instances draw different numbers, although all begin with the same state.
+    let first = post(&corral, "random?name=a%20b", &json!({}));
+    let second = post(&corral, "random?name=a+b", &json!({}));
+    assert_ne!(first[0], second[0]);
+    assert_eq!((&first[1], &second[1]), (&json!("a b"), &json!("a b")));
+}
+
+#[test]
+fn failed_build_says_why() {
+    let dir = project();
+    let broken = "export default async (request => {\n";
+    std::fs::write(dir.join("app.js"), broken).expect("written");
+    let ended = run_command(&mut build(&dir), TIMEOUT);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let named = ended.stderr.contains("corral-js: ") && ended.stderr.contains("/app.js:");
+    assert!(named, "{ended:?}");
+    assert!(!dir.join("app.wasm").exists());
+    let mut without = build(&dir);
+    without.env("CORRAL_BIN", "/nowhere/corral");
+    let ended = run_command(&mut without, TIMEOUT);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let hint = "corral-js: cannot find `corral`; put it into PATH, or set CORRAL_BIN";
+    assert_eq!(ended.stderr.trim_end(), hint, "{ended:?}");
+}
