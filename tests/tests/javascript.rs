@@ -202,7 +202,7 @@ fn examples_answer_as_in_rust() {
         ),
         (
             "best-of-n",
-            json!({"prompt": "x".repeat(5000)}),
+            json!({"prompt": "x".repeat(40_000)}),
             400,
             "context-full",
         ),
