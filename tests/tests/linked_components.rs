@@ -336,7 +336,7 @@ fn linked_template_renders_prompt() {
         "Be brief, Äffchen 🙂.",
         r#"Some("{\"name\":\"Ada\"}")"#,
         r#""{\"type\":\"function\"}""#,
-        "answer: true",
+        "add-generation-prompt: true",
     ] {
         assert!(failed.text.contains(expected), "{expected}: {failed:?}");
     }
