@@ -43,7 +43,8 @@ pub fn tokens(chat: &Chat, model: &Model, messages_field: &str) -> Result<Vec<To
     })
 }
 
-/// A message's `name` has no effect if the template ignores it: the tokens are the same without it. Names of tools are exempt, since their calls contain them.
+/// A message's `name` has no effect if the template ignores it: the tokens are the same without it. Names of
+/// tools are exempt, since their calls contain them.
 pub fn check_names(chat: &Chat, tokens: &[Token], model: &Model) -> Result<(), Error> {
     for role in ["system", "developer", "user", "assistant"] {
         let named = |message: &Value| message["role"] == role && message.get("name").is_some();

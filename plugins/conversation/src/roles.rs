@@ -9,14 +9,14 @@ use serde_json::Value;
 /// Returns whether anything changed.
 pub fn simplify(messages: &mut Vec<Value>) -> bool {
     let before = messages.len();
-    let mut changed = false;
+    let (mut changed, mut started) = (false, false);
     let mut simple: Vec<Value> = Vec::with_capacity(before);
     for mut message in messages.drain(..) {
-        let started = simple.iter().any(|one| !is_instruction(one));
         if started && is_instruction(&message) {
             message["role"] = "user".into();
             changed = true;
         }
+        started |= !is_instruction(&message);
         match simple.last_mut() {
             Some(last) if mergeable(last, &message) => append(last, &message),
             _ => simple.push(message),
@@ -40,8 +40,10 @@ fn mergeable(last: &Value, next: &Value) -> bool {
 }
 
 fn append(last: &mut Value, next: &Value) {
-    let texts = [&*last, next].map(|message| message["content"].as_str().unwrap_or_default());
-    last["content"] = texts.join("\n\n").into();
+    if let Value::String(text) = &mut last["content"] {
+        text.push_str("\n\n");
+        text.push_str(next["content"].as_str().unwrap_or_default());
+    }
 }
 
 #[cfg(test)]

@@ -89,13 +89,7 @@ impl Tools {
 
     /// Creates the tools; an error if the choice does not match them.
     pub fn new(list: Vec<Tool>, choice: Option<ToolChoice>, parallel: bool) -> Result<Self, Error> {
-        if list.len() > TOOL_LIMIT {
-            let text = format!(
-                "`tools` has {} entries; expected at most {TOOL_LIMIT}",
-                list.len()
-            );
-            return Err(Error::bad_request("out-of-range", text).with_field("tools"));
-        }
+        check_count(list.len())?;
         let valid = match &choice {
             None | Some(ToolChoice::None | ToolChoice::Auto) => true,
             Some(ToolChoice::Required) => !list.is_empty(),
@@ -113,6 +107,18 @@ impl Tools {
             choice: choice.unwrap_or_default(),
             parallel,
         })
+    }
+
+    /// Adds a tool that a message defines, unless there is one of its name.
+    pub fn add(&mut self, tool: Tool) -> Result<(), Error> {
+        if self.list.iter().all(|known| known.name != tool.name) {
+            check_count(self.list.len() + 1)?;
+            self.list.push(Tool {
+                deferred: true,
+                ..tool
+            });
+        }
+        Ok(())
     }
 
     /// Whether the model may call tools.
@@ -138,6 +144,14 @@ impl Tools {
             _ => true,
         })
     }
+}
+
+fn check_count(count: usize) -> Result<(), Error> {
+    if count <= TOOL_LIMIT {
+        return Ok(());
+    }
+    let text = format!("`tools` has {count} entries; expected at most {TOOL_LIMIT}");
+    Err(Error::bad_request("out-of-range", text).with_field("tools"))
 }
 
 impl Tool {

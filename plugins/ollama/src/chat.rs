@@ -69,9 +69,12 @@ async fn whole(mut answers: AnswerStream, frame: &Frame) -> Result<Response, Err
     if !found.reasoning.is_empty() {
         message["thinking"] = found.reasoning.into();
     }
-    if !found.calls.is_empty() {
-        let calls = found.calls.iter();
-        message["tool_calls"] = calls.map(|one| call(&one.name, &one.arguments)).collect();
+    let calls = found.calls.iter();
+    let calls: Vec<_> = calls
+        .filter_map(|one| call(&one.name, &one.arguments))
+        .collect();
+    if !calls.is_empty() {
+        message["tool_calls"] = calls.into();
     }
     let summary = answer::Summary::new(answers.outcome(0)?);
     Ok(Response::json(
@@ -130,15 +133,20 @@ async fn send_call(
     frame: &Frame,
     lines: &mut EventWriter,
 ) -> Result<(), Error> {
-    let calls = [call(name, arguments)];
+    let Some(call) = call(name, arguments) else {
+        return Ok(());
+    };
+    let calls = [call];
     let message = json!({"role": "assistant", "content": "", "tool_calls": calls});
     lines
         .json_line(&frame.object(json!({"message": message}), false))
         .await
 }
 
-/// A call, whose arguments are an object here, not text.
-fn call(name: &str, arguments: &str) -> Value {
+/// A call, whose arguments are an object here, not text. `None` if they are none: the length limit cut them
+/// off, and clients cannot read another value.
+fn call(name: &str, arguments: &str) -> Option<Value> {
     let arguments = conversation::message::parse_arguments(arguments);
-    json!({"function": {"name": name, "arguments": arguments}})
+    let function = json!({"name": name, "arguments": arguments});
+    arguments.is_object().then(|| json!({"function": function}))
 }

@@ -49,14 +49,11 @@ async fn dispatch(mut request: Request) -> Result<Response, Error> {
     }
 }
 
-/// Answers `GET`, and `HEAD`, whose body the host leaves out.
 fn get(
     request: &Request,
     respond: impl FnOnce() -> Result<Response, Error>,
 ) -> Result<Response, Error> {
-    if request.method() != "HEAD" {
-        request.expect_method("GET")?;
-    }
+    request.expect_method("GET")?;
     respond()
 }
 

@@ -104,6 +104,22 @@ fn tool_call_is_complete_and_has_an_object() {
     let (_, whole) = post(&script(answer), "/api/chat", &body);
     assert_eq!(whole["message"]["tool_calls"], expected);
     assert_eq!(whole["message"]["content"], "So.");
+
+    // The length limit cuts the arguments off.
+    body["options"] = json!({"num_predict": answer.find("}}").unwrap()});
+    let (_, whole) = post(&script(answer), "/api/chat", &body);
+    assert_eq!(
+        (&whole["done_reason"], &whole["message"]["tool_calls"]),
+        (&"length".into(), &Value::Null)
+    );
+    body["stream"] = true.into();
+    let streamed = lines(&script(answer), "/api/chat", &body);
+    assert!(
+        streamed
+            .iter()
+            .all(|line| line["message"].get("tool_calls").is_none()),
+        "{streamed:?}"
+    );
 }
 
 #[test]

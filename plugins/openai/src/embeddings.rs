@@ -102,7 +102,7 @@ impl Serialize for Vector<'_> {
 /// Reads one input or several, each as text or tokens.
 fn read(name: &str, input: &Value, model: &Model) -> Result<Vec<Vec<Token>>, Error> {
     if let Value::Array(list) = input
-        && (list.is_empty() || list.len() > INPUT_LIMIT && !list[0].is_number())
+        && (list.is_empty() || list.len() > INPUT_LIMIT && prompt_input::is_list(input))
     {
         let text = format!(
             "`{name}` has {} entries; expected 1 to {INPUT_LIMIT}",

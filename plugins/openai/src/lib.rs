@@ -1,11 +1,13 @@
-//! `openai`: OpenAI's and Anthropic's HTTP APIs over `corral:inference`.
+//! `openai`: the HTTP APIs of OpenAI, Anthropic and llama.cpp's server over `corral:inference`.
 //!
 //! `routes` dispatches requests to `chat`, `completions`, `embeddings`, `responses`, `messages`,
-//! `models` and `tokenize`. The crate `conversation` turns a chat into a prompt and the model's output
-//! into content, reasoning and tool calls; `chat`, `responses` and `messages` are three formats for
-//! its result.
-//! `shared_fields` reads fields that several APIs have, `configuration` reads the deployment's,
-//! `completion_chunks` and `sse` write streams, and `serialize` writes long responses.
+//! `models`, `rerank` and `tokenize`, to `native` (completions in llama.cpp's format) and `server_info`.
+//! The crate `conversation` turns a chat into a prompt and the model's output into content, reasoning and
+//! tool calls; `chat`, `responses` and `messages` are three formats for its result.
+//!
+//! `shared_fields` reads fields that several APIs have, `structured` those that constrain an answer,
+//! `configuration` those of the deployment. `completion_chunks` and `sse` write streams, `timings` and
+//! `serialize` parts of responses.
 
 mod chat;
 mod completion_chunks;

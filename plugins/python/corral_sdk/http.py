@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from .errors import Cancelled, Error, Problem
 from .generation import Generation
@@ -30,9 +30,10 @@ class Request:
         headers: dict[str, str] | None = None,
         body: bytes | str | dict[str, Any] | AsyncIterator[bytes] = b"",
     ):
-        parts = urlsplit(target)
-        self.method, self.path = method, parts.path
-        self.query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        # Not `urlsplit`: it takes `//NAME` for a host, and fails at `//[`.
+        path, _, query = target.partition("?")
+        self.method, self.path = method, path
+        self.query = {name: values[0] for name, values in parse_qs(query).items()}
         self.headers = {name.lower(): value for name, value in (headers or {}).items()}
         if isinstance(body, dict):
             body = json.dumps(body)

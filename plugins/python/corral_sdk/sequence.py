@@ -103,9 +103,15 @@ class Sequence:
             await host().waiting.save_snapshot(self.handle, name)
 
 
-async def next_many(sequences: list[Sequence], top: int | None = 20, **more: Any) -> list[Any]:
+async def next_many(
+    sequences: list[Sequence],
+    top: int | None = 20,
+    *,
+    only: list[int] | None = None,
+    statistics: bool = False,
+) -> list[Any]:
     """`Sequence.next` for several sequences, which share a step. The first error is raised."""
-    request = _request(top, more.get("only"), more.get("statistics", False), None)
+    request = _request(top, only, statistics, None)
     with converted():
         results = await host().waiting.next_many([(one.handle, request) for one in sequences])
     for result in results:

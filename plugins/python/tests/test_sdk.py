@@ -145,6 +145,16 @@ def test_handler_answers_and_maps_errors():
     assert failing.call(handle, Request("POST", "/?max=1", body={})).status == 504
 
 
+def test_path_is_all_before_the_query():
+    for target, path, query in [
+        ("/a?b=1&b=2&c=%20", "/a", {"b": "1", "c": " "}),
+        ("//a/b", "//a/b", {}),
+        ("//[", "//[", {}),
+    ]:
+        request = Request("GET", target)
+        assert (request.path, request.query) == (path, query)
+
+
 def test_events_are_written_and_end_with_errors():
     async def handle(_):
         async def values():

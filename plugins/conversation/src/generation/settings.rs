@@ -71,7 +71,7 @@ pub struct Settings {
     pub logit_bias: LogitBias,
     pub seed: Option<u64>,
     pub stop: Vec<String>,
-    pub ignore_end: bool,
+    pub ignore_eos: bool,
     /// Whether to return log probabilities, and of how many most likely tokens.
     pub logprobs: Option<u8>,
     /// Choices per prompt.
@@ -97,7 +97,7 @@ impl Default for Settings {
             logit_bias: LogitBias::default(),
             seed: None,
             stop: Vec::new(),
-            ignore_end: false,
+            ignore_eos: false,
             logprobs: None,
             n: 1,
             adapter: None,
@@ -136,7 +136,7 @@ impl Settings {
             logit_bias: LogitBias::read(fields)?,
             seed: seed(fields)?,
             stop: fields.stop_strings("stop")?,
-            ignore_end: fields.flag("ignore_eos")?,
+            ignore_eos: fields.flag("ignore_eos")?,
             n: fields.integer("n", 1..=CHOICE_LIMIT)?.unwrap_or(1),
             adapter: adapter::read(fields)?,
             ..defaults
@@ -163,7 +163,7 @@ impl Settings {
         if let Some(seed) = self.seed {
             options = options.seed(seed.wrapping_add(index.into()));
         }
-        if self.ignore_end {
+        if self.ignore_eos {
             options = options.ignore_eos();
         }
         let biases = self.logit_bias.tokens(model)?;

@@ -132,9 +132,8 @@ impl LarkGrammar {
 
     /// An answer that matches a regular expression.
     pub fn regex(expression: &str) -> Self {
-        let escaped = expression.replace('/', "\\/");
         LarkGrammar {
-            rules: format!("MATCH: /{escaped}/\n"),
+            rules: format!("MATCH: /{}/\n", without_bare_slashes(expression)),
             body: "MATCH".to_owned(),
             after_tag: String::new(),
         }
@@ -175,6 +174,20 @@ fn repeat(one: &str, more: &str, parallel: bool) -> String {
     }
 }
 
+/// Escapes the slashes of a regular expression, which would end it in a grammar, unless they are escaped.
+fn without_bare_slashes(expression: &str) -> String {
+    let mut text = String::new();
+    let mut escaped = false;
+    for letter in expression.chars() {
+        if letter == '/' && !escaped {
+            text.push('\\');
+        }
+        escaped = letter == '\\' && !escaped;
+        text.push(letter);
+    }
+    text
+}
+
 /// A tag as the model writes it.
 fn tag(tag: &str, model: &Model) -> Result<String, Error> {
     Ok(match TagSpelling::detect(tag, model)? {
@@ -207,6 +220,18 @@ mod tests {
     use super::*;
     use crate::tools::{Tool, ToolChoice};
     use corral_sdk::testing::Script;
+
+    #[test]
+    fn slashes_do_not_end_an_expression() {
+        for (expression, rule) in [
+            ("a/b", r"MATCH: /a\/b/"),
+            (r"a\/b", r"MATCH: /a\/b/"),
+            (r"a\\/b", r"MATCH: /a\\\/b/"),
+        ] {
+            let grammar = LarkGrammar::regex(expression);
+            assert_eq!(grammar.rules, format!("{rule}\n"), "{expression}");
+        }
+    }
 
     fn tools(choice: ToolChoice, parallel: bool) -> Tools {
         let tool = |name: &str| Tool {

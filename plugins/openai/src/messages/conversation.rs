@@ -8,10 +8,15 @@ use crate::offered_tools::result_text;
 use conversation::message::call;
 use conversation::{Tools, hints, unsupported, without_effect};
 
+/// The most bytes of definitions that take the place of references to tools: as many as a body may have.
+const DEFINITION_BYTES: usize = 8 << 20;
+
 /// The messages so far.
 pub struct Conversation<'a> {
     messages: Vec<Value>,
     tools: &'a Tools,
+    /// Bytes of definitions so far.
+    definition_bytes: usize,
 }
 
 /// The parts of a message.
@@ -29,6 +34,7 @@ impl<'a> Conversation<'a> {
         Conversation {
             messages: Vec::new(),
             tools,
+            definition_bytes: 0,
         }
     }
 
@@ -143,7 +149,10 @@ impl<'a> Conversation<'a> {
                     (_, Some(definition)) => {
                         format!("This tool is now available:\n{}\n", Value::from(definition))
                     }
-                    _ => format!("This tool is now available:\n{}\n", self.definition(&name)),
+                    _ => {
+                        let definition = self.definition(&name, &block.path("tool"))?;
+                        format!("This tool is now available:\n{definition}\n")
+                    }
                 };
                 &["type", "tool"]
             }
@@ -165,19 +174,20 @@ impl<'a> Conversation<'a> {
 
     /// Reads a tool result. Templates have no field for a failure, so it becomes a prefix of the
     /// content. References to tools become their definitions.
-    fn tool_result(&self, block: &mut Fields) -> Result<Value, Error> {
+    fn tool_result(&mut self, block: &mut Fields) -> Result<Value, Error> {
         let id = block.required_text("tool_use_id")?;
         let failed = block.flag("is_error")?;
+        let path = block.path("content");
         let mut content = match block.take("content") {
             None => String::new(),
             Some(mut content) => {
                 for part in content.as_array_mut().into_iter().flatten() {
                     if part["type"] == "tool_reference" {
                         let name = part["tool_name"].as_str().unwrap_or_default();
-                        *part = format!("{}\n", self.definition(name)).into();
+                        *part = format!("{}\n", self.definition(name, &path)?).into();
                     }
                 }
-                result_text(&block.path("content"), content, &["text"])?
+                result_text(&path, content, &["text"])?
             }
         };
         if failed {
@@ -186,9 +196,19 @@ impl<'a> Conversation<'a> {
         Ok(json!({"role": "tool", "tool_call_id": id, "content": content}))
     }
 
-    /// The definition of a tool, as a template shows it; the name of an unknown one.
-    fn definition(&self, name: &str) -> String {
+    /// The definition of a tool, as a template shows it; the name of an unknown one. `path`: where it is
+    /// referred to.
+    fn definition(&mut self, name: &str, path: &str) -> Result<String, Error> {
         let tool = self.tools.list.iter().find(|tool| tool.name == name);
-        tool.map_or_else(|| name.to_owned(), |tool| tool.definition.to_string())
+        let text = tool.map_or_else(|| name.to_owned(), |tool| tool.definition.to_string());
+        self.definition_bytes += text.len();
+        if self.definition_bytes > DEFINITION_BYTES {
+            let text = format!(
+                "the tools that messages refer to have definitions of more than {DEFINITION_BYTES} bytes; \
+                 refer to each tool once"
+            );
+            return Err(Error::bad_request("out-of-range", text).with_field(path));
+        }
+        Ok(text)
     }
 }

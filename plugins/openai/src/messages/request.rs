@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use super::conversation::Conversation;
 use crate::offered_tools::OfferedTools;
-use crate::shared_fields::{ignore_without_effect, reject, schema_format};
+use crate::shared_fields::{
+    ignore_without_effect, reject, reject_fields_of_other_servers, schema_format,
+};
 use conversation::generation::Settings;
 use conversation::tools::{Tool, ToolChoice};
 use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
@@ -101,6 +103,7 @@ pub fn read(mut fields: Fields, generates: bool) -> Result<MessagesRequest, Erro
     };
     let stream = fields.flag("stream")?;
     let model = fields.text("model")?;
+    reject_fields_of_other_servers(&mut fields)?;
     fields.ignore_unknown(&FIELDS)?;
     Ok(MessagesRequest {
         chat: ChatRequest {

@@ -9,7 +9,7 @@ use conversation::generation::Settings;
 /// The settings in the names of llama.cpp's server. `samplers` is the order in which they apply.
 /// Without a model, the tokens of `logit_bias` and of `ignore_eos` are unknown and left out.
 pub fn json(settings: &Settings, format: &Format, model: Option<&Model>) -> Result<Value, Error> {
-    let end = model.filter(|_| settings.ignore_end);
+    let end = model.filter(|_| settings.ignore_eos);
     let end = end.map_or(&[][..], |model| &model.info().end_of_generation);
     // Without a bias: the tokens are banned.
     let end = end
@@ -54,7 +54,7 @@ pub fn json(settings: &Settings, format: &Format, model: Option<&Model>) -> Resu
         "presence_penalty": number(settings.presence_penalty),
         "frequency_penalty": number(settings.frequency_penalty),
         "logit_bias": end.chain(biases).collect::<Vec<_>>(),
-        "ignore_eos": settings.ignore_end,
+        "ignore_eos": settings.ignore_eos,
         "stop": settings.stop,
         "n_probs": settings.logprobs.unwrap_or(0),
         "grammar": grammar,

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::tool_names::{TOOL_SEARCH, ToolNames, custom_arguments, joined};
 use crate::offered_tools::result_text;
 use conversation::message::{call, parse_arguments, text};
-use conversation::tools::{Tool, Tools};
+use conversation::tools::Tools;
 use conversation::{unsupported, without_effect};
 
 /// Items of tools that a server runs and of compacted conversations, which only their server can read.
@@ -172,12 +172,7 @@ impl Conversation<'_> {
             message.insert("tool_call_id".to_owned(), id.into());
         }
         for tool in found {
-            if self.tools.list.iter().all(|known| known.name != tool.name) {
-                self.tools.list.push(Tool {
-                    deferred: true,
-                    ..tool
-                });
-            }
+            self.tools.add(tool)?;
         }
         Ok(())
     }

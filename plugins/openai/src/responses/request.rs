@@ -9,13 +9,14 @@ use super::input;
 use super::tool_names::{ToolNames, joined};
 use crate::offered_tools::OfferedTools;
 use crate::shared_fields::{
-    ignore, ignore_without_effect, reject, reject_other_values, schema_format,
+    ignore, ignore_without_effect, reject, reject_fields_of_other_servers, reject_other_values,
+    schema_format, stream,
 };
 use conversation::generation::{Settings, settings};
 use conversation::hints;
 use conversation::tools::{ToolChoice, read_choice};
+use conversation::unsupported;
 use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
-use conversation::{unsupported, without_effect};
 
 /// Fields of the API that are not supported, with the reason.
 const UNSUPPORTED: [(&str, &str); 8] = [
@@ -104,14 +105,6 @@ pub fn read(mut fields: Fields) -> Result<ResponsesRequest, Error> {
     }
     ignore(&mut fields, &HINTS);
     ignore_without_effect(&mut fields, &WITHOUT_EFFECT)?;
-    if let Some(mut options) = fields.object("stream_options")?
-        && options.flag("include_obfuscation")?
-    {
-        without_effect(
-            &options.path("include_obfuscation"),
-            "events are not padded",
-        )?;
-    }
 
     let instructions = fields.text("instructions")?;
     let input = fields.required("input", "a string or a list of items")?;
@@ -123,8 +116,10 @@ pub fn read(mut fields: Fields) -> Result<ResponsesRequest, Error> {
     let template_kwargs = TemplateKwargs::read(&mut fields, effort.as_deref(), "reasoning.effort")?;
     let mut settings = Settings::read(&mut fields)?;
     settings.max_tokens = fields.integer("max_output_tokens", 1..=u32::MAX)?;
-    let stream = fields.flag("stream")?;
+    // Streams of this API always end with the usage.
+    let stream = stream(&mut fields)?.is_some();
     let model = fields.text("model")?;
+    reject_fields_of_other_servers(&mut fields)?;
     fields.ignore_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
 
     for (name, value) in [

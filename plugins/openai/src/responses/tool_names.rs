@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use corral_sdk::Error;
-use corral_sdk::fields::Fields;
+use corral_sdk::fields::{Fields, out_of_range};
 use serde_json::{Value, json};
 
 use conversation::hints;
@@ -16,6 +16,9 @@ use conversation::tools::Tool;
 const INPUT: &str = "input";
 /// The search for further tools that the client runs.
 pub const TOOL_SEARCH: &str = "tool_search";
+
+/// The longest name of a namespace, in bytes: each of its functions has it in the prompt.
+const NAMESPACE_BYTES: usize = 128;
 
 /// What a name in the prompt stands for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -66,6 +69,14 @@ impl ToolNames {
 
     fn read_namespace(&mut self, mut tool: Fields, own: &mut Vec<Tool>) -> Result<(), Error> {
         let namespace = tool.required_text("name")?;
+        if namespace.len() > NAMESPACE_BYTES {
+            let expected = format!("at most {NAMESPACE_BYTES} bytes");
+            return Err(out_of_range(
+                &tool.path("name"),
+                &namespace.into(),
+                &expected,
+            ));
+        }
         // The functions have descriptions of their own.
         tool.text("description")?;
         let path = tool.path("tools");

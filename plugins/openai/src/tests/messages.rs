@@ -247,6 +247,21 @@ fn deferred_tool_is_shown_where_it_is_found() {
 }
 
 #[test]
+fn references_to_large_tools_are_bounded() {
+    let large = json!({"name": "add", "description": "x".repeat(1 << 20), "defer_loading": true});
+    let reference = json!({"type": "tool_reference", "tool_name": "add"});
+    let result = json!({"type": "tool_result", "tool_use_id": "a", "content": vec![reference; 9]});
+    let body = message(json!({
+        "tools": [{"name": "search"}, large],
+        "messages": [{"role": "user", "content": [result]}],
+    }));
+    let (status, answer) = post(&script("x"), "/v1/messages", &body);
+    assert_eq!(status, 400);
+    let text = answer["error"]["message"].as_str().unwrap();
+    assert!(text.contains("refer to each tool once"), "{text}");
+}
+
+#[test]
 fn answer_continues_last_message_of_assistant() {
     let messages =
         json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "So"}]);

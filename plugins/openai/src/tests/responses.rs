@@ -186,6 +186,7 @@ const ERRORS: &str = r#"
 {"text": {"format": {"type": "x"}}} => text.format.type
 {"chat_template_kwargs": {"messages": []}} => chat_template_kwargs.messages
 {"messages": []} => messages
+{"min_tokens": 5} => min_tokens
 "#;
 
 #[test]
@@ -196,6 +197,10 @@ fn errors_name_the_field() {
         let body = merged(json!({"input": "Hi"}), &fields);
         assert_error(&script("x"), "/v1/responses", &body, (400, "param", param));
     }
+    let namespace = json!({"type": "namespace", "name": "n".repeat(129), "tools": []});
+    let body = json!({"input": "Hi", "tools": [namespace]});
+    let expected = (400, "param", "tools[0].name");
+    assert_error(&script("x"), "/v1/responses", &body, expected);
 }
 
 /// The tools of Codex.
