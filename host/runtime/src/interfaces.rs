@@ -145,7 +145,7 @@ mod tests {
             let (package, version) = package.unwrap().rsplit_once('-').unwrap();
             let (package, version) = (format!("wasi:{package}/"), format!("@{version}"));
             let offered = |name: &&str| name.starts_with(&package) && name.ends_with(&version);
-            assert!(OFFERED.iter().any(|name| offered(name)), "{name}");
+            assert!(OFFERED.iter().any(offered), "{name}");
             count += 1;
         }
         assert_eq!(count, 13);
