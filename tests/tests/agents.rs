@@ -18,12 +18,13 @@ const QUESTIONS: [&str; 2] = ["What is 12+7?", "What is 3+4?"];
 /// model would write for too long: Codex sets no limit.
 fn start() -> Corral {
     let arguments = [
-        "--context=65536",
-        "--kv-cells=131072",
-        "--response-limit=1024",
-        "--time-limit=3600",
+        ["--error-format", "/v1=openai"],
+        ["--context", "65536"],
+        ["--kv-cells", "131072"],
+        ["--response-limit", "1024"],
+        ["--time-limit", "3600"],
     ];
-    let arguments = [&["--error-format", "/v1=openai"], &arguments[..]].concat();
+    let arguments = arguments.concat();
     Corral::start_with_routes(&[("/v1", "openai")], &arguments)
 }
 
