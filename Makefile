@@ -9,8 +9,8 @@
 #   make env           print shell commands that put corral into PATH: eval "$(make -s env)"
 #   make test-device   run the tests that need a device, with Vulkan on the CPU; it builds llama.cpp a second time
 #   make fuzz          build the fuzz targets and run each for a minute (MINUTES=60 TARGET=gguf: one of them for an hour)
-#   make soak          run the tests that need a device, then everything at once for an hour, with kills and faults
-#                      (MINUTES=10, SEED=1)
+#   make soak          run the tests that need a device, those of Claude Code and Codex (0.8 GB of packages), then everything
+#                      at once for an hour, with kills and faults (MINUTES=10, SEED=1)
 #   make bench         measure every target, in less than an hour on two cores: see BENCHMARKS.md
 #                      (PEER=URL compares HTTP, OPENAI_PEER=URL of llama.cpp's server compares throughput)
 #   make microbench    time the parts of a token's path (BENCHES="text events", FILTER=REGEX)
@@ -149,14 +149,16 @@ fuzz:
 	@$(SETUP); fuzz/run.sh "$(or $(MINUTES),1)" $(TARGET)
 
 # The tests that need a device; random workloads of the scheduler and its stores with faults in decode, swap and states;
-# kills during deploys; mutated model files; then everything at once, for MINUTES, with an allocator that returns freed
-# memory at once, since the memory in use is measured.
+# kills during deploys; mutated model files; Claude Code and Codex, whose packages take 0.8 GB; then everything at once,
+# for MINUTES, with an allocator that returns freed memory at once, since the memory in use is measured.
 SOAK := cargo test $(CARGO_FLAGS)
 soak: plugins test-device
 	@$(SETUP); export $(if $(SEED),CORRAL_SEED=$(SEED)) CORRAL_MINUTES="$(or $(MINUTES),60)"; \
 	  $(SOAK) --lib --test scheduler -- random_workloads fetches_end; \
 	  $(SOAK) --test deploy_crash_safety --test random_calls; \
 	  CORRAL_MUTANTS=$$((10000 * CORRAL_MINUTES / 60)) $(SOAK) --test broken_models -- --ignored --nocapture; \
+	  CORRAL_AGENTS=$$(tests/clients/agents/setup.sh); export CORRAL_AGENTS; \
+	  $(SOAK) --test agents -- --ignored --nocapture; \
 	  MALLOC_TRIM_THRESHOLD_=0 MALLOC_MMAP_THRESHOLD_=65536 $(SOAK) --test soak -- --ignored --nocapture
 
 bench: plugins

@@ -84,6 +84,14 @@ pub fn clients() -> PathBuf {
     )
 }
 
+/// The directory with Claude Code and Codex. `make soak` fills it with `tests/clients/agents/setup.sh`.
+pub fn agents() -> PathBuf {
+    let dir = std::env::var_os("CORRAL_AGENTS").map(PathBuf::from);
+    dir.filter(|dir| dir.is_dir()).expect(
+        "run `make soak`, or set CORRAL_AGENTS to the directory that tests/clients/agents/setup.sh prints",
+    )
+}
+
 /// The directory with the suite of llama.cpp's server. `make test` fills it with
 /// `tests/clients/llama_server/setup.sh`.
 pub fn llama_server_suite() -> PathBuf {
