@@ -120,18 +120,21 @@ async fn members(
 ) -> Result<Map<String, Value>, Error> {
     let mut members = Fields::parse(&request.decompressed_body().await?)?.into_map();
     models::resolve_member(&mut members, configuration);
-    if path.ends_with("/completions") || path == "/completion" || path == "/infill" {
-        add_defaults(&mut members, configuration);
-    }
+    add_defaults(path, &mut members, configuration);
     Ok(members)
 }
 
-/// Adds the deployment's defaults for members that the request lacks.
-fn add_defaults(members: &mut Map<String, Value>, configuration: &Configuration) {
+/// Adds the deployment's defaults for members that the API has and the request lacks.
+fn add_defaults(path: &str, members: &mut Map<String, Value>, configuration: &Configuration) {
+    let all = path.ends_with("/completions") || ["/completion", "/infill"].contains(&path);
+    let temperature_only = path.ends_with("/messages") || path.ends_with("/responses");
     let present = |members: &Map<String, Value>, name: &str| {
         members.get(name).is_some_and(|value| !value.is_null())
     };
     for (name, value) in &configuration.defaults {
+        if !all && !(temperature_only && name == "temperature") {
+            continue;
+        }
         let names: &[&str] = match name.as_str() {
             "max_tokens" => &["max_tokens", "max_completion_tokens", "n_predict"],
             _ => &[name],

@@ -234,6 +234,33 @@ fn defaults_of_the_configuration_fill_gaps() {
 }
 
 #[test]
+fn messages_and_responses_have_the_temperature_only() {
+    let mut configuration = Configuration::default();
+    for (name, value) in [("seed", json!(2)), ("temperature", json!(0))] {
+        configuration.defaults.insert(name.to_owned(), value);
+    }
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    for (path, body) in [
+        (
+            "/v1/messages",
+            json!({"messages": messages, "max_tokens": 9}),
+        ),
+        ("/v1/responses", json!({"input": "Hi"})),
+    ] {
+        let script = script().answers("assistant\n", "Hello");
+        let request = Request::post(path).with_json(&body);
+        let (head, text) = ask_with(configuration.clone(), &script, request);
+        assert_eq!(head.status(), 200, "{text}");
+        assert_eq!(head.header("x-corral-ignored"), None, "{path}");
+        let settings = script.generations()[0].settings.clone();
+        assert!(
+            settings.contains(&"temperature 0".to_owned()),
+            "{path}: {settings:?}"
+        );
+    }
+}
+
+#[test]
 fn chat_can_be_rendered_counted_and_continued() {
     let messages =
         json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He"}]);
