@@ -132,7 +132,8 @@ fn add_defaults(path: &str, members: &mut Map<String, Value>, configuration: &Co
         members.get(name).is_some_and(|value| !value.is_null())
     };
     for (name, value) in &configuration.defaults {
-        if !all && !(temperature_only && name == "temperature") {
+        let applies = all || temperature_only && name == "temperature";
+        if !applies {
             continue;
         }
         let names: &[&str] = match name.as_str() {
