@@ -2,7 +2,10 @@
 //!
 //! `tests/clients/setup.sh` installs componentize-qjs beside the clients.
 
-use corral_tests::{Corral, RELIABLE_SUMS, RunOutput, Sum, artifacts, run_command, scratch_dir};
+use corral_tests::{
+    Corral, EXAMPLES_IN_ALL_LANGUAGES, RELIABLE_SUMS, RunOutput, Sum, artifacts, run_command,
+    scratch_dir, start_examples,
+};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,14 +14,6 @@ use std::time::Duration;
 /// Longest suite or build. Far above what they take, because machines are busy.
 const TIMEOUT: Duration = Duration::from_secs(900);
 const SUM: Sum = RELIABLE_SUMS[0];
-/// The examples that have a form in JavaScript.
-const EXAMPLES: [&str; 5] = [
-    "best-of-n",
-    "classifier",
-    "custom-sampler",
-    "json-extraction",
-    "self-consistency",
-];
 /// Answers what the examples do not: streams, random numbers and the log.
 const OTHERS: &str = r#"import { Model, Response } from "corral-sdk";
 
@@ -89,16 +84,16 @@ fn build(dir: &Path) -> Command {
 /// One component of all examples, since each has an engine: the last part of the path names the example.
 fn examples() -> PathBuf {
     let dir = project();
-    for name in EXAMPLES {
+    for name in EXAMPLES_IN_ALL_LANGUAGES {
         let file = format!("{name}.js");
         let from = root().join("examples").join(name).join(&file);
         std::fs::copy(from, dir.join(file)).expect("copied");
     }
     std::fs::write(dir.join("others.js"), OTHERS).expect("written");
-    let imports: String = (EXAMPLES.iter().enumerate())
+    let imports: String = (EXAMPLES_IN_ALL_LANGUAGES.iter().enumerate())
         .map(|(index, name)| format!("import example{index} from \"./{name}.js\";\n"))
         .collect();
-    let table: String = (EXAMPLES.iter().enumerate())
+    let table: String = (EXAMPLES_IN_ALL_LANGUAGES.iter().enumerate())
         .map(|(index, name)| format!("  {name:?}: example{index},\n"))
         .collect();
     let app = format!(
@@ -131,61 +126,7 @@ fn sdk_suite_passes() {
 #[test]
 fn examples_answer_as_in_rust() {
     let component = examples();
-    let component = component.to_str().expect("a path in UTF-8");
-    let plugins = EXAMPLES.map(|name| (format!("/rust/{name}"), name));
-    let plugins = plugins
-        .each_ref()
-        .map(|(route, name)| (route.as_str(), *name));
-    let javascript = format!("/javascript={component}");
-    let corral = Corral::start_with_routes(&plugins, &["--plugin", &javascript]);
-    let schema = json!({
-        "type": "object",
-        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-        "required": ["name", "age"],
-        "additionalProperties": false,
-    });
-    let texts = ["Ada is 36 years old", "Bob is 5 years old"];
-    let labels = [SUM.answer(), "20".to_owned(), "3".to_owned()];
-    for (name, body) in [
-        ("best-of-n", json!({"prompt": SUM.question(), "n": 4})),
-        (
-            "classifier",
-            json!({"prompt": SUM.question(), "labels": labels}),
-        ),
-        (
-            "custom-sampler",
-            json!({"prompt": SUM.question(), "temperature": 0}),
-        ),
-        ("json-extraction", json!({"texts": texts, "schema": schema})),
-        ("self-consistency", json!({"prompt": SUM.question()})),
-    ] {
-        let found = post(&corral, name, &body);
-        let rust = corral.post(&format!("/rust/{name}"), body.to_string());
-        let rust = rust.json();
-        for member in [
-            "text",
-            "answer",
-            "samples",
-            "label",
-            "results",
-            "distributions",
-        ] {
-            assert_eq!(found[member], rust[member], "{name} {member}: {found}");
-        }
-    }
-    // Forks share the prompt.
-    let prompt = SUM.question_in(400);
-    let before = corral.wait_until_idle();
-    let answer = post(
-        &corral,
-        "best-of-n",
-        &json!({"prompt": prompt, "n": 8, "max_tokens": 4}),
-    );
-    let after = corral.wait_until_idle();
-    assert_eq!(answer["text"], SUM.answer());
-    let computed = after.growth("corral_engine_computed_tokens_total", &before);
-    // At most 33 tokens of the prompt are computed again for each fork, and three for its answer.
-    assert!(computed < 400.0 + 8.0 * 36.0, "{computed}");
+    let corral = start_examples("/javascript", &component);
     // Errors of the host and of the plugin have their status.
     for (name, body, status, code) in [
         (

@@ -3,9 +3,10 @@
 //! `tests/clients/setup.sh` installs componentize-py beside the clients.
 
 use corral_tests::{
-    Corral, RELIABLE_SUMS, RunOutput, Sum, artifacts, run_command, scratch_dir, wait_for,
+    Corral, EXAMPLES_IN_ALL_LANGUAGES, RELIABLE_SUMS, RunOutput, Sum, artifacts, run_command,
+    scratch_dir, start_examples, wait_for,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,15 +15,6 @@ use std::time::Duration;
 /// Longest suite or build. Far above what they take, because machines are busy.
 const TIMEOUT: Duration = Duration::from_secs(900);
 const SUM: Sum = RELIABLE_SUMS[0];
-/// The examples that have a form in Python, and its module.
-const EXAMPLES: [(&str, &str); 5] = [
-    ("best-of-n", "best_of_n"),
-    ("classifier", "classifier"),
-    ("custom-sampler", "custom_sampler"),
-    ("json-extraction", "json_extraction"),
-    ("self-consistency", "self_consistency"),
-];
-
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -81,12 +73,17 @@ fn examples() -> PathBuf {
         files(&root().join("plugins/python/corral_sdk")),
         &dir.join("corral_sdk"),
     );
-    for (name, module) in EXAMPLES {
+    let examples = EXAMPLES_IN_ALL_LANGUAGES.map(|name| (name, name.replace('-', "_")));
+    for (name, module) in &examples {
         let file = root().join(format!("examples/{name}/{module}.py"));
         copy([file], &dir);
     }
-    let imports = EXAMPLES.map(|(_, module)| format!("import {module}\n"));
-    let table = EXAMPLES.map(|(name, module)| format!("    {name:?}: {module}.handle,\n"));
+    let imports = examples
+        .each_ref()
+        .map(|(_, module)| format!("import {module}\n"));
+    let table = examples
+        .each_ref()
+        .map(|(name, module)| format!("    {name:?}: {module}.handle,\n"));
     let app = format!(
         "from corral_sdk import handler\n{}EXAMPLES = {{\n{}}}\n\n\n@handler\nasync def handle(request):\n    \
          return await EXAMPLES[request.path.rsplit('/', 1)[1]](request)\n",
@@ -98,12 +95,6 @@ fn examples() -> PathBuf {
     let printed = succeeds(corral(&dir, &["build"])).stdout;
     assert!(printed.contains("examples.wasm ("), "{printed}");
     dir.join("examples.wasm")
-}
-
-fn post(corral: &Corral, name: &str, body: &Value) -> Value {
-    let answer = corral.post(&format!("/python/{name}"), body.to_string());
-    assert_eq!(answer.status, 200, "{name} {body}: {answer:?}");
-    answer.json()
 }
 
 #[test]
@@ -118,65 +109,7 @@ fn sdk_suite_passes() {
 #[test]
 fn examples_answer_as_in_rust() {
     let component = examples();
-    let component = component.to_str().expect("a path in UTF-8");
-    let plugins: Vec<_> = EXAMPLES
-        .iter()
-        .map(|(name, _)| (format!("/rust/{name}"), *name))
-        .collect();
-    let plugins: Vec<_> = plugins
-        .iter()
-        .map(|(route, name)| (route.as_str(), *name))
-        .collect();
-    let python = format!("/python={component}");
-    let corral = Corral::start_with_routes(&plugins, &["--plugin", &python]);
-    let schema = json!({
-        "type": "object",
-        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-        "required": ["name", "age"],
-        "additionalProperties": false,
-    });
-    let texts = ["Ada is 36 years old", "Bob is 5 years old"];
-    let labels = [SUM.answer(), "20".to_owned(), "3".to_owned()];
-    for (name, body) in [
-        ("best-of-n", json!({"prompt": SUM.question(), "n": 4})),
-        (
-            "classifier",
-            json!({"prompt": SUM.question(), "labels": labels}),
-        ),
-        (
-            "custom-sampler",
-            json!({"prompt": SUM.question(), "temperature": 0}),
-        ),
-        ("json-extraction", json!({"texts": texts, "schema": schema})),
-        ("self-consistency", json!({"prompt": SUM.question()})),
-    ] {
-        let found = post(&corral, name, &body);
-        let rust = corral.post(&format!("/rust/{name}"), body.to_string());
-        let rust = rust.json();
-        for member in [
-            "text",
-            "answer",
-            "samples",
-            "label",
-            "results",
-            "distributions",
-        ] {
-            assert_eq!(found[member], rust[member], "{name} {member}: {found}");
-        }
-    }
-    // Forks share the prompt.
-    let prompt = SUM.question_in(400);
-    let before = corral.wait_until_idle();
-    let answer = post(
-        &corral,
-        "best-of-n",
-        &json!({"prompt": prompt, "n": 8, "max_tokens": 4}),
-    );
-    let after = corral.wait_until_idle();
-    assert_eq!(answer["text"], SUM.answer());
-    let computed = after.growth("corral_engine_computed_tokens_total", &before);
-    // At most 33 tokens of the prompt are computed again for each fork, and three for its answer.
-    assert!(computed < 400.0 + 8.0 * 36.0, "{computed}");
+    let corral = start_examples("/python", &component);
     // Errors of the host and of the plugin have their status.
     for (name, body, status, code) in [
         (
