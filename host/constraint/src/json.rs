@@ -110,12 +110,13 @@ impl JsonSchema {
         }
         // What takes the place of keywords counts towards the limits.
         match check::check(&self.rewritten) {
-            Err(_) if self.is_lenient && self.expresses => self.give_up_expressing(),
+            Err(_) if self.is_lenient && self.expresses => self.rewrite_unexpressed(),
             other => other,
         }
     }
 
-    fn give_up_expressing(&mut self) -> Result<(), String> {
+    /// Rewrites the schema again, without expressing keywords by others.
+    fn rewrite_unexpressed(&mut self) -> Result<(), String> {
         self.expresses = false;
         self.relaxed = 0;
         self.rewrite()
@@ -145,7 +146,7 @@ impl JsonSchema {
         let Some((mut path, what)) = explain::locate(&self.rewritten) else {
             // The whole is refused, for its size perhaps.
             if self.is_lenient && self.expresses && message != crate::compile::TOO_MUCH_WORK {
-                return self.give_up_expressing();
+                return self.rewrite_unexpressed();
             }
             return Err(explain::rephrase(message));
         };
@@ -157,7 +158,7 @@ impl JsonSchema {
                 && self.expresses
                 && (refused == ["$ref"] || !self.has_original(&path, refused))
             {
-                return self.give_up_expressing();
+                return self.rewrite_unexpressed();
             }
             let part = relax::at_mut(&mut self.rewritten, &path);
             let removed = part
@@ -177,7 +178,7 @@ impl JsonSchema {
             }
         }
         if self.is_lenient && self.expresses && !is_impossible {
-            return self.give_up_expressing();
+            return self.rewrite_unexpressed();
         }
         path = self.original_path(&path);
         Err(format!(

@@ -8,10 +8,11 @@ use std::ops::Range;
 /// A Lark grammar with its schemas.
 pub struct LarkSchemas<'t> {
     text: &'t str,
-    found: Vec<Found>,
+    embedded: Vec<EmbeddedSchema>,
 }
 
-struct Found {
+/// A schema in the text of a grammar.
+struct EmbeddedSchema {
     /// Where the schema stands in the text.
     place: Range<usize>,
     /// The name of its rule.
@@ -22,31 +23,31 @@ struct Found {
 impl<'t> LarkSchemas<'t> {
     /// Finds and checks the schemas; the error names the rule.
     pub fn parse(text: &'t str) -> Result<Self, String> {
-        let mut found = Vec::new();
+        let mut embedded = Vec::new();
         for (place, schema) in schemas(text) {
             let rule = rule_before(&text[..place.start]);
             let schema = JsonSchema::in_lark(schema).map_err(|error| in_rule(&rule, &error))?;
-            found.push(Found {
+            embedded.push(EmbeddedSchema {
                 place,
                 rule,
                 schema,
             });
         }
-        Ok(Self { text, found })
+        Ok(Self { text, embedded })
     }
 
     /// The grammar with the rewritten schemas, which have as many lines as the original ones.
     pub fn rewritten(&self) -> Result<String, String> {
         let mut text = String::with_capacity(self.text.len());
         let mut end = 0;
-        for found in &self.found {
-            text += &self.text[end..found.place.start];
-            let schema = found.schema.compilable().to_string();
-            let lines = self.text[found.place.clone()].matches('\n').count();
+        for one in &self.embedded {
+            text += &self.text[end..one.place.start];
+            let schema = one.schema.compilable().to_string();
+            let lines = self.text[one.place.clone()].matches('\n').count();
             text += &schema[..schema.len() - 1];
             text.extend(std::iter::repeat_n('\n', lines));
             text.push('}');
-            end = found.place.end;
+            end = one.place.end;
         }
         text += &self.text[end..];
         if text.len() > limits::MAX_SCHEMA_BYTES {
@@ -63,16 +64,16 @@ impl<'t> LarkSchemas<'t> {
     /// Ignores more of a schema, after llguidance refused the grammar. `None` if it refuses none of the
     /// schemas; an error if nothing can be ignored.
     pub fn relax(&mut self, message: &str) -> Option<Result<(), String>> {
-        let mut found = self.found.iter_mut();
-        let refused = found.find(|found| found.schema.is_refused())?;
+        let mut embedded = self.embedded.iter_mut();
+        let refused = embedded.find(|one| one.schema.is_refused())?;
         let relaxed = refused.schema.relax(message);
         Some(relaxed.map_err(|error| in_rule(&refused.rule, &error)))
     }
 
     /// The keywords that the grammar does not enforce: the name of the rule, and a JSON pointer.
     pub fn ignored(&self) -> impl Iterator<Item = String> {
-        let found = self.found.iter();
-        found.flat_map(|found| found.schema.ignored(&found.rule))
+        let embedded = self.embedded.iter();
+        embedded.flat_map(|one| one.schema.ignored(&one.rule))
     }
 }
 
