@@ -29,4 +29,5 @@ ENTRYPOINT ["corral"]
 CMD ["serve", "--listen", "0.0.0.0:8080", "--admin", "unix:/run/corral/admin.sock", \
      "--store", "/var/lib/corral", "--cache-dir", "/var/cache/corral/plugins", \
      "--model", "/usr/share/corral/models/tiny.gguf", \
-     "--plugin", "/v1=/usr/share/corral/plugins/openai.wasm", "--error-format", "/v1=openai"]
+     "--plugin", "/=/usr/share/corral/plugins/openai.wasm", "--error-format", "/=openai", \
+     "--plugin", "/api=/usr/share/corral/plugins/ollama.wasm", "--error-format", "/api=ollama"]

@@ -9,7 +9,7 @@
 #   make env           print shell commands that put corral into PATH: eval "$(make -s env)"
 #   make test-device   run the tests that need a device, with Vulkan on the CPU; it builds llama.cpp a second time
 #   make fuzz          build the fuzz targets and run each for a minute (MINUTES=60 TARGET=gguf: one of them for an hour)
-#   make soak          run the tests that need a device, those of Claude Code and Codex (0.8 GB of packages), then everything
+#   make soak          run the tests that need a device, those of agents and lm-eval (2.5 GB of packages), then everything
 #                      at once for an hour, with kills and faults (MINUTES=10, SEED=1)
 #   make bench         measure every target, in less than an hour on two cores: see BENCHMARKS.md
 #                      (PEER=URL compares HTTP, OPENAI_PEER=URL of llama.cpp's server compares throughput)
@@ -118,7 +118,7 @@ run: plugins
 	@exec "$(CORRAL_BIN)" serve --model "$(MODEL)" --store "$(STORE)" --listen $(LISTEN) --admin $(ADMIN) \
 	  --plugin /generate="$(CORRAL_PLUGINS)/generate.wasm" \
 	  --plugin /="$(CORRAL_PLUGINS)/openai.wasm" --error-format /=openai \
-	  --plugin /api="$(CORRAL_PLUGINS)/ollama.wasm" --plugin /hello="$(CORRAL_PLUGINS)/hello.wasm"
+	  --plugin /api="$(CORRAL_PLUGINS)/ollama.wasm" --error-format /api=ollama --plugin /hello="$(CORRAL_PLUGINS)/hello.wasm"
 
 lint:
 	@$(SETUP); cargo fmt --all --check
@@ -134,7 +134,8 @@ test: lint plugins
 	@cargo test --manifest-path plugins/componentize/Cargo.toml
 	@CORRAL_CLIENTS=$$(tests/clients/setup.sh); CORRAL_PROMTOOL=$$(tests/promtool.sh); \
 	  CORRAL_LLAMA_SERVER_SUITE=$$(tests/clients/llama_server/setup.sh); \
-	  export CORRAL_CLIENTS CORRAL_PROMTOOL CORRAL_LLAMA_SERVER_SUITE; \
+	  CORRAL_WASMTIME=$$(tests/wasmtime.sh); \
+	  export CORRAL_CLIENTS CORRAL_PROMTOOL CORRAL_LLAMA_SERVER_SUITE CORRAL_WASMTIME; \
 	  $(SETUP); cargo test $(CARGO_FLAGS)
 
 # Tests of the GPU code without a GPU, by Vulkan on the CPU. It builds llama.cpp and the engine again, beside the other
@@ -149,7 +150,7 @@ fuzz:
 	@$(SETUP); fuzz/run.sh "$(or $(MINUTES),1)" $(TARGET)
 
 # The tests that need a device; random workloads of the scheduler and its stores with faults in decode, swap and states;
-# kills during deploys; mutated model files; Claude Code and Codex, whose packages take 0.8 GB; then everything at once,
+# kills during deploys; mutated model files; agents and lm-eval, whose packages take 2.5 GB; then everything at once,
 # for MINUTES, with an allocator that returns freed memory at once, since the memory in use is measured.
 SOAK := cargo test $(CARGO_FLAGS)
 soak: plugins test-device
@@ -157,7 +158,7 @@ soak: plugins test-device
 	  $(SOAK) --lib --test scheduler -- random_workloads fetches_end; \
 	  $(SOAK) --test deploy_crash_safety --test random_calls; \
 	  CORRAL_MUTANTS=$$((10000 * CORRAL_MINUTES / 60)) $(SOAK) --test broken_models -- --ignored --nocapture; \
-	  CORRAL_AGENTS=$$(tests/clients/agents/setup.sh); export CORRAL_AGENTS; \
+	  tests/clients/setup.sh >/dev/null; CORRAL_AGENTS=$$(tests/clients/agents/setup.sh); export CORRAL_AGENTS; \
 	  $(SOAK) --test agents -- --ignored --nocapture; \
 	  MALLOC_TRIM_THRESHOLD_=0 MALLOC_MMAP_THRESHOLD_=65536 $(SOAK) --test soak -- --ignored --nocapture
 

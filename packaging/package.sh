@@ -31,7 +31,7 @@ cd "$(dirname "$0")/.."
 [ -x "$build/corral" ] || die "there is no $build/corral; run host/dist.sh first"
 
 # Debug information of a stripped file lies in FILE.debug, also if host/dist.sh has split them.
-readonly shipped_plugins="generate openai ollama chatml min-p mirostat hello chat"
+readonly shipped_plugins="generate openai ollama chatml min-p mirostat hello chat sessions corral-remote corral-remote-sync corral-mock"
 readonly max_program_mib=60
 
 version=$("$build/corral" --version | cut -d' ' -f2)

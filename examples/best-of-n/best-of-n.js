@@ -1,14 +1,25 @@
 // Samples several answers to one prompt and returns the one that the model finds most likely. The Rust form is `src/lib.rs`.
-import { Model, Problem, Response } from "corral-sdk";
+import { Model, Response, fields } from "corral-sdk";
 
 export default async function handle(request) {
-  const body = { n: 8, temperature: 1, seed: 0, max_tokens: 64, ...(await request.json()) };
-  if (!(body.n >= 1 && body.n <= 64)) throw new Problem(400, "invalid-n", `\`n\` is ${body.n}; expected 1 to 64`);
+  const body = await request.fields({
+    prompt: fields.string(),
+    n: fields.integer(8, { least: 1, most: 64 }),
+    temperature: fields.number(1),
+    seed: fields.integer(0, { most: 2 ** 52 }),
+    max_tokens: fields.integer(64),
+    ignore_end: fields.boolean(false),
+  });
   const prompt = (await Model.open()).sequence(body.prompt);
   // All generations start before the first is read, so that they share steps. They are forks of one sequence: the host
   // computes the prompt once.
   const generations = Array.from({ length: body.n }, (_, index) =>
-    prompt.fork().generate(body.max_tokens, { temperature: body.temperature, seed: body.seed + index, logprobs: 0 }),
+    prompt.fork().generate(body.max_tokens, {
+      temperature: body.temperature,
+      seed: body.seed + index,
+      logprobs: 0,
+      ignoreEos: body.ignore_end,
+    }),
   );
   const answers = [];
   let computed = 0;

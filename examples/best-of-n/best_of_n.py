@@ -1,22 +1,31 @@
 """Samples several answers to one prompt and returns the one that the model finds most likely. The Rust form is
 `src/lib.rs`."""
 
-from corral_sdk import Model, Problem, Request, Response, handler
+from corral_sdk import Model, Request, Response, fields, handler
 
 
 @handler
 async def handle(request: Request) -> Response:
-    body = {"n": 8, "temperature": 1.0, "seed": 0, "max_tokens": 64, **await request.json()}
-    if not 1 <= body["n"] <= 64:
-        raise Problem(400, "invalid-n", f"`n` is {body['n']}; expected 1 to 64")
-    prompt = (await Model.open()).sequence(body["prompt"])
+    body = await request.fields(
+        prompt=fields.string(),
+        n=fields.integer(8, least=1, most=64),
+        temperature=fields.number(1.0),
+        seed=fields.integer(0, most=2**52),
+        max_tokens=fields.integer(64),
+        ignore_end=fields.boolean(False),
+    )
+    prompt = (await Model.open()).sequence(body.prompt)
     # All generations start before the first is read, so that they share steps. They are forks of one sequence:
     # the host computes the prompt once.
     generations = [
         prompt.fork().generate(
-            body["max_tokens"], temperature=body["temperature"], seed=body["seed"] + index, logprobs=0
+            body.max_tokens,
+            temperature=body.temperature,
+            seed=body.seed + index,
+            logprobs=0,
+            ignore_eos=body.ignore_end,
         )
-        for index in range(body["n"])
+        for index in range(body.n)
     ]
     answers, computed = [], 0
     for generation in generations:

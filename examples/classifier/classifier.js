@@ -1,8 +1,11 @@
 // Classifies a text by the probabilities of the labels after it. Generates nothing. The Rust form is `src/lib.rs`.
-import { Model, Problem, Response } from "corral-sdk";
+import { Model, Problem, Response, fields } from "corral-sdk";
 
 export default async function handle(request) {
-  const { prompt: text, labels } = await request.json();
+  const { prompt: text, labels } = await request.fields({
+    prompt: fields.string(),
+    labels: fields.array(fields.string(), undefined, { least: 2, most: 100 }),
+  });
   check(labels);
   const model = await Model.open();
   const prompt = model.sequence(text);
@@ -40,9 +43,6 @@ function rounded(value) {
 }
 
 function check(labels) {
-  if (labels.length < 2 || labels.length > 100) {
-    throw new Problem(400, "invalid-labels", `there are ${labels.length} labels; expected 2 to 100`);
-  }
   for (const [index, label] of labels.entries()) {
     const longer = labels.find((other, at) => at !== index && other.startsWith(label));
     if (longer !== undefined) {

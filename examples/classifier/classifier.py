@@ -3,16 +3,16 @@
 
 import math
 
-from corral_sdk import Model, Problem, Request, Response, handler
+from corral_sdk import Model, Problem, Request, Response, fields, handler
 
 
 @handler
 async def handle(request: Request) -> Response:
-    body = await request.json()
-    labels = body["labels"]
+    body = await request.fields(prompt=fields.string(), labels=fields.array(fields.string(), least=2, most=100))
+    labels = body.labels
     check(labels)
     model = await Model.open()
-    prompt = model.sequence(body["prompt"])
+    prompt = model.sequence(body.prompt)
     tokens = [model.tokenize(label) for label in labels]
     # One distribution after the prompt has the first tokens of all labels.
     firsts = await prompt.next(only=sorted({one[0] for one in tokens}), statistics=True)
@@ -42,8 +42,6 @@ def logprob(distribution, token):
 
 
 def check(labels):
-    if not 2 <= len(labels) <= 100:
-        raise Problem(400, "invalid-labels", f"there are {len(labels)} labels; expected 2 to 100")
     for index, label in enumerate(labels):
         for other in labels[:index] + labels[index + 1 :]:
             if other.startswith(label):

@@ -1,15 +1,18 @@
 // Eta sampling (Hewitt et al., 2022), which the host does not have: the plugin reads each distribution and chooses the token
 // itself. The Rust form is `src/lib.rs`.
-import { Model, Problem, Response, choose, random } from "corral-sdk";
+import { Model, Response, choose, fields, random } from "corral-sdk";
 
 /** The most likely tokens among which to choose. */
 const CANDIDATES = 256;
 
 export default async function handle(request) {
-  const body = { epsilon: 0.002, temperature: 1, seed: 0, max_tokens: 64, ...(await request.json()) };
-  if (!(body.epsilon >= 0 && body.epsilon <= 1)) {
-    throw new Problem(400, "invalid-epsilon", `\`epsilon\` is ${body.epsilon}; expected 0 to 1`);
-  }
+  const body = await request.fields({
+    prompt: fields.string(),
+    epsilon: fields.number(0.002, { least: 0, most: 1 }),
+    temperature: fields.number(1, { least: 0 }),
+    seed: fields.integer(0, { most: 2 ** 52 }),
+    max_tokens: fields.integer(64),
+  });
   const model = await Model.open();
   const sequence = model.sequence(body.prompt);
   const start = sequence.length;

@@ -4,7 +4,7 @@ chooses the token itself. The Rust form is `src/lib.rs`."""
 import math
 import random
 
-from corral_sdk import Model, Problem, Request, Response, handler, softmax
+from corral_sdk import Model, Request, Response, fields, handler, softmax
 
 CANDIDATES = 256
 """The most likely tokens among which to choose."""
@@ -12,18 +12,22 @@ CANDIDATES = 256
 
 @handler
 async def handle(request: Request) -> Response:
-    body = {"epsilon": 0.002, "temperature": 1.0, "seed": 0, "max_tokens": 64, **await request.json()}
-    if not 0 <= body["epsilon"] <= 1:
-        raise Problem(400, "invalid-epsilon", f"`epsilon` is {body['epsilon']}; expected 0 to 1")
+    body = await request.fields(
+        prompt=fields.string(),
+        epsilon=fields.number(0.002, least=0, most=1),
+        temperature=fields.number(1.0, least=0),
+        seed=fields.integer(0, most=2**52),
+        max_tokens=fields.integer(64),
+    )
     model = await Model.open()
-    sequence = model.sequence(body["prompt"])
-    start, generator, considered, requests = len(sequence), random.Random(body["seed"]), 0, 0
-    while len(sequence) - start < body["max_tokens"]:
+    sequence = model.sequence(body.prompt)
+    start, generator, considered, requests = len(sequence), random.Random(body.seed), 0, 0
+    while len(sequence) - start < body.max_tokens:
         distribution = await sequence.next(CANDIDATES, statistics=True)
         requests += 1
-        candidates = eta(distribution, body["epsilon"])
+        candidates = eta(distribution, body.epsilon)
         considered += len(candidates)
-        token = choose(candidates, body["temperature"], generator)
+        token = choose(candidates, body.temperature, generator)
         if token in model.info.end_of_generation:
             break
         sequence.append([token])

@@ -1,13 +1,16 @@
 // Extracts data from texts as JSON that matches the caller's schema. A constraint keeps the model to the schema: no answer
 // is invalid, and none is asked for twice. The Rust form is `src/lib.rs`; it renders the model's own chat template, this one
 // writes ChatML.
-import { Model, Problem, Response } from "corral-sdk";
+import { Model, Response, fields } from "corral-sdk";
 
 export default async function handle(request) {
-  const { texts, schema, instructions, max_tokens: maxTokens = 256 } = await request.json();
-  if (texts.length < 1 || texts.length > 64) {
-    throw new Problem(400, "invalid-texts", `there are ${texts.length} texts; expected 1 to 64`);
-  }
+  const { texts, schema, instructions, max_tokens: maxTokens } = await request.fields({
+    texts: fields.array(fields.string(), undefined, { least: 1, most: 64 }),
+    // The host checks it.
+    schema: fields.value(),
+    instructions: fields.string(null),
+    max_tokens: fields.integer(256),
+  });
   const model = await Model.open();
   // Compiled once for all texts. A malformed schema is a 400 with its mistake.
   const constraint = await model.jsonSchema(schema);

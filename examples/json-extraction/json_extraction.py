@@ -4,25 +4,29 @@ template, this one writes ChatML."""
 
 import json
 
-from corral_sdk import Model, Problem, Request, Response, handler
+from corral_sdk import Model, Request, Response, fields, handler
 
 
 @handler
 async def handle(request: Request) -> Response:
-    body = {"instructions": None, "max_tokens": 256, **await request.json()}
-    if not 1 <= len(body["texts"]) <= 64:
-        raise Problem(400, "invalid-texts", f"there are {len(body['texts'])} texts; expected 1 to 64")
+    body = await request.fields(
+        texts=fields.array(fields.string(), least=1, most=64),
+        # The host checks it.
+        schema=fields.value(),
+        instructions=fields.string(None),
+        max_tokens=fields.integer(256),
+    )
     model = await Model.open()
     # Compiled once for all texts. A malformed schema is a 400 with its mistake.
-    constraint = await model.json_schema(body["schema"])
+    constraint = await model.json_schema(body.schema)
     generations = []
-    for text in body["texts"]:
+    for text in body.texts:
         sequence = model.sequence()
-        if body["instructions"]:
-            turn(sequence, "system", body["instructions"])
+        if body.instructions:
+            turn(sequence, "system", body.instructions)
         turn(sequence, "user", text).append("<|im_start|>assistant\n", special=True)
         # The host computes the beginning that the prompts share once.
-        generations.append(sequence.generate(body["max_tokens"], constraint=constraint))
+        generations.append(sequence.generate(body.max_tokens, constraint=constraint))
     return Response.json({"results": [await read(generation) for generation in generations]})
 
 

@@ -1,12 +1,16 @@
 // Samples several answers and returns the most frequent one (Wang et al., 2022). Samples no more than a majority needs. The
 // Rust form is `src/lib.rs`.
-import { Model, Problem, Response } from "corral-sdk";
+import { Model, Response, fields } from "corral-sdk";
 
 export default async function handle(request) {
-  const body = { votes: 9, temperature: 0.7, seed: 0, max_tokens: 64, ...(await request.json()) };
-  if (!(body.votes >= 1 && body.votes <= 63)) {
-    throw new Problem(400, "invalid-votes", `\`votes\` is ${body.votes}; expected 1 to 63`);
-  }
+  const body = await request.fields({
+    prompt: fields.string(),
+    votes: fields.integer(9, { least: 1, most: 63 }),
+    temperature: fields.number(0.7),
+    seed: fields.integer(0, { most: 2 ** 52 }),
+    max_tokens: fields.integer(64),
+    ignore_end: fields.boolean(false),
+  });
   const prompt = (await Model.open()).sequence(body.prompt);
   // Votes in the order of the first ones; the sort is stable, so of equal answers the earliest is first.
   const tally = new Map();
@@ -19,7 +23,11 @@ export default async function handle(request) {
     const wave = Math.min(Math.floor(body.votes / 2) + 1 - leading, body.votes - samples);
     if (wave <= 0) break;
     const generations = Array.from({ length: wave }, (_, index) =>
-      prompt.fork().generate(body.max_tokens, { temperature: body.temperature, seed: body.seed + samples + index }),
+      prompt.fork().generate(body.max_tokens, {
+        temperature: body.temperature,
+        seed: body.seed + samples + index,
+        ignoreEos: body.ignore_end,
+      }),
     );
     for (const generation of generations) {
       const found = answer(await generation.text());

@@ -4,21 +4,28 @@ needs. The Rust form is `src/lib.rs`."""
 import re
 from collections import Counter
 
-from corral_sdk import Model, Problem, Request, Response, handler
+from corral_sdk import Model, Request, Response, fields, handler
 
 
 @handler
 async def handle(request: Request) -> Response:
-    body = {"votes": 9, "temperature": 0.7, "seed": 0, "max_tokens": 64, **await request.json()}
-    if not 1 <= body["votes"] <= 63:
-        raise Problem(400, "invalid-votes", f"`votes` is {body['votes']}; expected 1 to 63")
-    prompt = (await Model.open()).sequence(body["prompt"])
+    body = await request.fields(
+        prompt=fields.string(),
+        votes=fields.integer(9, least=1, most=63),
+        temperature=fields.number(0.7),
+        seed=fields.integer(0, most=2**52),
+        max_tokens=fields.integer(64),
+        ignore_end=fields.boolean(False),
+    )
+    prompt = (await Model.open()).sequence(body.prompt)
     # Counts in the order of the first votes: of equal ones, `most_common` has the earliest first.
     tally, tokens = Counter(), 0
-    while wave := missing(tally, body["votes"]):
-        seeds = range(body["seed"] + tally.total(), body["seed"] + tally.total() + wave)
+    while wave := missing(tally, body.votes):
+        seeds = range(body.seed + tally.total(), body.seed + tally.total() + wave)
         generations = [
-            prompt.fork().generate(body["max_tokens"], temperature=body["temperature"], seed=seed)
+            prompt.fork().generate(
+                body.max_tokens, temperature=body.temperature, seed=seed, ignore_eos=body.ignore_end
+            )
             for seed in seeds
         ]
         for generation in generations:

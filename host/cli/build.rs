@@ -1,5 +1,4 @@
-//! Embeds the SDKs for Rust and Python, the templates of `corral new` and the source of `plugins/componentize`. With `dynamic-backends`
-//! the binary finds llama.cpp's libraries in its own directory (`make dist`).
+//! Embeds the SDKs of all languages and the templates of `corral new`. With `dynamic-backends` the binary finds llama.cpp's libraries in its own directory (`make dist`).
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -29,7 +28,8 @@ fn embed_files() {
         (cli.join("templates"), "templates"),
         (root.join("plugins/sdk/src"), "sdk/src"),
         (root.join("wit"), "sdk/wit"),
-        (root.join("plugins/componentize"), "componentize"),
+        (root.join("plugins/c"), "c"),
+        (root.join("plugins/javascript"), "javascript"),
         (root.join("plugins/python/corral_sdk"), "python/corral_sdk"),
     ] {
         // A directory, so that cargo also notices new files.
@@ -66,7 +66,8 @@ fn embed_files() {
     fs::write(out, text).expect("the output directory can be written");
 }
 
-/// Adds all files below `dir` to `files`, with `name` in place of `dir`. Skips build outputs.
+/// Adds all files below `dir` to `files`, with `name` in place of `dir`. Skips build outputs, tests, and the READMEs of SDKs, which
+/// name files of a checkout.
 fn collect(dir: &Path, name: &str, files: &mut Vec<(String, PathBuf)>) {
     let entries = fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     for entry in entries {
@@ -74,7 +75,8 @@ fn collect(dir: &Path, name: &str, files: &mut Vec<(String, PathBuf)>) {
         let file_name = path.file_name().expect("an entry").to_string_lossy();
         let name = format!("{name}/{file_name}");
         match path.is_dir() {
-            true if ["target", "__pycache__"].contains(&&*file_name) => {}
+            true if ["__pycache__", "node_modules", "tests"].contains(&&*file_name) => {}
+            false if ["c/README.md", "javascript/README.md"].contains(&&*name) => {}
             true => collect(&path, &name, files),
             false => files.push((name, path)),
         }

@@ -15,12 +15,12 @@ from model import Config
 from tokenizer import END_OF_TEXT, TURN_END, Tokenizer
 
 
-def write_gguf(path, parameters, config):
+def write_gguf(path, parameters, config, name="Corral Tiny"):
     """Write `parameters` with tokenizer and chat template to `path`."""
     tokenizer = Tokenizer.default()
     assert len(tokenizer) == config.vocab
     w = gguf.GGUFWriter(str(path), "qwen3")
-    w.add_name("Corral Tiny")
+    w.add_name(name)
     w.add_description("Sums, reversed words, repeats, JSON and calculator calls; a model to test hosts with")
     w.add_license("Apache-2.0")
     w.add_languages(["en"])
@@ -52,8 +52,8 @@ def write_gguf(path, parameters, config):
     w.add_add_eos_token(False)
     w.add_chat_template((Path(__file__).parent / "chat_template.jinja").read_text())
 
-    for name, value in parameters.items():
-        w.add_tensor(name, np.ascontiguousarray(value, np.float32 if "norm" in name else np.float16))
+    for tensor, value in parameters.items():
+        w.add_tensor(tensor, np.ascontiguousarray(value, np.float32 if "norm" in tensor else np.float16))
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()

@@ -1,9 +1,10 @@
-"""Train the tiny model from scratch: `python train.py` does the whole run and writes tiny.gguf.
+"""Train the tiny model from scratch: `python train.py` does the whole run and writes tiny.gguf. `python train.py --draft`
+trains the smaller draft.gguf on the same data: a draft model for speculative decoding.
 
-The run is a fixed number of steps in phases of growing context (see PHASES). Step number
+The run is a fixed number of steps in phases of growing context (see Run). Step number
 and seed decide everything a step sees, so a run that was stopped goes on from its checkpoint as if
 it had not been. Matrices are updated by Muon (orthogonalized momentum), embedding and norm weights by
-Adam; the rate rises, stays and falls to zero, and does so four times more, lower, for the last
+Adam; the rate rises, stays and falls to zero, and in the run of tiny.gguf does so four times more, lower, for the last
 phases, which train the hardest questions: tools and texts to copy far from the question, and sums
 behind long texts.
 """
@@ -12,6 +13,7 @@ import argparse
 import pickle
 import random
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -33,22 +35,56 @@ SHAPES = {
     "pages": (2, 1536, lambda rng: long_row(rng, 1536, 4.0, 0.65)),
     "books": (1, 4096, lambda rng: long_row(rng, 4096, 4.0, 0.65)),
 }
-PHASES = (
-    (500, {"mixed": 1.0}),
-    (500, {"mixed": 0.6, "chats": 0.1, "tools": 0.1, "pages": 0.2}),
-    (1500, {"mixed": 0.42, "chats": 0.06, "tools": 0.12, "pages": 0.3, "books": 0.1}),
-    (450, {"mixed": 0.25, "copies": 0.15, "tools": 0.12, "pages": 0.28, "books": 0.2}),
-    (150, {"mixed": 0.25, "pages": 0.45, "books": 0.3}),
-    (150, {"mixed": 0.5, "pages": 0.5}),
-    (80, {"copies": 0.3, "mixed": 0.2, "pages": 0.5}),
-)
-STEPS = sum(steps for steps, _ in PHASES)
 MUON_RATE, ADAM_RATE = 0.02, 4e-3
-RATE = ((0, 0.0), (60, 1.0), (900, 1.0), (2500, 0.0), (2530, 0.35), (2950, 0.0), (2960, 0.15), (3100, 0.0), (3110, 0.2), (3250, 0.0), (3255, 0.12), (STEPS, 0.0))  # (step, factor), linear between
 WEIGHT_DECAY = 0.05
-# The result is the mean of the weights at these steps, the ends of the last three short phases: where
-# each has forgotten a little of something, the mean has not (stochastic weight averaging).
-AVERAGED = (3100, 3250, STEPS)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run. The rate is a list of (step, factor), linear between."""
+
+    config: Config
+    output: str
+    name: str
+    phases: tuple
+    rate: tuple
+    # The result is the mean of the weights at these steps.
+    averaged: tuple
+
+    @property
+    def steps(self):
+        return sum(steps for steps, _ in self.phases)
+
+
+# The ends of the last three short phases are averaged: where each has forgotten a little of something, the mean has not
+# (stochastic weight averaging).
+TINY = Run(
+    Config(),
+    "tiny.gguf",
+    "Corral Tiny",
+    (
+        (500, {"mixed": 1.0}),
+        (500, {"mixed": 0.6, "chats": 0.1, "tools": 0.1, "pages": 0.2}),
+        (1500, {"mixed": 0.42, "chats": 0.06, "tools": 0.12, "pages": 0.3, "books": 0.1}),
+        (450, {"mixed": 0.25, "copies": 0.15, "tools": 0.12, "pages": 0.28, "books": 0.2}),
+        (150, {"mixed": 0.25, "pages": 0.45, "books": 0.3}),
+        (150, {"mixed": 0.5, "pages": 0.5}),
+        (80, {"copies": 0.3, "mixed": 0.2, "pages": 0.5}),
+    ),
+    ((0, 0.0), (60, 1.0), (900, 1.0), (2500, 0.0), (2530, 0.35), (2950, 0.0), (2960, 0.15), (3100, 0.0), (3110, 0.2), (3250, 0.0), (3255, 0.12), (3330, 0.0)),
+    (3100, 3250, 3330),
+)
+DRAFT = Run(
+    Config(layers=2, width=64, heads=2, kv_heads=1, feed_forward=192),
+    "draft.gguf",
+    "Corral Tiny Draft",
+    (
+        (500, {"mixed": 1.0}),
+        (400, {"mixed": 0.7, "copies": 0.15, "chats": 0.15}),
+    ),
+    ((0, 0.0), (40, 1.0), (500, 1.0), (900, 0.0)),
+    (900,),
+)
 
 
 COPY_TASKS = ("repeat", "repeat", "reverse", "json", "call", "result")
@@ -65,18 +101,18 @@ def mixed_row(rng, length):
     return short_row(rng, length, rng.choices(SHORT_DOCUMENTS, (0.4, 0.25, 0.2, 0.15))[0])
 
 
-def shape_of_step(step, rng):
-    for steps, shares in PHASES:
+def shape_of_step(phases, step, rng):
+    for steps, shares in phases:
         if step < steps:
             return rng.choices(list(shares), shares.values())[0]
         step -= steps
     raise ValueError("the step lies beyond the last phase")
 
 
-def make_batch(step, seed):
+def make_batch(phases, step, seed):
     """Return (shape name, the arrays of the step's batch)."""
     rng = random.Random(f"{seed}/{step}")
-    name = shape_of_step(step, rng)
+    name = shape_of_step(phases, step, rng)
     rows, _, make_row = SHAPES[name]
     made = [make_row(rng) for _ in range(rows)]
     return name, tuple(np.stack([getattr(r, f) for r in made]) for f in ("tokens", "positions", "segments", "weights"))
@@ -126,8 +162,8 @@ def train_step(parameters, state, batch, rate, step, config):
     return new_parameters, new_state, loss
 
 
-def rate_at(step):
-    return float(np.interp(step, *zip(*RATE)))
+def rate_at(run, step):
+    return float(np.interp(step, *zip(*run.rate)))
 
 
 def save(path, **content):
@@ -138,38 +174,41 @@ def save(path, **content):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--draft", action="store_true", help="train the draft model")
     arguments.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pkl"), help="saved and resumed from here")
-    arguments.add_argument("--output", type=Path, default=Path(__file__).parent / "tiny.gguf")
+    arguments.add_argument("--output", type=Path, help="default: tiny.gguf or draft.gguf beside this script")
     arguments.add_argument("--seed", type=int, default=1)
     arguments = arguments.parse_args()
 
-    config = Config()
+    run = DRAFT if arguments.draft else TINY
+    config, steps = run.config, run.steps
     parameters, first, spent, ends = initial_parameters(config, arguments.seed), 0, 0.0, []
     state = {name: (np.zeros_like(p), np.zeros_like(p)) for name, p in parameters.items()}
     if arguments.checkpoint.exists():
         saved = pickle.loads(arguments.checkpoint.read_bytes())
         parameters, state = saved["parameters"], saved["state"]
         first, spent, ends = int(saved["step"]), float(saved["spent"]), saved["ends"]
-    print(f"{sum(p.size for p in parameters.values()):,} parameters, step {first} of {STEPS}", flush=True)
+    print(f"{sum(p.size for p in parameters.values()):,} parameters, step {first} of {steps}", flush=True)
 
     started, losses = time.time() - spent, {}
-    for step in range(first, STEPS):
-        name, batch = make_batch(step, arguments.seed)
+    for step in range(first, steps):
+        name, batch = make_batch(run.phases, step, arguments.seed)
         if losses:
             jax.block_until_ready(parameters)
-        parameters, state, loss = train_step(parameters, state, batch, rate_at(step), step, config)
+        parameters, state, loss = train_step(parameters, state, batch, rate_at(run, step), step, config)
         losses.setdefault(name, []).append(loss)
         done = step + 1
-        if done in AVERAGED:
+        if done in run.averaged:
             ends.append({name: np.asarray(p) for name, p in parameters.items()})
-        if done % 50 == 0 or done == STEPS:
+        if done % 50 == 0 or done == steps:
             shown = "  ".join(f"{n} {np.mean(v):.4f}" for n, v in sorted(losses.items()))
             spent = time.time() - started
-            left = spent / done * (STEPS - done)
+            left = spent / done * (steps - done)
             print(f"step {done:5}  {spent / 60:5.1f} min, {left / 60:5.1f} left  loss: {shown}", flush=True)
             losses = {}
             save(arguments.checkpoint, parameters=parameters, state=state, ends=ends, step=done, spent=spent)
-    write_gguf(arguments.output, {name: np.mean([end[name] for end in ends], axis=0) for name in parameters}, config)
+    result = {name: np.mean([end[name] for end in ends], axis=0) for name in parameters}
+    write_gguf(arguments.output or Path(__file__).parent / run.output, result, config, run.name)
 
 
 if __name__ == "__main__":

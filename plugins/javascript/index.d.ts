@@ -160,6 +160,8 @@ export class Sequence {
   tokens(start?: number): Token[];
   /** Appends text or tokens, and returns the sequence. */
   append(text: string | Token[], options?: { special?: boolean }): this;
+  /** Appends an image, the bytes of a PNG, JPEG, GIF or WebP file. Returns the number of positions that it takes. */
+  appendImage(file: Uint8Array): Promise<number>;
   /** Shortens the sequence to its first tokens. */
   truncate(length: number): void;
   /** A sequence with the same tokens and state. */
@@ -224,6 +226,36 @@ export function softmax(logits: number[]): number[];
 /** Keeps the smallest set of most likely entries whose probabilities sum to `mass`; the others become 0. */
 export function topP(probabilities: number[], mass: number): number[];
 
+/** A reader of `fields`. */
+export interface Field<Value> {
+  readonly expected: string;
+  accepts(value: unknown): boolean;
+  readonly initial: Value | undefined;
+}
+export type FieldValues<Readers> = { [Name in keyof Readers]: Readers[Name] extends Field<infer Value> ? Value : never };
+
+/** Readers for the fields of a JSON request. A field without an initial value is required; one with it may be left out or
+ * null. A value of another type or out of its range, a missing field and one that no reader names are 400. */
+export const fields: {
+  /** Text. */
+  string(): Field<string>;
+  string<Initial extends string | null>(initial: Initial): Field<string | Initial>;
+  /** A number without a fraction; by default from 0 to 2^31 - 1. */
+  integer(initial?: number, range?: { least?: number; most?: number }): Field<number>;
+  integer(initial: null, range?: { least?: number; most?: number }): Field<number | null>;
+  /** A finite number. */
+  number(initial?: number, range?: { least?: number; most?: number }): Field<number>;
+  number(initial: null, range?: { least?: number; most?: number }): Field<number | null>;
+  /** True or false. */
+  boolean(initial?: boolean): Field<boolean>;
+  /** A list of values that another reader accepts. */
+  array<Item>(item: Field<Item>, initial?: Item[], length?: { least?: number; most?: number }): Field<Item[]>;
+  /** Any value, for a function that checks it itself. */
+  value(initial?: unknown): Field<any>;
+  /** The fields of a JSON value. */
+  read<Readers extends Record<string, Field<unknown>>>(body: unknown, readers: Readers): FieldValues<Readers>;
+};
+
 /** An HTTP request. Header names are in lower case. */
 export class Request {
   constructor(
@@ -242,6 +274,8 @@ export class Request {
   text(limit?: number): Promise<string>;
   /** Reads the body as JSON. */
   json(limit?: number): Promise<any>;
+  /** Reads the body as a JSON object with these fields. */
+  fields<Readers extends Record<string, Field<unknown>>>(readers: Readers): Promise<FieldValues<Readers>>;
 }
 
 /** Writes server-sent events. Writing waits until the client has taken the event, and throws `Cancelled` after the client

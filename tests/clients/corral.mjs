@@ -1,4 +1,4 @@
-// Shared by the suites: the official client from the directory of `setup.sh`, server addresses, metrics.
+// Shared by the suites: the clients from the directory of `setup.sh`, server addresses, metrics.
 
 import { createRequire } from "node:module";
 
@@ -6,6 +6,9 @@ const require = createRequire(`${process.env.CORRAL_CLIENTS}/node/`);
 
 /** The official package. */
 export const openai = require("openai");
+
+/** Another package of that directory. */
+export const installed = require;
 
 /** Name of the demo model. */
 export const MODEL = "tiny";

@@ -38,9 +38,14 @@ IDLE_ZERO = [
 ]
 
 
+def environment(name):
+    """An environment variable, which `openai_clients.rs` sets."""
+    return os.environ[name]
+
+
 def address(which="CORRAL_URL"):
     """The address of a server, by the name of its environment variable."""
-    return os.environ[which]
+    return environment(which)
 
 
 def client(which="CORRAL_URL", key="none", **more):
@@ -208,7 +213,7 @@ def wait_until(what, condition, which="CORRAL_ADMIN"):
     return found
 
 
-def wait_until_idle():
+def wait_until_idle(which="CORRAL_ADMIN"):
     """Waits until nothing runs. The engine updates its gauges between steps, so five equal scrapes in a row
     count as idle."""
     quiet, before = 0, None
@@ -220,15 +225,15 @@ def wait_until_idle():
         quiet, before = (quiet + 1 if same else 0), decoded
         return quiet == 5
 
-    return wait_until("idle", condition)
+    return wait_until("idle", condition, which)
 
 
-def computed_tokens(action):
+def computed_tokens(action, which="CORRAL_ADMIN"):
     """Returns the result of `action` and the number of tokens computed for it."""
     name = "corral_engine_computed_tokens_total"
-    before = wait_until_idle()[name]
+    before = wait_until_idle(which)[name]
     result = action()
-    return result, wait_until_idle()[name] - before
+    return result, wait_until_idle(which)[name] - before
 
 
 def in_chunks(stream, count):

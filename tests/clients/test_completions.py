@@ -111,7 +111,7 @@ def test_stream_joins_to_whole_text(seed):
     [
         ({"suffix": "."}, "suffix"),
         ({"prompt": 5}, "prompt"),
-        ({"prompt": [[1, "x"]]}, "prompt"),
+        ({"prompt": [[1, True]]}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[100_000]]}, "prompt"),
         ({"n": 3, "best_of": 2}, "best_of"),

@@ -100,7 +100,7 @@ def test_invalid_value_is_named(more, param):
         {"functions": [{"name": "calculator"}]},
         {"extra_body": {"use_beam_search": True}},
         {"extra_body": {"min_tokens": 5}},
-        {"extra_body": {"samplers": ["top_k"]}},
+        {"extra_body": {"samplers": ["temperature", "top_k"]}},
     ],
 )
 def test_unsupported_fields_are_refused_by_name(more):

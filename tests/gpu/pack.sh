@@ -40,7 +40,7 @@ rm -f "$pack/dist"/*.debug "$pack/dist/backends"/*.debug
 strip "$pack/dist/corral" "$pack/dist/tests"/*
 plugins/build.sh "$pack/plugins"
 mkdir "$pack/model"
-cp models/tiny/tiny.gguf models/tiny/plus-one.gguf "$pack/model/"
+cp models/tiny/tiny.gguf models/tiny/plus-one.gguf models/tiny/draft.gguf "$pack/model/"
 cp tests/gpu/{run.sh,cuda.sh,CMakeLists.txt,README.md} LICENSE "$pack/"
 {
   git rev-parse HEAD 2>/dev/null || echo unknown

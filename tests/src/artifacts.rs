@@ -1,7 +1,7 @@
 //! Paths of the binary, the components and the model.
 //!
-//! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS`, `CORRAL_CLIENTS`, `CORRAL_LLAMA_SERVER_SUITE` and `CORRAL_PROMTOOL`. The defaults are where `make`
-//! puts them: the binary beside the test binaries, `plugins` in the target directory, and the model
+//! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS`, `CORRAL_CLIENTS`, `CORRAL_LLAMA_SERVER_SUITE`, `CORRAL_PROMTOOL` and
+//! `CORRAL_WASMTIME`. The defaults are where `make` puts them: the binary beside the test binaries, `plugins` in the target directory, and the model
 //! of this checkout (`CORRAL_MODEL` names another).
 
 use std::path::{Path, PathBuf};
@@ -70,12 +70,17 @@ fn write_long_model() -> PathBuf {
     file
 }
 
+/// The draft model of the demo model.
+pub fn draft_model() -> PathBuf {
+    model().with_file_name("draft.gguf")
+}
+
 /// A LoRA adapter of the demo model that adds one to each sum.
 pub fn adapter() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny/plus-one.gguf")
 }
 
-/// The directory with the official clients: `python/bin/python` and `node/node_modules`. `make test` fills
+/// The directory with the clients: `python/bin/python`, `openai_2/bin/python` and `node/node_modules`. `make test` fills
 /// it with `tests/clients/setup.sh`.
 pub fn clients() -> PathBuf {
     let dir = std::env::var_os("CORRAL_CLIENTS").map(PathBuf::from);
@@ -84,7 +89,7 @@ pub fn clients() -> PathBuf {
     )
 }
 
-/// The directory with Claude Code and Codex. `make soak` fills it with `tests/clients/agents/setup.sh`.
+/// The directory with agents and lm-eval. `make soak` fills it with `tests/clients/agents/setup.sh`.
 pub fn agents() -> PathBuf {
     let dir = std::env::var_os("CORRAL_AGENTS").map(PathBuf::from);
     dir.filter(|dir| dir.is_dir()).expect(
@@ -111,6 +116,13 @@ pub fn promtool() -> PathBuf {
         .chain(in_path)
         .find(|file| file.is_file());
     found.expect("run `make test`, which installs promtool, or name it in CORRAL_PROMTOOL")
+}
+
+/// The command line of wasmtime. `make test` fetches it with `tests/wasmtime.sh`.
+pub fn wasmtime() -> PathBuf {
+    let file = std::env::var_os("CORRAL_WASMTIME").map(PathBuf::from);
+    file.filter(|file| file.is_file())
+        .expect("run `make test`, or set CORRAL_WASMTIME to the path that tests/wasmtime.sh prints")
 }
 
 /// A directory in the target directory for files that tests write.

@@ -2,7 +2,6 @@
 
 use crate::{Corral, RELIABLE_SUMS};
 use serde_json::{Value, json};
-use std::path::Path;
 
 /// The examples that have a form in Rust, Python and JavaScript.
 pub const EXAMPLES_IN_ALL_LANGUAGES: [&str; 5] = [
@@ -13,15 +12,22 @@ pub const EXAMPLES_IN_ALL_LANGUAGES: [&str; 5] = [
     "self-consistency",
 ];
 
-/// Serves a component of all these examples at `route`, by the last part of the path. Checks that each answers as in
-/// Rust, and that forks share their prompt. Returns the server.
-pub fn start_examples(route: &str, component: &Path) -> Corral {
-    let plugins = EXAMPLES_IN_ALL_LANGUAGES.map(|name| (format!("/rust/{name}"), name));
-    let plugins = plugins
-        .each_ref()
-        .map(|(route, name)| (route.as_str(), *name));
-    let plugin = format!("{route}={}", component.display());
-    let corral = Corral::start_with_routes(&plugins, &["--plugin", &plugin]);
+/// The examples that also have a form in C.
+pub const EXAMPLES_IN_C: [&str; 2] = ["best-of-n", "custom-sampler"];
+
+/// Serves examples in another language, from arguments of `--plugin`, with `route/NAME` for each. Checks that each answers
+/// as in Rust, that forks share their prompt, and that wrong requests are refused. Returns the server.
+pub fn start_examples(route: &str, names: &[&'static str], plugins: &[String]) -> Corral {
+    let rust = names.iter().map(|name| (format!("/rust/{name}"), *name));
+    let rust: Vec<_> = rust.collect();
+    let rust: Vec<_> = rust
+        .iter()
+        .map(|(route, name)| (route.as_str(), *name))
+        .collect();
+    let arguments = plugins
+        .iter()
+        .flat_map(|plugin| ["--plugin", plugin.as_str()]);
+    let corral = Corral::start_with_routes(&rust, &arguments.collect::<Vec<_>>());
     let sum = RELIABLE_SUMS[0];
     let schema = json!({
         "type": "object",
@@ -44,6 +50,9 @@ pub fn start_examples(route: &str, component: &Path) -> Corral {
         ("json-extraction", json!({"texts": texts, "schema": schema})),
         ("self-consistency", json!({"prompt": sum.question()})),
     ] {
+        if !names.contains(&name) {
+            continue;
+        }
         let found = post(&corral, &format!("{route}/{name}"), &body);
         let rust = post(&corral, &format!("/rust/{name}"), &body);
         for member in [
@@ -70,7 +79,75 @@ pub fn start_examples(route: &str, component: &Path) -> Corral {
     let computed = after.growth("corral_engine_computed_tokens_total", &before);
     // At most 33 tokens of the prompt are computed again for each fork, and three for its answer.
     assert!(computed < 400.0 + 8.0 * 36.0, "{computed}");
+    refuse_wrong_requests(&corral, route, names);
     corral
+}
+
+/// The host's errors and the SDK's have their status: 400 for the caller's mistakes, in Rust, too.
+fn refuse_wrong_requests(corral: &Corral, route: &str, names: &[&str]) {
+    let long = "x".repeat(40_000);
+    for (name, body, code) in [
+        ("best-of-n", json!({"prompt": long}), "context-full"),
+        (
+            "best-of-n",
+            json!({"prompt": "x", "max_tokens": 0}),
+            "invalid",
+        ),
+        (
+            "json-extraction",
+            json!({"texts": ["x"], "schema": {"type": "nope"}}),
+            "invalid",
+        ),
+        ("best-of-n", json!({"prompt": 5}), "invalid-prompt"),
+        ("best-of-n", json!({"prompt": "x", "n": 65}), "invalid-n"),
+        ("best-of-n", json!({"prompt": "x", "m": 1}), "invalid-body"),
+        ("best-of-n", json!(5), "invalid-body"),
+        ("classifier", json!({"prompt": "x"}), "invalid-labels"),
+        (
+            "classifier",
+            json!({"prompt": "x", "labels": ["a", 5]}),
+            "invalid-labels",
+        ),
+        (
+            "classifier",
+            json!({"prompt": "x", "labels": ["a", "ab"]}),
+            "invalid-labels",
+        ),
+        (
+            "custom-sampler",
+            json!({"prompt": "x", "temperature": "0"}),
+            "invalid-temperature",
+        ),
+        (
+            "custom-sampler",
+            json!({"prompt": "x", "epsilon": 2}),
+            "invalid-epsilon",
+        ),
+        (
+            "json-extraction",
+            json!({"texts": [], "schema": {}}),
+            "invalid-texts",
+        ),
+        (
+            "json-extraction",
+            json!({"texts": ["x"], "schema": {}, "instructions": 5}),
+            "invalid-instructions",
+        ),
+        (
+            "self-consistency",
+            json!({"prompt": "x", "max_tokens": 1.5}),
+            "invalid-max-tokens",
+        ),
+    ] {
+        if !names.contains(&name) {
+            continue;
+        }
+        let answer = corral.post(&format!("{route}/{name}"), body.to_string());
+        assert_eq!(answer.status, 400, "{name}: {answer:?}");
+        assert_eq!(answer.json()["code"], code, "{name}: {answer:?}");
+        let rust = corral.post(&format!("/rust/{name}"), body.to_string());
+        assert_eq!(rust.status, 400, "{name}: {rust:?}");
+    }
 }
 
 fn post(corral: &Corral, path: &str, body: &Value) -> Value {

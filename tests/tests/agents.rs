@@ -1,7 +1,7 @@
-//! Claude Code and Codex, as npm installs them, against a real server. The demo model says odd things to them, so the
-//! tests count requests and tokens: each request is answered, and the second turn's prompts come from the prefix cache.
+//! Agents, as npm and pip install them, against a real server. The demo model says odd things to them, so the tests count
+//! requests and tokens: each request is answered, and the second turn's prompts come from the prefix cache.
 
-use corral_tests::{Corral, artifacts, run_command, scratch_dir, wait_for};
+use corral_tests::{Corral, RELIABLE_SUMS, artifacts, run_command, scratch_dir, wait_for};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -13,6 +13,7 @@ const TURN_SECONDS: u64 = 600;
 const CACHED_SHARE: f64 = 0.5;
 
 const QUESTIONS: [&str; 2] = ["What is 12+7?", "What is 3+4?"];
+const ANSWERS: [&str; 2] = ["19", "7"];
 
 /// A server for prompts of agents, which have thousands of the demo model's tokens. The limit of a response ends what the
 /// model would write for too long: Codex sets no limit.
@@ -26,6 +27,11 @@ fn start() -> Corral {
     ];
     let arguments = arguments.concat();
     Corral::start_with_routes(&[("/v1", "openai")], &arguments)
+}
+
+/// A text as a string of JSON, YAML and TOML.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
 }
 
 /// An agent with a home directory and a working directory of its own.
@@ -52,8 +58,22 @@ impl Agent {
         }
     }
 
-    /// Runs a turn to its end. What the agent prints and its exit code depend on the model, so they are only printed.
-    fn turn(&self, arguments: &[&str]) {
+    /// Sets its variables besides `PATH` and `HOME`.
+    fn with_variables<const N: usize>(mut self, variables: [(&'static str, &str); N]) -> Self {
+        let owned = variables.map(|(name, value)| (name, value.to_owned()));
+        self.variables = owned.to_vec();
+        self
+    }
+
+    /// Writes a file into its home directory, and returns its path.
+    fn write(&self, name: &str, text: &str) -> String {
+        let file = self.home.join(name);
+        std::fs::write(&file, text).expect("written");
+        file.to_str().expect("a path in UTF-8").to_owned()
+    }
+
+    /// Runs a turn to its end, and returns what the agent prints, which depends on the model.
+    fn turn(&self, arguments: &[&str]) -> String {
         let mut command = Command::new("timeout");
         command
             .args(["--kill-after=10", &TURN_SECONDS.to_string()])
@@ -72,6 +92,7 @@ impl Agent {
             "exit code {:?}\n{}\n{}",
             ended.code, ended.stdout, ended.stderr
         );
+        ended.stdout + &ended.stderr
     }
 }
 
@@ -132,7 +153,7 @@ fn sums() -> String {
 }
 
 #[test]
-#[ignore = "run by make soak: the agents' packages take 0.8 GB"]
+#[ignore = "run by make soak: the agents' packages take 2.5 GB"]
 fn claude_code_reuses_its_history() {
     let corral = start();
     let processor = if cfg!(target_arch = "aarch64") {
@@ -176,7 +197,7 @@ fn claude_code_reuses_its_history() {
 }
 
 #[test]
-#[ignore = "run by make soak: the agents' packages take 0.8 GB"]
+#[ignore = "run by make soak: the agents' packages take 2.5 GB"]
 fn codex_reuses_its_history() {
     let corral = start();
     let mut agent = Agent::new(PathBuf::from("node"));
@@ -205,7 +226,7 @@ args = [{:?}]
         corral.public(),
         sums(),
     );
-    std::fs::write(agent.home.join("config.toml"), configuration).expect("written");
+    agent.write("config.toml", &configuration);
     let home = agent.home.to_str().expect("a path in UTF-8").to_owned();
     agent.variables = vec![("CODEX_HOME", home)];
     let script = installed("@openai/codex/bin/codex.js");
@@ -219,4 +240,164 @@ args = [{:?}]
         arguments.push(question);
         agent.turn(&arguments);
     });
+    // With a limit that the conversation exceeds, the next turn begins with a summary, which is an ordinary request.
+    let configuration = format!(
+        "model_context_window = 60000\nmodel_auto_compact_token_limit = 5000\n{configuration}"
+    );
+    agent.write("config.toml", &configuration);
+    let before = corral.wait_until_idle();
+    let last = ["resume", "--last", QUESTIONS[0]];
+    let exec = [script, "exec", "--skip-git-repo-check", "-s", "read-only"];
+    let output = agent.turn(&[&exec[..], &last].concat());
+    assert!(output.contains("context compacted"), "{output}");
+    let after = corral.wait_until_idle();
+    let finished = after.growth("corral_engine_requests_finished_total", &before);
+    assert!(finished >= 2.0, "a summary and an answer");
+    for line in requests(&corral) {
+        assert!(line.contains("\"/v1/responses\" status=200 "), "{line}");
+    }
+}
+
+#[test]
+#[ignore = "run by make soak: the agents' packages take 2.5 GB"]
+fn aider_answers_and_reuses_its_history() {
+    let corral = start();
+    let base = format!("http://{}/v1", corral.public());
+    let agent = Agent::new(artifacts::agents().join("aider/bin/aider")).with_variables([
+        ("OPENAI_API_BASE", &base),
+        ("OPENAI_API_KEY", "none"),
+        ("LITELLM_LOCAL_MODEL_COST_MAP", "True"),
+    ]);
+    // The question is the prompt's last line, as the demo model expects it.
+    let settings = "[{name: openai/tiny, edit_format: whole, reminder: none, use_repo_map: false}]";
+    let settings = agent.write("settings.yml", settings);
+    let limits = r#"{"openai/tiny": {"max_input_tokens": 60000, "max_output_tokens": 500,
+        "litellm_provider": "openai", "mode": "chat"}}"#;
+    let limits = agent.write("limits.json", limits);
+    std::fs::write(agent.work.join("sums.py"), "a = 1\n").expect("written");
+    check_turns(&corral, "\"/v1/chat/completions\"", |number, question| {
+        let mut arguments = vec!["--model", "openai/tiny", "--no-git", "--yes-always"];
+        arguments.extend(["--model-settings-file", &settings]);
+        arguments.extend(["--model-metadata-file", &limits]);
+        arguments.extend(["--no-check-update", "--no-show-release-notes"]);
+        arguments.extend(["--analytics-disable", "--no-pretty", "--message", question]);
+        arguments.push("sums.py");
+        if number > 0 {
+            arguments.push("--restore-chat-history");
+        }
+        let output = agent.turn(&arguments);
+        let answer = ANSWERS[number];
+        assert!(output.lines().any(|line| line == answer), "{output}");
+    });
+}
+
+#[test]
+#[ignore = "run by make soak: the agents' packages take 2.5 GB"]
+fn continue_reuses_its_history() {
+    let corral = start();
+    let agent = Agent::new(PathBuf::from("node"));
+    let agent = agent.with_variables([("CONTINUE_TELEMETRY_ENABLED", "0")]);
+    let base = quoted(&format!("http://{}/v1", corral.public()));
+    let configuration = agent.write(
+        "config.yaml",
+        &format!(
+            "{{name: corral, version: 1.0.0, schema: v1, models: [{{name: corral, provider: openai, \
+             model: tiny, apiBase: {base}, apiKey: none, roles: [chat], capabilities: [tool_use], \
+             defaultCompletionOptions: {{maxTokens: 200, contextLength: 60000}}}}]}}"
+        ),
+    );
+    let script = installed("@continuedev/cli/dist/cn.js");
+    let script = script.to_str().expect("a path in UTF-8");
+    check_turns(&corral, "\"/v1/chat/completions\"", |number, question| {
+        let mut arguments = vec![script, "--config", &configuration, "-p", question];
+        if number > 0 {
+            arguments.push("--resume");
+        }
+        agent.turn(&arguments);
+    });
+}
+
+#[test]
+#[ignore = "run by make soak: the agents' packages take 2.5 GB"]
+fn cline_reuses_its_instructions() {
+    let corral = start();
+    // There is no package for other processors.
+    let agent = Agent::new(installed("@cline/cli-linux-x64/bin/cline"));
+    let base = format!("http://{}/v1", corral.public());
+    // State in a directory of its own keeps it from starting a background process.
+    let data = agent.home.join("data");
+    let data = data.to_str().expect("a path in UTF-8");
+    let provider = [
+        "-p",
+        "openai-compatible",
+        "-k",
+        "none",
+        "-m",
+        "tiny",
+        "-b",
+        &base,
+    ];
+    agent.turn(&[&["auth", "--data-dir", data][..], &provider].concat());
+    check_turns(&corral, "\"/v1/chat/completions\"", |_, question| {
+        agent.turn(&["--data-dir", data, "--auto-approve", "false", question]);
+    });
+}
+
+#[test]
+#[ignore = "run by make soak: the agents' packages take 2.5 GB"]
+fn lm_eval_scores_right_answers() {
+    let corral = Corral::start_with_routes(&[("/", "openai")], &[]);
+    let agent = Agent::new(artifacts::agents().join("lm-eval/bin/lm_eval"));
+    let agent = agent.with_variables([("OPENAI_API_KEY", "none"), ("HF_HUB_OFFLINE", "1")]);
+    let sums = RELIABLE_SUMS.map(|sum| {
+        let answer = sum.answer();
+        serde_json::json!({"question": sum.question(), "answer": answer, "wrong": format!("{answer}0")}).to_string()
+    });
+    let sums = quoted(&agent.write("sums.jsonl", &sums.join("\n")));
+    let common = format!(
+        "dataset_path: json\ndataset_kwargs: {{data_files: {{test: {sums}}}}}\ntest_split: test\n\
+         doc_to_text: '{{{{question}}}}'\ntarget_delimiter: ''\n"
+    );
+    agent.write(
+        "generated.yaml",
+        &format!(
+            "task: generated\noutput_type: generate_until\n{common}doc_to_target: '{{{{answer}}}}'\n\
+             generation_kwargs: {{until: [\"\\n\"], max_gen_toks: 8, temperature: 0}}\n\
+             metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]\n"
+        ),
+    );
+    agent.write(
+        "scored.yaml",
+        &format!(
+            "task: scored\noutput_type: multiple_choice\n{common}doc_to_target: 1\n\
+             doc_to_choice: '{{{{[wrong, answer]}}}}'\n\
+             metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]\n"
+        ),
+    );
+    let model = format!(
+        "base_url=http://{}/v1/completions,model=tiny,tokenizer_backend=remote,num_concurrent=2",
+        corral.public()
+    );
+    let output = agent.turn(&[
+        "run",
+        "--model",
+        "local-completions",
+        "--model_args",
+        &model,
+        "--tasks",
+        "generated,scored",
+        "--include_path",
+        agent.home.to_str().expect("a path in UTF-8"),
+    ]);
+    // A row of the table: task, version, filter, shots, metric, arrow, value.
+    for metric in ["exact_match", "acc"] {
+        let rows = output.lines().filter(|line| line.starts_with('|'));
+        let cells = rows.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
+        let mut values = cells.filter(|cells| cells.contains(&metric));
+        let row = values
+            .next()
+            .unwrap_or_else(|| panic!("no {metric}: {output}"));
+        assert!(row.iter().any(|cell| cell.parse() == Ok(1.0)), "{row:?}");
+    }
+    corral.wait_until_idle();
 }

@@ -1,9 +1,10 @@
 //! The JSON objects of `corral-bench http` and `corral bench load` against real servers.
 
 use corral_tests::benches::{
-    FileOption, bench, check_members, check_positive, check_rising, measure, object, plugin, rows,
+    FileOption, bench, check_members, check_positive, check_rising, measure, model, object, plugin,
+    rows,
 };
-use corral_tests::{Corral, scratch_dir};
+use corral_tests::{Corral, artifacts, scratch_dir};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use tokio::net::TcpSocket;
@@ -262,4 +263,61 @@ fn failures_are_counted_and_reported() {
     let missing = ("--prompt-file", scratch_dir().join("missing.txt"));
     let ended = bench(&format!("load {here}"), &[missing]);
     ended.check_error(1, &["cannot read the prompts in"]);
+}
+
+/// The programs of the bench, and the steps of a run: answers, thoughts or distributions.
+const PROGRAMS: [(&str, u64); 8] = [
+    ("best-of-n", 8),
+    // Two answers may agree.
+    ("self-consistency", 0),
+    // One distribution, then those of four beams at each further token.
+    ("beam-search", 1 + 3 * 4),
+    ("tree-of-thought", 24),
+    ("classifier", 10),
+    ("batch-map", 16),
+    ("skeleton-of-thought", 8),
+    ("react-agent", 6),
+];
+
+/// A request computes so few tokens of a common prefix again rather than wait for another one to compute them.
+const NOT_WORTH_WAITING: f64 = 33.0;
+
+/// Corral is its own peer.
+#[test]
+fn programs_compute_each_token_once() {
+    const AT_ONCE: u64 = 2;
+    let peer = Corral::start_with_routes(&[("/", "openai")], &[]);
+    let line = format!("programs --peer {} --at-once {AT_ONCE}", url(&peer));
+    let line = format!("{line} --prompt-tokens 100 --output-tokens 4 --threads 1 --rounds 1");
+    let plugins = artifacts::plugin("openai");
+    let plugins = plugins.parent().expect("a directory of plugins").to_owned();
+    let found = measure(&line, &[model(), ("--plugins", plugins)]);
+    check_members(
+        &found,
+        &json!({"prompt_tokens": 100, "output_tokens": 4, "rounds": 1}),
+    );
+    let (programs, summaries) = rows(&found).split_at(PROGRAMS.len());
+    for (row, (name, steps)) in programs.iter().zip(PROGRAMS) {
+        check_members(row, &json!({"program": name, "at_once": AT_ONCE}));
+        check_positive(row, &["plugin_s", "client_s", "peer_s", "peer_ratio"]);
+        for side in ["plugin", "client", "peer"] {
+            let found = row[format!("{side}_steps")].as_f64();
+            match steps {
+                0 => assert!(found >= Some(5.0 * AT_ONCE as f64), "{row}"),
+                steps => assert_eq!(found, Some((steps * AT_ONCE) as f64), "{side} in {row}"),
+            }
+        }
+        // The way of a vote may differ between the forms, since each has its own prompts.
+        if steps > 0 {
+            let [plugin, fewest] = ["plugin_tokens", "fewest_tokens"]
+                .map(|member| row[member].as_f64().expect(member));
+            let repeated = NOT_WORTH_WAITING * (steps * AT_ONCE) as f64;
+            assert!(plugin <= fewest + repeated, "{row}");
+        }
+    }
+    let names = summaries.iter().map(|row| &row["program"]);
+    assert_eq!(names.collect::<Vec<_>>(), ["median", "lowest"]);
+    for summary in summaries {
+        check_positive(summary, &["client_ratio", "peer_ratio"]);
+    }
 }

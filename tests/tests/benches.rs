@@ -106,6 +106,33 @@ fn busy_processes_and_requests_are_counted() {
 }
 
 #[test]
+fn draft_bench_compares_equal_answers() {
+    let padded = scratch_dir().join("padded.gguf");
+    let line = format!(
+        "model --layers 12 --feed-forward 1024 {}",
+        padded.to_str().expect("a path in UTF-8")
+    );
+    let written = measure(&line, &[("--pad", artifacts::draft_model())]);
+    check_positive(&written, &["bytes"]);
+    // A padded draft model with itself as its draft model: each draft is right.
+    let files = [("--model", padded), ("--draft", artifacts::draft_model())];
+    let line = "drafts --streams 1,2 --questions 6 --threads 1 --rounds 1";
+    let found = measure(line, &files);
+    for row in rows(&found) {
+        let positive = [
+            "plain_tokens_per_s",
+            "draft_tokens_per_s",
+            "ratio",
+            "drafting_ratio",
+        ];
+        check_positive(row, &positive);
+        assert!(row["accepted_ratio"].as_f64() > Some(0.9), "{row}");
+        assert!(row["tokens_per_step"].as_f64() > Some(1.0), "{row}");
+    }
+    assert_eq!(rows(&found)[0]["different_answers"], 0, "{found}");
+}
+
+#[test]
 fn wrong_arguments_are_explained() {
     let missing = || ("--plugin", scratch_dir().join("missing.wasm"));
     let sampler = |name: &str| ("--sampler", artifacts::plugin(name));

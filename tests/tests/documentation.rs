@@ -107,7 +107,9 @@ impl Scratch {
             std::fs::create_dir_all(dir.join(part)).expect("own directory");
         }
         link(artifacts::binary(), dir.join("bin/corral"));
+        link(artifacts::wasmtime(), dir.join("bin/wasmtime"));
         link(artifacts::model(), dir.join("models/tiny/tiny.gguf"));
+        link(artifacts::draft_model(), dir.join("models/tiny/draft.gguf"));
         let sockets = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
         let ports = sockets.map(|socket| socket.local_addr().expect("bound").port());
         let model = std::fs::read(artifacts::model()).expect("the demo model");
@@ -138,6 +140,12 @@ impl Scratch {
             .env("HF_ENDPOINT", &self.hub.endpoint)
             .env("NO_PROXY", "*")
             .env("XDG_CACHE_HOME", self.dir.join("cache"))
+            // What `tests/clients/setup.sh` has downloaded for projects of plugins.
+            .env("PIP_NO_INDEX", "1")
+            .env("PIP_FIND_LINKS", artifacts::clients().join("wheels"))
+            .env("npm_config_offline", "true")
+            .env("npm_config_cache", artifacts::clients().join("npm"))
+            .env("npm_config_audit", "false")
             .env_remove("HF_TOKEN")
             .env_remove("CORRAL_ADMIN_TOKEN");
         let RunOutput {

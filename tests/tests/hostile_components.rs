@@ -77,10 +77,11 @@ fn costly_components_are_refused_others_deploy() {
             scope.spawn(|| watch_children(corral.pid(), &done));
             let _done = SetOnDrop(&done);
             // Both at once, so that others wait until the first of them ends.
-            let costly = [0, 2].map(|number| {
+            let uploaded =
+                [0, 2].map(|number| (number, upload(&corral, &costly_component(number))));
+            let costly = uploaded.map(|(number, digest)| {
                 let corral = &corral;
                 scope.spawn(move || {
-                    let digest = upload(corral, &costly_component(number));
                     let manifest = manifest(&format!("costly-{number}"), &digest, json!({}));
                     // Memory, or on a slow machine the time.
                     let detail = try_deploy(corral, &manifest).problem(422, "compile-limit");

@@ -1,12 +1,14 @@
-//! Plugins in JavaScript: the SDK's own suite, and the examples.
+//! Plugins in JavaScript: the SDK's own suite, the examples, and a project of `corral new --lang javascript`.
 //!
 //! `tests/clients/setup.sh` installs componentize-qjs beside the clients.
 
 use corral_tests::{
     Corral, EXAMPLES_IN_ALL_LANGUAGES, RELIABLE_SUMS, RunOutput, Sum, artifacts, run_command,
-    scratch_dir, start_examples,
+    scratch_dir, start_examples, watch_until,
 };
 use serde_json::{Value, json};
+use std::ffi::OsStr;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -38,12 +40,18 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-fn node(dir: &Path) -> Command {
-    let mut command = Command::new("node");
+/// A program that finds componentize-qjs.
+fn command(program: impl AsRef<OsStr>, dir: &Path) -> Command {
+    let mut command = Command::new(program);
     command
         .current_dir(dir)
-        .env("NODE_PATH", artifacts::clients().join("node/node_modules"))
-        .env("CORRAL_BIN", artifacts::binary());
+        .env("NODE_PATH", artifacts::clients().join("node/node_modules"));
+    command
+}
+
+fn node(dir: &Path) -> Command {
+    let mut command = command("node", dir);
+    command.env("CORRAL_BIN", artifacts::binary());
     command
 }
 
@@ -126,40 +134,11 @@ fn sdk_suite_passes() {
 #[test]
 fn examples_answer_as_in_rust() {
     let component = examples();
-    let corral = start_examples("/javascript", &component);
-    // Errors of the host and of the plugin have their status.
-    for (name, body, status, code) in [
-        (
-            "json-extraction",
-            json!({"texts": ["x"], "schema": {"type": "nope"}}),
-            400,
-            "invalid",
-        ),
-        (
-            "json-extraction",
-            json!({"texts": [], "schema": {}}),
-            400,
-            "invalid-texts",
-        ),
-        (
-            "best-of-n",
-            json!({"prompt": "x".repeat(40_000)}),
-            400,
-            "context-full",
-        ),
-        (
-            "best-of-n",
-            json!({"prompt": "x", "max_tokens": 0}),
-            400,
-            "invalid",
-        ),
-        ("best-of-n", json!({"prompt": 5}), 500, "plugin-failed"),
-        ("classifier", json!({"prompt": "x"}), 500, "plugin-failed"),
-    ] {
-        let answer = corral.post(&format!("/javascript/{name}"), body.to_string());
-        assert_eq!(answer.status, status, "{name}: {answer:?}");
-        assert_eq!(answer.json()["code"], code, "{answer:?}");
-    }
+    let corral = start_examples(
+        "/javascript",
+        &EXAMPLES_IN_ALL_LANGUAGES,
+        &[format!("/javascript={}", component.display())],
+    );
     // The host's events and the plugin's have the same text, and end with the outcome.
     for name in ["framed", "written"] {
         let answer = corral.post(&format!("/javascript/{name}"), SUM.question());
@@ -185,6 +164,49 @@ fn examples_answer_as_in_rust() {
     let second = post(&corral, "random?name=a+b", &json!({}));
     assert_ne!(first[0], second[0]);
     assert_eq!((&first[1], &second[1]), (&json!("a b"), &json!("a b")));
+}
+
+#[test]
+fn new_project_is_built_and_watched() {
+    let dir = scratch_dir();
+    let corral = |dir: &Path, arguments: &[&str]| {
+        let mut corral = command(artifacts::binary(), dir);
+        corral.args(arguments);
+        corral
+    };
+    let printed = succeeds(corral(&dir, &["new", "shout", "--lang", "javascript"])).stdout;
+    assert!(printed.contains("a handler in JavaScript"), "{printed}");
+    let project = dir.join("shout");
+    let build = || run_command(&mut corral(&project, &["build"]), TIMEOUT);
+    build().check_error(1, &["the build failed"]);
+    // As `npm install` does, which the test of the guide runs.
+    let modules = project.join("node_modules");
+    std::fs::create_dir(&modules).expect("own directory");
+    symlink("../corral-sdk", modules.join("corral-sdk")).expect("own directory");
+    let built = build();
+    assert_eq!(built.code, Some(0), "{built:?}");
+    assert!(built.stdout.starts_with("shout.wasm ("), "{built:?}");
+    let server = Corral::start_with_store(&[]);
+    server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
+    assert_eq!(server.post("/shout", SUM.question()).body, SUM.answer());
+
+    // A broken module is shown, and the old component stays.
+    let app = project.join("app.js");
+    let good = std::fs::read_to_string(&app).expect("readable");
+    std::fs::write(&app, "export default async (request => {\n").expect("written");
+    let ended = build();
+    ended.check_error(1, &["the build failed"]);
+    assert!(ended.stderr.contains("/app.js:"), "{ended:?}");
+    assert!(project.join("shout.wasm").is_file());
+
+    // A saved change is served.
+    let changed = good.replace("Response.text(await", "Response.text('= ' + await");
+    assert_ne!(changed, good);
+    std::fs::write(&app, changed).expect("written");
+    let watch = corral(&project, &["watch"]);
+    let expected = format!("= {}", SUM.answer());
+    let printed = watch_until(watch, &server, "/shout", &SUM.question(), &expected);
+    assert!(printed.contains("deployed revision 2"), "{printed}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Time limit of the suite. Far above what it takes, because machines are busy.
 const TIMEOUT: Duration = Duration::from_secs(1800);
 /// Tests that pass; fewer means that some were left out.
-const PASSING: u32 = 90;
+const PASSING: u32 = 140;
 
 #[test]
 fn llama_server_suite_passes() {

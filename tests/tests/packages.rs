@@ -10,6 +10,42 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(900);
 
 #[test]
+fn packages_serve_the_same_apis() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for name in [
+        "packaging/server.toml",
+        "packaging/corral.default",
+        "compose.yaml",
+        "Dockerfile",
+    ] {
+        let text = std::fs::read_to_string(root.join(name)).expect(name);
+        // Words of a command line, of a list in YAML, or of one in TOML or JSON.
+        let separates = |char: char| char.is_whitespace() || "[]\",".contains(char);
+        let words: Vec<_> = text.split(separates).collect();
+        let has = |word: &str| words.iter().any(|other| other.ends_with(word));
+        for (route, plugin) in [("/", "openai"), ("/api", "ollama")] {
+            let file = words.iter().find_map(|word| {
+                let (before, file) = word
+                    .split_once("/plugins/")
+                    .or(word.split_once("=plugins/"))?;
+                let file = file.strip_suffix(".wasm")?;
+                let at = before.trim_start_matches("--plugin=").split('=').next()?;
+                (at == route).then_some(file)
+            });
+            assert_eq!(file, Some(plugin), "{name}: {route}");
+            assert!(has(&format!("{route}={plugin}")), "{name}: {route}");
+        }
+    }
+    let package = std::fs::read_to_string(root.join("packaging/package.sh")).expect("it is there");
+    let mut lines = package.lines();
+    let shipped = lines.find(|line| line.starts_with("readonly shipped_plugins"));
+    assert!(
+        shipped.is_some_and(|line| line.contains(" openai ollama ")),
+        "{shipped:?}"
+    );
+}
+
+#[test]
 fn licences_of_dependencies_are_allowed() {
     let dir = scratch_dir();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/licenses.py");

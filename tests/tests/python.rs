@@ -4,12 +4,10 @@
 
 use corral_tests::{
     Corral, EXAMPLES_IN_ALL_LANGUAGES, RELIABLE_SUMS, RunOutput, Sum, artifacts, run_command,
-    scratch_dir, start_examples, wait_for,
+    scratch_dir, start_examples, watch_until,
 };
-use serde_json::json;
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 /// Longest suite or build. Far above what they take, because machines are busy.
@@ -109,33 +107,8 @@ fn sdk_suite_passes() {
 #[test]
 fn examples_answer_as_in_rust() {
     let component = examples();
-    let corral = start_examples("/python", &component);
-    // Errors of the host and of the plugin have their status.
-    for (name, body, status, code) in [
-        (
-            "json-extraction",
-            json!({"texts": ["x"], "schema": {"type": "nope"}}),
-            400,
-            "invalid",
-        ),
-        (
-            "json-extraction",
-            json!({"texts": [], "schema": {}}),
-            400,
-            "invalid-texts",
-        ),
-        (
-            "best-of-n",
-            json!({"prompt": "x".repeat(40_000)}),
-            400,
-            "context-full",
-        ),
-        ("classifier", json!({"prompt": "x"}), 500, "plugin-failed"),
-    ] {
-        let answer = corral.post(&format!("/python/{name}"), body.to_string());
-        assert_eq!(answer.status, status, "{name}: {answer:?}");
-        assert_eq!(answer.json()["code"], code, "{answer:?}");
-    }
+    let plugin = format!("/python={}", component.display());
+    start_examples("/python", &EXAMPLES_IN_ALL_LANGUAGES, &[plugin]);
 }
 
 #[test]
@@ -167,21 +140,9 @@ fn new_project_is_tested_built_and_watched() {
     let changed = good.replace("Response.text(await", "Response.text('= ' + await");
     assert_ne!(changed, good);
     std::fs::write(&app, changed).expect("written");
-    let mut watch = corral(&project, &["watch", "--admin", server.admin()]);
-    watch.env("CORRAL_ADMIN_TOKEN", server.token().expect("a store"));
-    let mut child = watch
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("the binary starts");
+    let watch = corral(&project, &["watch"]);
     let expected = format!("= {}", SUM.answer());
-    wait_for("the changed answer", || {
-        (server.post("/shout", SUM.question()).body == expected).then_some(())
-    });
-    child.kill().expect("a child process");
-    child.wait().expect("a child process");
-    let mut printed = String::new();
-    let mut stdout = child.stdout.take().expect("piped");
-    stdout.read_to_string(&mut printed).expect("UTF-8");
+    let printed = watch_until(watch, &server, "/shout", &SUM.question(), &expected);
     assert!(printed.contains("deployed revision 2"), "{printed}");
 }
 

@@ -22,6 +22,9 @@ struct BatchRequest {
     concurrency: usize,
     #[serde(default = "default_max_tokens")]
     max_tokens: u32,
+    /// Whether to go on after the model's end token, to `max_tokens`.
+    #[serde(default)]
+    ignore_end: bool,
 }
 
 fn default_concurrency() -> usize {
@@ -51,9 +54,16 @@ async fn batch_map(request: Request) -> Result<Response, Error> {
     let prefix = Model::open_default().await?.sequence()?;
     prefix.append(before)?;
     let after = after.to_owned();
+    let options = move || {
+        let options = GenerateOptions::new(body.max_tokens);
+        match body.ignore_end {
+            true => options.ignore_eos(),
+            false => options,
+        }
+    };
     Ok(Response::json_lines(async move |lines| {
         let results = body.inputs.iter().enumerate().map(async |(index, input)| {
-            match generate(&prefix, &format!("{input}{after}"), body.max_tokens).await {
+            match generate(&prefix, &format!("{input}{after}"), &options()).await {
                 Ok(text) => json!({"index": index, "text": text}),
                 // One failed input does not end the others.
                 Err(error) => json!({"index": index, "error": error.to_string()}),
@@ -68,13 +78,14 @@ async fn batch_map(request: Request) -> Result<Response, Error> {
     }))
 }
 
-async fn generate(prefix: &Sequence, rest: &str, max_tokens: u32) -> Result<String, Error> {
+async fn generate(
+    prefix: &Sequence,
+    rest: &str,
+    options: &GenerateOptions,
+) -> Result<String, Error> {
     let sequence = prefix.fork()?;
     sequence.append(rest)?;
-    sequence
-        .generate(&GenerateOptions::new(max_tokens))?
-        .text()
-        .await
+    sequence.generate(options)?.text().await
 }
 
 #[cfg(test)]

@@ -18,6 +18,9 @@ struct Body {
     width: usize,
     #[serde(default = "default_max_tokens")]
     max_tokens: u32,
+    /// Whether no beam ends before `max_tokens`.
+    #[serde(default)]
+    ignore_end: bool,
 }
 
 fn default_width() -> usize {
@@ -60,10 +63,18 @@ async fn search(body: Body) -> Result<Value, Error> {
         logprob: 0.0,
         ended: false,
     }];
+    // So many of the most likely tokens may be dropped.
+    let dropped = match body.ignore_end {
+        true => model.info().end_of_generation.len(),
+        false => 0,
+    };
     let mut distributions = 0;
     // A text never becomes more likely as it grows: once the best one has ended, it stays the best.
     while !beams[0].ended && beams[0].sequence.len() - start < body.max_tokens {
-        let children = children(&beams, body.width).await?;
+        let mut children = children(&beams, body.width + dropped).await?;
+        if body.ignore_end {
+            children.retain(|&(_, token, _)| !model.is_end_of_generation(token));
+        }
         if children.is_empty() {
             break;
         }
@@ -81,11 +92,11 @@ async fn search(body: Body) -> Result<Value, Error> {
 /// A beam's index, its next token, and the log probability of the text with it.
 type Child = (usize, Token, f32);
 
-/// The most likely tokens after each beam that has not ended. One step computes all of them.
-async fn children(beams: &[Beam], width: usize) -> Result<Vec<Child>, Error> {
+/// The `count` most likely tokens after each beam that has not ended. One step computes all of them.
+async fn children(beams: &[Beam], count: usize) -> Result<Vec<Child>, Error> {
     let open = || (0..).zip(beams).filter(|(_, beam)| !beam.ended);
     let requests = open().map(|(_, beam)| {
-        let request = NextTokenRequest::top(width as u32).with_statistics();
+        let request = NextTokenRequest::top(count as u32).with_statistics();
         (&beam.sequence, request)
     });
     let mut children = Vec::new();
@@ -177,6 +188,18 @@ mod tests {
             answer["beams"][1],
             json!({"text": "b", "logprob": -0.974, "ended": false})
         );
+    }
+
+    #[test]
+    fn beams_go_on_after_an_ignored_end() {
+        let script = || script().next("ax", &[("<|im_end|>", 9.0), ("w", 1.0)]);
+        let ask = |ignore_end: bool| {
+            let body =
+                json!({"prompt": "?", "width": 1, "max_tokens": 3, "ignore_end": ignore_end});
+            script().run(search(serde_json::from_value(body).unwrap()))
+        };
+        assert_eq!(ask(false).unwrap()["text"], "ax");
+        assert_eq!(ask(true).unwrap()["text"], "axw");
     }
 
     #[test]

@@ -21,6 +21,9 @@ struct Body {
     seed: u64,
     #[serde(default = "default_max_tokens")]
     max_tokens: u32,
+    /// Whether to go on after the model's end token, to `max_tokens`.
+    #[serde(default)]
+    ignore_end: bool,
 }
 
 fn default_n() -> u32 {
@@ -56,10 +59,13 @@ async fn best_of(body: Body) -> Result<Value, Error> {
     // one sequence: the host computes the prompt once.
     let mut generations = Vec::new();
     for index in 0..u64::from(body.n) {
-        let options = GenerateOptions::new(body.max_tokens)
+        let mut options = GenerateOptions::new(body.max_tokens)
             .temperature(body.temperature)
             .seed(body.seed.wrapping_add(index))
             .logprobs(0);
+        if body.ignore_end {
+            options = options.ignore_eos();
+        }
         generations.push(prompt.fork()?.generate(&options)?);
     }
     let (mut answers, mut computed) = (Vec::new(), 0);
@@ -128,6 +134,22 @@ mod tests {
         let (status, _) = ask(&script, json!({"prompt": "1+1=", "n": 2}));
         assert_eq!(status, 504);
         assert_eq!(script.calls().last(), Some(&HostCall::Cancelled));
+    }
+
+    #[test]
+    fn end_is_ignored_on_request() {
+        for ignore_end in [false, true] {
+            let script = Script::new().answers("12+7=", "19");
+            let body = json!({"prompt": "12+7=", "n": 1, "ignore_end": ignore_end});
+            // The script has nothing after the end.
+            let expected = if ignore_end { 500 } else { 200 };
+            assert_eq!(ask(&script, body).0, expected);
+            let settings = &script.generations()[0].settings;
+            assert_eq!(
+                settings.iter().any(|setting| setting == "ignore-eos"),
+                ignore_end
+            );
+        }
     }
 
     #[test]

@@ -18,11 +18,22 @@ const MOST_CALLS: usize = 8;
 #[serde(deny_unknown_fields)]
 struct AgentRequest {
     questions: Vec<String>,
+    /// Most tokens of a step.
+    #[serde(default = "default_max_tokens")]
+    max_tokens: u32,
+    /// Whether steps go on after the model's end token. Then `max_tokens` ends them, and is no error.
+    #[serde(default)]
+    ignore_end: bool,
+}
+
+fn default_max_tokens() -> u32 {
+    256
 }
 
 async fn agent(mut request: Request) -> Result<Response, Error> {
     request.expect_method("POST")?;
-    let questions = request.json::<AgentRequest>().await?.questions;
+    let body: AgentRequest = request.json().await?;
+    let questions = &body.questions;
     let (Some(first), 1..=MOST_QUESTIONS) = (questions.first(), questions.len()) else {
         let detail = format!(
             "there are {} questions; expected 1 to {MOST_QUESTIONS}",
@@ -35,6 +46,9 @@ async fn agent(mut request: Request) -> Result<Response, Error> {
     chat.tools = tools::definitions();
     let mut run = Run {
         sequence: chat.sequence(&model)?,
+        turn_end: "",
+        max_tokens: body.max_tokens,
+        ignore_end: body.ignore_end,
         calls: Vec::new(),
         prompt_tokens: 0,
         cached_tokens: 0,
@@ -56,6 +70,10 @@ async fn agent(mut request: Request) -> Result<Response, Error> {
 /// A conversation of the model with its tools.
 struct Run {
     sequence: Sequence,
+    /// What the model's last turn lacks.
+    turn_end: &'static str,
+    max_tokens: u32,
+    ignore_end: bool,
     calls: Vec<Value>,
     /// Prompts of all steps, as a client that resends its history would count them, and the part that was computed
     /// before.
@@ -67,17 +85,22 @@ impl Run {
     /// Lets the model call tools until it answers.
     async fn answer(&mut self) -> Result<String, Error> {
         for _ in 0..=MOST_CALLS {
-            let generation = self.sequence.generate(&GenerateOptions::new(256))?;
+            let mut options = GenerateOptions::new(self.max_tokens);
+            if self.ignore_end {
+                options = options.ignore_eos();
+            }
+            let generation = self.sequence.generate(&options)?;
             let (text, outcome) = generation.text_and_outcome().await?;
             self.prompt_tokens += outcome.prompt_tokens;
             self.cached_tokens += outcome.cached_tokens;
-            if outcome.finish != Finish::End {
-                return Err(Error::new(
-                    422,
-                    "too-long",
-                    "a step has more than 256 tokens",
-                ));
-            }
+            self.turn_end = match outcome.finish {
+                Finish::End => "",
+                _ if self.ignore_end => "<|im_end|>",
+                _ => {
+                    let detail = format!("a step has more than {} tokens", self.max_tokens);
+                    return Err(Error::new(422, "too-long", detail));
+                }
+            };
             let Some(call) = tool_call(&text) else {
                 return Ok(text);
             };
@@ -95,7 +118,7 @@ impl Run {
     /// characters.
     fn append_user_turn(&self, before: &str, text: &str, after: &str) -> Result<(), Error> {
         Prompt::default()
-            .trusted(format!("\n<|im_start|>user\n{before}"))
+            .trusted(format!("{}\n<|im_start|>user\n{before}", self.turn_end))
             .text(text)
             .trusted(format!("{after}<|im_end|>\n<|im_start|>assistant\n"))
             .append_to(&self.sequence)
@@ -141,6 +164,11 @@ mod tests {
                 &format!("19<|im_end|>\n<|im_start|>user\nHi{begin}"),
                 "Hello!",
             )
+            .answers(&format!("search<|im_start|>user\nHi{begin}"), "Hello!")
+            .answers(
+                &format!("Hello!<|im_end|>\n<|im_start|>user\nBye{begin}"),
+                "So long!",
+            )
             .answers(&format!("again{begin}"), &call("search", "query", "again"))
             .answers(
                 &format!("nothing found\n</tool_response>{begin}"),
@@ -149,8 +177,12 @@ mod tests {
     }
 
     fn ask(questions: &[&str]) -> (u16, Value) {
+        ask_for(json!({"questions": questions}))
+    }
+
+    fn ask_for(body: Value) -> (u16, Value) {
         script().run(async {
-            let request = Request::post("/").with_json(&json!({"questions": questions}));
+            let request = Request::post("/").with_json(&body);
             let answer = agent(request).await.unwrap_or_else(Response::from);
             (
                 answer.status(),
@@ -174,6 +206,18 @@ mod tests {
             .map(|call| &call["result"])
             .collect();
         assert_eq!(results, ["The old barn has 12 owls and 7 mice.", "19"]);
+    }
+
+    #[test]
+    fn steps_end_at_the_limit_if_the_end_is_ignored() {
+        let ask = |ignore_end: bool| {
+            ask_for(json!({"questions": ["Hi", "Bye"], "max_tokens": 6, "ignore_end": ignore_end}))
+        };
+        let (status, body) = ask(true);
+        let answers = json!(["Hello!", "So lon"]);
+        assert_eq!((status, &body["answers"]), (200, &answers), "{body}");
+        let (status, body) = ask(false);
+        assert_eq!((status, &body["code"]), (422, &json!("too-long")), "{body}");
     }
 
     #[test]

@@ -22,6 +22,9 @@ struct Body {
     seed: u64,
     #[serde(default = "default_max_tokens")]
     max_tokens: u32,
+    /// Whether to go on after the model's end token, to `max_tokens`.
+    #[serde(default)]
+    ignore_end: bool,
 }
 
 fn default_votes() -> usize {
@@ -66,9 +69,12 @@ async fn vote(body: Body) -> Result<Value, Error> {
         }
         let mut generations = Vec::new();
         for index in cast..cast + wave {
-            let options = GenerateOptions::new(body.max_tokens)
+            let mut options = GenerateOptions::new(body.max_tokens)
                 .temperature(body.temperature)
                 .seed(body.seed.wrapping_add(index as u64));
+            if body.ignore_end {
+                options = options.ignore_eos();
+            }
             generations.push(prompt.fork()?.generate(&options)?);
         }
         cast += wave;

@@ -4,7 +4,7 @@
 
 use std::cmp::Reverse;
 
-use corral_sdk::{Command, Error, GenerateOptions, Model, Request, Response, Sequence};
+use corral_sdk::{Command, Constraint, Error, GenerateOptions, Model, Request, Response, Sequence};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -23,6 +23,9 @@ struct Puzzle {
     /// Most steps that the model computes.
     #[serde(default = "default_max_thoughts")]
     max_thoughts: usize,
+    /// The number of digits of every result, which a constraint enforces; by default any text is possible, and what is no
+    /// number is dropped.
+    digits: Option<u32>,
 }
 
 fn default_max_thoughts() -> usize {
@@ -58,7 +61,9 @@ async fn solve(puzzle: &Puzzle) -> Result<Value, Error> {
     if !(1..=5).contains(&rest.len()) || puzzle.numbers.iter().any(|&number| number > 99) {
         return Err(invalid("expected 2 to 6 `numbers` from 0 to 99"));
     }
-    let sequence = Model::open_default().await?.sequence()?;
+    let model = Model::open_default().await?;
+    let options = options(&model, puzzle.digits).await?;
+    let sequence = model.sequence()?;
     sequence.append(&puzzle.instructions)?;
     let mut open = vec![Node {
         sequence,
@@ -80,12 +85,28 @@ async fn solve(puzzle: &Puzzle) -> Result<Value, Error> {
             break;
         }
         thoughts += proposals.len();
-        let mut next = think(&node, proposals).await?;
+        let mut next = think(&node, proposals, &options).await?;
         // The last one is followed first.
         next.sort_by_key(|node| Reverse(node.value.abs_diff(puzzle.target)));
         open.extend(next);
     }
     Ok(report(&[], thoughts, rollbacks))
+}
+
+/// The settings for a result.
+async fn options(model: &Model, digits: Option<u32>) -> Result<GenerateOptions, Error> {
+    let options = GenerateOptions::new(8).stop("\n");
+    let Some(digits) = digits else {
+        return Ok(options);
+    };
+    if !(1..=2).contains(&digits) {
+        return Err(Error::bad_request(
+            "invalid-digits",
+            "expected 1 or 2 `digits`",
+        ));
+    }
+    let number = Constraint::regex(model, &format!("[0-9]{{{digits}}}")).await?;
+    Ok(options.constrain(&number))
 }
 
 fn invalid(detail: &str) -> Error {
@@ -106,14 +127,17 @@ fn propose(node: &Node) -> Vec<(String, usize)> {
 
 /// Asks the model for the results of all steps at once, each in a fork of the path. Drops results
 /// that are no number from 0 to 99.
-async fn think(node: &Node, proposals: Vec<(String, usize)>) -> Result<Vec<Node>, Error> {
-    let options = GenerateOptions::new(8).stop("\n");
+async fn think(
+    node: &Node,
+    proposals: Vec<(String, usize)>,
+    options: &GenerateOptions,
+) -> Result<Vec<Node>, Error> {
     let mut started = Vec::new();
     for (question, index) in proposals {
         let sequence = node.sequence.fork()?;
         sequence.append(&format!("\n{question}"))?;
         let length = sequence.len();
-        let generation = sequence.generate(&options)?;
+        let generation = sequence.generate(options)?;
         started.push((question, index, sequence, length, generation));
     }
     let mut nodes = Vec::new();
@@ -191,6 +215,29 @@ mod tests {
         );
         let limited = json!({"numbers": [20, 40, 5, 7], "target": 98, "max_thoughts": 7});
         assert_eq!(ask(limited).unwrap()["thoughts"], 6);
+    }
+
+    #[test]
+    fn constraint_gives_results_their_digits() {
+        let script = Script::new()
+            .grammar("[0-9]{2}", &["60", "07"])
+            .answers("\n20+40=", "60")
+            .answers("\n20-40=", "07");
+        let ask = |digits: u32| {
+            let puzzle = json!({"numbers": [20, 40], "target": 100, "digits": digits});
+            let puzzle: Puzzle = serde_json::from_value(puzzle).unwrap();
+            script.run(solve(&puzzle))
+        };
+        let answer = ask(2).unwrap();
+        assert_eq!(
+            (&answer["thoughts"], &answer["rollbacks"]),
+            (&json!(2), &json!(1))
+        );
+        for generation in script.generations() {
+            let mut settings = generation.settings.iter();
+            assert!(settings.any(|one| one == "constrain"), "{generation:?}");
+        }
+        assert_eq!(ask(3).unwrap_err().code(), "invalid-digits");
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod serve;
 
 pub use devices::{BackendArgs, DeviceArgs};
 pub(crate) use linked::{LINKED_HINT, LinkedArg, check_linked};
-pub(crate) use models::AdapterArg;
+pub(crate) use models::{AdapterArg, ModelFileArg};
 pub use models::{ModelArg, ModelArgs};
 #[cfg(test)]
 pub(crate) use parsers::SECONDS;

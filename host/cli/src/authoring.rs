@@ -1,10 +1,14 @@
 //! Commands for authors of plugins: `corral new`, `build`, `watch` and `wit`.
 //!
-//! A project is a cargo project, or an `app.py`, with a `corral.toml`. `build` puts each component beside that file, where
-//! `corral deploy` finds it. These commands run the author's cargo or componentize-py; nothing else of Corral needs them.
+//! A project is a cargo project, an `app.py`, an `app.js` or a `plugin.c`, with a `corral.toml`. `build` puts each component beside
+//! that file, where `corral deploy` finds it. These commands run the author's cargo, componentize-py, Node.js or C compiler;
+//! nothing else of Corral needs them.
 
 mod build;
+mod c;
+mod component;
 mod embedded;
+mod javascript;
 mod new;
 mod process;
 mod project;

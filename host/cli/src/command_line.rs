@@ -5,6 +5,7 @@ use crate::args::{RunArgs, ServeArgs};
 use crate::authoring::{BuildArgs, NewArgs, WatchArgs, WitArgs};
 use crate::bench::BenchCommand;
 use crate::completions::{CompletionsArgs, ManPagesArgs};
+use crate::compose::ComposeArgs;
 use crate::config::{ConfigCommand, ConfigSource};
 use crate::deploy::DeployCommand;
 use crate::doctor::DoctorArgs;
@@ -57,6 +58,8 @@ pub enum Command {
     Watch(WatchArgs),
     /// Write the interface of plugins as WIT, with WASI, for tools of any language
     Wit(WitArgs),
+    /// Make a program of a plugin that any WebAssembly runtime runs, with models of a Corral host or a script
+    Compose(ComposeArgs),
     #[command(flatten)]
     Deployments(DeployCommand),
     /// Print a shell's completions for `corral`
@@ -392,7 +395,7 @@ mod tests {
             ),
             (
                 "corral new a --lang cobol",
-                "no templates in cobol yet; write rust or python",
+                "no templates in cobol yet; write rust, python, javascript or c",
             ),
             ("corral top --admin https://a", "write http://HOST:PORT"),
             ("corral bench load", "<URL>"),

@@ -8,7 +8,8 @@ mod manifest;
 mod table;
 
 pub(crate) use args::{DeployArgs, DeployCommand, ServerArgs};
-pub(crate) use commands::deploy_if_changed;
+pub(crate) use commands::{deploy_if_changed, is_developing};
+pub(crate) use manifest::Replacement;
 
 use crate::terminal::print;
 use crate::{Error, startup};

@@ -1,21 +1,21 @@
 //! The hidden command that runs a job on untrusted input. See `corral_isolation`.
 
 use crate::Error;
-use corral_engine::{CHECK_MODEL_JOB, check_model_job};
+use corral_engine::{CHECK_MODEL_JOB, DECODE_IMAGE_JOB, check_model_job, decode_image_job};
 use corral_isolation::{ChildProcesses, Handler, run_as_child};
-use corral_runtime::{COMPILE_JOB, compile_job};
+use corral_runtime::COMPILE_JOBS;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
-/// The jobs of children.
-const HANDLERS: [(&str, Handler); 2] = [
+/// The engine's jobs of children.
+const ENGINE_JOBS: [(&str, Handler); 2] = [
     (CHECK_MODEL_JOB, check_model_job),
-    (COMPILE_JOB, compile_job),
+    (DECODE_IMAGE_JOB, decode_image_job),
 ];
 
 /// Runs the job of this process if it is a child. A `main` that starts a runtime calls this first.
 pub fn run_job() -> Option<ExitCode> {
-    run_as_child(&HANDLERS)
+    run_as_child(&[&ENGINE_JOBS[..], &COMPILE_JOBS].concat())
 }
 
 /// The child processes of this process.

@@ -12,6 +12,7 @@ mod authoring;
 pub mod bench;
 pub mod command_line;
 mod completions;
+mod compose;
 mod config;
 mod deploy;
 mod doctor;
@@ -65,6 +66,7 @@ pub fn main() -> ExitCode {
         Command::New(args) => authoring::new(&args),
         Command::Build(args) => authoring::build(&args),
         Command::Wit(args) => authoring::wit(&args),
+        Command::Compose(args) => compose::compose(&args),
         Command::Watch(args) => authoring::watch(args, verbose),
         Command::Deployments(command) => deploy::run(&command),
         Command::Completions(args) => completions::completions(&args, CommandLine::command()),

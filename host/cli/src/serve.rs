@@ -8,7 +8,7 @@ use crate::args::{PluginArg, ServeArgs};
 use crate::open_files::ConnectionShares;
 use crate::{Error, logs, service_manager, startup};
 use corral_engine::ModelPool;
-use corral_runtime::{Limits, Plugin, Runtime};
+use corral_runtime::{DeploymentState, Limits, Plugin, PluginConfig, Runtime};
 use corral_server::deployments::{Deployments, Store, StoreLimits};
 use corral_server::{
     Access, InheritedSockets, Listeners, Route, Server, Services, StartingRoutes, StopSignals,
@@ -58,6 +58,7 @@ async fn serve_until_stopped(
         .with_admin_token(token.as_ref().map(|token| token.token.clone()))?;
     let mut options = args.public.open(shares, warn)?;
     options.lost_log_lines = logs::lost_lines();
+    options.develop = args.develop;
     options.starting = starting_routes(&args, store.as_ref());
     // Watch signals before models load, which takes long.
     let no_signals = || Error::context("cannot watch signals; raise the limit of open files");
@@ -145,7 +146,8 @@ async fn load(
 ) -> Result<Services, Error> {
     // First what fails soon: heads of model files, then plugins. Loading models takes longest.
     startup::check_models(&args.models, models, warn).await?;
-    let runtime = startup::runtime(args.models.cache_dir.clone(), models)?;
+    let cache = args.models.cache_dir.clone();
+    let runtime = startup::runtime_to_serve(cache, args.store.as_deref(), args.develop, models)?;
     let limits = call_limits(args, &runtime)?;
     if args.plugins.is_empty() && store.is_none() {
         warn(
@@ -161,12 +163,25 @@ async fn load(
     let deployments = Deployments::new(runtime.clone(), store, limits.clone(), access);
     for arg in &args.plugins {
         let limits = plugin_limits(args, &arg.route, &limits);
-        let plugin = load_plugin(&runtime, arg, limits).await?;
         let policy = args.public.request_policy(&arg.route);
-        deployments.add_static(arg.route.clone(), plugin, policy)?;
+        let (runtime, arg) = (runtime.clone(), arg.clone());
+        let route = arg.route.clone();
+        if args.develop {
+            deployments.add_static_while_loading(route, policy, |state| async move {
+                let loaded = load_plugin(&runtime, &state, &arg, limits).await;
+                loaded.map_err(|error| error.message(false))
+            })?;
+        } else {
+            let state = runtime.new_deployment();
+            let plugin = load_plugin(&runtime, &state, &arg, limits).await?;
+            deployments.add_static(route, plugin, policy)?;
+        }
     }
     startup::preload(&args.models, models, note).await?;
-    deployments.restore().await;
+    match args.develop {
+        true => deployments.restore_in_background(),
+        false => deployments.restore().await,
+    }
     Ok(Services {
         runtime,
         models: models.clone(),
@@ -197,9 +212,19 @@ fn plugin_limits(args: &ServeArgs, route: &Route, limits: &Limits) -> Limits {
 }
 
 /// Loads the plugin of `--plugin`, whose name is its route.
-async fn load_plugin(runtime: &Runtime, arg: &PluginArg, limits: Limits) -> Result<Plugin, Error> {
+async fn load_plugin(
+    runtime: &Runtime,
+    deployment: &DeploymentState,
+    arg: &PluginArg,
+    limits: Limits,
+) -> Result<Plugin, Error> {
     let name = arg.route.as_str();
-    let plugin = runtime.load_plugin(name, arg.file.clone(), limits).await?;
+    let config = PluginConfig {
+        limits,
+        ..PluginConfig::default()
+    };
+    let loading = runtime.load_plugin_into(deployment, name, arg.file.clone(), config);
+    let plugin = loading.await?;
     match plugin.roles().http {
         true => Ok(plugin),
         false => Err(Error::failed(format!(

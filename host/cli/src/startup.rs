@@ -8,12 +8,14 @@ use corral_engine::{
     Caller, FileAccess, ModelCheck, ModelConfig, ModelPool, ModelState, Snapshots,
 };
 use corral_runtime::{Runtime, RuntimeConfig};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Time between two progress messages of a load.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
+/// File of plugins' values in the store.
+const KEY_VALUES: &str = "key-values.redb";
 /// How long to wait at the end for the engines' current steps.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -75,9 +77,13 @@ fn model_pool_with(
     }
     let snapshots = snapshots()?;
     let check = Arc::new(model_check(args)?);
+    let children = isolated_job::children()?;
     let config = |(index, ModelArg { name, file, .. }): (usize, &ModelArg)| {
         let mut config = ModelConfig::new(name, file);
         config.adapters = args.adapters_of(index);
+        config.projector = args.projector_of(index);
+        config.image_decoders = Some(children.clone());
+        config.draft = args.draft_of(index);
         config.context = args.context;
         config.check = Some(Arc::clone(&check));
         if args.mmap {
@@ -163,6 +169,9 @@ async fn note_sizes(args: &ModelArgs, models: &ModelPool, name: &str, note: &imp
         expected.cells,
         expected.kv
     ));
+    if expected.draft > 0 {
+        note(format!("{} of a draft model", mebibytes(expected.draft)));
+    }
     if args.memory.kv_cells.is_none() {
         let default = "16384, or what a quarter of the memory holds";
         note(format!(
@@ -192,18 +201,37 @@ async fn load(models: &ModelPool, name: &str, note: &impl Fn(String)) -> Result<
 
 /// A plugin runtime over these models. `cache_dir` holds compiled plugins; by default the user's cache does.
 pub fn runtime(cache_dir: Option<PathBuf>, models: &ModelPool) -> Result<Runtime, Error> {
-    runtime_with(cache_dir.or_else(default_cache_dir), models)
+    runtime_with(cache_dir.or_else(default_cache_dir), None, false, models)
+}
+
+/// The same for a server, whose plugins keep values in its store. With `develop` it compiles fast, to slower code.
+pub(crate) fn runtime_to_serve(
+    cache_dir: Option<PathBuf>,
+    store: Option<&Path>,
+    develop: bool,
+    models: &ModelPool,
+) -> Result<Runtime, Error> {
+    let key_values = store.map(|dir| dir.join(KEY_VALUES));
+    let cache = cache_dir.or_else(default_cache_dir);
+    runtime_with(cache, key_values, develop, models)
 }
 
 /// The same without a directory: it compiles every plugin, and leaves nothing behind.
 pub(crate) fn runtime_to_check(models: &ModelPool) -> Result<Runtime, Error> {
-    runtime_with(None, models)
+    runtime_with(None, None, false, models)
 }
 
-fn runtime_with(cache: Option<PathBuf>, models: &ModelPool) -> Result<Runtime, Error> {
+fn runtime_with(
+    cache: Option<PathBuf>,
+    key_values: Option<PathBuf>,
+    develop: bool,
+    models: &ModelPool,
+) -> Result<Runtime, Error> {
     let config = RuntimeConfig {
         cache,
+        key_values,
         children: Some(isolated_job::children()?),
+        develop,
         ..RuntimeConfig::default()
     };
     Ok(Runtime::new(config, models.clone())?)

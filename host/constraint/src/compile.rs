@@ -61,14 +61,11 @@ pub fn compile(
                     Ok(compiled) => return Ok(compiled),
                     Err(message) => message,
                 };
-                match schemas.relax(&message) {
-                    Some(relaxed) => relaxed.map_err(Error::Invalid)?,
-                    None => {
-                        return Err(invalid(match split_position(&message) {
-                            (Some(position), what) => format!("{position}: {what}"),
-                            (None, what) => what.into(),
-                        }));
-                    }
+                if !schemas.relax(&message).map_err(Error::Invalid)? {
+                    return Err(invalid(match split_position(&message) {
+                        (Some(position), what) => format!("{position}: {what}"),
+                        (None, what) => what.into(),
+                    }));
                 }
             }
         }

@@ -24,7 +24,23 @@ impl<'t> LarkSchemas<'t> {
     /// Finds and checks the schemas; the error names the rule.
     pub fn parse(text: &'t str) -> Result<Self, String> {
         let mut embedded = Vec::new();
-        for (place, schema) in schemas(text) {
+        let schemas = schemas(text);
+        let of_schemas: usize = schemas.iter().map(|(place, _)| place.len()).sum();
+        let of_rules = text.len() - of_schemas;
+        if of_rules > limits::MAX_GRAMMAR_BYTES {
+            return Err(format!(
+                "the Lark grammar has {of_rules} bytes without its JSON schemas; it may have at most {}",
+                limits::MAX_GRAMMAR_BYTES
+            ));
+        }
+        if schemas.len() > limits::MAX_LARK_SCHEMAS {
+            return Err(format!(
+                "the Lark grammar has {} JSON schemas; it may have at most {}",
+                schemas.len(),
+                limits::MAX_LARK_SCHEMAS
+            ));
+        }
+        for (place, schema) in schemas {
             let rule = rule_before(&text[..place.start]);
             let schema = JsonSchema::in_lark(schema).map_err(|error| in_rule(&rule, &error))?;
             embedded.push(EmbeddedSchema {
@@ -61,13 +77,19 @@ impl<'t> LarkSchemas<'t> {
         Ok(text)
     }
 
-    /// Ignores more of a schema, after llguidance refused the grammar. `None` if it refuses none of the
-    /// schemas; an error if nothing can be ignored.
-    pub fn relax(&mut self, message: &str) -> Option<Result<(), String>> {
-        let mut embedded = self.embedded.iter_mut();
-        let refused = embedded.find(|one| one.schema.is_refused())?;
-        let relaxed = refused.schema.relax(message);
-        Some(relaxed.map_err(|error| in_rule(&refused.rule, &error)))
+    /// Ignores what llguidance refuses of the schemas, after it refused the grammar with this message. Compiles only
+    /// schemas, not the grammar. Returns whether it refused one; an error if nothing can be ignored.
+    pub fn relax(&mut self, message: &str) -> Result<bool, String> {
+        let mut is_relaxed = false;
+        for one in &mut self.embedded {
+            // Each time it ignores a keyword, of which there is a limit, or ceases to express keywords by others.
+            while one.schema.is_refused() {
+                let relaxed = one.schema.relax(message);
+                relaxed.map_err(|error| in_rule(&one.rule, &error))?;
+                is_relaxed = true;
+            }
+        }
+        Ok(is_relaxed)
     }
 
     /// The keywords that the grammar does not enforce: the name of the rule, and a JSON pointer.

@@ -99,7 +99,8 @@ impl Grammar {
             }
             Self::JsonObject => ("JSON object", "", 0),
             Self::Regex(text) => ("regular expression", text, limits::MAX_REGEX_BYTES),
-            Self::Lark(text) => ("Lark grammar", text, limits::MAX_GRAMMAR_BYTES),
+            // Its rules alone may have less: see `LarkSchemas`.
+            Self::Lark(text) => ("Lark grammar", text, limits::MAX_SCHEMA_BYTES),
             Self::Gbnf(text) => ("GBNF grammar", text, limits::MAX_GRAMMAR_BYTES),
         }
     }

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-/// Bytes of a JSON schema.
+/// Bytes of a JSON schema, or of a Lark grammar with its schemas.
 pub const MAX_SCHEMA_BYTES: usize = 256 << 10;
-/// Bytes of a Lark or GBNF grammar. Compiling can take memory quadratic in the length.
+/// Bytes of a GBNF grammar, or of a Lark grammar without its JSON schemas. Compiling can take memory quadratic in the
+/// length.
 pub const MAX_GRAMMAR_BYTES: usize = 32 << 10;
+/// JSON schemas of a Lark grammar, each with a rewriting of its own. A chat may have 128 tools.
+pub const MAX_LARK_SCHEMAS: usize = 512;
 /// Bytes of a regular expression, also within a schema. Compiling can take time quadratic in the
 /// length.
 pub const MAX_REGEX_BYTES: usize = 16 << 10;

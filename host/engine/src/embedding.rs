@@ -24,6 +24,7 @@ mod vectors;
 mod worker;
 
 pub use backend::EmbeddingBackend;
+pub(crate) use fair_queue::{EmbeddingId, FairQueue};
 pub use pooling::Pooling;
 pub use vectors::{Embedding, Vectors};
 
@@ -421,10 +422,10 @@ fn default_pooling(traits: &EmbeddingTraits, whole: bool) -> Pooling {
 }
 
 /// Lowers the priority of this thread and of the compute threads it will start.
-fn lower_priority() {
+pub(crate) fn lower_priority() {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
-        tracing::debug!(%error, "the embedding thread runs at normal priority");
+        tracing::debug!(%error, "a thread runs at normal priority");
     }
 }
 

@@ -1,11 +1,13 @@
 //! The handle to a loaded model and its engine thread.
 
+mod loaded_draft;
 mod loaded_model;
 mod startup;
 
 use crate::embedding::Embedder;
 use crate::engine_waker::EngineWaker;
 use crate::generation::mailbox;
+use crate::image::{Image, ImageEncoder, ImageKey, ImageStore};
 use crate::machine_memory::MemoryPressure;
 use crate::metrics::{EngineMetrics, Metric, add, get, grammar_metrics};
 use crate::next_token;
@@ -13,10 +15,12 @@ use crate::open_request_limits::{OpenRequestLimits, RequestLoad, RequestPermit};
 use crate::raw_context::RawContext;
 use crate::snapshot::Snapshots;
 use crate::status::EngineStatus;
-use crate::worker::{Command, NewRequest, NewWork, Vocabulary};
-use crate::{Caller, Constraint, Error, GenerateOptions, Generation, LoadError, ModelInfo, Token};
+use crate::worker::{Command, NewRequest, NewWork, Prompt, Vocabulary};
+use crate::{
+    Caller, Constraint, Error, GenerateOptions, Generation, LoadError, ModelInfo, Reply, Token,
+};
 use corral_constraint::{Grammar, GrammarCompiler};
-use corral_llama::{ContextSettings, KvType, Model};
+use corral_llama::{ContextSettings, ImagePart, KvType, Model};
 use corral_sampling::DryBreakers;
 use corral_scheduler::{AdapterId, Retention, Tenant, WeakRetention};
 use std::collections::VecDeque;
@@ -44,6 +48,10 @@ struct Inner {
     /// SHA-256 of the model file, computed when first needed.
     digest: OnceLock<[u8; 32]>,
     adapters: Vec<AdapterFile>,
+    images: Option<ImageEncoder>,
+    projector: Option<PathBuf>,
+    /// SHA-256 of the projector file, computed when first needed.
+    projector_digest: OnceLock<[u8; 32]>,
     snapshots: Option<Arc<Snapshots>>,
     commands: Arc<SyncSender<Command>>,
     open_requests: OpenRequestLimits,
@@ -176,14 +184,18 @@ impl Engine {
         options: GenerateOptions,
         caller: Caller,
     ) -> Result<Generation, Error> {
+        self.check_tokens(&prompt)?;
+        let prompt = Prompt::from(prompt);
         self.generate_retained(prompt, options, caller, WeakRetention::default(), None)
     }
 
     /// [`Engine::generate`] whose state is retained while `retention` is held, and which continues the state that
     /// `continued` retains.
+    ///
+    /// The prompt's tokens belong to the vocabulary or to its images.
     pub(crate) fn generate_retained(
         &self,
-        prompt: Vec<Token>,
+        prompt: Prompt,
         options: GenerateOptions,
         caller: Caller,
         retention: WeakRetention,
@@ -202,9 +214,10 @@ impl Engine {
         options: &GenerateOptions,
         caller: Caller,
     ) -> Result<Vec<Generation>, Error> {
-        let request = |prompt| {
+        let request = |prompt: Vec<Token>| {
+            self.check_tokens(&prompt)?;
             self.generate_request(
-                prompt,
+                Prompt::from(prompt),
                 options.clone(),
                 caller,
                 WeakRetention::default(),
@@ -221,7 +234,7 @@ impl Engine {
     /// Checks the arguments of a generation and builds its request.
     fn generate_request(
         &self,
-        prompt: Vec<Token>,
+        prompt: Prompt,
         mut options: GenerateOptions,
         caller: Caller,
         retention: WeakRetention,
@@ -234,12 +247,8 @@ impl Engine {
             self.check_constraint(constraint)?;
         }
         let adapter = self.find_adapter(options.adapter.as_deref())?;
-        self.check_tokens(&prompt)?;
-        let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        if length == 0 {
-            let empty = "the sequence is empty; append at least one token before generating";
-            return Err(Error::Invalid(empty.into()));
-        }
+        prompt.check()?;
+        let length = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
         let quota = caller.cell_share.map(|share| share.of(self.0.cells).cells);
         let limit = quota.map_or(context, |quota| context.min(quota));
         if length >= limit {
@@ -372,6 +381,48 @@ impl Engine {
             .transpose()
     }
 
+    /// SHA-256 of the projector file, if there is one. The first call reads the whole file.
+    pub(crate) fn projector_digest(&self) -> Result<Option<[u8; 32]>, Error> {
+        let path = self.0.projector.as_deref();
+        path.map(|path| file_digest("projector", path, &self.0.projector_digest))
+            .transpose()
+    }
+
+    /// Encodes the picture in a file, PNG, JPEG, GIF (its first frame) or WebP, for [`Sequence::append_image`]. Dropping the
+    /// reply cancels it. The same file is encoded once while it stays in the cache.
+    ///
+    /// [`Error::Unsupported`] for a model without a projector, [`Error::Invalid`] for a file that is empty or larger than
+    /// [`MAX_IMAGE_BYTES`](crate::MAX_IMAGE_BYTES), [`Error::Overloaded`] if too many images wait. The reply fails with
+    /// [`Error::Invalid`] if the file is no picture.
+    ///
+    /// [`Sequence::append_image`]: crate::Sequence::append_image
+    pub fn encode_image(&self, file: Vec<u8>, caller: Caller) -> Result<Reply<Arc<Image>>, Error> {
+        self.images()?.encode(file, caller)
+    }
+
+    fn images(&self) -> Result<&ImageEncoder, Error> {
+        self.0.images.as_ref().ok_or_else(|| {
+            let name = &self.0.info.name;
+            Error::Unsupported(format!(
+                "the model {name} does not accept images; use a vision model, which the operator gives its projector file \
+                 with --mmproj"
+            ))
+        })
+    }
+
+    /// Adds the embeddings of an image that was encoded before.
+    pub(crate) fn add_image(
+        &self,
+        key: ImageKey,
+        parts: Vec<ImagePart>,
+    ) -> Result<Arc<Image>, Error> {
+        let store: &ImageStore = self.images()?.store();
+        if let Some(image) = store.find(&key) {
+            return Ok(image);
+        }
+        store.insert(key, parts, || self.clear_prefix_cache())
+    }
+
     /// The ids of all adapters.
     pub(crate) fn adapters(&self) -> impl Iterator<Item = AdapterId> {
         (1..=AdapterId::MAX)
@@ -413,6 +464,9 @@ impl Engine {
     /// the process exits, so that no computation is interrupted.
     pub fn shutdown(&self) {
         self.0.embedder.shutdown();
+        if let Some(images) = &self.0.images {
+            images.shutdown();
+        }
         let mut thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
             // Fails only if the thread has already ended.

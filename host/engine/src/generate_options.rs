@@ -30,10 +30,11 @@ pub struct GenerateOptions {
     pub ignore_end: bool,
     /// Name of the LoRA adapter to generate with. `None` for the base model. Adapters do not share prefixes.
     pub adapter: Option<String>,
-    /// Draft up to this many tokens per step by prompt lookup, at most [`MAX_DRAFTS`], and verify them together
-    /// where that is expected to be faster. Drafting does not change what is generated. 0 turns it off, and so
-    /// does a model whose [`ModelInfo::can_truncate`](crate::ModelInfo::can_truncate) is false.
-    pub max_draft_tokens: u8,
+    /// Draft up to this many tokens per step, at most [`MAX_DRAFTS`], by prompt lookup and with the model's draft model
+    /// if it has one, and verify them together where that is expected to be faster. `None` drafts with the draft model
+    /// only. Drafting does not change what is generated. 0 turns it off, and so does a model whose
+    /// [`ModelInfo::can_truncate`](crate::ModelInfo::can_truncate) is false.
+    pub max_draft_tokens: Option<u8>,
     /// The grammar that the text must match.
     pub constraint: Option<Constraint>,
     /// Return each token's log probability and those of this many likeliest tokens, at most
@@ -68,10 +69,9 @@ impl GenerateOptions {
                 stop.len()
             ));
         }
-        if self.max_draft_tokens > MAX_DRAFTS {
+        if let Some(most) = self.max_draft_tokens.filter(|most| *most > MAX_DRAFTS) {
             return invalid(format!(
-                "{} draft tokens were requested; at most {MAX_DRAFTS} are allowed",
-                self.max_draft_tokens
+                "{most} draft tokens were requested; at most {MAX_DRAFTS} are allowed"
             ));
         }
         if let Some(top) = self

@@ -16,6 +16,7 @@ mod compute_threads;
 mod cpu_time;
 mod default_cells;
 mod device_placement;
+mod draft_model;
 mod embedding;
 mod engine;
 mod engine_waker;
@@ -24,6 +25,7 @@ mod external_sampler;
 mod generate_options;
 mod generation;
 mod histogram;
+mod image;
 mod machine_memory;
 mod memory_estimate;
 mod metrics;
@@ -47,6 +49,8 @@ mod vocabulary;
 mod wake_batch;
 mod worker;
 
+pub use self::image::picture::{DECODE_IMAGE_JOB, decode_image_job};
+pub use self::image::{Image, MAX_IMAGE_BYTES};
 pub use caller::{Caller, CellShare};
 pub use corral_constraint::{Constraint, Error as ConstraintError, Grammar, Matcher};
 pub use corral_llama::{
@@ -99,6 +103,7 @@ pub mod testing {
     pub use crate::backend::{Backend, DecodeError, LogitsCopied, SaveError, TokenInput};
     pub use crate::engine_waker::EngineWaker;
     pub use crate::external_sampler::SamplerMailbox;
+    pub use crate::image::picture::decode_picture;
     pub use crate::raw_context::RawContext;
     pub use crate::snapshot::Origin as SnapshotOrigin;
     pub use crate::swap_store::{Fetched, SwapBudget, SwapStore};

@@ -156,6 +156,22 @@ metrics! {
     accepted_drafts: Counter = "corral_engine_draft_tokens_accepted_total",
     /// Draft tokens that were computed and rejected, or that followed the end.
     rejected_drafts: Counter = "corral_engine_draft_tokens_rejected_total",
+    /// Tokens that the draft model proposed as drafts.
+    model_drafts_proposed: Counter = "corral_engine_draft_model_tokens_proposed_total",
+    /// Draft tokens of the draft model that were accepted.
+    model_drafts_accepted: Counter = "corral_engine_draft_model_tokens_accepted_total",
+    /// Draft tokens of the draft model that were computed and rejected, or that followed the end.
+    model_drafts_rejected: Counter = "corral_engine_draft_model_tokens_rejected_total",
+    /// Tokens that the draft model computed: those of requests, and drafts that others followed.
+    draft_model_computed: Counter = "corral_engine_draft_model_computed_tokens_total",
+    /// Steps of the draft model.
+    draft_model_steps: Counter = "corral_engine_draft_model_steps_total",
+    /// Steps of the draft model that failed; it drafts no more for their requests.
+    draft_model_failed_steps: Counter = "corral_engine_draft_model_steps_failed_total",
+    /// Seconds of steps of the draft model.
+    draft_model_nanos: Counter = "corral_engine_draft_model_seconds_total" / 1e9,
+    /// KV cells of the draft model in use.
+    draft_model_cells: Gauge = "corral_engine_draft_model_kv_cells_used",
     /// Tokens computed for requests that were canceled, expired or failed, without rejected drafts.
     discarded_tokens: Counter = "corral_engine_discarded_tokens_total",
     /// Generations that finished.
@@ -258,6 +274,14 @@ metrics! {
     embed_failed: Counter = "corral_engine_embedding_requests_failed_total",
     /// Embedding requests that wait or run.
     embed_open: Gauge = "corral_engine_embedding_requests_in_flight",
+    /// Pictures encoded for sequences.
+    images_encoded: Counter = "corral_engine_images_encoded_total",
+    /// Pictures whose embeddings were cached.
+    image_cache_hits: Counter = "corral_engine_image_cache_hits_total",
+    /// Pictures refused because their file is damaged, too large or of another format.
+    images_refused: Counter = "corral_engine_images_refused_total",
+    /// Seconds decoding and encoding pictures.
+    image_nanos: Counter = "corral_engine_image_encode_seconds_total" / 1e9,
     /// Inputs of finished embedding requests.
     embed_inputs: Counter = "corral_engine_embedding_inputs_total",
     /// Tokens of those inputs.

@@ -100,11 +100,13 @@ impl ModelCheck {
         let path = absolute(&model.path);
         let adapters = model.adapters.iter();
         let adapters = adapters.map(|(name, path)| (name.clone(), absolute(path)));
+        let projector = model.projector.as_deref().map(absolute);
         let backend_dir = self.backend_dir.as_deref().map(absolute);
         let checked = CheckedModel {
             path: path.clone(),
             kv_type: model.kv_type,
             context: model.context,
+            projector,
             adapters: adapters.collect(),
         };
         let mut readable: Vec<_> = checked
@@ -113,7 +115,8 @@ impl ModelCheck {
             .map(|(_, path)| path.clone())
             .collect();
         readable.extend(backend_dir.clone().or_else(default_backend_dir));
-        let parts = split_files(&path);
+        let mut parts = split_files(&path);
+        parts.extend(checked.projector.clone());
         let sizes = parts.iter().filter_map(|part| fs::metadata(part).ok());
         let bytes = sizes.fold(0, |sum: u64, part| sum.saturating_add(part.len()));
         readable.extend(parts);
@@ -129,6 +132,7 @@ impl ModelCheck {
                 time,
                 cpu: time,
                 file_size: 0,
+                output: 0,
                 // A client waits for the model.
                 niceness: 0,
             },
@@ -267,8 +271,9 @@ impl ModelCheck {
             binary.hash(&mut hasher);
         }
         let adapters = model.adapters.iter().map(|(_, path)| path);
+        let others = adapters.chain(&model.projector);
         hasher.update((model.adapters.len() as u64).to_le_bytes());
-        for path in std::iter::once(&model.path).chain(adapters) {
+        for path in std::iter::once(&model.path).chain(others) {
             hash_parts(&mut hasher, path).map_err(|error| LoadError::Refused {
                 path: path.clone(),
                 text: format!(
@@ -297,6 +302,7 @@ mod tests {
             path: part(1),
             kv_type: KvType::default(),
             context: None,
+            projector: None,
             adapters: Vec::new(),
         };
         let error = check.fingerprint(&model).unwrap_err();

@@ -1,14 +1,16 @@
 //! Configuration of a model, and facts about a loaded one.
 
-use crate::device_placement::PlacementOptions;
+use crate::device_placement::{GpuLayers, PlacementOptions};
 use crate::embedding::EmbeddingConfig;
+use crate::memory_estimate::MemoryEstimate;
 use crate::model_check::ModelCheck;
 use crate::snapshot::Snapshots;
 use crate::{LoadError, Token};
-use corral_llama::FileAccess;
+use corral_isolation::ChildProcesses;
+use corral_llama::{FileAccess, KvType};
 use corral_scheduler::Overlap;
 use corral_scheduler::PrefillPolicy;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Most running requests. Each sequence id costs an output buffer and lengthens scans over all ids; more rows in a
@@ -76,6 +78,8 @@ pub struct ModelConfig {
     pub name: String,
     /// Path of the GGUF file.
     pub path: PathBuf,
+    /// Path of the GGUF file of a smaller model of the same vocabulary, which drafts for this one.
+    pub draft: Option<PathBuf>,
     /// How the weights come into memory.
     pub file_access: FileAccess,
     /// Checks the file before the first load.
@@ -112,6 +116,10 @@ pub struct ModelConfig {
     pub snapshots: Option<Arc<Snapshots>>,
     /// LoRA adapters: name and path of the GGUF file; at most 16.
     pub adapters: Vec<(String, PathBuf)>,
+    /// Projector file (`mmproj`), with which the model sees images.
+    pub projector: Option<PathBuf>,
+    /// Starts the child processes that decode images; without it this process decodes them.
+    pub image_decoders: Option<ChildProcesses>,
     /// Configuration of embeddings.
     pub embedding: EmbeddingConfig,
     /// Devices of the layers and the type of the cells; by default as many layers as fit on GPUs, and f16.
@@ -124,6 +132,7 @@ impl ModelConfig {
         Self {
             name: name.into(),
             path: path.into(),
+            draft: None,
             file_access: FileAccess::default(),
             check: None,
             context: None,
@@ -141,9 +150,39 @@ impl ModelConfig {
             swap_disk: None,
             snapshots: None,
             adapters: Vec::new(),
+            projector: None,
+            image_decoders: None,
             embedding: EmbeddingConfig::default(),
             placement: PlacementOptions::default(),
         }
+    }
+
+    /// The configuration of the draft model in `path`, for a model with this context and these cells.
+    pub(crate) fn draft_config(
+        &self,
+        path: &Path,
+        context: u32,
+        cells: u32,
+    ) -> Result<Self, LoadError> {
+        let trained = MemoryEstimate::read(path)?.trained_context();
+        Ok(Self {
+            file_access: self.file_access,
+            check: self.check.clone(),
+            // A file without a context length is no model, which its load reports.
+            context: Some(context.min(trained)).filter(|context| *context >= 2),
+            cells: Some(cells),
+            threads: self.threads,
+            max_running: self.max_running,
+            placement: PlacementOptions {
+                devices: self.placement.devices.clone(),
+                gpu_layers: match self.placement.gpu_layers {
+                    GpuLayers::Exactly(0) => GpuLayers::Exactly(0),
+                    _ => GpuLayers::Auto,
+                },
+                kv_type: KvType::F16,
+            },
+            ..Self::new(format!("draft of {}", self.name), path)
+        })
     }
 
     /// Positions per sequence of a model trained on `trained` positions.
@@ -183,6 +222,8 @@ pub struct ModelInfo {
     pub can_truncate: bool,
     /// Names of the LoRA adapters, in the order of the configuration.
     pub adapters: Vec<String>,
+    /// Whether sequences may hold images.
+    pub accepts_images: bool,
     /// Whether the model generates text. False for an encoder, which only computes embeddings.
     pub can_generate: bool,
     /// Number of layers; the output counts as one.

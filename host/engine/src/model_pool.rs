@@ -378,7 +378,7 @@ impl PoolShared {
         let slot = &pool.slots[model];
         let (config, stamp) = (slot.config.clone(), slot.stamp);
         drop(pool);
-        config.is_some_and(|config| FileStamp::of(&config.path) != stamp)
+        config.is_some_and(|config| FileStamp::of(&config) != stamp)
     }
 
     /// A lease ended.

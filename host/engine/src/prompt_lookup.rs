@@ -8,6 +8,7 @@
 //! The index takes constant time per token and per draft, and some 30 bytes per token.
 
 use crate::Token;
+use corral_llama::IMAGE_TOKENS;
 use std::collections::HashMap;
 
 /// Shortest match that yields a draft, in tokens.
@@ -38,7 +39,8 @@ impl PromptLookup {
         for at in from..from + most {
             // Past the end of the text the draft goes on from its own start, as in a text that repeats.
             let token = tokens.get(at).or_else(|| draft.get(at - tokens.len()));
-            let Some(&token) = token else {
+            // An image is never generated.
+            let Some(&token) = token.filter(|token| !IMAGE_TOKENS.contains(token)) else {
                 return;
             };
             draft.push(token);

@@ -6,15 +6,19 @@
 //! same prefix.
 
 use crate::engine::{Engine, thread_ended};
+use crate::image::{Image, ImageKey, SavedImages, save_images};
 use crate::reply::{Reply, reply};
 use crate::snapshot::{Contents, Origin};
-use crate::worker::{Command, ExportState, ExportedState, ImportState, NewRequest, NewWork};
+use crate::worker::{
+    Command, ExportState, ExportedState, ImportState, NewRequest, NewWork, Prompt,
+};
 use crate::{
     Caller, Distribution, Error, GenerateOptions, Generation, NextTokenRequest, SnapshotError,
     Token,
 };
-use corral_llama::KvType;
+use corral_llama::{IMAGE_TOKENS, ImagePart, KvType};
 use corral_scheduler::{AdapterId, PositionOrder, PrefixScope, Retention};
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
@@ -35,6 +39,8 @@ pub struct Sequence {
     engine: Engine,
     caller: Caller,
     tokens: Vec<Token>,
+    /// The images, each with the position of its first token.
+    images: Vec<(usize, Arc<Image>)>,
     retention: Retention,
     /// The adapter that computed the state.
     adapter: AdapterId,
@@ -47,12 +53,13 @@ impl Sequence {
             engine,
             caller,
             tokens: Vec::new(),
+            images: Vec::new(),
             retention: Retention::default(),
             adapter: AdapterId::NONE,
         }
     }
 
-    /// The tokens.
+    /// The tokens. Those of images are outside of the vocabulary.
     pub fn tokens(&self) -> &[Token] {
         &self.tokens
     }
@@ -63,6 +70,22 @@ impl Sequence {
     /// the context length.
     pub fn append(&mut self, tokens: &[Token]) -> Result<(), Error> {
         self.engine.check_tokens(tokens)?;
+        self.extend(tokens)
+    }
+
+    /// Appends an image that the sequence's engine encoded. Returns the number of its positions. Append a token before
+    /// generating.
+    ///
+    /// [`Error::ContextFull`] if the sequence would exceed the context length.
+    pub fn append_image(&mut self, image: Arc<Image>) -> Result<usize, Error> {
+        let start = self.tokens.len();
+        let tokens = image.tokens();
+        self.extend(&tokens)?;
+        self.images.push((start, image));
+        Ok(tokens.len())
+    }
+
+    fn extend(&mut self, tokens: &[Token]) -> Result<(), Error> {
         let needed = self.tokens.len().saturating_add(tokens.len());
         let limit = self.engine.info().context;
         if needed > limit as usize {
@@ -88,6 +111,7 @@ impl Sequence {
             )));
         }
         self.tokens.truncate(length);
+        self.images.retain(|(start, _)| *start < length);
         Ok(())
     }
 
@@ -103,7 +127,7 @@ impl Sequence {
         let adapter = self.engine.find_adapter(options.adapter.as_deref())?;
         // The request holds the previous retention, so that the state survives the queue.
         let generation = self.engine.generate_retained(
-            self.tokens.clone(),
+            self.prompt(),
             options,
             self.caller,
             retention.downgrade(),
@@ -153,18 +177,15 @@ impl Sequence {
     ) -> Result<(NewRequest, Reply<Distribution>), Error> {
         self.engine.check_generates()?;
         request.check(self.engine.info().vocabulary)?;
-        if self.tokens.is_empty() {
-            let empty =
-                "the sequence is empty; append at least one token before requesting the next";
-            return Err(Error::Invalid(empty.into()));
-        }
+        let prompt = self.prompt();
+        prompt.check()?;
         let adapter = self.engine.find_adapter(request.adapter.as_deref())?;
         let permit = self.engine.permit(self.caller.tenant)?;
         let (sender, reply) = reply();
         let continued = std::mem::take(&mut self.retention);
         self.adapter = adapter;
         let request = NewRequest {
-            prompt: self.tokens.clone(),
+            prompt,
             caller: self.caller,
             adapter,
             retention: self.retention.downgrade(),
@@ -174,6 +195,14 @@ impl Sequence {
             work: NewWork::NextToken { request, sender },
         };
         Ok((request, reply))
+    }
+
+    fn prompt(&self) -> Prompt {
+        let images = self.images.iter();
+        Prompt {
+            tokens: self.tokens.clone(),
+            images: images.map(|(_, image)| Arc::clone(image)).collect(),
+        }
     }
 
     /// Writes the tokens, and the state as far as it exists, to a named snapshot of `owner` that survives the process.
@@ -186,12 +215,19 @@ impl Sequence {
         let limit = usize::try_from(snapshots.largest()).unwrap_or(usize::MAX);
         let state = self.export_state(limit)?;
         let adapter = self.engine.adapter_digest(self.adapter)?;
+        let mut bytes = Vec::new();
+        if !self.images.is_empty()
+            && let Some(projector) = self.engine.projector_digest()?
+        {
+            bytes = save_images(&self.images, projector);
+        }
+        if let Some(state) = state {
+            bytes.extend(encode_state(state, adapter));
+        }
         let contents = Contents {
             origin: self.origin()?,
             tokens: self.tokens.clone(),
-            state: state
-                .map(|state| encode_state(state, adapter))
-                .unwrap_or_default(),
+            state: bytes,
         };
         snapshots
             .write(owner, name, &contents)
@@ -211,16 +247,16 @@ impl Sequence {
         let contents = snapshots
             .read(owner, name, &sequence.origin()?)
             .map_err(snapshot_error)?;
-        sequence.append(&contents.tokens)?;
+        let state = sequence.append_saved(&contents.tokens, contents.state)?;
         // Without a valid state, or without its adapter, the state is recomputed.
-        let decoded = decode_state(contents.state, contents.tokens.len());
+        let decoded = decode_state(state, sequence.tokens.len());
         if let Some((state, digest)) = decoded
             && let Some(adapter) = sequence.adapter_of(digest)?
         {
             sequence.adapter = adapter;
             let import = Command::ImportState(Box::new(ImportState {
                 scope: sequence.scope(),
-                tokens: contents.tokens[..state.length as usize].to_vec(),
+                tokens: sequence.tokens[..state.length as usize].to_vec(),
                 order: state.order,
                 state: state.bytes,
                 retention: sequence.retention.downgrade(),
@@ -228,6 +264,51 @@ impl Sequence {
             sequence.engine.send(import)?;
         }
         Ok(sequence)
+    }
+
+    /// Appends the tokens of a snapshot, with the images that precede its state. Returns the state.
+    fn append_saved(&mut self, tokens: &[Token], mut state: Vec<u8>) -> Result<Vec<u8>, Error> {
+        let mut end = 0;
+        if tokens.iter().any(|token| IMAGE_TOKENS.contains(token)) {
+            let mut rest = state.as_slice();
+            let saved = SavedImages::decode(&mut rest);
+            let used = state.len() - rest.len();
+            state.drain(..used);
+            let damaged = || Error::Snapshot("the images of the snapshot are damaged".into());
+            let saved = saved.ok_or_else(damaged)?;
+            if self.engine.projector_digest()? != Some(saved.projector) {
+                let other = "it holds images of another projector; load the model with that one, or make the snapshot anew";
+                return Err(Error::Snapshot(other.into()));
+            }
+            let mut images = saved.images.into_iter().peekable();
+            while let Some(image) = images.next() {
+                let before = tokens.get(end..image.start).ok_or_else(damaged)?;
+                let next = images.peek().map_or(tokens.len(), |next| next.start);
+                let after = tokens.get(image.start..next).ok_or_else(damaged)?;
+                self.append(before)?;
+                for part in &image.parts {
+                    if let ImagePart::Tokens(marks) = part {
+                        self.engine.check_tokens(marks)?;
+                    }
+                }
+                let key = ImageKey {
+                    scope: self.caller.scope(),
+                    digest: image.digest,
+                };
+                let added = self.engine.add_image(key, image.parts)?;
+                // The image may have been cut, and other tokens appended.
+                let positions = added.tokens();
+                let is_same = |&(new, saved): &(&Token, &Token)| {
+                    new == saved || (IMAGE_TOKENS.contains(new) && IMAGE_TOKENS.contains(saved))
+                };
+                let kept = positions.iter().zip(after).take_while(is_same).count();
+                self.append_image(added)?;
+                end = image.start + kept;
+                self.tokens.truncate(end);
+            }
+        }
+        self.append(tokens.get(end..).unwrap_or_default())?;
+        Ok(state)
     }
 
     /// Removes a named snapshot of `owner`. Blocks; do not call it in an async task.

@@ -6,10 +6,12 @@
 
 mod constrained;
 mod device_top_k;
+mod draft_model;
 mod external_sampling;
 mod new_work;
 mod next_token;
 mod overlap;
+mod prompt;
 mod report;
 mod requests;
 mod sampling;
@@ -19,13 +21,16 @@ mod step_output;
 mod swap;
 
 pub use new_work::NewWork;
+pub use prompt::Prompt;
 pub use swap::{ExportState, ExportedState, ImportState, MAX_COMPACTION_BYTES, Swap};
 
 use crate::backend::{Backend, TokenInput};
 use crate::caller::Caller;
 use crate::compute_threads::ComputeThreads;
+use crate::draft_model::DraftModel;
 use crate::external_sampler::SamplerMailbox;
 use crate::generation::Sender;
+use crate::image::Image;
 use crate::machine_memory::MemoryPressure;
 use crate::metrics::{EngineMetrics, add, set};
 use crate::next_token::{Distribution, NextTokenRequest};
@@ -76,7 +81,7 @@ pub enum Command {
 
 /// A request that the scheduler has not seen yet.
 pub struct NewRequest {
-    pub prompt: Vec<Token>,
+    pub prompt: Prompt,
     pub caller: Caller,
     /// The adapter to compute with.
     pub adapter: AdapterId,
@@ -108,6 +113,8 @@ struct ActiveRequest {
     computed: u64,
     observer: Option<RequestObserver>,
     permit: RequestPermit,
+    /// Keeps the embeddings of the prompt.
+    _images: Vec<Arc<Image>>,
     work: ActiveWork,
 }
 
@@ -133,6 +140,8 @@ struct GenerationState {
     sender: Sender,
     /// Proposes drafts, if the request allows them.
     lookup: Option<PromptLookup>,
+    /// Whether the draft model may draft for it.
+    uses_draft_model: bool,
 }
 
 /// How long each phase of a request took; zero for a phase that it did not reach.
@@ -220,6 +229,7 @@ pub struct Worker<B> {
     sampler_mailbox: Arc<SamplerMailbox>,
     overlap: OverlapEstimate,
     compute_threads: ComputeThreads,
+    draft_model: Option<DraftModel<B>>,
     inputs: Vec<TokenInput>,
     scratch: Scratch,
     text: String,
@@ -259,6 +269,7 @@ impl<B: Backend> Worker<B> {
             swap,
             sampler_mailbox,
             overlap: OverlapEstimate::default(),
+            draft_model: None,
             inputs: Vec::with_capacity(config.max_step_tokens as usize),
             scratch: Scratch::default(),
             text: String::new(),
@@ -270,9 +281,19 @@ impl<B: Backend> Worker<B> {
         }
     }
 
+    /// Drafts with this model.
+    #[must_use]
+    pub fn with_draft_model(mut self, draft_model: Option<DraftModel<B>>) -> Self {
+        self.draft_model = draft_model;
+        self
+    }
+
     /// Computes with fewer threads while they wait for cores.
     pub fn adapt_threads(&mut self) {
         self.compute_threads.adapt(&mut self.backend);
+        if let Some(model) = &mut self.draft_model {
+            model.backend_mut().prepare_fewer_threads();
+        }
     }
 
     /// Runs until [`Command::Shutdown`], or until all senders of commands are gone and all requests have ended.
@@ -282,6 +303,7 @@ impl<B: Backend> Worker<B> {
             self.cancel_abandoned();
             self.swap_in();
             self.take_external_samples();
+            self.draft();
             let now = Instant::now();
             let step = self.scheduler.plan(self.time(now));
             has_work = self.run_step(&step, now);
@@ -298,6 +320,8 @@ impl<B: Backend> Worker<B> {
         }
         let ids: Vec<_> = self.requests.keys().copied().collect();
         self.cancel(&ids, &Error::ShuttingDown);
+        // Frees the sequences of the draft model.
+        self.draft();
         self.run_memory_ops();
         self.report(&Step::default());
         self.check_leaks();

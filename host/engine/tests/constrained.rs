@@ -84,7 +84,7 @@ fn outputs_match_random_schemas() {
         let options = GenerateOptions {
             samplers: vec![Sampler::TopK(20), Sampler::Temperature(1.2)],
             seed: Some(seed),
-            max_draft_tokens: if seed % 5 == 0 { 4 } else { 0 },
+            max_draft_tokens: Some(if seed % 5 == 0 { 4 } else { 0 }),
             ..constrained(&engine, Grammar::JsonSchema(schema.to_string()), 600)
         };
         generations.push_back((seed, schema, start(&engine, "JSON: ", options)));
@@ -120,7 +120,7 @@ fn drafts_do_not_change_constrained_output() {
             ..constrained(&engine, grammar.clone(), 300)
         };
         let drafted = GenerateOptions {
-            max_draft_tokens: 8,
+            max_draft_tokens: Some(8),
             ..plain.clone()
         };
         let (expected, plain_outcome) = answer(&engine, "Ada is 36 years old\n", plain);

@@ -174,7 +174,7 @@ fn drafts_do_not_change_the_output() {
     ] {
         let output = |max_draft_tokens| {
             let options = GenerateOptions {
-                max_draft_tokens,
+                max_draft_tokens: Some(max_draft_tokens),
                 ..limit(60)
             };
             text(start(&engine, prompt, options))

@@ -219,7 +219,7 @@ fn concurrent_mixed_requests_are_correct() {
             ..greedy.clone()
         },
         GenerateOptions {
-            max_draft_tokens: 8,
+            max_draft_tokens: Some(8),
             ..greedy.clone()
         },
         GenerateOptions {

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use support::{
     SURE, answer, answer_sum, block_on, check_empty, check_identity, check_idle_sums, config,
-    exactly, idle_sums, limit, metric, read, sequence, settle, snapshots, start, status,
+    draft_model, exactly, idle_sums, limit, metric, read, sequence, settle, snapshots, start,
+    status,
 };
 
 mod support;
@@ -226,6 +227,8 @@ fn run_process(dir: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
     config.swap_ram = 1 << 18;
     config.swap_disk = Some((dir.join("swap"), 4 << 20));
     config.snapshots = snapshots(&dir.join("snapshots"));
+    // The second process has a draft model.
+    config.draft = (life > 0).then(draft_model);
     let engine = Engine::load(config).unwrap();
     let sums = sums();
     let asked = AtomicU32::new(0);
@@ -280,7 +283,18 @@ fn run_process(dir: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
             "{what} did not happen"
         );
     }
-    for what in ["requests_failed", "requests_expired", "requests_refused"] {
+    let drafted = metric(&engine, "draft_model_steps_total");
+    assert_eq!(
+        drafted > 0.0,
+        life > 0,
+        "{drafted} steps of the draft model"
+    );
+    for what in [
+        "draft_model_steps_failed",
+        "requests_failed",
+        "requests_expired",
+        "requests_refused",
+    ] {
         assert_eq!(metric(&engine, &format!("{what}_total")), 0.0, "{what}");
     }
     check_empty(&engine);

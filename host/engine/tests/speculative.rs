@@ -22,7 +22,7 @@ const QUESTIONS: [&str; 10] = [
 
 fn options(max_tokens: u32, max_draft_tokens: u8) -> GenerateOptions {
     GenerateOptions {
-        max_draft_tokens,
+        max_draft_tokens: Some(max_draft_tokens),
         ..limit(max_tokens)
     }
 }

@@ -8,8 +8,8 @@ use std::os::fd::AsFd;
 use std::process::Child;
 use std::time::Instant;
 
-/// Largest output of a child. Outputs are error texts and names.
-const MAX_OUTPUT: usize = 1 << 20;
+/// Largest output of a child beside what its job may write: text of libraries, and errors.
+const SPARE_OUTPUT: usize = 1 << 20;
 /// Bytes of standard error that are kept: its end has the reason.
 const ERROR_TAIL: usize = 4096;
 /// Ends an output, after its status byte and its length.
@@ -48,10 +48,12 @@ pub(crate) fn unframe(stdout: &[u8]) -> Option<Result<Vec<u8>, String>> {
     })
 }
 
-/// Writes the input and reads both outputs until the child has closed them. Returns nothing at the deadline.
+/// Writes the input and reads both outputs, the first up to some `most` bytes, until the child has closed them. Returns
+/// nothing at the deadline.
 pub(crate) fn exchange(
     child: &mut Child,
     input: &[u8],
+    most: usize,
     deadline: Instant,
 ) -> Result<Option<Written>, ChildError> {
     let mut stdin = child.stdin.take();
@@ -97,9 +99,9 @@ pub(crate) fn exchange(
         if read_available(&mut stdout, &mut written.stdout)? {
             stdout = None;
         }
-        if written.stdout.len() > MAX_OUTPUT {
+        if written.stdout.len() > most.saturating_add(SPARE_OUTPUT) {
             return Err(ChildError::Crashed {
-                how: format!("more than {MAX_OUTPUT} bytes of output"),
+                how: format!("more than {most} bytes of output"),
             });
         }
         if read_available(&mut stderr, &mut written.stderr)? {

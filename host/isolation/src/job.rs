@@ -19,6 +19,8 @@ pub struct JobLimits {
     pub cpu: Duration,
     /// Bytes of a file that the child writes.
     pub file_size: u64,
+    /// Bytes of the handler's output.
+    pub output: usize,
     /// Niceness of the child: 0 competes with serving, 19 uses only CPU time that nothing else needs.
     pub niceness: u8,
 }
@@ -131,6 +133,7 @@ mod tests {
                     time: Duration::ZERO,
                     cpu: Duration::ZERO,
                     file_size: 0,
+                    output: 0,
                     niceness: 0,
                 },
             };

@@ -155,7 +155,7 @@ fn converse(child: &mut Child, job: &Job<'_>, deadline: Instant) -> Result<Vec<u
     let late = || ChildError::Time {
         limit: job.limits.time,
     };
-    let written = exchange(child, job.input, deadline)?.ok_or_else(late)?;
+    let written = exchange(child, job.input, job.limits.output, deadline)?.ok_or_else(late)?;
     let status = wait(child)?.ok_or_else(late)?;
     match unframe(&written.stdout).filter(|_| status.success()) {
         Some(Ok(output)) => Ok(output),

@@ -18,6 +18,7 @@ const LIMITS: JobLimits = JobLimits {
     time: Duration::from_secs(60),
     cpu: Duration::from_secs(60),
     file_size: 1 << 20,
+    output: 0,
     niceness: 0,
 };
 

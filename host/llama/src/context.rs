@@ -5,7 +5,9 @@ use crate::device_top_k;
 use crate::log;
 use crate::output::{LogitsCopied, Output};
 use crate::raw_context::RawContext;
-use crate::{ContextSettings, DecodeError, DeviceTopK, LlamaError, Model, SaveError, SeqId};
+use crate::{
+    ContextSettings, DecodeError, DeviceTopK, ImageTable, LlamaError, Model, SaveError, SeqId,
+};
 use llama_cpp_sys_2 as sys;
 use overlap::RetainedOutputs;
 use std::sync::Arc;
@@ -58,6 +60,11 @@ impl LlamaContext {
     /// The sequence ids whose outputs are the highest logits only.
     pub fn device_top_k(&self) -> Option<DeviceTopK> {
         self.device_top_k
+    }
+
+    /// Computes tokens of the images in this table, too.
+    pub fn use_images(&mut self, images: ImageTable) {
+        self.raw.use_images(images);
     }
 
     /// Number of cells: llama.cpp rounds up the number that was requested.

@@ -49,6 +49,14 @@ pub enum LlamaError {
         /// The problem and its remedy.
         cause: String,
     },
+    /// The projector cannot be loaded, or does not fit the model.
+    #[error("the projector {path} cannot be used: {cause}", path = path.display())]
+    Projector {
+        /// The file.
+        path: PathBuf,
+        /// The problem and its remedy.
+        cause: String,
+    },
     /// A backend, a device, a path or an environment variable is wrong.
     #[error("{0}")]
     Setup(String),
@@ -72,7 +80,8 @@ impl LlamaError {
     pub fn out_of_memory(&self) -> Option<&str> {
         let (Self::Damaged { cause, .. }
         | Self::Context { cause, .. }
-        | Self::Adapter { cause, .. }) = self
+        | Self::Adapter { cause, .. }
+        | Self::Projector { cause, .. }) = self
         else {
             return None;
         };
@@ -90,6 +99,7 @@ impl LlamaError {
             | Self::NotGguf { path }
             | Self::Damaged { path, .. }
             | Self::Unsuitable { path, .. }
+            | Self::Projector { path, .. }
             | Self::HeadTooLarge(GgufError::HeadTooLarge { path, .. }) => Some(path),
             _ => None,
         }

@@ -25,6 +25,7 @@ mod error;
 mod ggml;
 pub mod gguf;
 mod heap;
+mod image_rows;
 mod kv_type;
 mod log;
 mod model;
@@ -36,6 +37,7 @@ mod raw_context;
 mod reference;
 mod special_tokens;
 mod thread_pool;
+mod vision;
 
 pub use backend_status::{BackendStatus, backends, built_with};
 pub use backends::{BackendFile, default_backend_dir, load_backends};
@@ -47,6 +49,7 @@ pub use device_top_k::DeviceTopK;
 pub use embedding::{EmbeddingContext, EmbeddingSettings, EmbeddingTraits};
 pub use error::{DecodeError, LlamaError, SaveError};
 pub use heap::{limit_free_memory, release_free_memory};
+pub use image_rows::{IMAGE_TOKENS, ImageRows, ImageTable};
 pub use kv_type::KvType;
 pub use log::take_buffer_sizes;
 pub use model::{FileAccess, Model, check_magic};
@@ -54,6 +57,7 @@ pub use output::{LogitsCopied, Output};
 pub use progress::LoadProgress;
 pub use queue_delay::queue_delay;
 pub use reference::ReferenceChain;
+pub use vision::{ImagePart, VisionEncoder};
 
 /// Index into a model's vocabulary.
 pub type Token = u32;

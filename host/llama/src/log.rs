@@ -30,6 +30,8 @@ pub(crate) fn forward() {
         // SAFETY: `on_log` has the signature that llama.cpp calls and needs no user data; it stays valid for the life
         // of the process.
         unsafe { sys::llama_log_set(Some(on_log), std::ptr::null_mut()) };
+        // SAFETY: as above.
+        unsafe { sys::mtmd_log_set(Some(on_log), std::ptr::null_mut()) };
         // SAFETY: `on_abort` has the signature that ggml calls; it stays valid for the life of the process.
         unsafe { sys::ggml_set_abort_callback(Some(on_abort)) };
     });

@@ -7,7 +7,7 @@ use crate::device_top_k::DeviceSamplers;
 use crate::log;
 use crate::queue_delay::queue_delay;
 use crate::thread_pool::ThreadPool;
-use crate::{DecodeError, LlamaError, Model, SeqId};
+use crate::{DecodeError, ImageTable, LlamaError, Model, SeqId};
 use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -223,14 +223,17 @@ impl RawContext {
         &mut self,
         step: impl IntoIterator<Item = TokenInput>,
     ) -> Result<(), DecodeError> {
-        let batch = self.batch.fill(step).ok_or(DecodeError::Failed(-1))?;
-        // SAFETY: the batch's arrays hold `n_tokens` valid entries each and stay as they are during the call; the
-        // batch checked ids, tokens and their number, which is at most n_batch.
-        match unsafe { sys::llama_decode(self.context.0.as_ptr(), batch) } {
-            0 => Ok(()),
-            1 => Err(DecodeError::NoRoom),
-            code => Err(DecodeError::Failed(code)),
+        if !self.batch.fill(step) {
+            return Err(DecodeError::Failed(-1));
         }
+        // SAFETY: the context is alive, and this call has it alone (`&mut self`); the batch was made for it, with at most
+        // n_batch tokens.
+        unsafe { self.batch.decode(self.context.0) }
+    }
+
+    /// Computes images of this table, whose embeddings have the model's length.
+    pub fn use_images(&mut self, images: ImageTable) {
+        self.batch.use_images(images);
     }
 
     /// Index and sequence of each input with an output, of the last step that was decoded.

@@ -2,9 +2,9 @@
 //!
 //! A call of an HTTP handler runs in a task of its own. The plugin may continue after its response's
 //! headers, and must stop at its end even if nobody reads the body. The task owns the store: aborting
-//! the task drops the store and all sequences of the plugin.
+//! the task drops the store and all sequences of this call.
 //!
-//! The time limit has two steps. At the deadline, the engine ends the call's generations with an error, which the
+//! The time limit has two stages. At the deadline, the engine ends the call's generations with an error, which the
 //! plugin reports in its own format. At the end, a while later, the host stops a plugin that still runs.
 
 use crate::admission::CallPermit;

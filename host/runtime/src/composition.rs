@@ -1,7 +1,7 @@
 //! Composition: which linked component answers which import of a handler, and what a linked component may
 //! import itself.
 //!
-//! A linked component is third-party code and gets nothing that its handler is granted: no inference, no
+//! A linked component is third-party code and gets nothing that its handler is granted: no inference, no values, no
 //! outbound requests, and an empty environment and standard input ([`DENIED`]). Clocks, random numbers and
 //! standard output are available; files and sockets refuse every use, as they do for every plugin. A template
 //! inherits the handler's grants if the deployment says so; a sampler never does.
@@ -13,6 +13,7 @@
 //! (`wasi:io/streams@0.2.6+templating`).
 
 mod encode;
+pub(crate) mod program;
 #[cfg(test)]
 mod tests;
 mod world;
@@ -28,8 +29,8 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use world::World;
 
-/// Imports that a linked component gets only if it inherits: this package, and outbound requests.
-const INFERENCE: &str = "corral:inference/";
+/// Imports that a linked component gets only if it inherits: these packages, and outbound requests.
+const PACKAGES: [&str; 2] = ["corral:inference/", "wasi:keyvalue/"];
 const OUTBOUND: [&str; 2] = ["wasi:http/client@0.3.0", "wasi:http/outgoing-handler@0.2.0"];
 
 /// A handler and its linked components.
@@ -322,7 +323,7 @@ fn check_imports(
         });
     }
     let needs_grant = |import: &&String| {
-        import.starts_with(INFERENCE)
+        PACKAGES.iter().any(|package| import.starts_with(package))
             || OUTBOUND
                 .iter()
                 .any(|outbound| compatible(import) == compatible(outbound))

@@ -1,6 +1,7 @@
 //! What an operator configures, and the bounds that hold for every plugin.
 
 use crate::component_source::ComponentSource;
+use crate::last_line::LastLine;
 use crate::quota::QuotaPermit;
 use corral_engine::{Tenant, TokenUsage};
 use corral_isolation::ChildProcesses;
@@ -37,10 +38,14 @@ pub struct RuntimeConfig {
     pub instances: u32,
     /// Private directory for compiled plugins, created with mode 0700. Without one, every load compiles.
     pub cache: Option<PathBuf>,
+    /// File of the values that plugins keep, created when one is. Without one, plugins keep none.
+    pub key_values: Option<PathBuf>,
     /// Largest component, in bytes.
     pub component_bytes: usize,
     /// Compiles components in child processes, with limits. Without it, this process compiles.
     pub children: Option<ChildProcesses>,
+    /// Compiles in a fraction of the time to slower code, for authors who wait for it.
+    pub develop: bool,
 }
 
 impl Default for RuntimeConfig {
@@ -48,8 +53,10 @@ impl Default for RuntimeConfig {
         Self {
             instances: 256,
             cache: None,
+            key_values: None,
             component_bytes: 64 << 20,
             children: None,
+            develop: false,
         }
     }
 }
@@ -85,6 +92,8 @@ pub struct Limits {
     /// Largest part of each model's KV cells that the deployment's running sequences may use, from 1 to
     /// 100 percent. A request that needs more is refused or ends early.
     pub cells_percent: Option<u8>,
+    /// Bytes of keys and values that the plugin may keep for each tenant. None if 0.
+    pub key_value_bytes: u64,
 }
 
 impl Default for Limits {
@@ -101,6 +110,7 @@ impl Default for Limits {
             priority: 0,
             share_prefixes: false,
             cells_percent: None,
+            key_value_bytes: 0,
         }
     }
 }
@@ -148,10 +158,14 @@ pub struct CallOptions {
     pub deadline: Option<Instant>,
     /// Tenant for the engines' fairness. The deployment's own if `None`.
     pub tenant: Option<Tenant>,
+    /// Name of that tenant: the plugin keeps the values of each apart.
+    pub tenant_name: Option<Arc<str>>,
     /// Quota permit of the request. Its generations reserve tokens from it. Released with the instance.
     pub quota_permit: Option<Arc<QuotaPermit>>,
     /// Counts the tokens of its generations.
     pub usage: Option<Arc<TokenUsage>>,
+    /// Receives the last line that the plugin writes to standard error.
+    pub last_error_line: Option<Arc<LastLine>>,
 }
 
 /// Instances of sampling plugins that generate, for each one that checks settings.

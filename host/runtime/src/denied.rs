@@ -75,7 +75,7 @@ mod tests {
             ("wasi:cli/stdin@0.2.3", 0),
             ("corral:denied/stdin@0.2.3+templating", 1),
         ] {
-            let ticker = Arc::new(Ticker::start(&engine).unwrap());
+            let ticker = Arc::new(Ticker::start([&engine]).unwrap());
             let state = State::new(
                 WasiCtxBuilder::new().stdin(MemoryInputPipe::new("secret")),
                 grants(Arc::new(SamplerResources::new(1, ticker, Arc::default()))),

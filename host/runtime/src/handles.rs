@@ -18,6 +18,8 @@ pub(crate) struct Handles {
     pub(crate) generations: ResourceCount,
     /// Tokens of all sequences.
     pub(crate) tokens: ResourceCount,
+    /// Images that were appended.
+    pub(crate) images: usize,
     /// Rows of logits that the instance waits for.
     pub(crate) logits_rows: UseCount,
     /// Framed bodies.
@@ -40,6 +42,7 @@ impl Handles {
             dropped_sequences: Vec::new(),
             generations: none(ResourceKind::Generations),
             tokens: none(ResourceKind::Tokens),
+            images: 0,
             logits_rows: UseCount::default(),
             framed_bodies: UseCount::default(),
             sampler_check: Arc::default(),

@@ -1,4 +1,4 @@
-//! Implements `corral:inference` (`wit/`) over the engine.
+//! Implements `corral:inference` (`wit/`) over the engine, and `wasi:keyvalue`.
 
 mod budget;
 mod constraints;
@@ -6,8 +6,10 @@ mod counted_sequence;
 mod framed_body;
 mod generation;
 mod guest_sequence;
+mod images;
 mod inference_async;
 mod inference_sync;
+mod key_values;
 mod models;
 mod next_token;
 mod options;
@@ -27,7 +29,7 @@ pub(crate) mod bindings {
 
     wasmtime::component::bindgen!({
         path: "../../wit",
-        world: "corral:inference/imports-all",
+        world: "corral:inference/imports-host",
         imports: {
             "corral:inference/inference-sync": async | trappable,
             "corral:inference/inference-sync.generate": trappable,
@@ -35,10 +37,12 @@ pub(crate) mod bindings {
             "corral:inference/models.[method]model.tokenize": async | trappable,
             "corral:inference/inference-async.generate": store | trappable,
             "corral:inference/inference-async.frame": store | trappable,
+            "wasi:keyvalue/store": async | trappable,
             default: trappable,
         },
         trappable_error_type: {
             "corral:inference/types.error" => super::HostError,
+            "wasi:keyvalue/store.error" => super::BucketError,
         },
         with: {
             "corral:inference/inference-sync.generation": super::SyncGeneration,
@@ -47,6 +51,7 @@ pub(crate) mod bindings {
             "corral:inference/models.model": super::GuestModel,
             "corral:inference/inference.options": super::GuestOptions,
             "corral:inference/inference.sequence": super::GuestSequence,
+            "wasi:keyvalue/store.bucket": super::Bucket,
         },
     });
 }
@@ -56,6 +61,7 @@ pub use constraints::{GuestConstraint, GuestMatcher};
 pub(crate) use guest_sequence::DroppedSequence;
 pub use guest_sequence::GuestSequence;
 pub use inference_sync::SyncGeneration;
+pub use key_values::{Bucket, BucketError};
 pub use options::GuestOptions;
 
 /// Handles of each kind that an instance may hold.
@@ -65,12 +71,15 @@ const MAX_MATCHERS: usize = 16;
 /// Tokens that the sequences of an instance may hold, generated tokens excluded.
 const MAX_TOKENS: usize = 4 << 20;
 
+/// Images that an instance may append. Their embeddings take some kilobytes for each position.
+const MAX_IMAGES: usize = 64;
+
 /// A model that a guest opened.
 pub struct GuestModel(Engine);
 
-/// Links `corral:inference`.
+/// Links `corral:inference` and `wasi:keyvalue`.
 pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    bindings::ImportsAll::add_to_linker::<_, HasSelf<State>>(linker, count_host_call)
+    bindings::ImportsHost::add_to_linker::<_, HasSelf<State>>(linker, count_host_call)
 }
 
 /// Returns the data that a host function works on. Runs at each host call, and again each time that a call

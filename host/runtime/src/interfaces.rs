@@ -49,6 +49,7 @@ pub(crate) const OFFERED: &[&str] = &[
     "wasi:io/error@0.2.12",
     "wasi:io/poll@0.2.12",
     "wasi:io/streams@0.2.12",
+    "wasi:keyvalue/store@0.2.0-draft",
     "wasi:random/insecure-seed@0.2.12",
     "wasi:random/insecure-seed@0.3.0",
     "wasi:random/insecure@0.2.12",
@@ -142,13 +143,13 @@ mod tests {
             let package = name
                 .strip_prefix("wasi-")
                 .and_then(|name| name.strip_suffix(".wit"));
-            let (package, version) = package.unwrap().rsplit_once('-').unwrap();
+            let (package, version) = package.unwrap().split_once('-').unwrap();
             let (package, version) = (format!("wasi:{package}/"), format!("@{version}"));
             let offered = |name: &&str| name.starts_with(&package) && name.ends_with(&version);
             assert!(OFFERED.iter().any(offered), "{name}");
             count += 1;
         }
-        assert_eq!(count, 13);
+        assert_eq!(count, 14);
     }
 
     #[test]

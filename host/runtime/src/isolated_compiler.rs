@@ -8,8 +8,8 @@
 
 use crate::plugin_error::PluginError;
 use crate::truncate::cause;
-use crate::wasm_engine::compile_engine;
-use corral_isolation::{ChildError, ChildJob, ChildProcesses, Job, JobLimits};
+use crate::wasm_engine::{CodeGenerator, compile_engine};
+use corral_isolation::{ChildError, ChildJob, ChildProcesses, Handler, Job, JobLimits};
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,8 +21,26 @@ use tempfile::TempDir;
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
-/// Name of the job.
-pub const COMPILE_JOB: &str = "compile";
+/// The jobs of children, by name: one for each code generator.
+pub const COMPILE_JOBS: [(&str, Handler); 3] = [
+    (job_name(CodeGenerator::Optimizing), |job| {
+        compile_job(CodeGenerator::Optimizing, &job)
+    }),
+    (job_name(CodeGenerator::Baseline), |job| {
+        compile_job(CodeGenerator::Baseline, &job)
+    }),
+    (job_name(CodeGenerator::Unoptimized), |job| {
+        compile_job(CodeGenerator::Unoptimized, &job)
+    }),
+];
+
+const fn job_name(generator: CodeGenerator) -> &'static str {
+    match generator {
+        CodeGenerator::Optimizing => "compile",
+        CodeGenerator::Baseline => "compile-baseline",
+        CodeGenerator::Unoptimized => "compile-unoptimized",
+    }
+}
 
 /// Limits of the compilation of a component of `bytes`. A megabyte of Rust needs a second and 100 MiB; an interpreter
 /// of 20 MB, as plugins in Python have, needs 10 to 70 s. The factor leaves room for a busy machine.
@@ -35,6 +53,7 @@ fn limits(bytes: usize) -> JobLimits {
         time,
         cpu: 4 * time,
         file_size: 512 << 20,
+        output: 0,
         niceness: 10,
     }
 }
@@ -69,6 +88,7 @@ impl IsolatedCompiler {
     pub(crate) fn prepare(
         &self,
         engine: &Engine,
+        generator: CodeGenerator,
         plugin: &str,
         bytes: &[u8],
     ) -> Result<(), PluginError> {
@@ -84,7 +104,7 @@ impl IsolatedCompiler {
         };
         let dir = cache.and_then(|cache| private_dir(cache).map_err(not_stored).ok());
         let job = Job {
-            kind: COMPILE_JOB,
+            kind: job_name(generator),
             input: bytes,
             readable: &[],
             writable: dir.as_ref().map(TempDir::path),
@@ -110,12 +130,10 @@ impl IsolatedCompiler {
     }
 }
 
-/// The child's side: compiles, into the cache in the job's directory if it has one.
-///
-/// # Errors
-/// Wasmtime's, as text.
-pub fn compile_job(job: ChildJob) -> Result<Vec<u8>, String> {
-    let engine = compile_engine(job.writable.as_deref()).map_err(|error| error.to_string())?;
+/// The child's side: compiles, into the cache in the job's directory if it has one. Its errors are wasmtime's, as text.
+fn compile_job(generator: CodeGenerator, job: &ChildJob) -> Result<Vec<u8>, String> {
+    let engine = compile_engine(generator, job.writable.as_deref());
+    let engine = engine.map_err(|error| error.to_string())?;
     let component = Component::from_binary(&engine, &job.input).map_err(|error| cause(&error))?;
     // The process ends at once: its memory needs no tidying.
     std::mem::forget(component);
@@ -255,7 +273,7 @@ mod tests {
             cache: Some(dir.clone()),
             ..RuntimeConfig::default()
         };
-        let engine = wasm_engine(&config).unwrap();
+        let engine = wasm_engine(&config, CodeGenerator::Optimizing).unwrap();
         let bytes = wat::parse_str("(component (core module (func (export \"f\"))))").unwrap();
         let record = dir.join("compiled").join(key(&engine, &bytes));
         assert!(!has_entry(&dir, &record));
@@ -264,7 +282,7 @@ mod tests {
             input: bytes.clone(),
             writable: Some(child.path().to_owned()),
         };
-        compile_job(job).unwrap();
+        compile_job(CodeGenerator::Optimizing, &job).unwrap();
         store_entry(&dir, child.path(), &record).unwrap();
         assert!(has_entry(&dir, &record));
         // The server's engine loads the child's entry and writes none.
@@ -277,6 +295,18 @@ mod tests {
         assert_eq!(entries.count(), 1);
         fs::remove_file(entries_dir(&dir).join(version).join(name)).unwrap();
         assert!(!has_entry(&dir, &record), "an entry that is gone");
+    }
+
+    #[test]
+    fn code_of_each_generator_has_its_own_record() {
+        let key = |generator| key(&compile_engine(generator, None).unwrap(), b"x");
+        let optimizing = key(CodeGenerator::Optimizing);
+        let unoptimized = key(CodeGenerator::Unoptimized);
+        assert_ne!(optimizing, unoptimized);
+        if cfg!(target_arch = "x86_64") {
+            let baseline = key(CodeGenerator::Baseline);
+            assert!(baseline != optimizing && baseline != unoptimized);
+        }
     }
 
     #[test]

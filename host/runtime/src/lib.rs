@@ -33,6 +33,8 @@ mod host;
 mod http_bytes;
 mod interfaces;
 mod isolated_compiler;
+mod key_values;
+mod last_line;
 mod limiter;
 mod linker;
 mod logs;
@@ -63,12 +65,14 @@ mod wasm_engine;
 pub use body::{Body, PolledFrame};
 pub use call_error::CallError;
 pub use component_source::ComponentSource;
+pub use composition::program::{ProgramError, compose_program, write_setting};
 pub use config::{
     CallOptions, Limits, LinkedComponent, LinkedComponents, PluginConfig, RuntimeConfig,
 };
 pub use counters::CallLimit;
 pub use deployment::DeploymentState;
-pub use isolated_compiler::{COMPILE_JOB, MAX_COMPILE_TIME, compile_job};
+pub use isolated_compiler::{COMPILE_JOBS, MAX_COMPILE_TIME};
+pub use last_line::LastLine;
 pub use logs::{LogLine, Logs};
 pub use plugin::{ExitStatus, Plugin, Roles};
 pub use plugin_error::PluginError;

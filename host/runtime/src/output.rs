@@ -2,6 +2,7 @@
 //! log, under the target `corral::plugin`, with the names of deployment and request.
 
 use crate::counters::ProcessCounters;
+use crate::last_line::LastLine;
 use crate::logs::Logs;
 use bytes::Bytes;
 use std::io;
@@ -31,6 +32,8 @@ pub(crate) struct LogOrigin {
     pub(crate) revision: Option<u64>,
     pub(crate) call: Arc<str>,
     pub(crate) counters: Arc<ProcessCounters>,
+    /// Receives the last line of standard error.
+    pub(crate) last_error_line: Option<Arc<LastLine>>,
 }
 
 struct LineWriter {
@@ -106,6 +109,9 @@ impl LineWriter {
             "{}{tail}",
             text.escape_debug()
         );
+        if let (Some(last), "stderr") = (&origin.last_error_line, self.stream) {
+            last.record(text);
+        }
         let text = format!("{text}{tail}");
         origin
             .logs
@@ -188,6 +194,7 @@ mod tests {
             revision: None,
             call: "1".into(),
             counters: Arc::default(),
+            last_error_line: None,
         };
         let output = Output::new("stdout", origin.clone());
         output.append(b"one ");

@@ -7,6 +7,7 @@ use crate::call_error::CallError;
 use crate::config::{CallOptions, Limits, PluginConfig};
 use crate::deployment::DeploymentState;
 use crate::deployment_snapshots::DeploymentSnapshots;
+use crate::key_values::KeyValues;
 use crate::models::VisibleModels;
 use crate::output::{LogOrigin, Output};
 use crate::shared::Shared;
@@ -25,6 +26,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Instrument;
+use wasmtime::Engine;
 use wasmtime_wasi::WasiCtxBuilder;
 use wasmtime_wasi_http::WasiBody;
 use wasmtime_wasi_http::handler::ProxyPre;
@@ -70,6 +72,7 @@ struct Inner {
     /// Number of the revision, once it has one.
     revision: OnceLock<u64>,
     admission: Admission,
+    engine: Engine,
     http: Option<Arc<ProxyPre<State>>>,
     cli: Option<CliPre>,
     calls: AtomicU64,
@@ -102,6 +105,14 @@ impl Plugin {
         shared: Arc<Shared>,
     ) -> Self {
         shared.counters.plugins_loaded.increment();
+        let quota_bytes = config.limits.key_value_bytes;
+        let store = shared.key_values.as_ref().filter(|_| quota_bytes > 0);
+        let key_values = store.map(|store| KeyValues {
+            store: Arc::clone(store),
+            deployment: name.into(),
+            tenant: Arc::default(),
+            quota_bytes,
+        });
         Self(Arc::new(Inner {
             name: name.into(),
             admission: deployment.admission(&config.limits, compiled.component_instances),
@@ -110,6 +121,7 @@ impl Plugin {
             grants: StoreGrants {
                 models,
                 snapshots: DeploymentSnapshots::new(name, Arc::clone(&shared.snapshot_permits)),
+                key_values,
                 tokenization: Arc::clone(&shared.tokenization),
                 samplers: Arc::new(compiled.samplers),
                 sampling: Arc::clone(deployment.sampling()),
@@ -117,6 +129,7 @@ impl Plugin {
             },
             environment: config.environment,
             revision: OnceLock::new(),
+            engine: compiled.engine,
             http: compiled.http.map(Arc::new),
             cli: compiled.cli,
             calls: AtomicU64::new(0),
@@ -198,6 +211,7 @@ impl Plugin {
             revision: plugin.revision.get().copied(),
             call: id,
             counters: Arc::clone(&plugin.shared.counters),
+            last_error_line: options.last_error_line.clone(),
         };
         let mut wasi = WasiCtxBuilder::new();
         wasi.stdout(Output::new("stdout", origin.clone()))
@@ -205,7 +219,7 @@ impl Plugin {
         let mut state = self.state(&mut wasi, &call, options);
         state.log_origin = Some(origin);
         let (reply, response) = oneshot::channel();
-        let wasm_engine = plugin.shared.wasm_engine.clone();
+        let wasm_engine = plugin.engine.clone();
         let request = request.map(request_body);
         let task = serve(call, Arc::clone(pre), wasm_engine, state, request, reply);
         let task = tokio::spawn(task.instrument(span.clone()));
@@ -264,7 +278,7 @@ impl Plugin {
         wasi.inherit_stdio().arg(&plugin.name).args(args);
         let began = Instant::now();
         let state = self.state(&mut wasi, &call, CallOptions::default());
-        let mut store = store(&plugin.shared.wasm_engine, state);
+        let mut store = store(&plugin.engine, state);
         let work = async {
             let result = match pre {
                 CliPre::P2(pre) => {
@@ -360,6 +374,9 @@ impl Plugin {
             Arc::clone(&call.meter),
             Arc::clone(self.0.deployment.counters()),
         );
+        if let Some(name) = options.tenant_name {
+            state.tenant_name = name;
+        }
         if let Some(usage) = options.usage {
             state.usage = usage;
         }

@@ -12,7 +12,7 @@ use crate::counters::{ProcessCounters, child_metrics};
 use crate::deployment::DeploymentState;
 use crate::deployment_snapshots::snapshot_permits;
 use crate::isolated_compiler::IsolatedCompiler;
-use crate::linker::linker;
+use crate::key_values::KeyValueStore;
 use crate::models::VisibleModels;
 use crate::plugin::Plugin;
 use crate::plugin_error::PluginError;
@@ -20,7 +20,7 @@ use crate::sampling::resources::SamplerResources;
 use crate::shared::Shared;
 use crate::ticker::Ticker;
 use crate::validate::{CompiledPlugin, compile};
-use crate::wasm_engine::{SetupError, stacks_metric, wasm_engine};
+use crate::wasm_engine::{SetupError, stacks_metric};
 use bytes::Bytes;
 use corral_engine::{Metric, ModelPool, Tenant};
 use std::collections::BTreeMap;
@@ -53,21 +53,17 @@ impl Runtime {
                 cause: error.to_string(),
             })?;
         }
-        let engine = wasm_engine(&config)?;
-        let linker = linker(&engine)?;
-        let ticker = Arc::new(Ticker::start(&engine)?);
-        let counters = Arc::<ProcessCounters>::default();
-        let instances = config.instances as usize;
-        let cache = config.cache;
         let isolated = config
             .children
-            .map(|children| IsolatedCompiler::new(children, cache));
-        let compiler = Compiler::start(&engine, isolated)?;
+            .clone()
+            .map(|children| IsolatedCompiler::new(children, config.cache.clone()));
+        let compiler = Compiler::start(&config, isolated)?;
+        let ticker = Arc::new(Ticker::start(compiler.engines())?);
+        let counters = Arc::<ProcessCounters>::default();
+        let instances = config.instances as usize;
         let sampling = SamplerResources::new(instances, Arc::clone(&ticker), Arc::clone(&counters));
         let turns = ComputeTurns::for_workers(Arc::clone(&counters));
         Ok(Self(Arc::new(Shared {
-            wasm_engine: engine,
-            linker,
             models,
             pool: Arc::new(InstancePermits::new(instances)),
             ticker,
@@ -75,6 +71,9 @@ impl Runtime {
             sampling,
             turns,
             snapshot_permits: snapshot_permits(),
+            key_values: config
+                .key_values
+                .map(|file| Arc::new(KeyValueStore::new(file))),
             tokenization: Arc::default(),
             compiler,
             component_bytes: config.component_bytes,
@@ -150,11 +149,19 @@ impl Runtime {
         ))
     }
 
+    /// Removes the values that plugins of a deployment keep. Blocks on the disk. A failure is logged.
+    pub fn remove_key_values(&self, deployment: &str) {
+        if let Some(values) = &self.0.key_values {
+            // Logged there.
+            let _ = values.remove_deployment(deployment);
+        }
+    }
+
     /// Counters and gauges of all plugins together.
     pub fn metrics(&self) -> Vec<Metric> {
         let mut metrics = self.0.counters.metrics();
         metrics.extend(self.0.tokenization.metrics());
-        metrics.extend(stacks_metric(&self.0.wasm_engine));
+        metrics.extend(stacks_metric(self.0.compiler.main_engine()));
         metrics.extend(
             self.0
                 .compiler
@@ -177,7 +184,7 @@ impl Shared {
         let bytes = components.bytes();
         let began = Instant::now();
         let limit = self.component_bytes;
-        let compiled = compile(&self.compiler, &self.linker, plugin, &components, limit)?;
+        let compiled = compile(&self.compiler, plugin, &components, limit)?;
         self.counters.component_loaded(began.elapsed());
         tracing::debug!(
             plugin,

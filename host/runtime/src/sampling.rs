@@ -112,6 +112,7 @@ impl UncheckedSampler {
             grants: StoreGrants {
                 models: state.grants.models.none(),
                 snapshots: state.grants.snapshots.none(),
+                key_values: None,
                 tokenization: Arc::clone(&state.grants.tokenization),
                 samplers: Arc::default(),
                 sampling: Arc::clone(&state.grants.sampling),

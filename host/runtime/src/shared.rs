@@ -4,21 +4,17 @@ use crate::admission::InstancePermits;
 use crate::compiler::Compiler;
 use crate::compute_turns::ComputeTurns;
 use crate::counters::ProcessCounters;
+use crate::key_values::KeyValueStore;
 use crate::sampling::resources::SamplerResources;
-use crate::state::State;
 use crate::ticker::Ticker;
 use crate::tokenization::TokenizationPermits;
 use corral_engine::ModelPool;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use tokio::sync::Semaphore;
-use wasmtime::Engine;
-use wasmtime::component::Linker;
 
 /// What all plugins share.
 pub(crate) struct Shared {
-    pub(crate) wasm_engine: Engine,
-    pub(crate) linker: Linker<State>,
     pub(crate) models: ModelPool,
     pub(crate) pool: Arc<InstancePermits>,
     pub(crate) ticker: Arc<Ticker>,
@@ -27,6 +23,7 @@ pub(crate) struct Shared {
     pub(crate) turns: Arc<ComputeTurns>,
     /// Permits for writing, reading and removing snapshots.
     pub(crate) snapshot_permits: Arc<Semaphore>,
+    pub(crate) key_values: Option<Arc<KeyValueStore>>,
     pub(crate) tokenization: Arc<TokenizationPermits>,
     pub(crate) compiler: Compiler,
     pub(crate) component_bytes: usize,

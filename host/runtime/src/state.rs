@@ -6,6 +6,7 @@ use crate::counters::DeploymentCounters;
 use crate::deployment_snapshots::DeploymentSnapshots;
 use crate::framed_bodies::FramedBodies;
 use crate::handles::Handles;
+use crate::key_values::KeyValues;
 use crate::limiter::Limiter;
 use crate::meter::Meter;
 use crate::models::VisibleModels;
@@ -30,6 +31,8 @@ pub(crate) type SamplerPre = SamplingPre<State>;
 pub(crate) struct StoreGrants {
     pub(crate) models: VisibleModels,
     pub(crate) snapshots: DeploymentSnapshots,
+    /// The deployment's values, without a tenant, if it is granted any.
+    pub(crate) key_values: Option<KeyValues>,
     pub(crate) tokenization: Arc<TokenizationPermits>,
     /// Linked sampling plugins, by name.
     pub(crate) samplers: Arc<BTreeMap<String, SamplerPre>>,
@@ -45,6 +48,8 @@ pub(crate) struct State {
     pub(crate) grants: StoreGrants,
     /// The engine's requests run on behalf of this caller.
     pub(crate) caller: Caller,
+    /// Name of the tenant of the caller's API key; empty for none.
+    pub(crate) tenant_name: Arc<str>,
     /// Token reservations come from here, if a quota applies.
     pub(crate) quota_permit: Option<Arc<QuotaPermit>>,
     /// Tokens of the call's generations.
@@ -87,6 +92,7 @@ impl State {
             handles: Handles::new(&counters),
             grants,
             caller,
+            tenant_name: Arc::default(),
             quota_permit,
             usage: Arc::default(),
             limits: Arc::clone(limits),
@@ -106,6 +112,13 @@ impl State {
             bodies: FramedBodies::default(),
             leases: Vec::new(),
         }
+    }
+
+    /// The values that the call may use.
+    pub(crate) fn key_values(&self) -> Option<KeyValues> {
+        let mut values = self.grants.key_values.clone()?;
+        values.tenant = Arc::clone(&self.tenant_name);
+        Some(values)
     }
 
     /// Standard output and error of the call's sampling plugins. All share these two, and so the limit on

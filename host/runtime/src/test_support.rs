@@ -7,7 +7,7 @@ use crate::linker::linker;
 use crate::models::VisibleModels;
 use crate::sampling::resources::SamplerResources;
 use crate::state::{State, StoreGrants};
-use crate::wasm_engine::wasm_engine;
+use crate::wasm_engine::{CodeGenerator, wasm_engine};
 use corral_engine::ModelPool;
 use std::sync::Arc;
 use wasmtime::Engine;
@@ -23,15 +23,14 @@ pub(crate) fn config(instances: u32) -> RuntimeConfig {
 
 /// A wasmtime engine with room for one plugin instance, and its linker.
 pub(crate) fn engine_and_linker() -> (Engine, Linker<State>) {
-    let engine = wasm_engine(&config(1)).unwrap();
+    let engine = wasm_engine(&config(1), CodeGenerator::Optimizing).unwrap();
     let linker = linker(&engine).unwrap();
     (engine, linker)
 }
 
-/// A compiler without child processes, and a linker.
-pub(crate) fn compiler_and_linker() -> (Compiler, Linker<State>) {
-    let (engine, linker) = engine_and_linker();
-    (Compiler::start(&engine, None).unwrap(), linker)
+/// A compiler without child processes.
+pub(crate) fn compiler() -> Compiler {
+    Compiler::start(&config(1), None).unwrap()
 }
 
 /// Grants without models and linked sampling plugins.
@@ -39,6 +38,7 @@ pub(crate) fn grants(sampling: Arc<SamplerResources>) -> StoreGrants {
     StoreGrants {
         models: VisibleModels::new(&ModelPool::loaded(Vec::new()), None).unwrap(),
         snapshots: DeploymentSnapshots::new("x", snapshot_permits()),
+        key_values: None,
         tokenization: Arc::default(),
         samplers: Arc::default(),
         sampling,

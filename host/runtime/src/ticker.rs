@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
-use wasmtime::Engine;
+use wasmtime::{Engine, EngineWeak};
 
 /// Length of an epoch.
 pub(crate) const EPOCH: Duration = Duration::from_millis(10);
@@ -35,10 +35,13 @@ impl Shared {
 pub(crate) struct Ticker(Arc<Shared>);
 
 impl Ticker {
-    /// Starts the thread for `engine`.
-    pub(crate) fn start(engine: &Engine) -> std::io::Result<Self> {
+    /// Starts the thread for `engines`.
+    pub(crate) fn start<'a>(
+        engines: impl IntoIterator<Item = &'a Engine>,
+    ) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
-        let (thread_shared, engine) = (Arc::clone(&shared), engine.weak());
+        let thread_shared = Arc::clone(&shared);
+        let engines: Vec<_> = engines.into_iter().map(Engine::weak).collect();
         std::thread::Builder::new()
             .name("corral-epoch".into())
             .spawn(move || {
@@ -56,10 +59,11 @@ impl Ticker {
                     }
                     drop(state);
                     std::thread::sleep(EPOCH);
-                    match engine.upgrade() {
-                        Some(engine) => engine.increment_epoch(),
-                        None => return,
+                    let mut alive = engines.iter().filter_map(EngineWeak::upgrade).peekable();
+                    if alive.peek().is_none() {
+                        return;
                     }
+                    alive.for_each(|engine| engine.increment_epoch());
                 }
             })?;
         Ok(Self(shared))

@@ -1,6 +1,6 @@
 //! Turns bytes into a component that can be instantiated, or a [`PluginError`] for its author.
 
-use crate::compiler::Compiler;
+use crate::compiler::{Backend, Compiler};
 use crate::component_instances::component_instances;
 use crate::composition::{
     PluginComponents, check_sampling, component_name, compose, find_faulty, sampling_link_name,
@@ -16,7 +16,7 @@ use crate::wasm_engine::SMALL_COMPONENT_INSTANCES;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use wasmtime::Engine;
-use wasmtime::component::{Component, InstancePre, Linker};
+use wasmtime::component::{Component, InstancePre};
 use wasmtime_wasi::p2::bindings::CommandPre as Command2;
 use wasmtime_wasi::p3::bindings::CommandPre as Command3;
 use wasmtime_wasi_http::handler::ProxyPre;
@@ -25,6 +25,8 @@ use wasmtime_wasi_http::p3::bindings::ServicePre as Http3;
 
 /// A compiled plugin with its imports linked, by role.
 pub(crate) struct CompiledPlugin {
+    /// Runs it.
+    pub(crate) engine: Engine,
     pub(crate) http: Option<ProxyPre<State>>,
     pub(crate) cli: Option<CliPre>,
     /// Component instances that an instance of it consists of.
@@ -42,15 +44,13 @@ pub(crate) enum CliPre {
 /// Composes and compiles a plugin. The composition may have `limit` bytes. Blocks while compiling.
 pub(crate) fn compile(
     compiler: &Compiler,
-    linker: &Linker<State>,
     plugin: &str,
     components: &PluginComponents,
     limit: usize,
 ) -> Result<CompiledPlugin, PluginError> {
-    let engine = compiler.engine();
     check_bytes(plugin, &components.handler)?;
     let composition = compose(plugin, components, limit)?;
-    let component = match &composition {
+    let (component, backend) = match &composition {
         Cow::Borrowed(bytes) => compiler.compile(plugin, bytes)?,
         Cow::Owned(bytes) => compiler
             .compile(plugin, bytes)
@@ -60,7 +60,8 @@ pub(crate) fn compile(
                 error => error,
             })?,
     };
-    let pre = instantiate_pre(engine, linker, plugin, &component)?;
+    let engine = &backend.engine;
+    let pre = instantiate_pre(backend, plugin, &component)?;
     let mut compiled = roles(engine, &component, &pre).map_err(|error| PluginError::Mismatch {
         plugin: plugin.to_owned(),
         cause: cause(&error),
@@ -71,7 +72,7 @@ pub(crate) fn compile(
     compiled.component_instances = component_instances(&composition);
     for (name, bytes) in &components.sampling {
         let component = component_name(plugin, &sampling_link_name(name));
-        let sampler = compile_sampler(compiler, linker, &component, bytes)?;
+        let sampler = compile_sampler(compiler, &component, bytes)?;
         compiled.samplers.insert(name.clone(), sampler);
     }
     Ok(compiled)
@@ -81,7 +82,6 @@ pub(crate) fn compile(
 /// more than the distributions that it samples from; its store has no environment.
 fn compile_sampler(
     compiler: &Compiler,
-    linker: &Linker<State>,
     name: &str,
     bytes: &[u8],
 ) -> Result<SamplerPre, PluginError> {
@@ -96,8 +96,8 @@ fn compile_sampler(
             ),
         });
     }
-    let component = compiler.compile(name, bytes)?;
-    let pre = instantiate_pre(compiler.engine(), linker, name, &component)?;
+    let (component, backend) = compiler.compile(name, bytes)?;
+    let pre = instantiate_pre(backend, name, &component)?;
     check_sampler(pre).map_err(|error| PluginError::Mismatch {
         plugin: name.to_owned(),
         cause: format!("{error:#}"),
@@ -105,14 +105,13 @@ fn compile_sampler(
 }
 
 fn instantiate_pre(
-    engine: &Engine,
-    linker: &Linker<State>,
+    backend: &Backend,
     plugin: &str,
     component: &Component,
 ) -> Result<InstancePre<State>, PluginError> {
-    linker.instantiate_pre(component).map_err(|error| {
+    backend.linker.instantiate_pre(component).map_err(|error| {
         let ty = component.component_type();
-        let imports = ty.imports(engine).map(|(name, _)| name);
+        let imports = ty.imports(&backend.engine).map(|(name, _)| name);
         // Stand-ins are linked but not offered: only a composition imports them.
         let unknown = unknown_imports(imports.filter(|name| !name.starts_with(denied::PACKAGE)));
         let plugin = plugin.to_owned();
@@ -144,6 +143,7 @@ fn roles(
     let exports: BTreeSet<_> = exports.iter().map(|name| compatible(name)).collect();
     let has = |role: &str| exports.contains(&compatible(role));
     Ok(CompiledPlugin {
+        engine: engine.clone(),
         http: if has(HTTP_3) {
             Some(ProxyPre::P3(Http3::new(pre.clone())?))
         } else if has(HTTP_2) {
@@ -167,17 +167,17 @@ fn roles(
 mod tests {
     use super::*;
     use crate::interfaces::OFFERED;
-    use crate::test_support::{compiler_and_linker, engine_and_linker};
+    use crate::test_support::{compiler, engine_and_linker};
 
     /// The error of compiling WebAssembly text, or bytes after `raw:`.
     fn error_of(wat: &str) -> String {
-        let (compiler, linker) = compiler_and_linker();
+        let compiler = compiler();
         let bytes = match wat.strip_prefix("raw:") {
             Some(raw) => raw.as_bytes().to_vec(),
             None => wat::parse_str(wat).unwrap(),
         };
         let components = PluginComponents::unlinked(bytes);
-        match compile(&compiler, &linker, "chat", &components, 1 << 20) {
+        match compile(&compiler, "chat", &components, 1 << 20) {
             Ok(_) => String::new(),
             Err(error) => error.to_string(),
         }

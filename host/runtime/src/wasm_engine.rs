@@ -1,4 +1,4 @@
-//! Wasmtime's configuration: the instance pool, the compiler, and the cache of compiled code.
+//! Wasmtime's configuration: the instance pool, the code generator, and the cache of compiled code.
 
 use crate::config::{
     CORE_INSTANCES, MEMORIES, RuntimeConfig, TABLE_ELEMENTS, TABLES, check_instances,
@@ -10,8 +10,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use wasmtime::{
-    Cache, CacheConfig, Config, Enabled, Engine, InstanceAllocationStrategy,
-    PoolingAllocationConfig,
+    Cache, CacheConfig, Config, Enabled, Engine, InstanceAllocationStrategy, OptLevel,
+    PoolingAllocationConfig, Strategy,
 };
 
 /// Address space of one linear memory. With 4 GiB, bounds checks cost nothing.
@@ -20,10 +20,12 @@ const MEMORY_RESERVATION: usize = 4 << 30;
 const MEMORY_RESIDENT: usize = 2 << 20;
 /// The same for a table.
 const TABLE_RESIDENT: usize = 512 << 10;
-/// Stack of a guest task. Half of it is for the host functions that the guest calls.
-const ASYNC_STACK: usize = 1 << 20;
-/// Part of the stack for guest code.
+/// Part of a guest task's stack for the host functions that the guest calls.
+const HOST_STACK: usize = 512 << 10;
+/// Part of a guest task's stack for its own code.
 const WASM_STACK: usize = 512 << 10;
+/// Stack for guest code of [`CodeGenerator::Baseline`], which keeps all variables there.
+const BASELINE_STACK: usize = 4 * WASM_STACK;
 /// Stacks for each permit of the instance pool.
 const STACKS: u32 = 4;
 /// Stacks of an instance beside those of its blocked tasks: one that runs tasks, and one that wasmtime keeps
@@ -74,14 +76,43 @@ pub enum SetupError {
     Thread(#[from] io::Error),
 }
 
-/// Creates the wasmtime engine of the process.
-pub(crate) fn wasm_engine(runtime: &RuntimeConfig) -> Result<Engine, SetupError> {
+/// What generates the code of an engine. Wasmtime's cache and our records distinguish their code, since it depends on
+/// the engine's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CodeGenerator {
+    /// Cranelift.
+    Optimizing,
+    /// Winch: compiles in a fifth of the time. It does not know all instructions, and is there for x86-64 only.
+    Baseline,
+    /// Cranelift without optimization, for what [`Self::Baseline`] cannot compile.
+    Unoptimized,
+}
+
+impl CodeGenerator {
+    /// Those of a runtime, in the order in which it tries them.
+    pub(crate) fn of(runtime: &RuntimeConfig) -> &'static [Self] {
+        match runtime.develop {
+            true if cfg!(target_arch = "x86_64") => &[Self::Baseline, Self::Unoptimized],
+            true => &[Self::Unoptimized],
+            false => &[Self::Optimizing],
+        }
+    }
+}
+
+/// Creates a wasmtime engine. Only the first of the process has an instance pool, since address space is limited: others
+/// exist while developing, when the time that an instance takes to start does not matter.
+pub(crate) fn wasm_engine(
+    runtime: &RuntimeConfig,
+    generator: CodeGenerator,
+) -> Result<Engine, SetupError> {
     let instances = runtime.instances;
     if instances == 0 {
         return Err(SetupError::NoInstances);
     }
-    let mut config = code_config();
-    config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool(instances)));
+    let mut config = code_config(generator);
+    if CodeGenerator::of(runtime).first() == Some(&generator) {
+        config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool(instances)));
+    }
     if let Some(dir) = &runtime.cache {
         config.cache(Some(cache(dir)?));
     }
@@ -92,22 +123,36 @@ pub(crate) fn wasm_engine(runtime: &RuntimeConfig) -> Result<Engine, SetupError>
 }
 
 /// The settings that decide what code a component compiles to.
-fn code_config() -> Config {
+fn code_config(generator: CodeGenerator) -> Config {
     let mut config = Config::new();
+    let mut wasm_stack = WASM_STACK;
+    match generator {
+        CodeGenerator::Optimizing => {}
+        CodeGenerator::Baseline => {
+            config.strategy(Strategy::Winch);
+            wasm_stack = BASELINE_STACK;
+        }
+        CodeGenerator::Unoptimized => {
+            config.cranelift_opt_level(OptLevel::None);
+        }
+    }
     config
         .wasm_component_model(true)
         .wasm_component_model_async(true)
         .epoch_interruption(true)
         .memory_init_cow(true)
         .memory_reservation(MEMORY_RESERVATION as u64)
-        .max_wasm_stack(WASM_STACK)
-        .async_stack_size(ASYNC_STACK);
+        .max_wasm_stack(wasm_stack)
+        .async_stack_size(wasm_stack + HOST_STACK);
     config
 }
 
 /// An engine without a pool that compiles the same code as the process's, into a cache in `dir` if there is one.
-pub(crate) fn compile_engine(dir: Option<&Path>) -> wasmtime::Result<Engine> {
-    let mut config = code_config();
+pub(crate) fn compile_engine(
+    generator: CodeGenerator,
+    dir: Option<&Path>,
+) -> wasmtime::Result<Engine> {
+    let mut config = code_config(generator);
     if let Some(dir) = dir {
         let mut cache = CacheConfig::new();
         cache.with_directory(dir);
@@ -200,11 +245,13 @@ mod tests {
             cache: Some(dir.clone()),
             ..RuntimeConfig::default()
         };
-        wasm_engine(&config).unwrap();
+        wasm_engine(&config, CodeGenerator::Optimizing).unwrap();
         let mode = dir.metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
         std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o777)).unwrap();
-        let error = wasm_engine(&config).unwrap_err().to_string();
+        let error = wasm_engine(&config, CodeGenerator::Optimizing)
+            .unwrap_err()
+            .to_string();
         std::fs::remove_dir_all(&dir).unwrap();
         assert!(error.contains("other users may write to it"), "{error}");
     }
@@ -238,6 +285,9 @@ mod tests {
             instances: 0,
             ..RuntimeConfig::default()
         };
-        assert!(matches!(wasm_engine(&config), Err(SetupError::NoInstances)));
+        assert!(matches!(
+            wasm_engine(&config, CodeGenerator::Optimizing),
+            Err(SetupError::NoInstances)
+        ));
     }
 }

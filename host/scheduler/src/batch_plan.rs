@@ -54,8 +54,10 @@ impl Scheduler {
             self.prefill.profile.planned(plan.is_probe);
         }
         let (running, kv) = (&mut self.running, &mut self.kv);
+        let (costs, profile) = (&self.costs, &self.prefill.profile);
+        let common = &self.model_drafts.acceptance;
         self.drafts
-            .extend(&mut step, running, kv, &self.costs, &self.prefill.profile);
+            .extend(&mut step, running, kv, costs, profile, common);
         step
     }
 

@@ -1,30 +1,132 @@
-//! How often the drafts of a request are accepted.
+//! How often drafts are accepted.
 
 use crate::Token;
 
-/// Factor of an observation for each later one.
+/// Factor of an observation for each later one, for a request, and for all requests together.
 const DECAY: f64 = 0.9;
+const COMMON_DECAY: f64 = 0.98;
+/// Weight of the expectation, in observations.
+const PRIOR_WEIGHT: f64 = 2.0;
+/// The acceptance rate to expect before anything is known.
+const INITIAL_RATE: f64 = 0.5;
 
-/// A request's drafts and their acceptance rate.
+/// Where drafts come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DraftSource {
+    /// Earlier text of the sequence.
+    #[default]
+    PromptLookup,
+    /// A smaller model.
+    DraftModel,
+}
+
+/// Observed acceptances, with decaying weights.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Acceptance {
+    accepted: f64,
+    rejected: f64,
+}
+
+impl Acceptance {
+    /// The probability that a draft is accepted if those before it are, where `expected` was likely before.
+    pub fn rate(&self, expected: f64) -> f64 {
+        let observed = self.accepted + self.rejected;
+        (self.accepted + PRIOR_WEIGHT * expected) / (observed + PRIOR_WEIGHT)
+    }
+
+    /// Forgets a part of the rejections.
+    pub fn forgive(&mut self, factor: f64) {
+        self.rejected *= factor;
+    }
+
+    /// Records accepted drafts, and whether the next one was rejected.
+    fn observe(&mut self, accepted: u32, rejected: bool, decay: f64) {
+        self.accepted = decay * self.accepted + f64::from(accepted);
+        self.rejected = decay * self.rejected + f64::from(u8::from(rejected));
+    }
+}
+
+/// The acceptance of a draft model's drafts over all requests. An *order* for several drafts ends at the first that is
+/// not proposed or not accepted; the second rate is of the orders.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CommonAcceptance {
+    proposed: Acceptance,
+    ordered: Acceptance,
+}
+
+impl CommonAcceptance {
+    /// The acceptance rate to expect of a draft that is ordered for a request.
+    pub fn ordered(&self, drafts: &RequestDrafts) -> f64 {
+        drafts.ordered.rate(self.ordered.rate(INITIAL_RATE))
+    }
+
+    /// The acceptance rate to expect of the proposed drafts of a request.
+    pub fn proposed(&self, drafts: &RequestDrafts) -> f64 {
+        match drafts.source {
+            DraftSource::PromptLookup => drafts.lookup.rate(INITIAL_RATE),
+            DraftSource::DraftModel => drafts.model.rate(self.proposed.rate(INITIAL_RATE)),
+        }
+    }
+}
+
+/// A request's drafts and their acceptance.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RequestDrafts {
     /// Empty if nothing is proposed.
     pub tokens: Vec<Token>,
-    /// Accepted drafts, and first rejected ones, with decaying weights.
-    accepted: f64,
-    pub rejected: f64,
+    pub source: DraftSource,
+    /// How many drafts the draft model was to propose.
+    orders: u32,
+    lookup: Acceptance,
+    model: Acceptance,
+    pub ordered: Acceptance,
 }
 
 impl RequestDrafts {
-    /// The probability that a draft is accepted if those before it are.
-    pub fn acceptance(&self) -> f64 {
-        (self.accepted + 1.0) / (self.accepted + self.rejected + 2.0)
+    /// Replaces the proposed drafts by those of prompt lookup.
+    pub fn propose(&mut self, tokens: &[Token]) {
+        self.tokens.clear();
+        self.tokens.extend_from_slice(tokens);
+        self.source = DraftSource::PromptLookup;
     }
 
-    /// Records a row with drafts.
-    pub fn observe(&mut self, drafts: u32, accepted: u32) {
-        self.accepted = DECAY * self.accepted + f64::from(accepted);
-        self.rejected = DECAY * self.rejected + f64::from(u8::from(accepted < drafts));
+    /// Replaces the proposed drafts by those of a draft model that was to propose `orders`.
+    pub fn propose_ordered(
+        &mut self,
+        tokens: &[Token],
+        orders: u32,
+        common: &mut CommonAcceptance,
+    ) {
+        self.propose(tokens);
+        self.source = DraftSource::DraftModel;
+        self.orders = orders;
+        if tokens.is_empty() && orders > 0 {
+            self.ordered.observe(0, true, DECAY);
+            common.ordered.observe(0, true, COMMON_DECAY);
+        }
+    }
+
+    /// The acceptance of the proposed drafts.
+    pub fn acceptance_mut(&mut self) -> &mut Acceptance {
+        match self.source {
+            DraftSource::PromptLookup => &mut self.lookup,
+            DraftSource::DraftModel => &mut self.model,
+        }
+    }
+
+    /// Records a row with `drafts` of the proposed ones.
+    pub fn observe(&mut self, drafts: u32, accepted: u32, common: &mut CommonAcceptance) {
+        let rejected = accepted < drafts;
+        self.acceptance_mut().observe(accepted, rejected, DECAY);
+        if self.source == DraftSource::DraftModel {
+            common.proposed.observe(accepted, rejected, COMMON_DECAY);
+            // The model stopped early, and all that it proposed were accepted.
+            let proposed = self.tokens.len();
+            let stopped = drafts as usize == proposed && drafts < self.orders;
+            let ended = rejected || stopped;
+            self.ordered.observe(accepted, ended, DECAY);
+            common.ordered.observe(accepted, ended, COMMON_DECAY);
+        }
     }
 }
 
@@ -49,11 +151,51 @@ mod tests {
 
     #[test]
     fn acceptance_follows_recent_drafts() {
+        let mut common = CommonAcceptance::default();
         let mut drafts = RequestDrafts::default();
-        assert!((drafts.acceptance() - 0.5).abs() < f64::EPSILON);
-        (0..50).for_each(|_| drafts.observe(4, 4));
-        assert!(drafts.acceptance() > 0.95);
-        (0..50).for_each(|_| drafts.observe(4, 0));
-        assert!(drafts.acceptance() < 0.15);
+        drafts.propose(&[1, 2, 3, 4]);
+        assert!((common.proposed(&drafts) - 0.5).abs() < f64::EPSILON);
+        (0..50).for_each(|_| drafts.observe(4, 4, &mut common));
+        assert!(common.proposed(&drafts) > 0.95);
+        (0..50).for_each(|_| drafts.observe(4, 0, &mut common));
+        assert!(common.proposed(&drafts) < 0.15);
+    }
+
+    #[test]
+    fn sources_have_rates_of_their_own() {
+        let mut common = CommonAcceptance::default();
+        let mut drafts = RequestDrafts::default();
+        for _ in 0..50 {
+            drafts.propose(&[1, 2]);
+            drafts.observe(2, 0, &mut common);
+            drafts.propose_ordered(&[1, 2], 2, &mut common);
+            drafts.observe(2, 2, &mut common);
+        }
+        assert!(common.proposed(&drafts) > 0.9);
+        // A new request is expected to fare like the others.
+        let mut new = RequestDrafts::default();
+        assert!((common.proposed(&new) - 0.5).abs() < f64::EPSILON);
+        new.propose_ordered(&[1], 2, &mut common);
+        assert!(common.proposed(&new) > 0.9 && common.ordered(&new) > 0.9);
+    }
+
+    #[test]
+    fn early_stop_counts_against_orders_only() {
+        let mut common = CommonAcceptance::default();
+        let mut drafts = RequestDrafts::default();
+        for _ in 0..50 {
+            drafts.propose_ordered(&[1], 4, &mut common);
+            drafts.observe(1, 1, &mut common);
+            drafts.propose_ordered(&[], 4, &mut common);
+        }
+        assert!(common.proposed(&drafts) > 0.9);
+        let ordered = common.ordered(&drafts);
+        assert!((0.25..0.45).contains(&ordered), "{ordered}");
+        // A part of the proposed drafts tells nothing of the rest.
+        (0..50).for_each(|_| {
+            drafts.propose_ordered(&[1, 2], 2, &mut common);
+            drafts.observe(1, 1, &mut common);
+        });
+        assert!(common.ordered(&drafts) > 0.9);
     }
 }

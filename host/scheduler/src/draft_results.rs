@@ -1,21 +1,34 @@
-//! The drafts of one request: proposed by its caller, verified after a step.
+//! The drafts of one request: proposed by prompt lookup or a draft model, verified after a step.
 
 use crate::Token;
-use crate::draft_acceptance::accepted_drafts;
+use crate::draft_acceptance::{DraftSource, accepted_drafts};
 use crate::request::RequestId;
 use crate::scheduler::Scheduler;
 use crate::step::Row;
 
 impl Scheduler {
-    /// Proposes drafts: tokens that probably follow those of a decoding request. The next step computes some, from the
-    /// first one on, or none. They are dropped once the request gains a token.
+    /// Proposes drafts of prompt lookup: tokens that probably follow those of a decoding request. The next step computes
+    /// some, from the first one on, or none. They are dropped once the request gains a token.
     pub fn propose_draft(&mut self, id: RequestId, draft: &[Token]) {
         debug_assert!(self.is_between_steps(), "propose_draft during a step");
         let most = draft.len().min(self.config.max_drafts as usize);
         let running = self.running.get_mut(id);
         if let Some(running) = running.filter(|running| running.is_decoding()) {
-            running.drafts.tokens.clear();
-            running.drafts.tokens.extend_from_slice(&draft[..most]);
+            running.drafts.propose(&draft[..most]);
+        }
+    }
+
+    /// Proposes drafts of the draft model, which stops early where it is unsure: `ordered` is the number that
+    /// [`plan_drafts`](Scheduler::plan_drafts) ordered.
+    pub fn propose_model_draft(&mut self, id: RequestId, draft: &[Token], ordered: u32) {
+        debug_assert!(self.is_between_steps(), "propose_model_draft during a step");
+        let most = draft.len().min(self.config.max_drafts as usize);
+        let common = &mut self.model_drafts.acceptance;
+        let running = self.running.get_mut(id);
+        if let Some(running) = running.filter(|running| running.is_decoding()) {
+            running
+                .drafts
+                .propose_ordered(&draft[..most], ordered, common);
         }
     }
 
@@ -24,6 +37,12 @@ impl Scheduler {
         let running = self.running.get(row.request);
         let draft = running.map_or(&[][..], |running| &running.drafts.tokens);
         &draft[..draft.len().min(row.drafts as usize)]
+    }
+
+    /// Where the drafts of a request come from.
+    pub fn draft_source(&self, id: RequestId) -> DraftSource {
+        let running = self.running.get(id);
+        running.map_or(DraftSource::default(), |running| running.drafts.source)
     }
 
     /// Frees the cells of rejected drafts. Returns how many were accepted.
@@ -35,19 +54,24 @@ impl Scheduler {
         let gained: Vec<_> = own.map(|(_, token)| *token).collect();
         let accepted = accepted_drafts(self.draft(row), &gained);
         self.kv.truncate(row.seq, row.known_end() + accepted);
-        if let Some(running) = self.running.get_mut(row.request) {
-            running.drafts.observe(row.drafts, accepted);
-        }
+        self.observe_drafts(row, accepted);
         accepted
     }
 
     /// Drops the drafts of a failed step, which is tried again without.
     pub(crate) fn drop_drafts(&mut self, rows: &[Row]) {
         for row in rows.iter().filter(|row| row.drafts > 0) {
+            self.observe_drafts(row, 0);
             if let Some(running) = self.running.get_mut(row.request) {
                 running.drafts.tokens.clear();
-                running.drafts.observe(row.drafts, 0);
             }
+        }
+    }
+
+    fn observe_drafts(&mut self, row: &Row, accepted: u32) {
+        let common = &mut self.model_drafts.acceptance;
+        if let Some(running) = self.running.get_mut(row.request) {
+            running.drafts.observe(row.drafts, accepted, common);
         }
     }
 }

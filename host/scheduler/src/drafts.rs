@@ -1,6 +1,8 @@
 //! Speculative decoding: rows that continue with draft tokens.
 //!
-//! The caller of a decoding request may propose *drafts*: the tokens that probably come next. A row computes some of
+//! The caller of a decoding request may propose *drafts*: the tokens that probably come next, from
+//! [prompt lookup or a draft model](crate::DraftSource); what a draft model computes is decided
+//! [before](crate::model_drafts) the step. A row computes some of
 //! them after its known tokens, and a token is sampled after each. While that is the next draft, the draft is accepted
 //! and its cells stay; the cells of the others are freed. So a step can gain several tokens, and the text is the same
 //! as without drafts (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023; here a draft
@@ -14,6 +16,7 @@
 
 use crate::config::SchedulerConfig;
 use crate::cost_model::CostModel;
+use crate::draft_acceptance::CommonAcceptance;
 use crate::kv_cache::KvCache;
 use crate::prefill_profile::PrefillProfile;
 use crate::request::LogitsKind;
@@ -32,7 +35,7 @@ const TRIAL_DRAFTS: u32 = 2;
 /// A draft that is less likely to be accepted is not worth its sampling.
 const MIN_ACCEPTANCE: f64 = 0.05;
 /// Factor of a request's rejections each time that its drafts were passed over.
-const FORGIVE: f64 = 0.98;
+pub(crate) const FORGIVE: f64 = 0.98;
 
 /// Decides how many drafts a step has, by what was learned of steps with drafts.
 #[derive(Clone, Debug)]
@@ -73,11 +76,12 @@ impl DraftPolicy {
         kv: &mut KvCache,
         costs: &CostModel,
         profile: &PrefillProfile,
+        common: &CommonAcceptance,
     ) {
         if running.iter().all(|r| r.drafts.tokens.is_empty()) {
             return;
         }
-        let mut candidates = candidates(&step.rows, running, &kv.config);
+        let mut candidates = candidates(&step.rows, running, &kv.config, common);
         if candidates.is_empty() {
             return;
         }
@@ -116,7 +120,7 @@ impl DraftPolicy {
             if candidate.taken == 0
                 && let Some(running) = running.get_mut(row.request)
             {
-                running.drafts.rejected *= FORGIVE;
+                running.drafts.acceptance_mut().forgive(FORGIVE);
             }
         }
         step.shape.drafts = drafts;
@@ -140,7 +144,7 @@ impl DraftPolicy {
             };
             profile.seconds(costs, shape)
         };
-        let room = room.min(SIZES[self.ceiling.index()]);
+        let room = room.min(self.most());
         let likeliest = |candidates: &mut [Candidate]| {
             let left = (0..candidates.len()).filter(|&i| candidates[i].taken < candidates[i].most);
             left.max_by(|&a, &b| candidates[a].next.total_cmp(&candidates[b].next))
@@ -181,6 +185,11 @@ impl DraftPolicy {
         drafts
     }
 
+    /// Most drafts of the next step.
+    pub fn most(&self) -> u32 {
+        SIZES[self.ceiling.index()]
+    }
+
     /// Learns from a step. `costs` and `profile` tell what it should have taken.
     pub fn observe(
         &mut self,
@@ -198,7 +207,12 @@ impl DraftPolicy {
     }
 }
 
-fn candidates(rows: &[Row], running: &RunningRequests, config: &SchedulerConfig) -> Vec<Candidate> {
+fn candidates(
+    rows: &[Row],
+    running: &RunningRequests,
+    config: &SchedulerConfig,
+    common: &CommonAcceptance,
+) -> Vec<Candidate> {
     let candidate = |(index, row): (usize, &Row)| {
         let running = running.get(row.request)?;
         let (request, drafts) = (&running.request, &running.drafts);
@@ -211,7 +225,7 @@ fn candidates(rows: &[Row], running: &RunningRequests, config: &SchedulerConfig)
         // These ids give logits after one position only.
         let single_output = config.logits_of(row.seq) == LogitsKind::TopK;
         let can = row.output && running.is_decoding() && most > 0 && !single_output;
-        let acceptance = drafts.acceptance();
+        let acceptance = common.proposed(drafts);
         can.then_some(Candidate {
             row: index,
             acceptance,

@@ -8,7 +8,8 @@
 //! up to a bound they wait in the [`queue`], and further ones are refused. The next request starts once there is room
 //! for it ([`admission`]). It shares the cells of a prefix of its prompt that is there already ([`prefix_cache`]).
 //! Each step computes only new tokens: one of every decoding request, and as much of the prompts as the
-//! [`prefill_budget`] allows ([`batch`]). Decode rows continue with [`drafts`] if that gains tokens per second. A
+//! [`prefill_budget`] allows ([`batch`]). Decode rows continue with [`drafts`] if that gains tokens per second; [`model_drafts`]
+//! decides what a draft model computes for them. A
 //! [`cost_model`] learns how long steps take; [`kv_cells`] mirrors which cells they fill. When ids or cells run short,
 //! the [`kv_cache`] evicts entries (drops them, or swaps out retained ones), then [`preemption`] takes cells from the
 //! least important request.
@@ -46,6 +47,7 @@ mod external_sampler;
 mod failure;
 mod kv_cache;
 mod kv_cells;
+mod model_drafts;
 mod output_length;
 mod overlap;
 mod overlap_state;
@@ -75,8 +77,9 @@ mod timers;
 
 pub use config::SchedulerConfig;
 pub use cost_model::CostModel;
-pub use draft_acceptance::accepted_drafts;
+pub use draft_acceptance::{DraftSource, accepted_drafts};
 pub use kv_cells::{KvCells, PositionOrder};
+pub use model_drafts::{DraftOrder, DraftState};
 pub use overlap_state::Overlap;
 pub use prefill_budget::PrefillPolicy;
 pub use prefill_profile::CHUNK_SIZES;

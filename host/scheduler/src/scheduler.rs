@@ -11,6 +11,7 @@ use crate::cost_model::CostModel;
 use crate::drafts::DraftPolicy;
 use crate::failure::FailureHandling;
 use crate::kv_cache::KvCache;
+use crate::model_drafts::ModelDrafts;
 use crate::output_length::OutputLength;
 use crate::overlap_state::OverlapState;
 use crate::prefill_budget::PrefillBudget;
@@ -33,6 +34,7 @@ pub struct Scheduler {
     pub(crate) costs: CostModel,
     pub(crate) prefill: PrefillBudget,
     pub(crate) drafts: DraftPolicy,
+    pub(crate) model_drafts: ModelDrafts,
     pub(crate) adapters: AdapterSchedule,
     pub(crate) tenants: TenantSchedule,
     pub(crate) window: BatchWindow,
@@ -65,6 +67,7 @@ impl Scheduler {
             costs: CostModel::default(),
             prefill: PrefillBudget::new(config.prefill),
             drafts: DraftPolicy::default(),
+            model_drafts: ModelDrafts::default(),
             adapters: AdapterSchedule::default(),
             tenants: TenantSchedule::default(),
             window: BatchWindow::default(),

@@ -177,6 +177,12 @@ impl Scheduler {
         running.map_or(&[], |running| running.tokens())
     }
 
+    /// The requests that a running request shares prefixes with.
+    pub fn scope(&self, id: RequestId) -> PrefixScope {
+        let running = self.running.get(id);
+        running.map_or(PrefixScope::default(), |running| running.request.scope)
+    }
+
     /// Whether a request is in the queue.
     pub fn is_waiting(&self, id: RequestId) -> bool {
         self.queue.get(id).is_some()

@@ -15,6 +15,7 @@ mod admin;
 mod api_keys;
 mod cors;
 pub mod deployments;
+mod development;
 mod file_watcher;
 mod http_counters;
 mod inherited_sockets;

@@ -1,10 +1,12 @@
-//! Errors of the host, in the format of the deployment: RFC 9457 problems, or errors as in OpenAI's or Anthropic's API.
+//! Errors of the host, in the format of the deployment: RFC 9457 problems, or errors as in OpenAI's, Anthropic's or
+//! Ollama's API.
 //!
 //! `code` is stable and for programs; `detail` is for people and says what to do. Errors of plugins pass
 //! through unchanged.
 
+use crate::development::explain;
 use bytes::Bytes;
-use corral_runtime::{Body, CallError, QuotaExceeded, QuotaLimit};
+use corral_runtime::{Body, CallError, LastLine, QuotaExceeded, QuotaLimit};
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
 use serde::{Deserialize, Serialize};
@@ -24,6 +26,8 @@ pub enum ErrorFormat {
     OpenAi,
     /// `{"type": "error", "error": {"type", "message"}}`, as clients of Anthropic's API expect.
     Anthropic,
+    /// `{"error"}` with a message, as clients of Ollama's API expect.
+    Ollama,
 }
 
 impl ErrorFormat {
@@ -33,6 +37,7 @@ impl ErrorFormat {
             ErrorFormat::Problem => "problem",
             ErrorFormat::OpenAi => "openai",
             ErrorFormat::Anthropic => "anthropic",
+            ErrorFormat::Ollama => "ollama",
         }
     }
 
@@ -55,7 +60,8 @@ impl FromStr for ErrorFormat {
             "problem" => Ok(ErrorFormat::Problem),
             "openai" => Ok(ErrorFormat::OpenAi),
             "anthropic" => Ok(ErrorFormat::Anthropic),
-            _ => Err("unknown error format; write problem, openai or anthropic".to_owned()),
+            "ollama" => Ok(ErrorFormat::Ollama),
+            _ => Err("unknown error format; write problem, openai, anthropic or ollama".to_owned()),
         }
     }
 }
@@ -82,6 +88,15 @@ impl Problem {
             allow: None,
             challenge: None,
         }
+    }
+
+    /// The problem of a failed call, explained by the last line that the plugin wrote to standard error.
+    pub(crate) fn of_call(error: CallError, last_line: Option<&LastLine>) -> Self {
+        let mut problem = Problem::from(error);
+        if let Some(last_line) = last_line {
+            problem.detail = explain(&problem.detail, last_line);
+        }
+        problem
     }
 
     /// Adds `Retry-After`, in whole seconds rounded up.
@@ -226,7 +241,9 @@ impl Problem {
             CONTENT_TYPE,
             HeaderValue::from_static(match format {
                 ErrorFormat::Problem => "application/problem+json",
-                ErrorFormat::OpenAi | ErrorFormat::Anthropic => "application/json",
+                ErrorFormat::OpenAi | ErrorFormat::Anthropic | ErrorFormat::Ollama => {
+                    "application/json"
+                }
             }),
         );
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -247,7 +264,7 @@ impl Problem {
         let text = self.text(format);
         // OpenAI's clients ignore event names and look for an `error` in the data of every event.
         let event = match format {
-            ErrorFormat::Problem | ErrorFormat::Anthropic => {
+            ErrorFormat::Problem | ErrorFormat::Anthropic | ErrorFormat::Ollama => {
                 format!("event: error\ndata: {text}\n\n")
             }
             ErrorFormat::OpenAi => format!("data: {text}\n\ndata: [DONE]\n\n"),
@@ -277,6 +294,7 @@ impl Problem {
                 "type": "error",
                 "error": {"type": self.anthropic_type(), "message": self.detail},
             }),
+            ErrorFormat::Ollama => serde_json::json!({"error": self.detail}),
         };
         json.to_string()
     }
@@ -449,11 +467,15 @@ mod tests {
             assert_eq!(body, serde_json::json!({"type": "error", "error": error}));
             let events = problem.last_events(ErrorFormat::Anthropic);
             assert_eq!(events, format!("event: error\ndata: {text}\n\n"));
+            let text = problem.text(ErrorFormat::Ollama);
+            let body: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+            assert_eq!(body, serde_json::json!({"error": problem.detail}));
         }
         for format in [
             ErrorFormat::Problem,
             ErrorFormat::OpenAi,
             ErrorFormat::Anthropic,
+            ErrorFormat::Ollama,
         ] {
             assert_eq!(format.name().parse(), Ok(format));
         }

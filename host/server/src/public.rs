@@ -1,7 +1,8 @@
 //! The public listener: probes, and the routes of the deployments.
 
 use crate::api_keys::KeyHolder;
-use crate::deployments::Unavailable;
+use crate::deployments::{ServingDeployment, Unavailable};
+use crate::development;
 use crate::listener::{ConnectionInfo, EventStreamEnd};
 use crate::probes;
 use crate::problem::{ErrorFormat, Problem};
@@ -9,7 +10,7 @@ use crate::request_body::{BodyState, RequestBody};
 use crate::request_log::{HttpRequestId, LoggedBody, REQUEST_ID, RequestDetails, RequestLog};
 use crate::response_policy::ResponsePolicy;
 use crate::state::ServerState;
-use corral_runtime::{Body, CallLimit, CallOptions};
+use corral_runtime::{Body, CallLimit, CallOptions, LastLine};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, ORIGIN};
 use http::uri::{Authority, Parts, Scheme};
 use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, Uri};
@@ -19,6 +20,8 @@ use std::time::Duration;
 
 /// `Retry-After` of a deployment that an operator has to repair or resume.
 const UNAVAILABLE_RETRY: Duration = Duration::from_secs(5);
+/// `Retry-After` of a deployment that is being compiled, which takes seconds while developing.
+const COMPILING_RETRY: Duration = Duration::from_secs(1);
 
 /// The header in which a plugin names members of the request that it ignored.
 pub(crate) const IGNORED_MEMBERS: HeaderName = HeaderName::from_static("x-corral-ignored");
@@ -33,9 +36,17 @@ pub(crate) async fn answer(
     let origin = request.headers().get(ORIGIN).cloned();
     let is_head = request.method() == Method::HEAD;
     let mut policy = ResponsePolicy::default();
-    let answered = route(&state, id, request, &mut log.details, &mut policy).await;
-    let mut response = match answered {
-        Ok(response) => with_event_stream_end(response, policy.format),
+    let last_line = state.develop.then(Arc::<LastLine>::default);
+    let answered = route(
+        &state,
+        id,
+        request,
+        &mut log.details,
+        &mut policy,
+        last_line.clone(),
+    );
+    let mut response = match answered.await {
+        Ok(response) => with_event_stream_end(response, policy.format, last_line),
         Err(problem) => {
             // 503 is routine: a full queue, or a model that is being loaded.
             match problem.status() {
@@ -69,6 +80,7 @@ async fn route(
     request: Request<Incoming>,
     details: &mut RequestDetails,
     responses: &mut ResponsePolicy,
+    last_line: Option<Arc<LastLine>>,
 ) -> Result<Response<Body>, Problem> {
     let (mut head, body) = request.into_parts();
     // Every early return drops the body, which discards its rest.
@@ -99,7 +111,7 @@ async fn route(
     }
     let (plugin, policy) = deployment
         .pick()
-        .map_err(|reason| unavailable(&deployment.name, &reason))?;
+        .map_err(|reason| unavailable(&deployment, &reason, state.develop))?;
     *responses = ResponsePolicy::of(policy, path);
     details.revision = plugin.revision();
     if let Some(preflight) = policy.cors.preflight(&head.method, &head.headers) {
@@ -133,8 +145,10 @@ async fn route(
     let options = CallOptions {
         id: Some(id.to_string()),
         tenant,
+        tenant_name: holder.map(|holder| holder.tenant_name),
         quota_permit,
         usage: Some(Arc::clone(&details.usage)),
+        last_error_line: last_line.clone(),
         ..CallOptions::default()
     };
     let answer = plugin
@@ -145,7 +159,11 @@ async fn route(
         (BodyState::Stalled, _) => Err(Problem::body_stalled(idle_timeout)),
         (BodyState::Broken, Err(_)) => Err(Problem::body_incomplete()),
         (_, answer) => {
-            let mut response = answer?;
+            let last_line = last_line.as_deref();
+            let mut response = answer.map_err(|error| Problem::of_call(error, last_line))?;
+            if let Some(last_line) = last_line {
+                response = development::complete(response, last_line).await?;
+            }
             policy.cors.remove_own(response.headers_mut());
             if response.headers().contains_key(IGNORED_MEMBERS) {
                 deployment.context.deployment.count_ignored_members();
@@ -161,20 +179,40 @@ fn discard_time(state: &ServerState, headers: &HeaderMap) -> Option<Duration> {
     (!headers.contains_key(EXPECT)).then_some(state.limits.discard_timeout)
 }
 
-/// The deployment exists, but an operator has to act first.
-fn unavailable(name: &str, reason: &Unavailable) -> Problem {
-    let (code, detail) = match reason {
-        Unavailable::Paused => ("paused", format!("'{name}' is paused; try again later")),
+/// The deployment exists, but it is still compiled, or an operator has to act first.
+fn unavailable(deployment: &ServingDeployment, reason: &Unavailable, develop: bool) -> Problem {
+    let name = &deployment.name;
+    let (code, detail, retry) = match reason {
+        Unavailable::Paused => (
+            "paused",
+            format!("'{name}' is paused; try again later"),
+            UNAVAILABLE_RETRY,
+        ),
+        Unavailable::Compiling => (
+            "compiling",
+            format!("'{name}' is being compiled; try again in a moment"),
+            COMPILING_RETRY,
+        ),
+        Unavailable::LoadFailed if develop => (
+            "deployment-failed",
+            format!("'{name}' could not be loaded: {}", deployment.load_errors()),
+            UNAVAILABLE_RETRY,
+        ),
         Unavailable::LoadFailed => (
             "deployment-failed",
             format!("'{name}' could not be loaded; 'corral show {name}' tells its operator why"),
+            UNAVAILABLE_RETRY,
         ),
     };
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, detail).retry_after(UNAVAILABLE_RETRY)
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, detail).retry_after(retry)
 }
 
 /// Attaches what ends a stream of server-sent events that fails, or that a shutdown ends.
-fn with_event_stream_end(mut response: Response<Body>, format: ErrorFormat) -> Response<Body> {
+fn with_event_stream_end(
+    mut response: Response<Body>,
+    format: ErrorFormat,
+    last_error_line: Option<Arc<LastLine>>,
+) -> Response<Body> {
     let headers = response.headers();
     let is_event_stream = headers.get(CONTENT_TYPE).is_some_and(|value| {
         let kind = value.as_bytes().split(|byte| *byte == b';').next();
@@ -183,7 +221,11 @@ fn with_event_stream_end(mut response: Response<Body>, format: ErrorFormat) -> R
     let can_append =
         !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(CONTENT_ENCODING);
     if is_event_stream && can_append {
-        response.extensions_mut().insert(EventStreamEnd(format));
+        let end = EventStreamEnd {
+            format,
+            last_error_line,
+        };
+        response.extensions_mut().insert(end);
     }
     response
 }
@@ -248,7 +290,7 @@ mod tests {
                     .headers_mut()
                     .insert(name, HeaderValue::from_static(value));
             }
-            let response = with_event_stream_end(response, ErrorFormat::Problem);
+            let response = with_event_stream_end(response, ErrorFormat::Problem, None);
             response.extensions().get::<EventStreamEnd>().is_some()
         };
         assert!(with(&[(CONTENT_TYPE, "text/event-stream")]));

@@ -40,6 +40,8 @@ pub struct ServerOptions {
     pub memory: MemoryGuardConfig,
     /// How to answer until there are services. Other routes get problem documents.
     pub starting: StartingRoutes,
+    /// For authors: errors say what plugins wrote to standard error.
+    pub develop: bool,
     /// Lines that the log lost. The writer of the log counts them; the server exports the count.
     pub lost_log_lines: Arc<AtomicU64>,
 }
@@ -107,6 +109,7 @@ impl Server {
             api_keys: options.api_keys,
             tls: options.tls.clone(),
             public_address: listeners.public.local_addr()?,
+            develop: options.develop,
             stopping: AtomicBool::new(false),
             lost_log_lines: options.lost_log_lines,
         });

@@ -25,6 +25,8 @@ pub(crate) struct ServerState {
     pub(crate) api_keys: Option<Arc<ApiKeys>>,
     pub(crate) tls: Option<Arc<Tls>>,
     pub(crate) public_address: SocketAddr,
+    /// Errors say what plugins wrote to standard error.
+    pub(crate) develop: bool,
     pub(crate) stopping: AtomicBool,
     /// Lines that the log lost; its writer counts them.
     pub(crate) lost_log_lines: Arc<AtomicU64>,

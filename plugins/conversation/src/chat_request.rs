@@ -1,7 +1,7 @@
 //! A chat request, in a form independent of the API.
 
 use corral_sdk::fields::ignored;
-use corral_sdk::template::Chat;
+use corral_sdk::template::{Chat, is_image};
 use corral_sdk::{Constraint, Error, Grammar, Model, Token};
 use serde_json::{Value, json};
 
@@ -12,8 +12,9 @@ use super::prompt;
 use super::reasoning_parser::{CLOSING_TAG, OPENING_TAG, ReasoningParser};
 use super::template_kwargs::TemplateKwargs;
 use super::tools::{CallFormat, CallParser, LarkGrammar, Tools};
+use crate::context_limit::check_prompt;
 use crate::generation::{Choices, Settings};
-use crate::unsupported;
+use crate::{images, unsupported};
 
 /// A chat request.
 #[derive(Debug, Default)]
@@ -64,6 +65,17 @@ pub enum Format {
     Gbnf(String),
     /// A text of this Lark grammar.
     Lark(String),
+}
+
+/// Checks that neither a format nor required tools constrain an answer that continues the assistant's last message:
+/// they are about whole answers. `field`: the field that asks for the continuation.
+pub fn check_unconstrained(format: &Format, tools: &Tools, field: &str) -> Result<(), Error> {
+    if *format == Format::Text && !tools.are_required() {
+        return Ok(());
+    }
+    let why =
+        "the last message is the assistant's, and an answer that continues it can't be constrained";
+    Err(unsupported(field, why))
 }
 
 impl Format {
@@ -136,20 +148,37 @@ fn name_ignored_keywords(constraint: &Constraint, field_of: impl Fn(&str) -> Str
 }
 
 impl ChatRequest {
-    /// Opens the model and renders the prompt, without generating.
-    pub async fn prompt(mut self) -> Result<(Model, Vec<Token>), Error> {
-        let prompt = self.render().await?;
-        Ok((prompt.model, prompt.tokens))
+    /// The text of the prompt, with control tokens written out. `[image]` stands for an image.
+    pub async fn prompt_text(mut self) -> Result<String, Error> {
+        let Prompt { model, tokens, .. } = self.render().await?;
+        let texts = tokens.split(|token| is_image(*token));
+        let texts = texts.map(|tokens| model.detokenize_with_control(tokens));
+        Ok(texts.collect::<Result<Vec<_>, _>>()?.join("[image]"))
     }
 
-    /// The number of tokens of the prompt.
+    /// The number of tokens of the prompt. Images are encoded to count theirs.
     pub async fn count_tokens(mut self) -> Result<usize, Error> {
-        Ok(self.render().await?.tokens.len())
+        let Prompt { model, tokens, .. } = self.render().await?;
+        if self.chat.images.is_empty() {
+            return Ok(tokens.len());
+        }
+        let sequence = model.empty_sequence()?;
+        let appended = sequence.append_prompt(&tokens, &self.chat.images).await;
+        appended.map_err(|error| image_error(error, self.messages_field))?;
+        Ok(sequence.len() as usize)
     }
 
     /// Opens the model and renders the prompt.
     async fn render(&mut self) -> Result<Prompt, Error> {
         let model = Model::open_requested(self.model.as_deref()).await?;
+        self.chat.images = images::take();
+        if !self.chat.images.is_empty() && !model.accepts_images() {
+            let why = format!(
+                "the model {} reads text only; use a vision model",
+                model.name()
+            );
+            return Err(unsupported(self.messages_field, &format!("images: {why}")));
+        }
         let call_format = match self.tools.are_offered() {
             true => Some(CallFormat::detect(&model)?),
             false => None,
@@ -195,14 +224,11 @@ impl ChatRequest {
             open,
         } = self.render().await?;
         let constraint = self.constraint(&model, call_format, open).await?;
-        let prompts = [tokens];
-        let choices = Choices::start(
-            &model,
-            self.messages_field,
-            &prompts,
-            &self.settings,
-            constraint.as_ref(),
-        )?;
+        check_prompt(&model, &tokens, 1, self.messages_field)?;
+        let sequence = model.empty_sequence()?;
+        let appended = sequence.append_prompt(&tokens, &self.chat.images).await;
+        appended.map_err(|error| image_error(error, self.messages_field))?;
+        let choices = Choices::start_after(&model, sequence, &self.settings, constraint.as_ref())?;
 
         let mut tags = Vec::new();
         if reasons {
@@ -294,6 +320,14 @@ impl ChatRequest {
             Some(tool) => format!("tools[{tool}]"),
             None => self.format_field.to_owned(),
         }
+    }
+}
+
+/// The host's errors about an image tell what is wrong with it.
+fn image_error(error: Error, field: &str) -> Error {
+    match error {
+        Error::Invalid(text) => Error::bad_request("invalid-image", text).with_field(field),
+        other => other,
     }
 }
 

@@ -11,10 +11,10 @@ pub const OF_REQUEST: [(&str, &str); 18] = [
         "safety_identifier",
         "the operator identifies clients by API keys",
     ),
-    ("metadata", "labels of stored responses; none are stored"),
+    ("metadata", "labels of stored responses"),
     ("client_metadata", "labels of the client's own records"),
-    ("store", "responses are never stored"),
-    ("thread", "responses are never stored"),
+    ("store", "this deployment stores no responses"),
+    ("thread", "there are no threads"),
     ("service_tier", "there is one tier"),
     ("priority", "tenants share the model fairly"),
     ("request_id", "the host's is in `x-request-id`"),
@@ -52,7 +52,10 @@ pub const OF_PART: [(&str, &str); 5] = [
 /// Members of a tool, or of its function.
 pub const OF_TOOL: [(&str, &str); 4] = [
     ("cache_control", "prefixes are always cached"),
-    ("defer_loading", "all tools are in the prompt"),
+    (
+        "defer_loading",
+        "all tools are in the prompt, except in `messages`",
+    ),
     (
         "eager_input_streaming",
         "arguments are streamed as they are generated",

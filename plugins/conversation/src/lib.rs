@@ -7,10 +7,12 @@
 
 mod answers;
 mod chat_request;
+pub mod context_limit;
 mod control_tags;
 pub mod generation;
 pub mod hints;
 pub mod ids;
+pub mod images;
 pub mod infill;
 pub mod message;
 mod output_parser;
@@ -21,7 +23,7 @@ mod template_kwargs;
 pub mod tools;
 
 pub use answers::{Answer, AnswerDelta, AnswerStream, FinishReason};
-pub use chat_request::{ChatRequest, Format};
+pub use chat_request::{ChatRequest, Format, check_unconstrained};
 pub use prompt::take_final_text;
 pub use reasoning_parser::ReasoningParser;
 pub use template_kwargs::{TemplateKwarg, TemplateKwargs};

@@ -4,10 +4,10 @@ use corral_sdk::Error;
 use corral_sdk::fields::{Fields, wrong_type};
 use serde_json::{Map, Value, json};
 
-use crate::{hints, unsupported};
+use crate::{hints, images, unsupported};
 
 /// Reads a string or a list of strings and parts of these types. A part has its text in the field named after
-/// its type or in `text`.
+/// its type or in `text`. An [image](images) becomes its marker.
 pub fn text(path: &str, content: Value, kinds: &[&str]) -> Result<String, Error> {
     let parts = match content {
         Value::String(text) => return Ok(text),
@@ -29,9 +29,14 @@ pub fn text(path: &str, content: Value, kinds: &[&str]) -> Result<String, Error>
             );
             return Err(unsupported(&part.path("type"), &text));
         };
+        hints::drop(&mut part, &hints::OF_PART);
+        if images::PART_TYPES.contains(&kind) {
+            joined += &images::read_part(&mut part, kind)?;
+            part.ignore_unknown(&["type", "image_url", "source"])?;
+            continue;
+        }
         let field = if kind == "refusal" { kind } else { "text" };
         joined += &part.required_text(field)?;
-        hints::drop(&mut part, &hints::OF_PART);
         part.ignore_unknown(&["type", field])?;
     }
     Ok(joined)

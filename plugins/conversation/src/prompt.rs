@@ -1,6 +1,6 @@
 //! Renders and tokenizes the prompt of a chat.
 
-use corral_sdk::template::Chat;
+use corral_sdk::template::{Chat, is_image};
 use corral_sdk::{Error, Model, Token};
 use serde_json::Value;
 
@@ -111,8 +111,10 @@ fn arguments_as_text(messages: &mut [Value]) -> bool {
 /// Whether the prompt ends inside reasoning.
 pub fn ends_in_reasoning(tokens: &[Token], model: &Model) -> Result<bool, Error> {
     let tail = &tokens[tokens.len().saturating_sub(TAIL_TOKENS)..];
+    let text = tail.iter().filter(|token| !is_image(**token));
+    let text: Vec<_> = text.copied().collect();
     Ok(model
-        .detokenize_with_control(tail)?
+        .detokenize_with_control(&text)?
         .trim_end()
         .ends_with(OPENING_TAG))
 }

@@ -28,7 +28,7 @@ usage: generate [OPTIONS] PROMPT...
   --lark G           Constrain the text to this Lark grammar, from `start`
   --gbnf G           Constrain the text to this GBNF grammar, from `root`
   --adapter NAME     LoRA adapter [default: none]
-  --speculate N      Draft up to N tokens, 0 to 16 [default: 0]
+  --speculate N      Draft up to N tokens, 0 to 16 [default: as the model's draft model]
 ";
 
 /// Parses the arguments. Words that are not options form the prompt, joined by spaces; `--` ends
@@ -69,7 +69,9 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Request, Str
             "--top-p" => samplers.top_p = Some(number(name, &value()?, 0.0..=1.0)?),
             "--min-p" => samplers.min_p = Some(number(name, &value()?, 0.0..=1.0)?),
             "--seed" => settings.seed = Some(number(name, &value()?, 0..=u64::MAX)?),
-            "--speculate" => settings.speculate = number(name, &value()?, 0..=SPECULATE_LIMIT)?,
+            "--speculate" => {
+                settings.speculate = Some(number(name, &value()?, 0..=SPECULATE_LIMIT)?)
+            }
             "--adapter" => settings.adapter = Some(value()?),
             "--json-schema" => constrain(&mut settings.constraint, Grammar::JsonSchema(value()?))?,
             "--regex" => constrain(&mut settings.constraint, Grammar::Regex(value()?))?,
@@ -184,7 +186,7 @@ mod tests {
             Settings {
                 constraint: Some(Grammar::Regex("[0-9]+".to_owned())),
                 adapter: Some("plus-one".to_owned()),
-                speculate: 16,
+                speculate: Some(16),
                 ..Settings::default()
             }
         );

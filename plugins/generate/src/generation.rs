@@ -160,8 +160,8 @@ fn options(
     if let Some(top) = settings.logprobs {
         options = options.logprobs(top);
     }
-    if settings.speculate > 0 {
-        options = options.speculate(settings.speculate);
+    if let Some(most) = settings.speculate {
+        options = options.speculate(most);
     }
     if let Some(name) = &settings.adapter {
         options = options.adapter(name);

@@ -72,8 +72,8 @@ pub struct Settings {
     pub constraint: Option<Grammar>,
     /// Whether to return log probabilities, and of how many most likely tokens.
     pub logprobs: Option<u8>,
-    /// Most draft tokens per step.
-    pub speculate: u8,
+    /// Most draft tokens per step. Without it only a draft model drafts.
+    pub speculate: Option<u8>,
     /// The LoRA adapter's name.
     pub adapter: Option<String>,
 }
@@ -88,7 +88,7 @@ impl Default for Settings {
             ignore_end: false,
             constraint: None,
             logprobs: None,
-            speculate: 0,
+            speculate: None,
             adapter: None,
         }
     }
@@ -110,9 +110,7 @@ pub fn parse(body: &[u8]) -> Result<Request, Error> {
         ignore_end: fields.flag("ignore_end")?,
         constraint: constraint(&mut fields)?,
         logprobs: fields.integer("logprobs", 0..=LOGPROBS_LIMIT)?,
-        speculate: fields
-            .integer("speculate", 0..=SPECULATE_LIMIT)?
-            .unwrap_or(0),
+        speculate: fields.integer("speculate", 0..=SPECULATE_LIMIT)?,
         adapter: fields.text("adapter")?,
     };
     Ok(Request {

@@ -50,7 +50,7 @@ fn every_field_is_parsed() {
             ignore_end: true,
             constraint: Some(Grammar::Regex("a*".to_owned())),
             logprobs: Some(20),
-            speculate: 16,
+            speculate: Some(16),
             adapter: Some("n".to_owned()),
         }
     );

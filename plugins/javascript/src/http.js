@@ -1,5 +1,6 @@
 // HTTP: requests, responses and server-sent events.
 import { Cancelled, CorralError, Problem } from "./errors.js";
+import { read } from "./fields.js";
 import { host } from "./host.js";
 import { decode, encode, joined } from "./utf8.js";
 
@@ -58,6 +59,11 @@ export class Request {
     } catch (error) {
       throw new Problem(400, "invalid-body", `the body is not JSON: ${error.message}`);
     }
+  }
+
+  /** Reads the body as a JSON object with these fields; see `fields.js`. */
+  async fields(readers) {
+    return read(await this.json(), readers);
   }
 }
 

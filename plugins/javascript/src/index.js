@@ -12,6 +12,7 @@ export {
   Problem,
   Refused,
 } from "./errors.js";
+export * as fields from "./fields.js";
 export { Constraint, Matcher } from "./grammar.js";
 export { EventWriter, Request, Response } from "./http.js";
 export { Model, availableModels, configuration, remainingBudget } from "./model.js";

@@ -272,6 +272,11 @@ function interfaces(script) {
       embed: (_, inputs) => inputs.map(vector),
       next: (sequence, request) => distribution(script, sequence, request),
       nextMany: (requests) => requests.map((one) => ({ tag: "ok", val: distribution(script, ...one) })),
+      appendImage: (sequence, file) => {
+        const tokens = [...encode(`[image of ${file.length} bytes]`)];
+        sequence.append(tokens);
+        return tokens.length;
+      },
       saveSnapshot: (sequence, name) => void snapshots.set(name, [...sequence.held]),
       restoreSnapshot: (_, name) => new ScriptedSequence(script, [...snapshot(name)]),
       deleteSnapshot: (_, name) => void (snapshot(name), snapshots.delete(name)),

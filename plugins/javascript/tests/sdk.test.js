@@ -14,6 +14,7 @@ import {
   Response,
   choose,
   configuration,
+  fields,
   greedy,
   logSoftmax,
   nextMany,
@@ -172,6 +173,45 @@ test("a handler answers and maps errors", async () => {
   const broken = script();
   assert.equal((await broken.call(() => "text", new Request("GET", "/"))).json().code, "plugin-failed");
   assert.match(broken.logged[0], /must return a `Response`/);
+});
+
+test("fields are checked", async () => {
+  const handle = async (request) =>
+    Response.json(
+      await request.fields({
+        text: fields.string(),
+        count: fields.integer(8, { least: 1, most: 64 }),
+        heat: fields.number(1, { least: 0 }),
+        loud: fields.boolean(false),
+        tags: fields.array(fields.string(), ["a"], { least: 1, most: 2 }),
+        any: fields.value(null),
+      }),
+    );
+  const post = (body) => script().call(handle, new Request("POST", "/", { body }));
+  const rest = { count: 8, heat: 1, loud: false, tags: ["a"], any: null };
+  assert.deepEqual((await post({ text: "x", count: null })).json(), { text: "x", ...rest });
+  const all = { text: "", count: 64, heat: 0.5, loud: true, tags: ["b", "c"], any: [{}] };
+  assert.deepEqual((await post(all)).json(), all);
+  for (const [body, code, detail] of [
+    ["5", "invalid-body", "the body is 5; expected an object"],
+    ["null", "invalid-body", "the body is null; expected an object"],
+    [[1], "invalid-body", "the body is an array of 1 items; expected an object"],
+    [{}, "invalid-text", "`text` is missing; expected a string"],
+    [{ text: null }, "invalid-text", "`text` is null; expected a string"],
+    ['{"text": "\\ud800"}', "invalid-text", '`text` is "\\ud800"; expected a string'],
+    [{ text: "x", count: 65 }, "invalid-count", "`count` is 65; expected an integer from 1 to 64"],
+    [{ text: "x", count: 1.5 }, "invalid-count", "`count` is 1.5; expected an integer from 1 to 64"],
+    [{ text: "x", count: true }, "invalid-count", "`count` is true; expected an integer from 1 to 64"],
+    [{ text: "x", heat: -1 }, "invalid-heat", "`heat` is -1; expected a number of at least 0"],
+    ['{"text": "x", "heat": 1e999}', "invalid-heat", "`heat` is Infinity; expected a number of at least 0"],
+    [{ text: "x", loud: 1 }, "invalid-loud", "`loud` is 1; expected true or false"],
+    [{ text: "x", tags: [] }, "invalid-tags", "`tags` is an array of 0 items; expected an array of 1 to 2 items"],
+    [{ text: "x", tags: ["a", 5] }, "invalid-tags", "`tags[1]` is 5; expected a string"],
+    [{ text: "x", other: 1 }, "invalid-body", 'there is no field "other"; expected text, count, heat, loud, tags, any'],
+  ]) {
+    const answered = await post(body);
+    assert.deepEqual([answered.status, answered.json().code, answered.json().detail], [400, code, detail]);
+  }
 });
 
 test("a body comes in parts and is read once", async () => {

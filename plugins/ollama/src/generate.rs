@@ -21,7 +21,7 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
     let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
     let system = fields.text("system")?.filter(|system| !system.is_empty());
     let raw = fields.flag("raw")?;
-    messages::reject_images(&mut fields)?;
+    let images = messages::images(&mut fields)?;
     if fields
         .text("template")?
         .is_some_and(|text| !text.is_empty())
@@ -34,9 +34,14 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
     }
     let model = Model::open(&models::resolve(&shared.name)?).await?;
     let frame = Frame::new(shared.name.clone(), start);
-    if prompt.is_empty() {
+    if prompt.is_empty() && images.is_empty() {
         return Ok(frame.loaded(json!({"response": ""})));
     }
+    if !images.is_empty() && (suffix.is_some() || raw) {
+        let why = "they need the model's template; omit `suffix` and `raw`";
+        return Err(unsupported("images", why));
+    }
+    let prompt = images + &prompt;
     let text = match (&suffix, raw) {
         (Some(suffix), _) => Some(infill::tokens(&prompt, suffix, &model)?),
         (None, true) => Some(model.tokenize_trusted(&prompt)?),

@@ -1,11 +1,11 @@
 //! Converts the API's messages to those of chat templates.
 
 use corral_sdk::Error;
-use corral_sdk::fields::{Fields, out_of_range};
+use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use serde_json::{Map, Value, json};
 
 use conversation::message::{call, parse_arguments};
-use conversation::unsupported;
+use conversation::{images, unsupported};
 
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
@@ -24,10 +24,16 @@ fn message(mut fields: Fields) -> Result<Value, Error> {
     if !ROLES.contains(&role.as_str()) {
         return Err(out_of_range(&fields.path("role"), &role.into(), expected));
     }
-    reject_images(&mut fields)?;
     let mut message = Map::new();
+    let images = images(&mut fields)?;
+    if !images.is_empty() && role != "user" {
+        return Err(unsupported(
+            &fields.path("images"),
+            "they are for messages of the user",
+        ));
+    }
     message.insert("role".to_owned(), role.into());
-    let content = fields.text("content")?.unwrap_or_default();
+    let content = images + &fields.text("content")?.unwrap_or_default();
     message.insert("content".to_owned(), content.into());
     // The templates' names.
     for (name, template_name) in [
@@ -49,16 +55,18 @@ fn message(mut fields: Fields) -> Result<Value, Error> {
     Ok(Value::Object(message))
 }
 
-/// Returns an error if there are images: the models read text only.
-pub fn reject_images(fields: &mut Fields) -> Result<(), Error> {
+/// Reads the images, each in base64, and returns the text that stands for them.
+pub fn images(fields: &mut Fields) -> Result<String, Error> {
     let path = fields.path("images");
-    match fields.list("images")? {
-        Some(images) if !images.is_empty() => Err(unsupported(
-            &path,
-            "the models of this server read text only",
-        )),
-        _ => Ok(()),
-    }
+    let images = fields.list("images")?.unwrap_or_default();
+    let images = images.into_iter().enumerate().map(|(index, image)| {
+        let path = format!("{path}[{index}]");
+        match image {
+            Value::String(text) => images::read_base64(&path, &text),
+            other => Err(wrong_type(&path, "base64", &other)),
+        }
+    });
+    images.collect()
 }
 
 fn tool_call(mut fields: Fields) -> Result<Value, Error> {
@@ -106,7 +114,9 @@ mod tests {
 {"content": "x"} => messages[0].role: is missing
 {"role": "developer"} => messages[0].role: or tool
 {"role": "user", "content": 1} => messages[0].content: a number
-{"role": "user", "content": "x", "images": ["aGk="]} => messages[0].images: text only
+{"role": "user", "content": "x", "images": ["?"]} => messages[0].images[0]: not valid base64
+{"role": "user", "content": "x", "images": [1]} => messages[0].images[0]: a number
+{"role": "system", "content": "x", "images": ["aGk="]} => messages[0].images: of the user
 {"role": "assistant", "tool_calls": [{}]} => messages[0].tool_calls[0].function: is missing
 "#;
         check_field_errors(table, |message| read(vec![message]));

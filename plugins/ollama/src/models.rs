@@ -104,6 +104,9 @@ pub async fn show(mut fields: Fields) -> Result<Response, Error> {
     if CallFormat::detect(&model).is_ok() {
         capabilities.push("tools");
     }
+    if model.accepts_images() {
+        capabilities.push("vision");
+    }
     if template.contains("</think>") {
         capabilities.push("thinking");
     }

@@ -9,29 +9,45 @@ use corral_sdk::fields::Fields;
 use corral_sdk::{Error, Response};
 use serde_json::json;
 
+use conversation::without_effect;
+
 /// `/v1/chat/completions`.
-pub async fn respond(fields: Fields) -> Result<Response, Error> {
-    let request = request::read(fields)?;
+pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
+    let verbose = fields.flag("verbose")?;
+    let members = fields.into_map();
+    let prompt = match verbose {
+        true => Some(prompt_text(Fields::from_map(members.clone())).await?),
+        false => None,
+    };
+    let request = request::read(Fields::from_map(members))?;
     let logprobs = request.chat.settings.logprobs.is_some();
     let mut answers = request.chat.start().await?;
     match request.stream {
-        Some(options) => Ok(stream::respond(answers, logprobs, options)),
-        None => response::respond(&mut answers, logprobs).await,
+        Some(options) => {
+            if verbose {
+                without_effect("verbose", "a stream has no place for the prompt")?;
+            }
+            Ok(stream::respond(answers, logprobs, options))
+        }
+        None => response::respond(&mut answers, logprobs, prompt).await,
     }
 }
 
 /// `/apply-template`: the prompt of a chat as text.
 pub async fn apply_template(fields: Fields) -> Result<Response, Error> {
-    let (model, tokens) = request::read(fields)?.chat.prompt().await?;
-    let prompt = model.detokenize_with_control(&tokens)?;
+    let prompt = prompt_text(fields).await?;
     Ok(Response::json(&json!({"prompt": prompt})))
+}
+
+async fn prompt_text(fields: Fields) -> Result<String, Error> {
+    request::read(fields)?.chat.prompt_text().await
 }
 
 /// `/v1/chat/completions/input_tokens`: the number of tokens of a chat's prompt.
 pub async fn count_tokens(fields: Fields) -> Result<Response, Error> {
-    let (_, tokens) = request::read(fields)?.chat.prompt().await?;
+    let tokens = request::read(fields)?.chat.count_tokens().await?;
     Ok(Response::json(&json!({
         "object": "response.input_tokens",
-        "input_tokens": tokens.len(),
+        "input_tokens": tokens,
     })))
 }

@@ -8,11 +8,17 @@ mod stream;
 use corral_sdk::fields::Fields;
 use corral_sdk::{Error, Model, Response};
 
+use conversation::context_limit::check_prompt;
 use conversation::generation::{Choices, check_choice_count};
 
 pub async fn respond(fields: Fields) -> Result<Response, Error> {
     let mut request = request::read(fields)?;
     let model = Model::open_requested(request.model.as_deref()).await?;
+    let (count, field) = match request.best_of {
+        Some(best_of) => (best_of, "best_of"),
+        None => (request.settings.n, "n"),
+    };
+    check_choice_count(request.prompt.len(), count, field)?;
     let prompts = request::prompts(&request.prompt, request.suffix.as_deref(), &model)?;
     let constraint = request
         .format
@@ -24,12 +30,10 @@ pub async fn respond(fields: Fields) -> Result<Response, Error> {
         // The ranking needs them.
         request.settings.logprobs = logprobs.or(Some(0));
     }
-    check_choice_count(prompts.len(), request.settings.n)?;
     let settings = &request.settings;
     let generates = settings.max_tokens != Some(0);
     for prompt in &prompts {
-        let checked = model.check_prompt(prompt, generates.into());
-        checked.map_err(|error| error.with_field("prompt"))?;
+        check_prompt(&model, prompt, generates.into(), "prompt")?;
     }
     let mut echo = match request.echo {
         true => request::echoes(&request.prompt, &prompts, &model)?,

@@ -10,13 +10,20 @@ pub struct Configuration {
     pub strict: bool,
     /// Further names of models, each with the model's own name.
     pub aliases: Vec<(String, String)>,
+    /// Labels of the models in `/v1/models`, for clients that choose by them.
+    pub tags: Vec<String>,
     /// Whether a request for an unknown model gets the default model.
     pub accept_unknown_models: bool,
     /// The number of requests that `/props` tells its clients to send at a time.
     pub slots: Option<u32>,
+    /// How long responses of the Responses API are stored, in seconds, if at all.
+    pub store_seconds: Option<u64>,
     /// Members for requests that generate and lack them: `temperature`, `seed`, `max_tokens`.
     pub defaults: Map<String, Value>,
 }
+
+/// How long responses are stored unless the configuration says so: 30 days, as in the API's own service.
+const STORE_SECONDS: u64 = 30 * 24 * 3600;
 
 /// The variables with members for requests that lack them.
 const DEFAULTS: [&str; 3] = ["temperature", "seed", "max_tokens"];
@@ -40,10 +47,20 @@ impl Configuration {
         };
         let strict = word("strict", ["false", "true"])?;
         let accept_unknown_models = word("unknown_models", ["refuse", "default"])?;
+        let stores = word("store", ["false", "true"])?;
+        let store_seconds = match variable("store_seconds") {
+            None => STORE_SECONDS,
+            Some(text) => match text.parse() {
+                Ok(seconds @ 1..) => seconds,
+                _ => return Err(wrong("store_seconds", &text, "a number from 1")),
+            },
+        };
         let aliases = match variable("aliases") {
             None => Vec::new(),
             Some(text) => aliases(&text)?,
         };
+        let tags = variable("tags").unwrap_or_default();
+        let tags = tags.split(',').map(str::trim).filter(|tag| !tag.is_empty());
         let slots = match variable("slots") {
             None => None,
             Some(text) => match text.parse() {
@@ -62,8 +79,10 @@ impl Configuration {
         Ok(Configuration {
             strict,
             aliases,
+            tags: tags.map(str::to_owned).collect(),
             accept_unknown_models,
             slots,
+            store_seconds: stores.then_some(store_seconds),
             defaults,
         })
     }
@@ -113,7 +132,14 @@ mod tests {
             read("aliases", "gpt-4o = tiny,a=b=c, ").unwrap().aliases,
             [pair("gpt-4o", "tiny"), pair("a", "b=c")]
         );
+        assert_eq!(
+            read("tags", "chat, small,").unwrap().tags,
+            ["chat", "small"]
+        );
         assert_eq!(read("slots", "4").unwrap().slots, Some(4));
+        let stored = read("store", "true").unwrap().store_seconds;
+        assert_eq!(stored, Some(STORE_SECONDS));
+        assert_eq!(read("store_seconds", "9").unwrap().store_seconds, None);
         assert_eq!(
             read("temperature", "0.5").unwrap().defaults["temperature"],
             0.5
@@ -128,6 +154,8 @@ mod tests {
             ("aliases", "gpt-4o"),
             ("aliases", "=tiny"),
             ("slots", "0"),
+            ("store", "yes"),
+            ("store_seconds", "0"),
             ("seed", "\"1\""),
             ("max_tokens", "many"),
         ] {

@@ -16,12 +16,13 @@ const INPUT_LIMIT: usize = 2048;
 
 pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
     let name = fields.text("model")?;
-    let input = fields.required("input", prompt_input::EXPECTED)?;
+    let input_name = input_name(&fields);
+    let input = fields.required(input_name, prompt_input::EXPECTED)?;
     let format = fields.text("encoding_format")?;
     let dimensions = fields.integer("dimensions", 1..=u32::MAX)?;
     hints::drop(&mut fields, &hints::OF_REQUEST);
     reject_fields_of_other_servers(&mut fields)?;
-    fields.ignore_unknown(&["model", "input", "encoding_format", "dimensions"])?;
+    fields.ignore_unknown(&["model", "encoding_format", "dimensions"])?;
     let encoding = match format.as_deref() {
         None | Some("float") => Vector::Floats,
         Some("base64") => Vector::Base64,
@@ -42,7 +43,7 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
         );
         return Err(out_of_range("dimensions", &dimensions.into(), &expected));
     }
-    let inputs = read("input", &input, &model)?;
+    let inputs = read(input_name, &input, &model)?;
     let tokens: usize = inputs.iter().map(Vec::len).sum();
     let vectors = model.embed_tokens(inputs, None, None).await?;
     let entry = |(index, vector)| EmbeddingEntry {
@@ -122,13 +123,18 @@ fn read(name: &str, input: &Value, model: &Model) -> Result<Vec<Vec<Token>>, Err
     Ok(inputs)
 }
 
+/// llama.cpp's server has two names for the input.
+fn input_name(fields: &Fields) -> &'static str {
+    match (fields.peek("input"), fields.peek("content")) {
+        (None, Some(_)) => "content",
+        _ => "input",
+    }
+}
+
 /// `/embeddings` and `/embedding` of llama.cpp's server: a list of vectors, each in a list.
 pub async fn respond_native(mut fields: Fields) -> Result<Response, Error> {
     let model = fields.text("model")?;
-    let name = match fields.peek("content") {
-        Some(_) => "content",
-        None => "input",
-    };
+    let name = input_name(&fields);
     let input = fields.required(name, prompt_input::EXPECTED)?;
     hints::drop(&mut fields, &hints::OF_REQUEST);
     reject_fields_of_other_servers(&mut fields)?;

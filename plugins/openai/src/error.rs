@@ -1,5 +1,6 @@
 //! Errors in the formats of OpenAI's and Anthropic's API.
 
+use conversation::context_limit::excess;
 use corral_sdk::fields::ignored;
 use corral_sdk::{Error, Response};
 use serde_json::{Value, json};
@@ -35,12 +36,21 @@ pub fn with_ignored(response: Response) -> Response {
 /// The body of an error response, and the data of an error event.
 pub fn body(api: ApiFormat, error: &Error) -> Value {
     match api {
-        ApiFormat::OpenAi => json!({"error": {
-            "message": error.to_string(),
-            "type": openai_type(error.status()),
-            "param": error.field(),
-            "code": openai_code(error),
-        }}),
+        ApiFormat::OpenAi => {
+            let mut body = json!({"error": {
+                "message": error.to_string(),
+                "type": openai_type(error.status()),
+                "param": error.field(),
+                "code": openai_code(error),
+            }});
+            if let Some(excess) = excess().filter(|_| error.code() == "prompt-too-long") {
+                // As in llama.cpp's server; OpenAI's clients read the code.
+                body["error"]["type"] = "exceed_context_size_error".into();
+                body["error"]["n_prompt_tokens"] = excess.prompt.into();
+                body["error"]["n_ctx"] = excess.context.into();
+            }
+            body
+        }
         ApiFormat::Anthropic => json!({"type": "error", "error": {
             "type": anthropic_type(error.status()),
             "message": error.to_string(),

@@ -15,6 +15,7 @@ mod completions;
 mod configuration;
 mod embeddings;
 mod error;
+mod member_forms;
 mod messages;
 mod models;
 mod native;

@@ -78,8 +78,16 @@ fn model_json(name: &str, model: Option<&Model>, configuration: &Configuration) 
         "created": now(),
         "owned_by": "corral",
         "aliases": names,
+        "tags": configuration.tags,
     });
-    if let Some(info) = model.map(Model::info) {
+    if let Some(model) = model {
+        let info = model.info();
+        let inputs = match model.accepts_images() {
+            true => &["text", "image"][..],
+            false => &["text"],
+        };
+        // The names of OpenRouter.
+        json["architecture"] = json!({"input_modalities": inputs, "output_modalities": ["text"]});
         json["max_model_len"] = info.context.into();
         json["meta"] = json!({
             "n_ctx": info.context,

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::configuration::Configuration;
 use crate::prompt_input::{self, Texts};
+use conversation::context_limit::check_prompt;
 use conversation::generation::{Choices, check_choice_count};
 use request::NativeRequest;
 use response::ResponseShape;
@@ -21,8 +22,9 @@ pub async fn completion(mut fields: Fields) -> Result<Response, Error> {
     let prompt = fields.required("prompt", prompt_input::EXPECTED)?;
     let request = request::read(fields)?;
     let model = Model::open_requested(request.model.as_deref()).await?;
+    check_choice_count(prompt_input::count(&prompt), request.settings.n, "n")?;
     let prompts = prompt_input::read_all("prompt", &prompt, Texts::Trusted, &model)?;
-    respond(request, model, prompts, prompt_input::is_list(&prompt)).await
+    respond(request, model, prompts).await
 }
 
 /// `/infill`.
@@ -30,23 +32,20 @@ pub async fn infill(mut fields: Fields) -> Result<Response, Error> {
     let input = infill::read(&mut fields)?;
     let request = request::read(fields)?;
     let model = Model::open_requested(request.model.as_deref()).await?;
+    check_choice_count(1, request.settings.n, "n")?;
     let prompt = input.tokens(&model)?;
-    respond(request, model, vec![prompt], false).await
+    respond(request, model, vec![prompt]).await
 }
 
-/// `list`: whether the response is a list, as the prompt was one.
 async fn respond(
     request: NativeRequest,
     model: Model,
     prompts: Vec<Vec<Token>>,
-    list: bool,
 ) -> Result<Response, Error> {
     let settings = &request.settings;
-    check_choice_count(prompts.len(), settings.n)?;
     let generates = settings.max_tokens != Some(0);
     for prompt in &prompts {
-        let checked = model.check_prompt(prompt, generates.into());
-        checked.map_err(|error| error.with_field("prompt"))?;
+        check_prompt(&model, prompt, generates.into(), "prompt")?;
     }
     let constraint = request
         .format
@@ -60,7 +59,7 @@ async fn respond(
     let shape = ResponseShape::new(request, &model, &prompts)?;
     match stream {
         true => Ok(stream::respond(choices, shape)),
-        false => response::respond(choices, &shape, list).await,
+        false => response::respond(choices, &shape).await,
     }
 }
 

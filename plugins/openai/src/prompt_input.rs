@@ -17,6 +17,14 @@ pub fn is_list(value: &Value) -> bool {
         .is_some_and(|list| !list.iter().any(Value::is_number) && !list.is_empty())
 }
 
+/// The number of prompts.
+pub fn count(value: &Value) -> usize {
+    match value {
+        Value::Array(list) if is_list(value) => list.len(),
+        _ => 1,
+    }
+}
+
 /// How to read the texts of prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Texts {
@@ -44,7 +52,12 @@ pub fn read_all(
 }
 
 /// Reads one prompt. A text begins with the model's beginning-of-sequence token, if it expects one.
-fn read_one(path: &str, value: &Value, texts: Texts, model: &Model) -> Result<Vec<Token>, Error> {
+pub fn read_one(
+    path: &str,
+    value: &Value,
+    texts: Texts,
+    model: &Model,
+) -> Result<Vec<Token>, Error> {
     let tokenize = |text: &str| match texts {
         Texts::Trusted => model.tokenize_trusted(text),
         Texts::Plain => model.tokenize(text),
@@ -73,7 +86,7 @@ fn read_one(path: &str, value: &Value, texts: Texts, model: &Model) -> Result<Ve
 }
 
 /// The text of an object: `prompt_string`, or `content` with parts of text.
-fn text_of(path: &str, value: &Value) -> Result<String, Error> {
+pub fn text_of(path: &str, value: &Value) -> Result<String, Error> {
     let mut fields = Fields::at(path.to_owned(), value.clone())?;
     if let Some(media) = fields.take("multimodal_data")
         && media.as_array().is_none_or(|list| !list.is_empty())

@@ -3,6 +3,7 @@
 //! A reranking model scores each document together with the query. Other models answer 501: a plugin
 //! can't tell whether their embeddings are made for comparison.
 
+use conversation::context_limit::check_prompt;
 use conversation::hints;
 use corral_sdk::fields::Fields;
 use corral_sdk::model::Pooling;
@@ -118,8 +119,7 @@ async fn score(request: &RerankRequest, model: &Model) -> Result<(Vec<f32>, usiz
     let pairs = pairs.map(|document| pair(&request.query, document, model));
     let pairs = pairs.collect::<Result<Vec<_>, Error>>()?;
     for pair in &pairs {
-        let checked = model.check_prompt(pair, 0);
-        checked.map_err(|error| error.with_field("documents"))?;
+        check_prompt(model, pair, 0, "documents")?;
     }
     let tokens = pairs.iter().map(Vec::len).sum();
     let vectors = model.embed_tokens(pairs, Some(Pooling::Rank), None).await;

@@ -1,30 +1,45 @@
-//! `/v1/responses`: OpenAI's Responses API, without stored state.
+//! `/v1/responses`: OpenAI's Responses API. Responses are stored if the deployment's configuration says so.
 
 mod input;
 mod items;
 mod request;
 mod response;
+mod store;
 mod tool_names;
 
 use corral_sdk::fields::Fields;
-use corral_sdk::{Error, Response};
+use corral_sdk::{Error, Request, Response};
 use serde_json::json;
 
-pub async fn respond(fields: Fields) -> Result<Response, Error> {
-    let request = request::read(fields)?;
+pub use store::{StoredPath, stored_path};
+
+/// `store_seconds`: how long responses are stored, if at all.
+pub async fn respond(fields: Fields, store_seconds: Option<u64>) -> Result<Response, Error> {
+    let (fields, earlier, storing) = store::begin(fields, store_seconds)?;
+    let request = request::read(fields, earlier)?;
     let answers = request.chat.start().await?;
-    let head = response::Head::new(&answers, request.repeated, request.names);
+    let head = response::Head::new(&answers, request.repeated, request.names, storing);
     match request.stream {
-        true => Ok(response::stream(answers, head)),
-        false => response::respond(answers, head).await,
+        Some(options) => Ok(response::stream(answers, head, options)),
+        None => response::respond(answers, head).await,
     }
 }
 
 /// `/v1/responses/input_tokens`: the number of tokens of the prompt.
-pub async fn input_tokens(fields: Fields) -> Result<Response, Error> {
-    let request = request::read(fields)?;
+pub async fn input_tokens(fields: Fields, store_seconds: Option<u64>) -> Result<Response, Error> {
+    let (fields, earlier, _) = store::begin(fields, store_seconds)?;
+    let request = request::read(fields, earlier)?;
     let tokens = request.chat.count_tokens().await?;
     Ok(Response::json(
         &json!({"object": "response.input_tokens", "input_tokens": tokens}),
     ))
+}
+
+/// `/v1/responses/ID` and below: stored responses.
+pub fn stored(
+    request: &Request,
+    path: StoredPath,
+    store_seconds: Option<u64>,
+) -> Result<Response, Error> {
+    store::answer(request, path, store_seconds)
 }

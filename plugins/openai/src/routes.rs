@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 use crate::configuration::Configuration;
 use crate::error::{ApiError, ApiFormat, with_ignored};
 use crate::{
-    chat, completions, embeddings, messages, models, native, rerank, responses, server_info,
-    tokenize,
+    chat, completions, embeddings, member_forms, messages, models, native, rerank, responses,
+    server_info, tokenize,
 };
 
 /// Limit for request bodies, in bytes.
@@ -44,9 +44,12 @@ async fn dispatch(mut request: Request, configuration: &Configuration) -> Result
         request.expect_method("GET")?;
         return models::show(&name, configuration).await;
     }
+    if let Some(stored) = responses::stored_path(path) {
+        return responses::stored(&request, stored, configuration.store_seconds);
+    }
     match path {
         "/v1/models" | "/models" | "/health" | "/v1/health" | "/props" | "/slots" | "/version"
-        | "/tokenizer_info" => {
+        | "/tokenizer_info" | "/lora-adapters" => {
             request.expect_method("GET")?;
             show(path, &request, configuration).await
         }
@@ -54,7 +57,7 @@ async fn dispatch(mut request: Request, configuration: &Configuration) -> Result
             Some(api) => {
                 request.expect_method("POST")?;
                 let members = members(path, &mut request, configuration).await?;
-                api(Fields::from_map(members)).await
+                api(Fields::from_map(members), configuration).await
             }
             None => Err(Error::new(
                 404,
@@ -77,6 +80,7 @@ async fn show(
         "/props" => server_info::props(model, configuration).await,
         "/slots" => server_info::slots(),
         "/version" => Ok(server_info::version()),
+        "/lora-adapters" => server_info::adapters(model, configuration).await,
         "/tokenizer_info" => server_info::tokenizer_info(model, configuration).await,
         _ => models::list(configuration).await,
     }
@@ -85,29 +89,31 @@ async fn show(
 type Responding = Pin<Box<dyn Future<Output = Result<Response, Error>>>>;
 
 /// The function that answers requests with a body at this path.
-fn api(path: &str) -> Option<fn(Fields) -> Responding> {
+fn api(path: &str) -> Option<fn(Fields, &Configuration) -> Responding> {
     Some(match path {
-        "/v1/chat/completions" | "/chat/completions" => |fields| Box::pin(chat::respond(fields)),
+        "/v1/chat/completions" | "/chat/completions" => |fields, _| Box::pin(chat::respond(fields)),
         "/v1/chat/completions/input_tokens" | "/chat/completions/input_tokens" => {
-            |fields| Box::pin(chat::count_tokens(fields))
+            |fields, _| Box::pin(chat::count_tokens(fields))
         }
-        "/apply-template" => |fields| Box::pin(chat::apply_template(fields)),
-        "/v1/completions" => |fields| Box::pin(completions::respond(fields)),
-        "/completion" | "/completions" => |fields| Box::pin(native::completion(fields)),
-        "/infill" => |fields| Box::pin(native::infill(fields)),
-        "/v1/embeddings" => |fields| Box::pin(embeddings::respond(fields)),
-        "/embeddings" | "/embedding" => |fields| Box::pin(embeddings::respond_native(fields)),
+        "/apply-template" => |fields, _| Box::pin(chat::apply_template(fields)),
+        "/v1/completions" => |fields, _| Box::pin(completions::respond(fields)),
+        "/completion" | "/completions" => |fields, _| Box::pin(native::completion(fields)),
+        "/infill" => |fields, _| Box::pin(native::infill(fields)),
+        "/v1/embeddings" => |fields, _| Box::pin(embeddings::respond(fields)),
+        "/embeddings" | "/embedding" => |fields, _| Box::pin(embeddings::respond_native(fields)),
         "/v1/rerank" | "/rerank" | "/v1/reranking" | "/reranking" | "/v2/rerank" => {
-            |fields| Box::pin(rerank::respond(fields))
+            |fields, _| Box::pin(rerank::respond(fields))
         }
-        "/v1/responses" | "/responses" => |fields| Box::pin(responses::respond(fields)),
-        "/v1/responses/input_tokens" | "/responses/input_tokens" => {
-            |fields| Box::pin(responses::input_tokens(fields))
-        }
-        "/v1/messages" => |fields| Box::pin(messages::respond(fields)),
-        "/v1/messages/count_tokens" => |fields| Box::pin(messages::count_tokens(fields)),
-        "/tokenize" => |fields| Box::pin(tokenize::tokenize(fields)),
-        "/detokenize" => |fields| Box::pin(tokenize::detokenize(fields)),
+        "/v1/responses" | "/responses" => |fields, configuration| {
+            Box::pin(responses::respond(fields, configuration.store_seconds))
+        },
+        "/v1/responses/input_tokens" | "/responses/input_tokens" => |fields, configuration| {
+            Box::pin(responses::input_tokens(fields, configuration.store_seconds))
+        },
+        "/v1/messages" => |fields, _| Box::pin(messages::respond(fields)),
+        "/v1/messages/count_tokens" => |fields, _| Box::pin(messages::count_tokens(fields)),
+        "/tokenize" => |fields, _| Box::pin(tokenize::tokenize(fields)),
+        "/detokenize" => |fields, _| Box::pin(tokenize::detokenize(fields)),
         _ => return None,
     })
 }
@@ -118,7 +124,11 @@ async fn members(
     request: &mut Request,
     configuration: &Configuration,
 ) -> Result<Map<String, Value>, Error> {
-    let mut members = Fields::parse(&request.decompressed_body().await?)?.into_map();
+    let body = request.decompressed_body().await?;
+    // Some clients on Windows begin with a byte order mark.
+    let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&body);
+    let mut members = Fields::parse(body)?.into_map();
+    member_forms::rewrite(&mut members)?;
     models::resolve_member(&mut members, configuration);
     add_defaults(path, &mut members, configuration);
     Ok(members)

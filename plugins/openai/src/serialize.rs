@@ -43,6 +43,9 @@ pub struct CompletionResponse<'a, C> {
     pub choices: Vec<C>,
     pub usage: Value,
     pub timings: Value,
+    /// The rendered prompt, for `verbose`.
+    #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
+    pub verbose: Option<Value>,
 }
 
 /// A JSON array of an iterator's items. The function creates the iterator for each serialization.

@@ -35,7 +35,7 @@ pub async fn props(name: Option<String>, configuration: &Configuration) -> Resul
         "chat_template": info.chat_template.as_deref().unwrap_or_default(),
         "bos_token": name_of(info.bos, &model)?,
         "eos_token": name_of(info.eos, &model)?,
-        "modalities": {"vision": false, "audio": false},
+        "modalities": {"vision": model.accepts_images(), "audio": false},
         "build_info": SYSTEM_FINGERPRINT,
         "is_sleeping": false,
     })))
@@ -46,6 +46,17 @@ pub fn slots() -> Result<Response, Error> {
     let text = "there are no slots: the host batches requests as they come; the operator sees them at \
                 /requests of the admin listener";
     Err(Error::new(501, "unsupported", text))
+}
+
+/// The model's LoRA adapters, by whose ids requests choose one. None applies otherwise.
+pub async fn adapters(
+    name: Option<String>,
+    configuration: &Configuration,
+) -> Result<Response, Error> {
+    let model = open(name, configuration).await?;
+    let adapters = model.info().adapters.iter().enumerate();
+    let adapters = adapters.map(|(id, name)| json!({"id": id, "path": name, "scale": 0.0}));
+    Ok(Response::json(&adapters.collect::<Vec<_>>()))
 }
 
 /// Facts about the tokenizer, in the names of vLLM.

@@ -2,11 +2,13 @@
 
 mod chat;
 mod completions;
+mod images;
 mod messages;
 mod model_families;
 mod native;
 mod other_routes;
 mod responses;
+mod stored_responses;
 mod tolerance;
 
 use corral_sdk::fields::ignored;

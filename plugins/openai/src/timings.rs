@@ -25,6 +25,8 @@ pub fn of_outcome(outcome: &Outcome) -> Value {
 
 fn json(prompt: u32, prompt_ms: f64, predicted: u32, predicted_ms: f64) -> Value {
     let each = |ms: f64, count: u32| ms / f64::from(count.max(1));
+    // The time begins with the first token, so it is that of the others.
+    let steps = predicted.saturating_sub(1);
     let rate = |count: u32, ms: f64| match ms > 0.0 {
         true => f64::from(count) / ms * 1e3,
         false => 0.0,
@@ -36,8 +38,8 @@ fn json(prompt: u32, prompt_ms: f64, predicted: u32, predicted_ms: f64) -> Value
         "prompt_per_second": rate(prompt, prompt_ms),
         "predicted_n": predicted,
         "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": each(predicted_ms, predicted),
-        "predicted_per_second": rate(predicted, predicted_ms),
+        "predicted_per_token_ms": each(predicted_ms, steps),
+        "predicted_per_second": rate(steps, predicted_ms),
     })
 }
 
@@ -72,10 +74,12 @@ impl Stopwatch {
         )
     }
 
-    /// The progress of the prompt at its first token, which is all that the host reports.
+    /// The progress of the prompt at its first token, which is all that the host reports. Cached tokens
+    /// count as processed, since their number is not known yet.
     pub fn progress(&self) -> Value {
         json!({
             "total": self.prompt,
+            "cache": 0,
             "processed": self.prompt,
             "time_ms": self.start.elapsed().as_millis() as u64,
         })
@@ -105,7 +109,8 @@ mod tests {
             ("prompt_per_token_ms", 0.5),
             ("prompt_per_second", 2000.0),
             ("predicted_n", 5.0),
-            ("predicted_per_second", 500.0),
+            ("predicted_per_token_ms", 2.5),
+            ("predicted_per_second", 400.0),
             ("queue_ms", 3.0),
         ] {
             assert_eq!(timings[name].as_f64(), Some(value), "{name}: {timings}");

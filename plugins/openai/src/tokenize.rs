@@ -1,6 +1,6 @@
 //! `/tokenize` and `/detokenize`, as in llama.cpp's server and vLLM.
 
-use corral_sdk::fields::{Fields, integer};
+use corral_sdk::fields::{Fields, integer, wrong_type};
 use corral_sdk::{Error, Model, Response, Token};
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ pub async fn tokenize(mut fields: Fields) -> Result<Response, Error> {
         return tokenize_prompt(fields).await;
     }
     let model = model(&mut fields).await?;
-    let content = fields.required_text("content")?;
+    let content = fields.required("content", "a string, or a list of strings and tokens")?;
     let add_begin = fields.flag("add_special")?;
     let parse_control = fields.boolean("parse_special")?.unwrap_or(true);
     let with_pieces = fields.flag("with_pieces")?;
@@ -21,9 +21,29 @@ pub async fn tokenize(mut fields: Fields) -> Result<Response, Error> {
         "parse_special",
         "with_pieces",
     ])?;
-    let mut tokens = match parse_control {
-        true => model.tokenize_trusted(&content)?,
-        false => model.tokenize(&content)?,
+    let tokenize = |text: &str| match parse_control {
+        true => model.tokenize_trusted(text),
+        false => model.tokenize(text),
+    };
+    let mut tokens = match &content {
+        Value::Array(parts) => {
+            let mut tokens = Vec::new();
+            for (index, part) in parts.iter().enumerate() {
+                match part {
+                    Value::String(text) => tokens.extend(tokenize(text)?),
+                    token => tokens.push(read_token(&format!("content[{index}]"), token, &model)?),
+                }
+            }
+            tokens
+        }
+        Value::String(text) => tokenize(text)?,
+        other => {
+            return Err(wrong_type(
+                "content",
+                "a string, or a list of strings and tokens",
+                other,
+            ));
+        }
     };
     if let (true, Some(begin)) = (add_begin, model.info().bos) {
         tokens.insert(0, begin);
@@ -93,10 +113,14 @@ async fn model(fields: &mut Fields) -> Result<Model, Error> {
 }
 
 /// Reads a list of the model's tokens.
-pub fn read_tokens(path: &str, values: &[Value], model: &Model) -> Result<Vec<Token>, Error> {
-    let last = model.info().vocabulary.saturating_sub(1);
+fn read_tokens(path: &str, values: &[Value], model: &Model) -> Result<Vec<Token>, Error> {
     let values = values.iter().enumerate();
     values
-        .map(|(index, value)| integer(&format!("{path}[{index}]"), value, 0..=last))
+        .map(|(index, value)| read_token(&format!("{path}[{index}]"), value, model))
         .collect()
+}
+
+/// Reads one of the model's tokens.
+fn read_token(path: &str, value: &Value, model: &Model) -> Result<Token, Error> {
+    integer(path, value, 0..=model.info().vocabulary.saturating_sub(1))
 }

@@ -13,6 +13,7 @@ A plugin is an async function from a request to a response:
 `corral_sdk.testing` replaces the host under pytest.
 """
 
+from . import fields
 from .errors import (
     Cancelled,
     ContextFull,
@@ -56,6 +57,7 @@ __all__ = [
     "available_models",
     "choose",
     "configuration",
+    "fields",
     "greedy",
     "handler",
     "log_softmax",

@@ -6,10 +6,12 @@ import json
 import sys
 import traceback
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs
 
 from .errors import Cancelled, Error, Problem
+from .fields import Field, read
 from .generation import Generation
 
 BODY_LIMIT = 1 << 20
@@ -65,6 +67,10 @@ class Request:
             return json.loads(await self.body(limit))
         except (ValueError, RecursionError) as error:
             raise Problem(400, "invalid-body", f"the body is not JSON: {error}") from None
+
+    async def fields(self, **fields: Field) -> SimpleNamespace:
+        """Reads the body as a JSON object with these fields; see `corral_sdk.fields`."""
+        return read(await self.json(), **fields)
 
 
 class EventWriter:

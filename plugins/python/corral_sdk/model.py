@@ -10,6 +10,9 @@ from .errors import converted
 from .grammar import Constraint
 from .sequence import Sequence
 
+SOURCE = "CORRAL_SOURCE_"
+"""Begins the names of entries with which `corral watch` passes modules to a developing server."""
+
 
 def available_models() -> list[str]:
     """Names of the models that this deployment may open. The first is the default."""
@@ -18,7 +21,8 @@ def available_models() -> list[str]:
 
 def configuration() -> dict[str, str]:
     """The deployment's `[configuration]`."""
-    return dict(host().environment.get_environment())
+    entries = host().environment.get_environment()
+    return {name: value for name, value in entries if not name.startswith(SOURCE)}
 
 
 def remaining_budget() -> Any:

@@ -35,6 +35,12 @@ class Sequence:
                 self.handle.append(tokens)
         return self
 
+    async def append_image(self, file: bytes) -> int:
+        """Appends an image, the bytes of a PNG, JPEG, GIF or WebP file, for a model with a projector. Append text
+        before generating. Returns the number of positions that it takes."""
+        with converted():
+            return await host().waiting.append_image(self.handle, file)
+
     def truncate(self, length: int) -> None:
         """Shortens the sequence to its first tokens."""
         with converted():

@@ -298,6 +298,11 @@ def _modules(script: Script) -> Any:
         lengths = [sum(value * value for value in one) ** 0.5 or 1.0 for one in counts]
         return [[value / length for value in one] for one, length in zip(counts, lengths, strict=True)]
 
+    async def append_image(sequence: _Sequence, file: bytes) -> int:
+        tokens = list(f"[image of {len(file)} bytes]".encode())
+        sequence.append(tokens)
+        return len(tokens)
+
     async def save_snapshot(sequence: _Sequence, name: str) -> None:
         script.snapshots[name] = list(sequence.held)
 
@@ -337,6 +342,7 @@ def _modules(script: Script) -> Any:
             NextTokenRequest=lambda *values: SimpleNamespace(part=values[0]),
         ),
         waiting=SimpleNamespace(
+            append_image=append_image,
             open_model=open_model,
             embed=embed,
             compile_constraint=compile_constraint,

@@ -18,6 +18,7 @@ from corral_sdk import (
     Response,
     choose,
     configuration,
+    fields,
     greedy,
     handler,
     log_softmax,
@@ -143,6 +144,46 @@ def test_handler_answers_and_maps_errors():
         assert answered.headers["content-type"] == "application/problem+json"
     failing = Script({"12+7=": Deadline()})
     assert failing.call(handle, Request("POST", "/?max=1", body={})).status == 504
+
+
+def test_fields_are_checked():
+    @handler
+    async def handle(request: Request) -> Response:
+        body = await request.fields(
+            text=fields.string(),
+            count=fields.integer(8, least=1, most=64),
+            heat=fields.number(1.0, least=0),
+            loud=fields.boolean(False),
+            tags=fields.array(fields.string(), ["a"], least=1, most=2),
+            any=fields.value(None),
+        )
+        return Response.json(vars(body))
+
+    post = lambda body: script().call(handle, Request("POST", "/", body=body))
+    rest = {"count": 8, "heat": 1.0, "loud": False, "tags": ["a"], "any": None}
+    assert post({"text": "x", "count": None}).json() == {"text": "x", **rest}
+    everything = {"text": "", "count": 64, "heat": 0.5, "loud": True, "tags": ["b", "c"], "any": [{}]}
+    assert post(everything).json() == everything
+    for body, code, detail in [
+        ("5", "invalid-body", "the body is 5; expected an object"),
+        ("[1]", "invalid-body", "the body is an array of 1 items; expected an object"),
+        ({}, "invalid-text", "`text` is missing; expected a string"),
+        ({"text": None}, "invalid-text", "`text` is null; expected a string"),
+        ({"text": "\ud800"}, "invalid-text", '`text` is "\\ud800"; expected a string'),
+        ({"text": "x", "count": 65}, "invalid-count", "`count` is 65; expected an integer from 1 to 64"),
+        ({"text": "x", "count": 1.5}, "invalid-count", "`count` is 1.5; expected an integer from 1 to 64"),
+        ({"text": "x", "count": True}, "invalid-count", "`count` is true; expected an integer from 1 to 64"),
+        ({"text": "x", "heat": -1}, "invalid-heat", "`heat` is -1; expected a number of at least 0"),
+        ('{"text": "x", "heat": NaN}', "invalid-heat", "`heat` is NaN; expected a number of at least 0"),
+        ('{"text": "x", "heat": 1e999}', "invalid-heat", "`heat` is Infinity; expected a number of at least 0"),
+        ({"text": "x", "loud": 1}, "invalid-loud", "`loud` is 1; expected true or false"),
+        ({"text": "x", "tags": []}, "invalid-tags", "`tags` is an array of 0 items; expected an array of 1 to 2 items"),
+        ({"text": "x", "tags": ["a", 5]}, "invalid-tags", "`tags[1]` is 5; expected a string"),
+        ({"text": "x", "other": 1}, "invalid-body", 'there is no field "other"; expected text, count, heat, loud, tags, any'),
+    ]:
+        answered = post(body)
+        found = answered.json()
+        assert (answered.status, found["code"], found["detail"]) == (400, code, detail)
 
 
 def test_path_is_all_before_the_query():

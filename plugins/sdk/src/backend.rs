@@ -13,8 +13,12 @@ mod host {
     pub(crate) use crate::bindings::constraints::{Constraint, Matcher};
     pub(crate) use crate::bindings::inference::{NextTokenRequest, Options, Sequence};
     pub(crate) use crate::bindings::inference_async::{
-        collect, compile_constraint, delete_snapshot, embed, frame, generate, next, next_many,
-        open_model, restore_snapshot, sample_with, save_snapshot,
+        append_image, collect, compile_constraint, delete_snapshot, embed, frame, generate, next,
+        next_many, open_model, restore_snapshot, sample_with, save_snapshot,
+    };
+    #[cfg(feature = "key-values")]
+    pub(crate) use crate::bindings::key_values::wasi::keyvalue::store::{
+        Bucket, open as open_bucket,
     };
     pub(crate) use crate::bindings::models::{Model, available};
     #[cfg(feature = "linked-templating")]

@@ -18,6 +18,16 @@ mod imports {
     });
 }
 
+/// Imports of a plugin that keeps values.
+#[cfg(feature = "key-values")]
+pub mod key_values {
+    wit_bindgen::generate!({
+        world: "corral:inference/imports-key-values",
+        path: "../../wit",
+        generate_all,
+    });
+}
+
 /// Imports of a handler with a linked templating plugin.
 #[cfg(feature = "linked-templating")]
 pub mod templated {

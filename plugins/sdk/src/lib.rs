@@ -48,13 +48,15 @@ pub mod fields;
 mod generate_options;
 mod generation;
 pub mod http;
+#[cfg(feature = "key-values")]
+mod key_values;
 pub mod linked;
 pub mod model;
 mod next_token;
 pub mod sampling;
 mod sequence;
 pub mod template;
-#[cfg(not(target_arch = "wasm32"))]
+#[cfg(any(not(target_arch = "wasm32"), feature = "scripted-host"))]
 pub mod testing;
 
 pub use bindings::inference::{Candidate, Chunk, Dry, Finish, Outcome, Penalties, TokenLogprobs};
@@ -64,6 +66,8 @@ pub use error::{Error, Problem};
 pub use generate_options::GenerateOptions;
 pub use generation::Generation;
 pub use http::{EventWriter, Request, Response};
+#[cfg(feature = "key-values")]
+pub use key_values::KeyValues;
 pub use model::Model;
 pub use next_token::{Distribution, DistributionPart, NextTokenRequest, Statistics};
 pub use sequence::{Sequence, next_many};

@@ -83,6 +83,11 @@ impl Model {
         &self.0.info.name
     }
 
+    /// Whether sequences of the model may hold images.
+    pub fn accepts_images(&self) -> bool {
+        self.0.host.accepts_images()
+    }
+
     /// Whether this token ends a generation.
     pub fn is_end_of_generation(&self, token: Token) -> bool {
         self.0.info.end_of_generation.contains(&token)

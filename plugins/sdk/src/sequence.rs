@@ -70,6 +70,13 @@ impl Sequence {
         Ok(self.host.append(tokens)?)
     }
 
+    /// Appends an image: the bytes of a PNG, JPEG, GIF (its first frame) or WebP file. Returns the number
+    /// of positions that it takes. Append text before generating. [`Error::Invalid`] if the file is damaged
+    /// or too large, or the model accepts no images ([`Model::accepts_images`]).
+    pub async fn append_image(&self, file: Vec<u8>) -> Result<u32, Error> {
+        Ok(backend::append_image(&self.host, file).await?)
+    }
+
     /// Shortens the sequence to `length` tokens. [`Error::Invalid`] if `info().can_fork` is false.
     pub fn truncate(&self, length: u32) -> Result<(), Error> {
         Ok(self.host.truncate(length)?)

@@ -7,6 +7,7 @@
 mod chat;
 #[cfg(feature = "jinja")]
 mod control_tokens;
+mod image;
 #[cfg(feature = "jinja")]
 mod jinja;
 #[cfg(feature = "linked-templating")]
@@ -16,6 +17,7 @@ mod prompt;
 mod strftime;
 
 pub use chat::{Chat, ChatMessage};
+pub use image::{ChatImage, is_image};
 #[cfg(feature = "linked-templating")]
 pub use linked::render_linked;
 pub use prompt::{ModelFacts, Piece, Prompt};

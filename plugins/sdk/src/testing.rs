@@ -22,13 +22,23 @@
 //! `<|im_end|>`, and those that the script adds. The host always takes the most likely token and
 //! ignores samplers; [`Script::generations`] records their settings.
 
+#[allow(missing_docs)]
 mod constraint;
 mod executor;
 mod field_errors;
 mod generation;
-pub(crate) mod host;
+// For `corral-mock`.
+#[allow(missing_docs)]
+#[doc(hidden)]
+pub mod host;
 mod installed;
+// A component with a script does not import values.
+#[cfg(feature = "key-values")]
+#[cfg_attr(target_family = "wasm", allow(dead_code))]
+mod key_values;
+#[allow(missing_docs)]
 mod model;
+#[allow(missing_docs)]
 mod options;
 mod sampler_harness;
 mod script;
@@ -37,7 +47,9 @@ mod script_state;
 #[cfg(test)]
 mod tests;
 
-pub use executor::{block_on, run_command};
+pub use executor::block_on;
+#[cfg(not(target_arch = "wasm32"))]
+pub use executor::run_command;
 pub use field_errors::{check_field_errors, check_ignored_fields};
 pub use sampler_harness::SamplerHarness;
 pub use script::Script;

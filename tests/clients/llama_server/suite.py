@@ -1,7 +1,8 @@
-"""A plugin of pytest that runs the suite of llama.cpp's server against Corral.
+"""A plugin of pytest that runs the suite of llama.cpp's server against Corral. README.md has the method and the figure.
 
-`cases.toml` lists the tests that do not apply, with the reason, and texts of the suite's own model: another model writes
-others, so only their presence is checked.
+`cases.toml` lists the tests that are not run, with the reason, and texts of the suite's own model: another model writes
+others, so only their presence is checked. `passes.txt` lists the tests that llama-server passes with the demo model.
+The run of all fails if fewer than `LEAST` of these pass here.
 """
 
 import fnmatch
@@ -14,6 +15,10 @@ import pytest
 
 HERE = Path(__file__).parent
 CASES = tomllib.loads((HERE / "cases.toml").read_text())
+PASSES = set((HERE / "passes.txt").read_text().splitlines())
+LEAST = 0.9
+"""Of the tests that llama-server passes, and that need no other model or part of it: how many must pass here."""
+RECORDING = "LLAMA_SERVER" in os.environ
 
 os.environ["LLAMA_SERVER_BIN_PATH"] = str(HERE / "llama-server")
 sys.path.append(str(HERE))
@@ -35,23 +40,48 @@ utils.match_regex = match_regex
 utils.ServerPreset.load_all = staticmethod(lambda: None)
 
 
-def reason(test):
-    """Why a test does not apply: None if it does. Its name is that of `cases.toml`."""
+def entry_of(test):
+    """The entry of `cases.toml` for a test: None if it is run. Its name is that of `cases.toml`."""
+    fits = lambda patterns: any(fnmatch.fnmatchcase(test, pattern) for pattern in patterns)
     for entry in CASES["not-applicable"]:
-        for pattern in entry["tests"]:
-            if fnmatch.fnmatchcase(test, pattern):
-                return entry["reason"]
+        if fits(entry["tests"]) and not fits(entry.get("but", [])):
+            return entry
     return None
+
+
+def name_of(test):
+    return test.removeprefix("unit/test_").replace(".py::", "::")
 
 
 def pytest_collection_modifyitems(config, items):
     left, out = [], []
     for item in items:
-        test = item.nodeid.removeprefix("unit/test_").replace(".py::", "::")
-        why = reason(test)
-        if why is None or os.environ.get("RUN_ALL"):
-            left.append(item)
-        else:
-            out.append(item)
+        run = RECORDING or os.environ.get("RUN_ALL") or entry_of(name_of(item.nodeid)) is None
+        (left if run else out).append(item)
     config.hook.pytest_deselected(items=out)
     items[:] = left
+
+
+passed = set()
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" and report.passed:
+        passed.add(name_of(report.nodeid))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    if RECORDING:
+        (HERE / "passes.txt").write_text("".join(f"{test}\n" for test in sorted(passed)))
+        return
+    kinds = {test: (entry_of(test) or {"kind": "run"})["kind"] for test in PASSES}
+    count = lambda *of: sum(kind in of for kind in kinds.values())
+    counted, both = count("run", "missing"), len(PASSES & passed)
+    share = both / counted
+    print(f"\nllama-server passes {len(PASSES)} tests with the demo model: {count('part')} of other parts,")
+    print(f"{count('model')} that need another model, and {counted} more, of which {both} pass here: {share:.1%}")
+    whole = session.config.args == ["unit"]
+    if whole and share < LEAST:
+        print(f"expected {LEAST:.0%}")
+        session.exitstatus = 1

@@ -20,8 +20,10 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Timeout of a response's head: the compilation of a component takes up to two minutes, including its wait.
+/// Timeout of a response's head.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(150);
+/// The same for a change: a compilation takes up to five minutes, and may wait for another one.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(650);
 const MAX_JSON_BYTES: usize = 64 << 20;
 /// Bytes of an upload between two updates of the progress bar.
 const UPLOAD_PIECE_BYTES: usize = 64 << 10;
@@ -171,7 +173,11 @@ pub(crate) async fn exchange(
     if let Ok(host) = address.host().parse() {
         request.headers_mut().insert(HOST, host);
     }
-    timeout(RESPONSE_TIMEOUT, sender.send_request(request))
+    let limit = match *request.method() {
+        Method::GET | Method::HEAD => RESPONSE_TIMEOUT,
+        _ => CHANGE_TIMEOUT,
+    };
+    timeout(limit, sender.send_request(request))
         .await
         .map_err(late())?
         .map_err(Error::context(invalid))

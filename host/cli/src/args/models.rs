@@ -21,6 +21,12 @@ pub struct ModelArgs {
     /// LoRA adapter in a GGUF file, of the first model unless named; repeatable, up to 16 for a model
     #[arg(long = "adapter", value_name = "[MODEL:]NAME=FILE")]
     pub adapters: Vec<AdapterArg>,
+    /// Projector file (mmproj) with which a model sees images, of the first model unless named; repeatable
+    #[arg(long = "mmproj", value_name = "[MODEL=]FILE")]
+    pub projectors: Vec<ModelFileArg>,
+    /// GGUF file of a smaller model of the same family, which drafts tokens for the first model unless one is named
+    #[arg(long = "draft", value_name = "[MODEL=]FILE")]
+    pub drafts: Vec<ModelFileArg>,
     /// Map model files instead of reading them; a file that shrinks while it is served then ends the process
     #[arg(long, help_heading = "Memory")]
     pub mmap: bool,
@@ -78,6 +84,8 @@ impl ModelArgs {
                 )));
             }
         }
+        self.check_files("--mmproj", "projectors", &self.projectors)?;
+        self.check_files("--draft", "draft models", &self.drafts)?;
         let is_known = |model: &str| self.models.iter().any(|one| one.name == model);
         self.devices.check(is_known)
     }
@@ -87,6 +95,49 @@ impl ModelArgs {
         for model in &mut self.models {
             if let Some(hub) = model.hub.take() {
                 model.file = model::fetch(&hub, &note)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The projector file of the model at this index.
+    pub(crate) fn projector_of(&self, index: usize) -> Option<PathBuf> {
+        self.file_of(index, &self.projectors)
+    }
+
+    /// The file of the draft model of the model at this index.
+    pub(crate) fn draft_of(&self, index: usize) -> Option<PathBuf> {
+        self.file_of(index, &self.drafts)
+    }
+
+    fn file_of(&self, index: usize, files: &[ModelFileArg]) -> Option<PathBuf> {
+        let name = &self.models.get(index)?.name;
+        let own = files.iter().find(|file| self.model_of(file) == name)?;
+        Some(own.file.clone())
+    }
+
+    /// The name of the model that a file is for.
+    fn model_of<'a>(&'a self, file: &'a ModelFileArg) -> &'a str {
+        let first = self.models.first().map(|model| model.name.as_str());
+        file.model.as_deref().or(first).unwrap_or_default()
+    }
+
+    /// Refuses files for models that are not there, and two for one model.
+    fn check_files(&self, option: &str, what: &str, files: &[ModelFileArg]) -> Result<(), Error> {
+        for (index, file) in files.iter().enumerate() {
+            let model = self.model_of(file);
+            if !self.models.iter().any(|one| one.name == model) {
+                return Err(Error::usage(format!(
+                    "{option} names the model '{model}', which no --model has"
+                )));
+            }
+            if files[..index]
+                .iter()
+                .any(|other| self.model_of(other) == model)
+            {
+                return Err(Error::usage(format!(
+                    "the model '{model}' has two {what}; give one {option} MODEL=FILE for each model"
+                )));
             }
         }
         Ok(())
@@ -209,6 +260,41 @@ impl FromStr for AdapterArg {
     }
 }
 
+/// `[MODEL=]FILE`. The text before the first `=` is a model's name unless it contains a slash.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelFileArg {
+    /// Nothing for the first model.
+    pub model: Option<String>,
+    pub file: PathBuf,
+}
+
+impl FromStr for ModelFileArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = text
+            .split_once('=')
+            .filter(|(name, _)| !name.contains(['/', '\\']));
+        let (model, file) = match named {
+            Some((name, file)) => (Some(name), file),
+            None => (None, text),
+        };
+        if file.is_empty() || model.is_some_and(|name| !is_name(name)) {
+            return Err("the model or the file is missing; write FILE or MODEL=FILE".to_owned());
+        }
+        if file.starts_with("hf:") {
+            return Err(
+                "it must be a file; download it with `corral model pull`, which prints its path"
+                    .to_owned(),
+            );
+        }
+        Ok(ModelFileArg {
+            model: model.map(str::to_owned),
+            file: PathBuf::from(file),
+        })
+    }
+}
+
 fn is_name(name: &str) -> bool {
     (1..=128).contains(&name.len()) && !name.chars().any(char::is_control)
 }
@@ -238,6 +324,33 @@ mod tests {
             let line = format!("--model a=1 --adapter {wrong}");
             let error = parse_serve(&line).expect_err(wrong);
             assert!(error.contains(expected), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn files_are_for_first_model_unless_named() {
+        for (option, two) in [
+            ("--draft", "two draft models"),
+            ("--mmproj", "two projectors"),
+        ] {
+            let line = format!("--model a=1 --model b=2 {option} ./c=3 {option} b=x=4");
+            let models = parse_serve(&line).expect("valid").models;
+            let files = [0, 1, 2].map(|index| match option {
+                "--draft" => models.draft_of(index),
+                _ => models.projector_of(index),
+            });
+            assert_eq!(files, [Some("./c=3".into()), Some("x=4".into()), None]);
+            for (wrong, expected) in [
+                ("=x".to_owned(), "write FILE or MODEL=FILE"),
+                ("a=".to_owned(), "write FILE or MODEL=FILE"),
+                ("q=x".to_owned(), "'q'"),
+                (format!("x {option} a=y"), two),
+                ("a=hf:org/repo".to_owned(), "corral model pull"),
+            ] {
+                let line = format!("--model a=1 {option} {wrong}");
+                let error = parse_serve(&line).expect_err(&line);
+                assert!(error.contains(expected), "{line}: {error}");
+            }
         }
     }
 

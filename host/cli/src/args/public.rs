@@ -75,7 +75,7 @@ pub struct PublicArgs {
         help_heading = "Limits"
     )]
     pub(crate) quotas: Vec<QuotaArg>,
-    /// Format of the host's errors at a route: problem (RFC 9457), openai or anthropic; repeatable [default: problem]
+    /// Format of host errors at a route: problem (RFC 9457), openai, anthropic, ollama; repeatable [default: problem]
     #[arg(
         long = "error-format",
         value_name = "ROUTE=FORMAT",
@@ -377,7 +377,7 @@ mod tests {
         assert_eq!(arg.format, ErrorFormat::OpenAi);
         for (text, expected) in [
             ("/v1", "write ROUTE=FORMAT"),
-            ("/v1=xml", "write problem, openai or anthropic"),
+            ("/v1=xml", "write problem, openai, anthropic or ollama"),
         ] {
             let error = text.parse::<ErrorFormatArg>().expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");

@@ -79,6 +79,7 @@ impl CallLimitArgs {
             generation_queue_time: self.queue_time,
             priority: 0,
             share_prefixes: false,
+            key_value_bytes: 0,
             cells_percent: None,
         }
     }

@@ -22,6 +22,9 @@ pub struct ServeArgs {
     /// Directory of deployments, which enables 'corral deploy'
     #[arg(long, value_name = "DIR")]
     pub store: Option<PathBuf>,
+    /// Compile fast, to slower code; serve meanwhile; quote a plugin's last line on stderr in its errors
+    #[arg(long)]
+    pub(crate) develop: bool,
     /// Priority of a route's requests, up to 255; higher ones always run first; repeatable [default: 0]
     #[arg(long = "priority", value_name = "ROUTE=N")]
     pub priorities: Vec<PriorityArg>,

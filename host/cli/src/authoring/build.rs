@@ -3,25 +3,21 @@
 //! Every crate of a cargo project with the type `cdylib` is a component, written as `NAME.wasm`, with `-` for `_`.
 //! Unchanged files are not written again.
 
-use super::embedded::files_in;
+use super::component;
 use super::process::run;
 use super::project::Project;
 use super::toolchain::Toolchain;
 use crate::terminal::print;
 use crate::{Error, startup};
 use clap::Args;
-use corral_server::deployments::Digest;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Turns core modules into components; built at its first use.
-const COMPONENTIZE: &str = "corral-componentize";
-
 #[derive(Args, Debug)]
 pub struct BuildArgs {
-    /// Directory of the project, with a Cargo.toml or an app.py
+    /// Directory of the project, with a Cargo.toml, an app.py, an app.js or a plugin.c
     #[arg(value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 }
@@ -83,27 +79,25 @@ pub(super) async fn build_project(
             dir.display()
         )));
     }
-    let mut components = Vec::new();
-    for module in &modules {
-        components.push(dir.join(component_name(module)));
+    let components = modules.iter().map(|module| {
+        let built = fs::read(module).map_err(Error::context("cannot read what cargo built"))?;
+        let component = match toolchain.builds_core_modules() {
+            true => component::from_core_module(&built)?,
+            false => built,
+        };
+        BuiltComponent::write(dir.join(component_name(module)), &component)
+    });
+    components.collect()
+}
+
+impl BuiltComponent {
+    /// Writes a component, unless the file has it.
+    pub(super) fn write(file: PathBuf, component: &[u8]) -> Result<Self, Error> {
+        write_if_changed(&file, component)
+            .map_err(Error::context(format!("cannot write {}", file.display())))?;
+        let bytes = component.len() as u64;
+        Ok(Self { file, bytes })
     }
-    if toolchain.builds_core_modules() {
-        componentize(dir, toolchain, &modules).await?;
-    } else {
-        for (module, component) in modules.iter().zip(&components) {
-            let copied = fs::read(module).and_then(|bytes| write_if_changed(component, &bytes));
-            copied.map_err(Error::context(format!(
-                "cannot write {}",
-                component.display()
-            )))?;
-        }
-    }
-    let mut with_sizes = Vec::new();
-    for file in components {
-        let bytes = fs::metadata(&file)?.len();
-        with_sizes.push(BuiltComponent { file, bytes });
-    }
-    Ok(with_sizes)
 }
 
 impl Profile {
@@ -162,59 +156,6 @@ pub(super) fn write_if_changed(file: &Path, bytes: &[u8]) -> Result<(), std::io:
     let partial = file.with_extension(format!("{}.partial", std::process::id()));
     fs::write(&partial, bytes)?;
     fs::rename(&partial, file)
-}
-
-/// Writes a component to `dir` for each core module.
-async fn componentize(dir: &Path, toolchain: &Toolchain, modules: &[PathBuf]) -> Result<(), Error> {
-    let tool = componentize_tool(toolchain).await?;
-    let mut command = std::process::Command::new(tool);
-    command.arg(dir);
-    for module in modules {
-        let name = component_name(module);
-        let mut argument = std::ffi::OsString::from(name.trim_end_matches(".wasm"));
-        argument.push("=");
-        argument.push(module);
-        command.arg(argument);
-    }
-    match run(&mut command, "").await? {
-        (status, _) if status.success() => Ok(()),
-        _ => Err(Error::failed(
-            "cannot make a component of what cargo built; the message above says why",
-        )),
-    }
-}
-
-/// The path of [`COMPONENTIZE`]. Builds it in the user's cache if it is missing.
-async fn componentize_tool(toolchain: &Toolchain) -> Result<PathBuf, Error> {
-    let cache = startup::user_cache_dir().ok_or_else(|| {
-        Error::failed(
-            "there is no directory for build tools, since neither XDG_CACHE_HOME nor HOME is an absolute path; set one",
-        )
-    })?;
-    let source: String = files_in("componentize").map(|(_, text)| text).collect();
-    let digest = Digest::of(source.as_bytes()).to_string();
-    let version = digest.trim_start_matches("sha256:").get(..16);
-    let dir = cache.join(format!("componentize-{}", version.unwrap_or_default()));
-    let name = format!("{COMPONENTIZE}{}", std::env::consts::EXE_SUFFIX);
-    let tool = dir.join("target/release").join(name);
-    if tool.exists() {
-        return Ok(tool);
-    }
-    eprintln!("corral: building {COMPONENTIZE} in {}, once", dir.display());
-    for (path, text) in files_in("componentize") {
-        write_if_changed(&dir.join(path), text.as_bytes())
-            .map_err(Error::context(format!("cannot write to {}", dir.display())))?;
-    }
-    let mut cargo = toolchain.cargo_native();
-    cargo
-        .current_dir(&dir)
-        .args(["build", "--release", "--locked", "--target-dir", "target"]);
-    match run(&mut cargo, "").await? {
-        (status, _) if status.success() => Ok(tool),
-        _ => Err(Error::failed(format!(
-            "cannot build {COMPONENTIZE}, which makes components; cargo shows why above"
-        ))),
-    }
 }
 
 #[cfg(test)]

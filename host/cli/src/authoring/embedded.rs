@@ -1,4 +1,5 @@
-//! The files that `build.rs` embeds, by path: `templates/TEMPLATE`, `sdk`, `componentize`, and the `Cargo.lock` of the plugins.
+//! The files that `build.rs` embeds, by path: `templates/TEMPLATE`, `sdk`, `python`, `javascript`, `c`, and the
+//! `Cargo.lock` of the plugins.
 
 include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
 

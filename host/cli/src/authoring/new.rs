@@ -16,9 +16,6 @@ use std::str::FromStr;
 /// Ignores what `corral build` and cargo write.
 const GIT_IGNORE: &str = "/target\n*.wasm\n";
 
-/// Ignores what `corral build` and Python write.
-const PYTHON_GIT_IGNORE: &str = "/.venv\n__pycache__\n*.wasm\n";
-
 const CARGO_CONFIG: &str = "\
 # The initial heap. Without it memory grows step by step in each request.
 [target.'cfg(target_family = \"wasm\")']
@@ -145,6 +142,8 @@ impl FromStr for ProjectName {
 enum Language {
     Rust,
     Python,
+    JavaScript,
+    C,
 }
 
 impl FromStr for Language {
@@ -154,8 +153,10 @@ impl FromStr for Language {
         match text {
             "rust" => Ok(Language::Rust),
             "python" => Ok(Language::Python),
+            "javascript" => Ok(Language::JavaScript),
+            "c" => Ok(Language::C),
             _ => Err(format!(
-                "there are no templates in {} yet; write rust or python",
+                "there are no templates in {} yet; write rust, python, javascript or c",
                 text.escape_debug()
             )),
         }
@@ -170,8 +171,19 @@ pub(crate) fn new(args: &NewArgs) -> Result<ExitCode, Error> {
         lang,
         sdk,
     } = args;
-    if *lang == Language::Python {
-        return new_python(name, *template, sdk.is_some());
+    if let Some(project) = lang.project() {
+        if *template != Template::Handler || sdk.is_some() {
+            return Err(Error::usage(
+                "except in Rust there is one template, the handler, and the SDK is a copy in the project; leave out \
+                 --template and --sdk",
+            ));
+        }
+        create(name, |dir| project.write(dir, name))?;
+        return print(&format!(
+            "created {name}, a handler in {} with corral-sdk {SDK_VERSION}\n\
+             next: cd {name}, then follow its README.md\n",
+            project.title
+        ));
     }
     let sdk = sdk.as_deref().map(sdk_dir).transpose()?;
     let template = template.to_possible_value();
@@ -187,27 +199,58 @@ pub(crate) fn new(args: &NewArgs) -> Result<ExitCode, Error> {
     ))
 }
 
-/// Writes a project in Python.
-fn new_python(name: &str, template: Template, has_sdk: bool) -> Result<ExitCode, Error> {
-    if template != Template::Handler || has_sdk {
-        return Err(Error::usage(
-            "with --lang python there is one template, the handler, and the SDK is a copy in the project; leave out \
-             --template and --sdk",
-        ));
+impl Language {
+    /// What a project has beside a template; Rust has more than one template, and an SDK that cargo builds.
+    fn project(self) -> Option<LanguageProject> {
+        let project = |title, template, sdk, sdk_copy, git_ignore| LanguageProject {
+            title,
+            template,
+            sdk,
+            sdk_copy,
+            git_ignore,
+        };
+        match self {
+            Language::Rust => None,
+            Language::Python => Some(project(
+                "Python",
+                "templates/python",
+                "python/corral_sdk",
+                "corral_sdk",
+                "/.venv\n__pycache__\n*.wasm\n",
+            )),
+            Language::JavaScript => Some(project(
+                "JavaScript",
+                "templates/javascript",
+                "javascript",
+                "corral-sdk",
+                "/node_modules\n*.wasm\n",
+            )),
+            Language::C => Some(project("C", "templates/c", "c", "corral-sdk", "*.wasm\n")),
+        }
     }
-    create(name, |dir| {
-        for (path, text) in files_in("templates/python") {
+}
+
+/// The files of a project with a copy of its SDK.
+struct LanguageProject {
+    title: &'static str,
+    /// Embedded directories.
+    template: &'static str,
+    sdk: &'static str,
+    /// The directory of the copy.
+    sdk_copy: &'static str,
+    git_ignore: &'static str,
+}
+
+impl LanguageProject {
+    fn write(&self, dir: &Path, name: &str) -> Result<(), std::io::Error> {
+        for (path, text) in files_in(self.template) {
             write(&dir.join(path), &text.replace("{{name}}", name))?;
         }
-        for (path, text) in files_in("python/corral_sdk") {
-            write(&dir.join("corral_sdk").join(path), text)?;
+        for (path, text) in files_in(self.sdk) {
+            write(&dir.join(self.sdk_copy).join(path), text)?;
         }
-        write(&dir.join(".gitignore"), PYTHON_GIT_IGNORE)
-    })?;
-    print(&format!(
-        "created {name}, a handler in Python with corral-sdk {SDK_VERSION}\n\
-         next: cd {name}, then follow its README.md\n"
-    ))
+        write(&dir.join(".gitignore"), self.git_ignore)
+    }
 }
 
 /// Creates the project's directory and writes its files.
@@ -335,28 +378,56 @@ mod tests {
     }
 
     #[test]
-    fn python_template_is_complete() {
-        let files: Vec<_> = files_in("templates/python").map(|(path, _)| path).collect();
-        for expected in [
-            "README.md",
-            "app.py",
-            "corral.toml",
-            "requirements.txt",
-            "test_app.py",
+    fn projects_of_other_languages_are_complete() {
+        for (language, expected) in [
+            (
+                Language::Python,
+                [
+                    "app.py",
+                    "test_app.py",
+                    "requirements.txt",
+                    "corral_sdk/__init__.py",
+                    "corral_sdk/testing.py",
+                ],
+            ),
+            (
+                Language::JavaScript,
+                [
+                    "app.js",
+                    "app.test.js",
+                    "package.json",
+                    "corral-sdk/build.js",
+                    "corral-sdk/src/index.js",
+                ],
+            ),
+            (
+                Language::C,
+                [
+                    "plugin.c",
+                    "README.md",
+                    "corral-sdk/corral.h",
+                    "corral-sdk/corral_json.h",
+                    "corral-sdk/http.c",
+                ],
+            ),
         ] {
-            assert!(files.contains(&expected), "{expected}");
+            let dir = tempfile::tempdir().expect("a directory");
+            let project = language.project().expect("a project");
+            project.write(dir.path(), "shout").expect("written");
+            for file in expected
+                .iter()
+                .chain(&["README.md", "corral.toml", ".gitignore"])
+            {
+                let text = fs::read_to_string(dir.path().join(file));
+                let text = text.unwrap_or_else(|error| panic!("{language:?} {file}: {error}"));
+                assert!(!text.contains("{{"), "{language:?} {file}");
+            }
+            let sdk = files_in(project.sdk).map(|(path, _)| path);
+            for path in sdk {
+                let is_for_checkouts = path.contains("tests") || path.contains("__pycache__");
+                assert!(!is_for_checkouts, "{path}");
+            }
         }
-        let sdk: Vec<_> = files_in("python/corral_sdk")
-            .map(|(path, _)| path)
-            .collect();
-        assert!(
-            sdk.contains(&"__init__.py") && sdk.contains(&"testing.py"),
-            "{sdk:?}"
-        );
-        assert!(
-            sdk.iter().all(|path| !path.contains("__pycache__")),
-            "{sdk:?}"
-        );
     }
 
     #[test]

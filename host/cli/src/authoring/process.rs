@@ -2,6 +2,7 @@
 
 use crate::Error;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -80,6 +81,13 @@ pub(super) fn query(command: &mut Command) -> Option<String> {
     let text = receiver.recv_timeout(QUERY_TIMEOUT).ok()?.ok()?;
     // The program has closed its output, so it is about to end.
     child.0.wait().ok()?.success().then_some(text)
+}
+
+/// A program of `PATH`.
+pub(super) fn find_in_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut files = std::env::split_paths(&path).map(|dir| dir.join(program));
+    files.find(|file| file.is_file())
 }
 
 fn start(command: &mut Command) -> Result<RunningProgram, Error> {

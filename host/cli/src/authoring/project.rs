@@ -1,15 +1,21 @@
 //! A project of an author: its directory, and the tools that build it.
 
 use super::build::{BuiltComponent, Profile, build_project};
+use super::c::CProject;
+use super::javascript::JavaScriptProject;
 use super::python::PythonProject;
 use super::toolchain::Toolchain;
 use crate::Error;
+use crate::deploy::Replacement;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A project in one of the languages. Directories are absolute.
 pub(super) enum Project {
     Rust { dir: PathBuf, toolchain: Toolchain },
     Python(PythonProject),
+    JavaScript(JavaScriptProject),
+    C(CProject),
 }
 
 impl Project {
@@ -21,8 +27,12 @@ impl Project {
                 Ok(Project::Rust { dir, toolchain })
             }
             Ok(dir) if PythonProject::is_in(&dir) => Ok(Project::Python(PythonProject::open(dir)?)),
+            Ok(dir) if JavaScriptProject::is_in(&dir) => {
+                Ok(Project::JavaScript(JavaScriptProject::open(dir)?))
+            }
+            Ok(dir) if CProject::is_in(&dir) => Ok(Project::C(CProject::open(dir)?)),
             _ => Err(Error::failed(format!(
-                "there is neither a Cargo.toml nor an app.py in {}; name the directory of a project, or create one: \
+                "there is no Cargo.toml, app.py, app.js or plugin.c in {}; name the directory of a project, or create one: \
                  corral new NAME",
                 dir.display()
             ))),
@@ -33,6 +43,16 @@ impl Project {
         match self {
             Project::Rust { dir, .. } => dir,
             Project::Python(project) => project.dir(),
+            Project::JavaScript(project) => project.dir(),
+            Project::C(project) => project.dir(),
+        }
+    }
+
+    /// The component of a language with a build of its own for a developing server.
+    pub(super) async fn develop(&self) -> Result<Option<Replacement>, Error> {
+        match self {
+            Project::Rust { .. } | Project::JavaScript(_) | Project::C(_) => Ok(None),
+            Project::Python(project) => project.develop().await,
         }
     }
 
@@ -41,7 +61,28 @@ impl Project {
         match self {
             Project::Rust { dir, toolchain } => build_project(dir, toolchain, profile).await,
             Project::Python(project) => project.build().await,
+            Project::JavaScript(project) => project.build().await,
+            Project::C(project) => project.build().await,
         }
+    }
+}
+
+/// The file that the `corral.toml` of the project in `dir` deploys.
+pub(super) fn component_file(dir: &Path) -> Result<PathBuf, Error> {
+    let manifest = dir.join("corral.toml");
+    let text = fs::read_to_string(&manifest).map_err(Error::context(format!(
+        "cannot read {}",
+        manifest.display()
+    )))?;
+    let table: toml::Table = text
+        .parse()
+        .map_err(|error| Error::failed(format!("{} is not TOML: {error}", manifest.display())))?;
+    match table.get("component").and_then(toml::Value::as_str) {
+        Some(name) if Path::new(name).components().count() == 1 => Ok(dir.join(name)),
+        _ => Err(Error::failed(format!(
+            "{} names no component in its own directory; expected such as: component = \"NAME.wasm\"",
+            manifest.display()
+        ))),
     }
 }
 

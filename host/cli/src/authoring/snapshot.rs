@@ -17,7 +17,7 @@ const MAX_FILES: usize = 10_000;
 const MAX_DEPTH: usize = 32;
 
 /// Modification time and size of each file of a project. Excludes build outputs (`target`, directories with a
-/// `CACHEDIR.TAG`, components and `Cargo.lock`), and hidden files and directories except `.cargo`.
+/// `CACHEDIR.TAG`, components and `Cargo.lock`), `node_modules`, and hidden files and directories except `.cargo`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FileSnapshot(BTreeMap<PathBuf, (SystemTime, u64)>);
 
@@ -53,7 +53,8 @@ impl FileSnapshot {
                 continue;
             }
             if is_dir {
-                let is_output = name == "target" || path.join("CACHEDIR.TAG").exists();
+                let is_output = ["target", "node_modules"].contains(&&*name)
+                    || path.join("CACHEDIR.TAG").exists();
                 if !is_output && depth < MAX_DEPTH {
                     self.add(&path, depth + 1)?;
                 }
@@ -133,6 +134,7 @@ mod tests {
         let mut last = write("src/lib.rs", "a");
         for (name, counts) in [
             ("target/a", false),
+            ("node_modules/a.js", false),
             ("other/CACHEDIR.TAG", false),
             ("other/a.rs", false),
             (".git/a", false),

@@ -2,7 +2,7 @@
 //! the standard library from source.
 //!
 //! The first makes components. The second makes core modules for `wasm32-wasip1`, since Debian has no linker for
-//! components; `componentize` turns them into components.
+//! components; `component` turns them into components.
 
 use super::process::query;
 use crate::Error;
@@ -61,40 +61,28 @@ impl Toolchain {
 
     /// `cargo build` for WebAssembly.
     pub(super) fn cargo_build(&self) -> Command {
-        let mut command = match self {
-            Toolchain::Path => {
-                let mut command = Command::new("cargo");
-                command.args(["build", "--target", TARGET]);
-                command
-            }
+        let program = match self {
+            Toolchain::Path => "cargo",
+            Toolchain::Debian { .. } => "/usr/bin/cargo",
+        };
+        let mut command = Command::new(program);
+        remove_foreign_variables(&mut command);
+        command.arg("build");
+        match self {
+            Toolchain::Path => command.args(["--target", TARGET]),
             Toolchain::Debian { linker } => {
                 let flags = format!(
                     "-C linker={} -C link-self-contained=no -L native=/usr/lib/wasm32-wasi",
                     linker.display()
                 );
-                let mut command = self.cargo_native();
-                command.args(["build", "--target", DEBIAN_TARGET]);
-                command.args(["-Zbuild-std=std,panic_abort", "-Zbuild-std-features="]);
-                command.env("RUSTC_BOOTSTRAP", "1");
-                command.env("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", flags);
-                return command;
-            }
-        };
-        remove_foreign_variables(&mut command);
-        command
-    }
-
-    /// cargo for programs of this machine.
-    pub(super) fn cargo_native(&self) -> Command {
-        let mut command = match self {
-            Toolchain::Path => Command::new("cargo"),
-            Toolchain::Debian { .. } => {
-                let mut command = Command::new("/usr/bin/cargo");
-                command.env("RUSTC", "/usr/bin/rustc");
                 command
+                    .args(["--target", DEBIAN_TARGET])
+                    .args(["-Zbuild-std=std,panic_abort", "-Zbuild-std-features="])
+                    .env("RUSTC", "/usr/bin/rustc")
+                    .env("RUSTC_BOOTSTRAP", "1")
+                    .env("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", flags)
             }
         };
-        remove_foreign_variables(&mut command);
         command
     }
 
@@ -126,6 +114,8 @@ pub(crate) fn tools() -> Vec<Tool> {
             hint,
         },
         super::python::tool(),
+        super::javascript::tool(),
+        super::c::tool(),
     ]
 }
 

@@ -4,7 +4,7 @@ use super::build::Profile;
 use super::project::Project;
 use super::snapshot::FileSnapshot;
 use crate::admin::AdminArgs;
-use crate::deploy::{DeployArgs, ServerArgs, deploy_if_changed};
+use crate::deploy::{DeployArgs, ServerArgs, deploy_if_changed, is_developing};
 use crate::terminal::print;
 use crate::{Error, startup};
 use clap::Args;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 #[derive(Args, Debug)]
 pub struct WatchArgs {
-    /// Directory of the project, with a corral.toml, and a Cargo.toml or an app.py
+    /// Directory of the project, with a corral.toml, and a Cargo.toml, an app.py, an app.js or a plugin.c
     #[arg(value_name = "DIR", default_value = ".")]
     dir: PathBuf,
     #[command(flatten)]
@@ -85,9 +85,16 @@ impl Watcher {
         let profile = Profile::Watch {
             quiet: saved.is_some(),
         };
-        self.project.build(profile).await?;
+        let replacement = match is_developing(&self.deploy.server).await? {
+            true => self.project.develop().await?,
+            false => None,
+        };
+        if replacement.is_none() {
+            self.project.build(profile).await?;
+        }
         let built = seconds(started.elapsed());
-        let deployed = deploy_if_changed(&self.deploy, &mut self.deployed).await?;
+        let deploying = deploy_if_changed(&self.deploy, replacement.as_ref(), &mut self.deployed);
+        let deployed = deploying.await?;
         let outcome = deployed.unwrap_or_else(|| "nothing changed".to_owned());
         let since_save =
             saved.map(|saved| format!(", {} after the save", seconds(saved.elapsed())));

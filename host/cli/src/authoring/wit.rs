@@ -4,11 +4,13 @@
 //! files that tools without async functions cannot read. No file of the two forms differs: the functions that wait stand
 //! in an interface of their own for each.
 
+use super::build::write_if_changed;
 use super::embedded::files_in;
 use super::new::write;
-use crate::Error;
 use crate::terminal::print;
+use crate::{Error, startup};
 use clap::Args;
+use corral_server::deployments::Digest;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -65,6 +67,44 @@ pub(crate) fn wit(args: &WitArgs) -> Result<ExitCode, Error> {
         names.join(", ")
     ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The directory of the interface for tools, with all files, in the user's cache; written at its first use.
+pub(super) fn interface_dir() -> Result<PathBuf, Error> {
+    let text: String = files_in(EMBEDDED).map(|(_, text)| text).collect();
+    cache_dir("wit", text.as_bytes(), files_in(EMBEDDED))
+}
+
+/// The same without the files that `--sync` leaves out.
+pub(super) fn sync_interface_dir() -> Result<PathBuf, Error> {
+    let text: String = sync_files().map(|(_, text)| text).collect();
+    cache_dir("wit-sync", text.as_bytes(), sync_files())
+}
+
+/// The files for tools without async functions.
+pub(super) fn sync_files() -> impl Iterator<Item = (&'static str, &'static str)> {
+    files_in(EMBEDDED).filter(|(path, _)| !is_async(path))
+}
+
+/// A directory with these files in the user's cache, for each version of `source`.
+pub(super) fn cache_dir<'a, Bytes: AsRef<[u8]> + ?Sized + 'a>(
+    name: &str,
+    source: &[u8],
+    files: impl IntoIterator<Item = (&'a str, &'a Bytes)>,
+) -> Result<PathBuf, Error> {
+    let cache = startup::user_cache_dir().ok_or_else(|| {
+        Error::failed(
+            "there is no directory for the interface, since neither XDG_CACHE_HOME nor HOME is an absolute path; set one",
+        )
+    })?;
+    let digest = Digest::of(source).to_string();
+    let version = digest.trim_start_matches("sha256:").get(..16);
+    let dir = cache.join(format!("{name}-{}", version.unwrap_or_default()));
+    for (path, bytes) in files {
+        write_if_changed(&dir.join(path), bytes.as_ref())
+            .map_err(Error::context(format!("cannot write to {}", dir.display())))?;
+    }
+    Ok(dir)
 }
 
 #[cfg(test)]

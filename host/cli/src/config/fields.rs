@@ -1,7 +1,7 @@
 //! The keys of the file: which options it can set, the types of their values, and the paths in them.
 
 use crate::admin_token;
-use crate::args::{AdapterArg, ModelArg, PluginArg};
+use crate::args::{AdapterArg, ModelArg, ModelFileArg, PluginArg};
 use crate::command_line::CommandLine;
 use clap::{Arg, ArgAction, Command, CommandFactory};
 use std::any::TypeId;
@@ -107,6 +107,8 @@ pub(super) fn path_in(option: &Arg, value: &str) -> Option<PathBuf> {
             .map(|model| model.file)
     } else if parser == TypeId::of::<AdapterArg>() {
         value.parse::<AdapterArg>().ok().map(|adapter| adapter.file)
+    } else if parser == TypeId::of::<ModelFileArg>() {
+        value.parse::<ModelFileArg>().ok().map(|file| file.file)
     } else if parser == TypeId::of::<PluginArg>() {
         value.parse::<PluginArg>().ok().map(|plugin| plugin.file)
     } else if parser == TypeId::of::<String>() {
@@ -174,7 +176,7 @@ mod tests {
             }
             with_path += 1;
             let value = match form.as_str() {
-                "FILE" | "DIR" | "[NAME=]FILE" => "x/y",
+                "FILE" | "DIR" | "[NAME=]FILE" | "[MODEL=]FILE" => "x/y",
                 "[MODEL:]NAME=FILE" => "a:b=x/y",
                 "ROUTE=FILE" => "/r=x/y",
                 other => panic!("say how {key} is written: {other}"),

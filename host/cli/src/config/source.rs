@@ -397,7 +397,8 @@ mod tests {
     fn packaged_file_and_its_examples_are_valid() {
         let text = include_str!("../../../../packaging/server.toml");
         let serve = parse(text, &[]).expect("valid");
-        assert_eq!(serve.plugins.len(), 1);
+        let routes = serve.plugins.iter().map(|plugin| plugin.route.as_str());
+        assert!(routes.eq(["/", "/api"]));
         let is_key = |line: &str| line.starts_with(|first: char| first.is_ascii_lowercase());
         let example = |line| match str::strip_prefix(line, "#").filter(|rest| is_key(rest)) {
             Some(example) => example,

@@ -1,7 +1,7 @@
 //! The requests of each command, and its output.
 
 use super::args::{DeployArgs, DeployCommand, LogsArgs, NamedArgs, ServerArgs};
-use super::manifest::{Prepared, Upload, is_component, prepare};
+use super::manifest::{Prepared, Replacement, Upload, is_component, prepare};
 use super::{invoke, table};
 use crate::Error;
 use crate::admin::{AdminClient, RequestBody};
@@ -87,17 +87,25 @@ async fn change(
 }
 
 async fn deploy(args: &DeployArgs) -> Result<ExitCode, Error> {
-    let deployed = send(args, prepare(args)?).await?;
+    let deployed = send(args, prepare(args, None)?).await?;
     show(&args.server, &deployed, deployed_line)
+}
+
+/// Whether the server runs with `--develop`.
+pub(crate) async fn is_developing(server: &ServerArgs) -> Result<bool, Error> {
+    let client = client(server)?;
+    let list = client.request(Method::GET, "/deployments", RequestBody::Empty);
+    Ok(list.await?["develop"] == true)
 }
 
 /// Deploys unless the manifest, with the digests of its components, is `last`, and stores it there. Returns the line that
 /// `corral deploy` prints, or nothing if nothing changed.
 pub(crate) async fn deploy_if_changed(
     args: &DeployArgs,
+    replacement: Option<&Replacement>,
     last: &mut Option<Value>,
 ) -> Result<Option<String>, Error> {
-    let prepared = prepare(args)?;
+    let prepared = prepare(args, replacement)?;
     let manifest = serde_json::to_value(&prepared.manifest)?;
     if last.as_ref() == Some(&manifest) {
         return Ok(None);

@@ -5,6 +5,7 @@ use crate::Error;
 use crate::args::{LinkedArg, check_linked};
 use bytes::Bytes;
 use corral_server::deployments::{Digest, LinkedComponent, LinkedComponents, Manifest};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -25,8 +26,18 @@ pub(super) struct Upload {
     pub(super) bytes: Bytes,
 }
 
+/// Takes the place of the component that a manifest names.
+pub(crate) struct Replacement {
+    pub(crate) component: PathBuf,
+    /// Further entries of its configuration.
+    pub(crate) configuration: BTreeMap<String, String>,
+}
+
 /// Reads the manifest and its components.
-pub(super) fn prepare(args: &DeployArgs) -> Result<Prepared, Error> {
+pub(super) fn prepare(
+    args: &DeployArgs,
+    replacement: Option<&Replacement>,
+) -> Result<Prepared, Error> {
     // Paths of arguments are relative to the working directory, those of a manifest to its directory.
     let (mut manifest, dir) = if is_component(&args.file) {
         (from_arguments(args)?, PathBuf::new())
@@ -38,17 +49,27 @@ pub(super) fn prepare(args: &DeployArgs) -> Result<Prepared, Error> {
         }
         from_file(&args.file)?
     };
+    if let Some(replacement) = replacement {
+        manifest
+            .configuration
+            .extend(replacement.configuration.clone());
+        manifest
+            .check()
+            .map_err(|error| Error::failed(error.to_string()))?;
+    }
     let mut uploads: Vec<Upload> = Vec::new();
     let component = ("component".to_owned(), &mut manifest.component);
     let linked = manifest.linked.all_mut();
     let linked = linked.map(|(field, linked)| (format!("linked.{field}"), &mut linked.component));
     for (field, component) in std::iter::once(component).chain(linked) {
-        if component.parse::<Digest>().is_ok() {
+        let replaced = replacement.filter(|_| field == "component");
+        if component.parse::<Digest>().is_ok() && replaced.is_none() {
             continue;
         }
         // The path itself, since a manifest contains only text and not every path is text.
-        let file = match field.as_str() {
-            "component" if is_component(&args.file) => args.file.clone(),
+        let file = match (replaced, field.as_str()) {
+            (Some(replaced), _) => replaced.component.clone(),
+            (None, "component") if is_component(&args.file) => args.file.clone(),
             _ => dir.join(component.as_str()),
         };
         let bytes = fs::read(&file).map_err(|error| {
@@ -162,7 +183,7 @@ mod tests {
         fs::write(&file, b"it").expect("own directory");
         let words = ["deploy", "--name", "a", "--route", "/a"].map(OsStr::new);
         let line = CommandLine::parse_from(words.into_iter().chain([file.as_os_str()]));
-        let prepared = prepare(&line.deploy);
+        let prepared = prepare(&line.deploy, None);
         fs::remove_dir_all(&dir).expect("own directory");
         let prepared = prepared
             .map_err(|error| error.message(true))

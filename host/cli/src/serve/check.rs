@@ -106,21 +106,37 @@ impl CheckReport {
                 pool.estimate(&of)
             });
             match checked.await {
-                Ok(Ok(Some(size))) => self.plan(format!(
-                    "model {name} is {file}: {} of weights, {} for {} KV cells of {}",
-                    mebibytes(size.weights),
-                    mebibytes(size.cell_bytes),
-                    size.cells,
-                    size.kv
-                )),
+                Ok(Ok(Some(size))) => {
+                    self.plan(format!(
+                        "model {name} is {file}: {} of weights, {} for {} KV cells of {}",
+                        mebibytes(size.weights),
+                        mebibytes(size.cell_bytes),
+                        size.cells,
+                        size.kv
+                    ));
+                    if let Some(draft) = args.models.draft_of(index) {
+                        let (draft, bytes) = (draft.display(), mebibytes(size.draft));
+                        self.plan(format!("draft model of {name} is {draft}: {bytes}"));
+                    }
+                }
                 Ok(Ok(None)) => self.plan(format!("model {name} is {file}")),
                 Ok(Err(error)) => self.problem(args, "model", index, error),
                 Err(error) => self.problem(args, "model", index, error),
             }
         }
+        for (index, projector) in args.models.projectors.iter().enumerate() {
+            let file = projector.file.display();
+            match check_gguf(&projector.file) {
+                Ok(()) => self.plan(format!("projector is {file}")),
+                Err(problem) => {
+                    let problem = format!("the projector {file} {problem}");
+                    self.problem(args, "mmproj", index, problem);
+                }
+            }
+        }
         for (index, adapter) in args.models.adapters.iter().enumerate() {
             let (name, file) = (&adapter.name, adapter.file.display());
-            match check_adapter(&adapter.file) {
+            match check_gguf(&adapter.file) {
                 Ok(()) => self.plan(format!("adapter {name} is {file}")),
                 Err(problem) => {
                     let problem = format!("the adapter {file} {problem}");
@@ -141,7 +157,7 @@ impl CheckReport {
         };
         for (index, plugin) in args.plugins.iter().enumerate() {
             let limits = plugin_limits(args, &plugin.route, &limits);
-            match load_plugin(&runtime, plugin, limits).await {
+            match load_plugin(&runtime, &runtime.new_deployment(), plugin, limits).await {
                 Ok(_) => {
                     self.plan(format!(
                         "route {} is {}",
@@ -224,7 +240,7 @@ impl CheckReport {
     }
 }
 
-fn check_adapter(file: &Path) -> Result<(), String> {
+fn check_gguf(file: &Path) -> Result<(), String> {
     match has_gguf_magic(file) {
         Ok(true) => Ok(()),
         Ok(false) => Err("is not GGUF; convert it".to_owned()),

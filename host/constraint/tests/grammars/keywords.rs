@@ -495,6 +495,22 @@ fn keywords_that_cannot_be_enforced_are_named_or_refused() {
 }
 
 #[test]
+fn each_schema_of_a_grammar_ignores_its_own() {
+    let options = r#""x-guidance": {"lenient": true}"#;
+    let refused = |n: usize| {
+        format!(
+            r#"r{n}: %json {{{options}, "type": "object", "properties": {{"a": {{}}, "b": {{}}}}, "minProperties": 1}}"#
+        )
+    };
+    let rules: Vec<_> = (0..5).map(refused).collect();
+    let fine = format!("fine: %json {{{options}, \"type\": \"null\"}}");
+    let text = format!("start: r0 r1 r2 r3 r4 fine\n{}\n{fine}\n", rules.join("\n"));
+    let constraint = compile(&lark(&text));
+    let names: Vec<_> = (0..5).map(|n| format!("r{n}/minProperties")).collect();
+    assert_eq!(constraint.ignored(), names);
+}
+
+#[test]
 fn ignoring_a_keyword_leaves_the_others() {
     let text = json!({
         "type": "object",

@@ -248,6 +248,30 @@ fn large_ordinary_schemas_compile() {
     }
 }
 
+/// Rules `t0`, `t1`, … of a Lark grammar, one for each of these schemas.
+fn tools(schemas: &[String]) -> String {
+    let names: Vec<_> = (0..schemas.len()).map(|n| format!("t{n}")).collect();
+    let rule = |(name, schema): (&String, &String)| format!("\n{name}: %json {schema}");
+    let rules: String = names.iter().zip(schemas).map(rule).collect();
+    format!("start: {}{rules}", names.join(" | "))
+}
+
+#[test]
+fn schemas_in_lark_have_the_limit_of_schemas() {
+    let large = format!(
+        r#"{{"type":"object","properties":{{{}}}}}"#,
+        properties(120)
+    );
+    let large = tools(&vec![large; 100]);
+    assert!(large.len() > 3 * limits::MAX_GRAMMAR_BYTES);
+    compile(&lark(&large));
+    let rules = chain(2_000, |n| format!("a{n}: \"some text\"\n"));
+    let what = refused(&lark(&format!("start: %json {{}}\n{rules}")));
+    assert!(what.contains("bytes without its JSON schemas"), "{what}");
+    let what = refused(&lark(&tools(&vec!["{}".to_owned(); 513])));
+    assert!(what.contains("has 513 JSON schemas"), "{what}");
+}
+
 /// The time per token is quadratic in the text here.
 #[test]
 fn ambiguous_grammar_is_canceled() {

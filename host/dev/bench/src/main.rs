@@ -10,12 +10,14 @@ mod args;
 mod boundary;
 mod busy;
 mod deploy;
+mod drafts;
 mod flat;
 mod gap;
 mod http;
 mod local_server;
 mod model;
 mod prefix;
+mod programs;
 mod stages;
 mod step;
 mod workload;
@@ -45,6 +47,8 @@ enum Bench {
     Busy(busy::BusyArgs),
     /// Time from a deploy to the first response, with and without compiled code in the cache
     Deploy(deploy::DeployArgs),
+    /// Tokens a second with and without a draft model, by streams
+    Drafts(drafts::DraftsArgs),
     /// Whether requests get slower with the number of earlier requests, and the wake-ups of an idle engine
     Flat(flat::FlatArgs),
     /// Inter-token latency while long prompts are prefilled, with and without the prefill budget
@@ -55,6 +59,8 @@ enum Bench {
     Model(model::ModelArgs),
     /// Time to first token of prompts with a cached prefix, and the time of a fork
     Prefix(prefix::PrefixArgs),
+    /// Programs as plugins, and the same as clients of this server and of llama.cpp's
+    Programs(programs::ProgramsArgs),
     /// Throughput and CPU time from llama.cpp alone to events over TCP, layer by layer
     Stages(stages::StagesArgs),
     /// Time of one llama_decode by decode rows and prompt tokens, without a scheduler
@@ -84,11 +90,13 @@ fn run(bench: &Bench) -> Result<(), Error> {
         Bench::Boundary(args) => runtime()?.block_on(boundary::measure(args)),
         Bench::Busy(args) => busy::measure(args, &runtime()?),
         Bench::Deploy(args) => runtime()?.block_on(deploy::measure(args)),
+        Bench::Drafts(args) => runtime()?.block_on(drafts::measure(args)),
         Bench::Flat(args) => runtime()?.block_on(flat::measure(args)),
         Bench::Gap(args) => runtime()?.block_on(gap::measure(args)),
         Bench::Http(args) => http::measure(args),
         Bench::Model(args) => model::write(args),
         Bench::Prefix(args) => runtime()?.block_on(prefix::measure(args)),
+        Bench::Programs(args) => programs::measure(args),
         Bench::Stages(args) => stages::measure(args),
         Bench::Step(args) => step::measure(args),
     }

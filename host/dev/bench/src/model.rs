@@ -1,11 +1,11 @@
-//! `corral-bench model`: writes a model with random weights.
+//! `corral-bench model`: writes a model with random weights, or pads a model.
 //!
 //! The model is as large and as slow as a real one of its shape, and its vocabulary has words and parts of words. Its
 //! output means nothing. The file states how it was made, so that a second run keeps it.
 
 use clap::{Args, ValueEnum};
 use corral_cli::Error;
-use corral_random_model::{Quant, Qwen3, Recipe};
+use corral_random_model::{Padded, Quant, Qwen3, Recipe};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -18,6 +18,17 @@ pub(crate) struct ModelArgs {
     /// Layers and their sizes: those of Qwen3-0.6B; two small ones; or these with 151,936 tokens
     #[arg(long, value_enum, default_value_t = Shape::Qwen3_0_6b)]
     shape: Shape,
+    /// Pad this model, in place of random weights: the same answers, but slow as a larger model
+    #[arg(long, value_name = "FILE", conflicts_with = "shape")]
+    pad: Option<PathBuf>,
+    /// Layers of the padded model
+    #[arg(long, value_name = "N", default_value_t = 80, requires = "pad",
+          value_parser = clap::value_parser!(u32).range(1..=500))]
+    layers: u32,
+    /// Length of its feed-forward layers
+    #[arg(long, value_name = "N", default_value_t = 4096, requires = "pad",
+          value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    feed_forward: u32,
     /// Replace an existing file
     #[arg(long)]
     force: bool,
@@ -44,8 +55,18 @@ enum Shape {
 pub(crate) fn write(args: &ModelArgs) -> Result<(), Error> {
     let out = &args.out;
     let recipe = recipe(args.shape);
+    let padded = args.pad.clone().map(|source| Padded {
+        source,
+        layers: args.layers,
+        feed_forward: args.feed_forward,
+        seed: SEED,
+    });
     if !args.force {
-        if recipe.matches(out) {
+        let matches = match &padded {
+            Some(padded) => padded.matches(out),
+            None => recipe.matches(out),
+        };
+        if matches {
             report(args, None);
             return Ok(());
         }
@@ -62,7 +83,10 @@ pub(crate) fn write(args: &ModelArgs) -> Result<(), Error> {
         out.display()
     );
     let start = Instant::now();
-    recipe.write(out)?;
+    match &padded {
+        Some(padded) => padded.write(out)?,
+        None => recipe.write(out)?,
+    }
     report(args, Some(start.elapsed()));
     Ok(())
 }
@@ -120,6 +144,9 @@ mod tests {
         let write_tiny = |force| {
             write(&ModelArgs {
                 shape: Shape::Tiny,
+                pad: None,
+                layers: 80,
+                feed_forward: 4096,
                 force,
                 json: false,
                 out: out.clone(),

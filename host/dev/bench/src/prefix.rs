@@ -8,7 +8,9 @@
 
 use crate::args::EngineArgs;
 use crate::local_server;
-use crate::workload::{check_context, config, exactly, finish, metric, status};
+use crate::workload::{
+    check_context, config, count, exactly, finish, metric, random_digits, status,
+};
 use clap::Args;
 use corral_cli::Error;
 use corral_cli::args::whole;
@@ -17,9 +19,6 @@ use corral_cli::bench::stats::{Quantiles, median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_engine::{Caller, Engine, Generation, Sequence, Tenant, Token};
 use corral_server::Server;
-use rand::RngExt;
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::SeedableRng;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -408,17 +407,4 @@ async fn first_token(generation: Generation) -> Result<(Instant, u64, u64), Erro
     let first = *times.first().ok_or_else(missing)?;
     let (prompt, cached) = (outcome.prompt_tokens, outcome.cached_tokens);
     Ok((first, u64::from(prompt), u64::from(cached)))
-}
-
-/// Digits that differ for each `number`.
-fn random_digits(number: u64, length: u64) -> String {
-    let mut rng = ChaCha8Rng::seed_from_u64(number);
-    let digit = |_| char::from(b'0' + rng.random_range(0..10_u8));
-    (0..length).map(digit).collect()
-}
-
-/// A counter's value.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn count(value: f64) -> u64 {
-    value as u64
 }

@@ -5,6 +5,9 @@ use corral_cli::Error;
 use corral_engine::{
     Caller, Engine, EngineStatus, GenerateOptions, Generation, Metric, ModelConfig, Outcome, Token,
 };
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
 use std::time::Instant;
 
 /// Cells that an engine has at least.
@@ -103,6 +106,19 @@ pub(crate) fn metric(engine: &Engine, name: &str) -> f64 {
 pub(crate) fn value(metrics: &[Metric], name: &str) -> f64 {
     let found = metrics.iter().find(|metric| metric.name == name);
     found.map_or(0.0, |metric| metric.value)
+}
+
+/// Digits that differ for each `number`.
+pub(crate) fn random_digits(number: u64, length: u64) -> String {
+    let mut rng = ChaCha8Rng::seed_from_u64(number);
+    let digit = |_| char::from(b'0' + rng.random_range(0..10_u8));
+    (0..length).map(digit).collect()
+}
+
+/// A counter's value.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+pub(crate) fn count(value: f64) -> u64 {
+    value as u64
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! [`write_model`] writes a small model of an [`Architecture`] with the vocabulary of another file: its output has no
 //! meaning but depends on the whole input, so tests can check each kind of memory. A [`Recipe`] writes a model of a real
-//! model's size, with its own vocabulary, quantized by llama.cpp.
+//! model's size, with its own vocabulary, quantized by llama.cpp. A [`Padded`] model answers as another one, but is slower.
 //!
 //! Names and dimensions of tensors follow llama.cpp's loaders (`src/models/*.cpp`, `src/llama-arch.cpp`).
 
@@ -10,6 +10,7 @@
 
 pub use corral_llama::gguf::{GgufError, TensorType};
 pub use corral_llama::quantize::Quant;
+pub use padded::Padded;
 pub use recipe::Recipe;
 
 use corral_llama::gguf::{Tensor, Value, Writer, metadata};
@@ -18,6 +19,8 @@ use rand_chacha::ChaCha8Rng;
 use std::path::Path;
 
 mod bert;
+mod padded;
+pub mod projector;
 mod recipe;
 mod vocabulary;
 

@@ -19,12 +19,16 @@ pub struct Machine {
     pub adapter_change: f64,
     /// For sampling after each output.
     pub sample: f64,
+    /// For a step of the draft model.
+    pub draft_step: f64,
+    /// For each of its tokens.
+    pub draft_token: f64,
     /// The largest random deviation of a step, as a part of its time.
     pub noise: f64,
 }
 
 impl Default for Machine {
-    /// About two CPU cores with a model of 0.6 billion weights.
+    /// About two CPU cores with a model of 0.6 billion weights, and a draft model of a tenth.
     fn default() -> Self {
         Self {
             fixed: 0.040,
@@ -33,6 +37,8 @@ impl Default for Machine {
             attention: 1e-8,
             adapter_change: 0.010,
             sample: 0.0,
+            draft_step: 0.004,
+            draft_token: 0.0004,
             noise: 0.0,
         }
     }

@@ -2,6 +2,7 @@
 //! in every step. A violation panics.
 
 mod check;
+mod draft_model;
 mod overlap;
 mod record;
 mod strikes;
@@ -45,6 +46,8 @@ struct Alive {
     sampling: bool,
     /// The highest logits did not suffice.
     needs_all_logits: bool,
+    /// Its tokens that the draft model has computed.
+    drafted: u32,
 }
 
 /// Steps after which a simulation counts as stuck.
@@ -83,6 +86,8 @@ pub struct Simulation {
     answers: Vec<(Time, usize)>,
     /// The time that steps waited.
     pub waited: Duration,
+    /// Time of the draft model since the last step.
+    drafting: Duration,
     /// All steps but overlapped ones.
     pub steps: Vec<StepRecord>,
     /// The number of overlapped steps, and of their tokens.
@@ -128,6 +133,7 @@ impl Simulation {
             returning: Vec::new(),
             answers: Vec::new(),
             waited: Duration::ZERO,
+            drafting: Duration::ZERO,
             steps: Vec::new(),
             overlapped: (0, 0),
         }
@@ -268,6 +274,7 @@ impl Simulation {
             tenant_wait: 0,
             sampling: false,
             needs_all_logits: false,
+            drafted: 0,
         };
         self.alive.insert(id, alive);
         if let Err(error) = self.scheduler.enqueue(self.now, request) {
@@ -360,6 +367,7 @@ impl Simulation {
     /// Plans and computes a step. False if there was nothing to do.
     fn step(&mut self) -> bool {
         self.swap_in();
+        self.draft();
         let step = self.scheduler.plan(self.now);
         for &(id, expired) in &step.expired {
             self.end(id, End::Expired(expired));
@@ -411,6 +419,7 @@ impl Simulation {
             drafts: step.shape.drafts,
             prefill: step.shape.prefill,
             overlapped: step.overlapped,
+            drafting: std::mem::take(&mut self.drafting),
             is_overlap: step.is_overlap,
             failed: decoded.is_err(),
             adapter: step.adapter,

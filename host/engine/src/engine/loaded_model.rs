@@ -5,13 +5,14 @@
 
 use crate::LoadError;
 use crate::device_placement::PlacementPlan;
+use crate::image::estimate::projector_weights;
 use crate::memory_estimate::MemoryEstimate;
 use crate::model_check::checked_model::CheckedModel;
 use crate::model_config::{MAX_RUNNING, ModelConfig, STEP_TOKENS};
 use crate::worker::MAX_COMPACTION_BYTES;
 use corral_llama::{
     ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadProgress, Model,
-    check_magic, take_buffer_sizes,
+    VisionEncoder, check_magic, take_buffer_sizes,
 };
 use corral_scheduler::AdapterId;
 use std::path::PathBuf;
@@ -25,6 +26,7 @@ pub(super) struct LoadedModel {
     /// Positions per sequence.
     pub context: u32,
     pub memory: MemoryUse,
+    pub vision: Option<VisionEncoder>,
     /// Tokens of the longest sequence that compaction may move.
     pub max_compaction_tokens: u32,
 }
@@ -48,6 +50,7 @@ impl LoadedModel {
                 kv_type: config.placement.kv_type,
                 context: config.context,
                 adapters: config.adapters.clone(),
+                projector: config.projector.clone(),
             })?;
         }
         let estimate = MemoryEstimate::read(&config.path)?;
@@ -124,10 +127,21 @@ impl LoadedModel {
             device_top_k,
         };
         let backend = LlamaContext::new(model.clone(), settings)?;
+        let vision = config.projector.as_ref().map(|projector| {
+            // As many threads as embeddings have while requests generate.
+            VisionEncoder::load(projector, model.clone(), threads.div_ceil(2))
+        });
+        let vision = vision.transpose()?;
         buffers.extend(take_buffer_sizes());
         let separate = plan.devices_with_memory();
+        let mut memory = MemoryUse::of(buffers, model.placement(), &separate);
+        // llama.cpp logs the buffers of its computation, and not of its weights.
+        if let Some(projector) = &config.projector {
+            memory.host = memory.host.saturating_add(projector_weights(projector)?);
+        }
         Ok(Self {
-            memory: MemoryUse::of(buffers, model.placement(), &separate),
+            memory,
+            vision,
             model,
             backend,
             settings,
@@ -153,6 +167,21 @@ fn device_top_k(config: &ModelConfig, model: &Model, cells: u32) -> Option<Devic
 }
 
 impl MemoryUse {
+    /// Adds the memory of another model.
+    pub fn add(&mut self, other: Self) {
+        self.host = self.host.saturating_add(other.host);
+        for (device, bytes) in other.devices {
+            self.add_device(&device, bytes);
+        }
+    }
+
+    fn add_device(&mut self, device: &str, bytes: u64) {
+        match self.devices.iter_mut().find(|(known, _)| known == device) {
+            Some((_, sum)) => *sum = sum.saturating_add(bytes),
+            None => self.devices.push((device.to_owned(), bytes)),
+        }
+    }
+
     /// Sums llama.cpp's buffers. `separate` names the devices with their own memory.
     fn of(buffers: Vec<(String, u64)>, placement: &DevicePlacement, separate: &[&str]) -> Self {
         let mut memory = Self::default();
@@ -167,10 +196,7 @@ impl MemoryUse {
                 memory.host = memory.host.saturating_add(bytes);
                 continue;
             };
-            match memory.devices.iter_mut().find(|(known, _)| known == device) {
-                Some((_, sum)) => *sum = sum.saturating_add(bytes),
-                None => memory.devices.push((device.clone(), bytes)),
-            }
+            memory.add_device(device, bytes);
         }
         memory
     }

@@ -1,18 +1,21 @@
 //! Starts an engine: the threads on top of a loaded model.
 
+use super::loaded_draft::LoadedDraft;
 use super::loaded_model::LoadedModel;
-use super::{AdapterFile, Engine, EngineVocabulary, Inner};
-use crate::LoadError;
+use super::{AdapterFile, Engine, EngineVocabulary, Inner, thread_ended};
 use crate::embedding::Embedder;
 use crate::engine_waker::EngineWaker;
 use crate::external_sampler::SamplerMailbox;
 use crate::generate_options::MAX_DRAFTS;
+use crate::image::picture::PictureDecoder;
+use crate::image::{ImageEncoder, ImageStore};
 use crate::metrics::EngineMetrics;
-use crate::model_config::{ModelConfig, ModelInfo};
+use crate::model_config::{DeviceTopKMode, ModelConfig, ModelInfo};
 use crate::open_request_limits::{OpenRequestLimits, RequestLoad};
 use crate::swap_store::{SwapBudget, SwapStore};
 use crate::vocabulary::ModelVocabulary;
 use crate::worker::{Command, Swap, Worker};
+use crate::{Error, LoadError};
 use corral_constraint::GrammarCompiler;
 use corral_llama::LoadProgress;
 use corral_scheduler::SchedulerConfig;
@@ -34,17 +37,28 @@ impl Engine {
 
     /// [`Engine::load`] that reports to `progress`, which can cancel it with [`corral_llama::LlamaError::Canceled`].
     pub fn load_with_progress(
-        config: ModelConfig,
+        mut config: ModelConfig,
         progress: &LoadProgress,
     ) -> Result<Self, LoadError> {
+        if config.draft.is_some() {
+            // Drafts need several rows of logits, which these sequence ids don't give.
+            config.device_top_k = DeviceTopKMode::Off;
+        }
+        let loaded = LoadedModel::load(&config, progress)?;
+        let draft = LoadedDraft::load(&config, &loaded, progress)?;
         let LoadedModel {
             model,
-            backend,
+            mut backend,
             settings,
             context,
-            memory,
+            mut memory,
+            vision,
             max_compaction_tokens,
-        } = LoadedModel::load(&config, progress)?;
+        } = loaded;
+        let draft_model = draft.map(|draft| {
+            memory.add(draft.memory);
+            draft.model
+        });
         let top_ids = backend.device_top_k().map_or(0, |top_k| top_k.seq_ids);
         let limits = SchedulerConfig {
             seq_ids: config.max_running + top_ids,
@@ -81,6 +95,7 @@ impl Engine {
             chat_template: model.chat_template(),
             can_truncate: model.can_truncate(),
             adapters: config.adapters.iter().map(|a| a.0.clone()).collect(),
+            accepts_images: vision.is_some(),
             can_generate: backend.has_memory(),
             layers: model.layer_count(),
             gpu_layers: model.placement().gpu_layers,
@@ -104,6 +119,11 @@ impl Engine {
             &config.embedding,
             &metrics,
         )?;
+        let image_store = vision.as_ref().map(|vision| {
+            let store = Arc::new(ImageStore::new(vision.length()));
+            backend.use_images(store.table().clone());
+            store
+        });
         let vocabulary = Arc::new(EngineVocabulary {
             model,
             end_of_generation,
@@ -133,7 +153,8 @@ impl Engine {
             metrics.clone(),
             swap,
             samplers,
-        );
+        )
+        .with_draft_model(draft_model);
         if config.adaptive_threads {
             worker.adapt_threads();
         }
@@ -145,6 +166,19 @@ impl Engine {
                     "cannot start the engine thread: {error}; raise the limit of threads"
                 ))
             })?;
+        let images = match vision.zip(image_store) {
+            Some((vision, store)) => {
+                let decoder = PictureDecoder {
+                    children: config.image_decoders,
+                };
+                let forget = clear_prefixes(Arc::downgrade(&commands));
+                let metrics = metrics.clone();
+                Some(ImageEncoder::start(
+                    vision, decoder, store, metrics, forget,
+                )?)
+            }
+            None => None,
+        };
         let adapter = |(_, path)| AdapterFile {
             path,
             digest: OnceLock::new(),
@@ -157,6 +191,9 @@ impl Engine {
             path: config.path,
             digest: OnceLock::new(),
             adapters: config.adapters.into_iter().map(adapter).collect(),
+            images,
+            projector: config.projector,
+            projector_digest: OnceLock::new(),
             snapshots: config.snapshots,
             commands,
             open_requests,
@@ -181,6 +218,16 @@ fn waker(commands: Weak<SyncSender<Command>>) -> EngineWaker {
             let _ = commands.try_send(Command::Wake);
         }
     })
+}
+
+/// Drops all cached prefixes that no sequence retains.
+fn clear_prefixes(commands: Weak<SyncSender<Command>>) -> impl Fn() -> Result<(), Error> {
+    move || match commands.upgrade() {
+        Some(commands) => commands
+            .send(Command::ClearPrefixCache)
+            .map_err(|_| thread_ended()),
+        None => Err(Error::ShuttingDown),
+    }
 }
 
 /// The stores of swapped-out sequences and offloaded prefixes.

@@ -14,6 +14,7 @@ pub(crate) struct CheckedModel {
     pub path: PathBuf,
     pub kv_type: KvType,
     pub context: Option<u32>,
+    pub projector: Option<PathBuf>,
     /// Name and path.
     pub adapters: Vec<(String, PathBuf)>,
 }
@@ -22,11 +23,13 @@ impl CheckedModel {
     pub fn encode(&self, backend_dir: Option<&Path>) -> Vec<u8> {
         let backend_dir = backend_dir.unwrap_or(Path::new(""));
         let context = self.context.unwrap_or(0).to_string();
+        let projector = self.projector.as_deref().unwrap_or(Path::new(""));
         let mut fields = vec![
             self.path.as_os_str().as_bytes(),
             backend_dir.as_os_str().as_bytes(),
             self.kv_type.name().as_bytes(),
             context.as_bytes(),
+            projector.as_os_str().as_bytes(),
         ];
         for (name, path) in &self.adapters {
             fields.extend([name.as_bytes(), path.as_os_str().as_bytes()]);
@@ -41,11 +44,13 @@ impl CheckedModel {
         let text = |field: &[u8]| String::from_utf8(field.to_vec()).ok();
         let path = |field: &[u8]| PathBuf::from(OsString::from_vec(field.to_vec()));
         let file = path(fields.next()?);
-        let backend_dir = Some(path(fields.next()?)).filter(|dir| !dir.as_os_str().is_empty());
+        let optional = |field| Some(path(field)).filter(|path| !path.as_os_str().is_empty());
+        let backend_dir = optional(fields.next()?);
         let mut model = Self {
             path: file,
             kv_type: text(fields.next()?)?.parse().ok()?,
             context: Some(text(fields.next()?)?.parse().ok()?).filter(|context| *context > 0),
+            projector: optional(fields.next()?),
             adapters: Vec::new(),
         };
         while let Some(name) = fields.next() {

@@ -2,6 +2,7 @@
 
 use crate::block_on::block_on;
 use crate::device_placement::{DeviceSelection, GpuLayers, PlacementOptions};
+use crate::image::picture::test_picture;
 use crate::memory_estimate::MemoryEstimate;
 use crate::model_check::checked_model::CheckedModel;
 use crate::{
@@ -16,6 +17,10 @@ const CONTEXT: u32 = 256;
 const MAX_RUNNING: u16 = 2;
 /// Tokens to generate.
 const TOKENS: u32 = 2;
+/// Sizes of pictures: a usual one, the smallest, and the longest strips that are accepted.
+const PICTURES: [(u32, u32); 4] = [(640, 480), (1, 1), (1280, 20), (3, 192)];
+/// Cells for an image beside the text.
+const IMAGE_CELLS: u32 = 4096;
 /// A text with words, digits, other scripts, an emoji, spaces and a control token.
 const TEXT: &str = "The cat sat on 12 mats.\n\tÄpfel, 猫 и кот 🐈  <|im_start|>";
 
@@ -33,6 +38,7 @@ pub fn check_model_job(job: ChildJob) -> Result<Vec<u8>, String> {
         .and_then(Engine::load)
         .map_err(|error| error.to_string())?;
     generate(&engine)
+        .and_then(|()| see(&engine))
         .map_err(|error| format!("the model file {path} does not compute: {error}"))?;
     engine.shutdown();
     Ok(Vec::new())
@@ -43,7 +49,11 @@ fn config(model: CheckedModel) -> Result<ModelConfig, LoadError> {
     // Fails as the server's load does if the context does not fit the model.
     config.context = model.context;
     let trained = MemoryEstimate::read(&model.path)?.trained_context();
-    let context = config.context_for(trained.max(1))?.min(CONTEXT);
+    let most = match model.projector {
+        Some(_) => CONTEXT + IMAGE_CELLS,
+        None => CONTEXT,
+    };
+    let context = config.context_for(trained.max(1))?.min(most);
     config.context = Some(context).filter(|context| *context >= 2);
     config.cells = Some(context.max(CONTEXT));
     // Several would wait for each other on a busy machine.
@@ -52,6 +62,7 @@ fn config(model: CheckedModel) -> Result<ModelConfig, LoadError> {
     config.swap_ram = 0;
     config.prefix_offload_ram = 0;
     config.adapters = model.adapters;
+    config.projector = model.projector;
     config.file_access = FileAccess::Map;
     config.placement = PlacementOptions {
         devices: DeviceSelection::Cpu,
@@ -95,6 +106,34 @@ fn generate(engine: &Engine) -> Result<(), crate::Error> {
     Ok(())
 }
 
+/// Encodes pictures of extreme shapes, and computes a prompt with one of them if it fits.
+fn see(engine: &Engine) -> Result<(), crate::Error> {
+    if !engine.info().accepts_images {
+        return Ok(());
+    }
+    for (width, height) in PICTURES {
+        let file = test_picture(width, height);
+        let image = block_on(engine.encode_image(file, Caller::default())?)?;
+        let mut sequence = Sequence::new(engine.clone(), Caller::default());
+        sequence.append(&engine.tokenize(TEXT, true)?)?;
+        match sequence.append_image(image) {
+            // The context of the check is small.
+            Err(crate::Error::ContextFull { .. }) => continue,
+            appended => appended?,
+        };
+        sequence.append(&engine.tokenize("What is it?", true)?)?;
+        let options = GenerateOptions {
+            max_tokens: 1,
+            ignore_end: true,
+            ..GenerateOptions::default()
+        };
+        let mut generation = sequence.generate(options)?;
+        block_on(async { while generation.next().await.is_some() {} });
+        generation.outcome().transpose()?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,6 +145,7 @@ mod tests {
             path: "/a/b.gguf".into(),
             kv_type: KvType::Q8_0,
             context: None,
+            projector: Some("/a/p.gguf".into()),
             adapters: vec![("x".to_owned(), "/a/x.gguf".into())],
         }
     }
@@ -114,6 +154,7 @@ mod tests {
     fn model_survives_the_pipe() {
         let other = CheckedModel {
             context: Some(7),
+            projector: None,
             adapters: Vec::new(),
             ..model()
         };
@@ -130,6 +171,7 @@ mod tests {
             let model = CheckedModel {
                 path,
                 kv_type: KvType::F16,
+                projector: None,
                 adapters: Vec::new(),
                 ..model()
             };

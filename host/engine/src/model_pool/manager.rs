@@ -63,10 +63,7 @@ fn find_size<'a>(
     let (config, measured) = (slot.config.clone(), slot.measured);
     drop(pool);
     let config = config.ok_or_else(|| LoadError::Config("the model has no file".into()));
-    let stamp = config
-        .as_ref()
-        .ok()
-        .and_then(|config| FileStamp::of(&config.path));
+    let stamp = config.as_ref().ok().and_then(FileStamp::of);
     let bytes = match measured.filter(|(before, _)| Some(*before) == stamp) {
         Some((_, bytes)) => Ok(bytes),
         None => config.and_then(|config| estimate_host_bytes(&config)),

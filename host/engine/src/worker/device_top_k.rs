@@ -29,7 +29,7 @@ pub(super) fn logits_kind(work: &NewWork, top_k: Option<u32>) -> LogitsKind {
 /// Whether the `k` highest logits usually suffice to sample a token.
 fn generation_fits(options: &GenerateOptions, k: u32) -> bool {
     // Log probabilities need the whole row, and drafts need several rows of a step.
-    if options.logprobs.is_some() || options.max_draft_tokens > 0 {
+    if options.logprobs.is_some() || options.max_draft_tokens.is_some_and(|most| most > 0) {
         return false;
     }
     match &options.external_sampler {

@@ -11,6 +11,7 @@ use crate::external_sampler::{
 };
 use crate::metrics::{add, add_time};
 use crate::{Error, Token};
+use corral_llama::IMAGE_TOKENS;
 use corral_sampling::{Logits, Scratch, TokenLogprobs};
 use corral_scheduler::{RequestId, Row};
 use std::sync::Arc;
@@ -46,7 +47,12 @@ impl ExternalSamplerState {
             seed,
             sampler: None,
             options,
-            new_tokens: prompt[first..].to_vec(),
+            // Guests know no tokens outside of the vocabulary.
+            new_tokens: prompt[first..]
+                .iter()
+                .copied()
+                .filter(|token| !IMAGE_TOKENS.contains(token))
+                .collect(),
             pending: None,
         }
     }

@@ -2,7 +2,7 @@
 
 use super::device_top_k;
 use super::{
-    ActiveRequest, ActiveWork, GenerationState, NewRequest, NewWork, RequestTimes, Worker,
+    ActiveRequest, ActiveWork, GenerationState, NewRequest, NewWork, Prompt, RequestTimes, Worker,
 };
 use crate::Error;
 use crate::backend::Backend;
@@ -19,7 +19,10 @@ use std::time::Instant;
 impl<B: Backend> Worker<B> {
     pub(super) fn enqueue(&mut self, request: NewRequest) {
         let NewRequest {
-            prompt,
+            prompt: Prompt {
+                tokens: prompt,
+                images,
+            },
             caller,
             adapter,
             retention,
@@ -71,10 +74,10 @@ impl<B: Backend> Worker<B> {
                 sender,
             } => {
                 observer = options.observer.take();
-                let max_drafts = match external {
-                    None => self.config.max_drafts.min(options.max_draft_tokens.into()),
-                    Some(_) => 0,
-                };
+                let can_draft = external.is_none() && self.config.max_drafts > 0;
+                let looks_up = can_draft && options.max_draft_tokens.is_some_and(|most| most > 0);
+                let uses_model =
+                    options.max_draft_tokens != Some(0) && options.fixed_token.is_none();
                 let seed = options.seed.unwrap_or_else(rand::random);
                 ActiveWork::Generate(Box::new(GenerationState {
                     prompt_tokens,
@@ -86,7 +89,8 @@ impl<B: Backend> Worker<B> {
                     text: TextDecoder::new(options.stop.clone()),
                     options,
                     sender,
-                    lookup: (max_drafts > 0).then(PromptLookup::default),
+                    lookup: looks_up.then(PromptLookup::default),
+                    uses_draft_model: can_draft && uses_model,
                 }))
             }
         };
@@ -98,6 +102,7 @@ impl<B: Backend> Worker<B> {
             computed: 0,
             observer,
             permit,
+            _images: images,
             work,
         };
         self.requests.insert(id, request);

@@ -1,4 +1,5 @@
-//! Samples tokens from a step's logits, delivers them and their text, and proposes drafts for the next step.
+//! Samples tokens from a step's logits, delivers them and their text, and proposes drafts of prompt lookup for the next
+//! step.
 //!
 //! A row with drafts has logits after its last known token and after each draft. Tokens are sampled one after the
 //! other, with one random number each, as they would be without drafts; the next logits count as long as the sampled
@@ -17,7 +18,7 @@ use crate::metrics::add;
 use crate::wake_batch::WakeBatch;
 use crate::{Error, Token};
 use corral_sampling::{Logits, Scratch, TokenLogprobs, logprobs};
-use corral_scheduler::{RequestId, Row, accepted_drafts};
+use corral_scheduler::{DraftSource, RequestId, Row, accepted_drafts};
 use std::time::{Duration, Instant};
 
 /// What sampling a row needs of the worker.
@@ -236,7 +237,11 @@ impl<B: Backend> Worker<B> {
                 });
                 if !sampled {
                     // The drafts were computed for nothing.
-                    add(&self.metrics.rejected_drafts, u64::from(row.drafts));
+                    let rejected = u64::from(row.drafts);
+                    add(&self.metrics.rejected_drafts, rejected);
+                    if self.scheduler.draft_source(row.request) == DraftSource::DraftModel {
+                        add(&self.metrics.model_drafts_rejected, rejected);
+                    }
                     output.deferred.push(row.request);
                 }
             }
@@ -275,6 +280,10 @@ impl<B: Backend> Worker<B> {
         add(&self.metrics.accepted_drafts, accepted);
         let rejected = u64::from(row.drafts) - accepted;
         add(&self.metrics.rejected_drafts, rejected);
+        if self.scheduler.draft_source(row.request) == DraftSource::DraftModel {
+            add(&self.metrics.model_drafts_accepted, accepted);
+            add(&self.metrics.model_drafts_rejected, rejected);
+        }
         self.generated_tokens += new.tokens.len() as u64;
         if !new.tokens.is_empty() {
             let progress = || self.scheduler.progress(row.request);
@@ -298,7 +307,7 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Proposes drafts for the requests that gained tokens.
+    /// Proposes drafts of prompt lookup for the requests that gained tokens.
     pub(super) fn propose_drafts(&mut self, output: &StepOutput) {
         for tokens in output.tokens.chunk_by(|a, b| a.0 == b.0) {
             let id = tokens[0].0;
@@ -307,7 +316,7 @@ impl<B: Backend> Worker<B> {
                 continue;
             };
             if let Some(lookup) = &mut generation.lookup {
-                let most = usize::from(generation.options.max_draft_tokens);
+                let most = generation.options.max_draft_tokens.unwrap_or(0).into();
                 lookup.propose(self.scheduler.tokens(id), most, &mut self.draft);
                 self.scheduler.propose_draft(id, &self.draft);
             }

@@ -2,6 +2,7 @@
 //! [`POISON`] token. [`TestEngine::end`] checks the identity of the token counters and looks for leaked cells.
 
 mod device_top_k;
+mod draft_model;
 mod external_sampling;
 mod next_token;
 mod overlap;

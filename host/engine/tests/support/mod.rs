@@ -45,6 +45,11 @@ pub fn demo_model() -> PathBuf {
     variable(MODEL).map_or_else(here, PathBuf::from)
 }
 
+/// The draft model of the demo model.
+pub fn draft_model() -> PathBuf {
+    demo_model().with_file_name("draft.gguf")
+}
+
 /// The device to run on, if it is set.
 pub fn device() -> Option<String> {
     variable(DEVICE)
@@ -178,6 +183,10 @@ pub fn check_identity(engine: &Engine) {
         + count("recomputed_tokens")
         + count("discarded_tokens");
     assert_eq!(count("computed_tokens"), expected);
+    let accepted = count("draft_model_tokens_accepted");
+    let verified = accepted + count("draft_model_tokens_rejected");
+    assert!(verified <= count("draft_model_tokens_proposed"));
+    assert!(accepted <= count("draft_tokens_accepted"));
 }
 
 /// Checks that no request is open, and that nothing is left once the prefix cache is cleared.
@@ -193,6 +202,7 @@ pub fn check_empty(engine: &Engine) {
     assert_eq!((status.swap_ram_bytes, status.swap_disk_bytes), (0, 0));
     assert_eq!(status.prefix_offload_bytes, 0);
     assert_eq!(metric(engine, "kv_cells_leaked"), 0.0);
+    assert_eq!(metric(engine, "draft_model_kv_cells_used"), 0.0);
     check_identity(engine);
 }
 

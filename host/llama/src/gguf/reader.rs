@@ -8,7 +8,7 @@ use super::{GgufError, Value};
 use crate::ggml::text;
 use llama_cpp_sys_2 as sys;
 use std::fs::File;
-use std::io::{BufReader, Read, Seek};
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 /// Most bytes of a head. A vocabulary of 260,000 tokens, with merges, takes about 15 MiB. One-letter strings take ten
@@ -47,8 +47,8 @@ pub struct TensorInfo {
     pub is_plain: bool,
     /// Bytes of its weights.
     pub bytes: u64,
-    /// Offset of its weights from the start of all weights.
-    offset: u64,
+    /// Offset of its weights from the [start of all weights](data_start).
+    pub offset: u64,
 }
 
 /// The tensors of a file, in its order.
@@ -57,6 +57,55 @@ pub fn tensors(path: &Path) -> Result<Vec<TensorInfo>, GgufError> {
         head.metadata(|_| false)?;
         head.tensors()
     })
+}
+
+/// Offset of the weights in a file.
+pub fn data_start(path: &Path) -> Result<u64, GgufError> {
+    read_head(path, |head| Ok(head.data()?.0))
+}
+
+/// The weights of a tensor of F32 or F16.
+pub fn weights(path: &Path, name: &str) -> Result<Vec<f32>, GgufError> {
+    let found = read_head(path, |head| {
+        let (start, tensors) = head.data()?;
+        let mut tensors = tensors.into_iter();
+        Ok(tensors
+            .find(|tensor| tensor.name == name)
+            .map(|tensor| (start, tensor)))
+    })?;
+    let read = || {
+        let Some((start, tensor)) = found else {
+            return Err(format!("it has no tensor {name:?}"));
+        };
+        let mut bytes = vec![0; usize::try_from(tensor.bytes).unwrap_or(0)];
+        File::open(path)
+            .and_then(|mut file| {
+                file.seek(SeekFrom::Start(start.saturating_add(tensor.offset)))?;
+                file.read_exact(&mut bytes)
+            })
+            .map_err(|error| error.to_string())?;
+        match tensor.type_name.as_str() {
+            "f32" => Ok(numbers(&bytes, f32::from_le_bytes)),
+            // SAFETY: converts a number, and reads nothing else.
+            "f16" => Ok(numbers(&bytes, |two| unsafe {
+                sys::ggml_fp16_to_fp32(u16::from_le_bytes(two))
+            })),
+            other => Err(format!("the type {other} of {name:?} can't be read")),
+        }
+    };
+    read().map_err(|cause| GgufError::Read {
+        path: path.to_owned(),
+        cause,
+    })
+}
+
+fn numbers<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|bytes| number(*bytes))
+        .collect()
 }
 
 /// Offset of the end of the last tensor: a complete file has at least this many bytes.
@@ -178,17 +227,22 @@ impl<R: Read + Seek> Head<R> {
 
     /// Reads the whole head and returns the end of the last tensor.
     pub(super) fn data_end(&mut self) -> Result<u64, HeadError> {
+        let (data, tensors) = self.data()?;
+        let ends = tensors
+            .iter()
+            .map(|tensor| tensor.offset.saturating_add(tensor.bytes));
+        Ok(data.saturating_add(ends.max().unwrap_or(0)))
+    }
+
+    /// Reads the whole head and returns the start of the weights, and the tensors.
+    fn data(&mut self) -> Result<(u64, Vec<TensorInfo>), HeadError> {
         let alignment = match self.metadata(|key| key == ALIGNMENT)?.pop() {
             None => DEFAULT_ALIGNMENT,
             Some((_, Value::U32(alignment))) if alignment.is_power_of_two() => alignment,
             Some(_) => return Err("its alignment is no power of two".to_owned().into()),
         };
         let tensors = self.tensors()?;
-        let data = self.offset.next_multiple_of(alignment.into());
-        let ends = tensors
-            .iter()
-            .map(|tensor| tensor.offset.saturating_add(tensor.bytes));
-        Ok(data.saturating_add(ends.max().unwrap_or(0)))
+        Ok((self.offset.next_multiple_of(alignment.into()), tensors))
     }
 
     fn tensor(&mut self) -> Result<TensorInfo, HeadError> {

@@ -76,11 +76,34 @@ pub(super) fn encode(
     arguments.extend(encoder.import_for(handler)?);
     let instance = encoder.instantiate(handler.bytes, &arguments)?;
     for name in exports {
-        let export = encoder.export_of(instance, name)?;
-        let mut section = ComponentExportSection::new();
-        section.export(name.as_str(), ComponentExportKind::Instance, export, None);
-        encoder.write(&section)?;
-        encoder.instances += 1;
+        encoder.export(instance, name)?;
+    }
+    Ok(encoder.component.finish())
+}
+
+/// Encodes a plugin and a part whose exports answer imports of it: `answers` are pairs of import and export. The component
+/// has at most `limit` bytes, and exports the plugin's `exports`.
+pub(super) fn encode_pair(
+    provider: &Part<'_>,
+    plugin: &Part<'_>,
+    answers: &[(String, String)],
+    exports: &[String],
+    limit: usize,
+) -> Result<Vec<u8>, EncodeError> {
+    let mut encoder = Encoder {
+        limit,
+        ..Encoder::default()
+    };
+    let imports = encoder.import_for(provider)?;
+    let instance = encoder.instantiate(provider.bytes, &imports)?;
+    let mut arguments = Vec::new();
+    for (import, export) in answers {
+        arguments.push((import.clone(), encoder.export_of(instance, export)?));
+    }
+    arguments.extend(encoder.import_for(plugin)?);
+    let instance = encoder.instantiate(plugin.bytes, &arguments)?;
+    for name in exports {
+        encoder.export(instance, name)?;
     }
     Ok(encoder.component.finish())
 }
@@ -258,6 +281,16 @@ impl Encoder {
         self.alias(instance, ComponentExportKind::Instance, name)?;
         self.instances += 1;
         Ok(self.instances - 1)
+    }
+
+    /// Exports what `instance` exports under `name`, under the same name.
+    fn export(&mut self, instance: u32, name: &str) -> Result<(), EncodeError> {
+        let export = self.export_of(instance, name)?;
+        let mut section = ComponentExportSection::new();
+        section.export(name, ComponentExportKind::Instance, export, None);
+        self.write(&section)?;
+        self.instances += 1;
+        Ok(())
     }
 
     /// Embeds a part and instantiates it.

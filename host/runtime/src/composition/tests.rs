@@ -3,7 +3,7 @@ use crate::component_source::ComponentSource;
 use crate::config::{LinkedComponent, LinkedComponents, PluginConfig};
 use crate::runtime::Runtime;
 use crate::structure::tests::deep_type;
-use crate::test_support::{compiler_and_linker, config};
+use crate::test_support::{compiler, config};
 use crate::validate::compile;
 use corral_engine::ModelPool;
 
@@ -116,8 +116,8 @@ fn with_samplers(handler: Vec<u8>, samplers: &[(&str, Vec<u8>)]) -> PluginCompon
 
 /// Code and text of the error of compiling the plugin `chat`; empty if it compiles.
 fn error_of(components: &PluginComponents, limit: usize) -> (&'static str, String) {
-    let (compiler, linker) = compiler_and_linker();
-    match compile(&compiler, &linker, "chat", components, limit) {
+    let compiler = compiler();
+    match compile(&compiler, "chat", components, limit) {
         Ok(_) => ("", String::new()),
         Err(error) => (error.code(), error.to_string()),
     }

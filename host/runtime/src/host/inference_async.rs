@@ -8,7 +8,7 @@ use super::bindings::corral::inference::inference_async::{Framing, Host, HostWit
 use super::bindings::corral::inference::models::Pooling;
 use super::{
     GuestConstraint, GuestModel, GuestOptions, GuestSequence, HostResult, constraints, framed_body,
-    models, next_token, sampling, snapshots, wit,
+    images, models, next_token, sampling, snapshots, wit,
 };
 use crate::state::State;
 use wasmtime::component::{Access, Accessor, FutureReader, HasSelf, Resource, StreamReader};
@@ -95,6 +95,14 @@ impl HostWithStore<State> for HasSelf<State> {
         requests: Vec<(Resource<GuestSequence>, NextTokenRequest)>,
     ) -> wasmtime::Result<Vec<Result<Distribution, wit::Error>>> {
         next_token::next_many(store, requests).await
+    }
+
+    async fn append_image(
+        store: &Accessor<State, Self>,
+        sequence: Resource<GuestSequence>,
+        file: Vec<u8>,
+    ) -> HostResult<u32> {
+        images::append(store, sequence, file).await
     }
 
     async fn save_snapshot(

@@ -11,8 +11,8 @@ use super::bindings::corral::inference::inference_sync::{Host, HostGeneration, T
 use super::bindings::corral::inference::models::Pooling;
 use super::generation::GenerationChunks;
 use super::{
-    GuestConstraint, GuestModel, GuestOptions, GuestSequence, HostResult, constraints, models,
-    next_token, sampling, snapshots, take_handle, wit,
+    GuestConstraint, GuestModel, GuestOptions, GuestSequence, HostResult, constraints, images,
+    models, next_token, sampling, snapshots, take_handle, wit,
 };
 use crate::state::State;
 use wasmtime::component::Resource;
@@ -65,6 +65,14 @@ impl Host for State {
         requests: Vec<(Resource<GuestSequence>, NextTokenRequest)>,
     ) -> wasmtime::Result<Vec<Result<Distribution, wit::Error>>> {
         next_token::next_many(self, requests).await
+    }
+
+    async fn append_image(
+        &mut self,
+        sequence: Resource<GuestSequence>,
+        file: Vec<u8>,
+    ) -> HostResult<u32> {
+        images::append(self, sequence, file).await
     }
 
     async fn save_snapshot(

@@ -166,6 +166,10 @@ impl HostModel for State {
         })
     }
 
+    fn accepts_images(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<bool> {
+        Ok(self.table.get(&model)?.0.info().accepts_images)
+    }
+
     async fn tokenize(
         &mut self,
         model: Resource<GuestModel>,

@@ -288,7 +288,7 @@ impl HostOptions for State {
                 "a draft of {max_tokens} tokens is too long; it may have {MAX_DRAFTS}"
             ));
         }
-        self.table.get_mut(&options)?.options.max_draft_tokens = max_tokens;
+        self.table.get_mut(&options)?.options.max_draft_tokens = Some(max_tokens);
         Ok(())
     }
 

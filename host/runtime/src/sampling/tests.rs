@@ -32,7 +32,7 @@ impl Fixture {
     fn new() -> Self {
         let (engine, linker) = engine_and_linker();
         let counters = Arc::<ProcessCounters>::default();
-        let ticker = Arc::new(Ticker::start(&engine).unwrap());
+        let ticker = Arc::new(Ticker::start([&engine]).unwrap());
         let resources = SamplerResources::new(1, ticker, Arc::clone(&counters));
         let (notify, notified) = mpsc::unbounded_channel();
         Self {

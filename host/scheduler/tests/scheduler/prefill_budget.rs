@@ -74,6 +74,7 @@ fn gap_target_holds_from_the_first_step() {
         adapter_change: 0.0,
         sample: 0.0,
         noise: 0.15,
+        ..Machine::default()
     };
     let slow = Machine {
         attention: 0.0,

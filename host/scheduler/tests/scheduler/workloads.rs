@@ -21,7 +21,11 @@ fn arrival() -> impl Strategy<Value = Arrival> {
         (0..60u32, 0..2u64),
         proptest::option::weighted(0.4, (0..40usize, 0..150u32)),
         (
-            prop_oneof![Just(0), 1..20u32],
+            (
+                prop_oneof![Just(0), 1..20u32],
+                prop_oneof![Just(0), 1..20u32],
+                0..101u32,
+            ),
             prop_oneof![3 => Just(0), 1 => 1..20u32],
             proptest::option::weighted(0.3, (0..2u32, 40..300u32)),
             (0..12u32, 0..6_000u64),
@@ -41,7 +45,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                 family,
                 continued,
                 (
-                    drafts,
+                    (drafts, model_drafts, model_accuracy),
                     max_known_tokens,
                     share,
                     (returns, thinks),
@@ -66,6 +70,8 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                     cancels_after,
                     poisoned,
                     max_drafts: drafts,
+                    model_drafts,
+                    model_accuracy,
                     max_known_tokens,
                     quota: share.map(|(group, cells)| CellQuota {
                         group: QuotaGroup(group),

@@ -232,6 +232,7 @@ impl Api<'_> {
         let list = DeploymentList {
             public_address: self.state.server.public_address.to_string(),
             public_tls: self.state.server.tls.is_some(),
+            develop: self.state.server.develop,
             deployments,
         };
         Ok(json(StatusCode::OK, &list))

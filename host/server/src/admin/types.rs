@@ -2,7 +2,7 @@
 
 use crate::deployments::{
     DeploymentName, Deployments, Digest, LinkedComponents, Revision, ServingDeployment,
-    ServingRevision, StoredDeployment, TrafficShare,
+    ServingRevision, StoredDeployment, TrafficShare, Unavailable,
 };
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +15,8 @@ pub(super) enum ServingState {
     Serving,
     /// Its requests are refused until it is resumed.
     Paused,
+    /// A developing server compiles it for the first time.
+    Compiling,
     /// It could not be loaded.
     Failed,
 }
@@ -66,6 +68,8 @@ pub(super) struct DeploymentList {
     pub(super) public_address: String,
     /// Whether the public listener uses TLS.
     pub(super) public_tls: bool,
+    /// Whether the server runs with '--develop'.
+    pub(super) develop: bool,
     /// The deployments, by name.
     pub(super) deployments: Vec<DeploymentStatus>,
 }
@@ -221,7 +225,11 @@ impl DeploymentStatus {
         DeploymentStatus {
             name: deployment.name.clone(),
             stored: false,
-            state: ServingState::Serving,
+            state: match deployment.pick() {
+                Err(Unavailable::Compiling) => ServingState::Compiling,
+                Err(_) => ServingState::Failed,
+                Ok(_) => ServingState::Serving,
+            },
             routes: routes.map(|route| route.to_string()).collect(),
             latest_revision: 0,
             traffic: Vec::new(),
@@ -242,9 +250,10 @@ impl RevisionStatus {
         RevisionStatus {
             revision: share.revision,
             weight: share.weight,
-            state: match error {
-                None => ServingState::Serving,
-                Some(_) => ServingState::Failed,
+            state: match revision.map(|revision| &revision.plugin) {
+                Some(Ok(_)) => ServingState::Serving,
+                Some(Err(error)) if error.compiling => ServingState::Compiling,
+                _ => ServingState::Failed,
             },
             error,
             linked,
@@ -254,12 +263,11 @@ impl RevisionStatus {
 
 /// A deployment serves if one of its revisions does.
 fn serving_state(paused: bool, traffic: &[RevisionStatus]) -> ServingState {
-    let serves = traffic
-        .iter()
-        .any(|revision| revision.state == ServingState::Serving);
-    match (paused, serves) {
-        (true, _) => ServingState::Paused,
-        (false, true) => ServingState::Serving,
-        (false, false) => ServingState::Failed,
+    let any = |state| traffic.iter().any(|revision| revision.state == state);
+    match paused {
+        true => ServingState::Paused,
+        false if any(ServingState::Serving) => ServingState::Serving,
+        false if any(ServingState::Compiling) => ServingState::Compiling,
+        false => ServingState::Failed,
     }
 }

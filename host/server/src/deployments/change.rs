@@ -98,7 +98,12 @@ impl Deployments {
             let _lock = inner.change_lock.lock().await;
             let writer = Arc::clone(&inner);
             let removed = name.clone();
-            run_blocking(move || Ok(writer.store()?.remove(&removed)?)).await?;
+            let remove = move || {
+                writer.store()?.remove(&removed)?;
+                writer.runtime.remove_key_values(removed.as_str());
+                Ok(())
+            };
+            run_blocking(remove).await?;
             // Fewer routes cannot conflict.
             let _ = inner.update_table(|by_name| {
                 by_name.remove(name.as_str());
@@ -190,7 +195,15 @@ impl Inner {
         plugin: Plugin,
     ) -> Result<Revision, ChangeError> {
         let writer = Arc::clone(self);
-        let revision = run_blocking(move || Ok(writer.store()?.add(manifest, activate)?)).await?;
+        let add = move || {
+            let store = writer.store()?;
+            if store.get(&manifest.name).is_err() {
+                // A removed deployment of this name may have left values: a crash, or a call that ended after it.
+                writer.runtime.remove_key_values(manifest.name.as_str());
+            }
+            Ok(store.add(manifest, activate)?)
+        };
+        let revision = run_blocking(add).await?;
         plugin.set_revision(revision.number);
         let stored = self.store()?.get(&revision.manifest.name)?;
         if let [share] = stored.record.traffic[..]

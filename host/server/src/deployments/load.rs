@@ -11,7 +11,7 @@ use super::linked_components::LinkedComponents;
 use super::manifest::Manifest;
 use super::refused_compilations::RefusedCompilations;
 use super::revision::TrafficShare;
-use super::serving::{Inner, LoadError, ServingRevision};
+use super::serving::{Inner, LARGE_COMPONENT_BYTES, LoadError, ServingRevision};
 use super::store::{Store, StoreError, StoredDeployment};
 use crate::request_policy::RequestPolicy;
 use crate::routes::Route;
@@ -20,6 +20,7 @@ use corral_runtime::{Limits, Plugin, PluginConfig, PluginError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 impl Inner {
@@ -35,9 +36,10 @@ impl Inner {
         let linked = manifest.linked.digests()?;
         let compiled = compilation_digest(component, &linked);
         self.check_not_refused(compiled)?;
-        let permit = Arc::clone(&self.compile_permits).acquire_owned();
-        let permit = match timeout(queue_timeout, permit).await {
-            Ok(Ok(permit)) => permit,
+        let permits =
+            self.compile_permits(std::iter::once(component).chain(linked.iter().copied()));
+        let permits = match timeout(queue_timeout, permits).await {
+            Ok(Some(permits)) => permits,
             _ => return Err(ChangeError::Busy),
         };
         // Another change may have exceeded the limit in the meantime.
@@ -76,7 +78,7 @@ impl Inner {
                 end.store(true, Ordering::Relaxed);
                 refused.remove(compiled);
             }
-            drop(permit);
+            drop(permits);
             if !plugin.roles().http {
                 return Err(ChangeError::NoHandler);
             }
@@ -95,6 +97,21 @@ impl Inner {
                 })
             }
         }
+    }
+
+    /// Waits for the permits to compile these components of the store together.
+    async fn compile_permits(
+        &self,
+        components: impl Iterator<Item = Digest>,
+    ) -> Option<(Option<OwnedSemaphorePermit>, OwnedSemaphorePermit)> {
+        let store = self.store.as_ref();
+        let sizes = components.filter_map(|digest| store?.component(digest));
+        // First the one for which only large components wait.
+        let large = match sizes.sum::<u64>() >= LARGE_COMPONENT_BYTES {
+            true => Some(acquire(&self.large_compile_permit).await?),
+            false => None,
+        };
+        Some((large, acquire(&self.compile_permits).await?))
     }
 
     /// Refuses a component whose compilation recently exceeded a limit or crashed.
@@ -179,6 +196,10 @@ impl Inner {
                     .or(default.generation_queue_time),
                 priority: manifest.priority,
                 share_prefixes: manifest.grants.share_prefixes,
+                key_value_bytes: manifest
+                    .grants
+                    .key_value_mib
+                    .map_or(0, |n| n.times(1 << 20) as u64),
                 cells_percent: asked
                     .kv_cells_percent
                     .and_then(|n| u8::try_from(n.get()).ok()),
@@ -223,6 +244,10 @@ impl Inner {
         }
         Ok(routes.cloned().unwrap_or_default())
     }
+}
+
+async fn acquire(permits: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+    Arc::clone(permits).acquire_owned().await.ok()
 }
 
 /// Identifies a compilation: the component's digest, or a digest of all composed components.
@@ -314,6 +339,27 @@ mod tests {
         let error = read_components(&store, "a", &digests).expect_err("large");
         let expected = "the plugin a and its linked components together have more than the 10";
         assert!(error.to_string().contains(expected), "{error}");
+    }
+
+    #[tokio::test]
+    async fn slow_compilations_leave_permit_to_others() {
+        let fixture = Fixture::new();
+        let small = fixture.upload(1);
+        let large = fixture.upload_with_padding(2, LARGE_COMPONENT_BYTES);
+        let inner = &fixture.deployments.0;
+        // A large component compiles.
+        let permits = inner.compile_permits(std::iter::once(large)).await;
+        let deploy = |name: &str, component| {
+            let deployments = fixture.deployments.clone();
+            let manifest = manifest(name, component);
+            async move { deployments.deploy(manifest, true).await }
+        };
+        let waiting = tokio::spawn(deploy("large", large));
+        assert_eq!(deploy("small", small).await.expect("at once").number, 1);
+        assert!(!waiting.is_finished());
+        assert_eq!(fixture.compiled(), 1.0);
+        drop(permits);
+        waiting.await.expect("no crash").expect("good");
     }
 
     #[test]

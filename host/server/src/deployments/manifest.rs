@@ -86,6 +86,10 @@ pub struct Grants {
     /// reveals to them whether another prompt had the same prefix.
     #[serde(default)]
     pub share_prefixes: bool,
+    /// Values that it may keep with `wasi:keyvalue`: MiB of keys and values for each tenant of API keys, and for
+    /// requests without a key together. None if omitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_value_mib: Option<BoundedInteger<1, 65_536>>,
     /// Hosts that it may send requests to. Must be empty: this version of Corral allows no outbound
     /// requests.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -303,6 +307,7 @@ priority = 7
 
 [grants]
 share-prefixes = true
+key-value-mib = 64
 
 [linked]
 templating = "chatml.wasm"

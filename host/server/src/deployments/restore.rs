@@ -32,6 +32,24 @@ impl Deployments {
         }
     }
 
+    /// The same for a developing server: all deployments serve at once, and answer 503 until they are compiled.
+    pub fn restore_in_background(&self) {
+        let Some(store) = &self.0.store else {
+            return;
+        };
+        for (name, stored) in store.list() {
+            let name = name.to_string();
+            self.0.activate_restored(self.0.uncompiled(&name, &stored));
+            let inner = Arc::clone(&self.0);
+            tokio::spawn(async move {
+                if inner.retry(&name, true).await {
+                    let inner = Arc::downgrade(&inner);
+                    retry_until_loaded(inner, name).await;
+                }
+            });
+        }
+    }
+
     /// Loads all stored deployments. Returns the names of those to retry.
     async fn restore_once(&self) -> Vec<String> {
         let mut to_retry = Vec::new();
@@ -135,6 +153,24 @@ impl Inner {
         ServingDeployment::new(name, context, routes, stored.record.paused, revisions)
     }
 
+    /// A deployment without loaded revisions.
+    fn uncompiled(&self, name: &str, stored: &StoredDeployment) -> ServingDeployment {
+        let context = self.context(name);
+        let traffic = stored.record.traffic.iter();
+        let plugins = traffic.map(|share| (*share, Err(LoadError::compiling())));
+        let revisions = self.serving_revisions(&context, stored, plugins.collect());
+        let mut shares = stored.record.traffic.iter().rev();
+        let latest = shares.find_map(|share| stored.revisions.get(&share.revision));
+        let routes = latest.map_or_else(Vec::new, |revision| revision.manifest.routes.clone());
+        ServingDeployment::new(
+            name.to_owned(),
+            context,
+            routes,
+            stored.record.paused,
+            revisions,
+        )
+    }
+
     fn activate_restored(&self, mut deployment: ServingDeployment) {
         if let Some((route, owner)) = self.other_owner(&deployment.name, &deployment.routes) {
             let error = ChangeError::RouteTaken { route, owner };
@@ -168,10 +204,16 @@ impl Inner {
                 continue;
             };
             let (manifest, component) = (&stored.manifest, stored.component);
+            let was_compiling = matches!(&revision.plugin, Err(error) if error.compiling);
+            let queue_timeout = match was_compiling {
+                true => RESTORE_QUEUE_TIMEOUT,
+                false => COMPILE_QUEUE_TIMEOUT,
+            };
             let loaded = self
-                .load(&serving.context, manifest, component, COMPILE_QUEUE_TIMEOUT)
+                .load(&serving.context, manifest, component, queue_timeout)
                 .await;
             match &loaded {
+                Ok(_) if was_compiling => tracing::info!("revision {number} of '{name}' serves"),
                 Ok(_) => tracing::info!("revision {number} of '{name}' serves again"),
                 Err(error) => tracing::warn!("revision {number} of '{name}' cannot serve: {error}"),
             }
@@ -195,8 +237,8 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::deployments::TrafficShare;
     use crate::deployments::test_support::{Fixture, manifest, name};
+    use crate::deployments::{TrafficShare, Unavailable};
     use std::path::PathBuf;
 
     /// Restarts a server with a deployment `a` whose component's file cannot be read. Returns that file, and
@@ -224,6 +266,32 @@ mod tests {
             .as_ref()
             .expect_err("unreadable");
         (error.to_string(), error.retryable)
+    }
+
+    #[tokio::test]
+    async fn developing_server_answers_while_compiling() {
+        let fixture = Fixture::new();
+        let component = fixture.upload(1);
+        let deployed = fixture.deployments.deploy(manifest("a", component), true);
+        deployed.await.expect("good");
+        let fixture = fixture.restart();
+        let deployments = &fixture.deployments;
+        let permits = deployments.0.compile_permits.acquire_many(2).await;
+        deployments.restore_in_background();
+        let serving = deployments.find("/a").expect("it has its route");
+        assert!(matches!(serving.pick(), Err(Unavailable::Compiling)));
+        // A change in the meantime stays.
+        let paused = deployments.set_paused(name("a"), true).await;
+        paused.expect("it exists");
+        drop(permits);
+        loop {
+            let serving = deployments.get("a").expect("it exists");
+            assert!(serving.paused);
+            if serving.revisions[0].plugin.is_ok() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]

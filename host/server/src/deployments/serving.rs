@@ -15,7 +15,7 @@ use crate::request_log::RoutedDeployment;
 use crate::request_policy::{Access, RequestPolicy};
 use crate::routes::{Route, RouteTable, RouteTaken};
 use corral_engine::MetricKind;
-use corral_runtime::{Limits, Plugin, Quota, QuotaLimits, Runtime};
+use corral_runtime::{DeploymentState, Limits, Plugin, Quota, QuotaLimits, Runtime};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,8 +30,12 @@ const MAX_COMPILATIONS: usize = 2;
 /// Time limit for a compilation, above those of the child processes that compile.
 pub(super) const COMPILE_TIMEOUT: Duration =
     corral_runtime::MAX_COMPILE_TIME.saturating_add(Duration::from_secs(10));
-/// How long a change waits for a compile permit.
-pub(super) const COMPILE_QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a change waits for a compile permit: as long as a compilation may take, so that slow ones before it do not
+/// fail it. At most [`MAX_CHANGES`] changes wait.
+pub(super) const COMPILE_QUEUE_TIMEOUT: Duration = COMPILE_TIMEOUT;
+/// Components of this size or more compile one at a time, so that slow compilations leave a permit to quick ones. One of
+/// 4 MiB takes seconds.
+pub(super) const LARGE_COMPONENT_BYTES: u64 = 4 << 20;
 
 /// The deployments of the process. Cheap to clone.
 #[derive(Clone)]
@@ -50,6 +54,8 @@ pub(super) struct Inner {
     /// Held while the store and the table change.
     pub(super) change_lock: tokio::sync::Mutex<()>,
     pub(super) compile_permits: Arc<Semaphore>,
+    /// The permit for a large component, which needs one of `compile_permits`, too.
+    pub(super) large_compile_permit: Arc<Semaphore>,
     pub(super) compile_timeout: Duration,
     pub(super) refused_compilations: Mutex<RefusedCompilations>,
     /// Permits for changes in progress.
@@ -83,12 +89,14 @@ pub(crate) struct ServingRevision {
     pub(crate) plugin: Result<Plugin, LoadError>,
 }
 
-/// Why a revision could not be loaded.
+/// Why a revision is not loaded.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadError {
     message: String,
     /// The cause may be temporary, so loading is retried.
     pub(super) retryable: bool,
+    /// The server is developing and compiles the revision for the first time.
+    pub(crate) compiling: bool,
 }
 
 impl LoadError {
@@ -96,6 +104,25 @@ impl LoadError {
         LoadError {
             message: error.to_string(),
             retryable,
+            compiling: false,
+        }
+    }
+
+    /// A revision of a developing server that is not compiled yet.
+    pub(super) fn compiling() -> Self {
+        LoadError {
+            message: "it is being compiled".to_owned(),
+            retryable: true,
+            compiling: true,
+        }
+    }
+
+    /// A plugin of the command line that cannot be loaded.
+    pub(super) fn of_static(message: String) -> Self {
+        LoadError {
+            message,
+            retryable: false,
+            compiling: false,
         }
     }
 }
@@ -103,7 +130,7 @@ impl LoadError {
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
-        match self.retryable {
+        match self.retryable && !self.compiling {
             true => f.write_str("; loading is retried automatically"),
             false => Ok(()),
         }
@@ -114,6 +141,8 @@ impl fmt::Display for LoadError {
 pub(crate) enum Unavailable {
     /// An operator paused it.
     Paused,
+    /// None of its revisions is loaded; one is being compiled.
+    Compiling,
     /// None of its revisions could be loaded.
     LoadFailed,
 }
@@ -137,6 +166,7 @@ impl Deployments {
             contexts: Mutex::default(),
             change_lock: tokio::sync::Mutex::new(()),
             compile_permits: Arc::new(Semaphore::new(MAX_COMPILATIONS)),
+            large_compile_permit: Arc::new(Semaphore::new(1)),
             compile_timeout: COMPILE_TIMEOUT,
             refused_compilations: Mutex::default(),
             change_permits: Arc::new(Semaphore::new(MAX_CHANGES)),
@@ -151,9 +181,48 @@ impl Deployments {
         plugin: Plugin,
         policy: RequestPolicy,
     ) -> Result<(), RouteTaken> {
-        let name = route.as_str().to_owned();
         let state = plugin.deployment().clone();
-        let context = DeploymentContext::with_quota(state, policy.quota.clone());
+        self.insert_static(route, &state, Ok(plugin), policy)
+    }
+
+    /// The same for a developing server: the route answers 503 until `load` has loaded the plugin, and afterwards if it
+    /// has failed. Must be called in a tokio runtime.
+    pub fn add_static_while_loading<F>(
+        &self,
+        route: Route,
+        policy: RequestPolicy,
+        load: impl FnOnce(DeploymentState) -> F + Send + 'static,
+    ) -> Result<(), RouteTaken>
+    where
+        F: Future<Output = Result<Plugin, String>> + Send,
+    {
+        let state = self.0.runtime.new_deployment();
+        let compiling = Err(LoadError::compiling());
+        self.insert_static(route.clone(), &state, compiling, policy)?;
+        let deployments = self.clone();
+        tokio::spawn(async move {
+            let _permit = deployments.0.compile_permits.acquire().await;
+            let loaded = load(state).await;
+            match &loaded {
+                Ok(_) => tracing::info!("{route} serves"),
+                Err(error) => tracing::error!("{route} cannot serve: {error}"),
+            }
+            let loaded = loaded.map_err(LoadError::of_static);
+            let change = |revision: &mut ServingRevision| revision.plugin = loaded.clone();
+            deployments.change_static(&route, change).await;
+        });
+        Ok(())
+    }
+
+    fn insert_static(
+        &self,
+        route: Route,
+        state: &DeploymentState,
+        plugin: Result<Plugin, LoadError>,
+        policy: RequestPolicy,
+    ) -> Result<(), RouteTaken> {
+        let name = route.as_str().to_owned();
+        let context = DeploymentContext::with_quota(state.clone(), policy.quota.clone());
         let context = Arc::new(context);
         self.0.contexts().insert(name.clone(), Arc::clone(&context));
         let deployment = ServingDeployment {
@@ -165,7 +234,7 @@ impl Deployments {
             revisions: vec![ServingRevision {
                 share: TrafficShare::all(0),
                 policy,
-                plugin: Ok(plugin),
+                plugin,
             }],
             requests: AtomicU64::new(0),
         };
@@ -177,19 +246,26 @@ impl Deployments {
     /// Replaces the policy of a deployment of the command line, if there is one at this route. Its quota keeps its
     /// usage.
     pub async fn set_static_policy(&self, route: &Route, mut policy: RequestPolicy) {
-        let _lock = self.0.change_lock.lock().await;
-        let serving = self.get(route.as_str());
-        let Some(old) = serving.filter(|deployment| !deployment.stored) else {
+        let Some(old) = self.get(route.as_str()).filter(|old| !old.stored) else {
             return;
         };
         let limits = policy
             .quota
             .map_or_else(QuotaLimits::default, |quota| quota.limits());
         policy.quota = old.context.quotas(&old.name, &[limits]).pop().flatten();
+        let change = |revision: &mut ServingRevision| revision.policy = policy.clone();
+        self.change_static(route, change).await;
+    }
+
+    /// Changes the one revision of a deployment of the command line, if there is one at this route.
+    async fn change_static(&self, route: &Route, change: impl Fn(&mut ServingRevision)) {
+        let _lock = self.0.change_lock.lock().await;
+        let serving = self.get(route.as_str());
+        let Some(old) = serving.filter(|deployment| !deployment.stored) else {
+            return;
+        };
         let mut revisions = old.revisions.clone();
-        for revision in &mut revisions {
-            revision.policy = policy.clone();
-        }
+        revisions.iter_mut().for_each(change);
         let new = ServingDeployment {
             stored: false,
             ..old.with(old.paused, revisions)
@@ -420,7 +496,22 @@ impl ServingDeployment {
             }
             point -= weight;
         }
-        Err(Unavailable::LoadFailed)
+        let mut errors = self.errors();
+        match errors.any(|error| error.compiling) {
+            true => Err(Unavailable::Compiling),
+            false => Err(Unavailable::LoadFailed),
+        }
+    }
+
+    fn errors(&self) -> impl Iterator<Item = &LoadError> {
+        let revisions = self.revisions.iter();
+        revisions.filter_map(|revision| revision.plugin.as_ref().err())
+    }
+
+    /// Why its revisions are not loaded.
+    pub(crate) fn load_errors(&self) -> String {
+        let errors: Vec<_> = self.errors().map(ToString::to_string).collect();
+        errors.join("; ")
     }
 }
 

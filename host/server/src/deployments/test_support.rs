@@ -49,7 +49,23 @@ impl Fixture {
 
     /// Uploads an HTTP component; each number gives a different one.
     pub(super) fn upload(&self, number: u64) -> Digest {
-        let bytes = plugins::http_3(&format!("(drop (i64.const {number})) unreachable"));
+        self.upload_with_padding(number, 0)
+    }
+
+    /// The same with a custom section of this length.
+    pub(super) fn upload_with_padding(&self, number: u64, length: u64) -> Digest {
+        let mut bytes = plugins::http_3(&format!("(drop (i64.const {number})) unreachable"));
+        if length > 0 {
+            // A custom section with an empty name.
+            bytes.push(0);
+            let mut rest = length + 1;
+            while rest >= 0x80 {
+                bytes.push((rest & 0x7f) as u8 | 0x80);
+                rest >>= 7;
+            }
+            bytes.push(rest as u8);
+            bytes.resize(bytes.len() + length as usize + 1, 0);
+        }
         let digest = Digest::of(&bytes);
         let store = self.deployments.store().expect("there is one");
         store.put(digest, &bytes).expect("there is room");

@@ -10,7 +10,7 @@ use crate::problem::{ErrorFormat, Problem};
 use crate::request_log::LoggedBody;
 use crate::shutdown::{ListenerPhase, reached};
 use bytes::Bytes;
-use corral_runtime::{CallError, PolledFrame};
+use corral_runtime::{CallError, LastLine, PolledFrame};
 use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use std::pin::Pin;
@@ -25,8 +25,12 @@ const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
 /// The format of the events that end an event stream early: an extension of the response. Only for bodies of
 /// type `text/event-stream` without a length or an encoding.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct EventStreamEnd(pub(crate) ErrorFormat);
+#[derive(Clone, Debug)]
+pub(crate) struct EventStreamEnd {
+    pub(crate) format: ErrorFormat,
+    /// Explains an error of the plugin while developing.
+    pub(crate) last_error_line: Option<Arc<LastLine>>,
+}
 
 pub(super) struct ResponseBody {
     /// `None` after last events.
@@ -44,7 +48,7 @@ struct DelayedError(Option<CallError>);
 
 /// An event stream as far as it was sent.
 struct EventStream {
-    format: ErrorFormat,
+    end: EventStreamEnd,
     /// Completes when the grace period of a shutdown is over.
     end_of_grace: Pin<Box<dyn Future<Output = ()> + Send>>,
     is_due: bool,
@@ -70,10 +74,10 @@ impl ResponseBody {
     ) -> Response<Self> {
         running.answered();
         let end = response.extensions_mut().remove::<EventStreamEnd>();
-        let event_stream = end.map(|EventStreamEnd(format)| {
+        let event_stream = end.map(|end| {
             let mut phase = phase.clone();
             EventStream {
-                format,
+                end,
                 end_of_grace: Box::pin(
                     async move { reached(&mut phase, ListenerPhase::Ending).await },
                 ),
@@ -135,7 +139,7 @@ impl ResponseBody {
                 }
                 Poll::Pending => match Pin::new(body).poll_frame(cx) {
                     Poll::Ready(Some(Err(error))) if stream.boundary.is_between_events() => {
-                        let events = Problem::from(error).last_events(stream.format);
+                        let events = stream.error_events(error);
                         self.body = None;
                         Poll::Ready(Some(Ok(Frame::data(events))))
                     }
@@ -186,9 +190,15 @@ impl EventStream {
         }
         self.is_due = self.is_due || self.end_of_grace.as_mut().poll(cx).is_ready();
         match self.is_due {
-            true => Poll::Ready(Problem::shutting_down().last_events(self.format)),
+            true => Poll::Ready(Problem::shutting_down().last_events(self.end.format)),
             false => Poll::Pending,
         }
+    }
+
+    /// The last events of a stream whose plugin fails.
+    fn error_events(&self, error: CallError) -> Bytes {
+        let problem = Problem::of_call(error, self.end.last_error_line.as_deref());
+        problem.last_events(self.end.format)
     }
 
     /// Ready with a comment when the stream was silent for an interval.
@@ -285,7 +295,10 @@ mod tests {
     ) -> (ResponseBody, watch::Sender<ListenerPhase>) {
         let (sender, receiver) = watch::channel(phase);
         let mut response = Response::new(LoggedBody::from(body.into()));
-        let end = EventStreamEnd(ErrorFormat::OpenAi);
+        let end = EventStreamEnd {
+            format: ErrorFormat::OpenAi,
+            last_error_line: None,
+        };
         response.extensions_mut().insert(end);
         let running = ConnectionActivity::new().begin_request();
         let interval = Some(Duration::from_millis(20));

@@ -12,6 +12,7 @@ use futures_util::stream::FuturesUnordered;
 
 use super::logprobs::{LogprobEntry, PendingLogprobs};
 use super::{Settings, Usage};
+use crate::context_limit::check_prompt;
 
 /// A part of one choice.
 #[derive(Default)]
@@ -75,14 +76,23 @@ impl Choices {
         constraint: Option<&Constraint>,
     ) -> Result<Self, Error> {
         let sequences = prompts.iter().map(|prompt| {
-            let checked = model.check_prompt(prompt, 1);
-            checked.map_err(|error| error.with_field(field))?;
+            check_prompt(model, prompt, 1, field)?;
             let sequence = model.empty_sequence()?;
             sequence.append_tokens(prompt)?;
             Ok(sequence)
         });
         let sequences = sequences.collect::<Result<_, Error>>()?;
         Self::start_all(model, sequences, settings, constraint, false)
+    }
+
+    /// Starts all choices after a sequence that holds the prompt.
+    pub fn start_after(
+        model: &Model,
+        prompt: Sequence,
+        settings: &Settings,
+        constraint: Option<&Constraint>,
+    ) -> Result<Self, Error> {
+        Self::start_all(model, vec![prompt], settings, constraint, false)
     }
 
     /// Starts all choices after sequences that this request has computed. With `logprobs`, the

@@ -12,7 +12,7 @@ use crate::unsupported;
 mod adapter;
 mod samplers;
 
-pub use samplers::LlamaSamplers;
+pub use samplers::{LlamaSamplers, shortest};
 
 /// Most choices of a request, as in OpenAI's API.
 pub const CHOICE_LIMIT: u32 = 128;
@@ -228,8 +228,8 @@ impl Settings {
     }
 }
 
-/// Checks that a request has at most [`CHOICE_LIMIT`] choices over all prompts.
-pub fn check_choice_count(prompts: usize, n: u32) -> Result<(), Error> {
+/// Checks that a request has at most [`CHOICE_LIMIT`] choices over all prompts. `field` has the number of each prompt.
+pub fn check_choice_count(prompts: usize, n: u32, field: &str) -> Result<(), Error> {
     let count = u32::try_from(prompts).unwrap_or(u32::MAX).saturating_mul(n);
     if count <= CHOICE_LIMIT {
         return Ok(());
@@ -237,7 +237,7 @@ pub fn check_choice_count(prompts: usize, n: u32) -> Result<(), Error> {
     let text = format!(
         "{prompts} prompts with {n} choices each are {count} choices; expected at most {CHOICE_LIMIT}"
     );
-    let field = if n == 1 { "prompt" } else { "n" };
+    let field = if n == 1 { "prompt" } else { field };
     Err(Error::bad_request("out-of-range", text).with_field(field))
 }
 
@@ -303,8 +303,13 @@ mod tests {
         check_field_errors(ERRORS, read);
         let stops = read(json!({"stop": vec!["x"; 17]})).unwrap_err();
         assert!(stops.to_string().contains("17 strings"), "{stops}");
-        assert!(check_choice_count(64, 2).is_ok());
-        assert_eq!(check_choice_count(65, 2).unwrap_err().field(), Some("n"));
+        assert!(check_choice_count(64, 2, "n").is_ok());
+        let field = |prompts, n| {
+            let error = check_choice_count(prompts, n, "best_of").unwrap_err();
+            error.field().map(str::to_owned)
+        };
+        assert_eq!(field(65, 2).as_deref(), Some("best_of"));
+        assert_eq!(field(129, 1).as_deref(), Some("prompt"));
     }
 
     pub(super) fn host_settings(body: Value) -> Vec<String> {

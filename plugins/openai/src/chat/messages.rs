@@ -127,6 +127,7 @@ fn content(fields: &mut Fields, role: &str) -> Result<Option<String>, Error> {
     let path = fields.path("content");
     let kinds: &[&str] = match role {
         "assistant" => &["text", "refusal"],
+        "user" => &["text", "image_url"],
         _ => &["text"],
     };
     match fields.take("content") {
@@ -212,7 +213,9 @@ mod tests {
 {"role": "me", "content": "x"} => messages[0].role: assistant or tool
 {"role": "user"} => messages[0].content: is missing
 {"role": "user", "content": 1} => messages[0].content: a number
-{"role": "user", "content": [{"type": "image_url", "image_url": {}}]} => messages[0].content[0].type: image_url
+{"role": "user", "content": [{"type": "image_url", "image_url": {}}]} => messages[0].content[0].image_url.url: is missing
+{"role": "system", "content": [{"type": "image_url", "image_url": {}}]} => messages[0].content[0].type: image_url
+{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]} => messages[0].content[0].type: input_audio
 {"role": "assistant", "content": "x", "prefix": true} => messages[0].prefix: `continue_final_message`
 {"role": "user", "content": "x", "function_call": {}} => messages[0].function_call: text and tool calls
 {"role": "assistant", "tool_calls": [{"id": "1"}]} => messages[0].tool_calls[0].function: is missing

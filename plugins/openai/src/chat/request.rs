@@ -13,7 +13,7 @@ use crate::shared_fields::{
 use crate::structured;
 use conversation::generation::{Settings, settings};
 use conversation::{ChatRequest, TemplateKwargs, Tools};
-use conversation::{hints, take_final_text, unsupported, without_effect};
+use conversation::{check_unconstrained, hints, take_final_text, unsupported, without_effect};
 
 /// The host's limit for logprobs.
 const LOGPROBS_LIMIT: u8 = 20;
@@ -109,7 +109,10 @@ pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
         ..Chat::default()
     };
     let prefill = match continue_final {
-        true => Some(take_final_text(&mut chat, "messages")?),
+        true => {
+            check_unconstrained(&format, &tools, "continue_final_message")?;
+            Some(take_final_text(&mut chat, "messages")?)
+        }
         false => None,
     };
     Ok(ChatCompletionRequest {
@@ -192,6 +195,7 @@ mod tests {
 {"stream_options": 1} => stream_options: a number
 {"response_format": {"type": "xml"}} => response_format.type: json_schema
 {"add_generation_prompt": true, "continue_final_message": true} => add_generation_prompt: ends once
+{"continue_final_message": true, "response_format": {"type": "json_object"}} => continue_final_message: be constrained
 {"response_format": {"type": "json_schema", "json_schema": {}}} => response_format.json_schema.schema: is missing
 {"response_format": {"type": "json_object", "json_schema": {"schema": {}}}} => response_format.json_schema: the type `json_schema`
 {"tools": [{"type": "custom"}]} => tools[0].type: function

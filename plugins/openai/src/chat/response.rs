@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use corral_sdk::{Error, Response};
+use corral_sdk::{Error, Response, Token};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
@@ -22,7 +22,11 @@ struct Choice {
 }
 
 /// Waits for the end and builds the response.
-pub async fn respond(answers: &mut AnswerStream, logprobs: bool) -> Result<Response, Error> {
+pub async fn respond(
+    answers: &mut AnswerStream,
+    logprobs: bool,
+    prompt: Option<String>,
+) -> Result<Response, Error> {
     let all = answers.collect().await?.into_iter().enumerate();
     let choices = all.map(|(index, answer)| choice(index, answer, logprobs));
     serialize::respond(&CompletionResponse {
@@ -34,6 +38,7 @@ pub async fn respond(answers: &mut AnswerStream, logprobs: bool) -> Result<Respo
         choices: choices.collect(),
         usage: answers.usage()?.to_json(),
         timings: timings::of_outcome(&answers.outcome(0)?),
+        verbose: prompt.map(|prompt| json!({"prompt": prompt})),
     })
 }
 
@@ -89,6 +94,8 @@ impl<L: AsRef<[LogprobEntry]>> Serialize for Logprobs<L> {
 
 #[derive(Serialize)]
 struct Entry<'a> {
+    /// The token's number, as in llama.cpp's server.
+    id: Token,
     token: Cow<'a, str>,
     logprob: Option<f64>,
     bytes: &'a [u8],
@@ -108,6 +115,7 @@ impl<'a> Entry<'a> {
 
     fn without_top(token: &'a TokenLogprob) -> Self {
         Entry {
+            id: token.id,
             token: token.text(),
             logprob: token.json_logprob(),
             bytes: &token.bytes,

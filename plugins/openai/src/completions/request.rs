@@ -5,11 +5,11 @@ use corral_sdk::{Error, Model, Token};
 use serde_json::Value;
 
 use super::prompt_logprobs::Echo;
+use crate::prompt_input::{self, EXPECTED, Texts};
 use crate::shared_fields::{
     STREAM_FIELDS, StreamOptions, length, reject_fields_of_other_servers, stream_options,
 };
 use crate::structured;
-use crate::tokenize::read_tokens;
 use conversation::generation::Settings;
 use conversation::generation::settings::{self, CHOICE_LIMIT};
 use conversation::{Format, hints, infill, unsupported};
@@ -54,7 +54,7 @@ pub enum Prompt {
     /// Text, in which control tokens are read.
     Text(String),
     /// Tokens, with their path in the request.
-    Tokens(String, Vec<Value>),
+    Tokens(String, Value),
 }
 
 pub fn read(mut fields: Fields) -> Result<CompletionRequest, Error> {
@@ -116,8 +116,6 @@ pub fn read(mut fields: Fields) -> Result<CompletionRequest, Error> {
     })
 }
 
-const EXPECTED: &str = "a string, a list of tokens, or a list of either";
-
 /// Reads one prompt or several, each as text or tokens.
 fn prompt_list(value: Value) -> Result<Vec<Prompt>, Error> {
     match value {
@@ -125,7 +123,7 @@ fn prompt_list(value: Value) -> Result<Vec<Prompt>, Error> {
             let text = format!("`prompt` is empty; expected {EXPECTED}");
             Err(Error::bad_request("empty-prompt", text).with_field("prompt"))
         }
-        Value::Array(list) if !list[0].is_number() => {
+        Value::Array(list) if list.iter().all(|one| !one.is_number()) => {
             let list = list.into_iter().enumerate();
             list.map(|(index, value)| prompt(format!("prompt[{index}]"), value))
                 .collect()
@@ -137,7 +135,9 @@ fn prompt_list(value: Value) -> Result<Vec<Prompt>, Error> {
 fn prompt(path: String, value: Value) -> Result<Prompt, Error> {
     match value {
         Value::String(text) => Ok(Prompt::Text(text)),
-        Value::Array(tokens) => Ok(Prompt::Tokens(path, tokens)),
+        // Also with texts among the tokens.
+        Value::Array(_) => Ok(Prompt::Tokens(path, value)),
+        Value::Object(_) => Ok(Prompt::Text(prompt_input::text_of(&path, &value)?)),
         other => Err(wrong_type(&path, EXPECTED, &other)),
     }
 }
@@ -159,7 +159,9 @@ pub fn prompts(
                 (Prompt::Tokens(..), Some(_)) => {
                     return Err(unsupported("suffix", "it requires a prompt as text"));
                 }
-                (Prompt::Tokens(path, tokens), None) => return read_tokens(path, tokens, model),
+                (Prompt::Tokens(path, tokens), None) => {
+                    return prompt_input::read_one(path, tokens, Texts::Trusted, model);
+                }
             };
             model.add_begin_token(&mut tokens);
             Ok(tokens)
@@ -199,7 +201,7 @@ mod tests {
 {"prompt": null} => prompt: is missing
 {"prompt": []} => prompt: empty
 {"prompt": 1} => prompt: a number
-{"prompt": ["a", 1]} => prompt[1]: a number
+{"prompt": ["a", true]} => prompt[1]: a boolean
 {"n": 3, "best_of": 2} => best_of: at least `n`
 {"best_of": 2, "stream": true} => best_of: omit `stream`
 {"echo": true, "logprobs": 1, "regex": "a"} => regex: `echo`

@@ -99,6 +99,7 @@ pub async fn respond(mut choices: Choices, format: &ResponseShape) -> Result<Res
         choices: choices_json.collect(),
         usage: choices.usage().to_json(),
         timings: timings::of_outcome(&choices.outcome(0)?),
+        verbose: None,
     })
 }
 

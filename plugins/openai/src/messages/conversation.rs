@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::offered_tools::result_text;
 use conversation::message::call;
-use conversation::{Tools, hints, unsupported, without_effect};
+use conversation::{Tools, hints, images, unsupported, without_effect};
 
 /// The most bytes of definitions that take the place of references to tools: as many as a body may have.
 const DEFINITION_BYTES: usize = 8 << 20;
@@ -115,6 +115,10 @@ impl<'a> Conversation<'a> {
                 parts.text += &block.required_text("text")?;
                 &["type", "text"]
             }
+            ("user", Some("image")) => {
+                parts.text += &images::read_part(&mut block, "image")?;
+                &["type", "source"]
+            }
             ("user", Some("tool_result")) => {
                 let result = self.tool_result(&mut block)?;
                 self.messages.push(result);
@@ -159,7 +163,7 @@ impl<'a> Conversation<'a> {
             _ => {
                 let kinds = match role {
                     "assistant" => "text, thinking and tool_use",
-                    "user" => "text and tool_result",
+                    "user" => "text, image and tool_result",
                     _ => "text",
                 };
                 let why = format!(

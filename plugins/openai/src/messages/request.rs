@@ -13,7 +13,7 @@ use crate::shared_fields::{
 use conversation::generation::Settings;
 use conversation::tools::{Tool, ToolChoice};
 use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
-use conversation::{hints, message, unsupported};
+use conversation::{check_unconstrained, hints, message};
 
 /// Fields of the API that have no effect, with the reason.
 const WITHOUT_EFFECT: [(&str, &str); 4] = [
@@ -81,9 +81,8 @@ pub fn read(mut fields: Fields, generates: bool) -> Result<MessagesRequest, Erro
     template_kwargs.read_thinking(&mut fields)?;
     let format = output(&mut fields, &mut template_kwargs)?;
     let (messages, prefill) = conversation.end();
-    if prefill.is_some() && (format != Format::Text || tools.are_required()) {
-        let why = "the last message is the assistant's, and an answer that continues it can't be constrained";
-        return Err(unsupported("messages", why));
+    if prefill.is_some() {
+        check_unconstrained(&format, &tools, "messages")?;
     }
 
     let defaults = Settings::default();

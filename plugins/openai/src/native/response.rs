@@ -158,12 +158,8 @@ fn token_json(token: &TokenLogprob) -> Value {
     })
 }
 
-/// Waits for the end and builds the response: a list if the prompt was one, or has several choices.
-pub async fn respond(
-    mut choices: Choices,
-    shape: &ResponseShape,
-    list: bool,
-) -> Result<Response, Error> {
+/// Waits for the end and builds the response: a list if there are several prompts or choices.
+pub async fn respond(mut choices: Choices, shape: &ResponseShape) -> Result<Response, Error> {
     choices.read_whole();
     let mut made = vec![Generated::default(); choices.count()];
     while let Some(delta) = choices.next().await? {
@@ -177,7 +173,7 @@ pub async fn respond(
         responses.map(|(index, made)| shape.last(index, made, &choices.outcome(index)?));
     let responses = responses.collect::<Result<Vec<_>, Error>>()?;
     match &responses[..] {
-        [only] if !list => serialize::respond(only),
+        [only] => serialize::respond(only),
         all => serialize::respond(&All(all)),
     }
 }

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use conversation::Format;
 use conversation::generation::Settings;
+use conversation::generation::settings::{LlamaSamplers, shortest};
 
 /// The settings in the names of llama.cpp's server. `samplers` is the order in which they apply.
 /// Without a model, the tokens of `logit_bias` and of `ignore_eos` are unknown and left out.
@@ -21,7 +22,7 @@ pub fn json(settings: &Settings, format: &Format, model: Option<&Model>) -> Resu
     };
     let biases = biases.into_iter().map(|(token, bias)| {
         let bias = Some(bias).filter(|bias| bias.is_finite());
-        json!({"token": token, "bias": bias.map(number)})
+        json!({"token": token, "bias": bias.map(shortest)})
     });
     let grammar = match format {
         Format::Gbnf(text) | Format::Lark(text) => text.as_str(),
@@ -41,28 +42,31 @@ pub fn json(settings: &Settings, format: &Format, model: Option<&Model>) -> Resu
             "temperature",
         ],
     };
-    Ok(json!({
+    let llama = match &settings.llama_samplers {
+        Some(samplers) => samplers.values(),
+        None => LlamaSamplers::off()?.values(),
+    };
+    let mut json = json!({
         "n_predict": settings.max_tokens.map_or(-1, i64::from),
         "max_tokens": settings.max_tokens.map_or(-1, i64::from),
         "seed": settings.seed,
-        "temperature": number(settings.temperature),
+        "temperature": shortest(settings.temperature),
         "top_k": settings.top_k.unwrap_or(0),
-        "top_p": number(settings.top_p.unwrap_or(1.0)),
-        "min_p": number(settings.min_p.unwrap_or(0.0)),
-        "repeat_penalty": number(settings.repeat_penalty),
+        "top_p": shortest(settings.top_p.unwrap_or(1.0)),
+        "min_p": shortest(settings.min_p.unwrap_or(0.0)),
+        "repeat_penalty": shortest(settings.repeat_penalty),
         "repeat_last_n": settings.repeat_last,
-        "presence_penalty": number(settings.presence_penalty),
-        "frequency_penalty": number(settings.frequency_penalty),
+        "presence_penalty": shortest(settings.presence_penalty),
+        "frequency_penalty": shortest(settings.frequency_penalty),
         "logit_bias": end.chain(biases).collect::<Vec<_>>(),
         "ignore_eos": settings.ignore_eos,
         "stop": settings.stop,
         "n_probs": settings.logprobs.unwrap_or(0),
         "grammar": grammar,
         "samplers": samplers,
-    }))
-}
-
-/// The shortest number that reads back as the same `f32`.
-fn number(value: f32) -> f64 {
-    value.to_string().parse().unwrap_or(f64::from(value))
+    });
+    if let (Value::Object(json), Value::Object(llama)) = (&mut json, llama) {
+        json.extend(llama);
+    }
+    Ok(json)
 }

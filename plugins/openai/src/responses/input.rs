@@ -26,8 +26,14 @@ const KNOWN_KINDS: [&str; 10] = [
 
 /// Reads the input. A string is a user message.
 ///
-/// Tools that a search of the client found become callable.
-pub fn read(input: Value, tools: &mut Tools, names: &mut ToolNames) -> Result<Vec<Value>, Error> {
+/// Tools that a search of the client found become callable. The first `earlier` items are those of the stored
+/// conversation: errors name the others by their place in the request.
+pub fn read(
+    input: Value,
+    earlier: usize,
+    tools: &mut Tools,
+    names: &mut ToolNames,
+) -> Result<Vec<Value>, Error> {
     let items = match input {
         Value::String(text) => return Ok(vec![json!({"role": "user", "content": text})]),
         Value::Array(items) if !items.is_empty() => items,
@@ -45,7 +51,11 @@ pub fn read(input: Value, tools: &mut Tools, names: &mut ToolNames) -> Result<Ve
         names,
     };
     for (index, item) in items.into_iter().enumerate() {
-        conversation.add(Fields::at(format!("input[{index}]"), item)?)?;
+        let path = match index.checked_sub(earlier) {
+            Some(index) => format!("input[{index}]"),
+            None => format!("previous_response_id[{index}]"),
+        };
+        conversation.add(Fields::at(path, item)?)?;
     }
     conversation.drop_dangling_reasoning()?;
     let messages = conversation.messages.into_iter();
@@ -95,7 +105,8 @@ impl Conversation<'_> {
         let role = item.text("role")?;
         let role = role.ok_or_else(|| item.missing("role", expected))?;
         let kinds: &[&str] = match role.as_str() {
-            "system" | "developer" | "user" => &["input_text"],
+            "user" => &["input_text", "input_image"],
+            "system" | "developer" => &["input_text"],
             "assistant" => &["output_text", "refusal"],
             _ => {
                 return Err(out_of_range(&item.path("role"), &role.into(), expected));
@@ -263,7 +274,7 @@ mod tests {
     use corral_sdk::testing::check_field_errors;
 
     fn read(input: Value) -> Result<Vec<Value>, Error> {
-        super::read(input, &mut Tools::default(), &mut ToolNames::default())
+        super::read(input, 0, &mut Tools::default(), &mut ToolNames::default())
     }
 
     #[test]
@@ -328,7 +339,8 @@ mod tests {
 [1] => input[0]: a number
 [{"type": "item_reference", "id": "x"}] => input[0].type: item_reference
 [{"role": "tool", "content": "x"}] => input[0].role: user or assistant
-[{"role": "user", "content": [{"type": "input_image"}]}] => input[0].content[0].type: input_image
+[{"role": "user", "content": [{"type": "input_image"}]}] => input[0].content[0].image_url: is missing
+[{"role": "system", "content": [{"type": "input_image"}]}] => input[0].content[0].type: input_image
 [{"type": "function_call", "call_id": "x", "name": "f"}] => input[0].arguments: is missing
 "#;
 

@@ -9,17 +9,17 @@ use super::input;
 use super::tool_names::{ToolNames, joined};
 use crate::offered_tools::OfferedTools;
 use crate::shared_fields::{
-    ignore, ignore_without_effect, reject, reject_fields_of_other_servers, reject_other_values,
-    schema_format, stream,
+    STREAM_FIELDS, StreamOptions, ignore, ignore_without_effect, reject,
+    reject_fields_of_other_servers, reject_other_values, schema_format, stream_options,
 };
 use conversation::generation::{Settings, settings};
 use conversation::hints;
 use conversation::tools::{ToolChoice, read_choice};
-use conversation::unsupported;
 use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
+use conversation::{unsupported, without_effect};
 
 /// Fields of the API that are not supported, with the reason.
-const UNSUPPORTED: [(&str, &str); 8] = [
+const UNSUPPORTED: [(&str, &str); 7] = [
     ("previous_response_id", NOT_STORED),
     ("conversation", NOT_STORED),
     ("prompt", "prompts are not stored"),
@@ -28,10 +28,6 @@ const UNSUPPORTED: [(&str, &str); 8] = [
         "use /v1/chat/completions for log probabilities",
     ),
     ("n", "a request has one answer"),
-    (
-        "stop",
-        "the API has no stop strings; use /v1/chat/completions",
-    ),
     ("max_tokens", "use `max_output_tokens`"),
     ("messages", "use `input`"),
 ];
@@ -53,7 +49,7 @@ const WITHOUT_EFFECT: [(&str, &str); 2] = [
 
 const NOT_STORED: &str = "responses are not stored; send the whole conversation as `input`";
 
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 13] = [
     "model",
     "input",
     "instructions",
@@ -65,7 +61,6 @@ const FIELDS: [&str; 14] = [
     "reasoning",
     "chat_template_kwargs",
     "metadata",
-    "stream",
     "store",
     "truncation",
 ];
@@ -77,10 +72,12 @@ pub struct ResponsesRequest {
     pub repeated: Map<String, Value>,
     /// What the names of tools in the prompt stand for.
     pub names: ToolNames,
-    pub stream: bool,
+    /// `None` if not streamed.
+    pub stream: Option<StreamOptions>,
 }
 
-pub fn read(mut fields: Fields) -> Result<ResponsesRequest, Error> {
+/// Reads the request, whose input begins with this many items of the stored conversation.
+pub fn read(mut fields: Fields, earlier: usize) -> Result<ResponsesRequest, Error> {
     let mut repeated = Map::new();
     reject(&mut fields, &UNSUPPORTED)?;
     for name in ["tools", "tool_choice", "metadata"] {
@@ -89,19 +86,24 @@ pub fn read(mut fields: Fields) -> Result<ResponsesRequest, Error> {
         }
     }
     hints::drop(&mut fields, &hints::OF_REQUEST);
-    for (name, allowed, why) in [
-        (
-            "background",
-            &[false.into()][..],
-            "responses are not stored",
-        ),
-        (
-            "truncation",
-            &["disabled".into()],
-            "messages are never dropped",
-        ),
-    ] {
-        reject_other_values(&mut fields, name, allowed, why)?;
+    let allowed = [false.into()];
+    reject_other_values(
+        &mut fields,
+        "background",
+        &allowed,
+        "responses are not stored",
+    )?;
+    let truncation = fields.text("truncation")?;
+    match truncation.as_deref() {
+        None | Some("disabled") => {}
+        Some("auto") => without_effect("truncation", "messages are never dropped")?,
+        Some(_) => {
+            return Err(out_of_range(
+                "truncation",
+                &truncation.into(),
+                "auto or disabled",
+            ));
+        }
     }
     ignore(&mut fields, &HINTS);
     ignore_without_effect(&mut fields, &WITHOUT_EFFECT)?;
@@ -110,17 +112,17 @@ pub fn read(mut fields: Fields) -> Result<ResponsesRequest, Error> {
     let input = fields.required("input", "a string or a list of items")?;
     let mut names = ToolNames::default();
     let mut tools = tools(&mut fields, &mut names)?;
-    let mut messages = input::read(input, &mut tools, &mut names)?;
+    let mut messages = input::read(input, earlier, &mut tools, &mut names)?;
     let (format, format_value) = text(&mut fields)?;
     let effort = reasoning(&mut fields)?;
     let template_kwargs = TemplateKwargs::read(&mut fields, effort.as_deref(), "reasoning.effort")?;
     let mut settings = Settings::read(&mut fields)?;
     settings.max_tokens = fields.integer("max_output_tokens", 1..=u32::MAX)?;
     // Streams of this API always end with the usage.
-    let stream = stream(&mut fields)?.is_some();
+    let stream = stream_options(&mut fields)?;
     let model = fields.text("model")?;
     reject_fields_of_other_servers(&mut fields)?;
-    fields.ignore_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
+    fields.ignore_unknown(&[&FIELDS[..], &settings::FIELDS, &STREAM_FIELDS].concat())?;
 
     for (name, value) in [
         ("instructions", json!(instructions)),

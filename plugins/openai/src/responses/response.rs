@@ -4,10 +4,13 @@ use corral_sdk::{Error, EventWriter, Response};
 use serde_json::{Map, Value, json};
 
 use super::items::Items;
+use super::store::{Storing, new_id};
 use super::tool_names::ToolNames;
 use crate::error::{responses_error, responses_event};
+use crate::shared_fields::StreamOptions;
+use crate::timings::{self, Stopwatch};
 use conversation::generation::Usage;
-use conversation::ids::{now, unique_id};
+use conversation::ids::now;
 use conversation::{AnswerStream, FinishReason};
 
 /// The fields of a response that are known at the start.
@@ -18,22 +21,38 @@ pub struct Head {
     /// Fields of the request that the response repeats.
     repeated: Map<String, Value>,
     names: ToolNames,
+    storing: Storing,
 }
 
 impl Head {
-    pub fn new(answers: &AnswerStream, repeated: Map<String, Value>, names: ToolNames) -> Self {
+    pub fn new(
+        answers: &AnswerStream,
+        repeated: Map<String, Value>,
+        names: ToolNames,
+        storing: Storing,
+    ) -> Self {
         Head {
-            id: unique_id("resp_"),
+            id: new_id(),
             created: now(),
             model: answers.model().name().to_owned(),
             repeated,
             names,
+            storing,
         }
     }
 
-    /// The response after an error.
+    /// The response at its end, stored if it is to be.
+    fn end(&self, output: &[Value], finish: FinishReason, usage: Usage) -> Value {
+        let mut response = self.response(output, Some((finish, usage)));
+        let stored = self.storing.save(&self.id, &response);
+        response["store"] = stored.into();
+        response
+    }
+
+    /// The response after an error, which is not stored.
     fn failed(&self, output: &[Value], error: &Error) -> Value {
         let mut response = self.response(output, None);
+        response["store"] = false.into();
         response["status"] = "failed".into();
         response["error"] = responses_error(error);
         response
@@ -58,8 +77,8 @@ impl Head {
             "incomplete_details": details,
             "model": self.model,
             "output": output,
-            "previous_response_id": null,
-            "store": false,
+            "previous_response_id": self.storing.previous,
+            "store": self.storing.is_on(),
             "tool_choice": "auto",
             "tools": [],
             "metadata": {},
@@ -98,17 +117,15 @@ pub async fn respond(mut answers: AnswerStream, head: Head) -> Result<Response, 
     }
     items.end(status(finish));
     let usage = answers.usage()?;
-    Ok(Response::json(
-        &head.response(&items.completed, Some((finish, usage))),
-    ))
+    Ok(Response::json(&head.end(&items.completed, finish, usage)))
 }
 
 /// Streams the events.
-pub fn stream(answers: AnswerStream, head: Head) -> Response {
+pub fn stream(answers: AnswerStream, head: Head, options: StreamOptions) -> Response {
     Response::events(async move |events| {
         let mut events = SequencedEvents { events, next: 0 };
         let mut items = Items::new(head.names.clone());
-        let Err(error) = write(answers, &head, &mut items, &mut events).await else {
+        let Err(error) = write(answers, &head, options, &mut items, &mut events).await else {
             return Ok(());
         };
         events.send(responses_event(&error)).await?;
@@ -137,6 +154,7 @@ impl SequencedEvents<'_> {
 async fn write(
     mut answers: AnswerStream,
     head: &Head,
+    options: StreamOptions,
     items: &mut Items,
     events: &mut SequencedEvents<'_>,
 ) -> Result<(), Error> {
@@ -146,10 +164,23 @@ async fn write(
             .send(json!({"type": kind, "response": initial}))
             .await?;
     }
+    let mut stopwatch = Stopwatch::start(answers.prompt_tokens());
+    let mut progress = options.progress;
     let mut finish = FinishReason::End;
     while let Some(delta) = answers.next().await? {
+        if std::mem::take(&mut progress) {
+            let mut event = json!({"type": "response.in_progress", "response": initial});
+            event["prompt_progress"] = stopwatch.progress();
+            events.send(event).await?;
+        }
+        let timings = options
+            .timings
+            .then(|| stopwatch.at(answers.generated_tokens(0)));
         for part in delta.parts {
-            for event in items.add(part, || answers.new_call_id()) {
+            for mut event in items.add(part, || answers.new_call_id()) {
+                if let Some(timings) = &timings {
+                    event["timings"] = timings.clone();
+                }
                 events.send(event).await?;
             }
         }
@@ -159,8 +190,9 @@ async fn write(
         events.send(event).await?;
     }
     let kind = format!("response.{}", status(finish));
-    let response = head.response(&items.completed, Some((finish, answers.usage()?)));
+    let response = head.end(&items.completed, finish, answers.usage()?);
+    let timings = timings::of_outcome(&answers.outcome(0)?);
     events
-        .send(json!({"type": kind, "response": response}))
+        .send(json!({"type": kind, "response": response, "timings": timings}))
         .await
 }

@@ -374,11 +374,24 @@ fn errors_have_status_and_format() {
     for (name, value) in [("code", "context_length_exceeded"), ("param", "messages")] {
         assert_error(&small, PATH, &hi(json!({})), (400, name, value));
     }
+    let error = &post(&small, PATH, &hi(json!({}))).1["error"];
+    assert_eq!(error["n_ctx"], 10, "{error}");
+    assert!(error["n_prompt_tokens"].as_u64() > Some(9), "{error}");
     let (head, _) = ask(&small, Request::get(PATH));
     assert_eq!((head.status(), head.header("allow")), (405, Some("POST")));
     let (head, text) = ask(&small, Request::post(PATH).with_body("{"));
     assert_eq!(head.status(), 400);
     assert!(text.contains("\"code\":\"invalid-json\""), "{text}");
+}
+
+#[test]
+fn verbose_response_has_the_prompt() {
+    for verbose in [true, false] {
+        let (status, answer) = post(&script("Hi"), PATH, &hi(json!({"verbose": verbose})));
+        assert_eq!(status, 200, "{answer}");
+        let prompt = answer["__verbose"]["prompt"].as_str();
+        assert_eq!(prompt.is_some_and(|prompt| prompt.contains("Hi")), verbose);
+    }
 }
 
 #[test]

@@ -113,7 +113,7 @@ const ERRORS: &str = r#"
 {"tools": [{"name": "add"}], "tool_choice": {"type": "any", "name": "add"}} => `tool_choice.name`
 {"tools": [{"name": "add"}], "tool_choice": {"type": "auto", "name": "add"}} => `tool_choice.name`
 {"mcp_servers": [{}]} => `mcp_servers`
-{"messages": [{"role": "user", "content": [{"type": "image"}]}]} => `messages[0].content[0].type`
+{"messages": [{"role": "user", "content": [{"type": "image"}]}]} => `messages[0].content[0].source` is missing
 "#;
 
 #[test]

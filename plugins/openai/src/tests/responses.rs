@@ -20,6 +20,23 @@ fn without_ids(mut items: Value) -> Value {
 }
 
 #[test]
+fn stream_has_timings_and_progress() {
+    let body = json!({"input": "Hi", "timings_per_token": true, "return_progress": true});
+    let events = events(&script("Hello"), "/v1/responses", &body);
+    let progress = events
+        .iter()
+        .find(|event| event["prompt_progress"].is_object());
+    let progress = progress.expect("an event with the progress");
+    assert_eq!(progress["type"], "response.in_progress");
+    assert!(progress["prompt_progress"]["total"].as_u64() > Some(0));
+    for kind in ["response.output_text.delta", "response.completed"] {
+        let timings = events.iter().find(|event| event["type"] == kind);
+        let timings = &timings.expect("an event of this kind")["timings"];
+        assert!(timings["predicted_n"].as_u64() > Some(0), "{timings}");
+    }
+}
+
+#[test]
 fn stream_and_whole_response_have_same_items() {
     let tools = json!([{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": false}]);
     let body = json!({
@@ -180,7 +197,7 @@ const ERRORS: &str = r#"
 {"previous_response_id": "x"} => previous_response_id
 {"conversation": "x"} => conversation
 {"background": true} => background
-{"truncation": "auto"} => truncation
+{"truncation": "none"} => truncation
 {"tools": [{"type": "web_search"}]} => tools[0].type
 {"tools": [{"type": "web_search"}, {"type": "function", "name": "add"}], "tool_choice": {"type": "web_search"}} => tool_choice
 {"text": {"format": {"type": "x"}}} => text.format.type

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::ChatImage;
 use crate::Error;
 
 /// A chat that the model continues, as a client sent it.
@@ -23,6 +24,8 @@ pub struct Chat {
     pub variables: serde_json::Map<String, Value>,
     /// Whether the prompt ends where the assistant's answer begins.
     pub add_generation_prompt: bool,
+    /// The images. Their markers stand in the messages.
+    pub images: Vec<ChatImage>,
 }
 
 /// A parsed message of a [`Chat`].
@@ -43,6 +46,7 @@ impl Default for Chat {
             tools: Vec::new(),
             variables: Map::new(),
             add_generation_prompt: true,
+            images: Vec::new(),
         }
     }
 }
@@ -140,6 +144,7 @@ impl Chat {
                 None => Map::new(),
             },
             add_generation_prompt,
+            images: Vec::new(),
         })
     }
 }

@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::jinja::{TemplateContext, map_texts, render};
-use super::{Chat, ModelFacts};
+use super::{Chat, ModelFacts, image, is_image};
 use crate::{Error, Model, Sequence, Token};
 
 impl Chat {
@@ -35,6 +35,8 @@ impl Chat {
     /// // The message is ten plain characters, not an end of the turn.
     /// assert_eq!(tokens.unwrap().len(), 1 + "user ".len() + "<|im_end|>".len() + 1);
     /// ```
+    ///
+    /// One token stands for each image ([`is_image`]); [`Sequence::append_prompt`] takes the result.
     pub fn tokens(&self, model: &Model) -> Result<Vec<Token>, Error> {
         self.check()?;
         let facts = ModelFacts::new(model)?;
@@ -60,10 +62,36 @@ impl Chat {
         Ok(tokens)
     }
 
-    /// Creates a sequence with that prompt.
+    /// Creates a sequence with that prompt, for a chat without images.
     pub fn sequence(&self, model: &Model) -> Result<Sequence, Error> {
         let sequence = model.empty_sequence()?;
         sequence.append_tokens(&self.tokens(model)?)?;
+        Ok(sequence)
+    }
+
+    /// Creates a sequence with that prompt and the chat's images.
+    ///
+    /// ```
+    /// use corral_sdk::{GenerateOptions, Model, template::{Chat, ChatImage}, testing::Script};
+    ///
+    /// let script = Script::new()
+    ///     .accepts_images()
+    ///     .chat_template("{{ messages[0].content }}")
+    ///     .answers("[image of 3 bytes]What is this?", "A cat.");
+    /// let answer = script.run(async {
+    ///     let model = Model::open_default().await?;
+    ///     let image = ChatImage::new(b"cat".to_vec());
+    ///     let mut chat = Chat::new().message("user", &format!("{}What is this?", image.marker()));
+    ///     chat.images.push(image);
+    ///     let sequence = chat.sequence_with_images(&model).await?;
+    ///     sequence.generate(&GenerateOptions::new(8))?.text().await
+    /// });
+    /// assert_eq!(answer.unwrap(), "A cat.");
+    /// ```
+    pub async fn sequence_with_images(&self, model: &Model) -> Result<Sequence, Error> {
+        let tokens = self.tokens(model)?;
+        let sequence = model.empty_sequence()?;
+        sequence.append_prompt(&tokens, &self.images).await?;
         Ok(sequence)
     }
 }
@@ -94,9 +122,9 @@ fn chat_tokens(
         };
         let mut tokens = Vec::new();
         for piece in rendered.split(marker).filter(|piece| !piece.is_empty()) {
-            tokens.extend(model.tokenize_trusted(piece)?);
+            tokens.extend(image::tokens(piece, &chat.images, model)?);
         }
-        for token in &tokens {
+        for token in tokens.iter().filter(|token| !is_image(**token)) {
             if !known.contains_key(token) {
                 known.insert(*token, control_name(*token, model)?);
             }

@@ -219,6 +219,7 @@ pub fn map_texts(chat: &Chat, change: &mut impl FnMut(&str) -> String) -> Chat {
         tools: chat.tools.iter().map(|tool| map(tool, change)).collect(),
         variables: map_members(&chat.variables, change),
         add_generation_prompt: chat.add_generation_prompt,
+        images: chat.images.clone(),
     }
 }
 

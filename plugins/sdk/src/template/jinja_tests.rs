@@ -51,7 +51,7 @@ fn chat(value: Json) -> Chat {
         messages: list("messages"),
         tools: list("tools"),
         variables: value["arguments"].as_object().cloned().unwrap_or_default(),
-        add_generation_prompt: true,
+        ..Chat::default()
     }
 }
 

@@ -33,6 +33,7 @@ fn check(template: &str, case: &Json, path: &Path) {
         tools: list("tools"),
         variables: case["arguments"].as_object().cloned().unwrap_or_default(),
         add_generation_prompt: case["add_generation_prompt"] == true,
+        ..Chat::default()
     };
     let context = TemplateContext {
         bos_token: token("bos_token"),

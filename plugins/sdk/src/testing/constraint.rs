@@ -10,15 +10,12 @@ use crate::Token;
 use crate::bindings::constraints::Grammar;
 use crate::bindings::types::Error;
 
-pub(crate) struct Constraint {
+pub struct Constraint {
     pub(super) texts: Rc<Vec<Vec<u8>>>,
     ignored: Vec<String>,
 }
 
-pub(crate) async fn compile_constraint(
-    model: &Model,
-    grammar: Grammar,
-) -> Result<Constraint, Error> {
+pub async fn compile_constraint(model: &Model, grammar: Grammar) -> Result<Constraint, Error> {
     let text = match grammar {
         Grammar::JsonObject => String::new(),
         Grammar::JsonSchema(text)
@@ -42,21 +39,21 @@ pub(crate) async fn compile_constraint(
 }
 
 impl Constraint {
-    pub(crate) fn ignored(&self) -> Vec<String> {
+    pub fn ignored(&self) -> Vec<String> {
         self.ignored.clone()
     }
 }
 
 /// The allowed texts and the text so far.
 #[derive(Clone)]
-pub(crate) struct Matcher {
+pub struct Matcher {
     texts: Rc<Vec<Vec<u8>>>,
     text: RefCell<Vec<u8>>,
     script: Rc<ScriptState>,
 }
 
 impl Matcher {
-    pub(crate) fn start(constraint: &Constraint) -> Result<Self, Error> {
+    pub fn start(constraint: &Constraint) -> Result<Self, Error> {
         Ok(Self::of_texts(Rc::clone(&constraint.texts)))
     }
 
@@ -68,7 +65,7 @@ impl Matcher {
         }
     }
 
-    pub(crate) fn fork(&self) -> Result<Self, Error> {
+    pub fn fork(&self) -> Result<Self, Error> {
         Ok(self.clone())
     }
 
@@ -90,7 +87,7 @@ impl Matcher {
         tokens
     }
 
-    pub(crate) fn mask(&self) -> Result<Vec<u32>, Error> {
+    pub fn mask(&self) -> Result<Vec<u32>, Error> {
         let words = self.script.info.vocabulary.div_ceil(32);
         let mut mask = vec![0; words as usize];
         for token in self.next() {
@@ -99,15 +96,15 @@ impl Matcher {
         Ok(mask)
     }
 
-    pub(crate) fn allowed(&self, max_tokens: u32) -> Result<Option<Vec<Token>>, Error> {
+    pub fn allowed(&self, max_tokens: u32) -> Result<Option<Vec<Token>>, Error> {
         Ok(Some(self.next()).filter(|tokens| tokens.len() <= max_tokens as usize))
     }
 
-    pub(crate) fn allows(&self, token: Token) -> Result<bool, Error> {
+    pub fn allows(&self, token: Token) -> Result<bool, Error> {
         Ok(self.next().contains(&token))
     }
 
-    pub(crate) fn accept(&self, token: Token) -> Result<(), Error> {
+    pub fn accept(&self, token: Token) -> Result<(), Error> {
         if !self.allows(token)? {
             return invalid(&format!("token {token} is not allowed next"));
         }
@@ -115,7 +112,7 @@ impl Matcher {
         Ok(())
     }
 
-    pub(crate) fn forced(&self, max_tokens: u32) -> Result<Vec<Token>, Error> {
+    pub fn forced(&self, max_tokens: u32) -> Result<Vec<Token>, Error> {
         let mut forced = Vec::new();
         while let (true, &[token]) = (forced.len() < max_tokens as usize, &self.next()[..]) {
             if token >= 256 {
@@ -127,7 +124,7 @@ impl Matcher {
         Ok(forced)
     }
 
-    pub(crate) fn is_complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.next().iter().all(|&token| token >= 256)
     }
 }

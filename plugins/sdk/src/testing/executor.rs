@@ -1,12 +1,15 @@
 //! Runs futures and commands on the current thread.
 
+#[cfg(not(target_arch = "wasm32"))]
 use std::cell::RefCell;
 use std::pin::pin;
+#[cfg(not(target_arch = "wasm32"))]
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
+#[cfg(not(target_arch = "wasm32"))]
 use crate::Command;
 
 struct Unpark(Thread);
@@ -32,6 +35,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
 
 /// Runs a command and returns its result and output. With a script, use
 /// [`Script::run_command`](super::Script::run_command).
+#[cfg(not(target_arch = "wasm32"))]
 pub fn run_command<E>(
     run: impl AsyncFnOnce(&mut Command) -> Result<(), E>,
     arguments: &[&str],

@@ -6,11 +6,14 @@ use std::collections::VecDeque;
 use std::future::{Ready, ready};
 use std::rc::Rc;
 
-pub(crate) use super::constraint::{Constraint, Matcher, compile_constraint};
+pub use super::constraint::{Constraint, Matcher, compile_constraint};
 use super::generation;
 use super::installed::script;
-pub(crate) use super::model::{Model, available, embed, open_model};
-pub(crate) use super::options::{Options, sample_with};
+#[cfg(feature = "key-values")]
+#[cfg_attr(target_family = "wasm", allow(unused_imports))]
+pub(crate) use super::key_values::{Bucket, open_bucket};
+pub use super::model::{Model, available, embed, open_model};
+pub use super::options::{Options, sample_with};
 use super::script_state::{GenerateCall, HostCall, ScriptState, invalid};
 use crate::Token;
 use crate::bindings::budget::RemainingBudget;
@@ -19,7 +22,7 @@ use crate::bindings::inference_async::Framing;
 use crate::bindings::types::{ContextLimit, Error};
 use wasip3::wit_bindgen::StreamReader;
 
-pub(crate) fn remaining() -> RemainingBudget {
+pub fn remaining() -> RemainingBudget {
     let script = script();
     RemainingBudget {
         tokens: script.tokens_left,
@@ -28,7 +31,7 @@ pub(crate) fn remaining() -> RemainingBudget {
 }
 
 #[cfg(feature = "linked-templating")]
-pub(crate) fn render(
+pub fn render(
     chat: &crate::bindings::templated::corral::plugin::templating::Chat,
     facts: &crate::bindings::templated::corral::plugin::templating::ModelFacts,
 ) -> Result<crate::bindings::templated::corral::plugin::templating::Prompt, String> {
@@ -63,13 +66,13 @@ pub(crate) fn render(
 }
 
 #[derive(Clone)]
-pub(crate) struct NextTokenRequest<'a> {
-    pub(crate) part: DistributionPart,
-    pub(crate) statistics: bool,
-    pub(crate) matcher: Option<&'a Matcher>,
+pub struct NextTokenRequest<'a> {
+    pub part: DistributionPart,
+    pub statistics: bool,
+    pub matcher: Option<&'a Matcher>,
 }
 
-pub(crate) struct Sequence {
+pub struct Sequence {
     script: Rc<ScriptState>,
     tokens: Rc<RefCell<Vec<Token>>>,
     /// Whether a generation is in progress.
@@ -77,7 +80,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    pub(crate) fn create(model: &Model) -> Result<Self, Error> {
+    pub fn create(model: &Model) -> Result<Self, Error> {
         Ok(Self::new(model.script(), Vec::new()))
     }
 
@@ -98,7 +101,7 @@ impl Sequence {
         }
     }
 
-    pub(crate) fn append(&self, tokens: &[Token]) -> Result<(), Error> {
+    pub fn append(&self, tokens: &[Token]) -> Result<(), Error> {
         self.check_idle()?;
         self.script.scripted_error("append")?;
         self.script.bytes(tokens, true)?;
@@ -111,14 +114,14 @@ impl Sequence {
         Ok(())
     }
 
-    pub(crate) fn truncate(&self, length: u32) -> Result<(), Error> {
+    pub fn truncate(&self, length: u32) -> Result<(), Error> {
         self.check_idle()?;
         self.check_can_fork()?;
         self.tokens.borrow_mut().truncate(length as usize);
         Ok(())
     }
 
-    pub(crate) fn fork(&self) -> Result<Self, Error> {
+    pub fn fork(&self) -> Result<Self, Error> {
         self.check_idle()?;
         self.check_can_fork()?;
         self.script.scripted_error("fork")?;
@@ -132,7 +135,7 @@ impl Sequence {
         }
     }
 
-    pub(crate) fn set_adapter(&self, adapter: Option<&str>) -> Result<(), Error> {
+    pub fn set_adapter(&self, adapter: Option<&str>) -> Result<(), Error> {
         self.check_idle()?;
         match adapter {
             Some(name) if !self.script.info.adapters.iter().any(|known| known == name) => {
@@ -142,17 +145,17 @@ impl Sequence {
         }
     }
 
-    pub(crate) fn length(&self) -> u32 {
+    pub fn length(&self) -> u32 {
         self.tokens.borrow().len() as u32
     }
 
-    pub(crate) fn tokens(&self, start: u32) -> Vec<Token> {
+    pub fn tokens(&self, start: u32) -> Vec<Token> {
         let tokens = self.tokens.borrow();
         tokens.get(start as usize..).unwrap_or_default().to_vec()
     }
 }
 
-pub(crate) fn generate(
+pub fn generate(
     sequence: &Sequence,
     options: &Options,
 ) -> Result<(ChunkStream, OutcomeFuture), Error> {
@@ -181,7 +184,7 @@ pub(crate) fn generate(
     Ok((chunks, ready(outcome)))
 }
 
-pub(crate) async fn next(
+pub async fn next(
     sequence: &Sequence,
     request: NextTokenRequest<'_>,
 ) -> Result<Distribution, Error> {
@@ -223,7 +226,21 @@ pub(crate) async fn next(
     })
 }
 
-pub(crate) async fn save_snapshot(sequence: &Sequence, name: String) -> Result<(), Error> {
+pub async fn append_image(sequence: &Sequence, file: Vec<u8>) -> Result<u32, Error> {
+    sequence.check_idle()?;
+    sequence.script.scripted_error("append-image")?;
+    if !sequence.script.accepts_images {
+        return invalid("the scripted model does not accept images; see `Script::accepts_images`");
+    }
+    let name = format!("[image of {} bytes]", file.len());
+    let tokens = sequence.script.tokenize(name, false);
+    let length = tokens.len() as u32;
+    sequence.script.record(HostCall::AppendImage(file));
+    sequence.append(&tokens)?;
+    Ok(length)
+}
+
+pub async fn save_snapshot(sequence: &Sequence, name: String) -> Result<(), Error> {
     sequence.script.record(HostCall::Snapshot(name.clone()));
     sequence.check_idle()?;
     sequence.script.scripted_error("snapshot")?;
@@ -232,7 +249,7 @@ pub(crate) async fn save_snapshot(sequence: &Sequence, name: String) -> Result<(
     Ok(())
 }
 
-pub(crate) async fn restore_snapshot(model: &Model, name: String) -> Result<Sequence, Error> {
+pub async fn restore_snapshot(model: &Model, name: String) -> Result<Sequence, Error> {
     model.script().record(HostCall::Restore(name.clone()));
     model.script().scripted_error("restore")?;
     match model.script().snapshots.borrow().get(&name) {
@@ -241,7 +258,7 @@ pub(crate) async fn restore_snapshot(model: &Model, name: String) -> Result<Sequ
     }
 }
 
-pub(crate) async fn delete_snapshot(model: &Model, name: String) -> Result<(), Error> {
+pub async fn delete_snapshot(model: &Model, name: String) -> Result<(), Error> {
     model
         .script()
         .record(HostCall::DeleteSnapshot(name.clone()));
@@ -251,7 +268,7 @@ pub(crate) async fn delete_snapshot(model: &Model, name: String) -> Result<(), E
     }
 }
 
-pub(crate) async fn next_many(
+pub async fn next_many(
     requests: Vec<(&Sequence, NextTokenRequest<'_>)>,
 ) -> Vec<Result<Distribution, Error>> {
     let mut results = Vec::new();
@@ -261,7 +278,7 @@ pub(crate) async fn next_many(
     results
 }
 
-pub(crate) async fn collect(mut chunks: ChunkStream) -> Result<Chunk, Error> {
+pub async fn collect(mut chunks: ChunkStream) -> Result<Chunk, Error> {
     let mut all = Chunk {
         tokens: Vec::new(),
         text: String::new(),
@@ -276,16 +293,12 @@ pub(crate) async fn collect(mut chunks: ChunkStream) -> Result<Chunk, Error> {
 }
 
 /// Not used: [`TextEvents`](crate::http) writes the events here.
-pub(crate) fn frame(
-    _: ChunkStream,
-    _: &Framing,
-    _: StreamReader<u8>,
-) -> Result<StreamReader<u8>, Error> {
+pub fn frame(_: ChunkStream, _: &Framing, _: StreamReader<u8>) -> Result<StreamReader<u8>, Error> {
     invalid("the scripted host does not frame streams")
 }
 
 /// The unread chunks. Tokens become part of the sequence when they are read.
-pub(crate) struct ChunkStream {
+pub struct ChunkStream {
     unread: VecDeque<Chunk>,
     script: Rc<ScriptState>,
     tokens: Rc<RefCell<Vec<Token>>>,
@@ -293,10 +306,10 @@ pub(crate) struct ChunkStream {
     ended: bool,
 }
 
-pub(crate) type OutcomeFuture = Ready<Result<Outcome, Error>>;
+pub type OutcomeFuture = Ready<Result<Outcome, Error>>;
 
 impl ChunkStream {
-    pub(crate) async fn next(&mut self) -> Option<Chunk> {
+    pub async fn next(&mut self) -> Option<Chunk> {
         assert!(
             !self.ended,
             "the host traps reads after the end of a stream"

@@ -8,34 +8,38 @@ use crate::Token;
 use crate::bindings::models::{ModelInfo, Pooling};
 use crate::bindings::types::Error;
 
-pub(crate) fn available() -> Vec<String> {
+pub fn available() -> Vec<String> {
     let script = script();
     let names = std::iter::once(&script.info.name).chain(script.others.keys());
     names.cloned().collect()
 }
 
-pub(crate) struct Model(Rc<ScriptState>);
+pub struct Model(Rc<ScriptState>);
 
 impl Model {
     pub(super) fn script(&self) -> &Rc<ScriptState> {
         &self.0
     }
 
-    pub(crate) fn info(&self) -> ModelInfo {
+    pub fn info(&self) -> ModelInfo {
         self.0.info.clone()
     }
 
-    pub(crate) fn tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, Error> {
+    pub fn accepts_images(&self) -> bool {
+        self.0.accepts_images
+    }
+
+    pub fn tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, Error> {
         self.0.scripted_error("tokenize")?;
         Ok(self.0.tokenize(text, special))
     }
 
-    pub(crate) fn detokenize(&self, tokens: &[Token], special: bool) -> Result<Vec<u8>, Error> {
+    pub fn detokenize(&self, tokens: &[Token], special: bool) -> Result<Vec<u8>, Error> {
         self.0.bytes(tokens, special)
     }
 }
 
-pub(crate) async fn open_model(name: Option<String>) -> Result<Model, Error> {
+pub async fn open_model(name: Option<String>) -> Result<Model, Error> {
     let script = script();
     script.record(HostCall::Open(name.clone()));
     script.scripted_error("open")?;
@@ -51,7 +55,7 @@ pub(crate) async fn open_model(name: Option<String>) -> Result<Model, Error> {
     }
 }
 
-pub(crate) async fn embed(
+pub async fn embed(
     model: &Model,
     inputs: Vec<Vec<Token>>,
     _: Option<Pooling>,

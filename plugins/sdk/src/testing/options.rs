@@ -11,7 +11,7 @@ use crate::bindings::inference::{Dry, Penalties};
 use crate::bindings::types::Error;
 
 /// The options that affect the script, and all options as text.
-pub(crate) struct Options {
+pub struct Options {
     pub(super) max_tokens: u32,
     pub(super) settings: RefCell<Vec<String>>,
     pub(super) seed: Cell<Option<u64>>,
@@ -27,7 +27,7 @@ pub(crate) struct Options {
 macro_rules! recorded {
     ($($function:ident($($argument:ident: $type:ty),*) $text:literal;)*) => {
         $(
-            pub(crate) fn $function(&self $(, $argument: $type)*) -> Result<(), Error> {
+            pub fn $function(&self $(, $argument: $type)*) -> Result<(), Error> {
                 self.record(format!($text));
                 Ok(())
             }
@@ -36,7 +36,7 @@ macro_rules! recorded {
 }
 
 impl Options {
-    pub(crate) fn new(max_tokens: u32) -> Self {
+    pub fn new(max_tokens: u32) -> Self {
         Options {
             max_tokens,
             settings: RefCell::new(vec![format!("max-tokens {max_tokens}")]),
@@ -54,12 +54,12 @@ impl Options {
         self.settings.borrow_mut().push(text);
     }
 
-    pub(crate) fn seed(&self, seed: u64) {
+    pub fn seed(&self, seed: u64) {
         self.seed.set(Some(seed));
         self.record(format!("seed {seed}"));
     }
 
-    pub(crate) fn stop(&self, text: &str) -> Result<(), Error> {
+    pub fn stop(&self, text: &str) -> Result<(), Error> {
         if text.is_empty() || text.len() > 256 {
             return invalid("a stop string must have 1 to 256 bytes");
         }
@@ -68,24 +68,24 @@ impl Options {
         Ok(())
     }
 
-    pub(crate) fn ignore_eos(&self) {
+    pub fn ignore_eos(&self) {
         self.ignore_eos.set(true);
         self.record("ignore-eos".to_owned());
     }
 
-    pub(crate) fn temperature(&self, value: f32) -> Result<(), Error> {
+    pub fn temperature(&self, value: f32) -> Result<(), Error> {
         non_negative("temperature", value)?;
         self.record(format!("temperature {value}"));
         Ok(())
     }
 
-    pub(crate) fn top_p(&self, mass: f32) -> Result<(), Error> {
+    pub fn top_p(&self, mass: f32) -> Result<(), Error> {
         probability("top-p", mass)?;
         self.record(format!("top-p {mass}"));
         Ok(())
     }
 
-    pub(crate) fn min_p(&self, ratio: f32) -> Result<(), Error> {
+    pub fn min_p(&self, ratio: f32) -> Result<(), Error> {
         probability("min-p", ratio)?;
         self.record(format!("min-p {ratio}"));
         Ok(())
@@ -106,12 +106,12 @@ impl Options {
         speculate(max_tokens: u8) "speculate {max_tokens}";
     }
 
-    pub(crate) fn constrain(&self, constraint: &Constraint) {
+    pub fn constrain(&self, constraint: &Constraint) {
         self.constraint.replace(Some(Rc::clone(&constraint.texts)));
         self.record("constrain".to_owned());
     }
 
-    pub(crate) fn logprobs(&self, top: u8) -> Result<(), Error> {
+    pub fn logprobs(&self, top: u8) -> Result<(), Error> {
         if top > 20 {
             return invalid("logprobs returns at most 20 tokens");
         }
@@ -120,16 +120,12 @@ impl Options {
         Ok(())
     }
 
-    pub(crate) fn adapter(&self, name: &str) {
+    pub fn adapter(&self, name: &str) {
         self.record(format!("adapter {name}"));
     }
 }
 
-pub(crate) async fn sample_with(
-    options: &Options,
-    name: String,
-    settings: String,
-) -> Result<(), Error> {
+pub async fn sample_with(options: &Options, name: String, settings: String) -> Result<(), Error> {
     options.script.scripted_error("sample-with")?;
     options.script.start_sampler(&name, &settings, 0)?;
     options.record(format!("sample-with {name} {settings}"));

@@ -5,14 +5,18 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
+#[cfg(not(target_arch = "wasm32"))]
+use super::run_command;
 use super::script_state::{
     FALLIBLE_FUNCTIONS, GenerateCall, HostCall, ScriptState, ScriptedAnswer,
 };
-use super::{block_on, installed, run_command};
+use super::{block_on, installed};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::Command;
+use crate::Error;
 use crate::bindings::models::ModelInfo;
 use crate::linked::Sampler;
 use crate::template::{Chat, ModelFacts, Prompt};
-use crate::{Command, Error};
 
 /// The model and the answers of the scripted host; see the [module](super).
 ///
@@ -26,6 +30,9 @@ impl Default for Script {
 }
 
 impl Script {
+    /// The functions that [`fails`](Self::fails) accepts.
+    pub const FALLIBLE_FUNCTIONS: &[&str] = &FALLIBLE_FUNCTIONS;
+
     /// A model named `script` with 4,096 positions and no answers.
     pub fn new() -> Self {
         let control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"].map(str::to_owned);
@@ -42,6 +49,7 @@ impl Script {
                 can_fork: true,
                 adapters: Vec::new(),
             },
+            accepts_images: false,
             others: BTreeMap::new(),
             control: control.to_vec(),
             answers: Vec::new(),
@@ -56,6 +64,10 @@ impl Script {
             errors: RefCell::new(VecDeque::new()),
             calls: RefCell::new(Vec::new()),
             snapshots: RefCell::new(HashMap::new()),
+            #[cfg(feature = "key-values")]
+            key_values: RefCell::default(),
+            #[cfg(feature = "key-values")]
+            key_value_bytes: 0,
             generations: Cell::new(0),
         }))
     }
@@ -66,6 +78,12 @@ impl Script {
             None => panic!("a script cannot change after `run`"),
         }
         self
+    }
+
+    /// Grants this many bytes of keys and values. They stay when another plugin runs with this script.
+    #[cfg(feature = "key-values")]
+    pub fn key_values(self, bytes: usize) -> Self {
+        self.with(|state| state.key_value_bytes = bytes)
     }
 
     /// Generates `text` and an end-of-generation token after text that ends with `after`. `after`
@@ -142,6 +160,11 @@ impl Script {
     /// Sets the chat template of the model file.
     pub fn chat_template(self, template: &str) -> Self {
         self.with(|state| state.info.chat_template = Some(template.to_owned()))
+    }
+
+    /// Makes the model accept images. An image is the text `[image of N bytes]`, a token for each byte.
+    pub fn accepts_images(self) -> Self {
+        self.with(|state| state.accepts_images = true)
     }
 
     /// Sets the number of positions.
@@ -232,7 +255,15 @@ impl Script {
         block_on(future)
     }
 
+    /// Makes this script the host of the thread until it ends.
+    #[cfg(feature = "scripted-host")]
+    #[doc(hidden)]
+    pub fn install(&self) {
+        std::mem::forget(installed::install(&self.0));
+    }
+
     /// Runs a command with this script as the host, and returns its result and output.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn run_command<E>(
         &self,
         run: impl AsyncFnOnce(&mut Command) -> Result<(), E>,

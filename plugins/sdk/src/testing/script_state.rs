@@ -24,6 +24,8 @@ pub enum HostCall {
     Compile(String),
     /// `embed` for these texts.
     Embed(Vec<String>),
+    /// `append-image` with this file.
+    AppendImage(Vec<u8>),
     /// `save-snapshot` with this name.
     Snapshot(String),
     /// `restore-snapshot` with this name.
@@ -45,12 +47,13 @@ pub struct GenerateCall {
 }
 
 /// Functions that can be made to fail.
-pub(super) const FALLIBLE_FUNCTIONS: [&str; 11] = [
+pub(super) const FALLIBLE_FUNCTIONS: [&str; 12] = [
     "open",
     "tokenize",
     "embed",
     "compile",
     "append",
+    "append-image",
     "fork",
     "generate",
     "next",
@@ -90,6 +93,7 @@ pub(super) type Render = Rc<dyn Fn(Chat, ModelFacts) -> Result<Prompt, String>>;
 /// An installed script.
 pub(crate) struct ScriptState {
     pub(super) info: ModelInfo,
+    pub(super) accepts_images: bool,
     /// The other models by name.
     pub(super) others: BTreeMap<String, Rc<ScriptState>>,
     /// Names of the control tokens, numbered from 256.
@@ -107,6 +111,13 @@ pub(crate) struct ScriptState {
     pub(super) errors: RefCell<VecDeque<(String, Error)>>,
     pub(super) calls: RefCell<Vec<HostCall>>,
     pub(super) snapshots: RefCell<HashMap<String, Vec<Token>>>,
+    /// The values of the deployment.
+    #[cfg(feature = "key-values")]
+    #[cfg_attr(target_family = "wasm", allow(dead_code))]
+    pub(super) key_values: RefCell<BTreeMap<String, Vec<u8>>>,
+    /// Bytes of keys and values that it may keep.
+    #[cfg(feature = "key-values")]
+    pub(super) key_value_bytes: usize,
     /// The number of generations: the default seed.
     pub(super) generations: Cell<u64>,
 }

@@ -84,6 +84,7 @@ fn run(which: &str, body: &str) -> Result<String, Error> {
         "next" => operations::next(body),
         "many" => operations::many(body),
         "sampled" => operations::sampled(body),
+        "see" => operations::see(body),
         "match" => operations::matched(body),
         "embed" => operations::embed(body),
         "keep" => operations::keep(body),

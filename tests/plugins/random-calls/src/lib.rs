@@ -355,7 +355,7 @@ impl Calls {
             false => None,
         };
         let name = self.arguments.name().unwrap_or_default();
-        match function % 6 {
+        match function % 7 {
             0 | 1 => {
                 let call = async move {
                     let matcher = matcher.as_deref();
@@ -395,6 +395,11 @@ impl Calls {
                 let call = async move { inference_async::restore_snapshot(&model, name).await };
                 let restored = self.finish(call).await;
                 self.sequences.extend(restored.map(Rc::new));
+            }
+            5 => {
+                let file = self.arguments.text().into_bytes();
+                let call = async move { inference_async::append_image(&sequence, file).await };
+                self.finish(call).await;
             }
             _ => drop(
                 self.finish(async move { inference_async::delete_snapshot(&model, name).await })

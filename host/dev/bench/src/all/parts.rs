@@ -5,14 +5,18 @@
 use super::AllArgs;
 use super::part::{Kind, Part};
 use super::targets::{Bound, Target};
+use crate::programs;
 use std::path::{Path, PathBuf};
 
 /// The share of the comparison with a peer that has OpenAI's API, in minutes.
 const PEER_MINUTES: u64 = 12;
+/// The share of the programs, which are compared with the same peer.
+const PROGRAM_MINUTES: u64 = 8;
 
 /// The files that the parts need.
 pub(super) fn files(args: &AllArgs) -> Vec<PathBuf> {
     let plugins = ["classic", "generate", "measure", "min-p", "openai"];
+    let plugins = plugins.into_iter().chain(programs::names());
     let plugins = plugins.map(|name| plugin(&args.plugins, name));
     let models = [&args.model, &args.small, &args.wide];
     models.into_iter().cloned().chain(plugins).collect()
@@ -107,10 +111,11 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
             .targets(http_targets()),
     ];
     parts.extend(peer_parts(args));
+    parts.push(programs_part(args));
     // The longest part is last: it gets the time that the others left, and that of a missing peer.
     let minutes = match args.openai_peer {
-        Some(_) => 22,
-        None => 22 + PEER_MINUTES,
+        Some(_) => 16,
+        None => 16 + PEER_MINUTES + PROGRAM_MINUTES,
     };
     parts.push(
         stages(model, eight_streams)
@@ -173,6 +178,41 @@ fn peer_parts(args: &AllArgs) -> [Part; 3] {
             1.3,
         ),
     ]
+}
+
+/// Compares programs as plugins with clients of the peer. Not measured without a peer.
+fn programs_part(args: &AllArgs) -> Part {
+    let targets = [
+        (
+            1,
+            "0.6b, programs: client of --openai-peer / plugin, median of eight",
+            "... lowest of eight",
+        ),
+        (8, "... 8 at once, median of eight", "... lowest of eight"),
+    ];
+    let targets = targets.map(|(at_once, median, lowest)| {
+        [("median", median, 2.0), ("lowest", lowest, 1.0)].map(|(program, what, bound)| {
+            at_least(what, bound, "/peer_ratio")
+                .ends("/peer_ratio_min", "/peer_ratio_max")
+                .of("program", program)
+                .of("at_once", at_once)
+        })
+    });
+    let peer = args.openai_peer.iter().map(|url| format!(" --peer {url}"));
+    let words = format!("programs{}", peer.collect::<String>());
+    let files = [
+        ("--model", args.model.as_path()),
+        ("--plugins", args.plugins.as_path()),
+    ];
+    let kind = match args.openai_peer {
+        Some(_) => Kind::Alone,
+        None => Kind::Skipped,
+    };
+    Part::new(&words, &files)
+        .rounds(5)
+        .minutes(PROGRAM_MINUTES)
+        .kind(kind)
+        .targets(targets.into_iter().flatten().collect::<Vec<_>>())
 }
 
 /// The arguments of `corral serve`. The default cells suffice for 32 requests of at most 48 words and 75 tokens.
@@ -382,7 +422,7 @@ mod tests {
             shares += part.share;
         }
         // As in BENCHMARKS.md.
-        assert_eq!(shares, Duration::from_secs(56 * 60));
+        assert_eq!(shares, Duration::from_secs(58 * 60));
     }
 
     #[test]
@@ -414,7 +454,7 @@ mod tests {
         let skipped = |part: &Part| matches!(part.kind, Kind::Skipped);
         let parts: Vec<_> = parts("").into_iter().filter(skipped).collect();
         // The last one is for a GPU.
-        assert_eq!(parts.len(), 4);
+        assert_eq!(parts.len(), 5);
         for part in parts {
             let figure = part.targets[0].figure(&Value::Null).json();
             assert_eq!(figure["figure"], Value::Null);

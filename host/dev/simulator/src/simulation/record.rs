@@ -36,6 +36,10 @@ pub struct Arrival {
     pub poisoned: bool,
     /// Most drafts that are proposed after each of its steps; some are wrong.
     pub max_drafts: u32,
+    /// Most drafts of the draft model; 0 if it does not draft.
+    pub model_drafts: u32,
+    /// How many of 100 drafts of the draft model are right.
+    pub model_accuracy: u32,
     /// Most known tokens that follow some of the sampled ones.
     pub max_known_tokens: u32,
     /// A bound on the cells of its group.
@@ -103,6 +107,8 @@ pub struct StepRecord {
     pub prefill: u32,
     /// Prompt tokens that were overlapped before it.
     pub overlapped: u32,
+    /// Time of the draft model before it.
+    pub drafting: Duration,
     /// Whether it ran while others waited for callers.
     pub is_overlap: bool,
     /// Whether it failed.

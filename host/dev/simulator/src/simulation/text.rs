@@ -140,6 +140,17 @@ impl Simulation {
             }
         }
     }
+
+    /// What the draft model predicts for a position of a request. `None` where it is unsure.
+    pub(super) fn prediction(&self, id: RequestId, position: usize) -> Option<Token> {
+        let random = random(id, position, 4);
+        let accuracy = self.arrivals[self.alive[&id].index].model_accuracy;
+        match random % 100 < u64::from(accuracy) {
+            true => Some(token(id, position)),
+            false if random.is_multiple_of(3) => None,
+            false => Some(token(id, position) ^ 1),
+        }
+    }
 }
 
 /// The result of a computed step.

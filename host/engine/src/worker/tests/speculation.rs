@@ -10,7 +10,7 @@ use std::time::Duration;
 
 fn with_drafts(max_draft_tokens: u8, options: GenerateOptions) -> GenerateOptions {
     GenerateOptions {
-        max_draft_tokens,
+        max_draft_tokens: Some(max_draft_tokens),
         ..options
     }
 }

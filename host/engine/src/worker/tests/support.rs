@@ -3,6 +3,7 @@
 pub use crate::block_on::block_on;
 
 use crate::backend::{Backend, DecodeError, SaveError, TokenInput};
+use crate::draft_model::{DraftModel, DraftSizes};
 use crate::engine_waker::EngineWaker;
 use crate::external_sampler::SamplerMailbox;
 use crate::generation::{Generation, Outcome, mailbox};
@@ -43,8 +44,14 @@ pub enum Call {
 }
 
 /// A simulator whose steps take real time.
-struct SlowBackend {
+pub struct SlowBackend {
     simulator: Simulator,
+    /// After these tokens it predicts 0.
+    is_wrong_after: fn(Token) -> bool,
+    /// The logits that predict 0.
+    wrong_logits: Vec<f32>,
+    /// The tokens of the last step.
+    tokens: Vec<Token>,
     step_time: Duration,
     calls: Arc<Mutex<Vec<Call>>>,
     threads: u32,
@@ -80,6 +87,24 @@ fn save_error(error: corral_simulator::SaveError) -> SaveError {
 }
 
 impl SlowBackend {
+    /// A backend whose steps take no time.
+    pub fn new(simulator: Simulator) -> Self {
+        let mut wrong_logits = vec![0.0; VOCABULARY as usize];
+        wrong_logits[0] = 10.0;
+        Self {
+            simulator,
+            is_wrong_after: |_| false,
+            wrong_logits,
+            tokens: Vec::new(),
+            step_time: Duration::ZERO,
+            calls: Arc::default(),
+            threads: 1,
+            threads_used: 1,
+            has_fixed_threads: false,
+            queue_delay: Duration::ZERO,
+        }
+    }
+
     fn record(&self, call: Call) {
         self.calls.lock().unwrap().push(call);
     }
@@ -100,6 +125,8 @@ impl Backend for SlowBackend {
         let outputs = step.iter().enumerate().filter(|(_, input)| input.output);
         let outputs = outputs.map(|(index, _)| index).collect();
         self.record(Call::Decode(step.len(), outputs));
+        self.tokens.clear();
+        self.tokens.extend(step.iter().map(|input| input.token));
         let decoded = self.simulator.decode(&simulator_inputs(step));
         decoded.map_err(decode_error)
     }
@@ -133,7 +160,13 @@ impl Backend for SlowBackend {
     }
 
     fn logits(&self, index: usize) -> Option<&[f32]> {
-        self.simulator.logits(index)
+        let is_wrong = self
+            .tokens
+            .get(index)
+            .copied()
+            .is_some_and(self.is_wrong_after);
+        let logits = self.simulator.logits(index)?;
+        Some(if is_wrong { &self.wrong_logits } else { logits })
     }
 
     fn output(&self, index: usize) -> Option<Logits<'_>> {
@@ -204,6 +237,51 @@ pub struct TestConfig {
     pub has_fixed_threads: bool,
     /// Faults by the number of the step, from 0.
     pub faults: BTreeMap<u64, Fault>,
+    pub draft: Option<TestDraft>,
+}
+
+/// A draft model whose steps take no time.
+pub struct TestDraft {
+    pub cells: u32,
+    /// After these tokens its prediction is wrong.
+    pub is_wrong_after: fn(Token) -> bool,
+    /// Faults by the number of the step, from 0.
+    pub faults: BTreeMap<u64, Fault>,
+}
+
+impl Default for TestDraft {
+    fn default() -> Self {
+        Self {
+            cells: 256,
+            is_wrong_after: |_| false,
+            faults: BTreeMap::new(),
+        }
+    }
+}
+
+impl TestDraft {
+    /// The draft model, with the sequence ids of a [`TestConfig`].
+    pub fn model(self, context: u32) -> DraftModel<SlowBackend> {
+        let size = Size {
+            seq_ids: 4,
+            cells: self.cells,
+            step_tokens: 64,
+            vocabulary: VOCABULARY,
+        };
+        let backend = SlowBackend {
+            is_wrong_after: self.is_wrong_after,
+            ..SlowBackend::new(Simulator::new(size, Machine::default(), self.faults))
+        };
+        let sizes = DraftSizes {
+            seq_ids: size.seq_ids,
+            cells: size.cells,
+            step_tokens: size.step_tokens,
+            context,
+            vocabulary: VOCABULARY,
+            end_of_generation: vec![END],
+        };
+        DraftModel::new(backend, sizes)
+    }
 }
 
 impl TestConfig {
@@ -242,13 +320,12 @@ impl TestConfig {
         let simulator = Simulator::new(size, Machine::default(), self.faults);
         let calls = Arc::new(Mutex::new(Vec::new()));
         let backend = SlowBackend {
-            simulator: simulator.with_top(self.top_k_seq_ids, TOP_K),
             step_time: self.step_time,
             calls: calls.clone(),
             threads: self.threads.max(1),
             threads_used: self.threads.max(1),
             has_fixed_threads: self.has_fixed_threads,
-            queue_delay: Duration::ZERO,
+            ..SlowBackend::new(simulator.with_top(self.top_k_seq_ids, TOP_K))
         };
         let metrics = Arc::new(EngineMetrics::default());
         let (commands, receiver) = sync_channel(256);
@@ -270,7 +347,8 @@ impl TestConfig {
             metrics.clone(),
             swap,
             SamplerMailbox::new(waker.clone()),
-        );
+        )
+        .with_draft_model(self.draft.map(|draft| draft.model(256)));
         worker.adapt_threads();
         let thread = Some(std::thread::spawn(move || worker.run()));
         TestEngine {
@@ -402,6 +480,8 @@ impl TestEngine {
             + get(&metrics.discarded_tokens);
         assert_eq!(get(&metrics.computed_tokens), expected);
         assert_eq!(get(&metrics.cells_leaked), 0);
+        let verified = get(&metrics.model_drafts_accepted) + get(&metrics.model_drafts_rejected);
+        assert!(verified <= get(&metrics.model_drafts_proposed));
         assert_eq!(get(&metrics.sequence_ids_used), 0);
         metrics
     }
@@ -409,7 +489,7 @@ impl TestEngine {
 
 fn new_request(prompt: Vec<Token>, work: NewWork) -> NewRequest {
     NewRequest {
-        prompt,
+        prompt: prompt.into(),
         caller: Caller::default(),
         adapter: AdapterId::NONE,
         retention: WeakRetention::default(),

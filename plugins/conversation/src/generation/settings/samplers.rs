@@ -8,6 +8,7 @@
 use super::{LOOK_BACK, LOOK_BACK_LIMIT, Settings};
 use corral_sdk::fields::{AT_LEAST_ONE, FINITE, Fields, NON_NEGATIVE, ZERO_TO_ONE};
 use corral_sdk::{Dry, Error, GenerateOptions};
+use serde_json::{Map, Value, json};
 
 /// The host's limit for DRY's breakers.
 const BREAKER_LIMIT: usize = 16;
@@ -61,13 +62,25 @@ struct Mirostat {
     eta: f32,
 }
 
+/// The defaults of version 2.
+const MIROSTAT: Mirostat = Mirostat { tau: 5.0, eta: 0.1 };
+
 impl LlamaSamplers {
     /// Reads the fields. `None` if the request has none of them.
     pub fn read(fields: &mut Fields) -> Result<Option<Self>, Error> {
         if FIELDS.iter().all(|name| fields.peek(name).is_none()) {
             return Ok(None);
         }
-        Ok(Some(LlamaSamplers {
+        Self::read_all(fields).map(Some)
+    }
+
+    /// All samplers off.
+    pub fn off() -> Result<Self, Error> {
+        Self::read_all(&mut Fields::from_map(Map::new()))
+    }
+
+    fn read_all(fields: &mut Fields) -> Result<Self, Error> {
+        Ok(LlamaSamplers {
             typical: fields.number("typical_p", &ZERO_TO_ONE)?.unwrap_or(1.0),
             top_n_sigma: fields.number("top_n_sigma", &FINITE)?.unwrap_or(-1.0),
             xtc: Xtc {
@@ -86,7 +99,29 @@ impl LlamaSamplers {
                     .unwrap_or(1.0),
             },
             mirostat: mirostat(fields)?,
-        }))
+        })
+    }
+
+    /// The settings in the names of the fields.
+    pub fn values(&self) -> Value {
+        let version = if self.mirostat.is_some() { 2 } else { 0 };
+        let mirostat = self.mirostat.clone().unwrap_or(MIROSTAT);
+        json!({
+            "typical_p": shortest(self.typical),
+            "top_n_sigma": shortest(self.top_n_sigma),
+            "xtc_probability": shortest(self.xtc.probability),
+            "xtc_threshold": shortest(self.xtc.threshold),
+            "dry_multiplier": shortest(self.dry.multiplier),
+            "dry_base": shortest(self.dry.base),
+            "dry_allowed_length": self.dry.allowed_length,
+            "dry_penalty_last_n": self.dry.last_n,
+            "dry_sequence_breakers": self.dry.breakers,
+            "dynatemp_range": shortest(self.dynamic_temperature.range),
+            "dynatemp_exponent": shortest(self.dynamic_temperature.exponent),
+            "mirostat": version,
+            "mirostat_tau": shortest(mirostat.tau),
+            "mirostat_eta": shortest(mirostat.eta),
+        })
     }
 
     /// Adds the chain after the penalties, with the samplers of `common` in their places.
@@ -125,6 +160,11 @@ impl LlamaSamplers {
             false => options.temperature(common.temperature),
         }
     }
+}
+
+/// The shortest number that reads back as the same `f32`.
+pub fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
 }
 
 fn dry(fields: &mut Fields) -> Result<Dry, Error> {
@@ -179,8 +219,12 @@ fn breakers(fields: &mut Fields) -> Result<Vec<String>, Error> {
 fn mirostat(fields: &mut Fields) -> Result<Option<Mirostat>, Error> {
     let version = fields.integer("mirostat", 0..=2_u32)?.unwrap_or(0);
     let mirostat = Mirostat {
-        tau: fields.number("mirostat_tau", &NON_NEGATIVE)?.unwrap_or(5.0),
-        eta: fields.number("mirostat_eta", &NON_NEGATIVE)?.unwrap_or(0.1),
+        tau: fields
+            .number("mirostat_tau", &NON_NEGATIVE)?
+            .unwrap_or(MIROSTAT.tau),
+        eta: fields
+            .number("mirostat_eta", &NON_NEGATIVE)?
+            .unwrap_or(MIROSTAT.eta),
     };
     Ok((version > 0).then_some(mirostat))
 }

@@ -1,0 +1,20 @@
+//! Images in sequences: decodes a picture, encodes it, and keeps its embeddings.
+//!
+//! - [`picture`] decodes files, in a child process.
+//! - [`encoder`] is a thread that does this and encodes pictures, one after another, so that no step waits for either.
+//! - [`store`] gives each position of an image a token that stands for its embedding, and caches images.
+//!
+//! From then on an image is tokens: the scheduler, the prefix cache and swapping treat its positions as any others, and a
+//! prefix with an image matches the same image only. The backend computes the embedding that a token stands for.
+//!
+//! An image is known by its tenant and the SHA-256 of its file.
+
+mod encoder;
+pub(crate) mod estimate;
+pub(crate) mod picture;
+mod saved;
+mod store;
+
+pub use encoder::{ImageEncoder, MAX_IMAGE_BYTES};
+pub use saved::{SavedImages, save_images};
+pub use store::{Image, ImageKey, ImageStore};

@@ -1,0 +1,267 @@
+//! The thread that decodes and encodes pictures, one at a time, in the order of [`FairQueue`].
+//!
+//! No step waits for it. On Linux it has the low priority of embeddings and half of the engine's compute threads, so on a machine
+//! whose cores are all in use it takes a quarter of the time of half the cores from running steps. Its queue is bounded in
+//! pictures and bytes, in all and for each tenant.
+
+use super::picture::PictureDecoder;
+use super::store::{Image, ImageKey, ImageStore};
+use crate::embedding::{EmbeddingId, FairQueue, lower_priority};
+use crate::metrics::{EngineMetrics, add, add_time};
+use crate::open_request_limits::{OpenRequestLimits, RequestLoad, RequestPermit};
+use crate::reply::{Reply, ReplySender, reply};
+use crate::{Caller, Error, LoadError};
+use corral_llama::VisionEncoder;
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Bytes of a picture's file.
+pub const MAX_IMAGE_BYTES: usize = 16 << 20;
+/// Pictures that wait or are encoded.
+const MAX_WAITING: u64 = 256;
+/// Bytes of their files.
+const MAX_WAITING_BYTES: u64 = 256 << 20;
+/// A tenant may use one part in this many of each limit.
+const TENANT_DIVISOR: u64 = 4;
+
+/// A picture that waits.
+struct Job {
+    key: ImageKey,
+    file: Vec<u8>,
+    caller: Caller,
+    sender: ReplySender<Arc<Image>>,
+    arrived: Instant,
+    _permit: RequestPermit,
+}
+
+enum Command {
+    Encode(Box<Job>),
+    Shutdown,
+}
+
+/// A handle to the thread.
+#[derive(Debug)]
+pub struct ImageEncoder {
+    commands: Sender<Command>,
+    waiting: OpenRequestLimits,
+    store: Arc<ImageStore>,
+    metrics: Arc<EngineMetrics>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl ImageEncoder {
+    /// Starts the thread. `forget` is that of [`ImageStore::insert`].
+    pub fn start(
+        vision: VisionEncoder,
+        decoder: PictureDecoder,
+        store: Arc<ImageStore>,
+        metrics: Arc<EngineMetrics>,
+        forget: impl Fn() -> Result<(), Error> + Send + 'static,
+    ) -> Result<Self, LoadError> {
+        // `waiting` bounds the number of commands.
+        let (commands, receiver) = channel();
+        let mut worker = Worker {
+            vision,
+            decoder,
+            store: Arc::clone(&store),
+            metrics: Arc::clone(&metrics),
+            forget: Box::new(forget),
+            queue: FairQueue::default(),
+            jobs: HashMap::new(),
+            next_id: 0,
+        };
+        let thread = std::thread::Builder::new()
+            .name("images".into())
+            .spawn(move || {
+                lower_priority();
+                worker.run(&receiver);
+            })
+            .map_err(|error| {
+                LoadError::Config(format!(
+                    "cannot start the thread for images: {error}; raise the limit of threads"
+                ))
+            })?;
+        let limit = RequestLoad {
+            requests: MAX_WAITING,
+            tokens: MAX_WAITING_BYTES,
+            numbers: 0,
+        };
+        Ok(Self {
+            commands,
+            waiting: OpenRequestLimits::new(limit, limit.divided_by(TENANT_DIVISOR)),
+            store,
+            metrics,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Encodes a picture, or finds it in the cache. Dropping the reply cancels it unless its turn has come.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a file that is empty or too large, [`Error::Overloaded`] if too many pictures wait. The reply
+    /// fails with [`Error::Invalid`] if the file is no picture, and as a request does while it waits.
+    pub fn encode(&self, file: Vec<u8>, caller: Caller) -> Result<Reply<Arc<Image>>, Error> {
+        if file.is_empty() || file.len() > MAX_IMAGE_BYTES {
+            return Err(Error::Invalid(format!(
+                "the image has {} bytes; it must have 1 to {MAX_IMAGE_BYTES}",
+                file.len()
+            )));
+        }
+        let key = ImageKey {
+            scope: caller.scope(),
+            digest: Sha256::digest(&file).into(),
+        };
+        let (sender, reply) = reply();
+        if let Some(image) = self.store.find(&key) {
+            add(&self.metrics.image_cache_hits, 1);
+            sender.finish(Ok(image));
+            return Ok(reply);
+        }
+        let load = RequestLoad {
+            requests: 1,
+            tokens: file.len() as u64,
+            numbers: 0,
+        };
+        let permit = self.waiting.acquire(caller.tenant, load);
+        let permit = permit.map_err(|used| Error::Overloaded {
+            reason: format!(
+                "{} images of {} MiB already wait to be encoded",
+                used.requests,
+                used.tokens >> 20
+            ),
+            retry_after: Duration::from_secs(5),
+        })?;
+        let job = Job {
+            key,
+            file,
+            caller,
+            sender,
+            arrived: Instant::now(),
+            _permit: permit,
+        };
+        // Without its thread, the reply reports it.
+        let _ = self.commands.send(Command::Encode(Box::new(job)));
+        Ok(reply)
+    }
+
+    /// The embeddings.
+    pub fn store(&self) -> &Arc<ImageStore> {
+        &self.store
+    }
+
+    /// Refuses all pictures that wait, and waits until the thread has ended.
+    pub fn shutdown(&self) {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take() {
+            // Fails only if the thread has ended already.
+            let _ = self.commands.send(Command::Shutdown);
+            if thread.join().is_err() {
+                tracing::error!("the thread for images panicked");
+            }
+        }
+    }
+}
+
+/// The thread's state.
+struct Worker {
+    vision: VisionEncoder,
+    decoder: PictureDecoder,
+    store: Arc<ImageStore>,
+    metrics: Arc<EngineMetrics>,
+    forget: Box<dyn Fn() -> Result<(), Error> + Send>,
+    queue: FairQueue,
+    jobs: HashMap<EmbeddingId, Job>,
+    next_id: u64,
+}
+
+impl Worker {
+    /// Runs until [`Command::Shutdown`], or until the handle is gone and no picture waits.
+    fn run(&mut self, commands: &Receiver<Command>) {
+        loop {
+            let command = match self.jobs.is_empty() {
+                true => commands.recv().ok(),
+                false => commands.try_recv().ok(),
+            };
+            match command {
+                Some(Command::Encode(job)) => self.add(*job),
+                Some(Command::Shutdown) => {
+                    for (_, job) in self.jobs.drain() {
+                        job.sender.finish(Err(Error::ShuttingDown));
+                    }
+                    return;
+                }
+                None if self.jobs.is_empty() => return,
+                None => self.encode_next(),
+            }
+        }
+    }
+
+    fn add(&mut self, job: Job) {
+        let id = EmbeddingId(self.next_id);
+        self.next_id += 1;
+        self.queue.add(id, job.caller.tenant, job.caller.priority);
+        self.jobs.insert(id, job);
+    }
+
+    fn encode_next(&mut self) {
+        let Some(id) = self.queue.next(|_| true) else {
+            return;
+        };
+        let Some(job) = self.jobs.remove(&id) else {
+            return;
+        };
+        if !job.sender.is_abandoned() {
+            let result = match expired(&job) {
+                Some(error) => Err(error),
+                None => self.encode(&job),
+            };
+            if let Ok(image) = &result {
+                self.queue.charge(id, image.tokens().len() as u64);
+            }
+            // Frees the file and the permit before the reply: the caller may send another picture at once.
+            let Job { sender, .. } = job;
+            sender.finish(result);
+        }
+        self.queue.remove(id);
+    }
+
+    fn encode(&mut self, job: &Job) -> Result<Arc<Image>, Error> {
+        // The picture may have been encoded for another request meanwhile.
+        if let Some(image) = self.store.find(&job.key) {
+            add(&self.metrics.image_cache_hits, 1);
+            return Ok(image);
+        }
+        let began = Instant::now();
+        let picture = self.decoder.decode(&job.file).inspect_err(|_| {
+            add(&self.metrics.images_refused, 1);
+        })?;
+        let size = (picture.width, picture.height);
+        let parts = self.vision.encode(size, &picture.pixels);
+        let parts = parts
+            .map_err(|error| Error::Failed(format!("the image cannot be encoded: {error}")))?;
+        let image = self.store.insert(job.key, parts, &self.forget)?;
+        add(&self.metrics.images_encoded, 1);
+        add_time(&self.metrics.image_nanos, began.elapsed());
+        Ok(image)
+    }
+}
+
+/// Why a picture is not encoded any more.
+fn expired(job: &Job) -> Option<Error> {
+    if job.caller.deadline.is_some_and(|at| at <= Instant::now()) {
+        return Some(Error::DeadlineExceeded);
+    }
+    let waited = job.arrived.elapsed();
+    let is_late = job.caller.queue_time.is_some_and(|most| waited > most);
+    is_late.then(|| Error::QueueTimeout {
+        reason: format!(
+            "the image was not encoded within {:.1} s",
+            waited.as_secs_f64()
+        ),
+        retry_after: Duration::from_secs(5),
+    })
+}

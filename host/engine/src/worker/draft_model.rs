@@ -1,0 +1,65 @@
+//! Lets the draft model compute what the scheduler orders, between two steps.
+
+use super::Worker;
+use crate::backend::Backend;
+use crate::draft_model::DraftJob;
+use crate::generate_options::MAX_DRAFTS;
+use crate::metrics::{add, add_time, set};
+
+impl<B: Backend> Worker<B> {
+    /// Drafts for the next step. A failure of the draft model turns drafting off for the requests of its step.
+    pub(super) fn draft(&mut self) {
+        let Some(model) = &mut self.draft_model else {
+            return;
+        };
+        let (requests, metrics) = (&mut self.requests, &self.metrics);
+        model.retain(|id| {
+            let request = requests.get(&id);
+            let generation = request.and_then(|request| request.generation());
+            generation.is_some_and(|generation| generation.uses_draft_model)
+        });
+        let orders = self.scheduler.plan_drafts(|id, tokens| {
+            let generation = requests.get(&id)?.generation()?;
+            if !generation.uses_draft_model {
+                return None;
+            }
+            let most = generation.options.max_draft_tokens.unwrap_or(MAX_DRAFTS);
+            model.state(id, tokens, most.into())
+        });
+        if !orders.is_empty() {
+            model
+                .backend_mut()
+                .use_threads(self.compute_threads.threads());
+            let scheduler = &self.scheduler;
+            let jobs: Vec<_> = orders
+                .into_iter()
+                .map(|order| DraftJob {
+                    order,
+                    tokens: scheduler.tokens(order.request),
+                    scope: scheduler.scope(order.request),
+                })
+                .collect();
+            let results = model.draft(&jobs, |id| scheduler.tokens(id));
+            for step in &results.steps {
+                self.scheduler
+                    .draft_step_done(step.sequences, step.tokens, step.took);
+                add(&metrics.draft_model_steps, 1);
+                add(&metrics.draft_model_computed, step.tokens.into());
+                add_time(&metrics.draft_model_nanos, step.took);
+            }
+            add(&metrics.draft_model_failed_steps, results.failed_steps);
+            for (order, draft) in &results.proposals {
+                add(&metrics.model_drafts_proposed, draft.len() as u64);
+                self.scheduler
+                    .propose_model_draft(order.request, draft, order.drafts);
+            }
+            for id in results.failed {
+                let request = requests.get_mut(&id);
+                if let Some(generation) = request.and_then(|request| request.generation_mut()) {
+                    generation.uses_draft_model = false;
+                }
+            }
+        }
+        set(&metrics.draft_model_cells, model.cells_used().into());
+    }
+}

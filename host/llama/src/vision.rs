@@ -1,0 +1,254 @@
+//! The vision encoder of a model: turns a picture into embeddings that the model computes in place of tokens.
+//!
+//! It is llama.cpp's `mtmd`, without its decoders of files: a picture arrives as pixels. Models for which an image is more
+//! than a row of positions are refused: those with two-dimensional positions (M-RoPE), and those whose positions of an image
+//! see each other (attention that is not causal), since such an image cannot be computed in parts.
+
+use crate::{LlamaError, Model, Token, backends, gguf, log};
+use llama_cpp_sys_2 as sys;
+use std::ffi::CString;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Positions of an image that llama.cpp encodes at once, where a picture is cut into tiles.
+const BATCH_TOKENS: i32 = 1024;
+
+/// A part of an image in a sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ImagePart {
+    /// Tokens that mark it.
+    Tokens(Vec<Token>),
+    /// Embeddings, one after another.
+    Embeddings(Vec<f32>),
+}
+
+/// A vision encoder and the projector to its model. Belongs to one thread; it may be moved there after it was made.
+pub struct VisionEncoder {
+    // Dropped before the model.
+    context: ContextPointer,
+    length: usize,
+    _model: Arc<Model>,
+}
+
+struct ContextPointer(NonNull<sys::mtmd_context>);
+
+// SAFETY: any one thread at a time may use it; `VisionEncoder` is not Sync and encodes with `&mut self`.
+unsafe impl Send for ContextPointer {}
+
+impl Drop for ContextPointer {
+    fn drop(&mut self) {
+        // SAFETY: made by `mtmd_init_from_file` and freed once.
+        unsafe { sys::mtmd_free(self.0.as_ptr()) };
+    }
+}
+
+/// Frees a picture when dropped.
+struct Bitmap(NonNull<sys::mtmd_bitmap>);
+
+impl Drop for Bitmap {
+    fn drop(&mut self) {
+        // SAFETY: made by `mtmd_bitmap_init` and freed once.
+        unsafe { sys::mtmd_bitmap_free(self.0.as_ptr()) };
+    }
+}
+
+/// Frees the parts of an image when dropped.
+struct Chunks(NonNull<sys::mtmd_input_chunks>);
+
+impl Drop for Chunks {
+    fn drop(&mut self) {
+        // SAFETY: made by `mtmd_input_chunks_init` and freed once.
+        unsafe { sys::mtmd_input_chunks_free(self.0.as_ptr()) };
+    }
+}
+
+impl VisionEncoder {
+    /// Loads the projector file of a model (`mmproj`). It computes on the CPU.
+    pub fn load(path: &Path, model: Arc<Model>, threads: u32) -> Result<Self, LlamaError> {
+        let failed = |cause: String| LlamaError::Projector {
+            path: path.to_owned(),
+            cause,
+        };
+        match gguf::has_magic(path) {
+            Ok(true) => {}
+            Ok(false) => {
+                return Err(failed(
+                    "it is not GGUF: it does not begin with these letters; give the model's mmproj file".into(),
+                ));
+            }
+            Err(cause) => {
+                return Err(failed(format!(
+                    "it cannot be read: {cause}; give the path of a GGUF file"
+                )));
+            }
+        }
+        let complete = gguf::data_end(path).map_err(|error| failed(error.to_string()))?;
+        let length = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+        if length < complete {
+            return Err(failed(format!(
+                "it has {length} of {complete} bytes; fetch or copy it again"
+            )));
+        }
+        backends::start()?;
+        let file = path.to_str().and_then(|text| CString::new(text).ok());
+        let file = file.ok_or_else(|| {
+            failed("its path is not valid UTF-8, which llama.cpp needs; rename it".into())
+        })?;
+        // SAFETY: no arguments, a plain struct out.
+        let mut params = unsafe { sys::mtmd_context_params_default() };
+        params.use_gpu = false;
+        params.print_timings = false;
+        params.n_threads = i32::try_from(threads).unwrap_or(1).max(1);
+        params.batch_max_tokens = BATCH_TOKENS;
+        log::take_first_error();
+        // SAFETY: `file` is NUL-terminated and outlives the call; the model is alive and outlives the context (`_model`); the
+        // marker in `params` is a constant of llama.cpp, and its other pointers are null.
+        let context = unsafe { sys::mtmd_init_from_file(file.as_ptr(), model.as_ptr(), params) };
+        let context = NonNull::new(context).ok_or_else(|| {
+            let cause = log::take_first_error().unwrap_or_else(|| "llama.cpp refused it".into());
+            failed(format!(
+                "{cause}; give the mmproj file that belongs to the model"
+            ))
+        })?;
+        // SAFETY: the model is alive.
+        let length = unsafe { sys::llama_model_n_embd_inp(model.as_ptr()) };
+        let encoder = Self {
+            context: ContextPointer(context),
+            length: usize::try_from(length).unwrap_or(0).max(1),
+            _model: model,
+        };
+        // SAFETY: the context is alive; a null chunk asks about images.
+        let (sees, is_mrope, non_causal) = unsafe {
+            let context = context.as_ptr();
+            (
+                sys::mtmd_support_vision(context),
+                sys::mtmd_decode_use_mrope(context),
+                sys::mtmd_decode_use_non_causal(context, std::ptr::null()),
+            )
+        };
+        if !sees {
+            return Err(failed(
+                "it has no vision encoder; give the mmproj file of a vision model".into(),
+            ));
+        }
+        if is_mrope || non_causal {
+            let what = match is_mrope {
+                true => "the model has two-dimensional positions (M-RoPE, as Qwen-VL)",
+                false => "positions of an image see each other (as in Gemma 3)",
+            };
+            return Err(failed(format!(
+                "{what}, which is not supported; use a model such as LLaVA, SmolVLM, InternVL or Pixtral"
+            )));
+        }
+        Ok(encoder)
+    }
+
+    /// Encodes a picture of `width` by `height` pixels, three bytes each.
+    ///
+    /// # Errors
+    /// A text if the picture has another number of bytes, or llama.cpp fails.
+    pub fn encode(
+        &mut self,
+        (width, height): (u32, u32),
+        pixels: &[u8],
+    ) -> Result<Vec<ImagePart>, String> {
+        let bytes = u64::from(width) * u64::from(height) * 3;
+        if pixels.is_empty() || bytes != pixels.len() as u64 {
+            return Err(format!(
+                "a picture of {width} by {height} pixels has {bytes} bytes, not {}",
+                pixels.len()
+            ));
+        }
+        let no_memory = || "there is no memory for the picture".to_owned();
+        // SAFETY: llama.cpp copies as many bytes as were checked above.
+        let bitmap = unsafe { sys::mtmd_bitmap_init(width, height, pixels.as_ptr()) };
+        let bitmap = Bitmap(NonNull::new(bitmap).ok_or_else(no_memory)?);
+        // SAFETY: no arguments.
+        let chunks = unsafe { sys::mtmd_input_chunks_init() };
+        let chunks = Chunks(NonNull::new(chunks).ok_or_else(no_memory)?);
+        let part = sys::mtmd_input_part {
+            text: std::ptr::null(),
+            bitmap: bitmap.0.as_ptr(),
+        };
+        let parts = [&raw const part];
+        log::take_first_error();
+        // SAFETY: context, chunks and bitmap are alive; llama.cpp reads one part, and throws nothing.
+        let code = unsafe {
+            sys::mtmd_tokenize_from_parts(
+                self.context.0.as_ptr(),
+                chunks.0.as_ptr(),
+                parts.as_ptr(),
+                parts.len(),
+                false,
+            )
+        };
+        check(code)?;
+        // SAFETY: the chunks are alive.
+        let count = unsafe { sys::mtmd_input_chunks_size(chunks.0.as_ptr()) };
+        (0..count)
+            .map(|index| {
+                // SAFETY: the chunks are alive and the index below their number; the chunk lives as long.
+                let chunk = unsafe { sys::mtmd_input_chunks_get(chunks.0.as_ptr(), index) };
+                let chunk = NonNull::new(chunk.cast_mut()).ok_or("a part is missing")?;
+                // SAFETY: the chunk is alive.
+                let kind = unsafe { sys::mtmd_input_chunk_get_type(chunk.as_ptr()) };
+                match kind {
+                    sys::MTMD_INPUT_CHUNK_TYPE_TEXT => Self::marking_tokens(chunk),
+                    _ => self.embeddings(chunk),
+                }
+            })
+            .collect()
+    }
+
+    fn marking_tokens(chunk: NonNull<sys::mtmd_input_chunk>) -> Result<ImagePart, String> {
+        let mut count = 0;
+        // SAFETY: the chunk is alive, and llama.cpp writes the number of tokens.
+        let tokens =
+            unsafe { sys::mtmd_input_chunk_get_tokens_text(chunk.as_ptr(), &raw mut count) };
+        let mut list = Vec::with_capacity(count);
+        for index in 0..count {
+            // SAFETY: a pointer that is not null points to `count` tokens, which live as long as the chunk.
+            let token = (!tokens.is_null()).then(|| unsafe { *tokens.add(index) });
+            let token = token.and_then(|token| Token::try_from(token).ok());
+            list.push(token.ok_or("the model lacks a token that marks images")?);
+        }
+        Ok(ImagePart::Tokens(list))
+    }
+
+    fn embeddings(&mut self, chunk: NonNull<sys::mtmd_input_chunk>) -> Result<ImagePart, String> {
+        let context = self.context.0.as_ptr();
+        // SAFETY: context and chunk are alive, and this call has the context alone (`&mut self`); llama.cpp throws nothing.
+        let (tokens, code) = unsafe {
+            (
+                sys::mtmd_input_chunk_get_n_tokens(chunk.as_ptr()),
+                sys::mtmd_encode_chunk(context, chunk.as_ptr()),
+            )
+        };
+        check(code)?;
+        // SAFETY: the context is alive. As mtmd.h says, the result has an embedding of the model's input length for each token,
+        // and stays until the next picture is encoded, which needs `&mut self`.
+        let numbers = unsafe {
+            let output = sys::mtmd_get_output_embd(context);
+            (!output.is_null())
+                .then(|| std::slice::from_raw_parts(output, tokens * self.length).to_vec())
+        };
+        let numbers = numbers.filter(|numbers| !numbers.is_empty());
+        Ok(ImagePart::Embeddings(
+            numbers.ok_or("llama.cpp returned no embeddings")?,
+        ))
+    }
+
+    /// Numbers in an embedding.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+}
+
+fn check(code: i32) -> Result<(), String> {
+    match code {
+        0 => Ok(()),
+        code => Err(log::take_first_error()
+            .unwrap_or_else(|| format!("llama.cpp failed with the code {code}"))),
+    }
+}

@@ -1,0 +1,533 @@
+//! What a draft model computes before a step.
+//!
+//! A draft model predicts several tokens of a request one after the other. Its own steps delay the next step, so they
+//! must pay: the scheduler learns how long they take (a second [`CostModel`]) and how often an ordered draft is accepted,
+//! and compares tokens a second with and without. It orders the same number of drafts for the requests whose drafts are
+//! accepted most often, or none. Beside other requests, the draft model's steps and the step together must meet the
+//! [target](crate::prefill_profile) of a step with prompts. Where requests are in prefill there are no orders, since
+//! prompts fill the step up to that target, nor while requests of several adapters decode.
+//!
+//! Before it drafts for a request, the draft model computes the tokens that it has not seen, at first the whole prompt.
+//! That is worth it only if the tokens to come are expected to save more time. It is done in parts if others wait.
+//!
+//! Costs and acceptance show only where there are drafts, so a few are ordered now and then, ever more rarely while they
+//! do not pay.
+
+use crate::Token;
+use crate::cost_model::CostModel;
+use crate::draft_acceptance::CommonAcceptance;
+use crate::drafts::FORGIVE;
+use crate::request::{LogitsKind, RequestId};
+use crate::scheduler::Scheduler;
+use crate::step::StepShape;
+use std::time::Duration;
+
+/// Drafts must raise the tokens a second by this factor: predictions of short steps err by some percent.
+const MIN_GAIN: f64 = 1.05;
+/// Trials at first where drafts are not expected to pay.
+const INITIAL_TRIALS: u32 = 8;
+/// Drafts of a trial.
+const TRIAL_DRAFTS: u32 = 3;
+/// Steps between two trials, at least and at most.
+const MIN_TRIAL_INTERVAL: u32 = 64;
+const MAX_TRIAL_INTERVAL: u32 = 2048;
+/// A trial may take this part of the time that the rest of its request is expected to take, for tokens that the draft
+/// model has not seen.
+const TRIAL_PART: f64 = 0.1;
+/// Tokens that a draft model has not seen are computed if they take at most this part of the time that they save.
+const MAX_INVESTMENT: f64 = 0.5;
+/// So many unseen tokens are usual after a step: accepted drafts, a sampled token, and forced ones.
+const USUAL_MISSING: u32 = 32;
+/// Unseen tokens that are computed before a step while their cost is unknown.
+const FIRST_CHUNK: u32 = 64;
+/// Fewer unseen tokens are not worth a step of the draft model, unless they are the last.
+const MIN_CHUNK: u32 = 16;
+
+/// What the draft model knows of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftState {
+    /// Tokens of the request that it has not computed, at least 1.
+    pub missing: u32,
+    /// Most drafts that it may propose.
+    pub max_drafts: u32,
+}
+
+/// What the draft model is to compute for a request before the next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftOrder {
+    /// The request.
+    pub request: RequestId,
+    /// How many of the request's tokens that it has not computed to compute now, at least 1.
+    pub known: u32,
+    /// Drafts to propose then; 0 if tokens of the request are left to compute.
+    pub drafts: u32,
+}
+
+/// What was learned of a draft model.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelDrafts {
+    costs: CostModel,
+    pub acceptance: CommonAcceptance,
+    trials: u32,
+    /// Steps since the last trial that could have had drafts.
+    since_trial: u32,
+    trial_interval: u32,
+    /// Whether the last orders were for unseen tokens.
+    computed_prompts: bool,
+}
+
+impl Default for ModelDrafts {
+    fn default() -> Self {
+        Self {
+            costs: CostModel::default(),
+            acceptance: CommonAcceptance::default(),
+            trials: 0,
+            since_trial: 0,
+            trial_interval: MIN_TRIAL_INTERVAL,
+            computed_prompts: false,
+        }
+    }
+}
+
+/// A request that could have drafts.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    request: RequestId,
+    /// Of an ordered draft.
+    acceptance: f64,
+    most: u32,
+    missing: u32,
+    /// Tokens that it is expected to generate.
+    remaining: f64,
+}
+
+/// The step that drafts would join.
+#[derive(Clone, Copy)]
+struct NextStep<'a> {
+    shape: StepShape,
+    /// Most drafts.
+    room: u32,
+    /// Most seconds of the step and of drafting.
+    max_seconds: f64,
+    /// Most tokens that the draft model computes in a step.
+    max_tokens: u32,
+    /// Seconds of the step with so many drafts.
+    seconds: &'a dyn Fn(u32) -> f64,
+}
+
+/// Drafts for the first `requests` candidates.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Choice {
+    requests: usize,
+    drafts: u32,
+    /// Seconds that each generated token saves.
+    saved: f64,
+}
+
+impl Scheduler {
+    /// Decides what the draft model computes before the next step. `state` gets a request and its tokens; `None` means
+    /// that the draft model can't draft for it. Call [`Scheduler::draft_step_done`] after each of its steps, and
+    /// [`Scheduler::propose_model_draft`] for each order with drafts.
+    pub fn plan_drafts(
+        &mut self,
+        mut state: impl FnMut(RequestId, &[Token]) -> Option<DraftState>,
+    ) -> Vec<DraftOrder> {
+        debug_assert!(self.is_between_steps(), "plan_drafts during a step");
+        if self.config.max_drafts == 0 || !self.costs.is_fitted() || self.is_recovering() {
+            return Vec::new();
+        }
+        let (mut rows, mut adapter) = (0, None);
+        for running in self.running.iter() {
+            if running.is_prefilling() {
+                return Vec::new();
+            }
+            if running.is_decoding() {
+                rows += 1;
+                if *adapter.get_or_insert(running.adapter()) != running.adapter() {
+                    return Vec::new();
+                }
+            }
+        }
+        let expected_output = f64::from(self.output_length.expected());
+        let mut candidates = Vec::new();
+        for running in self.running.iter().filter(|one| one.is_decoding()) {
+            let (request, drafts) = (&running.request, &running.drafts);
+            let generated = request.progress.generated;
+            // One more token is sampled after the drafts.
+            let left = request.max_tokens.saturating_sub(generated + 1);
+            let single_output = self.config.logits_of(running.seq) == LogitsKind::TopK;
+            let can = left > 0
+                && !running.is_sampled_externally()
+                && !single_output
+                && drafts.tokens.is_empty();
+            let state = can.then(|| state(running.id(), running.tokens())).flatten();
+            let Some(state) = state.filter(|state| state.max_drafts > 0) else {
+                continue;
+            };
+            // A request that has generated much will probably generate as much again.
+            let remaining = expected_output.max(f64::from(generated));
+            candidates.push(Candidate {
+                request: running.id(),
+                acceptance: self.model_drafts.acceptance.ordered(drafts),
+                most: state.max_drafts.min(left).min(self.config.max_drafts),
+                missing: state.missing.max(1),
+                remaining: remaining.min(f64::from(left)),
+            });
+        }
+        if candidates.is_empty() {
+            return Vec::new();
+        }
+        candidates.sort_by(|a, b| b.acceptance.total_cmp(&a.acceptance));
+        let shape = StepShape {
+            decode_rows: rows,
+            n_kv: self.kv.cells.n_kv(),
+            ..StepShape::default()
+        };
+        let (costs, profile) = (&self.costs, &self.prefill.profile);
+        let seconds = |drafts| profile.seconds(costs, StepShape { drafts, ..shape });
+        let cells = self.kv.cells.free().saturating_sub(rows);
+        let room = self.config.max_step_tokens.saturating_sub(rows);
+        let step = NextStep {
+            shape,
+            room: room.min(self.drafts.most()).min(cells),
+            // A request that runs alone delays nobody.
+            max_seconds: match self.running.len() == 1 {
+                true => f64::INFINITY,
+                false => profile.max_seconds(costs, shape),
+            },
+            max_tokens: self.config.max_step_tokens,
+            seconds: &seconds,
+        };
+        let orders = self.model_drafts.plan(&candidates, step);
+        for candidate in &candidates {
+            let is_ordered = |order: &DraftOrder| order.request == candidate.request;
+            if !orders.iter().any(is_ordered)
+                && let Some(running) = self.running.get_mut(candidate.request)
+            {
+                running.drafts.ordered.forgive(FORGIVE);
+            }
+        }
+        orders
+    }
+
+    /// Learns from a step of the draft model: it computed `rows` sequences with `tokens` tokens together.
+    pub fn draft_step_done(&mut self, rows: u32, tokens: u32, took: Duration) {
+        let shape = StepShape {
+            decode_rows: rows,
+            prefill: tokens.saturating_sub(rows),
+            n_kv: self.kv.cells.n_kv(),
+            ..StepShape::default()
+        };
+        self.model_drafts.costs.observe(shape, took.as_secs_f64());
+    }
+}
+
+impl ModelDrafts {
+    /// Orders for candidates, the one with the highest acceptance first.
+    fn plan(&mut self, candidates: &[Candidate], step: NextStep<'_>) -> Vec<DraftOrder> {
+        let orders = self.orders(candidates, step);
+        if !orders.is_empty() {
+            self.since_trial = 0;
+            self.trial_interval = MIN_TRIAL_INTERVAL;
+            return orders;
+        }
+        self.since_trial = self.since_trial.saturating_add(1);
+        if self.trials >= INITIAL_TRIALS && self.since_trial < self.trial_interval {
+            return Vec::new();
+        }
+        let trial = self.trial(candidates, step);
+        if trial.is_some_and(|order| order.drafts > 0) {
+            self.trials = self.trials.saturating_add(1);
+            self.since_trial = 0;
+            if self.trials > INITIAL_TRIALS {
+                self.trial_interval = (2 * self.trial_interval).min(MAX_TRIAL_INTERVAL);
+            }
+        }
+        trial.into_iter().collect()
+    }
+
+    /// Orders that are expected to pay: for unseen tokens and for drafts in turns, so that neither waits for long.
+    fn orders(&mut self, candidates: &[Candidate], step: NextStep<'_>) -> Vec<DraftOrder> {
+        let is_turn = !std::mem::replace(&mut self.computed_prompts, false);
+        let is_behind = |one: &Candidate| one.missing > USUAL_MISSING;
+        if candidates.iter().any(is_behind) {
+            let ready: Vec<_> = candidates
+                .iter()
+                .copied()
+                .filter(|one| !is_behind(one))
+                .collect();
+            if (is_turn || ready.is_empty())
+                && let Some(choice) = self.choose(candidates, step)
+            {
+                let behind = candidates[..choice.requests]
+                    .iter()
+                    .filter(|one| is_behind(one));
+                let orders = self.prompt_orders(behind, choice, step);
+                if !orders.is_empty() {
+                    self.computed_prompts = true;
+                    return orders;
+                }
+            }
+            return self.draft_orders(&ready, step);
+        }
+        self.draft_orders(candidates, step)
+    }
+
+    fn draft_orders(&self, candidates: &[Candidate], step: NextStep<'_>) -> Vec<DraftOrder> {
+        let Some(choice) = self.choose(candidates, step) else {
+            return Vec::new();
+        };
+        let order = |one: &Candidate| DraftOrder {
+            request: one.request,
+            known: one.missing,
+            drafts: choice.drafts.min(one.most),
+        };
+        candidates[..choice.requests].iter().map(order).collect()
+    }
+
+    /// The number of requests and of drafts that gains the most tokens a second, if that is enough.
+    fn choose(&self, candidates: &[Candidate], step: NextStep<'_>) -> Option<Choice> {
+        if !self.costs.is_fitted() {
+            return None;
+        }
+        let rows = f64::from(step.shape.decode_rows);
+        let plain = (step.seconds)(0);
+        let mut best: Option<(f64, Choice)> = None;
+        for requests in 1..=candidates.len() {
+            let chosen = &candidates[..requests];
+            let Ok(count) = u32::try_from(requests) else {
+                break;
+            };
+            let most = chosen.iter().map(|one| one.most).min().unwrap_or(0);
+            let draft_step = self.step_seconds(count, step.shape.n_kv);
+            let (mut tokens, mut drafting) = (rows, 0.0);
+            let mut next: Vec<f64> = chosen.iter().map(|one| one.acceptance).collect();
+            for drafts in 1..=most {
+                if drafts * count > step.room {
+                    break;
+                }
+                drafting += draft_step;
+                tokens += next.iter().sum::<f64>();
+                for (next, one) in next.iter_mut().zip(chosen) {
+                    *next *= one.acceptance;
+                }
+                let seconds = (step.seconds)(drafts * count) + drafting;
+                if seconds > step.max_seconds {
+                    break;
+                }
+                let rate = tokens / seconds;
+                if best.is_none_or(|(best, _)| rate > best) {
+                    let choice = Choice {
+                        requests,
+                        drafts,
+                        saved: plain / rows - seconds / tokens,
+                    };
+                    best = Some((rate, choice));
+                }
+            }
+        }
+        let (rate, choice) = best?;
+        (rate > MIN_GAIN * rows / plain).then_some(choice)
+    }
+
+    /// Orders for the unseen tokens of requests, if they cost less than the drafts of `choice` save.
+    fn prompt_orders<'a>(
+        &self,
+        behind: impl Iterator<Item = &'a Candidate>,
+        choice: Choice,
+        step: NextStep<'_>,
+    ) -> Vec<DraftOrder> {
+        let mut left = self.chunk(step.max_seconds - (step.seconds)(0), step);
+        let share = f64::from(step.shape.decode_rows) / choice.requests as f64;
+        let mut orders = Vec::new();
+        for one in behind {
+            let saved = choice.saved * one.remaining * share;
+            let known = one.missing.min(left);
+            if self.prefill_seconds(one.missing, step) > MAX_INVESTMENT * saved
+                || known < MIN_CHUNK.min(one.missing)
+            {
+                continue;
+            }
+            left -= known;
+            orders.push(DraftOrder {
+                request: one.request,
+                known,
+                // A request that runs alone goes on at once.
+                drafts: match known == one.missing && step.max_seconds.is_infinite() {
+                    true => choice.drafts.min(one.most),
+                    false => u32::from(known == one.missing),
+                },
+            });
+        }
+        orders
+    }
+
+    /// A few drafts for the request with the fewest unseen tokens.
+    fn trial(&self, candidates: &[Candidate], step: NextStep<'_>) -> Option<DraftOrder> {
+        let one = candidates.iter().min_by_key(|one| one.missing)?;
+        let mut order = DraftOrder {
+            request: one.request,
+            known: one.missing,
+            drafts: TRIAL_DRAFTS.min(one.most).min(step.room),
+        };
+        if order.drafts == 0 {
+            return None;
+        }
+        if one.missing > USUAL_MISSING {
+            let plain = (step.seconds)(0);
+            let most = match self.costs.is_fitted() {
+                true if self.prefill_seconds(one.missing, step)
+                    > TRIAL_PART * one.remaining * plain =>
+                {
+                    0
+                }
+                true => self.chunk(step.max_seconds - plain, step),
+                false => FIRST_CHUNK,
+            };
+            order.known = one.missing.min(most);
+            if order.known < MIN_CHUNK {
+                return None;
+            }
+            if order.known < one.missing {
+                order.drafts = 0;
+            }
+        }
+        Some(order)
+    }
+
+    /// Unseen tokens that the draft model computes in this time.
+    fn chunk(&self, seconds: f64, step: NextStep<'_>) -> u32 {
+        let token = self.prefill_seconds(FIRST_CHUNK, step) / f64::from(FIRST_CHUNK);
+        let seconds = seconds - self.costs.fixed_seconds();
+        let most = f64::from(step.max_tokens);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let tokens = (seconds / token.max(1e-9)).clamp(0.0, most) as u32;
+        tokens
+    }
+
+    /// Seconds of a step of the draft model with so many sequences.
+    fn step_seconds(&self, rows: u32, n_kv: u32) -> f64 {
+        self.costs.step_seconds(StepShape {
+            decode_rows: rows,
+            n_kv,
+            ..StepShape::default()
+        })
+    }
+
+    fn prefill_seconds(&self, tokens: u32, step: NextStep<'_>) -> f64 {
+        self.costs.prefill_seconds(tokens, step.shape.n_kv)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A draft model whose steps take 2 ms and 0.2 ms for each sequence or unseen token.
+    fn learned() -> ModelDrafts {
+        let mut drafts = ModelDrafts::default();
+        for i in 0..200_u32 {
+            let shape = StepShape {
+                decode_rows: 1 + i % 5,
+                prefill: 16 * (i % 3),
+                n_kv: 256,
+                ..StepShape::default()
+            };
+            let tokens = f64::from(shape.decode_rows + shape.prefill);
+            drafts.costs.observe(shape, 0.002 + 0.0002 * tokens);
+        }
+        drafts.trials = INITIAL_TRIALS;
+        drafts
+    }
+
+    fn candidate(id: u64, acceptance: f64, missing: u32) -> Candidate {
+        Candidate {
+            request: RequestId(id),
+            acceptance,
+            most: 16,
+            missing,
+            remaining: 100.0,
+        }
+    }
+
+    /// Orders where a step takes 40 ms and `row` seconds for each row and draft.
+    fn plan(
+        drafts: &mut ModelDrafts,
+        candidates: &[Candidate],
+        row: f64,
+        max_seconds: f64,
+    ) -> Vec<DraftOrder> {
+        let rows = u32::try_from(candidates.len()).unwrap();
+        let seconds = |drafts: u32| 0.040 + row * f64::from(rows + drafts);
+        let step = NextStep {
+            shape: StepShape {
+                decode_rows: rows,
+                n_kv: 256,
+                ..StepShape::default()
+            },
+            room: 64,
+            max_seconds,
+            max_tokens: 512,
+            seconds: &seconds,
+        };
+        drafts.plan(candidates, step)
+    }
+
+    #[test]
+    fn orders_follow_acceptance_and_costs() {
+        let ordered = |acceptance, row| {
+            let one = [candidate(1, acceptance, 1)];
+            let orders = plan(&mut learned(), &one, row, f64::INFINITY);
+            orders.first().map_or(0, |order| order.drafts)
+        };
+        let sure = ordered(0.95, 0.001);
+        let unsure = ordered(0.5, 0.001);
+        assert!(sure > unsure && unsure > 0, "{sure} {unsure}");
+        assert_eq!(ordered(0.05, 0.001), 0);
+        assert_eq!(ordered(0.9, 0.200), 0, "a row costs more than a step");
+    }
+
+    #[test]
+    fn only_requests_with_accepted_drafts_have_orders() {
+        let two = [candidate(1, 0.9, 1), candidate(2, 0.02, 1)];
+        let orders = plan(&mut learned(), &two, 0.004, f64::INFINITY);
+        assert_eq!(orders.len(), 1);
+        assert_eq!(orders[0].request, RequestId(1));
+        // Beside others, the time of a step is limited.
+        let short = plan(&mut learned(), &two, 0.004, 0.060);
+        assert!(short[0].drafts < orders[0].drafts, "{short:?}");
+        assert!(plan(&mut learned(), &two, 0.004, 0.048).is_empty());
+    }
+
+    #[test]
+    fn long_prompts_are_computed_if_that_pays() {
+        let known = |missing, max_seconds| {
+            let one = [candidate(1, 0.9, missing)];
+            let orders = plan(&mut learned(), &one, 0.001, max_seconds);
+            orders.first().map(|order| (order.known, order.drafts > 0))
+        };
+        assert_eq!(known(300, f64::INFINITY), Some((300, true)));
+        assert_eq!(known(2000, f64::INFINITY), Some((512, false)));
+        // It would take longer than the hundred tokens.
+        assert_eq!(known(50_000, f64::INFINITY), None);
+        // In parts, as far as the time allows.
+        let (part, drafts) = known(300, 0.090).expect("it pays");
+        assert!((10..300).contains(&part) && !drafts, "{part}");
+    }
+
+    #[test]
+    fn trials_become_rare() {
+        let mut drafts = learned();
+        let one = [candidate(1, 0.01, 1)];
+        let mut trials = Vec::new();
+        for step in 0..8000 {
+            if !plan(&mut drafts, &one, 0.001, f64::INFINITY).is_empty() {
+                trials.push(step);
+            }
+        }
+        assert!((5..12).contains(&trials.len()), "{trials:?}");
+        let mut new = ModelDrafts::default();
+        let first = plan(&mut new, &[candidate(1, 0.5, 100)], 0.001, f64::INFINITY);
+        assert_eq!((first[0].known, first[0].drafts), (FIRST_CHUNK, 0));
+    }
+}

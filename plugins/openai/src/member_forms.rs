@@ -1,0 +1,74 @@
+//! Brings members of requests to the forms that the APIs read: clients of llama.cpp's server send others that mean the
+//! same.
+
+mod samplers;
+
+use corral_sdk::Error;
+use serde_json::{Map, Value, json};
+
+/// The integers up to here have a `f64` of their own.
+const EXACT: f64 = 9_007_199_254_740_992.0;
+
+/// Rewrites the members of a request's body.
+pub fn rewrite(members: &mut Map<String, Value>) -> Result<(), Error> {
+    for value in members.values_mut() {
+        whole_number(value);
+    }
+    // No model, no format and no stop strings, as some clients write them.
+    for (name, none) in [("model", json!("")), ("response_format", json!({}))] {
+        if members.get(name) == Some(&none) {
+            members.remove(name);
+        }
+    }
+    for name in ["stop", "stop_sequences"] {
+        match members.get_mut(name) {
+            Some(Value::Array(list)) => list.retain(|stop| stop != ""),
+            Some(stop) if stop == "" => {
+                members.remove(name);
+            }
+            _ => {}
+        }
+    }
+    samplers::apply(members)
+}
+
+/// JSON has one kind of number, so `1.0` is an integer, too.
+fn whole_number(value: &mut Value) {
+    let float = value.as_f64().filter(|_| value.is_f64());
+    if let Some(number) = float.filter(|number| number.fract() == 0.0 && number.abs() < EXACT) {
+        *value = json!(number as i64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_get_one_form() {
+        for (members, expected) in [
+            (
+                json!({"max_tokens": 2.0, "seed": -1.0}),
+                json!({"max_tokens": 2, "seed": -1}),
+            ),
+            (
+                json!({"top_p": 0.5, "n": 1e300}),
+                json!({"top_p": 0.5, "n": 1e300}),
+            ),
+            (json!({"model": "", "response_format": {}}), json!({})),
+            (
+                json!({"model": "m", "stop": ["", "a"]}),
+                json!({"model": "m", "stop": ["a"]}),
+            ),
+            (json!({"stop": ""}), json!({})),
+            (
+                json!({"stop": null, "stop_sequences": [""]}),
+                json!({"stop": null, "stop_sequences": []}),
+            ),
+        ] {
+            let mut rewritten = members.as_object().cloned().unwrap();
+            rewrite(&mut rewritten).unwrap();
+            assert_eq!(Value::from(rewritten), expected, "{members}");
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! `inference-sync`.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use session_protocol::{Bytes, Call, Floats, Handle, Kind, ModelInfo, NextResult};
+
+use crate::bindings::exports::corral::inference::constraints::{Constraint, Grammar};
+use crate::bindings::exports::corral::inference::inference::{
+    Chunk, Distribution, NextTokenRequest, OptionsBorrow, Outcome, Sequence, SequenceBorrow,
+};
+use crate::bindings::exports::corral::inference::inference_sync::{
+    Generation, Guest, GuestGeneration,
+};
+use crate::bindings::exports::corral::inference::models::{Model, ModelBorrow, Pooling};
+use crate::bindings::exports::corral::inference::types::{Error, Token};
+use crate::models::{RemoteConstraint, RemoteMatcher, RemoteModel};
+use crate::options::RemoteOptions;
+use crate::sequences::{RemoteSequence, SequenceState};
+use crate::session::{self, OwnedHandle, call, check, new_number};
+use crate::{Remote, convert};
+
+impl Guest for Remote {
+    type Generation = RemoteGeneration;
+
+    fn open_model(name: Option<String>) -> Result<Model, Error> {
+        let handle = OwnedHandle::new(Kind::Model);
+        let info: ModelInfo = call(Call::OpenModel {
+            model: handle.number,
+            name,
+        })
+        .map_err(convert::error)?;
+        Ok(Model::new(RemoteModel {
+            handle,
+            info: Rc::new(info),
+        }))
+    }
+
+    fn embed(
+        model: ModelBorrow<'_>,
+        inputs: Vec<Vec<Token>>,
+        pooling: Option<Pooling>,
+        normalize: Option<bool>,
+    ) -> Result<Vec<Vec<f32>>, Error> {
+        let vectors: Vec<Floats> = call(Call::Embed {
+            model: model.get::<RemoteModel>().handle.number,
+            inputs,
+            pooling: pooling.map(convert::pooling),
+            normalize,
+        })
+        .map_err(convert::error)?;
+        Ok(vectors.into_iter().map(|Floats(vector)| vector).collect())
+    }
+
+    fn compile_constraint(model: ModelBorrow<'_>, grammar: Grammar) -> Result<Constraint, Error> {
+        let handle = OwnedHandle::new(Kind::Constraint);
+        let ignored = call(Call::CompileConstraint {
+            constraint: handle.number,
+            model: model.get::<RemoteModel>().handle.number,
+            grammar: convert::grammar(grammar),
+        })
+        .map_err(convert::error)?;
+        Ok(Constraint::new(RemoteConstraint { handle, ignored }))
+    }
+
+    fn sample_with(
+        options: OptionsBorrow<'_>,
+        name: String,
+        settings: String,
+    ) -> Result<(), Error> {
+        let options = options.get::<RemoteOptions>().0.number;
+        call(Call::SampleWith {
+            options,
+            name,
+            settings,
+        })
+        .map_err(convert::error)
+    }
+
+    fn generate(
+        sequence: SequenceBorrow<'_>,
+        options: OptionsBorrow<'_>,
+    ) -> Result<Generation, Error> {
+        let sequence = &sequence.get::<RemoteSequence>().state;
+        sequence.check()?;
+        let options = options.get::<RemoteOptions>().0.number;
+        check(Kind::Options, options).map_err(convert::error)?;
+        let number = new_number();
+        let id = session::generate(Call::Generate {
+            generation: number,
+            sequence: sequence.number,
+            options,
+        })
+        .map_err(convert::error)?;
+        sequence.busy.set(true);
+        Ok(Generation::new(RemoteGeneration {
+            number,
+            id,
+            sequence: Rc::clone(sequence),
+            outcome: RefCell::new(None),
+        }))
+    }
+
+    fn next(
+        sequence: SequenceBorrow<'_>,
+        request: NextTokenRequest<'_>,
+    ) -> Result<Distribution, Error> {
+        let sequence = &sequence.get::<RemoteSequence>().state;
+        sequence.check()?;
+        let next = call(Call::Next {
+            sequence: sequence.number,
+            request: wire_request(request),
+        });
+        next.map(convert::distribution).map_err(convert::error)
+    }
+
+    fn next_many(
+        requests: Vec<(SequenceBorrow<'_>, NextTokenRequest<'_>)>,
+    ) -> Vec<Result<Distribution, Error>> {
+        // The host gets only those of idle sequences.
+        let mut results = Vec::new();
+        let mut sent = Vec::new();
+        for (sequence, request) in requests {
+            let sequence = &sequence.get::<RemoteSequence>().state;
+            let idle = sequence.check();
+            if idle.is_ok() {
+                sent.push((sequence.number, wire_request(request)));
+            }
+            results.push(idle);
+        }
+        let called = match sent.is_empty() {
+            true => Ok(Vec::new()),
+            false => call::<Vec<NextResult>>(Call::NextMany { requests: sent }),
+        };
+        let mut answers = called.map(Vec::into_iter);
+        let results = results.into_iter().map(|idle| {
+            idle?;
+            match &mut answers {
+                Ok(answers) => match answers.next() {
+                    Some(NextResult::Ok(next)) => Ok(convert::distribution(next)),
+                    Some(NextResult::Error(error)) => Err(convert::error(error)),
+                    None => Err(Error::Failed("the Corral host sent too few results".into())),
+                },
+                Err(error) => Err(convert::error(error.clone())),
+            }
+        });
+        results.collect()
+    }
+
+    fn append_image(sequence: SequenceBorrow<'_>, file: Vec<u8>) -> Result<u32, Error> {
+        let state = &sequence.get::<RemoteSequence>().state;
+        state.check()?;
+        let file = Bytes(file);
+        let sequence = state.number;
+        let tokens = call(Call::AppendImage { sequence, file });
+        let tokens: Vec<Token> = tokens.map_err(convert::error)?;
+        state.append_generated(&tokens);
+        Ok(u32::try_from(tokens.len()).unwrap_or(u32::MAX))
+    }
+
+    fn save_snapshot(sequence: SequenceBorrow<'_>, name: String) -> Result<(), Error> {
+        let state = &sequence.get::<RemoteSequence>().state;
+        state.check()?;
+        let sequence = state.number;
+        call(Call::SaveSnapshot { sequence, name }).map_err(convert::error)
+    }
+
+    fn restore_snapshot(model: ModelBorrow<'_>, name: String) -> Result<Sequence, Error> {
+        let model = model.get::<RemoteModel>();
+        let handle = OwnedHandle::new_sequence().map_err(convert::error)?;
+        let tokens = call(Call::RestoreSnapshot {
+            sequence: handle.number,
+            model: model.handle.number,
+            name,
+        })
+        .map_err(convert::error)?;
+        let sequence = RemoteSequence::new(handle, &model.info, tokens);
+        Ok(Sequence::new(sequence))
+    }
+
+    fn delete_snapshot(model: ModelBorrow<'_>, name: String) -> Result<(), Error> {
+        let model = model.get::<RemoteModel>().handle.number;
+        call(Call::DeleteSnapshot { model, name }).map_err(convert::error)
+    }
+}
+
+fn wire_request(request: NextTokenRequest<'_>) -> session_protocol::NextTokenRequest {
+    let matcher = request.matcher.as_ref();
+    session_protocol::NextTokenRequest {
+        part: convert::part(request.part),
+        statistics: request.statistics,
+        matcher: matcher.map(|matcher| matcher.get::<RemoteMatcher>().0.number),
+    }
+}
+
+pub(crate) struct RemoteGeneration {
+    number: Handle,
+    id: u64,
+    sequence: Rc<SequenceState>,
+    outcome: RefCell<Option<Result<Outcome, Error>>>,
+}
+
+impl GuestGeneration for RemoteGeneration {
+    fn read(&self) -> Option<Chunk> {
+        if self.outcome.borrow().is_some() {
+            return None;
+        }
+        let outcome = match session::next_chunk(self.id) {
+            Ok(Some(chunk)) => {
+                self.sequence.append_generated(&chunk.tokens);
+                return Some(convert::chunk(chunk));
+            }
+            Ok(None) => session::take_outcome(self.id).map(convert::outcome),
+            Err(error) => Err(error),
+        };
+        self.sequence.busy.set(false);
+        self.outcome.replace(Some(outcome.map_err(convert::error)));
+        None
+    }
+
+    fn collect(&self) -> Chunk {
+        let mut all = Chunk {
+            tokens: Vec::new(),
+            text: String::new(),
+            logprobs: Vec::new(),
+        };
+        while let Some(chunk) = self.read() {
+            all.tokens.extend(chunk.tokens);
+            all.text += &chunk.text;
+            all.logprobs.extend(chunk.logprobs);
+        }
+        all
+    }
+
+    fn outcome(&self) -> Result<Outcome, Error> {
+        while self.read().is_some() {}
+        let outcome = self.outcome.borrow().clone();
+        outcome.unwrap_or(Err(Error::Cancelled))
+    }
+}
+
+impl Drop for RemoteGeneration {
+    fn drop(&mut self) {
+        if self.outcome.borrow().is_some() {
+            return;
+        }
+        let unread: Result<Vec<Token>, _> = call(Call::Cancel {
+            generation: self.number,
+            sequence: self.sequence.number,
+            start: self.sequence.length(),
+        });
+        // The generation's own reply came before that of the cancellation.
+        let _ = session::take_outcome(self.id);
+        self.sequence.end_cancelled(&unread.unwrap_or_default());
+    }
+}

@@ -1,0 +1,112 @@
+//! Images in chats.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::{BuildHasher, Hasher};
+use std::rc::Rc;
+
+use crate::{Error, Model, Sequence, Token};
+
+/// An image of a chat: the bytes of a PNG, JPEG, GIF or WebP file, and the text that stands for it in the
+/// messages.
+///
+/// ```
+/// use corral_sdk::template::{Chat, ChatImage};
+///
+/// let image = ChatImage::new(b"the bytes of a file".to_vec());
+/// let mut chat = Chat::new().message("user", &format!("{} What is this?", image.marker()));
+/// chat.images.push(image);
+/// ```
+#[derive(Clone, PartialEq)]
+pub struct ChatImage {
+    marker: Rc<str>,
+    file: Rc<[u8]>,
+}
+
+impl ChatImage {
+    /// An image, whose marker no client can guess.
+    pub fn new(file: Vec<u8>) -> Self {
+        // Each `RandomState` has fresh random keys.
+        let random = || RandomState::new().build_hasher().finish();
+        let marker = format!("\u{f1000}{:016x}{:016x}\u{f1000}", random(), random());
+        ChatImage {
+            marker: marker.into(),
+            file: file.into(),
+        }
+    }
+
+    /// The text that stands for it in the content of a message.
+    pub fn marker(&self) -> &str {
+        &self.marker
+    }
+
+    /// The bytes of its file.
+    pub fn file(&self) -> &[u8] {
+        &self.file
+    }
+}
+
+impl fmt::Debug for ChatImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChatImage")
+            .field("bytes", &self.file.len())
+            .finish()
+    }
+}
+
+/// Whether a token of a prompt stands for an image, which [`Sequence::append_prompt`] appends.
+pub fn is_image(token: Token) -> bool {
+    token > Token::MAX / 2
+}
+
+/// The token that stands for the image of this index.
+#[cfg(feature = "jinja")]
+fn placeholder(index: usize) -> Token {
+    Token::MAX - u32::try_from(index).unwrap_or(Token::MAX / 4)
+}
+
+/// Tokenizes a template's text; each marker becomes one token that stands for its image.
+#[cfg(feature = "jinja")]
+pub(super) fn tokens(
+    mut text: &str,
+    images: &[ChatImage],
+    model: &Model,
+) -> Result<Vec<Token>, Error> {
+    let mut tokens = Vec::new();
+    loop {
+        let found = images.iter().enumerate().filter_map(|(index, image)| {
+            let at = text.find(image.marker())?;
+            Some((at, index))
+        });
+        let Some((at, index)) = found.min() else {
+            if !text.is_empty() {
+                tokens.extend(model.tokenize_trusted(text)?);
+            }
+            return Ok(tokens);
+        };
+        if at > 0 {
+            tokens.extend(model.tokenize_trusted(&text[..at])?);
+        }
+        tokens.push(placeholder(index));
+        text = &text[at + images[index].marker().len()..];
+    }
+}
+
+impl Sequence {
+    /// Appends the tokens of a [`Chat`](super::Chat) with its images.
+    pub async fn append_prompt(&self, tokens: &[Token], images: &[ChatImage]) -> Result<(), Error> {
+        let mut rest = tokens;
+        while let Some(at) = rest.iter().position(|token| is_image(*token)) {
+            self.append_tokens(&rest[..at])?;
+            let index = (Token::MAX - rest[at]) as usize;
+            let image = images.get(index).ok_or_else(|| {
+                Error::Invalid(format!(
+                    "the prompt refers to image {index}, which is missing"
+                ))
+            })?;
+            self.append_image(image.file().to_vec()).await?;
+            rest = &rest[at + 1..];
+        }
+        self.append_tokens(rest)
+    }
+}

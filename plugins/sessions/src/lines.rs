@@ -1,0 +1,72 @@
+//! The lines of a request's body.
+
+use corral_sdk::bindings::wasip3::wit_bindgen::{StreamReader, StreamResult};
+
+/// Bytes that are read at once.
+const READ_BYTES: usize = 16 << 10;
+
+/// Splits a body into lines.
+pub(crate) struct Lines {
+    body: StreamReader<u8>,
+    /// Bytes of the body after the last line.
+    buffer: Vec<u8>,
+    /// Bytes of the buffer without a line break.
+    searched: usize,
+    limit: usize,
+    /// The body has ended. The host traps further reads.
+    has_ended: bool,
+}
+
+/// Why there is no further line.
+pub(crate) enum End {
+    /// The body has ended.
+    Body,
+    /// The client reads no further replies.
+    Client,
+    /// The line is longer than the limit.
+    TooLong,
+}
+
+impl Lines {
+    pub(crate) fn new(body: StreamReader<u8>, limit: usize) -> Self {
+        Lines {
+            body,
+            buffer: Vec::new(),
+            searched: 0,
+            limit,
+            has_ended: false,
+        }
+    }
+
+    /// Reads the next line, without its end.
+    pub(crate) async fn next(&mut self) -> Result<Vec<u8>, End> {
+        loop {
+            let fresh = &self.buffer[self.searched..];
+            if let Some(length) = fresh.iter().position(|&byte| byte == b'\n') {
+                let rest = self.buffer.split_off(self.searched + length + 1);
+                let mut line = std::mem::replace(&mut self.buffer, rest);
+                self.searched = 0;
+                line.pop();
+                return Ok(line);
+            }
+            self.searched = self.buffer.len();
+            if self.searched > self.limit {
+                return Err(End::TooLong);
+            }
+            if self.has_ended {
+                self.searched = 0;
+                let last = std::mem::take(&mut self.buffer);
+                // The last line may lack its end.
+                return match last.is_empty() {
+                    true => Err(End::Body),
+                    false => Ok(last),
+                };
+            }
+            let mut buffer = std::mem::take(&mut self.buffer);
+            buffer.reserve(READ_BYTES);
+            let (status, read) = self.body.read(buffer).await;
+            self.buffer = read;
+            self.has_ended = !matches!(status, StreamResult::Complete(_));
+        }
+    }
+}

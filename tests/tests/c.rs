@@ -1,0 +1,215 @@
+//! Plugins in C: the SDK's own suite, the examples, and projects of `corral new --lang c`.
+//!
+//! `tests/clients/setup.sh` installs the compiler.
+
+use corral_tests::{
+    Corral, EXAMPLES_IN_C, RELIABLE_SUMS, RunOutput, Sum, artifacts, run_command, scratch_dir,
+    start_examples, watch_until,
+};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Longest suite or build. Far above what they take, because machines are busy.
+const TIMEOUT: Duration = Duration::from_secs(900);
+const SUM: Sum = RELIABLE_SUMS[0];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn corral(dir: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(artifacts::binary());
+    command
+        .current_dir(dir)
+        .args(arguments)
+        .env("XDG_CACHE_HOME", artifacts::scratch().join("c"));
+    command
+}
+
+fn succeeds(mut command: Command) -> RunOutput {
+    let ended = run_command(&mut command, TIMEOUT);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    ended
+}
+
+/// A new project of this name; with this source, unless it is that of the template.
+fn project(name: &str, source: Option<&Path>) -> PathBuf {
+    let dir = scratch_dir();
+    let printed = succeeds(corral(&dir, &["new", name, "--lang", "c"])).stdout;
+    assert!(printed.contains("a handler in C"), "{printed}");
+    let project = dir.join(name);
+    if let Some(source) = source {
+        std::fs::copy(source, project.join("plugin.c")).expect("copied");
+    }
+    project
+}
+
+/// Builds a project without warnings. Returns its component.
+fn build(project: &Path) -> PathBuf {
+    let built = succeeds(corral(project, &["build"]));
+    assert_eq!(built.stderr, "");
+    let name = project.file_name().expect("a name").to_string_lossy();
+    let component = format!("{name}.wasm");
+    assert!(
+        built.stdout.starts_with(&format!("{component} (")),
+        "{built:?}"
+    );
+    project.join(component)
+}
+
+#[test]
+fn json_suite_passes() {
+    let dir = root().join("plugins/c");
+    let program = scratch_dir().join("json_test");
+    let mut compiler = Command::new("clang-19");
+    compiler
+        .current_dir(&dir)
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-I."])
+        .args(["tests/json_test.c", "json.c", "-lm", "-o"])
+        .arg(&program);
+    succeeds(compiler);
+    let ended = succeeds(Command::new(program));
+    assert_eq!(ended.stdout, "5 tests passed\n", "{ended:?}");
+}
+
+#[test]
+fn examples_answer_as_in_rust() {
+    let plugins = EXAMPLES_IN_C.map(|name| {
+        let source = format!("examples/{name}/{}.c", name.replace('-', "_"));
+        let component = build(&project(name, Some(&root().join(source))));
+        format!("/c/{name}={}", component.display())
+    });
+    start_examples("/c", &EXAMPLES_IN_C, &plugins);
+}
+
+#[test]
+fn sdk_answers_and_maps_errors() {
+    let source = root().join("tests/tests/c/plugin.c");
+    let project = project("parts", Some(&source));
+    build(&project);
+    let manifest = project.join("corral.toml");
+    let text = std::fs::read_to_string(&manifest).expect("readable");
+    std::fs::write(
+        &manifest,
+        format!("{text}[configuration]\ntone = \"dry\"\n"),
+    )
+    .expect("written");
+    let server = Corral::start_with_store(&[]);
+    server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
+    let post = |name: &str, body: &str| server.post(&format!("/parts/{name}"), body);
+    let (question, right) = (SUM.question(), SUM.answer());
+
+    let events = post("events", &question).body;
+    // The texts of several tokens may come as one event.
+    let texts = events.replace("\n\ndata: ", "").replace("data: ", "");
+    let expected = format!(
+        "{right}\n\nevent: end\n{} tokens\nfinish 0\n\n",
+        right.len() + 1
+    );
+    assert_eq!(texts, expected, "{events:?}");
+    let events = post("error-after-events", "").body;
+    let error = r#"{"type":"about:blank","status":409,"code":"over","detail":"it is \"over\""}"#;
+    assert_eq!(
+        events,
+        format!("data: first\n\nevent: error\ndata: {error}\n\n")
+    );
+
+    for (name, body, expected) in [
+        ("many", &*question, &*right),
+        ("constrained", "[ab]{3}c", "c"),
+        ("stopped", "", "1 1"),
+        ("handled", "", "not-found 0"),
+        ("parts?a=b", "", "POST /parts/parts ?a=b - - dry"),
+    ] {
+        let answer = post(name, body);
+        assert_eq!(answer.status, 200, "{name}: {answer:?}");
+        assert!(answer.body.ends_with(expected), "{name}: {answer:?}");
+    }
+    let answer = server.request("POST", "/parts/parts", &[("x-name", "Ada")], "");
+    assert_eq!(answer.body, "POST /parts/parts ? Ada - dry");
+
+    let long = "x".repeat(40_000);
+    let large = "x".repeat((1 << 20) + 1);
+    let deep = "[".repeat(100);
+    for (name, body, status, code) in [
+        ("json", "{", 400, "invalid-body"),
+        ("json", "[]", 400, "invalid-body"),
+        ("json", &deep, 400, "invalid-body"),
+        ("json", "\0", 400, "invalid-body"),
+        ("json", &large, 413, "body-too-large"),
+        ("empty", "", 400, "invalid"),
+        ("long", &long, 400, "context-full"),
+        ("constrained", "(", 400, "invalid"),
+        ("no-text", "", 400, "invalid"),
+        ("snapshot", "", 403, "not-granted"),
+        ("missing-model", "", 404, "not-found"),
+        ("conflict", "", 409, "conflict"),
+        ("other", "", 500, "plugin-failed"),
+    ] {
+        let answer = post(name, body);
+        assert_eq!(answer.status, status, "{name}: {answer:?}");
+        assert_eq!(answer.json()["code"], code, "{name}: {answer:?}");
+        let content_type = answer.header("content-type");
+        assert_eq!(content_type, Some("application/problem+json"), "{answer:?}");
+    }
+}
+
+/// The code of the guide, each block as a plugin.
+#[test]
+fn code_of_the_guide_compiles() {
+    let guide = std::fs::read_to_string(root().join("docs/c.md")).expect("readable");
+    let blocks = guide.split("\n```c\n").skip(1);
+    let blocks: Vec<_> = blocks.map(|block| block.split("\n```\n").next()).collect();
+    assert!(blocks.len() >= 2, "{blocks:?}");
+    let project = project("guide", None);
+    for block in blocks {
+        let source = format!("{}\n", block.expect("an end"));
+        std::fs::write(project.join("plugin.c"), source).expect("written");
+        build(&project);
+    }
+}
+
+#[test]
+fn saved_change_is_served() {
+    let project = project("shout", None);
+    build(&project);
+    let server = Corral::start_with_store(&[]);
+    server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
+    for sum in RELIABLE_SUMS {
+        assert_eq!(server.post("/shout", sum.question()).body, sum.answer());
+    }
+    let file = project.join("plugin.c");
+    let good = std::fs::read_to_string(&file).expect("readable");
+    let changed = good.replace(".max_tokens = 64", ".max_tokens = 1");
+    assert_ne!(changed, good);
+    std::fs::write(&file, changed).expect("written");
+    let watch = corral(&project, &["watch"]);
+    let expected = &SUM.answer()[..1];
+    let printed = watch_until(watch, &server, "/shout", &SUM.question(), expected);
+    assert!(printed.contains("deployed revision 2"), "{printed}");
+}
+
+#[test]
+fn failed_build_keeps_the_component() {
+    let project = project("shout", None);
+    build(&project);
+    std::fs::write(project.join("plugin.c"), "void broken( {\n").expect("written");
+    let ended = run_command(&mut corral(&project, &["build"]), TIMEOUT);
+    ended.check_error(1, &["the build failed"]);
+    assert!(ended.stderr.contains("plugin.c:1:"), "{ended:?}");
+    // A missing handler is found when the files are linked.
+    std::fs::write(project.join("plugin.c"), "#include \"corral.h\"\n").expect("written");
+    let ended = run_command(&mut corral(&project, &["build"]), TIMEOUT);
+    ended.check_error(1, &["the build failed"]);
+    assert!(ended.stderr.contains("corral_handle"), "{ended:?}");
+    assert!(project.join("shout.wasm").is_file());
+
+    let mut without = corral(&project, &["build"]);
+    without.env("PATH", "/nowhere");
+    let ended = run_command(&mut without, TIMEOUT);
+    ended.check_error(1, &["cannot find a C compiler", "wasi-libc", "zig"]);
+    std::fs::remove_dir_all(project.join("corral-sdk")).expect("own directory");
+    let ended = run_command(&mut corral(&project, &["build"]), TIMEOUT);
+    ended.check_error(1, &["no corral-sdk/corral.h", "corral new NAME --lang c"]);
+}

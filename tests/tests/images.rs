@@ -1,0 +1,316 @@
+//! Images through the APIs of the plugins: the demo model sees with a projector that makes a picture a row of characters, so it
+//! answers a sum that is drawn, and a wrong embedding, cell or cache entry shows as a wrong answer.
+
+use corral_random_model::projector::{PATCH, SIDE, picture, write_projector};
+use corral_tests::{Corral, RELIABLE_SUMS, Response, Sum, artifacts, run, scratch_dir};
+use data_encoding::{BASE64, HEXLOWER};
+use image::{DynamicImage, GrayImage, ImageFormat};
+use serde_json::{Value, json};
+use std::io::Cursor;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+const ROUTES: [(&str, &str); 3] = [
+    ("/v1", "openai"),
+    ("/api", "ollama"),
+    ("/blocking", "blocking"),
+];
+/// Positions of a picture.
+const POSITIONS: u64 = (SIDE * SIDE) as u64;
+
+fn projector() -> PathBuf {
+    static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
+        let file = scratch_dir().join("mmproj.gguf");
+        write_projector(&artifacts::model(), &file).expect("the projector is written");
+        file
+    });
+    FILE.clone()
+}
+
+fn start() -> Corral {
+    let projector = projector();
+    let projector = projector.to_str().expect("a path in UTF-8");
+    Corral::start_with_routes(&ROUTES, &["--mmproj", projector])
+}
+
+/// A picture of a text, as a file.
+fn drawn(text: &str, format: ImageFormat) -> Vec<u8> {
+    let side = SIDE * PATCH;
+    let pixels = picture(text.as_bytes(), b'\n');
+    let image = GrayImage::from_raw(side, side, pixels).expect("all pixels");
+    let mut file = Cursor::new(Vec::new());
+    let image = DynamicImage::from(image).into_rgb8();
+    image.write_to(&mut file, format).expect("in memory");
+    file.into_inner()
+}
+
+/// The sum without `=`, as a PNG.
+fn png(sum: Sum) -> Vec<u8> {
+    drawn(sum.question().trim_end_matches('='), ImageFormat::Png)
+}
+
+fn url(file: &[u8]) -> String {
+    // The host looks at the bytes, not at the type.
+    format!("data:image/png;base64,{}", BASE64.encode(file))
+}
+
+fn chat(file: &[u8]) -> Value {
+    let image = json!({"type": "image_url", "image_url": {"url": url(file), "detail": "low"}});
+    let content = json!([image, {"type": "text", "text": "="}]);
+    json!({"messages": [{"role": "user", "content": content}], "temperature": 0})
+}
+
+fn ask(corral: &Corral, file: &[u8]) -> Response {
+    corral.post("/v1/chat/completions", chat(file).to_string())
+}
+
+fn answer(response: &Response) -> String {
+    assert_eq!(response.status, 200, "{response:?}");
+    let content = &response.json()["choices"][0]["message"]["content"];
+    content.as_str().expect("text").to_owned()
+}
+
+#[test]
+fn pictures_are_read_through_every_api() {
+    let corral = start();
+    for sum in RELIABLE_SUMS {
+        let file = png(sum);
+        let base64 = BASE64.encode(&file);
+        assert_eq!(answer(&ask(&corral, &file)), sum.answer());
+
+        let part = json!({"type": "input_image", "image_url": url(&file)});
+        let content = json!([part, {"type": "input_text", "text": "="}]);
+        let body = json!({"input": [{"role": "user", "content": content}], "temperature": 0});
+        let response = corral.post("/v1/responses", body.to_string());
+        assert_eq!(response.status, 200, "{response:?}");
+        let text = response.json()["output"][0]["content"][0]["text"].clone();
+        assert_eq!(text, sum.answer());
+
+        let source = json!({"type": "base64", "media_type": "image/png", "data": base64});
+        let content = json!([{"type": "image", "source": source}, {"type": "text", "text": "="}]);
+        let body = json!({"model": "tiny", "max_tokens": 8, "temperature": 0,
+            "messages": [{"role": "user", "content": content}]});
+        let response = corral.post("/v1/messages", body.to_string());
+        assert_eq!(response.status, 200, "{response:?}");
+        assert_eq!(response.json()["content"][0]["text"], sum.answer());
+
+        let message = json!({"role": "user", "content": "=", "images": [base64]});
+        let options = json!({"temperature": 0});
+        let body =
+            json!({"model": "tiny", "stream": false, "messages": [message], "options": options});
+        let response = corral.post("/api/chat", body.to_string());
+        assert_eq!(response.status, 200, "{response:?}");
+        assert_eq!(response.json()["message"]["content"], sum.answer());
+
+        let body = json!({"model": "tiny", "stream": false, "prompt": "=", "images": [base64], "options": options});
+        let response = corral.post("/api/generate", body.to_string());
+        assert_eq!(response.status, 200, "{response:?}");
+        assert_eq!(response.json()["response"], sum.answer());
+    }
+}
+
+#[test]
+fn blocking_guests_see_pictures() {
+    let corral = start();
+    for sum in RELIABLE_SUMS {
+        let file = HEXLOWER.encode(&png(sum));
+        let answer = corral.post("/blocking/see", file);
+        assert_eq!((answer.status, answer.body), (200, sum.answer()));
+    }
+    let refused = corral.post("/blocking/see", "00ff");
+    assert_eq!(refused.status, 400, "{refused:?}");
+    assert!(refused.body.contains("neither PNG"), "{refused:?}");
+}
+
+#[test]
+fn every_format_of_pictures_is_read() {
+    let corral = start();
+    for format in [
+        ImageFormat::Png,
+        ImageFormat::Jpeg,
+        ImageFormat::Gif,
+        ImageFormat::WebP,
+    ] {
+        let response = ask(&corral, &drawn("12+7", format));
+        assert_eq!(answer(&response), "19", "{format:?}");
+    }
+}
+
+#[test]
+fn only_the_same_picture_is_cached() {
+    let corral = start();
+    let [one, other, ..] = RELIABLE_SUMS;
+    let cached = |sum: Sum| {
+        let response = ask(&corral, &png(sum));
+        assert_eq!(answer(&response), sum.answer());
+        let usage = response.json()["usage"].clone();
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
+        let prompt = usage["prompt_tokens"].as_u64().expect("a number");
+        (cached.expect("a number"), prompt)
+    };
+    let (none, prompt) = cached(one);
+    assert_eq!(none, 0);
+    assert_eq!(cached(one), (prompt - 1, prompt));
+    // Of another picture only the text before it.
+    let (before, same) = cached(other);
+    assert_eq!(same, prompt);
+    assert!(
+        0 < before && before < prompt - POSITIONS,
+        "{before} of {prompt}"
+    );
+    assert_eq!(cached(one), (prompt - 1, prompt));
+    assert_eq!(
+        corral.metrics().get("corral_engine_images_encoded_total"),
+        2.0
+    );
+}
+
+#[test]
+fn counted_tokens_include_pictures() {
+    let corral = start();
+    let count = |parts: Value| {
+        let body = json!({"model": "tiny", "messages": [{"role": "user", "content": parts}]});
+        let response = corral.post("/v1/messages/count_tokens", body.to_string());
+        assert_eq!(response.status, 200, "{response:?}");
+        response.json()["input_tokens"].as_u64().expect("a number")
+    };
+    let text = json!({"type": "text", "text": "="});
+    let data = BASE64.encode(&png(RELIABLE_SUMS[0]));
+    let source = json!({"type": "base64", "media_type": "image/png", "data": data});
+    let image = json!({"type": "image", "source": source});
+    let without = count(json!([text]));
+    assert_eq!(count(json!([image, text])), without + POSITIONS);
+    assert_eq!(count(json!([image, image, text])), without + 2 * POSITIONS);
+}
+
+#[test]
+fn concurrent_pictures_are_right() {
+    let corral = start();
+    let wrong = corral.with_neighbors(|| {
+        std::thread::scope(|scope| {
+            for number in 0..8 {
+                let corral = &corral;
+                scope.spawn(move || {
+                    for round in 0..5 {
+                        let sum = RELIABLE_SUMS[(number + round) % RELIABLE_SUMS.len()];
+                        assert_eq!(answer(&ask(corral, &png(sum))), sum.answer());
+                    }
+                });
+            }
+        });
+    });
+    assert!(wrong > 0, "the neighbors answered meanwhile");
+}
+
+#[test]
+fn broken_pictures_harm_no_other_request() {
+    let corral = start();
+    let formats = [
+        ImageFormat::Png,
+        ImageFormat::Jpeg,
+        ImageFormat::Gif,
+        ImageFormat::WebP,
+    ];
+    let answered = corral.with_neighbors(|| {
+        for format in formats {
+            let whole = drawn("12+7", format);
+            let mut flipped = whole.clone();
+            for at in (20..flipped.len()).step_by(7) {
+                flipped[at] ^= 0x5a;
+            }
+            for file in [whole[..12].to_vec(), whole[..30].to_vec(), flipped] {
+                let response = ask(&corral, &file);
+                // A decoder may show what it has of a picture.
+                if response.status != 200 {
+                    assert_eq!(response.status, 400, "{format:?}: {response:?}");
+                    let error = response.json()["error"].clone();
+                    assert_eq!(error["code"], "invalid-image", "{error}");
+                }
+            }
+            let refused = ask(&corral, &whole[..12]);
+            assert_eq!(refused.status, 400, "{refused:?}");
+        }
+        for file in [
+            &b"hello"[..],
+            b"",
+            b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        ] {
+            assert_eq!(ask(&corral, file).status, 400);
+        }
+        // A few bytes that claim to be a picture of 16,777,216 by 16,777,216 pixels.
+        let mut large = drawn("12+7", ImageFormat::Png);
+        large[16..24].copy_from_slice(&[1, 0, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(ask(&corral, &large).status, 400);
+    });
+    assert!(answered > 0, "the neighbors answered meanwhile");
+    assert_eq!(
+        answer(&ask(&corral, &drawn("12+7", ImageFormat::Png))),
+        "19"
+    );
+}
+
+#[test]
+fn text_models_refuse_pictures() {
+    let corral = Corral::start_with_routes(&ROUTES, &[]);
+    let refused = ask(&corral, &png(RELIABLE_SUMS[0]));
+    assert_eq!(refused.status, 400, "{refused:?}");
+    assert!(refused.body.contains("reads text only"), "{refused:?}");
+    let models = corral.get("/v1/models").json();
+    let inputs = models["data"][0]["architecture"]["input_modalities"].clone();
+    assert_eq!(inputs, json!(["text"]));
+
+    let seeing = start();
+    let models = seeing.get("/v1/models").json();
+    let inputs = models["data"][0]["architecture"]["input_modalities"].clone();
+    assert_eq!(inputs, json!(["text", "image"]));
+    let shown = seeing
+        .post("/api/show", json!({"model": "tiny"}).to_string())
+        .json();
+    let capabilities = shown["capabilities"].as_array().expect("a list");
+    assert!(capabilities.contains(&json!("vision")), "{shown}");
+}
+
+#[test]
+fn too_many_pictures_are_refused() {
+    let corral = start();
+    let file = url(&png(RELIABLE_SUMS[0]));
+    let image = json!({"type": "image_url", "image_url": file});
+    let mut parts = vec![image; 65];
+    parts.push(json!({"type": "text", "text": "="}));
+    let body = json!({"messages": [{"role": "user", "content": parts}]});
+    let refused = corral.post("/v1/chat/completions", body.to_string());
+    assert_eq!(refused.status, 400, "{refused:?}");
+    assert!(refused.body.contains("64 images"), "{refused:?}");
+}
+
+#[test]
+fn broken_projectors_are_refused() {
+    let dir = scratch_dir();
+    let whole = std::fs::read(projector()).expect("it can be read");
+    // Squares without pixels.
+    let mut wrong = whole.clone();
+    let key = b"clip.vision.patch_size";
+    let at = wrong.windows(key.len()).position(|bytes| bytes == key);
+    let at = at.expect("the key is there") + key.len() + 4;
+    wrong[at..at + 4].copy_from_slice(&0_u32.to_le_bytes());
+    for (name, bytes) in [
+        ("cut", &whole[..whole.len() / 2]),
+        ("text", b"hello"),
+        ("wrong", &wrong),
+    ] {
+        let file = dir.join(format!("{name}.gguf"));
+        std::fs::write(&file, bytes).expect("it can be written");
+        let output = run([
+            "run",
+            artifacts::plugin("generate").to_str().expect("UTF-8"),
+            "--model",
+            artifacts::model().to_str().expect("UTF-8"),
+            "--mmproj",
+            file.to_str().expect("UTF-8"),
+            "--",
+            "1+1=",
+        ]);
+        assert_eq!(output.code, Some(1), "{name}: {output:?}");
+        assert!(output.stderr.contains(name), "{name}: {output:?}");
+    }
+}
