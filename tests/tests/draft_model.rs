@@ -41,13 +41,12 @@ fn draft_model_keeps_text_and_saves_steps() {
         assert_eq!(none, 0.0);
         let (texts, [fewer, accepted]) = ask(&corral, &options);
         assert_eq!(texts, expected);
-        assert!(accepted > 0.0, "a few drafts are always tried");
-        // Each accepted draft saved a step.
+        // Each accepted draft saved a step. How many there are depends on the machine: drafts must pay.
         assert_eq!(fewer + accepted, steps);
     }
     let metrics = corral.wait_until_idle();
     let get = |name: &str| metrics.get(&format!("corral_engine_draft_model_{name}"));
-    assert!(get("steps_total") > 0.0 && get("seconds_total") > 0.0);
+    assert_eq!(get("steps_total") > 0.0, get("seconds_total") > 0.0);
     assert_eq!(get("kv_cells_used"), 0.0);
 }
 
