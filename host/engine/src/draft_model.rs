@@ -3,11 +3,11 @@
 //! It has a context of its own on the engine thread, with one sequence for each request that it drafts for. A sequence
 //! holds a prefix of the request's tokens, computed when the scheduler orders it, and the drafts that were computed last.
 //! Drafts that the request did not gain are removed before the next ones. Requests of one prefix scope share the cells
-//! of a prefix. Cells and sequences are freed when the request ends; if they run short, sequences that are not drafted
-//! for go first, the least recently used one before others.
+//! of a prefix. Cells and sequences are freed when the request ends; if they run short, the least recently used
+//! sequence without an order is evicted.
 //!
-//! Drafts are the likeliest tokens, one after the other, until one is less likely than not, which would rarely be
-//! accepted, or ends a generation, after which nothing is computed.
+//! Drafts are the likeliest tokens, one after the other. Drafting stops at a token with a probability below 0.5, which would
+//! rarely be accepted, and at one that ends a generation.
 //! They ignore samplers and constraints, which only decide what is accepted.
 
 use crate::Token;
@@ -46,7 +46,7 @@ pub struct DraftModel<B> {
     sequences: Vec<Option<DraftSequence>>,
     inputs: Vec<TokenInput>,
     /// Number of calls of [`DraftModel::draft`].
-    now: u64,
+    draft_calls: u64,
 }
 
 /// The sequence of a request.
@@ -54,7 +54,7 @@ struct DraftSequence {
     request: RequestId,
     scope: PrefixScope,
     /// Tokens of the request that are computed.
-    known: usize,
+    computed: usize,
     /// Computed drafts after them.
     drafts: Vec<Token>,
     last_used: u64,
@@ -119,7 +119,7 @@ impl<B: Backend> DraftModel<B> {
             sequences: (0..sizes.seq_ids).map(|_| None).collect(),
             sizes,
             inputs: Vec::new(),
-            now: 0,
+            draft_calls: 0,
         }
     }
 
@@ -137,20 +137,24 @@ impl<B: Backend> DraftModel<B> {
     /// its context.
     pub fn state(&self, id: RequestId, tokens: &[Token], max_drafts: u32) -> Option<DraftState> {
         let length = u32::try_from(tokens.len()).ok()?;
-        // A draft is computed only if another one follows.
+        // The last draft is never computed, so it needs no position.
         let room = (self.sizes.context + 1).checked_sub(length)?;
-        let computed = self.sequence(id).map_or(0, |(_, one)| one.kept(tokens));
+        let computed = self
+            .sequence(id)
+            .map_or(0, |(_, sequence)| sequence.reusable(tokens));
         let computed = u32::try_from(computed).unwrap_or(u32::MAX);
         Some(DraftState {
-            missing: length - computed,
+            uncomputed: length - computed,
             max_drafts: max_drafts.min(room),
         })
     }
 
-    /// Frees the sequences of requests that are not to be kept.
+    /// Frees the sequences of requests that are not to be reusable.
     pub fn retain(&mut self, mut keep: impl FnMut(RequestId) -> bool) {
         for index in 0..self.sequences.len() {
-            let request = self.sequences[index].as_ref().map(|one| one.request);
+            let request = self.sequences[index]
+                .as_ref()
+                .map(|sequence| sequence.request);
             if request.is_some_and(|request| !keep(request)) {
                 self.free(index);
             }
@@ -163,13 +167,13 @@ impl<B: Backend> DraftModel<B> {
         jobs: &[DraftJob<'a>],
         tokens_of: impl Fn(RequestId) -> &'a [Token],
     ) -> DraftResults {
-        self.now += 1;
+        self.draft_calls += 1;
         let mut results = DraftResults::default();
         let mut active = Vec::new();
         let mut tokens = 0;
         for job in jobs {
             // Orders that do not fit the step come later.
-            tokens += job.order.known;
+            tokens += job.order.prefill_tokens;
             if tokens > self.sizes.step_tokens && !active.is_empty() {
                 break;
             }
@@ -217,15 +221,15 @@ impl<B: Backend> DraftModel<B> {
             None => self.start(job, jobs, tokens_of)?,
         };
         let seq = seq_id(index);
-        let one = self.sequences[index].as_mut()?;
-        let kept = one.kept(job.tokens);
-        one.drafts.clear();
-        one.known = kept;
-        one.last_used = self.now;
-        self.truncate(seq, kept);
-        // A shared prefix may have left fewer.
-        let known = (job.order.known as usize).min(job.tokens.len() - kept);
-        let row = job.tokens.get(kept..kept + known)?;
+        let sequence = self.sequences[index].as_mut()?;
+        let reusable = sequence.reusable(job.tokens);
+        sequence.drafts.clear();
+        sequence.computed = reusable;
+        sequence.last_used = self.draft_calls;
+        self.truncate(seq, reusable);
+        // With a shared prefix, fewer tokens are left than were ordered.
+        let prefill_tokens = (job.order.prefill_tokens as usize).min(job.tokens.len() - reusable);
+        let row = job.tokens.get(reusable..reusable + prefill_tokens)?;
         if row.iter().any(|token| *token >= self.sizes.vocabulary) {
             return None;
         }
@@ -249,16 +253,16 @@ impl<B: Backend> DraftModel<B> {
             Some(index) => index,
             None => self.evict(jobs)?,
         };
-        let same_scope = |one: &&(usize, &DraftSequence)| one.1.scope == job.scope;
-        let common = |(index, one): (usize, &DraftSequence)| {
-            let known = tokens_of(one.request).iter().take(one.known);
-            let common = known.zip(job.tokens).take_while(|(a, b)| a == b).count();
+        let same_scope = |sequence: &&(usize, &DraftSequence)| sequence.1.scope == job.scope;
+        let common = |(index, sequence): (usize, &DraftSequence)| {
+            let computed = tokens_of(sequence.request).iter().take(sequence.computed);
+            let common = computed.zip(job.tokens).take_while(|(a, b)| a == b).count();
             // The last token is computed, for what follows it.
             (common.min(job.tokens.len() - 1), index)
         };
         let sequences = self.sequences.iter().enumerate();
-        let others = sequences.filter_map(|(index, one)| Some((index, one.as_ref()?)));
-        let longest = others.filter(|one| same_scope(&one)).map(common).max();
+        let others = sequences.filter_map(|(index, sequence)| Some((index, sequence.as_ref()?)));
+        let longest = others.filter(|other| same_scope(&other)).map(common).max();
         let shared = longest.filter(|(length, _)| *length >= MIN_SHARED);
         if let Some((length, from)) = shared {
             let tokens = u32::try_from(length).unwrap_or(0);
@@ -269,9 +273,9 @@ impl<B: Backend> DraftModel<B> {
         self.sequences[index] = Some(DraftSequence {
             request: job.order.request,
             scope: job.scope,
-            known: shared.map_or(0, |(length, _)| length),
+            computed: shared.map_or(0, |(length, _)| length),
             drafts: Vec::new(),
-            last_used: self.now,
+            last_used: self.draft_calls,
         });
         Some(index)
     }
@@ -280,9 +284,9 @@ impl<B: Backend> DraftModel<B> {
     fn evict(&mut self, jobs: &[DraftJob<'_>]) -> Option<usize> {
         let has_job = |id| jobs.iter().any(|job| job.order.request == id);
         let sequences = self.sequences.iter().enumerate();
-        let idle = sequences.filter_map(|(index, one)| Some((index, one.as_ref()?)));
-        let idle = idle.filter(|(_, one)| !has_job(one.request));
-        let (index, _) = idle.min_by_key(|(_, one)| one.last_used)?;
+        let idle = sequences.filter_map(|(index, sequence)| Some((index, sequence.as_ref()?)));
+        let idle = idle.filter(|(_, sequence)| !has_job(sequence.request));
+        let (index, _) = idle.min_by_key(|(_, sequence)| sequence.last_used)?;
         self.free(index);
         Some(index)
     }
@@ -297,7 +301,7 @@ impl<B: Backend> DraftModel<B> {
         let rows = active
             .iter()
             .map(|job| (job.seq, u32::try_from(job.row.len()).unwrap_or(u32::MAX)));
-        let jobs: Vec<_> = active.iter().map(|one| one.job).collect();
+        let jobs: Vec<_> = active.iter().map(|active| active.job).collect();
         while !self.cells.place(rows.clone()) {
             if self.evict(&jobs).is_none() {
                 return Err(StepError::NoCells);
@@ -336,10 +340,10 @@ impl<B: Backend> DraftModel<B> {
         active.retain_mut(|active| {
             end += active.row.len();
             let order = active.job.order;
-            if let Some(one) = &mut self.sequences[usize::from(active.seq.0)] {
+            if let Some(sequence) = &mut self.sequences[usize::from(active.seq.0)] {
                 match active.draft.last() {
-                    None => one.known += active.row.len(),
-                    Some(draft) => one.drafts.push(*draft),
+                    None => sequence.computed += active.row.len(),
+                    Some(draft) => sequence.drafts.push(*draft),
                 }
             }
             if order.drafts == 0 {
@@ -366,9 +370,11 @@ impl<B: Backend> DraftModel<B> {
 
     fn sequence(&self, id: RequestId) -> Option<(usize, &DraftSequence)> {
         let mut sequences = self.sequences.iter().enumerate();
-        sequences.find_map(|(index, one)| {
-            let one = one.as_ref().filter(|one| one.request == id)?;
-            Some((index, one))
+        sequences.find_map(|(index, sequence)| {
+            let sequence = sequence
+                .as_ref()
+                .filter(|sequence| sequence.request == id)?;
+            Some((index, sequence))
         })
     }
 
@@ -390,11 +396,11 @@ impl<B: Backend> DraftModel<B> {
 
 impl DraftSequence {
     /// How many of a request's tokens, without the last, are computed.
-    fn kept(&self, tokens: &[Token]) -> usize {
-        let after = tokens.get(self.known..).unwrap_or_default();
+    fn reusable(&self, tokens: &[Token]) -> usize {
+        let after = tokens.get(self.computed..).unwrap_or_default();
         let gained = after.iter().zip(&self.drafts);
         let gained = gained.take_while(|(token, draft)| token == draft).count();
-        (self.known + gained).min(tokens.len().saturating_sub(1))
+        (self.computed + gained).min(tokens.len().saturating_sub(1))
     }
 }
 

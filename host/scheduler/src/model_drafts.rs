@@ -4,8 +4,8 @@
 //! must pay: the scheduler learns how long they take (a second [`CostModel`]) and how often an ordered draft is accepted,
 //! and compares tokens a second with and without. It orders the same number of drafts for the requests whose drafts are
 //! accepted most often, or none. Beside other requests, the draft model's steps and the step together must meet the
-//! [target](crate::prefill_profile) of a step with prompts. Where requests are in prefill there are no orders, since
-//! prompts fill the step up to that target, nor while requests of several adapters decode.
+//! [target](crate::prefill_profile) of a step with prompts. No drafts are ordered while a
+//! request is in prefill, since prompts fill the step up to that target, or while requests of several adapters decode.
 //!
 //! Before it drafts for a request, the draft model computes the tokens that it has not seen, at first the whole prompt.
 //! That is worth it only if the tokens to come are expected to save more time. It is done in parts if others wait.
@@ -33,21 +33,21 @@ const MIN_TRIAL_INTERVAL: u32 = 64;
 const MAX_TRIAL_INTERVAL: u32 = 2048;
 /// A trial may take this part of the time that the rest of its request is expected to take, for tokens that the draft
 /// model has not seen.
-const TRIAL_PART: f64 = 0.1;
+const MAX_TRIAL_FRACTION: f64 = 0.1;
 /// Tokens that a draft model has not seen are computed if they take at most this part of the time that they save.
-const MAX_INVESTMENT: f64 = 0.5;
-/// So many unseen tokens are usual after a step: accepted drafts, a sampled token, and forced ones.
-const USUAL_MISSING: u32 = 32;
-/// Unseen tokens that are computed before a step while their cost is unknown.
+const MAX_PREFILL_FRACTION: f64 = 0.5;
+/// Uncomputed tokens that are usual after a step: accepted drafts, a sampled token, and forced ones.
+const USUAL_UNCOMPUTED: u32 = 32;
+/// Uncomputed tokens that are computed before a step while their cost is unknown.
 const FIRST_CHUNK: u32 = 64;
-/// Fewer unseen tokens are not worth a step of the draft model, unless they are the last.
+/// Fewer uncomputed tokens are not worth a step of the draft model, unless they are the last.
 const MIN_CHUNK: u32 = 16;
 
 /// What the draft model knows of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftState {
-    /// Tokens of the request that it has not computed, at least 1.
-    pub missing: u32,
+    /// Tokens of the request that it has not computed; at least 1.
+    pub uncomputed: u32,
     /// Most drafts that it may propose.
     pub max_drafts: u32,
 }
@@ -57,8 +57,8 @@ pub struct DraftState {
 pub struct DraftOrder {
     /// The request.
     pub request: RequestId,
-    /// How many of the request's tokens that it has not computed to compute now, at least 1.
-    pub known: u32,
+    /// Tokens of the request to compute now, of those that it has not computed; at least 1.
+    pub prefill_tokens: u32,
     /// Drafts to propose then; 0 if tokens of the request are left to compute.
     pub drafts: u32,
 }
@@ -72,8 +72,8 @@ pub(crate) struct ModelDrafts {
     /// Steps since the last trial that could have had drafts.
     since_trial: u32,
     trial_interval: u32,
-    /// Whether the last orders were for unseen tokens.
-    computed_prompts: bool,
+    /// Whether the last orders were for uncomputed tokens.
+    last_was_prefill: bool,
 }
 
 impl Default for ModelDrafts {
@@ -84,7 +84,7 @@ impl Default for ModelDrafts {
             trials: 0,
             since_trial: 0,
             trial_interval: MIN_TRIAL_INTERVAL,
-            computed_prompts: false,
+            last_was_prefill: false,
         }
     }
 }
@@ -93,10 +93,10 @@ impl Default for ModelDrafts {
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     request: RequestId,
-    /// Of an ordered draft.
+    /// Expected acceptance rate of one drafted token.
     acceptance: f64,
-    most: u32,
-    missing: u32,
+    max_drafts: u32,
+    uncomputed: u32,
     /// Tokens that it is expected to generate.
     remaining: f64,
 }
@@ -105,8 +105,8 @@ struct Candidate {
 #[derive(Clone, Copy)]
 struct NextStep<'a> {
     shape: StepShape,
-    /// Most drafts.
-    room: u32,
+    /// Most drafts of all requests together.
+    max_drafts: u32,
     /// Most seconds of the step and of drafting.
     max_seconds: f64,
     /// Most tokens that the draft model computes in a step.
@@ -120,8 +120,8 @@ struct NextStep<'a> {
 struct Choice {
     requests: usize,
     drafts: u32,
-    /// Seconds that each generated token saves.
-    saved: f64,
+    /// Seconds saved per generated token.
+    saved_per_token: f64,
 }
 
 impl Scheduler {
@@ -150,7 +150,7 @@ impl Scheduler {
         }
         let expected_output = f64::from(self.output_length.expected());
         let mut candidates = Vec::new();
-        for running in self.running.iter().filter(|one| one.is_decoding()) {
+        for running in self.running.iter().filter(|running| running.is_decoding()) {
             let (request, drafts) = (&running.request, &running.drafts);
             let generated = request.progress.generated;
             // One more token is sampled after the drafts.
@@ -169,8 +169,8 @@ impl Scheduler {
             candidates.push(Candidate {
                 request: running.id(),
                 acceptance: self.model_drafts.acceptance.ordered(drafts),
-                most: state.max_drafts.min(left).min(self.config.max_drafts),
-                missing: state.missing.max(1),
+                max_drafts: state.max_drafts.min(left).min(self.config.max_drafts),
+                uncomputed: state.uncomputed.max(1),
                 remaining: remaining.min(f64::from(left)),
             });
         }
@@ -189,7 +189,7 @@ impl Scheduler {
         let room = self.config.max_step_tokens.saturating_sub(rows);
         let step = NextStep {
             shape,
-            room: room.min(self.drafts.most()).min(cells),
+            max_drafts: room.min(self.drafts.most()).min(cells),
             // A request that runs alone delays nobody.
             max_seconds: match self.running.len() == 1 {
                 true => f64::INFINITY,
@@ -246,25 +246,25 @@ impl ModelDrafts {
         trial.into_iter().collect()
     }
 
-    /// Orders that are expected to pay: for unseen tokens and for drafts in turns, so that neither waits for long.
+    /// Orders that are expected to pay: for uncomputed tokens and for drafts in turns, so that neither waits for long.
     fn orders(&mut self, candidates: &[Candidate], step: NextStep<'_>) -> Vec<DraftOrder> {
-        let is_turn = !std::mem::replace(&mut self.computed_prompts, false);
-        let is_behind = |one: &Candidate| one.missing > USUAL_MISSING;
-        if candidates.iter().any(is_behind) {
+        let may_prefill = !std::mem::replace(&mut self.last_was_prefill, false);
+        let lags = |candidate: &Candidate| candidate.uncomputed > USUAL_UNCOMPUTED;
+        if candidates.iter().any(lags) {
             let ready: Vec<_> = candidates
                 .iter()
                 .copied()
-                .filter(|one| !is_behind(one))
+                .filter(|candidate| !lags(candidate))
                 .collect();
-            if (is_turn || ready.is_empty())
+            if (may_prefill || ready.is_empty())
                 && let Some(choice) = self.choose(candidates, step)
             {
-                let behind = candidates[..choice.requests]
+                let lagging = candidates[..choice.requests]
                     .iter()
-                    .filter(|one| is_behind(one));
-                let orders = self.prompt_orders(behind, choice, step);
+                    .filter(|candidate| lags(candidate));
+                let orders = self.prefill_orders(lagging, choice, step);
                 if !orders.is_empty() {
-                    self.computed_prompts = true;
+                    self.last_was_prefill = true;
                     return orders;
                 }
             }
@@ -277,10 +277,10 @@ impl ModelDrafts {
         let Some(choice) = self.choose(candidates, step) else {
             return Vec::new();
         };
-        let order = |one: &Candidate| DraftOrder {
-            request: one.request,
-            known: one.missing,
-            drafts: choice.drafts.min(one.most),
+        let order = |candidate: &Candidate| DraftOrder {
+            request: candidate.request,
+            prefill_tokens: candidate.uncomputed,
+            drafts: choice.drafts.min(candidate.max_drafts),
         };
         candidates[..choice.requests].iter().map(order).collect()
     }
@@ -298,18 +298,25 @@ impl ModelDrafts {
             let Ok(count) = u32::try_from(requests) else {
                 break;
             };
-            let most = chosen.iter().map(|one| one.most).min().unwrap_or(0);
+            let most = chosen
+                .iter()
+                .map(|candidate| candidate.max_drafts)
+                .min()
+                .unwrap_or(0);
             let draft_step = self.step_seconds(count, step.shape.n_kv);
             let (mut tokens, mut drafting) = (rows, 0.0);
-            let mut next: Vec<f64> = chosen.iter().map(|one| one.acceptance).collect();
+            let mut next: Vec<f64> = chosen
+                .iter()
+                .map(|candidate| candidate.acceptance)
+                .collect();
             for drafts in 1..=most {
-                if drafts * count > step.room {
+                if drafts * count > step.max_drafts {
                     break;
                 }
                 drafting += draft_step;
                 tokens += next.iter().sum::<f64>();
-                for (next, one) in next.iter_mut().zip(chosen) {
-                    *next *= one.acceptance;
+                for (next, candidate) in next.iter_mut().zip(chosen) {
+                    *next *= candidate.acceptance;
                 }
                 let seconds = (step.seconds)(drafts * count) + drafting;
                 if seconds > step.max_seconds {
@@ -320,7 +327,7 @@ impl ModelDrafts {
                     let choice = Choice {
                         requests,
                         drafts,
-                        saved: plain / rows - seconds / tokens,
+                        saved_per_token: plain / rows - seconds / tokens,
                     };
                     best = Some((rate, choice));
                 }
@@ -330,72 +337,76 @@ impl ModelDrafts {
         (rate > MIN_GAIN * rows / plain).then_some(choice)
     }
 
-    /// Orders for the unseen tokens of requests, if they cost less than the drafts of `choice` save.
-    fn prompt_orders<'a>(
+    /// Orders for the uncomputed tokens of requests, if they cost less than the drafts of `choice` save.
+    fn prefill_orders<'a>(
         &self,
-        behind: impl Iterator<Item = &'a Candidate>,
+        lagging: impl Iterator<Item = &'a Candidate>,
         choice: Choice,
         step: NextStep<'_>,
     ) -> Vec<DraftOrder> {
         let mut left = self.chunk(step.max_seconds - (step.seconds)(0), step);
-        let share = f64::from(step.shape.decode_rows) / choice.requests as f64;
+        let rows_per_request = f64::from(step.shape.decode_rows) / choice.requests as f64;
         let mut orders = Vec::new();
-        for one in behind {
-            let saved = choice.saved * one.remaining * share;
-            let known = one.missing.min(left);
-            if self.prefill_seconds(one.missing, step) > MAX_INVESTMENT * saved
-                || known < MIN_CHUNK.min(one.missing)
+        for candidate in lagging {
+            let saved = choice.saved_per_token * candidate.remaining * rows_per_request;
+            let prefill_tokens = candidate.uncomputed.min(left);
+            if self.prefill_seconds(candidate.uncomputed, step) > MAX_PREFILL_FRACTION * saved
+                || prefill_tokens < MIN_CHUNK.min(candidate.uncomputed)
             {
                 continue;
             }
-            left -= known;
+            left -= prefill_tokens;
             orders.push(DraftOrder {
-                request: one.request,
-                known,
+                request: candidate.request,
+                prefill_tokens,
                 // A request that runs alone goes on at once.
-                drafts: match known == one.missing && step.max_seconds.is_infinite() {
-                    true => choice.drafts.min(one.most),
-                    false => u32::from(known == one.missing),
+                drafts: match prefill_tokens == candidate.uncomputed
+                    && step.max_seconds.is_infinite()
+                {
+                    true => choice.drafts.min(candidate.max_drafts),
+                    false => u32::from(prefill_tokens == candidate.uncomputed),
                 },
             });
         }
         orders
     }
 
-    /// A few drafts for the request with the fewest unseen tokens.
+    /// A few drafts for the request with the fewest uncomputed tokens.
     fn trial(&self, candidates: &[Candidate], step: NextStep<'_>) -> Option<DraftOrder> {
-        let one = candidates.iter().min_by_key(|one| one.missing)?;
+        let candidate = candidates
+            .iter()
+            .min_by_key(|candidate| candidate.uncomputed)?;
         let mut order = DraftOrder {
-            request: one.request,
-            known: one.missing,
-            drafts: TRIAL_DRAFTS.min(one.most).min(step.room),
+            request: candidate.request,
+            prefill_tokens: candidate.uncomputed,
+            drafts: TRIAL_DRAFTS.min(candidate.max_drafts).min(step.max_drafts),
         };
         if order.drafts == 0 {
             return None;
         }
-        if one.missing > USUAL_MISSING {
+        if candidate.uncomputed > USUAL_UNCOMPUTED {
             let plain = (step.seconds)(0);
             let most = match self.costs.is_fitted() {
-                true if self.prefill_seconds(one.missing, step)
-                    > TRIAL_PART * one.remaining * plain =>
+                true if self.prefill_seconds(candidate.uncomputed, step)
+                    > MAX_TRIAL_FRACTION * candidate.remaining * plain =>
                 {
                     0
                 }
                 true => self.chunk(step.max_seconds - plain, step),
                 false => FIRST_CHUNK,
             };
-            order.known = one.missing.min(most);
-            if order.known < MIN_CHUNK {
+            order.prefill_tokens = candidate.uncomputed.min(most);
+            if order.prefill_tokens < MIN_CHUNK {
                 return None;
             }
-            if order.known < one.missing {
+            if order.prefill_tokens < candidate.uncomputed {
                 order.drafts = 0;
             }
         }
         Some(order)
     }
 
-    /// Unseen tokens that the draft model computes in this time.
+    /// Uncomputed tokens that the draft model computes in this time.
     fn chunk(&self, seconds: f64, step: NextStep<'_>) -> u32 {
         let token = self.prefill_seconds(FIRST_CHUNK, step) / f64::from(FIRST_CHUNK);
         let seconds = seconds - self.costs.fixed_seconds();
@@ -423,7 +434,7 @@ impl ModelDrafts {
 mod tests {
     use super::*;
 
-    /// A draft model whose steps take 2 ms and 0.2 ms for each sequence or unseen token.
+    /// A draft model whose steps take 2 ms and 0.2 ms for each sequence or uncomputed token.
     fn learned() -> ModelDrafts {
         let mut drafts = ModelDrafts::default();
         for i in 0..200_u32 {
@@ -440,12 +451,12 @@ mod tests {
         drafts
     }
 
-    fn candidate(id: u64, acceptance: f64, missing: u32) -> Candidate {
+    fn candidate(id: u64, acceptance: f64, uncomputed: u32) -> Candidate {
         Candidate {
             request: RequestId(id),
             acceptance,
-            most: 16,
-            missing,
+            max_drafts: 16,
+            uncomputed,
             remaining: 100.0,
         }
     }
@@ -465,7 +476,7 @@ mod tests {
                 n_kv: 256,
                 ..StepShape::default()
             },
-            room: 64,
+            max_drafts: 64,
             max_seconds,
             max_tokens: 512,
             seconds: &seconds,
@@ -504,7 +515,9 @@ mod tests {
         let known = |missing, max_seconds| {
             let one = [candidate(1, 0.9, missing)];
             let orders = plan(&mut learned(), &one, 0.001, max_seconds);
-            orders.first().map(|order| (order.known, order.drafts > 0))
+            orders
+                .first()
+                .map(|order| (order.prefill_tokens, order.drafts > 0))
         };
         assert_eq!(known(300, f64::INFINITY), Some((300, true)));
         assert_eq!(known(2000, f64::INFINITY), Some((512, false)));
@@ -528,6 +541,6 @@ mod tests {
         assert!((5..12).contains(&trials.len()), "{trials:?}");
         let mut new = ModelDrafts::default();
         let first = plan(&mut new, &[candidate(1, 0.5, 100)], 0.001, f64::INFINITY);
-        assert_eq!((first[0].known, first[0].drafts), (FIRST_CHUNK, 0));
+        assert_eq!((first[0].prefill_tokens, first[0].drafts), (FIRST_CHUNK, 0));
     }
 }

@@ -2,22 +2,24 @@
 
 use super::*;
 
+/// Room for many requests with drafts.
+const LIMITS: SchedulerConfig = SchedulerConfig {
+    seq_ids: 64,
+    cells: 65_536,
+    max_step_tokens: 512,
+    max_queue: 100,
+    max_tenant_queue: 100,
+    max_drafts: 16,
+    ..CONFIG
+};
+
 /// Accepted and rejected drafts for each token of this many requests.
 fn draft_rates(count: usize, machine: Machine) -> (f64, f64) {
-    let limits = SchedulerConfig {
-        seq_ids: 64,
-        cells: 65_536,
-        max_step_tokens: 512,
-        max_queue: 100,
-        max_tenant_queue: 100,
-        max_drafts: 16,
-        ..CONFIG
-    };
     let arrival = Arrival {
         max_drafts: 16,
         ..arrival(0, 20, 400)
     };
-    let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
+    let mut simulation = Simulation::new(LIMITS, machine, BTreeMap::new());
     let records = simulation.run(vec![arrival; count]);
     let (right, wrong) = records.iter().fold((0, 0), |sum, record| {
         (sum.0 + record.drafts.0, sum.1 + record.drafts.1)
@@ -88,21 +90,12 @@ fn generate_with_model(
     drafts: u32,
     accuracy: u32,
 ) -> (f64, f64, Vec<StepRecord>) {
-    let limits = SchedulerConfig {
-        seq_ids: 64,
-        cells: 65_536,
-        max_step_tokens: 512,
-        max_queue: 100,
-        max_tenant_queue: 100,
-        max_drafts: 16,
-        ..CONFIG
-    };
     let arrival = Arrival {
         model_drafts: drafts,
         model_accuracy: accuracy,
         ..arrival(0, 200, 400)
     };
-    let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
+    let mut simulation = Simulation::new(LIMITS, machine, BTreeMap::new());
     let records = simulation.run(vec![arrival; count]);
     let end = records.iter().map(|record| record.ended).max().unwrap();
     let drafts: u32 = records.iter().map(|one| one.drafts.0 + one.drafts.1).sum();

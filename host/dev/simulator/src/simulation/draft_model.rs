@@ -16,7 +16,7 @@ impl Simulation {
             let max_drafts = arrival.model_drafts;
             let length = u32::try_from(tokens.len()).unwrap();
             let state = DraftState {
-                missing: length - alive.drafted.min(length - 1),
+                uncomputed: length - alive.drafted.min(length - 1),
                 max_drafts,
             };
             (max_drafts > 0 && arrival.external_sampler.is_none()).then_some(state)
@@ -25,14 +25,14 @@ impl Simulation {
             return;
         }
         self.check_orders(&orders);
-        let known: u32 = orders.iter().map(|order| order.known).sum();
+        let known: u32 = orders.iter().map(|order| order.prefill_tokens).sum();
         self.draft_step(orders.len(), known);
         let mut drafts = vec![Vec::new(); orders.len()];
         let mut drafting: Vec<_> = (0..orders.len()).collect();
         for (order, index) in orders.iter().zip(0..) {
             let alive = self.alive.get_mut(&order.request).expect("checked");
             let length = u32::try_from(alive.text.len()).unwrap();
-            alive.drafted = alive.drafted.min(length - 1) + order.known;
+            alive.drafted = alive.drafted.min(length - 1) + order.prefill_tokens;
             if order.drafts == 0 {
                 assert!(alive.drafted < length);
                 drafting.retain(|one| *one != index);
@@ -86,13 +86,13 @@ impl Simulation {
             let arrival = &self.arrivals[alive.index];
             assert!(arrival.external_sampler.is_none() && arrival.max_tokens > 0);
             let most = arrival.model_drafts.min(self.config.max_drafts);
-            assert!(order.known > 0 && order.drafts <= most);
+            assert!(order.prefill_tokens > 0 && order.drafts <= most);
             let generated = u32::try_from(alive.tokens.len()).unwrap();
             assert!(generated + order.drafts < arrival.max_tokens);
             let length = u32::try_from(alive.text.len()).unwrap();
             let missing = length - alive.drafted.min(length - 1);
-            let complete = order.known == missing;
-            assert!(order.known <= missing && complete == (order.drafts > 0));
+            let complete = order.prefill_tokens == missing;
+            assert!(order.prefill_tokens <= missing && complete == (order.drafts > 0));
         }
         let requests = self.scheduler.requests();
         let mut adapters = BTreeSet::new();

@@ -154,7 +154,7 @@ fn draft(
             DraftJob {
                 order: DraftOrder {
                     request,
-                    known: state.missing,
+                    prefill_tokens: state.uncomputed,
                     drafts: state.max_drafts,
                 },
                 tokens,
@@ -179,7 +179,7 @@ fn sequences_keep_accepted_drafts() {
     let mut model = TestDraft::default().model(256);
     let id = RequestId(1);
     let missing = |model: &DraftModel<SlowBackend>, tokens: &[Token]| {
-        model.state(id, tokens, 8).unwrap().missing
+        model.state(id, tokens, 8).unwrap().uncomputed
     };
     assert_eq!(missing(&model, &[1, 2, 3]), 3);
     assert_eq!(
