@@ -26,8 +26,13 @@ pub fn random_letters(count: usize) -> String {
 
 /// Seconds since 1970.
 pub fn now() -> u64 {
+    now_micros() / 1_000_000
+}
+
+/// Microseconds since 1970.
+pub fn now_micros() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
+    since.map_or(0, |since| since.as_micros() as u64)
 }
 
 #[cfg(test)]

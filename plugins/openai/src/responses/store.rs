@@ -1,7 +1,7 @@
 //! Stored responses, in the deployment's values for the tenant.
 //!
-//! The key is the response's id, which begins with the time: keys sort by age, and what has expired shows without reading
-//! values. A value is JSON with the response and all items before its output, so that a later request reads one value, and
+//! The key is the response's id, which begins with the time in microseconds: keys sort by age, and what has expired shows
+//! without reading values. A value is JSON with the response and all items before its output, so that a later request reads one value, and
 //! an earlier response may be deleted. If the grant is full, the oldest responses are deleted. A response that fails, or
 //! whose client disconnects, is not stored.
 
@@ -10,14 +10,14 @@ use corral_sdk::{Error, KeyValues, Request, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use conversation::ids::{now, random_letters, unique_id};
+use conversation::ids::{now_micros, random_letters, unique_id};
 use conversation::unsupported;
 
 const PREFIX: &str = "resp_";
 /// Hexadecimal digits of the time in an id.
-const TIME_DIGITS: usize = 10;
+const TIME_DIGITS: usize = 14;
 /// Letters and digits after it.
-const RANDOM_LETTERS: usize = 20;
+const RANDOM_LETTERS: usize = 18;
 
 /// Items in a list unless the request says so, and at most.
 const LIST_LENGTHS: (usize, usize) = (20, 100);
@@ -32,24 +32,25 @@ struct StoredResponse {
 
 /// A new id.
 pub fn new_id() -> String {
-    id_at(now())
+    id_at(now_micros())
 }
 
-fn id_at(seconds: u64) -> String {
+fn id_at(micros: u64) -> String {
     format!(
-        "{PREFIX}{seconds:0TIME_DIGITS$x}{}",
+        "{PREFIX}{micros:0TIME_DIGITS$x}{}",
         random_letters(RANDOM_LETTERS)
     )
 }
 
-/// When the response of this id was created, in seconds since 1970; `None` for what is no id.
+/// When the response of this id was created, in microseconds since 1970; `None` for what is no id.
 fn created(id: &str) -> Option<u64> {
     let digits = id.strip_prefix(PREFIX)?.get(..TIME_DIGITS)?;
     u64::from_str_radix(digits, 16).ok()
 }
 
 fn has_expired(id: &str, seconds: u64) -> bool {
-    created(id).is_none_or(|created| created.saturating_add(seconds) <= now())
+    let micros = seconds.saturating_mul(1_000_000);
+    created(id).is_none_or(|created| created.saturating_add(micros) <= now_micros())
 }
 
 /// The values, and how long responses stay, in seconds.
@@ -332,8 +333,8 @@ mod tests {
         assert!(early < late);
         assert_eq!(created(&late), Some(256));
         assert_eq!(created("resp_x"), None);
-        assert!(has_expired(&id_at(now() - 10), 10));
-        assert!(!has_expired(&id_at(now()), 10));
+        assert!(has_expired(&id_at(now_micros() - 10_000_000), 10));
+        assert!(!has_expired(&new_id(), 10));
         assert!(has_expired("other", u64::MAX));
     }
 
