@@ -1,9 +1,23 @@
 //! Benches of `corral-bench` with the demo model: what they count, how they end early, and their errors.
 //! `bench_all` checks that every bench gives the figures of its targets.
 
-use corral_tests::benches::{bench, check_positive, measure, model, object, plugin, rows};
-use corral_tests::{artifacts, scratch_dir};
+use corral_tests::benches::{
+    bench, bench_within, check_positive, measure, model, object, plugin, rows,
+};
+use corral_tests::{artifacts, run_command, scratch_dir};
 use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Longest build of components, and longest bench of them. Far above what they take, because machines are busy.
+const TIMEOUT: Duration = Duration::from_secs(900);
+
+/// The directory of the components.
+fn plugins() -> (&'static str, PathBuf) {
+    let dir = artifacts::plugin("measure");
+    ("--plugins", dir.parent().expect("a directory").to_owned())
+}
 
 #[test]
 fn existing_model_is_kept() {
@@ -133,6 +147,51 @@ fn draft_bench_compares_equal_answers() {
 }
 
 #[test]
+fn language_bench_measures_each_form() {
+    let dir = scratch_dir();
+    let script = "../plugins/measure/languages.sh";
+    let mut build = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(script));
+    build
+        .arg(&dir)
+        .env("CORRAL_BIN", artifacts::binary())
+        .env("CORRAL_CLIENTS", artifacts::clients());
+    let built = run_command(&mut build, TIMEOUT);
+    assert_eq!(built.code, Some(0), "{built:?}");
+    let files = [
+        model(),
+        plugins(),
+        ("--languages", dir),
+        ("--wasmtime", artifacts::wasmtime()),
+    ];
+    let line = "languages --requests 2 --output-tokens 4 --rounds 1 --threads 1 --json";
+    let ended = bench_within(TIMEOUT, line, &files);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let found = object(line, &ended);
+    let languages = ["Rust", "Python", "JavaScript", "C"];
+    let forms = languages
+        .into_iter()
+        .chain(["Rust, generate", "Rust, remote"]);
+    let found_forms = rows(&found).iter().map(|row| &row["form"]);
+    assert!(found_forms.eq(forms), "{found}");
+    let deployed = [
+        "request_s",
+        "request_ratio",
+        "deploy_s",
+        "first_request_s",
+        "component_mb",
+    ];
+    for row in &rows(&found)[..languages.len()] {
+        check_positive(row, &deployed);
+    }
+    for row in rows(&found) {
+        assert!(
+            row["token_s"].is_f64() && row["token_ratio"].is_f64(),
+            "{row}"
+        );
+    }
+}
+
+#[test]
 fn wrong_arguments_are_explained() {
     let missing = || ("--plugin", scratch_dir().join("missing.wasm"));
     let sampler = |name: &str| ("--sampler", artifacts::plugin(name));
@@ -200,6 +259,12 @@ fn wrong_arguments_are_explained() {
             vec![model(), missing(), sampler("min-p")],
             1,
             "cannot read the plugin",
+        ),
+        (
+            "languages --rounds 1".to_owned(),
+            vec![model(), plugins(), ("--languages", scratch_dir())],
+            1,
+            "measure-python.wasm; build it with",
         ),
         (
             boundary.to_owned(),

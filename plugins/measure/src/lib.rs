@@ -10,6 +10,8 @@
 //! | `logits` | the same over all logits, of which it reads one |
 //! | `none` | nothing |
 //! | `call` | the host call `sequence.length` |
+//!
+//! `measure.py`, `measure.js` and `measure.c` are `none` and `top` in other languages, for `corral-bench languages`.
 
 use corral_sdk::{
     Error, GenerateOptions, Model, NextTokenRequest, Request, Response, Sequence, Token,

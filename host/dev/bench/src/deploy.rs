@@ -37,8 +37,9 @@ pub(crate) struct DeployArgs {
 const TOKEN: &str = "as-long-as-the-bench-runs";
 const NAME: &str = "bench";
 
+/// What a server has of a component before it is deployed.
 #[derive(Clone, Copy, PartialEq)]
-enum Variant {
+pub(crate) enum Variant {
     /// A new component.
     New,
     /// A component that the server stores, with another configuration.
@@ -97,16 +98,16 @@ pub(crate) async fn measure(args: &DeployArgs) -> Result<(), Error> {
         "cannot create a directory for the store and the cache; name another one with TMPDIR";
     let dir = tempfile::tempdir().map_err(Error::context(failed))?;
     let engine = Engine::load(config(&args.engine, 0)?)?;
-    let bench = Bench::start(&engine, dir.path()).await?;
+    let server = DeployServer::start(&engine, dir.path()).await?;
     let mut deploys = Vec::new();
     let mut rounds = Rounds::with_warmup(args.rounds);
     for round in rounds.by_ref() {
-        let times = bench.round(&component, round).await?;
+        let times = measure_round(&server, &component, round).await?;
         if round > 0 {
             deploys.extend(times);
         }
     }
-    bench.server.stop(std::future::ready(())).await;
+    server.stop().await;
     engine.shutdown();
     let (bytes, rounds) = (component.len(), rounds.measured());
     let rows = Variant::ALL.map(|variant| report(variant, &deploys));
@@ -138,14 +139,43 @@ fn report(variant: Variant, deploys: &[DeployTimes]) -> Value {
     })
 }
 
-struct Bench {
+/// Deploys all variants once.
+async fn measure_round(
+    server: &DeployServer,
+    component: &[u8],
+    round: u64,
+) -> Result<Vec<DeployTimes>, Error> {
+    let component = unique_component(component, round);
+    let mut deploys = Vec::new();
+    for variant in Variant::ALL {
+        if variant == Variant::Compiled {
+            server.remove(NAME).await?;
+        }
+        let compile_before = server.compile_seconds();
+        let [upload, deploy] = server.deploy(NAME, ROUTE, variant, &component).await?;
+        let start = Instant::now();
+        local_server::complete(server.public_address(), "1+1=").await?;
+        deploys.push(DeployTimes {
+            variant,
+            upload,
+            deploy,
+            response: start.elapsed().as_secs_f64(),
+            compile: server.compile_seconds() - compile_before,
+        });
+    }
+    server.remove(NAME).await?;
+    Ok(deploys)
+}
+
+/// A server with a store and a cache of its own, to which the bench deploys over the admin API.
+pub(crate) struct DeployServer {
     runtime: Runtime,
     server: Server,
 }
 
-impl Bench {
+impl DeployServer {
     /// Starts a server with its store and cache in `dir`.
-    async fn start(engine: &Engine, dir: &Path) -> Result<Self, Error> {
+    pub(crate) async fn start(engine: &Engine, dir: &Path) -> Result<Self, Error> {
         let models = ModelPool::loaded(vec![engine.clone()]);
         let config = RuntimeConfig {
             cache: Some(dir.join("compiled")),
@@ -157,53 +187,56 @@ impl Bench {
         let deployments = Deployments::new(runtime.clone(), Some(store), limits, Access::Open);
         let token = Some(AdminToken::new(TOKEN)?);
         let server = local_server::open(models, runtime.clone(), deployments, token).await?;
-        Ok(Bench { runtime, server })
+        Ok(Self { runtime, server })
     }
 
-    /// Deploys all variants once.
-    async fn round(&self, component: &[u8], round: u64) -> Result<Vec<DeployTimes>, Error> {
-        let component = unique_component(component, round);
-        let path = format!("/deployments/{NAME}");
-        let mut times = Vec::new();
-        for variant in Variant::ALL {
-            if variant == Variant::Compiled {
-                self.admin_request("DELETE", &path, b"").await?;
-            }
-            times.push(self.deploy(variant, &component).await?);
-        }
-        self.admin_request("DELETE", &path, b"").await?;
-        Ok(times)
-    }
-
-    async fn deploy(&self, variant: Variant, component: &[u8]) -> Result<DeployTimes, Error> {
+    /// Deploys a component, and uploads it before if the server does not store it. Returns the seconds of the upload and
+    /// of the deploy.
+    pub(crate) async fn deploy(
+        &self,
+        name: &str,
+        route: &str,
+        variant: Variant,
+        component: &[u8],
+    ) -> Result<[f64; 2], Error> {
         // The digest is the client's work and not measured.
         let digest = Digest::of(component).to_string();
         let manifest = json!({
-            "name": NAME,
+            "name": name,
             "component": digest,
-            "routes": [ROUTE],
+            "routes": [route],
             "configuration": {"VARIANT": variant.name()},
         });
-        let compile_before = self.compile_seconds();
         let start = Instant::now();
         if variant != Variant::Stored {
             let path = format!("/components/{digest}");
             self.admin_request("PUT", &path, component).await?;
         }
         let uploaded = Instant::now();
-        let path = format!("/deployments/{NAME}");
+        let path = format!("/deployments/{name}");
         self.admin_request("POST", &path, manifest.to_string().as_bytes())
             .await?;
-        let deployed = Instant::now();
-        local_server::complete(self.server.public_address(), "1+1=").await?;
-        let end = Instant::now();
-        Ok(DeployTimes {
-            variant,
-            upload: (uploaded - start).as_secs_f64(),
-            deploy: (deployed - uploaded).as_secs_f64(),
-            response: (end - deployed).as_secs_f64(),
-            compile: self.compile_seconds() - compile_before,
-        })
+        let times = [uploaded - start, uploaded.elapsed()];
+        Ok(times.map(|time| time.as_secs_f64()))
+    }
+
+    /// Removes a deployment.
+    pub(crate) async fn remove(&self, name: &str) -> Result<(), Error> {
+        self.admin_request("DELETE", &format!("/deployments/{name}"), b"")
+            .await
+    }
+
+    /// Runs the plugins.
+    pub(crate) fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    pub(crate) fn public_address(&self) -> SocketAddr {
+        self.server.public_address()
+    }
+
+    pub(crate) async fn stop(self) {
+        self.server.stop(std::future::ready(())).await;
     }
 
     fn admin_address(&self) -> Result<SocketAddr, Error> {

@@ -14,6 +14,7 @@ mod drafts;
 mod flat;
 mod gap;
 mod http;
+mod languages;
 mod local_server;
 mod model;
 mod prefix;
@@ -55,6 +56,8 @@ enum Bench {
     Gap(gap::GapArgs),
     /// Requests a second and latency of a plugin that needs no model, by connections, beside a peer's
     Http(http::HttpArgs),
+    /// Costs of plugins in Rust, Python, JavaScript and C, and of a plugin whose model is on another host
+    Languages(languages::LanguagesArgs),
     /// Write a model with random weights, as large and as slow as a real one
     Model(model::ModelArgs),
     /// Time to first token of prompts with a cached prefix, and the time of a fork
@@ -94,6 +97,7 @@ fn run(bench: &Bench) -> Result<(), Error> {
         Bench::Flat(args) => runtime()?.block_on(flat::measure(args)),
         Bench::Gap(args) => runtime()?.block_on(gap::measure(args)),
         Bench::Http(args) => http::measure(args),
+        Bench::Languages(args) => runtime()?.block_on(languages::measure(args)),
         Bench::Model(args) => model::write(args),
         Bench::Prefix(args) => runtime()?.block_on(prefix::measure(args)),
         Bench::Programs(args) => programs::measure(args),
