@@ -1,7 +1,7 @@
 //! The examples about sampling, search and constraints: right answers, and the engine's counters show the gain that each
 //! README states. The agents and pipelines among the examples are in `examples_agents.rs`.
 
-use corral_tests::{Corral, RELIABLE_SUMS, Sum, artifacts, run_plugin};
+use corral_tests::{Corral, Metrics, RELIABLE_SUMS, Sum, artifacts, run_plugin};
 use serde_json::{Value, json};
 
 const SUM: Sum = RELIABLE_SUMS[0];
@@ -342,4 +342,58 @@ fn json_extraction_matches_the_schema() {
         &json!({"texts": ["Ada is 36 years old"], "schema": schema}),
         &expected,
     );
+}
+
+#[test]
+fn drafts_save_steps_of_the_large_model() {
+    let draft = format!("draft={}", artifacts::draft_model().display());
+    let route = [("/speculative-decoding", "speculative-decoding")];
+    // The context of the draft model.
+    let arguments = ["--model", &draft, "--context", "4096"];
+    let corral = Corral::start_with_routes(&route, &arguments);
+    // Of the large model only.
+    let steps = |metrics: &Metrics| metrics.samples("corral_engine_steps_total")["model=\"tiny\""];
+    let ask = |prompt: &str, drafts: u32| {
+        let before = corral.wait_until_idle();
+        let body = json!({"prompt": prompt, "drafts": drafts, "max_tokens": 80});
+        let answer = corral.post("/speculative-decoding", body.to_string());
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let after = corral.wait_until_idle();
+        (answer.json(), steps(&after) - steps(&before))
+    };
+    let (mut plain, mut drafted) = (0.0, 0.0);
+    for prompt in [
+        "tools: calculator\nWhat is 12+7?\n",
+        "Ada is 36 years old\n",
+        "repeat: Blue owls, 7!\n",
+        "12+7=",
+    ] {
+        let expected = corral.generate(&json!({"prompt": prompt, "max_tokens": 80}));
+        for drafts in [0, 1, 2, 8] {
+            let (answer, steps) = ask(prompt, drafts);
+            assert_eq!(answer["text"], expected["text"], "{answer}");
+            // Each token, and the end, takes a verification or an accepted draft.
+            let verifications = number(&answer, "verifications");
+            let tokens = number(&answer, "tokens") + 1.0;
+            assert_eq!(verifications + number(&answer, "accepted"), tokens);
+            match drafts {
+                0 => plain += steps,
+                2 => drafted += steps,
+                _ => {}
+            }
+            // Of many drafts, the scheduler may take a part in another step.
+            match drafts {
+                ..=2 => assert_eq!(steps, verifications, "{answer}"),
+                _ => assert!(steps >= verifications, "{steps}: {answer}"),
+            }
+        }
+    }
+    assert!(2.0 * drafted <= plain, "{drafted} of {plain}");
+    let detail = corral
+        .post(
+            "/speculative-decoding",
+            r#"{"prompt": "1+1=", "drafts": 9}"#,
+        )
+        .problem(400, "invalid-drafts");
+    assert!(detail.contains("expected 0 to 8"), "{detail}");
 }
