@@ -16,6 +16,8 @@
 
 mod bytes;
 mod error;
+#[cfg(test)]
+mod tests;
 mod values;
 
 pub use bytes::Bytes;
