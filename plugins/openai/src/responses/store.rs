@@ -1,9 +1,9 @@
 //! Stored responses, in the deployment's values for the tenant.
 //!
 //! The key is the response's id, which begins with the time in microseconds: keys sort by age, and what has expired shows
-//! without reading values. A value is JSON with the response and all items before its output, so that a later request reads one value, and
-//! an earlier response may be deleted. If the grant is full, the oldest responses are deleted. A response that fails, or
-//! whose client disconnects, is not stored.
+//! without reading values. A value is JSON with the response and all items before its output, so that a later request reads
+//! one value, and an earlier response may be deleted. If the grant is full, the oldest responses are deleted. A response
+//! that fails, or whose client disconnects, is not stored.
 
 use corral_sdk::fields::{Fields, out_of_range};
 use corral_sdk::{Error, KeyValues, Request, Response};
@@ -44,8 +44,10 @@ fn id_at(micros: u64) -> String {
 
 /// When the response of this id was created, in microseconds since 1970; `None` for what is no id.
 fn created(id: &str) -> Option<u64> {
-    let digits = id.strip_prefix(PREFIX)?.get(..TIME_DIGITS)?;
-    u64::from_str_radix(digits, 16).ok()
+    let rest = id.strip_prefix(PREFIX)?;
+    let digits = rest.get(..TIME_DIGITS)?;
+    let is_id = rest.len() == TIME_DIGITS + RANDOM_LETTERS;
+    u64::from_str_radix(digits, 16).ok().filter(|_| is_id)
 }
 
 fn has_expired(id: &str, seconds: u64) -> bool {
@@ -333,6 +335,8 @@ mod tests {
         assert!(early < late);
         assert_eq!(created(&late), Some(256));
         assert_eq!(created("resp_x"), None);
+        // The host takes no key of any length.
+        assert_eq!(created(&(late + "x")), None);
         assert!(has_expired(&id_at(now_micros() - 10_000_000), 10));
         assert!(!has_expired(&new_id(), 10));
         assert!(has_expired("other", u64::MAX));

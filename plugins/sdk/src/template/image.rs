@@ -1,11 +1,18 @@
 //! Images in chats.
 
+#[cfg(feature = "jinja")]
+use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::rc::Rc;
 
-use crate::{Error, Model, Sequence, Token};
+#[cfg(feature = "jinja")]
+use crate::Model;
+use crate::{Error, Sequence, Token};
+
+/// Begins and ends a marker; no text that means something has it.
+const MARK: char = '\u{f1000}';
 
 /// An image of a chat: the bytes of a PNG, JPEG, GIF or WebP file, and the text that stands for it in the
 /// messages.
@@ -28,7 +35,7 @@ impl ChatImage {
     pub fn new(file: Vec<u8>) -> Self {
         // Each `RandomState` has fresh random keys.
         let random = || RandomState::new().build_hasher().finish();
-        let marker = format!("\u{f1000}{:016x}{:016x}\u{f1000}", random(), random());
+        let marker = format!("{MARK}{:016x}{:016x}{MARK}", random(), random());
         ChatImage {
             marker: marker.into(),
             file: file.into(),
@@ -72,13 +79,18 @@ pub(super) fn tokens(
     images: &[ChatImage],
     model: &Model,
 ) -> Result<Vec<Token>, Error> {
+    let indexes = images.iter().zip(0..);
+    let indexes: HashMap<&str, usize> = indexes
+        .map(|(image, index)| (image.marker(), index))
+        .collect();
+    let length = images.first().map_or(0, |image| image.marker().len());
     let mut tokens = Vec::new();
     loop {
-        let found = images.iter().enumerate().filter_map(|(index, image)| {
-            let at = text.find(image.marker())?;
-            Some((at, index))
+        let found = text.match_indices(MARK).find_map(|(at, _)| {
+            let marker = text.get(at..at + length)?;
+            Some((at, *indexes.get(marker)?))
         });
-        let Some((at, index)) = found.min() else {
+        let Some((at, index)) = found else {
             if !text.is_empty() {
                 tokens.extend(model.tokenize_trusted(text)?);
             }
@@ -88,7 +100,7 @@ pub(super) fn tokens(
             tokens.extend(model.tokenize_trusted(&text[..at])?);
         }
         tokens.push(placeholder(index));
-        text = &text[at + images[index].marker().len()..];
+        text = &text[at + length..];
     }
 }
 
@@ -108,5 +120,29 @@ impl Sequence {
             rest = &rest[at + 1..];
         }
         self.append_tokens(rest)
+    }
+}
+
+#[cfg(all(test, feature = "jinja"))]
+mod tests {
+    use super::*;
+    use crate::testing::Script;
+
+    #[test]
+    fn only_markers_of_the_chat_are_images() {
+        let images = [b"a", b"b"].map(|file| ChatImage::new(file.to_vec()));
+        let [one, two] = [0, 1].map(|index| images[index].marker());
+        let other = ChatImage::new(Vec::new());
+        let text = format!("x{two}{MARK}{one}{}{one}{MARK}", other.marker());
+        let tokens = Script::new().run(async {
+            let model = Model::open_default().await?;
+            tokens(&text, &images, &model)
+        });
+        let tokens = tokens.unwrap();
+        let placeholders = tokens.iter().filter(|token| is_image(**token));
+        let indexes = placeholders.map(|token| Token::MAX - token);
+        assert_eq!(indexes.collect::<Vec<_>>(), [1, 0, 0]);
+        // The rest is text, a token for each byte.
+        assert_eq!(tokens.len(), text.len() - 3 * (one.len() - 1));
     }
 }
