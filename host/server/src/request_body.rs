@@ -200,6 +200,10 @@ where
         loop {
             let polled = self.poll_inner(cx);
             if polled.is_pending() {
+                // Some clients send the rest only after an answer.
+                if self.received > self.limit {
+                    return Poll::Ready(Some(Err(BodyError::TooLarge(self.limit))));
+                }
                 ready!(self.poll_idle_timeout(cx));
                 self.status.set(BodyState::Stalled);
                 // The client sends nothing that could break the connection.
@@ -361,6 +365,19 @@ mod tests {
             let received = ready!(self.0.poll_recv(cx));
             Poll::Ready(received.map(|data| Ok(Frame::data(data))))
         }
+    }
+
+    #[tokio::test]
+    async fn body_beyond_its_limit_need_not_end() {
+        let (sender, body) = tokio::sync::mpsc::channel(2);
+        let (body, status) = limited(Received(body), None);
+        for data in [&b"12345678"[..], b"9"] {
+            sender.send(Bytes::from(data)).await.expect("room");
+        }
+        let error = body.collect().await.expect_err("9 of 8 bytes");
+        assert!(matches!(error, BodyError::TooLarge(8)), "{error}");
+        assert_eq!(status.state(), BodyState::TooLarge);
+        drop(sender);
     }
 
     #[tokio::test]
