@@ -216,6 +216,72 @@ fn cancel_returns_what_was_generated() {
 }
 
 #[test]
+fn number_of_running_generation_is_taken() {
+    let corral = start(&[]);
+    block_on(async {
+        let mut session = Session::open(&corral, HttpVersion::Http1).await;
+        for (id, command) in (1..).zip(question()) {
+            session.send(&command);
+            session.value(id).await;
+        }
+        let generate = |id: u64, sequence: u32| json!({"id": id, "call": "generate", "generation": 1, "sequence": sequence, "options": 1});
+        for command in [
+            json!({"id": 4, "call": "fork-sequence", "sequence": 2, "from": 1}),
+            json!({"id": 5, "call": "create-options", "options": 1, "max_tokens": 16000}),
+            json!({"id": 6, "call": "set", "options": 1, "setting": "ignore-eos"}),
+            generate(7, 1),
+            generate(8, 2),
+            json!({"id": 9, "call": "cancel", "generation": 1, "sequence": 1, "start": 0}),
+            generate(10, 2),
+            json!({"id": 11, "call": "cancel", "generation": 1, "sequence": 2, "start": 0}),
+        ] {
+            session.send(&command);
+        }
+        let mut ended = Vec::new();
+        while ended.len() < 8 {
+            let line = session.line().await.expect("a line");
+            if line["chunk"].is_null() {
+                let detail = line["error"]["detail"].as_str().unwrap_or_default();
+                ended.push((line["id"].as_u64().expect("an id"), detail.to_owned()));
+            }
+        }
+        ended.sort();
+        let (ids, details): (Vec<_>, Vec<_>) = ended.into_iter().unzip();
+        assert_eq!(ids, [4, 5, 6, 7, 8, 9, 10, 11]);
+        assert_eq!(
+            details[4],
+            "the session has a generation 1; choose another number"
+        );
+    });
+    let metrics = corral.wait_until_idle();
+    assert_eq!(metrics.get("corral_engine_requests_canceled_total"), 2.0);
+}
+
+#[test]
+fn session_beyond_its_request_limit_ends() {
+    let corral = Corral::start_with_store(&[]);
+    let limits = json!({"limits": {"request-kib": 64}});
+    corral_tests::deployments::deploy_plugin(&corral, "sessions", "sessions", limits);
+    for version in VERSIONS {
+        block_on(async {
+            let mut session = Session::open(&corral, version).await;
+            session.send(&question()[0]);
+            session.value(1).await;
+            // The client waits for this reply, and does not end its body.
+            let text = "x".repeat(80 << 10);
+            session.send(
+                &json!({"id": 2, "call": "tokenize", "model": 1, "text": text, "special": false}),
+            );
+            let (code, detail) = session.error(0).await;
+            assert_eq!(code, "failed");
+            assert!(detail.contains("`request-kib`"), "{detail}");
+            assert_eq!(session.line().await, None);
+        });
+        corral.wait_until_idle();
+    }
+}
+
+#[test]
 fn silent_session_loses_its_lease() {
     let corral = start(&["--io-timeout", "2"]);
     block_on(async {
@@ -225,8 +291,8 @@ fn silent_session_loses_its_lease() {
         }
         let mut replies = 0;
         // Nothing renews it. The client never says goodbye.
-        while session.line().await.is_some() {
-            replies += 1;
+        while let Some(line) = session.line().await {
+            replies += usize::from(line["error"].is_null());
         }
         assert_eq!(replies, 3);
         let metrics = corral.wait_until_idle();

@@ -196,6 +196,52 @@ fn remote_errors_are_those_of_the_host() {
 }
 
 #[test]
+fn remote_reports_tokens_above_the_limit() {
+    // Few sequences of this length reach the limit.
+    let corral = Corral::start_with_store(&["--context", "65536"]);
+    let limits = json!({"limits": {"request-kib": 65536}});
+    for plugin in ["sessions", "blocking"] {
+        corral_tests::deployments::deploy_plugin(&corral, plugin, plugin, limits.clone());
+    }
+    let served = Program::remote("blocking", &corral).serve(&[]);
+    let here = corral.post("/blocking/full", "");
+    let there = served.post("/blocking/full", "");
+    assert_eq!(here.status, 400, "{here:?}");
+    assert!(here.body.contains("more than 4194304 tokens"), "{here:?}");
+    // There, the append has returned before the host refuses it.
+    assert_eq!((there.status, there.body), (here.status, here.body));
+}
+
+#[test]
+fn too_long_argument_keeps_the_session() {
+    let corral = start(&[], &[]);
+    let served = Program::remote("blocking", &corral).serve(&[]);
+    let answer = served.post("/blocking/long", SUM.question());
+    assert_eq!((answer.status, answer.body), (200, SUM.answer()));
+    assert_eq!(sessions(&corral), 1.0);
+}
+
+#[test]
+fn lost_session_is_replaced_once_nothing_is_held() {
+    let corral = start(&[], &["--time-limit", "4"]);
+    let served = Program::remote("blocking", &corral).serve(&[]);
+    let answer = served.post("/blocking/lost", SUM.question());
+    let expected = format!("Some(Error::Deadline) {}", SUM.answer());
+    assert_eq!((answer.status, answer.body), (200, expected));
+    corral.wait_until_idle();
+    assert_eq!(sessions(&corral), 2.0);
+}
+
+/// Sessions that have begun.
+fn sessions(corral: &Corral) -> f64 {
+    let requests = corral.metrics().samples("corral_deployment_requests_total");
+    let ours = requests
+        .iter()
+        .filter(|(labels, _)| labels.contains("/sessions"));
+    ours.map(|(_, count)| count).sum()
+}
+
+#[test]
 fn end_of_client_frees_its_sequences() {
     let corral = start(&[], &[]);
     let served = Program::remote("blocking", &corral).serve(&[]);

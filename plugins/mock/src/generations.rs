@@ -17,6 +17,7 @@ use crate::models::{MockConstraint, MockMatcher, MockModel};
 use crate::options::MockOptions;
 use crate::sequences::MockSequence;
 use crate::{Mock, convert};
+use provider::collect::collect;
 
 impl Guest for Mock {
     type Generation = MockGeneration;
@@ -136,17 +137,7 @@ impl GuestGeneration for MockGeneration {
     }
 
     fn collect(&self) -> Chunk {
-        let mut all = Chunk {
-            tokens: Vec::new(),
-            text: String::new(),
-            logprobs: Vec::new(),
-        };
-        while let Some(chunk) = self.read() {
-            all.tokens.extend(chunk.tokens);
-            all.text += &chunk.text;
-            all.logprobs.extend(chunk.logprobs);
-        }
-        all
+        collect(None, || self.read())
     }
 
     fn outcome(&self) -> Result<Outcome, Error> {

@@ -23,6 +23,7 @@ use crate::bindings::exports::corral::inference::inference::{Chunk, Outcome};
 use crate::bindings::exports::corral::inference::inference_async::Framing;
 use crate::bindings::exports::corral::inference::types::Error;
 use crate::bindings::{wit_future, wit_stream};
+use crate::collect;
 use crate::framed_body;
 use crate::live_generation::{BlockingGeneration, End, LiveGeneration};
 use crate::signal::{Notified, Notifier, signal};
@@ -257,16 +258,10 @@ fn collect_rest(generation: LiveGeneration, writes: &mut Writes) -> Chunk {
         unread,
         ..
     } = generation;
-    let rest = generation.collect();
+    let all = collect::collect(unread.into_iter().next(), || generation.read());
     let result = generation.outcome();
     writes.push(Box::pin(async move {
         let _ = outcome.write(result).await;
     }));
-    let mut all = rest;
-    if let Some(first) = unread.into_iter().next() {
-        all.tokens.splice(0..0, first.tokens);
-        all.text.insert_str(0, &first.text);
-        all.logprobs.splice(0..0, first.logprobs);
-    }
     all
 }

@@ -2,12 +2,13 @@
 //! Corral host.
 //!
 //! Each of them implements the traits of [`bindings`] for the functions of `inference-sync`, which block. This crate implements
-//! `inference-async` on top of them ([`asynchronous`]), and reads settings ([`SettingSlot`]).
+//! `inference-async` on top of them ([`asynchronous`]), joins chunks ([`collect`]), and reads settings ([`SettingSlot`]).
 // Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
 mod asynchronous;
 mod background;
+pub mod collect;
 mod framed_body;
 mod live_generation;
 mod setting;

@@ -18,17 +18,12 @@ use crate::bindings::exports::corral::inference::types::Error;
 /// A generation whose functions block.
 pub(crate) trait BlockingGeneration {
     fn read(&self) -> Option<Chunk>;
-    fn collect(&self) -> Chunk;
     fn outcome(&self) -> Result<Outcome, Error>;
 }
 
 impl<T: GuestGeneration> BlockingGeneration for T {
     fn read(&self) -> Option<Chunk> {
         GuestGeneration::read(self)
-    }
-
-    fn collect(&self) -> Chunk {
-        GuestGeneration::collect(self)
     }
 
     fn outcome(&self) -> Result<Outcome, Error> {

@@ -3,6 +3,8 @@
 // Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
+#[path = "../../provider/src/collect.rs"]
+mod collect;
 #[path = "../../remote/src/connect.rs"]
 mod connect;
 #[path = "../../remote/src/connection.rs"]

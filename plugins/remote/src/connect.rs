@@ -3,7 +3,8 @@
 use session_protocol::Error;
 use wasip2::http::outgoing_handler;
 use wasip2::http::types::{
-    Fields, IncomingResponse, Method, OutgoingBody, OutgoingRequest, RequestOptions, Scheme,
+    Fields, FutureIncomingResponse, IncomingBody, IncomingResponse, Method, OutgoingBody,
+    OutgoingRequest, RequestOptions, Scheme,
 };
 use wasip2::io::streams::{InputStream, OutputStream};
 
@@ -14,10 +15,15 @@ const MAX_REFUSAL: usize = 64 << 10;
 /// Longest silence of the host, in nanoseconds: a prompt of a busy host takes its time.
 const SILENCE: u64 = 3600 * 1_000_000_000;
 
-/// Both bodies of the request. The other handles stay open with them.
+/// Both bodies of the request.
 pub(crate) struct Streams {
+    // A stream is dropped before what it belongs to.
     pub(crate) output: OutputStream,
     pub(crate) input: InputStream,
+    _request: OutgoingBody,
+    _body: IncomingBody,
+    _response: IncomingResponse,
+    _exchange: FutureIncomingResponse,
 }
 
 /// The parts of an absolute URL.
@@ -77,20 +83,21 @@ pub(crate) fn open() -> Result<Streams, Error> {
         other => return Err(unreachable(&other)),
     };
     let status = response.status();
-    let incoming = response.consume();
-    let input = incoming
-        .as_ref()
-        .map_err(drop)
-        .and_then(|body| body.stream().map_err(drop));
-    let (Ok(output), Ok(input)) = (output, input) else {
-        return Err(failed("the runtime has no stream for a body".into()));
-    };
+    let no_stream = |()| failed("the runtime has no stream for a body".into());
+    let output = output.map_err(no_stream)?;
+    let incoming = response.consume().map_err(no_stream)?;
+    let input = incoming.stream().map_err(no_stream)?;
     if status != 200 {
         return Err(refusal(status, &url, &response, &input));
     }
-    // They end with the instance, as the session does.
-    std::mem::forget((body, incoming, response, future));
-    Ok(Streams { output, input })
+    Ok(Streams {
+        output,
+        input,
+        _request: body,
+        _body: incoming,
+        _response: response,
+        _exchange: future,
+    })
 }
 
 fn request(target: &Target<'_>) -> Option<(OutgoingRequest, OutgoingBody)> {

@@ -9,6 +9,8 @@ use crate::connect::{Streams, open};
 
 /// How often an empty line shows the host that this component waits, in nanoseconds.
 const KEEP_ALIVE: u64 = 10 * 1_000_000_000;
+/// Longest line of the host, in bytes. A host has less memory for one.
+const MAX_REPLY: usize = 256 << 20;
 /// Bytes that are read at once.
 const READ_BYTES: u64 = 64 << 10;
 
@@ -67,6 +69,11 @@ impl Connection {
                 return Ok(line);
             }
             searched = self.received.len();
+            if searched > MAX_REPLY {
+                return Err(Error::Failed {
+                    detail: format!("the Corral host sent a line of more than {MAX_REPLY} bytes"),
+                });
+            }
             let readable = self.streams.input.subscribe();
             let silent = subscribe_duration(KEEP_ALIVE);
             if poll(&[&readable, &silent]).contains(&0) {

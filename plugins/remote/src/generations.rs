@@ -14,10 +14,11 @@ use crate::bindings::exports::corral::inference::inference_sync::{
 };
 use crate::bindings::exports::corral::inference::models::{Model, ModelBorrow, Pooling};
 use crate::bindings::exports::corral::inference::types::{Error, Token};
+use crate::collect::collect;
 use crate::models::{RemoteConstraint, RemoteMatcher, RemoteModel};
 use crate::options::RemoteOptions;
 use crate::sequences::{RemoteSequence, SequenceState};
-use crate::session::{self, OwnedHandle, call, check, new_number};
+use crate::session::{self, Held, OwnedHandle, call, check, new_number, settle};
 use crate::{Remote, convert};
 
 impl Guest for Remote {
@@ -86,19 +87,27 @@ impl Guest for Remote {
         let options = options.get::<RemoteOptions>().0.number;
         check(Kind::Options, options).map_err(convert::error)?;
         let number = new_number();
-        let id = session::generate(Call::Generate {
+        let started = session::generate(Call::Generate {
             generation: number,
             sequence: sequence.number,
             options,
-        })
-        .map_err(convert::error)?;
-        sequence.busy.set(true);
-        Ok(Generation::new(RemoteGeneration {
-            number,
-            id,
-            sequence: Rc::clone(sequence),
-            outcome: RefCell::new(None),
-        }))
+        });
+        let generation = started.map(|id| {
+            sequence.busy.set(true);
+            RemoteGeneration {
+                number,
+                id,
+                sequence: Rc::clone(sequence),
+                outcome: RefCell::new(None),
+                _held: Held::new(),
+            }
+        });
+        // Without what an earlier command should have set, it generates something else: dropping it cancels it.
+        settle(Kind::Sequence, sequence.number)
+            .and_then(|()| settle(Kind::Options, options))
+            .and(generation)
+            .map(Generation::new)
+            .map_err(convert::error)
     }
 
     fn next(
@@ -107,7 +116,7 @@ impl Guest for Remote {
     ) -> Result<Distribution, Error> {
         let sequence = &sequence.get::<RemoteSequence>().state;
         sequence.check()?;
-        let next = call(Call::Next {
+        let next = sequence.call(Call::Next {
             sequence: sequence.number,
             request: wire_request(request),
         });
@@ -126,7 +135,7 @@ impl Guest for Remote {
             if idle.is_ok() {
                 sent.push((sequence.number, wire_request(request)));
             }
-            results.push(idle);
+            results.push(idle.map(|()| sequence.number));
         }
         let called = match sent.is_empty() {
             true => Ok(Vec::new()),
@@ -134,15 +143,17 @@ impl Guest for Remote {
         };
         let mut answers = called.map(Vec::into_iter);
         let results = results.into_iter().map(|idle| {
-            idle?;
-            match &mut answers {
+            let sequence = idle?;
+            let result = match &mut answers {
                 Ok(answers) => match answers.next() {
                     Some(NextResult::Ok(next)) => Ok(convert::distribution(next)),
                     Some(NextResult::Error(error)) => Err(convert::error(error)),
                     None => Err(Error::Failed("the Corral host sent too few results".into())),
                 },
                 Err(error) => Err(convert::error(error.clone())),
-            }
+            };
+            settle(Kind::Sequence, sequence).map_err(convert::error)?;
+            result
         });
         results.collect()
     }
@@ -152,7 +163,7 @@ impl Guest for Remote {
         state.check()?;
         let file = Bytes(file);
         let sequence = state.number;
-        let tokens = call(Call::AppendImage { sequence, file });
+        let tokens = state.call(Call::AppendImage { sequence, file });
         let tokens: Vec<Token> = tokens.map_err(convert::error)?;
         state.append_generated(&tokens);
         Ok(u32::try_from(tokens.len()).unwrap_or(u32::MAX))
@@ -162,7 +173,8 @@ impl Guest for Remote {
         let state = &sequence.get::<RemoteSequence>().state;
         state.check()?;
         let sequence = state.number;
-        call(Call::SaveSnapshot { sequence, name }).map_err(convert::error)
+        let saved = state.call(Call::SaveSnapshot { sequence, name });
+        saved.map_err(convert::error)
     }
 
     fn restore_snapshot(model: ModelBorrow<'_>, name: String) -> Result<Sequence, Error> {
@@ -198,6 +210,7 @@ pub(crate) struct RemoteGeneration {
     id: u64,
     sequence: Rc<SequenceState>,
     outcome: RefCell<Option<Result<Outcome, Error>>>,
+    _held: Held,
 }
 
 impl GuestGeneration for RemoteGeneration {
@@ -219,17 +232,7 @@ impl GuestGeneration for RemoteGeneration {
     }
 
     fn collect(&self) -> Chunk {
-        let mut all = Chunk {
-            tokens: Vec::new(),
-            text: String::new(),
-            logprobs: Vec::new(),
-        };
-        while let Some(chunk) = self.read() {
-            all.tokens.extend(chunk.tokens);
-            all.text += &chunk.text;
-            all.logprobs.extend(chunk.logprobs);
-        }
-        all
+        collect(None, || self.read())
     }
 
     fn outcome(&self) -> Result<Outcome, Error> {
@@ -249,7 +252,6 @@ impl Drop for RemoteGeneration {
             sequence: self.sequence.number,
             start: self.sequence.length(),
         });
-        // The generation's own reply came before that of the cancellation.
         let _ = session::take_outcome(self.id);
         self.sequence.end_cancelled(&unread.unwrap_or_default());
     }

@@ -21,7 +21,7 @@ mod options;
 mod sequences;
 mod session;
 
-use provider::{SettingSlot, bindings};
+use provider::{SettingSlot, bindings, collect};
 
 #[allow(unsafe_code)]
 mod exports {

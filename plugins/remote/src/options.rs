@@ -34,7 +34,8 @@ impl RemoteOptions {
 fn finite<const N: usize>(name: &str, numbers: [f32; N]) -> Result<(), Error> {
     match numbers.iter().find(|number| !number.is_finite()) {
         Some(number) => Err(Error::Invalid(format!(
-            "{name} has the value {number}; expected a finite number"
+            "{} has the value {number}; expected a finite number",
+            name.replace('_', "-")
         ))),
         None => Ok(()),
     }

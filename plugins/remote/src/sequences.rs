@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use serde::de::DeserializeOwned;
 use session_protocol::{Call, Handle, Kind, ModelInfo};
 
 use crate::bindings::exports::corral::inference::inference::{self, GuestSequence, Sequence};
@@ -10,7 +11,7 @@ use crate::bindings::exports::corral::inference::models::ModelBorrow;
 use crate::bindings::exports::corral::inference::types::{ContextLimit, Error, Token};
 use crate::models::RemoteModel;
 use crate::options::RemoteOptions;
-use crate::session::{OwnedHandle, check, post};
+use crate::session::{OwnedHandle, call_about, check, post};
 use crate::{Remote, convert};
 
 pub(crate) struct RemoteSequence {
@@ -65,6 +66,14 @@ impl SequenceState {
 
     fn post(&self, call: Call) -> Result<(), Error> {
         post(Kind::Sequence, self.number, call).map_err(convert::error)
+    }
+
+    /// Sends a command about the sequence and waits for its value.
+    pub(crate) fn call<T: DeserializeOwned>(
+        &self,
+        call: Call,
+    ) -> Result<T, session_protocol::Error> {
+        call_about(Kind::Sequence, self.number, call)
     }
 
     pub(crate) fn length(&self) -> u32 {
@@ -130,22 +139,24 @@ impl GuestSequence for RemoteSequence {
             let needed = u32::try_from(needed).unwrap_or(u32::MAX);
             return Err(Error::ContextFull(ContextLimit { needed, limit }));
         }
-        state.append_generated(&tokens);
         state.post(Call::Append {
             sequence: state.number,
-            tokens,
-        })
+            tokens: tokens.clone(),
+        })?;
+        state.append_generated(&tokens);
+        Ok(())
     }
 
     fn truncate(&self, length: u32) -> Result<(), Error> {
         let state = &self.state;
         state.check()?;
         state.check_can_fork()?;
-        state.tokens.borrow_mut().truncate(length as usize);
         state.post(Call::Truncate {
             sequence: state.number,
             length,
-        })
+        })?;
+        state.tokens.borrow_mut().truncate(length as usize);
+        Ok(())
     }
 
     fn fork(&self) -> Result<Sequence, Error> {

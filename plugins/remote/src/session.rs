@@ -1,7 +1,7 @@
 //! The instance's session: sends commands and sorts the replies.
 //!
 //! Replies come in any order. [`call`] waits for its own; [`post`] does not wait, and an error that comes later is the
-//! result of the next call on the same handle. Chunks of a generation wait in its inbox until the plugin reads them; a
+//! result of the next call on the same handle, which [`call_about`] makes. Chunks of a generation wait in its inbox until the plugin reads them; a
 //! generation's length bounds them.
 //!
 //! A session that has ended is opened anew once the program holds nothing of it: a runtime may use an instance for several
@@ -13,7 +13,7 @@ use std::collections::{HashMap, VecDeque};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use session_protocol::{
-    Call, Chunk, Command, Content, Error, Handle, Hello, Kind, Outcome, Reply, VERSION,
+    Call, Chunk, Command, Content, Error, Handle, Hello, Kind, MAX_LINE, Outcome, Reply, VERSION,
 };
 
 use crate::connection::Connection;
@@ -26,7 +26,7 @@ const MAX_POSTED: usize = 256;
 
 thread_local! {
     static SESSION: RefCell<Option<Result<Session, Error>>> = const { RefCell::new(None) };
-    /// Handles that the program holds, and the sequences among them.
+    /// Handles and generations that the program holds, and the sequences among them.
     static HELD: Cell<u32> = const { Cell::new(0) };
     static SEQUENCES: Cell<u32> = const { Cell::new(0) };
     static LAST_NUMBER: Cell<Handle> = const { Cell::new(0) };
@@ -36,8 +36,9 @@ struct Session {
     connection: Connection,
     has_ended: bool,
     last_id: u64,
-    /// Results of calls that wait.
-    results: HashMap<u64, Result<Value, Error>>,
+    /// The command whose result is waited for, and the result.
+    awaited: u64,
+    result: Option<Result<Value, Error>>,
     /// Commands whose replies nobody waits for, and their handles.
     posted: HashMap<u64, (Kind, Handle)>,
     /// Late errors.
@@ -85,21 +86,41 @@ pub(crate) fn new_number() -> Handle {
     number
 }
 
+/// Something of the session that the program holds: no other session takes the place of this one.
+pub(crate) struct Held(());
+
+impl Held {
+    pub(crate) fn new() -> Self {
+        forget_ended();
+        HELD.set(HELD.get() + 1);
+        Held(())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        HELD.set(HELD.get() - 1);
+    }
+}
+
 /// A handle of the session. Dropping it drops the host's.
 pub(crate) struct OwnedHandle {
     kind: Kind,
     pub(crate) number: Handle,
+    _held: Held,
 }
 
 impl OwnedHandle {
     pub(crate) fn new(kind: Kind) -> Self {
-        forget_ended();
-        HELD.set(HELD.get() + 1);
+        let held = Held::new();
         if kind == Kind::Sequence {
             SEQUENCES.set(SEQUENCES.get() + 1);
         }
-        let number = new_number();
-        OwnedHandle { kind, number }
+        OwnedHandle {
+            kind,
+            number: new_number(),
+            _held: held,
+        }
     }
 
     /// A handle of a sequence, if the program may hold one more.
@@ -129,7 +150,6 @@ impl Drop for OwnedHandle {
                 }
             }
         });
-        HELD.set(HELD.get() - 1);
         if kind == Kind::Sequence {
             SEQUENCES.set(SEQUENCES.get() - 1);
         }
@@ -139,14 +159,36 @@ impl Drop for OwnedHandle {
 /// Sends a command and waits for its value.
 pub(crate) fn call<T: DeserializeOwned>(call: Call) -> Result<T, Error> {
     with(|session| {
-        let id = session.send(call)?;
+        session.awaited = session.send(call)?;
         let value = loop {
-            match session.results.remove(&id) {
+            match session.result.take() {
                 Some(result) => break result?,
                 None => session.receive()?,
             }
         };
         parse(value)
+    })
+}
+
+/// Like [`call`], for a command about a handle. The error of an earlier one takes the place of the result.
+pub(crate) fn call_about<T: DeserializeOwned>(
+    kind: Kind,
+    handle: Handle,
+    call: Call,
+) -> Result<T, Error> {
+    let result = self::call(call);
+    settle(kind, handle)?;
+    result
+}
+
+/// Waits for the replies to all commands about a handle. Returns an error among them.
+pub(crate) fn settle(kind: Kind, handle: Handle) -> Result<(), Error> {
+    with(|session| {
+        let about = (kind, handle);
+        while session.posted.values().any(|other| *other == about) {
+            session.receive()?;
+        }
+        session.check(kind, handle)
     })
 }
 
@@ -224,7 +266,8 @@ impl Session {
             connection,
             has_ended: false,
             last_id: 0,
-            results: HashMap::new(),
+            awaited: 0,
+            result: None,
             posted: HashMap::new(),
             errors: HashMap::new(),
             generations: HashMap::new(),
@@ -235,6 +278,14 @@ impl Session {
         self.last_id += 1;
         let id = self.last_id;
         let mut line = serde_json::to_vec(&Command { id, call }).map_err(unexpected)?;
+        if line.len() > MAX_LINE {
+            let length = line.len();
+            return Err(Error::Invalid {
+                detail: format!(
+                    "the call's arguments take {length} bytes on the way to the Corral host; the limit is {MAX_LINE}"
+                ),
+            });
+        }
         line.push(b'\n');
         let sent = self.connection.send(&line);
         self.has_ended |= sent.is_err();
@@ -257,7 +308,11 @@ impl Session {
         }
         let result = match content {
             Content::Ok(value) => Ok(value),
-            Content::Error(error) if id == 0 => return Err(error),
+            // About the session: the host knows all commands of this version.
+            Content::Error(error) if id == 0 => {
+                self.has_ended = true;
+                return Err(error);
+            }
             Content::Error(error) => Err(error),
             // Of a generation that was cancelled.
             Content::Chunk(_) => return Ok(()),
@@ -266,10 +321,9 @@ impl Session {
             (Some(about), Err(error)) => {
                 self.errors.entry(about).or_insert(error);
             }
-            (Some(_), Ok(_)) => {}
-            (None, result) => {
-                self.results.insert(id, result);
-            }
+            (None, result) if id == self.awaited => self.result = Some(result),
+            // A generation's that was cancelled may come after that of the cancellation.
+            (_, _) => {}
         }
         Ok(())
     }

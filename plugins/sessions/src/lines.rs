@@ -19,8 +19,8 @@ pub(crate) struct Lines {
 
 /// Why there is no further line.
 pub(crate) enum End {
-    /// The body has ended.
-    Body,
+    /// The body has ended. Its last line may lack its end.
+    Body(Vec<u8>),
     /// The client reads no further replies.
     Client,
     /// The line is longer than the limit.
@@ -55,12 +55,7 @@ impl Lines {
             }
             if self.has_ended {
                 self.searched = 0;
-                let last = std::mem::take(&mut self.buffer);
-                // The last line may lack its end.
-                return match last.is_empty() {
-                    true => Err(End::Body),
-                    false => Ok(last),
-                };
+                return Err(End::Body(std::mem::take(&mut self.buffer)));
             }
             let mut buffer = std::mem::take(&mut self.buffer);
             buffer.reserve(READ_BYTES);

@@ -43,7 +43,8 @@ pub(crate) async fn run(
     }
     let mut lines = Lines::new(body, MAX_LINE);
     let mut running = FuturesUnordered::new();
-    loop {
+    let mut trailers = Some(trailers);
+    while let Some(open) = trailers.take() {
         let line = {
             let mut next = pin!(lines.next());
             poll_fn(|context| {
@@ -61,8 +62,22 @@ pub(crate) async fn run(
             .await
         };
         let line = match line {
-            Ok(line) => line,
-            Err(End::Body) => break,
+            Ok(line) => {
+                trailers = Some(open);
+                line
+            }
+            Err(End::Body(last)) => match open.await {
+                Ok(_) => last,
+                Err(_) => {
+                    let detail = "the request was cut off: its commands have more bytes than the deployment's \
+                                  `request-kib` allows, or nothing came for too long"
+                        .to_owned();
+                    let _ = output
+                        .reply(0, Err::<(), _>(Error::Failed { detail }))
+                        .await;
+                    return;
+                }
+            },
             Err(End::Client) => return,
             Err(End::TooLong) => {
                 let detail = format!("a line is longer than {MAX_LINE} bytes");
@@ -89,10 +104,7 @@ pub(crate) async fn run(
             Poll::Pending => running.push(reply),
         }
     }
-    // An error says that the body was cut off.
-    if trailers.await.is_ok() {
-        while let Some(Ok(())) = running.next().await {}
-    }
+    while let Some(Ok(())) = running.next().await {}
 }
 
 fn invalid<T>(detail: String) -> Result<T, Error> {
@@ -434,6 +446,11 @@ impl Session {
         options: Handle,
     ) -> Result<Result<Value, Error>, Closed> {
         let start = || {
+            if self.generations.borrow().contains_key(&generation) {
+                return invalid(format!(
+                    "the session has a generation {generation}; choose another number"
+                ));
+            }
             let sequence = self.sequences.get(sequence)?;
             let options = self.options.get(options)?;
             inference_async::generate(&sequence, &options).map_err(convert::error)
@@ -457,15 +474,16 @@ impl Session {
         // Dropping the stream cancels the generation.
         let written = Abortable::new(write, registration).await;
         let _ = end.send(());
-        self.generations.borrow_mut().remove(&generation);
         Ok(match written {
             Ok(written) => {
+                self.generations.borrow_mut().remove(&generation);
                 written?;
                 outcome
                     .await
                     .map(|outcome| json!(convert::outcome(outcome)))
                     .map_err(convert::error)
             }
+            // The command that cancels it has removed it.
             Err(_) => Err(Error::Cancelled),
         })
     }

@@ -19,6 +19,9 @@
 //! | `drop` | a prompt | drops a generation midway; then the prompt's generation |
 //! | `endless` | a prompt | generates 16,000 tokens |
 //! | `errors` | | a line with the result of each invalid call |
+//! | `full` | | the error of the token that exceeds the limit on all sequences |
+//! | `long` | a prompt | tokenizes 17 MiB; then the prompt's generation |
+//! | `lost` | a prompt | the error of a generation whose session has ended; then the prompt's generation |
 //!
 //! Errors are responses with status 400.
 // Not `forbid`: the generated bindings contain unsafe code.
@@ -26,6 +29,7 @@
 
 mod errors;
 mod operations;
+mod sessions;
 
 use wasip2::http::types::{
     ErrorCode, Fields, IncomingRequest, OutgoingBody, OutgoingResponse, ResponseOutparam,
@@ -93,6 +97,9 @@ fn run(which: &str, body: &str) -> Result<String, Error> {
         "drop" => operations::leave(body),
         "endless" => operations::endless(body),
         "errors" => errors::errors(),
+        "full" => sessions::full(),
+        "long" => sessions::long(body),
+        "lost" => sessions::lost(body),
         other => Ok(format!("there is no operation {other}")),
     }
 }

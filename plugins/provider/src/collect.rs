@@ -1,0 +1,18 @@
+//! The rest of a generation as one chunk.
+
+use crate::bindings::exports::corral::inference::inference::Chunk;
+
+/// Joins a chunk that was read before, if there is one, and all that `read` returns.
+pub fn collect(first: Option<Chunk>, mut read: impl FnMut() -> Option<Chunk>) -> Chunk {
+    let mut all = first.unwrap_or_else(|| Chunk {
+        tokens: Vec::new(),
+        text: String::new(),
+        logprobs: Vec::new(),
+    });
+    while let Some(chunk) = read() {
+        all.tokens.extend(chunk.tokens);
+        all.text += &chunk.text;
+        all.logprobs.extend(chunk.logprobs);
+    }
+    all
+}
