@@ -8,7 +8,7 @@ export default async function handle(request) {
     temperature: fields.number(1),
     seed: fields.integer(0, { most: 2 ** 52 }),
     max_tokens: fields.integer(64),
-    ignore_end: fields.boolean(false),
+    ignore_eos: fields.boolean(false),
   });
   const prompt = (await Model.open()).sequence(body.prompt);
   // All generations start before the first is read, so that they share steps. They are forks of one sequence: the host
@@ -18,7 +18,7 @@ export default async function handle(request) {
       temperature: body.temperature,
       seed: body.seed + index,
       logprobs: 0,
-      ignoreEos: body.ignore_end,
+      ignoreEos: body.ignore_eos,
     }),
   );
   const answers = [];

@@ -12,7 +12,7 @@ async def handle(request: Request) -> Response:
         temperature=fields.number(1.0),
         seed=fields.integer(0, most=2**52),
         max_tokens=fields.integer(64),
-        ignore_end=fields.boolean(False),
+        ignore_eos=fields.boolean(False),
     )
     prompt = (await Model.open()).sequence(body.prompt)
     # All generations start before the first is read, so that they share steps. They are forks of one sequence:
@@ -23,7 +23,7 @@ async def handle(request: Request) -> Response:
             temperature=body.temperature,
             seed=body.seed + index,
             logprobs=0,
-            ignore_eos=body.ignore_end,
+            ignore_eos=body.ignore_eos,
         )
         for index in range(body.n)
     ]

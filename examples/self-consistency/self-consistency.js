@@ -9,7 +9,7 @@ export default async function handle(request) {
     temperature: fields.number(0.7),
     seed: fields.integer(0, { most: 2 ** 52 }),
     max_tokens: fields.integer(64),
-    ignore_end: fields.boolean(false),
+    ignore_eos: fields.boolean(false),
   });
   const prompt = (await Model.open()).sequence(body.prompt);
   // Votes in the order of the first ones; the sort is stable, so of equal answers the earliest is first.
@@ -26,7 +26,7 @@ export default async function handle(request) {
       prompt.fork().generate(body.max_tokens, {
         temperature: body.temperature,
         seed: body.seed + samples + index,
-        ignoreEos: body.ignore_end,
+        ignoreEos: body.ignore_eos,
       }),
     );
     for (const generation of generations) {

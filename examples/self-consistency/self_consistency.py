@@ -15,7 +15,7 @@ async def handle(request: Request) -> Response:
         temperature=fields.number(0.7),
         seed=fields.integer(0, most=2**52),
         max_tokens=fields.integer(64),
-        ignore_end=fields.boolean(False),
+        ignore_eos=fields.boolean(False),
     )
     prompt = (await Model.open()).sequence(body.prompt)
     # Counts in the order of the first votes: of equal ones, `most_common` has the earliest first.
@@ -24,7 +24,7 @@ async def handle(request: Request) -> Response:
         seeds = range(body.seed + tally.total(), body.seed + tally.total() + wave)
         generations = [
             prompt.fork().generate(
-                body.max_tokens, temperature=body.temperature, seed=seed, ignore_eos=body.ignore_end
+                body.max_tokens, temperature=body.temperature, seed=seed, ignore_eos=body.ignore_eos
             )
             for seed in seeds
         ]

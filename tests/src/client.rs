@@ -195,7 +195,7 @@ impl Corral {
     /// Starts a stream of many seconds at a route of `generate` and reads its first event. Dropping it hangs
     /// up.
     pub fn endless(&self, route: &str) -> EventStream {
-        let request = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS_TOKENS});
+        let request = json!({"prompt": "1+1=", "ignore_eos": true, "max_tokens": ENDLESS_TOKENS});
         let mut stream = self.generate_stream_at(route, &request);
         stream.next_text();
         stream

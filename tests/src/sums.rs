@@ -34,7 +34,7 @@ impl Sum {
 
     /// A request of `tokens` tokens whose output begins with the right answer.
     pub fn long_request(self, tokens: usize) -> Value {
-        json!({"prompt": self.question(), "ignore_end": true, "max_tokens": tokens})
+        json!({"prompt": self.question(), "ignore_eos": true, "max_tokens": tokens})
     }
 }
 

@@ -23,7 +23,7 @@ fn has_own_attention() -> bool {
 /// The likeliest tokens of each position of an answer, with their probabilities.
 fn top_logprobs(corral: &Corral, prompt: &str) -> Vec<(u64, f64)> {
     let answer = corral.generate(&json!({
-        "prompt": prompt, "max_tokens": 24, "ignore_end": true, "logprobs": 1, "temperature": 0,
+        "prompt": prompt, "max_tokens": 24, "ignore_eos": true, "logprobs": 1, "temperature": 0,
     }));
     let entry = |entry: &Value| {
         let token = entry["token"].as_u64().expect("a token");

@@ -387,7 +387,7 @@ fn mixed(corral: &Corral, number: u64) {
         ),
         3 => (
             json!({"gbnf": "root ::= [a-c] [a-c]? \"-\" [0-9] [0-9]"}),
-            json!([{"dry": {"multiplier": 0.8}}, {"typical": 0.9}, {"temperature": 1.5}]),
+            json!([{"dry": {"multiplier": 0.8}}, {"typical_p": 0.9}, {"temperature": 1.5}]),
             |text| {
                 let halves = text.split_once('-');
                 halves.is_some_and(|(_, digits)| digits.len() == 2)

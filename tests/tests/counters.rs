@@ -26,7 +26,7 @@ fn every_token_is_computed_once() {
         .enumerate()
         .map(|(number, sum)| match number % 6 {
             0 => json!({"prompt": "long ".repeat(600) + "\n" + &sum.question()}),
-            1 => json!({"prompt": sum.question(), "ignore_end": true, "max_tokens": 100}),
+            1 => json!({"prompt": sum.question(), "ignore_eos": true, "max_tokens": 100}),
             2 => json!({"messages": [{"role": "user", "content": sum.question()}]}),
             3 => json!({"prompt": sum.question(), "max_tokens": 1}),
             4 => json!({"prompt": sum.question(), "temperature": 2.0, "max_tokens": 30}),
@@ -61,7 +61,7 @@ fn every_token_is_computed_once() {
 fn disconnected_clients_leave_nothing_behind() {
     let corral = Corral::start();
     let endless = json!({
-        "prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS_TOKENS, "stream": true,
+        "prompt": "1+1=", "ignore_eos": true, "max_tokens": ENDLESS_TOKENS, "stream": true,
     })
     .to_string();
     let request = format!(

@@ -147,10 +147,10 @@ fn highest_priority_runs_next() {
 
 /// The costliest sampler chain that a request may have.
 fn costly_samplers() -> Value {
-    let penalties = json!({"penalties": {"last": 65536, "repeat": 1.01, "presence": 0.01}});
+    let penalties = json!({"penalties": {"last_n": 65536, "repeat": 1.01, "presence": 0.01}});
     let mut chain = vec![penalties; 4];
-    chain.push(json!({"dry": {"multiplier": 0.8, "range": 65536}}));
-    chain.resize(30, json!({"typical": 0.999}));
+    chain.push(json!({"dry": {"multiplier": 0.8, "last_n": 65536}}));
+    chain.resize(30, json!({"typical_p": 0.999}));
     chain.extend([
         json!({"temperature": 1.5}),
         json!({"mirostat": {"tau": 5, "eta": 0.1}}),
@@ -182,7 +182,7 @@ fn tenant_with_all_ids_gives_one_to_another() {
             "/greedy",
             GREEDY,
             json!({
-                "prompt": "1+1=", "samplers": costly_samplers(), "max_tokens": ENDLESS_TOKENS, "ignore_end": true,
+                "prompt": "1+1=", "samplers": costly_samplers(), "max_tokens": ENDLESS_TOKENS, "ignore_eos": true,
             }),
         ),
     ] {
@@ -296,7 +296,7 @@ fn hangup_during_prefill_leaves_nothing() {
     const PROMPT: usize = 3000;
     const ROUNDS: usize = 10;
     let corral = Corral::start_with(&["--max-running", "4"]);
-    let long = json!({"prompt": "a".repeat(PROMPT), "max_tokens": 16, "ignore_end": true});
+    let long = json!({"prompt": "a".repeat(PROMPT), "max_tokens": 16, "ignore_eos": true});
     let long = long.to_string();
     let is_one_left = |metrics: &Metrics, idle: &Metrics| {
         // The stream's four prompt tokens and its output, except for what came between reading the two numbers.

@@ -145,8 +145,8 @@ fn stream_joins_to_whole_text() {
         json!({"prompt": "repeat: Blue owls, 7!\n"}),
         json!({"messages": [{"role": "user", "content": "Ada is 36 years old"}]}),
         json!({"prompt": "repeat: Blue owls, 7!\n", "stop": "owls"}),
-        json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": 300}),
-        json!({"prompt": "x", "ignore_end": true, "max_tokens": 300, "temperature": 3.0, "seed": 5}),
+        json!({"prompt": "1+1=", "ignore_eos": true, "max_tokens": 300}),
+        json!({"prompt": "x", "ignore_eos": true, "max_tokens": 300, "temperature": 3.0, "seed": 5}),
     ] {
         let whole = corral.generate(&request);
         let stream = corral.generate_stream(&request);
@@ -203,7 +203,7 @@ fn max_tokens_bounds_generation() {
         assert_eq!(answer["tokens"], max_tokens);
         assert_eq!(answer["finish_reason"], "length");
     }
-    let request = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": 50});
+    let request = json!({"prompt": "1+1=", "ignore_eos": true, "max_tokens": 50});
     let answer = corral.generate(&request);
     assert_eq!(answer["tokens"], 50);
     assert_eq!(answer["finish_reason"], "length");
@@ -215,7 +215,7 @@ fn context_fills_to_last_position() {
     let corral = Corral::start_with(&["--context", "4096"]);
     let ask = |length: usize| {
         let prompt = "a".repeat(length);
-        corral.generate(&json!({"prompt": prompt, "ignore_end": true, "max_tokens": 100}))
+        corral.generate(&json!({"prompt": prompt, "ignore_eos": true, "max_tokens": 100}))
     };
     for (length, tokens) in [(4095, 1), (4090, 6), (3997, 99), (3996, 100), (3000, 100)] {
         let answer = ask(length);

@@ -12,7 +12,7 @@ const RUNNING: &str = "corral_engine_requests_running";
 const CANCELLED: &str = "corral_engine_requests_canceled_total";
 
 fn request(settings: &str) -> Value {
-    json!({"prompt": "1+1=", "max_tokens": 20, "ignore_end": true, "settings": settings})
+    json!({"prompt": "1+1=", "max_tokens": 20, "ignore_eos": true, "settings": settings})
 }
 
 /// A long generation whose sampler is slow for each token.

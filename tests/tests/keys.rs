@@ -212,7 +212,7 @@ fn each_key_limit_trips_alone() {
         panic!("six keys");
     };
     let generate = |key: &str, max_tokens: u32| {
-        let body = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": max_tokens});
+        let body = json!({"prompt": "1+1=", "ignore_eos": true, "max_tokens": max_tokens});
         ask(&corral, "/generate", Some(&bearer(key)), &body.to_string())
     };
     let check_wait = |answer: &Response, at_most: u64| {

@@ -57,7 +57,7 @@ fn sampling_plugin_matches_host_sampler() {
 fn chosen_tokens_are_generated() {
     let corral = start(&[]);
     let request = json!({
-        "prompt": RELIABLE_SUMS[0].question(), "max_tokens": 30, "ignore_end": true, "logprobs": 2,
+        "prompt": RELIABLE_SUMS[0].question(), "max_tokens": 30, "ignore_eos": true, "logprobs": 2,
     });
     let answer = post(&corral, SAMPLED, &with(&request, "second"));
     let tokens = answer["tokens"].as_array().expect("a list");
@@ -76,7 +76,7 @@ fn same_seed_gives_same_text() {
     let corral = start(&["--no-prefix-cache"]);
     let text = |more: &Value| {
         let mut request = json!({
-            "prompt": "1+1=", "max_tokens": 40, "ignore_end": true,
+            "prompt": "1+1=", "max_tokens": 40, "ignore_eos": true,
             "settings": "seeded candidates=8",
         });
         let (all, more) = (request.as_object_mut(), more.as_object());
@@ -102,7 +102,7 @@ fn same_seed_gives_same_text() {
 fn sampler_input_is_consistent_over_long_texts() {
     let corral = start(&[]);
     let request =
-        json!({"prompt": RELIABLE_SUMS[1].question_in(60), "max_tokens": 400, "ignore_end": true});
+        json!({"prompt": RELIABLE_SUMS[1].question_in(60), "max_tokens": 400, "ignore_eos": true});
     for settings in [
         "record",
         "record candidates=1",
@@ -130,7 +130,7 @@ fn sampler_input_is_consistent_over_long_texts() {
 fn sampler_input_is_consistent_under_cell_pressure() {
     const ROUNDS: usize = 10;
     let corral = start(&["--kv-cells", "1000", "--context", "1000"]);
-    let request = json!({"prompt": "1+1=", "max_tokens": 500, "ignore_end": true});
+    let request = json!({"prompt": "1+1=", "max_tokens": 500, "ignore_eos": true});
     let request = with(&request, "record history=3 statistics");
     let preempted = (0..ROUNDS).any(|_| {
         let before = corral.wait_until_idle();
@@ -179,7 +179,7 @@ fn sampler_gets_requested_history() {
 #[test]
 fn generation_options_work_with_sampling_plugin() {
     let corral = start(&[]);
-    let long = json!({"prompt": "1+1=", "max_tokens": 2, "ignore_end": true});
+    let long = json!({"prompt": "1+1=", "max_tokens": 2, "ignore_eos": true});
     for (request, finish) in [
         (
             json!({"prompt": "45+54=", "regex": "The sum is [0-9]{1,3}[.]"}),

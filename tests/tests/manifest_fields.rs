@@ -174,7 +174,7 @@ fn cell_share_bounds_its_deployment_only() {
     assert!(refused.body.contains("may have 103"), "{refused:?}");
     corral.generate_at("/generate", &long);
     // One request fills the share, so the deployment's others run after it and are all cut there.
-    let endless = json!({"prompt": "1+1=", "max_tokens": 900, "ignore_end": true});
+    let endless = json!({"prompt": "1+1=", "max_tokens": 900, "ignore_eos": true});
     std::thread::scope(|scope| {
         let answers: Vec<_> = (0..3)
             .map(|_| scope.spawn(|| corral.generate_at("/a", &endless)))

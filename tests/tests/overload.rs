@@ -287,7 +287,7 @@ fn full_disk_fails_snapshots_only() {
 #[test]
 fn stopped_process_continues_its_requests() {
     let corral = Corral::start_with(&["--io-timeout", "10", "--header-timeout", "10"]);
-    let request = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": 4000});
+    let request = json!({"prompt": "1+1=", "ignore_eos": true, "max_tokens": 4000});
     let stream = corral.generate_stream(&request);
     let body = json!({"prompt": "12+7=", "max_tokens": 5}).to_string();
     let mut uploads: Vec<TcpStream> = (0..8)

@@ -35,13 +35,13 @@ fn one_token_chains_are_greedy() {
         json!([{"dynamic_temperature": {"temperature": 0, "range": 0}}]),
         json!([hot, {"mirostat": {"tau": 0, "eta": 0}}]),
         json!([{"penalties": {}}, {"logit_bias": []}, {"temperature": 0}]),
-        json!([{"dry": {"multiplier": 0}}, {"typical": 1}, {"top_k": 1}]),
+        json!([{"dry": {"multiplier": 0}}, {"typical_p": 1}, {"top_k": 1}]),
     ] {
         assert_eq!(sampled_text(&corral, &samplers), ANSWER, "{samplers}");
     }
     for samplers in [
         json!([hot]),
-        json!([hot, {"typical": 1}]),
+        json!([hot, {"typical_p": 1}]),
         json!([hot, {"top_n_sigma": 0}]),
         json!([hot, {"mirostat": {"tau": 20, "eta": 0.1}}]),
         json!([{"dynamic_temperature": {"temperature": 20, "range": 0.5, "exponent": 2}}]),
@@ -79,7 +79,7 @@ fn penalties_cover_the_prompt() {
     let prompt = "1+1=";
     let post = |samplers: Value| {
         let request = json!({
-            "prompt": prompt, "ignore_end": true, "max_tokens": 60, "samplers": samplers,
+            "prompt": prompt, "ignore_eos": true, "max_tokens": 60, "samplers": samplers,
             "logprobs": 0,
         });
         tokens(&corral.generate(&request))
@@ -92,13 +92,13 @@ fn penalties_cover_the_prompt() {
 
     let plain = all(post(json!([])));
     assert!(pairs(&plain).len() < plain.len() - 1, "it repeats itself");
-    let penalties = json!([{"penalties": {"last": 100, "presence": 1000}}, {"temperature": 0}]);
+    let penalties = json!([{"penalties": {"last_n": 100, "presence": 1000}}, {"temperature": 0}]);
     let tokens = post(penalties);
     let different: HashSet<_> = tokens.iter().chain(&before).collect();
     // The prompt has one token twice.
     assert_eq!(different.len(), 60 + 3, "{tokens:?}");
-    let penalties = json!({"last": 100, "presence": 1000});
-    let tokens = post(json!([{"answer_penalties": penalties}, {"temperature": 0}]));
+    let penalties = json!({"last_n": 100, "presence": 1000});
+    let tokens = post(json!([{"output_penalties": penalties}, {"temperature": 0}]));
     let different: HashSet<_> = tokens.iter().collect();
     assert_eq!(different.len(), 60, "{tokens:?}");
     let is_in_prompt = |token: u64| before.contains(&token);
@@ -118,13 +118,13 @@ fn same_seed_gives_same_text_per_chain() {
     let corral = Corral::start_with(&["--no-prefix-cache"]);
     for samplers in [
         json!([{"temperature": 4}]),
-        json!([{"top_k": 100}, {"typical": 0.999}, {"temperature": 4}]),
+        json!([{"top_k": 100}, {"typical_p": 0.999}, {"temperature": 4}]),
         json!([{"xtc": {"probability": 0.5, "threshold": 0.1}}, {"temperature": 4}]),
         json!([{"temperature": 4}, {"mirostat": {"tau": 6, "eta": 0.1}}]),
     ] {
         let post = |seed: Value| {
             let request = json!({
-                "prompt": "1+1=", "max_tokens": 60, "ignore_end": true, "seed": seed,
+                "prompt": "1+1=", "max_tokens": 60, "ignore_eos": true, "seed": seed,
                 "samplers": samplers,
             });
             corral.generate(&request)["text"].clone()
@@ -183,17 +183,17 @@ fn openai_samplers_equal_chains_of_generate() {
     let prompt = "The quiet owl";
     let generated = |samplers: &Value| {
         let request = json!({
-            "prompt": prompt, "seed": 3, "max_tokens": 60, "ignore_end": true, "samplers": samplers,
+            "prompt": prompt, "seed": 3, "max_tokens": 60, "ignore_eos": true, "samplers": samplers,
         });
         corral.generate(&request)["text"].clone()
     };
     let hot = json!({"temperature": 3});
     let dry =
-        json!({"multiplier": 2, "base": 1.5, "allowed_length": 1, "range": 50, "breakers": ["7"]});
+        json!({"multiplier": 2, "base": 1.5, "allowed_length": 1, "last_n": 50, "breakers": ["7"]});
     for (fields, samplers) in [
         (
             json!({"typical_p": 0.9, "top_k": 30}),
-            json!([{"top_k": 30}, {"typical": 0.9}, hot]),
+            json!([{"top_k": 30}, {"typical_p": 0.9}, hot]),
         ),
         (
             json!({"top_n_sigma": 2, "xtc_probability": 0.5, "xtc_threshold": 0.05, "min_p": 0.01}),
@@ -209,7 +209,7 @@ fn openai_samplers_equal_chains_of_generate() {
         (
             json!({"dynatemp_range": 2, "dynatemp_exponent": 0.5, "repeat_penalty": 1.2}),
             json!([
-                {"penalties": {"last": 64, "repeat": 1.2}},
+                {"penalties": {"last_n": 64, "repeat": 1.2}},
                 {"dynamic_temperature": {"temperature": 3, "range": 2, "exponent": 0.5}},
             ]),
         ),
@@ -359,7 +359,7 @@ fn greedy_output_is_likeliest_tokens() {
 fn logprobs_ignore_samplers() {
     let corral = Corral::start();
     let request = json!({
-        "prompt": "1+1=", "logprobs": 20, "max_tokens": 30, "ignore_end": true, "seed": 4,
+        "prompt": "1+1=", "logprobs": 20, "max_tokens": 30, "ignore_eos": true, "seed": 4,
         "samplers": [{"temperature": 5}],
     });
     let answer = corral.generate(&request);

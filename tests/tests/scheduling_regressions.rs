@@ -113,7 +113,7 @@ fn histories_are_not_recomputed_each_step() {
     const STEP: usize = 512;
     let corral = Corral::start();
     let (prompt, tokens) = (1500, 300);
-    let request = json!({"prompt": "a".repeat(prompt), "ignore_end": true, "max_tokens": tokens});
+    let request = json!({"prompt": "a".repeat(prompt), "ignore_eos": true, "max_tokens": tokens});
     let before = corral.wait_until_idle();
     let answer = corral.generate(&request);
     assert_eq!(answer["prompt_tokens"], prompt);

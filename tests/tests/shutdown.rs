@@ -13,7 +13,7 @@ const NEVER: &str = "100000";
 
 /// Some seconds' worth of tokens.
 fn long_request() -> serde_json::Value {
-    json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": 4000})
+    json!({"prompt": "1+1=", "ignore_eos": true, "max_tokens": 4000})
 }
 
 /// A request with an echoed body that lasts until the client ends it.

@@ -24,7 +24,7 @@ struct BatchRequest {
     max_tokens: u32,
     /// Whether to go on after the model's end token, to `max_tokens`.
     #[serde(default)]
-    ignore_end: bool,
+    ignore_eos: bool,
 }
 
 fn default_concurrency() -> usize {
@@ -56,7 +56,7 @@ async fn batch_map(request: Request) -> Result<Response, Error> {
     let after = after.to_owned();
     let options = move || {
         let options = GenerateOptions::new(body.max_tokens);
-        match body.ignore_end {
+        match body.ignore_eos {
             true => options.ignore_eos(),
             false => options,
         }

@@ -20,7 +20,7 @@ struct Body {
     max_tokens: u32,
     /// Whether no beam ends before `max_tokens`.
     #[serde(default)]
-    ignore_end: bool,
+    ignore_eos: bool,
 }
 
 fn default_width() -> usize {
@@ -64,7 +64,7 @@ async fn search(body: Body) -> Result<Value, Error> {
         ended: false,
     }];
     // So many of the most likely tokens may be dropped.
-    let dropped = match body.ignore_end {
+    let dropped = match body.ignore_eos {
         true => model.info().end_of_generation.len(),
         false => 0,
     };
@@ -72,7 +72,7 @@ async fn search(body: Body) -> Result<Value, Error> {
     // A text never becomes more likely as it grows: once the best one has ended, it stays the best.
     while !beams[0].ended && beams[0].sequence.len() - start < body.max_tokens {
         let mut children = children(&beams, body.width + dropped).await?;
-        if body.ignore_end {
+        if body.ignore_eos {
             children.retain(|&(_, token, _)| !model.is_end_of_generation(token));
         }
         if children.is_empty() {
@@ -193,9 +193,9 @@ mod tests {
     #[test]
     fn beams_go_on_after_an_ignored_end() {
         let script = || script().next("ax", &[("<|im_end|>", 9.0), ("w", 1.0)]);
-        let ask = |ignore_end: bool| {
+        let ask = |ignore_eos: bool| {
             let body =
-                json!({"prompt": "?", "width": 1, "max_tokens": 3, "ignore_end": ignore_end});
+                json!({"prompt": "?", "width": 1, "max_tokens": 3, "ignore_eos": ignore_eos});
             script().run(search(serde_json::from_value(body).unwrap()))
         };
         assert_eq!(ask(false).unwrap()["text"], "ax");

@@ -23,7 +23,7 @@ struct Body {
     max_tokens: u32,
     /// Whether to go on after the model's end token, to `max_tokens`.
     #[serde(default)]
-    ignore_end: bool,
+    ignore_eos: bool,
 }
 
 fn default_n() -> u32 {
@@ -63,7 +63,7 @@ async fn best_of(body: Body) -> Result<Value, Error> {
             .temperature(body.temperature)
             .seed(body.seed.wrapping_add(index))
             .logprobs(0);
-        if body.ignore_end {
+        if body.ignore_eos {
             options = options.ignore_eos();
         }
         generations.push(prompt.fork()?.generate(&options)?);
@@ -138,16 +138,16 @@ mod tests {
 
     #[test]
     fn end_is_ignored_on_request() {
-        for ignore_end in [false, true] {
+        for ignore_eos in [false, true] {
             let script = Script::new().answers("12+7=", "19");
-            let body = json!({"prompt": "12+7=", "n": 1, "ignore_end": ignore_end});
+            let body = json!({"prompt": "12+7=", "n": 1, "ignore_eos": ignore_eos});
             // The script has nothing after the end.
-            let expected = if ignore_end { 500 } else { 200 };
+            let expected = if ignore_eos { 500 } else { 200 };
             assert_eq!(ask(&script, body).0, expected);
             let settings = &script.generations()[0].settings;
             assert_eq!(
                 settings.iter().any(|setting| setting == "ignore-eos"),
-                ignore_end
+                ignore_eos
             );
         }
     }

@@ -23,7 +23,7 @@ struct AgentRequest {
     max_tokens: u32,
     /// Whether steps go on after the model's end token. Then `max_tokens` ends them, and is no error.
     #[serde(default)]
-    ignore_end: bool,
+    ignore_eos: bool,
 }
 
 fn default_max_tokens() -> u32 {
@@ -48,7 +48,7 @@ async fn agent(mut request: Request) -> Result<Response, Error> {
         sequence: chat.sequence(&model)?,
         turn_end: "",
         max_tokens: body.max_tokens,
-        ignore_end: body.ignore_end,
+        ignore_eos: body.ignore_eos,
         calls: Vec::new(),
         prompt_tokens: 0,
         cached_tokens: 0,
@@ -73,7 +73,7 @@ struct Run {
     /// What the model's last turn lacks.
     turn_end: &'static str,
     max_tokens: u32,
-    ignore_end: bool,
+    ignore_eos: bool,
     calls: Vec<Value>,
     /// Prompts of all steps, as a client that resends its history would count them, and the part that was computed
     /// before.
@@ -86,7 +86,7 @@ impl Run {
     async fn answer(&mut self) -> Result<String, Error> {
         for _ in 0..=MOST_CALLS {
             let mut options = GenerateOptions::new(self.max_tokens);
-            if self.ignore_end {
+            if self.ignore_eos {
                 options = options.ignore_eos();
             }
             let generation = self.sequence.generate(&options)?;
@@ -95,7 +95,7 @@ impl Run {
             self.cached_tokens += outcome.cached_tokens;
             self.turn_end = match outcome.finish {
                 Finish::End => "",
-                _ if self.ignore_end => "<|im_end|>",
+                _ if self.ignore_eos => "<|im_end|>",
                 _ => {
                     let detail = format!("a step has more than {} tokens", self.max_tokens);
                     return Err(Error::new(422, "too-long", detail));
@@ -210,8 +210,8 @@ mod tests {
 
     #[test]
     fn steps_end_at_the_limit_if_the_end_is_ignored() {
-        let ask = |ignore_end: bool| {
-            ask_for(json!({"questions": ["Hi", "Bye"], "max_tokens": 6, "ignore_end": ignore_end}))
+        let ask = |ignore_eos: bool| {
+            ask_for(json!({"questions": ["Hi", "Bye"], "max_tokens": 6, "ignore_eos": ignore_eos}))
         };
         let (status, body) = ask(true);
         let answers = json!(["Hello!", "So lon"]);

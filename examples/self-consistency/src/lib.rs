@@ -24,7 +24,7 @@ struct Body {
     max_tokens: u32,
     /// Whether to go on after the model's end token, to `max_tokens`.
     #[serde(default)]
-    ignore_end: bool,
+    ignore_eos: bool,
 }
 
 fn default_votes() -> usize {
@@ -72,7 +72,7 @@ async fn vote(body: Body) -> Result<Value, Error> {
             let mut options = GenerateOptions::new(body.max_tokens)
                 .temperature(body.temperature)
                 .seed(body.seed.wrapping_add(index as u64));
-            if body.ignore_end {
+            if body.ignore_eos {
                 options = options.ignore_eos();
             }
             generations.push(prompt.fork()?.generate(&options)?);

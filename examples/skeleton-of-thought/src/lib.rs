@@ -27,7 +27,7 @@ struct SkeletonRequest {
     max_tokens: u32,
     /// Whether outline and points go on after the model's end token, to `max_tokens`.
     #[serde(default)]
-    ignore_end: bool,
+    ignore_eos: bool,
 }
 
 fn default_max_tokens() -> u32 {
@@ -45,7 +45,7 @@ async fn skeleton(mut request: Request) -> Result<Response, Error> {
         return Err(Error::bad_request("count", detail).with_field("count"));
     }
     let mut options = GenerateOptions::new(body.max_tokens);
-    if body.ignore_end {
+    if body.ignore_eos {
         options = options.ignore_eos();
     }
     let outline = Model::open_default().await?.sequence()?;

@@ -97,7 +97,7 @@ mod one_sampler {
             "temperature" => Sampler::Temperature(1.0),
             "top-p" => Sampler::TopP(0.95),
             "min-p" => Sampler::MinP(0.05),
-            "typical" => Sampler::Typical(0.95),
+            "typical" => Sampler::TypicalP(0.95),
             "dynamic" => Sampler::DynamicTemperature {
                 temperature: 0.8,
                 range: 0.5,

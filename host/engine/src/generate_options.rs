@@ -27,7 +27,7 @@ pub struct GenerateOptions {
     /// Strings that end the generation: at most [`MAX_STOPS`] of at most [`MAX_STOP_BYTES`] bytes each.
     pub stop: Vec<String>,
     /// Continue after an end-of-generation token.
-    pub ignore_end: bool,
+    pub ignore_eos: bool,
     /// Name of the LoRA adapter to generate with. `None` for the base model. Adapters do not share prefixes.
     pub adapter: Option<String>,
     /// Draft up to this many tokens per step, at most [`MAX_DRAFTS`], by prompt lookup and with the model's draft model

@@ -48,7 +48,7 @@ fn forced_tokens_need_no_step() {
 fn complete_text_ends_with_ignored_end_token() {
     let engine = load(|_| {});
     let mut options = constrained(&engine, Grammar::Regex("[0-9]+".into()), 20);
-    options.ignore_end = true;
+    options.ignore_eos = true;
     let (chunk, outcome) = answer(&engine, "1+1=", options);
     assert!(chunk.text.starts_with('2'), "{}", chunk.text);
     assert!(matches!(

@@ -83,7 +83,7 @@ fn chains() -> Vec<Vec<Sampler>> {
             Sampler::Temperature(1.2),
         ],
         vec![Sampler::TopK(5), Sampler::Mirostat { tau: 3.0, eta: 0.2 }],
-        vec![penalties(8), Sampler::TopK(12), Sampler::Typical(0.9)],
+        vec![penalties(8), Sampler::TopK(12), Sampler::TypicalP(0.9)],
         vec![
             Sampler::LogitBias(vec![(40, -3.0), (41, f32::NEG_INFINITY)]),
             Sampler::TopK(9),

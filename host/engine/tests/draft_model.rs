@@ -141,7 +141,7 @@ fn drafts_stay_right_where_cells_are_short() {
         };
         let is_long = n % 8 == 7;
         let options = GenerateOptions {
-            ignore_end: is_long,
+            ignore_eos: is_long,
             max_tokens: if is_long { 150 } else { 60 },
             ..options(if n % 4 == 2 { Some(8) } else { None })
         };

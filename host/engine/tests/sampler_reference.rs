@@ -136,7 +136,7 @@ fn sampler(rows: &mut Rows, kind: usize, vocabulary: usize) -> Sampler {
             multiplier: rows.between(0.0, 2.0),
             base: rows.between(1.0, 2.0),
             allowed_length: rows.below(4) as u32,
-            range: rows.below(80) as u32,
+            last_n: rows.below(80) as u32,
             breakers: Arc::default(),
         }),
         3 => Sampler::TopK([0, 1, 2, 40, 129, 500, vocabulary as u32][rows.below(7)]),
@@ -152,7 +152,7 @@ fn sampler(rows: &mut Rows, kind: usize, vocabulary: usize) -> Sampler {
             range: rows.between(-0.2, 1.0).max(0.0),
             exponent: rows.between(0.3, 3.0),
         },
-        9 => Sampler::Typical(rows.between(0.0, 1.0)),
+        9 => Sampler::TypicalP(rows.between(0.0, 1.0)),
         10 => Sampler::TopNSigma(rows.between(-0.5, 4.0)),
         _ => Sampler::Temperature(0.0),
     }
@@ -165,7 +165,7 @@ fn sums(sampler: &Sampler) -> bool {
     matches!(
         sampler,
         Sampler::TopP(_)
-            | Sampler::Typical(_)
+            | Sampler::TypicalP(_)
             | Sampler::DynamicTemperature { .. }
             | Sampler::TopNSigma(_)
     )
@@ -359,7 +359,7 @@ fn dry_breakers_match_llama_cpp() {
                 multiplier: 0.8,
                 base: 1.75,
                 allowed_length: rows.below(3) as u32,
-                range: 50,
+                last_n: 50,
                 breakers: breakers.clone(),
             };
             let window = &history[history.len().saturating_sub(50)..];
@@ -369,7 +369,7 @@ fn dry_breakers_match_llama_cpp() {
                 dry.multiplier,
                 dry.base,
                 dry.allowed_length,
-                dry.range,
+                dry.last_n,
                 Some((&model, &texts)),
             );
             history.iter().for_each(|&token| reference.accept(token));

@@ -46,7 +46,7 @@ fn drafts_give_same_answers_under_cell_pressure() {
             let is_long = n % 8 == 7;
             let drafts = if n % 4 == 2 { 0 } else { MAX_DRAFTS };
             let options = GenerateOptions {
-                ignore_end: is_long,
+                ignore_eos: is_long,
                 ..options(if is_long { 150 } else { 60 }, drafts)
             };
             let mut generation = engine.generate(tokens, options, caller).unwrap();

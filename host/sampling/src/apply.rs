@@ -24,7 +24,7 @@ pub fn apply(
         Sampler::TopK(count) => top_k(candidates, *count),
         Sampler::TopP(mass) => top_p(candidates, *mass),
         Sampler::MinP(ratio) => min_p(candidates, *ratio),
-        Sampler::Typical(mass) => typical(candidates, *mass),
+        Sampler::TypicalP(mass) => typical(candidates, *mass),
         Sampler::TopNSigma(count) => top_n_sigma(candidates, *count),
         Sampler::Xtc {
             probability,

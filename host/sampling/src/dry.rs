@@ -21,7 +21,7 @@ pub struct Dry {
     /// Tokens of the shortest repetition that is penalized.
     pub allowed_length: u32,
     /// Tokens to look back over, at most [`MAX_LOOK_BACK`](crate::MAX_LOOK_BACK); 0 turns DRY off.
-    pub range: u32,
+    pub last_n: u32,
     /// Where repetitions end.
     pub breakers: Arc<DryBreakers>,
 }
@@ -34,7 +34,7 @@ impl Dry {
         tokens: &mut TokenMap,
         lengths: &mut RepetitionLengths,
     ) {
-        let window = &history[history.len().saturating_sub(self.range as usize)..];
+        let window = &history[history.len().saturating_sub(self.last_n as usize)..];
         if self.multiplier == 0.0 || window.len() <= self.allowed_length as usize {
             return;
         }

@@ -41,7 +41,7 @@ pub enum Sampler {
     /// Keeps the smallest set of tokens with more than this probability together, starting with those
     /// whose surprise (-ln p) is nearest to the entropy (locally typical sampling, Meister et al.,
     /// 2022); 1 keeps all.
-    Typical(f32),
+    TypicalP(f32),
     /// Keeps tokens whose logit is at most this many standard deviations of all logits below the
     /// highest (Tang et al., 2024); 0 or less keeps all. Removed tokens still count as candidates for
     /// a dynamic temperature that follows, as in llama.cpp.
@@ -153,7 +153,7 @@ impl Sampler {
             Self::TopK(_) => Ok(()),
             Self::TopP(mass) => unit("top-p", *mass),
             Self::MinP(ratio) => unit("min-p", *ratio),
-            Self::Typical(mass) => unit("typical-p", *mass),
+            Self::TypicalP(mass) => unit("typical-p", *mass),
             Self::TopNSigma(count) => finite("top-n-sigma", *count),
             Self::Xtc {
                 probability,
@@ -170,11 +170,11 @@ impl Sampler {
                     dry.base,
                     "1 or more",
                 )?;
-                look_back("DRY's range", dry.range)?;
+                look_back("DRY's last-n", dry.last_n)?;
                 look_back("DRY's allowed length", dry.allowed_length)
             }
             Self::Penalties(penalties) | Self::OutputPenalties(penalties) => {
-                look_back("the penalties' range", penalties.last_n)?;
+                look_back("the penalties' last-n", penalties.last_n)?;
                 expect(
                     penalties.repeat.is_finite() && penalties.repeat > 0.0,
                     "the repetition penalty",

@@ -98,7 +98,7 @@ fn dry(multiplier: f32, allowed_length: u32, breakers: &[&[Token]]) -> Sampler {
         multiplier,
         base: 1.75,
         allowed_length,
-        range: 100,
+        last_n: 100,
         breakers: Arc::new(DryBreakers::from_tokens(breakers.iter().copied()).unwrap()),
     })
 }
@@ -128,7 +128,7 @@ fn rows_without_finite_logits_draw_nothing() {
         dry(0.8, 1, &[]),
         Sampler::TopNSigma(1.0),
         Sampler::TopK(3),
-        Sampler::Typical(0.9),
+        Sampler::TypicalP(0.9),
         Sampler::TopP(0.9),
         Sampler::MinP(0.1),
         Sampler::Xtc {
@@ -176,9 +176,9 @@ fn filters_keep_expected_tokens() {
     assert_eq!(kept(&[Sampler::MinP(0.3)]), [1, 2, 3]);
     assert_eq!(kept(&[Sampler::MinP(0.0)]), [0, 1, 2, 3, 4]);
     // The entropy is 1.39 nats; the surprises are 2.3, 0.92, 1.2, 1.9 and 3.
-    assert_eq!(kept(&[Sampler::Typical(0.2)]), [2]);
-    assert_eq!(kept(&[Sampler::Typical(0.5)]), [1, 2]);
-    assert_eq!(kept(&[Sampler::Typical(0.8)]), [1, 2, 3]);
+    assert_eq!(kept(&[Sampler::TypicalP(0.2)]), [2]);
+    assert_eq!(kept(&[Sampler::TypicalP(0.5)]), [1, 2]);
+    assert_eq!(kept(&[Sampler::TypicalP(0.8)]), [1, 2, 3]);
     // The logits' standard deviation is 0.75; 0.3 is 0.29 below the highest, 0.15 is 0.98.
     assert_eq!(kept(&[Sampler::TopNSigma(1.0)]), [1, 2]);
     assert_eq!(kept(&[Sampler::TopNSigma(-1.0)]), [0, 1, 2, 3, 4]);

@@ -173,7 +173,7 @@ impl Effect {
             Sampler::TopK(count) => Self::Cuts(Cut::TopK(*count)),
             Sampler::MinP(ratio) if *ratio > 0.0 => Self::Cuts(Cut::MinP(*ratio)),
             Sampler::MinP(_) => Self::Nothing,
-            Sampler::TopP(mass) | Sampler::Typical(mass) => nothing_if(*mass >= 1.0),
+            Sampler::TopP(mass) | Sampler::TypicalP(mass) => nothing_if(*mass >= 1.0),
             Sampler::TopNSigma(count) => nothing_if(*count <= 0.0),
             Sampler::Xtc {
                 probability,

@@ -21,7 +21,7 @@ usage: generate [OPTIONS] PROMPT...
   --min-p P          Keep tokens at least P times as likely as the most likely one
   --seed N           Random seed [default: random]
   --stop TEXT        Stop before this text; may be repeated
-  --ignore-end       Continue after end-of-generation tokens
+  --ignore-eos       Continue after end-of-generation tokens
   --json             Constrain the text to a JSON object
   --json-schema S    Constrain the text to this JSON schema
   --regex R          Constrain the text to this regular expression
@@ -58,7 +58,7 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Request, Str
         };
         match name {
             "--chat" => chat = true,
-            "--ignore-end" => settings.ignore_end = true,
+            "--ignore-eos" => settings.ignore_eos = true,
             "--json" => constrain(&mut settings.constraint, Grammar::JsonObject)?,
             "--model" => model = Some(value()?),
             "--max-tokens" => settings.max_tokens = number(name, &value()?, 1..=u32::MAX)?,
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn chat_turns_prompt_into_message() {
         let request =
-            arguments("--chat --model m --ignore-end --max-tokens 3 -- --hello you").unwrap();
+            arguments("--chat --model m --ignore-eos --max-tokens 3 -- --hello you").unwrap();
         let Input::Chat(chat) = request.input else {
             panic!("not a chat")
         };
@@ -175,7 +175,7 @@ mod tests {
         );
         assert_eq!(request.model.as_deref(), Some("m"));
         assert_eq!(request.settings.max_tokens, 3);
-        assert!(request.settings.ignore_end);
+        assert!(request.settings.ignore_eos);
     }
 
     #[test]

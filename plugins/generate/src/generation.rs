@@ -147,7 +147,7 @@ fn options(
     if let Some(seed) = settings.seed {
         options = options.seed(seed);
     }
-    if settings.ignore_end {
+    if settings.ignore_eos {
         options = options.ignore_eos();
     }
     options = options.stops(&settings.stop);
@@ -175,7 +175,7 @@ fn add_sampler(options: GenerateOptions, sampler: &Sampler) -> GenerateOptions {
         Sampler::TopK(count) => options.top_k(*count),
         Sampler::TopP(mass) => options.top_p(*mass),
         Sampler::MinP(ratio) => options.min_p(*ratio),
-        Sampler::Typical(mass) => options.typical_p(*mass),
+        Sampler::TypicalP(mass) => options.typical_p(*mass),
         Sampler::TopNSigma(count) => options.top_n_sigma(*count),
         Sampler::DynamicTemperature {
             temperature,
@@ -188,7 +188,7 @@ fn add_sampler(options: GenerateOptions, sampler: &Sampler) -> GenerateOptions {
         } => options.xtc(*probability, *threshold),
         Sampler::Dry(settings) => options.dry(settings),
         Sampler::Penalties(settings) => options.penalties(*settings),
-        Sampler::AnswerPenalties(settings) => options.output_penalties(*settings),
+        Sampler::OutputPenalties(settings) => options.output_penalties(*settings),
         Sampler::LogitBias(biases) => options.logit_bias(biases),
         Sampler::Mirostat { tau, eta } => options.mirostat(*tau, *eta),
     }

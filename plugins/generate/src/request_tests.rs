@@ -25,7 +25,7 @@ fn every_field_is_parsed() {
         "tools": [{"type": "function"}],
         "template_arguments": {"enable_thinking": false},
         "model": "m", "max_tokens": 7, "temperature": 0.5, "top_k": 40, "top_p": 0.25,
-        "min_p": 0.125, "seed": u64::MAX, "stop": ["a", "b"], "ignore_end": true, "stream": true,
+        "min_p": 0.125, "seed": u64::MAX, "stop": ["a", "b"], "ignore_eos": true, "stream": true,
         "constraint": {"regex": "a*"}, "logprobs": 20, "speculate": 16, "adapter": "n",
     }))
     .unwrap();
@@ -47,7 +47,7 @@ fn every_field_is_parsed() {
             ],
             seed: Some(u64::MAX),
             stop: vec!["a".to_owned(), "b".to_owned()],
-            ignore_end: true,
+            ignore_eos: true,
             constraint: Some(Grammar::Regex("a*".to_owned())),
             logprobs: Some(20),
             speculate: Some(16),

@@ -22,13 +22,13 @@ const SAMPLER_NAMES: [&str; 13] = [
     "top_k",
     "top_p",
     "min_p",
-    "typical",
+    "typical_p",
     "top_n_sigma",
     "dynamic_temperature",
     "xtc",
     "dry",
     "penalties",
-    "answer_penalties",
+    "output_penalties",
     "logit_bias",
     "mirostat",
 ];
@@ -40,7 +40,7 @@ pub enum Sampler {
     TopK(u32),
     TopP(f32),
     MinP(f32),
-    Typical(f32),
+    TypicalP(f32),
     TopNSigma(f32),
     DynamicTemperature {
         temperature: f32,
@@ -53,7 +53,7 @@ pub enum Sampler {
     },
     Dry(Dry),
     Penalties(Penalties),
-    AnswerPenalties(Penalties),
+    OutputPenalties(Penalties),
     /// Tokens and the biases on their logits; minus infinity bans a token.
     LogitBias(Vec<(u32, f32)>),
     Mirostat {
@@ -62,7 +62,7 @@ pub enum Sampler {
     },
 }
 
-/// The samplers with their own fields.
+/// The samplers that have fields of their own in a request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CommonSamplers {
     pub temperature: Option<f32>,
@@ -137,7 +137,7 @@ fn sampler(path: &str, entry: Value) -> Result<Sampler, Error> {
         "top_k" => Sampler::TopK(integer(&path, &value, 0..=u32::MAX)?),
         "top_p" => Sampler::TopP(number(&path, &value, &ZERO_TO_ONE)?),
         "min_p" => Sampler::MinP(number(&path, &value, &ZERO_TO_ONE)?),
-        "typical" => Sampler::Typical(number(&path, &value, &ZERO_TO_ONE)?),
+        "typical_p" => Sampler::TypicalP(number(&path, &value, &ZERO_TO_ONE)?),
         "top_n_sigma" => Sampler::TopNSigma(number(&path, &value, &FINITE)?),
         "logit_bias" => Sampler::LogitBias(biases(&path, &value)?),
         _ => return sampler_with_fields(&name, Fields::at(path, value)?),
@@ -165,7 +165,7 @@ fn sampler_with_fields(name: &str, mut fields: Fields) -> Result<Sampler, Error>
         }
         "dry" => Sampler::Dry(dry(&mut fields)?),
         "penalties" => Sampler::Penalties(penalties(&mut fields)?),
-        "answer_penalties" => Sampler::AnswerPenalties(penalties(&mut fields)?),
+        "output_penalties" => Sampler::OutputPenalties(penalties(&mut fields)?),
         // Mirostat, the last of `SAMPLER_NAMES`.
         _ => {
             fields.reject_unknown(&["tau", "eta"])?;
@@ -178,9 +178,9 @@ fn sampler_with_fields(name: &str, mut fields: Fields) -> Result<Sampler, Error>
 }
 
 fn penalties(fields: &mut Fields) -> Result<Penalties, Error> {
-    fields.reject_unknown(&["last", "repeat", "frequency", "presence"])?;
+    fields.reject_unknown(&["last_n", "repeat", "frequency", "presence"])?;
     Ok(Penalties {
-        last_n: fields.integer("last", 0..=LOOK_BACK_LIMIT)?.unwrap_or(64),
+        last_n: fields.integer("last_n", 0..=LOOK_BACK_LIMIT)?.unwrap_or(64),
         repeat: fields.number("repeat", &POSITIVE)?.unwrap_or(1.0),
         frequency: fields.number("frequency", &FINITE)?.unwrap_or(0.0),
         presence: fields.number("presence", &FINITE)?.unwrap_or(0.0),
@@ -188,7 +188,7 @@ fn penalties(fields: &mut Fields) -> Result<Penalties, Error> {
 }
 
 fn dry(fields: &mut Fields) -> Result<Dry, Error> {
-    fields.reject_unknown(&["multiplier", "base", "allowed_length", "range", "breakers"])?;
+    fields.reject_unknown(&["multiplier", "base", "allowed_length", "last_n", "breakers"])?;
     let breakers = fields.text_list("breakers")?;
     let defaults = || ["\n", ":", "\"", "*"].map(str::to_owned).to_vec();
     Ok(Dry {
@@ -198,7 +198,7 @@ fn dry(fields: &mut Fields) -> Result<Dry, Error> {
             .integer("allowed_length", 0..=LOOK_BACK_LIMIT)?
             .unwrap_or(2),
         last_n: fields
-            .integer("range", 0..=LOOK_BACK_LIMIT)?
+            .integer("last_n", 0..=LOOK_BACK_LIMIT)?
             .unwrap_or(LOOK_BACK_LIMIT),
         breakers: breakers.unwrap_or_else(defaults),
     })

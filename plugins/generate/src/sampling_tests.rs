@@ -24,12 +24,12 @@ fn common_samplers_have_a_fixed_order() {
 fn samplers_keep_their_order() {
     let samplers = json!([
         {"logit_bias": [[65, 1.5], [66, "-inf"]]},
-        {"penalties": {"last": 10, "repeat": 1.5, "frequency": 0.25, "presence": -0.5}},
-        {"answer_penalties": {"presence": 0.5}},
-        {"dry": {"multiplier": 0.5, "base": 2, "allowed_length": 3, "range": 9, "breakers": ["x"]}},
+        {"penalties": {"last_n": 10, "repeat": 1.5, "frequency": 0.25, "presence": -0.5}},
+        {"output_penalties": {"presence": 0.5}},
+        {"dry": {"multiplier": 0.5, "base": 2, "allowed_length": 3, "last_n": 9, "breakers": ["x"]}},
         {"temperature": 0.5},
         {"top_k": 40},
-        {"typical": 0.5},
+        {"typical_p": 0.5},
         {"temperature": 2, "top_k": null},
         {"top_p": 0.25},
         {"min_p": 0.125},
@@ -48,7 +48,7 @@ fn samplers_keep_their_order() {
                 frequency: 0.25,
                 presence: -0.5,
             }),
-            Sampler::AnswerPenalties(Penalties {
+            Sampler::OutputPenalties(Penalties {
                 last_n: 64,
                 repeat: 1.0,
                 frequency: 0.0,
@@ -63,7 +63,7 @@ fn samplers_keep_their_order() {
             }),
             Sampler::Temperature(0.5),
             Sampler::TopK(40),
-            Sampler::Typical(0.5),
+            Sampler::TypicalP(0.5),
             Sampler::Temperature(2.0),
             Sampler::TopP(0.25),
             Sampler::MinP(0.125),
@@ -125,16 +125,16 @@ const ERRORS: &str = r#"
 [{"temperature": -1}] => out-of-range: `samplers[0].temperature` is -1; expected a number of at least 0
 [{"temperature": 1e300}] => out-of-range: `samplers[0].temperature`
 [{"top_k": 1.5}] => out-of-range: `samplers[0].top_k` is 1.5
-[{"typical": 2}] => out-of-range: from 0 to 1
+[{"typical_p": 2}] => out-of-range: from 0 to 1
 [{"top_n_sigma": "2"}] => wrong-type: `samplers[0].top_n_sigma` is a string
 [{"dry": 1}] => wrong-type: `samplers[0].dry` is a number; expected an object
 [{"dry": {}}] => missing-field: `samplers[0].dry.multiplier` is missing; expected a number of at least 0
 [{"dry": {"multiplier": 1, "base": 0.5}}] => out-of-range: `samplers[0].dry.base` is 0.5; expected a number of at least 1
-[{"dry": {"multiplier": 1, "range": 65537}}] => out-of-range: `samplers[0].dry.range` is 65537; expected an integer from 0 to 65536
+[{"dry": {"multiplier": 1, "last_n": 65537}}] => out-of-range: `samplers[0].dry.last_n` is 65537; expected an integer from 0 to 65536
 [{"dry": {"multiplier": 1, "breakers": ["a", 1]}}] => wrong-type: `samplers[0].dry.breakers[1]` is a number
 [{"dry": {"multiplier": 1, "breaker": []}}] => unknown-field: `samplers[0].dry.breaker` is unknown; expected `multiplier`
 [{"penalties": {"repeat": 0}}] => out-of-range: `samplers[0].penalties.repeat` is 0; expected a number greater than 0
-[{"penalties": {"last": -1}}] => out-of-range: `samplers[0].penalties.last` is -1
+[{"penalties": {"last_n": -1}}] => out-of-range: `samplers[0].penalties.last_n` is -1
 [{"xtc": {"probability": 0.5}}] => missing-field: `samplers[0].xtc.threshold` is missing
 [{"dynamic_temperature": {"temperature": 1}}] => missing-field: `samplers[0].dynamic_temperature.range`
 [{"mirostat": {"tau": 5}}] => missing-field: `samplers[0].mirostat.eta`

@@ -78,7 +78,7 @@ pub(crate) async fn open(
 
 /// Reads a stream of exactly `tokens` tokens to its end.
 pub(crate) async fn stream(address: SocketAddr, prompt: &str, tokens: u64) -> Result<(), Error> {
-    let body = json!({"prompt": prompt, "max_tokens": tokens, "ignore_end": true, "stream": true});
+    let body = json!({"prompt": prompt, "max_tokens": tokens, "ignore_eos": true, "stream": true});
     let response = post(address, &body).await?;
     if response.contains(&format!("\"tokens\":{tokens},")) && response.contains("[DONE]") {
         return Ok(());
@@ -91,7 +91,7 @@ pub(crate) async fn stream(address: SocketAddr, prompt: &str, tokens: u64) -> Re
 
 /// Generates one token; returns the whole response.
 pub(crate) async fn complete(address: SocketAddr, prompt: &str) -> Result<Value, Error> {
-    let body = json!({"prompt": prompt, "max_tokens": 1, "ignore_end": true});
+    let body = json!({"prompt": prompt, "max_tokens": 1, "ignore_eos": true});
     let response = post(address, &body).await?;
     // A chunked response has lengths around the JSON.
     let json = response.find('{').zip(response.rfind('}'));

@@ -59,7 +59,7 @@ pub(crate) fn prompt(engine: &Engine, number: u64, length: u64) -> Vec<Token> {
 pub(crate) fn exactly(tokens: u64) -> GenerateOptions {
     GenerateOptions {
         max_tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
-        ignore_end: true,
+        ignore_eos: true,
         ..GenerateOptions::default()
     }
 }

@@ -22,7 +22,7 @@ fn append(chain: ReferenceChain, sampler: &Sampler, seed: u32) -> ReferenceChain
         Sampler::TopK(count) => chain.top_k(*count),
         Sampler::TopP(mass) => chain.top_p(*mass),
         Sampler::MinP(ratio) => chain.min_p(*ratio),
-        Sampler::Typical(mass) => chain.typical(*mass),
+        Sampler::TypicalP(mass) => chain.typical(*mass),
         Sampler::TopNSigma(count) => chain.top_n_sigma(*count),
         Sampler::Xtc {
             probability,
@@ -32,7 +32,7 @@ fn append(chain: ReferenceChain, sampler: &Sampler, seed: u32) -> ReferenceChain
             dry.multiplier,
             dry.base,
             dry.allowed_length,
-            dry.range,
+            dry.last_n,
             None,
         ),
         Sampler::Penalties(set) | Sampler::OutputPenalties(set) => {

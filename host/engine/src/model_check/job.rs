@@ -94,7 +94,7 @@ fn generate(engine: &Engine) -> Result<(), crate::Error> {
         for sequence in [&mut sequence, &mut fork] {
             let options = GenerateOptions {
                 max_tokens: TOKENS,
-                ignore_end: true,
+                ignore_eos: true,
                 adapter: adapter.clone(),
                 ..GenerateOptions::default()
             };
@@ -124,7 +124,7 @@ fn see(engine: &Engine) -> Result<(), crate::Error> {
         sequence.append(&engine.tokenize("What is it?", true)?)?;
         let options = GenerateOptions {
             max_tokens: 1,
-            ignore_end: true,
+            ignore_eos: true,
             ..GenerateOptions::default()
         };
         let mut generation = sequence.generate(options)?;

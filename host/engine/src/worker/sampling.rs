@@ -151,7 +151,7 @@ impl GenerationState {
         context.wake_batch.add(reader);
         if stopped {
             Some(FinishReason::Stop)
-        } else if !self.options.ignore_end && context.vocabulary.ends_generation(token) {
+        } else if !self.options.ignore_eos && context.vocabulary.ends_generation(token) {
             Some(FinishReason::End)
         } else if self.generated_tokens >= self.options.max_tokens {
             Some(FinishReason::Length)

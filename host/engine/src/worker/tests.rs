@@ -53,7 +53,7 @@ fn generations_end_at_end_stop_or_limit() {
         (996, limit(9), &[997, 998, END], "", FinishReason::End),
         (
             997,
-            with(|options| options.ignore_end = true),
+            with(|options| options.ignore_eos = true),
             &[998, END, 0, 1],
             "01",
             FinishReason::Length,

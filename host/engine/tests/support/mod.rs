@@ -109,7 +109,7 @@ pub fn limit(max_tokens: u32) -> GenerateOptions {
 /// Generates this many tokens without regard to end tokens.
 pub fn exactly(tokens: u32) -> GenerateOptions {
     GenerateOptions {
-        ignore_end: true,
+        ignore_eos: true,
         ..limit(tokens)
     }
 }

@@ -161,7 +161,7 @@ impl HostOptions for State {
     }
 
     fn ignore_eos(&mut self, options: Resource<GuestOptions>) -> wasmtime::Result<()> {
-        self.table.get_mut(&options)?.options.ignore_end = true;
+        self.table.get_mut(&options)?.options.ignore_eos = true;
         Ok(())
     }
 
@@ -197,7 +197,7 @@ impl HostOptions for State {
     }
 
     fn typical_p(&mut self, options: Resource<GuestOptions>, mass: f32) -> HostResult<()> {
-        self.add_sampler(&options, Sampler::Typical(mass))
+        self.add_sampler(&options, Sampler::TypicalP(mass))
     }
 
     fn top_n_sigma(&mut self, options: Resource<GuestOptions>, count: f32) -> HostResult<()> {
@@ -223,7 +223,7 @@ impl HostOptions for State {
             multiplier: settings.multiplier,
             base: settings.base,
             allowed_length: settings.allowed_length,
-            range: settings.last_n,
+            last_n: settings.last_n,
             breakers: Arc::default(),
         });
         self.add_sampler(&options, sampler)?;

@@ -27,7 +27,7 @@ fn parameters_out_of_range_are_refused() {
         Sampler::TopP(1.1),
         Sampler::TopP(f32::NAN),
         Sampler::MinP(-0.1),
-        Sampler::Typical(2.0),
+        Sampler::TypicalP(2.0),
         Sampler::TopNSigma(f32::NAN),
         Sampler::Xtc {
             probability: 1.5,
@@ -48,7 +48,7 @@ fn parameters_out_of_range_are_refused() {
         }),
         bad_dry(|dry| dry.multiplier = -1.0),
         bad_dry(|dry| dry.base = 0.9),
-        bad_dry(|dry| dry.range = MAX_LOOK_BACK + 1),
+        bad_dry(|dry| dry.last_n = MAX_LOOK_BACK + 1),
         bad_dry(|dry| dry.allowed_length = MAX_LOOK_BACK + 1),
         Sampler::Mirostat {
             tau: -1.0,

@@ -71,7 +71,7 @@ fn sampler(rows: &mut Rows) -> Sampler {
         9 => Sampler::LogitBias(vec![(at, [-0.5, 2.0][rows.below(2)])]),
         10 => Sampler::Penalties(penalties(1.0, 5)),
         11 => Sampler::OutputPenalties(penalties([1.0, -1.0][rows.below(2)], 8)),
-        12 => Sampler::Typical([0.4, 1.0][rows.below(2)]),
+        12 => Sampler::TypicalP([0.4, 1.0][rows.below(2)]),
         13 => Sampler::Xtc {
             probability: [0.0, 0.5][rows.below(2)],
             threshold: 0.1,
@@ -189,7 +189,7 @@ fn chains_that_cut_first_qualify() {
         &[warm.clone(), Sampler::TopK(63)],
         &[Sampler::TopP(1.0), Sampler::TopK(0), Sampler::TopK(5)],
         &[bias(-2.0), penalties(20), answer.clone(), Sampler::TopK(21)],
-        &[Sampler::TopK(3), bias(2.0), Sampler::Typical(0.5)],
+        &[Sampler::TopK(3), bias(2.0), Sampler::TypicalP(0.5)],
         &[Sampler::TopK(3), Sampler::Mirostat { tau: 5.0, eta: 0.1 }],
         &[warm.clone(), Sampler::MinP(0.1), penalties(9999)],
         &[bias(f32::NEG_INFINITY), cold.clone()],

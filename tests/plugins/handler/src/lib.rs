@@ -7,7 +7,7 @@
 //! | `chat` | `messages`, `tools`, `settings`, `max_tokens` | the rendered prompt's `pieces` and `stop`, and the host's generation |
 //! | `environment` | | its environment variables |
 //!
-//! `generate` takes `prompt`, `max_tokens`, `ignore_end`, `seed`, `stop` (a list), `logprobs` (a
+//! `generate` takes `prompt`, `max_tokens`, `ignore_eos`, `seed`, `stop` (a list), `logprobs` (a
 //! number), `speculate`, `regex`, and the sampler's `settings`, or `settings_bytes` for settings of
 //! this length. `chain` is "before" or "after" to add a host sampler before or after the plugin.
 //! `times` is the number of generations with the same options; the response has all `texts`.

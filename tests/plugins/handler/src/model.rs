@@ -65,5 +65,5 @@ pub fn max_tokens(request: &Value) -> u32 {
 
 /// Whether to continue after end tokens.
 pub fn ignores_end(request: &Value) -> bool {
-    request["ignore_end"] == true
+    request["ignore_eos"] == true
 }

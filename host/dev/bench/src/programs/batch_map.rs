@@ -21,7 +21,7 @@ pub(super) fn request(input: &Input) -> Value {
         "inputs": inputs(input).collect::<Vec<_>>(),
         "concurrency": INPUTS,
         "max_tokens": input.lengths.output,
-        "ignore_end": true,
+        "ignore_eos": true,
     })
 }
 

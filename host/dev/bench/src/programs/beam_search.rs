@@ -13,7 +13,7 @@ pub(super) fn request(input: &Input) -> Value {
         "prompt": input.text,
         "width": WIDTH,
         "max_tokens": input.lengths.output,
-        "ignore_end": true,
+        "ignore_eos": true,
     })
 }
 

@@ -21,7 +21,7 @@ pub(super) fn request(input: &Input) -> Value {
     json!({
         "questions": questions(input),
         "max_tokens": input.lengths.output,
-        "ignore_end": true,
+        "ignore_eos": true,
     })
 }
 

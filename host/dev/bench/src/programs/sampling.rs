@@ -20,7 +20,7 @@ pub(super) mod best_of_n {
             "n": ANSWERS,
             "seed": input.seed,
             "max_tokens": input.lengths.output,
-            "ignore_end": true,
+            "ignore_eos": true,
         })
     }
 
@@ -50,7 +50,7 @@ pub(super) mod self_consistency {
             "temperature": 1,
             "seed": input.seed,
             "max_tokens": input.lengths.output,
-            "ignore_end": true,
+            "ignore_eos": true,
         })
     }
 

@@ -16,7 +16,7 @@ pub(super) fn request(input: &Input) -> Value {
         "point": QUESTION,
         "count": POINTS,
         "max_tokens": input.lengths.output,
-        "ignore_end": true,
+        "ignore_eos": true,
     })
 }
 

@@ -130,7 +130,7 @@ impl HttpClient {
 
 /// A request to `generate`.
 fn whole(prompt: &Prompt, tokens: u64) -> Value {
-    json!({"prompt": prompt.text, "max_tokens": tokens, "ignore_end": true})
+    json!({"prompt": prompt.text, "max_tokens": tokens, "ignore_eos": true})
 }
 
 /// A request to `openai`, with the prompt as tokens to keep its exact length.

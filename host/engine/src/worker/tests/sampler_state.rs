@@ -15,7 +15,7 @@ fn chains() -> [Vec<Sampler>; 4] {
         multiplier: 3.0,
         base: 1.5,
         allowed_length: 1,
-        range: 64,
+        last_n: 64,
         breakers: Arc::default(),
     });
     let penalties = Sampler::OutputPenalties(Penalties {
@@ -40,7 +40,7 @@ fn chains() -> [Vec<Sampler>; 4] {
         vec![
             Sampler::Temperature(5.0),
             Sampler::TopK(20),
-            Sampler::Typical(0.9),
+            Sampler::TypicalP(0.9),
             dry,
         ],
         vec![Sampler::Temperature(2.0), mirostat],
@@ -55,7 +55,7 @@ fn requests() -> Vec<(Vec<Token>, GenerateOptions)> {
         let options = GenerateOptions {
             samplers: std::iter::once(ban).chain(chain).collect(),
             seed: Some(u64::from(n)),
-            ignore_end: true,
+            ignore_eos: true,
             ..limit(if n < 4 { 150 } else { 30 })
         };
         ((5 * n..5 * n + 30).collect(), options)

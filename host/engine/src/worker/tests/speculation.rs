@@ -74,9 +74,9 @@ fn rejected_drafts_leave_nothing() {
 #[test]
 fn generation_ends_within_drafts() {
     let prompt: Vec<_> = (980..1000).chain(0..30).chain(980..990).collect();
-    for (most, ignore_end) in (1..16).flat_map(|most| [(most, false), (most, true)]) {
+    for (most, ignore_eos) in (1..16).flat_map(|most| [(most, false), (most, true)]) {
         let options = GenerateOptions {
-            ignore_end,
+            ignore_eos,
             ..limit(most)
         };
         compare(&prompt, &options);

@@ -510,7 +510,7 @@ pub fn limit(max_tokens: u32) -> GenerateOptions {
 /// Generates 60 tokens without regard to end tokens.
 pub fn long() -> GenerateOptions {
     GenerateOptions {
-        ignore_end: true,
+        ignore_eos: true,
         ..limit(60)
     }
 }
