@@ -34,8 +34,8 @@ impl ComputeThreads {
         }
     }
 
-    /// From now on lowers the number while threads wait for cores, if the backend can.
-    pub fn adapt(&mut self, backend: &mut impl Backend) {
+    /// From now on, lowers the number while threads wait for cores, if the backend can.
+    pub fn enable_adaptation(&mut self, backend: &mut impl Backend) {
         if backend.queue_delays().is_none() {
             tracing::debug!(
                 "the number of compute threads is fixed: the system does not tell how long threads wait for cores"

@@ -6,9 +6,9 @@
 //! of a prefix. Cells and sequences are freed when the request ends; if they run short, the least recently used
 //! sequence without an order is evicted.
 //!
-//! Drafts are the likeliest tokens, one after the other. Drafting stops at a token with a probability below 0.5, which would
-//! rarely be accepted, and at one that ends a generation.
-//! They ignore samplers and constraints, which only decide what is accepted.
+//! Drafts are the likeliest tokens, one after the other. Drafting stops at a token with a probability below 0.5, which
+//! would rarely be accepted, and at one that ends a generation. Drafts ignore samplers and constraints, which only decide
+//! what is accepted.
 
 use crate::Token;
 use crate::backend::{Backend, TokenInput};
@@ -45,8 +45,8 @@ pub struct DraftModel<B> {
     /// By sequence id.
     sequences: Vec<Option<DraftSequence>>,
     inputs: Vec<TokenInput>,
-    /// Number of calls of [`DraftModel::draft`].
-    draft_calls: u64,
+    /// Number of calls of [`DraftModel::run`].
+    runs: u64,
 }
 
 /// The sequence of a request.
@@ -81,7 +81,7 @@ pub struct DraftStep {
 #[derive(Debug, Default)]
 pub struct DraftResults {
     pub steps: Vec<DraftStep>,
-    /// The drafts of each order for drafts; possibly none.
+    /// For each order with drafts, the drafts that the model proposes; possibly none.
     pub proposals: Vec<(DraftOrder, Vec<Token>)>,
     /// Requests that the draft model can't draft for.
     pub failed: Vec<RequestId>,
@@ -95,7 +95,7 @@ struct ActiveJob<'a> {
     seq: SeqId,
     /// The tokens of its row in the next step.
     row: Vec<Token>,
-    draft: Vec<Token>,
+    drafts: Vec<Token>,
 }
 
 /// Why a step computed nothing.
@@ -119,7 +119,7 @@ impl<B: Backend> DraftModel<B> {
             sequences: (0..sizes.seq_ids).map(|_| None).collect(),
             sizes,
             inputs: Vec::new(),
-            draft_calls: 0,
+            runs: 0,
         }
     }
 
@@ -133,8 +133,8 @@ impl<B: Backend> DraftModel<B> {
         self.cells.used()
     }
 
-    /// What it knows of a request with these tokens, which may have at most `max_drafts`. `None` if they reach the end of
-    /// its context.
+    /// What it knows of a request with these tokens, which may have at most `max_drafts` drafts. `None` if the tokens
+    /// are too many for its context.
     pub fn state(&self, id: RequestId, tokens: &[Token], max_drafts: u32) -> Option<DraftState> {
         let length = u32::try_from(tokens.len()).ok()?;
         // The last draft is never computed, so it needs no position.
@@ -149,7 +149,7 @@ impl<B: Backend> DraftModel<B> {
         })
     }
 
-    /// Frees the sequences of requests that are not to be reusable.
+    /// Frees the sequences of requests that `keep` rejects.
     pub fn retain(&mut self, mut keep: impl FnMut(RequestId) -> bool) {
         for index in 0..self.sequences.len() {
             let request = self.sequences[index]
@@ -161,13 +161,13 @@ impl<B: Backend> DraftModel<B> {
         }
     }
 
-    /// Computes orders of different requests. `tokens_of` returns the tokens of a request.
-    pub fn draft<'a>(
+    /// Executes jobs, each of another request. `tokens_of` returns the tokens of a request.
+    pub fn run<'a>(
         &mut self,
         jobs: &[DraftJob<'a>],
         tokens_of: impl Fn(RequestId) -> &'a [Token],
     ) -> DraftResults {
-        self.draft_calls += 1;
+        self.runs += 1;
         let mut results = DraftResults::default();
         let mut active = Vec::new();
         let mut tokens = 0;
@@ -177,14 +177,14 @@ impl<B: Backend> DraftModel<B> {
             if tokens > self.sizes.step_tokens && !active.is_empty() {
                 break;
             }
-            match self.begin(*job, jobs, &tokens_of) {
+            match self.prepare(*job, jobs, &tokens_of) {
                 Some(job) => active.push(job),
                 None => results.failed.push(job.order.request),
             }
         }
         while !active.is_empty() {
             match self.step(&active, &mut results) {
-                Ok(()) => self.sample(&mut active, &mut results),
+                Ok(()) => self.add_drafts(&mut active, &mut results),
                 Err(StepError::NoCells) => {
                     let cells = |(_, job): &(usize, &ActiveJob<'_>)| self.cells.held_by(job.seq);
                     let longest = active.iter().enumerate().max_by_key(cells);
@@ -209,7 +209,7 @@ impl<B: Backend> DraftModel<B> {
     }
 
     /// Prepares the sequence of a job. `None` if a token is unknown to the draft model, or there is no room.
-    fn begin<'a>(
+    fn prepare<'a>(
         &mut self,
         job: DraftJob<'a>,
         jobs: &[DraftJob<'a>],
@@ -218,14 +218,14 @@ impl<B: Backend> DraftModel<B> {
         let id = job.order.request;
         let index = match self.sequence(id) {
             Some((index, _)) => index,
-            None => self.start(job, jobs, tokens_of)?,
+            None => self.add_sequence(job, jobs, tokens_of)?,
         };
         let seq = seq_id(index);
         let sequence = self.sequences[index].as_mut()?;
         let reusable = sequence.reusable(job.tokens);
         sequence.drafts.clear();
         sequence.computed = reusable;
-        sequence.last_used = self.draft_calls;
+        sequence.last_used = self.runs;
         self.truncate(seq, reusable);
         // With a shared prefix, fewer tokens are left than were ordered.
         let prefill_tokens = (job.order.prefill_tokens as usize).min(job.tokens.len() - reusable);
@@ -237,12 +237,12 @@ impl<B: Backend> DraftModel<B> {
             job,
             seq,
             row: row.to_vec(),
-            draft: Vec::new(),
+            drafts: Vec::new(),
         })
     }
 
-    /// Takes a sequence for a request, with the longest prefix of a sequence of its scope.
-    fn start<'a>(
+    /// Takes a sequence for a request, and lets it share the longest prefix of a sequence of its scope. Returns its index.
+    fn add_sequence<'a>(
         &mut self,
         job: DraftJob<'a>,
         jobs: &[DraftJob<'a>],
@@ -275,7 +275,7 @@ impl<B: Backend> DraftModel<B> {
             scope: job.scope,
             computed: shared.map_or(0, |(length, _)| length),
             drafts: Vec::new(),
-            last_used: self.draft_calls,
+            last_used: self.runs,
         });
         Some(index)
     }
@@ -333,15 +333,15 @@ impl<B: Backend> DraftModel<B> {
         Ok(())
     }
 
-    /// Adds a draft to each job of a computed step. Jobs that get no further one end.
-    fn sample(&mut self, active: &mut Vec<ActiveJob<'_>>, results: &mut DraftResults) {
+    /// Adds the likeliest next token to the drafts of each job of a computed step. Jobs that need no further one end.
+    fn add_drafts(&mut self, active: &mut Vec<ActiveJob<'_>>, results: &mut DraftResults) {
         let start = Instant::now();
         let mut end = 0;
         active.retain_mut(|active| {
             end += active.row.len();
             let order = active.job.order;
             if let Some(sequence) = &mut self.sequences[usize::from(active.seq.0)] {
-                match active.draft.last() {
+                match active.drafts.last() {
                     None => sequence.computed += active.row.len(),
                     Some(draft) => sequence.drafts.push(*draft),
                 }
@@ -353,14 +353,14 @@ impl<B: Backend> DraftModel<B> {
             let logits = logits.map(|row| &row[..row.len().min(self.sizes.vocabulary as usize)]);
             let ends = |token: &Token| self.sizes.end_of_generation.binary_search(token).is_ok();
             if let Some(token) = logits.and_then(likely_token).filter(|token| !ends(token)) {
-                active.draft.push(token);
-                if active.draft.len() < order.drafts as usize {
+                active.drafts.push(token);
+                if active.drafts.len() < order.drafts as usize {
                     active.row = vec![token];
                     return true;
                 }
             }
-            let draft = std::mem::take(&mut active.draft);
-            results.proposals.push((order, draft));
+            let drafts = std::mem::take(&mut active.drafts);
+            results.proposals.push((order, drafts));
             false
         });
         if let Some(step) = results.steps.last_mut() {

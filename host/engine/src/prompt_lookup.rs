@@ -11,7 +11,7 @@ use crate::Token;
 use corral_llama::IMAGE_TOKENS;
 use std::collections::HashMap;
 
-/// Shortest match that yields a draft, in tokens.
+/// Shortest match that yields drafts, in tokens.
 pub const MIN_MATCH: usize = 3;
 /// Longest match to compare, in tokens.
 pub const MAX_MATCH: usize = 16;
@@ -28,22 +28,22 @@ pub struct PromptLookup {
 }
 
 impl PromptLookup {
-    /// Replaces `draft` by up to `most` tokens that are likely to follow `tokens`. `tokens` must begin with the
+    /// Replaces `drafts` by up to `most` tokens that are likely to follow `tokens`. `tokens` must begin with the
     /// tokens of the last call.
-    pub fn propose(&mut self, tokens: &[Token], most: usize, draft: &mut Vec<Token>) {
-        draft.clear();
+    pub fn propose(&mut self, tokens: &[Token], most: usize, drafts: &mut Vec<Token>) {
+        drafts.clear();
         self.extend(tokens);
         let Some(from) = self.best_match(tokens) else {
             return;
         };
         for at in from..from + most {
-            // Past the end of the text the draft goes on from its own start, as in a text that repeats.
-            let token = tokens.get(at).or_else(|| draft.get(at - tokens.len()));
+            // Past the end of the text the drafts continue from their own start, as in a text that repeats.
+            let token = tokens.get(at).or_else(|| drafts.get(at - tokens.len()));
             // An image is never generated.
             let Some(&token) = token.filter(|token| !IMAGE_TOKENS.contains(token)) else {
                 return;
             };
-            draft.push(token);
+            drafts.push(token);
         }
     }
 

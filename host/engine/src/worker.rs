@@ -66,7 +66,7 @@ pub enum Command {
     Status(Box<dyn FnOnce(EngineStatus) + Send>),
     /// Drops all prefix cache entries that are not retained.
     ClearPrefixCache,
-    /// How short memory is from now on.
+    /// Sets how short memory is.
     SetMemoryPressure(MemoryPressure),
     /// Offloads all prefixes that are not retained.
     #[cfg(test)]
@@ -113,7 +113,7 @@ struct ActiveRequest {
     computed: u64,
     observer: Option<RequestObserver>,
     permit: RequestPermit,
-    /// Keeps the embeddings of the prompt.
+    /// Keeps the embeddings of the prompt's images.
     _images: Vec<Arc<Image>>,
     work: ActiveWork,
 }
@@ -233,7 +233,7 @@ pub struct Worker<B> {
     inputs: Vec<TokenInput>,
     scratch: Scratch,
     text: String,
-    draft: Vec<Token>,
+    drafts: Vec<Token>,
     history: Vec<Token>,
     wake_batch: WakeBatch,
     /// Requests whose rows were not sampled in their last step.
@@ -273,7 +273,7 @@ impl<B: Backend> Worker<B> {
             inputs: Vec::with_capacity(config.max_step_tokens as usize),
             scratch: Scratch::default(),
             text: String::new(),
-            draft: Vec::new(),
+            drafts: Vec::new(),
             history: Vec::new(),
             wake_batch: WakeBatch::default(),
             deferred: Vec::new(),
@@ -281,16 +281,16 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Drafts with this model.
+    /// Drafts with this model, if there is one.
     #[must_use]
     pub fn with_draft_model(mut self, draft_model: Option<DraftModel<B>>) -> Self {
         self.draft_model = draft_model;
         self
     }
 
-    /// Computes with fewer threads while they wait for cores.
-    pub fn adapt_threads(&mut self) {
-        self.compute_threads.adapt(&mut self.backend);
+    /// From now on, computes with fewer threads while they wait for cores.
+    pub fn enable_adaptive_threads(&mut self) {
+        self.compute_threads.enable_adaptation(&mut self.backend);
         if let Some(model) = &mut self.draft_model {
             model.backend_mut().prepare_fewer_threads();
         }
@@ -303,7 +303,7 @@ impl<B: Backend> Worker<B> {
             self.cancel_abandoned();
             self.swap_in();
             self.take_external_samples();
-            self.draft();
+            self.run_draft_model();
             let now = Instant::now();
             let step = self.scheduler.plan(self.time(now));
             has_work = self.run_step(&step, now);
@@ -321,7 +321,7 @@ impl<B: Backend> Worker<B> {
         let ids: Vec<_> = self.requests.keys().copied().collect();
         self.cancel(&ids, &Error::ShuttingDown);
         // Frees the sequences of the draft model.
-        self.draft();
+        self.run_draft_model();
         self.run_memory_ops();
         self.report(&Step::default());
         self.check_leaks();

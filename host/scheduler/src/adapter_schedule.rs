@@ -60,15 +60,15 @@ pub(crate) struct AdapterSchedule {
 impl AdapterSchedule {
     /// The adapter of the next step. `None` without candidates.
     pub fn next(&self, candidates: &[Candidate]) -> Option<AdapterId> {
-        let keeps = !self.is_turn_over();
-        let round = candidates.iter().any(|one| !self.has_had_turn(one.adapter));
+        let keeps_turn = !self.is_turn_over();
+        let in_round = candidates.iter().any(|one| !self.has_had_turn(one.adapter));
         let first = candidates.iter().min_by_key(|candidate| {
             let current = candidate.adapter == self.current;
-            let had_turn = round && self.has_had_turn(candidate.adapter);
+            let had_turn = in_round && self.has_had_turn(candidate.adapter);
             // From the current number up, and around.
             let distance = candidate.adapter.0.wrapping_sub(self.current.0);
             let order = (had_turn || current, Reverse(candidate.priority), distance);
-            (!(current && keeps), order)
+            (!(current && keeps_turn), order)
         });
         first.map(|candidate| candidate.adapter)
     }

@@ -26,11 +26,11 @@ const MAX_ROOM_DOUBLINGS: u32 = 16;
 pub(crate) enum PrefixSource {
     /// It computes all its tokens.
     None,
-    /// It takes over the id of an entry that no other request needs.
+    /// It takes over the id and the cells of an entry that no other request needs.
     TakeOver { entry: EntryId, length: u32 },
-    /// Takes over the entry's cells under an id of the other kind.
+    /// It takes over an entry's cells, under an id of the other kind.
     Move { entry: EntryId, length: u32 },
-    /// It shares the cells of a sequence; of an entry, if it is one.
+    /// It shares the cells of a running request, or of `entry`.
     Share {
         entry: Option<EntryId>,
         from: SeqId,
@@ -139,7 +139,7 @@ impl Admission<'_> {
                                 min_length = length - WORTH_WAITING + 1;
                             }
                         }
-                        EntryState::Resident(_) if whole && !entry.is_retained_beside(own) => {
+                        EntryState::Resident(_) if whole && !entry.is_retained_by_others(own) => {
                             // The request's own sequence is taken over however short it is.
                             let is_own = best == PrefixSource::None && entry.is_retained();
                             if length >= min_length || is_own {

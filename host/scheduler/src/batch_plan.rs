@@ -16,7 +16,7 @@ struct BatchPlan {
     adapter: AdapterId,
     decoding: DecodingCount,
     left_out: LeftOut,
-    /// Most prompt tokens, with overlapped ones.
+    /// Most prompt tokens, including overlapped ones.
     allowed: u32,
     is_probe: bool,
 }
@@ -126,8 +126,8 @@ impl Scheduler {
         })
     }
 
-    /// The tenants that the next step of an adapter leaves out, with `budget` prompt tokens. At least one row stays,
-    /// provided that `budget` is above 0 whenever a request is in prefill.
+    /// The tenants that the next step of an adapter leaves out. The step may have `budget` prompt tokens. At least one row
+    /// stays, provided that `budget` is above 0 whenever a request is in prefill.
     fn tenants_to_leave_out(&self, adapter: AdapterId, budget: u32) -> LeftOut {
         let (costs, n_kv) = (&self.costs, self.kv.cells.n_kv());
         let seconds = |rows, prefill: u32| {
@@ -147,7 +147,7 @@ impl Scheduler {
         let by_rows = |rows, prefill| f64::from(rows) + f64::from(prefill);
         let time: &dyn Fn(u32, u32) -> f64 = if is_large(&seconds) {
             &seconds
-        } else if self.tenants.probes(adapter) && is_large(&by_rows) {
+        } else if self.tenants.is_probe_due(adapter) && is_large(&by_rows) {
             &by_rows
         } else {
             return LeftOut::default();

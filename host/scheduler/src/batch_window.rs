@@ -63,8 +63,8 @@ impl BatchWindow {
         self.closes_at.is_some()
     }
 
-    /// Until when the first step waits for more requests; `None` if it does not. A new wait has this `length`. No
-    /// request may expire before its end, at `next_timer`.
+    /// Until when the first step waits for more requests; `None` if it does not. A wait that begins now has this `length`.
+    /// There is none if a request would expire before its end, at `next_timer`.
     pub fn hold(
         &mut self,
         now: Time,

@@ -28,13 +28,13 @@ pub(crate) struct Acceptance {
 }
 
 impl Acceptance {
-    /// The probability that a draft is accepted if those before it are, where `expected` was likely before.
+    /// The probability that a draft is accepted if all before it are. Without observations it is `expected`.
     pub fn rate(&self, expected: f64) -> f64 {
         let observed = self.accepted + self.rejected;
         (self.accepted + PRIOR_WEIGHT * expected) / (observed + PRIOR_WEIGHT)
     }
 
-    /// Forgets a part of the rejections.
+    /// Multiplies the weight of the rejections.
     pub fn forgive(&mut self, factor: f64) {
         self.rejected *= factor;
     }
@@ -46,11 +46,12 @@ impl Acceptance {
     }
 }
 
-/// The acceptance of a draft model's drafts over all requests. An *order* for several drafts ends at the first that is
-/// not proposed or not accepted; the second rate is of the orders.
+/// The acceptance of a draft model's drafts over all requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CommonAcceptance {
+    /// Of the drafts that it proposed.
     proposed: Acceptance,
+    /// Of the drafts that it was ordered to propose. One that it does not propose counts as rejected.
     ordered: Acceptance,
 }
 
@@ -75,10 +76,13 @@ pub(crate) struct RequestDrafts {
     /// Empty if nothing is proposed.
     pub tokens: Vec<Token>,
     pub source: DraftSource,
-    /// How many drafts the draft model was to propose.
-    orders: u32,
+    /// How many drafts the draft model was ordered to propose.
+    ordered_count: u32,
+    /// Acceptance of prompt lookup's drafts.
     lookup: Acceptance,
+    /// Acceptance of the drafts that the draft model proposed.
     model: Acceptance,
+    /// Acceptance of the drafts that the draft model was ordered to propose.
     pub ordered: Acceptance,
 }
 
@@ -90,17 +94,17 @@ impl RequestDrafts {
         self.source = DraftSource::PromptLookup;
     }
 
-    /// Replaces the proposed drafts by those of a draft model that was to propose `orders`.
+    /// Replaces the proposed drafts by those of a draft model that was ordered to propose `ordered`.
     pub fn propose_ordered(
         &mut self,
         tokens: &[Token],
-        orders: u32,
+        ordered: u32,
         common: &mut CommonAcceptance,
     ) {
         self.propose(tokens);
         self.source = DraftSource::DraftModel;
-        self.orders = orders;
-        if tokens.is_empty() && orders > 0 {
+        self.ordered_count = ordered;
+        if tokens.is_empty() && ordered > 0 {
             self.ordered.observe(0, true, DECAY);
             common.ordered.observe(0, true, COMMON_DECAY);
         }
@@ -122,7 +126,7 @@ impl RequestDrafts {
             common.proposed.observe(accepted, rejected, COMMON_DECAY);
             // The model stopped early, and all that it proposed were accepted.
             let proposed = self.tokens.len();
-            let stopped = drafts as usize == proposed && drafts < self.orders;
+            let stopped = drafts as usize == proposed && drafts < self.ordered_count;
             let ended = rejected || stopped;
             self.ordered.observe(accepted, ended, DECAY);
             common.ordered.observe(accepted, ended, COMMON_DECAY);

@@ -8,35 +8,35 @@ use crate::step::Row;
 
 impl Scheduler {
     /// Proposes drafts of prompt lookup: tokens that probably follow those of a decoding request. The next step computes
-    /// some, from the first one on, or none. They are dropped once the request gains a token.
-    pub fn propose_draft(&mut self, id: RequestId, draft: &[Token]) {
+    /// the first few of them, all, or none. They are dropped once the request gains a token.
+    pub fn propose_draft(&mut self, id: RequestId, drafts: &[Token]) {
         debug_assert!(self.is_between_steps(), "propose_draft during a step");
-        let most = draft.len().min(self.config.max_drafts as usize);
+        let most = drafts.len().min(self.config.max_drafts as usize);
         let running = self.running.get_mut(id);
         if let Some(running) = running.filter(|running| running.is_decoding()) {
-            running.drafts.propose(&draft[..most]);
+            running.drafts.propose(&drafts[..most]);
         }
     }
 
     /// Proposes drafts of the draft model, which stops early where it is unsure: `ordered` is the number that
     /// [`plan_drafts`](Scheduler::plan_drafts) ordered.
-    pub fn propose_model_draft(&mut self, id: RequestId, draft: &[Token], ordered: u32) {
+    pub fn propose_model_draft(&mut self, id: RequestId, drafts: &[Token], ordered: u32) {
         debug_assert!(self.is_between_steps(), "propose_model_draft during a step");
-        let most = draft.len().min(self.config.max_drafts as usize);
+        let most = drafts.len().min(self.config.max_drafts as usize);
         let common = &mut self.model_drafts.acceptance;
         let running = self.running.get_mut(id);
         if let Some(running) = running.filter(|running| running.is_decoding()) {
             running
                 .drafts
-                .propose_ordered(&draft[..most], ordered, common);
+                .propose_ordered(&drafts[..most], ordered, common);
         }
     }
 
     /// The drafts of a row of the last planned step.
-    pub fn draft(&self, row: &Row) -> &[Token] {
+    pub fn drafts_of(&self, row: &Row) -> &[Token] {
         let running = self.running.get(row.request);
-        let draft = running.map_or(&[][..], |running| &running.drafts.tokens);
-        &draft[..draft.len().min(row.drafts as usize)]
+        let proposed = running.map_or(&[][..], |running| &running.drafts.tokens);
+        &proposed[..proposed.len().min(row.drafts as usize)]
     }
 
     /// Where the drafts of a request come from.
@@ -52,7 +52,7 @@ impl Scheduler {
         }
         let own = gained.iter().filter(|(id, _)| *id == row.request);
         let gained: Vec<_> = own.map(|(_, token)| *token).collect();
-        let accepted = accepted_drafts(self.draft(row), &gained);
+        let accepted = accepted_drafts(self.drafts_of(row), &gained);
         self.kv.truncate(row.seq, row.known_end() + accepted);
         self.observe_drafts(row, accepted);
         accepted

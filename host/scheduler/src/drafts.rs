@@ -1,12 +1,11 @@
 //! Speculative decoding: rows that continue with draft tokens.
 //!
 //! The caller of a decoding request may propose *drafts*: the tokens that probably come next, from
-//! [prompt lookup or a draft model](crate::DraftSource); what a draft model computes is decided
-//! [before](crate::model_drafts) the step. A row computes some of
-//! them after its known tokens, and a token is sampled after each. While that is the next draft, the draft is accepted
-//! and its cells stay; the cells of the others are freed. So a step can gain several tokens, and the text is the same
-//! as without drafts (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023; here a draft
-//! is one token, not a distribution).
+//! [prompt lookup or a draft model](crate::DraftSource). What a draft model computes is decided
+//! [before](crate::model_drafts) the step. A row computes some of the drafts after its known tokens, and a token is
+//! sampled after each. While that is the next draft, the draft is accepted and its cells stay; the cells of the others
+//! are freed. So a step can gain several tokens, and the text is the same as without drafts (Leviathan et al., "Fast
+//! Inference from Transformers via Speculative Decoding", 2023; here a draft is one token, not a distribution).
 //!
 //! Drafts come last. They take free cells or those of unretained entries, and no request is preempted or waits for
 //! them. A step has drafts as long as it is expected to gain more tokens a second than without, and, unless a request
@@ -42,7 +41,7 @@ pub(crate) const FORGIVE: f64 = 0.98;
 pub(crate) struct DraftPolicy {
     ceiling: SizeCeiling,
     trials: u32,
-    /// Steps that could have had some, since the last one that had.
+    /// Steps since the last one with drafts, of those that could have had some.
     steps_without_drafts: u32,
 }
 
@@ -203,7 +202,7 @@ impl DraftPolicy {
         }
         let met = shape.decode_rows == 1 || profile.meets_target(costs, shape, seconds);
         let index = SIZES.partition_point(|&most| most < shape.drafts);
-        self.ceiling.tried(index, met);
+        self.ceiling.observe(index, met);
     }
 }
 

@@ -18,7 +18,7 @@ impl Scheduler {
             let request = running.or_else(|| self.queue.get(id));
             let deadline = request.and_then(|request| request.deadline);
             if deadline.is_some_and(|deadline| deadline <= now) {
-                self.remove(id);
+                self.cancel(id);
                 expired.push((id, Expired::Deadline));
             }
         }
@@ -36,7 +36,7 @@ impl Scheduler {
             let until = self.queue.get(id).and_then(|request| request.queue_until);
             if until.is_some_and(|until| until <= now) {
                 let retry_after = self.queue.retry_after(now);
-                self.remove(id);
+                self.cancel(id);
                 expired.push((id, Expired::Queue { retry_after }));
             }
         }

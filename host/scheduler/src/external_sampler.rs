@@ -2,8 +2,8 @@
 //!
 //! After a row with output such a request has no token to continue with. It keeps its id and cells, and has no row
 //! until the sampler answers; steps wait for it as for [callers that return](crate::returning_callers). If the request
-//! is preempted meanwhile, the answer still becomes its last token; it is recomputed with the answer, if that came in
-//! time.
+//! is preempted meanwhile, the answer is still added to its tokens. If the answer comes before the request runs again,
+//! the request is recomputed with it.
 
 use crate::request::{RequestId, length};
 use crate::running::Wait;
@@ -21,9 +21,9 @@ impl Scheduler {
             running.wait = Wait::Sampler;
             running.has_external_sampler = true;
             let request = &running.request;
-            let punctual = !request.progress.late;
             let retention = request.retention.clone();
-            self.window.callers.expect(retention, punctual, took);
+            let was_late = request.progress.late;
+            self.window.callers.expect(retention, was_late, took);
         }
     }
 
@@ -51,8 +51,7 @@ impl Scheduler {
                 None => return,
             },
         };
-        let in_time = self.window.callers.answered(&request.retention, now);
-        request.progress.late = !in_time;
+        request.progress.late = self.window.callers.answered(&request.retention, now);
         request.tokens.extend_from_slice(tokens);
         request.progress.generated += length(tokens);
         let (tenant, generated) = (request.tenant, request.progress.generated);
@@ -66,7 +65,7 @@ impl Scheduler {
         if runs {
             self.finish(id);
         } else {
-            self.remove(id);
+            self.take_waiting(id);
         }
     }
 }

@@ -326,8 +326,9 @@ impl KvCache {
         }
     }
 
-    /// Drops a swapped-out entry whose state is gone. False if there is no such entry.
-    pub fn lose(&mut self, id: EntryId) -> bool {
+    /// Drops a swapped-out entry and counts it: an offloaded prefix as dropped, a sequence as lost. False if there is no
+    /// such entry.
+    pub fn drop_swapped_out(&mut self, id: EntryId) -> bool {
         let Some(entry) = self.entries.get(id).filter(|entry| entry.seq().is_none()) else {
             return false;
         };

@@ -8,11 +8,13 @@
 //! up to a bound they wait in the [`queue`], and further ones are refused. The next request starts once there is room
 //! for it ([`admission`]). It shares the cells of a prefix of its prompt that is there already ([`prefix_cache`]).
 //! Each step computes only new tokens: one of every decoding request, and as much of the prompts as the
-//! [`prefill_budget`] allows ([`batch`]). Decode rows continue with [`drafts`] if that gains tokens per second; [`model_drafts`]
-//! decides what a draft model computes for them. A
-//! [`cost_model`] learns how long steps take; [`kv_cells`] mirrors which cells they fill. When ids or cells run short,
-//! the [`kv_cache`] evicts entries (drops them, or swaps out retained ones), then [`preemption`] takes cells from the
-//! least important request.
+//! [`prefill_budget`] allows ([`batch`]). Decode rows continue with [`drafts`] if that gains tokens per second;
+//! [`model_drafts`] decides what a draft model computes for them. A [`cost_model`] learns how long steps take;
+//! [`kv_cells`] mirrors which cells they fill. When ids or cells run short, the [`kv_cache`] evicts entries (drops them,
+//! or swaps out retained ones), then [`preemption`] takes cells from the least important request.
+//!
+//! A request leaves the scheduler in one of three ways: it *finishes*, and its sequence may be reused; it *fails*, and
+//! its sequence is freed ([`Scheduler::fail`]); or it is *canceled* ([`Scheduler::cancel`]), also by a time limit.
 //!
 //! Invariants, tested with random workloads on the simulator:
 //! - Every sequence id is free or has exactly one holder, a request or a prefix cache entry.
@@ -20,8 +22,8 @@
 //!   a failed step whose state cannot be truncated, rows whose device top-k did not suffice, and rows whose sampling
 //!   was deferred.
 //! - Every decoding request of the step's adapter has a row, except after a failure and in short steps. The
-//!   [`adapter_schedule`] bounds how long other adapters wait, and the [`tenant_schedule`] how long a tenant waits
-//!   that makes steps long.
+//!   [`adapter_schedule`] bounds how long other adapters wait, and the [`tenant_schedule`] how long a tenant that makes
+//!   steps long waits.
 //! - Rejected drafts leave no cell filled.
 //! - Every request ends exactly once, and none fails because of another.
 

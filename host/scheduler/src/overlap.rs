@@ -98,7 +98,7 @@ impl Scheduler {
         Some(step)
     }
 
-    /// A step of prompts alone, of a size that `fits`, which may delay the next row of `delayed` requests.
+    /// A step of prompts alone, of a size that `fits`. It may delay the next rows of `delayed` requests.
     fn prompts_alone(&self, delayed: u32, fits: impl Fn(u32) -> bool) -> Option<Step> {
         let paused = self.failure.paused_until().is_some();
         if self.prefill.is_unbudgeted() || self.is_recovering() || paused {

@@ -36,17 +36,17 @@ impl Overlap {
     }
 }
 
-/// Overlapped work that is not accounted for.
+/// Overlapped work that counts against no step yet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OverlapState {
     /// Planned rows without a result yet.
     pub planned: Vec<Row>,
     /// Tokens that count against the next step.
     pub tokens: u32,
-    /// Whether these tokens ran separately from the next step, so that its time does not include theirs.
+    /// Whether these tokens are computed before the next step begins, so that its time does not include theirs.
     ran_separately: bool,
-    /// Overlapped prefill in the time of the last planned step. `None`: the last time must not be learned from.
-    prefill_in_last_time: Option<u32>,
+    /// See [`OverlapState::prefill_in_step_time`].
+    prefill_in_step_time: Option<u32>,
 }
 
 impl OverlapState {
@@ -55,7 +55,7 @@ impl OverlapState {
         !self.planned.is_empty()
     }
 
-    /// The rest of a budget, at least the smallest chunk, so that prompts complete.
+    /// What overlapped tokens leave of a budget: at least the smallest chunk, so that prompts complete.
     pub fn reduce(&self, budget: u32) -> u32 {
         let least = CHUNK_SIZES[0].min(budget);
         budget.saturating_sub(self.tokens).max(least)
@@ -66,19 +66,20 @@ impl OverlapState {
         if step.rows.is_empty() {
             self.ran_separately = true;
         } else if step.is_overlap {
-            self.prefill_in_last_time = (self.tokens == 0).then_some(0);
+            self.prefill_in_step_time = (self.tokens == 0).then_some(0);
             self.tokens += step.shape.prefill;
             self.ran_separately = true;
         } else {
             let includes = self.tokens == 0 || !self.ran_separately;
-            self.prefill_in_last_time = includes.then_some(self.tokens);
+            self.prefill_in_step_time = includes.then_some(self.tokens);
             (self.tokens, self.ran_separately) = (0, false);
         }
     }
 
-    /// Overlapped prefill in the time of the last planned step. `None`: the last time must not be learned from.
-    pub fn prefill_in_last_time(&self) -> Option<u32> {
-        self.prefill_in_last_time
+    /// Overlapped prompt tokens whose time the last planned step includes. `None` if that is unknown: then nothing can be
+    /// learned from the step's time.
+    pub fn prefill_in_step_time(&self) -> Option<u32> {
+        self.prefill_in_step_time
     }
 }
 
@@ -118,7 +119,7 @@ mod tests {
         assert_eq!(overlap.reduce(64), 40);
         assert_eq!(overlap.reduce(25), CHUNK_SIZES[0]);
         overlap.step_planned(&step(40, false));
-        assert_eq!(overlap.prefill_in_last_time(), Some(24));
+        assert_eq!(overlap.prefill_in_step_time(), Some(24));
         assert_eq!(overlap.reduce(64), 64);
     }
 
@@ -126,16 +127,16 @@ mod tests {
     fn separate_work_is_not_learned_from() {
         let mut overlap = OverlapState::default();
         overlap.step_planned(&step(16, true));
-        assert_eq!(overlap.prefill_in_last_time(), Some(0));
+        assert_eq!(overlap.prefill_in_step_time(), Some(0));
         overlap.step_planned(&step(16, true));
         assert_eq!(
-            overlap.prefill_in_last_time(),
+            overlap.prefill_in_step_time(),
             None,
             "it may wait for the first"
         );
         overlap.step_planned(&step(8, false));
-        assert_eq!(overlap.prefill_in_last_time(), None);
+        assert_eq!(overlap.prefill_in_step_time(), None);
         overlap.step_planned(&step(8, false));
-        assert_eq!(overlap.prefill_in_last_time(), Some(0));
+        assert_eq!(overlap.prefill_in_step_time(), Some(0));
     }
 }

@@ -1,11 +1,12 @@
 //! Preemption: running requests that give their cells to others.
 //!
-//! The least important request is preempted: the latest arrival of the lowest priority. For a waiting request whose
-//! tenant runs none, it is the latest request of the same priority of another tenant: of the tenants that run several
-//! requests, one of them with this priority, the tenant with the most service. None is preempted for a request of lower
-//! priority. The preempted request returns to the queue with its generated tokens. Its state is swapped out, or
-//! computed again, whichever is expected to be faster. No admitted request is lost, and the most important one always
-//! makes progress.
+//! If a step lacks cells, the least important request is preempted: the latest arrival of the lowest priority. A waiting
+//! request preempts only requests of lower priority, with one exception: if its tenant runs none, it may preempt one of
+//! the same priority. That is the latest one of the tenant with the most service, among the tenants that run several
+//! requests and got no less service than its own.
+//!
+//! The preempted request returns to the queue with its generated tokens. Its state is swapped out, or computed again,
+//! whichever is expected to be faster. No admitted request is lost, and the most important one always makes progress.
 
 use crate::prefix_cache::EntryState;
 use crate::request::{Priority, Tenant, length};
@@ -20,9 +21,8 @@ impl Scheduler {
         self.running.len() > 1 && self.preempt_least_important_of(|running| running.computed > 0)
     }
 
-    /// Makes room for a waiting request. The victim has a lower priority; failing that, if the waiting tenant runs
-    /// nothing, it has the same priority and belongs to the most-served tenant that runs at least two requests and got
-    /// no less service.
+    /// Preempts a request for a waiting one of this priority and tenant, as the module says. False if there is none to
+    /// preempt.
     pub(crate) fn preempt_for(&mut self, priority: Priority, tenant: Tenant) -> bool {
         if self.preempt_least_important_of(|running| running.request.priority < priority) {
             return true;
@@ -65,7 +65,7 @@ impl Scheduler {
         let Some(mut running) = least.and_then(|id| self.running.remove(id)) else {
             return false;
         };
-        self.unlist(&running);
+        self.remove_from_prefix_tree(&running);
         running.save_progress();
         let swap = self.config.swap && self.kv.swap_is_faster(&self.costs, running.computed);
         let RunningRequest {

@@ -138,7 +138,7 @@ impl PrefillProfile {
             self.sizes[index].observe(error, NEWEST);
         }
         if has_fixed_size || !met {
-            self.ceiling.tried(index, met);
+            self.ceiling.observe(index, met);
         }
     }
 

@@ -25,7 +25,7 @@ const NEAREST: usize = 256;
 const SWEEP_INTERVAL: Time = Time::from_secs(1);
 pub(crate) const SWEEP_ENTRIES: usize = 128;
 
-/// Who has a text in the tree.
+/// Whose tokens a path of the tree is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TextOwner {
     Entry(EntryId),
@@ -64,9 +64,9 @@ impl Entry {
         self.retention.is_held()
     }
 
-    /// Whether another owner than that of `own` retains it.
-    pub fn is_retained_beside(&self, own: Option<&Retention>) -> bool {
-        self.retention.is_held_beside(own)
+    /// Whether an owner other than that of `own` retains it.
+    pub fn is_retained_by_others(&self, own: Option<&Retention>) -> bool {
+        self.retention.is_held_by_others(own)
     }
 
     /// Whether it was swapped out while not retained, for requests with the same prefix.
@@ -87,8 +87,8 @@ impl Entry {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PrefixCache {
     entries: BTreeMap<EntryId, Entry>,
-    /// Resident entries that are not retained, by their last use; with what a cell had cost in all when the entry
-    /// was last used or was released.
+    /// Resident entries that are not retained, by their last use. Each with the value of `cell_seconds` when it was last
+    /// used or released.
     unretained: BTreeMap<u64, (EntryId, f64)>,
     /// The other resident entries, as of the last [`PrefixCache::update_retained`].
     retained: BTreeMap<u64, (EntryId, WeakRetention)>,

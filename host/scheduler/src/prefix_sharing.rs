@@ -130,8 +130,8 @@ impl Scheduler {
         }
     }
 
-    /// Removes a request from the prefix tree: it no longer runs.
-    pub(crate) fn unlist(&mut self, running: &RunningRequest) {
+    /// Removes a request that no longer runs from the prefix tree.
+    pub(crate) fn remove_from_prefix_tree(&mut self, running: &RunningRequest) {
         let listed = &running.tokens()[..running.listed as usize];
         let entries = &mut self.kv.entries;
         entries.remove_running(running.request.scope, listed, running.id());

@@ -12,7 +12,7 @@
 //!
 //! While the next request waits for room, it is *blocked* and keeps its place, whatever the counters do meanwhile. Only
 //! requests of higher priority overtake it; if its tenant runs several requests, so do those of tenants that run none and
-//! got no more service. One that overtakes may be blocked too; when it has started, the one before it is next again.
+//! got no more service. A request that overtakes another may be blocked in turn; once it has started, the other is next again.
 
 #[cfg(test)]
 mod tests;
@@ -53,7 +53,7 @@ impl TenantShare {
 
     /// Whether this tenant runs several requests and got no less service than `other`, which runs none. A tenant that
     /// was idle begins with the counter of the others, so equal counters must suffice: a step may take long.
-    fn owes_running(&self, other: &Self) -> bool {
+    fn yields_to(&self, other: &Self) -> bool {
         other.running == 0 && self.running > 1 && self.counter >= other.counter
     }
 }
@@ -70,8 +70,7 @@ pub(crate) struct Queue {
     /// The same by counter.
     idle_order: BTreeSet<(u64, Tenant)>,
     requests: BTreeMap<RequestId, Request>,
-    /// Requests that were next and found no room. Each has overtaken those before it, or came while they were not
-    /// eligible.
+    /// Requests that were next and found no room. Each overtook those before it, or was next while they were not eligible.
     blocked: Vec<RequestId>,
     retry_after: RetryAfter,
 }
@@ -129,9 +128,9 @@ impl Queue {
     ) -> Option<Tenant> {
         let waiting = self.active.get(&tenant)?;
         let share = |tenant: Tenant| Some((tenant, self.active.get(&tenant)?));
-        let owing = candidates.filter_map(share);
-        let owing = owing.filter(|(_, other)| other.owes_running(waiting));
-        let most = owing.max_by_key(|(tenant, other)| (other.counter, *tenant));
+        let yielding = candidates.filter_map(share);
+        let yielding = yielding.filter(|(_, other)| other.yields_to(waiting));
+        let most = yielding.max_by_key(|(tenant, other)| (other.counter, *tenant));
         most.map(|(tenant, _)| tenant)
     }
 
@@ -153,7 +152,7 @@ impl Queue {
         let tenant = request.tenant;
         let counter = match self.active.contains_key(&tenant) {
             true => 0,
-            false => self.wake(tenant),
+            false => self.starting_counter(tenant),
         };
         let share = self.active.entry(tenant).or_insert_with(|| TenantShare {
             counter,
@@ -176,7 +175,7 @@ impl Queue {
                 || (blocked.priority == request.priority
                     && share(blocked)
                         .zip(share(request))
-                        .is_some_and(|(one, other)| one.owes_running(other)))
+                        .is_some_and(|(one, other)| one.yields_to(other)))
         };
         Some(self.first(&eligible, overtakes).unwrap_or(blocked))
     }
@@ -317,8 +316,8 @@ impl Queue {
         counters.min().unwrap_or(0)
     }
 
-    /// The counter of a tenant that becomes active: at least the lowest of the others.
-    fn wake(&mut self, tenant: Tenant) -> u64 {
+    /// Takes the counter of a tenant that becomes active from the idle ones: at least the lowest of the active tenants.
+    fn starting_counter(&mut self, tenant: Tenant) -> u64 {
         let before = self.idle.remove(&tenant);
         if let Some(before) = before {
             self.idle_order.remove(&(before, tenant));

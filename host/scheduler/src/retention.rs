@@ -36,8 +36,8 @@ impl WeakRetention {
         self.0.as_ptr() == Arc::as_ptr(&retention.0)
     }
 
-    /// Whether any clone exists beside `own`.
-    pub(crate) fn is_held_beside(&self, own: Option<&Retention>) -> bool {
+    /// Whether any clone exists other than `own`.
+    pub(crate) fn is_held_by_others(&self, own: Option<&Retention>) -> bool {
         let own = own.is_some_and(|own| self.refers_to(own));
         self.0.strong_count() > usize::from(own)
     }

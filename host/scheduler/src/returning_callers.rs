@@ -30,8 +30,8 @@ struct AwaitedCaller {
     patience: Duration,
     /// When it received its distribution; set by the next plan.
     since: Option<Time>,
-    /// It returned in time before.
-    is_punctual: bool,
+    /// Whether it was late the last time. Then no step waits for it.
+    was_late: bool,
 }
 
 impl AwaitedCaller {
@@ -41,9 +41,9 @@ impl AwaitedCaller {
 }
 
 impl ReturningCallers {
-    /// A caller receives the result of a step that took `took`.
-    pub fn expect(&mut self, retention: WeakRetention, is_punctual: bool, took: Duration) {
-        // A request that was preempted receives it a second time.
+    /// Expects a caller to return with the next token: it receives the result of a step that took `took`.
+    pub fn expect(&mut self, retention: WeakRetention, was_late: bool, took: Duration) {
+        // A request that was preempted receives its result a second time.
         self.0
             .retain(|caller| caller.retention.is_held() && !caller.retention.is_same(&retention));
         if !retention.is_held() {
@@ -57,41 +57,42 @@ impl ReturningCallers {
             retention,
             patience: took.min(MAX_WAIT.max(part)),
             since: None,
-            is_punctual,
+            was_late,
         });
     }
 
-    /// Starts the wait for callers of the last step.
-    pub fn step_finished(&mut self, now: Time) {
+    /// Starts the waits for the callers that received a result of the last step.
+    pub fn start_waits(&mut self, now: Time) {
         for caller in &mut self.0 {
             caller.since.get_or_insert(now);
         }
     }
 
-    /// A request that continues `retention` arrived at `at`. Returns whether it was in time; true if it was not
+    /// Records that the caller who holds `retention` returned at `at`. Returns whether it was late; false if it was not
     /// expected.
     pub fn returned(&mut self, retention: &Retention, at: Time) -> bool {
         self.remove(|expected| expected.refers_to(retention), at)
     }
 
-    /// The external sampler of a request, known by its retention, answered at `at`. Returns as
-    /// [`ReturningCallers::returned`].
+    /// Records that the external sampler of the request with this retention answered at `at`. Returns whether it was
+    /// late; false if it was not expected.
     pub fn answered(&mut self, retention: &WeakRetention, at: Time) -> bool {
         self.remove(|expected| expected.is_same(retention), at)
     }
 
+    /// Removes a caller that returned. Returns whether it was late.
     fn remove(&mut self, matches: impl Fn(&WeakRetention) -> bool, at: Time) -> bool {
         let found = self.0.iter().position(|caller| matches(&caller.retention));
         let Some(index) = found else {
-            return true;
+            return false;
         };
         let caller = self.0.remove(index);
-        caller.until().is_none_or(|until| at <= until)
+        caller.until().is_some_and(|until| at > until)
     }
 
     /// Until when to wait for callers that have not returned, if there are any to wait for.
     pub fn wait_until(&self, now: Time) -> Option<Time> {
-        let expected = self.0.iter().filter(|caller| caller.is_punctual);
+        let expected = self.0.iter().filter(|caller| !caller.was_late);
         let until = expected
             .filter(|caller| caller.retention.is_held())
             .filter_map(AwaitedCaller::until);
@@ -109,32 +110,33 @@ mod tests {
     fn wait_ends_when_callers_return_or_leave() {
         let (one, other) = (Retention::default(), Retention::default());
         let mut callers = ReturningCallers::default();
-        callers.expect(one.downgrade(), true, MS);
-        callers.expect(other.downgrade(), true, 9 * MS);
+        callers.expect(one.downgrade(), false, MS);
+        callers.expect(other.downgrade(), false, 9 * MS);
         assert_eq!(callers.wait_until(10 * MS), None, "the step is not over");
-        callers.step_finished(10 * MS);
+        callers.start_waits(10 * MS);
         assert_eq!(callers.wait_until(10 * MS), Some(12 * MS), "2 ms at most");
-        assert!(callers.returned(&other, 11 * MS));
+        assert!(!callers.returned(&other, 11 * MS));
         assert_eq!(callers.wait_until(10 * MS), Some(11 * MS), "one step");
         assert_eq!(callers.wait_until(11 * MS), None);
         drop(one);
         assert_eq!(callers.wait_until(10 * MS), None);
-        assert!(callers.returned(&other, 20 * MS), "it was not expected");
+        assert!(!callers.returned(&other, 20 * MS), "it was not expected");
     }
 
     #[test]
-    fn late_caller_is_waited_for_once_punctual() {
+    fn late_caller_is_awaited_after_one_in_time() {
         let retention = Retention::default();
         let mut callers = ReturningCallers::default();
-        let mut round = |since: u32, back: u32, punctual: bool| {
-            callers.expect(retention.downgrade(), punctual, 5 * MS);
-            callers.step_finished(since * MS);
+        let mut round = |since: u32, back: u32, was_late: bool| {
+            callers.expect(retention.downgrade(), was_late, 5 * MS);
+            callers.start_waits(since * MS);
             let waits = callers.wait_until(since * MS).is_some();
             (waits, callers.returned(&retention, back * MS))
         };
-        assert_eq!(round(0, 3, true), (true, false));
-        assert_eq!(round(10, 11, false), (false, true));
-        assert_eq!(round(20, 21, true), (true, true));
+        // Each: whether the step waits, and whether the caller is late.
+        assert_eq!(round(0, 3, false), (true, true));
+        assert_eq!(round(10, 11, true), (false, false));
+        assert_eq!(round(20, 21, false), (true, false));
     }
 
     #[test]
@@ -142,8 +144,8 @@ mod tests {
         let retention = Retention::default();
         let until = |took: u32| {
             let mut callers = ReturningCallers::default();
-            callers.expect(retention.downgrade(), true, took * MS);
-            callers.step_finished(Time::ZERO);
+            callers.expect(retention.downgrade(), false, took * MS);
+            callers.start_waits(Time::ZERO);
             callers.wait_until(Time::ZERO)
         };
         let waits = [1, 20, 100, 1_000].map(until);
@@ -155,10 +157,10 @@ mod tests {
         let retention = Retention::default();
         let mut callers = ReturningCallers::default();
         for since in [0, 20] {
-            callers.expect(retention.downgrade(), true, 5 * MS);
-            callers.step_finished(since * MS);
+            callers.expect(retention.downgrade(), false, 5 * MS);
+            callers.start_waits(since * MS);
         }
-        assert!(callers.answered(&retention.downgrade(), 21 * MS));
+        assert!(!callers.answered(&retention.downgrade(), 21 * MS));
         assert_eq!(callers.wait_until(21 * MS), None);
     }
 
@@ -167,11 +169,11 @@ mod tests {
         let mut callers = ReturningCallers::default();
         let held: Vec<_> = (0..2 * MAX_CALLERS).map(|_| Retention::default()).collect();
         for retention in &held {
-            callers.expect(retention.downgrade(), true, MS);
+            callers.expect(retention.downgrade(), false, MS);
         }
         assert_eq!(callers.0.len(), MAX_CALLERS);
         drop(held);
-        callers.expect(Retention::default().downgrade(), true, MS);
+        callers.expect(Retention::default().downgrade(), false, MS);
         assert_eq!(callers.0.len(), 1);
     }
 }

@@ -86,7 +86,7 @@ impl Scheduler {
     pub fn plan(&mut self, now: Time) -> Step {
         debug_assert!(self.is_between_steps(), "plan before step_done");
         self.drop_released_entries(now);
-        self.window.callers.step_finished(now);
+        self.window.callers.start_waits(now);
 
         // Requests past their deadline end; groups that outgrew their quota shrink.
         let due = self.timers.due(now);
@@ -192,9 +192,9 @@ impl Scheduler {
                     };
                     let request = &running.request;
                     if request.is_next_token() {
-                        let punctual = !request.progress.late;
                         let retention = request.retention.clone();
-                        self.window.callers.expect(retention, punctual, took);
+                        let was_late = request.progress.late;
+                        self.window.callers.expect(retention, was_late, took);
                     } else {
                         self.output_length.observe(request.progress.generated);
                     }
@@ -216,7 +216,7 @@ impl Scheduler {
                     .failure
                     .step_failed(&planned, running, now, can_truncate);
                 if let Some(id) = failed {
-                    self.fail_request(id);
+                    self.fail(id);
                 }
                 failed
             }
@@ -226,7 +226,7 @@ impl Scheduler {
     /// Learns from the time of the last step. If the step changed the adapter, its time teaches only the cost of the
     /// change. The time of overlapped prompts cannot be measured alone, so they count as prompts of this step.
     fn learn(&mut self, seconds: f64) {
-        if let Some(overlapped) = self.overlap.prefill_in_last_time() {
+        if let Some(overlapped) = self.overlap.prefill_in_step_time() {
             self.shape.prefill += overlapped;
             let (costs, shape) = (&mut self.costs, self.shape);
             if !self.adapters.is_changing() {
@@ -269,8 +269,7 @@ impl Scheduler {
     /// If the request can never run, has expired, or finds the queue full.
     pub fn enqueue(&mut self, now: Time, mut request: Request) -> Result<(), EnqueueError> {
         if let Some(retention) = &request.continued {
-            let in_time = self.window.callers.returned(retention, request.arrived_at);
-            request.progress.late = !in_time;
+            request.progress.late = self.window.callers.returned(retention, request.arrived_at);
         }
         let needed = request.cells_needed();
         let quota = request.quota.map_or(u32::MAX, |quota| quota.cells);
@@ -287,12 +286,12 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Removes a request, wherever it is. Its sequence is freed before the next step, unless other requests follow it,
-    /// its owner may continue it, or its cells hold the only copy of an offloaded prefix.
-    pub fn remove(&mut self, id: RequestId) {
-        debug_assert!(self.is_between_steps(), "removal during a step");
-        if let Some(request) = self.queue.remove(id) {
-            self.timers.remove(&request);
+    /// Ends a request before it has finished, whether it waits or runs: it was canceled, or a time limit passed. Frees
+    /// its sequence, unless other requests follow it, its owner may continue it, or its cells hold the only copy of an
+    /// offloaded prefix.
+    pub fn cancel(&mut self, id: RequestId) {
+        debug_assert!(self.is_between_steps(), "cancellation during a step");
+        if self.take_waiting(id).is_some() {
             return;
         }
         let Some(running) = self.running.get(id) else {
@@ -302,24 +301,22 @@ impl Scheduler {
         if useful || self.running.is_followed(id) {
             self.finish(id);
         } else {
-            self.fail_request(id);
+            self.fail(id);
         }
     }
 
-    /// Removes a running request that went wrong. Nothing of it is kept.
-    pub fn fail_request(&mut self, id: RequestId) {
-        if let Some(running) = self.stop(id) {
-            self.unlist(&running);
+    /// Ends a running request that failed, and frees its sequence: its state may be wrong.
+    pub fn fail(&mut self, id: RequestId) {
+        if let Some(running) = self.take_running(id) {
             self.kv.release(running.seq);
         }
     }
 
-    /// Removes a running request and keeps its sequence if that may be of use.
+    /// Ends a running request, and keeps its sequence as a prefix cache entry if it may be reused.
     pub(crate) fn finish(&mut self, id: RequestId) {
-        let Some(running) = self.stop(id) else {
+        let Some(running) = self.take_running(id) else {
             return;
         };
-        self.unlist(&running);
         let RunningRequest {
             request,
             seq,
@@ -333,10 +330,19 @@ impl Scheduler {
             .keep_or_release(request.scope, tokens, seq, request.retention, awaited);
     }
 
-    fn stop(&mut self, id: RequestId) -> Option<RunningRequest> {
+    /// Takes a request that ends from the queue.
+    pub(crate) fn take_waiting(&mut self, id: RequestId) -> Option<Request> {
+        let request = self.queue.remove(id)?;
+        self.timers.remove(&request);
+        Some(request)
+    }
+
+    /// Takes a request that ends from the running ones. Its sequence id stays in use.
+    fn take_running(&mut self, id: RequestId) -> Option<RunningRequest> {
         let running = self.running.remove(id)?;
         self.queue.stopped_running(running.request.tenant);
         self.timers.remove(&running.request);
+        self.remove_from_prefix_tree(&running);
         Some(running)
     }
 
@@ -362,7 +368,7 @@ impl Scheduler {
         timers.chain(self.waiting_until()).min()
     }
 
-    /// Until when the last planned step waits, for callers or for requests to start together.
+    /// Until when the last planned step waits: for callers to return, or for more requests to start with it.
     pub fn waiting_until(&self) -> Option<Time> {
         self.window.waits_until()
     }

@@ -24,7 +24,7 @@ impl SizeCeiling {
 
     /// Records a step of the size at `index`: one that met its target raises the ceiling above it, one that did not
     /// lowers the ceiling below it.
-    pub fn tried(&mut self, index: usize, met: bool) {
+    pub fn observe(&mut self, index: usize, met: bool) {
         if !met {
             self.index = self.index.min(index.saturating_sub(1));
         } else if index >= self.index {
@@ -50,7 +50,7 @@ mod tests {
         ]
         .into_iter()
         .map(|(index, met)| {
-            ceiling.tried(index, met);
+            ceiling.observe(index, met);
             ceiling.index()
         })
         .collect();

@@ -25,7 +25,7 @@ pub struct Row {
     pub to: u32,
     /// Whether tokens are sampled: after the last known token, and after each draft.
     pub output: bool,
-    /// How many of the last positions hold drafts (see [`Scheduler::draft`](crate::Scheduler::draft)).
+    /// How many of the last positions hold drafts (see [`Scheduler::drafts_of`](crate::Scheduler::drafts_of)).
     /// Only rows with output have some.
     pub drafts: u32,
 }
@@ -138,7 +138,7 @@ pub struct Step {
     pub adapter: AdapterId,
     /// The step's size.
     pub shape: StepShape,
-    /// Prompt tokens that the prefill budget allowed, with [`overlapped`](Step::overlapped) ones.
+    /// Prompt tokens that the prefill budget allowed, including [`overlapped`](Step::overlapped) ones.
     pub prefill_budget: u32,
     /// Prompt tokens that were computed in overlap with the step before. They count against the budget.
     pub overlapped: u32,

@@ -8,7 +8,7 @@ use crate::scheduler::Scheduler;
 use std::time::Duration;
 
 impl Scheduler {
-    /// Until when waiting requests wait for others to start with them.
+    /// Keeps requests in the queue while the batch window is open. Returns when it closes; `None` if it is not open.
     pub(crate) fn hold_admission(&mut self, now: Time, due: &[RequestId]) -> Option<Time> {
         let usual = self.window.usual_running() as usize;
         let few = !self.queue.is_empty() && self.queue.len() < usual;
@@ -39,7 +39,7 @@ impl Scheduler {
         Some(BatchWindow::length(step))
     }
 
-    /// Until when the step waits for callers. It waits only if every ready request is sampled externally.
+    /// Until when the step waits for callers to return. It waits only if every ready request is sampled externally.
     pub(crate) fn wait_for_callers(&self, now: Time) -> Option<Time> {
         let may_wait = self.running.all_ready_sampled_externally() && !self.is_recovering();
         self.window.callers.wait_until(now).filter(|_| may_wait)

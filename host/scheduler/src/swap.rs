@@ -19,7 +19,7 @@ impl Scheduler {
 
     /// The state of a swapped-out entry is gone. Requests that need it compute its tokens again.
     pub fn entry_lost(&mut self, id: EntryId) {
-        if self.kv.lose(id) {
+        if self.kv.drop_swapped_out(id) {
             self.running.stop_awaiting(id);
         }
     }
@@ -170,7 +170,7 @@ impl Scheduler {
     pub fn drop_offloaded_prefixes(&mut self) {
         for id in self.droppable_entries() {
             if self.is_offloaded_prefix(id) {
-                self.kv.lose(id);
+                self.kv.drop_swapped_out(id);
             }
         }
     }

@@ -48,8 +48,8 @@ pub(crate) struct TenantSchedule {
 #[derive(Clone, Debug)]
 struct ShortPhase {
     adapter: AdapterId,
-    /// Short steps of the adapter.
-    steps: u32,
+    /// Short steps of the adapter since then.
+    short_steps: u32,
     /// Full steps of the adapter since the last short one.
     full_steps: u32,
     /// The clock at the end of the full step.
@@ -171,7 +171,8 @@ impl TenantSchedule {
     ) -> LeftOut {
         demands.sort_by_key(|(tenant, demand)| (demand.rows, *tenant));
         let phase = self.phases.iter().find(|phase| phase.adapter == adapter);
-        let (steps, taken) = phase.map_or((0, 0.0), |one| (one.steps, self.clock - one.began));
+        let (steps, taken) =
+            phase.map_or((0, 0.0), |one| (one.short_steps, self.clock - one.began));
         let mut all = Demand::NONE;
         demands.iter().for_each(|(_, demand)| all.add(demand));
         let short = Division::of(&demands, &seconds).filter(|division| {
@@ -189,9 +190,9 @@ impl TenantSchedule {
         }
     }
 
-    /// Whether the next step of an adapter tries whether a tenant is large that the cost model calls small. The first
-    /// steps of an engine can make rows look cheap, and as long as all steps have many rows, none corrects that.
-    pub fn probes(&self, adapter: AdapterId) -> bool {
+    /// Whether to try a short step of an adapter although the cost model predicts no large tenant. The first steps of an
+    /// engine can make rows look cheap, and as long as all steps have many rows, none corrects that.
+    pub fn is_probe_due(&self, adapter: AdapterId) -> bool {
         let phase = self.phases.iter().find(|phase| phase.adapter == adapter);
         phase.is_some_and(|phase| phase.full_steps >= PROBE_STEPS)
     }
@@ -200,10 +201,10 @@ impl TenantSchedule {
     pub fn begin_step(&mut self, adapter: AdapterId, left_out: &LeftOut) {
         let phase = self.phase(adapter);
         if left_out.is_short() {
-            phase.steps += 1;
+            phase.short_steps += 1;
             phase.full_steps = 0;
         } else {
-            phase.steps = 0;
+            phase.short_steps = 0;
             phase.full_steps = phase.full_steps.saturating_add(1);
             self.planned_full = Some(adapter);
         }
@@ -233,7 +234,7 @@ impl TenantSchedule {
         let index = known.unwrap_or_else(|| {
             self.phases.push(ShortPhase {
                 adapter,
-                steps: 0,
+                short_steps: 0,
                 full_steps: 0,
                 began: self.clock,
             });

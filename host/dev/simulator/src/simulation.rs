@@ -298,7 +298,7 @@ impl Simulation {
     fn cancel(&mut self, index: usize) {
         let id = RequestId(index as u64);
         if self.alive.contains_key(&id) {
-            self.scheduler.remove(id);
+            self.scheduler.cancel(id);
             self.end(id, End::Canceled);
         }
     }
@@ -367,7 +367,7 @@ impl Simulation {
     /// Plans and computes a step. False if there was nothing to do.
     fn step(&mut self) -> bool {
         self.swap_in();
-        self.draft();
+        self.run_draft_model();
         let step = self.scheduler.plan(self.now);
         for &(id, expired) in &step.expired {
             self.end(id, End::Expired(expired));
@@ -477,12 +477,12 @@ impl Simulation {
             let before = &alive.text[..row.from as usize];
             assert_eq!(self.backend.held(row.seq), before, "the cells of a row");
             let known = &alive.text[row.from as usize..row.known_end() as usize];
-            let draft = self.scheduler.draft(row);
-            assert_eq!(draft.len(), row.drafts as usize);
+            let drafts = self.scheduler.drafts_of(row);
+            assert_eq!(drafts.len(), row.drafts as usize);
             let generated = alive.text.len() - alive.prompt as usize;
             let most = self.arrivals[alive.index].max_tokens as usize;
-            assert!(draft.is_empty() || generated + draft.len() < most);
-            for (position, &token) in (row.from..).zip(known.iter().chain(draft)) {
+            assert!(drafts.is_empty() || generated + drafts.len() < most);
+            for (position, &token) in (row.from..).zip(known.iter().chain(drafts)) {
                 inputs.push(Input {
                     token,
                     position,

@@ -156,7 +156,7 @@ impl Engine {
         )
         .with_draft_model(draft_model);
         if config.adaptive_threads {
-            worker.adapt_threads();
+            worker.enable_adaptive_threads();
         }
         let thread = std::thread::Builder::new()
             .name(format!("engine {}", info.name))

@@ -7,8 +7,9 @@ use crate::generate_options::MAX_DRAFTS;
 use crate::metrics::{add, add_time, set};
 
 impl<B: Backend> Worker<B> {
-    /// Drafts for the next step. A failure of the draft model turns drafting off for the requests of its step.
-    pub(super) fn draft(&mut self) {
+    /// Computes drafts for the next step, and frees the sequences of requests that ended. A failure of the draft model
+    /// turns drafting off for the requests of its step.
+    pub(super) fn run_draft_model(&mut self) {
         let Some(model) = &mut self.draft_model else {
             return;
         };
@@ -39,7 +40,7 @@ impl<B: Backend> Worker<B> {
                     scope: scheduler.scope(order.request),
                 })
                 .collect();
-            let results = model.draft(&jobs, |id| scheduler.tokens(id));
+            let results = model.run(&jobs, |id| scheduler.tokens(id));
             for step in &results.steps {
                 self.scheduler
                     .draft_step_done(step.sequences, step.tokens, step.took);
@@ -48,10 +49,10 @@ impl<B: Backend> Worker<B> {
                 add_time(&metrics.draft_model_nanos, step.took);
             }
             add(&metrics.draft_model_failed_steps, results.failed_steps);
-            for (order, draft) in &results.proposals {
-                add(&metrics.model_drafts_proposed, draft.len() as u64);
+            for (order, drafts) in &results.proposals {
+                add(&metrics.model_drafts_proposed, drafts.len() as u64);
                 self.scheduler
-                    .propose_model_draft(order.request, draft, order.drafts);
+                    .propose_model_draft(order.request, drafts, order.drafts);
             }
             for id in results.failed {
                 let request = requests.get_mut(&id);

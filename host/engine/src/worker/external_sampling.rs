@@ -208,7 +208,7 @@ impl<B: Backend> Worker<B> {
                 self.accept_external_sample(id, token, logprobs, now, &mut time)
             });
             if let Err(error) = accepted {
-                self.scheduler.remove(id);
+                self.scheduler.cancel(id);
                 self.fail(id, error);
             }
         }

@@ -31,12 +31,12 @@ pub(super) struct StepOverlap {
     started: Option<(Step, Result<(), DecodeError>)>,
     /// Time in the call that started it: it counts with the next step.
     pub call_time: Duration,
-    /// The same of the overlapped step before: it counts with this step.
+    /// Call time of the overlapped step before: it counts with this step.
     pub earlier_call_time: Duration,
 }
 
 impl OverlapEstimate {
-    /// Records that the step failed that counts the last overlapped step.
+    /// Forgets the call time of the last overlapped step: the step that would have counted it failed.
     pub fn step_failed(&mut self) {
         self.call_time = Duration::ZERO;
     }
@@ -68,8 +68,8 @@ impl<B: Backend> Worker<B> {
         overlap
     }
 
-    /// Records an overlapped step, which has failed, or completes before the next step; and how long it took to sample
-    /// the `outputs` of the step before it.
+    /// Records an overlapped step, which has failed or completes before the next step. Learns how long it took to sample
+    /// the `outputs` of the step that it overlaps with.
     pub(super) fn finish_overlap(
         &mut self,
         overlap: StepOverlap,

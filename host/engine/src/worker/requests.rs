@@ -122,7 +122,7 @@ impl<B: Backend> Worker<B> {
 
     pub(super) fn cancel(&mut self, ids: &[RequestId], error: &Error) {
         for &id in ids {
-            self.scheduler.remove(id);
+            self.scheduler.cancel(id);
             self.drop_request(id, |metrics| &metrics.canceled, error.clone());
         }
     }

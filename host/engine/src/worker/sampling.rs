@@ -38,12 +38,12 @@ impl GenerationState {
     fn sample<'a>(
         &mut self,
         tokens: &[Token],
-        draft: &[Token],
+        drafts: &[Token],
         logits: impl Fn(usize) -> Option<Logits<'a>>,
         context: &mut SampleContext<'_>,
     ) -> NewTokens {
         let mut new = NewTokens::default();
-        while new.finish.is_none() && draft.get(..new.tokens.len()) == Some(&new.tokens) {
+        while new.finish.is_none() && drafts.get(..new.tokens.len()) == Some(&new.tokens) {
             let sampled = match logits(new.tokens.len()) {
                 Some(row) => self.sample_token(tokens, row, context, &mut new),
                 None => Err(no_finite_logit().into()),
@@ -263,8 +263,8 @@ impl<B: Backend> Worker<B> {
         let Some(generation) = request.generation_mut() else {
             return;
         };
-        let draft = self.scheduler.draft(row);
-        let logits = |drafts| self.backend.output(last_known_input + drafts);
+        let drafts = self.scheduler.drafts_of(row);
+        let logits = |accepted| self.backend.output(last_known_input + accepted);
         let mut context = SampleContext {
             vocabulary: &*self.vocabulary,
             scratch: &mut self.scratch,
@@ -274,8 +274,8 @@ impl<B: Backend> Worker<B> {
             constraint_time,
         };
         let tokens = self.scheduler.tokens(row.request);
-        let new = generation.sample(tokens, draft, logits, &mut context);
-        let accepted = u64::from(accepted_drafts(draft, &new.tokens));
+        let new = generation.sample(tokens, drafts, logits, &mut context);
+        let accepted = u64::from(accepted_drafts(drafts, &new.tokens));
         request.computed += accepted;
         add(&self.metrics.accepted_drafts, accepted);
         let rejected = u64::from(row.drafts) - accepted;
@@ -317,8 +317,8 @@ impl<B: Backend> Worker<B> {
             };
             if let Some(lookup) = &mut generation.lookup {
                 let most = generation.options.max_draft_tokens.unwrap_or(0).into();
-                lookup.propose(self.scheduler.tokens(id), most, &mut self.draft);
-                self.scheduler.propose_draft(id, &self.draft);
+                lookup.propose(self.scheduler.tokens(id), most, &mut self.drafts);
+                self.scheduler.propose_draft(id, &self.drafts);
             }
         }
     }

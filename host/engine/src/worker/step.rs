@@ -141,7 +141,7 @@ impl<B: Backend> Worker<B> {
         let outputs = step.rows.iter().filter(|row| row.output).count();
         self.finish_overlap(overlap, sampling_time, outputs);
         for &id in &output.failed {
-            self.scheduler.fail_request(id);
+            self.scheduler.fail(id);
         }
         self.propose_drafts(&output);
     }
@@ -154,7 +154,7 @@ impl<B: Backend> Worker<B> {
             let known = tokens.get(row.from as usize..row.known_end() as usize);
             debug_assert!(known.is_some(), "a row's request must exist");
             let tokens = known.unwrap_or_default().iter();
-            let tokens = tokens.chain(self.scheduler.draft(row));
+            let tokens = tokens.chain(self.scheduler.drafts_of(row));
             for (&token, position) in tokens.zip(row.from..row.to) {
                 self.inputs.push(TokenInput {
                     token,

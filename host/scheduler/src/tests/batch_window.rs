@@ -61,7 +61,7 @@ fn window_opens_once_and_respects_timers() {
     // A next-token request opens one if it has many tokens to compute.
     enqueue(&mut scheduler, 22, 100, 0);
     assert!(scheduler.plan(ms(17)).rows.is_empty());
-    scheduler.remove(RequestId(22));
+    scheduler.cancel(RequestId(22));
     assert!(scheduler.plan(ms(17)).rows.is_empty());
     enqueue(&mut scheduler, 22, 10, 0);
     let step = scheduler.plan(ms(17));

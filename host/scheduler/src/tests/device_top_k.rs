@@ -49,7 +49,7 @@ fn requests_get_ids_of_their_kind() {
     };
     assert_eq!(ids(&scheduler), [(1, 0), (2, 3), (3, 1)]);
     report_computed(&mut scheduler, &step, &[]);
-    scheduler.remove(RequestId(1));
+    scheduler.cancel(RequestId(1));
     let step = scheduler.plan(Time::ZERO);
     assert_eq!(ids(&scheduler), [(2, 3), (3, 1), (4, 4)]);
     report_computed(&mut scheduler, &step, &[]);

@@ -34,7 +34,7 @@ fn rejected_drafts_are_truncated_first() {
     let row = step.rows[0];
     assert_eq!((row.from, row.known_end(), row.to), (5, 6, 8));
     assert_eq!((step.shape.drafts, step.shape.decode_rows), (2, 1));
-    assert_eq!(scheduler.draft(&row), [50, 51]);
+    assert_eq!(scheduler.drafts_of(&row), [50, 51]);
     let outputs = (5..8).map(|position| row.is_output(position));
     assert_eq!(outputs.collect::<Vec<_>>(), [true; 3]);
     // The first draft is accepted.

@@ -169,7 +169,7 @@ fn canceled_request_keeps_offloaded_prefix() {
     scheduler.enqueue(Time::ZERO, more).unwrap();
     assert_eq!(swap_in(&mut scheduler, RequestId(3)), (320, false));
     assert_eq!(entries(&scheduler), []);
-    scheduler.remove(RequestId(3));
+    scheduler.cancel(RequestId(3));
     assert_eq!(entries(&scheduler), [(320, true)]);
 }
 

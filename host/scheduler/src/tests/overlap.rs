@@ -133,7 +133,7 @@ fn failed_request_leaves_no_overlapped_cells() {
     assert_eq!(used, 5 + 19 + ahead.shape.prefill);
     report_computed(&mut scheduler, &step, &[]);
     scheduler.overlap_done(true);
-    scheduler.fail_request(RequestId(2));
+    scheduler.fail(RequestId(2));
     let step = scheduler.plan(Time::ZERO);
     assert_eq!(step.memory_ops, [MemoryOp::Clear(ahead.rows[0].seq)]);
     assert_eq!(scheduler.cells().used(), 6);

@@ -116,7 +116,7 @@ fn preemption_during_swap_in_keeps_the_entry() {
         scheduler.plan(Time::ZERO);
         assert!(scheduler.is_waiting(RequestId(1)));
         scheduler.step_done(StepResult::Failed { now: Time::ZERO });
-        scheduler.remove(RequestId(key));
+        scheduler.cancel(RequestId(key));
         scheduler.plan(Time::ZERO);
         let entry = scheduler.entries().next().unwrap();
         assert!(entry.retained && scheduler.waits_for_swap_in(RequestId(1), entry.id));
@@ -134,7 +134,7 @@ fn canceled_leader_leaves_prefix_to_followers() {
     let step = scheduler.plan(Time::ZERO);
     assert_eq!(step.rows.len(), 1);
     report_computed(&mut scheduler, &step, &[]);
-    scheduler.remove(RequestId(1));
+    scheduler.cancel(RequestId(1));
     let step = scheduler.plan(Time::ZERO);
     assert_eq!(
         (step.rows[0].request, step.rows[0].from),
@@ -142,7 +142,7 @@ fn canceled_leader_leaves_prefix_to_followers() {
     );
     report_computed(&mut scheduler, &step, &[]);
     // A request that went wrong leaves nothing.
-    scheduler.fail_request(RequestId(2));
+    scheduler.fail(RequestId(2));
     let step = scheduler.plan(Time::ZERO);
     assert_eq!(
         (step.rows[0].request, step.rows[0].from),
@@ -162,7 +162,7 @@ fn retained_sequence_survives_cancel() {
     scheduler.enqueue(Time::ZERO, retained).unwrap();
     let step = scheduler.plan(Time::ZERO);
     report_computed(&mut scheduler, &step, &[]);
-    scheduler.remove(RequestId(1));
+    scheduler.cancel(RequestId(1));
     let kept: Vec<_> = scheduler.entries().map(|entry| entry.tokens).collect();
     assert_eq!(kept, [16]);
 }

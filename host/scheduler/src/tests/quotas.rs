@@ -30,7 +30,7 @@ fn request_at_quota_waits_while_others_pass() {
     // 25 tokens and 9 to generate, twice, exceed 60.
     assert_eq!(step.admitted, [RequestId(1), RequestId(4)]);
     report_computed(&mut scheduler, &step, &[]);
-    scheduler.remove(RequestId(1));
+    scheduler.cancel(RequestId(1));
     // The other tenant has had more service.
     assert_eq!(scheduler.plan(Time::ZERO).admitted, [RequestId(2)]);
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 impl Simulation {
     /// Computes the orders of the scheduler, and proposes the drafts.
-    pub(super) fn draft(&mut self) {
+    pub(super) fn run_draft_model(&mut self) {
         let (alive, arrivals) = (&self.alive, &self.arrivals);
         let orders = self.scheduler.plan_drafts(|id, tokens| {
             let alive = &alive[&id];

@@ -33,7 +33,7 @@ impl Simulation {
     pub(super) fn sample(&mut self, rows: &[Row]) -> SampledStep {
         let mut step = SampledStep::default();
         for row in rows {
-            let draft = self.scheduler.draft(row).to_vec();
+            let draft = self.scheduler.drafts_of(row).to_vec();
             let alive = self.alive.get_mut(&row.request).expect("checked before");
             alive.submitted += row.known_end() - row.from;
             if !row.output {

@@ -166,7 +166,7 @@ fn draft(
         let found = orders.iter().find(|order| order.0 == id.0);
         found.map_or(&[][..], |order| order.1)
     };
-    let results = model.draft(&jobs, tokens_of);
+    let results = model.run(&jobs, tokens_of);
     assert!(results.failed.is_empty(), "{results:?}");
     let proposals = results.proposals.into_iter();
     proposals

@@ -349,7 +349,7 @@ impl TestConfig {
             SamplerMailbox::new(waker.clone()),
         )
         .with_draft_model(self.draft.map(|draft| draft.model(256)));
-        worker.adapt_threads();
+        worker.enable_adaptive_threads();
         let thread = Some(std::thread::spawn(move || worker.run()));
         TestEngine {
             commands,
