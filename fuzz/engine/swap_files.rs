@@ -56,7 +56,7 @@ fn wait_for(
 ) -> Option<Vec<u8>> {
     pending.remove(&id);
     for other in std::mem::take(pending) {
-        store.release(other);
+        store.cancel_fetch(other);
     }
     loop {
         match store.fetch(id) {
@@ -107,11 +107,11 @@ fuzz_target!(|data: &[u8]| {
                 None => missing = Some(id),
             },
             5 => {
-                store.release(id);
+                store.cancel_fetch(id);
                 pending.remove(&id);
             }
             6 => {
-                store.forget(id);
+                store.remove(id);
                 stored.remove(&id);
             }
             _ => {

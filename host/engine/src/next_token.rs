@@ -45,7 +45,7 @@ impl NextTokenRequest {
         }
     }
 
-    /// Checks the request for a vocabulary of this size; [`Error::Invalid`] if it asks too much.
+    /// Checks the request for a vocabulary of this size; [`Error::Invalid`] if it asks for too much.
     pub fn check(&self, vocabulary: u32) -> Result<(), Error> {
         let count = match &self.part {
             DistributionPart::Top(count) => *count as usize,

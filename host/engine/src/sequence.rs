@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
-/// What a state depends on beside the model file. Change it with any of these.
+/// What a state depends on beside the model file. Change this text when one of these changes.
 const STATE_FORMAT: &[u8] = b"llama-cpp-sys-2 0.1.161, unified f16 cache, flash attention";
 
 /// The addition to [`STATE_FORMAT`] for a type of cells; empty for the default.
@@ -141,7 +141,7 @@ impl Sequence {
     /// appended token is computed once. A second request at the same length recomputes the last token, or the whole
     /// sequence on a model with recurrent or sliding-window memory.
     ///
-    /// [`Error::Invalid`] for an empty sequence and for a request that asks too much; otherwise as
+    /// [`Error::Invalid`] for an empty sequence and for a request that asks for too much; otherwise as
     /// [`Engine::generate`].
     pub fn next(&mut self, request: NextTokenRequest) -> Result<Reply<Distribution>, Error> {
         let (request, reply) = self.next_token_request(request)?;
@@ -212,7 +212,7 @@ impl Sequence {
     /// `owner` has reached its limit.
     pub fn snapshot(&self, owner: &str, name: &str) -> Result<(), Error> {
         let snapshots = self.engine.snapshots().ok_or_else(no_snapshots)?;
-        let limit = usize::try_from(snapshots.largest()).unwrap_or(usize::MAX);
+        let limit = usize::try_from(snapshots.max_snapshot_bytes()).unwrap_or(usize::MAX);
         let state = self.export_state(limit)?;
         let adapter = self.engine.adapter_digest(self.adapter)?;
         let mut bytes = Vec::new();
@@ -266,14 +266,15 @@ impl Sequence {
         Ok(sequence)
     }
 
-    /// Appends the tokens of a snapshot, with the images that precede its state. Returns the state.
-    fn append_saved(&mut self, tokens: &[Token], mut state: Vec<u8>) -> Result<Vec<u8>, Error> {
+    /// Appends the tokens of a snapshot. Takes their images, if there are any, from the start of `bytes`, and returns the
+    /// rest: the state.
+    fn append_saved(&mut self, tokens: &[Token], mut bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
         let mut end = 0;
         if tokens.iter().any(|token| IMAGE_TOKENS.contains(token)) {
-            let mut rest = state.as_slice();
+            let mut rest = bytes.as_slice();
             let saved = SavedImages::decode(&mut rest);
-            let used = state.len() - rest.len();
-            state.drain(..used);
+            let used = bytes.len() - rest.len();
+            bytes.drain(..used);
             let damaged = || Error::Snapshot("the images of the snapshot are damaged".into());
             let saved = saved.ok_or_else(damaged)?;
             if self.engine.projector_digest()? != Some(saved.projector) {
@@ -308,7 +309,7 @@ impl Sequence {
             }
         }
         self.append(tokens.get(end..).unwrap_or_default())?;
-        Ok(state)
+        Ok(bytes)
     }
 
     /// Removes a named snapshot of `owner`. Blocks; do not call it in an async task.

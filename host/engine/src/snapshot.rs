@@ -43,7 +43,7 @@ pub struct Contents {
     pub origin: Origin,
     /// The tokens of the sequence.
     pub tokens: Vec<Token>,
-    /// KV state of the tokens.
+    /// The images among the tokens, if there are any, then the KV state, if it exists: see `Sequence::snapshot`.
     pub state: Vec<u8>,
 }
 
@@ -112,7 +112,7 @@ impl Snapshots {
     }
 
     /// Maximum bytes of a snapshot file.
-    pub fn largest(&self) -> u64 {
+    pub fn max_snapshot_bytes(&self) -> u64 {
         self.limits.snapshot_bytes
     }
 

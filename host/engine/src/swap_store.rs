@@ -7,8 +7,8 @@
 //! - The oldest state leaves first: from memory to a file, from a file to nothing. The store frees
 //!   a quarter of the budget, or the size of the last state, ahead of need. If puts outrun the
 //!   disk, the oldest states are lost.
-//! - A requested state stays until it is fetched, [released](SwapStore::release) or
-//!   [forgotten](SwapStore::forget). Reads run in request order and hold at most half of the
+//! - A requested state stays until it is fetched, the fetch is [canceled](SwapStore::cancel_fetch), or
+//!   the state is [removed](SwapStore::remove). Reads run in request order and hold at most half of the
 //!   memory, or one larger state. A caller that does none of the three blocks later reads.
 //! - [`SwapStore::take_lost`] names each lost state once.
 //!
@@ -108,14 +108,14 @@ struct Entry {
 enum Location {
     /// In memory, listed in `resident`.
     Ram(Vec<u8>),
-    /// Queued or running write, listed in `writing`.
-    Writing { file: FileNumber, wanted: bool },
+    /// Queued or running write, listed in `writing`; `requested` if a fetch waits for its end.
+    Writing { file: FileNumber, requested: bool },
     /// On disk, listed in `on_disk`.
     Disk(StoredFile),
     /// On disk and requested, listed in `requested`.
-    Wanted(StoredFile),
-    /// Queued or running read; `released` if the caller no longer wants it.
-    Reading { stored: StoredFile, released: bool },
+    Requested(StoredFile),
+    /// Queued or running read; `canceled` if the fetch was.
+    Reading { stored: StoredFile, canceled: bool },
     /// Read and not fetched yet. The file, if any, still exists.
     Ready {
         bytes: Vec<u8>,
@@ -126,10 +126,10 @@ enum Location {
 /// A read or write queued for the disk thread.
 #[derive(Clone, Copy, Debug)]
 struct Transfer {
-    /// The state; `None` if it was forgotten.
+    /// The state; `None` if it was removed.
     id: Option<Id>,
     length: u64,
-    /// Whether a failed write leaves the state in memory.
+    /// Whether a state whose write fails stays in memory.
     keep: bool,
 }
 
@@ -152,7 +152,7 @@ pub struct SwapStore {
     resident_bytes: u64,
     /// Bytes of `writes`.
     writing_bytes: u64,
-    /// Bytes of `reads` and of states read but not fetched.
+    /// Bytes of `reads` and of states that were read and not fetched. Nothing else may take their memory.
     pinned_bytes: u64,
     /// Disk charge of existing files and queued writes.
     disk_bytes: u64,
@@ -226,7 +226,7 @@ impl SwapStore {
 
     /// Stores a state and replaces the previous one of that id. May drop the oldest states.
     pub fn put(&mut self, id: Id, mut bytes: Vec<u8>) -> Result<(), PutError> {
-        self.forget(id);
+        self.remove(id);
         // The budget counts the length, so the capacity must equal it.
         bytes.shrink_to_fit();
         let length = bytes.len() as u64;
@@ -268,7 +268,7 @@ impl SwapStore {
             Location::Ready { bytes, stored } => {
                 self.pinned_bytes -= entry.length;
                 if let Some(stored) = stored {
-                    self.discard(stored.file, entry.length);
+                    self.remove_file(stored.file, entry.length);
                 }
                 self.queue_jobs();
                 return Fetched::Ready(bytes);
@@ -279,27 +279,30 @@ impl SwapStore {
                     self.queue_jobs();
                     return Fetched::Ready(bytes);
                 }
-                self.disk_queue.keep(file, true);
-                Location::Writing { file, wanted: true }
+                self.disk_queue.return_bytes(file, true);
+                Location::Writing {
+                    file,
+                    requested: true,
+                }
             }
             Location::Disk(stored) => {
                 self.on_disk.remove(&entry.stamp);
                 self.requested.push_back(id);
-                Location::Wanted(stored)
+                Location::Requested(stored)
             }
             Location::Reading { stored, .. } => Location::Reading {
                 stored,
-                released: false,
+                canceled: false,
             },
-            Location::Wanted(stored) => Location::Wanted(stored),
+            Location::Requested(stored) => Location::Requested(stored),
         };
         self.entries.insert(id, entry);
         self.queue_jobs();
         Fetched::Pending
     }
 
-    /// Cancels a [`fetch`](Self::fetch) that returned [`Fetched::Pending`]. The state counts as just put.
-    pub fn release(&mut self, id: Id) {
+    /// Cancels a [`fetch`](Self::fetch) that returned [`Fetched::Pending`]. The state then counts as the newest.
+    pub fn cancel_fetch(&mut self, id: Id) {
         let Some(mut entry) = self.entries.remove(&id) else {
             return;
         };
@@ -311,19 +314,19 @@ impl SwapStore {
             Location::Writing { .. } => {
                 self.writing.remove(&entry.stamp);
             }
-            Location::Wanted(_) | Location::Reading { .. } | Location::Ready { .. } => {}
+            Location::Requested(_) | Location::Reading { .. } | Location::Ready { .. } => {}
         }
         entry.stamp = self.stamp();
         entry.location = match entry.location {
             Location::Writing { file, .. } => {
                 self.writing.insert(entry.stamp, id);
-                self.disk_queue.keep(file, false);
+                self.disk_queue.return_bytes(file, false);
                 Location::Writing {
                     file,
-                    wanted: false,
+                    requested: false,
                 }
             }
-            Location::Wanted(stored) => {
+            Location::Requested(stored) => {
                 self.requested.retain(|&other| other != id);
                 self.list_on_disk(entry.stamp, id, stored)
             }
@@ -334,7 +337,7 @@ impl SwapStore {
                 } else {
                     Location::Reading {
                         stored,
-                        released: true,
+                        canceled: true,
                     }
                 }
             }
@@ -360,8 +363,8 @@ impl SwapStore {
         self.queue_jobs();
     }
 
-    /// Drops a state.
-    pub fn forget(&mut self, id: Id) {
+    /// Removes a state, wherever it is.
+    pub fn remove(&mut self, id: Id) {
         self.lost.remove(&id);
         let Some(entry) = self.entries.remove(&id) else {
             return;
@@ -374,7 +377,7 @@ impl SwapStore {
             Location::Writing { file, .. } => {
                 self.writing.remove(&entry.stamp);
                 if self.take_back(file).is_none() {
-                    self.disk_queue.keep(file, false);
+                    self.disk_queue.return_bytes(file, false);
                     if let Some(transfer) = self.writes.get_mut(&file) {
                         transfer.id = None;
                     }
@@ -382,11 +385,11 @@ impl SwapStore {
             }
             Location::Disk(stored) => {
                 self.on_disk.remove(&entry.stamp);
-                self.discard(stored.file, entry.length);
+                self.remove_file(stored.file, entry.length);
             }
-            Location::Wanted(stored) => {
+            Location::Requested(stored) => {
                 self.requested.retain(|&other| other != id);
-                self.discard(stored.file, entry.length);
+                self.remove_file(stored.file, entry.length);
             }
             Location::Reading { stored, .. } => {
                 if self.disk_queue.cancel_read(stored.file) {
@@ -394,12 +397,12 @@ impl SwapStore {
                 } else if let Some(transfer) = self.reads.get_mut(&stored.file) {
                     transfer.id = None;
                 }
-                self.discard(stored.file, entry.length);
+                self.remove_file(stored.file, entry.length);
             }
             Location::Ready { stored, .. } => {
                 self.pinned_bytes -= entry.length;
                 if let Some(stored) = stored {
-                    self.discard(stored.file, entry.length);
+                    self.remove_file(stored.file, entry.length);
                 }
             }
         }
@@ -433,7 +436,7 @@ impl SwapStore {
         self.entries.contains_key(&id)
     }
 
-    /// Ids lost since the last call, ascending, without ids that were put again or forgotten.
+    /// Ids lost since the last call, ascending, without ids that were put again or removed.
     pub fn take_lost(&mut self) -> Vec<Id> {
         std::mem::take(&mut self.lost).into_iter().collect()
     }

@@ -11,7 +11,7 @@ pub enum SnapshotError {
         "{name:?} is not allowed as the name of a {of}: {why}; give 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-', not starting with '.'"
     )]
     Name {
-        /// `snapshot` or `owner`.
+        /// `snapshot` or `snapshot owner`.
         of: &'static str,
         /// The name, truncated if too long.
         name: String,

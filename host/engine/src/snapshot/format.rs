@@ -10,7 +10,7 @@
 //! | 8     | number of bytes of the state, M                      |
 //! | 4     | CRC-32 of the 68 bytes before                        |
 //! | 4 N   | tokens                                               |
-//! | M     | state                                                |
+//! | M     | state, after the images: see [`Contents::state`]     |
 //! | 32    | SHA-256 of everything before                         |
 //!
 //! The CRC detects a damaged header before the rest is read. SHA-256 covers the whole file, because

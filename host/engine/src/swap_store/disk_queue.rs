@@ -114,11 +114,11 @@ impl DiskQueue {
     }
 
     /// Sets whether a running write returns its bytes. No effect after it ends.
-    pub fn keep(&self, number: FileNumber, wanted: bool) {
-        if let Some((file, keep)) = &mut self.lock().writing
+    pub fn return_bytes(&self, number: FileNumber, requested: bool) {
+        if let Some((file, returns_bytes)) = &mut self.lock().writing
             && *file == number
         {
-            *keep = wanted;
+            *returns_bytes = requested;
         }
     }
 
@@ -173,9 +173,10 @@ impl DiskQueue {
     /// Reports a result. True for the first one since [`take_done`](Self::take_done): wake the engine.
     pub fn finish(&self, mut done: Done) -> bool {
         if matches!(done, Done::Written { .. } | Done::Unwritten { .. }) {
-            let kept = self.lock().writing.take().is_some_and(|(_, keep)| keep);
+            let writing = self.lock().writing.take();
+            let returns_bytes = writing.is_some_and(|(_, returns_bytes)| returns_bytes);
             if let Done::Written { bytes, .. } = &mut done
-                && !kept
+                && !returns_bytes
             {
                 // Free the bytes before the report, because they count as memory until then.
                 *bytes = None;

@@ -197,7 +197,7 @@ fn unremovable_file_counts_toward_budget() {
     test.run();
     assert_eq!(test.store.take_lost(), [1]);
     test.disk.lock().fault = Some(Fault::Stays);
-    test.store.forget(2);
+    test.store.remove(2);
     test.run();
     assert_eq!(test.store.disk_bytes(), BLOCK);
     // The next write retries the removal.
@@ -237,7 +237,7 @@ fn read_states_stay_until_fetched() {
     assert_eq!(test.store.fetch(2), Fetched::Ready(state(2, 4 * KIB)));
     test.run();
     assert_eq!(ready(&test), [0, 1]);
-    test.store.release(0);
+    test.store.cancel_fetch(0);
     test.run();
     assert_eq!(ready(&test), [1, 3]);
     assert_eq!(test.fetch_now(1), Some(state(1, 4 * KIB)));
@@ -314,9 +314,9 @@ fn apply(test: &mut TestStore, kept: &mut Kept, op: Op, version: u64) {
                 Fetched::Missing => assert!(!test.store.contains(id)),
             }
         }
-        Op::Release(id) => test.store.release(id),
+        Op::Release(id) => test.store.cancel_fetch(id),
         Op::Forget(id) => {
-            test.store.forget(id);
+            test.store.remove(id);
             kept.remove(&id);
         }
         Op::Poll => test.poll(),

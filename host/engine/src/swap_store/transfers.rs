@@ -94,13 +94,13 @@ impl SwapStore {
                 debug_assert!(false, "a queued read has no entry");
                 continue;
             };
-            let Location::Wanted(stored) = entry.location else {
+            let Location::Requested(stored) = entry.location else {
                 debug_assert!(false, "a queued read is not requested");
                 continue;
             };
             let length = entry.length;
-            let released = false;
-            entry.location = Location::Reading { stored, released };
+            let canceled = false;
+            entry.location = Location::Reading { stored, canceled };
             self.pinned_bytes += length;
             let (id, keep) = (Some(id), false);
             let transfer = Transfer { id, length, keep };
@@ -148,8 +148,9 @@ impl SwapStore {
         let Some(entry) = self.entries.get_mut(&id) else {
             return false;
         };
-        let wanted = false;
-        let location = std::mem::replace(&mut entry.location, Location::Writing { file, wanted });
+        let requested = false;
+        let writing = Location::Writing { file, requested };
+        let location = std::mem::replace(&mut entry.location, writing);
         let Location::Ram(bytes) = location else {
             debug_assert!(false, "a resident state is not in memory");
             return false;
@@ -181,7 +182,7 @@ impl SwapStore {
                 let stored = StoredFile { file, checksum };
                 match transfer.id {
                     Some(id) => self.finish_write(id, Some(stored), bytes, false),
-                    None => self.discard(file, transfer.length),
+                    None => self.remove_file(file, transfer.length),
                 }
             }
             Done::Unwritten { file, bytes } => {
@@ -216,8 +217,14 @@ impl SwapStore {
             return;
         };
         self.writing.remove(&entry.stamp);
-        let wanted = matches!(entry.location, Location::Writing { wanted: true, .. });
-        entry.location = match (wanted, bytes, stored) {
+        let requested = matches!(
+            entry.location,
+            Location::Writing {
+                requested: true,
+                ..
+            }
+        );
+        entry.location = match (requested, bytes, stored) {
             (true, Some(bytes), stored) => {
                 self.pinned_bytes += entry.length;
                 Location::Ready { bytes, stored }
@@ -225,7 +232,7 @@ impl SwapStore {
             // The request came after the write returned.
             (true, None, Some(stored)) => {
                 self.requested.push_back(id);
-                Location::Wanted(stored)
+                Location::Requested(stored)
             }
             (false, _, Some(stored)) => self.list_on_disk(entry.stamp, id, stored),
             (false, Some(bytes), None) if keep => {
@@ -246,18 +253,18 @@ impl SwapStore {
             debug_assert!(false, "a finished read has no entry");
             return;
         };
-        let Location::Reading { stored, released } = entry.location else {
+        let Location::Reading { stored, canceled } = entry.location else {
             debug_assert!(false, "a finished read was not requested");
             return;
         };
         let Some(bytes) = bytes else {
-            self.discard(stored.file, length);
+            self.remove_file(stored.file, length);
             self.note_lost(id);
             return;
         };
         self.counts.read += 1;
         self.counts.read_bytes += length;
-        entry.location = if released {
+        entry.location = if canceled {
             self.list_on_disk(entry.stamp, id, stored)
         } else {
             self.pinned_bytes += length;
@@ -297,7 +304,7 @@ impl SwapStore {
     }
 
     /// Queues the removal of a file. Later writes may use its bytes.
-    pub(super) fn discard(&mut self, file: FileNumber, length: u64) {
+    pub(super) fn remove_file(&mut self, file: FileNumber, length: u64) {
         self.disk_bytes -= charge(length);
         self.disk_queue.push(Job::Remove { file, length });
     }
@@ -345,7 +352,7 @@ impl SwapStore {
             }
             Location::Disk(stored) => {
                 self.on_disk.remove(&entry.stamp);
-                self.discard(stored.file, entry.length);
+                self.remove_file(stored.file, entry.length);
             }
             _ => debug_assert!(false, "a dropped state is in use"),
         }

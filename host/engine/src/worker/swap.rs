@@ -163,7 +163,7 @@ impl<B: Backend> Worker<B> {
                 MemoryOp::Discard(entry) => {
                     // The scheduler no longer knows which store holds the entry.
                     for store in self.swap.stores() {
-                        store.forget(entry.0);
+                        store.remove(entry.0);
                     }
                 }
             }
@@ -221,7 +221,7 @@ impl<B: Backend> Worker<B> {
             // Another request may still wait for the same entry.
             if self.swap.requested.iter().all(|(other, _)| *other != entry) {
                 for store in self.swap.stores() {
-                    store.release(entry.0);
+                    store.cancel_fetch(entry.0);
                 }
             }
         }

@@ -239,8 +239,8 @@ pub fn check(store: &SwapStore, disk: &FakeDisk) {
         };
         assert_eq!(listed, expected, "{id}: {entry:?}");
         let in_requested = store.requested.iter().filter(|&other| other == id).count();
-        let wanted = matches!(entry.location, Location::Wanted(_));
-        assert_eq!(in_requested, usize::from(wanted));
+        let is_requested = matches!(entry.location, Location::Requested(_));
+        assert_eq!(in_requested, usize::from(is_requested));
     }
     let lists = store.resident.len() + store.writing.len() + store.on_disk.len();
     assert!(lists + store.requested.len() <= store.entries.len());

@@ -187,9 +187,9 @@ fn budgets_hold_and_fetches_end_with_thread() {
                 Fetched::Pending => assert!(kept.contains_key(&id)),
                 Fetched::Missing => assert!(!store.contains(id)),
             },
-            13 => store.release(id),
+            13 => store.cancel_fetch(id),
             14 => {
-                store.forget(id);
+                store.remove(id);
                 kept.remove(&id);
             }
             _ => {
