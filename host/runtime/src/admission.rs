@@ -213,7 +213,7 @@ mod tests {
     fn idle(calls: &CallQueue) -> bool {
         let state = calls.lock();
         let left = state.pool_permits_left == calls.pool.max_per_deployment();
-        left && (state.running, state.waiting, state.line.len()) == (0, 0, 0)
+        left && (state.running, state.waiting, state.queued.len()) == (0, 0, 0)
     }
 
     #[tokio::test]
@@ -261,7 +261,7 @@ mod tests {
         let after = wait(&large).await;
         drop(two);
         assert_eq!(calls.lock().running, 2);
-        assert_eq!(calls.lock().line.len(), 2);
+        assert_eq!(calls.lock().queued.len(), 2);
         drop(three);
         let (five, six) = (small_one.await.unwrap(), after.await.unwrap());
         assert_eq!(calls.lock().running, 3);
@@ -278,10 +278,10 @@ mod tests {
         let mut stays = wait(&admission).await;
         gone.abort();
         assert!(gone.await.unwrap_err().is_cancelled());
-        assert_eq!(calls.lock().line.len(), 1);
+        assert_eq!(calls.lock().queued.len(), 1);
         // Cancelled between admission and its next poll: the permit is free again.
         drop(held);
-        assert_eq!(calls.lock().line.len(), 0);
+        assert_eq!(calls.lock().queued.len(), 0);
         stays.abort();
         let result = (&mut stays).await;
         drop(result);
@@ -347,7 +347,7 @@ mod tests {
         assert_eq!(pool.permits().available_permits(), 2);
         let waits = wait(&large).await;
         others.clear();
-        assert_eq!(calls.lock().line.len(), 1, "four permits do not suffice");
+        assert_eq!(calls.lock().queued.len(), 1, "four permits do not suffice");
         drop(one);
         let three = waits.await.unwrap().unwrap();
         assert_eq!(calls.lock().pool_permits_left, 4);

@@ -38,7 +38,7 @@ pub struct RuntimeConfig {
     pub instances: u32,
     /// Private directory for compiled plugins, created with mode 0700. Without one, every load compiles.
     pub cache: Option<PathBuf>,
-    /// File of the values that plugins keep, created when one is. Without one, plugins keep none.
+    /// File of the values that plugins keep, created when a plugin first opens its values. Without it, plugins keep none.
     pub key_values: Option<PathBuf>,
     /// Largest component, in bytes.
     pub component_bytes: usize,
@@ -92,7 +92,7 @@ pub struct Limits {
     /// Largest part of each model's KV cells that the deployment's running sequences may use, from 1 to
     /// 100 percent. A request that needs more is refused or ends early.
     pub cells_percent: Option<u8>,
-    /// Bytes of keys and values that the plugin may keep for each tenant. None if 0.
+    /// Bytes of keys and values that the plugin may keep for each tenant. With 0 it may keep none.
     pub key_value_bytes: u64,
 }
 

@@ -9,10 +9,10 @@ use wasmtime::ResourceLimiter;
 /// Counts the memory of an instance: all its linear memories, and what it stores in the host.
 #[derive(Debug)]
 pub(crate) struct Limiter {
-    /// Linear memory.
-    used: usize,
-    /// Bytes in the host.
-    host: ResourceCount,
+    /// Bytes of all linear memories.
+    linear_bytes: usize,
+    /// Bytes that the instance stores in the host.
+    host_bytes: ResourceCount,
     limit: usize,
     meter: Arc<Meter>,
     counters: Arc<DeploymentCounters>,
@@ -22,8 +22,8 @@ impl Limiter {
     /// Allows `limit` bytes. Records refusals in `meter` and growth in `counters`.
     pub(crate) fn new(limit: usize, meter: Arc<Meter>, counters: Arc<DeploymentCounters>) -> Self {
         Self {
-            used: 0,
-            host: ResourceCount::new(ResourceKind::HttpBytes, &counters),
+            linear_bytes: 0,
+            host_bytes: ResourceCount::new(ResourceKind::HttpBytes, &counters),
             limit,
             meter,
             counters,
@@ -35,7 +35,7 @@ impl Limiter {
     /// # Errors
     /// If the instance would exceed its limit. The caller must end the instance.
     pub(crate) fn count_host_bytes(&mut self, bytes: usize) -> wasmtime::Result<()> {
-        let used = self.used + self.host.get();
+        let used = self.linear_bytes + self.host_bytes.get();
         if used.saturating_add(bytes) > self.limit {
             self.meter.refuse_memory();
             wasmtime::bail!(
@@ -43,7 +43,7 @@ impl Limiter {
                 self.limit
             );
         }
-        self.host.add(bytes);
+        self.host_bytes.add(bytes);
         Ok(())
     }
 }
@@ -55,8 +55,9 @@ impl ResourceLimiter for Limiter {
         desired: usize,
         _maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        let used = self.used.saturating_add(desired.saturating_sub(current));
-        if used.saturating_add(self.host.get()) > self.limit {
+        let growth = desired.saturating_sub(current);
+        let linear_bytes = self.linear_bytes.saturating_add(growth);
+        if linear_bytes.saturating_add(self.host_bytes.get()) > self.limit {
             self.meter.refuse_memory();
             return Ok(false);
         }
@@ -65,7 +66,7 @@ impl ResourceLimiter for Limiter {
         if current > 0 && desired > current {
             self.counters.memory_growths.increment();
         }
-        self.used = used;
+        self.linear_bytes = linear_bytes;
         Ok(true)
     }
 

@@ -158,13 +158,13 @@ impl Cors {
     }
 
     /// Removes the CORS headers that a plugin set from its response.
-    pub(crate) fn remove_own(&self, headers: &mut HeaderMap) {
+    pub(crate) fn remove_plugin_headers(&self, headers: &mut HeaderMap) {
         if self.is_off() {
             return;
         }
-        let own = |name: &&HeaderName| name.as_str().starts_with(PREFIX);
-        let own: Vec<_> = headers.keys().filter(own).cloned().collect();
-        for name in own {
+        let is_cors = |name: &&HeaderName| name.as_str().starts_with(PREFIX);
+        let names: Vec<_> = headers.keys().filter(is_cors).cloned().collect();
+        for name in names {
             headers.remove(name);
         }
     }
@@ -242,7 +242,7 @@ mod tests {
                 ("access-control-allow-credentials", "true"),
                 ("access-control-allow-methods", "PUT"),
             ]);
-            cors.remove_own(&mut headers);
+            cors.remove_plugin_headers(&mut headers);
             cors.apply(Some(&HeaderValue::from_static(origin)), &mut headers);
             headers
         };

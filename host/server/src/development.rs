@@ -8,7 +8,7 @@ use http::{HeaderValue, Response, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::Value;
 
-/// Longest problem of a plugin that is completed.
+/// Longest problem of a plugin that gets the line.
 const MAX_PROBLEM_BYTES: usize = 64 << 10;
 /// Most characters of the line.
 const MAX_LINE_CHARS: usize = 500;
@@ -24,11 +24,11 @@ pub(crate) fn explain(detail: &str, last_line: &LastLine) -> String {
     }
 }
 
-/// Completes a problem that the plugin itself answers with a status of 500 or more.
+/// Adds the line to a problem that the plugin itself returns with a status of 500 or more.
 ///
 /// # Errors
 /// If the plugin fails before the end of its problem, or if that is too long.
-pub(crate) async fn complete(
+pub(crate) async fn explain_response(
     response: Response<Body>,
     last_line: &LastLine,
 ) -> Result<Response<Body>, Problem> {
@@ -51,16 +51,16 @@ pub(crate) async fn complete(
             ));
         }
     }
-    let completed = explained(&read, last_line).unwrap_or_else(|| read.freeze());
+    let problem = explain_problem(&read, last_line).unwrap_or_else(|| read.freeze());
     if head.headers.contains_key(CONTENT_LENGTH) {
-        let length = HeaderValue::from(completed.len());
+        let length = HeaderValue::from(problem.len());
         head.headers.insert(CONTENT_LENGTH, length);
     }
-    Ok(Response::from_parts(head, Body::from(completed)))
+    Ok(Response::from_parts(head, Body::from(problem)))
 }
 
 /// A problem with the line in its `detail`. `None` if it is not a problem.
-fn explained(problem: &[u8], last_line: &LastLine) -> Option<Bytes> {
+fn explain_problem(problem: &[u8], last_line: &LastLine) -> Option<Bytes> {
     let mut problem: Value = serde_json::from_slice(problem).ok()?;
     let detail = problem.get_mut("detail")?;
     *detail = explain(detail.as_str()?, last_line).into();
@@ -82,9 +82,9 @@ mod tests {
                 .header(CONTENT_LENGTH, body.len())
                 .body(Body::from(body.to_owned()))
                 .expect("valid");
-            let completed = complete(response, &last_line).await.expect("short");
-            let length = completed.headers()[CONTENT_LENGTH].clone();
-            let bytes = completed.into_body().collect().await.expect("in memory");
+            let response = explain_response(response, &last_line).await.expect("short");
+            let length = response.headers()[CONTENT_LENGTH].clone();
+            let bytes = response.into_body().collect().await.expect("in memory");
             let bytes = bytes.to_bytes();
             assert_eq!(length, bytes.len().to_string().as_str());
             String::from_utf8(bytes.to_vec()).expect("text")
@@ -112,7 +112,9 @@ mod tests {
             .header(CONTENT_TYPE, problem)
             .body(Body::from(long))
             .expect("valid");
-        let problem = complete(response, &last_line).await.expect_err("long");
+        let problem = explain_response(response, &last_line)
+            .await
+            .expect_err("long");
         assert_eq!(problem.code(), "returned-error");
     }
 }

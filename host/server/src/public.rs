@@ -35,18 +35,18 @@ pub(crate) async fn answer(
     let mut log = RequestLog::begin(&state.counters, id, request.method(), request.uri().path());
     let origin = request.headers().get(ORIGIN).cloned();
     let is_head = request.method() == Method::HEAD;
-    let mut policy = ResponsePolicy::default();
-    let last_line = state.develop.then(Arc::<LastLine>::default);
+    let mut response_policy = ResponsePolicy::default();
+    let last_error_line = state.develop.then(Arc::<LastLine>::default);
     let answered = route(
         &state,
         id,
         request,
         &mut log.details,
-        &mut policy,
-        last_line.clone(),
+        &mut response_policy,
+        last_error_line.clone(),
     );
     let mut response = match answered.await {
-        Ok(response) => with_event_stream_end(response, policy.format, last_line),
+        Ok(response) => with_event_stream_end(response, response_policy.format, last_error_line),
         Err(problem) => {
             // 503 is routine: a full queue, or a model that is being loaded.
             match problem.status() {
@@ -59,13 +59,14 @@ pub(crate) async fn answer(
                 _ => {}
             }
             if let Some(deployment) = &log.details.deployment {
-                let state = &deployment.context.deployment;
-                state.count_refused_request(problem.code());
+                let deployment_state = &deployment.context.deployment;
+                deployment_state.count_refused_request(problem.code());
             }
-            problem.into_response_as(policy.format)
+            problem.into_response_as(response_policy.format)
         }
     };
-    policy.cors.apply(origin.as_ref(), response.headers_mut());
+    let cors = &response_policy.cors;
+    cors.apply(origin.as_ref(), response.headers_mut());
     if is_head {
         // hyper would send the body over HTTP/2. The headers stay those of `GET`.
         *response.body_mut() = Body::empty();
@@ -73,14 +74,15 @@ pub(crate) async fn answer(
     log.answer(response)
 }
 
-/// Passes the request to the plugin that owns the route.
+/// Passes the request to the plugin that owns the route. Sets `details` and `response_policy` as they become known, also
+/// for an error.
 async fn route(
     state: &ServerState,
     id: HttpRequestId,
     request: Request<Incoming>,
     details: &mut RequestDetails,
-    responses: &mut ResponsePolicy,
-    last_line: Option<Arc<LastLine>>,
+    response_policy: &mut ResponsePolicy,
+    last_error_line: Option<Arc<LastLine>>,
 ) -> Result<Response<Body>, Problem> {
     let (mut head, body) = request.into_parts();
     // Every early return drops the body, which discards its rest.
@@ -95,8 +97,9 @@ async fn route(
     let services = match state.services() {
         Ok(services) => services,
         Err(not_ready) => {
-            *responses = state.starting.find(path);
-            let preflight = responses.cors.preflight(&head.method, &head.headers);
+            *response_policy = state.starting.find(path);
+            let cors = &response_policy.cors;
+            let preflight = cors.preflight(&head.method, &head.headers);
             let preflight = preflight.map(|answer| answer.map(|()| Body::empty()));
             return preflight.ok_or(not_ready);
         }
@@ -107,12 +110,12 @@ async fn route(
     deployment.count_request();
     details.deployment = Some(deployment.routed(path));
     if let Some(policy) = deployment.first_policy() {
-        *responses = ResponsePolicy::of(policy, path);
+        *response_policy = ResponsePolicy::of(policy, path);
     }
     let (plugin, policy) = deployment
         .pick()
         .map_err(|reason| unavailable(&deployment, &reason, state.develop))?;
-    *responses = ResponsePolicy::of(policy, path);
+    *response_policy = ResponsePolicy::of(policy, path);
     details.revision = plugin.revision();
     if let Some(preflight) = policy.cors.preflight(&head.method, &head.headers) {
         return Ok(preflight.map(|()| Body::empty()));
@@ -148,7 +151,7 @@ async fn route(
         tenant_name: holder.map(|holder| holder.tenant_name),
         quota_permit,
         usage: Some(Arc::clone(&details.usage)),
-        last_error_line: last_line.clone(),
+        last_error_line: last_error_line.clone(),
         ..CallOptions::default()
     };
     let answer = plugin
@@ -159,12 +162,12 @@ async fn route(
         (BodyState::Stalled, _) => Err(Problem::body_stalled(idle_timeout)),
         (BodyState::Broken, Err(_)) => Err(Problem::body_incomplete()),
         (_, answer) => {
-            let last_line = last_line.as_deref();
+            let last_line = last_error_line.as_deref();
             let mut response = answer.map_err(|error| Problem::of_call(error, last_line))?;
             if let Some(last_line) = last_line {
-                response = development::complete(response, last_line).await?;
+                response = development::explain_response(response, last_line).await?;
             }
-            policy.cors.remove_own(response.headers_mut());
+            policy.cors.remove_plugin_headers(response.headers_mut());
             if response.headers().contains_key(IGNORED_MEMBERS) {
                 deployment.context.deployment.count_ignored_members();
             }

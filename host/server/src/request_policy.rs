@@ -1,4 +1,4 @@
-//! The policy of a deployment for its requests: access, quota, and format of the host's errors.
+//! The policy of a deployment for its requests: access, quota, format of the host's errors, and CORS.
 
 use crate::api_keys::{ApiKeys, KeyHolder};
 use crate::cors::Cors;
@@ -13,8 +13,8 @@ use std::sync::Arc;
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Access {
-    /// No API key is required. The plugin receives the `Authorization` header, unless it holds an API
-    /// key of this server.
+    /// No API key is required. The plugin receives the headers `Authorization` and `x-api-key`, unless they hold
+    /// an API key of this server.
     #[default]
     Open,
     /// An API key is required.

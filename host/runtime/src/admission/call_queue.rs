@@ -27,7 +27,7 @@ pub(super) struct QueueState {
     /// Calls that wait for a deployment permit or for the pool.
     pub(super) waiting: usize,
     /// Calls that wait for a deployment permit, in order of arrival.
-    pub(super) line: VecDeque<QueuedCall>,
+    pub(super) queued: VecDeque<QueuedCall>,
     next_number: u64,
 }
 
@@ -60,9 +60,9 @@ impl QueueState {
 
     /// Admits waiting calls in order, while their limits allow.
     fn admit(&mut self) {
-        while let Some(first) = self.line.front()
+        while let Some(first) = self.queued.front()
             && self.allows(first.concurrent, first.pool_permits)
-            && let Some(first) = self.line.pop_front()
+            && let Some(first) = self.queued.pop_front()
         {
             self.begin(first.pool_permits);
             // If the call is gone, its `QueuePosition` returns the permit.
@@ -81,7 +81,7 @@ impl CallQueue {
             running: 0,
             pool_permits_left: pool.max_per_deployment(),
             waiting: 0,
-            line: VecDeque::new(),
+            queued: VecDeque::new(),
             next_number: 0,
         };
         Self {
@@ -105,7 +105,7 @@ impl CallQueue {
         pool_permits: u32,
     ) -> Option<DeploymentPermit> {
         let mut state = self.lock();
-        if !state.allows(concurrent, pool_permits) || !state.line.is_empty() {
+        if !state.allows(concurrent, pool_permits) || !state.queued.is_empty() {
             return None;
         }
         state.begin(pool_permits);
@@ -115,7 +115,7 @@ impl CallQueue {
         })
     }
 
-    /// Waits in line for a permit.
+    /// Waits in the queue for a permit.
     pub(super) async fn acquire(
         self: &Arc<Self>,
         concurrent: usize,
@@ -126,7 +126,7 @@ impl CallQueue {
             let mut state = self.lock();
             let number = state.next_number;
             state.next_number += 1;
-            state.line.push_back(QueuedCall {
+            state.queued.push_back(QueuedCall {
                 number,
                 concurrent,
                 pool_permits,
@@ -151,7 +151,7 @@ impl CallQueue {
     }
 }
 
-/// A call's position in line. Dropped before admission, it leaves the line; dropped after admission, it
+/// A call's position in the queue. Dropped before admission, it leaves the queue; dropped after admission, it
 /// returns the permit.
 struct QueuePosition<'a> {
     calls: &'a CallQueue,
@@ -166,9 +166,12 @@ impl Drop for QueuePosition<'_> {
             return;
         };
         let mut state = self.calls.lock();
-        match state.line.binary_search_by_key(&number, |call| call.number) {
+        match state
+            .queued
+            .binary_search_by_key(&number, |call| call.number)
+        {
             Ok(at) => {
-                drop(state.line.remove(at));
+                drop(state.queued.remove(at));
                 state.admit();
             }
             Err(_) => state.end(self.pool_permits),

@@ -143,7 +143,7 @@ impl FramedBody {
         while bytes.is_empty() {
             let Some(chunks) = &self.chunks else {
                 let rest = self.rest.poll_recv(cx);
-                // The guest may have forgotten to close its end.
+                // A guest that is done may not have closed its end.
                 let nothing = rest.is_pending() && self.rest.is_empty();
                 let ended = nothing && self.guest_done.load(Ordering::Relaxed);
                 return if ended { Poll::Ready(None) } else { rest };

@@ -27,8 +27,9 @@ type GuestReply = Result<guest::Distribution, wit::Error>;
 /// A valid request.
 struct ValidRequest {
     sequence: SharedSequence,
-    query: NextTokenRequest,
-    /// Most tokens of a sequence of its model.
+    /// The request as the engine takes it.
+    request: NextTokenRequest,
+    /// Context length of its model.
     context: u32,
     reservation: Option<TokenReservation>,
     guard: RequestGuard,
@@ -131,7 +132,7 @@ impl State {
             }
         };
         let sequence = self.table.get(sequence)?;
-        let query = NextTokenRequest {
+        let engine_request = NextTokenRequest {
             part: match request.part {
                 guest::DistributionPart::Top(count) => DistributionPart::Top(count),
                 guest::DistributionPart::Only(tokens) => DistributionPart::Only(tokens),
@@ -143,7 +144,7 @@ impl State {
         };
         let context = sequence.engine().info().context;
         let (sequence, in_use) = sequence.begin()?;
-        let row = match query.part {
+        let row = match engine_request.part {
             DistributionPart::Logits => Some(self.handles.take_logits_row()?),
             DistributionPart::Top(_) | DistributionPart::Only(_) => None,
         };
@@ -154,7 +155,7 @@ impl State {
         Ok(ValidRequest {
             reservation: reservation.map_err(wit::Error::from)?,
             sequence,
-            query,
+            request: engine_request,
             context,
             guard: RequestGuard {
                 _in_use: in_use,
@@ -175,15 +176,15 @@ fn send(
         .collect();
     // No sequence occurs twice: its first request marks it as in use.
     let mut locked: Vec<_> = shared.iter().map(|sequence| lock(sequence)).collect();
-    let (queries, rest): (Vec<_>, Vec<_>) = requests
+    let (engine_requests, rest): (Vec<_>, Vec<_>) = requests
         .into_iter()
         .map(|request| {
             let rest = (request.context, request.reservation, request.guard);
-            (request.query, rest)
+            (request.request, rest)
         })
         .unzip();
     let sequences = locked.iter_mut().map(|sequence| &mut sequence.sequence);
-    let replies = corral_engine::Sequence::next_many(sequences.zip(queries));
+    let replies = corral_engine::Sequence::next_many(sequences.zip(engine_requests));
     let replies = replies.into_iter().zip(rest).zip(&mut locked);
     replies
         .map(|((reply, (context, mut reservation, guard)), sequence)| {

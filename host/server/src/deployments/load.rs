@@ -106,7 +106,7 @@ impl Inner {
     ) -> Option<(Option<OwnedSemaphorePermit>, OwnedSemaphorePermit)> {
         let store = self.store.as_ref();
         let sizes = components.filter_map(|digest| store?.component(digest));
-        // First the one for which only large components wait.
+        // First the permit for which only large components wait.
         let large = match sizes.sum::<u64>() >= LARGE_COMPONENT_BYTES {
             true => Some(acquire(&self.large_compile_permit).await?),
             false => None,
@@ -168,29 +168,31 @@ impl Inner {
 
     /// The runtime's configuration of a plugin: the manifest, with the server's defaults.
     fn plugin_config(&self, manifest: &Manifest) -> PluginConfig {
-        let asked = &manifest.limits;
+        let requested = &manifest.limits;
         let default = &self.limits;
         let kib = 1 << 10;
         PluginConfig {
             limits: Limits {
-                memory: asked
+                memory: requested
                     .memory_mib
                     .map_or(default.memory, |n| n.times(1 << 20)),
-                time: asked.time_seconds.map_or(default.time, |s| s.duration()),
-                cpu: asked.cpu_seconds.map_or(default.cpu, |s| s.duration()),
-                request_bytes: asked
+                time: requested
+                    .time_seconds
+                    .map_or(default.time, |s| s.duration()),
+                cpu: requested.cpu_seconds.map_or(default.cpu, |s| s.duration()),
+                request_bytes: requested
                     .request_kib
                     .map_or(default.request_bytes, |n| n.times(kib)),
-                response_bytes: asked
+                response_bytes: requested
                     .response_kib
                     .map_or(default.response_bytes, |n| n.times(kib) as u64),
-                concurrent: asked
+                concurrent: requested
                     .concurrent_requests
                     .map_or(default.concurrent, |n| n.times(1)),
-                waiting_calls: asked
+                waiting_calls: requested
                     .queued_requests
                     .map_or(default.waiting_calls, |n| n.times(1)),
-                generation_queue_time: asked
+                generation_queue_time: requested
                     .queue_time_seconds
                     .map(|s| s.duration())
                     .or(default.generation_queue_time),
@@ -200,7 +202,7 @@ impl Inner {
                     .grants
                     .key_value_mib
                     .map_or(0, |n| n.times(1 << 20) as u64),
-                cells_percent: asked
+                cells_percent: requested
                     .kv_cells_percent
                     .and_then(|n| u8::try_from(n.get()).ok()),
             },
@@ -293,7 +295,7 @@ fn with_bytes(
     mut bytes: impl Iterator<Item = Bytes>,
 ) -> corral_runtime::LinkedComponents {
     let templating = linked.templating.as_ref();
-    // The first bytes belong to the template only if there is one.
+    // The first bytes belong to the templating component only if there is one.
     let templating = templating.and_then(|component| Some((component, bytes.next()?)));
     corral_runtime::LinkedComponents {
         templating: templating.map(|(component, bytes)| corral_runtime::LinkedComponent {

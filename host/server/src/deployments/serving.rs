@@ -431,7 +431,7 @@ impl ServingDeployment {
         }
     }
 
-    /// The same deployment, paused or not, with these revisions.
+    /// A stored deployment with the same name and routes, paused or not, with these revisions.
     pub(super) fn with(&self, paused: bool, revisions: Vec<ServingRevision>) -> Self {
         let (context, routes) = (Arc::clone(&self.context), self.routes.clone());
         ServingDeployment::new(self.name.clone(), context, routes, paused, revisions)
