@@ -5,8 +5,8 @@
 //! returned.
 //!
 //! `collect` and `frame` get a stream that `generate` has returned. A component must not read a stream of records that
-//! it writes, and a handle does not tell which stream it is. So the background task drops the stream, and looks which
-//! generation's writer notices.
+//! it writes, and a handle does not tell which stream it is. So the background task drops the stream, and looks for the
+//! generation whose writer finds its stream dropped.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ use crate::framed_body;
 use crate::live_generation::{BlockingGeneration, End, LiveGeneration};
 use crate::signal::{Notified, Notifier, signal};
 
-/// Bytes of a framing that the host takes, too.
+/// Most bytes of a framing, as on a Corral host.
 const MAX_FRAMING: usize = 64 << 10;
 
 /// Work that other tasks pass to the background task.
@@ -163,7 +163,7 @@ async fn run(queue: Rc<Queue>, mut woken: Notified) {
         }
         let poll = |context: &mut Context<'_>| {
             poll_all(&mut live, &mut writes, context);
-            // Jobs that arrived in a write's wake are no reason to sleep.
+            // A write may have caused further jobs.
             match queue.jobs.borrow().is_empty() {
                 true => Poll::Pending,
                 false => Poll::Ready(()),

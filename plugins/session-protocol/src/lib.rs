@@ -174,8 +174,8 @@ pub enum Call {
         sequence: Handle,
         options: Handle,
     },
-    /// Cancels a generation. Its own reply says `cancelled`. Returns the tokens of the sequence from the generation's
-    /// first one on.
+    /// Cancels a generation, which ends with the error `cancelled`. Returns the tokens of the sequence from position
+    /// `start` on.
     Cancel {
         generation: Handle,
         sequence: Handle,
@@ -186,7 +186,7 @@ pub enum Call {
         sequence: Handle,
         request: NextTokenRequest,
     },
-    /// Returns a list of replies' results: `{"ok": DISTRIBUTION}` or `{"error": ERROR}`.
+    /// Returns a list with a result for each request: `{"ok": DISTRIBUTION}` or `{"error": ERROR}`.
     NextMany {
         requests: Vec<(Handle, NextTokenRequest)>,
     },
@@ -232,12 +232,12 @@ pub enum Kind {
 pub struct Reply<T> {
     /// The command's number.
     pub id: u64,
-    /// What it says.
+    /// Its content.
     #[serde(flatten)]
     pub content: Content<T>,
 }
 
-/// What a reply says.
+/// The content of a reply.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Content<T> {

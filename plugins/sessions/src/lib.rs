@@ -37,7 +37,7 @@ impl wasip3::exports::http::handler::Guest for Handler {
         let (_, processed) = wit_future::new(|| Ok(()));
         let (body, trailers) = Request::consume_body(request, processed);
         let (writer, reader) = wit_stream::new();
-        spawn_local(session::run(body, trailers, writer));
+        spawn_local(session::serve(body, trailers, writer));
         // The last header keeps a proxy from holding lines back.
         let headers = [
             ("content-type", "application/x-ndjson"),

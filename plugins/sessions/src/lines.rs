@@ -8,9 +8,9 @@ const READ_BYTES: usize = 16 << 10;
 /// Splits a body into lines.
 pub(crate) struct Lines {
     body: StreamReader<u8>,
-    /// Bytes of the body after the last line.
+    /// Bytes of the body after the last line that was taken.
     buffer: Vec<u8>,
-    /// Bytes of the buffer without a line break.
+    /// Bytes at the start of the buffer that have no line break.
     searched: usize,
     limit: usize,
     /// The body has ended. The host traps further reads.
@@ -41,8 +41,8 @@ impl Lines {
     /// Reads the next line, without its end.
     pub(crate) async fn next(&mut self) -> Result<Vec<u8>, End> {
         loop {
-            let fresh = &self.buffer[self.searched..];
-            if let Some(length) = fresh.iter().position(|&byte| byte == b'\n') {
+            let unsearched = &self.buffer[self.searched..];
+            if let Some(length) = unsearched.iter().position(|&byte| byte == b'\n') {
                 let rest = self.buffer.split_off(self.searched + length + 1);
                 let mut line = std::mem::replace(&mut self.buffer, rest);
                 self.searched = 0;

@@ -21,7 +21,7 @@ impl Output {
     }
 
     /// Writes a value as a line.
-    pub(crate) async fn line(&self, value: &impl Serialize) -> Result<(), Closed> {
+    pub(crate) async fn write(&self, value: &impl Serialize) -> Result<(), Closed> {
         // Only maps with keys other than strings have no JSON form; the protocol has none.
         let mut line = serde_json::to_vec(value).unwrap_or_default();
         line.push(b'\n');
@@ -40,11 +40,11 @@ impl Output {
         match result {
             Ok(value) => {
                 let content = Content::Ok(value);
-                self.line(&Reply { id, content }).await
+                self.write(&Reply { id, content }).await
             }
             Err(error) => {
                 let content = Content::<()>::Error(error);
-                self.line(&Reply { id, content }).await
+                self.write(&Reply { id, content }).await
             }
         }
     }
@@ -52,6 +52,6 @@ impl Output {
     /// Writes a part of a generation.
     pub(crate) async fn chunk(&self, id: u64, chunk: Chunk) -> Result<(), Closed> {
         let content = Content::<()>::Chunk(chunk);
-        self.line(&Reply { id, content }).await
+        self.write(&Reply { id, content }).await
     }
 }

@@ -28,32 +28,32 @@ use crate::lines::{End, Lines};
 use crate::output::{Closed, Output};
 
 /// Commands that may run at once. Further lines wait in the connection.
-const MAX_RUNNING: usize = 512;
+const MAX_RUNNING_COMMANDS: usize = 512;
 
 /// Serves a session to its end. After the last line it lets running commands end, unless the client is gone.
-pub(crate) async fn run(
+pub(crate) async fn serve(
     body: StreamReader<u8>,
     trailers: FutureReader<Result<Option<Trailers>, ErrorCode>>,
     writer: StreamWriter<u8>,
 ) {
     let output = Output::new(writer);
     let session = Rc::new(Session::new(output.clone()));
-    if output.line(&Hello { session: VERSION }).await.is_err() {
+    if output.write(&Hello { session: VERSION }).await.is_err() {
         return;
     }
     let mut lines = Lines::new(body, MAX_LINE);
-    let mut running = FuturesUnordered::new();
+    let mut running_commands = FuturesUnordered::new();
     let mut trailers = Some(trailers);
     while let Some(open) = trailers.take() {
         let line = {
             let mut next = pin!(lines.next());
             poll_fn(|context| {
-                while let Poll::Ready(Some(result)) = running.poll_next_unpin(context) {
+                while let Poll::Ready(Some(result)) = running_commands.poll_next_unpin(context) {
                     if let Err(Closed) = result {
                         return Poll::Ready(Err(End::Client));
                     }
                 }
-                match running.len() < MAX_RUNNING {
+                match running_commands.len() < MAX_RUNNING_COMMANDS {
                     true => next.as_mut().poll(context),
                     // The end of a running command wakes this task.
                     false => Poll::Pending,
@@ -89,8 +89,8 @@ pub(crate) async fn run(
         if line.trim_ascii().is_empty() {
             continue;
         }
-        let mut reply = match serde_json::from_slice::<Command>(&line) {
-            Ok(command) => Rc::clone(&session).reply(command).boxed_local(),
+        let mut execution = match serde_json::from_slice::<Command>(&line) {
+            Ok(command) => Rc::clone(&session).execute(command).boxed_local(),
             Err(error) => {
                 let detail = format!("a line is no command: {error}");
                 let output = output.clone();
@@ -98,13 +98,13 @@ pub(crate) async fn run(
             }
         };
         // Commands begin in the order of their lines.
-        match poll_fn(|context| Poll::Ready(reply.as_mut().poll(context))).await {
+        match poll_fn(|context| Poll::Ready(execution.as_mut().poll(context))).await {
             Poll::Ready(Ok(())) => {}
             Poll::Ready(Err(Closed)) => return,
-            Poll::Pending => running.push(reply),
+            Poll::Pending => running_commands.push(execution),
         }
     }
-    while let Some(Ok(())) = running.next().await {}
+    while let Some(Ok(())) = running_commands.next().await {}
 }
 
 fn invalid<T>(detail: String) -> Result<T, Error> {
@@ -119,11 +119,11 @@ struct Session {
     matchers: Handles<Matcher>,
     options: Handles<Options>,
     sequences: Handles<Sequence>,
-    generations: RefCell<HashMap<Handle, Running>>,
+    generations: RefCell<HashMap<Handle, RunningGeneration>>,
 }
 
 /// A running generation.
-struct Running {
+struct RunningGeneration {
     abort: AbortHandle,
     /// Completes once its stream is dropped.
     ended: oneshot::Receiver<()>,
@@ -142,7 +142,8 @@ impl Session {
         }
     }
 
-    async fn reply(self: Rc<Self>, command: Command) -> Result<(), Closed> {
+    /// Executes a command and writes its replies.
+    async fn execute(self: Rc<Self>, command: Command) -> Result<(), Closed> {
         let Command { id, call } = command;
         let result = match call {
             Call::Generate {
@@ -150,13 +151,13 @@ impl Session {
                 sequence,
                 options,
             } => self.generate(id, generation, sequence, options).await?,
-            call => self.wait_for(call).await,
+            call => self.call(call).await,
         };
         self.output.reply(id, result).await
     }
 
-    /// Calls a function that returns at once.
-    fn run(&self, call: Call) -> Result<Value, Error> {
+    /// Calls a host function that returns at once.
+    fn call_immediate(&self, call: Call) -> Result<Value, Error> {
         Ok(match call {
             Call::Available => json!(models::available()),
             Call::Tokenize {
@@ -302,8 +303,8 @@ impl Session {
         })
     }
 
-    /// Calls a function that waits, or else another one.
-    async fn wait_for(&self, call: Call) -> Result<Value, Error> {
+    /// Calls a host function, other than `generate`.
+    async fn call(&self, call: Call) -> Result<Value, Error> {
         Ok(match call {
             Call::OpenModel { model, name } => {
                 self.models.check_free(model)?;
@@ -362,10 +363,10 @@ impl Session {
                 let running = self.generations.borrow_mut().remove(&generation);
                 if let Some(running) = running {
                     running.abort.abort();
-                    // An error says that it has ended.
+                    // An error says that the generation has ended already.
                     let _ = running.ended.await;
                 }
-                // A dropped sequence has no tokens that the client needs.
+                // If the client dropped the sequence, it needs no tokens.
                 let sequence = self.sequences.get(sequence).ok();
                 json!(sequence.map_or_else(Vec::new, |sequence| sequence.tokens(start)))
             }
@@ -426,7 +427,7 @@ impl Session {
                 let deleted = inference_async::delete_snapshot(&model, name).await;
                 json!(deleted.map_err(convert::error)?)
             }
-            other => return self.run(other),
+            other => return self.call_immediate(other),
         })
     }
 
@@ -461,7 +462,7 @@ impl Session {
         };
         let (abort, registration) = AbortHandle::new_pair();
         let (end, ended) = oneshot::channel();
-        let running = Running { abort, ended };
+        let running = RunningGeneration { abort, ended };
         self.generations.borrow_mut().insert(generation, running);
         let write = async move {
             // An empty chunk says that the generation has started.
