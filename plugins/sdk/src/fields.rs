@@ -1,8 +1,8 @@
 //! Reads a JSON object field by field and reports invalid fields.
 //!
-//! `null` counts as absent. An error names the field's path ([`Error::field`]), such as
+//! `null` counts as absent. An error of a field names its path ([`Error::field`]), such as
 //! `samplers[2].dry.base`. Its code is `wrong-type`, `out-of-range`, `missing-field`,
-//! `unknown-field` or `not-one-member`.
+//! `unknown-field`, `not-one-member` or `invalid-stop`.
 //!
 //! ```
 //! use corral_sdk::fields::{Fields, ZERO_TO_ONE};
@@ -159,8 +159,8 @@ impl Fields {
         .with_field(&first))
     }
 
-    /// Ignores every remaining field that is not in `known`, and adds its path to [`ignored`]. An error
-    /// as of [`reject_unknown`](Self::reject_unknown) if the request is strict ([`ignored::begin`]).
+    /// Ignores every remaining field that is not in `known`, and adds its path to [`ignored`]. If the
+    /// request is strict ([`ignored::begin`]), calls [`reject_unknown`](Self::reject_unknown) instead.
     pub fn ignore_unknown(&self, known: &[&str]) -> Result<(), Error> {
         if ignored::is_strict() {
             return self.reject_unknown(known);

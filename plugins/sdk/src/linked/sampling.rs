@@ -36,8 +36,8 @@ use crate::{Candidate, Statistics, Token};
 /// corral_sdk::sampling!(Second);
 ///
 /// # fn main() {
-/// let mut bench = SamplerHarness::<Second>::start("", 1).unwrap();
-/// assert_eq!(bench.sample(&[(10, 2.0), (11, 1.0), (12, 0.0)]), Ok(11));
+/// let mut harness = SamplerHarness::<Second>::start("", 1).unwrap();
+/// assert_eq!(harness.sample(&[(10, 2.0), (11, 1.0), (12, 0.0)]), Ok(11));
 /// # }
 /// ```
 pub trait Sampler: Sized + 'static {
