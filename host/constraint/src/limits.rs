@@ -1,4 +1,5 @@
-//! All limits on grammars.
+//! All limits on grammars. `compiler.rs` refuses a grammar that takes too long to compile, `matcher.rs` one that takes too
+//! long to match.
 
 use std::time::Duration;
 
