@@ -28,8 +28,8 @@ pub(crate) struct ComputeTurns {
 struct TurnState {
     free: usize,
     queues: BTreeMap<Tenant, TenantQueue>,
-    /// `used` of the tenant of the last grant. All tenants that wait used at least this.
-    last_used: Duration,
+    /// [`TenantQueue::used`] of the tenant that got the last turn. That of every waiting tenant is at least this.
+    min_used: Duration,
 }
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ struct TenantQueue {
 impl TurnState {
     /// The queue of `tenant`. A new one begins without credit.
     fn queue(&mut self, tenant: Tenant) -> &mut TenantQueue {
-        let used = self.last_used;
+        let used = self.min_used;
         self.queues.entry(tenant).or_insert_with(|| TenantQueue {
             used,
             waiters: VecDeque::new(),
@@ -59,7 +59,7 @@ impl TurnState {
         let (&tenant, queue) = waiting.min_by_key(|(_, queue)| queue.used)?;
         let waiter = queue.waiters.pop_front()?;
         self.free -= 1;
-        self.last_used = queue.used;
+        self.min_used = queue.used;
         Some((tenant, waiter))
     }
 
@@ -67,9 +67,9 @@ impl TurnState {
     fn remove_unused_queues(&mut self, max: usize) {
         let is_waiting = |queue: &TenantQueue| !queue.waiters.is_empty();
         let idle = self.free == max && !self.queues.values().any(is_waiting);
-        let last_used = self.last_used;
+        let min_used = self.min_used;
         self.queues
-            .retain(|_, queue| is_waiting(queue) || (!idle && queue.used > last_used));
+            .retain(|_, queue| is_waiting(queue) || (!idle && queue.used > min_used));
     }
 }
 
@@ -87,7 +87,7 @@ impl ComputeTurns {
         let state = TurnState {
             free: max,
             queues: BTreeMap::new(),
-            last_used: Duration::ZERO,
+            min_used: Duration::ZERO,
         };
         Arc::new(Self {
             max,
@@ -105,10 +105,10 @@ impl ComputeTurns {
     pub(crate) fn wait(self: &Arc<Self>, tenant: Tenant) -> Waiter {
         let (sender, turn) = oneshot::channel();
         let mut state = self.lock();
-        let last_used = state.last_used;
+        let min_used = state.min_used;
         let queue = state.queue(tenant);
         if queue.waiters.is_empty() {
-            queue.used = queue.used.max(last_used);
+            queue.used = queue.used.max(min_used);
         }
         queue.waiters.push_back(sender);
         drop(state);

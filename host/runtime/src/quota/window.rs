@@ -2,8 +2,8 @@
 //!
 //! The window keeps one slot more than its length, so its sum is never less than the usage of any span of
 //! the window's length that ends now. Usage that stays within a limit at every addition therefore stays
-//! within it in every such span, not only in spans that start at full minutes. The cost: used-up usage
-//! expires up to one slot late.
+//! within it in every such span, not only in spans that start at full minutes. The cost: usage expires up to
+//! one slot late.
 
 use std::time::Duration;
 
