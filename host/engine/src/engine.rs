@@ -455,7 +455,7 @@ impl Engine {
     }
 
     /// Whether the engine thread runs.
-    pub fn alive(&self) -> bool {
+    pub fn is_alive(&self) -> bool {
         let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }

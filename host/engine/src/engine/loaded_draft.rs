@@ -28,9 +28,9 @@ impl LoadedDraft {
         let Some(path) = &config.draft else {
             return Ok(None);
         };
-        if !can_take_back(loaded) {
+        if !can_truncate(loaded) {
             return Err(LoadError::Config(format!(
-                "the model {} can't take back tokens, because it has recurrent layers or a sliding window or is an \
+                "the model {} can't truncate sequences, because it has recurrent layers or a sliding window or is an \
                  encoder, so it can't verify the drafts of {}; give it no draft model",
                 file_name(&config.path),
                 file_name(path)
@@ -39,7 +39,7 @@ impl LoadedDraft {
         let cells = loaded.backend.cells();
         let draft =
             LoadedModel::load(&config.draft_config(path, loaded.context, cells)?, progress)?;
-        if !can_take_back(&draft) {
+        if !can_truncate(&draft) {
             return Err(LoadError::Config(format!(
                 "{} can't draft: it has recurrent layers or a sliding window, or is an encoder; give a draft model with \
                  full attention",
@@ -72,7 +72,7 @@ impl LoadedDraft {
 }
 
 /// Whether a model can drop the last tokens of a sequence. An encoder keeps none.
-fn can_take_back(loaded: &LoadedModel) -> bool {
+fn can_truncate(loaded: &LoadedModel) -> bool {
     loaded.model.can_truncate() && loaded.backend.has_memory()
 }
 

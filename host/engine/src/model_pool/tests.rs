@@ -85,7 +85,7 @@ fn default_model_is_the_first() {
     let lease = block_on(models.open(None, &Caller::default())).expect("it is there");
     assert_eq!(lease.info().name, "a");
     models.shutdown();
-    assert!(!lease.alive());
+    assert!(!lease.is_alive());
     let closed = open(&models, "b").err().expect("the pool is closed");
     assert!(
         matches!(closed, OpenError::Unavailable(Error::ShuttingDown)),
@@ -122,7 +122,7 @@ fn idle_model_frees_memory_and_loads_again() {
         let clone = lease.clone();
         drop(lease);
         std::thread::sleep(Duration::from_millis(60));
-        assert!(clone.alive(), "it is in use");
+        assert!(clone.is_alive(), "it is in use");
         drop(clone);
         until("it is unloaded", || {
             status(&models, "a").state == ModelState::Unloaded
@@ -288,7 +288,7 @@ fn shutdown_cancels_load() {
     let models = models(1, &ModelPoolSettings::default());
     let opening = models.open(None, &Caller::default());
     models.shutdown();
-    let opened = block_on(opening).map(|lease| lease.alive());
+    let opened = block_on(opening).map(|lease| lease.is_alive());
     assert!(
         matches!(
             opened,
@@ -324,8 +324,8 @@ fn preloaded_models_stay_loaded() {
     assert!(!models.unload("a").expect("there is one"));
     assert_eq!(models.engines().len(), 1);
     drop(models);
-    assert!(engine.alive(), "the pool does not own it");
+    assert!(engine.is_alive(), "the pool does not own it");
     let models = ModelPool::loaded(vec![engine.clone()]);
     models.shutdown();
-    assert!(!engine.alive());
+    assert!(!engine.is_alive());
 }
