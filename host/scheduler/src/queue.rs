@@ -12,7 +12,8 @@
 //!
 //! While the next request waits for room, it is *blocked* and keeps its place, whatever the counters do meanwhile. Only
 //! requests of higher priority overtake it; if its tenant runs several requests, so do those of tenants that run none and
-//! got no more service. A request that overtakes another may be blocked in turn; once it has started, the other is next again.
+//! got no more service. A request that overtakes another may be blocked in turn; once it has started, the other is next
+//! again.
 
 #[cfg(test)]
 mod tests;
