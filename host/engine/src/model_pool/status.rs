@@ -133,7 +133,10 @@ impl ModelPool {
                         .then(|| slot.error.as_ref().map(ToString::to_string))
                         .flatten(),
                     stopped: state == ModelState::Loaded
-                        && slot.engine.as_ref().is_some_and(|engine| !engine.is_alive()),
+                        && slot
+                            .engine
+                            .as_ref()
+                            .is_some_and(|engine| !engine.is_alive()),
                 }
             })
             .collect()
