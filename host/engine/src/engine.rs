@@ -389,7 +389,8 @@ impl Engine {
     }
 
     /// Encodes the picture in a file, PNG, JPEG, GIF (its first frame) or WebP, for [`Sequence::append_image`]. Dropping the
-    /// reply cancels it. The same file is encoded once while it stays in the cache.
+    /// reply cancels it. The same file is encoded once while it stays in the cache. Hashes the file, which blocks for up to
+    /// 0.1 s.
     ///
     /// [`Error::Unsupported`] for a model without a projector, [`Error::Invalid`] for a file that is empty or larger than
     /// [`MAX_IMAGE_BYTES`](crate::MAX_IMAGE_BYTES), [`Error::Overloaded`] if too many images wait. The reply fails with
@@ -410,17 +411,18 @@ impl Engine {
         })
     }
 
-    /// Adds the embeddings of an image that was encoded before.
+    /// Adds the embeddings of an image of a tenant that was encoded before.
     pub(crate) fn add_image(
         &self,
         key: ImageKey,
+        tenant: Tenant,
         parts: Vec<ImagePart>,
     ) -> Result<Arc<Image>, Error> {
         let store: &ImageStore = self.images()?.store();
         if let Some(image) = store.find(&key) {
             return Ok(image);
         }
-        store.insert(key, parts, || self.clear_prefix_cache())
+        store.insert(key, tenant, parts, || self.clear_prefix_cache())
     }
 
     /// The ids of all adapters.

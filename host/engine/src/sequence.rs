@@ -115,6 +115,11 @@ impl Sequence {
         Ok(())
     }
 
+    /// The number of its images.
+    pub fn image_count(&self) -> usize {
+        self.images.len()
+    }
+
     /// A second sequence with the same tokens. Copies no state; both continue from it.
     #[must_use]
     pub fn fork(&self) -> Self {
@@ -236,8 +241,15 @@ impl Sequence {
 
     /// Reads a named snapshot of `owner`. Blocks; do not call it in an async task.
     ///
-    /// [`Error::NotFound`] if there is none, [`Error::Snapshot`] if it does not fit the model.
-    pub fn restore(engine: Engine, caller: Caller, owner: &str, name: &str) -> Result<Self, Error> {
+    /// [`Error::NotFound`] if there is none, [`Error::Snapshot`] if it does not fit the model, [`Error::Invalid`] if it has
+    /// more than `max_images` images.
+    pub fn restore(
+        engine: Engine,
+        caller: Caller,
+        owner: &str,
+        name: &str,
+        max_images: usize,
+    ) -> Result<Self, Error> {
         let mut sequence = Self::new(engine, caller);
         let snapshots = sequence
             .engine
@@ -247,7 +259,7 @@ impl Sequence {
         let contents = snapshots
             .read(owner, name, &sequence.origin()?)
             .map_err(snapshot_error)?;
-        let state = sequence.append_saved(&contents.tokens, contents.state)?;
+        let state = sequence.append_saved(&contents.tokens, contents.state, max_images)?;
         // Without a valid state, or without its adapter, the state is recomputed.
         let decoded = decode_state(state, sequence.tokens.len());
         if let Some((state, digest)) = decoded
@@ -268,7 +280,12 @@ impl Sequence {
 
     /// Appends the tokens of a snapshot. Takes their images, if there are any, from the start of `bytes`, and returns the
     /// rest: the state.
-    fn append_saved(&mut self, tokens: &[Token], mut bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
+    fn append_saved(
+        &mut self,
+        tokens: &[Token],
+        mut bytes: Vec<u8>,
+        max_images: usize,
+    ) -> Result<Vec<u8>, Error> {
         let mut end = 0;
         if tokens.iter().any(|token| IMAGE_TOKENS.contains(token)) {
             let mut rest = bytes.as_slice();
@@ -277,6 +294,12 @@ impl Sequence {
             bytes.drain(..used);
             let damaged = || Error::Snapshot("the images of the snapshot are damaged".into());
             let saved = saved.ok_or_else(damaged)?;
+            let count = saved.images.len();
+            if count > max_images {
+                return Err(Error::Invalid(format!(
+                    "the snapshot has {count} images, and the request may append {max_images} more; restore fewer"
+                )));
+            }
             if self.engine.projector_digest()? != Some(saved.projector) {
                 let other = "it holds images of another projector; load the model with that one, or make the snapshot anew";
                 return Err(Error::Snapshot(other.into()));
@@ -296,7 +319,9 @@ impl Sequence {
                     scope: self.caller.scope(),
                     digest: image.digest,
                 };
-                let added = self.engine.add_image(key, image.parts)?;
+                let added = self
+                    .engine
+                    .add_image(key, self.caller.tenant, image.parts)?;
                 // The image may have been cut, and other tokens appended.
                 let positions = added.tokens();
                 let is_same = |&(new, saved): &(&Token, &Token)| {

@@ -215,7 +215,8 @@ fn snapshot_needs_its_adapter() {
 
     let restored = |adapters: &[&str], adapted| {
         let engine = load(adapters);
-        let sequence = Sequence::restore(engine.clone(), Caller::default(), "me", "sum");
+        let sequence =
+            Sequence::restore(engine.clone(), Caller::default(), "me", "sum", usize::MAX);
         let (chunk, outcome) = read(sequence.unwrap().generate(options(adapted)).unwrap());
         let right = Question {
             adapted,

@@ -263,7 +263,12 @@ fn snapshots_hold_their_pictures() {
     drop((saved, cut, engine));
 
     let engine = start(&projector());
-    let restore = |name| Sequence::restore(engine.clone(), Caller::default(), "owner", name);
+    let restore_limited = |name, max_images| {
+        Sequence::restore(engine.clone(), Caller::default(), "owner", name, max_images)
+    };
+    let refused = restore_limited("computed", 0).err();
+    assert!(matches!(refused, Some(Error::Invalid(_))), "{refused:?}");
+    let restore = |name| restore_limited(name, 1);
     let mut computed = restore("computed").unwrap();
     let (text, cached) = answer(&mut computed);
     assert_eq!(
@@ -292,7 +297,13 @@ fn snapshots_hold_their_pictures() {
             config.projector = projector;
             config.snapshots = snapshots(dir.path());
         });
-        let restored = Sequence::restore(engine.clone(), Caller::default(), "owner", "new");
+        let restored = Sequence::restore(
+            engine.clone(),
+            Caller::default(),
+            "owner",
+            "new",
+            usize::MAX,
+        );
         let error = restored.err().expect("it belongs to another projector");
         assert!(error.to_string().contains("another projector"), "{error}");
         engine.shutdown();

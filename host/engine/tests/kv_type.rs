@@ -45,7 +45,13 @@ fn snapshots_need_cells_of_their_type() {
     drop((sequence, first));
 
     let other = engine(KvType::F16);
-    let restored = Sequence::restore(other.clone(), Caller::default(), "someone", "cat");
+    let restored = Sequence::restore(
+        other.clone(),
+        Caller::default(),
+        "someone",
+        "cat",
+        usize::MAX,
+    );
     match restored {
         Err(Error::Snapshot(text)) => assert!(text.contains("other cache settings"), "{text}"),
         Err(error) => panic!("{error}"),
@@ -55,7 +61,13 @@ fn snapshots_need_cells_of_their_type() {
     drop(other);
 
     let same = engine(KvType::Q8_0);
-    let restored = Sequence::restore(same.clone(), Caller::default(), "someone", "cat");
+    let restored = Sequence::restore(
+        same.clone(),
+        Caller::default(),
+        "someone",
+        "cat",
+        usize::MAX,
+    );
     let mut sequence = restored.unwrap();
     let outcome = answer_sum(&mut sequence, 19);
     assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);

@@ -196,7 +196,8 @@ impl Client<'_> {
 
     /// Continues a saved snapshot, if there is one.
     fn restore(&mut self, name: &str) {
-        let restored = Sequence::restore(self.engine.clone(), self.caller, self.dir, name);
+        let restored =
+            Sequence::restore(self.engine.clone(), self.caller, self.dir, name, usize::MAX);
         let mut sequence = match restored {
             Ok(sequence) => sequence,
             Err(Error::NotFound(why)) => {
@@ -447,7 +448,8 @@ fn snapshot_continues_in_another_process() {
     drop((sequence, first));
 
     let second = engine();
-    let restore = |owner, name| Sequence::restore(second.clone(), Caller::default(), owner, name);
+    let restore =
+        |owner, name| Sequence::restore(second.clone(), Caller::default(), owner, name, usize::MAX);
     for (owner, name) in [("owner", "fox"), ("another", "owl")] {
         let restored = restore(owner, name);
         assert!(

@@ -36,6 +36,9 @@ pub enum ChildError {
     /// All slots were taken for too long.
     #[error("too many jobs are running; try again")]
     Busy,
+    /// The caller canceled the job.
+    #[error("it was canceled")]
+    Canceled,
     /// The child could not be started.
     #[error("a child process cannot be started: {0}; raise the limit of processes")]
     Start(io::Error),
@@ -56,6 +59,7 @@ impl ChildError {
             }
             Self::KilledBySystem
             | Self::Busy
+            | Self::Canceled
             | Self::Start(_)
             | Self::Connection(_)
             | Self::RelativePath(_) => false,

@@ -1,5 +1,6 @@
 //! Moves a job's input and output through the child's pipes until the child closes them or a deadline passes.
 
+use crate::cancel::Cancel;
 use crate::error::ChildError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -55,6 +56,7 @@ pub(crate) fn exchange(
     input: &[u8],
     most: usize,
     deadline: Instant,
+    cancel: &Cancel,
 ) -> Result<Option<Written>, ChildError> {
     let mut stdin = child.stdin.take();
     let mut stdout = child.stdout.take();
@@ -76,7 +78,7 @@ pub(crate) fn exchange(
         if input.is_empty() {
             stdin = None;
         }
-        let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+        let Some(left) = cancel.wait(deadline)? else {
             return Ok(None);
         };
         let mut fds = Vec::new();

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod cancel;
 mod child;
 mod error;
 mod exchange;
@@ -23,6 +24,7 @@ mod parent;
 mod sandbox;
 mod slots;
 
+pub use cancel::Cancel;
 pub use child::{ChildJob, Handler, run_as_child};
 pub use error::ChildError;
 pub use job::{Job, JobLimits};

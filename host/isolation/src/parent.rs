@@ -1,5 +1,6 @@
 //! Starts children and classifies their ends.
 
+use crate::cancel::Cancel;
 use crate::error::ChildError;
 use crate::exchange::{Written, exchange, unframe};
 use crate::job::{Job, JobArgs};
@@ -92,11 +93,19 @@ impl ChildProcesses {
     /// # Errors
     /// If the job fails, crashes or exceeds a limit, or if no child can be started.
     pub fn run(&self, job: &Job<'_>) -> Result<Vec<u8>, ChildError> {
+        self.run_until(job, &Cancel::default())
+    }
+
+    /// [`Self::run`] that another thread can cancel.
+    ///
+    /// # Errors
+    /// As [`Self::run`], and [`ChildError::Canceled`].
+    pub fn run_until(&self, job: &Job<'_>, cancel: &Cancel) -> Result<Vec<u8>, ChildError> {
         let shared = &*self.0;
-        let slot = shared.slots.acquire(job.limits.time);
-        let _slot = slot.ok_or(ChildError::Busy)?;
+        let deadline = Instant::now() + job.limits.time;
+        let _slot = shared.slots.acquire(deadline, cancel)?;
         shared.running.fetch_add(1, Ordering::Relaxed);
-        let result = shared.run(job);
+        let result = shared.run(job, cancel);
         shared.running.fetch_sub(1, Ordering::Relaxed);
         match &result {
             Err(ChildError::Memory { .. } | ChildError::Time { .. }) => {
@@ -125,7 +134,7 @@ impl ChildProcesses {
 }
 
 impl Shared {
-    fn run(&self, job: &Job<'_>) -> Result<Vec<u8>, ChildError> {
+    fn run(&self, job: &Job<'_>, cancel: &Cancel) -> Result<Vec<u8>, ChildError> {
         let deadline = Instant::now() + job.limits.time;
         let kept = KEPT_VARIABLES
             .iter()
@@ -144,18 +153,24 @@ impl Shared {
             .spawn()
             .map_err(ChildError::Start)?;
         self.started.fetch_add(1, Ordering::Relaxed);
-        let result = converse(&mut child, job, deadline);
+        let result = converse(&mut child, job, deadline, cancel);
         end(child);
         result
     }
 }
 
 /// Gives a child its job and waits for the output.
-fn converse(child: &mut Child, job: &Job<'_>, deadline: Instant) -> Result<Vec<u8>, ChildError> {
+fn converse(
+    child: &mut Child,
+    job: &Job<'_>,
+    deadline: Instant,
+    cancel: &Cancel,
+) -> Result<Vec<u8>, ChildError> {
     let late = || ChildError::Time {
         limit: job.limits.time,
     };
-    let written = exchange(child, job.input, job.limits.output, deadline)?.ok_or_else(late)?;
+    let written = exchange(child, job.input, job.limits.output, deadline, cancel)?;
+    let written = written.ok_or_else(late)?;
     let status = wait(child)?.ok_or_else(late)?;
     match unframe(&written.stdout).filter(|_| status.success()) {
         Some(Ok(output)) => Ok(output),

@@ -1,7 +1,9 @@
 //! Bounds the number of children at once.
 
+use crate::cancel::Cancel;
+use crate::error::ChildError;
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Slots for children.
 #[derive(Debug)]
@@ -18,17 +20,16 @@ impl Slots {
         }
     }
 
-    /// Waits for a slot, at most `timeout`.
-    pub fn acquire(&self, timeout: Duration) -> Option<Slot<'_>> {
-        let deadline = Instant::now() + timeout;
+    /// Waits for a slot, at most until `deadline`.
+    pub fn acquire(&self, deadline: Instant, cancel: &Cancel) -> Result<Slot<'_>, ChildError> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         while *free == 0 {
-            let left = deadline.checked_duration_since(Instant::now())?;
+            let left = cancel.wait(deadline)?.ok_or(ChildError::Busy)?;
             let waited = self.released.wait_timeout(free, left);
             free = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         *free -= 1;
-        Some(Slot(self))
+        Ok(Slot(self))
     }
 }
 
@@ -49,10 +50,11 @@ mod tests {
 
     #[test]
     fn slots_are_bounded_and_reused() {
-        let slots = Slots::new(1);
-        let first = slots.acquire(Duration::ZERO).expect("free");
-        assert!(slots.acquire(Duration::ZERO).is_none());
+        let (slots, cancel) = (Slots::new(1), Cancel::default());
+        let acquire = || slots.acquire(Instant::now(), &cancel);
+        let first = acquire().expect("free");
+        assert!(matches!(acquire(), Err(ChildError::Busy)));
         drop(first);
-        assert!(slots.acquire(Duration::ZERO).is_some());
+        assert!(acquire().is_ok());
     }
 }

@@ -2,7 +2,7 @@
 //! same binary with the hidden command.
 
 use corral_isolation::{
-    ChildError, ChildJob, ChildProcesses, Handler, Job, JobLimits, run_as_child,
+    Cancel, ChildError, ChildJob, ChildProcesses, Handler, Job, JobLimits, run_as_child,
 };
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -42,7 +42,7 @@ const HANDLERS: [(&str, Handler); 9] = [
 /// A test. Those of the sandbox run where it exists.
 type Test = fn(&ChildProcesses);
 
-const TESTS: [(&str, Test); 9] = [
+const TESTS: [(&str, Test); 10] = [
     (
         "child_has_no_environment_of_server",
         child_has_no_environment_of_server,
@@ -65,6 +65,10 @@ const TESTS: [(&str, Test); 9] = [
         child_over_cpu_limit_is_killed,
     ),
     ("late_child_is_killed", late_child_is_killed),
+    (
+        "canceled_job_ends_and_waits_for_no_slot",
+        canceled_job_ends_and_waits_for_no_slot,
+    ),
     ("child_writes_no_larger_file", child_writes_no_larger_file),
     ("crash_of_child_is_reported", crash_of_child_is_reported),
 ];
@@ -291,6 +295,26 @@ fn late_child_is_killed(children: &ChildProcesses) {
 
 /// Longer than the test waits for.
 const SLEEP: Duration = Duration::from_secs(600);
+
+fn canceled_job_ends_and_waits_for_no_slot(children: &ChildProcesses) {
+    let cancel = Cancel::default();
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        // More than there are slots.
+        let jobs: Vec<_> = (0..6)
+            .map(|_| scope.spawn(|| children.run_until(&job("sleep"), &cancel)))
+            .collect();
+        while children.counters().running < 4 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        cancel.cancel();
+        for job in jobs {
+            let result = job.join().expect("no panic");
+            assert!(matches!(result, Err(ChildError::Canceled)), "{result:?}");
+        }
+    });
+    assert!(began.elapsed() < LIMITS.time, "no child was waited for");
+}
 
 fn sleep(_: ChildJob) -> Result<Vec<u8>, String> {
     std::thread::sleep(SLEEP);

@@ -18,7 +18,7 @@ pub(crate) struct Handles {
     pub(crate) generations: ResourceCount,
     /// Tokens of all sequences.
     pub(crate) tokens: ResourceCount,
-    /// Images that were appended.
+    /// Images that were appended or restored.
     pub(crate) images: usize,
     /// Rows of logits that the instance waits for.
     pub(crate) logits_rows: UseCount,

@@ -171,10 +171,14 @@ impl Engine {
                 let decoder = PictureDecoder {
                     children: config.image_decoders,
                 };
-                let forget = clear_prefixes(Arc::downgrade(&commands));
+                let clear_prefixes = clear_prefixes(Arc::downgrade(&commands));
                 let metrics = metrics.clone();
                 Some(ImageEncoder::start(
-                    vision, decoder, store, metrics, forget,
+                    vision,
+                    decoder,
+                    store,
+                    metrics,
+                    clear_prefixes,
                 )?)
             }
             None => None,

@@ -11,6 +11,7 @@ use crate::metrics::{EngineMetrics, add, add_time};
 use crate::open_request_limits::{OpenRequestLimits, RequestLoad, RequestPermit};
 use crate::reply::{Reply, ReplySender, reply};
 use crate::{Caller, Error, LoadError};
+use corral_isolation::Cancel;
 use corral_llama::VisionEncoder;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -50,26 +51,30 @@ pub struct ImageEncoder {
     waiting: OpenRequestLimits,
     store: Arc<ImageStore>,
     metrics: Arc<EngineMetrics>,
+    /// Cancels decoding.
+    cancel: Cancel,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl ImageEncoder {
-    /// Starts the thread. `forget` is that of [`ImageStore::insert`].
+    /// Starts the thread. `clear_prefixes` is that of [`ImageStore::insert`].
     pub fn start(
         vision: VisionEncoder,
         decoder: PictureDecoder,
         store: Arc<ImageStore>,
         metrics: Arc<EngineMetrics>,
-        forget: impl Fn() -> Result<(), Error> + Send + 'static,
+        clear_prefixes: impl Fn() -> Result<(), Error> + Send + 'static,
     ) -> Result<Self, LoadError> {
         // `waiting` bounds the number of commands.
         let (commands, receiver) = channel();
+        let cancel = Cancel::default();
         let mut worker = Worker {
             vision,
             decoder,
             store: Arc::clone(&store),
             metrics: Arc::clone(&metrics),
-            forget: Box::new(forget),
+            clear_prefixes: Box::new(clear_prefixes),
+            cancel: cancel.clone(),
             queue: FairQueue::default(),
             jobs: HashMap::new(),
             next_id: 0,
@@ -95,11 +100,13 @@ impl ImageEncoder {
             waiting: OpenRequestLimits::new(limit, limit.divided_by(TENANT_DIVISOR)),
             store,
             metrics,
+            cancel,
             thread: Mutex::new(Some(thread)),
         })
     }
 
-    /// Encodes a picture, or finds it in the cache. Dropping the reply cancels it unless its turn has come.
+    /// Encodes a picture, or finds it in the cache. Dropping the reply cancels it unless its turn has come. Hashes the file,
+    /// which blocks for up to 0.1 s.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a file that is empty or too large, [`Error::Overloaded`] if too many pictures wait. The reply
@@ -153,10 +160,12 @@ impl ImageEncoder {
         &self.store
     }
 
-    /// Refuses all pictures that wait, and waits until the thread has ended.
+    /// Refuses all pictures that wait or are decoded, and waits until the thread has ended. A picture whose pixels are being
+    /// encoded is finished first.
     pub fn shutdown(&self) {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
+            self.cancel.cancel();
             // Fails only if the thread has ended already.
             let _ = self.commands.send(Command::Shutdown);
             if thread.join().is_err() {
@@ -172,7 +181,8 @@ struct Worker {
     decoder: PictureDecoder,
     store: Arc<ImageStore>,
     metrics: Arc<EngineMetrics>,
-    forget: Box<dyn Fn() -> Result<(), Error> + Send>,
+    clear_prefixes: Box<dyn Fn() -> Result<(), Error> + Send>,
+    cancel: Cancel,
     queue: FairQueue,
     jobs: HashMap<EmbeddingId, Job>,
     next_id: u64,
@@ -219,6 +229,7 @@ impl Worker {
                 Some(error) => Err(error),
                 None => self.encode(&job),
             };
+            count_failure(&result, &self.metrics);
             if let Ok(image) = &result {
                 self.queue.charge(id, image.tokens().len() as u64);
             }
@@ -236,17 +247,27 @@ impl Worker {
             return Ok(image);
         }
         let began = Instant::now();
-        let picture = self.decoder.decode(&job.file).inspect_err(|_| {
-            add(&self.metrics.images_refused, 1);
-        })?;
+        let picture = self.decoder.decode(&job.file, &self.cancel)?;
         let size = (picture.width, picture.height);
         let parts = self.vision.encode(size, &picture.pixels);
         let parts = parts
             .map_err(|error| Error::Failed(format!("the image cannot be encoded: {error}")))?;
-        let image = self.store.insert(job.key, parts, &self.forget)?;
+        let tenant = job.caller.tenant;
+        let image = self
+            .store
+            .insert(job.key, tenant, parts, &self.clear_prefixes)?;
         add(&self.metrics.images_encoded, 1);
         add_time(&self.metrics.image_nanos, began.elapsed());
         Ok(image)
+    }
+}
+
+/// Counts a picture that is not encoded, unless its time is over or the engine shuts down.
+fn count_failure<T>(result: &Result<T, Error>, metrics: &EngineMetrics) {
+    match result {
+        Err(Error::Invalid(_)) => add(&metrics.images_refused, 1),
+        Err(Error::Overloaded { .. } | Error::Failed(_)) => add(&metrics.images_failed, 1),
+        _ => {}
     }
 }
 
@@ -264,4 +285,30 @@ fn expired(job: &Job) -> Option<Error> {
         ),
         retry_after: Duration::from_secs(5),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn only_bad_files_count_as_refused() {
+        let metrics = EngineMetrics::default();
+        let busy = Error::Overloaded {
+            reason: "too many images are being decoded".into(),
+            retry_after: Duration::from_secs(1),
+        };
+        for error in [
+            busy,
+            Error::Failed("no process".into()),
+            Error::ShuttingDown,
+            Error::DeadlineExceeded,
+            Error::Invalid("no picture".into()),
+        ] {
+            count_failure(&Err::<(), _>(error), &metrics);
+        }
+        let counts = [&metrics.images_refused, &metrics.images_failed];
+        assert_eq!(counts.map(|count| count.load(Ordering::Relaxed)), [1, 2]);
+    }
 }

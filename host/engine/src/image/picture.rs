@@ -4,7 +4,7 @@
 //! stopped, and its limits on memory and time hold for every file. llama.cpp's own decoder, in C, never sees a file.
 
 use crate::Error;
-use corral_isolation::{ChildError, ChildJob, ChildProcesses, Job, JobLimits};
+use corral_isolation::{Cancel, ChildError, ChildJob, ChildProcesses, Job, JobLimits};
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
 use std::io::Cursor;
@@ -49,8 +49,8 @@ impl PictureDecoder {
     /// Decodes a file. Blocks.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the file is at fault.
-    pub fn decode(&self, file: &[u8]) -> Result<Picture, Error> {
+    /// [`Error::Invalid`] if the file is at fault, [`Error::ShuttingDown`] once it is canceled.
+    pub fn decode(&self, file: &[u8], cancel: &Cancel) -> Result<Picture, Error> {
         let Some(children) = &self.children else {
             return decode(file).map_err(Error::Invalid);
         };
@@ -61,13 +61,14 @@ impl PictureDecoder {
             writable: None,
             limits: LIMITS,
         };
-        match children.run(&job) {
+        match children.run_until(&job, cancel) {
             Ok(output) => Picture::from_output(output)
                 .ok_or_else(|| Error::Failed("the image decoder's output is incomplete".into())),
             Err(ChildError::Failed(text)) => Err(Error::Invalid(text)),
             Err(error) if error.is_final() => Err(Error::Invalid(format!(
                 "the image cannot be decoded: {error}; send a smaller or undamaged file"
             ))),
+            Err(ChildError::Canceled) => Err(Error::ShuttingDown),
             Err(ChildError::Busy) => Err(Error::Overloaded {
                 reason: "too many images are being decoded".into(),
                 retry_after: Duration::from_secs(1),

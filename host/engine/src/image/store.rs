@@ -3,11 +3,11 @@
 //! An image gets tokens when it is first seen, and the same ones when it returns. They are given to another image after 2^31
 //! positions of other images, and then no cached prefix with them is left ([`ImageStore::insert`]).
 
+use crate::open_request_limits::{OpenRequestLimits, RequestLoad, RequestPermit};
 use crate::{Error, Token};
 use corral_llama::{IMAGE_TOKENS, ImagePart, ImageRows, ImageTable};
-use corral_scheduler::PrefixScope;
+use corral_scheduler::{PrefixScope, Tenant};
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -15,8 +15,10 @@ use std::time::Duration;
 const CACHE_BYTES: u64 = 256 << 20;
 /// Bytes of all embeddings.
 const MAX_BYTES: u64 = 1 << 30;
-/// Images whose tokens are remembered.
-const MAX_KNOWN: usize = 1 << 14;
+/// A tenant's images may take one part in this many of them.
+const TENANT_DIVISOR: u64 = 4;
+/// Images that keep their tokens.
+const MAX_ENTRIES: usize = 1 << 14;
 
 /// What identifies an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,8 +35,8 @@ pub struct Image {
     digest: [u8; 32],
     parts: Vec<StoredPart>,
     bytes: u64,
-    /// Bytes of all images of the store.
-    stored: Arc<AtomicU64>,
+    /// Its part of the bytes of all images and of its tenant's.
+    _permit: RequestPermit,
 }
 
 #[derive(Debug)]
@@ -71,17 +73,13 @@ impl Image {
     }
 }
 
-impl Drop for Image {
-    fn drop(&mut self) {
-        self.stored.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
 /// The images of an engine.
 #[derive(Debug)]
 pub struct ImageStore {
     table: ImageTable,
-    stored: Arc<AtomicU64>,
+    max_bytes: u64,
+    /// Bounds the bytes of embeddings, in all and for each tenant.
+    limits: OpenRequestLimits,
     state: Mutex<State>,
 }
 
@@ -89,8 +87,8 @@ pub struct ImageStore {
 struct State {
     /// The next free token.
     next: Token,
-    known: HashMap<ImageKey, KnownImage>,
-    /// Keys of `known`, the oldest first.
+    entries: HashMap<ImageKey, ImageEntry>,
+    /// Keys of `entries`, the oldest first.
     order: VecDeque<ImageKey>,
     /// Images that are kept, the one used last at the end.
     cache: VecDeque<(ImageKey, Arc<Image>)>,
@@ -98,21 +96,31 @@ struct State {
 }
 
 #[derive(Debug)]
-struct KnownImage {
+struct ImageEntry {
     /// The first token of each part with embeddings.
-    firsts: Vec<Token>,
+    first_tokens: Vec<Token>,
     image: Weak<Image>,
 }
 
 impl ImageStore {
     /// A store for embeddings of `length` numbers.
     pub fn new(length: usize) -> Self {
+        Self::with_max_bytes(length, MAX_BYTES)
+    }
+
+    fn with_max_bytes(length: usize, max_bytes: u64) -> Self {
+        let limit = RequestLoad {
+            requests: u64::MAX,
+            tokens: max_bytes,
+            numbers: 0,
+        };
         Self {
             table: ImageTable::new(u32::try_from(length).unwrap_or(u32::MAX)),
-            stored: Arc::default(),
+            max_bytes,
+            limits: OpenRequestLimits::new(limit, limit.divided_by(TENANT_DIVISOR)),
             state: Mutex::new(State {
                 next: *IMAGE_TOKENS.start(),
-                known: HashMap::new(),
+                entries: HashMap::new(),
                 order: VecDeque::new(),
                 cache: VecDeque::new(),
                 cached_bytes: 0,
@@ -128,7 +136,7 @@ impl ImageStore {
     /// An image whose embeddings are there.
     pub fn find(&self, key: &ImageKey) -> Option<Arc<Image>> {
         let mut state = self.lock();
-        let image = state.known.get(key)?.image.upgrade()?;
+        let image = state.entries.get(key)?.image.upgrade()?;
         if let Some(at) = state.cache.iter().position(|(other, _)| other == key) {
             let entry = state.cache.remove(at);
             state.cache.extend(entry);
@@ -136,69 +144,68 @@ impl ImageStore {
         Some(image)
     }
 
-    /// Adds an encoded image. Calls `forget` before tokens are given again: it must drop all cached prefixes that no
-    /// sequence retains. A retained one belongs to a sequence that holds its image, whose tokens stay taken.
+    /// Adds an encoded image of a tenant. Calls `clear_prefixes` before tokens are given again: it must drop all cached
+    /// prefixes that no sequence retains. A retained one belongs to a sequence that holds its image, whose tokens stay taken.
     ///
     /// # Errors
-    /// [`Error::Overloaded`] if sequences hold too many images, [`Error::Failed`] if a part has no whole embeddings.
+    /// [`Error::Overloaded`] if sequences of the tenant, or all, hold too many images, [`Error::Failed`] if a part has no
+    /// whole embeddings.
     pub fn insert(
         &self,
         key: ImageKey,
+        tenant: Tenant,
         parts: Vec<ImagePart>,
-        forget: impl FnOnce() -> Result<(), Error>,
+        clear_prefixes: impl FnOnce() -> Result<(), Error>,
     ) -> Result<Arc<Image>, Error> {
         let bytes = parts.iter().map(part_bytes).sum::<u64>();
-        self.make_room(bytes)?;
+        let permit = self.acquire(key.scope, tenant, bytes)?;
         let mut dropped = Vec::new();
         let mut state = self.lock();
-        if let Some(image) = state
-            .known
-            .get(&key)
-            .and_then(|known| known.image.upgrade())
-        {
+        let entry = state.entries.get(&key);
+        if let Some(image) = entry.and_then(|entry| entry.image.upgrade()) {
             return Ok(image);
         }
         let rows = parts.iter().map(|part| self.rows(part)).sum::<u32>();
         if rows > Token::MAX - state.next {
-            forget()?;
-            state.known.clear();
+            clear_prefixes()?;
+            state.entries.clear();
             state.order.clear();
             dropped.extend(state.cache.drain(..));
             state.cached_bytes = 0;
             state.next = *IMAGE_TOKENS.start();
         }
-        let firsts = state.known.get(&key).map(|known| known.firsts.clone());
-        let mut firsts_left = firsts.unwrap_or_default().into_iter();
-        let mut firsts = Vec::new();
+        let entry = state.entries.get(&key);
+        let before = entry.map(|entry| entry.first_tokens.clone());
+        let mut before = before.unwrap_or_default().into_iter();
+        let mut first_tokens = Vec::new();
         let mut stored = Vec::new();
         for part in parts {
             stored.push(match part {
                 ImagePart::Tokens(tokens) => StoredPart::Tokens(tokens),
                 ImagePart::Embeddings(numbers) => {
-                    let rows = self.add_rows(&mut state.next, firsts_left.next(), numbers)?;
-                    firsts.extend(rows.tokens().next());
+                    let rows = self.add_rows(&mut state.next, before.next(), numbers)?;
+                    first_tokens.extend(rows.tokens().next());
                     StoredPart::Rows(rows)
                 }
             });
         }
-        self.stored.fetch_add(bytes, Ordering::Relaxed);
         let image = Arc::new(Image {
             digest: key.digest,
             parts: stored,
             bytes,
-            stored: Arc::clone(&self.stored),
+            _permit: permit,
         });
-        let known = KnownImage {
-            firsts,
+        let entry = ImageEntry {
+            first_tokens,
             image: Arc::downgrade(&image),
         };
-        if state.known.insert(key, known).is_none() {
+        if state.entries.insert(key, entry).is_none() {
             state.order.push_back(key);
         }
-        if state.order.len() > MAX_KNOWN
+        if state.order.len() > MAX_ENTRIES
             && let Some(oldest) = state.order.pop_front()
         {
-            state.known.remove(&oldest);
+            state.entries.remove(&oldest);
         }
         state.cache.push_back((key, Arc::clone(&image)));
         state.cached_bytes += bytes;
@@ -252,17 +259,38 @@ impl ImageStore {
         }
     }
 
-    /// Drops cached images until there is room for `bytes`.
-    fn make_room(&self, bytes: u64) -> Result<(), Error> {
-        let is_full = || self.stored.load(Ordering::Relaxed).saturating_add(bytes) > MAX_BYTES;
-        while is_full() {
+    /// A permit for `bytes` of a tenant. Drops cached images until there is room: those of its scope if the tenant has too
+    /// many, else any.
+    fn acquire(
+        &self,
+        scope: PrefixScope,
+        tenant: Tenant,
+        bytes: u64,
+    ) -> Result<RequestPermit, Error> {
+        let load = RequestLoad {
+            requests: 1,
+            tokens: bytes,
+            numbers: 0,
+        };
+        loop {
+            let used = match self.limits.acquire(tenant, load) {
+                Ok(permit) => return Ok(permit),
+                Err(used) => used.tokens,
+            };
+            let are_all_full = used.saturating_add(bytes) > self.max_bytes;
             let mut state = self.lock();
-            let oldest = state.cache.pop_front();
-            let Some((_, image)) = oldest else {
+            let mut cached = state.cache.iter();
+            let oldest = cached.position(|(key, _)| are_all_full || key.scope == scope);
+            let Some((_, image)) = oldest.and_then(|oldest| state.cache.remove(oldest)) else {
+                let (whose, limit) = match are_all_full {
+                    true => ("all requests", self.max_bytes),
+                    false => ("this caller's requests", self.max_bytes / TENANT_DIVISOR),
+                };
                 return Err(Error::Overloaded {
                     reason: format!(
-                        "the images of all requests take {} MiB, the most that they may",
-                        MAX_BYTES >> 20
+                        "the image has {} KiB, and those of {whose} may take {} MiB together",
+                        bytes.div_ceil(1 << 10),
+                        limit >> 20
                     ),
                     retry_after: Duration::from_secs(5),
                 });
@@ -271,7 +299,6 @@ impl ImageStore {
             drop(state);
             drop(image);
         }
-        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -307,8 +334,14 @@ mod tests {
     }
 
     fn insert(store: &ImageStore, key: ImageKey, rows: usize) -> Arc<Image> {
-        let inserted = store.insert(key, parts(rows, 0.5), || panic!("tokens are left"));
-        inserted.expect("there is room")
+        try_insert(store, key, rows).expect("there is room")
+    }
+
+    /// Inserts an image of the tenant with the number of the scope.
+    fn try_insert(store: &ImageStore, key: ImageKey, rows: usize) -> Result<Arc<Image>, Error> {
+        let tenant = Tenant(u32::try_from(key.scope.0).unwrap());
+        let parts = parts(rows, 0.5);
+        store.insert(key, tenant, parts, || panic!("tokens are left"))
     }
 
     #[test]
@@ -346,18 +379,20 @@ mod tests {
         let store = ImageStore::new(2);
         let live = insert(&store, key(1, 1), 3);
         store.lock().next = Token::MAX - 2;
-        let mut forgot = false;
-        let next = store.insert(key(1, 2), parts(3, 0.5), || {
-            forgot = true;
+        let mut cleared = false;
+        let next = store.insert(key(1, 2), Tenant(1), parts(3, 0.5), || {
+            cleared = true;
             Ok(())
         });
         let next = next.expect("tokens are free again").tokens();
-        assert!(forgot);
+        assert!(cleared);
         let live = live.tokens();
         assert!(next[2..5].iter().all(|token| !live.contains(token)));
         // If prefixes cannot be dropped, no token is given again.
         store.lock().next = Token::MAX - 2;
-        let refused = store.insert(key(1, 3), parts(3, 0.5), || Err(Error::ShuttingDown));
+        let refused = store.insert(key(1, 3), Tenant(1), parts(3, 0.5), || {
+            Err(Error::ShuttingDown)
+        });
         assert!(refused.is_err());
     }
 
@@ -366,18 +401,42 @@ mod tests {
         let store = ImageStore::new(2);
         for numbers in [vec![], vec![0.5; 3]] {
             let parts = vec![ImagePart::Embeddings(numbers)];
-            let refused = store.insert(key(1, 1), parts, || Ok(()));
+            let refused = store.insert(key(1, 1), Tenant(1), parts, || Ok(()));
             assert!(matches!(refused, Err(Error::Failed(_))), "{refused:?}");
         }
     }
 
     #[test]
-    fn dropped_images_take_no_memory() {
-        let store = ImageStore::new(2);
-        let image = insert(&store, key(1, 1), 3);
-        assert!(store.stored.load(Ordering::Relaxed) >= 24);
-        drop(image);
-        store.lock().cache.clear();
-        assert_eq!(store.stored.load(Ordering::Relaxed), 0);
+    fn tenant_cannot_take_all_memory() {
+        // Each image has 8 numbers and 3 tokens: 44 bytes. A tenant may have two, and all together eight.
+        let store = ImageStore::with_max_bytes(2, 8 * 44);
+        let mut held: Vec<_> = (0..2).map(|file| insert(&store, key(1, file), 4)).collect();
+        let refused = try_insert(&store, key(1, 2), 4);
+        let Err(Error::Overloaded { reason, .. }) = refused else {
+            panic!("{refused:?}");
+        };
+        assert!(reason.contains("this caller's"), "{reason}");
+        for tenant in 2..5 {
+            held.extend((0..2).map(|file| insert(&store, key(tenant, file), 4)));
+        }
+        let refused = try_insert(&store, key(5, 0), 4);
+        let Err(Error::Overloaded { reason, .. }) = refused else {
+            panic!("{refused:?}");
+        };
+        assert!(reason.contains("all requests"), "{reason}");
+        // Dropped images take no memory.
+        held.clear();
+        insert(&store, key(5, 0), 4);
+    }
+
+    #[test]
+    fn full_share_drops_own_cached_images() {
+        let store = ImageStore::with_max_bytes(2, 8 * 44);
+        insert(&store, key(2, 0), 4);
+        for file in 0..3 {
+            insert(&store, key(1, file), 4);
+        }
+        assert!(store.find(&key(1, 0)).is_none(), "its oldest");
+        assert!(store.find(&key(2, 0)).is_some() && store.find(&key(1, 2)).is_some());
     }
 }

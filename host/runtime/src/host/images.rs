@@ -13,15 +13,17 @@ pub(super) async fn append(
     sequence: Resource<GuestSequence>,
     file: Vec<u8>,
 ) -> HostResult<u32> {
-    let (shared, in_use, encoding, counters) = store.with(|state| {
+    let (shared, in_use, (engine, caller), counters) = store.with(|state| {
         let held = state.table.get(&sequence)?;
         let (shared, in_use) = held.begin()?;
         let engine = held.engine().clone();
-        state.take_image()?;
-        let encoding = engine.encode_image(file, state.caller)?;
-        Ok::<_, HostError>((shared, in_use, encoding, Arc::clone(&state.counters)))
+        state.take_images(1)?;
+        let counters = Arc::clone(&state.counters);
+        Ok::<_, HostError>((shared, in_use, (engine, state.caller), counters))
     })?;
-    let image = counters.count_queue_timeout(encoding.await)?;
+    // It hashes the file.
+    let encoding = tokio::task::spawn_blocking(move || engine.encode_image(file, caller));
+    let image = counters.count_queue_timeout(encoding.await??.await)?;
     drop(in_use);
     store.with(|state| {
         // The guest may have dropped the sequence, or begun to use it.
@@ -39,14 +41,15 @@ pub(super) async fn append(
 }
 
 impl State {
-    /// Counts an image, up to [`MAX_IMAGES`].
-    fn take_image(&mut self) -> Result<(), wit::Error> {
-        if self.handles.images >= MAX_IMAGES {
+    /// Counts images that are appended or restored, up to [`MAX_IMAGES`].
+    pub(super) fn take_images(&mut self, count: usize) -> Result<(), wit::Error> {
+        let images = self.handles.images.saturating_add(count);
+        if images > MAX_IMAGES {
             return Err(wit::Error::Invalid(format!(
-                "the plugin appended {MAX_IMAGES} images in this request, the most that it may; send fewer"
+                "the plugin would have appended {images} images in this request, of at most {MAX_IMAGES}; send fewer"
             )));
         }
-        self.handles.images += 1;
+        self.handles.images = images;
         Ok(())
     }
 }

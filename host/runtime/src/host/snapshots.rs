@@ -2,7 +2,7 @@
 
 use super::counted_sequence::lock;
 use super::store_access::StoreAccess;
-use super::{GuestModel, GuestSequence, HostError, HostResult, wit};
+use super::{GuestModel, GuestSequence, HostError, HostResult, MAX_IMAGES, wit};
 use crate::deployment_snapshots::DeploymentSnapshots;
 use corral_engine::{Caller, Engine};
 use std::sync::Arc;
@@ -63,15 +63,19 @@ pub(super) async fn restore(
 ) -> HostResult<Resource<GuestSequence>> {
     let (engine, snapshots, caller) = model_and_snapshots(&mut store, &model)?;
     let permit = acquire(&snapshots, &engine).await?;
+    let max_images = store.with(|state| MAX_IMAGES.saturating_sub(state.handles.images));
     let engine_for_task = engine.clone();
     let read = tokio::task::spawn_blocking(move || {
-        let read = corral_engine::Sequence::restore(engine_for_task, caller, &snapshots.dir, &name);
+        let (engine, dir) = (engine_for_task, &snapshots.dir);
+        let read = corral_engine::Sequence::restore(engine, caller, dir, &name, max_images);
         drop(permit);
         read
     });
     let sequence = read.await??;
     let quota_counted = sequence.tokens().len();
     store.with(|state| {
+        // Others may have been appended meanwhile.
+        state.take_images(sequence.image_count())?;
         state.take_sequence_handle()?;
         state.add_sequence(engine, sequence, quota_counted)
     })
