@@ -8,6 +8,7 @@ use crate::sampling::resources::SamplerResources;
 use crate::wasm_engine::instance_permits;
 use corral_engine::{Metric, MetricKind, Tenant};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A deployment: its tenant, log, permits and counters. Cheap to clone.
 ///
@@ -23,6 +24,7 @@ struct Inner {
     counters: Arc<DeploymentCounters>,
     calls: Arc<CallQueue>,
     sampling: Arc<SamplerResources>,
+    is_removed: Arc<AtomicBool>,
 }
 
 impl DeploymentState {
@@ -44,7 +46,18 @@ impl DeploymentState {
             counters,
             calls: Arc::new(calls),
             sampling,
+            is_removed: Arc::default(),
         }))
+    }
+
+    /// Marks it as removed: calls that still run can't access the values that plugins keep any more, which a new
+    /// deployment of the same name may have.
+    pub fn set_removed(&self) {
+        self.0.is_removed.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_removed(&self) -> &Arc<AtomicBool> {
+        &self.0.is_removed
     }
 
     /// Its tenant, to which the engines give a fair share of their time.

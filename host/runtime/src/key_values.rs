@@ -1,17 +1,19 @@
 //! Values that plugins keep by key, in one redb file for all deployments.
 //!
 //! A call sees the values of its deployment for its tenant, and no others. Invariants: an acknowledged change survives
-//! a killed process; no change makes the keys and values of a tenant take more bytes than the deployment's grant.
+//! a killed process; no change makes the keys and values of a tenant take more bytes than the deployment's grant; nothing
+//! is written for a deployment after its removal, which its running calls may outlive.
 //!
-//! The file is created when a plugin first opens its values. After a failed write, such as on a full disk, redb refuses
-//! everything until the file is opened again, which the next access does. Every function blocks on the disk.
+//! The [file](values_file) is created when a plugin first opens its values. Threads that may block access it.
 
-use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition};
-use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
+mod values_file;
+
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Semaphore;
+use values_file::ValuesFile;
 
 /// Longest key, in bytes.
 pub(crate) const MAX_KEY_BYTES: usize = 1024;
@@ -19,14 +21,15 @@ pub(crate) const MAX_KEY_BYTES: usize = 1024;
 pub(crate) const MAX_VALUE_BYTES: usize = 8 << 20;
 /// Keys that one call lists.
 const KEYS_PER_PAGE: usize = 1000;
-/// Page cache.
-const CACHE_BYTES: usize = 8 << 20;
+/// Bytes that each key takes beside its own and those of its value: the names of its deployment and tenant, and what the
+/// pages of the file lose. So the grant also bounds the number of keys.
+pub(crate) const KEY_OVERHEAD_BYTES: u64 = 256;
 /// Accesses at a time, over all instances: each occupies a thread.
 const CONCURRENT: usize = 8;
 
 /// Deployment, tenant and key → value.
 const VALUES: TableDefinition<(&str, &str, &str), &[u8]> = TableDefinition::new("values");
-/// Deployment and tenant → bytes of keys and values.
+/// Deployment and tenant → bytes of keys and values, with the overhead.
 const USED_BYTES: TableDefinition<(&str, &str), u64> = TableDefinition::new("used_bytes");
 
 /// Why an access failed. The texts are for the plugin's author.
@@ -36,7 +39,11 @@ pub(crate) enum KeyValueError {
     LongKey(usize),
     #[error("the value has {0} bytes; expected at most {MAX_VALUE_BYTES}")]
     LongValue(usize),
-    #[error("the key and its value have {needed} bytes, and the grant is {limit}")]
+    #[error("the deployment was removed, and its values with it; nothing is kept for it")]
+    Removed,
+    #[error(
+        "the key and its value take {needed} bytes with an overhead of {KEY_OVERHEAD_BYTES}, and the grant is {limit}"
+    )]
     LargerThanGrant { needed: u64, limit: u64 },
     #[error(
         "quota: the keys and values would take {needed} bytes, and the grant is {limit}; delete some, or raise \
@@ -57,8 +64,7 @@ impl<E: Into<redb::Error>> From<E> for KeyValueError {
 /// The values of all deployments.
 #[derive(Debug)]
 pub(crate) struct KeyValueStore {
-    file: PathBuf,
-    database: Mutex<Option<Arc<Database>>>,
+    file: ValuesFile,
     permits: Arc<Semaphore>,
 }
 
@@ -67,26 +73,45 @@ pub(crate) struct KeyValueStore {
 pub(crate) struct KeyValues {
     pub(crate) store: Arc<KeyValueStore>,
     pub(crate) deployment: Arc<str>,
+    /// Whether the deployment was removed.
+    pub(crate) is_removed: Arc<AtomicBool>,
     /// The tenant of the call's API key; empty for none.
     pub(crate) tenant: Arc<str>,
     pub(crate) quota_bytes: u64,
 }
 
+/// Where a page of keys begins.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PageStart {
+    /// The number of its first key, in ascending order.
+    pub(crate) number: u64,
+    /// Its first key, or one before it. `None` if only the number is known: then the keys before it are counted.
+    pub(crate) key: Option<String>,
+}
+
+/// Keys in ascending order.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct KeysPage {
+    pub(crate) keys: Vec<String>,
+    /// The next page, if there are more keys.
+    pub(crate) next: Option<PageStart>,
+}
+
 impl KeyValueStore {
     pub(crate) fn new(file: PathBuf) -> Self {
         Self {
-            file,
-            database: Mutex::default(),
+            file: ValuesFile::new(file),
             permits: Arc::new(Semaphore::new(CONCURRENT)),
         }
     }
 
-    /// Removes the values of a deployment, if there are any.
+    /// Removes the values of a deployment, if there are any. Blocks on the disk. To refuse what its running calls would
+    /// write later, mark it as removed before.
     pub(crate) fn remove_deployment(&self, deployment: &str) -> Result<(), KeyValueError> {
         if !self.file.exists() {
             return Ok(());
         }
-        self.access(|database| {
+        self.file.access(|database| {
             let write = database.begin_write()?;
             {
                 let mut values = write.open_table(VALUES)?;
@@ -97,78 +122,28 @@ impl KeyValueStore {
                 used.retain_in((deployment, "")..(next.as_str(), ""), |_, _| false)?;
             }
             Ok(write.commit()?)
-        })
-    }
-
-    /// Runs an access on a thread that may block.
-    async fn run<R: Send + 'static>(
-        self: Arc<Self>,
-        access: impl FnOnce(&Database) -> Result<R, KeyValueError> + Send + 'static,
-    ) -> wasmtime::Result<Result<R, KeyValueError>> {
-        let permit = Arc::clone(&self.permits).acquire_owned().await?;
-        let done = tokio::task::spawn_blocking(move || {
-            let done = self.access(access);
-            drop(permit);
-            done
-        });
-        Ok(done.await?)
-    }
-
-    fn access<R>(
-        &self,
-        access: impl FnOnce(&Database) -> Result<R, KeyValueError>,
-    ) -> Result<R, KeyValueError> {
-        let result = self.open().and_then(|database| access(&database));
-        if let Err(KeyValueError::Failed(cause)) = &result {
-            tracing::warn!(file = %self.file.display(), %cause, "values of plugins can't be accessed");
-            *self.lock() = None;
-        }
-        result
-    }
-
-    fn open(&self) -> Result<Arc<Database>, KeyValueError> {
-        let mut open = self.lock();
-        if let Some(database) = &*open {
-            return Ok(Arc::clone(database));
-        }
-        let mut options = File::options();
-        let options = options.read(true).write(true).create(true).truncate(false);
-        let file = options.mode(0o600).open(&self.file);
-        let file = file.map_err(redb::Error::Io)?;
-        let mut builder = Builder::new();
-        let database = builder.set_cache_size(CACHE_BYTES).create_file(file)?;
-        // Reading needs the tables.
-        let write = database.begin_write()?;
-        write.open_table(VALUES)?;
-        write.open_table(USED_BYTES)?;
-        write.commit()?;
-        let database = Arc::new(database);
-        *open = Some(Arc::clone(&database));
-        Ok(database)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Arc<Database>>> {
-        self.database.lock().unwrap_or_else(PoisonError::into_inner)
+        })?;
+        self.file.compact();
+        Ok(())
     }
 }
 
 impl KeyValues {
     /// Opens the file, which shows whether it can be.
-    pub(crate) async fn open(&self) -> wasmtime::Result<Result<(), KeyValueError>> {
-        Arc::clone(&self.store).run(|_| Ok(())).await
+    pub(crate) async fn open(self) -> wasmtime::Result<Result<(), KeyValueError>> {
+        self.read(|_, _| Ok(())).await
     }
 
     pub(crate) async fn get(
         self,
         key: String,
     ) -> wasmtime::Result<Result<Option<Vec<u8>>, KeyValueError>> {
-        let (deployment, tenant) = (self.deployment, self.tenant);
-        let read = move |database: &Database| {
+        self.read(move |this, database| {
             let values = database.begin_read()?.open_table(VALUES)?;
-            let value = values.get((&*deployment, &*tenant, &*key))?;
+            let value = values.get((&*this.deployment, &*this.tenant, &*key))?;
             Ok(value.map(|value| value.value().to_vec()))
-        };
-        self.store.run(read).await
+        })
+        .await
     }
 
     /// Sets the value of a key, or removes it.
@@ -185,80 +160,145 @@ impl KeyValues {
         if length > MAX_VALUE_BYTES {
             return Ok(Err(KeyValueError::LongValue(length)));
         }
-        let needed = (key.len() + length) as u64;
+        let needed = charged_bytes(&key, length);
         if value.is_some() && needed > limit {
             return Ok(Err(KeyValueError::LargerThanGrant { needed, limit }));
         }
-        let (deployment, tenant) = (self.deployment, self.tenant);
-        let write = move |database: &Database| {
-            let (scope, size) = ((&*deployment, &*tenant), |value: &[u8]| {
-                (key.len() + value.len()) as u64
-            });
-            let transaction = database.begin_write()?;
-            {
-                let mut values = transaction.open_table(VALUES)?;
-                let mut used = transaction.open_table(USED_BYTES)?;
-                let before = used.get(scope)?.map_or(0, |bytes| bytes.value());
-                let entry = (&*deployment, &*tenant, &*key);
-                let freed = values.get(entry)?.map_or(0, |old| size(old.value()));
-                let rest = before.saturating_sub(freed);
-                let needed = rest + value.as_deref().map_or(0, size);
-                match value.as_deref() {
-                    // A smaller grant than before does not keep a plugin from making values smaller.
-                    Some(_) if needed > limit && needed >= before => {
-                        return Err(KeyValueError::Full { needed, limit });
-                    }
-                    Some(value) => values.insert(entry, value)?.map(drop),
-                    None => values.remove(entry)?.map(drop),
-                };
-                match needed {
-                    0 => used.remove(scope)?.map(drop),
-                    _ => used.insert(scope, needed)?.map(drop),
-                };
-            }
-            Ok(transaction.commit()?)
-        };
-        self.store.run(write).await
+        self.run(move |this| {
+            let file = &this.store.file;
+            let freed = file.access(|database| this.write(database, &key, value.as_deref()))?;
+            file.freed(freed);
+            Ok(())
+        })
+        .await
     }
 
-    /// Keys in ascending order, beginning with the one of this number, and the number of the next if there are more.
+    /// Sets or removes a value. Returns the bytes that the old one took.
+    fn write(
+        &self,
+        database: &Database,
+        key: &str,
+        value: Option<&[u8]>,
+    ) -> Result<u64, KeyValueError> {
+        let limit = self.quota_bytes;
+        let scope = (&*self.deployment, &*self.tenant);
+        let transaction = database.begin_write()?;
+        // Changes come one after another. The removal's may have come before this one.
+        self.check_removed()?;
+        let freed = {
+            let mut values = transaction.open_table(VALUES)?;
+            let mut used = transaction.open_table(USED_BYTES)?;
+            let before = used.get(scope)?.map_or(0, |bytes| bytes.value());
+            let entry = (&*self.deployment, &*self.tenant, key);
+            let old = values.get(entry)?;
+            let freed = old.map_or(0, |old| charged_bytes(key, old.value().len()));
+            let rest = before.saturating_sub(freed);
+            let needed = rest + value.map_or(0, |value| charged_bytes(key, value.len()));
+            match value {
+                // A smaller grant than before does not keep a plugin from making values smaller.
+                Some(_) if needed > limit && needed >= before => {
+                    return Err(KeyValueError::Full { needed, limit });
+                }
+                Some(value) => values.insert(entry, value)?.map(drop),
+                None => values.remove(entry)?.map(drop),
+            };
+            match needed {
+                0 => used.remove(scope)?.map(drop),
+                _ => used.insert(scope, needed)?.map(drop),
+            };
+            freed
+        };
+        transaction.commit()?;
+        Ok(freed)
+    }
+
+    /// A page of keys.
     pub(crate) async fn keys(
         self,
-        first: u64,
-    ) -> wasmtime::Result<Result<(Vec<String>, Option<u64>), KeyValueError>> {
-        let (deployment, tenant) = (self.deployment, self.tenant);
-        let read = move |database: &Database| {
+        start: PageStart,
+    ) -> wasmtime::Result<Result<KeysPage, KeyValueError>> {
+        self.read(move |this, database| {
             let values = database.begin_read()?.open_table(VALUES)?;
-            let next = format!("{tenant}\0");
-            let range = (&*deployment, &*tenant, "")..(&*deployment, next.as_str(), "");
-            let mut range = values.range(range)?;
-            let mut keys = Vec::new();
-            let mut number = 0;
-            while let Some(entry) = range.next().transpose()? {
-                if keys.len() == KEYS_PER_PAGE {
-                    return Ok((keys, Some(number)));
+            let end = format!("{}\0", this.tenant);
+            let from = start.key.as_deref().unwrap_or_default();
+            let from = (&*this.deployment, &*this.tenant, from);
+            let mut range = values.range(from..(&*this.deployment, end.as_str(), ""))?;
+            let skipped = if start.key.is_some() { 0 } else { start.number };
+            for _ in 0..skipped {
+                if range.next().transpose()?.is_none() {
+                    break;
                 }
-                if number >= first {
-                    keys.push(entry.0.value().2.to_owned());
-                }
-                number += 1;
             }
-            Ok((keys, None))
-        };
-        self.store.run(read).await
+            let mut keys = Vec::new();
+            while let Some(entry) = range.next().transpose()? {
+                let key = entry.0.value().2.to_owned();
+                if keys.len() == KEYS_PER_PAGE {
+                    let next = PageStart {
+                        number: start.number + KEYS_PER_PAGE as u64,
+                        key: Some(key),
+                    };
+                    return Ok(KeysPage {
+                        keys,
+                        next: Some(next),
+                    });
+                }
+                keys.push(key);
+            }
+            Ok(KeysPage { keys, next: None })
+        })
+        .await
     }
+
+    fn check_removed(&self) -> Result<(), KeyValueError> {
+        match self.is_removed.load(Ordering::SeqCst) {
+            true => Err(KeyValueError::Removed),
+            false => Ok(()),
+        }
+    }
+
+    async fn read<R: Send + 'static>(
+        self,
+        read: impl FnOnce(&Self, &Database) -> Result<R, KeyValueError> + Send + 'static,
+    ) -> wasmtime::Result<Result<R, KeyValueError>> {
+        self.run(move |this| this.store.file.access(|database| read(this, database)))
+            .await
+    }
+
+    /// Runs an access on a thread that may block.
+    async fn run<R: Send + 'static>(
+        self,
+        access: impl FnOnce(&Self) -> Result<R, KeyValueError> + Send + 'static,
+    ) -> wasmtime::Result<Result<R, KeyValueError>> {
+        let permit = Arc::clone(&self.store.permits).acquire_owned().await?;
+        let done = tokio::task::spawn_blocking(move || {
+            // A new deployment of the same name may have values by now.
+            let done = self.check_removed().and_then(|()| access(&self));
+            drop(permit);
+            done
+        });
+        Ok(done.await?)
+    }
+}
+
+/// What a key and its value take of the grant.
+fn charged_bytes(key: &str, value_bytes: usize) -> u64 {
+    (key.len() + value_bytes) as u64 + KEY_OVERHEAD_BYTES
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Three keys and a hundred bytes.
+    const QUOTA_BYTES: u64 = 3 * KEY_OVERHEAD_BYTES + 100;
+
     fn values(store: &Arc<KeyValueStore>, deployment: &str, tenant: &str) -> KeyValues {
         KeyValues {
             store: Arc::clone(store),
             deployment: deployment.into(),
+            is_removed: Arc::default(),
             tenant: tenant.into(),
-            quota_bytes: 100,
+            quota_bytes: QUOTA_BYTES,
         }
     }
 
@@ -273,7 +313,8 @@ mod tests {
     }
 
     async fn keys(values: &KeyValues) -> Vec<String> {
-        values.clone().keys(0).await.unwrap().unwrap().0
+        let first = values.clone().keys(PageStart::default());
+        first.await.unwrap().unwrap().keys
     }
 
     fn store(dir: &tempfile::TempDir) -> Arc<KeyValueStore> {
@@ -311,11 +352,11 @@ mod tests {
         set(&one, "yek", 47).await.unwrap();
         let error = set(&one, "k", 0).await.unwrap_err().to_string();
         assert!(
-            error.contains("101 bytes") && error.contains("100"),
+            error.contains("869 bytes") && error.contains("868"),
             "{error}"
         );
-        let error = set(&one, "key", 98).await.unwrap_err().to_string();
-        assert!(error.contains("have 101 bytes"), "{error}");
+        let error = set(&one, "key", 610).await.unwrap_err().to_string();
+        assert!(error.contains("take 869 bytes"), "{error}");
         assert_eq!(get(&one, "k").await, None);
         set(&values(&store, "a", "t"), "k", 99).await.unwrap();
         // Replacing and removing free what they replace.
@@ -328,7 +369,7 @@ mod tests {
             .unwrap();
         set(&one, "x", 49).await.unwrap();
         // A smaller grant.
-        one.quota_bytes = 60;
+        one.quota_bytes -= 40;
         set(&one, "x", 50).await.unwrap_err();
         set(&one, "x", 48).await.unwrap();
         for (key, length) in [
@@ -358,13 +399,55 @@ mod tests {
         for number in 0..=KEYS_PER_PAGE {
             set(&one, &format!("{number:05}"), 0).await.unwrap();
         }
-        let (keys, next) = one.clone().keys(0).await.unwrap().unwrap();
-        assert_eq!(
-            (keys.len(), next),
-            (KEYS_PER_PAGE, Some(KEYS_PER_PAGE as u64))
+        let page = async |start| one.clone().keys(start).await.unwrap().unwrap();
+        let first = page(PageStart::default()).await;
+        assert_eq!(first.keys.len(), KEYS_PER_PAGE);
+        let last = KeysPage {
+            keys: vec![format!("{KEYS_PER_PAGE:05}")],
+            next: None,
+        };
+        let next = first.next.expect("one more key");
+        assert_eq!(page(next.clone()).await, last);
+        // Only the number is known.
+        let number = next.number;
+        assert_eq!(page(PageStart { number, key: None }).await, last);
+        // Keys that were removed between two pages move no other.
+        let removed = one.clone().set("00007".to_owned(), None).await;
+        removed.unwrap().unwrap();
+        assert_eq!(page(next).await, last);
+        let number = number + 1;
+        assert_eq!(page(PageStart { number, key: None }).await.keys.len(), 0);
+    }
+
+    #[tokio::test]
+    async fn removed_deployment_keeps_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(&dir);
+        let removed = values(&store, "a", "");
+        set(&removed, "k", 5).await.unwrap();
+        removed.is_removed.store(true, Ordering::SeqCst);
+        store.remove_deployment("a").unwrap();
+        // A new deployment of its name.
+        let new = values(&store, "a", "");
+        assert_eq!(get(&new, "k").await, None);
+        set(&new, "new", 5).await.unwrap();
+        // A call of the removed one still runs.
+        let refused = set(&removed, "k", 5).await;
+        assert!(
+            matches!(refused, Err(KeyValueError::Removed)),
+            "{refused:?}"
         );
-        let (keys, next) = one.keys(KEYS_PER_PAGE as u64).await.unwrap().unwrap();
-        assert_eq!((keys, next), (vec![format!("{KEYS_PER_PAGE:05}")], None));
+        let refused = removed.clone().get("new".to_owned()).await.unwrap();
+        assert!(
+            matches!(refused, Err(KeyValueError::Removed)),
+            "{refused:?}"
+        );
+        assert_eq!(keys(&new).await, ["new"]);
+        // The removal comes after the check of a write that has begun.
+        let late = store
+            .file
+            .access(|database| removed.write(database, "k", Some(&[1])));
+        assert!(matches!(late, Err(KeyValueError::Removed)), "{late:?}");
     }
 
     #[tokio::test]
@@ -373,7 +456,7 @@ mod tests {
         let file = dir.path().join("values.redb");
         std::fs::write(&file, [1; 10_000]).unwrap();
         let one = values(&store(&dir), "a", "");
-        let error = one.open().await.unwrap().unwrap_err();
+        let error = one.clone().open().await.unwrap().unwrap_err();
         assert!(matches!(error, KeyValueError::Failed(_)), "{error:?}");
         std::fs::remove_file(&file).unwrap();
         set(&one, "k", 5).await.unwrap();

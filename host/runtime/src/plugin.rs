@@ -110,6 +110,7 @@ impl Plugin {
         let key_values = store.map(|store| KeyValues {
             store: Arc::clone(store),
             deployment: name.into(),
+            is_removed: Arc::clone(deployment.is_removed()),
             tenant: Arc::default(),
             quota_bytes,
         });

@@ -149,7 +149,8 @@ impl Runtime {
         ))
     }
 
-    /// Removes the values that plugins of a deployment keep. Blocks on the disk. A failure is logged.
+    /// Removes the values that plugins of a deployment keep. Blocks on the disk. A failure is logged. Calls that still run
+    /// may write again, unless the deployment is [marked as removed](DeploymentState::set_removed) before.
     pub fn remove_key_values(&self, deployment: &str) {
         if let Some(values) = &self.0.key_values {
             // Logged there.

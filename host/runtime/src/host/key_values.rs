@@ -1,7 +1,7 @@
 //! `wasi:keyvalue/store`: values that a deployment keeps.
 
 use super::bindings::wasi::keyvalue::store::{Error, Host, HostBucket, KeyResponse};
-use crate::key_values::{KeyValueError, KeyValues};
+use crate::key_values::{KeyValueError, KeyValues, PageStart};
 use crate::state::State;
 use wasmtime::component::Resource;
 
@@ -9,7 +9,11 @@ use wasmtime::component::Resource;
 const BUCKETS: [&str; 2] = ["", "default"];
 
 /// The values of the call's deployment and tenant.
-pub struct Bucket(KeyValues);
+pub struct Bucket {
+    values: KeyValues,
+    /// The page after the last one that was listed.
+    next_page: Option<PageStart>,
+}
 
 /// Why a function failed.
 pub enum BucketError {
@@ -31,7 +35,7 @@ fn for_guest<T>(result: Result<T, KeyValueError>) -> Result<T, BucketError> {
 
 impl State {
     fn bucket(&self, bucket: &Resource<Bucket>) -> Result<KeyValues, BucketError> {
-        Ok(self.table.get(bucket)?.0.clone())
+        Ok(self.table.get(bucket)?.values.clone())
     }
 }
 
@@ -43,8 +47,11 @@ impl Host for State {
         let Some(values) = self.key_values() else {
             return Err(BucketError::Guest(Error::AccessDenied));
         };
-        for_guest(values.open().await?)?;
-        Ok(self.table.push(Bucket(values))?)
+        for_guest(values.clone().open().await?)?;
+        Ok(self.table.push(Bucket {
+            values,
+            next_page: None,
+        })?)
     }
 
     fn convert_error(&mut self, error: BucketError) -> wasmtime::Result<Error> {
@@ -87,8 +94,17 @@ impl HostBucket for State {
         bucket: Resource<Bucket>,
         cursor: Option<u64>,
     ) -> Result<KeyResponse, BucketError> {
-        let (keys, cursor) = for_guest(self.bucket(&bucket)?.keys(cursor.unwrap_or(0)).await?)?;
-        Ok(KeyResponse { keys, cursor })
+        let number = cursor.unwrap_or(0);
+        let next_page = self.table.get_mut(&bucket)?.next_page.take();
+        let start = next_page.filter(|page| page.number == number);
+        let start = start.unwrap_or(PageStart { number, key: None });
+        let page = for_guest(self.bucket(&bucket)?.keys(start).await?)?;
+        let cursor = page.next.as_ref().map(|next| next.number);
+        self.table.get_mut(&bucket)?.next_page = page.next;
+        Ok(KeyResponse {
+            keys: page.keys,
+            cursor,
+        })
     }
 
     async fn drop(&mut self, bucket: Resource<Bucket>) -> wasmtime::Result<()> {

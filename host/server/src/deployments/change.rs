@@ -100,6 +100,7 @@ impl Deployments {
             let removed = name.clone();
             let remove = move || {
                 writer.store()?.remove(&removed)?;
+                writer.context(removed.as_str()).deployment.set_removed();
                 writer.runtime.remove_key_values(removed.as_str());
                 Ok(())
             };
@@ -198,7 +199,7 @@ impl Inner {
         let add = move || {
             let store = writer.store()?;
             if store.get(&manifest.name).is_err() {
-                // A removed deployment of this name may have left values: a crash, or a call that ended after it.
+                // A removed deployment of this name may have left values if the server crashed.
                 writer.runtime.remove_key_values(manifest.name.as_str());
             }
             Ok(store.add(manifest, activate)?)
