@@ -178,8 +178,10 @@ impl Run {
         let mut running = JoinSet::new();
         for stream in 0..u64::from(streams) {
             let engine = engine.clone();
-            let count = u64::from(args.questions);
-            let numbers = first + stream * count..first + (stream + 1) * count;
+            // At any time the streams ask questions of different tasks. With answers of the same length they would stay in
+            // step without drafts, share the steps of their prompts, and lose that with drafts.
+            let numbers = (0..u64::from(args.questions))
+                .map(move |turn| first + turn * u64::from(streams) + stream);
             running.spawn(async move {
                 let mut answers = Vec::new();
                 for number in numbers {
