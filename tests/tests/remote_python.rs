@@ -1,0 +1,272 @@
+//! Programs in Python outside WebAssembly, over a session: the package `corral_remote`. They lie in `remote_python`.
+
+use corral_tests::{Corral, RELIABLE_SUMS, Sum, TIMEOUT, artifacts, run, run_command, scratch_dir};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const SUM: Sum = RELIABLE_SUMS[0];
+/// A request does not wait for another one to compute so few tokens of a common prefix.
+const NOT_WORTH_WAITING: usize = 33;
+
+fn start(arguments: &[&str]) -> Corral {
+    Corral::start_with_routes(&[("/sessions", "sessions")], arguments)
+}
+
+fn url(corral: &Corral) -> String {
+    format!("http://{}/sessions", corral.public())
+}
+
+/// A program of `remote_python/program.py`.
+fn program(name: &str, arguments: &[&str]) -> Command {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let packages = [
+        "plugins/python",
+        "examples/best-of-n",
+        "examples/classifier",
+    ];
+    let path = std::env::join_paths(packages.map(|dir| root.join(dir))).expect("no colon");
+    let mut command = Command::new(artifacts::clients().join("python/bin/python"));
+    command
+        .arg(root.join("tests/tests/remote_python/program.py"))
+        .arg(name)
+        .args(arguments)
+        .env("PYTHONPATH", path)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        // Warns of what is left open.
+        .env("PYTHONDEVMODE", "1");
+    command
+}
+
+/// Runs a program, which must succeed without a warning, and returns the lines that it prints.
+fn lines(name: &str, arguments: &[&str]) -> Vec<Value> {
+    let ended = run_command(&mut program(name, arguments), TIMEOUT);
+    // In this mode asyncio tells of slow callbacks.
+    let warnings = ended.stderr.lines();
+    let warnings: Vec<_> = warnings
+        .filter(|line| !line.starts_with("Executing <"))
+        .collect();
+    assert_eq!((ended.code, warnings.len()), (Some(0), 0), "{ended:?}");
+    let lines = ended.stdout.lines();
+    lines
+        .map(|line| serde_json::from_str(line).expect(line))
+        .collect()
+}
+
+/// The only line of a program.
+fn line(name: &str, arguments: &[&str]) -> Value {
+    let [line] = &lines(name, arguments)[..] else {
+        panic!("{name} prints one line");
+    };
+    line.clone()
+}
+
+#[test]
+fn sums_are_right() {
+    let corral = start(&[]);
+    let questions = RELIABLE_SUMS.map(Sum::question);
+    let url = url(&corral);
+    let arguments: Vec<_> = std::iter::once(&url).chain(&questions).collect();
+    let arguments: Vec<_> = arguments.iter().map(|text| text.as_str()).collect();
+    let answers = RELIABLE_SUMS.map(Sum::answer);
+    let generated = answers.each_ref().map(|answer| json!([answer, "END"]));
+    assert_eq!(
+        line("sums", &arguments),
+        json!({"generated": generated, "chosen": answers, "models": ["tiny"]})
+    );
+    corral.wait_until_idle();
+}
+
+#[test]
+fn interface_works_over_a_session() {
+    let corral = start(&[]);
+    let mut found = line("interface", &[&url(&corral)]);
+    let probability = found["probability"].take();
+    assert!(
+        probability
+            .as_f64()
+            .is_some_and(|share| share > 0.9 && share <= 1.001),
+        "{probability}"
+    );
+    assert_eq!(
+        found["constrained"].as_str().map(str::len),
+        Some(3),
+        "{found}"
+    );
+    for (member, value) in [
+        ("allows", json!([true, false])),
+        ("forced", json!("es\"")),
+        ("complete", json!(true)),
+        ("top", json!(SUM.answer().as_bytes()[0])),
+        ("both", json!(["1", "9"])),
+        ("logits", json!([264, SUM.answer().as_bytes()[0]])),
+        // The sequence has what the program has read of a canceled generation.
+        ("kept", json!(0)),
+        ("again", json!(SUM.answer())),
+        ("embeddings", json!([true, false, 128])),
+        ("special", json!([10, 1])),
+        ("budget", json!([null, true])),
+    ] {
+        assert_eq!(found[member], value, "{member} of {found}");
+    }
+    let metrics = corral.wait_until_idle();
+    assert_eq!(metrics.get("corral_engine_requests_canceled_total"), 1.0);
+}
+
+#[test]
+fn forks_compute_the_prompt_once() {
+    const PROMPT: usize = 400;
+    const ANSWERS: usize = 8;
+    let corral = start(&[]);
+    let before = corral.wait_until_idle();
+    let body = json!({"prompt": SUM.question_in(PROMPT), "n": ANSWERS, "max_tokens": 8});
+    let answer = line("example", &[&url(&corral), "best_of_n", &body.to_string()]);
+    assert_eq!(answer["text"], SUM.answer(), "{answer}");
+    let after = corral.wait_until_idle();
+    let growth = |name: &str| after.growth(&format!("corral_engine_{name}_total"), &before);
+    assert_eq!(growth("requests_finished"), ANSWERS as f64);
+    let computed = growth("prompt_tokens") - growth("prefix_cache_hit_tokens");
+    let most = PROMPT + (ANSWERS - 1) * NOT_WORTH_WAITING;
+    assert!(computed <= most as f64, "{computed} of at most {most}");
+}
+
+#[test]
+fn mistakes_leave_the_session_open() {
+    let corral = start(&[]);
+    let answer = line("mistakes", &[&url(&corral)]);
+    let invalid = json!(["invalid", 400]);
+    assert_eq!(
+        answer["found"],
+        json!([
+            invalid,
+            invalid,
+            ["context-full", 400],
+            invalid,
+            ["not-found", 404],
+            invalid,
+            invalid,
+            invalid,
+        ])
+    );
+    assert_eq!(answer["text"], SUM.answer());
+    corral.wait_until_idle();
+}
+
+#[test]
+fn stopped_program_loses_its_lease() {
+    let corral = start(&["--io-timeout", "2"]);
+    let mut child = program("stopped", &[&url(&corral)])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("Python starts");
+    let mut output = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let mut next = || {
+        let line = output.next().expect("a line").expect("UTF-8");
+        serde_json::from_str::<Value>(&line).expect("JSON")
+    };
+    assert_eq!(next(), "ready");
+    let signal = |name: &str| {
+        let status = Command::new("kill")
+            .args([name, &child.id().to_string()])
+            .status();
+        assert!(status.expect("kill is there").success());
+    };
+    assert!(corral.metrics().get("corral_deployment_sequence_tokens") > 0.0);
+    signal("-STOP");
+    // Its connection stays open all the while.
+    let metrics = corral.wait_until_idle();
+    assert_eq!(metrics.get("corral_engine_requests_canceled_total"), 1.0);
+    signal("-CONT");
+    let mut input = child.stdin.take().expect("piped");
+    input.write_all(b"go\n").expect("it reads");
+    for _ in 0..2 {
+        let error = next();
+        assert_eq!(error["error"], "Disconnected", "{error}");
+        let detail = error["detail"].as_str().unwrap_or_default();
+        assert!(detail.contains("ended"), "{error}");
+    }
+    assert!(child.wait().expect("own child").success());
+}
+
+#[test]
+fn busy_program_keeps_its_lease() {
+    let corral = start(&["--io-timeout", "3"]);
+    // Longer than the lease, which its thread renews.
+    assert_eq!(line("busy", &[&url(&corral), "0.1", "5"]), SUM.answer());
+    corral.wait_until_idle();
+}
+
+#[test]
+fn bad_key_is_named() {
+    let file = scratch_dir().join("keys.toml");
+    let file = file.to_str().expect("UTF-8");
+    let made = run(["keys", "new", "--tenant", "alice", "--append", file]);
+    let key = made.stdout.lines().next().expect("a key").to_owned();
+    let corral = start(&["--keys", file]);
+    let url = url(&corral);
+    let found = lines("errors", &[&url, "", "ck_wrong", "two\nlines", &key]);
+    for refused in &found[..2] {
+        assert_eq!(refused["error"], "NotGranted", "{refused}");
+        assert_eq!(refused["status"], 401, "{refused}");
+        let detail = refused["detail"].as_str().unwrap_or_default();
+        assert!(detail.contains("answers 401: "), "{refused}");
+    }
+    assert_eq!(found[2]["error"], "Invalid", "{found:?}");
+    assert_eq!(found[3], json!({"text": SUM.answer()}));
+    corral.wait_until_idle();
+}
+
+#[test]
+fn session_over_its_quota_is_refused() {
+    let file = scratch_dir().join("keys.toml");
+    let name = file.to_str().expect("UTF-8");
+    let made = run(["keys", "new", "--tenant", "alice", "--append", name]);
+    let key = made.stdout.lines().next().expect("a key").to_owned();
+    let limits = "[tenant.alice]\nconcurrent-requests = 1\ntokens-per-request = 100\n";
+    let keys = std::fs::read_to_string(&file).expect("readable") + limits;
+    std::fs::write(&file, keys).expect("own directory");
+    let corral = start(&["--keys", name]);
+    let [second, text, many, left] = &lines("quota", &[&url(&corral), &key])[..] else {
+        panic!("it prints four lines");
+    };
+    assert_eq!(second["error"], "Refused", "{second}");
+    assert_eq!(second["code"], "concurrency-exceeded", "{second}");
+    assert!(second["retry_after"].as_f64() >= Some(1.0), "{second}");
+    assert_eq!(*text, SUM.answer());
+    assert_eq!(many["error"], "NotGranted", "{many}");
+    let detail = many["detail"].as_str().unwrap_or_default();
+    assert!(detail.contains("tokens-per-request"), "{many}");
+    // A prompt of five tokens, two digits and the end.
+    assert_eq!(*left, 92);
+    corral.wait_until_idle();
+}
+
+#[test]
+fn unreachable_host_is_named() {
+    let corral = start(&[]);
+    let nowhere = format!("http://{}/nowhere", corral.public());
+    for (url, error, part) in [
+        (
+            "http://127.0.0.1:1/sessions",
+            "Disconnected",
+            "cannot reach the host at http://127.0.0.1:1/",
+        ),
+        (
+            "127.0.0.1/sessions",
+            "Invalid",
+            "the host's URL is '127.0.0.1/sessions'",
+        ),
+        (&nowhere, "NotFound", "answers 404: "),
+    ] {
+        let found = line("errors", &[url]);
+        assert_eq!(found["error"], error, "{found}");
+        assert!(
+            found["detail"]
+                .as_str()
+                .is_some_and(|detail| detail.contains(part)),
+            "{found}"
+        );
+    }
+}
