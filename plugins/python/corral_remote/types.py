@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from corral_sdk.errors import Failed
+
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -101,7 +103,10 @@ class Budget:
 
 def record(kind: Any, value: dict[str, Any]) -> Any:
     """A record of a reply. Later hosts may send more members."""
-    return kind(**{name: value[name] for name in kind.__dataclass_fields__})
+    try:
+        return kind(**{name: value[name] for name in kind.__dataclass_fields__})
+    except KeyError as error:
+        raise Failed(f"the host's {kind.__name__} lacks {error}; its version may not fit") from None
 
 
 def floats(text: str) -> list[float]:
