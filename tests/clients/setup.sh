@@ -95,4 +95,12 @@ if ! ready; then
     touch "$folder/ready"
   fi
 fi
+# Builds packages of Python in a checkout. Directories of earlier versions of this script lack it.
+readonly setuptools=80.9.0
+if ! [ -f "$folder/wheels/setuptools-$setuptools-py3-none-any.whl" ]; then
+  timeout 300 "$folder/python/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps \
+    --dest "$folder/new-$$" "setuptools==$setuptools" >&2
+  mv "$folder/new-$$"/* "$folder/wheels"
+  rmdir "$folder/new-$$"
+fi
 echo "$folder"

@@ -103,6 +103,20 @@ impl Scratch {
                 link(built, dir.join(&crate_dir).join(component));
             }
         }
+        // Copies, since pip writes into the folder of a package.
+        for package in ["corral_sdk", "corral_remote"] {
+            let package = Path::new("plugins/python").join(package);
+            std::fs::create_dir_all(dir.join(&package)).expect("own directory");
+            for entry in std::fs::read_dir(root.join(&package)).expect("a directory") {
+                let file = entry.expect("readable").path();
+                let name = file.file_name().expect("an entry");
+                if file.is_file() {
+                    std::fs::copy(&file, dir.join(&package).join(name)).expect("copied");
+                }
+            }
+        }
+        let project = "plugins/python/pyproject.toml";
+        std::fs::copy(root.join(project), dir.join(project)).expect("copied");
         for part in ["bin", "models/tiny"] {
             std::fs::create_dir_all(dir.join(part)).expect("own directory");
         }
