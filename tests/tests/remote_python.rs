@@ -111,7 +111,7 @@ fn interface_works_over_a_session() {
         assert_eq!(found[member], value, "{member} of {found}");
     }
     let metrics = corral.wait_until_idle();
-    assert_eq!(metrics.get("corral_engine_requests_canceled_total"), 1.0);
+    assert_eq!(metrics.get("corral_engine_requests_canceled_total"), 2.0);
 }
 
 #[test]

@@ -49,7 +49,8 @@ class Run:
     def replied(self, value: Any, error: Error | None) -> None:
         """Takes the outcome, on the session's thread."""
         if self.outcome is None:
-            self._end(self._late_error() or error or types.outcome(value))
+            late = self._late_error()
+            self._end(late or error or types.outcome(value))
 
     def _late_error(self) -> Error | None:
         about, self.about = self.about, []
@@ -185,8 +186,12 @@ async def collect(chunks: Chunks) -> types.Chunk:
     tokens: list[int] = []
     texts: list[str] = []
     logprobs: list[types.TokenLogprobs] = []
-    while read := await chunks.read():
-        tokens += read[0].tokens
-        texts.append(read[0].text)
-        logprobs += read[0].logprobs
+    try:
+        while read := await chunks.read():
+            tokens += read[0].tokens
+            texts.append(read[0].text)
+            logprobs += read[0].logprobs
+    finally:
+        # A call that is given up cancels the generation now, not once its exception is collected.
+        chunks.__exit__()
     return types.Chunk(tokens, "".join(texts), logprobs)

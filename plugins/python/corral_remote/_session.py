@@ -203,19 +203,22 @@ class Session:
 
     def ask_now(self, call: str, *about: Handle, **arguments: Any) -> Any:
         """Sends a command about handles, and blocks the calling thread until its reply."""
-        value = self.wait(self._ask(call, about, arguments))
-        _check(about)
-        return value
+        try:
+            return self.wait(self._ask(call, about, arguments))
+        finally:
+            _raise_late(about)
 
     async def ask(self, call: str, *about: Handle, **arguments: Any) -> Any:
         """Sends a command about handles, and awaits its reply."""
-        value = await self.waited(self._ask(call, about, arguments))
-        # The replies to earlier commands have come before.
-        _check(about)
-        return value
+        try:
+            return await self.waited(self._ask(call, about, arguments))
+        finally:
+            # The replies to earlier commands have come before, and explain this one.
+            _raise_late(about)
 
     def _ask(self, call: str, about: tuple[Handle, ...], arguments: dict[str, Any]) -> Future[Any]:
-        _check(about)
+        for handle in about:
+            handle.check()
         reply = _Reply()
         self.submit([({"call": call, **arguments}, reply)])
         return reply.future
@@ -238,11 +241,12 @@ class Session:
         is_generating = any(hasattr(entry, "chunk") for entry in list(self._pending.values()))
         if self._connection is not None and self._opened.done() and not is_generating:
             with suppress(OSError):
-                # Nothing may follow the end of the body.
-                await self._writing.acquire()
-                await self._connection.finish()
-                # The end of the response ends the session earlier.
-                await asyncio.sleep(_CLOSING)
+                async with asyncio.timeout(_CLOSING):
+                    # Nothing may follow the end of the body.
+                    await self._writing.acquire()
+                    await self._connection.finish()
+                    # The end of the response ends the session earlier.
+                    await asyncio.Event().wait()
         if self._main is not None:
             self._main.cancel()
 
@@ -340,16 +344,19 @@ class Session:
         error = from_reply(reply["error"]) if "error" in reply else None
         if number == 0:
             raise error or Failed("the host sent a reply to no command")
-        with self._lock:
-            entry = self._pending.pop(number, None)
+        entry = self._pending.get(number)
         if entry is not None:
-            self._slots.release()
+            # If it cannot read the reply, the session's end is its reply.
             entry.replied(reply.get("ok"), error)
+            self._slots.release()
+            with self._lock:
+                del self._pending[number]
 
 
-def _check(about: tuple[Handle, ...]) -> None:
+def _raise_late(about: tuple[Handle, ...]) -> None:
     for handle in about:
-        handle.check()
+        if handle.error is not None:
+            raise handle.error
 
 
 def _line(command: dict[str, Any]) -> bytes:

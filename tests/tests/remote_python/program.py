@@ -77,6 +77,11 @@ async def interface(url):
         endless.cancel()
         length = len(sequence)
         sequence.truncate(5)
+        try:
+            async with asyncio.timeout(0.01):
+                await sequence.generate(16000, ignore_eos=True).text()
+        except TimeoutError:
+            sequence.truncate(5)
         again = await sequence.generate(8).text()
         vectors = await model.embed(["a", "a", "b"])
         show(
