@@ -234,7 +234,8 @@ class Session:
             self._loop.call_soon_threadsafe(self._begin_close)
 
     def _begin_close(self) -> None:
-        if self._closer is None:
+        # After a failure the loop ends by itself, and might not run the task.
+        if self._closer is None and self._failure is None:
             self._closer = self._loop.create_task(self._shut_down())
 
     async def _shut_down(self) -> None:
@@ -343,7 +344,8 @@ class Session:
             return
         error = from_reply(reply["error"]) if "error" in reply else None
         if number == 0:
-            raise error or Failed("the host sent a reply to no command")
+            # The host ends the session, and says why.
+            raise Disconnected(f"the host at {self._target.url} has ended the session: {error}")
         entry = self._pending.get(number)
         if entry is not None:
             # If it cannot read the reply, the session's end is its reply.

@@ -111,7 +111,7 @@ def test_host_that_is_none_is_an_error():
         ([HEAD + b"0\r\n\r\n"], Failed, "something unexpected"),
         ([hello, None], Disconnected, "was cut off"),
         ([hello, b"0\r\n\r\n"], Disconnected, "reached a limit"),
-        ([hello, chunk({"id": 0, "error": {"code": "invalid", "detail": "what"}})], Invalid, "what"),
+        ([hello, chunk({"id": 0, "error": {"code": "failed", "detail": "what"}})], Disconnected, "has ended.*: what"),
         ([hello, chunk({"id": 1, "ok": {}})], Failed, "lacks 'name'"),
         ([hello, b"zz\r\n"], Failed, "something unexpected"),
     ]:

@@ -273,8 +273,11 @@ impl Replies {
             Content::Ok(value) => Ok(value),
             Content::Error(error) => Err(Error::Call(error)),
         };
+        // The host ends the session, and says why.
         if id == 0 {
-            return result.map(drop);
+            let ended =
+                |error| Error::Disconnected(format!("the host has ended the session: {error}"));
+            return result.map(drop).map_err(ended);
         }
         let sent = self.state().pending.remove(&id);
         if let Some(sent) = sent {
