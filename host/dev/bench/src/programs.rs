@@ -89,7 +89,8 @@ const COMPUTED_TOKENS: &str = "corral_engine_computed_tokens_total";
 const CELLS: u64 = 16_384;
 /// Tokens of the largest program besides prompts and answers: the agent's tools and questions.
 const OTHER_TOKENS: u64 = 800;
-/// Until a server has noticed that the requests of a slow trial have ended.
+/// Before each run: until the server of the last one has noticed the end of its requests, and its compute threads spin no
+/// more.
 const SETTLE_TIME: Duration = Duration::from_millis(500);
 
 /// The end of a user's turn and the begin of the answer.
@@ -231,6 +232,7 @@ impl Bench {
                     endpoint: Arc::clone(endpoint),
                     order,
                 };
+                tokio::time::sleep(SETTLE_TIME).await;
                 let trial = self.run(row, side, &choice);
                 match tokio::time::timeout(fastest, trial).await {
                     Ok(sample) => {
@@ -238,7 +240,7 @@ impl Bench {
                         row.choose(side, choice);
                     }
                     // A slower choice. Its requests end with it.
-                    Err(_) => tokio::time::sleep(SETTLE_TIME).await,
+                    Err(_) => {}
                 }
             }
             // Trials take time: further endpoints are tried with the faster order only.
@@ -254,6 +256,7 @@ impl Bench {
     async fn measure(&mut self, row: &mut Row, side: Side) -> Result<(), Error> {
         let choice = row.choice(side).cloned();
         let choice = choice.ok_or_else(|| Error::failed("there was no round 0"))?;
+        tokio::time::sleep(SETTLE_TIME).await;
         let sample = self.run(row, side, &choice).await?;
         row.add(side, sample);
         Ok(())
