@@ -234,13 +234,10 @@ impl Bench {
                 };
                 tokio::time::sleep(SETTLE_TIME).await;
                 let trial = self.run(row, side, &choice);
-                match tokio::time::timeout(fastest, trial).await {
-                    Ok(sample) => {
-                        fastest = Duration::from_secs_f64(sample?.seconds);
-                        row.choose(side, choice);
-                    }
-                    // A slower choice. Its requests end with it.
-                    Err(_) => {}
+                // A slower trial ends with its time, and its requests with it.
+                if let Ok(sample) = tokio::time::timeout(fastest, trial).await {
+                    fastest = Duration::from_secs_f64(sample?.seconds);
+                    row.choose(side, choice);
                 }
             }
             // Trials take time: further endpoints are tried with the faster order only.
