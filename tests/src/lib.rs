@@ -33,7 +33,7 @@ pub use command_line::{RunOutput, run, run_command, run_plugin, run_with, scratc
 pub use connection::{BodySender, Connection, HttpVersion, PendingResponse, block_on};
 pub use example_forms::{EXAMPLES_IN_ALL_LANGUAGES, EXAMPLES_IN_C, start_examples};
 pub use hub::{HUB_REPO, Hub, HubFile, HubRequest, HubState, Storage};
-pub use metrics::{Histogram, Metrics};
+pub use metrics::{Histogram, Metrics, NOT_WORTH_WAITING};
 pub use neighbors::SetOnDrop;
 pub use response::{EventStream, Response, check_results, raw_exchange};
 pub use seed::seed;

@@ -2,6 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+/// A request does not wait for another one to compute so few tokens of a common prefix. On a busy machine a fork may start
+/// when only these are left.
+pub const NOT_WORTH_WAITING: usize = 33;
+
 /// The samples of one scrape, by name and labels as written.
 #[derive(Clone, Debug)]
 pub struct Metrics(BTreeMap<String, f64>);
@@ -87,6 +91,20 @@ impl Metrics {
     /// The growth of a counter since `before`.
     pub fn growth(&self, name: &str, before: &Metrics) -> f64 {
         self.get(name) - before.get(name)
+    }
+
+    /// Checks that so many generations since `before` computed their common prompt once.
+    pub fn check_prompt_was_shared(
+        &self,
+        prompt_tokens: usize,
+        generations: usize,
+        before: &Metrics,
+    ) {
+        let growth = |name: &str| self.growth(&format!("corral_engine_{name}_total"), before);
+        assert_eq!(growth("requests_finished"), generations as f64);
+        let computed = growth("prompt_tokens") - growth("prefix_cache_hit_tokens");
+        let most = prompt_tokens + (generations - 1) * NOT_WORTH_WAITING;
+        assert!(computed <= most as f64, "{computed} of at most {most}");
     }
 
     /// A histogram, summed over all labels but `le`.

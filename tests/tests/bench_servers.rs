@@ -4,7 +4,7 @@ use corral_tests::benches::{
     FileOption, bench, check_members, check_positive, check_rising, measure, model, object, plugin,
     rows,
 };
-use corral_tests::{Corral, artifacts, scratch_dir};
+use corral_tests::{Corral, NOT_WORTH_WAITING, artifacts, scratch_dir};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use tokio::net::TcpSocket;
@@ -279,9 +279,6 @@ const PROGRAMS: [(&str, u64); 8] = [
     ("react-agent", 6),
 ];
 
-/// A request computes so few tokens of a common prefix again rather than wait for another one to compute them.
-const NOT_WORTH_WAITING: f64 = 33.0;
-
 /// Corral is its own peer.
 #[test]
 fn programs_compute_each_token_once() {
@@ -311,7 +308,7 @@ fn programs_compute_each_token_once() {
         if steps > 0 {
             let [plugin, fewest] = ["plugin_tokens", "fewest_tokens"]
                 .map(|member| row[member].as_f64().expect(member));
-            let repeated = NOT_WORTH_WAITING * (steps * AT_ONCE) as f64;
+            let repeated = (NOT_WORTH_WAITING as u64 * steps * AT_ONCE) as f64;
             assert!(plugin <= fewest + repeated, "{row}");
         }
     }

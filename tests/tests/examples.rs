@@ -1,13 +1,10 @@
 //! The examples about sampling, search and constraints: right answers, and the engine's counters show the gain that each
 //! README states. The agents and pipelines among the examples are in `examples_agents.rs`.
 
-use corral_tests::{Corral, Metrics, RELIABLE_SUMS, Sum, artifacts, run_plugin};
+use corral_tests::{Corral, Metrics, NOT_WORTH_WAITING, RELIABLE_SUMS, Sum, artifacts, run_plugin};
 use serde_json::{Value, json};
 
 const SUM: Sum = RELIABLE_SUMS[0];
-/// A request does not wait for another one to compute so few tokens of a common prefix. On a busy machine a fork may start
-/// when only these are left.
-const NOT_WORTH_WAITING: usize = 33;
 
 /// A server with this example at `/NAME`.
 fn start(name: &str) -> Corral {

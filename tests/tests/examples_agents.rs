@@ -1,12 +1,10 @@
 //! The examples of agents, pipelines and caches, on a server with the demo model. Each gives right answers, and the
 //! engine's counters show what it saves.
 
-use corral_tests::{Corral, RELIABLE_SUMS, Sum, artifacts, distinct_sums, scratch_dir};
+use corral_tests::{
+    Corral, NOT_WORTH_WAITING, RELIABLE_SUMS, Sum, artifacts, distinct_sums, scratch_dir,
+};
 use serde_json::{Value, json};
-
-/// A request does not wait for another one to compute so few tokens of a common prefix. On a busy machine a fork may
-/// start when only these are left.
-const NOT_WORTH_WAITING: usize = 33;
 
 /// A server with one example at the route of its name.
 fn start(example: &str, arguments: &[&str]) -> Corral {

@@ -7,8 +7,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 const SUM: Sum = RELIABLE_SUMS[0];
-/// A request does not wait for another one to compute so few tokens of a common prefix.
-const NOT_WORTH_WAITING: usize = 33;
 
 fn start(arguments: &[&str]) -> Corral {
     Corral::start_with_routes(&[("/sessions", "sessions")], arguments)
@@ -124,11 +122,7 @@ fn forks_compute_the_prompt_once() {
     let answer = line("example", &[&url(&corral), "best_of_n", &body.to_string()]);
     assert_eq!(answer["text"], SUM.answer(), "{answer}");
     let after = corral.wait_until_idle();
-    let growth = |name: &str| after.growth(&format!("corral_engine_{name}_total"), &before);
-    assert_eq!(growth("requests_finished"), ANSWERS as f64);
-    let computed = growth("prompt_tokens") - growth("prefix_cache_hit_tokens");
-    let most = PROMPT + (ANSWERS - 1) * NOT_WORTH_WAITING;
-    assert!(computed <= most as f64, "{computed} of at most {most}");
+    after.check_prompt_was_shared(PROMPT, ANSWERS, &before);
 }
 
 #[test]

@@ -5,8 +5,6 @@ use corral_tests::{Corral, Program, RELIABLE_SUMS, Sum, run, scratch_dir};
 use serde_json::{Value, json};
 
 const SUM: Sum = RELIABLE_SUMS[0];
-/// A request does not wait for another one to compute so few tokens of a common prefix.
-const NOT_WORTH_WAITING: usize = 33;
 
 /// A server with sessions, and with these plugins at the routes of their names.
 fn start(plugins: &[&str], arguments: &[&str]) -> Corral {
@@ -100,11 +98,7 @@ fn remote_fork_computes_the_prompt_once() {
         "{answer:?}"
     );
     let after = corral.wait_until_idle();
-    let growth = |name: &str| after.growth(&format!("corral_engine_{name}_total"), &before);
-    assert_eq!(growth("requests_finished"), ANSWERS as f64);
-    let computed = growth("prompt_tokens") - growth("prefix_cache_hit_tokens");
-    let most = PROMPT + (ANSWERS - 1) * NOT_WORTH_WAITING;
-    assert!(computed <= most as f64, "{computed} of at most {most}");
+    after.check_prompt_was_shared(PROMPT, ANSWERS, &before);
 }
 
 /// The same requests to a plugin on the host and under wasmtime have the same answers.

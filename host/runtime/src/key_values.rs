@@ -4,7 +4,7 @@
 //! a killed process; no change makes the keys and values of a tenant take more bytes than the deployment's grant; nothing
 //! is written for a deployment after its removal, which its running calls may outlive.
 //!
-//! The [file](values_file) is created when a plugin first opens its values. Threads that may block access it.
+//! The [file](values_file) is created when a plugin first opens its values. Async threads never access it, since it blocks.
 
 mod values_file;
 
