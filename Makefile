@@ -12,7 +12,8 @@
 #   make soak          run the tests that need a device, those of agents and lm-eval (2.5 GB of packages), then everything
 #                      at once for an hour, with kills and faults (MINUTES=10, SEED=1)
 #   make bench         measure every target, in less than an hour on two cores: see BENCHMARKS.md
-#                      (PEER=URL compares HTTP, OPENAI_PEER=URL of llama.cpp's server compares throughput)
+#                      (PEER=URL compares HTTP, OPENAI_PEER=URL of llama.cpp's server compares throughput,
+#                      LLAMA_BENCH=FILE prompts)
 #   make microbench    time the parts of a token's path (BENCHES="text events", FILTER=REGEX)
 #   make instructions  count the instructions of these with valgrind, and fail if they have grown
 #                      (WRITE=1 records them, JSON=1 prints JSON)
@@ -166,7 +167,8 @@ bench: plugins
 	@"$(CORRAL_BENCH_BIN)" model "$(CACHE)/qwen3-0.6b.gguf"
 	@"$(CORRAL_BENCH_BIN)" model --shape wide "$(CACHE)/wide.gguf"
 	@"$(CORRAL_BENCH_BIN)" all --model "$(CACHE)/qwen3-0.6b.gguf" --wide "$(CACHE)/wide.gguf" --plugins "$(CORRAL_PLUGINS)" \
-	  $(if $(PEER),--peer $(PEER)) $(if $(OPENAI_PEER),--openai-peer $(OPENAI_PEER))
+	  $(if $(PEER),--peer $(PEER)) $(if $(OPENAI_PEER),--openai-peer $(OPENAI_PEER)) \
+	  $(if $(LLAMA_BENCH),--llama-bench $(LLAMA_BENCH))
 
 microbench:
 	@[ -z "$(HOST_BENCHES)" ] || { $(SETUP); \

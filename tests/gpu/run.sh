@@ -36,7 +36,7 @@ out=$(cd "$out" && pwd)
 work=$(cd "$work" && pwd)
 cd "$here"
 
-readonly streams="1 8 32 64"
+readonly streams="1 8 32 64 128 256"
 # Most seconds of a step. The build takes the rest of the limit, and continues in the next run.
 readonly max_step=480
 # Seconds reserved for the report, and fewest seconds to start a step.

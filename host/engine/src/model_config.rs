@@ -13,9 +13,11 @@ use corral_scheduler::PrefillPolicy;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Most running requests. Each sequence id costs an output buffer and lengthens scans over all ids; more rows in a
-/// step gain nothing on a CPU.
-pub(crate) const MAX_RUNNING: u16 = 64;
+/// Most running requests: llama.cpp's limit of sequence ids (`LLAMA_MAX_SEQ`).
+pub(crate) const MAX_RUNNING: u16 = 256;
+/// Default number of running requests. Each sequence id costs an output buffer and lengthens scans over all ids; more
+/// rows in a step gain nothing on a CPU.
+const DEFAULT_MAX_RUNNING: u16 = 64;
 /// Most tokens in a step (n_batch and n_ubatch).
 pub(crate) const STEP_TOKENS: u32 = 512;
 /// Default limit of the context length.
@@ -95,7 +97,7 @@ pub struct ModelConfig {
     pub adaptive_threads: bool,
     /// Most waiting requests; one tenant may fill a quarter.
     pub max_waiting: usize,
-    /// Most running requests, from 1 to 64.
+    /// Most running requests, from 1 to 256; by default 64.
     pub max_running: u16,
     /// How prefill shares steps with decoding requests.
     pub prefill: PrefillPolicy,
@@ -140,7 +142,7 @@ impl ModelConfig {
             threads: None,
             adaptive_threads: true,
             max_waiting: DEFAULT_MAX_WAITING,
-            max_running: MAX_RUNNING,
+            max_running: DEFAULT_MAX_RUNNING,
             prefill: PrefillPolicy::default(),
             prefix_cache: true,
             device_top_k: DeviceTopKMode::default(),

@@ -17,8 +17,8 @@ pub struct MemoryArgs {
     /// KV cells that all requests of a model share [default: 16384, fewer on small machines, at least one context]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub kv_cells: Option<u32>,
-    /// Requests of a model that run at once, at most 64; others wait [default: 64]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    /// Requests of a model that run at once, at most 256; others wait [default: 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub max_running: Option<u16>,
     /// Compute every prompt in full; a plugin with its own loop then recomputes its text for each token
     #[arg(long)]

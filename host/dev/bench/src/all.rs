@@ -48,6 +48,9 @@ pub(crate) struct AllArgs {
     /// Server with OpenAI's API and the same model to compare throughput with, http://HOST:PORT
     #[arg(long, value_name = "URL")]
     openai_peer: Option<Url>,
+    /// llama.cpp's `llama-bench`, built from the same sources, which computes prompts of the same model file
+    #[arg(long, value_name = "FILE")]
+    llama_bench: Option<PathBuf>,
     /// Most rounds of each bench; 1 for a quick look [default: 5, or 12 for the boundary of the larger model]
     #[arg(long, value_name = "N", value_parser = whole(1..=12))]
     rounds: Option<u64>,

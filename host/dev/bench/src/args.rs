@@ -14,6 +14,9 @@ pub(crate) struct EngineArgs {
     /// Compute threads [default: one for each core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
+    /// Compute with all threads even while others keep the cores busy
+    #[arg(long)]
+    pub(crate) fixed_threads: bool,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
     /// Print one JSON object

@@ -17,6 +17,7 @@ mod http;
 mod languages;
 mod local_server;
 mod model;
+mod prefill;
 mod prefix;
 mod programs;
 mod stages;
@@ -60,6 +61,8 @@ enum Bench {
     Languages(languages::LanguagesArgs),
     /// Write a model with random weights, as large and as slow as a real one
     Model(model::ModelArgs),
+    /// Tokens a second of prompts, beside those of llama.cpp's llama-bench
+    Prefill(prefill::PrefillArgs),
     /// Time to first token of prompts with a cached prefix, and the time of a fork
     Prefix(prefix::PrefixArgs),
     /// Programs as plugins, and the same as clients of this server and of llama.cpp's
@@ -99,6 +102,7 @@ fn run(bench: &Bench) -> Result<(), Error> {
         Bench::Http(args) => http::measure(args),
         Bench::Languages(args) => runtime()?.block_on(languages::measure(args)),
         Bench::Model(args) => model::write(args),
+        Bench::Prefill(args) => runtime()?.block_on(prefill::measure(args)),
         Bench::Prefix(args) => runtime()?.block_on(prefix::measure(args)),
         Bench::Programs(args) => programs::measure(args),
         Bench::Stages(args) => stages::measure(args),

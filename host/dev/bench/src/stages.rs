@@ -50,7 +50,7 @@ pub(crate) struct StagesArgs {
     #[arg(long, value_name = "N", default_value_t = 40, value_parser = whole(1..=3000))]
     requests: u64,
     /// Requests at once
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=256))]
     concurrency: u64,
     /// Tokens of each prompt
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = whole(4..=2000))]
@@ -134,6 +134,8 @@ impl Bench {
         // A plugin's loop continues the cached sequence. After a request the cache is cleared, so that attention covers
         // no more cells than in the raw loops.
         config.prefix_cache = true;
+        let running = u16::try_from(concurrency).unwrap_or(u16::MAX);
+        config.max_running = config.max_running.max(running);
         let engine = Engine::load(config)?;
         let raw = engine.raw_context()?;
         let context = engine.info().context;

@@ -21,6 +21,7 @@ pub(crate) fn config(args: &EngineArgs, cells: u64) -> Result<ModelConfig, Error
     let mut config = ModelConfig::new("bench", &args.model);
     config.placement = args.devices.for_model("bench");
     config.threads = args.threads;
+    config.adaptive_threads = !args.fixed_threads;
     let cells = u32::try_from(cells).unwrap_or(u32::MAX);
     config.cells = Some(cells.max(MIN_CELLS));
     config.prefix_cache = false;

@@ -153,7 +153,7 @@ impl LoadedModel {
 }
 
 /// The sequence ids with device top-k, if it is on: `max_running` on top of as many without, or fewer if there are too
-/// few cells.
+/// few cells or ids.
 fn device_top_k(config: &ModelConfig, model: &Model, cells: u32) -> Option<DeviceTopK> {
     // Recurrent and hybrid models keep state per id and reorder outputs.
     let on_device = model.output_on_device() && !model.has_recurrent_layers();
@@ -161,9 +161,9 @@ fn device_top_k(config: &ModelConfig, model: &Model, cells: u32) -> Option<Devic
     let k = config.device_top_k.top_k(on_device, vocabulary)?;
     // llama.cpp aborts the process if there are more ids than cells.
     let room = cells.saturating_sub(u32::from(config.max_running));
-    let ids = u32::from(config.max_running).min(room);
-    let ids = u16::try_from(ids).ok().filter(|ids| *ids > 0)?;
-    Some(DeviceTopK { k, seq_ids: ids })
+    let ids = config.max_running.min(MAX_RUNNING - config.max_running);
+    let ids = ids.min(u16::try_from(room).unwrap_or(u16::MAX));
+    (ids > 0).then_some(DeviceTopK { k, seq_ids: ids })
 }
 
 impl MemoryUse {

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 /// The share of the comparison with a peer that has OpenAI's API, in minutes.
 const PEER_MINUTES: u64 = 12;
+/// The share of the comparison with llama-bench.
+const LLAMA_BENCH_MINUTES: u64 = 4;
 /// The share of the programs, which are compared with the same peer.
 const PROGRAM_MINUTES: u64 = 8;
 
@@ -112,11 +114,15 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
     ];
     parts.extend(peer_parts(args));
     parts.push(programs_part(args));
+    parts.push(prefill_part(args));
     // The longest part is last: it gets the time that the others left, and that of a missing peer.
-    let minutes = match args.openai_peer {
-        Some(_) => 16,
-        None => 16 + PEER_MINUTES + PROGRAM_MINUTES,
-    };
+    let mut minutes = 12;
+    if args.openai_peer.is_none() {
+        minutes += PEER_MINUTES + PROGRAM_MINUTES;
+    }
+    if args.llama_bench.is_none() {
+        minutes += LLAMA_BENCH_MINUTES;
+    }
     parts.push(
         stages(model, eight_streams)
             .rounds(5)
@@ -213,6 +219,32 @@ fn programs_part(args: &AllArgs) -> Part {
         .minutes(PROGRAM_MINUTES)
         .kind(kind)
         .targets(targets.into_iter().flatten().collect::<Vec<_>>())
+}
+
+/// Compares prompts with those of llama-bench. Not measured without it.
+fn prefill_part(args: &AllArgs) -> Part {
+    let generate = plugin(&args.plugins, "generate");
+    let mut files = vec![
+        ("--model", args.model.as_path()),
+        ("--plugin", generate.as_path()),
+    ];
+    files.extend(
+        args.llama_bench
+            .iter()
+            .map(|file| ("--llama-bench", file.as_path())),
+    );
+    let kind = match args.llama_bench {
+        Some(_) => Kind::Alone,
+        None => Kind::Skipped,
+    };
+    Part::new("prefill --lengths 512,4096", &files)
+        .rounds(5)
+        .minutes(LLAMA_BENCH_MINUTES)
+        .kind(kind)
+        .targets([
+            ratio("0.6b, prompt of 512 tokens: HTTP / llama-bench", 0.97).of("prompt_tokens", 512),
+            ratio("... of 4,096 tokens", 1.0).of("prompt_tokens", 4096),
+        ])
 }
 
 /// The arguments of `corral serve`. The default cells suffice for 32 requests of at most 48 words and 75 tokens.
@@ -407,7 +439,7 @@ mod tests {
     #[test]
     fn shares_add_up_to_less_than_an_hour() {
         let mut shares = Duration::ZERO;
-        for part in parts("--peer http://a:1 --openai-peer http://b:2") {
+        for part in parts("--peer http://a:1 --openai-peer http://b:2 --llama-bench l") {
             let mut words = part.arguments_within(part.time_budget(shares, shares));
             words.insert(0, "bench".to_owned());
             let is_valid = match part.kind {
@@ -454,7 +486,7 @@ mod tests {
         let skipped = |part: &Part| matches!(part.kind, Kind::Skipped);
         let parts: Vec<_> = parts("").into_iter().filter(skipped).collect();
         // The last one is for a GPU.
-        assert_eq!(parts.len(), 5);
+        assert_eq!(parts.len(), 6);
         for part in parts {
             let figure = part.targets[0].figure(&Value::Null).json();
             assert_eq!(figure["figure"], Value::Null);
