@@ -36,44 +36,6 @@ fn context(model: &Arc<Model>, cells: u32) -> LlamaContext {
     LlamaContext::new(model.clone(), settings).expect("there is memory for the context")
 }
 
-/// Reads the fields of a saved state.
-struct Reader<'a>(&'a [u8]);
-
-impl Reader<'_> {
-    fn u32(&mut self) -> u32 {
-        let (value, rest) = self.0.split_first_chunk().expect("the state is longer");
-        self.0 = rest;
-        u32::from_ne_bytes(*value)
-    }
-
-    fn skip(&mut self, bytes: u32) {
-        self.0 = &self.0[bytes as usize..];
-    }
-}
-
-/// Position and sequences of each used cell in cell order, as llama.cpp's
-/// `llama_context::state_write_data` and `llama_kv_cache::state_write_meta` write them for a model
-/// with one position per token.
-fn used_cells(state: &[u8]) -> Vec<(u32, Vec<SeqId>)> {
-    let mut state = Reader(state);
-    let architecture = state.u32();
-    state.skip(architecture);
-    assert_eq!(state.u32(), 1, "a unified cache is one stream");
-    let count = state.u32();
-    let mut cells = Vec::new();
-    for _ in 0..count {
-        let position = state.u32();
-        let holders = state.u32();
-        let seq = |_| SeqId(u16::try_from(state.u32()).expect("a sequence id"));
-        cells.push((position, (0..holders).map(seq).collect()));
-    }
-    if count > 0 {
-        // The next field is known, so a changed layout fails here.
-        assert_eq!(state.u32(), 0, "values are not transposed");
-    }
-    cells
-}
-
 /// Number of steps and changes by outcome.
 #[derive(Debug, Default)]
 struct Counts {
@@ -256,14 +218,21 @@ impl Pair {
     }
 
     fn check(&mut self) {
-        let used = used_cells(&self.context.save_all());
+        let used = self.context.used_cells();
+        let mirrored = self.mirror.occupied().map(|(position, holders)| {
+            let holders = holders.iter().map(|seq| seq.0.into()).collect();
+            (position, holders)
+        });
         assert!(
-            self.mirror.occupied().eq(used.iter().cloned()),
+            mirrored.eq(used.iter().cloned()),
             "the same positions in the same order of cells"
         );
         assert_eq!(self.mirror.used() as usize, used.len());
         for id in (0..IDS).map(SeqId) {
             assert_eq!(self.mirror.held_by(id), self.context.length(id.0.into()));
+            let alone = [i32::from(id.0)];
+            let freed = used.iter().filter(|(_, holders)| *holders == alone).count();
+            assert_eq!(self.mirror.freed_by_clearing(id) as usize, freed);
         }
         self.counts.full += u32::from(self.mirror.used() == self.size);
     }

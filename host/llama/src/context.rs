@@ -327,8 +327,32 @@ impl LlamaContext {
 
 /// Access for tests.
 impl LlamaContext {
-    /// The state of all sequences as llama.cpp saves it, which lists the used cells.
-    pub fn save_all(&mut self) -> Vec<u8> {
+    /// Position and sequences of each used cell in cell order, of a model with one position per token: read from the saved
+    /// state, as `llama_context::state_write_data` and `llama_kv_cache::state_write_meta` write it.
+    ///
+    /// # Panics
+    ///
+    /// If the layout of the state is another one.
+    pub fn used_cells(&mut self) -> Vec<(u32, Vec<SeqId>)> {
+        let state = self.save_all();
+        let (architecture, rest) = state.split_at(4);
+        let architecture = u32::from_ne_bytes(architecture.try_into().expect("four bytes"));
+        let mut numbers = rest[architecture as usize..].as_chunks::<4>().0.iter();
+        let mut number = || u32::from_ne_bytes(*numbers.next().expect("the state is longer"));
+        assert_eq!(number(), 1, "a unified cache is one stream");
+        let count = number();
+        let mut cell = || {
+            let (position, holders) = (number(), number());
+            (position, (0..holders).map(|_| number().cast_signed()).collect())
+        };
+        let cells = (0..count).map(|_| cell()).collect();
+        // The next field is known, so a changed layout fails here.
+        assert!(count == 0 || number() == 0, "values are not transposed");
+        cells
+    }
+
+    /// The state of all sequences.
+    fn save_all(&mut self) -> Vec<u8> {
         let context = self.raw.as_ptr();
         // SAFETY: the context is alive.
         let size = unsafe { sys::llama_state_get_size(context) };

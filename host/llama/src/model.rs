@@ -194,7 +194,7 @@ impl Model {
     }
 
     /// Whether sequences can be truncated and share a part: false for recurrent, hybrid and sliding-window models.
-    /// Every model can share and save whole sequences. `tests/memory_kinds.rs` checks these facts:
+    /// Every model can share and save whole sequences.
     ///
     /// - A recurrent model keeps one state per sequence, the one after the last position.
     ///   `llama_memory_recurrent::seq_rm` refuses a part, and `seq_cp` ignores the bounds and shares the whole: a part

@@ -48,44 +48,6 @@ fn context(model: &Arc<Model>, cells: u32) -> LlamaContext {
     context_with(model, cells, None)
 }
 
-/// Reads the fields of a saved state.
-struct Reader<'a>(&'a [u8]);
-
-impl Reader<'_> {
-    fn u32(&mut self) -> u32 {
-        let (value, rest) = self.0.split_first_chunk().expect("the state is longer");
-        self.0 = rest;
-        u32::from_ne_bytes(*value)
-    }
-
-    fn skip(&mut self, bytes: u32) {
-        self.0 = &self.0[bytes as usize..];
-    }
-}
-
-/// Position and sequences of each used cell in cell order, as llama.cpp's
-/// `llama_context::state_write_data` and `llama_kv_cache::state_write_meta` write them for a model
-/// with one position per token.
-fn used_cells(state: &[u8]) -> Vec<(u32, Vec<SeqId>)> {
-    let mut state = Reader(state);
-    let architecture = state.u32();
-    state.skip(architecture);
-    assert_eq!(state.u32(), 1, "a unified cache is one stream");
-    let count = state.u32();
-    let mut cells = Vec::new();
-    for _ in 0..count {
-        let position = state.u32();
-        let holders = state.u32();
-        let seq = |_| state.u32().cast_signed();
-        cells.push((position, (0..holders).map(seq).collect()));
-    }
-    if count > 0 {
-        // The next field is known, so a changed layout fails here.
-        assert_eq!(state.u32(), 0, "values are not transposed");
-    }
-    cells
-}
-
 /// Random tokens.
 fn tokens(model: &Model, count: usize, seed: u64) -> Vec<Token> {
     let vocabulary = Token::try_from(model.vocabulary_size()).expect("a small vocabulary");
@@ -142,7 +104,7 @@ fn assert_same(got: &[f32], wanted: &[f32]) {
 
 /// Number of cells that all sequences use together.
 fn cells_used(context: &mut LlamaContext) -> usize {
-    used_cells(&context.save_all()).len()
+    context.used_cells().len()
 }
 
 #[test]
