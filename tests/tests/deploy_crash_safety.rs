@@ -1,6 +1,5 @@
 //! Kills the server at random moments while clients deploy, split, roll back, pause and remove. After each restart
 //! every acknowledged change is there and serves, an unacknowledged one is there completely or not at all.
-//! (`store_kill` of corral-server kills the store alone.)
 
 use corral_tests::deployments::{digest, manifest, variant};
 use corral_tests::{Corral, Response, TIMEOUT, artifacts, scratch_dir, seed};
@@ -145,6 +144,8 @@ struct Connection {
     expected: Option<DeploymentState>,
     /// The change in flight.
     in_flight: Option<Change>,
+    /// The highest number of a revision that was acknowledged, removed deployments included.
+    latest_revision: u64,
     versions: u64,
 }
 
@@ -193,6 +194,10 @@ impl Connection {
         };
         assert!(matches!(answer.status, 200 | 201), "{change:?}: {answer:?}");
         let number = answer.json()["revision"]["number"].as_u64();
+        if let (Change::Deploy { .. }, Some(number)) = (&change, number) {
+            assert!(number > self.latest_revision, "revision {number} is reused");
+            self.latest_revision = number;
+        }
         self.expected = change.of(self.expected.as_ref(), number.unwrap_or(0));
         self.in_flight = None;
         Ok(())
@@ -334,6 +339,7 @@ fn acknowledged_changes_survive_kill() {
         random: ChaCha8Rng::from_rng(&mut random),
         expected: None,
         in_flight: None,
+        latest_revision: 0,
         versions: 0,
     });
     let acknowledged = AtomicU64::new(0);

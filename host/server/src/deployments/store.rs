@@ -12,7 +12,7 @@
 //!   exists. Opening the store removes partial and unreferenced files.
 //! - One process uses the store; a lock file enforces that.
 //!
-//! The test `store_kill` verifies this by killing the process at hundreds of moments. Across power loss and
+//! `tests/tests/deploy_crash_safety.rs` verifies this by killing a server at hundreds of moments. Across power loss and
 //! system crashes it relies on the guarantees of the disk, the file system and redb, and is untested.
 //!
 //! [`StoreLimits`] bounds the size. Changes block on the disk, and [`Store::put`] and [`Store::read`] for as
