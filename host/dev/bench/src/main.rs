@@ -21,7 +21,6 @@ mod prefill;
 mod prefix;
 mod programs;
 mod stages;
-mod step;
 mod workload;
 
 use clap::{Parser, Subcommand};
@@ -69,8 +68,6 @@ enum Bench {
     Programs(programs::ProgramsArgs),
     /// Throughput and CPU time from llama.cpp alone to events over TCP, layer by layer
     Stages(stages::StagesArgs),
-    /// Time of one llama_decode by decode rows and prompt tokens, without a scheduler
-    Step(step::StepArgs),
 }
 
 fn main() -> ExitCode {
@@ -106,7 +103,6 @@ fn run(bench: &Bench) -> Result<(), Error> {
         Bench::Prefix(args) => runtime()?.block_on(prefix::measure(args)),
         Bench::Programs(args) => programs::measure(args),
         Bench::Stages(args) => stages::measure(args),
-        Bench::Step(args) => step::measure(args),
     }
 }
 
