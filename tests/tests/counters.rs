@@ -1,10 +1,18 @@
 //! The counters of `/metrics` are consistent, and requests leave nothing behind.
 
-use corral_tests::{Corral, ENDLESS_TOKENS, EventStream, distinct_sums, raw_exchange};
+use corral_tests::{
+    Corral, ENDLESS_TOKENS, EventStream, MANY_CELLS, distinct_sums, raw_exchange,
+};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
+
+const STEPS: &str = "corral_engine_steps_total";
+const ROWS: &str = "corral_engine_rows_total";
+const FINISHED: &str = "corral_engine_requests_finished_total";
+const WAITING: &str = "corral_engine_requests_waiting";
+const RUNNING: &str = "corral_engine_requests_running";
 
 fn number(answer: &Value, member: &str) -> f64 {
     answer[member].as_f64().expect(member)
@@ -134,6 +142,98 @@ fn errors_leave_nothing_behind() {
         20.0
     );
     corral.check_alive();
+}
+
+#[test]
+fn request_cost_does_not_grow_over_time() {
+    let corral = Corral::start();
+    let request = json!({"prompt": "1+1=", "max_tokens": 1});
+    let mut before = corral.wait_until_idle();
+    for number in 1..=200 {
+        let answer = corral.generate(&request);
+        assert_eq!(answer["text"], "2", "request {number}: {answer}");
+        let now = corral.metrics();
+        // One step for the four prompt tokens; the generated token is not computed.
+        for (counter, expected) in [
+            (STEPS, 1.0),
+            (ROWS, 1.0),
+            ("corral_engine_computed_tokens_total", 4.0),
+            (FINISHED, 1.0),
+        ] {
+            assert_eq!(
+                now.growth(counter, &before),
+                expected,
+                "request {number}: {counter}"
+            );
+        }
+        // The engine may not have cleaned up yet, but at most one request is left.
+        for (gauge, most) in [
+            (RUNNING, 1.0),
+            (WAITING, 0.0),
+            ("corral_engine_sequence_ids_used", 1.0),
+            ("corral_engine_kv_cells_used", 4.0),
+            ("corral_engine_attention_cells", 256.0),
+        ] {
+            let value = now.get(gauge);
+            assert!(value <= most, "request {number}: {gauge} is {value}");
+        }
+        before = now;
+    }
+    corral.wait_until_idle();
+}
+
+#[test]
+fn batches_stay_full_while_requests_wait() {
+    const IDS: usize = 4;
+    const REQUESTS: usize = 40;
+    const LONGEST: usize = 150;
+    let corral = Corral::start_with(&["--max-running", "4", "--kv-cells", MANY_CELLS]);
+    let metrics = std::thread::scope(|scope| {
+        // Occupy all ids until everyone waits: from then on no id is free while a request waits.
+        let holders = corral.hold(IDS);
+        for (number, sum) in distinct_sums(REQUESTS).into_iter().enumerate() {
+            let corral = &corral;
+            // One long request to three short ones.
+            let tokens = if number % 4 == 0 {
+                LONGEST
+            } else {
+                4 + number % 7
+            };
+            scope.spawn(move || {
+                corral.check_long("/generate", sum, tokens);
+            });
+        }
+        let metrics = corral.wait_until("all wait", |metrics| {
+            metrics.get(WAITING) == REQUESTS as f64
+                && metrics.get(RUNNING) == IDS as f64
+                // The first and the last number read are equal, so no step happened between them.
+                && metrics.get(STEPS) == metrics.get("corral_engine_step_rows_count")
+        });
+        drop(holders);
+        metrics
+    });
+    let end = corral.wait_until_idle();
+    assert_eq!(end.get(FINISHED), REQUESTS as f64);
+    assert_eq!(end.get("corral_engine_requests_canceled_total"), IDS as f64);
+
+    let (steps, rows) = (end.growth(STEPS, &metrics), end.growth(ROWS, &metrics));
+    let missing = IDS as f64 * steps - rows;
+    // While a request waits, a step has a row for each id, except for prompts that the prefill budget defers. The
+    // smallest budget is 8 tokens and a prompt has at most 6, so each step completes a prompt and defers none more
+    // than twice. Once nothing waits, all running requests end within the longest one's time. One step may have
+    // been in flight when the counters were read.
+    let prompts = 2 * REQUESTS;
+    let tail = (IDS - 1) * (LONGEST + 2);
+    let bound = (prompts + tail + IDS) as f64;
+    println!(
+        "{rows} rows in {steps} steps, {:.2} in each; {missing} of {IDS} missing, at most {bound} may",
+        rows / steps
+    );
+    assert!(missing <= bound, "{rows} rows in {steps} steps");
+    assert!(
+        missing >= -(IDS as f64),
+        "a step has a row of each id at most"
+    );
 }
 
 /// The output of a `/generate` stream before its end.
