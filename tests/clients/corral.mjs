@@ -29,13 +29,10 @@ export function user(content) {
   return [{ role: "user", content }];
 }
 
-/** The server without a prefix cache: requests that run alone give identical results. */
-export const UNCACHED = "CORRAL_UNCACHED_URL";
-
 /** The greedy response to a message or a list of messages. */
-export function chat(content, more = {}, which = "CORRAL_URL") {
+export function chat(content, more = {}) {
   const messages = typeof content === "string" ? user(content) : content;
-  return client(which).chat.completions.create({ model: MODEL, messages, temperature: 0, ...more });
+  return client().chat.completions.create({ model: MODEL, messages, temperature: 0, ...more });
 }
 
 /** The greedy completion of a prompt. */

@@ -36,16 +36,6 @@ for (const [more, param] of [
   });
 }
 
-test("prompt beyond the context is refused", async () => {
-  for (const stream of [false, true]) {
-    await assert.rejects(chat("x".repeat(5000), { stream }), (error) => {
-      assert.ok(error instanceof openai.BadRequestError);
-      assert.equal(error.code, "context_length_exceeded");
-      return true;
-    });
-  }
-});
-
 test("missing key is refused", async () => {
   const answer = await ask("CORRAL_KEYED_URL", process.env.CORRAL_KEY);
   assert.equal(answer.choices[0].message.content, "19");
@@ -89,15 +79,4 @@ test("disconnect frees every sequence", async () => {
     const after = await waitUntil("they are gone", gone);
     assert.equal(after[cancelled] - before, n);
   }
-});
-
-test("concurrent sums are right", async () => {
-  const sums = Array.from({ length: 32 }, (_, number) => (number * 7919 + 1234) % 10_000);
-  const asking = client();
-  const answers = await Promise.all(sums.map(async (sum) => {
-    const messages = user(`${Math.floor(sum / 100)}+${sum % 100}=`);
-    const answer = await asking.chat.completions.create({ model: MODEL, messages, temperature: 0 });
-    return answer.choices[0].message.content;
-  }));
-  assert.deepEqual(answers, sums.map((sum) => String(Math.floor(sum / 100) + (sum % 100))));
 });

@@ -26,12 +26,6 @@ test("prompts are completed, whole and streamed", async () => {
   assert.equal((await complete("12+7=", { echo: true })).choices[0].text, "12+7=19");
 });
 
-test("completions have logprobs", async () => {
-  const { logprobs } = (await complete("12+7=", { logprobs: 3, max_tokens: 2 })).choices[0];
-  assert.deepEqual(logprobs.tokens, ["1", "9"]);
-  assert.ok(logprobs.token_logprobs.every((log) => Number.isFinite(log) && log <= 1e-4));
-});
-
 test("embeddings are equal in both encodings", async () => {
   const ask = (more) => client().embeddings.create({ model: MODEL, input: ["The quiet owl", "12+7="], ...more });
   const floats = (await ask({ encoding_format: "float" })).data.map((entry) => entry.embedding);
