@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use corral_engine::testing::{EngineWaker, Fetched, SwapBudget, SwapStore};
+use corral_engine::testing::{EngineWaker, FetchResult, SwapBudget, SwapStore};
 use libfuzzer_sys::fuzz_target;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -60,9 +60,9 @@ fn wait_for(
     }
     loop {
         match store.fetch(id) {
-            Fetched::Ready(bytes) => return Some(bytes),
-            Fetched::Missing => return None,
-            Fetched::Pending => woken
+            FetchResult::Ready(bytes) => return Some(bytes),
+            FetchResult::Missing => return None,
+            FetchResult::Pending => woken
                 .recv_timeout(TIMEOUT)
                 .expect("the disk's thread answers"),
         }
@@ -95,12 +95,12 @@ fuzz_target!(|data: &[u8]| {
                 }
             }
             3 => match store.fetch(id) {
-                Fetched::Ready(bytes) => assert_eq!(stored.remove(&id), Some(bytes)),
-                Fetched::Pending => {
+                FetchResult::Ready(bytes) => assert_eq!(stored.remove(&id), Some(bytes)),
+                FetchResult::Pending => {
                     assert!(stored.contains_key(&id));
                     pending.insert(id);
                 }
-                Fetched::Missing => missing = Some(id),
+                FetchResult::Missing => missing = Some(id),
             },
             4 => match wait_for(&mut store, &woken, &mut pending, id) {
                 Some(bytes) => assert_eq!(stored.remove(&id), Some(bytes)),

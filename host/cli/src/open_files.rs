@@ -14,7 +14,7 @@ const MAX_ADMIN: u64 = 32;
 
 /// Connections that the limit of open files allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ConnectionShares {
+pub(crate) struct ConnectionLimits {
     /// The limit of open files.
     pub(crate) open_files: u64,
     /// Connections of the public listener.
@@ -23,7 +23,7 @@ pub(crate) struct ConnectionShares {
     pub(crate) admin: u64,
 }
 
-impl ConnectionShares {
+impl ConnectionLimits {
     /// Raises the soft limit to the hard limit, and divides it.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl ConnectionShares {
         }
         let admin = (open_files / ADMIN_PART).min(MAX_ADMIN);
         let reserved = (open_files / 2).min(MAX_RESERVED);
-        Ok(ConnectionShares {
+        Ok(ConnectionLimits {
             open_files,
             public: open_files - reserved - admin,
             admin,
@@ -71,15 +71,15 @@ mod tests {
             (1024, 736, 32),
             (65_536, 65_248, 32),
         ] {
-            let shares = ConnectionShares::divide(open_files).expect("enough");
+            let shares = ConnectionLimits::divide(open_files).expect("enough");
             assert_eq!(
                 (shares.public, shares.admin),
                 (public, admin),
                 "{open_files}"
             );
         }
-        assert!(ConnectionShares::divide(u64::MAX).is_ok(), "unlimited");
-        let error = ConnectionShares::divide(63).expect_err("too few");
+        assert!(ConnectionLimits::divide(u64::MAX).is_ok(), "unlimited");
+        let error = ConnectionLimits::divide(63).expect_err("too few");
         assert!(format!("{error:?}").contains("at least 64"), "{error:?}");
     }
 }

@@ -5,7 +5,7 @@ mod reload;
 
 use crate::admin_token::{self, ConfiguredToken};
 use crate::args::{PluginArg, ServeArgs};
-use crate::open_files::ConnectionShares;
+use crate::open_files::ConnectionLimits;
 use crate::{Error, logs, service_manager, startup};
 use corral_engine::ModelPool;
 use corral_runtime::{DeploymentState, Limits, Plugin, PluginConfig, Runtime};
@@ -32,7 +32,7 @@ pub(crate) fn serve(mut args: ServeArgs) -> Result<ExitCode, Error> {
     // First, while the process has one thread.
     let sockets = InheritedSockets::from_env()?;
     args.models.fetch(note)?;
-    let shares = ConnectionShares::raise_limit()?;
+    let shares = ConnectionLimits::raise_limit()?;
     let workers = startup::workers(args.models.workers);
     startup::block_on(workers, serve_until_stopped(args.into(), sockets, shares))?
 }
@@ -40,7 +40,7 @@ pub(crate) fn serve(mut args: ServeArgs) -> Result<ExitCode, Error> {
 async fn serve_until_stopped(
     args: Arc<ServeArgs>,
     sockets: InheritedSockets,
-    shares: ConnectionShares,
+    shares: ConnectionLimits,
 ) -> Result<ExitCode, Error> {
     // First, since the store's lock shows whether another process uses it.
     let store = match &args.store {

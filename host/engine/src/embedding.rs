@@ -24,7 +24,7 @@ mod vectors;
 mod worker;
 
 pub use backend::EmbeddingBackend;
-pub(crate) use fair_queue::{EmbeddingId, FairQueue};
+pub(crate) use fair_queue::{FairQueueId, FairQueue};
 pub use pooling::Pooling;
 pub use vectors::{Embedding, Vectors};
 
@@ -211,7 +211,7 @@ impl Embedder {
         };
         let limit = RequestLoad {
             requests: config.queue as u64,
-            tokens: TENANT_DIVISOR * MAX_EMBED_TOKENS,
+            input_size: TENANT_DIVISOR * MAX_EMBED_TOKENS,
             numbers: TENANT_DIVISOR * MAX_EMBED_NUMBERS,
         };
         Ok(Self {
@@ -323,7 +323,7 @@ impl Embedder {
         }
         Ok(RequestLoad {
             requests: 1,
-            tokens,
+            input_size: tokens,
             numbers,
         })
     }
@@ -335,11 +335,11 @@ impl Embedder {
         let spent = Duration::from_nanos(get(&self.metrics.embed_step_nanos));
         let computed = get(&self.metrics.embed_computed).max(1);
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-        let seconds = spent.as_secs_f64() * used.tokens as f64 / computed as f64;
+        let seconds = spent.as_secs_f64() * used.input_size as f64 / computed as f64;
         Error::Overloaded {
             reason: format!(
                 "{} requests for embeddings with {} tokens are already open",
-                used.requests, used.tokens
+                used.requests, used.input_size
             ),
             retry_after: Duration::from_secs_f64(seconds.clamp(1.0, 60.0)),
         }

@@ -106,6 +106,6 @@ pub mod testing {
     pub use crate::image::picture::decode_picture;
     pub use crate::raw_context::RawContext;
     pub use crate::snapshot::Origin as SnapshotOrigin;
-    pub use crate::swap_store::{Fetched, SwapBudget, SwapStore};
+    pub use crate::swap_store::{FetchResult, SwapBudget, SwapStore};
     pub use crate::text_decoder::TextDecoder;
 }

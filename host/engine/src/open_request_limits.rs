@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct RequestLoad {
     /// Requests.
     pub requests: u64,
-    /// Tokens of their inputs.
-    pub tokens: u64,
+    /// Size of their inputs: tokens of texts, bytes of pictures.
+    pub input_size: u64,
     /// Numbers (`f32`) in their results, for embeddings.
     pub numbers: u64,
 }
 
 impl RequestLoad {
-    /// The load of this many requests without tokens and results.
+    /// The load of this many requests without inputs and results.
     pub fn of_requests(requests: usize) -> Self {
         Self {
             requests: requests as u64,
@@ -27,7 +27,7 @@ impl RequestLoad {
     fn plus(self, other: Self) -> Self {
         Self {
             requests: self.requests.saturating_add(other.requests),
-            tokens: self.tokens.saturating_add(other.tokens),
+            input_size: self.input_size.saturating_add(other.input_size),
             numbers: self.numbers.saturating_add(other.numbers),
         }
     }
@@ -35,14 +35,14 @@ impl RequestLoad {
     fn minus(self, other: Self) -> Self {
         Self {
             requests: self.requests.saturating_sub(other.requests),
-            tokens: self.tokens.saturating_sub(other.tokens),
+            input_size: self.input_size.saturating_sub(other.input_size),
             numbers: self.numbers.saturating_sub(other.numbers),
         }
     }
 
     fn fits(self, limit: Self) -> bool {
         self.requests <= limit.requests
-            && self.tokens <= limit.tokens
+            && self.input_size <= limit.input_size
             && self.numbers <= limit.numbers
     }
 
@@ -50,7 +50,7 @@ impl RequestLoad {
     pub fn divided_by(self, divisor: u64) -> Self {
         Self {
             requests: self.requests.div_ceil(divisor),
-            tokens: self.tokens.div_ceil(divisor),
+            input_size: self.input_size.div_ceil(divisor),
             numbers: self.numbers.div_ceil(divisor),
         }
     }
@@ -148,14 +148,14 @@ mod tests {
 
     const LIMIT: RequestLoad = RequestLoad {
         requests: 8,
-        tokens: 400,
+        input_size: 400,
         numbers: 4000,
     };
 
-    fn load(tokens: u64, numbers: u64) -> RequestLoad {
+    fn load(input_size: u64, numbers: u64) -> RequestLoad {
         RequestLoad {
             requests: 1,
-            tokens,
+            input_size,
             numbers,
         }
     }
@@ -164,12 +164,12 @@ mod tests {
     fn loads_are_limited_per_tenant_and_in_total() {
         let limits = OpenRequestLimits::new(LIMIT, LIMIT.divided_by(4));
         let acquire =
-            |tenant, tokens, numbers| limits.acquire(Tenant(tenant), load(tokens, numbers));
+            |tenant, input_size, numbers| limits.acquire(Tenant(tenant), load(input_size, numbers));
         assert!(acquire(0, 101, 1).is_err() && acquire(0, 1, 1001).is_err());
         let held = acquire(0, 60, 1).expect("there is room");
         assert_eq!(acquire(0, 41, 1).unwrap_err(), load(60, 1));
         let others: Vec<_> = (1..4).map(|t| acquire(t, 100, 1000).unwrap()).collect();
-        assert_eq!(acquire(4, 41, 1).unwrap_err().tokens, 360);
+        assert_eq!(acquire(4, 41, 1).unwrap_err().input_size, 360);
         drop(held);
         let last = acquire(4, 100, 1000).expect("there is room again");
         assert!(acquire(0, 1, 1).is_err());

@@ -8,7 +8,7 @@
 use crate::engine::{Engine, thread_ended};
 use crate::image::{Image, ImageKey, SavedImages, save_images};
 use crate::reply::{Reply, reply};
-use crate::snapshot::{Contents, Origin};
+use crate::snapshot::{SnapshotContent, Origin};
 use crate::worker::{
     Command, ExportState, ExportedState, ImportState, NewRequest, NewWork, Prompt,
 };
@@ -229,7 +229,7 @@ impl Sequence {
         if let Some(state) = state {
             bytes.extend(encode_state(state, adapter));
         }
-        let contents = Contents {
+        let contents = SnapshotContent {
             origin: self.origin()?,
             tokens: self.tokens.clone(),
             state: bytes,

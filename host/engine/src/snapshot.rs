@@ -38,7 +38,7 @@ pub struct Origin {
 
 /// Contents of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Contents {
+pub struct SnapshotContent {
     /// Model and settings that produced it.
     pub origin: Origin,
     /// The tokens of the sequence.
@@ -121,7 +121,7 @@ impl Snapshots {
     /// Fails before anything is written with [`SnapshotError::Name`], [`SnapshotError::TooLarge`],
     /// [`SnapshotError::OverBudget`] or [`SnapshotError::TooMany`]. A failed write keeps the old snapshot, unless
     /// only the last sync failed.
-    pub fn write(&self, owner: &str, name: &str, contents: &Contents) -> Result<(), SnapshotError> {
+    pub fn write(&self, owner: &str, name: &str, contents: &SnapshotContent) -> Result<(), SnapshotError> {
         let dir = self.owner(owner)?;
         check_name("snapshot", name)?;
         let limit = self.limits.snapshot_bytes;
@@ -149,7 +149,7 @@ impl Snapshots {
         owner: &str,
         name: &str,
         expected: &Origin,
-    ) -> Result<Contents, SnapshotError> {
+    ) -> Result<SnapshotContent, SnapshotError> {
         let path = self.path(owner, name)?;
         let failed = |cause| missing_or("open", &path, name, cause);
         // Check before the open: opening a pipe blocks until it has a writer.

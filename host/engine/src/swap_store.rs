@@ -43,7 +43,7 @@ pub struct SwapBudget {
 
 /// Result of [`SwapStore::fetch`].
 #[derive(Debug, PartialEq, Eq)]
-pub enum Fetched {
+pub enum FetchResult {
     /// The state. The store no longer holds it.
     Ready(Vec<u8>),
     /// A read is pending. Fetch again after the waker runs.
@@ -253,17 +253,17 @@ impl SwapStore {
     }
 
     /// Removes and returns a state, or starts reading it from disk.
-    pub fn fetch(&mut self, id: Id) -> Fetched {
+    pub fn fetch(&mut self, id: Id) -> FetchResult {
         self.poll();
         let Some(mut entry) = self.entries.remove(&id) else {
-            return Fetched::Missing;
+            return FetchResult::Missing;
         };
         entry.location = match entry.location {
             Location::Ram(bytes) => {
                 self.resident.remove(&entry.stamp);
                 self.resident_bytes -= entry.length;
                 self.queue_jobs();
-                return Fetched::Ready(bytes);
+                return FetchResult::Ready(bytes);
             }
             Location::Ready { bytes, stored } => {
                 self.pinned_bytes -= entry.length;
@@ -271,13 +271,13 @@ impl SwapStore {
                     self.remove_file(stored.file, entry.length);
                 }
                 self.queue_jobs();
-                return Fetched::Ready(bytes);
+                return FetchResult::Ready(bytes);
             }
             Location::Writing { file, .. } => {
                 if let Some(bytes) = self.take_back(file) {
                     self.writing.remove(&entry.stamp);
                     self.queue_jobs();
-                    return Fetched::Ready(bytes);
+                    return FetchResult::Ready(bytes);
                 }
                 self.disk_queue.return_bytes(file, true);
                 Location::Writing {
@@ -298,10 +298,10 @@ impl SwapStore {
         };
         self.entries.insert(id, entry);
         self.queue_jobs();
-        Fetched::Pending
+        FetchResult::Pending
     }
 
-    /// Cancels a [`fetch`](Self::fetch) that returned [`Fetched::Pending`]. The state then counts as the newest.
+    /// Cancels a [`fetch`](Self::fetch) that returned [`FetchResult::Pending`]. The state then counts as the newest.
     pub fn cancel_fetch(&mut self, id: Id) {
         let Some(mut entry) = self.entries.remove(&id) else {
             return;

@@ -197,7 +197,7 @@ impl Drop for PluginBody {
     fn drop(&mut self) {
         // The plugin may have work left after its last frame, such as a log line.
         if self.is_end() {
-            self.call.let_finish();
+            self.call.detach();
         }
     }
 }

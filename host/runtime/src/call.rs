@@ -116,7 +116,7 @@ impl CallHandle {
     }
 
     /// Lets the call run on, within its limits, after this is dropped.
-    pub(crate) fn let_finish(&mut self) {
+    pub(crate) fn detach(&mut self) {
         self.stop_on_drop = false;
         self.outcome.response_read.notify_one();
     }

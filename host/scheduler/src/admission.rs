@@ -17,7 +17,7 @@ use crate::step::{EntryId, SeqId};
 /// A shorter shared prefix is computed again: that is as fast.
 const MIN_SHARED: u32 = 4;
 /// A prefix to wait for must save this many tokens more than the best one at hand.
-const WORTH_WAITING: u32 = 32;
+const MIN_SHARED_GAIN: u32 = 32;
 /// The extra room doubles at most this often; a preemption doubles it twice.
 const MAX_ROOM_DOUBLINGS: u32 = 16;
 
@@ -134,9 +134,9 @@ impl Admission<'_> {
                     match entry.state {
                         EntryState::SwappedOut(_) => {
                             let more = (length + 1).saturating_sub(min_length);
-                            if more > WORTH_WAITING && self.kv.swap_in_pays(self.costs, id, more) {
+                            if more > MIN_SHARED_GAIN && self.kv.swap_in_pays(self.costs, id, more) {
                                 best = PrefixSource::SwapIn { entry: id, length };
-                                min_length = length - WORTH_WAITING + 1;
+                                min_length = length - MIN_SHARED_GAIN + 1;
                             }
                         }
                         EntryState::Resident(_) if whole && !entry.is_retained_by_others(own) => {
@@ -185,7 +185,7 @@ impl Admission<'_> {
             }
         }
         match leader {
-            Some((leader, length)) if length >= min_length + WORTH_WAITING => {
+            Some((leader, length)) if length >= min_length + MIN_SHARED_GAIN => {
                 PrefixSource::Follow { leader, length }
             }
             _ => best,
@@ -203,7 +203,7 @@ impl KvCache {
         let spared = match source {
             PrefixSource::TakeOver { entry, length } => {
                 let seq = self.entries.get(entry)?.seq()?;
-                return match self.take_better_id(seq, logits, entry) {
+                return match self.take_preferred_id(seq, logits, entry) {
                     Some(other) => Some((other, PrefixSource::Move { entry, length })),
                     None => self.may_use(seq, logits).then_some((seq, source)),
                 };

@@ -10,7 +10,7 @@ use crate::queue::{Queue, effective_deadline};
 use crate::request::AdapterId;
 use crate::running::{DecodingCount, RunningRequest, RunningRequests};
 use crate::step::{Row, Step, StepShape};
-use crate::tenant_schedule::LeftOut;
+use crate::tenant_schedule::SkippedTenants;
 use std::cmp::Reverse;
 
 /// Requests of an adapter in prefill, in the order of service.
@@ -38,7 +38,7 @@ pub(crate) fn prompts<'a>(
 pub(crate) fn rows(
     running: &RunningRequests,
     adapter: AdapterId,
-    left_out: &LeftOut,
+    left_out: &SkippedTenants,
     prompts: &[&RunningRequest],
     budget: u32,
     prefill: &PrefillBudget,

@@ -34,8 +34,8 @@ impl Acceptance {
         (self.accepted + PRIOR_WEIGHT * expected) / (observed + PRIOR_WEIGHT)
     }
 
-    /// Multiplies the weight of the rejections.
-    pub fn forgive(&mut self, factor: f64) {
+    /// Multiplies the weight of the rejections by `factor`.
+    pub fn decay_rejections(&mut self, factor: f64) {
         self.rejected *= factor;
     }
 

@@ -7,10 +7,10 @@ use crate::scheduler::Scheduler;
 use crate::step::Row;
 
 impl Scheduler {
-    /// Proposes drafts of prompt lookup: tokens that probably follow those of a decoding request. The next step computes
+    /// Adds drafts of prompt lookup: tokens that probably follow those of a decoding request. The next step computes
     /// the first few of them, all, or none. They are dropped once the request gains a token.
-    pub fn propose_draft(&mut self, id: RequestId, drafts: &[Token]) {
-        debug_assert!(self.is_between_steps(), "propose_draft during a step");
+    pub fn add_lookup_drafts(&mut self, id: RequestId, drafts: &[Token]) {
+        debug_assert!(self.is_between_steps(), "add_lookup_drafts during a step");
         let most = drafts.len().min(self.config.max_drafts as usize);
         let running = self.running.get_mut(id);
         if let Some(running) = running.filter(|running| running.is_decoding()) {
@@ -18,10 +18,10 @@ impl Scheduler {
         }
     }
 
-    /// Proposes drafts of the draft model, which stops early where it is unsure: `ordered` is the number that
+    /// Adds drafts of the draft model, which stops early where it is unsure: `ordered` is the number that
     /// [`plan_drafts`](Scheduler::plan_drafts) ordered.
-    pub fn propose_model_draft(&mut self, id: RequestId, drafts: &[Token], ordered: u32) {
-        debug_assert!(self.is_between_steps(), "propose_model_draft during a step");
+    pub fn add_model_drafts(&mut self, id: RequestId, drafts: &[Token], ordered: u32) {
+        debug_assert!(self.is_between_steps(), "add_model_drafts during a step");
         let most = drafts.len().min(self.config.max_drafts as usize);
         let common = &mut self.model_drafts.acceptance;
         let running = self.running.get_mut(id);

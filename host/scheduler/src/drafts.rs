@@ -33,8 +33,8 @@ const TRIAL_INTERVAL: u32 = 32;
 const TRIAL_DRAFTS: u32 = 2;
 /// A draft that is less likely to be accepted is not worth its sampling.
 const MIN_ACCEPTANCE: f64 = 0.05;
-/// Factor of a request's rejections each time that its drafts were passed over.
-pub(crate) const FORGIVE: f64 = 0.98;
+/// Decay of a request's rejections each time that a step takes none of its drafts.
+pub(crate) const SKIPPED_DRAFT_DECAY: f64 = 0.98;
 
 /// Decides how many drafts a step has, by what was learned of steps with drafts.
 #[derive(Clone, Debug)]
@@ -119,7 +119,7 @@ impl DraftPolicy {
             if candidate.taken == 0
                 && let Some(running) = running.get_mut(row.request)
             {
-                running.drafts.acceptance_mut().forgive(FORGIVE);
+                running.drafts.acceptance_mut().decay_rejections(SKIPPED_DRAFT_DECAY);
             }
         }
         step.shape.drafts = drafts;

@@ -11,7 +11,7 @@
 //! shared. By the ski-rental argument this costs at most twice as much as knowing the future.
 //!
 //! A move delays the next step. So each step evicts one prefix at most; a step with prompts only one that was charged
-//! [`PREFILL_PATIENCE`] times its eviction cost.
+//! [`PREFILL_EVICTION_FACTOR`] times its eviction cost.
 
 use crate::config::SchedulerConfig;
 use crate::cost_model::CostModel;
@@ -20,7 +20,7 @@ use crate::prefix_cache::Entry;
 use crate::step::{EntryId, SeqId, StepShape};
 
 /// A step with prompts evicts a prefix whose charged cost exceeds this many times its eviction cost.
-const PREFILL_PATIENCE: f64 = 2.0;
+const PREFILL_EVICTION_FACTOR: f64 = 2.0;
 /// Attention never runs over fewer cells.
 const MIN_N_KV: u32 = 256;
 
@@ -45,7 +45,7 @@ impl KvCache {
         self.entries.update_retained();
         let patience = match shape.prefill {
             0 => 1.0,
-            _ => PREFILL_PATIENCE,
+            _ => PREFILL_EVICTION_FACTOR,
         };
         let Some((id, eviction)) = self.overdue(costs, patience) else {
             return;

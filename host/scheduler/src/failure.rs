@@ -7,7 +7,7 @@
 //!
 //! On a model whose state cannot be truncated (recurrent, hybrid or sliding-window), the requests of a failed step
 //! start again from their first token. They compute together up to the position of the failure, then pass it one at a
-//! time. A failure before that position is *excused*: the request has passed there before. After [`MAX_JOINT`] failed
+//! time. A failure before that position is *excused*: the request has passed there before. After [`MAX_JOINT_FAILURES`] failed
 //! steps that did not get there, each request computes alone.
 //!
 //! Bounds that the random workloads check: a bad request ends after at most 60 failed steps, and a
@@ -17,7 +17,7 @@
 //! - *Halving*: 24 failed steps find one bad request of 64 rows. On a device that fails above 16 tokens, a step has 7.8
 //!   tokens on average; 5.0 if each failure starts again at one token.
 //! - *Three strikes* ([`strikes`](crate::strikes)): with one, an outage of 15 steps fails a sound request.
-//! - *Half blame*: otherwise a sound request next to a bad one fails after three faults instead of six.
+//! - *Half weight*: otherwise a sound request next to a bad one fails after three faults instead of six.
 //! - *Outage*: otherwise requests on a dead device never fail.
 //! - *`failed_at`*: a bad request beside four others is found after 4 failed steps of 87; otherwise 11 of 163.
 //! - *Excuse*: on a device that fails every fourth step, 4 of 6 prompts of 200 tokens succeed; otherwise 1. Without the
@@ -30,12 +30,12 @@ use crate::Time;
 use crate::request::RequestId;
 use crate::running::RunningRequests;
 use crate::step::Row;
-use crate::strikes::{Blame, Failure};
+use crate::strikes::{StrikeWeight, Failure};
 use std::time::Duration;
 
 /// After this many failed steps of several requests without recovery, each request computes alone, if sequences cannot
 /// be truncated.
-const MAX_JOINT: u8 = 8;
+const MAX_JOINT_FAILURES: u8 = 8;
 /// Shortest and longest pause after a failed step of one token.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
@@ -90,7 +90,7 @@ impl FailureHandling {
 
     /// Whether each request is to be tried alone, where requests start again after a failure.
     pub fn is_one_by_one(&self) -> bool {
-        self.joint_failures >= MAX_JOINT
+        self.joint_failures >= MAX_JOINT_FAILURES
     }
 
     /// Allows half of the tokens that failed.
@@ -133,7 +133,7 @@ impl FailureHandling {
             let joint = rows.len() > 1;
             self.joint_failures = self.joint_failures.saturating_add(u8::from(joint));
             // Where requests start again, a smaller step would not get to the same position. So a request that is
-            // alone gets the blame, whatever its tokens.
+            // alone gets the weight, whatever its tokens.
             return match rows {
                 [row] if !can_truncate => self.strike(row, running, now),
                 _ => None,
@@ -149,17 +149,17 @@ impl FailureHandling {
     fn strike(&mut self, row: &Row, running: &mut RunningRequests, now: Time) -> Option<RequestId> {
         let adapters = running.adapters();
         let one = running.get_mut(row.request)?;
-        let blame = match std::mem::replace(&mut self.failed_alone, true) {
-            _ if one.failed_at.is_some_and(|at| row.to <= at) => Blame::Excused,
-            true => Blame::Half,
-            false => Blame::Full,
+        let weight = match std::mem::replace(&mut self.failed_alone, true) {
+            _ if one.failed_at.is_some_and(|at| row.to <= at) => StrikeWeight::Excused,
+            true => StrikeWeight::Half,
+            false => StrikeWeight::Full,
         };
         let failure = Failure {
             now,
             successes: self.successes,
             failures: self.failures,
         };
-        let fails = one.strikes.add(failure, adapters, blame);
+        let fails = one.strikes.add(failure, adapters, weight);
         // The next request is tried alone, which tells whether this one is at fault.
         running.move_to_end(row.request);
         fails.then_some(row.request)
@@ -225,7 +225,7 @@ mod tests {
     fn joint_failures_lead_to_one_by_one() {
         let (mut failure, mut running) = (FailureHandling::new(32), running(2));
         let rows = rows(&running, 8);
-        for _ in 0..MAX_JOINT {
+        for _ in 0..MAX_JOINT_FAILURES {
             assert!(!failure.is_one_by_one());
             failure.step_failed(&rows, &mut running, Time::ZERO, false);
         }

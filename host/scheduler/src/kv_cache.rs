@@ -120,7 +120,7 @@ impl KvCache {
             self.cells.clear(seq);
         }
         self.ops.push(MemoryOp::Clear(seq));
-        self.ids.give_back(seq);
+        self.ids.release(seq);
     }
 
     /// Cells that can become free without a preemption.
@@ -145,7 +145,7 @@ impl KvCache {
 
     /// An id that suits these logits better than `seq`, the id of `entry`. Evicts entries only if a request with
     /// these logits must not use `seq`.
-    pub fn take_better_id(
+    pub fn take_preferred_id(
         &mut self,
         seq: SeqId,
         logits: LogitsKind,

@@ -16,7 +16,7 @@
 use crate::Token;
 use crate::cost_model::CostModel;
 use crate::draft_acceptance::CommonAcceptance;
-use crate::drafts::FORGIVE;
+use crate::drafts::SKIPPED_DRAFT_DECAY;
 use crate::request::{LogitsKind, RequestId};
 use crate::scheduler::Scheduler;
 use crate::step::StepShape;
@@ -37,7 +37,7 @@ const MAX_TRIAL_FRACTION: f64 = 0.1;
 /// Tokens that a draft model has not seen are computed if they take at most this part of the time that they save.
 const MAX_PREFILL_FRACTION: f64 = 0.5;
 /// Uncomputed tokens that are usual after a step: accepted drafts, a sampled token, and forced ones.
-const USUAL_UNCOMPUTED: u32 = 32;
+const EXPECTED_UNCOMPUTED_TOKENS: u32 = 32;
 /// Uncomputed tokens that are computed before a step while their cost is unknown.
 const FIRST_CHUNK: u32 = 64;
 /// Fewer uncomputed tokens are not worth a step of the draft model, unless they are the last.
@@ -127,7 +127,7 @@ struct Choice {
 impl Scheduler {
     /// Decides what the draft model computes before the next step. `state` gets a request and its tokens; `None` means
     /// that the draft model can't draft for it. Call [`Scheduler::draft_step_done`] after each of its steps, and
-    /// [`Scheduler::propose_model_draft`] for each order with drafts.
+    /// [`Scheduler::add_model_drafts`] for each order with drafts.
     pub fn plan_drafts(
         &mut self,
         mut state: impl FnMut(RequestId, &[Token]) -> Option<DraftState>,
@@ -204,7 +204,7 @@ impl Scheduler {
             if !orders.iter().any(is_ordered)
                 && let Some(running) = self.running.get_mut(candidate.request)
             {
-                running.drafts.ordered.forgive(FORGIVE);
+                running.drafts.ordered.decay_rejections(SKIPPED_DRAFT_DECAY);
             }
         }
         orders
@@ -249,7 +249,7 @@ impl ModelDrafts {
     /// Orders that are expected to pay: for uncomputed tokens and for drafts in turns, so that neither waits for long.
     fn orders(&mut self, candidates: &[Candidate], step: NextStep<'_>) -> Vec<DraftOrder> {
         let may_prefill = !std::mem::replace(&mut self.last_was_prefill, false);
-        let lags = |candidate: &Candidate| candidate.uncomputed > USUAL_UNCOMPUTED;
+        let lags = |candidate: &Candidate| candidate.uncomputed > EXPECTED_UNCOMPUTED_TOKENS;
         if candidates.iter().any(lags) {
             let ready: Vec<_> = candidates
                 .iter()
@@ -384,7 +384,7 @@ impl ModelDrafts {
         if order.drafts == 0 {
             return None;
         }
-        if candidate.uncomputed > USUAL_UNCOMPUTED {
+        if candidate.uncomputed > EXPECTED_UNCOMPUTED_TOKENS {
             let plain = (step.seconds)(0);
             let most = match self.costs.is_fitted() {
                 true if self.prefill_seconds(candidate.uncomputed, step)

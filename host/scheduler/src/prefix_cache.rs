@@ -19,8 +19,8 @@ use std::collections::BTreeMap;
 
 /// Candidates for one request: at most this many resident ones, and as many that are swapped out.
 const CANDIDATES: usize = 32;
-/// The candidates come from the holders that share the most, this many.
-const NEAREST: usize = 256;
+/// Holders of the longest shared prefixes, among which the candidates are.
+const MAX_NEAREST_HOLDERS: usize = 256;
 /// Time between two sweeps, and entries that a sweep visits in one step.
 const SWEEP_INTERVAL: Time = Time::from_secs(1);
 pub(crate) const SWEEP_ENTRIES: usize = 128;
@@ -285,7 +285,7 @@ impl PrefixCache {
     /// The holders that share a prefix with `tokens`, and its length: first those in the cells, then those that
     /// are swapped out; of either the longest prefix first.
     pub fn nearest(&self, scope: PrefixScope, tokens: &[Token]) -> Vec<(TextOwner, u32)> {
-        let found = self.tree.nearest(scope, tokens, NEAREST).into_iter();
+        let found = self.tree.nearest(scope, tokens, MAX_NEAREST_HOLDERS).into_iter();
         let found =
             found.map(|(holder, shared)| (holder, u32::try_from(shared).unwrap_or(u32::MAX)));
         let (mut nearest, mut swapped): (Vec<_>, Vec<_>) =

@@ -8,7 +8,7 @@
 //! clears no debt. Idle tenants in debt are stored apart from the active ones: they may be many.
 //!
 //! Within a tenant the earliest deadline goes first. A request without a deadline is ordered as if it expired
-//! [`DEFAULT_PATIENCE`] after its arrival, so a stream of urgent requests can't delay it for longer.
+//! [`DEFAULT_DEADLINE`] after its arrival, so a stream of urgent requests can't delay it for longer.
 //!
 //! While the next request waits for room, it is *blocked* and keeps its place, whatever the counters do meanwhile. Only
 //! requests of higher priority overtake it; if its tenant runs several requests, so do those of tenants that run none and
@@ -32,7 +32,7 @@ const GENERATED_WEIGHT: u64 = 2;
 /// Sampling time that costs a tenant as much as a prompt token. Common samplers take less for a token.
 const SAMPLING_PER_TOKEN: Duration = Duration::from_micros(500);
 /// The deadline after its arrival that orders a request without one.
-const DEFAULT_PATIENCE: Duration = Duration::from_secs(60);
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The order of a request within its tenant; the first is served first.
 type Order = (Reverse<Priority>, Time, RequestId);
@@ -80,7 +80,7 @@ pub(crate) struct Queue {
 pub(crate) fn effective_deadline(request: &Request) -> Time {
     request
         .deadline
-        .unwrap_or(request.arrived_at + DEFAULT_PATIENCE)
+        .unwrap_or(request.arrived_at + DEFAULT_DEADLINE)
 }
 
 fn order(request: &Request) -> Order {

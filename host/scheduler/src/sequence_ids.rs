@@ -38,7 +38,7 @@ impl SequenceIds {
     }
 
     /// Returns an id.
-    pub fn give_back(&mut self, seq: SeqId) {
+    pub fn release(&mut self, seq: SeqId) {
         let index = self.free.partition_point(|other| *other > seq);
         debug_assert!(self.free.get(index) != Some(&seq), "{seq:?} is free");
         self.free.insert(index, seq);
@@ -81,11 +81,11 @@ mod tests {
             [2, 0, 3].map(|id| Some(SeqId(id)))
         );
         assert_eq!((ids.take(LogitsKind::All), ids.used()), (None, 3));
-        ids.give_back(SeqId(0));
+        ids.release(SeqId(0));
         assert_eq!(ids.take(LogitsKind::TopK), Some(SeqId(0)));
         assert_eq!(ids.take(LogitsKind::TopK), Some(SeqId(1)));
         assert!(ids.is_exhausted());
-        ids.give_back(SeqId(3));
+        ids.release(SeqId(3));
         assert_eq!(ids.take(LogitsKind::TopK), None);
     }
 

@@ -12,8 +12,8 @@ use crate::URL;
 
 /// Largest body of a refusal that is read, in bytes.
 const MAX_REFUSAL: usize = 64 << 10;
-/// Longest silence of the host, in nanoseconds: a prompt of a busy host takes its time.
-const SILENCE: u64 = 3600 * 1_000_000_000;
+/// Longest wait for the next bytes of the host, in nanoseconds: a prompt of a busy host takes its time.
+const RESPONSE_TIMEOUT: u64 = 3600 * 1_000_000_000;
 
 /// Both bodies of the request.
 pub(crate) struct Streams {
@@ -71,8 +71,8 @@ pub(crate) fn open() -> Result<Streams, Error> {
     })?;
     let output = body.write();
     let options = RequestOptions::new();
-    let _ = options.set_first_byte_timeout(Some(SILENCE));
-    let _ = options.set_between_bytes_timeout(Some(SILENCE));
+    let _ = options.set_first_byte_timeout(Some(RESPONSE_TIMEOUT));
+    let _ = options.set_between_bytes_timeout(Some(RESPONSE_TIMEOUT));
     let unreachable =
         |error: &dyn std::fmt::Debug| failed(format!("cannot reach the host at {url}: {error:?}"));
     let future =

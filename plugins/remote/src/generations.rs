@@ -18,7 +18,7 @@ use crate::collect::collect;
 use crate::models::{RemoteConstraint, RemoteMatcher, RemoteModel};
 use crate::options::RemoteOptions;
 use crate::sequences::{RemoteSequence, SequenceState};
-use crate::session::{self, Held, OwnedHandle, call, check, new_number, settle};
+use crate::session::{self, HandleGuard, OwnedHandle, call, check, new_number, settle};
 use crate::{Remote, convert};
 
 impl Guest for Remote {
@@ -99,7 +99,7 @@ impl Guest for Remote {
                 id,
                 sequence: Rc::clone(sequence),
                 outcome: RefCell::new(None),
-                _held: Held::new(),
+                _guard: HandleGuard::new(),
             }
         });
         // Without what an earlier command should have set, it generates something else: dropping it cancels it.
@@ -210,7 +210,7 @@ pub(crate) struct RemoteGeneration {
     id: u64,
     sequence: Rc<SequenceState>,
     outcome: RefCell<Option<Result<Outcome, Error>>>,
-    _held: Held,
+    _guard: HandleGuard,
 }
 
 impl GuestGeneration for RemoteGeneration {

@@ -1,8 +1,8 @@
 //! The instance's session: sends commands and sorts the replies.
 //!
 //! Replies come in any order. [`call`] waits for its own; [`post`] does not wait, and an error that comes later is the
-//! result of the next call on the same handle, which [`call_about`] makes. Chunks of a generation wait in its inbox until the plugin reads them; a
-//! generation's length bounds them.
+//! result of the next call on the same handle, which [`call_about`] makes. Chunks of a generation wait in its inbox until
+//! the plugin reads them; a generation's length bounds them.
 //!
 //! A session that has ended is opened anew once the program holds nothing of it: a runtime may use an instance for several
 //! requests, with pauses between them.
@@ -26,8 +26,9 @@ const MAX_POSTED: usize = 256;
 
 thread_local! {
     static SESSION: RefCell<Option<Result<Session, Error>>> = const { RefCell::new(None) };
-    /// Handles and generations that the program holds, and the sequences among them.
-    static HELD: Cell<u32> = const { Cell::new(0) };
+    /// Handles and generations that the program holds.
+    static OPEN_HANDLES: Cell<u32> = const { Cell::new(0) };
+    /// The sequences among them.
     static SEQUENCES: Cell<u32> = const { Cell::new(0) };
     static LAST_NUMBER: Cell<Handle> = const { Cell::new(0) };
 }
@@ -54,17 +55,17 @@ struct Inbox {
 }
 
 /// Calls a function with the session; opens it first.
-fn with<T>(function: impl FnOnce(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
-    forget_ended();
+fn with_session<T>(function: impl FnOnce(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
+    discard_ended_session();
     SESSION.with_borrow_mut(|session| match session.get_or_insert_with(Session::open) {
         Ok(session) => function(session),
         Err(error) => Err(error.clone()),
     })
 }
 
-/// Forgets a session that has ended, if the program holds nothing of it. The next call then opens another one.
-fn forget_ended() {
-    if HELD.get() > 0 {
+/// Discards a session that has ended, if the program holds nothing of it. The next call then opens another one.
+fn discard_ended_session() {
+    if OPEN_HANDLES.get() > 0 {
         return;
     }
     SESSION.with_borrow_mut(|session| {
@@ -86,20 +87,20 @@ pub(crate) fn new_number() -> Handle {
     number
 }
 
-/// Something of the session that the program holds: no other session takes the place of this one.
-pub(crate) struct Held(());
+/// Counts a handle or generation of the session. While one is there, no other session takes the place of this one.
+pub(crate) struct HandleGuard(());
 
-impl Held {
+impl HandleGuard {
     pub(crate) fn new() -> Self {
-        forget_ended();
-        HELD.set(HELD.get() + 1);
-        Held(())
+        discard_ended_session();
+        OPEN_HANDLES.set(OPEN_HANDLES.get() + 1);
+        HandleGuard(())
     }
 }
 
-impl Drop for Held {
+impl Drop for HandleGuard {
     fn drop(&mut self) {
-        HELD.set(HELD.get() - 1);
+        OPEN_HANDLES.set(OPEN_HANDLES.get() - 1);
     }
 }
 
@@ -107,19 +108,19 @@ impl Drop for Held {
 pub(crate) struct OwnedHandle {
     kind: Kind,
     pub(crate) number: Handle,
-    _held: Held,
+    _guard: HandleGuard,
 }
 
 impl OwnedHandle {
     pub(crate) fn new(kind: Kind) -> Self {
-        let held = Held::new();
+        let guard = HandleGuard::new();
         if kind == Kind::Sequence {
             SEQUENCES.set(SEQUENCES.get() + 1);
         }
         OwnedHandle {
             kind,
             number: new_number(),
-            _held: held,
+            _guard: guard,
         }
     }
 
@@ -158,7 +159,7 @@ impl Drop for OwnedHandle {
 
 /// Sends a command and waits for its value.
 pub(crate) fn call<T: DeserializeOwned>(call: Call) -> Result<T, Error> {
-    with(|session| {
+    with_session(|session| {
         session.awaited = session.send(call)?;
         let value = loop {
             match session.result.take() {
@@ -183,7 +184,7 @@ pub(crate) fn call_about<T: DeserializeOwned>(
 
 /// Waits for the replies to all commands about a handle. Returns an error among them.
 pub(crate) fn settle(kind: Kind, handle: Handle) -> Result<(), Error> {
-    with(|session| {
+    with_session(|session| {
         let about = (kind, handle);
         while session.posted.values().any(|other| *other == about) {
             session.receive()?;
@@ -194,7 +195,7 @@ pub(crate) fn settle(kind: Kind, handle: Handle) -> Result<(), Error> {
 
 /// Sends a command about a handle without waiting. Returns an earlier one's error.
 pub(crate) fn post(kind: Kind, handle: Handle, call: Call) -> Result<(), Error> {
-    with(|session| {
+    with_session(|session| {
         while session.posted.len() >= MAX_POSTED {
             session.receive()?;
         }
@@ -207,12 +208,12 @@ pub(crate) fn post(kind: Kind, handle: Handle, call: Call) -> Result<(), Error> 
 
 /// Returns the error of an earlier command about the handle.
 pub(crate) fn check(kind: Kind, handle: Handle) -> Result<(), Error> {
-    with(|session| session.check(kind, handle))
+    with_session(|session| session.check(kind, handle))
 }
 
 /// Starts a generation and returns its number.
 pub(crate) fn generate(call: Call) -> Result<u64, Error> {
-    with(|session| {
+    with_session(|session| {
         let id = session.send(call)?;
         session.generations.insert(id, Inbox::default());
         // The first chunk is empty.
@@ -229,12 +230,12 @@ pub(crate) fn generate(call: Call) -> Result<u64, Error> {
 
 /// Waits for the next chunk of a generation. `None` at the end.
 pub(crate) fn next_chunk(id: u64) -> Result<Option<Chunk>, Error> {
-    with(|session| session.next_chunk(id))
+    with_session(|session| session.next_chunk(id))
 }
 
-/// Forgets a generation and returns its outcome, once `next_chunk` has returned `None`.
+/// Removes a generation and returns its outcome, once `next_chunk` has returned `None`.
 pub(crate) fn take_outcome(id: u64) -> Result<Outcome, Error> {
-    with(|session| session.take_outcome(id))
+    with_session(|session| session.take_outcome(id))
 }
 
 fn parse<T: DeserializeOwned>(value: Value) -> Result<T, Error> {

@@ -2,7 +2,7 @@
 
 use super::parsers::{route_and_value, seconds, whole};
 use crate::Error;
-use crate::open_files::ConnectionShares;
+use crate::open_files::ConnectionLimits;
 use clap::Args;
 use corral_runtime::{Quota, QuotaLimit, QuotaLimits};
 use corral_server::{
@@ -106,7 +106,7 @@ impl PublicArgs {
     /// Reads the certificate and the keys; reports warnings to `note`.
     pub(crate) fn open(
         &self,
-        shares: ConnectionShares,
+        shares: ConnectionLimits,
         note: impl Fn(String),
     ) -> Result<ServerOptions, Error> {
         let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);

@@ -1,7 +1,7 @@
 //! The requests of each command, and its output.
 
 use super::args::{DeployArgs, DeployCommand, LogsArgs, NamedArgs, ServerArgs};
-use super::manifest::{Prepared, Replacement, Upload, is_component, prepare};
+use super::manifest::{PreparedManifest, Replacement, Upload, is_component, prepare};
 use super::{invoke, table};
 use crate::Error;
 use crate::admin::{AdminClient, RequestBody};
@@ -116,8 +116,8 @@ pub(crate) async fn deploy_if_changed(
 }
 
 /// Uploads the components and posts the manifest. Returns the server's response.
-async fn send(args: &DeployArgs, prepared: Prepared) -> Result<Value, Error> {
-    let Prepared { manifest, uploads } = prepared;
+async fn send(args: &DeployArgs, prepared: PreparedManifest) -> Result<Value, Error> {
+    let PreparedManifest { manifest, uploads } = prepared;
     let client = client(&args.server)?;
     for part in uploads {
         upload(&client, part).await?;

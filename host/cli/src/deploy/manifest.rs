@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
 /// A manifest with digests of components, and the components.
-pub(super) struct Prepared {
+pub(super) struct PreparedManifest {
     pub(super) manifest: Manifest,
     /// Each component once.
     pub(super) uploads: Vec<Upload>,
@@ -37,7 +37,7 @@ pub(crate) struct Replacement {
 pub(super) fn prepare(
     args: &DeployArgs,
     replacement: Option<&Replacement>,
-) -> Result<Prepared, Error> {
+) -> Result<PreparedManifest, Error> {
     // Paths of arguments are relative to the working directory, those of a manifest to its directory.
     let (mut manifest, dir) = if is_component(&args.file) {
         (from_arguments(args)?, PathBuf::new())
@@ -91,7 +91,7 @@ pub(super) fn prepare(
             });
         }
     }
-    Ok(Prepared { manifest, uploads })
+    Ok(PreparedManifest { manifest, uploads })
 }
 
 /// Whether the argument is a component, not a manifest.

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::signal::unix::Signal;
 
 /// Options that a running server changes.
-const LIVE: [&str; 11] = [
+const RELOADABLE: [&str; 11] = [
     "cors",
     "drain-delay",
     "error-format",
@@ -33,7 +33,7 @@ const FILES: [&str; 3] = ["keys", "tls-cert", "tls-key"];
 /// The options of a running server.
 pub(super) struct LiveOptions {
     options: ServerOptions,
-    /// The options of the start, which stay in force for everything but [`LIVE`].
+    /// The options of the start, which stay in force for everything but [`RELOADABLE`].
     started: Arc<ServeArgs>,
     current: Mutex<Arc<ServeArgs>>,
     /// `None` until they serve.
@@ -174,7 +174,7 @@ impl LiveOptions {
 
 fn is_live(change: &OptionChange) -> bool {
     let is_replaced = change.from.is_some() && change.to.is_some();
-    LIVE.contains(&&*change.key) && (is_replaced || !FILES.contains(&&*change.key))
+    RELOADABLE.contains(&&*change.key) && (is_replaced || !FILES.contains(&&*change.key))
 }
 
 #[cfg(test)]

@@ -235,7 +235,7 @@ impl Bench {
         let tokens = u64::from(self.output_tokens);
         match stage.number {
             1 | 2 => {
-                let fixed = (stage.number == 1).then(|| engine::silent_token(&self.engine));
+                let fixed = (stage.number == 1).then(|| engine::textless_token(&self.engine));
                 let (engine, prompts) = (self.engine.clone(), self.prompts.clone());
                 let concurrency = self.concurrency;
                 self.measure_load(async move {

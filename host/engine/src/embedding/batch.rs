@@ -9,7 +9,7 @@
 //! After a failed step, each of its inputs is computed again alone from its start; an input that fails
 //! alone twice fails its request. Meanwhile no input starts.
 
-use super::fair_queue::EmbeddingId;
+use super::fair_queue::FairQueueId;
 use super::pooling::Pooler;
 use corral_scheduler::SeqId;
 
@@ -50,7 +50,7 @@ impl BatchLimits {
 #[derive(Debug)]
 pub struct ActiveInput {
     /// Its request.
-    pub id: EmbeddingId,
+    pub id: FairQueueId,
     /// Its index in the request.
     pub input: usize,
     /// Its sequence in the context.
@@ -73,7 +73,7 @@ impl ActiveInput {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InputRow {
     /// The request.
-    pub id: EmbeddingId,
+    pub id: FairQueueId,
     /// The index of the input in the request.
     pub input: usize,
     /// Its sequence in the context.
@@ -122,7 +122,7 @@ impl EmbeddingBatch {
     }
 
     /// Whether a request holds too many cells to start an input of this length.
-    pub fn exceeds_request_limit(&self, id: EmbeddingId, length: u32) -> bool {
+    pub fn exceeds_request_limit(&self, id: FairQueueId, length: u32) -> bool {
         if self.limits.whole || length > MAX_SHORT_TOKENS {
             return false;
         }
@@ -131,7 +131,7 @@ impl EmbeddingBatch {
     }
 
     /// Starts an input, for which there must be room.
-    pub fn start(&mut self, id: EmbeddingId, input: usize, length: u32, pooler: Pooler) {
+    pub fn start(&mut self, id: FairQueueId, input: usize, length: u32, pooler: Pooler) {
         debug_assert!(self.has_room(length) && (1..=self.limits.max_input).contains(&length));
         if let Some(seq) = self.free.pop() {
             self.active.push(ActiveInput {
@@ -200,7 +200,7 @@ impl EmbeddingBatch {
     }
 
     /// Removes the inputs of a request; the caller clears their sequences.
-    pub fn remove(&mut self, id: EmbeddingId) -> Vec<ActiveInput> {
+    pub fn remove(&mut self, id: FairQueueId) -> Vec<ActiveInput> {
         self.extract(|active| active.id == id)
     }
 
@@ -245,7 +245,7 @@ mod tests {
     fn start(batch: &mut EmbeddingBatch, id: u64, length: u32) -> bool {
         let room = batch.has_room(length);
         if room {
-            batch.start(EmbeddingId(id), 0, length, Pooler::new(Pooling::Mean, 2, 0));
+            batch.start(FairQueueId(id), 0, length, Pooler::new(Pooling::Mean, 2, 0));
         }
         room
     }
@@ -330,7 +330,7 @@ mod tests {
         let mut failures = 0;
         while !batch.active.is_empty() {
             let step = batch.step();
-            if step.iter().any(|row| row.id == EmbeddingId(1)) {
+            if step.iter().any(|row| row.id == FairQueueId(1)) {
                 failures += 1;
                 failed.extend(ids(&batch.fail_step(&step)));
             } else {
@@ -348,13 +348,13 @@ mod tests {
         let mut batch = EmbeddingBatch::new(CHUNKS);
         assert!(start(&mut batch, 1, 500));
         assert!(
-            batch.exceeds_request_limit(EmbeddingId(1), 13)
-                && !batch.exceeds_request_limit(EmbeddingId(1), 12)
+            batch.exceeds_request_limit(FairQueueId(1), 13)
+                && !batch.exceeds_request_limit(FairQueueId(1), 12)
         );
-        assert!(!batch.exceeds_request_limit(EmbeddingId(2), 512) && start(&mut batch, 2, 512));
+        assert!(!batch.exceeds_request_limit(FairQueueId(2), 512) && start(&mut batch, 2, 512));
         // The limit does not apply to long inputs.
-        assert!(!batch.exceeds_request_limit(EmbeddingId(1), 513));
-        assert!(!EmbeddingBatch::new(WHOLE).exceeds_request_limit(EmbeddingId(1), 512));
+        assert!(!batch.exceeds_request_limit(FairQueueId(1), 513));
+        assert!(!EmbeddingBatch::new(WHOLE).exceeds_request_limit(FairQueueId(1), 512));
     }
 
     #[test]
@@ -363,8 +363,8 @@ mod tests {
         for id in [1, 2, 1] {
             assert!(start(&mut batch, id, 300));
         }
-        assert_eq!(batch.remove(EmbeddingId(1)).len(), 2);
+        assert_eq!(batch.remove(FairQueueId(1)).len(), 2);
         assert_eq!((batch.active.len(), batch.free.len()), (1, 7));
-        assert!(batch.remove(EmbeddingId(1)).is_empty());
+        assert!(batch.remove(FairQueueId(1)).is_empty());
     }
 }

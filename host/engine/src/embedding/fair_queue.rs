@@ -9,9 +9,9 @@ use corral_scheduler::{Priority, Tenant};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-/// Identifies a request for embeddings; later ones have higher numbers.
+/// Identifies a request in a [`FairQueue`]; later ones have higher numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct EmbeddingId(pub u64);
+pub struct FairQueueId(pub u64);
 
 struct QueuedRequest {
     tenant: Tenant,
@@ -29,14 +29,14 @@ struct TenantUsage {
 /// The open requests, and what each was served.
 #[derive(Default)]
 pub struct FairQueue {
-    requests: HashMap<EmbeddingId, QueuedRequest>,
+    requests: HashMap<FairQueueId, QueuedRequest>,
     /// Tenants with open requests.
     tenants: HashMap<Tenant, TenantUsage>,
 }
 
 impl FairQueue {
     /// Adds a request.
-    pub fn add(&mut self, id: EmbeddingId, tenant: Tenant, priority: Priority) {
+    pub fn add(&mut self, id: FairQueueId, tenant: Tenant, priority: Priority) {
         let least = self.tenants.values().map(|usage| usage.served).min();
         let usage = self.tenants.entry(tenant).or_insert_with(|| TenantUsage {
             requests: 0,
@@ -55,7 +55,7 @@ impl FairQueue {
     }
 
     /// The next request among those that `eligible` accepts.
-    pub fn next(&self, eligible: impl Fn(EmbeddingId) -> bool) -> Option<EmbeddingId> {
+    pub fn next(&self, eligible: impl Fn(FairQueueId) -> bool) -> Option<FairQueueId> {
         let candidates = self.requests.iter().filter(|(id, _)| eligible(**id));
         let first = candidates.min_by_key(|(id, request)| {
             let tenant = self.tenants.get(&request.tenant);
@@ -70,7 +70,7 @@ impl FairQueue {
     }
 
     /// Counts tokens of a started input.
-    pub fn charge(&mut self, id: EmbeddingId, tokens: u64) {
+    pub fn charge(&mut self, id: FairQueueId, tokens: u64) {
         if let Some(request) = self.requests.get_mut(&id) {
             request.served += tokens;
             if let Some(usage) = self.tenants.get_mut(&request.tenant) {
@@ -80,7 +80,7 @@ impl FairQueue {
     }
 
     /// Removes a request.
-    pub fn remove(&mut self, id: EmbeddingId) {
+    pub fn remove(&mut self, id: FairQueueId) {
         let Some(request) = self.requests.remove(&id) else {
             return;
         };
@@ -100,12 +100,12 @@ mod tests {
     /// Starts the next `count` inputs, given as their tokens, and returns their requests.
     fn order(
         queue: &mut FairQueue,
-        inputs: &mut HashMap<EmbeddingId, Vec<u64>>,
+        inputs: &mut HashMap<FairQueueId, Vec<u64>>,
         count: usize,
     ) -> Vec<u64> {
         let mut order = Vec::new();
         for _ in 0..count {
-            let eligible = |id: EmbeddingId| inputs.get(&id).is_some_and(|left| !left.is_empty());
+            let eligible = |id: FairQueueId| inputs.get(&id).is_some_and(|left| !left.is_empty());
             let Some(id) = queue.next(eligible) else {
                 break;
             };
@@ -121,11 +121,11 @@ mod tests {
         let mut queue = FairQueue::default();
         let mut inputs = HashMap::new();
         for many in 0..50 {
-            queue.add(EmbeddingId(many), Tenant(1), Priority(0));
-            inputs.insert(EmbeddingId(many), vec![8]);
+            queue.add(FairQueueId(many), Tenant(1), Priority(0));
+            inputs.insert(FairQueueId(many), vec![8]);
         }
-        queue.add(EmbeddingId(50), Tenant(2), Priority(0));
-        inputs.insert(EmbeddingId(50), vec![4; 20]);
+        queue.add(FairQueueId(50), Tenant(2), Priority(0));
+        inputs.insert(FairQueueId(50), vec![4; 20]);
         let order = order(&mut queue, &mut inputs, 30);
         let single = order.iter().filter(|&&id| id == 50).count();
         // Two inputs of 4 tokens for each of 8 tokens.
@@ -135,15 +135,15 @@ mod tests {
     #[test]
     fn higher_priority_goes_first() {
         let mut queue = FairQueue::default();
-        queue.add(EmbeddingId(0), Tenant(0), Priority(1));
-        queue.add(EmbeddingId(1), Tenant(1), Priority(2));
-        queue.charge(EmbeddingId(1), 1_000_000);
-        assert_eq!(queue.next(|_| true), Some(EmbeddingId(1)));
-        assert_eq!(queue.next(|id| id != EmbeddingId(1)), Some(EmbeddingId(0)));
-        queue.remove(EmbeddingId(1));
-        queue.remove(EmbeddingId(1));
-        assert_eq!(queue.next(|_| true), Some(EmbeddingId(0)));
-        queue.remove(EmbeddingId(0));
+        queue.add(FairQueueId(0), Tenant(0), Priority(1));
+        queue.add(FairQueueId(1), Tenant(1), Priority(2));
+        queue.charge(FairQueueId(1), 1_000_000);
+        assert_eq!(queue.next(|_| true), Some(FairQueueId(1)));
+        assert_eq!(queue.next(|id| id != FairQueueId(1)), Some(FairQueueId(0)));
+        queue.remove(FairQueueId(1));
+        queue.remove(FairQueueId(1));
+        assert_eq!(queue.next(|_| true), Some(FairQueueId(0)));
+        queue.remove(FairQueueId(0));
         assert_eq!(queue.next(|_| true), None);
         assert!(queue.tenants.is_empty());
     }
@@ -151,11 +151,11 @@ mod tests {
     #[test]
     fn absence_earns_no_credit() {
         let mut queue = FairQueue::default();
-        queue.add(EmbeddingId(0), Tenant(0), Priority(0));
-        queue.charge(EmbeddingId(0), 500);
-        queue.add(EmbeddingId(1), Tenant(1), Priority(0));
-        queue.charge(EmbeddingId(1), 1);
+        queue.add(FairQueueId(0), Tenant(0), Priority(0));
+        queue.charge(FairQueueId(0), 500);
+        queue.add(FairQueueId(1), Tenant(1), Priority(0));
+        queue.charge(FairQueueId(1), 1);
         // The new tenant does not get 500 tokens in a row.
-        assert_eq!(queue.next(|_| true), Some(EmbeddingId(0)));
+        assert_eq!(queue.next(|_| true), Some(FairQueueId(0)));
     }
 }

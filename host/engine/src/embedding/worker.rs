@@ -6,7 +6,7 @@
 
 use super::backend::EmbeddingBackend;
 use super::batch::{ActiveInput, BatchLimits, EmbeddingBatch, InputRow, MAX_SHORT_TOKENS};
-use super::fair_queue::{EmbeddingId, FairQueue};
+use super::fair_queue::{FairQueueId, FairQueue};
 use super::pooling::{Pooler, Pooling};
 use super::vectors::{VectorSender, Vectors};
 use crate::backend::TokenInput;
@@ -91,7 +91,7 @@ pub struct EmbeddingWorker<B> {
     width: usize,
     /// How long the context stays without requests.
     idle: Duration,
-    requests: BTreeMap<EmbeddingId, OpenRequest>,
+    requests: BTreeMap<FairQueueId, OpenRequest>,
     next_id: u64,
     queue: FairQueue,
     batch: EmbeddingBatch,
@@ -186,7 +186,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
         let EmbeddingCommand::Embed(request) = command else {
             return false;
         };
-        let id = EmbeddingId(self.next_id);
+        let id = FairQueueId(self.next_id);
         self.next_id += 1;
         let count = request.inputs.len();
         self.queue
@@ -251,7 +251,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
         let now = Instant::now();
         while short || long {
             let is_short = |length: u32| self.limits.whole || length <= MAX_SHORT_TOKENS;
-            let eligible = |id: EmbeddingId| {
+            let eligible = |id: FairQueueId| {
                 let length = self.requests.get(&id).and_then(OpenRequest::next_length);
                 length.is_some_and(|length| {
                     (if is_short(length) { short } else { long })
@@ -358,7 +358,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
     }
 
     /// Sends the result of a request.
-    fn finish(&mut self, id: EmbeddingId) {
+    fn finish(&mut self, id: FairQueueId) {
         let Some(open) = self.requests.get_mut(&id) else {
             return;
         };
@@ -394,7 +394,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
     }
 
     /// Ends a request and frees its inputs.
-    fn end(&mut self, id: EmbeddingId, result: Result<Vectors, Error>) {
+    fn end(&mut self, id: FairQueueId, result: Result<Vectors, Error>) {
         self.queue.remove(id);
         for active in self.batch.remove(id) {
             release(self.backend.as_mut(), active);

@@ -6,7 +6,7 @@
 
 use super::picture::PictureDecoder;
 use super::store::{Image, ImageKey, ImageStore};
-use crate::embedding::{EmbeddingId, FairQueue, lower_priority};
+use crate::embedding::{FairQueueId, FairQueue, lower_priority};
 use crate::metrics::{EngineMetrics, add, add_time};
 use crate::open_request_limits::{OpenRequestLimits, RequestLoad, RequestPermit};
 use crate::reply::{Reply, ReplySender, reply};
@@ -92,7 +92,7 @@ impl ImageEncoder {
             })?;
         let limit = RequestLoad {
             requests: MAX_WAITING,
-            tokens: MAX_WAITING_BYTES,
+            input_size: MAX_WAITING_BYTES,
             numbers: 0,
         };
         Ok(Self {
@@ -130,7 +130,7 @@ impl ImageEncoder {
         }
         let load = RequestLoad {
             requests: 1,
-            tokens: file.len() as u64,
+            input_size: file.len() as u64,
             numbers: 0,
         };
         let permit = self.waiting.acquire(caller.tenant, load);
@@ -138,7 +138,7 @@ impl ImageEncoder {
             reason: format!(
                 "{} images of {} MiB already wait to be encoded",
                 used.requests,
-                used.tokens >> 20
+                used.input_size >> 20
             ),
             retry_after: Duration::from_secs(5),
         })?;
@@ -184,7 +184,7 @@ struct Worker {
     clear_prefixes: Box<dyn Fn() -> Result<(), Error> + Send>,
     cancel: Cancel,
     queue: FairQueue,
-    jobs: HashMap<EmbeddingId, Job>,
+    jobs: HashMap<FairQueueId, Job>,
     next_id: u64,
 }
 
@@ -211,7 +211,7 @@ impl Worker {
     }
 
     fn add(&mut self, job: Job) {
-        let id = EmbeddingId(self.next_id);
+        let id = FairQueueId(self.next_id);
         self.next_id += 1;
         self.queue.add(id, job.caller.tenant, job.caller.priority);
         self.jobs.insert(id, job);

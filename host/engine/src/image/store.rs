@@ -111,7 +111,7 @@ impl ImageStore {
     fn with_max_bytes(length: usize, max_bytes: u64) -> Self {
         let limit = RequestLoad {
             requests: u64::MAX,
-            tokens: max_bytes,
+            input_size: max_bytes,
             numbers: 0,
         };
         Self {
@@ -269,13 +269,13 @@ impl ImageStore {
     ) -> Result<RequestPermit, Error> {
         let load = RequestLoad {
             requests: 1,
-            tokens: bytes,
+            input_size: bytes,
             numbers: 0,
         };
         loop {
             let used = match self.limits.acquire(tenant, load) {
                 Ok(permit) => return Ok(permit),
-                Err(used) => used.tokens,
+                Err(used) => used.input_size,
             };
             let are_all_full = used.saturating_add(bytes) > self.max_bytes;
             let mut state = self.lock();

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub(super) fn run(shared: &Arc<PoolShared>) {
     let mut pool = shared.lock();
     loop {
-        if let Some(model) = pool.policy.unsized_model() {
+        if let Some(model) = pool.policy.model_of_unknown_size() {
             pool = find_size(shared, pool, model);
             continue;
         }

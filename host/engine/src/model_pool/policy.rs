@@ -305,7 +305,7 @@ impl PoolPolicy {
     }
 
     /// A model to load next whose size is unknown.
-    pub fn unsized_model(&self) -> Option<usize> {
+    pub fn model_of_unknown_size(&self) -> Option<usize> {
         self.wanted()
             .find(|model| self.entries[*model].bytes.is_none())
     }

@@ -10,7 +10,7 @@
 //! | 8     | number of bytes of the state, M                      |
 //! | 4     | CRC-32 of the 68 bytes before                        |
 //! | 4 N   | tokens                                               |
-//! | M     | state, after the images: see [`Contents::state`]     |
+//! | M     | state, after the images: see [`SnapshotContent::state`]     |
 //! | 32    | SHA-256 of everything before                         |
 //!
 //! The CRC detects a damaged header before the rest is read. SHA-256 covers the whole file, because
@@ -20,7 +20,7 @@
 //! Magic and version keep their positions in every version.
 
 use super::error::SnapshotError;
-use super::{Contents, Origin};
+use super::{SnapshotContent, Origin};
 use sha2::{Digest, Sha256};
 use std::io::{self, Read, Write};
 
@@ -44,7 +44,7 @@ pub fn length(tokens: u64, state: u64) -> Option<u64> {
 }
 
 /// Writes a snapshot.
-pub fn encode(out: &mut impl Write, contents: &Contents) -> io::Result<()> {
+pub fn encode(out: &mut impl Write, contents: &SnapshotContent) -> io::Result<()> {
     let mut out = Hashed {
         inner: out,
         hash: Sha256::new(),
@@ -96,7 +96,7 @@ pub fn decode(
     input: &mut impl Read,
     length: u64,
     origin: &Origin,
-) -> Result<Contents, SnapshotError> {
+) -> Result<SnapshotContent, SnapshotError> {
     let mut header = Vec::with_capacity(HEADER);
     let read = input.by_ref().take(HEADER as u64).read_to_end(&mut header);
     read.map_err(unreadable)?;
@@ -104,7 +104,7 @@ pub fn decode(
     let mut hash = Sha256::new();
     hash.update(&header);
 
-    let mut contents = Contents {
+    let mut contents = SnapshotContent {
         origin: *origin,
         tokens: room(tokens)?,
         state: room(state)?,

@@ -14,26 +14,26 @@ const LIMITS: SnapshotLimits = SnapshotLimits {
     owner_count: 3,
 };
 
-fn contents(tokens: u32, state: usize) -> Contents {
-    Contents {
+fn contents(tokens: u32, state: usize) -> SnapshotContent {
+    SnapshotContent {
         origin: ORIGIN,
         tokens: (0..tokens).map(|i| i.wrapping_mul(77_777)).collect(),
         state: (0..state).map(|i| (i * 13) as u8).collect(),
     }
 }
 
-fn bytes_of(contents: &Contents) -> Vec<u8> {
+fn bytes_of(contents: &SnapshotContent) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode(&mut bytes, contents).unwrap();
     bytes
 }
 
-fn read_bytes(bytes: &[u8]) -> Result<Contents, SnapshotError> {
+fn read_bytes(bytes: &[u8]) -> Result<SnapshotContent, SnapshotError> {
     decode(&mut &*bytes, bytes.len() as u64, &ORIGIN)
 }
 
 /// A snapshot with one token and this many bytes in total.
-fn sized(bytes: u64) -> Contents {
+fn sized(bytes: u64) -> SnapshotContent {
     let fixed = length(1, 0).unwrap();
     contents(1, usize::try_from(bytes - fixed).unwrap())
 }
@@ -170,7 +170,7 @@ proptest! {
         cut in any::<prop::sample::Index>(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
     ) {
-        let contents = Contents { origin: ORIGIN, tokens, state };
+        let contents = SnapshotContent { origin: ORIGIN, tokens, state };
         let good = bytes_of(&contents);
         let mut bytes = good.clone();
         for (at, value) in changes {

@@ -16,9 +16,9 @@ fn oldest_states_are_lost_without_disk() {
     test.put(4, 6 * KIB);
     assert_eq!(test.store.take_lost(), [1, 2]);
     assert!(test.store.take_lost().is_empty());
-    assert_eq!(test.store.fetch(1), Fetched::Missing);
-    assert_eq!(test.store.fetch(3), Fetched::Ready(state(3, 3 * KIB)));
-    assert_eq!(test.store.fetch(3), Fetched::Missing);
+    assert_eq!(test.store.fetch(1), FetchResult::Missing);
+    assert_eq!(test.store.fetch(3), FetchResult::Ready(state(3, 3 * KIB)));
+    assert_eq!(test.store.fetch(3), FetchResult::Missing);
     assert_eq!(test.store.ram_bytes(), 6 * KIB);
     assert_eq!(test.store.counts().lost, 3);
 }
@@ -133,7 +133,7 @@ fn queued_write_is_fetched_without_disk() {
         test.store.entries[&0].location,
         Location::Writing { .. }
     ));
-    assert_eq!(test.store.fetch(0), Fetched::Ready(state(0, 4 * KIB)));
+    assert_eq!(test.store.fetch(0), FetchResult::Ready(state(0, 4 * KIB)));
     test.check();
     assert_eq!(test.store.disk_bytes(), 0);
 }
@@ -144,11 +144,11 @@ fn running_write_returns_its_state_when_done() {
         let mut test = TestStore::new(24 * KIB, 100 * KIB);
         test.put(0, 20 * KIB);
         test.begin();
-        assert_eq!(test.store.fetch(0), Fetched::Pending);
+        assert_eq!(test.store.fetch(0), FetchResult::Pending);
         test.disk.lock().fault = fault;
         test.finish();
         assert!(test.woken);
-        assert_eq!(test.store.fetch(0), Fetched::Ready(state(0, 20 * KIB)));
+        assert_eq!(test.store.fetch(0), FetchResult::Ready(state(0, 20 * KIB)));
         test.woken = false;
         test.check();
         test.run();
@@ -170,12 +170,12 @@ fn each_disk_failure_loses_state_and_wakes() {
         let mut test = TestStore::new(4 * KIB, 100 * KIB);
         test.put(7, 4 * KIB);
         test.run();
-        assert_eq!(test.store.fetch(7), Fetched::Pending);
+        assert_eq!(test.store.fetch(7), FetchResult::Pending);
         test.disk.lock().fault = Some(fault);
         test.begin();
         test.finish();
         assert!(test.woken, "{fault:?}");
-        assert_eq!(test.store.fetch(7), Fetched::Missing, "{fault:?}");
+        assert_eq!(test.store.fetch(7), FetchResult::Missing, "{fault:?}");
         assert_eq!(test.store.take_lost(), [7]);
         test.woken = false;
         test.run();
@@ -215,7 +215,7 @@ fn read_states_stay_until_fetched() {
         test.run();
     }
     for id in [2, 0, 1, 3] {
-        assert_eq!(test.store.fetch(id), Fetched::Pending);
+        assert_eq!(test.store.fetch(id), FetchResult::Pending);
     }
     test.run();
     test.check();
@@ -234,7 +234,7 @@ fn read_states_stay_until_fetched() {
         test.check();
     }
     assert_eq!(ready(&test), [0, 2]);
-    assert_eq!(test.store.fetch(2), Fetched::Ready(state(2, 4 * KIB)));
+    assert_eq!(test.store.fetch(2), FetchResult::Ready(state(2, 4 * KIB)));
     test.run();
     assert_eq!(ready(&test), [0, 1]);
     test.store.cancel_fetch(0);
@@ -251,11 +251,11 @@ fn pending_fetch_refuses_puts() {
         test.put(id, 8 * KIB);
         test.run();
     }
-    assert_eq!(test.store.fetch(0), Fetched::Pending);
+    assert_eq!(test.store.fetch(0), FetchResult::Pending);
     test.run();
     let refused = test.store.put(9, state(9, KIB));
     assert_eq!(refused, Err(PutError::Busy));
-    assert_eq!(test.store.fetch(0), Fetched::Ready(state(0, 8 * KIB)));
+    assert_eq!(test.store.fetch(0), FetchResult::Ready(state(0, 8 * KIB)));
     test.put(9, KIB);
 }
 
@@ -309,9 +309,9 @@ fn apply(test: &mut TestStore, kept: &mut Kept, op: Op, version: u64) {
         Op::Fetch(id) => {
             test.woken = false;
             match test.store.fetch(id) {
-                Fetched::Ready(bytes) => assert_eq!(kept.remove(&id), Some(bytes)),
-                Fetched::Pending => assert!(kept.contains_key(&id)),
-                Fetched::Missing => assert!(!test.store.contains(id)),
+                FetchResult::Ready(bytes) => assert_eq!(kept.remove(&id), Some(bytes)),
+                FetchResult::Pending => assert!(kept.contains_key(&id)),
+                FetchResult::Missing => assert!(!test.store.contains(id)),
             }
         }
         Op::Release(id) => test.store.cancel_fetch(id),

@@ -52,7 +52,7 @@ impl<B: Backend> Worker<B> {
             for (order, drafts) in &results.proposals {
                 add(&metrics.model_drafts_proposed, drafts.len() as u64);
                 self.scheduler
-                    .propose_model_draft(order.request, drafts, order.drafts);
+                    .add_model_drafts(order.request, drafts, order.drafts);
             }
             for id in results.failed {
                 let request = requests.get_mut(&id);

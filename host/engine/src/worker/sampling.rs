@@ -318,7 +318,7 @@ impl<B: Backend> Worker<B> {
             if let Some(lookup) = &mut generation.lookup {
                 let most = generation.options.max_draft_tokens.unwrap_or(0).into();
                 lookup.propose(self.scheduler.tokens(id), most, &mut self.drafts);
-                self.scheduler.propose_draft(id, &self.drafts);
+                self.scheduler.add_lookup_drafts(id, &self.drafts);
             }
         }
     }

@@ -5,7 +5,7 @@ use crate::Token;
 use crate::backend::{Backend, SaveError};
 use crate::machine_memory::MemoryPressure;
 use crate::metrics::{EngineMetrics, set};
-use crate::swap_store::{Fetched, SwapStore};
+use crate::swap_store::{FetchResult, SwapStore};
 use corral_scheduler::{
     EntryId, MemoryOp, PositionOrder, PrefixScope, RequestId, SeqId, WeakRetention,
 };
@@ -206,15 +206,15 @@ impl<B: Backend> Worker<B> {
             let is_prefix = self.scheduler.is_offloaded_prefix(entry);
             let fetched = match self.swap.store(is_prefix) {
                 Some(limited) => limited.store.fetch(entry.0),
-                None => Fetched::Missing,
+                None => FetchResult::Missing,
             };
             match fetched {
-                Fetched::Pending if self.scheduler.waits_for_swap_in(request, entry) => {
+                FetchResult::Pending if self.scheduler.waits_for_swap_in(request, entry) => {
                     self.swap.requested.push((entry, request));
                 }
-                Fetched::Pending => unneeded.push(entry),
-                Fetched::Missing => self.scheduler.entry_lost(entry),
-                Fetched::Ready(state) => self.load_state(entry, request, state),
+                FetchResult::Pending => unneeded.push(entry),
+                FetchResult::Missing => self.scheduler.entry_lost(entry),
+                FetchResult::Ready(state) => self.load_state(entry, request, state),
             }
         }
         for entry in unneeded {

@@ -29,7 +29,7 @@ fn report_gained(scheduler: &mut Scheduler, tokens: &[(u64, Token)], ended: &[Re
 fn rejected_drafts_are_truncated_first() {
     let mut scheduler = Scheduler::new(CONFIG);
     decoding_request(&mut scheduler, 1, 5);
-    scheduler.propose_draft(RequestId(1), &[50, 51, 52]);
+    scheduler.add_lookup_drafts(RequestId(1), &[50, 51, 52]);
     let step = scheduler.plan(Time::ZERO);
     let row = step.rows[0];
     assert_eq!((row.from, row.known_end(), row.to), (5, 6, 8));
@@ -55,7 +55,7 @@ fn rejected_drafts_are_truncated_first() {
 fn finished_request_keeps_known_tokens_only() {
     let mut scheduler = Scheduler::new(CONFIG);
     decoding_request(&mut scheduler, 1, 15);
-    scheduler.propose_draft(RequestId(1), &[50, 51]);
+    scheduler.add_lookup_drafts(RequestId(1), &[50, 51]);
     scheduler.plan(Time::ZERO);
     report_gained(&mut scheduler, &[(1, 50), (1, 51)], &[RequestId(1)]);
     let kept: Vec<_> = scheduler.entries().map(|entry| entry.tokens).collect();
@@ -82,13 +82,13 @@ fn drafts_evict_unretained_entries_only() {
         let step = scheduler.plan(Time::ZERO);
         report_computed(&mut scheduler, &step, &[]);
         // Two of 48 cells are free, and one is for the known token.
-        scheduler.propose_draft(RequestId(2), &[50, 51]);
+        scheduler.add_lookup_drafts(RequestId(2), &[50, 51]);
         let step = scheduler.plan(Time::ZERO);
         assert_eq!((step.shape.drafts, step.rows.len()), (1, 1));
         report_gained(&mut scheduler, &[(2, 9)], &[]);
         // Now none is free beside that one, but an unretained entry is dropped for drafts.
         let retention = retained.then_some(retention);
-        scheduler.propose_draft(RequestId(2), &[50, 51]);
+        scheduler.add_lookup_drafts(RequestId(2), &[50, 51]);
         let step = scheduler.plan(Time::ZERO);
         let entries = scheduler.entries().count();
         let expected = if retained { (0, 1) } else { (2, 0) };
@@ -101,7 +101,7 @@ fn drafts_evict_unretained_entries_only() {
 fn failed_step_repeats_without_drafts() {
     let mut scheduler = Scheduler::new(CONFIG);
     decoding_request(&mut scheduler, 1, 5);
-    scheduler.propose_draft(RequestId(1), &[50, 51]);
+    scheduler.add_lookup_drafts(RequestId(1), &[50, 51]);
     assert_eq!(scheduler.plan(Time::ZERO).shape.drafts, 2);
     scheduler.step_done(StepResult::Failed { now: Time::ZERO });
     assert_eq!(scheduler.cells().used(), 5);
@@ -119,7 +119,7 @@ fn no_drafts_where_sequences_cannot_truncate() {
         ..CONFIG
     });
     decoding_request(&mut scheduler, 1, 5);
-    scheduler.propose_draft(RequestId(1), &[50, 51]);
+    scheduler.add_lookup_drafts(RequestId(1), &[50, 51]);
     assert_eq!(scheduler.plan(Time::ZERO).shape.drafts, 0);
 }
 

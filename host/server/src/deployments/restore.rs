@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 /// How long a deployment waits for a compile permit at start: until all others are compiled.
 const RESTORE_QUEUE_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 /// The first pause; each further one is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Retries: about half an hour.
 const MAX_RETRIES: u32 = 35;
@@ -83,7 +83,7 @@ fn is_retryable(revision: &ServingRevision) -> bool {
 
 /// Retries until nothing retryable is left, or [`MAX_RETRIES`] times. Ends with the deployments.
 async fn retry_until_loaded(inner: Weak<Inner>, name: String) {
-    let mut pause = FIRST_PAUSE;
+    let mut pause = FIRST_RETRY_DELAY;
     for _ in 0..MAX_RETRIES {
         tokio::time::sleep(pause).await;
         pause = (2 * pause).min(MAX_PAUSE);

@@ -252,7 +252,7 @@ impl Store {
             }
             Ok(_) | Err(_) => {}
         }
-        self.lock().components.forget(digest);
+        self.lock().components.mark_missing(digest);
         Err(StoreError::Damaged(digest))
     }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const MIN_SHARE: usize = 8;
 /// Connections that an address may hold for each one that stays free. So one address can use three quarters of all, and
 /// each further one three quarters of what the others left.
-const PER_FREE: usize = 3;
+const HELD_PER_FREE: usize = 3;
 
 /// Counts open connections by address. Holds no more addresses than there are connections.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct AddressPermit {
 }
 
 impl AddressLimiter {
-    /// Limits each address to `limit` connections, by default to [`PER_FREE`] for each one that is free.
+    /// Limits each address to `limit` connections, by default to [`HELD_PER_FREE`] for each one that is free.
     pub(super) fn new(limit: Option<usize>) -> Self {
         AddressLimiter {
             limit,
@@ -42,7 +42,7 @@ impl AddressLimiter {
         let left = free.saturating_sub(1);
         let limit = self
             .limit
-            .unwrap_or_else(|| MIN_SHARE.max(left.saturating_mul(PER_FREE)));
+            .unwrap_or_else(|| MIN_SHARE.max(left.saturating_mul(HELD_PER_FREE)));
         let mut open = lock(&self.open);
         let count = open.entry(address).or_default();
         if *count >= limit {

@@ -19,7 +19,7 @@ pub(super) fn arrivals(rate: f64, count: u64, seed: u64) -> Vec<Duration> {
 }
 
 /// A uniform number from half of `middle` to one and a half, at least 1.
-pub(super) fn around(rng: &mut impl Rng, middle: u64) -> u64 {
+pub(super) fn uniform_around(rng: &mut impl Rng, middle: u64) -> u64 {
     let half = middle / 2;
     rng.random_range(middle - half..=middle + half).max(1)
 }
@@ -57,7 +57,7 @@ mod tests {
     fn lengths_range_from_half_to_three_halves() {
         for (middle, min, max) in [(32, 16, 48), (5, 3, 7), (1, 1, 1)] {
             let mut rng = ChaCha8Rng::seed_from_u64(3);
-            let drawn: Vec<u64> = (0..2000).map(|_| around(&mut rng, middle)).collect();
+            let drawn: Vec<u64> = (0..2000).map(|_| uniform_around(&mut rng, middle)).collect();
             assert_eq!(drawn.iter().min(), Some(&min), "{middle}");
             assert_eq!(drawn.iter().max(), Some(&max), "{middle}");
         }

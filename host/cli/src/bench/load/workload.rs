@@ -1,7 +1,7 @@
 //! The requests of a run: the same for every endpoint and in every run.
 
 use super::args::LoadArgs;
-use super::arrivals::around;
+use super::arrivals::uniform_around;
 use crate::Error;
 use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
@@ -88,7 +88,7 @@ impl Workload {
     pub(super) fn request(&self, number: u64, model: Option<&str>) -> (Value, u64) {
         let mut rng = ChaCha8Rng::seed_from_u64(number ^ (SEED << 32));
         let mut length = |middle| match self.mixed_lengths {
-            true => around(&mut rng, middle),
+            true => uniform_around(&mut rng, middle),
             false => middle,
         };
         let max_tokens = length(self.output_tokens);

@@ -16,7 +16,7 @@ fn options(tokens: u64, fixed: Option<Token>) -> GenerateOptions {
 }
 
 /// The token of stage 1: one without text, if the model has one.
-pub(super) fn silent_token(engine: &Engine) -> Token {
+pub(super) fn textless_token(engine: &Engine) -> Token {
     let tokens = &engine.info().end_of_generation;
     tokens.first().copied().unwrap_or(0)
 }

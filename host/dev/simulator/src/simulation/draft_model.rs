@@ -61,7 +61,7 @@ impl Simulation {
         for (order, draft) in orders.iter().zip(drafts) {
             if order.drafts > 0 {
                 self.scheduler
-                    .propose_model_draft(order.request, &draft, order.drafts);
+                    .add_model_drafts(order.request, &draft, order.drafts);
             }
         }
     }

@@ -136,7 +136,7 @@ impl Simulation {
                 draft.push(if index < right { next } else { wrong });
             }
             if !draft.is_empty() {
-                self.scheduler.propose_draft(row.request, &draft);
+                self.scheduler.add_lookup_drafts(row.request, &draft);
             }
         }
     }

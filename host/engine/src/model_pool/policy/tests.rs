@@ -46,13 +46,13 @@ fn load(models: &mut PoolPolicy, now: u64, model: usize, bytes: u64) {
 fn one_load_serves_all_waiters() {
     let mut models = PoolPolicy::new(limits(), 2);
     let first = id(open(&mut models, 0, 0));
-    assert_eq!(models.unsized_model(), Some(0));
+    assert_eq!(models.model_of_unknown_size(), Some(0));
     assert_eq!(models.plan(at(0), None), [], "its size is unknown");
     models.set_size(0, 10);
     assert_eq!(models.plan(at(0), None), [Action::Load(0)]);
     let second = id(open(&mut models, 1, 0));
     assert_eq!(
-        (models.unsized_model(), models.plan(at(1), None)),
+        (models.model_of_unknown_size(), models.plan(at(1), None)),
         (None, vec![])
     );
     models.loaded(at(2), 0, 11, 2 * SECOND);
@@ -71,7 +71,7 @@ fn loads_follow_order_of_first_waiters() {
     }
     let mut order = Vec::new();
     for now in 4..7 {
-        while let Some(model) = models.unsized_model() {
+        while let Some(model) = models.model_of_unknown_size() {
             models.set_size(model, 1);
         }
         let loads = models.plan(at(now), None);
@@ -118,7 +118,7 @@ fn canceled_waiters_cause_no_load() {
     let canceled = id(open(&mut models, 0, 0));
     models.cancel(at(0), canceled);
     assert_eq!(
-        (models.unsized_model(), models.plan(at(0), None)),
+        (models.model_of_unknown_size(), models.plan(at(0), None)),
         (None, vec![])
     );
     // A waiter that is canceled after the load returns its lease.
@@ -180,7 +180,7 @@ fn idle_model_is_unloaded_and_loaded_again() {
     let waits = id(open(&mut models, 111, 0));
     assert_eq!(models.plan(at(111), None), []);
     models.unloaded(0);
-    assert_eq!(models.unsized_model(), Some(0), "the file may have changed");
+    assert_eq!(models.model_of_unknown_size(), Some(0), "the file may have changed");
     models.set_size(0, 1);
     assert_eq!(models.plan(at(112), None), [Action::Load(0)]);
     models.loaded(at(113), 0, 1, SECOND);
@@ -477,7 +477,7 @@ impl PolicyModel {
     /// Plans until nothing is left to do, and checks the plans.
     fn settle(&mut self) {
         loop {
-            while let Some(model) = self.policy.unsized_model() {
+            while let Some(model) = self.policy.model_of_unknown_size() {
                 self.policy.set_size(model, self.sizes[model]);
             }
             let before: Vec<_> = (0..self.sizes.len())

@@ -193,9 +193,9 @@ impl TestStore {
     pub fn fetch_now(&mut self, id: Id) -> Option<Vec<u8>> {
         for _ in 0..2 {
             match self.store.fetch(id) {
-                Fetched::Ready(bytes) => return Some(bytes),
-                Fetched::Pending => self.run(),
-                Fetched::Missing => return None,
+                FetchResult::Ready(bytes) => return Some(bytes),
+                FetchResult::Pending => self.run(),
+                FetchResult::Missing => return None,
             }
         }
         panic!("a finished read was not fetched");

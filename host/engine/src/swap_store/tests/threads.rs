@@ -22,9 +22,9 @@ fn real(base: &std::path::Path, ram: u64, disk: u64) -> (SwapStore, Receiver<()>
 fn wait_for(store: &mut SwapStore, woken: &Receiver<()>, id: Id) -> Option<Vec<u8>> {
     loop {
         match store.fetch(id) {
-            Fetched::Ready(bytes) => return Some(bytes),
-            Fetched::Missing => return None,
-            Fetched::Pending => woken.recv_timeout(Duration::from_secs(60)).unwrap(),
+            FetchResult::Ready(bytes) => return Some(bytes),
+            FetchResult::Missing => return None,
+            FetchResult::Pending => woken.recv_timeout(Duration::from_secs(60)).unwrap(),
         }
     }
 }
@@ -183,9 +183,9 @@ fn budgets_hold_and_fetches_end_with_thread() {
                 }
             }
             7..13 => match store.fetch(id) {
-                Fetched::Ready(bytes) => assert!(kept.remove(&id) == Some(bytes)),
-                Fetched::Pending => assert!(kept.contains_key(&id)),
-                Fetched::Missing => assert!(!store.contains(id)),
+                FetchResult::Ready(bytes) => assert!(kept.remove(&id) == Some(bytes)),
+                FetchResult::Pending => assert!(kept.contains_key(&id)),
+                FetchResult::Missing => assert!(!store.contains(id)),
             },
             13 => store.cancel_fetch(id),
             14 => {
@@ -211,12 +211,12 @@ fn budgets_hold_and_fetches_end_with_thread() {
     // All in turn: a state that was read for an earlier fetch holds its room until it is fetched again.
     loop {
         kept.retain(|&id, bytes| match store.fetch(id) {
-            Fetched::Ready(found) => {
+            FetchResult::Ready(found) => {
                 assert!(found == *bytes);
                 false
             }
-            Fetched::Missing => false,
-            Fetched::Pending => true,
+            FetchResult::Missing => false,
+            FetchResult::Pending => true,
         });
         if kept.is_empty() {
             break;

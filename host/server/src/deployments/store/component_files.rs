@@ -27,13 +27,13 @@ pub(super) struct ComponentFiles {
     /// Components that no revision references, oldest first.
     unreferenced: VecDeque<Digest>,
     /// When a client last learned that a component exists.
-    grace: BTreeMap<Digest, Grace>,
+    grace: BTreeMap<Digest, GracePeriod>,
     /// Number of changes that hold each component.
     holds: BTreeMap<Digest, usize>,
 }
 
 #[derive(Debug)]
-struct Grace {
+struct GracePeriod {
     since: Instant,
     /// A revision has referenced the component since.
     used: bool,
@@ -101,7 +101,7 @@ impl ComponentFiles {
     /// Starts the grace period of an existing component anew.
     pub(super) fn renew_grace(&mut self, digest: Digest, now: Instant) {
         if self.files.contains_key(&digest) {
-            let grace = Grace {
+            let grace = GracePeriod {
                 since: now,
                 used: false,
             };
@@ -214,7 +214,7 @@ impl ComponentFiles {
     }
 
     /// Stops counting a damaged component as stored.
-    pub(super) fn forget(&mut self, digest: Digest) {
+    pub(super) fn mark_missing(&mut self, digest: Digest) {
         if let Some(bytes) = self.files.remove(&digest) {
             self.total_bytes -= bytes;
         }
@@ -227,7 +227,7 @@ impl ComponentFiles {
         if let Err(error) = fs::remove_file(self.file(digest).path) {
             tracing::warn!(%digest, %error, "cannot remove a component's file");
         }
-        self.forget(digest);
+        self.mark_missing(digest);
     }
 }
 
