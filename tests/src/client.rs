@@ -110,13 +110,6 @@ impl Corral {
         )
     }
 
-    /// `GET` on the public listener of a server that may be killed meanwhile.
-    pub fn try_get(&self, path: &str) -> Result<Response, ureq::Error> {
-        let address = self.public();
-        let response = self.agent.get(format!("http://{address}{path}")).call();
-        response.and_then(Response::try_read)
-    }
-
     fn try_post(
         &self,
         path: &str,

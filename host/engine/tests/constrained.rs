@@ -1,19 +1,12 @@
 //! Grammars and log probabilities with the demo model. `constraints.rs` of the whole program has each kind of grammar and a
-//! mixed load.
+//! mixed load, `test_constraints.py` of the clients random schemas.
 
 use corral_engine::{
-    Caller, Engine, Error, FinishReason, GenerateOptions, Generation, Grammar, Sampler, Tenant,
+    Caller, Engine, Error, FinishReason, GenerateOptions, Grammar, Sampler, Tenant,
 };
-use schemas::{schema, validate};
-use std::collections::VecDeque;
 use support::{answer, block_on, check_empty, exactly, limit, load, metric, read, settle, start};
 
-#[path = "../../constraint/tests/support/schemas.rs"]
-mod schemas;
 mod support;
-
-/// Requests in flight.
-const MAX_IN_FLIGHT: usize = 32;
 
 fn constrained(engine: &Engine, grammar: Grammar, max_tokens: u32) -> GenerateOptions {
     GenerateOptions {
@@ -55,52 +48,6 @@ fn complete_text_ends_with_ignored_end_token() {
         outcome.finish,
         FinishReason::End | FinishReason::Length
     ));
-    check_empty(&engine);
-}
-
-/// Every output that ends by itself is JSON and matches its schema.
-#[test]
-fn outputs_match_random_schemas() {
-    let engine = load(|_| {});
-    let mut generations: VecDeque<(u64, serde_json::Value, Generation)> = VecDeque::new();
-    let (mut ended, mut cut) = (0, 0);
-    let mut check = |(seed, schema, generation): (u64, serde_json::Value, Generation)| {
-        let (chunk, outcome) = read(generation);
-        match outcome.map(|outcome| outcome.finish) {
-            Ok(FinishReason::End) => {
-                let value = serde_json::from_str(&chunk.text)
-                    .unwrap_or_else(|error| panic!("seed {seed}: {error}: {}", chunk.text));
-                if let Err(position) = validate(&schema, &value) {
-                    panic!("seed {seed}: {position}: {} for {schema}", chunk.text);
-                }
-                ended += 1;
-            }
-            Ok(FinishReason::Length) => cut += 1,
-            other => panic!("seed {seed}: {other:?}"),
-        }
-    };
-    for seed in 0..500 {
-        let schema = schema(seed);
-        let options = GenerateOptions {
-            samplers: vec![Sampler::TopK(20), Sampler::Temperature(1.2)],
-            seed: Some(seed),
-            max_draft_tokens: Some(if seed % 5 == 0 { 4 } else { 0 }),
-            ..constrained(&engine, Grammar::JsonSchema(schema.to_string()), 600)
-        };
-        generations.push_back((seed, schema, start(&engine, "JSON: ", options)));
-        if generations.len() >= MAX_IN_FLIGHT
-            && let Some(oldest) = generations.pop_front()
-        {
-            check(oldest);
-        }
-    }
-    generations.into_iter().for_each(&mut check);
-    assert_eq!(ended + cut, 500);
-    assert!(
-        ended >= 400,
-        "{ended} ended, {cut} reached the length limit"
-    );
-    assert_eq!(metric(&engine, "grammar_compilation_failures_total"), 0.0);
     check_empty(&engine);
 }
 

@@ -3,7 +3,7 @@
 use super::support::*;
 use crate::draft_model::{DraftJob, DraftModel};
 use crate::metrics::{EngineMetrics, get};
-use crate::{Chunk, GenerateOptions, Sampler, Token};
+use crate::{Chunk, GenerateOptions, Token};
 use corral_scheduler::{DraftOrder, PrefixScope, RequestId};
 use corral_simulator::Fault;
 use std::collections::BTreeMap;
@@ -28,21 +28,6 @@ fn generate(draft: Option<TestDraft>, options: GenerateOptions) -> (Chunk, Arc<E
 }
 
 #[test]
-fn draft_model_saves_steps() {
-    let (plain, plain_metrics) = generate(None, long());
-    let (chunk, metrics) = generate(Some(TestDraft::default()), long());
-    assert_eq!(chunk, plain);
-    let accepted = get(&metrics.model_drafts_accepted);
-    assert!(accepted >= 20, "{accepted}");
-    assert_eq!(accepted, get(&metrics.accepted_drafts));
-    assert_eq!(get(&metrics.steps) + accepted, get(&plain_metrics.steps));
-    // It computes a prompt and each token at most once.
-    assert!(get(&metrics.draft_model_computed) <= 2 + 60);
-    assert_eq!(get(&metrics.draft_model_cells), 0);
-    assert_eq!(get(&metrics.draft_model_failed_steps), 0);
-}
-
-#[test]
 fn wrong_drafts_are_rejected() {
     let draft = || TestDraft {
         is_wrong_after: |token| token % 3 == 0,
@@ -57,24 +42,6 @@ fn wrong_drafts_are_rejected() {
     );
     assert!(accepted > 0 && rejected > 0, "{accepted} {rejected}");
     assert_eq!(get(&metrics.rejected_drafts), rejected);
-}
-
-#[test]
-fn seed_gives_the_same_tokens_with_draft_model() {
-    let mut sum = (0, 0);
-    for seed in 0..8 {
-        let options = GenerateOptions {
-            samplers: vec![Sampler::Temperature(1.5)],
-            seed: Some(seed),
-            ..long()
-        };
-        let (plain, _) = generate(None, options.clone());
-        let (chunk, metrics) = generate(Some(TestDraft::default()), options);
-        assert_eq!(chunk, plain);
-        sum.0 += get(&metrics.model_drafts_accepted);
-        sum.1 += get(&metrics.model_drafts_rejected);
-    }
-    assert!(sum.0 > 0 && sum.1 > 0, "{sum:?}");
 }
 
 #[test]
@@ -115,29 +82,6 @@ fn failing_draft_model_fails_no_request() {
     let failed = get(&metrics.draft_model_failed_steps);
     assert!((1..=2).contains(&failed), "{failed}");
     assert_eq!(get(&metrics.failed), 0);
-    assert_eq!(get(&metrics.draft_model_cells), 0);
-}
-
-#[test]
-fn draft_model_with_few_cells_serves_many() {
-    let engine = engine(Some(TestDraft {
-        cells: 40,
-        is_wrong_after: |token| token % 5 == 0,
-        ..TestDraft::default()
-    }));
-    let mut running = Vec::new();
-    for n in 0..40 {
-        let generation = engine.generate((n..n + 20).collect(), limit(10 + n % 40));
-        match n % 5 {
-            0 => drop(generation),
-            _ => running.push((n, generation)),
-        }
-    }
-    for (n, generation) in running {
-        read_tokens(generation, n + 20..n + 30 + n % 40);
-    }
-    let metrics = engine.end();
-    assert!(get(&metrics.draft_model_steps) > 0);
     assert_eq!(get(&metrics.draft_model_cells), 0);
 }
 

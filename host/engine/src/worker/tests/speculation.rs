@@ -3,7 +3,7 @@
 use super::support::*;
 use crate::generation::Outcome;
 use crate::metrics::{EngineMetrics, get};
-use crate::{Chunk, Error, GenerateOptions, Sampler, Token};
+use crate::{Chunk, Error, GenerateOptions, Token};
 use corral_simulator::POISON;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,18 +48,6 @@ fn compare(prompt: &[Token], options: &GenerateOptions) -> Drafts {
     drafts
 }
 
-fn repetitive_prompt() -> Vec<Token> {
-    (10..60).chain(10..14).collect()
-}
-
-#[test]
-fn repetitive_text_takes_fewer_steps() {
-    let drafts = compare(&repetitive_prompt(), &limit(30));
-    // The number of drafts depends on the duration of steps, except for the first ones.
-    assert!(drafts.accepted >= 8);
-    assert_eq!(drafts.rejected, 0);
-}
-
 #[test]
 fn rejected_drafts_leave_nothing() {
     let prompt = [20, 21, 22, 23, 900, 901, 902, 20, 21, 22];
@@ -90,21 +78,6 @@ fn generation_ends_within_drafts() {
         let drafts = compare(&prompt, &options);
         assert!(drafts.accepted > 0 || stop == "3");
     }
-}
-
-#[test]
-fn seed_gives_the_same_tokens_with_drafts() {
-    let mut sum = (0, 0);
-    for seed in 0..20 {
-        let options = GenerateOptions {
-            samplers: vec![Sampler::Temperature(1.0)],
-            seed: Some(seed),
-            ..limit(40)
-        };
-        let drafts = compare(&repetitive_prompt(), &options);
-        sum = (sum.0 + drafts.accepted, sum.1 + drafts.rejected);
-    }
-    assert!(sum.0 > 0 && sum.1 > 0, "{sum:?}");
 }
 
 #[test]
