@@ -36,6 +36,30 @@ pub fn component(name: &str) -> Vec<u8> {
     std::fs::read(plugin(name)).expect("the component can be read")
 }
 
+/// A component without imports that exports nothing that Corral knows.
+pub fn unknown_export() -> Vec<u8> {
+    parse(
+        r#"(component
+        (core module $main (func (export "add") (param i32 i32) (result i32) (i32.const 0)))
+        (core instance $main (instantiate $main))
+        (func (export "add") (param "a" u32) (param "b" u32) (result u32) (canon lift (core func $main "add"))))"#,
+    )
+}
+
+/// A component whose import Corral does not offer.
+pub fn unknown_import() -> Vec<u8> {
+    parse(
+        r#"(component
+        (import "test:unknown-import/unknown@1.0.0" (instance (export "call" (func (result string)))))
+        (instance $handler)
+        (export "wasi:http/handler@0.3.0" (instance $handler)))"#,
+    )
+}
+
+fn parse(text: &str) -> Vec<u8> {
+    wat::parse_str(text).expect("a component")
+}
+
 /// The demo model.
 pub fn model() -> PathBuf {
     existing("CORRAL_MODEL", || {

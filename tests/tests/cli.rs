@@ -163,14 +163,14 @@ fn invalid_plugin_file_is_one_line_error() {
             &[],
         ),
         (
-            artifacts::plugin("unknown-import"),
+            write(&dir, "import.wasm", &artifacts::unknown_import()),
             &[
                 "imports what this host does not offer",
                 "test:unknown-import/unknown",
             ],
         ),
         (
-            artifacts::plugin("unknown-export"),
+            write(&dir, "export.wasm", &artifacts::unknown_export()),
             &["exports nothing that Corral can call", "wasi:http/handler"],
         ),
     ] {

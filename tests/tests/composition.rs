@@ -1,7 +1,7 @@
 //! A handler with linked components: deployed, shown, rolled back and restored with them, and refused where they
 //! do not fit.
 
-use corral_tests::artifacts::component;
+use corral_tests::artifacts::{component, unknown_export, unknown_import};
 use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload};
 use corral_tests::linked::post;
 use corral_tests::{Corral, artifacts, run_plugin, scratch_dir};
@@ -107,8 +107,6 @@ fn misfit_linked_components_say_why() {
         "linked-models",
         "samplers",
         "misbehave",
-        "unknown-import",
-        "unknown-export",
     ]
     .map(|name| upload(&corral, &component(name)));
     let [
@@ -117,9 +115,9 @@ fn misfit_linked_components_say_why() {
         model_lister,
         sampler_component,
         misbehave,
-        unknown_import,
-        unknown_export,
     ] = &digests;
+    let unknown_import = upload(&corral, &unknown_import());
+    let unknown_export = upload(&corral, &unknown_export());
     let junk = upload(&corral, b"hello");
     let gone = digest(b"never uploaded");
     for (main, links, status, code, expected) in [

@@ -83,7 +83,8 @@ fn deployment_lifecycle_on_command_line() {
 #[test]
 fn deploy_errors_are_one_line() {
     let corral = Corral::start_with_store(&[]);
-    let component = artifacts::plugin("unknown-export");
+    let component = scratch_dir().join("unknown-export.wasm");
+    std::fs::write(&component, artifacts::unknown_export()).expect("written");
     let component = component.to_str().expect("a path in UTF-8");
     let manifest = scratch_dir().join("corral.toml");
     std::fs::write(&manifest, "name = 'a'\ncolor = 'red'\n").expect("written");

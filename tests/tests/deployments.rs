@@ -1,6 +1,6 @@
 //! Deployments serve at once and after a restart; a refused deploy says why.
 
-use corral_tests::artifacts::component;
+use corral_tests::artifacts::{component, unknown_export, unknown_import};
 use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload, variant};
 use corral_tests::{Corral, Response, scratch_dir, serve, wait_for};
 use serde_json::{Value, json};
@@ -83,13 +83,13 @@ fn refused_deploy_says_why() {
             "cannot be compiled",
         ),
         (
-            component("unknown-export"),
+            unknown_export(),
             "missing-export",
             "exports nothing that Corral can call",
         ),
         (command(), "no-handler-export", "answers no HTTP requests"),
         (
-            component("unknown-import"),
+            unknown_import(),
             "unknown-import",
             "It offers: corral:inference@",
         ),
