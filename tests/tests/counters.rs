@@ -1,8 +1,6 @@
 //! The counters of `/metrics` are consistent, and requests leave nothing behind.
 
-use corral_tests::{
-    Corral, ENDLESS_TOKENS, EventStream, MANY_CELLS, distinct_sums, raw_exchange,
-};
+use corral_tests::{Corral, ENDLESS_TOKENS, EventStream, MANY_CELLS, distinct_sums, raw_exchange};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;

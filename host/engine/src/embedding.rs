@@ -24,7 +24,7 @@ mod vectors;
 mod worker;
 
 pub use backend::EmbeddingBackend;
-pub(crate) use fair_queue::{FairQueueId, FairQueue};
+pub(crate) use fair_queue::{FairQueue, FairQueueId};
 pub use pooling::Pooling;
 pub use vectors::{Embedding, Vectors};
 

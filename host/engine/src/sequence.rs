@@ -8,7 +8,7 @@
 use crate::engine::{Engine, thread_ended};
 use crate::image::{Image, ImageKey, SavedImages, save_images};
 use crate::reply::{Reply, reply};
-use crate::snapshot::{SnapshotContent, Origin};
+use crate::snapshot::{Origin, SnapshotContent};
 use crate::worker::{
     Command, ExportState, ExportedState, ImportState, NewRequest, NewWork, Prompt,
 };

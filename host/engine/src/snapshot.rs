@@ -121,7 +121,12 @@ impl Snapshots {
     /// Fails before anything is written with [`SnapshotError::Name`], [`SnapshotError::TooLarge`],
     /// [`SnapshotError::OverBudget`] or [`SnapshotError::TooMany`]. A failed write keeps the old snapshot, unless
     /// only the last sync failed.
-    pub fn write(&self, owner: &str, name: &str, contents: &SnapshotContent) -> Result<(), SnapshotError> {
+    pub fn write(
+        &self,
+        owner: &str,
+        name: &str,
+        contents: &SnapshotContent,
+    ) -> Result<(), SnapshotError> {
         let dir = self.owner(owner)?;
         check_name("snapshot", name)?;
         let limit = self.limits.snapshot_bytes;

@@ -343,7 +343,10 @@ impl LlamaContext {
         let count = number();
         let mut cell = || {
             let (position, holders) = (number(), number());
-            (position, (0..holders).map(|_| number().cast_signed()).collect())
+            (
+                position,
+                (0..holders).map(|_| number().cast_signed()).collect(),
+            )
         };
         let cells = (0..count).map(|_| cell()).collect();
         // The next field is known, so a changed layout fails here.

@@ -134,7 +134,8 @@ impl Admission<'_> {
                     match entry.state {
                         EntryState::SwappedOut(_) => {
                             let more = (length + 1).saturating_sub(min_length);
-                            if more > MIN_SHARED_GAIN && self.kv.swap_in_pays(self.costs, id, more) {
+                            if more > MIN_SHARED_GAIN && self.kv.swap_in_pays(self.costs, id, more)
+                            {
                                 best = PrefixSource::SwapIn { entry: id, length };
                                 min_length = length - MIN_SHARED_GAIN + 1;
                             }

@@ -9,7 +9,7 @@ use crate::request::AdapterId;
 use crate::running::{DecodingCount, RunningRequest};
 use crate::scheduler::Scheduler;
 use crate::step::{Step, StepShape};
-use crate::tenant_schedule::{SkippedTenants, MIN_STRETCH, demands};
+use crate::tenant_schedule::{MIN_STRETCH, SkippedTenants, demands};
 
 /// What a step computes, before its rows are chosen.
 struct BatchPlan {

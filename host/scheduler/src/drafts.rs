@@ -119,7 +119,10 @@ impl DraftPolicy {
             if candidate.taken == 0
                 && let Some(running) = running.get_mut(row.request)
             {
-                running.drafts.acceptance_mut().decay_rejections(SKIPPED_DRAFT_DECAY);
+                running
+                    .drafts
+                    .acceptance_mut()
+                    .decay_rejections(SKIPPED_DRAFT_DECAY);
             }
         }
         step.shape.drafts = drafts;

@@ -30,7 +30,7 @@ use crate::Time;
 use crate::request::RequestId;
 use crate::running::RunningRequests;
 use crate::step::Row;
-use crate::strikes::{StrikeWeight, Failure};
+use crate::strikes::{Failure, StrikeWeight};
 use std::time::Duration;
 
 /// After this many failed steps of several requests without recovery, each request computes alone, if sequences cannot

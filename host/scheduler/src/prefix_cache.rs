@@ -285,7 +285,10 @@ impl PrefixCache {
     /// The holders that share a prefix with `tokens`, and its length: first those in the cells, then those that
     /// are swapped out; of either the longest prefix first.
     pub fn nearest(&self, scope: PrefixScope, tokens: &[Token]) -> Vec<(TextOwner, u32)> {
-        let found = self.tree.nearest(scope, tokens, MAX_NEAREST_HOLDERS).into_iter();
+        let found = self
+            .tree
+            .nearest(scope, tokens, MAX_NEAREST_HOLDERS)
+            .into_iter();
         let found =
             found.map(|(holder, shared)| (holder, u32::try_from(shared).unwrap_or(u32::MAX)));
         let (mut nearest, mut swapped): (Vec<_>, Vec<_>) =

@@ -100,7 +100,8 @@ mod tests {
 
     #[test]
     fn most_adapters_set_the_bound() {
-        let full = |adapters: &[u8]| failed_after(adapters.iter().map(|&n| (n, StrikeWeight::Full)));
+        let full =
+            |adapters: &[u8]| failed_after(adapters.iter().map(|&n| (n, StrikeWeight::Full)));
         assert_eq!(full(&[1; 20]), Some(3));
         assert_eq!(full(&[3; 20]), Some(9));
         assert_eq!(full(&[3, 2, 2, 1]), None);
@@ -110,7 +111,8 @@ mod tests {
     #[test]
     fn failure_after_another_request_counts_half() {
         use StrikeWeight::{Excused, Full, Half};
-        let alone = |weights: &[StrikeWeight]| failed_after(weights.iter().map(|&weight| (1, weight)));
+        let alone =
+            |weights: &[StrikeWeight]| failed_after(weights.iter().map(|&weight| (1, weight)));
         assert_eq!(alone(&[Half; 20]), Some(6));
         assert_eq!(alone(&[Half, Full, Half, Half, Half]), Some(5));
         assert_eq!(alone(&[Full, Half, Full, Half]), Some(4));
@@ -122,7 +124,13 @@ mod tests {
     fn bounds_of_all_adapters_fit_the_counters() {
         let adapters = crate::AdapterId::MAX + 1;
         let most = usize::from(adapters) * usize::from(MAX_STRIKES);
-        assert_eq!(failed_after([(adapters, StrikeWeight::Full); 300]), Some(most));
-        assert_eq!(failed_after([(adapters, StrikeWeight::Half); 300]), Some(2 * most));
+        assert_eq!(
+            failed_after([(adapters, StrikeWeight::Full); 300]),
+            Some(most)
+        );
+        assert_eq!(
+            failed_after([(adapters, StrikeWeight::Half); 300]),
+            Some(2 * most)
+        );
     }
 }

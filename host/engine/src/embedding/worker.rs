@@ -6,7 +6,7 @@
 
 use super::backend::EmbeddingBackend;
 use super::batch::{ActiveInput, BatchLimits, EmbeddingBatch, InputRow, MAX_SHORT_TOKENS};
-use super::fair_queue::{FairQueueId, FairQueue};
+use super::fair_queue::{FairQueue, FairQueueId};
 use super::pooling::{Pooler, Pooling};
 use super::vectors::{VectorSender, Vectors};
 use crate::backend::TokenInput;

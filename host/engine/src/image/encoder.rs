@@ -6,7 +6,7 @@
 
 use super::picture::PictureDecoder;
 use super::store::{Image, ImageKey, ImageStore};
-use crate::embedding::{FairQueueId, FairQueue, lower_priority};
+use crate::embedding::{FairQueue, FairQueueId, lower_priority};
 use crate::metrics::{EngineMetrics, add, add_time};
 use crate::open_request_limits::{OpenRequestLimits, RequestLoad, RequestPermit};
 use crate::reply::{Reply, ReplySender, reply};

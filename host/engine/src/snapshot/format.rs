@@ -20,7 +20,7 @@
 //! Magic and version keep their positions in every version.
 
 use super::error::SnapshotError;
-use super::{SnapshotContent, Origin};
+use super::{Origin, SnapshotContent};
 use sha2::{Digest, Sha256};
 use std::io::{self, Read, Write};
 

@@ -57,7 +57,9 @@ mod tests {
     fn lengths_range_from_half_to_three_halves() {
         for (middle, min, max) in [(32, 16, 48), (5, 3, 7), (1, 1, 1)] {
             let mut rng = ChaCha8Rng::seed_from_u64(3);
-            let drawn: Vec<u64> = (0..2000).map(|_| uniform_around(&mut rng, middle)).collect();
+            let drawn: Vec<u64> = (0..2000)
+                .map(|_| uniform_around(&mut rng, middle))
+                .collect();
             assert_eq!(drawn.iter().min(), Some(&min), "{middle}");
             assert_eq!(drawn.iter().max(), Some(&max), "{middle}");
         }

@@ -180,7 +180,11 @@ fn idle_model_is_unloaded_and_loaded_again() {
     let waits = id(open(&mut models, 111, 0));
     assert_eq!(models.plan(at(111), None), []);
     models.unloaded(0);
-    assert_eq!(models.model_of_unknown_size(), Some(0), "the file may have changed");
+    assert_eq!(
+        models.model_of_unknown_size(),
+        Some(0),
+        "the file may have changed"
+    );
     models.set_size(0, 1);
     assert_eq!(models.plan(at(112), None), [Action::Load(0)]);
     models.loaded(at(113), 0, 1, SECOND);
