@@ -8,8 +8,7 @@ use std::io::Cursor;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use support::{
-    SURE, block_on, check_identity, config, demo_model, limit, load, metric, read, sequence,
-    settle, snapshots,
+    SURE, block_on, check_identity, demo_model, limit, load, metric, read, sequence, snapshots,
 };
 
 mod support;
