@@ -372,7 +372,7 @@ mod tests {
 
     #[tokio::test]
     async fn wrong_methods_and_paths_are_problems() {
-        let server = start(ConnectionLimits::default()).await;
+        let server = start(HttpLimits::default()).await;
         let post = "POST /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
         let answer = exchange(server.public_address(), post).await;
         assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
@@ -398,9 +398,9 @@ mod tests {
 
     #[tokio::test]
     async fn client_without_complete_header_is_dropped() {
-        let limits = ConnectionLimits {
+        let limits = HttpLimits {
             header_timeout: Duration::from_millis(200),
-            ..ConnectionLimits::default()
+            ..HttpLimits::default()
         };
         let server = start(limits).await;
         for part in ["", "G", "GET / HTTP/1.1\r\nHost: localhost\r\n"] {
