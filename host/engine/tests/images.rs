@@ -8,7 +8,8 @@ use std::io::Cursor;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use support::{
-    SURE, block_on, check_identity, demo_model, limit, load, metric, read, sequence, snapshots,
+    SURE, block_on, check_identity, config, demo_model, limit, load, metric, read, sequence,
+    settle, snapshots,
 };
 
 mod support;
