@@ -4,31 +4,52 @@
 //! [prefill budget](crate::prefill_budget); [drafts](crate::drafts) are added later. A short step leaves out the
 //! requests of some [tenants](crate::tenant_schedule).
 
+use crate::Time;
 use crate::adapter_schedule::Candidate;
+use crate::latency::first_token_due;
 use crate::prefill_budget::PrefillBudget;
-use crate::queue::{Queue, effective_deadline};
+use crate::queue::Queue;
 use crate::request::AdapterId;
 use crate::running::{DecodingCount, RunningRequest, RunningRequests};
 use crate::step::{Row, Step, StepShape};
 use crate::tenant_schedule::SkippedTenants;
 use std::cmp::Reverse;
 
-/// Requests of an adapter in prefill, in the order of service.
+/// Requests of an adapter in prefill, in the order of service: by priority, then those of the tenant with the least
+/// service, of these the shortest. But the one of them whose first token is the most overdue comes first: else shorter
+/// ones could delay it for ever.
 pub(crate) fn prompts<'a>(
     running: &'a RunningRequests,
     queue: &Queue,
     prefill: &PrefillBudget,
     adapter: AdapterId,
+    now: Time,
 ) -> Vec<&'a RunningRequest> {
     let prefilling = running.iter().filter(|one| one.is_prefilling());
     let mut prompts: Vec<_> = prefilling.filter(|one| one.adapter() == adapter).collect();
-    if !prefill.is_unbudgeted() {
-        prompts.sort_by_key(|running| {
-            let request = &running.request;
-            let counter = queue.counter(request.tenant);
-            let priority = Reverse(request.priority);
-            (priority, counter, effective_deadline(request), request.id)
-        });
+    if prefill.is_unbudgeted() {
+        return prompts;
+    }
+    prompts.sort_by_key(|running| {
+        let request = &running.request;
+        let counter = queue.counter(request.tenant);
+        let priority = Reverse(request.priority);
+        (
+            priority,
+            counter,
+            request.tenant,
+            running.pending(),
+            request.id,
+        )
+    });
+    let rank = |running: &RunningRequest| (running.request.priority, running.request.tenant);
+    let first = prompts
+        .iter()
+        .take_while(|one| rank(one) == rank(prompts[0]));
+    let due = first.map(|running| first_token_due(&running.request));
+    let late = (0..).zip(due).filter(|(_, due)| *due <= now);
+    if let Some((index, _)) = late.min_by_key(|(_, due)| *due) {
+        prompts[..=index].rotate_right(1);
     }
     prompts
 }

@@ -5,8 +5,9 @@
 
 use crate::adapter_schedule::Candidate;
 use crate::batch;
+use crate::latency::{self, PrefillNeed};
 use crate::request::AdapterId;
-use crate::running::{DecodingCount, RunningRequest};
+use crate::running::{DecodingCount, RunningRequest, count};
 use crate::scheduler::Scheduler;
 use crate::step::{Step, StepShape};
 use crate::tenant_schedule::{MIN_STRETCH, SkippedTenants, demands};
@@ -41,7 +42,7 @@ impl Scheduler {
         let budget = self.overlap.reduce(plan.allowed);
         let most = plan.left_out.limit_prefill(budget);
         let budget = most.min(self.make_room_for_prefill(&plan, most));
-        let mut prompts = batch::prompts(&self.running, &self.queue, &self.prefill, adapter);
+        let mut prompts = self.prompts(adapter);
         prompts.retain(|prompt| !plan.left_out.contains(prompt));
         let (running, prefill) = (&self.running, &self.prefill);
         let rows = batch::rows(running, adapter, &plan.left_out, &prompts, budget, prefill);
@@ -105,13 +106,14 @@ impl Scheduler {
     }
 
     /// A step of one of these adapters. Does not check for free cells.
-    fn batch_plan(&self, candidates: &[Candidate]) -> Option<BatchPlan> {
+    fn batch_plan(&mut self, candidates: &[Candidate]) -> Option<BatchPlan> {
         let adapter = self.adapters.next(candidates)?;
         let decoding = self.running.decoding_by_adapter(adapter);
         let room = self.config.max_step_tokens.saturating_sub(decoding.own);
         // A long step delays the requests of other adapters and of tenants that are left out as well.
-        let delayed = decoding.delayed_by_long_step();
+        let delayed = count(self.running.delayed_by_long_step());
         let n_kv = self.kv.cells.n_kv();
+        self.prefill.profile.max_step_stretch = self.stretch(adapter);
         let (allowed, is_probe) = self.prefill.tokens(&self.costs, delayed, n_kv, room);
         let allowed = (allowed + self.prefill.tile_fill(decoding.own)).min(room);
         let budget = self.overlap.reduce(allowed);
@@ -124,6 +126,32 @@ impl Scheduler {
             left_out,
             allowed,
         })
+    }
+
+    /// The requests of an adapter in prefill, in the order of service.
+    pub(crate) fn prompts(&self, adapter: AdapterId) -> Vec<&RunningRequest> {
+        batch::prompts(
+            &self.running,
+            &self.queue,
+            &self.prefill,
+            adapter,
+            self.planned_at,
+        )
+    }
+
+    /// How many times as long as its decode rows a step of an adapter may take.
+    pub(crate) fn stretch(&self, adapter: AdapterId) -> f64 {
+        let prompts = self.running.iter().filter(|one| one.is_prefilling());
+        let prompts = prompts.filter(|one| one.adapter() == adapter);
+        let n_kv = self.kv.cells.n_kv();
+        let margin = self.prefill.profile.margin();
+        let need = PrefillNeed::of(prompts, &self.costs, n_kv, self.planned_at, margin);
+        let mut delayed = self.running.delayed_by_long_step().peekable();
+        match delayed.peek() {
+            Some(_) => latency::stretch(delayed, need),
+            // They are about to decode.
+            None => latency::stretch(self.running.iter(), need),
+        }
     }
 
     /// The tenants that the next step of an adapter leaves out. The step may have `budget` prompt tokens. At least one row

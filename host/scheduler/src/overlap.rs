@@ -17,11 +17,10 @@
 //! Optional ([`Overlap`]), and not yet measured on a GPU.
 
 use crate::Time;
-use crate::batch;
 use crate::overlap_state::Overlap;
 use crate::prefill_profile::CHUNK_SIZES;
 use crate::request::length;
-use crate::running::RunningRequest;
+use crate::running::{RunningRequest, count};
 use crate::scheduler::Scheduler;
 use crate::step::{Row, Step, StepShape};
 use std::time::Duration;
@@ -46,7 +45,7 @@ impl Scheduler {
             return None;
         }
         let outputs = u32::try_from(outputs).unwrap_or(u32::MAX);
-        let delayed = self.running.delayed_by_long_step().max(outputs);
+        let delayed = count(self.running.delayed_by_long_step()).max(outputs);
         let mut step = self.prompts_alone(delayed, |_| true)?;
         self.kv.place(&step.rows);
         step.shape.n_kv = self.kv.cells.n_kv();
@@ -91,7 +90,8 @@ impl Scheduler {
             return None;
         }
         let n_kv = self.kv.cells.n_kv();
-        let delayed = self.running.delayed_by_long_step();
+        self.prefill.profile.max_step_stretch = self.stretch(self.adapters.current());
+        let delayed = count(self.running.delayed_by_long_step());
         let fits = |size| self.costs.prefill_step_seconds(size, n_kv) <= left;
         let step = self.prompts_alone(delayed, fits)?;
         self.window.set_wait(None);
@@ -114,7 +114,7 @@ impl Scheduler {
             let end = length(running.tokens()).saturating_sub(1);
             end.saturating_sub(computed(running))
         };
-        let prompts = batch::prompts(&self.running, &self.queue, &self.prefill, adapter);
+        let prompts = self.prompts(adapter);
         let pending: Vec<_> = prompts.iter().map(pending).collect();
         let room = self.config.max_step_tokens.saturating_sub(delayed);
         let (budget, _) = self.prefill.tokens(&self.costs, delayed, n_kv, room);

@@ -1,43 +1,31 @@
 //! How many prompt tokens a step computes, and how prompts share them.
 //!
 //! Prefill makes a step longer, and every decoding request waits for it. So a step with decode rows takes only as many
-//! prompt tokens as keep nearly every step within `max_step_stretch` times the usual time without them, as the
-//! [profile](crate::prefill_profile) predicts. The number is one of a few fixed sizes, so that the backend can reuse
-//! its computation graph. Without decode rows no request waits for the step, and prompts fill it.
+//! prompt tokens as keep nearly every step within its [stretch](crate::latency): a multiple of the usual time without
+//! them, as the [profile](crate::prefill_profile) predicts. The number is one of a few fixed sizes, so that the backend
+//! can reuse its computation graph. Without decode rows no request waits for the step, and prompts fill it.
+//!
+//! A step computes one prompt after another, since two that share it end later than one of them could. Only the
+//! [first](crate::batch::prompts) leaves a quarter to the others: it may be late and long, and they short.
 //!
 //! A matrix multiplication computes rows in *tiles* of a fixed height, in the same time whether a tile is full or not.
 //! So the prompt tokens that fill the last tile of the decode rows are almost free, and come on top of the budget.
 
 use crate::cost_model::CostModel;
 use crate::prefill_profile::{PrefillProfile, tile_fill};
+use std::iter;
 
 /// How prompts are computed.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefillPolicy {
-    /// As many tokens as keep a step within `max_step_stretch` times the time of its decode rows, but at least the
-    /// smallest chunk. If more requests usually run than the step has decode rows, the time of that many rows counts.
-    Budgeted {
-        /// At least 1.
-        max_step_stretch: f64,
-    },
+    /// As many tokens as keep a step within its [stretch](crate::latency), but at least the smallest chunk. If more
+    /// requests usually run than the step has decode rows, the time of that many rows counts.
+    #[default]
+    Budgeted,
     /// As many tokens as fit the step, one prompt after the other in the order of admission. For comparisons with
     /// servers that have no budget.
     Unbudgeted,
 }
-
-impl Default for PrefillPolicy {
-    fn default() -> Self {
-        Self::Budgeted {
-            max_step_stretch: 2.0,
-        }
-    }
-}
-
-/// The budget is divided into this many equal shares, one for each of the first prompts. The first prompt gets the
-/// rest.
-const SHARES: u32 = 4;
-/// Fewest tokens of a share.
-const MIN_SHARE: u32 = 4;
 
 /// The policy and the profile.
 #[derive(Clone, Debug)]
@@ -49,13 +37,9 @@ pub(crate) struct PrefillBudget {
 impl PrefillBudget {
     /// Nothing is learned yet.
     pub fn new(policy: PrefillPolicy) -> Self {
-        let max_step_stretch = match policy {
-            PrefillPolicy::Budgeted { max_step_stretch } => max_step_stretch,
-            PrefillPolicy::Unbudgeted => f64::INFINITY,
-        };
         Self {
             policy,
-            profile: PrefillProfile::new(max_step_stretch),
+            profile: PrefillProfile::new(),
         }
     }
 
@@ -81,16 +65,17 @@ impl PrefillBudget {
         }
     }
 
-    /// Divides `budget` among prompts that need `pending` more tokens each, in their order: a share to each of the
-    /// first few, the rest to the first.
+    /// Divides `budget` among prompts that need `pending` more tokens each: three quarters to the first, then all of it
+    /// in the order of the others, and what they leave to the first.
     pub fn divide(&self, pending: &[u32], mut budget: u32) -> Vec<u32> {
-        let equal = match self.policy {
-            PrefillPolicy::Budgeted { .. } => (budget / SHARES).max(MIN_SHARE),
-            PrefillPolicy::Unbudgeted => u32::MAX,
-        };
         let mut shares = vec![0; pending.len()];
-        for most in [equal, u32::MAX] {
-            for (share, &pending) in shares.iter_mut().zip(pending) {
+        let first = match self.policy {
+            PrefillPolicy::Budgeted => budget - budget / 4,
+            PrefillPolicy::Unbudgeted => budget,
+        };
+        let all = (1..pending.len()).chain([0]).map(|index| (index, u32::MAX));
+        for (index, most) in iter::once((0, first)).chain(all) {
+            if let (Some(share), Some(pending)) = (shares.get_mut(index), pending.get(index)) {
                 let more = (pending - *share).min(most).min(budget);
                 *share += more;
                 budget -= more;
@@ -122,7 +107,9 @@ mod tests {
     }
 
     fn budget(max_step_stretch: f64) -> PrefillBudget {
-        PrefillBudget::new(PrefillPolicy::Budgeted { max_step_stretch })
+        let mut budget = PrefillBudget::new(PrefillPolicy::Budgeted);
+        budget.profile.max_step_stretch = max_step_stretch;
+        budget
     }
 
     #[test]
@@ -158,10 +145,12 @@ mod tests {
     #[test]
     fn prompts_share_a_step() {
         let default = budget(2.0);
-        assert_eq!(default.divide(&[600, 600, 5], 64), [43, 16, 5]);
-        assert_eq!(default.divide(&[600, 600, 5], 8), [4, 4, 0]);
+        assert_eq!(default.divide(&[600, 5, 600], 64), [48, 5, 11]);
+        assert_eq!(default.divide(&[600, 5], 64), [59, 5]);
+        assert_eq!(default.divide(&[600, 600], 4), [3, 1]);
         assert_eq!(default.divide(&[3, 4], 64), [3, 4]);
-        assert_eq!(default.divide(&[600; 6], 512), [128, 128, 128, 128, 0, 0]);
+        assert_eq!(default.divide(&[600], 512), [512]);
+        assert_eq!(default.divide(&[], 512), [0; 0]);
         let unbudgeted = PrefillBudget::new(PrefillPolicy::Unbudgeted);
         assert_eq!(unbudgeted.divide(&[600, 600], 512), [512, 0]);
     }

@@ -26,6 +26,8 @@ pub const CHUNK_SIZES: [u32; 14] = [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 
 const TILE: u32 = 4;
 /// Index of the size to try before anything is known of the machine.
 const INITIAL_SIZE: usize = 3;
+/// The stretch before the first step.
+const INITIAL_STRETCH: f64 = 2.0;
 /// Steps with prompts between two probes.
 const PROBE_INTERVAL: u32 = 128;
 /// Weight of the newest step in the mean of running requests.
@@ -78,8 +80,8 @@ impl Mean {
 /// The profile of a machine.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefillProfile {
-    /// The most that prefill may stretch a step.
-    max_step_stretch: f64,
+    /// The most that prefill may stretch the planned step.
+    pub max_step_stretch: f64,
     /// Mean logarithm of the time over the cost model's prediction: of steps without prompts, and of each size.
     decode: Mean,
     sizes: [Mean; CHUNK_SIZES.len()],
@@ -97,9 +99,9 @@ pub(crate) struct PrefillProfile {
 
 impl PrefillProfile {
     /// Nothing is learned yet.
-    pub fn new(max_step_stretch: f64) -> Self {
+    pub fn new() -> Self {
         Self {
-            max_step_stretch,
+            max_step_stretch: INITIAL_STRETCH,
             decode: Mean::default(),
             sizes: [Mean::default(); CHUNK_SIZES.len()],
             variance: MIN_SCATTER * MIN_SCATTER,
@@ -185,7 +187,12 @@ impl PrefillProfile {
 
     /// The most seconds that a step may be expected to take, so that nearly all such steps meet it.
     pub fn max_seconds(&self, costs: &CostModel, shape: StepShape) -> f64 {
-        self.target(costs, shape) / (NEARLY_ALL * self.variance.sqrt().max(MIN_SCATTER)).exp()
+        self.target(costs, shape) / self.margin()
+    }
+
+    /// How many times as long as expected nearly all steps take at most.
+    pub fn margin(&self) -> f64 {
+        (NEARLY_ALL * self.variance.sqrt().max(MIN_SCATTER)).exp()
     }
 
     /// The most seconds that a step should take. A multiple of the time of a step with only max(its decode rows, usual
@@ -245,7 +252,7 @@ mod tests {
     impl Learner {
         fn new() -> Self {
             Self {
-                profile: PrefillProfile::new(2.0),
+                profile: PrefillProfile::new(),
                 costs: CostModel::default(),
             }
         }

@@ -77,7 +77,7 @@ pub(crate) struct Queue {
 }
 
 /// The deadline that orders a request.
-pub(crate) fn effective_deadline(request: &Request) -> Time {
+fn effective_deadline(request: &Request) -> Time {
     request
         .deadline
         .unwrap_or(request.arrived_at + DEFAULT_DEADLINE)

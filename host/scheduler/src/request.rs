@@ -1,5 +1,6 @@
 //! Requests and the ids that name them.
 
+use crate::latency::Latency;
 use crate::retention::{Retention, WeakRetention};
 use crate::{Time, Token};
 
@@ -90,6 +91,8 @@ pub struct Request {
     pub scope: PrefixScope,
     /// Its priority.
     pub priority: Priority,
+    /// How long its tokens may keep waiting.
+    pub latency: Latency,
     /// The prompt, at least one token. After a preemption also the tokens generated before it.
     pub tokens: Vec<Token>,
     /// Most tokens to generate; 0 for a [next-token request](Request::is_next_token).

@@ -201,22 +201,13 @@ pub(crate) struct DecodingCount {
     pub own: u32,
     /// Of the other adapters.
     pub others: u32,
-    /// Requests that will decode as soon as an external sampler that is not late picks their token.
-    awaited: u32,
-}
-
-impl DecodingCount {
-    /// Number of requests that a long step delays.
-    pub fn delayed_by_long_step(&self) -> u32 {
-        self.own + self.others + self.awaited
-    }
 }
 
 /// All running requests, in order of admission except after a failed step.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RunningRequests(Vec<RunningRequest>);
 
-fn count(requests: impl Iterator) -> u32 {
+pub(crate) fn count(requests: impl Iterator) -> u32 {
     u32::try_from(requests.count()).unwrap_or(u32::MAX)
 }
 
@@ -300,17 +291,18 @@ impl RunningRequests {
                     true => counted.own += 1,
                     false => counted.others += 1,
                 }
-            } else if running.wait == Wait::Sampler {
-                counted.awaited += u32::from(!running.request.progress.late);
             }
         }
         counted
     }
 
-    /// Number of requests that a long step delays.
-    pub fn delayed_by_long_step(&self) -> u32 {
-        let decoding = self.decoding_by_adapter(AdapterId::NONE);
-        decoding.delayed_by_long_step()
+    /// Requests whose next token a long step delays: those that decode, or for which an external sampler that is not
+    /// late picks a token.
+    pub fn delayed_by_long_step(&self) -> impl Iterator<Item = &RunningRequest> {
+        self.iter().filter(|running| {
+            let awaited = running.wait == Wait::Sampler && !running.request.progress.late;
+            running.is_decoding() || awaited
+        })
     }
 
     /// Cells that are promised to all of them.

@@ -43,6 +43,8 @@ pub struct Scheduler {
     pub(crate) overlap: OverlapState,
     /// The rows of the planned step until [`Scheduler::step_done`].
     pub(crate) planned: Vec<Row>,
+    /// When a step was last planned.
+    pub(crate) planned_at: Time,
     /// The shape of the last step.
     pub(crate) shape: StepShape,
     // Counts since the start.
@@ -75,6 +77,7 @@ impl Scheduler {
             compaction: Compaction::default(),
             overlap: OverlapState::default(),
             planned: Vec::new(),
+            planned_at: Time::ZERO,
             shape: StepShape::default(),
             admissions: 0,
             preempted: 0,
@@ -85,6 +88,7 @@ impl Scheduler {
     /// Plans the next step. Every step with rows must be followed by [`Scheduler::step_done`].
     pub fn plan(&mut self, now: Time) -> Step {
         debug_assert!(self.is_between_steps(), "plan before step_done");
+        self.planned_at = now;
         self.drop_released_entries(now);
         self.window.callers.start_waits(now);
 

@@ -25,6 +25,7 @@ pub(crate) fn request(key: u64, prompt: u32, max_tokens: u32) -> Request {
         tenant: Tenant(0),
         scope: PrefixScope(0),
         priority: Priority(0),
+        latency: Latency::default(),
         tokens: (0..prompt).map(|i| 1000 * key as Token + i).collect(),
         max_tokens,
         arrived_at: Time::ZERO,

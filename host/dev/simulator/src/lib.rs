@@ -12,6 +12,7 @@
 #![warn(missing_docs)]
 
 mod cells;
+pub mod latency;
 mod machine;
 pub mod simulation;
 mod simulator;
@@ -19,6 +20,7 @@ mod state;
 mod step;
 #[cfg(test)]
 mod tests;
+pub mod traces;
 
 use corral_scheduler::Token;
 pub use machine::{Fault, Machine};

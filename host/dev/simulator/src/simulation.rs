@@ -80,7 +80,7 @@ pub struct Simulation {
     /// Operations on the store, and the interval at which one fails.
     stored: u64,
     store_fails: Option<u64>,
-    /// Arrivals that return, not scheduled yet.
+    /// Arrivals that return or come after another, not scheduled yet.
     returning: Vec<usize>,
     /// Answers of external samplers, not scheduled yet.
     answers: Vec<(Time, usize)>,
@@ -166,6 +166,9 @@ impl Simulation {
     pub fn run(&mut self, arrivals: Vec<Arrival>) -> Vec<Record> {
         let mut events: BTreeMap<(Time, usize), Event> = BTreeMap::new();
         for (index, arrival) in arrivals.iter().enumerate() {
+            if arrival.after.is_some() {
+                continue;
+            }
             events.insert((arrival.at, 2 * index), Event::Arrive(index));
             if let Some(after) = arrival.cancels_after {
                 events.insert((arrival.at + after, 2 * index + 1), Event::Cancel(index));
@@ -240,6 +243,7 @@ impl Simulation {
             tenant: arrival.tenant,
             scope: PrefixScope(u64::from(arrival.tenant.0)).with(arrival.adapter),
             priority: arrival.priority,
+            latency: arrival.latency,
             tokens: tokens.clone(),
             max_tokens: arrival.max_tokens,
             arrived_at: arrival.at,
@@ -321,6 +325,12 @@ impl Simulation {
             self.schedule_return(alive.index);
         }
         self.release_retention(alive.index);
+        for (next, arrival) in self.arrivals.iter_mut().enumerate() {
+            if arrival.after == Some(alive.index) {
+                arrival.at += self.now;
+                self.returning.push(next);
+            }
+        }
         let record = &mut self.records[alive.index];
         assert!(record.is_none(), "a request ends once");
         *record = Some(Record {
@@ -331,6 +341,7 @@ impl Simulation {
             cached: progress.cached,
             recomputed: progress.recomputed,
             drafts: alive.drafts,
+            arrived: self.arrivals[alive.index].at,
             ended: self.now,
             overtaken: alive.overtaken,
             strikes: self.strikes.remove(id),

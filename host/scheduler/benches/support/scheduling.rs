@@ -2,9 +2,9 @@
 #![allow(dead_code)]
 
 use corral_scheduler::{
-    LogitsKind, Overlap, PositionOrder, PrefillPolicy, PrefixScope, Priority, Request, RequestId,
-    RequestProgress, Retention, Scheduler, SchedulerConfig, Step, StepResult, Tenant, Time, Token,
-    WeakRetention,
+    Latency, LogitsKind, Overlap, PositionOrder, PrefillPolicy, PrefixScope, Priority, Request,
+    RequestId, RequestProgress, Retention, Scheduler, SchedulerConfig, Step, StepResult, Tenant,
+    Time, Token, WeakRetention,
 };
 use std::time::Duration;
 
@@ -51,6 +51,7 @@ fn request(number: u64, now: Time, max_tokens: u32) -> Request {
         tenant: Tenant(tenant),
         scope: PrefixScope(tenant.into()),
         priority: Priority::default(),
+        latency: Latency::default(),
         tokens: (first..first + PROMPT).collect(),
         max_tokens,
         arrived_at: now,

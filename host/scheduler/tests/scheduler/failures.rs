@@ -159,12 +159,12 @@ fn recovery_without_truncation_costs_few_steps() {
         .map(|step| (step, Fault::Code(-2)))
         .collect();
     let (finished, _, steps) = run(vec![arrival(0, 200, 10); 6], &faults);
-    assert_eq!((finished, steps), (4, 194));
+    assert_eq!((finished, steps), (3, 266));
     let bad = Arrival {
         poisoned: true,
         ..arrival(0, 150, 40)
     };
     let mut arrivals: Vec<_> = (0..4).map(|i| arrival(0, 40 + 50 * i, 40)).collect();
     arrivals.push(bad);
-    assert_eq!(run(arrivals, &[]), (4, 4, 87));
+    assert_eq!(run(arrivals, &[]), (4, 4, 73));
 }

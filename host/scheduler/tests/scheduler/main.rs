@@ -2,8 +2,8 @@
 
 use config::CONFIG;
 use corral_scheduler::{
-    AdapterId, CellQuota, EnqueueError, Expired, LogitsKind, Overlap, PrefillPolicy, Priority,
-    QuotaGroup, SchedulerConfig, Tenant, Time,
+    AdapterId, CellQuota, EnqueueError, Expired, Latency, LogitsKind, Overlap, PrefillPolicy,
+    Priority, QuotaGroup, SchedulerConfig, Tenant, Time,
 };
 use corral_simulator::simulation::{Arrival, End, Record, Simulation, StepRecord};
 use corral_simulator::{Fault, Machine};
@@ -16,6 +16,7 @@ mod config;
 mod drafts;
 mod eviction;
 mod failures;
+mod latency;
 mod overlap;
 mod prefill_budget;
 mod prefix_cache;

@@ -2,6 +2,14 @@
 
 use super::*;
 
+/// A request whose gap is kept at two decode steps.
+fn stream(at: u64, prompt: u32, tokens: u32) -> Arrival {
+    Arrival {
+        latency: Latency::STREAM,
+        ..arrival(at, prompt, tokens)
+    }
+}
+
 /// The longest gap between two tokens of a request, and the longest step without prompts.
 fn gaps(prefill: PrefillPolicy) -> (Duration, Duration) {
     let limits = SchedulerConfig {
@@ -13,8 +21,8 @@ fn gaps(prefill: PrefillPolicy) -> (Duration, Duration) {
         prefill,
         ..CONFIG
     };
-    let mut arrivals = vec![arrival(0, 32, 400); 8];
-    arrivals.extend((0..20).map(|i| arrival(2_000 + 1_500 * i, [600, 32][(i % 2) as usize], 50)));
+    let mut arrivals = vec![stream(0, 32, 400); 8];
+    arrivals.extend((0..20).map(|i| stream(2_000 + 1_500 * i, [600, 32][(i % 2) as usize], 50)));
     let mut simulation = simulation(limits, &[]);
     let records = simulation.run(arrivals);
     let gap = |record: &Record| {
@@ -29,7 +37,7 @@ fn gaps(prefill: PrefillPolicy) -> (Duration, Duration) {
 
 /// The times of steps with decode rows and prompts, relative to the rows alone, or to as many rows as requests usually
 /// ran if those are more.
-fn relative_step_times(arrivals: Vec<Arrival>, machine: Machine) -> Vec<f64> {
+pub(super) fn relative_step_times(arrivals: Vec<Arrival>, machine: Machine) -> Vec<f64> {
     let limits = SchedulerConfig {
         seq_ids: 64,
         cells: 65_536,
@@ -64,6 +72,7 @@ fn gap_target_holds_from_the_first_step() {
         prompt,
         max_tokens: tokens,
         ends_after: tokens,
+        latency: Latency::STREAM,
         ..Arrival::default()
     };
     let quick = Machine {
@@ -110,10 +119,9 @@ fn larger_chunks_are_probed_rarely() {
             max_tenant_queue: 4_000,
             ..CONFIG
         };
-        let mut arrivals = vec![arrival(0, 32, 4_000); 8];
+        let mut arrivals = vec![stream(0, 32, 4_000); 8];
         let prompts = 30_000 / length;
-        arrivals
-            .extend((0..prompts).map(|i| arrival(2_000 + u64::from(i * length) * 8, length, 1)));
+        arrivals.extend((0..prompts).map(|i| stream(2_000 + u64::from(i * length) * 8, length, 1)));
         let mut simulation = simulation(limits, &[]);
         simulation.run(arrivals);
         let reading = simulation.steps.iter().filter(|step| step.rows == 8);
@@ -136,9 +144,7 @@ fn larger_chunks_are_probed_rarely() {
 /// Fewer than one step in sixty probes a larger chunk.
 #[test]
 fn long_prompt_keeps_gap_near_target() {
-    let (longest, plain) = gaps(PrefillPolicy::Budgeted {
-        max_step_stretch: 2.0,
-    });
+    let (longest, plain) = gaps(PrefillPolicy::Budgeted);
     assert!(longest <= plain * 5 / 2, "{longest:?} against {plain:?}");
     let (unbudgeted, plain) = gaps(PrefillPolicy::Unbudgeted);
     assert!(unbudgeted > 10 * plain, "{unbudgeted:?} against {plain:?}");

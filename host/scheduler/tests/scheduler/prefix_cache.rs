@@ -24,7 +24,7 @@ fn high_sequence_is_compacted_where_it_pays() {
         cancels_after: Some(Duration::from_secs(60)),
         ..arrival(0, 6000, 2000)
     };
-    let arrivals = vec![first, arrival(1, 8, 2000)];
+    let arrivals = vec![first, arrival(20_000, 8, 2000)];
     for (attention, moved) in [(1e-6, true), (0.0, false)] {
         let machine = Machine {
             attention,

@@ -4,12 +4,18 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
+fn latency() -> impl Strategy<Value = Latency> {
+    (1.5..4.0, 1.0..4.0, 1..5_000u64).prop_map(|(gap, more, first_token)| {
+        Latency::new(gap, gap * more, Duration::from_millis(first_token)).unwrap()
+    })
+}
+
 fn arrival() -> impl Strategy<Value = Arrival> {
     let sometimes = |range: std::ops::Range<u64>| {
         proptest::option::weighted(0.2, range.prop_map(Duration::from_millis))
     };
     (
-        (0..6_000u64, 0..3u32, 0..3u8, 0..4u8),
+        ((0..6_000u64, 0..3u32, 0..3u8, 0..4u8), latency()),
         // Some are next-token requests.
         (1..70u32, prop_oneof![8 => 1..50u32, 2 => Just(0)], 1..60u32),
         (
@@ -38,7 +44,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
     )
         .prop_map(
             |(
-                (at, tenant, priority, adapter),
+                ((at, tenant, priority, adapter), latency),
                 (prompt, max_tokens, ends_after),
                 times,
                 poisoned,
@@ -56,8 +62,10 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                 let (queue_time, deadline_after, cancels_after) = times;
                 Arrival {
                     at: Duration::from_millis(at),
+                    after: None,
                     tenant: Tenant(tenant),
                     priority: Priority(priority),
+                    latency,
                     // Half of them without an adapter.
                     adapter: AdapterId(adapter.saturating_sub(1)),
                     prompt,
@@ -101,7 +109,7 @@ fn faults() -> impl Strategy<Value = Vec<(u64, Fault)>> {
 
 fn config() -> impl Strategy<Value = SchedulerConfig> {
     let prefill = prop_oneof![
-        4 => (1.0..4.0).prop_map(|max_step_stretch| PrefillPolicy::Budgeted { max_step_stretch }),
+        4 => Just(PrefillPolicy::Budgeted),
         1 => Just(PrefillPolicy::Unbudgeted),
     ];
     // Whether prefixes are reused, and whether the memory can be truncated.
@@ -172,14 +180,6 @@ fn tight_config() -> impl Strategy<Value = SchedulerConfig> {
             max_step_tokens: step_tokens,
             max_queue: queue,
             max_tenant_queue: queue.div_ceil(2),
-            prefill: match config.prefill {
-                PrefillPolicy::Budgeted { max_step_stretch } if max_step_stretch < 2.5 => {
-                    PrefillPolicy::Budgeted {
-                        max_step_stretch: 1.0,
-                    }
-                }
-                prefill => prefill,
-            },
             ..config
         }
     })

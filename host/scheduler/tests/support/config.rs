@@ -11,9 +11,7 @@ pub(crate) const CONFIG: SchedulerConfig = SchedulerConfig {
     max_compaction_tokens: u32::MAX,
     max_queue: 8,
     max_tenant_queue: 6,
-    prefill: PrefillPolicy::Budgeted {
-        max_step_stretch: 2.0,
-    },
+    prefill: PrefillPolicy::Budgeted,
     prefix_cache: true,
     can_truncate: true,
     swap: true,

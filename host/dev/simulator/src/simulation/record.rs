@@ -1,19 +1,23 @@
 //! The input of a simulation and its results.
 
 use corral_scheduler::{
-    AdapterId, CellQuota, EnqueueError, Expired, LogitsKind, Priority, Tenant, Time,
+    AdapterId, CellQuota, EnqueueError, Expired, Latency, LogitsKind, Priority, Tenant, Time,
 };
 use std::time::Duration;
 
 /// A request, and how it behaves.
 #[derive(Clone, Debug, Default)]
 pub struct Arrival {
-    /// When it arrives.
+    /// When it arrives: the time since the start, or since the end of the arrival that it comes `after`.
     pub at: Time,
+    /// Its client sends it once this arrival has ended.
+    pub after: Option<usize>,
     /// Its tenant.
     pub tenant: Tenant,
     /// Its priority.
     pub priority: Priority,
+    /// How long its tokens may keep waiting.
+    pub latency: Latency,
     /// Its adapter.
     pub adapter: AdapterId,
     /// Tokens of the prompt, at least 1, after those of `continued`.
@@ -74,6 +78,8 @@ pub enum End {
 pub struct Record {
     /// How it ended.
     pub end: End,
+    /// When it arrived.
+    pub arrived: Time,
     /// When it first left the queue.
     pub admitted: Option<Time>,
     /// When it got each of its tokens.

@@ -1,0 +1,337 @@
+//! What a request is promised: how long a step may keep its tokens waiting, and when its first token should come.
+//!
+//! Prompts and decoding requests share the steps, so one promise is kept at the expense of the other. A step with
+//! prompts takes at most `gap` times as long as its decode rows alone. If the prompts would then miss their targets for
+//! the first token, the step may take longer, up to `max_gap` times ([`stretch`]): no longer than the
+//! targets need.
+//!
+//! The strictest decoding request decides, whatever its priority, so a gap is kept beside any prompt. That starves no
+//! prompt: no gap is below [`Latency::MIN_GAP`], and each step may take the smallest chunk. Priority decides how long
+//! the gap stays short: for a prompt of higher priority, a request allows its `max_gap` at once.
+
+use crate::Time;
+use crate::cost_model::CostModel;
+use crate::request::{Priority, Request};
+use crate::running::RunningRequest;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The part of the time until its target that a prompt may take: predictions are not exact.
+const USABLE_TIME: f64 = 0.7;
+
+/// The targets of a request. Gaps are multiples of the time that a step takes without prompts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Latency {
+    gap: f64,
+    max_gap: f64,
+    first_token: Duration,
+}
+
+/// Targets that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LatencyError {
+    /// A text that is neither a name nor three numbers.
+    Unknown,
+    /// A gap that leaves prompts no time, or so large that it bounds nothing.
+    Gap,
+    /// The largest gap is below the usual one.
+    MaxGap,
+    /// A first token at once, or after more than an hour.
+    FirstToken,
+}
+
+impl Latency {
+    /// The least gap: prompts get a third of the time.
+    pub const MIN_GAP: f64 = 1.5;
+    /// The largest gap.
+    pub const MAX_GAP: f64 = 1000.0;
+    /// The latest target for the first token.
+    pub const MAX_FIRST_TOKEN: Duration = Duration::from_secs(3600);
+    /// Tokens come evenly, however long prompts wait.
+    pub const STREAM: Self = Self::of(2.0, 2.0, 2_000);
+    /// Tokens come evenly, and less so while prompts wait too long.
+    pub const BALANCED: Self = Self::of(2.0, 4.0, 2_000);
+    /// Prompts fill the steps.
+    pub const THROUGHPUT: Self = Self::of(16.0, 16.0, 60_000);
+
+    const fn of(gap: f64, max_gap: f64, milliseconds: u64) -> Self {
+        Self {
+            gap,
+            max_gap,
+            first_token: Duration::from_millis(milliseconds),
+        }
+    }
+
+    /// Checks targets: the usual and the largest gap, in decode steps, and the time of the first token after the
+    /// arrival.
+    ///
+    /// # Errors
+    ///
+    /// If the numbers contradict each other or are out of range.
+    pub fn new(gap: f64, max_gap: f64, first_token: Duration) -> Result<Self, LatencyError> {
+        if !(Self::MIN_GAP..=Self::MAX_GAP).contains(&gap) || !(..=Self::MAX_GAP).contains(&max_gap)
+        {
+            return Err(LatencyError::Gap);
+        }
+        if max_gap < gap {
+            return Err(LatencyError::MaxGap);
+        }
+        if first_token.is_zero() || first_token > Self::MAX_FIRST_TOKEN {
+            return Err(LatencyError::FirstToken);
+        }
+        Ok(Self {
+            gap,
+            max_gap,
+            first_token,
+        })
+    }
+}
+
+impl Default for Latency {
+    fn default() -> Self {
+        Self::BALANCED
+    }
+}
+
+impl FromStr for Latency {
+    type Err = LatencyError;
+
+    /// A name, or three numbers with commas: the gap, the largest gap, and milliseconds until the first token.
+    fn from_str(text: &str) -> Result<Self, LatencyError> {
+        match text {
+            "stream" => return Ok(Self::STREAM),
+            "balanced" => return Ok(Self::BALANCED),
+            "throughput" => return Ok(Self::THROUGHPUT),
+            _ => {}
+        }
+        let numbers = text.split(',').map(str::trim).collect::<Vec<_>>();
+        let [gap, max_gap, milliseconds] = numbers[..] else {
+            return Err(LatencyError::Unknown);
+        };
+        let gap_of = |text: &str| text.parse().map_err(|_| LatencyError::Unknown);
+        let milliseconds = milliseconds.parse().map_err(|_| LatencyError::Unknown)?;
+        Self::new(
+            gap_of(gap)?,
+            gap_of(max_gap)?,
+            Duration::from_millis(milliseconds),
+        )
+    }
+}
+
+impl fmt::Display for Latency {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match *self {
+            Self::STREAM => "stream",
+            Self::BALANCED => "balanced",
+            Self::THROUGHPUT => "throughput",
+            Self {
+                gap,
+                max_gap,
+                first_token,
+            } => return write!(formatter, "{gap},{max_gap},{}", first_token.as_millis()),
+        };
+        formatter.write_str(name)
+    }
+}
+
+impl fmt::Display for LatencyError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Unknown => {
+                "expected 'stream', 'balanced', 'throughput', or three numbers: the gap and the largest gap in \
+                 decode steps, and milliseconds until the first token, for example 2,4,2000"
+            }
+            Self::Gap => "a gap must be from 1.5 to 1000 decode steps",
+            Self::MaxGap => "the largest gap is below the gap; give at least as many decode steps",
+            Self::FirstToken => "the first token must be due after 1 to 3,600,000 milliseconds",
+        })
+    }
+}
+
+impl std::error::Error for LatencyError {}
+
+/// When the first token of a request is due. A request that was preempted is late: its next token is due.
+pub(crate) fn first_token_due(request: &Request) -> Time {
+    match request.progress.generated {
+        0 => request.arrived_at + request.latency.first_token,
+        _ => request.arrived_at,
+    }
+}
+
+/// The prompts of a step, and what they need.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PrefillNeed {
+    /// The highest priority.
+    highest: Priority,
+    /// The stretch that lets all of them meet their targets.
+    stretch: f64,
+}
+
+impl PrefillNeed {
+    /// Of these prompts at `now`. Those that are due first count as computed first. Of a step that takes `s` times as
+    /// long as without prompts, prompts have the part 1 - 1/s. So that nearly no step takes longer than its stretch, the
+    /// usual one takes `margin` times less.
+    pub fn of<'a>(
+        prompts: impl Iterator<Item = &'a RunningRequest>,
+        costs: &CostModel,
+        n_kv: u32,
+        now: Time,
+        margin: f64,
+    ) -> Self {
+        let mut need = Self::default();
+        let mut due: Vec<_> = prompts
+            .map(|running| {
+                need.highest = need.highest.max(running.request.priority);
+                (first_token_due(&running.request), running.pending())
+            })
+            .collect();
+        due.sort_unstable();
+        let mut tokens = 0_u32;
+        for (due, pending) in due {
+            tokens = tokens.saturating_add(pending);
+            let left = USABLE_TIME * due.saturating_sub(now).as_secs_f64();
+            let free = 1.0 - costs.prefill_seconds(tokens, n_kv) / left;
+            let stretch = match free > 0.0 {
+                true => margin / free,
+                false => f64::INFINITY,
+            };
+            need.stretch = need.stretch.max(stretch);
+        }
+        need
+    }
+}
+
+/// How many times as long as its decode rows a step may take, beside these requests that it delays.
+pub(crate) fn stretch<'a>(
+    delayed: impl Iterator<Item = &'a RunningRequest>,
+    need: PrefillNeed,
+) -> f64 {
+    let (mut gap, mut max_gap) = (f64::INFINITY, f64::INFINITY);
+    for Request {
+        latency, priority, ..
+    } in delayed.map(|running| &running.request)
+    {
+        max_gap = latency.max_gap.min(max_gap);
+        gap = gap.min(match *priority < need.highest {
+            true => latency.max_gap,
+            false => latency.gap,
+        });
+    }
+    need.stretch.clamp(gap.min(max_gap), max_gap)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::{SeqId, StepShape};
+    use crate::tests::request;
+
+    const NONE: PrefillNeed = PrefillNeed {
+        highest: Priority(0),
+        stretch: 0.0,
+    };
+
+    fn running(latency: Latency, priority: u8, prompt: u32) -> RunningRequest {
+        let request = Request {
+            latency,
+            priority: Priority(priority),
+            ..request(1, prompt, 8)
+        };
+        RunningRequest::new(request, SeqId(0), prompt, 1)
+    }
+
+    /// A machine that computes a thousand prompt tokens a second.
+    fn costs() -> CostModel {
+        let mut costs = CostModel::default();
+        for number in 0..200 {
+            let shape = StepShape {
+                decode_rows: number % 4,
+                prefill: 100 * (number % 3),
+                n_kv: 256,
+                ..StepShape::default()
+            };
+            let tokens = f64::from(shape.prefill) + 5.0 * f64::from(shape.decode_rows);
+            costs.observe(shape, 0.020 + 0.001 * tokens);
+        }
+        costs
+    }
+
+    fn need(prompts: &[RunningRequest], milliseconds: u64) -> PrefillNeed {
+        let now = Duration::from_millis(milliseconds);
+        PrefillNeed::of(prompts.iter(), &costs(), 256, now, 1.0)
+    }
+
+    #[test]
+    fn texts_name_targets() {
+        for text in ["stream", "balanced", "throughput", "1.5,1000,3600000"] {
+            assert_eq!(text.parse::<Latency>().unwrap().to_string(), text);
+        }
+        assert_eq!("2, 4, 2000".parse(), Ok(Latency::BALANCED));
+        for (text, error) in [
+            ("", LatencyError::Unknown),
+            ("fast", LatencyError::Unknown),
+            ("2,4", LatencyError::Unknown),
+            ("2,4,0.5", LatencyError::Unknown),
+            ("1.4,4,2000", LatencyError::Gap),
+            ("NaN,4,2000", LatencyError::Gap),
+            ("2,NaN,2000", LatencyError::Gap),
+            ("2,inf,2000", LatencyError::Gap),
+            ("4,2,2000", LatencyError::MaxGap),
+            ("2,4,0", LatencyError::FirstToken),
+            ("2,4,3600001", LatencyError::FirstToken),
+        ] {
+            assert_eq!(text.parse::<Latency>(), Err(error), "{text}");
+        }
+    }
+
+    #[test]
+    fn stretch_grows_near_the_target() {
+        let decoding = [running(Latency::BALANCED, 0, 8)];
+        let prompts = [running(Latency::BALANCED, 0, 700)];
+        let at = |milliseconds| stretch(decoding.iter(), need(&prompts, milliseconds));
+        // 0.7 s of work in 1.4 usable ones; in 1.05; at last in less time than it takes.
+        assert!((at(0) - 2.0).abs() < 0.1, "{}", at(0));
+        assert!((at(500) - 3.0).abs() < 0.2, "{}", at(500));
+        assert_eq!(at(1_200), 4.0);
+        assert_eq!(at(10_000), 4.0);
+        assert_eq!(stretch(decoding.iter(), NONE), 2.0);
+    }
+
+    #[test]
+    fn strictest_decoding_request_decides() {
+        let late = need(&[running(Latency::THROUGHPUT, 0, 8)], 100_000);
+        let [stream, balanced, throughput] =
+            [Latency::STREAM, Latency::BALANCED, Latency::THROUGHPUT]
+                .map(|latency| running(latency, 0, 8));
+        for (delayed, expected) in [
+            (vec![&throughput], 16.0),
+            (vec![&throughput, &balanced], 4.0),
+            (vec![&balanced, &stream, &throughput], 2.0),
+        ] {
+            assert_eq!(stretch(delayed.into_iter(), late), expected);
+        }
+    }
+
+    #[test]
+    fn higher_priority_stretches_gaps_at_once() {
+        let decoding = [running(Latency::BALANCED, 1, 8)];
+        for (priority, expected) in [(0, 2.0), (1, 2.0), (2, 4.0)] {
+            let need = need(&[running(Latency::THROUGHPUT, priority, 8)], 0);
+            assert_eq!(stretch(decoding.iter(), need), expected);
+        }
+        // A strict gap has no room.
+        let strict = [running(Latency::STREAM, 1, 8)];
+        let need = need(&[running(Latency::THROUGHPUT, 2, 8)], 0);
+        assert_eq!(stretch(strict.iter(), need), 2.0);
+    }
+
+    #[test]
+    fn later_prompts_count_with_those_before() {
+        let one = running(Latency::BALANCED, 0, 350);
+        let alone = need(std::slice::from_ref(&one), 0).stretch;
+        assert!((alone - 4.0 / 3.0).abs() < 0.05, "{alone}");
+        let both = need(&[one.clone(), one], 0).stretch;
+        assert!((both - 2.0).abs() < 0.1, "{both}");
+    }
+}
