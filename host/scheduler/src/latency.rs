@@ -42,7 +42,7 @@ pub enum LatencyError {
 }
 
 impl Latency {
-    /// The least gap: prompts get a third of the time.
+    /// The least gap: prompts get about a fifth of the time where steps scatter little.
     pub const MIN_GAP: f64 = 1.5;
     /// The largest gap.
     pub const MAX_GAP: f64 = 1000.0;

@@ -12,8 +12,8 @@
 //! The target is a multiple of the time of as many decode rows as requests usually run, if those are more than the
 //! step has: requests in prefill are about to decode.
 //!
-//! Bounds that the simulator's tests check: the p99 of a step's time stays within 2.1 times that of its rows
-//! (3.0 at most) on machines that scatter by 15 %, and at most one step in sixty probes.
+//! Bounds that the simulator's tests check with a stretch of 2: the p99 of a step's time stays within 2.1 times that of
+//! its rows (3.0 at most) on machines that scatter by 15 %, and at most one step in sixty probes.
 
 use crate::cost_model::CostModel;
 use crate::size_ceiling::SizeCeiling;

@@ -2,6 +2,7 @@
 
 use crate::cost_model::CostModel;
 use crate::kv_cells::KvCells;
+use crate::latency::Latency;
 use crate::request::{AdapterId, PrefixScope, Priority, RequestId, RequestProgress, Tenant};
 use crate::running::{RunningRequest, Wait};
 use crate::scheduler::Scheduler;
@@ -69,6 +70,8 @@ pub struct RequestStatus {
     pub tenant: Tenant,
     /// Its priority.
     pub priority: Priority,
+    /// How long its tokens may keep waiting.
+    pub latency: Latency,
     /// Its adapter.
     pub adapter: AdapterId,
     /// Its sequence id.
@@ -117,6 +120,7 @@ impl Scheduler {
             id: running.id(),
             tenant: running.request.tenant,
             priority: running.request.priority,
+            latency: running.request.latency,
             adapter: running.adapter(),
             seq: running.seq,
             prompt: running.request.prompt_tokens(),

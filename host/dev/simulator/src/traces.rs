@@ -3,16 +3,8 @@
 //! None of the traces is replayed: lengths are drawn from log-normal distributions with the medians, and where known the
 //! 90th percentiles, that their authors report. The same seed gives the same requests.
 //!
-//! | trace | lengths | arrivals |
-//! |---|---|---|
-//! | [`mixed`] | prompts of 32 tokens, every fourth of 600; 40 tokens out: `corral-bench latency` | 8 clients in a loop |
-//! | [`chat`] | `ShareGPT` as in the paper on vLLM (2023): 161 tokens in and 338 out on average; the spread is a guess | Poisson |
-//! | [`rag`] | Azure's conversations of 2023 in the paper on Splitwise (2024): medians of 1,020 in and 129 out, as prompts with a few retrieved passages have; the spread is a guess | Poisson |
-//! | [`agents`] | coding agents in `TraceLab` (2026): 857 new tokens in a turn (90th percentile 5,342), 252 out (1,671); histories start at 4,000 tokens, not at their 126,000, so that a machine of two cores can hold them | each agent calls a tool for some seconds, then sends its next turn |
-//! | [`batch`] | articles of about 800 tokens and summaries of 60: a guess by the lengths of CNN/Daily Mail | all at once |
-//!
-//! Rates let the [default machine](crate::Machine) compute for most of the time. Real arrivals come in bursts (Mooncake, 2025; `BurstGPT`, 2024), which Poisson's do not show: [`rag`] and [`chat`]
-//! are kinder than those.
+//! The rates keep the [default machine](crate::Machine) busy for most of the time. Real arrivals come in bursts
+//! (`BurstGPT`, 2024; Mooncake, 2025), which Poisson's do not show.
 
 use crate::pseudo_random;
 use crate::simulation::Arrival;
@@ -89,7 +81,7 @@ fn request(at: Duration, prompt: u32, output: u32) -> Arrival {
     }
 }
 
-/// Eight clients, each of which sends its next request when it has its answer.
+/// Eight clients, each of which sends its next request when it has its answer: the requests of `corral-bench latency`.
 pub fn mixed(requests: usize) -> Trace {
     let of = |index: usize| Arrival {
         after: index.checked_sub(8),
@@ -122,17 +114,21 @@ fn poisson(
     }
 }
 
-/// Short questions, long answers.
+/// Short questions, long answers: `ShareGPT` as in the paper on vLLM (2023), 161 tokens in and 338 out on average. The
+/// spread is a guess.
 pub fn chat(requests: usize) -> Trace {
     poisson("chat", requests, 5.0, (70.0, 400.0), (230.0, 750.0))
 }
 
-/// Long questions, short answers.
+/// Prompts with some retrieved passages, and short answers: lengths of Azure's conversations of 2023, as in the paper on
+/// Splitwise (2024), medians of 1,020 tokens in and 129 out. The spread is a guess.
 pub fn rag(requests: usize) -> Trace {
     poisson("rag", requests, 9.0, (1_020.0, 2_500.0), (129.0, 400.0))
 }
 
-/// Agents with `turns` turns each. A turn continues the sequence of the one before.
+/// Agents with `turns` turns each. A turn continues the sequence of the one before, after a tool call of some seconds.
+/// Lengths of coding agents in `TraceLab` (2026): medians of 857 new tokens in a turn (90th percentile 5,342) and 252 out
+/// (1,671, here at most 400). Histories start at 4,000 tokens, not at their 126,000, which two cores can't compute.
 pub fn agents(agents: usize, turns: usize) -> Trace {
     let mut source = Source::new(9);
     let mut arrivals = Vec::new();
@@ -157,7 +153,7 @@ pub fn agents(agents: usize, turns: usize) -> Trace {
     }
 }
 
-/// Many requests at once.
+/// Many requests at once: articles of about 800 tokens with summaries of 60, by the lengths of CNN/Daily Mail.
 pub fn batch(requests: usize) -> Trace {
     let mut source = Source::new(7);
     let of = |_| {
