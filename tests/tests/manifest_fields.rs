@@ -191,10 +191,10 @@ fn cell_share_bounds_its_deployment_only() {
 }
 
 #[test]
-fn priority_and_prefix_sharing_take_effect() {
-    let corral = Corral::start_with_store(&[]);
+fn priority_latency_and_prefix_sharing_take_effect() {
+    let corral = Corral::start_with_store(&["--latency", "throughput"]);
     let generate = upload(&corral, &component("generate"));
-    let more = json!({"priority": 9, "grants": {"share-prefixes": true}});
+    let more = json!({"priority": 9, "latency": "stream", "grants": {"share-prefixes": true}});
     for name in ["high", "other"] {
         deploy(&corral, &manifest(name, &generate, more.clone()));
     }
@@ -204,9 +204,11 @@ fn priority_and_prefix_sharing_take_effect() {
     let sequences = seen["models"][0]["requests"].as_array().expect("a list");
     let of = |route: &str| {
         let found = sequences.iter().find(|sequence| sequence["owner"] == route);
-        found.unwrap_or_else(|| panic!("{route} runs: {seen}"))["priority"].clone()
+        let found = found.unwrap_or_else(|| panic!("{route} runs: {seen}"));
+        (found["priority"].clone(), found["latency"].clone())
     };
-    assert_eq!((of("high"), of("alone")), (json!(9), json!(0)));
+    assert_eq!(of("high"), (json!(9), json!("stream")));
+    assert_eq!(of("alone"), (json!(0), json!("throughput")));
     drop(running);
     corral.wait_until_idle();
     // A prefix computed for one sharing deployment is cached for the other.

@@ -101,7 +101,14 @@ fn cached_entries_add_up_and_can_be_dropped() {
 fn running_requests_survive_cache_clear() {
     let corral = Corral::start_with_routes(
         &[("/urgent", "generate"), ("/open", "generate")],
-        &["--priority", "/urgent=7", "--share-prefixes", "/open"],
+        &[
+            "--priority",
+            "/urgent=7",
+            "--latency",
+            "/urgent=1.5,3,250",
+            "--share-prefixes",
+            "/open",
+        ],
     );
     corral.generate_at(
         "/open",
@@ -122,6 +129,7 @@ fn running_requests_survive_cache_clear() {
         let sequence = &sequences[0];
         assert_eq!(sequence["owner"], "/urgent");
         assert_eq!(sequence["priority"], 7);
+        assert_eq!(sequence["latency"], "1.5,3,250");
         assert_eq!(sequence["state"], "decode");
         assert_eq!(sequence["cached_tokens"], 0);
         let generated = number(&sequence["generated_tokens"]);

@@ -177,6 +177,7 @@ fn command_path(mut command: &clap::Command, arguments: impl Iterator<Item = OsS
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use corral_engine::Latency;
     use std::path::PathBuf;
     use std::time::Duration;
 
@@ -224,7 +225,8 @@ mod tests {
     fn serve_and_run_parse() {
         let serve = parse_serve(
             "corral serve --model a=x.gguf --model y.gguf --listen 127.0.0.1:0 \
-             --plugin /g=g.wasm --plugin /=h.wasm --context 512 --time-limit 0.5 --priority /=7",
+             --plugin /g=g.wasm --plugin /=h.wasm --context 512 --time-limit 0.5 --priority /=7 \
+             --latency stream --latency /g=2,3,500",
         );
         assert_eq!(serve.models.models[1].name, "y");
         assert_eq!(serve.models.context, Some(512));
@@ -234,6 +236,12 @@ mod tests {
         assert_eq!(serve.limits.time_limit, Some(Duration::from_millis(500)));
         assert_eq!(serve.priority(&serve.plugins[1].route), 7);
         assert_eq!(serve.priority(&serve.plugins[0].route), 0);
+        assert_eq!(serve.latency(None), Some(Latency::STREAM));
+        assert_eq!(
+            serve.latency(Some(&serve.plugins[0].route)),
+            "2,3,500".parse().ok()
+        );
+        assert_eq!(serve.latency(Some(&serve.plugins[1].route)), None);
         let line = "corral run p.wasm --model x.gguf -- --model 1+1=";
         let Command::Run(run) = parse(line).expect("a valid line").command else {
             panic!("not run");
@@ -282,6 +290,18 @@ mod tests {
             (
                 "corral serve --model x.gguf --plugin /g=g.wasm --priority /h=1",
                 "'/h', which no --plugin has",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g=g.wasm --latency /h=stream",
+                "--latency names the route '/h', which no --plugin has",
+            ),
+            (
+                "corral serve --model x.gguf --latency fast",
+                "expected 'stream', 'balanced', 'throughput', or three numbers",
+            ),
+            (
+                "corral serve --model x.gguf --latency 1,2,2000",
+                "a gap must be from 1.5 to 1000 decode steps",
             ),
             (
                 "corral serve --model x.gguf --plugin /g=g.wasm --share-prefixes /h",

@@ -191,7 +191,8 @@ async fn load(
 
 /// Limits of the calls of a deployment that sets none.
 fn call_limits(args: &ServeArgs, runtime: &Runtime) -> Result<Limits, Error> {
-    let limits = args.limits.limits(CALL_TIME, CALL_CPU_TIME);
+    let mut limits = args.limits.limits(CALL_TIME, CALL_CPU_TIME);
+    limits.latency = args.latency(None).unwrap_or_default();
     let max_calls = runtime.max_calls();
     match limits.concurrent > max_calls {
         true => Err(Error::usage(format!(
@@ -206,6 +207,7 @@ fn call_limits(args: &ServeArgs, runtime: &Runtime) -> Result<Limits, Error> {
 fn plugin_limits(args: &ServeArgs, route: &Route, limits: &Limits) -> Limits {
     Limits {
         priority: args.priority(route),
+        latency: args.latency(Some(route)).unwrap_or(limits.latency),
         share_prefixes: args.share_prefixes.contains(route),
         ..limits.clone()
     }

@@ -1,6 +1,6 @@
-//! The caller of a request: its tenant, priority, quota and time limits.
+//! The caller of a request: its tenant, priority, latency, quota and time limits.
 
-use corral_scheduler::{CellQuota, PrefixScope, Priority, QuotaGroup, Tenant};
+use corral_scheduler::{CellQuota, Latency, PrefixScope, Priority, QuotaGroup, Tenant};
 use std::time::{Duration, Instant};
 
 /// The fraction of a model's KV cells that one group of callers may hold together.
@@ -35,6 +35,8 @@ pub struct Caller {
     pub cell_share: Option<CellShare>,
     /// The scheduler admits requests of a higher priority first.
     pub priority: Priority,
+    /// How long its tokens may keep waiting, for each other and for the first.
+    pub latency: Latency,
     /// Longest time in the queue; after it the request fails with [`Error::QueueTimeout`](crate::Error::QueueTimeout).
     pub queue_time: Option<Duration>,
     /// When the request fails, wherever it is. Within a tenant the earliest deadline goes first.

@@ -60,8 +60,8 @@ pub use corral_llama::{
 };
 pub use corral_sampling::{self as sampling, Sampler, Statistics, TokenLogprobs};
 pub use corral_scheduler::{
-    AdapterId, EntryId, Overlap, PrefillPolicy, PrefixScope, Priority, RequestId, RequestState,
-    Retention, SeqId, Tenant, WeakRetention,
+    AdapterId, EntryId, Latency, LatencyError, Overlap, PrefillPolicy, PrefixScope, Priority,
+    RequestId, RequestState, Retention, SeqId, Tenant, WeakRetention,
 };
 pub use device_placement::{DeviceSelection, GpuLayers, PlacementOptions};
 pub use embedding::{

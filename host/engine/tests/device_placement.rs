@@ -4,7 +4,7 @@
 
 use corral_engine::{
     Caller, DeviceKind, DeviceSelection, DeviceTopKMode, EmbedOptions, Engine, GenerateOptions,
-    Generation, GpuLayers, KvType, ModelConfig, Overlap, PrefillPolicy, devices,
+    Generation, GpuLayers, KvType, ModelConfig, Overlap, devices,
 };
 use support::{
     SURE, block_on, check_empty, check_idle_sums, demo_model, device, exactly, idle_sums, limit,
@@ -192,21 +192,27 @@ fn prefill_overlaps_with_sampling() {
         let engine = load(|config| {
             config.overlap = Overlap::On;
             config.device_top_k = device_top_k;
-            // A huge budget, so that the time of a step has no influence.
-            config.prefill = PrefillPolicy::Budgeted {
-                max_step_stretch: 1000.0,
-            };
             // Each request computes its whole prompt, despite the common prefix.
             config.prefix_cache = false;
         });
+        // A huge budget, so that the time of a step has no influence.
+        let caller = Caller {
+            latency: "1000,1000,3600000".parse().expect("a latency"),
+            ..Caller::default()
+        };
+        let start = |prompt: &str, options| {
+            let tokens = engine.tokenize(prompt, true).unwrap();
+            let generation = engine.generate(tokens, options, caller);
+            generation.expect("the request is accepted")
+        };
         let others = [(); 2].map(|()| {
-            let mut generation = start(&engine, "1+1=", exactly(200));
+            let mut generation = start("1+1=", exactly(200));
             block_on(generation.next()).expect("it generates");
             generation
         });
         let story = "The cat sleeps. ".repeat(4);
         let generations = SURE.map(|(a, b)| {
-            let generation = start(&engine, &format!("{story}\n{a}+{b}="), limit(8));
+            let generation = start(&format!("{story}\n{a}+{b}="), limit(8));
             (a + b, generation)
         });
         for (sum, generation) in generations {

@@ -3,7 +3,7 @@
 use crate::component_source::ComponentSource;
 use crate::last_line::LastLine;
 use crate::quota::QuotaPermit;
-use corral_engine::{Tenant, TokenUsage};
+use corral_engine::{Latency, Tenant, TokenUsage};
 use corral_isolation::ChildProcesses;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -86,6 +86,8 @@ pub struct Limits {
     pub generation_queue_time: Option<Duration>,
     /// Priority of the plugin's generations. Higher priorities always run first.
     pub priority: u8,
+    /// How long the tokens of its generations may keep waiting, for each other and for the first.
+    pub latency: Latency,
     /// Share the prefix cache with all deployments that set this. Prefill times then reveal whether
     /// another deployment used the same prefix.
     pub share_prefixes: bool,
@@ -108,6 +110,7 @@ impl Default for Limits {
             waiting_calls: 256,
             generation_queue_time: None,
             priority: 0,
+            latency: Latency::default(),
             share_prefixes: false,
             cells_percent: None,
             key_value_bytes: 0,

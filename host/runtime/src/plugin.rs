@@ -359,6 +359,7 @@ impl Plugin {
             tenant: options.tenant.unwrap_or(self.tenant()),
             prefix_group: call.limits.share_prefixes.then_some(0),
             priority: Priority(call.limits.priority),
+            latency: call.limits.latency,
             cell_share: call.limits.cells_percent.map(|percent| CellShare {
                 group: self.tenant().0,
                 percent,

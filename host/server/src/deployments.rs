@@ -17,6 +17,7 @@ mod manifest;
 mod manifest_error;
 mod name;
 mod refused_compilations;
+mod requested_latency;
 mod restore;
 mod revision;
 mod serving;

@@ -5,6 +5,7 @@ use super::models::ModelArgs;
 use super::parsers::{seconds, whole};
 use crate::Error;
 use clap::Args;
+use corral_engine::Latency;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -78,6 +79,7 @@ impl CallLimitArgs {
             waiting_calls: size(self.max_queued_calls),
             generation_queue_time: self.queue_time,
             priority: 0,
+            latency: Latency::default(),
             share_prefixes: false,
             key_value_bytes: 0,
             cells_percent: None,

@@ -8,6 +8,7 @@ use crate::Error;
 use crate::config::ConfigSource;
 use crate::logs::LogArgs;
 use clap::Args;
+use corral_engine::Latency;
 use corral_server::{Route, RouteTable};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -28,6 +29,9 @@ pub struct ServeArgs {
     /// Priority of a route's requests, up to 255; higher ones always run first; repeatable [default: 0]
     #[arg(long = "priority", value_name = "ROUTE=N")]
     pub priorities: Vec<PriorityArg>,
+    /// What goes first: stream, balanced or throughput, or numbers (docs/serving.md); repeatable [default: balanced]
+    #[arg(long = "latency", value_name = "[ROUTE=]POLICY")]
+    pub(crate) latencies: Vec<LatencyArg>,
     /// Route that shares cached prefixes with other such routes; response times reveal them to each other; repeatable
     #[arg(long = "share-prefixes", value_name = "ROUTE")]
     pub share_prefixes: Vec<Route>,
@@ -92,9 +96,14 @@ impl ServeArgs {
                 .map_err(|taken| Error::Usage(taken.to_string()))?;
         }
         let priorities = self.priorities.iter().map(|arg| ("--priority", &arg.route));
+        let latencies = self.latencies.iter();
+        let latencies = latencies.filter_map(|arg| Some(("--latency", arg.route.as_ref()?)));
         let sharing = self.share_prefixes.iter();
         let sharing = sharing.map(|route| ("--share-prefixes", route));
-        let named = priorities.chain(sharing).chain(self.public.routes());
+        let named = priorities
+            .chain(latencies)
+            .chain(sharing)
+            .chain(self.public.routes());
         for (option, route) in named {
             if !self.plugins.iter().any(|plugin| plugin.route == *route) {
                 return Err(Error::usage(format!(
@@ -109,6 +118,13 @@ impl ServeArgs {
     pub(crate) fn priority(&self, route: &Route) -> u8 {
         let priority = self.priorities.iter().rfind(|arg| arg.route == *route);
         priority.map_or(0, |arg| arg.priority)
+    }
+
+    /// The latency of a route, or of all other deployments: the last one given.
+    pub(crate) fn latency(&self, route: Option<&Route>) -> Option<Latency> {
+        let mut latencies = self.latencies.iter();
+        let latency = latencies.rfind(|arg| arg.route.as_ref() == route);
+        latency.map(|arg| arg.latency)
     }
 }
 
@@ -152,6 +168,32 @@ impl FromStr for PriorityArg {
         Ok(PriorityArg {
             route,
             priority: priority.parse().map_err(|_| expected)?,
+        })
+    }
+}
+
+/// `POLICY` or `ROUTE=POLICY`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct LatencyArg {
+    route: Option<Route>,
+    latency: Latency,
+}
+
+impl FromStr for LatencyArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (route, latency) = match text.contains('=') {
+            true => {
+                let (route, latency) = route_and_value(text, "write ROUTE=POLICY")?;
+                (Some(route), latency)
+            }
+            false => (None, text),
+        };
+        let latency = latency.parse::<Latency>();
+        Ok(LatencyArg {
+            route,
+            latency: latency.map_err(|error| error.to_string())?,
         })
     }
 }

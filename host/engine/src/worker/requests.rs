@@ -41,6 +41,7 @@ impl<B: Backend> Worker<B> {
             tenant: caller.tenant,
             scope: caller.scope().with(adapter),
             priority: caller.priority,
+            latency: caller.latency,
             tokens: prompt,
             max_tokens: work.max_tokens(),
             arrived_at,

@@ -206,6 +206,7 @@ impl Owners {
             "tenant": request.tenant.0,
             "owner": self.tenants.get(&request.tenant),
             "priority": request.priority.0,
+            "latency": request.latency.to_string(),
             "adapter": request.adapter.0,
             "sequence_id": request.seq.0,
             "prompt_tokens": request.prompt,
@@ -232,7 +233,7 @@ impl Owners {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use corral_engine::{AdapterId, Priority, SchedulerCounters};
+    use corral_engine::{AdapterId, Latency, Priority, SchedulerCounters};
     use corral_engine::{EntryId, PrefixScope, RequestId, RequestState, SeqId};
 
     fn status() -> EngineStatus {
@@ -253,6 +254,7 @@ mod tests {
                 id: RequestId(9),
                 tenant: Tenant(1),
                 priority: Priority(7),
+                latency: Latency::STREAM,
                 adapter: AdapterId::NONE,
                 seq: SeqId(0),
                 prompt: 2,

@@ -197,6 +197,7 @@ impl Inner {
                     .map(|s| s.duration())
                     .or(default.generation_queue_time),
                 priority: manifest.priority,
+                latency: manifest.latency.map_or(default.latency, |one| one.0),
                 share_prefixes: manifest.grants.share_prefixes,
                 key_value_bytes: manifest
                     .grants

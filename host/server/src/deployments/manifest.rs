@@ -9,6 +9,7 @@ use super::digest::{Digest, DigestError};
 use super::linked_components::LinkedComponents;
 use super::manifest_error::ManifestError;
 use super::name::DeploymentName;
+use super::requested_latency::RequestedLatency;
 use crate::cors::Cors;
 use crate::problem::ErrorFormat;
 use crate::request_policy::Access;
@@ -66,6 +67,12 @@ pub struct Manifest {
     /// Priority of its generations: those of a deployment with a higher number always go first.
     #[serde(default)]
     pub priority: u8,
+    /// What goes first while prompts and decoding requests share the steps: 'stream', 'balanced' or 'throughput'; or the
+    /// gap between two tokens and its bound, in decode steps, and milliseconds until the first token, such as
+    /// '2,4,2000'. If omitted, the server's.
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<RequestedLatency>,
     /// Permissions beyond the models.
     #[serde(default, skip_serializing_if = "Grants::is_none")]
     pub grants: Grants,
@@ -304,6 +311,7 @@ models = ["tiny"]
 error-format = "openai"
 access = "open"
 priority = 7
+latency = "2,4,1500"
 
 [grants]
 share-prefixes = true
@@ -418,6 +426,14 @@ GREETING = "hello"
                 "unknown field `files`",
             ),
             (format!("{head}priority = 256\n"), "line 4, column 12: "),
+            (
+                format!("{head}latency = 'fast'\n"),
+                "line 4, column 11: 'fast': expected 'stream', 'balanced', 'throughput', or three numbers",
+            ),
+            (
+                format!("{head}latency = '4,2,2000'\n"),
+                "'4,2,2000': the largest gap is below the gap",
+            ),
             (
                 format!("{head}error-format = 'xml'\n"),
                 "line 4, column 16: unknown variant `xml`",
