@@ -3,7 +3,7 @@
 //! A few streams generate all the time. Long and short prompts arrive one after the other, and the bench takes every gap
 //! between two tokens of the streams. A pause before and after each prompt leaves the streams alone; its median gap is
 //! the decode step. Steps get longer as sequences do, so a gap during a prefill is compared with the decode step
-//! interpolated between the pauses around it. Each round measures both prefill policies.
+//! interpolated between the pauses around it. Each round measures both prefill policies, the budgeted one with the latency 'stream'.
 
 use crate::args::EngineArgs;
 use crate::workload::{check_context, config, exactly, generate, metric, prompt};
@@ -13,7 +13,7 @@ use corral_cli::args::whole;
 use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::stats::{Quantiles, median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
-use corral_engine::{Caller, Engine, PrefillPolicy};
+use corral_engine::{Caller, Engine, Latency, PrefillPolicy};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -293,6 +293,14 @@ fn split_gaps(spans: &[(Instant, Instant)], times: &[Vec<Instant>]) -> (Vec<Gap>
     (baseline_gaps, prefill_gaps)
 }
 
+/// A caller whose gaps are never stretched.
+fn stream_caller() -> Caller {
+    Caller {
+        latency: Latency::STREAM,
+        ..Caller::default()
+    }
+}
+
 /// Generates one sequence after the other until `stop` is set; returns the times of each one's tokens.
 async fn run_stream(
     engine: &Engine,
@@ -307,7 +315,7 @@ async fn run_stream(
             none => {
                 let prompt = prompt(engine, 1000 + number, SHORT_PROMPT);
                 let options = exactly(STREAM_TOKENS);
-                none.insert(engine.generate(prompt, options, Caller::default())?)
+                none.insert(engine.generate(prompt, options, stream_caller())?)
             }
         };
         match running.next().await {

@@ -15,6 +15,7 @@ mod flat;
 mod gap;
 mod http;
 mod languages;
+mod latency;
 mod local_server;
 mod model;
 mod prefill;
@@ -58,6 +59,8 @@ enum Bench {
     Http(http::HttpArgs),
     /// Costs of plugins in Rust, Python, JavaScript and C, and of a plugin whose model is on another host
     Languages(languages::LanguagesArgs),
+    /// First tokens, gaps and tokens a second under each latency policy, beside a peer's
+    Latency(latency::LatencyArgs),
     /// Write a model with random weights, as large and as slow as a real one
     Model(model::ModelArgs),
     /// Tokens a second of prompts, beside those of llama.cpp's llama-bench
@@ -98,6 +101,7 @@ fn run(bench: &Bench) -> Result<(), Error> {
         Bench::Gap(args) => runtime()?.block_on(gap::measure(args)),
         Bench::Http(args) => http::measure(args),
         Bench::Languages(args) => runtime()?.block_on(languages::measure(args)),
+        Bench::Latency(args) => runtime()?.block_on(latency::measure(args)),
         Bench::Model(args) => model::write(args),
         Bench::Prefill(args) => runtime()?.block_on(prefill::measure(args)),
         Bench::Prefix(args) => runtime()?.block_on(prefix::measure(args)),

@@ -17,7 +17,7 @@ use corral_cli::args::whole;
 use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::stats::{Quantiles, median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
-use corral_engine::{Caller, Engine, Generation, Sequence, Tenant, Token};
+use corral_engine::{Caller, Engine, Generation, Latency, Sequence, Tenant, Token};
 use corral_server::Server;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -58,6 +58,7 @@ const fn sharing(tenant: Tenant) -> Caller {
         prefix_group: Some(0),
         cell_share: None,
         priority: corral_engine::Priority(0),
+        latency: Latency::BALANCED,
         queue_time: None,
         deadline: None,
     }

@@ -88,6 +88,7 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
             .rounds(5)
             .minutes(5)
             .targets(gap_targets()),
+        latency_part(args),
         // Many rounds: the speed of a busy machine changes within seconds.
         boundary(model, 24)
             .rounds(12)
@@ -116,7 +117,7 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
     parts.push(programs_part(args));
     parts.push(prefill_part(args));
     // The longest part is last: it gets the time that the others left, and that of a missing peer.
-    let mut minutes = 12;
+    let mut minutes = 8;
     if args.openai_peer.is_none() {
         minutes += PEER_MINUTES + PROGRAM_MINUTES;
     }
@@ -184,6 +185,36 @@ fn peer_parts(args: &AllArgs) -> [Part; 3] {
             1.3,
         ),
     ]
+}
+
+/// First tokens and gaps of the default latency, beside the peer's if there is one.
+fn latency_part(args: &AllArgs) -> Part {
+    let peer = args.openai_peer.iter();
+    let peer = peer.map(|url| format!(" --openai-peer {url}"));
+    let words = format!("latency --latency balanced{}", peer.collect::<String>());
+    Part::new(&words, &[("--model", args.model.as_path())])
+        .rounds(2)
+        .minutes(4)
+        .targets(
+            [
+                at_most(
+                    "0.6b, every fourth prompt long: gap p99 / decode step",
+                    4.0,
+                    "/gap_p99_ratio",
+                ),
+                at_most(
+                    "... first token p99 / the peer of --openai-peer",
+                    1.2,
+                    "/first_token_p99_peer_ratio",
+                ),
+                at_least(
+                    "... tokens a second / that peer",
+                    1.1,
+                    "/tokens_per_second_peer_ratio",
+                ),
+            ]
+            .map(|target| target.of("policy", "balanced")),
+        )
 }
 
 /// Compares programs as plugins with clients of the peer. Not measured without a peer.
