@@ -119,7 +119,7 @@ fn operations_match_openapi_document() {
         &digest_of,
         json!({
             "models": ["tiny"], "error-format": "problem", "priority": 3,
-            "grants": {"share-prefixes": false, "outbound": []}, "linked": {},
+            "grants": {"share-prefixes": false, "outbound": ["https://api.example.com"]}, "linked": {},
             "limits": {
                 "memory-mib": 64, "time-seconds": 10.5, "cpu-seconds": 1, "request-kib": 10,
                 "response-kib": 10, "concurrent-requests": 5, "queued-requests": 0, "queue-time-seconds": 1.5,

@@ -115,9 +115,9 @@ fn refused_deploy_says_why() {
         ),
         (
             outbound,
-            422,
-            "invalid-manifest",
-            "allows no outbound requests",
+            400,
+            "invalid-json",
+            "'x.example' is not the target of a grant",
         ),
         (
             capacity,

@@ -21,6 +21,8 @@ pub(crate) struct ConnectionLimits {
     pub(crate) public: u64,
     /// Connections of the admin listener.
     pub(crate) admin: u64,
+    /// Connections of plugins to other servers, from the reserved files.
+    pub(crate) outbound: u64,
 }
 
 impl ConnectionLimits {
@@ -55,6 +57,7 @@ impl ConnectionLimits {
             open_files,
             public: open_files - reserved - admin,
             admin,
+            outbound: reserved / 2,
         })
     }
 }
@@ -65,16 +68,16 @@ mod tests {
 
     #[test]
     fn connections_leave_files_for_models_and_stores() {
-        for (open_files, public, admin) in [
-            (64, 24, 8),
-            (256, 96, 32),
-            (1024, 736, 32),
-            (65_536, 65_248, 32),
+        for (open_files, public, admin, outbound) in [
+            (64, 24, 8, 16),
+            (256, 96, 32, 64),
+            (1024, 736, 32, 128),
+            (65_536, 65_248, 32, 128),
         ] {
             let shares = ConnectionLimits::divide(open_files).expect("enough");
             assert_eq!(
-                (shares.public, shares.admin),
-                (public, admin),
+                (shares.public, shares.admin, shares.outbound),
+                (public, admin, outbound),
                 "{open_files}"
             );
         }

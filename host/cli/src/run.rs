@@ -2,7 +2,7 @@
 
 use crate::args::{LINKED_HINT, LinkedArg, RunArgs};
 use crate::{Error, startup};
-use corral_runtime::{LinkedComponent, LinkedComponents, PluginConfig};
+use corral_runtime::{LinkedComponent, LinkedComponents, OutboundGrant, OutboundUrl, PluginConfig};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
     let config = PluginConfig {
         limits: args.limits.limits(DAY, DAY),
         linked: linked_components(&args.linked),
+        outbound: args.outbound.iter().cloned().map(all_methods).collect(),
         ..PluginConfig::default()
     };
     let deployment = runtime.new_deployment();
@@ -54,6 +55,14 @@ async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
 /// Only logs a message: the output belongs to the plugin.
 fn log(message: String) {
     tracing::info!("{message}");
+}
+
+/// A grant of the command line.
+fn all_methods(url: OutboundUrl) -> OutboundGrant {
+    OutboundGrant {
+        url,
+        methods: Vec::new(),
+    }
 }
 
 /// The linked components of the command line, none of which inherits grants.

@@ -8,7 +8,7 @@ use crate::args::{PluginArg, ServeArgs};
 use crate::open_files::ConnectionLimits;
 use crate::{Error, logs, service_manager, startup};
 use corral_engine::ModelPool;
-use corral_runtime::{DeploymentState, Limits, Plugin, PluginConfig, Runtime};
+use corral_runtime::{DeploymentState, Limits, OutboundConfig, Plugin, PluginConfig, Runtime};
 use corral_server::deployments::{Deployments, Store, StoreLimits};
 use corral_server::{
     Access, InheritedSockets, Listeners, Route, Server, Services, StartingRoutes, StopSignals,
@@ -71,8 +71,13 @@ async fn serve_until_stopped(
     server.admin_warning().into_iter().for_each(warn);
 
     let models = startup::model_pool(&args.models)?;
+    let outbound = OutboundConfig {
+        connections: usize::try_from(shares.outbound).unwrap_or(usize::MAX),
+        admin_listener: server.admin_socket_address(),
+        ..startup::outbound()
+    };
     let services = tokio::select! {
-        loaded = load(&args, &models, store) => loaded?,
+        loaded = load(&args, &models, store, outbound) => loaded?,
         () = stop.next() => {
             startup::shut_down(models).await;
             return Ok(ExitCode::SUCCESS);
@@ -143,11 +148,13 @@ async fn load(
     args: &ServeArgs,
     models: &ModelPool,
     store: Option<Store>,
+    outbound: OutboundConfig,
 ) -> Result<Services, Error> {
     // First what fails soon: heads of model files, then plugins. Loading models takes longest.
     startup::check_models(&args.models, models, warn).await?;
     let cache = args.models.cache_dir.clone();
-    let runtime = startup::runtime_to_serve(cache, args.store.as_deref(), args.develop, models)?;
+    let store_dir = args.store.as_deref();
+    let runtime = startup::runtime_to_serve(cache, store_dir, args.develop, outbound, models)?;
     let limits = call_limits(args, &runtime)?;
     if args.plugins.is_empty() && store.is_none() {
         warn(

@@ -1,13 +1,14 @@
 //! Startup: from arguments to threads, loaded models and plugins.
 
 use crate::Error;
+use crate::admin::outbound_config;
 use crate::args::{ModelArg, ModelArgs};
 use crate::isolated_job;
 use crate::terminal::mebibytes;
 use corral_engine::{
     Caller, FileAccess, ModelCheck, ModelConfig, ModelPool, ModelState, Snapshots,
 };
-use corral_runtime::{Runtime, RuntimeConfig};
+use corral_runtime::{OutboundConfig, Runtime, RuntimeConfig};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -201,7 +202,16 @@ async fn load(models: &ModelPool, name: &str, note: &impl Fn(String)) -> Result<
 
 /// A plugin runtime over these models. `cache_dir` holds compiled plugins; by default the user's cache does.
 pub fn runtime(cache_dir: Option<PathBuf>, models: &ModelPool) -> Result<Runtime, Error> {
-    runtime_with(cache_dir.or_else(default_cache_dir), None, false, models)
+    let cache = cache_dir.or_else(default_cache_dir);
+    runtime_with(cache, None, false, outbound(), models)
+}
+
+/// Outgoing requests that trust what the system trusts.
+pub(crate) fn outbound() -> OutboundConfig {
+    OutboundConfig {
+        tls: Some(outbound_config),
+        ..OutboundConfig::default()
+    }
 }
 
 /// The same for a server, whose plugins keep values in its store. With `develop` it compiles fast, to slower code.
@@ -209,22 +219,24 @@ pub(crate) fn runtime_to_serve(
     cache_dir: Option<PathBuf>,
     store: Option<&Path>,
     develop: bool,
+    outbound: OutboundConfig,
     models: &ModelPool,
 ) -> Result<Runtime, Error> {
     let key_values = store.map(|dir| dir.join(KEY_VALUES));
     let cache = cache_dir.or_else(default_cache_dir);
-    runtime_with(cache, key_values, develop, models)
+    runtime_with(cache, key_values, develop, outbound, models)
 }
 
 /// The same without a directory: it compiles every plugin, and leaves nothing behind.
 pub(crate) fn runtime_to_check(models: &ModelPool) -> Result<Runtime, Error> {
-    runtime_with(None, None, false, models)
+    runtime_with(None, None, false, OutboundConfig::default(), models)
 }
 
 fn runtime_with(
     cache: Option<PathBuf>,
     key_values: Option<PathBuf>,
     develop: bool,
+    outbound: OutboundConfig,
     models: &ModelPool,
 ) -> Result<Runtime, Error> {
     let config = RuntimeConfig {
@@ -232,6 +244,7 @@ fn runtime_with(
         key_values,
         children: Some(isolated_job::children()?),
         develop,
+        outbound,
         ..RuntimeConfig::default()
     };
     Ok(Runtime::new(config, models.clone())?)

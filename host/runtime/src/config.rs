@@ -2,10 +2,13 @@
 
 use crate::component_source::ComponentSource;
 use crate::last_line::LastLine;
+use crate::outbound::OutboundGrant;
 use crate::quota::QuotaPermit;
 use corral_engine::{Latency, Tenant, TokenUsage};
 use corral_isolation::ChildProcesses;
 use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,6 +49,33 @@ pub struct RuntimeConfig {
     pub children: Option<ChildProcesses>,
     /// Compiles in a fraction of the time to slower code, for authors who wait for it.
     pub develop: bool,
+    /// Outgoing requests of plugins that are granted some.
+    pub outbound: OutboundConfig,
+}
+
+/// Outgoing requests of all plugins.
+#[derive(Clone, Debug)]
+pub struct OutboundConfig {
+    /// Connections at once. One deployment has at most a quarter of them.
+    pub connections: usize,
+    /// Makes the configuration of TLS, with the trusted certificates, when the first request needs it. Without it,
+    /// requests to `https` URLs fail.
+    pub tls: Option<TlsSource>,
+    /// The server's admin listener, which only a grant with its address and port reaches.
+    pub admin_listener: Option<SocketAddr>,
+}
+
+/// Reads the trusted certificates. Blocks.
+pub type TlsSource = fn() -> io::Result<rustls::ClientConfig>;
+
+impl Default for OutboundConfig {
+    fn default() -> Self {
+        Self {
+            connections: 128,
+            tls: None,
+            admin_listener: None,
+        }
+    }
 }
 
 impl Default for RuntimeConfig {
@@ -57,6 +87,7 @@ impl Default for RuntimeConfig {
             component_bytes: 64 << 20,
             children: None,
             develop: false,
+            outbound: OutboundConfig::default(),
         }
     }
 }
@@ -127,6 +158,8 @@ pub struct PluginConfig {
     pub models: Option<Vec<String>>,
     /// Its environment variables. It sees no others.
     pub environment: Vec<(String, String)>,
+    /// Outgoing requests that it may send; none if empty.
+    pub outbound: Vec<OutboundGrant>,
     /// Components that answer its imports.
     pub linked: LinkedComponents,
 }

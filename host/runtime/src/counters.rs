@@ -42,7 +42,7 @@ mod resource_count;
 
 pub(crate) use children::child_metrics;
 pub use deployment::CallLimit;
-pub(crate) use deployment::{DeploymentCounters, ResourceKind};
+pub(crate) use deployment::{DeploymentCounters, OutboundRefusal, ResourceKind};
 pub(crate) use process::{CallEnd, ProcessCounters};
 pub(crate) use resource_count::ResourceCount;
 

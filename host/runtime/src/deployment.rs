@@ -4,6 +4,7 @@ use crate::admission::{Admission, CallQueue, InstancePermits};
 use crate::config::Limits;
 use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters, metric};
 use crate::logs::Logs;
+use crate::outbound::OutboundPermits;
 use crate::sampling::resources::SamplerResources;
 use crate::wasm_engine::instance_permits;
 use corral_engine::{Metric, MetricKind, Tenant};
@@ -24,6 +25,7 @@ struct Inner {
     counters: Arc<DeploymentCounters>,
     calls: Arc<CallQueue>,
     sampling: Arc<SamplerResources>,
+    outbound: OutboundPermits,
     is_removed: Arc<AtomicBool>,
 }
 
@@ -33,6 +35,7 @@ impl DeploymentState {
         pool: &Arc<InstancePermits>,
         process_counters: &Arc<ProcessCounters>,
         sampling: Arc<SamplerResources>,
+        outbound: OutboundPermits,
     ) -> Self {
         let counters = Arc::<DeploymentCounters>::default();
         let calls = CallQueue::new(
@@ -46,6 +49,7 @@ impl DeploymentState {
             counters,
             calls: Arc::new(calls),
             sampling,
+            outbound,
             is_removed: Arc::default(),
         }))
     }
@@ -109,6 +113,11 @@ impl DeploymentState {
 
     pub(crate) fn counters(&self) -> &Arc<DeploymentCounters> {
         &self.0.counters
+    }
+
+    /// Permits for its outgoing requests.
+    pub(crate) fn outbound(&self) -> &OutboundPermits {
+        &self.0.outbound
     }
 
     pub(crate) fn sampling(&self) -> &Arc<SamplerResources> {

@@ -152,7 +152,7 @@ fn p3(linker: &mut Linker<State>) -> wasmtime::Result<()> {
 }
 
 /// Memory of a header.
-fn header_bytes(name: usize, value: &[u8]) -> usize {
+pub(crate) fn header_bytes(name: usize, value: &[u8]) -> usize {
     name + value.len() + HEADER_BYTES
 }
 

@@ -1,14 +1,15 @@
 //! The plugin runtime: WebAssembly components, one fresh instance per call, and their limits.
 //!
 //! A process has one [`Runtime`]; each loaded revision of a deployment is a [`Plugin`]. [`Plugin::handle`] answers an
-//! HTTP request, [`Plugin::run`] runs a command. A plugin imports WASI 0.2 and 0.3 without sockets, files and outbound
-//! requests, and `corral:inference` (`wit/`) over [`corral_engine`]. [`LinkedComponents`] answer some of a
+//! HTTP request, [`Plugin::run`] runs a command. A plugin imports WASI 0.2 and 0.3 without sockets and files, and
+//! `corral:inference` (`wit/`) over [`corral_engine`]. [`LinkedComponents`] answer some of a
 //! plugin's imports; the runtime composes them with the plugin into one component before it compiles that.
 //!
 //! Everything a plugin uses is limited: by the operator in [`Limits`], the rest in `config.rs`. A plugin
 //! that exceeds a limit fails its own call with a [`CallError`] and affects no other call.
 //!
-//! This crate opens no sockets: the server passes requests in and streams bodies out.
+//! The server passes requests in and streams bodies out. This crate opens no sockets but those of outgoing requests that
+//! a deployment is granted (`outbound.rs`).
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -67,13 +68,15 @@ pub use call_error::CallError;
 pub use component_source::ComponentSource;
 pub use composition::program::{ProgramError, compose_program, write_setting};
 pub use config::{
-    CallOptions, Limits, LinkedComponent, LinkedComponents, PluginConfig, RuntimeConfig,
+    CallOptions, Limits, LinkedComponent, LinkedComponents, OutboundConfig, PluginConfig,
+    RuntimeConfig, TlsSource,
 };
 pub use counters::CallLimit;
 pub use deployment::DeploymentState;
 pub use isolated_compiler::{COMPILE_JOBS, MAX_COMPILE_TIME};
 pub use last_line::LastLine;
 pub use logs::{LogLine, Logs};
+pub use outbound::{OutboundGrant, OutboundUrl, OutboundUrlError};
 pub use plugin::{ExitStatus, Plugin, Roles};
 pub use plugin_error::PluginError;
 pub use quota::{Quota, QuotaExceeded, QuotaLimit, QuotaLimits, QuotaPermit};

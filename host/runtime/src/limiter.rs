@@ -4,16 +4,31 @@ use crate::config::{CORE_INSTANCES, MEMORIES, TABLE_ELEMENTS, TABLES};
 use crate::counters::{DeploymentCounters, ResourceCount, ResourceKind};
 use crate::meter::Meter;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use wasmtime::ResourceLimiter;
+
+/// Memory of a call. It never falls: memories do not shrink, and bytes in the host count until the call ends.
+#[derive(Debug)]
+pub(crate) struct CallMemory {
+    used: AtomicUsize,
+    limit: usize,
+}
+
+impl CallMemory {
+    /// Adds bytes unless they would exceed the limit.
+    pub(crate) fn try_add(&self, bytes: usize) -> bool {
+        let add = |used: usize| Some(used.saturating_add(bytes)).filter(|sum| *sum <= self.limit);
+        let relaxed = Ordering::Relaxed;
+        self.used.fetch_update(relaxed, relaxed, add).is_ok()
+    }
+}
 
 /// Counts the memory of an instance: all its linear memories, and what it stores in the host.
 #[derive(Debug)]
 pub(crate) struct Limiter {
-    /// Bytes of all linear memories.
-    linear_bytes: usize,
+    memory: Arc<CallMemory>,
     /// Bytes that the instance stores in the host.
     host_bytes: ResourceCount,
-    limit: usize,
     meter: Arc<Meter>,
     counters: Arc<DeploymentCounters>,
 }
@@ -21,13 +36,21 @@ pub(crate) struct Limiter {
 impl Limiter {
     /// Allows `limit` bytes. Records refusals in `meter` and growth in `counters`.
     pub(crate) fn new(limit: usize, meter: Arc<Meter>, counters: Arc<DeploymentCounters>) -> Self {
-        Self {
-            linear_bytes: 0,
-            host_bytes: ResourceCount::new(ResourceKind::HttpBytes, &counters),
+        let memory = CallMemory {
+            used: AtomicUsize::new(0),
             limit,
+        };
+        Self {
+            memory: Arc::new(memory),
+            host_bytes: ResourceCount::new(ResourceKind::HttpBytes, &counters),
             meter,
             counters,
         }
+    }
+
+    /// The memory that it counts.
+    pub(crate) fn memory(&self) -> &Arc<CallMemory> {
+        &self.memory
     }
 
     /// Counts bytes that the instance stores in the host until its call ends.
@@ -35,12 +58,11 @@ impl Limiter {
     /// # Errors
     /// If the instance would exceed its limit. The caller must end the instance.
     pub(crate) fn count_host_bytes(&mut self, bytes: usize) -> wasmtime::Result<()> {
-        let used = self.linear_bytes + self.host_bytes.get();
-        if used.saturating_add(bytes) > self.limit {
+        if !self.memory.try_add(bytes) {
             self.meter.refuse_memory();
             wasmtime::bail!(
                 "the plugin and what it stores in the host would need more than its {} bytes",
-                self.limit
+                self.memory.limit
             );
         }
         self.host_bytes.add(bytes);
@@ -55,9 +77,7 @@ impl ResourceLimiter for Limiter {
         desired: usize,
         _maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        let growth = desired.saturating_sub(current);
-        let linear_bytes = self.linear_bytes.saturating_add(growth);
-        if linear_bytes.saturating_add(self.host_bytes.get()) > self.limit {
+        if !self.memory.try_add(desired.saturating_sub(current)) {
             self.meter.refuse_memory();
             return Ok(false);
         }
@@ -66,7 +86,6 @@ impl ResourceLimiter for Limiter {
         if current > 0 && desired > current {
             self.counters.memory_growths.increment();
         }
-        self.linear_bytes = linear_bytes;
         Ok(true)
     }
 

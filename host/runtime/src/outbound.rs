@@ -1,18 +1,30 @@
-//! Refuses outbound HTTP requests of plugins, and bounds the bytes that the host buffers of a body.
+//! Outgoing HTTP requests of plugins, and the bytes that the host buffers of a body.
 //!
-//! All outbound HTTP passes through here, in both versions of WASI. Grants for outbound requests would be
-//! checked here.
+//! All outgoing HTTP passes through here, in both versions of WASI. A request needs a grant of its deployment for its
+//! scheme, host, port and method. The host does not follow redirects: the plugin gets them, and its next request is
+//! checked like any other. What a connection may connect to is checked after the resolution of names (`client.rs`).
+//!
+//! Each request has a connection of its own. Connections, times and bytes are bounded; the call's own limits hold beside
+//! that. It runs in the task of its call or in one that ends with it, and blocks no thread.
 
+mod address;
+mod client;
+mod exchange;
+mod grant;
+
+pub(crate) use client::{OutboundClient, OutboundPermits};
+pub use grant::{OutboundGrant, OutboundUrl, OutboundUrlError};
+
+use crate::counters::{DeploymentCounters, OutboundRefusal};
+use crate::limiter::CallMemory;
+use address::is_public;
+use grant::Target;
+use http::Method;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use tracing::{Instrument, Span};
 use wasmtime_wasi_http::{Error, RequestOptions, WasiBody, WasiHttpHooks};
-
-/// The host's side of `wasi:http` requests.
-#[derive(Debug)]
-pub(crate) struct Outbound;
-
-type SendResult = wasmtime_wasi_http::Result<(
-    http::Response<WasiBody>,
-    Box<dyn Future<Output = wasmtime_wasi_http::Result<()>> + Send>,
-)>;
 
 /// Longest write to a body that a guest of WASI 0.2 makes.
 const P2_CHUNK_BYTES: usize = 64 << 10;
@@ -20,6 +32,167 @@ const P2_CHUNK_BYTES: usize = 64 << 10;
 const P2_CHUNKS: usize = 1;
 /// Most bytes that the host buffers for such a body.
 pub(crate) const P2_BODY_BYTES: usize = (P2_CHUNKS + 1) * P2_CHUNK_BYTES;
+/// Refused requests of one call that are logged as warnings.
+const MAX_WARNINGS: u32 = 8;
+
+/// Outgoing requests of a deployment that has grants for some.
+pub(crate) struct OutboundAccess {
+    grants: Vec<OutboundGrant>,
+    permits: OutboundPermits,
+    client: Arc<OutboundClient>,
+}
+
+impl OutboundAccess {
+    pub(crate) fn new(
+        grants: Vec<OutboundGrant>,
+        permits: OutboundPermits,
+        client: Arc<OutboundClient>,
+    ) -> Self {
+        Self {
+            grants,
+            permits,
+            client,
+        }
+    }
+
+    /// Whether a request that has a grant may connect to this address.
+    fn may_connect(&self, address: IpAddr, target: &Target, method: &Method) -> bool {
+        let is_admin = self.client.is_admin_listener(address, target.port);
+        let names = |grant: &OutboundGrant| {
+            grant.allows_method(method)
+                && grant.url.names(address, target)
+                && (!is_admin || grant.url.has_port())
+        };
+        (is_public(address) && !is_admin) || self.grants.iter().any(names)
+    }
+}
+
+/// Outgoing requests of one call.
+pub(crate) struct Outbound(Arc<CallOutbound>);
+
+struct CallOutbound {
+    access: Option<Arc<OutboundAccess>>,
+    counters: Arc<DeploymentCounters>,
+    /// Headers of responses count as memory of the call.
+    memory: Arc<CallMemory>,
+    warnings: AtomicU32,
+}
+
+/// Why a request failed: what the plugin gets, what is counted, and what is logged.
+struct Failure {
+    error: Error,
+    refusal: Option<OutboundRefusal>,
+    warning: Option<String>,
+}
+
+impl Failure {
+    /// A request that the host refused or ended.
+    fn refused(error: Error, refusal: OutboundRefusal) -> Self {
+        Self {
+            error,
+            refusal: Some(refusal),
+            warning: None,
+        }
+    }
+
+    fn with_warning(self, warning: String) -> Self {
+        Self {
+            warning: Some(warning),
+            ..self
+        }
+    }
+}
+
+/// A request that the network or the other side failed.
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            refusal: None,
+            warning: None,
+        }
+    }
+}
+
+impl Outbound {
+    pub(crate) fn new(
+        access: Option<Arc<OutboundAccess>>,
+        counters: Arc<DeploymentCounters>,
+        memory: Arc<CallMemory>,
+    ) -> Self {
+        Self(Arc::new(CallOutbound {
+            access,
+            counters,
+            memory,
+            warnings: AtomicU32::new(0),
+        }))
+    }
+}
+
+impl CallOutbound {
+    /// The target of a request that has a grant.
+    fn check(
+        &self,
+        request: &http::Request<WasiBody>,
+    ) -> Result<(Arc<OutboundAccess>, Target), Failure> {
+        let (method, uri) = (request.method(), request.uri());
+        let Some(target) = Target::of(uri) else {
+            let failure = Failure::refused(Error::HttpRequestUriInvalid, OutboundRefusal::Host);
+            return Err(failure.with_warning(format!(
+                "refused an outbound request: {method} {:?} names no host in its usual form",
+                uri.authority().map_or("", |authority| authority.as_str())
+            )));
+        };
+        let grants = self.access.iter().flat_map(|access| &access.grants);
+        let mut grants = grants.filter(|grant| grant.url.matches(&target)).peekable();
+        let url = target.url();
+        let Some(access) = self.access.as_ref().filter(|_| grants.peek().is_some()) else {
+            let failure = Failure::refused(Error::HttpRequestDenied, OutboundRefusal::Grant);
+            return Err(failure.with_warning(format!(
+                "refused an outbound request: {method} {url} needs a grant; add \"{url}\" to 'grants.outbound' in \
+                 the manifest if the deployment may call it"
+            )));
+        };
+        // A tunnel could carry anything.
+        let allowed = *method != Method::CONNECT && grants.any(|grant| grant.allows_method(method));
+        if !allowed {
+            let failure = Failure::refused(Error::HttpRequestDenied, OutboundRefusal::Method);
+            return Err(failure.with_warning(format!(
+                "refused an outbound request: the grant for {url} does not allow {method}; add it to 'methods' of \
+                 that entry of 'grants.outbound' in the manifest if the deployment may use it"
+            )));
+        }
+        Ok((Arc::clone(access), target))
+    }
+
+    /// Counts a failed request, and logs why.
+    fn failed(&self, failure: Failure) -> Error {
+        let Failure {
+            error,
+            refusal,
+            warning,
+        } = failure;
+        match refusal {
+            Some(refusal) => self.counters.outbound_refused(refusal),
+            None => {
+                self.counters.outbound_failures.increment();
+            }
+        }
+        match warning {
+            Some(text) if self.warnings.fetch_add(1, Ordering::Relaxed) < MAX_WARNINGS => {
+                tracing::warn!("{text}");
+            }
+            Some(text) => tracing::debug!("{text}"),
+            None => tracing::debug!(%error, "an outbound request failed"),
+        }
+        error
+    }
+}
+
+type SendResult = wasmtime_wasi_http::Result<(
+    http::Response<WasiBody>,
+    Box<dyn Future<Output = wasmtime_wasi_http::Result<()>> + Send>,
+)>;
 
 impl WasiHttpHooks for Outbound {
     fn p2_outgoing_body_buffer_chunks(&mut self) -> usize {
@@ -33,13 +206,21 @@ impl WasiHttpHooks for Outbound {
     fn send_request(
         &mut self,
         request: http::Request<WasiBody>,
-        _options: Option<RequestOptions>,
+        options: Option<RequestOptions>,
         _processed: Box<dyn Future<Output = wasmtime_wasi_http::Result<()>> + Send>,
     ) -> Box<dyn Future<Output = SendResult> + Send> {
-        tracing::warn!(
-            to = request.uri().host().unwrap_or(""),
-            "refused an outbound request: the deployment has no grant for any"
-        );
-        Box::new(async { Err(Error::HttpRequestDenied) })
+        let call = Arc::clone(&self.0);
+        call.counters.outbound_requests.increment();
+        let sent = async move {
+            let sent = match call.check(&request) {
+                Ok((access, target)) => {
+                    exchange::exchange(&call, &access, &target, request, options).await
+                }
+                Err(failure) => Err(failure),
+            };
+            sent.map_err(|failure| call.failed(failure))
+        };
+        // In WASI 0.2 another task runs it.
+        Box::new(sent.instrument(Span::current()))
     }
 }

@@ -9,6 +9,7 @@ use crate::deployment::DeploymentState;
 use crate::deployment_snapshots::DeploymentSnapshots;
 use crate::key_values::KeyValues;
 use crate::models::VisibleModels;
+use crate::outbound::OutboundAccess;
 use crate::output::{LogOrigin, Output};
 use crate::shared::Shared;
 use crate::state::{State, StoreGrants};
@@ -114,6 +115,14 @@ impl Plugin {
             tenant: Arc::default(),
             quota_bytes,
         });
+        let outbound = match config.outbound {
+            grants if grants.is_empty() => None,
+            grants => Some(Arc::new(OutboundAccess::new(
+                grants,
+                deployment.outbound().clone(),
+                Arc::clone(&shared.outbound),
+            ))),
+        };
         Self(Arc::new(Inner {
             name: name.into(),
             admission: deployment.admission(&config.limits, compiled.component_instances),
@@ -123,6 +132,7 @@ impl Plugin {
                 models,
                 snapshots: DeploymentSnapshots::new(name, Arc::clone(&shared.snapshot_permits)),
                 key_values,
+                outbound,
                 tokenization: Arc::clone(&shared.tokenization),
                 samplers: Arc::new(compiled.samplers),
                 sampling: Arc::clone(deployment.sampling()),

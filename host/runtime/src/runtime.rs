@@ -14,6 +14,7 @@ use crate::deployment_snapshots::snapshot_permits;
 use crate::isolated_compiler::IsolatedCompiler;
 use crate::key_values::KeyValueStore;
 use crate::models::VisibleModels;
+use crate::outbound::OutboundClient;
 use crate::plugin::Plugin;
 use crate::plugin_error::PluginError;
 use crate::sampling::resources::SamplerResources;
@@ -63,6 +64,7 @@ impl Runtime {
         let instances = config.instances as usize;
         let sampling = SamplerResources::new(instances, Arc::clone(&ticker), Arc::clone(&counters));
         let turns = ComputeTurns::for_workers(Arc::clone(&counters));
+        let outbound = OutboundClient::new(&config.outbound, Arc::clone(&counters));
         Ok(Self(Arc::new(Shared {
             models,
             pool: Arc::new(InstancePermits::new(instances)),
@@ -74,6 +76,7 @@ impl Runtime {
             key_values: config
                 .key_values
                 .map(|file| Arc::new(KeyValueStore::new(file))),
+            outbound: Arc::new(outbound),
             tokenization: Arc::default(),
             compiler,
             component_bytes: config.component_bytes,
@@ -95,6 +98,7 @@ impl Runtime {
             &shared.pool,
             &shared.counters,
             Arc::new(shared.sampling.for_another_deployment()),
+            shared.outbound.deployment_permits(),
         )
     }
 

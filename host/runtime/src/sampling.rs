@@ -113,6 +113,7 @@ impl UncheckedSampler {
                 models: state.grants.models.none(),
                 snapshots: state.grants.snapshots.none(),
                 key_values: None,
+                outbound: None,
                 tokenization: Arc::clone(&state.grants.tokenization),
                 samplers: Arc::default(),
                 sampling: Arc::clone(&state.grants.sampling),

@@ -5,6 +5,7 @@ use crate::compiler::Compiler;
 use crate::compute_turns::ComputeTurns;
 use crate::counters::ProcessCounters;
 use crate::key_values::KeyValueStore;
+use crate::outbound::OutboundClient;
 use crate::sampling::resources::SamplerResources;
 use crate::ticker::Ticker;
 use crate::tokenization::TokenizationPermits;
@@ -24,6 +25,7 @@ pub(crate) struct Shared {
     /// Permits for writing, reading and removing snapshots.
     pub(crate) snapshot_permits: Arc<Semaphore>,
     pub(crate) key_values: Option<Arc<KeyValueStore>>,
+    pub(crate) outbound: Arc<OutboundClient>,
     pub(crate) tokenization: Arc<TokenizationPermits>,
     pub(crate) compiler: Compiler,
     pub(crate) component_bytes: usize,

@@ -10,7 +10,7 @@ use crate::key_values::KeyValues;
 use crate::limiter::Limiter;
 use crate::meter::Meter;
 use crate::models::VisibleModels;
-use crate::outbound::Outbound;
+use crate::outbound::{Outbound, OutboundAccess};
 use crate::output::{LogOrigin, Output};
 use crate::quota::QuotaPermit;
 use crate::sampling::bindings::SamplingPre;
@@ -33,6 +33,8 @@ pub(crate) struct StoreGrants {
     pub(crate) snapshots: DeploymentSnapshots,
     /// The deployment's values, without a tenant, if it is granted any.
     pub(crate) key_values: Option<KeyValues>,
+    /// Outgoing requests, if any are granted.
+    pub(crate) outbound: Option<Arc<OutboundAccess>>,
     pub(crate) tokenization: Arc<TokenizationPermits>,
     /// Linked sampling plugins, by name.
     pub(crate) samplers: Arc<BTreeMap<String, SamplerPre>>,
@@ -87,6 +89,12 @@ impl State {
         table.set_max_capacity(RESOURCES);
         let mut http = WasiHttpCtx::new();
         http.set_field_size_limit(FIELD_BYTES);
+        let limiter = Limiter::new(limits.memory, Arc::clone(&meter), Arc::clone(&counters));
+        let outbound = Outbound::new(
+            grants.outbound.clone(),
+            Arc::clone(&counters),
+            Arc::clone(limiter.memory()),
+        );
         Self {
             table,
             handles: Handles::new(&counters),
@@ -96,7 +104,7 @@ impl State {
             quota_permit,
             usage: Arc::default(),
             limits: Arc::clone(limits),
-            limiter: Limiter::new(limits.memory, Arc::clone(&meter), Arc::clone(&counters)),
+            limiter,
             meter,
             counters,
             wasi: wasi
@@ -106,7 +114,7 @@ impl State {
                 .max_random_size(RANDOM_BYTES)
                 .build(),
             http,
-            outbound: Outbound,
+            outbound,
             log_origin: None,
             sampler_outputs: None,
             bodies: FramedBodies::default(),

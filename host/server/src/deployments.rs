@@ -16,6 +16,7 @@ mod load;
 mod manifest;
 mod manifest_error;
 mod name;
+mod outbound_entry;
 mod refused_compilations;
 mod requested_latency;
 mod restore;
@@ -33,6 +34,7 @@ pub use linked_components::{LinkedComponent, LinkedComponents, check_sampler_nam
 pub use manifest::{Grants, MANIFEST_SCHEMA, Manifest, RequestedLimits};
 pub use manifest_error::ManifestError;
 pub use name::{DeploymentName, DeploymentNameError};
+pub use outbound_entry::OutboundEntry;
 pub use revision::{DeploymentRecord, MAX_WEIGHT, Revision, TrafficShare};
 pub use serving::Deployments;
 pub(crate) use serving::{ServingDeployment, ServingRevision, Unavailable};

@@ -211,6 +211,12 @@ impl Server {
         &self.admin_address
     }
 
+    /// The TCP address of the admin listener, if it has one.
+    pub fn admin_socket_address(&self) -> Option<SocketAddr> {
+        let (_, address) = self.admin_address.split_once("://")?;
+        address.parse().ok()
+    }
+
     /// A warning for the operator about the admin listener.
     pub fn admin_warning(&self) -> Option<String> {
         self.token_in_clear.then(|| {

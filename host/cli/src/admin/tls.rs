@@ -5,8 +5,8 @@
 //! trusted as issuers.
 
 use http::uri::Authority;
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::{
     CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
 };
@@ -59,6 +59,21 @@ pub(super) async fn connect(
     connector
         .connect(name.map_err(io::Error::other)?, stream)
         .await
+}
+
+/// Configures TLS for requests of plugins: the certificates of servers must lead to one that the system trusts. Sessions
+/// are not resumed, since they would tell a server that two deployments are on one host.
+pub(crate) fn outbound_config() -> io::Result<ClientConfig> {
+    let (roots, _) = trusted(None)?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(config)
 }
 
 /// The certificates in `ca`, or those that the system trusts, and the file they are from.

@@ -6,6 +6,7 @@ use super::parsers::{seconds, whole};
 use crate::Error;
 use clap::Args;
 use corral_engine::Latency;
+use corral_runtime::OutboundUrl;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -17,6 +18,9 @@ pub struct RunArgs {
     /// Linked component: templating=FILE or sampling.NAME=FILE; repeatable
     #[arg(long = "linked", value_name = "ROLE=FILE", help_heading = "Plugins")]
     pub(crate) linked: Vec<LinkedArg>,
+    /// Where it may send HTTP requests to, e.g. https://api.example.com; repeatable
+    #[arg(long = "outbound", value_name = "URL", help_heading = "Plugins")]
+    pub(crate) outbound: Vec<OutboundUrl>,
     #[command(flatten)]
     pub(crate) models: ModelArgs,
     #[command(flatten)]

@@ -52,7 +52,25 @@ pub(super) fn detail(detail: &Value) -> String {
             linked(&revision["manifest"]["linked"]),
         ]);
     }
-    page + &align(&rows, |_| false)
+    page += &align(&rows, |_| false);
+    for revision in detail["revisions"].as_array().into_iter().flatten() {
+        let number = &revision["number"];
+        let grants = &revision["manifest"]["grants"]["outbound"];
+        for grant in grants.as_array().into_iter().flatten() {
+            page += &format!("revision {number} may call {}\n", outbound(grant));
+        }
+    }
+    page
+}
+
+/// A grant of outgoing requests: where to, and its methods.
+fn outbound(grant: &Value) -> String {
+    if let Value::String(url) = grant {
+        return printable(url);
+    }
+    let methods = grant["methods"].as_array().into_iter().flatten();
+    let methods = Vec::from_iter(methods.map(text)).join(", ");
+    format!("{} ({methods})", text(&grant["url"]))
 }
 
 /// The linked components of a revision: role, start of the digest, and whether it inherits grants.
@@ -152,6 +170,18 @@ mod tests {
                         /x    serving  /x      (not stored)\n\
                         chat  paused   /a /b   3=90 4=10\n";
         assert_eq!(page, expected);
+    }
+
+    #[test]
+    fn revision_shows_what_it_may_call() {
+        let outbound = json!(["https://*.example.com", {"url": "http://127.0.0.1:9", "methods": ["GET", "POST"]}]);
+        let revision = json!({"number": 2, "component": "sha256:0", "component_bytes": 9, "created_ms": 0,
+                              "manifest": {"grants": {"outbound": outbound}}});
+        let deployment = json!({"name": "a", "state": "serving", "routes": ["/a"], "traffic": []});
+        let page = detail(&json!({"deployment": deployment, "revisions": [revision]}));
+        let expected = "revision 2 may call https://*.example.com\n\
+                        revision 2 may call http://127.0.0.1:9 (GET, POST)\n";
+        assert!(page.ends_with(expected), "{page}");
     }
 
     #[test]

@@ -64,6 +64,41 @@ impl CallLimit {
     }
 }
 
+/// Why the host refused or ended an outgoing request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OutboundRefusal {
+    /// There is no grant for its scheme, host and port.
+    Grant,
+    /// The grant does not allow its method.
+    Method,
+    /// It names no host in its usual form.
+    Host,
+    /// Its host has no address that is public or granted.
+    Address,
+    /// No connection was free in time.
+    Connections,
+    /// A body was too large.
+    Body,
+    /// The headers of a response were too large.
+    Headers,
+    /// The connection, the response or the next part of it did not come in time.
+    Time,
+}
+
+impl OutboundRefusal {
+    /// All of them, with their names in metrics.
+    const ALL: [(Self, &str); 8] = [
+        (Self::Grant, "grant"),
+        (Self::Method, "method"),
+        (Self::Host, "host"),
+        (Self::Address, "address"),
+        (Self::Connections, "connections"),
+        (Self::Body, "body"),
+        (Self::Headers, "headers"),
+        (Self::Time, "time"),
+    ];
+}
+
 /// A kind of resources that a call holds in the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResourceKind {
@@ -144,6 +179,7 @@ counters! {
         generations: Mutex<BTreeMap<String, Arc<GenerationMetrics>>>,
         limit_hits: [Counter; CallLimit::ALL.len()],
         resources: [Counter; ResourceKind::ALL.len()],
+        outbound_refusals: [Counter; OutboundRefusal::ALL.len()],
     }
     /// Requests, by deployment.
     pub(crate) requests: Counter = "corral_deployment_requests_total",
@@ -171,6 +207,16 @@ counters! {
     pub(crate) ignored_members: Counter = "corral_deployment_responses_with_ignored_members_total",
     /// Times a plugin's memory grew beyond its initial size, by deployment.
     pub(crate) memory_growths: Counter = "corral_deployment_memory_growths_total",
+    /// Outgoing HTTP requests, refused ones included, by deployment.
+    pub(crate) outbound_requests: Counter = "corral_deployment_outbound_requests_total",
+    /// Outgoing HTTP requests that the network or the other server failed, by deployment.
+    pub(crate) outbound_failures: Counter = "corral_deployment_outbound_failures_total",
+    /// Connections of outgoing HTTP requests that are open or being opened, by deployment.
+    pub(crate) outbound_connections: Gauge = "corral_deployment_outbound_connections",
+    /// Bytes of the bodies of outgoing HTTP requests, by deployment.
+    pub(crate) outbound_sent_bytes: Counter = "corral_deployment_outbound_sent_bytes_total",
+    /// Bytes of the bodies of responses to outgoing HTTP requests, by deployment.
+    pub(crate) outbound_received_bytes: Counter = "corral_deployment_outbound_received_bytes_total",
 }
 
 impl DeploymentCounters {
@@ -186,6 +232,11 @@ impl DeploymentCounters {
     /// Counts a call or generation that `limit` stopped.
     pub(crate) fn limit_hit(&self, limit: CallLimit) {
         self.limit_hits[limit as usize].increment();
+    }
+
+    /// Counts an outgoing request that the host refused or ended.
+    pub(crate) fn outbound_refused(&self, refusal: OutboundRefusal) {
+        self.outbound_refusals[refusal as usize].increment();
     }
 
     /// Number of resources of one kind that the calls hold.
@@ -272,6 +323,16 @@ impl DeploymentCounters {
                 metrics.push(metric);
             }
         }
+        for ((_, reason), count) in OutboundRefusal::ALL.iter().zip(&self.outbound_refusals) {
+            let mut metric = metric(
+                "corral_deployment_outbound_refused_total",
+                "Outgoing HTTP requests that the host refused or ended, by deployment and reason.",
+                MetricKind::Counter,
+                count.get() as f64,
+            );
+            metric.labels.push(("reason", (*reason).to_owned()));
+            metrics.push(metric);
+        }
         for kind in ResourceKind::ALL {
             let (name, help, label) = kind.metric();
             let count = self.resource_count(kind).get() as f64;
@@ -302,6 +363,16 @@ mod tests {
         }
         let expected = CallLimit::ALL.into_iter().zip(0..);
         assert!(counters.limit_hits().eq(expected));
+    }
+
+    #[test]
+    fn each_refusal_has_its_own_count() {
+        let counters = DeploymentCounters::default();
+        for (times, (refusal, _)) in OutboundRefusal::ALL.into_iter().enumerate() {
+            (0..times).for_each(|_| counters.outbound_refused(refusal));
+        }
+        let counts = counters.outbound_refusals.iter().map(Counter::get);
+        assert!(counts.eq(0..OutboundRefusal::ALL.len() as u64));
     }
 
     #[test]

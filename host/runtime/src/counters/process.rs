@@ -49,6 +49,8 @@ counters! {
     compile_nanos: Counter = "corral_plugin_compile_seconds_total" / 1e9,
     /// Lines that plugins wrote to standard output and error.
     pub(crate) log_lines: Counter = "corral_plugin_log_lines_total",
+    /// Connections of plugins' outgoing HTTP requests that are open or being opened.
+    pub(crate) outbound_connections: Gauge = "corral_plugin_outbound_connections",
     /// Sampling plugin instances that exist now.
     pub(crate) sampler_instances: Gauge = "corral_sampling_plugin_instances",
     /// Tokens requested from sampling plugins.

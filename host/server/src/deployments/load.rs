@@ -209,6 +209,12 @@ impl Inner {
             },
             models: manifest.models.clone(),
             environment: manifest.configuration.clone().into_iter().collect(),
+            outbound: manifest
+                .grants
+                .outbound
+                .iter()
+                .map(|entry| entry.0.clone())
+                .collect(),
             // Added when their bytes have been read.
             linked: corral_runtime::LinkedComponents::default(),
         }

@@ -9,6 +9,7 @@ use super::digest::{Digest, DigestError};
 use super::linked_components::LinkedComponents;
 use super::manifest_error::ManifestError;
 use super::name::DeploymentName;
+use super::outbound_entry::OutboundEntry;
 use super::requested_latency::RequestedLatency;
 use crate::cors::Cors;
 use crate::problem::ErrorFormat;
@@ -25,6 +26,8 @@ pub const MANIFEST_SCHEMA: &str = include_str!("../../manifest.schema.json");
 const MAX_ROUTES: usize = 32;
 /// Most models of a deployment.
 const MAX_MODELS: usize = 64;
+/// Most entries of a grant of outgoing requests.
+const MAX_OUTBOUND: usize = 64;
 /// Most entries of a configuration.
 const MAX_ENTRIES: usize = 64;
 /// Longest key of a configuration, in bytes.
@@ -97,10 +100,11 @@ pub struct Grants {
     /// requests without a key together. None if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_value_mib: Option<BoundedInteger<1, 65_536>>,
-    /// Hosts that it may send requests to. Must be empty: this version of Corral allows no outbound
-    /// requests.
+    /// Where it may send HTTP requests to: 'https://api.example.com', or a table with that as 'url' and 'methods'.
+    /// Nowhere if omitted.
+    #[cfg_attr(test, schemars(length(max = 64)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub outbound: Vec<String>,
+    pub outbound: Vec<OutboundEntry>,
 }
 
 impl Grants {
@@ -229,9 +233,10 @@ impl Manifest {
             return refuse("cors", problem);
         }
         self.linked.check()?;
-        if let Some(host) = self.grants.outbound.first() {
+        if self.grants.outbound.len() > MAX_OUTBOUND {
             let problem = format!(
-                "asks for '{host}', but this version of Corral allows no outbound requests; remove it"
+                "has {} entries; at most {MAX_OUTBOUND} are allowed",
+                self.grants.outbound.len()
             );
             return refuse("grants.outbound", problem);
         }
@@ -316,6 +321,10 @@ latency = "2,4,1500"
 [grants]
 share-prefixes = true
 key-value-mib = 64
+outbound = [
+  "https://*.example.com",
+  { url = "http://127.0.0.1:9000", methods = ["GET", "POST"] },
+]
 
 [linked]
 templating = "chatml.wasm"
@@ -446,7 +455,24 @@ GREETING = "hello"
             ),
             (
                 format!("{head}[grants]\noutbound = ['example.org']\n"),
-                "'grants.outbound' asks for 'example.org', but",
+                "line 5, column 13: 'example.org' is not the target of a grant; write SCHEME://HOST",
+            ),
+            (
+                format!(
+                    "{head}[[grants.outbound]]\nurl = 'https://a.example'\nmethods = ['get']\n"
+                ),
+                "'get' is not a method; write it in upper case",
+            ),
+            (
+                format!("{head}[[grants.outbound]]\nurl = 'https://a.example'\nport = 1\n"),
+                "unknown field `port`",
+            ),
+            (
+                format!(
+                    "{head}[grants]\noutbound = [{}]\n",
+                    "'http://a', ".repeat(65)
+                ),
+                "'grants.outbound' has 65 entries",
             ),
             (
                 format!("{head}[configuration]\n'a b' = 'c'\n"),

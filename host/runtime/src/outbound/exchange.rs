@@ -1,0 +1,278 @@
+//! One request and its response, over a connection of their own (HTTP/1.1).
+
+use super::client::{Connection, ConnectionPermit};
+use super::grant::Target;
+use super::{CallOutbound, Failure, OutboundAccess};
+use crate::counters::{DeploymentCounters, OutboundRefusal};
+use crate::http_bytes::header_bytes;
+use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
+use http::{HeaderMap, Request, Response, Uri};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use std::error::Error as _;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::time::{Instant, Sleep, sleep, timeout};
+use wasmtime_wasi_http::io::TokioIo;
+use wasmtime_wasi_http::{Error, RequestOptions, WasiBody};
+
+/// Longest wait for a connection: for a permit, the resolution of the name, TCP and TLS together.
+pub(super) const CONNECT_TIME: Duration = Duration::from_secs(10);
+/// Longest wait for the head of a response, after the last part of the request's body. Language models think for long.
+const FIRST_BYTE_TIME: Duration = Duration::from_secs(300);
+/// Longest wait for the next part of a response's body.
+const BETWEEN_BYTES_TIME: Duration = Duration::from_secs(60);
+/// Largest body of a request, and of a response.
+const BODY_BYTES: u64 = 32 << 20;
+/// Most bytes of a response's head, and headers in it.
+const HEAD_BYTES: usize = 64 << 10;
+const HEADERS: usize = 128;
+
+type Exchanged = (
+    Response<WasiBody>,
+    Box<dyn Future<Output = wasmtime_wasi_http::Result<()>> + Send>,
+);
+
+/// The time that a plugin asks for, at most `limit`.
+pub(super) fn shorter(asked: Option<Duration>, limit: Duration) -> Duration {
+    asked.map_or(limit, |asked| asked.min(limit))
+}
+
+/// Sends a request that has a grant. The returned future drives the connection while the response's body is read.
+pub(super) async fn exchange(
+    call: &Arc<CallOutbound>,
+    access: &OutboundAccess,
+    target: &Target,
+    request: Request<WasiBody>,
+    options: Option<RequestOptions>,
+) -> Result<Exchanged, Failure> {
+    let options = options.unwrap_or_default();
+    let counters = &call.counters;
+    let client = &access.client;
+    let connecting = client.connect(access, target, request.method(), &options, counters);
+    let (connection, permit) = connecting.await?;
+    let first_byte = shorter(options.first_byte_timeout, FIRST_BYTE_TIME);
+    let (response, driver) = send(connection, permit, request, counters, first_byte).await?;
+    let headers = memory_of(response.headers());
+    if !call.memory.try_add(headers) {
+        let size = u32::try_from(headers).ok();
+        let error = Error::HttpResponseHeaderSectionSize(size);
+        return Err(Failure::refused(error, OutboundRefusal::Headers));
+    }
+    let announced = response.headers().get(CONTENT_LENGTH);
+    let announced: Option<u64> = announced.and_then(|length| length.to_str().ok()?.parse().ok());
+    // A response to HEAD has a length and no body.
+    if !response.body().is_end_stream() && announced.is_some_and(|length| length > BODY_BYTES) {
+        let error = Error::HttpResponseBodySize(announced);
+        return Err(Failure::refused(error, OutboundRefusal::Body));
+    }
+    let time = shorter(options.between_bytes_timeout, BETWEEN_BYTES_TIME);
+    let body = |incoming| ResponseBody {
+        incoming,
+        left: BODY_BYTES,
+        time,
+        timer: Box::pin(sleep(time)),
+        counters: Arc::clone(counters),
+    };
+    Ok((
+        response.map(|incoming| body(incoming).boxed_unsync()),
+        driver,
+    ))
+}
+
+/// Sends the request and waits for the head of its response.
+async fn send(
+    connection: Box<dyn Connection>,
+    permit: ConnectionPermit,
+    mut request: Request<WasiBody>,
+    counters: &Arc<DeploymentCounters>,
+    first_byte: Duration,
+) -> Result<
+    (
+        Response<Incoming>,
+        Box<dyn Future<Output = wasmtime_wasi_http::Result<()>> + Send>,
+    ),
+    Failure,
+> {
+    // Only requests to proxies name their host there.
+    let path = request.uri().path_and_query().cloned();
+    *request.uri_mut() = path.map_or_else(|| Uri::from_static("/"), Uri::from);
+    let frames = Arc::<AtomicU64>::default();
+    let request = request.map(|body| RequestBody {
+        body,
+        left: BODY_BYTES,
+        frames: Arc::clone(&frames),
+        counters: Arc::clone(counters),
+    });
+    let mut builder = http1::Builder::new();
+    builder.max_buf_size(HEAD_BYTES).max_headers(HEADERS);
+    let handshake = builder.handshake(TokioIo::new(connection)).await;
+    let (mut sender, driver) = handshake.map_err(|error| failure(&error))?;
+    let mut driver = Box::pin(driver);
+    let mut is_driven = true;
+    let response = {
+        let mut sending = std::pin::pin!(sender.send_request(request));
+        let mut head = std::pin::pin!(async {
+            loop {
+                tokio::select! {
+                    biased;
+                    response = &mut sending => return response,
+                    ended = &mut driver, if is_driven => {
+                        is_driven = false;
+                        ended?;
+                    }
+                }
+            }
+        });
+        loop {
+            let before = frames.load(Ordering::Relaxed);
+            match timeout(first_byte, &mut head).await {
+                Ok(response) => break response,
+                Err(_) if frames.load(Ordering::Relaxed) > before => {}
+                Err(_) => {
+                    let error = Error::HttpResponseTimeout;
+                    return Err(Failure::refused(error, OutboundRefusal::Time));
+                }
+            }
+        }
+    };
+    let response = response.map_err(|error| failure(&error))?;
+    let driving = async move {
+        let _permit = permit;
+        match is_driven {
+            true => driver.await.map_err(|error| failure(&error).error),
+            false => Ok(()),
+        }
+    };
+    Ok((response, Box::new(driving)))
+}
+
+/// What a plugin gets for an error of the connection. A request's body counted its own.
+fn failure(error: &hyper::Error) -> Failure {
+    if error.is_parse_too_large() {
+        let size = u32::try_from(HEAD_BYTES).ok();
+        let error = Error::HttpResponseHeaderSectionSize(size);
+        return Failure::refused(error, OutboundRefusal::Headers);
+    }
+    let source = error.source();
+    let io = source.and_then(|cause| cause.downcast_ref::<io::Error>());
+    let is_cut = io.is_some_and(|cause| cause.kind() == io::ErrorKind::UnexpectedEof);
+    let cause = source.and_then(|cause| cause.downcast_ref());
+    Failure::from(match cause {
+        Some(Error::HttpRequestBodySize(size)) => Error::HttpRequestBodySize(*size),
+        Some(other) => Error::InternalError(Some(other.to_string())),
+        None if is_cut || error.is_incomplete_message() => Error::HttpResponseIncomplete,
+        None if error.is_parse() => Error::HttpProtocolError,
+        None => Error::ConnectionTerminated,
+    })
+}
+
+/// Memory of headers in the host.
+fn memory_of(headers: &HeaderMap) -> usize {
+    let headers = headers.iter();
+    headers
+        .map(|(name, value)| header_bytes(name.as_str().len(), value.as_bytes()))
+        .sum()
+}
+
+/// A request's body: counted, and ended if it is too large.
+struct RequestBody {
+    body: WasiBody,
+    left: u64,
+    /// Frames so far.
+    frames: Arc<AtomicU64>,
+    counters: Arc<DeploymentCounters>,
+}
+
+/// A response's body: counted, and ended if it is too large, or if its next part does not come in time.
+struct ResponseBody {
+    incoming: Incoming,
+    left: u64,
+    time: Duration,
+    timer: Pin<Box<Sleep>>,
+    counters: Arc<DeploymentCounters>,
+}
+
+/// Takes the bytes of a frame from those that are left. `None` if they are too many.
+fn take(left: &mut u64, frame: &Frame<Bytes>) -> Option<u64> {
+    let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
+    let rest = left.checked_sub(bytes);
+    *left = rest.unwrap_or(0);
+    rest.map(|_| bytes)
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)).transpose()? else {
+            return Poll::Ready(None);
+        };
+        let Some(bytes) = take(&mut self.left, &frame) else {
+            self.counters.outbound_refused(OutboundRefusal::Body);
+            return Poll::Ready(Some(Err(Error::HttpRequestBodySize(Some(BODY_BYTES)))));
+        };
+        self.counters.outbound_sent_bytes.add(bytes);
+        self.frames.fetch_add(1, Ordering::Relaxed);
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let this = &mut *self;
+        let frame = match Pin::new(&mut this.incoming).poll_frame(cx) {
+            Poll::Ready(None) => return Poll::Ready(None),
+            Poll::Ready(Some(Ok(frame))) => frame,
+            Poll::Ready(Some(Err(error))) => {
+                this.counters.outbound_failures.increment();
+                return Poll::Ready(Some(Err(failure(&error).error)));
+            }
+            Poll::Pending => {
+                ready!(this.timer.as_mut().poll(cx));
+                this.counters.outbound_refused(OutboundRefusal::Time);
+                return Poll::Ready(Some(Err(Error::ConnectionReadTimeout)));
+            }
+        };
+        this.timer.as_mut().reset(Instant::now() + this.time);
+        let Some(bytes) = take(&mut this.left, &frame) else {
+            this.counters.outbound_refused(OutboundRefusal::Body);
+            return Poll::Ready(Some(Err(Error::HttpResponseBodySize(Some(BODY_BYTES)))));
+        };
+        this.counters.outbound_received_bytes.add(bytes);
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
