@@ -93,10 +93,13 @@ impl Scratch {
         let link = |from: PathBuf, to: PathBuf| symlink(from, to).expect("own directory");
         let examples = example_names().map(|name| format!("examples/{name}"));
         let plugins = ["plugins/ollama", "plugins/openai"].map(str::to_owned);
+        let sockets = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+        let ports = sockets.map(|socket| socket.local_addr().expect("bound").port());
         for crate_dir in examples.chain(plugins) {
             std::fs::create_dir_all(dir.join(&crate_dir)).expect("own directory");
             let manifest = format!("{crate_dir}/corral.toml");
             let text = std::fs::read_to_string(root.join(&manifest)).expect("readable");
+            let text = with_ports(&text, ports);
             std::fs::write(dir.join(manifest), &text).expect("own directory");
             for component in text.split('"').filter(|text| text.ends_with(".wasm")) {
                 let built = artifacts::plugin(component.trim_end_matches(".wasm"));
@@ -124,8 +127,6 @@ impl Scratch {
         link(artifacts::wasmtime(), dir.join("bin/wasmtime"));
         link(artifacts::model(), dir.join("models/tiny/tiny.gguf"));
         link(artifacts::draft_model(), dir.join("models/tiny/draft.gguf"));
-        let sockets = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
-        let ports = sockets.map(|socket| socket.local_addr().expect("bound").port());
         let model = std::fs::read(artifacts::model()).expect("the demo model");
         let model = HubFile::new("qwen2.5-0.5b-instruct-q4_k_m.gguf", &model);
         let hub = Hub::start_with(MODEL_REPO, vec![model]);
@@ -138,8 +139,7 @@ impl Scratch {
         let plugins = plugin.parent().expect("a directory");
         let path = std::env::var("PATH").expect("a search path");
         let [public, admin] = self.ports.map(|port| port.to_string());
-        let script = script.replace("127.0.0.1:8080", &format!("127.0.0.1:{public}"));
-        let script = script.replace("127.0.0.1:8081", &format!("127.0.0.1:{admin}"));
+        let script = with_ports(script, self.ports);
         let mut shell = Command::new("sh");
         shell
             .arg("-c")
@@ -171,6 +171,12 @@ impl Scratch {
         assert_eq!(code, Some(0), "{document}:\n{stdout}\n{stderr}");
         stdout
     }
+}
+
+/// The text with these ports of the public and the admin listener.
+fn with_ports(text: &str, [public, admin]: [u16; 2]) -> String {
+    let text = text.replace("127.0.0.1:8080", &format!("127.0.0.1:{public}"));
+    text.replace("127.0.0.1:8081", &format!("127.0.0.1:{admin}"))
 }
 
 /// The commands of a block. Those for other machines are left out: GPUs, containers, and builds.
