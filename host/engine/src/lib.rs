@@ -54,9 +54,10 @@ pub use self::image::{Image, MAX_IMAGE_BYTES};
 pub use caller::{Caller, CellShare};
 pub use corral_constraint::{Constraint, Error as ConstraintError, Grammar, Matcher};
 pub use corral_llama::{
-    BackendFile, BackendStatus, Device, DeviceKind, FileAccess, KvType, LlamaError, LoadProgress,
-    backends, built_with, default_backend_dir, devices, gguf::has_magic as has_gguf_magic,
-    limit_free_memory, load_backends, release_free_memory,
+    BackendFile, BackendStatus, Device, DeviceKind, FileAccess, HeapUsage, KvType, LlamaError,
+    LoadProgress, backends, built_with, default_backend_dir, devices,
+    gguf::has_magic as has_gguf_magic, heap_usage, limit_free_memory, load_backends,
+    release_free_memory,
 };
 pub use corral_sampling::{self as sampling, Sampler, Statistics, TokenLogprobs};
 pub use corral_scheduler::{

@@ -11,7 +11,22 @@ mod glibc {
     /// Least bytes of a block that is mapped by itself, and returned as soon as it is freed.
     pub(super) const MMAP_THRESHOLD: c_int = 2 << 20;
 
+    /// Counts of all arenas, in bytes except those of blocks.
+    #[repr(C)]
+    pub(super) struct MallocInfo {
+        _arenas: [usize; 4],
+        /// Bytes of blocks that are mapped by themselves.
+        pub mapped: usize,
+        _unused: [usize; 2],
+        /// Bytes of allocated blocks in the arenas, and of freed ones in the caches of threads.
+        pub allocated: usize,
+        /// Free bytes of the arenas.
+        pub free: usize,
+        _top: usize,
+    }
+
     unsafe extern "C" {
+        pub(super) fn mallinfo2() -> MallocInfo;
         pub(super) fn malloc_trim(pad: usize) -> c_int;
         pub(super) fn mallopt(parameter: c_int, value: c_int) -> c_int;
     }
@@ -73,6 +88,31 @@ pub fn release_free_memory() {
     }
 }
 
+/// Bytes of the heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeapUsage {
+    /// Bytes of allocated blocks.
+    pub allocated: u64,
+    /// Free bytes that the allocator keeps. The system may have those of whole pages back already.
+    pub free: u64,
+}
+
+/// Reads how much of the heap is allocated: a leak raises it, fragmentation only [`HeapUsage::free`]. Takes a
+/// millisecond on a large heap. `None` where the C library has no such function.
+pub fn heap_usage() -> Option<HeapUsage> {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        // SAFETY: glibc's function locks each arena; it may be called from any thread.
+        let info = unsafe { glibc::mallinfo2() };
+        Some(HeapUsage {
+            allocated: info.allocated.saturating_add(info.mapped) as u64,
+            free: info.free as u64,
+        })
+    }
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    None
+}
+
 #[cfg(all(test, target_os = "linux", target_env = "gnu"))]
 mod tests {
     #[test]
@@ -83,5 +123,14 @@ mod tests {
             assert!(!super::is_only_thread());
             drop(end);
         });
+    }
+
+    #[test]
+    fn allocated_block_is_counted() {
+        let allocated = || super::heap_usage().unwrap().allocated;
+        let before = allocated();
+        let block = std::hint::black_box(vec![1_u8; 64 << 20]);
+        assert!(allocated() > before + (32 << 20));
+        drop(block);
     }
 }

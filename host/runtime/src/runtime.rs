@@ -21,7 +21,7 @@ use crate::sampling::resources::SamplerResources;
 use crate::shared::Shared;
 use crate::ticker::Ticker;
 use crate::validate::{CompiledPlugin, compile};
-use crate::wasm_engine::{SetupError, stacks_metric};
+use crate::wasm_engine::{SetupError, pool_metrics};
 use bytes::Bytes;
 use corral_engine::{Metric, ModelPool, Tenant};
 use std::collections::BTreeMap;
@@ -166,7 +166,7 @@ impl Runtime {
     pub fn metrics(&self) -> Vec<Metric> {
         let mut metrics = self.0.counters.metrics();
         metrics.extend(self.0.tokenization.metrics());
-        metrics.extend(stacks_metric(self.0.compiler.main_engine()));
+        metrics.extend(pool_metrics(self.0.compiler.main_engine()));
         metrics.extend(
             self.0
                 .compiler

@@ -187,15 +187,26 @@ fn pool(instances: u32) -> PoolingAllocationConfig {
     pool
 }
 
-/// Gauge of the stacks in use.
-pub(crate) fn stacks_metric(engine: &Engine) -> Option<Metric> {
-    let stacks = engine.pooling_allocator_metrics()?.stacks();
-    Some(metric(
-        "corral_plugin_stacks",
-        "Stacks of running and blocked plugin tasks.",
-        MetricKind::Gauge,
-        stacks as f64,
-    ))
+/// Gauges of the instance pool.
+pub(crate) fn pool_metrics(engine: &Engine) -> Vec<Metric> {
+    let Some(pool) = engine.pooling_allocator_metrics() else {
+        return Vec::new();
+    };
+    let idle = pool.unused_memory_bytes_resident() + pool.unused_table_bytes_resident();
+    vec![
+        metric(
+            "corral_plugin_stacks",
+            "Stacks of running and blocked plugin tasks.",
+            MetricKind::Gauge,
+            pool.stacks() as f64,
+        ),
+        metric(
+            "corral_plugin_pool_idle_bytes",
+            "Memory that ended plugin instances left in the instance pool for the next ones.",
+            MetricKind::Gauge,
+            idle as f64,
+        ),
+    ]
 }
 
 /// Wasmtime's cache, keyed by the component's hash, the compiler's version and its settings. Entries are

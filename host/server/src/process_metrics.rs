@@ -3,7 +3,7 @@
 //! Values that the system does not report are left out.
 
 use crate::prometheus::MetricFamilies;
-use corral_engine::MetricKind;
+use corral_engine::{MetricKind, heap_usage};
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::LazyLock;
@@ -26,8 +26,21 @@ pub(crate) fn write(families: &mut MetricFamilies) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kibibytes = |name| Some(field(&status, name)?.strip_suffix("kB")?.trim_end());
     let bytes = |name| Some(kibibytes(name)?.parse::<f64>().ok()? * 1024.0);
+    let heap = heap_usage();
     let cpu = clock_gettime(ClockId::ProcessCPUTime);
     for (name, help, kind, value) in [
+        (
+            "corral_heap_allocated_bytes",
+            "Allocated blocks of the C library's heap, which Rust and llama.cpp use. A leak raises it, fragmentation doesn't.",
+            MetricKind::Gauge,
+            heap.map(|heap| heap.allocated as f64),
+        ),
+        (
+            "corral_heap_free_bytes",
+            "Free blocks of this heap. Whole free pages may have been returned to the system already.",
+            MetricKind::Gauge,
+            heap.map(|heap| heap.free as f64),
+        ),
         (
             "process_cpu_seconds_total",
             "CPU time of the process, in user and system mode.",
@@ -107,6 +120,8 @@ mod tests {
         };
         assert!((1e6..1e12).contains(&value("process_resident_memory_bytes")));
         assert!(value("process_virtual_memory_bytes") >= value("process_resident_memory_bytes"));
+        assert!((1e4..1e12).contains(&value("corral_heap_allocated_bytes")));
+        assert!(value("corral_heap_free_bytes") >= 0.0);
         assert!(value("process_cpu_seconds_total") > 0.0);
         assert!(value("process_threads") >= 1.0);
         assert!(value("process_open_fds") >= 1.0);
