@@ -22,6 +22,7 @@ mod engine;
 mod engine_waker;
 mod error;
 mod external_sampler;
+mod file_identity;
 mod generate_options;
 mod generation;
 mod histogram;

@@ -8,6 +8,8 @@
 //!
 //! The estimate counts all cells for every layer, which is too much for hybrid models and sliding windows.
 
+mod known_heads;
+
 use crate::error::LoadError;
 use crate::model_config::STEP_TOKENS;
 use crate::split_files::split_files;
@@ -15,6 +17,7 @@ use corral_llama::gguf::{GgufError, Value, metadata_where, tensors};
 use corral_llama::{KvType, LlamaError, check_magic};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// llama.cpp rounds the cells of a context up to a multiple.
 const CELL_MULTIPLE: u64 = 256;
@@ -57,7 +60,7 @@ const SIZE_KEYS: [&str; 11] = [
 #[derive(Debug)]
 pub(crate) struct MemoryEstimate {
     path: PathBuf,
-    metadata: Metadata,
+    metadata: Arc<Metadata>,
 }
 
 /// Bytes of a file's weights, by the layer that they move to a device with.
@@ -74,6 +77,13 @@ impl MemoryEstimate {
     /// not GGUF, or if llama.cpp would end the process on it.
     pub fn read(path: &Path) -> Result<Self, LoadError> {
         check_magic(path)?;
+        Ok(Self {
+            path: path.to_owned(),
+            metadata: known_heads::metadata(path, || Self::read_metadata(path))?,
+        })
+    }
+
+    fn read_metadata(path: &Path) -> Result<Metadata, LoadError> {
         let wanted = |key: &str| {
             key == ARCHITECTURE
                 || key == VOCABULARY
@@ -86,10 +96,7 @@ impl MemoryEstimate {
                 cause: format!("its vocabulary contains the token {token:?} twice"),
             }));
         }
-        Ok(Self {
-            path: path.to_owned(),
-            metadata: Metadata::new(found),
-        })
+        Ok(Metadata::new(found))
     }
 
     /// Positions that the model was trained on, at least 1.

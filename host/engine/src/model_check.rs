@@ -17,6 +17,7 @@ pub(crate) mod checked_model;
 pub(crate) mod job;
 
 use crate::LoadError;
+use crate::file_identity::FileIdentity;
 use crate::split_files::split_files;
 use checked_model::{CHECK_MODEL_JOB, CheckedModel};
 use corral_isolation::{ChildError, ChildProcesses, Job, JobLimits};
@@ -210,37 +211,6 @@ fn refused(model: &CheckedModel, cause: &str) -> LoadError {
 /// Identifies what a check depends on.
 #[derive(Debug, PartialEq, Eq)]
 struct Fingerprint(String);
-
-/// Tells whether a file was replaced or written to.
-#[derive(Clone, Copy, Debug)]
-struct FileIdentity {
-    numbers: [u64; 3],
-    times: [i64; 4],
-}
-
-impl FileIdentity {
-    fn of(path: &Path) -> std::io::Result<Self> {
-        let file = fs::metadata(path)?;
-        Ok(Self {
-            numbers: [file.dev(), file.ino(), file.size()],
-            times: [
-                file.mtime(),
-                file.mtime_nsec(),
-                file.ctime(),
-                file.ctime_nsec(),
-            ],
-        })
-    }
-
-    fn hash(&self, hasher: &mut Sha256) {
-        for number in self.numbers {
-            hasher.update(number.to_le_bytes());
-        }
-        for time in self.times {
-            hasher.update(time.to_le_bytes());
-        }
-    }
-}
 
 /// Hashes bytes with their length before them, so that they cannot be confused with what follows.
 fn hash_bytes(hasher: &mut Sha256, bytes: &[u8]) {
