@@ -3,6 +3,9 @@
 //! llama.cpp ends the process on many malformed files. The child opens the file as the server will, but on the CPU, with
 //! few cells and with the weights mapped, and generates some tokens. A file that ends the child is refused.
 //!
+//! Where memory suffices for both, this process loads the file meanwhile: it begins each stage of the load after the
+//! child has ended it, and uses the model once the child has generated.
+//!
 //! A passed check holds for the same files, all parts of a split model included (device, inode, size, times of
 //! modification and change), the same options and the same binary. Passed checks are recorded in a directory, so that a
 //! file is checked once and not at every start.
@@ -15,14 +18,17 @@
 
 pub(crate) mod checked_model;
 pub(crate) mod job;
+mod stages;
 
 use crate::LoadError;
 use crate::file_identity::FileIdentity;
+use crate::machine_memory::free_memory;
 use crate::split_files::split_files;
 use checked_model::{CHECK_MODEL_JOB, CheckedModel};
 use corral_isolation::{ChildError, ChildProcesses, Job, JobLimits};
-use corral_llama::default_backend_dir;
+use corral_llama::{LoadGate, LoadStage, default_backend_dir};
 use sha2::{Digest, Sha256};
+use stages::CheckStages;
 use std::collections::HashSet;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -81,21 +87,47 @@ impl ModelCheck {
         }
     }
 
-    /// Checks the files of a model, unless they passed before.
-    pub(crate) fn check(&self, model: &CheckedModel) -> Result<(), LoadError> {
+    /// Loads the files of a model with `load`, and checks them beside it unless they passed before. The load must ask
+    /// its gate before each stage.
+    pub(crate) fn check_beside<T>(
+        &self,
+        model: &CheckedModel,
+        load: impl FnOnce(LoadGate<'_>) -> Result<T, LoadError>,
+    ) -> Result<T, LoadError> {
         let key = self.fingerprint(model)?;
         if self.is_known(&key) {
-            return Ok(());
+            return load(&|_| true);
         }
-        self.run(model)?;
-        if self.fingerprint(model)? != key {
-            return Err(refused(model, "it changed while it was checked; try again"));
+        let changed = || match self.fingerprint(model)? == key {
+            true => Ok(()),
+            false => Err(refused(model, "it changed while it was checked; try again")),
+        };
+        let early = has_room_beside(model);
+        let stages = CheckStages::default();
+        let (loaded, checked) = std::thread::scope(|scope| {
+            let check = scope.spawn(|| {
+                let _ended = stages.end_on_drop();
+                let checked = self
+                    .run(model, &|| stages.report())
+                    .and_then(|()| changed());
+                stages.end(checked.is_ok());
+                checked
+            });
+            let loaded = load(&|stage| {
+                let is_same = || stage != LoadStage::Head || changed().is_ok();
+                stages.wait(stage, early) && is_same()
+            });
+            (loaded, check.join())
+        });
+        match checked {
+            Ok(checked) => checked?,
+            Err(panic) => std::panic::resume_unwind(panic),
         }
         self.remember(&key);
-        Ok(())
+        loaded
     }
 
-    fn run(&self, model: &CheckedModel) -> Result<(), LoadError> {
+    fn run(&self, model: &CheckedModel, on_progress: &dyn Fn()) -> Result<(), LoadError> {
         // Links are not resolved: the name of a first part tells the names of the others.
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let path = absolute(&model.path);
@@ -118,8 +150,7 @@ impl ModelCheck {
         readable.extend(backend_dir.clone().or_else(default_backend_dir));
         let mut parts = split_files(&path);
         parts.extend(checked.projector.clone());
-        let sizes = parts.iter().filter_map(|part| fs::metadata(part).ok());
-        let bytes = sizes.fold(0, |sum: u64, part| sum.saturating_add(part.len()));
+        let bytes = total_bytes(&parts);
         readable.extend(parts);
         let time = BASE_TIME + Duration::from_secs(bytes / SLOWEST_DISK);
         let time = time.min(MAX_TIME);
@@ -138,7 +169,7 @@ impl ModelCheck {
                 niceness: 0,
             },
         };
-        match self.children.run(&job) {
+        match self.children.run_with_progress(&job, on_progress) {
             Ok(_) => Ok(()),
             // The child's own words, with the path as the operator wrote it.
             Err(ChildError::Failed(text)) => Err(LoadError::Refused {
@@ -178,6 +209,21 @@ impl ModelCheck {
             tracing::warn!(%error, "the passed check of a model file cannot be recorded");
         }
     }
+}
+
+/// Whether memory suffices for the check and the load at once.
+fn has_room_beside(model: &CheckedModel) -> bool {
+    let mut parts = split_files(&model.path);
+    parts.extend(model.projector.clone());
+    let needed = total_bytes(&parts)
+        .saturating_mul(2)
+        .saturating_add(BASE_MEMORY);
+    free_memory().is_some_and(|free| free >= needed)
+}
+
+fn total_bytes(files: &[PathBuf]) -> u64 {
+    let sizes = files.iter().filter_map(|file| fs::metadata(file).ok());
+    sizes.fold(0, |sum, file| sum.saturating_add(file.len()))
 }
 
 /// Whether only this user can write to a directory.

@@ -1,6 +1,6 @@
 //! The child's side: limits itself, reads its job, and writes the output.
 
-use crate::exchange::frame;
+use crate::exchange::{frame, write_progress};
 use crate::job::JobArgs;
 use rustix::process::{Resource, Rlimit, getppid, getrlimit, setpriority_process, setrlimit};
 use std::io::{self, Read, Write};
@@ -19,6 +19,12 @@ pub struct ChildJob {
     pub input: Vec<u8>,
     /// Directory that the child may write to.
     pub writable: Option<PathBuf>,
+}
+
+/// Reports to the parent that a job has come further. Reports before the output are counted, nothing else.
+pub fn report_progress() {
+    // If it fails, the parent has ended, and so does this process.
+    let _ = write_progress(io::stdout().lock());
 }
 
 /// Does one kind of job. The error is a text for people.

@@ -13,6 +13,8 @@ use std::time::Instant;
 const SPARE_OUTPUT: usize = 1 << 20;
 /// Bytes of standard error that are kept: its end has the reason.
 const ERROR_TAIL: usize = 4096;
+/// What a child writes when it reports progress.
+const PROGRESS: &[u8; 10] = b"\ncorral.p\n";
 /// Ends an output, after its status byte and its length.
 const TRAILER: &[u8; 8] = b"corral.1";
 
@@ -36,6 +38,39 @@ pub(crate) fn frame(output: &Result<Vec<u8>, String>) -> Vec<u8> {
     frame
 }
 
+/// Writes a report of progress to the parent.
+pub(crate) fn write_progress(mut stdout: impl Write) -> io::Result<()> {
+    stdout.write_all(PROGRESS)?;
+    stdout.flush()
+}
+
+/// Counts the reports of progress in a standard output that grows.
+#[derive(Debug, Default)]
+struct ProgressReports {
+    /// Bytes that were searched.
+    searched: usize,
+}
+
+impl ProgressReports {
+    /// The reports that are complete since the last call.
+    fn new_in(&mut self, stdout: &[u8]) -> usize {
+        let mut reports = 0;
+        while let Some(rest) = stdout.get(self.searched..)
+            && let Some(at) = rest
+                .windows(PROGRESS.len())
+                .position(|some| some == PROGRESS)
+        {
+            reports += 1;
+            self.searched += at + PROGRESS.len();
+        }
+        // A report may be incomplete.
+        self.searched = self
+            .searched
+            .max((stdout.len() + 1).saturating_sub(PROGRESS.len()));
+        reports
+    }
+}
+
 /// The output in a child's standard output, if it is complete.
 pub(crate) fn unframe(stdout: &[u8]) -> Option<Result<Vec<u8>, String>> {
     let rest = stdout.strip_suffix(TRAILER)?;
@@ -49,12 +84,13 @@ pub(crate) fn unframe(stdout: &[u8]) -> Option<Result<Vec<u8>, String>> {
     })
 }
 
-/// Writes the input and reads both outputs, the first up to some `most` bytes, until the child has closed them. Returns
-/// nothing at the deadline.
+/// Writes the input and reads both outputs, the first up to some `most` bytes, until the child has closed them. Calls
+/// `on_progress` for each report. Returns nothing at the deadline.
 pub(crate) fn exchange(
     child: &mut Child,
     input: &[u8],
     most: usize,
+    on_progress: &dyn Fn(),
     deadline: Instant,
     cancel: &Cancel,
 ) -> Result<Option<Written>, ChildError> {
@@ -74,6 +110,7 @@ pub(crate) fn exchange(
     }
     let mut written = Written::default();
     let mut input = input;
+    let mut progress = ProgressReports::default();
     while stdout.is_some() || stderr.is_some() {
         if input.is_empty() {
             stdin = None;
@@ -101,6 +138,7 @@ pub(crate) fn exchange(
         if read_available(&mut stdout, &mut written.stdout)? {
             stdout = None;
         }
+        (0..progress.new_in(&written.stdout)).for_each(|_| on_progress());
         if written.stdout.len() > most.saturating_add(SPARE_OUTPUT) {
             return Err(ChildError::Crashed {
                 how: format!("more than {most} bytes of output"),
@@ -150,5 +188,19 @@ mod tests {
             assert_eq!(unframe(&stdout), None, "incomplete");
         }
         assert_eq!(unframe(b""), None);
+    }
+
+    #[test]
+    fn each_report_of_progress_counts_once() {
+        let mut written = b"text".to_vec();
+        write_progress(&mut written).unwrap();
+        written.extend(b"more\n");
+        write_progress(&mut written).unwrap();
+        for size in 1..written.len() {
+            let mut reports = ProgressReports::default();
+            let ends = (size..written.len()).step_by(size).chain([written.len()]);
+            let counted: usize = ends.map(|end| reports.new_in(&written[..end])).sum();
+            assert_eq!(counted, 2, "in pieces of {size}");
+        }
     }
 }

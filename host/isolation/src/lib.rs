@@ -25,7 +25,7 @@ mod sandbox;
 mod slots;
 
 pub use cancel::Cancel;
-pub use child::{ChildJob, Handler, run_as_child};
+pub use child::{ChildJob, Handler, report_progress, run_as_child};
 pub use error::ChildError;
 pub use job::{Job, JobLimits};
 pub use parent::{ChildCounters, ChildProcesses};

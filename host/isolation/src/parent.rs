@@ -96,16 +96,37 @@ impl ChildProcesses {
         self.run_until(job, &Cancel::default())
     }
 
+    /// [`Self::run`] that calls `on_progress` each time the child reports progress.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_with_progress(
+        &self,
+        job: &Job<'_>,
+        on_progress: &dyn Fn(),
+    ) -> Result<Vec<u8>, ChildError> {
+        self.start(job, on_progress, &Cancel::default())
+    }
+
     /// [`Self::run`] that another thread can cancel.
     ///
     /// # Errors
     /// As [`Self::run`], and [`ChildError::Canceled`].
     pub fn run_until(&self, job: &Job<'_>, cancel: &Cancel) -> Result<Vec<u8>, ChildError> {
+        self.start(job, &|| {}, cancel)
+    }
+
+    fn start(
+        &self,
+        job: &Job<'_>,
+        on_progress: &dyn Fn(),
+        cancel: &Cancel,
+    ) -> Result<Vec<u8>, ChildError> {
         let shared = &*self.0;
         let deadline = Instant::now() + job.limits.time;
         let _slot = shared.slots.acquire(deadline, cancel)?;
         shared.running.fetch_add(1, Ordering::Relaxed);
-        let result = shared.run(job, cancel);
+        let result = shared.run(job, on_progress, cancel);
         shared.running.fetch_sub(1, Ordering::Relaxed);
         match &result {
             Err(ChildError::Memory { .. } | ChildError::Time { .. }) => {
@@ -134,7 +155,12 @@ impl ChildProcesses {
 }
 
 impl Shared {
-    fn run(&self, job: &Job<'_>, cancel: &Cancel) -> Result<Vec<u8>, ChildError> {
+    fn run(
+        &self,
+        job: &Job<'_>,
+        on_progress: &dyn Fn(),
+        cancel: &Cancel,
+    ) -> Result<Vec<u8>, ChildError> {
         let deadline = Instant::now() + job.limits.time;
         let kept = KEPT_VARIABLES
             .iter()
@@ -153,7 +179,7 @@ impl Shared {
             .spawn()
             .map_err(ChildError::Start)?;
         self.started.fetch_add(1, Ordering::Relaxed);
-        let result = converse(&mut child, job, deadline, cancel);
+        let result = converse(&mut child, job, on_progress, deadline, cancel);
         end(child);
         result
     }
@@ -163,13 +189,21 @@ impl Shared {
 fn converse(
     child: &mut Child,
     job: &Job<'_>,
+    on_progress: &dyn Fn(),
     deadline: Instant,
     cancel: &Cancel,
 ) -> Result<Vec<u8>, ChildError> {
     let late = || ChildError::Time {
         limit: job.limits.time,
     };
-    let written = exchange(child, job.input, job.limits.output, deadline, cancel)?;
+    let written = exchange(
+        child,
+        job.input,
+        job.limits.output,
+        on_progress,
+        deadline,
+        cancel,
+    )?;
     let written = written.ok_or_else(late)?;
     let status = wait(child)?.ok_or_else(late)?;
     match unframe(&written.stdout).filter(|_| status.success()) {

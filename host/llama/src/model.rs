@@ -2,8 +2,9 @@
 
 use crate::device::DevicePlacement;
 use crate::special_tokens::SpecialTokens;
-use crate::{LlamaError, LoadProgress, Token, backends, ggml, gguf, log};
+use crate::{LlamaError, LoadGate, LoadProgress, LoadStage, Token, backends, ggml, gguf, log};
 use llama_cpp_sys_2 as sys;
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -48,22 +49,23 @@ impl Drop for Model {
 }
 
 impl Model {
-    /// [`Model::load_with_access`] that reads the weights.
+    /// [`Model::load_gated`] that reads the weights, without a gate.
     pub fn load(
         path: &Path,
         placement: DevicePlacement,
         progress: &LoadProgress,
     ) -> Result<Self, LlamaError> {
-        Self::load_with_access(path, placement, FileAccess::Read, progress)
+        Self::load_gated(path, placement, FileAccess::Read, progress, &|_| true)
     }
 
     /// Loads a GGUF file, without adapters, with its last layers on the devices of `placement`. Blocks for as long as
-    /// the disk takes, or until `progress` is canceled.
-    pub fn load_with_access(
+    /// the disk takes, or until `progress` is canceled or `gate` ends it.
+    pub fn load_gated(
         path: &Path,
         placement: DevicePlacement,
         access: FileAccess,
         progress: &LoadProgress,
+        gate: LoadGate<'_>,
     ) -> Result<Self, LlamaError> {
         check_magic(path)?;
         backends::start()?;
@@ -96,17 +98,31 @@ impl Model {
         };
         params.n_gpu_layers = i32::try_from(placement.gpu_layers).unwrap_or(i32::MAX);
         params.progress_callback = Some(on_progress);
-        params.progress_callback_user_data = std::ptr::from_ref(progress).cast_mut().cast();
+        let observer = LoadObserver {
+            progress,
+            gate,
+            reads_weights: Cell::new(false),
+            refused: Cell::new(false),
+        };
+        params.progress_callback_user_data = std::ptr::from_ref(&observer).cast_mut().cast();
         log::take_first_error();
-        // SAFETY: `file` is NUL-terminated and outlives the call, and so do `progress` and the list of devices, which
+        if !observer.passes(LoadStage::Head) {
+            return Err(LlamaError::Canceled);
+        }
+        // SAFETY: `file` is NUL-terminated and outlives the call, and so do `observer` and the list of devices, which
         // ends with null; llama.cpp uses neither after the call. All other pointers of `params` are null.
         let model = unsafe { sys::llama_model_load_from_file(file.as_ptr(), params) };
         let model = NonNull::new(model).ok_or_else(|| {
-            if progress.is_canceled() {
+            if progress.is_canceled() || observer.refused.get() {
                 return LlamaError::Canceled;
             }
             damaged(log::take_first_error().unwrap_or_else(|| "llama.cpp refused it".into()))
         })?;
+        if !observer.passes(LoadStage::Use) {
+            // SAFETY: just loaded, used by nothing.
+            unsafe { sys::llama_model_free(model.as_ptr()) };
+            return Err(LlamaError::Canceled);
+        }
         // SAFETY: the model is alive.
         let vocab = unsafe { sys::llama_model_get_vocab(model.as_ptr()) };
         let Some(vocab) = NonNull::new(vocab.cast_mut()) else {
@@ -379,13 +395,33 @@ fn no_device(device: &str) -> LlamaError {
     ))
 }
 
-/// llama.cpp calls this while it loads, and gives up if it returns false.
+/// What a load reports to.
+struct LoadObserver<'a> {
+    progress: &'a LoadProgress,
+    gate: LoadGate<'a>,
+    /// Whether llama.cpp reads the weights.
+    reads_weights: Cell<bool>,
+    /// Whether the gate has ended the load.
+    refused: Cell<bool>,
+}
+
+impl LoadObserver<'_> {
+    fn passes(&self, stage: LoadStage) -> bool {
+        let passes = (self.gate)(stage);
+        self.refused.set(!passes);
+        passes
+    }
+}
+
+/// llama.cpp calls this before it reads each tensor's weights and at the end, and gives up if it returns false.
 unsafe extern "C" fn on_progress(fraction: f32, data: *mut c_void) -> bool {
-    // SAFETY: `data` is the `LoadProgress` that `Model::load` borrows until llama.cpp is done. Its fields are atomic,
-    // so other threads may use it.
-    let progress = unsafe { &*data.cast::<LoadProgress>() };
-    progress.set_fraction(fraction);
-    !progress.is_canceled()
+    // SAFETY: `data` is the `LoadObserver` that `Model::load_gated` keeps until llama.cpp is done. llama.cpp calls this
+    // on the thread that loads, which does not use the observer meanwhile; the fields of `LoadProgress` are atomic, so
+    // other threads may use it.
+    let observer = unsafe { &*data.cast::<LoadObserver<'_>>() };
+    observer.progress.set_fraction(fraction);
+    let passes = observer.reads_weights.replace(true) || observer.passes(LoadStage::Weights);
+    passes && !observer.progress.is_canceled()
 }
 
 /// The bytes of every token, read once: llama.cpp would copy them, and look them up under its own rules, for each

@@ -1,6 +1,20 @@
-//! Progress and cancellation of a model load, shared between threads.
+//! Progress and cancellation of a model load, shared between threads, and the gate between its stages.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// A stage of a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadStage {
+    /// llama.cpp reads metadata, vocabulary and the list of tensors.
+    Head,
+    /// It reads the weights.
+    Weights,
+    /// The model is used.
+    Use,
+}
+
+/// Decides before each stage whether the load goes on, and may wait.
+pub type LoadGate<'a> = &'a dyn Fn(LoadStage) -> bool;
 
 /// Progress of one load.
 #[derive(Debug, Default)]

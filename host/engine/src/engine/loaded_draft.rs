@@ -37,8 +37,8 @@ impl LoadedDraft {
             )));
         }
         let cells = loaded.backend.cells();
-        let draft =
-            LoadedModel::load(&config.draft_config(path, loaded.context, cells)?, progress)?;
+        let draft_config = config.draft_config(path, loaded.context, cells)?;
+        let draft = LoadedModel::load(&draft_config, progress, &|_| true)?;
         if !can_truncate(&draft) {
             return Err(LoadError::Config(format!(
                 "{} can't draft: it has recurrent layers or a sliding window, or is an encoder; give a draft model with \

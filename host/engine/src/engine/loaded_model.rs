@@ -11,8 +11,8 @@ use crate::model_check::checked_model::CheckedModel;
 use crate::model_config::{MAX_RUNNING, ModelConfig, STEP_TOKENS};
 use crate::worker::MAX_COMPACTION_BYTES;
 use corral_llama::{
-    ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadProgress, Model,
-    VisionEncoder, check_magic, take_buffer_sizes,
+    ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadGate, LoadProgress,
+    Model, VisionEncoder, check_magic, take_buffer_sizes,
 };
 use corral_scheduler::AdapterId;
 use std::path::PathBuf;
@@ -41,18 +41,32 @@ pub(super) struct MemoryUse {
 }
 
 impl LoadedModel {
-    /// Loads the model of a configuration.
-    pub fn load(config: &ModelConfig, progress: &LoadProgress) -> Result<Self, LoadError> {
+    /// Loads the model of a configuration, beside the check of its files if there is one. Without, `gate` decides
+    /// before each stage whether the load goes on.
+    pub fn load(
+        config: &ModelConfig,
+        progress: &LoadProgress,
+        gate: LoadGate<'_>,
+    ) -> Result<Self, LoadError> {
         check_magic(&config.path)?;
-        if let Some(check) = &config.check {
-            check.check(&CheckedModel {
-                path: config.path.clone(),
-                kv_type: config.placement.kv_type,
-                context: config.context,
-                adapters: config.adapters.clone(),
-                projector: config.projector.clone(),
-            })?;
-        }
+        let Some(check) = &config.check else {
+            return Self::load_gated(config, progress, gate);
+        };
+        let model = CheckedModel {
+            path: config.path.clone(),
+            kv_type: config.placement.kv_type,
+            context: config.context,
+            adapters: config.adapters.clone(),
+            projector: config.projector.clone(),
+        };
+        check.check_beside(&model, |gate| Self::load_gated(config, progress, gate))
+    }
+
+    fn load_gated(
+        config: &ModelConfig,
+        progress: &LoadProgress,
+        gate: LoadGate<'_>,
+    ) -> Result<Self, LoadError> {
         let estimate = MemoryEstimate::read(&config.path)?;
         let plan = PlacementPlan::new(config, &estimate)?;
         let mut tries = plan.attempts().into_iter().peekable();
@@ -60,7 +74,7 @@ impl LoadedModel {
             let layers = tries.next().unwrap_or(0);
             // Forgets the buffers of a failed attempt.
             take_buffer_sizes();
-            let error = match Self::attempt(config, &estimate, &plan, layers, progress) {
+            let error = match Self::attempt(config, &estimate, &plan, layers, progress, gate) {
                 Ok(loaded) => return Ok(loaded),
                 Err(error) => error,
             };
@@ -90,12 +104,14 @@ impl LoadedModel {
         plan: &PlacementPlan,
         layers: u32,
         progress: &LoadProgress,
+        gate: LoadGate<'_>,
     ) -> Result<Self, LoadError> {
-        let mut model = Model::load_with_access(
+        let mut model = Model::load_gated(
             &config.path,
             plan.placement(layers),
             config.file_access,
             progress,
+            gate,
         )?;
         load_adapters(&mut model, &config.adapters)?;
         let model = Arc::new(model);

@@ -17,7 +17,7 @@ use crate::vocabulary::ModelVocabulary;
 use crate::worker::{Command, Swap, Worker};
 use crate::{Error, LoadError};
 use corral_constraint::GrammarCompiler;
-use corral_llama::LoadProgress;
+use corral_llama::{LoadGate, LoadProgress};
 use corral_scheduler::SchedulerConfig;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU8;
@@ -37,14 +37,24 @@ impl Engine {
 
     /// [`Engine::load`] that reports to `progress`, which can cancel it with [`corral_llama::LlamaError::Canceled`].
     pub fn load_with_progress(
+        config: ModelConfig,
+        progress: &LoadProgress,
+    ) -> Result<Self, LoadError> {
+        Self::load_gated(config, progress, &|_| true)
+    }
+
+    /// [`Engine::load_with_progress`] that asks `gate` before each stage of the load of the model itself, unless a check
+    /// of the file does.
+    pub(crate) fn load_gated(
         mut config: ModelConfig,
         progress: &LoadProgress,
+        gate: LoadGate<'_>,
     ) -> Result<Self, LoadError> {
         if config.draft.is_some() {
             // Drafts need several rows of logits, which these sequence ids don't give.
             config.device_top_k = DeviceTopKMode::Off;
         }
-        let loaded = LoadedModel::load(&config, progress)?;
+        let loaded = LoadedModel::load(&config, progress, gate)?;
         let draft = LoadedDraft::load(&config, &loaded, progress)?;
         let LoadedModel {
             model,

@@ -8,8 +8,8 @@ use crate::model_check::checked_model::CheckedModel;
 use crate::{
     Caller, EmbedOptions, Engine, GenerateOptions, LoadError, ModelConfig, Sequence, Token,
 };
-use corral_isolation::ChildJob;
-use corral_llama::{FileAccess, load_backends};
+use corral_isolation::{ChildJob, report_progress};
+use corral_llama::{FileAccess, LoadProgress, LoadStage, load_backends};
 
 /// Positions of a sequence, and cells. Enough for the text and the tokens after it.
 const CONTEXT: u32 = 256;
@@ -24,7 +24,7 @@ const IMAGE_CELLS: u32 = 4096;
 /// A text with words, digits, other scripts, an emoji, spaces and a control token.
 const TEXT: &str = "The cat sat on 12 mats.\n\tÄpfel, 猫 и кот 🐈  <|im_start|>";
 
-/// Opens the model as the server will and generates.
+/// Opens the model as the server will and generates. Reports when the head of the file is read, and when the weights are.
 ///
 /// # Errors
 /// Why the server would refuse the file.
@@ -34,8 +34,14 @@ pub fn check_model_job(job: ChildJob) -> Result<Vec<u8>, String> {
         load_backends(dir).map_err(|error| error.to_string())?;
     }
     let path = model.path.display().to_string();
+    let report = |stage| {
+        if stage != LoadStage::Head {
+            report_progress();
+        }
+        true
+    };
     let engine = config(model)
-        .and_then(Engine::load)
+        .and_then(|config| Engine::load_gated(config, &LoadProgress::default(), &report))
         .map_err(|error| error.to_string())?;
     generate(&engine)
         .and_then(|()| see(&engine))
