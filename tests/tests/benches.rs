@@ -74,6 +74,25 @@ fn shared_prefix_is_computed_once() {
 }
 
 #[test]
+fn first_load_bench_measures_each_variant() {
+    let found = measure("first-load --threads 1 --rounds 1", &[model()]);
+    let files = rows(&found).iter().map(|row| &row["file"]);
+    let variants = [
+        "mapped, no check",
+        "read, no check",
+        "read, checked before",
+        "read, first load",
+    ];
+    assert!(files.eq(variants.map(Value::from).iter()), "{found}");
+    for row in rows(&found) {
+        check_positive(
+            row,
+            &["first_token_s", "ratio_to_mapped", "ratio_to_unchecked"],
+        );
+    }
+}
+
+#[test]
 fn flat_bench_neither_caches_nor_compacts() {
     let line = "flat --requests 10 --prompt-tokens 8 --low-cells 256 --threads 1";
     let found = measure(line, &[model(), plugin("generate")]);

@@ -22,7 +22,7 @@ pub fn run_job() -> Option<ExitCode> {
 ///
 /// # Errors
 /// If the path of this binary is unknown, which cannot happen on Linux.
-pub(crate) fn children() -> Result<ChildProcesses, Error> {
+pub fn children() -> Result<ChildProcesses, Error> {
     static CHILDREN: OnceLock<ChildProcesses> = OnceLock::new();
     if let Some(children) = CHILDREN.get() {
         return Ok(children.clone());

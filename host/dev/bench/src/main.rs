@@ -11,6 +11,7 @@ mod boundary;
 mod busy;
 mod deploy;
 mod drafts;
+mod first_load;
 mod flat;
 mod gap;
 mod http;
@@ -51,6 +52,8 @@ enum Bench {
     Deploy(deploy::DeployArgs),
     /// Tokens a second with and without a draft model, by streams
     Drafts(drafts::DraftsArgs),
+    /// Time from the load of a model file to its first token, with and without the check of the file
+    FirstLoad(first_load::FirstLoadArgs),
     /// Whether requests get slower with the number of earlier requests, and the wake-ups of an idle engine
     Flat(flat::FlatArgs),
     /// Inter-token latency while long prompts are prefilled, with and without the prefill budget
@@ -97,6 +100,7 @@ fn run(bench: &Bench) -> Result<(), Error> {
         Bench::Busy(args) => busy::measure(args, &runtime()?),
         Bench::Deploy(args) => runtime()?.block_on(deploy::measure(args)),
         Bench::Drafts(args) => runtime()?.block_on(drafts::measure(args)),
+        Bench::FirstLoad(args) => runtime()?.block_on(first_load::measure(args)),
         Bench::Flat(args) => runtime()?.block_on(flat::measure(args)),
         Bench::Gap(args) => runtime()?.block_on(gap::measure(args)),
         Bench::Http(args) => http::measure(args),

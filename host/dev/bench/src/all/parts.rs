@@ -108,6 +108,16 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
             .rounds(5)
             .minutes(1)
             .targets(deploy_targets()),
+        Part::new("first-load", &[("--model", model)])
+            .rounds(5)
+            .minutes(1)
+            .targets([at_most(
+                "0.6b, file not checked yet: load to first token / mapped without a check",
+                1.2,
+                "/ratio_to_mapped",
+            )
+            .of("file", "read, first load")
+            .ends("/ratio_to_mapped_min", "/ratio_to_mapped_max")]),
         Part::new(&http, &[("--plugin", &file("classic"))])
             .rounds(5)
             .minutes(2)
