@@ -151,10 +151,11 @@ async fn serve(stream: TcpStream, tls: Option<TlsAcceptor>, open: Open) {
     match tls {
         None => exchange(stream, &open.0).await,
         // A client that does not trust the certificate goes away.
-        Some(tls) => match tls.accept(stream).await {
-            Ok(stream) => exchange(stream, &open.0).await,
-            Err(_) => {}
-        },
+        Some(tls) => {
+            if let Ok(stream) = tls.accept(stream).await {
+                exchange(stream, &open.0).await;
+            }
+        }
     }
 }
 

@@ -479,11 +479,11 @@ mod tests {
     fn heads_must_fill_blocks_of_the_kv_type() {
         let model = |length: u32| MemoryEstimate {
             path: PathBuf::from("x.gguf"),
-            metadata: Metadata::new(vec![
+            metadata: Arc::new(Metadata::new(vec![
                 (ARCHITECTURE.to_owned(), Value::from("x")),
                 (format!("x{WIDTH}"), Value::U32(length * 2)),
                 (format!("x{HEADS}"), Value::U32(2)),
-            ]),
+            ])),
         };
         assert!(model(96).check_kv_type(KvType::Q8_0).is_ok());
         assert!(model(80).check_kv_type(KvType::F16).is_ok());

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-const TESTS: [(&str, fn(&ChildProcesses)); 3] = [
+type Test = fn(&ChildProcesses);
+
+const TESTS: [(&str, Test); 3] = [
     (
         "file_is_checked_at_first_load",
         file_is_checked_at_first_load,

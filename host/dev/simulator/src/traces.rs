@@ -85,7 +85,11 @@ fn request(at: Duration, prompt: u32, output: u32) -> Arrival {
 pub fn mixed(requests: usize) -> Trace {
     let of = |index: usize| Arrival {
         after: index.checked_sub(8),
-        ..request(Duration::ZERO, if index.is_multiple_of(4) { 600 } else { 32 }, 40)
+        ..request(
+            Duration::ZERO,
+            if index.is_multiple_of(4) { 600 } else { 32 },
+            40,
+        )
     };
     Trace {
         name: "mixed",

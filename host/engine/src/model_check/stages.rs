@@ -70,7 +70,8 @@ mod tests {
         let stages = CheckStages::default();
         std::thread::scope(|scope| {
             for (stage, report) in [(LoadStage::Head, 1), (LoadStage::Weights, 2)] {
-                let waiting = scope.spawn(|| stages.wait(stage, true));
+                let stages = &stages;
+                let waiting = scope.spawn(move || stages.wait(stage, true));
                 assert!(!waiting.is_finished());
                 stages.report();
                 assert!(waiting.join().unwrap());

@@ -139,7 +139,7 @@ mod tests {
         for value in [
             json!({"url": "https://a.example", "methods": ["CONNECT"]}),
             json!({"url": "https://a.example", "methods": ["A B"]}),
-            json!({"url": "https://a.example", "methods": ["GET"; 17]}),
+            json!({"url": "https://a.example", "methods": vec!["GET"; 17]}),
             json!({"methods": ["GET"]}),
             json!("a.example"),
             json!(1),
