@@ -288,7 +288,7 @@ impl KvCache {
     }
 
     /// Turns the sequence of a request that ended into an entry if it may be reused; else frees its id. Drops
-    /// entries that it makes redundant, unless they are `awaited`.
+    /// entries that it makes redundant, unless they are `awaited` or on disk.
     pub fn keep_or_release(
         &mut self,
         scope: PrefixScope,
@@ -307,7 +307,8 @@ impl KvCache {
         }
         if parts {
             for id in self.entries.prefixes_of(scope, &tokens) {
-                if !awaited(id) {
+                let is_durable = self.entries.get(id).is_some_and(Entry::is_durable);
+                if !is_durable && !awaited(id) {
                     self.drop_entry(id);
                 }
             }

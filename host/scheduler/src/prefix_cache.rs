@@ -15,6 +15,7 @@ use crate::request::{PrefixScope, RequestId, length};
 use crate::retention::{Retention, WeakRetention};
 use crate::step::{EntryId, SeqId};
 use crate::{Time, Token};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// Candidates for one request: at most this many resident ones, and as many that are swapped out.
@@ -51,6 +52,7 @@ pub(crate) struct Entry {
     /// The clock at its last use.
     last_used: u64,
     offloaded: bool,
+    durable: bool,
 }
 
 impl Entry {
@@ -72,6 +74,11 @@ impl Entry {
     /// Whether it was swapped out while not retained, for requests with the same prefix.
     pub fn is_offloaded(&self) -> bool {
         self.offloaded
+    }
+
+    /// Whether its state stays where it is when a request takes it: it is on disk.
+    pub fn is_durable(&self) -> bool {
+        self.durable
     }
 
     /// Its id, if it is resident.
@@ -97,6 +104,8 @@ pub(crate) struct PrefixCache {
     clock: u64,
     /// Seconds that one used cell has added to all steps so far.
     cell_seconds: f64,
+    /// Whether there was ever an entry on disk.
+    has_disk: bool,
     swept_at: Time,
     /// Where the sweep in progress continues.
     sweep_next: Option<EntryId>,
@@ -143,6 +152,7 @@ impl PrefixCache {
             retention,
             last_used,
             offloaded: false,
+            durable: false,
         };
         self.entries.insert(id, entry);
         id
@@ -187,6 +197,14 @@ impl PrefixCache {
             entry.offloaded = offloaded;
             let last_used = entry.last_used;
             self.remove_from_lru(last_used);
+        }
+    }
+
+    /// Records that a swapped-out entry is an offloaded prefix on disk.
+    pub fn set_durable(&mut self, id: EntryId) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            (entry.offloaded, entry.durable) = (true, true);
+            self.has_disk = true;
         }
     }
 
@@ -258,6 +276,16 @@ impl PrefixCache {
         }
     }
 
+    /// The most recently used resident entry.
+    pub fn most_recent(&self) -> Option<(EntryId, SeqId)> {
+        let unretained = self.unretained.last_key_value();
+        let unretained = unretained.map(|(used, (id, _))| (*used, *id));
+        let retained = self.retained.last_key_value();
+        let retained = retained.map(|(used, (id, _))| (*used, *id));
+        let (_, id) = unretained.max(retained)?;
+        Some((id, self.get(id)?.seq()?))
+    }
+
     /// Resident entries and their ids.
     pub fn resident(&self) -> impl Iterator<Item = (EntryId, SeqId)> {
         let unretained = self.unretained.values().map(|(id, _)| *id);
@@ -283,7 +311,7 @@ impl PrefixCache {
     }
 
     /// The holders that share a prefix with `tokens`, and its length: first those in the cells, then those that
-    /// are swapped out; of either the longest prefix first.
+    /// are swapped out; of either the longest prefix first, and of the same length those on disk last.
     pub fn nearest(&self, scope: PrefixScope, tokens: &[Token]) -> Vec<(TextOwner, u32)> {
         let found = self
             .tree
@@ -296,8 +324,15 @@ impl PrefixCache {
                 TextOwner::Entry(id) => self.get(*id).is_some_and(|entry| entry.seq().is_some()),
                 TextOwner::Running(_) => true,
             });
+        let is_durable = |holder: &TextOwner| match holder {
+            TextOwner::Entry(id) => self.get(*id).is_some_and(Entry::is_durable),
+            TextOwner::Running(_) => false,
+        };
         nearest.truncate(CANDIDATES);
         swapped.truncate(CANDIDATES);
+        if self.has_disk {
+            swapped.sort_by_key(|(holder, shared)| (Reverse(*shared), is_durable(holder)));
+        }
         nearest.append(&mut swapped);
         nearest
     }
@@ -322,10 +357,18 @@ impl PrefixCache {
         })
     }
 
-    /// Whether an entry that is swapped out, and stays, starts with `tokens`.
+    /// Whether an entry that is swapped out, not to disk alone, and stays, starts with `tokens`.
     pub fn has_swapped_out(&self, scope: PrefixScope, tokens: &[Token]) -> bool {
         self.has_extension(scope, tokens, |entry| {
-            entry.seq().is_none() && (entry.offloaded || entry.is_retained())
+            let is_offloaded = entry.offloaded && !entry.durable;
+            entry.seq().is_none() && (is_offloaded || entry.is_retained())
+        })
+    }
+
+    /// Whether an entry on disk starts with `tokens`; of the same length unless `longer` ones count too.
+    pub fn has_durable(&self, scope: PrefixScope, tokens: &[Token], longer: bool) -> bool {
+        self.has_extension(scope, tokens, |entry| {
+            entry.durable && (longer || entry.tokens.len() == tokens.len())
         })
     }
 

@@ -85,7 +85,7 @@ impl Scheduler {
         let EntryState::SwappedOut(order) = entry.state.clone() else {
             return false;
         };
-        let offloaded = entry.is_offloaded();
+        let (offloaded, durable) = (entry.is_offloaded(), entry.is_durable());
         if !self.waits_for_swap_in(request, id) {
             return self.is_entry_needed(id);
         }
@@ -103,14 +103,14 @@ impl Scheduler {
         running.start_at(length);
         // The rest of a prefix may be of use to others.
         let part = offloaded && length < order.length();
-        running.holds_offloaded = offloaded && !part;
+        running.holds_offloaded = offloaded && !part && !durable;
         self.kv.counters.swapped_in += 1;
         let restored = self.kv.cells.restore(seq, &order);
         debug_assert!(restored, "the backend had room");
         self.kv.truncate(seq, length);
         self.kv.entries.touch(id);
         self.running.follow_instead(id, request, length);
-        let needed = part || self.is_entry_needed(id);
+        let needed = part || durable || self.is_entry_needed(id);
         if !needed {
             self.kv.entries.remove(id);
         }
@@ -159,6 +159,73 @@ impl Scheduler {
         self.kv.entries.insert(scope, tokens, state, retention)
     }
 
+    /// Adds an entry for a prefix whose state is on disk, and stays there when a request takes it.
+    pub fn import_durable(
+        &mut self,
+        scope: PrefixScope,
+        tokens: Vec<Token>,
+        order: PositionOrder,
+    ) -> EntryId {
+        let id = self.import_entry(scope, tokens, order, WeakRetention::default());
+        self.kv.entries.set_durable(id);
+        id
+    }
+
+    /// Whether an entry is a prefix on disk.
+    pub fn is_durable(&self, id: EntryId) -> bool {
+        self.kv.entries.get(id).is_some_and(Entry::is_durable)
+    }
+
+    /// Whether a prefix on disk begins with these tokens, so that writing them is of no use. In a memory that can't
+    /// truncate it must be these tokens exactly.
+    pub fn has_durable(&self, scope: PrefixScope, tokens: &[Token]) -> bool {
+        let longer = self.config.can_reuse_part();
+        self.kv.entries.has_durable(scope, tokens, longer)
+    }
+
+    /// Drops the prefixes on disk that the one of this id makes redundant, unless a request waits for them.
+    pub fn drop_redundant(&mut self, id: EntryId) {
+        let Some(entry) = self.kv.entries.get(id).filter(|e| e.is_durable()) else {
+            return;
+        };
+        if !self.config.can_truncate {
+            return;
+        }
+        for other in self.kv.entries.prefixes_of(entry.scope, &entry.tokens) {
+            if other != id && self.is_durable(other) && !self.running.is_entry_awaited(other) {
+                self.kv.drop_entry(other);
+            }
+        }
+    }
+
+    /// Scope, tokens and order of positions of an entry.
+    pub fn entry_text(&self, id: EntryId) -> Option<(PrefixScope, &[Token], PositionOrder)> {
+        let entry = self.kv.entries.get(id)?;
+        let order = match &entry.state {
+            EntryState::SwappedOut(order) => order.clone(),
+            EntryState::Resident(seq) => self.kv.cells.order(*seq),
+        };
+        Some((entry.scope, &entry.tokens, order))
+    }
+
+    /// The most recently used entry in the cells, retained or not, which has `least` tokens or more and is not on disk.
+    /// Drops those used since. For the end: no request may run.
+    pub fn next_to_save(&mut self, least: u32) -> Option<(EntryId, SeqId)> {
+        loop {
+            let (id, seq) = self.kv.entries.most_recent()?;
+            let entry = self.kv.entries.get(id)?;
+            if entry.length() >= least && !self.has_durable(entry.scope, &entry.tokens) {
+                return Some((id, seq));
+            }
+            self.kv.drop_entry(id);
+        }
+    }
+
+    /// Drops an entry that no request waits for.
+    pub fn drop_entry(&mut self, id: EntryId) {
+        self.kv.drop_entry(id);
+    }
+
     /// Drops all entries that are not retained.
     pub fn clear_prefix_cache(&mut self) {
         for id in self.droppable_entries() {
@@ -166,10 +233,10 @@ impl Scheduler {
         }
     }
 
-    /// Drops all offloaded prefixes, which leaves those in the cells.
+    /// Drops all offloaded prefixes, which leaves those in the cells and on disk.
     pub fn drop_offloaded_prefixes(&mut self) {
         for id in self.droppable_entries() {
-            if self.is_offloaded_prefix(id) {
+            if self.is_offloaded_prefix(id) && !self.is_durable(id) {
                 self.kv.drop_swapped_out(id);
             }
         }

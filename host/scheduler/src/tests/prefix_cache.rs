@@ -56,6 +56,116 @@ fn two_requests_share_one_swapped_entry() {
     assert_eq!(starts, [(1, 40), (2, 60)]);
 }
 
+/// A prefix on disk of this many tokens.
+fn durable_entry(scheduler: &mut Scheduler, tokens: u32) -> EntryId {
+    let order = PositionOrder::new(std::iter::once(0..tokens).collect()).unwrap();
+    let text = with_prefix(0, tokens, 0).tokens;
+    scheduler.import_durable(PrefixScope(0), text, order)
+}
+
+/// Swaps in an entry for a new request, which ends at once.
+fn take_entry(scheduler: &mut Scheduler, key: u64, entry: EntryId) {
+    let now = Duration::from_secs(key);
+    let request = Request {
+        arrived_at: now,
+        max_tokens: 1,
+        ..with_prefix(key, 70, 0)
+    };
+    scheduler.enqueue(now, request).unwrap();
+    scheduler.plan(now);
+    assert!(scheduler.waits_for_swap_in(RequestId(key), entry));
+    assert!(scheduler.begin_swap_in(RequestId(key), entry).is_some());
+    scheduler.finish_swap_in(RequestId(key), entry, true);
+    let step = scheduler.plan(now);
+    assert_eq!(step.rows[0].from, 60);
+    report_computed(scheduler, &step, &[RequestId(key)]);
+    scheduler.check_consistency();
+}
+
+#[test]
+fn durable_entry_stays_after_swap_in() {
+    let mut scheduler = Scheduler::new(ROOMY);
+    let entry = durable_entry(&mut scheduler, 60);
+    take_entry(&mut scheduler, 1, entry);
+    // The longer entry in the cells does not replace it, and no sweep or lack of memory drops it.
+    scheduler.plan(Duration::from_secs(9));
+    scheduler.drop_offloaded_prefixes();
+    assert!(scheduler.is_durable(entry));
+    assert_eq!(scheduler.entries().count(), 2);
+    // Nor is it in the way of an offload of the same tokens.
+    scheduler.offload_all_prefixes();
+    assert_eq!(scheduler.counters().offloaded, 1);
+    scheduler.drop_offloaded_prefixes();
+    take_entry(&mut scheduler, 10, entry);
+    scheduler.clear_prefix_cache();
+    assert_eq!(scheduler.entries().count(), 0);
+}
+
+#[test]
+fn entry_in_ram_comes_before_durable_one() {
+    let mut scheduler = Scheduler::new(ROOMY);
+    let retention = Retention::default();
+    let first = durable_entry(&mut scheduler, 60);
+    let in_ram = swapped_out_entry(&mut scheduler, 60, retention.downgrade());
+    let last = durable_entry(&mut scheduler, 60);
+    take_entry(&mut scheduler, 1, in_ram);
+    assert!(scheduler.is_durable(first) && scheduler.is_durable(last));
+}
+
+#[test]
+fn longer_durable_entry_makes_shorter_redundant() {
+    for can_truncate in [true, false] {
+        let mut scheduler = Scheduler::new(SchedulerConfig {
+            can_truncate,
+            ..ROOMY
+        });
+        let [short, same, long] = [40, 60, 60].map(|n| durable_entry(&mut scheduler, n));
+        let text = |tokens| with_prefix(0, tokens, 0).tokens;
+        let has =
+            |scheduler: &Scheduler, tokens| scheduler.has_durable(PrefixScope(0), &text(tokens));
+        assert!(has(&scheduler, 60) && has(&scheduler, 40) && !has(&scheduler, 61));
+        assert_eq!(has(&scheduler, 50), can_truncate);
+        scheduler.drop_redundant(long);
+        assert!(scheduler.has_entry(long));
+        for other in [short, same] {
+            assert_eq!(scheduler.has_entry(other), !can_truncate);
+        }
+    }
+}
+
+#[test]
+fn last_used_entries_are_saved_first() {
+    let mut scheduler = Scheduler::new(ROOMY);
+    let retention = Retention::default();
+    for (key, tokens) in [(1, 40), (2, 50), (3, 20), (4, 60)] {
+        let request = Request {
+            retention: match key {
+                2 => retention.downgrade(),
+                _ => WeakRetention::default(),
+            },
+            ..request(key, tokens, 1)
+        };
+        scheduler.enqueue(Time::ZERO, request).unwrap();
+        while !scheduler.is_idle() {
+            let step = scheduler.plan(Time::ZERO);
+            let ended = [RequestId(key)];
+            let is_last = step.rows.last().is_some_and(|row| row.output);
+            report_computed(&mut scheduler, &step, &ended[..usize::from(is_last)]);
+        }
+    }
+    let mut saved = Vec::new();
+    while let Some((entry, _)) = scheduler.next_to_save(32) {
+        let (scope, tokens, order) = scheduler.entry_text(entry).unwrap();
+        assert_eq!(tokens.len(), order.length() as usize);
+        saved.push(tokens.len());
+        let tokens = tokens.to_vec();
+        scheduler.import_durable(scope, tokens, order);
+        scheduler.drop_entry(entry);
+        scheduler.check_consistency();
+    }
+    assert_eq!(saved, [60, 50, 40]);
+}
+
 #[test]
 fn awaited_entry_is_not_swept() {
     let mut scheduler = Scheduler::new(ROOMY);

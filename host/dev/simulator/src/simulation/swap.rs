@@ -37,6 +37,7 @@ impl Simulation {
                     };
                     match saved {
                         Some(state) => {
+                            self.copy_to_disk(entry, &state);
                             self.store.insert(entry, state);
                         }
                         None => self.scheduler.entry_lost(entry),
@@ -62,6 +63,22 @@ impl Simulation {
                     self.store.remove(&entry);
                 }
             }
+        }
+    }
+
+    /// Keeps every other offloaded prefix on disk, too.
+    fn copy_to_disk(&mut self, entry: EntryId, state: &[u8]) {
+        if !self.stored.is_multiple_of(2) || !self.scheduler.is_offloaded_prefix(entry) {
+            return;
+        }
+        let Some((scope, tokens, order)) = self.scheduler.entry_text(entry) else {
+            return;
+        };
+        if !self.scheduler.has_durable(scope, tokens) {
+            let tokens = tokens.to_vec();
+            let id = self.scheduler.import_durable(scope, tokens, order);
+            self.scheduler.drop_redundant(id);
+            self.store.insert(id, state.to_vec());
         }
     }
 
