@@ -1,9 +1,11 @@
 //! Swapped-out states in files that are damaged at any time. Each pair of bytes is an operation. A state comes back as it
-//! was put, or is lost and named once.
+//! was put, or is lost and named once. The bytes are also read as the file of a prefix, which is refused or has a state.
 
 #![no_main]
 
-use corral_engine::testing::{EngineWaker, FetchResult, SwapBudget, SwapStore};
+use corral_engine::testing::{
+    EngineWaker, FetchResult, SnapshotOrigin, SwapBudget, SwapStore, prefix_file_has_state,
+};
 use libfuzzer_sys::fuzz_target;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -69,7 +71,25 @@ fn wait_for(
     }
 }
 
+/// Bytes of the header of a file of a prefix that its checksum covers.
+const COVERED: usize = 68;
+
+/// Reads the bytes as the file of a prefix, with the checksum of its header made right.
+fn check_prefix_file(data: &[u8]) {
+    let mut file = data.to_vec();
+    if file.len() >= COVERED + 4 {
+        let checksum = crc32fast::hash(&file[..COVERED]);
+        file[COVERED..COVERED + 4].copy_from_slice(&checksum.to_le_bytes());
+    }
+    let origin = SnapshotOrigin {
+        model: [b'm'; 32],
+        layout: u64::from_le_bytes([b'l'; 8]),
+    };
+    assert_ne!(prefix_file_has_state(&file, &origin), Some(false));
+}
+
 fuzz_target!(|data: &[u8]| {
+    check_prefix_file(data);
     let base = tempfile::tempdir().expect("a temporary directory");
     let (sender, woken) = sync_channel(64);
     let budget = SwapBudget {

@@ -1,6 +1,7 @@
 //! The caller of a request: its tenant, priority, latency, quota and time limits.
 
 use corral_scheduler::{CellQuota, Latency, PrefixScope, Priority, QuotaGroup, Tenant};
+use sha2::{Digest, Sha256};
 use std::time::{Duration, Instant};
 
 /// The fraction of a model's KV cells that one group of callers may hold together.
@@ -23,6 +24,23 @@ impl CellShare {
     }
 }
 
+/// Names a scope of prefixes the same way in every process, so that its prefixes on disk are found again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PrefixOwner([u8; 32]);
+
+impl PrefixOwner {
+    /// The owner of this name among those of a kind.
+    pub fn new(kind: &str, name: &str) -> Self {
+        let hash = Sha256::new().chain_update(kind).chain_update([0]);
+        Self(hash.chain_update(name).finalize().into())
+    }
+
+    /// The digest of kind and name.
+    pub(crate) fn digest(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
 /// Identifies the caller of a request and bounds how long the request may take.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Caller {
@@ -30,6 +48,8 @@ pub struct Caller {
     pub tenant: Tenant,
     /// Shares cached prefixes with all callers of this group. `None` shares within the tenant alone.
     pub prefix_group: Option<u32>,
+    /// The owner of the caller's [scope](Self::scope), always the same for a scope. `None` keeps its prefixes from the disk.
+    pub prefix_owner: Option<PrefixOwner>,
     /// Cells that the running requests of the caller's group may hold together; also bounds each
     /// request's length. `None` for all cells of the model.
     pub cell_share: Option<CellShare>,

@@ -36,6 +36,7 @@ mod model_file;
 mod model_pool;
 mod next_token;
 mod open_request_limits;
+mod prefix_files;
 mod prompt_lookup;
 mod raw_context;
 mod reply;
@@ -52,7 +53,7 @@ mod worker;
 
 pub use self::image::picture::{DECODE_IMAGE_JOB, decode_image_job};
 pub use self::image::{Image, MAX_IMAGE_BYTES};
-pub use caller::{Caller, CellShare};
+pub use caller::{Caller, CellShare, PrefixOwner};
 pub use corral_constraint::{Constraint, Error as ConstraintError, Grammar, Matcher};
 pub use corral_llama::{
     BackendFile, BackendStatus, Device, DeviceKind, FileAccess, HeapUsage, KvType, LlamaError,
@@ -106,6 +107,7 @@ pub mod testing {
     pub use crate::engine_waker::EngineWaker;
     pub use crate::external_sampler::SamplerMailbox;
     pub use crate::image::picture::decode_picture;
+    pub use crate::prefix_files::has_state as prefix_file_has_state;
     pub use crate::raw_context::RawContext;
     pub use crate::snapshot::Origin as SnapshotOrigin;
     pub use crate::swap_store::{FetchResult, SwapBudget, SwapStore};

@@ -238,6 +238,26 @@ metrics! {
     swap_disk_read_bytes: Counter = "corral_engine_swap_disk_read_bytes_total",
     /// Bytes of offloaded prefixes in RAM.
     prefix_offload_bytes: Gauge = "corral_engine_prefix_offload_ram_bytes",
+    /// Bytes of prefixes on disk.
+    prefix_disk_bytes: Gauge = "corral_engine_prefix_disk_bytes",
+    /// Prefixes on disk.
+    prefix_disk_entries: Gauge = "corral_engine_prefix_disk_entries",
+    /// Bytes of prefixes written to disk.
+    prefix_disk_written_bytes: Counter = "corral_engine_prefix_disk_written_bytes_total",
+    /// Bytes of prefixes read from disk.
+    prefix_disk_read_bytes: Counter = "corral_engine_prefix_disk_read_bytes_total",
+    /// Prefixes that were lost or not written to disk: for lack of room, because a write or a read failed, or because the
+    /// file that the start found is damaged or of another model.
+    prefix_disk_no_room: Counter = "corral_engine_prefix_disk_drops_total" {"reason" = "no-room"},
+    /// Prefixes that were lost or not written to disk: for lack of room, because a write or a read failed, or because the
+    /// file that the start found is damaged or of another model.
+    prefix_disk_failed_writes: Counter = "corral_engine_prefix_disk_drops_total" {"reason" = "write-failed"},
+    /// Prefixes that were lost or not written to disk: for lack of room, because a write or a read failed, or because the
+    /// file that the start found is damaged or of another model.
+    prefix_disk_failed_reads: Counter = "corral_engine_prefix_disk_drops_total" {"reason" = "read-failed"},
+    /// Prefixes that were lost or not written to disk: for lack of room, because a write or a read failed, or because the
+    /// file that the start found is damaged or of another model.
+    prefix_disk_unusable: Counter = "corral_engine_prefix_disk_drops_total" {"reason" = "unusable"},
     /// Bytes of swapped-out sequences in RAM.
     swap_ram_bytes: Gauge = "corral_engine_swap_ram_bytes",
     /// Bytes of swapped-out sequences on disk.

@@ -114,6 +114,9 @@ pub struct ModelConfig {
     pub prefix_offload_ram: u64,
     /// Directory and bytes of disk for swapped-out sequences that exceed the RAM.
     pub swap_disk: Option<(PathBuf, u64)>,
+    /// Directory and bytes of disk for prefixes, which are there again after a restart. A model has a subdirectory of its
+    /// name, which one process at a time can use.
+    pub prefix_disk: Option<(PathBuf, u64)>,
     /// Store of named snapshots.
     pub snapshots: Option<Arc<Snapshots>>,
     /// LoRA adapters: name and path of the GGUF file; at most 16.
@@ -150,6 +153,7 @@ impl ModelConfig {
             swap_ram: DEFAULT_SWAP_RAM,
             prefix_offload_ram: DEFAULT_PREFIX_OFFLOAD_RAM,
             swap_disk: None,
+            prefix_disk: None,
             snapshots: None,
             adapters: Vec::new(),
             projector: None,

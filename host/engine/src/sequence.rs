@@ -382,7 +382,7 @@ impl Sequence {
 }
 
 /// A hash of what a state depends on beside the model file.
-fn format_hash(kv: KvType) -> u64 {
+pub(crate) fn format_hash(kv: KvType) -> u64 {
     // FNV-1a, to distinguish versions and no more.
     let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     let format = STATE_FORMAT.iter().chain(format_suffix(kv));

@@ -9,7 +9,7 @@
 //! at a time; threads may share it. Every function blocks on the disk.
 
 mod error;
-mod format;
+pub(crate) mod format;
 
 pub use error::SnapshotError;
 
@@ -20,12 +20,13 @@ use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Maximum length of a snapshot or owner name.
 const NAME_BYTES: usize = 128;
 /// Name prefix of temporary files. Snapshot names never start with a dot.
-const TEMPORARY: &str = ".writing-";
+pub(crate) const TEMPORARY: &str = ".writing-";
 
 /// Model and settings that produced a state. Loading needs the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -292,10 +293,18 @@ impl Drop for Temporary {
 
 /// Computes the SHA-256 of a file. A large model takes seconds.
 pub fn digest_of(path: &Path) -> io::Result<[u8; 32]> {
+    digest_unless(path, &AtomicBool::new(false))
+}
+
+/// [`digest_of`] that fails with [`io::ErrorKind::Interrupted`] soon after `stopped` is set.
+pub fn digest_unless(path: &Path, stopped: &AtomicBool) -> io::Result<[u8; 32]> {
     let mut file = File::open(path)?;
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
     loop {
+        if stopped.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
         match file.read(&mut buffer) {
             Ok(0) => return Ok(hash.finalize().into()),
             Ok(read) => hash.update(buffer.get(..read).unwrap_or_default()),
@@ -314,7 +323,7 @@ fn check_name(of: &'static str, name: &str) -> Result<(), SnapshotError> {
 }
 
 /// Checks a name for use as a file name; rejects special characters.
-fn is_name(name: &str) -> Result<(), &'static str> {
+pub(crate) fn is_name(name: &str) -> Result<(), &'static str> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if name.is_empty() {
         Err("it is empty")

@@ -13,15 +13,19 @@
 //! - [`SwapStore::take_lost`] names each lost state once.
 //!
 //! The store does not limit the number of states; each costs about 200 bytes plus its own size.
+//!
+//! A [durable](durable) store differs: its files outlive the fetch and the process.
 
 mod disk_queue;
+mod durable;
 mod swap_dir;
 mod transfers;
 
-pub use swap_dir::Disk;
+pub use disk_queue::{FileNumber, charge};
+pub use swap_dir::{Disk, read_whole};
 
 use crate::engine_waker::EngineWaker;
-use disk_queue::{DiskQueue, DiskWorker, FileNumber};
+use disk_queue::{DiskQueue, DiskWorker};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
@@ -83,6 +87,10 @@ pub struct Counts {
     pub read_bytes: u64,
     /// States lost because of the budgets or a disk failure.
     pub lost: u64,
+    /// Of those, states that could not be written.
+    pub failed_writes: u64,
+    /// Of those, states whose file could not be read or was damaged.
+    pub failed_reads: u64,
     /// Refused states.
     pub refused: u64,
 }
@@ -93,7 +101,8 @@ type Stamp = u64;
 #[derive(Clone, Copy, Debug)]
 struct StoredFile {
     file: FileNumber,
-    checksum: u32,
+    /// `None` for a file of an earlier process, which the disk checks.
+    checksum: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -160,6 +169,10 @@ pub struct SwapStore {
     last_put: u64,
     /// Whether states move to disk although the budget has room for them.
     moving: bool,
+    /// Whether files outlive their fetch.
+    durable: bool,
+    /// In a durable store, states written since the last [`SwapStore::take_written`].
+    written: Vec<Id>,
     next_stamp: Stamp,
     next_file: FileNumber,
     lost: BTreeSet<Id>,
@@ -215,6 +228,8 @@ impl SwapStore {
             disk_bytes: 0,
             last_put: 0,
             moving: false,
+            durable: false,
+            written: Vec::new(),
             next_stamp: 0,
             next_file: 0,
             lost: BTreeSet::new(),
@@ -231,7 +246,14 @@ impl SwapStore {
         bytes.shrink_to_fit();
         let length = bytes.len() as u64;
         self.poll();
-        if let Err(refused) = self.make_room(length) {
+        let room = match self.durable && charge(length) > self.disk {
+            true => Err(PutError::TooLarge {
+                bytes: length,
+                limit: self.disk,
+            }),
+            false => self.make_room(length),
+        };
+        if let Err(refused) = room {
             self.counts.refused += 1;
             return Err(refused);
         }
@@ -252,13 +274,19 @@ impl SwapStore {
         Ok(())
     }
 
-    /// Removes and returns a state, or starts reading it from disk.
+    /// Removes and returns a state, or starts reading it from disk. A durable store returns a copy.
     pub fn fetch(&mut self, id: Id) -> FetchResult {
         self.poll();
         let Some(mut entry) = self.entries.remove(&id) else {
             return FetchResult::Missing;
         };
         entry.location = match entry.location {
+            Location::Ram(bytes) if self.durable => {
+                let copy = bytes.clone();
+                entry.location = Location::Ram(bytes);
+                self.entries.insert(id, entry);
+                return FetchResult::Ready(copy);
+            }
             Location::Ram(bytes) => {
                 self.resident.remove(&entry.stamp);
                 self.resident_bytes -= entry.length;
@@ -267,14 +295,22 @@ impl SwapStore {
             }
             Location::Ready { bytes, stored } => {
                 self.pinned_bytes -= entry.length;
-                if let Some(stored) = stored {
-                    self.remove_file(stored.file, entry.length);
+                match stored {
+                    Some(stored) if self.durable => {
+                        entry.stamp = self.stamp();
+                        entry.location = self.list_on_disk(entry.stamp, id, stored);
+                        self.entries.insert(id, entry);
+                    }
+                    Some(stored) => self.remove_file(stored.file, entry.length),
+                    None => {}
                 }
                 self.queue_jobs();
                 return FetchResult::Ready(bytes);
             }
             Location::Writing { file, .. } => {
-                if let Some(bytes) = self.take_back(file) {
+                if !self.durable
+                    && let Some(bytes) = self.take_back(file)
+                {
                     self.writing.remove(&entry.stamp);
                     self.queue_jobs();
                     return FetchResult::Ready(bytes);
@@ -463,7 +499,8 @@ impl SwapStore {
 }
 
 impl Drop for SwapStore {
-    /// Stops the disk thread after its current job and removes the directory.
+    /// Stops the disk thread after its current job and the queued removals. A store that is not durable removes the
+    /// directory.
     fn drop(&mut self) {
         self.disk_queue.stop();
         if let Some(thread) = self.thread.take()

@@ -11,6 +11,7 @@ mod external_sampling;
 mod new_work;
 mod next_token;
 mod overlap;
+mod prefix_files;
 mod prompt;
 mod report;
 mod requests;
@@ -21,6 +22,7 @@ mod step_output;
 mod swap;
 
 pub use new_work::NewWork;
+pub use prefix_files::PrefixFiles;
 pub use prompt::Prompt;
 pub use swap::{ExportState, ExportedState, ImportState, MAX_COMPACTION_BYTES, Swap};
 
@@ -310,19 +312,14 @@ impl<B: Backend> Worker<B> {
             self.report(&step);
         }
         while let Ok(command) = self.commands.try_recv() {
-            match command {
-                Command::Add(request) => request.work.refuse(Error::ShuttingDown),
-                Command::AddAll(requests) => requests
-                    .into_iter()
-                    .for_each(|request| request.work.refuse(Error::ShuttingDown)),
-                _ => {}
-            }
+            refuse(command);
         }
         let ids: Vec<_> = self.requests.keys().copied().collect();
         self.cancel(&ids, &Error::ShuttingDown);
         // Frees the sequences of the draft model.
         self.run_draft_model();
         self.run_memory_ops();
+        self.save_prefixes();
         self.report(&Step::default());
         self.check_leaks();
     }
@@ -391,6 +388,7 @@ impl<B: Backend> Worker<B> {
             Command::Status(receive) => receive(self.status()),
             Command::ClearPrefixCache => {
                 self.scheduler.clear_prefix_cache();
+                self.swap.clear_files();
                 self.run_memory_ops();
                 self.report(&Step::default());
             }
@@ -408,6 +406,17 @@ impl<B: Backend> Worker<B> {
             Command::ImportState(import) => self.import_state(*import),
         }
         true
+    }
+}
+
+/// Ends the requests of a command that came too late.
+fn refuse(command: Command) {
+    match command {
+        Command::Add(request) => request.work.refuse(Error::ShuttingDown),
+        Command::AddAll(requests) => requests
+            .into_iter()
+            .for_each(|request| request.work.refuse(Error::ShuttingDown)),
+        _ => {}
     }
 }
 

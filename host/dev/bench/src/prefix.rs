@@ -55,6 +55,7 @@ const SECOND: Caller = sharing(Tenant(1002));
 const fn sharing(tenant: Tenant) -> Caller {
     Caller {
         tenant,
+        prefix_owner: None,
         prefix_group: Some(0),
         cell_share: None,
         priority: corral_engine::Priority(0),

@@ -14,7 +14,7 @@ use crate::model_config::{DeviceTopKMode, ModelConfig, ModelInfo};
 use crate::open_request_limits::{OpenRequestLimits, RequestLoad};
 use crate::swap_store::{SwapBudget, SwapStore};
 use crate::vocabulary::ModelVocabulary;
-use crate::worker::{Command, Swap, Worker};
+use crate::worker::{Command, PrefixFiles, Swap, Worker};
 use crate::{Error, LoadError};
 use corral_constraint::GrammarCompiler;
 use corral_llama::{LoadGate, LoadProgress};
@@ -54,6 +54,14 @@ impl Engine {
             // Drafts need several rows of logits, which these sequence ids don't give.
             config.device_top_k = DeviceTopKMode::Off;
         }
+        let running = usize::from(config.max_running);
+        let max_open = config.max_waiting + running;
+        // A request with a permit always finds a slot.
+        let (commands, receiver) = sync_channel(max_open + SPARE_COMMANDS);
+        let commands = Arc::new(commands);
+        let waker = waker(Arc::downgrade(&commands));
+        // Before the load: both read the whole model file.
+        let prefix_files = PrefixFiles::open(&config, &waker)?;
         let loaded = LoadedModel::load(&config, progress, gate)?;
         let draft = LoadedDraft::load(&config, &loaded, progress)?;
         let LoadedModel {
@@ -138,22 +146,17 @@ impl Engine {
             model,
             end_of_generation,
         });
-        let running = usize::from(config.max_running);
-        let max_open = config.max_waiting + running;
         let open_requests = OpenRequestLimits::new(
             RequestLoad::of_requests(max_open),
             RequestLoad::of_requests(limits.max_tenant_queue + running),
         );
-        // A request with a permit always finds a slot.
-        let (commands, receiver) = sync_channel(max_open + SPARE_COMMANDS);
-        let commands = Arc::new(commands);
-        let waker = waker(Arc::downgrade(&commands));
         let swap = swap(
             config.prefix_offload_ram,
             config.swap_ram,
             config.swap_disk,
             &waker,
-        )?;
+        )?
+        .with_files(prefix_files);
         let samplers = SamplerMailbox::new(waker.clone());
         let mut worker = Worker::new(
             backend,

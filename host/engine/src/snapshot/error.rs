@@ -144,7 +144,7 @@ impl SnapshotError {
         }
     }
 
-    pub(super) fn damaged(what: impl Into<String>) -> Self {
+    pub(crate) fn damaged(what: impl Into<String>) -> Self {
         Self::Damaged { what: what.into() }
     }
 }

@@ -30,7 +30,8 @@ pub const VERSION: u32 = 1;
 pub const HEADER: usize = 72;
 /// Offset of the header's checksum.
 pub const HEADER_CHECKSUM: usize = 68;
-const DIGEST: usize = 32;
+/// Bytes of the digest at the end.
+pub const DIGEST: usize = 32;
 /// Bytes hashed at a time; small enough for the processor's cache.
 const CHUNK: usize = 256 * 1024;
 
@@ -135,8 +136,12 @@ pub fn decode(
     Ok(contents)
 }
 
-/// Numbers of tokens and bytes of state.
-fn check_header(header: &[u8], length: u64, origin: &Origin) -> Result<(u64, u64), SnapshotError> {
+/// Checks the header of a file of `length` bytes. Returns the numbers of tokens and bytes of state.
+pub fn check_header(
+    header: &[u8],
+    length: u64,
+    origin: &Origin,
+) -> Result<(u64, u64), SnapshotError> {
     let mut rest = header;
     if field(&mut rest) != Some(MAGIC) {
         return Err(SnapshotError::NotSnapshot);
@@ -181,7 +186,7 @@ fn check_header(header: &[u8], length: u64, origin: &Origin) -> Result<(u64, u64
 }
 
 /// Splits the next bytes off the front.
-fn field<const BYTES: usize>(rest: &mut &[u8]) -> Option<[u8; BYTES]> {
+pub fn field<const BYTES: usize>(rest: &mut &[u8]) -> Option<[u8; BYTES]> {
     let (field, tail) = rest.split_first_chunk()?;
     *rest = tail;
     Some(*field)

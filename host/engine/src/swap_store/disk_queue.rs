@@ -29,11 +29,11 @@ pub fn charge(bytes: u64) -> u64 {
 pub enum Job {
     /// Write a new file.
     Write { file: FileNumber, bytes: Vec<u8> },
-    /// Read a file of this many bytes with this checksum.
+    /// Read a file of this many bytes with this checksum, unless the disk checks it.
     Read {
         file: FileNumber,
         length: u64,
-        checksum: u32,
+        checksum: Option<u32>,
     },
     /// Remove a file of this many bytes.
     Remove { file: FileNumber, length: u64 },
@@ -137,9 +137,14 @@ impl DiskQueue {
         self.stuck.load(Ordering::Relaxed)
     }
 
-    /// Stops the disk thread after its current job. Drops queued jobs.
+    /// Stops the disk thread after its current job and the queued removals. Drops other queued jobs.
     pub fn stop(&self) {
-        self.lock().stopped = true;
+        let mut queue = self.lock();
+        queue.stopped = true;
+        queue.reads.clear();
+        let jobs = &mut queue.writes_and_removals;
+        jobs.retain(|job| matches!(job, Job::Remove { .. }));
+        drop(queue);
         self.work.notify_one();
     }
 
@@ -157,11 +162,11 @@ impl DiskQueue {
     fn wait(&self) -> Option<Job> {
         let mut queue = self.lock();
         loop {
-            if queue.stopped {
-                return None;
-            }
             if let Some(job) = begin(&mut queue) {
                 return Some(job);
+            }
+            if queue.stopped {
+                return None;
             }
             queue = self
                 .work
@@ -222,8 +227,15 @@ impl<D: Disk> DiskWorker<D> {
         }
     }
 
+    /// The same, where files of these charges exist.
+    pub fn with_used(self, used: u64) -> Self {
+        Self { used, ..self }
+    }
+
     /// Runs jobs until the queue stops. Calls `wake` when the engine has results to take.
     pub fn serve(mut self, disk_queue: &DiskQueue, wake: &dyn Fn()) {
+        let used = self.disk.prepare();
+        self = self.with_used(used);
         while let Some(job) = disk_queue.wait() {
             if let Some(done) = self.perform(job, disk_queue)
                 && disk_queue.finish(done)
@@ -253,7 +265,7 @@ impl<D: Disk> DiskWorker<D> {
                 checksum,
             } => {
                 let read = self.disk.read(file, length).and_then(|bytes| {
-                    if crc32fast::hash(&bytes) == checksum {
+                    if checksum.is_none_or(|checksum| crc32fast::hash(&bytes) == checksum) {
                         Ok(bytes)
                     } else {
                         Err(io::Error::new(

@@ -12,6 +12,10 @@ use std::path::{Path, PathBuf};
 
 /// Storage for the disk thread. Each file is written once, read whole and removed.
 pub trait Disk: Send {
+    /// Called once, before all other calls. Returns the charges of the files that exist.
+    fn prepare(&mut self) -> u64 {
+        0
+    }
     /// Creates a file. A failure may leave a partial file.
     fn write(&mut self, file: u64, bytes: &[u8]) -> io::Result<()>;
     /// Reads a file that must be `length` bytes long.
@@ -84,23 +88,27 @@ impl Disk for SwapDir {
     }
 
     fn read(&mut self, file: u64, length: u64) -> io::Result<Vec<u8>> {
-        let mut file = File::open(self.file(file))?;
-        let found = file.metadata()?.len();
-        if found != length {
-            let text = format!("the file has {found} bytes, expected {length}");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
-        }
-        let length = usize::try_from(length).map_err(io::Error::other)?;
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(length)?;
-        bytes.resize(length, 0);
-        file.read_exact(&mut bytes)?;
-        Ok(bytes)
+        read_whole(&mut File::open(self.file(file))?, length)
     }
 
     fn remove(&mut self, file: u64) -> io::Result<()> {
         fs::remove_file(self.file(file))
     }
+}
+
+/// Reads a file that must be `length` bytes long.
+pub fn read_whole(file: &mut File, length: u64) -> io::Result<Vec<u8>> {
+    let found = file.metadata()?.len();
+    if found != length {
+        let text = format!("the file has {found} bytes, expected {length}");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    let length = usize::try_from(length).map_err(io::Error::other)?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(length)?;
+    bytes.resize(length, 0);
+    file.read_exact(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Creates a new subdirectory. Its name is informative only; the lock marks the owner.

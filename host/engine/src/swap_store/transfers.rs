@@ -45,13 +45,13 @@ impl SwapStore {
     }
 
     /// Queues disk jobs: reads first, then writes until enough memory is or becomes free, or of all states while they
-    /// [move to disk](Self::move_to_disk).
+    /// [move to disk](Self::move_to_disk) or the store is durable.
     pub(super) fn queue_jobs(&mut self) {
         if self.disk == 0 {
             return;
         }
         self.queue_reads_and_writes();
-        while self.moving && self.write_oldest(false) {}
+        while (self.moving || self.durable) && self.write_oldest(self.durable) {}
     }
 
     fn queue_reads_and_writes(&mut self) {
@@ -179,6 +179,10 @@ impl SwapStore {
                 };
                 self.counts.written += 1;
                 self.counts.written_bytes += transfer.length;
+                if self.durable {
+                    self.written.extend(transfer.id);
+                }
+                let checksum = Some(checksum);
                 let stored = StoredFile { file, checksum };
                 match transfer.id {
                     Some(id) => self.finish_write(id, Some(stored), bytes, false),
@@ -192,6 +196,7 @@ impl SwapStore {
                 self.disk_bytes -= charge(transfer.length);
                 self.moving = false;
                 if let Some(id) = transfer.id {
+                    self.counts.failed_writes += u64::from(!transfer.keep);
                     self.finish_write(id, None, Some(bytes), transfer.keep);
                 }
             }
@@ -258,6 +263,7 @@ impl SwapStore {
             return;
         };
         let Some(bytes) = bytes else {
+            self.counts.failed_reads += 1;
             self.remove_file(stored.file, length);
             self.note_lost(id);
             return;
@@ -340,7 +346,7 @@ impl SwapStore {
     }
 
     /// Drops an evictable state in memory or on disk.
-    fn drop_state(&mut self, id: Id) {
+    pub(super) fn drop_state(&mut self, id: Id) {
         let Some(entry) = self.entries.remove(&id) else {
             debug_assert!(false, "a dropped state has no entry");
             return;

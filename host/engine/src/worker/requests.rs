@@ -34,12 +34,14 @@ impl<B: Backend> Worker<B> {
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        let scope = caller.scope().with(adapter);
+        self.find_prefixes(scope, caller.prefix_owner);
         let external = work.external_sampling(&prompt);
         let arrived_at = self.time(arrived);
         let request = Request {
             id,
             tenant: caller.tenant,
-            scope: caller.scope().with(adapter),
+            scope,
             priority: caller.priority,
             latency: caller.latency,
             tokens: prompt,

@@ -1,6 +1,7 @@
 //! Memory operations between two steps, and the swapped-out states.
 
 use super::Worker;
+use super::prefix_files::PrefixFiles;
 use crate::Token;
 use crate::backend::{Backend, SaveError};
 use crate::machine_memory::MemoryPressure;
@@ -22,6 +23,8 @@ pub struct Swap {
     sequences: Option<LimitedStore>,
     /// Prefixes without an owner, in a store of their own, so that they displace no sequences.
     prefixes: Option<LimitedStore>,
+    /// Prefixes that survive the process.
+    pub(super) files: Option<PrefixFiles>,
     requested: Vec<(EntryId, RequestId)>,
     memory_pressure: MemoryPressure,
 }
@@ -56,6 +59,13 @@ impl Swap {
         self
     }
 
+    /// Keeps prefixes in these files, too.
+    #[must_use]
+    pub fn with_files(mut self, files: Option<PrefixFiles>) -> Self {
+        self.files = files;
+        self
+    }
+
     /// The store of prefixes or of sequences.
     fn store(&mut self, is_prefix: bool) -> Option<&mut LimitedStore> {
         match is_prefix {
@@ -66,7 +76,8 @@ impl Swap {
 
     fn stores(&mut self) -> impl Iterator<Item = &mut SwapStore> {
         let both = self.sequences.iter_mut().chain(&mut self.prefixes);
-        both.map(|limited| &mut limited.store)
+        let files = self.files.iter_mut().map(PrefixFiles::store);
+        both.map(|limited| &mut limited.store).chain(files)
     }
 
     /// The stores of sequences and of prefixes.
@@ -90,6 +101,9 @@ impl Swap {
             let counts = store.counts();
             set(&metrics.swap_disk_written_bytes, counts.written_bytes);
             set(&metrics.swap_disk_read_bytes, counts.read_bytes);
+        }
+        if let Some(files) = &self.files {
+            files.report(metrics);
         }
     }
 }
@@ -189,12 +203,17 @@ impl<B: Backend> Worker<B> {
         let seconds = before.elapsed().as_secs_f64();
         let length = self.backend.length(seq);
         self.scheduler.observe_swap(length, seconds);
+        if is_prefix {
+            self.write_prefix(entry, &state);
+        }
+        let limited = self.swap.store(is_prefix).ok_or("there is no swap store")?;
         let stored = limited.store.put(entry.0, state);
         stored.map_err(|error| error.to_string())
     }
 
     /// Loads the requested states that are ready.
     pub(super) fn swap_in(&mut self) {
+        self.poll_prefix_files();
         for store in self.swap.stores() {
             store.poll();
             for id in store.take_lost() {
@@ -203,18 +222,25 @@ impl<B: Backend> Worker<B> {
         }
         let mut unneeded = Vec::new();
         for (entry, request) in std::mem::take(&mut self.swap.requested) {
+            let is_durable = self.scheduler.is_durable(entry);
             let is_prefix = self.scheduler.is_offloaded_prefix(entry);
-            let fetched = match self.swap.store(is_prefix) {
-                Some(limited) => limited.store.fetch(entry.0),
-                None => FetchResult::Missing,
+            let store = match is_durable {
+                true => self.swap.files.as_mut().map(PrefixFiles::store),
+                false => self.swap.store(is_prefix).map(|limited| &mut limited.store),
             };
+            let fetched = store.map_or(FetchResult::Missing, |store| store.fetch(entry.0));
             match fetched {
                 FetchResult::Pending if self.scheduler.waits_for_swap_in(request, entry) => {
                     self.swap.requested.push((entry, request));
                 }
                 FetchResult::Pending => unneeded.push(entry),
                 FetchResult::Missing => self.scheduler.entry_lost(entry),
-                FetchResult::Ready(state) => self.load_state(entry, request, state),
+                FetchResult::Ready(file) if is_durable => self.load_file(entry, request, &file),
+                FetchResult::Ready(state) => {
+                    if self.load_state(entry, request, &state) {
+                        self.store_state(entry, state);
+                    }
+                }
             }
         }
         for entry in unneeded {
@@ -228,21 +254,19 @@ impl<B: Backend> Worker<B> {
         self.run_memory_ops();
     }
 
-    fn load_state(&mut self, entry: EntryId, request: RequestId, state: Vec<u8>) {
-        let is_needed = match self.scheduler.begin_swap_in(request, entry) {
+    /// Loads the state of an entry for a request. Returns whether the copy outside of the cells is still needed.
+    pub(super) fn load_state(&mut self, entry: EntryId, request: RequestId, state: &[u8]) -> bool {
+        match self.scheduler.begin_swap_in(request, entry) {
             None => self.scheduler.has_entry(entry),
             Some(seq) => {
                 self.run_memory_ops();
                 let before = Instant::now();
-                let success = self.backend.load(seq, &state);
+                let success = self.backend.load(seq, state);
                 let seconds = before.elapsed().as_secs_f64();
                 let length = self.backend.length(seq);
                 self.scheduler.observe_swap(length, seconds);
                 self.scheduler.finish_swap_in(request, entry, success)
             }
-        };
-        if is_needed {
-            self.store_state(entry, state);
         }
     }
 

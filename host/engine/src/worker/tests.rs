@@ -6,6 +6,7 @@ mod draft_model;
 mod external_sampling;
 mod next_token;
 mod overlap;
+mod prefix_files;
 mod prefix_offload;
 mod queue;
 mod sampler_state;

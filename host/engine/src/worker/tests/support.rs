@@ -8,11 +8,12 @@ use crate::engine_waker::EngineWaker;
 use crate::external_sampler::SamplerMailbox;
 use crate::generation::{Generation, Outcome, mailbox};
 use crate::metrics::{EngineMetrics, get};
+use crate::model_config::ModelConfig;
 use crate::next_token::{Distribution, DistributionPart, NextTokenRequest};
 use crate::open_request_limits::RequestPermit;
 use crate::reply::{self, Reply};
 use crate::swap_store::{SwapBudget, SwapStore};
-use crate::worker::{Command, NewRequest, NewWork, Swap, Vocabulary, Worker};
+use crate::worker::{Command, NewRequest, NewWork, PrefixFiles, Swap, Vocabulary, Worker};
 use crate::{Caller, Chunk, Error, GenerateOptions, Token};
 use corral_sampling::{Logits, TopLogits};
 use corral_scheduler::{
@@ -238,6 +239,8 @@ pub struct TestConfig {
     /// Faults by the number of the step, from 0.
     pub faults: BTreeMap<u64, Fault>,
     pub draft: Option<TestDraft>,
+    /// The model whose prefixes are on disk.
+    pub prefixes: Option<ModelConfig>,
 }
 
 /// A draft model whose steps take no time.
@@ -338,7 +341,11 @@ impl TestConfig {
         });
         let swap = Swap::default()
             .with_sequences(store(waker.clone()), 1 << 20)
-            .with_prefixes(ram_store(PREFIX_BYTES), PREFIX_BYTES);
+            .with_prefixes(ram_store(PREFIX_BYTES), PREFIX_BYTES)
+            .with_files(
+                self.prefixes
+                    .and_then(|config| PrefixFiles::open(&config, &waker).unwrap()),
+            );
         let mut worker = Worker::new(
             backend,
             config,
@@ -407,6 +414,20 @@ impl TestEngine {
         options: GenerateOptions,
     ) -> Generation {
         let (request, generation) = self.generate_request(caller, prompt, options);
+        self.send(Command::Add(Box::new(request)));
+        generation
+    }
+
+    /// The same with an adapter.
+    pub fn generate_adapted(
+        &self,
+        caller: Caller,
+        adapter: AdapterId,
+        prompt: Vec<Token>,
+        options: GenerateOptions,
+    ) -> Generation {
+        let (request, generation) = self.generate_request(caller, prompt, options);
+        let request = NewRequest { adapter, ..request };
         self.send(Command::Add(Box::new(request)));
         generation
     }

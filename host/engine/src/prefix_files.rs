@@ -1,0 +1,400 @@
+//! Files of prefixes that survive the process, so that a restarted server need not compute them again.
+//!
+//! A file is a [snapshot](crate::snapshot::format) with a layout of its own. Before the model's state it has the key of
+//! the prefix, a digest of its owner and adapter, and the order of its positions. The start reads only what precedes the
+//! state; the whole file is read, and its SHA-256 checked, when a request needs it. Files that cannot be used are removed.
+//!
+//! A name refers to a complete file, since a write ends with a rename. Nothing is synced: the checksum finds what a crash
+//! of the machine leaves incomplete. Prefixes with images have no files.
+
+use crate::caller::PrefixOwner;
+use crate::engine_waker::EngineWaker;
+use crate::sequence::format_hash;
+use crate::snapshot::format::{self, DIGEST, HEADER};
+use crate::snapshot::{Origin, SnapshotError, TEMPORARY, digest_unless, is_name};
+use crate::swap_store::{Disk, FileNumber, charge, read_whole};
+use crate::{LoadError, Token};
+use corral_llama::KvType;
+use corral_scheduler::PositionOrder;
+use sha2::{Digest, Sha256};
+use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+/// Added to the layout of a state, so that a snapshot is never taken for a prefix.
+const LAYOUT: u64 = u64::from_le_bytes(*b"prefix 1");
+/// Ends the name of a file.
+const EXTENSION: &str = ".prefix";
+
+/// A digest of the owner and the adapter of a prefix.
+pub type PrefixKey = [u8; 32];
+
+/// The key of an owner's prefixes with the adapter of this digest, or without one.
+pub fn key(owner: &PrefixOwner, adapter: Option<&[u8; 32]>) -> PrefixKey {
+    let hash = Sha256::new().chain_update(owner.digest());
+    match adapter {
+        Some(adapter) => hash.chain_update(adapter).finalize().into(),
+        None => hash.finalize().into(),
+    }
+}
+
+/// What precedes the state in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefixHead {
+    pub key: PrefixKey,
+    pub tokens: Vec<Token>,
+    pub order: PositionOrder,
+}
+
+impl PrefixHead {
+    /// The bytes between the tokens and the state: key, number of runs, start and end of each.
+    fn description(&self) -> impl Iterator<Item = u8> {
+        let runs = self.order.runs();
+        let count = u32::try_from(runs.len()).unwrap_or(u32::MAX);
+        let numbers = runs.iter().flat_map(|run| [run.start, run.end]);
+        let numbers = std::iter::once(count).chain(numbers);
+        self.key
+            .into_iter()
+            .chain(numbers.flat_map(u32::to_le_bytes))
+    }
+
+    /// Bytes before the state.
+    fn length(&self) -> usize {
+        HEADER + 4 * self.tokens.len() + size_of::<PrefixKey>() + 4 + 8 * self.order.runs().len()
+    }
+
+    /// The bytes before a state of this many bytes, with room for the rest.
+    fn encode(&self, origin: &Origin, state: usize) -> Vec<u8> {
+        let length = self.length();
+        let mut bytes = Vec::with_capacity(length + state + DIGEST);
+        let tokens = self.tokens.len();
+        let described = length - HEADER - 4 * tokens + state;
+        bytes.extend(format::header(origin, tokens as u64, described as u64));
+        bytes.extend(self.tokens.iter().flat_map(|token| token.to_le_bytes()));
+        bytes.extend(self.description());
+        bytes
+    }
+
+    /// A file with this state, and zeros in place of its digest.
+    pub fn file(&self, origin: &Origin, state: &[u8]) -> Vec<u8> {
+        let mut bytes = self.encode(origin, state.len());
+        bytes.extend(state);
+        bytes.resize(bytes.len() + DIGEST, 0);
+        bytes
+    }
+
+    /// The state in a file, if this precedes it.
+    pub fn state<'a>(&self, origin: &Origin, file: &'a [u8]) -> Option<&'a [u8]> {
+        let state = file.len().checked_sub(self.length() + DIGEST)?;
+        let rest = file.strip_prefix(self.encode(origin, state).as_slice())?;
+        rest.get(..state)
+    }
+
+    /// Reads a head from the start of a file of `length` bytes. Allocates no more than the file has.
+    pub fn read(file: &mut impl Read, length: u64, origin: &Origin) -> Result<Self, SnapshotError> {
+        let header = read_some(file, HEADER as u64)?;
+        let (tokens, described) = format::check_header(&header, length, origin)?;
+        let tokens = read_numbers(file, tokens)?;
+        let fixed = read_some(file, described.min(size_of::<PrefixKey>() as u64 + 4))?;
+        let mut rest = fixed.as_slice();
+        let short = || SnapshotError::damaged("it ends before its state");
+        let key = format::field(&mut rest).ok_or_else(short)?;
+        let runs = format::field(&mut rest).map(u32::from_le_bytes);
+        let runs = u64::from(runs.ok_or_else(short)?);
+        if runs > tokens.len() as u64 || fixed.len() as u64 + 8 * runs > described {
+            return Err(short());
+        }
+        let numbers = read_numbers(file, 2 * runs)?;
+        let (runs, _) = numbers.as_chunks::<2>();
+        let order = PositionOrder::new(runs.iter().map(|[start, end]| *start..*end).collect());
+        let whole = |order: &PositionOrder| order.length() as usize == tokens.len();
+        match order.filter(whole) {
+            Some(order) if !tokens.is_empty() => Ok(Self { key, tokens, order }),
+            _ => Err(SnapshotError::damaged(
+                "the order of its positions is wrong",
+            )),
+        }
+    }
+}
+
+/// Reads the head of a file as the start does. Says whether a state follows it; `None` if the file is refused.
+pub fn has_state(file: &[u8], origin: &Origin) -> Option<bool> {
+    let head = PrefixHead::read(&mut &*file, file.len() as u64, origin).ok()?;
+    Some(head.state(origin, file).is_some())
+}
+
+fn read_some(file: &mut impl Read, bytes: u64) -> Result<Vec<u8>, SnapshotError> {
+    let mut read = Vec::new();
+    let cause = match file.by_ref().take(bytes).read_to_end(&mut read) {
+        Ok(count) if count as u64 == bytes => return Ok(read),
+        Ok(_) => "it is too short".to_owned(),
+        Err(error) => format!("it cannot be read: {error}"),
+    };
+    Err(SnapshotError::damaged(cause))
+}
+
+fn read_numbers(file: &mut impl Read, count: u64) -> Result<Vec<u32>, SnapshotError> {
+    let bytes = read_some(file, count.saturating_mul(4))?;
+    let (words, _) = bytes.as_chunks::<4>();
+    Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
+}
+
+/// The files that a model's states depend on, and the type of its cells.
+#[derive(Clone, Debug)]
+pub struct PrefixSources {
+    pub model: PathBuf,
+    /// Adapters, in the order of their ids.
+    pub adapters: Vec<PathBuf>,
+    pub kv_type: KvType,
+}
+
+/// What [`PrefixDir`] found at the start.
+#[derive(Debug)]
+pub struct FoundPrefixes {
+    pub origin: Origin,
+    /// Digests of the adapters, in the order of their ids.
+    pub adapters: Vec<[u8; 32]>,
+    /// The prefixes, least recently used first.
+    pub prefixes: Vec<FoundPrefix>,
+    /// Number of files removed because they cannot be used.
+    pub removed: u64,
+}
+
+/// A file of an earlier process.
+#[derive(Debug)]
+pub struct FoundPrefix {
+    pub file: FileNumber,
+    /// Bytes of the file.
+    pub length: u64,
+    pub head: PrefixHead,
+}
+
+/// What the engine tells the disk's thread.
+#[derive(Debug, Default)]
+pub struct PrefixDirControl {
+    /// Ends [`Disk::prepare`] early.
+    pub stopped: AtomicBool,
+    /// The last use of the prefixes that are written from now on; `None` is now.
+    pub last_use: Mutex<Option<SystemTime>>,
+}
+
+/// The locked directory of a model's prefixes.
+pub struct PrefixDir {
+    path: PathBuf,
+    sources: PrefixSources,
+    /// Receives what the directory holds; `None` afterwards.
+    found: Option<Sender<FoundPrefixes>>,
+    waker: EngineWaker,
+    control: Arc<PrefixDirControl>,
+    /// Holds the lock while open.
+    _lock: File,
+}
+
+impl PrefixDir {
+    /// Locks the directory of the named model in `base`, and creates it (mode 0700) if missing. Its files are
+    /// sent to `found` later, on the disk's thread.
+    pub fn open(
+        base: &Path,
+        model: &str,
+        sources: PrefixSources,
+        found: Sender<FoundPrefixes>,
+        waker: EngineWaker,
+        control: Arc<PrefixDirControl>,
+    ) -> Result<Self, LoadError> {
+        let path = base.join(dir_name(model));
+        let failed = |error: &dyn std::fmt::Display| {
+            let path = path.display();
+            LoadError::Config(format!(
+                "cannot keep prefixes in {path}: {error}; give another directory with --prefix-dir"
+            ))
+        };
+        let open = || {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&path)?;
+            fs::set_permissions(&path, Permissions::from_mode(0o700))?;
+            let mut options = File::options();
+            options.write(true).create(true).truncate(false).mode(0o600);
+            options.open(path.join(".lock"))
+        };
+        let lock = open().map_err(|error| failed(&error))?;
+        lock.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => failed(&"another process uses it"),
+            TryLockError::Error(error) => failed(&error),
+        })?;
+        Ok(Self {
+            path,
+            sources,
+            found: Some(found),
+            waker,
+            control,
+            _lock: lock,
+        })
+    }
+
+    fn file(&self, file: FileNumber) -> PathBuf {
+        self.path.join(format!("{file}{EXTENSION}"))
+    }
+
+    fn temporary(&self, file: FileNumber) -> PathBuf {
+        self.path.join(format!("{TEMPORARY}{file}"))
+    }
+
+    fn find(&self) -> io::Result<FoundPrefixes> {
+        let digest = |path: &PathBuf| digest_unless(path, &self.control.stopped);
+        let origin = Origin {
+            model: digest(&self.sources.model)?,
+            layout: format_hash(self.sources.kv_type) ^ LAYOUT,
+        };
+        let adapters = self.sources.adapters.iter().map(digest);
+        let adapters = adapters.collect::<Result<_, _>>()?;
+        let (mut prefixes, mut removed) = (Vec::new(), 0);
+        for entry in fs::read_dir(&self.path)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with(TEMPORARY) {
+                // What cannot be removed is only in the way.
+                let _ = fs::remove_file(entry.path());
+                continue;
+            }
+            // Other files are not ours.
+            let number = name.strip_suffix(EXTENSION).map(str::parse);
+            let Some(Ok(file)) = number else { continue };
+            match found_prefix(&entry.path(), file, &origin) {
+                Ok(found) => prefixes.push(found),
+                Err(error) => {
+                    let _ = fs::remove_file(entry.path());
+                    removed += 1;
+                    if removed == 1 {
+                        let dir = self.path.display();
+                        tracing::warn!(%dir, file, %error, "a file of a prefix cannot be used; it is removed, and all others like it");
+                    }
+                }
+            }
+        }
+        prefixes.sort_by_key(|(used, _)| *used);
+        Ok(FoundPrefixes {
+            origin,
+            adapters,
+            prefixes: prefixes.into_iter().map(|(_, found)| found).collect(),
+            removed,
+        })
+    }
+}
+
+/// A prefix, and when it was last used.
+fn found_prefix(
+    path: &Path,
+    file: FileNumber,
+    origin: &Origin,
+) -> Result<(SystemTime, FoundPrefix), SnapshotError> {
+    let failed = |error: io::Error| SnapshotError::damaged(format!("it cannot be read: {error}"));
+    // Check before the open: opening a pipe blocks until it has a writer.
+    let metadata = fs::symlink_metadata(path).map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(SnapshotError::NotSnapshot);
+    }
+    let length = metadata.len();
+    let mut opened = io::BufReader::new(File::open(path).map_err(failed)?);
+    let head = PrefixHead::read(&mut opened, length, origin)?;
+    let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+    Ok((used, FoundPrefix { file, length, head }))
+}
+
+impl Disk for PrefixDir {
+    fn prepare(&mut self) -> u64 {
+        let sender = self.found.take();
+        match self.find() {
+            Ok(found) => {
+                let charges = found.prefixes.iter().map(|found| charge(found.length));
+                let used = charges.sum();
+                // Fails only if the engine has ended.
+                let _ = sender.map(|sender| sender.send(found));
+                self.waker.wake();
+                used
+            }
+            Err(error) => {
+                if error.kind() != io::ErrorKind::Interrupted {
+                    let dir = self.path.display();
+                    tracing::warn!(%dir, %error, "cannot use the prefixes on disk; they are computed, and none is written");
+                }
+                0
+            }
+        }
+    }
+
+    fn write(&mut self, file: u64, bytes: &[u8]) -> io::Result<()> {
+        let temporary = self.temporary(file);
+        let mut options = File::options();
+        options.write(true).create_new(true).mode(0o600);
+        let mut opened = options.open(&temporary)?;
+        let contents = contents(bytes)?;
+        opened.write_all(contents)?;
+        opened.write_all(&Sha256::digest(contents))?;
+        let last_use = *self
+            .control
+            .last_use
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(last_use) = last_use {
+            // Only the order after a restart depends on this time.
+            let _ = opened.set_modified(last_use);
+        }
+        fs::rename(temporary, self.file(file))
+    }
+
+    fn read(&mut self, file: u64, length: u64) -> io::Result<Vec<u8>> {
+        let mut opened = File::open(self.file(file))?;
+        let mut bytes = read_whole(&mut opened, length)?;
+        let contents = contents(&bytes)?;
+        let digest = bytes.get(contents.len()..).unwrap_or_default();
+        if digest != Sha256::digest(contents).as_slice() {
+            let text = "the bytes do not match their checksum";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        // As the engine wrote it.
+        let end = contents.len();
+        bytes.truncate(end);
+        bytes.resize(end + DIGEST, 0);
+        #[expect(clippy::disallowed_methods, reason = "files have dates")]
+        let _ = opened.set_modified(SystemTime::now());
+        Ok(bytes)
+    }
+
+    fn remove(&mut self, file: u64) -> io::Result<()> {
+        match fs::remove_file(self.temporary(file)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => fs::remove_file(self.file(file)),
+        }
+    }
+}
+
+/// A file without its digest.
+fn contents(file: &[u8]) -> io::Result<&[u8]> {
+    let contents = file.len().checked_sub(DIGEST);
+    contents
+        .and_then(|length| file.get(..length))
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// The name of a model's directory: the model's own, unless that is no file name.
+fn dir_name(model: &str) -> String {
+    match is_name(model) {
+        Ok(()) => model.to_owned(),
+        Err(_) => {
+            let digest: [u8; 32] = Sha256::digest(model).into();
+            let head = digest.iter().take(16);
+            head.map(|byte| format!("{byte:02x}")).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
