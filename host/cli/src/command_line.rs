@@ -351,6 +351,18 @@ mod tests {
                 "give some memory",
             ),
             (
+                "corral serve --model x.gguf --prefix-offload-memory 0 --prefix-dir x",
+                "give some memory",
+            ),
+            (
+                "corral serve --model x.gguf --prefix-disk 5",
+                "--prefix-dir <DIR>",
+            ),
+            (
+                "corral serve --model x.gguf --no-prefix-cache --prefix-dir x",
+                "cannot be used with",
+            ),
+            (
                 "corral serve --model x.gguf --swap-disk 5",
                 "--swap-dir <DIR>",
             ),

@@ -17,8 +17,8 @@ use std::time::Duration;
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
 /// File of plugins' values in the store.
 const KEY_VALUES: &str = "key-values.redb";
-/// How long to wait at the end for the engines' current steps.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to wait at the end for the engines' current steps, and for up to 10 s while they write prefixes.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Cores that this process may use.
 pub fn cores() -> usize {

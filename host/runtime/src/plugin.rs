@@ -16,7 +16,7 @@ use crate::state::{State, StoreGrants};
 use crate::store::store;
 use crate::validate::{CliPre, CompiledPlugin};
 use bytes::Bytes;
-use corral_engine::{Caller, CellShare, Priority, Tenant};
+use corral_engine::{Caller, CellShare, PrefixOwner, Priority, Tenant};
 use futures_channel::oneshot;
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
@@ -365,9 +365,16 @@ impl Plugin {
 
     fn state(&self, wasi: &mut WasiCtxBuilder, call: &Call, options: CallOptions) -> State {
         wasi.envs(&self.0.environment);
+        // The owner of a scope, under a name that is the same after a restart.
+        let owner = match &options.tenant_name {
+            _ if call.limits.share_prefixes => PrefixOwner::new("shared", ""),
+            Some(tenant) => PrefixOwner::new("tenant", tenant),
+            None => PrefixOwner::new("deployment", &self.0.name),
+        };
         let caller = Caller {
             tenant: options.tenant.unwrap_or(self.tenant()),
             prefix_group: call.limits.share_prefixes.then_some(0),
+            prefix_owner: Some(owner),
             priority: Priority(call.limits.priority),
             latency: call.limits.latency,
             cell_share: call.limits.cells_percent.map(|percent| CellShare {

@@ -26,6 +26,13 @@ pub struct MemoryArgs {
     /// RAM for offloaded prefixes of each model, in MiB; 0 drops them instead
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(0..=1 << 24))]
     pub prefix_offload_memory: u64,
+    /// Directory for prefixes, which a restarted server reads instead of computing them
+    #[arg(long, value_name = "DIR", conflicts_with = "no_prefix_cache")]
+    pub prefix_dir: Option<PathBuf>,
+    /// Disk space for prefixes of each model, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 8192, requires = "prefix_dir",
+          value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    pub prefix_disk: u64,
     /// RAM for swapped-out sequences of each model, in MiB; 0 recomputes them instead
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(0..=1 << 24))]
     pub swap_memory: u64,
@@ -52,6 +59,12 @@ impl MemoryArgs {
             return Err(Error::usage(
                 "--swap-dir has no effect with --swap-memory 0, since sequences reach the disk through \
                  memory; give some memory, or remove --swap-dir",
+            ));
+        }
+        if self.prefix_offload_memory == 0 && self.prefix_dir.is_some() {
+            return Err(Error::usage(
+                "--prefix-dir has no effect with --prefix-offload-memory 0, since prefixes reach the disk \
+                 through memory; give some memory, or remove --prefix-dir",
             ));
         }
         Ok(())
@@ -81,5 +94,7 @@ impl MemoryArgs {
         config.prefix_offload_ram = self.prefix_offload_memory << 20;
         let swap_dir = self.swap_dir.clone();
         config.swap_disk = swap_dir.map(|dir| (dir, self.swap_disk << 20));
+        let prefix_dir = self.prefix_dir.clone();
+        config.prefix_disk = prefix_dir.map(|dir| (dir, self.prefix_disk << 20));
     }
 }

@@ -195,6 +195,7 @@ impl CheckReport {
         let memory = &args.models.memory;
         for (key, dir) in [
             ("store", &args.store),
+            ("prefix-dir", &memory.prefix_dir),
             ("swap-dir", &memory.swap_dir),
             ("snapshot-dir", &memory.snapshot_dir),
             ("cache-dir", &args.models.cache_dir),
