@@ -15,7 +15,11 @@ fn durable_state_is_written_at_once_and_stays() {
     let mut test = durable();
     test.put(1, 4 * KIB);
     assert!(test.store.is_writing());
-    assert_eq!(test.store.fetch(1), FetchResult::Pending, "its write goes on");
+    assert_eq!(
+        test.store.fetch(1),
+        FetchResult::Pending,
+        "its write goes on"
+    );
     test.run();
     assert!(!test.store.is_writing());
     assert_eq!(test.store.take_written(), [1]);
