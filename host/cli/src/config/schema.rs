@@ -106,7 +106,7 @@ fn schema_has_types_bounds_defaults_and_choices() {
         assert!(members.remove("description").is_some(), "{key}");
         property
     };
-    let running = json!({ "type": "integer", "minimum": 1, "maximum": 64 });
+    let running = json!({ "type": "integer", "minimum": 1, "maximum": 256 });
     assert_eq!(property("max-running"), running);
     let cells = json!({ "type": "integer", "minimum": 1, "maximum": u32::MAX });
     assert_eq!(property("kv-cells"), cells);

@@ -84,9 +84,9 @@ fn exporting(imports: &str, export: &str) -> Vec<u8> {
 /// A sampling plugin with `part` of its text replaced by `other`.
 fn sampler(part: &str, other: &str) -> Vec<u8> {
     let text = include_str!("../sampling/sampler.wat");
-    let text = ["{start}", "{sample}", part]
+    let text = ["{start}", "{needs}", "{sample}", part]
         .iter()
-        .zip(["", "", other])
+        .zip(["", "", "", other])
         .fold(text.to_owned(), |text, (part, other)| {
             text.replace(part, other)
         });
