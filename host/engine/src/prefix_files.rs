@@ -9,9 +9,12 @@
 
 use crate::caller::PrefixOwner;
 use crate::engine_waker::EngineWaker;
+use crate::file_identity::FileIdentity;
+use crate::model_config::ModelConfig;
 use crate::sequence::format_hash;
 use crate::snapshot::format::{self, DIGEST, HEADER};
 use crate::snapshot::{Origin, SnapshotError, TEMPORARY, digest_unless, is_name};
+use crate::split_files::split_files;
 use crate::swap_store::{Disk, FileNumber, charge, read_whole};
 use crate::{LoadError, Token};
 use corral_llama::KvType;
@@ -30,6 +33,8 @@ use std::time::SystemTime;
 const LAYOUT: u64 = u64::from_le_bytes(*b"prefix 1");
 /// Ends the name of a file.
 const EXTENSION: &str = ".prefix";
+/// Largest number of a file in its name; entries of the store have others.
+const MAX_FILE_NUMBER: FileNumber = 1 << 62;
 
 /// A digest of the owner and the adapter of a prefix.
 pub type PrefixKey = [u8; 32];
@@ -147,10 +152,38 @@ fn read_numbers(file: &mut impl Read, count: u64) -> Result<Vec<u32>, SnapshotEr
 /// The files that a model's states depend on, and the type of its cells.
 #[derive(Clone, Debug)]
 pub struct PrefixSources {
-    pub model: PathBuf,
+    /// The parts of the model.
+    pub model: Vec<PathBuf>,
     /// Adapters, in the order of their ids.
     pub adapters: Vec<PathBuf>,
     pub kv_type: KvType,
+    /// Identities of all these files before the model was loaded.
+    identities: Vec<FileIdentity>,
+}
+
+impl PrefixSources {
+    /// The sources of a model that is about to be loaded.
+    pub fn of(config: &ModelConfig) -> io::Result<Self> {
+        let adapters = config.adapters.iter().map(|(_, path)| path.clone());
+        let mut sources = Self {
+            model: split_files(&config.path),
+            adapters: adapters.collect(),
+            kv_type: config.placement.kv_type,
+            identities: Vec::new(),
+        };
+        sources.identities = sources.identities()?;
+        Ok(sources)
+    }
+
+    fn identities(&self) -> io::Result<Vec<FileIdentity>> {
+        let files = self.model.iter().chain(&self.adapters);
+        files.map(|path| FileIdentity::of(path)).collect()
+    }
+
+    /// Whether no file was replaced or written to since the load began.
+    pub fn are_unchanged(&self) -> bool {
+        self.identities().is_ok_and(|now| now == self.identities)
+    }
 }
 
 /// What [`PrefixDir`] found at the start.
@@ -248,12 +281,27 @@ impl PrefixDir {
 
     fn find(&self) -> io::Result<FoundPrefixes> {
         let digest = |path: &PathBuf| digest_unless(path, &self.control.stopped);
+        let model = match self.sources.model.as_slice() {
+            [file] => digest(file)?,
+            parts => {
+                let mut all = Sha256::new();
+                for part in parts {
+                    all.update(digest(part)?);
+                }
+                all.finalize().into()
+            }
+        };
         let origin = Origin {
-            model: digest(&self.sources.model)?,
+            model,
             layout: format_hash(self.sources.kv_type) ^ LAYOUT,
         };
         let adapters = self.sources.adapters.iter().map(digest);
         let adapters = adapters.collect::<Result<_, _>>()?;
+        if !self.sources.are_unchanged() {
+            return Err(io::Error::other(
+                "a file of the model changed after it was loaded; restart the server to keep prefixes",
+            ));
+        }
         let (mut prefixes, mut removed) = (Vec::new(), 0);
         for entry in fs::read_dir(&self.path)? {
             let entry = entry?;
@@ -267,6 +315,9 @@ impl PrefixDir {
             // Other files are not ours.
             let number = name.strip_suffix(EXTENSION).map(str::parse);
             let Some(Ok(file)) = number else { continue };
+            if file > MAX_FILE_NUMBER || name != format!("{file}{EXTENSION}") {
+                continue;
+            }
             match found_prefix(&entry.path(), file, &origin) {
                 Ok(found) => prefixes.push(found),
                 Err(error) => {

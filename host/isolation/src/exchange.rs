@@ -27,13 +27,14 @@ pub(crate) struct Written {
 
 /// The output of a handler, with its trailer.
 pub(crate) fn frame(output: &Result<Vec<u8>, String>) -> Vec<u8> {
-    let (status, bytes) = match output {
-        Ok(bytes) => (0, bytes.as_slice()),
-        Err(text) => (1, text.as_bytes()),
+    let (status, mut frame) = match output {
+        Ok(bytes) => (0, bytes.clone()),
+        // A text that quotes a file reports no progress.
+        Err(text) => (1, text.replace("corral.p\n", "corral.p ").into_bytes()),
     };
-    let mut frame = bytes.to_vec();
+    let length = frame.len() as u64;
     frame.push(status);
-    frame.extend((bytes.len() as u64).to_le_bytes());
+    frame.extend(length.to_le_bytes());
     frame.extend(TRAILER);
     frame
 }

@@ -141,8 +141,7 @@ impl Scheduler {
 
     /// How many times as long as its decode rows a step of an adapter may take.
     pub(crate) fn stretch(&self, adapter: AdapterId) -> f64 {
-        let prompts = self.running.iter().filter(|one| one.is_prefilling());
-        let prompts = prompts.filter(|one| one.adapter() == adapter);
+        let prompts = self.prompts(adapter).into_iter();
         let n_kv = self.kv.cells.n_kv();
         let margin = self.prefill.profile.margin();
         let need = PrefillNeed::of(prompts, &self.costs, n_kv, self.planned_at, margin);

@@ -151,12 +151,18 @@ impl fmt::Display for LatencyError {
 
 impl std::error::Error for LatencyError {}
 
-/// When the first token of a request is due. A request that was preempted is late: its next token is due.
+/// When the first token of a request is due: at its target, or in the middle of the time until its deadline if that is
+/// earlier. A request that was preempted is late: its next token is due.
 pub(crate) fn first_token_due(request: &Request) -> Time {
-    match request.progress.generated {
-        0 => request.arrived_at + request.latency.first_token,
-        _ => request.arrived_at,
+    if request.progress.generated > 0 {
+        return request.arrived_at;
     }
+    let due = request.arrived_at + request.latency.first_token;
+    let middle =
+        |deadline: Time| request.arrived_at + deadline.saturating_sub(request.arrived_at) / 2;
+    request
+        .deadline
+        .map_or(due, |deadline| due.min(middle(deadline)))
 }
 
 /// The prompts of a step, and what they need.
@@ -169,7 +175,7 @@ pub(crate) struct PrefillNeed {
 }
 
 impl PrefillNeed {
-    /// Of these prompts at `now`. Those that are due first count as computed first. Of a step that takes `s` times as
+    /// Of these prompts at `now`, in the order of service. Tokens after the first have no target. Of a step that takes `s` times as
     /// long as without prompts, prompts have the part 1 - 1/s. So that nearly no step takes longer than its stretch, the
     /// usual one takes `margin` times less.
     pub fn of<'a>(
@@ -180,16 +186,14 @@ impl PrefillNeed {
         margin: f64,
     ) -> Self {
         let mut need = Self::default();
-        let mut due: Vec<_> = prompts
-            .map(|running| {
-                need.highest = need.highest.max(running.request.priority);
-                (first_token_due(&running.request), running.pending())
-            })
-            .collect();
-        due.sort_unstable();
         let mut tokens = 0_u32;
-        for (due, pending) in due {
-            tokens = tokens.saturating_add(pending);
+        for running in prompts {
+            need.highest = need.highest.max(running.request.priority);
+            tokens = tokens.saturating_add(running.pending());
+            if running.request.progress.generated > 0 {
+                continue;
+            }
+            let due = first_token_due(&running.request);
             let left = USABLE_TIME * due.saturating_sub(now).as_secs_f64();
             let free = 1.0 - costs.prefill_seconds(tokens, n_kv) / left;
             let stretch = match free > 0.0 {

@@ -63,6 +63,16 @@ impl Engine {
         // Before the load: both read the whole model file.
         let prefix_files = PrefixFiles::open(&config, &waker)?;
         let loaded = LoadedModel::load(&config, progress, gate)?;
+        let prefix_files = prefix_files.filter(|files| {
+            let unchanged = files.are_of_loaded_files();
+            if !unchanged {
+                tracing::warn!(
+                    model = config.name,
+                    "the model's file changed while it was loaded; prefixes are not kept on disk until it is loaded again"
+                );
+            }
+            unchanged
+        });
         let draft = LoadedDraft::load(&config, &loaded, progress)?;
         let LoadedModel {
             model,

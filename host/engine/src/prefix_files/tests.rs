@@ -35,11 +35,7 @@ impl Test {
         let dir = TempDir::new().unwrap();
         let model = dir.path().join("model");
         fs::write(&model, "model").unwrap();
-        let sources = PrefixSources {
-            model,
-            adapters: Vec::new(),
-            kv_type: KvType::F16,
-        };
+        let sources = PrefixSources::of(&ModelConfig::new("m", model)).unwrap();
         Self { dir, sources }
     }
 

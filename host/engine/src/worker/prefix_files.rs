@@ -52,6 +52,7 @@ pub struct PrefixFiles {
     max_state_bytes: usize,
     budget: u64,
     control: Arc<PrefixDirControl>,
+    sources: PrefixSources,
 }
 
 impl PrefixFiles {
@@ -62,16 +63,14 @@ impl PrefixFiles {
         };
         let (sender, found) = channel();
         let control = Arc::<PrefixDirControl>::default();
-        let adapters = config.adapters.iter().map(|(_, path)| path.clone());
-        let sources = PrefixSources {
-            model: config.path.clone(),
-            adapters: adapters.collect(),
-            kv_type: config.placement.kv_type,
+        // A missing file is reported by the load.
+        let Ok(sources) = PrefixSources::of(config) else {
+            return Ok(None);
         };
         let dir = PrefixDir::open(
             base,
             &config.name,
-            sources,
+            sources.clone(),
             sender,
             waker.clone(),
             control.clone(),
@@ -94,7 +93,13 @@ impl PrefixFiles {
             max_state_bytes: usize::try_from(config.prefix_offload_ram).unwrap_or(usize::MAX),
             budget: *bytes,
             control,
+            sources,
         }))
+    }
+
+    /// Whether the files that were loaded are those whose prefixes these are.
+    pub fn are_of_loaded_files(&self) -> bool {
+        self.sources.are_unchanged()
     }
 
     pub(super) fn store(&mut self) -> &mut SwapStore {

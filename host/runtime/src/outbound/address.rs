@@ -56,10 +56,24 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         [0x2002, high, low, ..] => embedded(high, low),
         // Protocols, Teredo and benchmarks; documentation.
         [0x2001, 0..=0x1ff, ..] | [0x2001, 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => false,
+        // All others outside this block are special or not assigned, IPv4-compatible ones included.
+        [first, ..] if !(0x2000..=0x3fff).contains(&first) => false,
         // ISATAP (RFC 5214), whose interface identifier ends with an IPv4 address.
         [_, _, _, _, 0 | 0x200, 0x5efe, high, low] => embedded(high, low),
-        // All others outside this block are special or not assigned, IPv4-compatible ones included.
-        [first, ..] => (0x2000..=0x3fff).contains(&first),
+        _ => true,
+    }
+}
+
+/// The IPv4 address that a gateway would carry a packet for this address to, or the address itself.
+pub(super) fn carried_to(address: IpAddr) -> IpAddr {
+    let IpAddr::V6(v6) = address else {
+        return address;
+    };
+    match v6.segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => {
+            Ipv4Addr::from_bits((u32::from(high) << 16) | u32::from(low)).into()
+        }
+        _ => address.to_canonical(),
     }
 }
 
@@ -92,6 +106,10 @@ mod tests {
             "255.255.255.255",
             "::",
             "::1",
+            "fd00::5efe:808:808",
+            "fe80::200:5efe:808:808",
+            "100::5efe:808:808",
+            "64:ff9b:1:a00:0:5efe:808:808",
             "::127.0.0.1",
             "::8.8.8.8",
             "::ffff:127.0.0.1",

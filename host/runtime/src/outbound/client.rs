@@ -4,6 +4,7 @@
 //! tried: a name that later means something else changes nothing. Names are resolved by the system in blocking threads, a
 //! few at once for each deployment.
 
+use super::address::carried_to;
 use super::exchange::{CONNECT_TIME, shorter};
 use super::grant::{Host, LOCALHOST, LOOPBACK, Scheme, Target};
 use super::{Failure, OutboundAccess};
@@ -93,7 +94,7 @@ impl OutboundClient {
 
     /// Whether the admin listener of this server is at this address.
     pub(super) fn is_admin_listener(&self, address: IpAddr, port: u16) -> bool {
-        let address = address.to_canonical();
+        let address = carried_to(address);
         self.admin_listener.is_some_and(|admin| {
             let ip = admin.ip().to_canonical();
             admin.port() == port
@@ -182,8 +183,8 @@ impl OutboundClient {
                 let error = Error::DestinationIpProhibited;
                 let failure = Failure::refused(error, OutboundRefusal::Address);
                 Err(failure.with_warning(format!(
-                    "refused an outbound request: {host} is at {refused}, which is not public or this server's admin \
-                     listener; add \"{url}\" to 'grants.outbound' in the manifest if the deployment may call it"
+                    "refused an outbound request: {host} is at {refused}, which is this server's admin listener, or not a \
+                     public address; add \"{url}\" to 'grants.outbound' in the manifest if the deployment may call it"
                 )))
             }
         }

@@ -79,6 +79,7 @@ pub(super) async fn exchange(
         left: BODY_BYTES,
         time,
         timer: Box::pin(sleep(time)),
+        is_waiting: false,
         counters: Arc::clone(counters),
     };
     Ok((
@@ -197,6 +198,8 @@ struct ResponseBody {
     left: u64,
     time: Duration,
     timer: Pin<Box<Sleep>>,
+    /// Whether the plugin waits for bytes, and the timer runs.
+    is_waiting: bool,
     counters: Arc<DeploymentCounters>,
 }
 
@@ -254,12 +257,16 @@ impl Body for ResponseBody {
                 return Poll::Ready(Some(Err(failure(&error).error)));
             }
             Poll::Pending => {
+                if !this.is_waiting {
+                    this.is_waiting = true;
+                    this.timer.as_mut().reset(Instant::now() + this.time);
+                }
                 ready!(this.timer.as_mut().poll(cx));
                 this.counters.outbound_refused(OutboundRefusal::Time);
                 return Poll::Ready(Some(Err(Error::ConnectionReadTimeout)));
             }
         };
-        this.timer.as_mut().reset(Instant::now() + this.time);
+        this.is_waiting = false;
         let Some(bytes) = take(&mut this.left, &frame) else {
             this.counters.outbound_refused(OutboundRefusal::Body);
             return Poll::Ready(Some(Err(Error::HttpResponseBodySize(Some(BODY_BYTES)))));
