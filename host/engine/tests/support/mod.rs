@@ -202,7 +202,12 @@ pub fn check_empty(engine: &Engine) {
     assert_eq!((status.swap_ram_bytes, status.swap_disk_bytes), (0, 0));
     assert_eq!(status.prefix_offload_bytes, 0);
     assert_eq!(metric(engine, "kv_cells_leaked"), 0.0);
-    assert_eq!(metric(engine, "draft_model_kv_cells_used"), 0.0);
+    // The status may be older than the next run of the draft model, which frees its sequences of ended requests.
+    let until = Instant::now() + Duration::from_secs(20);
+    while metric(engine, "draft_model_kv_cells_used") > 0.0 {
+        assert!(Instant::now() < until, "the draft model keeps cells");
+        std::thread::sleep(Duration::from_millis(2));
+    }
     check_identity(engine);
 }
 
