@@ -55,7 +55,7 @@ pub struct Caller {
     pub cell_share: Option<CellShare>,
     /// The scheduler admits requests of a higher priority first.
     pub priority: Priority,
-    /// How long its tokens may keep waiting, for each other and for the first.
+    /// Its targets for the gap between tokens and for the first token.
     pub latency: Latency,
     /// Longest time in the queue; after it the request fails with [`Error::QueueTimeout`](crate::Error::QueueTimeout).
     pub queue_time: Option<Duration>,

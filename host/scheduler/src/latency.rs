@@ -1,9 +1,9 @@
-//! What a request is promised: how long a step may keep its tokens waiting, and when its first token should come.
+//! Targets of a request: the gap between its tokens, and the time of its first token.
 //!
-//! Prompts and decoding requests share the steps, so one promise is kept at the expense of the other. A step with
-//! prompts takes at most `gap` times as long as its decode rows alone. If the prompts would then miss their targets for
-//! the first token, the step may take longer, up to `max_gap` times ([`stretch`]): no longer than the
-//! targets need.
+//! Prompts and decoding requests share the steps, so one target is met at the expense of the other. A step with prompts
+//! takes at most `gap` times as long as a step without, with as many decode rows as requests usually run. If the prompts
+//! would then miss their targets for the first token, the step may take longer, up to `max_gap` times ([`stretch`]): no
+//! longer than the targets need.
 //!
 //! The strictest decoding request decides, whatever its priority, so a gap is kept beside any prompt. That starves no
 //! prompt: no gap is below [`Latency::MIN_GAP`], and each step may take the smallest chunk. Priority decides how long
@@ -28,7 +28,7 @@ pub struct Latency {
     first_token: Duration,
 }
 
-/// Targets that cannot be.
+/// Invalid targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LatencyError {
     /// A text that is neither a name nor three numbers.

@@ -8,8 +8,8 @@
 //! up to a bound they wait in the [`queue`], and further ones are refused. The next request starts once there is room
 //! for it ([`admission`]). It shares the cells of a prefix of its prompt that is there already ([`prefix_cache`]).
 //! Each step computes only new tokens: one of every decoding request, and as much of the prompts as the
-//! [`prefill_budget`] allows ([`batch`]) within the [`latency`] of the requests. Decode rows continue with [`drafts`] if that gains tokens per second;
-//! [`model_drafts`] decides what a draft model computes for them. A [`cost_model`] learns how long steps take;
+//! [`prefill_budget`] allows ([`batch`]) within the [`latency`] of the requests. Decode rows continue with [`drafts`] if
+//! that gains tokens per second; [`model_drafts`] decides what a draft model computes for them. A [`cost_model`] learns how long steps take;
 //! [`kv_cells`] mirrors which cells they fill. When ids or cells run short, the [`kv_cache`] evicts entries (drops them,
 //! or swaps out retained ones), then [`preemption`] takes cells from the least important request.
 //!

@@ -29,7 +29,7 @@ pub struct ServeArgs {
     /// Priority of a route's requests, up to 255; higher ones always run first; repeatable [default: 0]
     #[arg(long = "priority", value_name = "ROUTE=N")]
     pub priorities: Vec<PriorityArg>,
-    /// What goes first: stream, balanced or throughput, or numbers (docs/serving.md); repeatable [default: balanced]
+    /// Targets for gaps and first tokens: a policy or numbers (docs/serving.md); repeatable [default: balanced]
     #[arg(long = "latency", value_name = "[ROUTE=]POLICY")]
     pub(crate) latencies: Vec<LatencyArg>,
     /// Route that shares cached prefixes with other such routes; response times reveal them to each other; repeatable

@@ -70,7 +70,7 @@ pub struct Manifest {
     /// Priority of its generations: those of a deployment with a higher number always go first.
     #[serde(default)]
     pub priority: u8,
-    /// What goes first while prompts and decoding requests share the steps: 'stream', 'balanced' or 'throughput'; or the
+    /// Targets for the gap between tokens and for the first token: 'stream', 'balanced' or 'throughput'; or numbers, the
     /// gap between two tokens and its bound, in decode steps, and milliseconds until the first token, such as
     /// '2,4,2000'. If omitted, the server's.
     #[cfg_attr(test, schemars(with = "Option<String>"))]
