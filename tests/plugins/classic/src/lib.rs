@@ -73,14 +73,17 @@ fn fetch(url: &str, body: &IncomingBody, out: &OutputStream) -> Result<(), Error
     let sent = request.body().map_err(invalid)?;
     let future = outgoing_handler::handle(request, None)?;
     let written = sent.write().map_err(invalid)?;
-    copy(body, &written).ok_or(ErrorCode::ConnectionTerminated)?;
+    let copied = copy(body, &written).ok_or(ErrorCode::ConnectionTerminated);
     drop(written);
-    OutgoingBody::finish(sent, None)?;
+    let finished = OutgoingBody::finish(sent, None);
     future.subscribe().block();
     let Some(Ok(response)) = future.get() else {
         return Err(ErrorCode::InternalError(None));
     };
+    // A refused request has no reader for its body. Its own error says why.
     let response = response?;
+    copied?;
+    finished?;
     let line = format!("{}\n", response.status());
     let broken = |_| ErrorCode::ConnectionTerminated;
     out.blocking_write_and_flush(line.as_bytes())
