@@ -217,11 +217,13 @@ fn documents() -> Vec<PathBuf> {
     guides.chain(others).chain(examples).collect()
 }
 
-/// The directories in `examples/`, each with a plugin.
+/// The directories in `examples/` with a plugin.
 fn example_names() -> impl Iterator<Item = String> {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
     let entries = std::fs::read_dir(examples).expect("examples/ exists");
-    let dirs = entries.flatten().filter(|entry| entry.path().is_dir());
+    let dirs = entries
+        .flatten()
+        .filter(|entry| entry.path().join("corral.toml").is_file());
     dirs.map(|entry| entry.file_name().to_string_lossy().into_owned())
 }
 
