@@ -142,6 +142,17 @@ pub fn promtool() -> PathBuf {
     found.expect("run `make test`, which installs promtool, or name it in CORRAL_PROMTOOL")
 }
 
+/// The program `prometheus`, which `tests/promtool.sh` puts beside `promtool`.
+pub fn prometheus() -> PathBuf {
+    let file = promtool().with_file_name("prometheus");
+    assert!(
+        file.is_file(),
+        "there is no {}: run `make test`, which installs it",
+        file.display()
+    );
+    file
+}
+
 /// The command line of wasmtime. `make test` fetches it with `tests/wasmtime.sh`.
 pub fn wasmtime() -> PathBuf {
     let file = std::env::var_os("CORRAL_WASMTIME").map(PathBuf::from);
