@@ -357,7 +357,15 @@ fn check_queries(prometheus: &Prometheus, address: &str) {
     // Each query honours the variables: a chosen server has data of its own, an unknown one has none.
     let unknown = [address, "no-model", "no-deployment"];
     for query in &queries {
-        assert!(query.contains("{instance=~\"$instance\""), "{query}");
+        for selector in selectors(query) {
+            let has = |name: &str| selector.contains(&format!("{name}=~\"${name}\""));
+            let of_model = ["corral_engine_", "corral_model_"];
+            let of_model = of_model.iter().any(|begin| selector.starts_with(begin));
+            let of_deployment = selector.starts_with("corral_deployment_");
+            assert!(has("instance"), "{query}");
+            assert!(has("model") || !of_model, "{query}");
+            assert!(has("deployment") || !of_deployment, "{query}");
+        }
         let elsewhere = filled(query, ["127.0.0.1:1", ".*", ".*"]);
         assert!(prometheus.query(&elsewhere).is_empty(), "{elsewhere}");
         if query.contains("$model") || query.contains("$deployment") {
