@@ -47,6 +47,23 @@ impl Corral {
         EventStream::new(sent.unwrap_or_else(|error| panic!("GET {path}: {error}")))
     }
 
+    /// `POST` on the admin listener with the token, read as a stream.
+    pub fn stream_admin_post(&self, path: &str, body: impl AsRef<[u8]>) -> EventStream {
+        let sent = self.send_admin("POST", path, body.as_ref());
+        EventStream::new(sent.unwrap_or_else(|error| panic!("POST {path}: {error}")))
+    }
+
+    /// Sends a request with these headers to the admin listener, without the token.
+    pub fn request_admin_as(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Response {
+        self.request_to(self.admin(), method, path, headers, body)
+    }
+
     fn send_admin(
         &self,
         method: &str,
@@ -89,14 +106,25 @@ impl Corral {
         headers: &[(&str, &str)],
         body: &str,
     ) -> Response {
+        self.request_to(self.public(), method, path, headers, body)
+    }
+
+    fn request_to(
+        &self,
+        address: &str,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Response {
         let mut request = ureq::http::Request::builder()
             .method(method)
-            .uri(format!("http://{}{path}", self.public()));
+            .uri(format!("http://{address}{path}"));
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
         let response = match method {
-            "POST" => self.agent.run(request.body(body).expect("a good request")),
+            "POST" | "PUT" => self.agent.run(request.body(body).expect("a good request")),
             _ => self.agent.run(request.body(()).expect("a good request")),
         };
         Response::read(response.unwrap_or_else(|error| panic!("{method} {path}: {error}")))

@@ -10,7 +10,7 @@ const MIN_OPEN_FILES: u64 = 64;
 const MAX_RESERVED: u64 = 256;
 /// The admin listener gets one part in this many of the limit, at most [`MAX_ADMIN`].
 const ADMIN_PART: u64 = 8;
-const MAX_ADMIN: u64 = 32;
+const MAX_ADMIN: u64 = 64;
 
 /// Connections that the limit of open files allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,8 +71,8 @@ mod tests {
         for (open_files, public, admin, outbound) in [
             (64, 24, 8, 16),
             (256, 96, 32, 64),
-            (1024, 736, 32, 128),
-            (65_536, 65_248, 32, 128),
+            (1024, 704, 64, 128),
+            (65_536, 65_216, 64, 128),
         ] {
             let shares = ConnectionLimits::divide(open_files).expect("enough");
             assert_eq!(

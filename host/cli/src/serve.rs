@@ -59,6 +59,7 @@ async fn serve_until_stopped(
     let mut options = args.public.open(shares, warn)?;
     options.lost_log_lines = logs::lost_lines();
     options.develop = args.develop;
+    options.console = !args.no_console;
     options.starting = starting_routes(&args, store.as_ref());
     // Watch signals before models load, which takes long.
     let no_signals = || Error::context("cannot watch signals; raise the limit of open files");

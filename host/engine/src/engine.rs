@@ -14,8 +14,8 @@ use crate::next_token;
 use crate::open_request_limits::{OpenRequestLimits, RequestLoad, RequestPermit};
 use crate::raw_context::RawContext;
 use crate::snapshot::Snapshots;
-use crate::status::EngineStatus;
-use crate::worker::{Command, NewRequest, NewWork, Prompt, Vocabulary};
+use crate::status::{DroppedPrefixes, EngineStatus, EntryStatus};
+use crate::worker::{Command, DropPrefixes, NewRequest, NewWork, Prompt, Vocabulary};
 use crate::{
     Caller, Constraint, Error, GenerateOptions, Generation, LoadError, ModelInfo, Reply, Token,
 };
@@ -319,6 +319,11 @@ impl Engine {
         list
     }
 
+    /// KV cells of the model.
+    pub fn cells(&self) -> u32 {
+        self.0.cells
+    }
+
     /// Calls `receive` on the engine thread, between two steps, with the engine's status. `receive` must not block.
     /// [`Error::Overloaded`] if the command queue is full.
     pub fn status(&self, receive: impl FnOnce(EngineStatus) + Send + 'static) -> Result<(), Error> {
@@ -328,6 +333,19 @@ impl Engine {
     /// Drops all prefix cache entries that are not retained.
     pub fn clear_prefix_cache(&self) -> Result<(), Error> {
         self.send(Command::ClearPrefixCache)
+    }
+
+    /// Drops the prefix cache entries for which `matches` holds, as [`Engine::clear_prefix_cache`] does, and calls
+    /// `reply` on the engine thread. Neither may block.
+    pub fn drop_prefixes(
+        &self,
+        matches: impl Fn(&EntryStatus) -> bool + Send + 'static,
+        reply: impl FnOnce(DroppedPrefixes) + Send + 'static,
+    ) -> Result<(), Error> {
+        self.send(Command::DropPrefixes(Box::new(DropPrefixes {
+            matches: Box::new(matches),
+            reply: Box::new(reply),
+        })))
     }
 
     /// Tells the engine how short memory is. From [`MemoryPressure::DropPrefixes`] on it drops offloaded prefixes and

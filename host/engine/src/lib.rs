@@ -92,11 +92,15 @@ pub use model_pool::{
 };
 pub use next_token::{Distribution, DistributionPart, MAX_CANDIDATES, NextTokenRequest};
 pub use reply::Reply;
-pub use request_observer::{GenerationMetrics, REQUEST_SECONDS, RequestObserver, TokenUsage};
+pub use request_observer::{
+    GenerationMetrics, GenerationPhase, REQUEST_SECONDS, RequestObserver, TokenUsage,
+};
 pub use sequence::Sequence;
 pub use snapshot::{SnapshotError, SnapshotLimits, Snapshots};
 pub use split_files::split_files;
-pub use status::{EngineStatus, EntryStatus, RequestStatus, SchedulerCounters};
+pub use status::{
+    DroppedPrefixes, EngineStatus, EntryLocation, EntryStatus, RequestStatus, SchedulerCounters,
+};
 
 /// Index into a model's vocabulary.
 pub type Token = u32;

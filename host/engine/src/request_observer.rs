@@ -7,8 +7,9 @@
 use crate::histogram::Histogram;
 use crate::histogram_names;
 use crate::metrics::{Metric, MetricKind, add, get};
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Upper bounds in seconds for requests and their waits: from a cached prompt of a small model to five minutes.
@@ -22,12 +23,39 @@ const TOKEN_SECONDS: [f64; 16] = [
     2.5,
 ];
 
-/// Tokens of generations: of one HTTP request, or of many.
+/// How far a generation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GenerationPhase {
+    /// It is in the model's queue for the first time.
+    Waiting,
+    /// It was admitted and has no token yet.
+    Prefill,
+    /// It has its first token.
+    Decode,
+}
+
+impl GenerationPhase {
+    const ALL: [Self; 3] = [Self::Waiting, Self::Prefill, Self::Decode];
+
+    /// Its name in status reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+/// Tokens of generations, and how many are in each phase: of one HTTP request, or of many.
 #[derive(Debug, Default)]
 pub struct TokenUsage {
     prompt: AtomicU64,
     cached: AtomicU64,
     generated: AtomicU64,
+    /// Generations that have not ended, by phase.
+    phases: [AtomicU64; GenerationPhase::ALL.len()],
+    model: OnceLock<Box<str>>,
 }
 
 impl TokenUsage {
@@ -44,6 +72,22 @@ impl TokenUsage {
     /// Tokens generated.
     pub fn generated(&self) -> u64 {
         get(&self.generated)
+    }
+
+    /// The phase of the generation that is furthest; `None` if none runs or waits.
+    pub fn phase(&self) -> Option<GenerationPhase> {
+        let mut phases = GenerationPhase::ALL.into_iter().rev();
+        phases.find(|phase| get(&self.phases[*phase as usize]) > 0)
+    }
+
+    /// Records the model of the first generation. Later calls have no effect.
+    pub fn set_model(&self, name: &str) {
+        self.model.get_or_init(|| name.into());
+    }
+
+    /// The model of the first generation.
+    pub fn model(&self) -> Option<&str> {
+        self.model.get().map(|name| &**name)
     }
 }
 
@@ -169,6 +213,44 @@ impl RequestObserver {
     }
 }
 
+/// A generation with its observer, from its arrival to its end. Counts it in its phase.
+#[derive(Debug)]
+pub(crate) struct ObservedGeneration {
+    observer: RequestObserver,
+    phase: GenerationPhase,
+}
+
+impl ObservedGeneration {
+    pub(crate) fn new(observer: RequestObserver) -> Self {
+        let phase = GenerationPhase::Waiting;
+        add(&observer.usage.phases[phase as usize], 1);
+        Self { observer, phase }
+    }
+
+    pub(crate) fn enter(&mut self, phase: GenerationPhase) {
+        let phases = &self.observer.usage.phases;
+        // The new one first: a generation is always in some phase.
+        add(&phases[phase as usize], 1);
+        phases[self.phase as usize].fetch_sub(1, Ordering::Relaxed);
+        self.phase = phase;
+    }
+}
+
+impl Deref for ObservedGeneration {
+    type Target = RequestObserver;
+
+    fn deref(&self) -> &RequestObserver {
+        &self.observer
+    }
+}
+
+impl Drop for ObservedGeneration {
+    fn drop(&mut self) {
+        let phases = &self.observer.usage.phases;
+        phases[self.phase as usize].fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,6 +259,34 @@ mod tests {
     fn buckets_are_ascending() {
         for bounds in [&REQUEST_SECONDS[..], &TOKEN_SECONDS[..]] {
             assert!(bounds.is_sorted_by(|one, next| one < next));
+        }
+    }
+
+    #[test]
+    fn phase_is_that_of_the_furthest_generation() {
+        let usage = Arc::<TokenUsage>::default();
+        let begin = || {
+            ObservedGeneration::new(RequestObserver {
+                metrics: Arc::default(),
+                usage: Arc::clone(&usage),
+            })
+        };
+        assert_eq!(usage.phase(), None);
+        let (mut one, other) = (begin(), begin());
+        assert_eq!(usage.phase(), Some(GenerationPhase::Waiting));
+        one.enter(GenerationPhase::Prefill);
+        assert_eq!(usage.phase(), Some(GenerationPhase::Prefill));
+        one.enter(GenerationPhase::Decode);
+        assert_eq!(usage.phase(), Some(GenerationPhase::Decode));
+        drop(one);
+        assert_eq!(usage.phase(), Some(GenerationPhase::Waiting));
+        drop(other);
+        assert_eq!(usage.phase(), None);
+        usage.set_model("a");
+        usage.set_model("b");
+        assert_eq!(usage.model(), Some("a"));
+        for (index, phase) in GenerationPhase::ALL.into_iter().enumerate() {
+            assert_eq!(phase as usize, index);
         }
     }
 

@@ -1,6 +1,8 @@
 //! What holds an engine's resources at one moment, for the admin API and tests.
 
-pub use corral_scheduler::{EntryStatus, RequestStatus, SchedulerCounters};
+pub use corral_scheduler::{
+    DroppedPrefixes, EntryLocation, EntryStatus, RequestStatus, SchedulerCounters,
+};
 
 /// Everything that holds sequence ids, cells or memory at one moment.
 #[derive(Clone, Debug)]

@@ -466,6 +466,15 @@ impl SwapStore {
         self.queue_jobs();
     }
 
+    /// Whether a state is in a file, and not in memory.
+    pub fn is_on_disk(&self, id: Id) -> bool {
+        let location = self.entries.get(&id).map(|entry| &entry.location);
+        matches!(
+            location,
+            Some(Location::Disk(_) | Location::Requested(_) | Location::Reading { .. })
+        )
+    }
+
     /// Whether the store holds a state of this id.
     #[cfg(test)]
     pub fn contains(&self, id: Id) -> bool {

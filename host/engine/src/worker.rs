@@ -38,7 +38,7 @@ use crate::metrics::{EngineMetrics, add, set};
 use crate::next_token::{Distribution, NextTokenRequest};
 use crate::open_request_limits::RequestPermit;
 use crate::prompt_lookup::PromptLookup;
-use crate::request_observer::RequestObserver;
+use crate::request_observer::{GenerationPhase, ObservedGeneration};
 use crate::status::EngineStatus;
 use crate::text_decoder::TextDecoder;
 use crate::wake_batch::WakeBatch;
@@ -46,7 +46,8 @@ use crate::{Error, GenerateOptions, Token, reply};
 use constrained::ConstrainedSampler;
 use corral_sampling::{SamplerChain, Scratch};
 use corral_scheduler::{
-    AdapterId, RequestId, Retention, Scheduler, SchedulerConfig, Step, Time, WeakRetention,
+    AdapterId, DroppedPrefixes, EntryStatus, RequestId, Retention, Scheduler, SchedulerConfig,
+    Step, Time, WeakRetention,
 };
 use external_sampling::ExternalSamplerState;
 use overlap::OverlapEstimate;
@@ -68,6 +69,8 @@ pub enum Command {
     Status(Box<dyn FnOnce(EngineStatus) + Send>),
     /// Drops all prefix cache entries that are not retained.
     ClearPrefixCache,
+    /// Drops some prefix cache entries.
+    DropPrefixes(Box<DropPrefixes>),
     /// Sets how short memory is.
     SetMemoryPressure(MemoryPressure),
     /// Offloads all prefixes that are not retained.
@@ -79,6 +82,12 @@ pub enum Command {
     ImportState(Box<ImportState>),
     /// Cancels all requests and ends the thread.
     Shutdown,
+}
+
+/// Drops the prefix cache entries that match, unless they are retained or a request waits for them.
+pub struct DropPrefixes {
+    pub matches: Box<dyn Fn(&EntryStatus) -> bool + Send>,
+    pub reply: Box<dyn FnOnce(DroppedPrefixes) + Send>,
 }
 
 /// A request that the scheduler has not seen yet.
@@ -113,7 +122,7 @@ struct ActiveRequest {
     last_token: Option<Instant>,
     /// Tokens computed, without rejected drafts.
     computed: u64,
-    observer: Option<RequestObserver>,
+    observer: Option<ObservedGeneration>,
     permit: RequestPermit,
     /// Keeps the embeddings of the prompt's images.
     _images: Vec<Arc<Image>>,
@@ -176,20 +185,21 @@ impl ActiveRequest {
         cached: impl FnOnce() -> u32,
         metrics: &EngineMetrics,
     ) {
-        let observer = self.observer.as_ref();
+        let mut observer = self.observer.as_mut();
         match self.last_token.replace(now) {
             None => {
                 self.first_token = Some(now);
                 let since = now - self.arrived;
                 metrics.time_to_first_token.observe(since.as_secs_f64());
-                if let Some(observer) = observer {
+                if let Some(observer) = &mut observer {
+                    observer.enter(GenerationPhase::Decode);
                     observer.first_token(since, cached());
                 }
             }
             Some(last) => {
                 let since = now - last;
                 metrics.inter_token_latency.observe(since.as_secs_f64());
-                if let Some(observer) = observer {
+                if let Some(observer) = &observer {
                     observer.next_token(since);
                 }
             }
@@ -391,6 +401,12 @@ impl<B: Backend> Worker<B> {
                 self.swap.clear_files();
                 self.run_memory_ops();
                 self.report(&Step::default());
+            }
+            Command::DropPrefixes(request) => {
+                let dropped = self.scheduler.drop_entries(&*request.matches);
+                self.run_memory_ops();
+                self.report(&Step::default());
+                (request.reply)(dropped);
             }
             Command::SetMemoryPressure(pressure) => {
                 self.set_memory_pressure(pressure);

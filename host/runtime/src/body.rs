@@ -1,6 +1,6 @@
 //! The body of a response, from a plugin or from the host.
 
-use crate::call::CallHandle;
+use crate::call::{CallCanceler, CallHandle};
 use crate::call_error::CallError;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
@@ -63,6 +63,14 @@ impl Body {
     /// channel.
     pub fn from_channel(chunks: mpsc::Receiver<Bytes>) -> Self {
         Self(Kind::Channel(chunks))
+    }
+
+    /// What can cancel the call that writes it; `None` if there is no call.
+    pub fn canceler(&self) -> Option<CallCanceler> {
+        match &self.0 {
+            Kind::Plugin(plugin) => Some(plugin.call.canceler()),
+            Kind::Empty | Kind::Full(_) | Kind::Channel(_) => None,
+        }
     }
 
     /// A plugin's body of at most `limit` bytes, `announced` bytes long if the plugin sent a length.

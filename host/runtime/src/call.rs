@@ -75,6 +75,7 @@ impl CallOutcome {
 impl Drop for CallOutcome {
     fn drop(&mut self) {
         self.process.call_ended(match self.error.get() {
+            Some(CallError::Canceled) => CallEnd::Canceled,
             Some(error) => CallEnd::Failed(error.index()),
             None if *self.completed.get_mut() => CallEnd::Completed,
             None => CallEnd::Canceled,
@@ -110,6 +111,14 @@ impl CallHandle {
         self.outcome.fail(error)
     }
 
+    /// What can cancel the call.
+    pub(crate) fn canceler(&self) -> CallCanceler {
+        CallCanceler {
+            task: self.task.clone(),
+            outcome: Arc::clone(&self.outcome),
+        }
+    }
+
     /// Counts a frame of the response body.
     pub(crate) fn frame_sent(&self, bytes: u64) {
         self.outcome.deployment.frame_sent(bytes);
@@ -127,6 +136,22 @@ impl Drop for CallHandle {
         if self.stop_on_drop {
             self.task.abort();
         }
+    }
+}
+
+/// Cancels a call from elsewhere.
+#[derive(Debug)]
+pub struct CallCanceler {
+    task: AbortHandle,
+    outcome: Arc<CallOutcome>,
+}
+
+impl CallCanceler {
+    /// Stops the call, unless it ended. Its response ends with [`CallError::Canceled`].
+    pub fn cancel(&self) {
+        // Recorded first: the response must not look complete.
+        self.outcome.fail(CallError::Canceled);
+        self.task.abort();
     }
 }
 

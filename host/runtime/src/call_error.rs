@@ -72,6 +72,9 @@ pub enum CallError {
         /// The interface that the call needs.
         interface: &'static str,
     },
+    /// An operator canceled the request.
+    #[error("an operator of the server canceled this request")]
+    Canceled,
     /// The host failed or is shutting down.
     #[error("the host stopped this call; its log says why")]
     Internal,
@@ -79,7 +82,7 @@ pub enum CallError {
 
 impl CallError {
     /// All codes.
-    pub const CODES: [&'static str; 10] = [
+    pub const CODES: [&'static str; 11] = [
         "busy",
         "deadline",
         "cpu-time",
@@ -90,6 +93,7 @@ impl CallError {
         "missing-export",
         "internal",
         "response-too-large",
+        "cancelled",
     ];
 
     /// The HTTP status.
@@ -104,6 +108,8 @@ impl CallError {
             | Self::MissingExport { .. }
             | Self::ResponseTooLarge { .. }
             | Self::Internal => 500,
+            // Clients do not repeat a request after it, unlike 503.
+            Self::Canceled => 499,
         }
     }
 
@@ -132,6 +138,7 @@ impl CallError {
             | Self::NoResponse
             | Self::ReturnedError { .. }
             | Self::MissingExport { .. }
+            | Self::Canceled
             | Self::Internal => None,
         }
     }
@@ -149,6 +156,7 @@ impl CallError {
             Self::MissingExport { .. } => 7,
             Self::Internal => 8,
             Self::ResponseTooLarge { .. } => 9,
+            Self::Canceled => 10,
         }
     }
 
@@ -240,6 +248,7 @@ mod tests {
             CallError::MissingExport { interface: "x" },
             CallError::Internal,
             CallError::ResponseTooLarge { limit: 1 },
+            CallError::Canceled,
         ];
         assert_eq!(all.len(), CallError::CODES.len());
         for (index, error) in all.iter().enumerate() {

@@ -91,6 +91,11 @@ impl DeploymentState {
         self.0.counters.limit_hits()
     }
 
+    /// Its requests since the start.
+    pub fn requests(&self) -> u64 {
+        self.0.counters.requests.get()
+    }
+
     /// Counts a request.
     pub fn count_request(&self) {
         self.0.counters.requests.increment();

@@ -64,6 +64,7 @@ mod validate;
 mod wasm_engine;
 
 pub use body::{Body, PolledFrame};
+pub use call::CallCanceler;
 pub use call_error::CallError;
 pub use component_source::ComponentSource;
 pub use composition::program::{ProgramError, compose_program, write_setting};

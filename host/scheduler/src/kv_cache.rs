@@ -48,6 +48,16 @@ pub(crate) struct KvCache {
     ops: Vec<MemoryOp>,
 }
 
+/// The sequence of a request that ended.
+pub(crate) struct EndedSequence {
+    pub scope: PrefixScope,
+    pub tokens: Vec<Token>,
+    pub seq: SeqId,
+    pub retention: WeakRetention,
+    /// Hits of the entry that it replaces, with its own.
+    pub hits: u64,
+}
+
 impl KvCache {
     /// An empty cache.
     pub fn new(config: SchedulerConfig) -> Self {
@@ -289,14 +299,14 @@ impl KvCache {
 
     /// Turns the sequence of a request that ended into an entry if it may be reused; else frees its id. Drops
     /// entries that it makes redundant, unless they are `awaited` or on disk.
-    pub fn keep_or_release(
-        &mut self,
-        scope: PrefixScope,
-        tokens: Vec<Token>,
-        seq: SeqId,
-        retention: WeakRetention,
-        awaited: impl Fn(EntryId) -> bool,
-    ) {
+    pub fn keep_or_release(&mut self, ended: EndedSequence, awaited: impl Fn(EntryId) -> bool) {
+        let EndedSequence {
+            scope,
+            tokens,
+            seq,
+            retention,
+            mut hits,
+        } = ended;
         let retained = retention.is_held();
         let useful = (retained && !tokens.is_empty()) || tokens.len() >= MIN_KEPT_TOKENS;
         let parts = self.config.can_reuse_part();
@@ -309,13 +319,15 @@ impl KvCache {
             for id in self.entries.prefixes_of(scope, &tokens) {
                 let is_durable = self.entries.get(id).is_some_and(Entry::is_durable);
                 if !is_durable && !awaited(id) {
+                    hits += self.entries.get(id).map_or(0, |entry| entry.hits);
                     self.drop_entry(id);
                 }
             }
         }
         self.cells.unpin(seq);
-        self.entries
-            .insert(scope, tokens, EntryState::Resident(seq), retention);
+        let state = EntryState::Resident(seq);
+        let id = self.entries.insert(scope, tokens, state, retention);
+        self.entries.add_hits(id, hits);
     }
 
     /// Drops an entry, wherever its state is. No running request may wait for it.

@@ -94,7 +94,9 @@ pub use request::{
 };
 pub use retention::{Retention, WeakRetention};
 pub use scheduler::Scheduler;
-pub use status::{EntryStatus, RequestState, RequestStatus, SchedulerCounters};
+pub use status::{
+    DroppedPrefixes, EntryLocation, EntryStatus, RequestState, RequestStatus, SchedulerCounters,
+};
 pub use step::{EnqueueError, EntryId, Expired, MemoryOp, Row, SeqId, Step, StepResult, StepShape};
 pub use tenant_schedule::MAX_SHORT_STEPS;
 

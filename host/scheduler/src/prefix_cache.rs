@@ -48,6 +48,8 @@ pub(crate) struct Entry {
     /// All tokens of the state.
     pub tokens: Vec<Token>,
     pub state: EntryState,
+    /// Requests that reused it, or an entry that it replaced.
+    pub hits: u64,
     retention: WeakRetention,
     /// The clock at its last use.
     last_used: u64,
@@ -149,6 +151,7 @@ impl PrefixCache {
             scope,
             tokens,
             state,
+            hits: 0,
             retention,
             last_used,
             offloaded: false,
@@ -215,6 +218,13 @@ impl PrefixCache {
         }
     }
 
+    /// Adds to the hits of an entry.
+    pub fn add_hits(&mut self, id: EntryId, hits: u64) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.hits += hits;
+        }
+    }
+
     /// Records a use of an entry.
     pub fn touch(&mut self, id: EntryId) {
         self.clock += 1;
@@ -222,6 +232,7 @@ impl PrefixCache {
         let Some(entry) = self.entries.get_mut(&id) else {
             return;
         };
+        entry.hits += 1;
         let before = std::mem::replace(&mut entry.last_used, now);
         if entry.seq().is_some() {
             let owner = self.remove_from_lru(before);

@@ -1,11 +1,15 @@
 //! Starts requests on the prefix that they reuse, and lets followers continue once their leader has computed it.
 
 use crate::admission::PrefixSource;
-use crate::prefix_cache::Entry;
+use crate::prefix_cache::{Entry, PrefixCache};
 use crate::request::Request;
 use crate::running::{RunningRequest, Wait};
 use crate::scheduler::Scheduler;
-use crate::step::{MemoryOp, SeqId};
+use crate::step::{EntryId, MemoryOp, SeqId};
+
+fn hits(entries: &PrefixCache, entry: EntryId) -> u64 {
+    entries.get(entry).map_or(0, |entry| entry.hits)
+}
 
 impl Scheduler {
     /// Starts a request with an empty id, or with that of the entry that it takes over.
@@ -26,6 +30,7 @@ impl Scheduler {
                 running.start_at(0);
             }
             PrefixSource::TakeOver { entry, length } => {
+                running.entry_hits = hits(entries, entry) + 1;
                 // Its own retention ends first: a copy is swapped out only if another owner retains the entry.
                 running.request.continued = None;
                 let retained = self.kv.entries.get(entry).is_some_and(Entry::is_retained);
@@ -40,6 +45,7 @@ impl Scheduler {
             }
             PrefixSource::Move { entry, length } => {
                 running.request.continued = None;
+                running.entry_hits = hits(entries, entry) + 1;
                 self.kv.cells.pin(seq);
                 if let Some(from) = self.kv.entries.get(entry).and_then(Entry::seq) {
                     self.kv.share(from, seq, length);

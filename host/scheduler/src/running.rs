@@ -48,6 +48,8 @@ pub(crate) struct RunningRequest {
     pub has_external_sampler: bool,
     /// Whether its cells hold the only copy of an offloaded prefix.
     pub holds_offloaded: bool,
+    /// Hits of the entry that its sequence replaces, with its own.
+    pub entry_hits: u64,
 }
 
 impl RunningRequest {
@@ -66,6 +68,7 @@ impl RunningRequest {
             drafts: RequestDrafts::default(),
             has_external_sampler: false,
             holds_offloaded: false,
+            entry_hits: 0,
         }
     }
 

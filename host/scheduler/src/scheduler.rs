@@ -10,7 +10,7 @@ use crate::config::SchedulerConfig;
 use crate::cost_model::CostModel;
 use crate::drafts::DraftPolicy;
 use crate::failure::FailureHandling;
-use crate::kv_cache::KvCache;
+use crate::kv_cache::{EndedSequence, KvCache};
 use crate::model_drafts::ModelDrafts;
 use crate::output_length::OutputLength;
 use crate::overlap_state::OverlapState;
@@ -325,13 +325,20 @@ impl Scheduler {
             request,
             seq,
             computed,
+            entry_hits,
             ..
         } = running;
         let mut tokens = request.tokens;
         tokens.truncate(computed as usize);
         let awaited = |entry| self.running.is_entry_awaited(entry);
-        self.kv
-            .keep_or_release(request.scope, tokens, seq, request.retention, awaited);
+        let ended = EndedSequence {
+            scope: request.scope,
+            tokens,
+            seq,
+            retention: request.retention,
+            hits: entry_hits,
+        };
+        self.kv.keep_or_release(ended, awaited);
     }
 
     /// Takes a request that ends from the queue.

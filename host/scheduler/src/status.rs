@@ -3,6 +3,7 @@
 use crate::cost_model::CostModel;
 use crate::kv_cells::KvCells;
 use crate::latency::Latency;
+use crate::prefix_cache::Entry;
 use crate::request::{AdapterId, PrefixScope, Priority, RequestId, RequestProgress, Tenant};
 use crate::running::{RunningRequest, Wait};
 use crate::scheduler::Scheduler;
@@ -88,6 +89,37 @@ pub struct RequestStatus {
     pub state: RequestState,
 }
 
+/// Where the state of a prefix cache entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryLocation {
+    /// In the KV cells.
+    Cells,
+    /// In the machine's memory, or moved on by its store.
+    Memory,
+    /// On disk.
+    Disk,
+}
+
+impl EntryLocation {
+    /// Its name in status reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cells => "cells",
+            Self::Memory => "memory",
+            Self::Disk => "disk",
+        }
+    }
+}
+
+/// What became of the prefix cache entries that were to be dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DroppedPrefixes {
+    /// Entries dropped.
+    pub dropped: usize,
+    /// Entries kept, since they are retained or a request waits for them.
+    pub kept: usize,
+}
+
 /// A prefix cache entry.
 #[derive(Clone, Debug)]
 pub struct EntryStatus {
@@ -101,6 +133,10 @@ pub struct EntryStatus {
     pub tokens: u32,
     /// Whether it is retained: its owner may return.
     pub retained: bool,
+    /// Where its state is.
+    pub location: EntryLocation,
+    /// Requests that reused it, or an entry that it replaced.
+    pub hits: u64,
 }
 
 fn state(running: &RunningRequest) -> RequestState {
@@ -110,6 +146,22 @@ fn state(running: &RunningRequest) -> RequestState {
         Wait::Sampler => RequestState::Samples,
         Wait::Ready if running.is_decoding() => RequestState::Decode,
         Wait::Ready => RequestState::Prefill,
+    }
+}
+
+fn entry_status(id: EntryId, entry: &Entry) -> EntryStatus {
+    EntryStatus {
+        id,
+        scope: entry.scope,
+        seq: entry.seq(),
+        tokens: entry.length(),
+        retained: entry.is_retained(),
+        location: match entry.seq() {
+            Some(_) => EntryLocation::Cells,
+            None if entry.is_durable() => EntryLocation::Disk,
+            None => EntryLocation::Memory,
+        },
+        hits: entry.hits,
     }
 }
 
@@ -133,13 +185,25 @@ impl Scheduler {
 
     /// Prefix cache entries.
     pub fn entries(&self) -> impl Iterator<Item = EntryStatus> {
-        self.kv.entries.iter().map(|(id, entry)| EntryStatus {
-            id,
-            scope: entry.scope,
-            seq: entry.seq(),
-            tokens: entry.length(),
-            retained: entry.is_retained(),
-        })
+        let entries = self.kv.entries.iter();
+        entries.map(|(id, entry)| entry_status(id, entry))
+    }
+
+    /// Drops the entries that match, unless they are retained or a request waits for them.
+    pub fn drop_entries(&mut self, matches: impl Fn(&EntryStatus) -> bool) -> DroppedPrefixes {
+        let matching = self.entries().filter(matches).map(|entry| entry.id);
+        let matching = Vec::from_iter(matching);
+        let mut result = DroppedPrefixes::default();
+        for id in matching {
+            let retained = self.kv.entries.get(id).is_none_or(Entry::is_retained);
+            if retained || self.running.is_entry_awaited(id) {
+                result.kept += 1;
+            } else {
+                self.kv.drop_entry(id);
+                result.dropped += 1;
+            }
+        }
+        result
     }
 
     /// The sequence ids of entries. Unlike [`Scheduler::entries`] it does not visit swapped-out ones.

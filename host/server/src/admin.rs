@@ -1,20 +1,28 @@
-//! The admin listener: probes, metrics, the status of the models, and the API for deployments.
+//! The admin listener: probes, metrics, the status of the models, the API for deployments, and the console.
 
 mod audit;
 mod authorization;
+mod call;
+mod console;
 mod deployment_api;
 mod engine_status;
+mod events;
 mod host_check;
 mod logs;
 mod models;
 #[cfg(test)]
 mod openapi;
+mod prefix_cache;
+mod same_origin;
+mod session;
+mod snapshot;
 mod types;
 
 pub use audit::AUDIT_TARGET;
 use audit::AuditedChange;
 pub(crate) use authorization::{AdminExposure, AdminGuard};
 pub use authorization::{AdminToken, AdminTokenError};
+use events::EventFeed;
 
 use crate::deployments::ChangeError;
 use crate::probes;
@@ -37,12 +45,18 @@ const INDEX: &str = "\
 corral admin
 /healthz        200 while the process is alive
 /readyz         200 while requests can be served, else 503 with the reason
-/requests       requests and cached prefixes of each model, as JSON; 'corral top' shows it
+/requests       requests and cached prefixes of each model, as JSON; 'corral top' shows it;
+                DELETE /requests/ID cancels a request, by its x-request-id
+/events         what the server does, each second, as server-sent events
 /models         state of each model, as JSON; PUT /models/NAME loads one, DELETE unloads an idle one
-/prefix-cache   DELETE drops the entries that are not retained
+/prefix-cache   cached prefixes, as JSON; DELETE drops those that are not retained, of ?deployment=NAME,
+                or one: /prefix-cache/MODEL/ENTRY
 /metrics        counters, as Prometheus text
 /deployments, /components
                 list and change deployments; 'corral deploy' does
+/call/PATH      a request to PATH of the public listener
+/session        what the caller may do
+/ui             the console, a page for browsers
 /openapi.json   description of the API for programs
 If there is an admin token, every change needs it, and so does all of /deployments and /components.
 ";
@@ -57,16 +71,24 @@ pub(crate) struct AdminState {
     uploads: Semaphore,
     /// Permits for clients that follow logs.
     log_followers: Arc<Semaphore>,
+    events: Arc<EventFeed>,
+    /// Permits for calls of routes.
+    calls: Arc<Semaphore>,
+    /// Whether browsers get the console.
+    console: bool,
 }
 
 impl AdminState {
-    pub(crate) fn new(server: Arc<ServerState>, guard: AdminGuard) -> Self {
+    pub(crate) fn new(server: Arc<ServerState>, guard: AdminGuard, console: bool) -> Self {
         AdminState {
             server,
             guard,
             status_queries: Arc::new(Semaphore::new(engine_status::MAX_STATUS_QUERIES)),
             uploads: Semaphore::new(deployment_api::MAX_UPLOADS),
             log_followers: Arc::new(Semaphore::new(logs::MAX_LOG_FOLLOWERS)),
+            events: Arc::default(),
+            calls: Arc::new(Semaphore::new(call::MAX_CALLS)),
+            console,
         }
     }
 }
@@ -76,6 +98,10 @@ pub(crate) async fn answer(
     state: Arc<AdminState>,
     request: Request<Incoming>,
 ) -> Response<LoggedBody> {
+    // In this task, so that a client that disconnects ends its call.
+    if call::owns(request.uri().path()) {
+        return call::answer(&state, request).await;
+    }
     let answered = match AuditedChange::begin(&state, &request) {
         Some(change) => {
             // A task of its own, so that the change is logged even if its client disconnects.
@@ -98,9 +124,20 @@ pub(crate) async fn answer(
 async fn route(state: &AdminState, request: Request<Incoming>) -> Result<Response<Body>, Problem> {
     let server = &*state.server;
     state.guard.check_host(&request)?;
+    if state.console
+        && let Some(answer) = console::answer(&request)
+    {
+        return answer;
+    }
+    same_origin::check(&request)?;
     let path = request.uri().path();
     if let Some(answer) = probes::answer(server, request.method(), path) {
         return answer;
+    }
+    if path == "/session" {
+        return on_get(request.method(), || {
+            session::answer(state, request.headers())
+        });
     }
     if deployment_api::owns(path) {
         return deployment_api::answer(state, request).await;
@@ -112,21 +149,44 @@ async fn route(state: &AdminState, request: Request<Incoming>) -> Result<Respons
     match path {
         "/" => on_get(request.method(), || probes::plain_text(INDEX)),
         "/metrics" => on_get(request.method(), || {
-            no_store(Body::from(metrics_text(server)), prometheus::CONTENT_TYPE)
+            no_store(Body::from(metrics_text(state)), prometheus::CONTENT_TYPE)
         }),
         "/requests" => match *request.method() {
             Method::GET | Method::HEAD => engine_status::status(state).await,
             _ => Err(Problem::method("GET, HEAD")),
         },
-        // Not POST: browsers let any page send a POST, but not a DELETE.
-        "/prefix-cache" => match *request.method() {
-            Method::DELETE => engine_status::clear_prefix_cache(state).await,
-            _ => Err(Problem::method("DELETE")),
+        "/events" => match *request.method() {
+            Method::GET => state.events.answer(&state.server),
+            _ => Err(Problem::method("GET")),
         },
+        path if path.starts_with("/requests/") => cancel(server, request.method(), path),
+        path if path.starts_with("/prefix-cache") => {
+            prefix_cache::answer(state, request.method(), request.uri())
+                .await
+                .unwrap_or_else(|| Err(Problem::no_route(path)))
+        }
         path => models::answer(server, request.method(), path)
             .await
             .unwrap_or_else(|| Err(Problem::no_route(path))),
     }
+}
+
+/// Cancels the request that `path` names.
+fn cancel(server: &ServerState, method: &Method, path: &str) -> Result<Response<Body>, Problem> {
+    let id = path.strip_prefix("/requests/").unwrap_or_default();
+    if *method != Method::DELETE {
+        return Err(Problem::method("DELETE"));
+    }
+    if !server.running.cancel(id) {
+        return Err(Problem::new(
+            StatusCode::NOT_FOUND,
+            "no-request",
+            "no request of this id runs; it may have ended: GET /events lists those that run",
+        ));
+    }
+    server.counters.count_canceled();
+    let json = serde_json::json!({ "canceled": id });
+    Ok(json_response(StatusCode::OK, json.to_string()))
 }
 
 fn on_get(
@@ -154,7 +214,8 @@ fn no_store(body: Body, content_type: &'static str) -> Response<Body> {
     response
 }
 
-fn metrics_text(state: &ServerState) -> String {
+fn metrics_text(admin: &AdminState) -> String {
+    let state = &admin.server;
     let mut families = MetricFamilies::default();
     families.sample(
         "corral_build_info",
@@ -179,6 +240,7 @@ fn metrics_text(state: &ServerState) -> String {
         state.lost_log_lines.load(Ordering::Relaxed) as f64,
     );
     state.counters.write(&mut families);
+    admin.events.write_metrics(&mut families);
     if let Some(memory) = state.memory.get() {
         memory.write(&mut families);
     }

@@ -133,6 +133,7 @@ pub(crate) struct HttpCounters {
     accept_errors: AtomicU64,
     in_flight: AtomicU64,
     aborted: AtomicU64,
+    canceled: AtomicU64,
     terminations: [AtomicU64; TerminationReason::ALL.len()],
     responses: StatusCounts,
 }
@@ -162,6 +163,26 @@ impl HttpCounters {
     /// Counts a request whose response was not sent to its end.
     pub(crate) fn count_aborted(&self) {
         self.aborted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a request that an operator canceled.
+    pub(crate) fn count_canceled(&self) {
+        self.canceled.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Requests whose response has not been sent to its end.
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Open connections.
+    pub(crate) fn connections_open(&self) -> u64 {
+        self.connections_open.load(Ordering::Relaxed)
+    }
+
+    /// Responses by status.
+    pub(crate) fn responses(&self) -> impl Iterator<Item = (String, f64)> {
+        self.responses.nonzero()
     }
 
     /// Counts a connection or stream that the server ended.
@@ -199,9 +220,15 @@ impl HttpCounters {
             ),
             (
                 "corral_http_requests_aborted_total",
-                "Requests that ended early: the client disconnected, or the plugin failed during its response.",
+                "Requests that ended early: the client disconnected, or the plugin failed or was canceled during its response.",
                 MetricKind::Counter,
                 &self.aborted,
+            ),
+            (
+                "corral_http_requests_canceled_total",
+                "Requests that an operator canceled.",
+                MetricKind::Counter,
+                &self.canceled,
             ),
         ] {
             families.sample(name, help, kind, &[], read(count));

@@ -33,6 +33,7 @@ mod request_log;
 mod request_policy;
 mod response_policy;
 mod routes;
+mod running_requests;
 mod server;
 mod services;
 mod shutdown;

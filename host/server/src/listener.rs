@@ -67,8 +67,8 @@ pub struct HttpLimits {
     /// Connections of one client address, or of one /64 for IPv6; further ones get 429 and are closed at
     /// once. By default three for each one that stays free, at least 8: one address can use three quarters of all.
     pub max_connections_per_address: Option<usize>,
-    /// Connections of the admin listener: a scraper, a prober, a few people. One address gets three
-    /// quarters of them: log followers and others. Default 32.
+    /// Connections of the admin listener: a scraper, a prober, a few people and their consoles. One address gets three
+    /// quarters of them: those that follow logs and events, and others. Default 64.
     pub max_admin_connections: usize,
     /// Time limit for a TLS handshake. Default 10 s.
     pub handshake_timeout: Duration,
@@ -97,7 +97,7 @@ impl Default for HttpLimits {
         HttpLimits {
             max_connections: 1024,
             max_connections_per_address: None,
-            max_admin_connections: 32,
+            max_admin_connections: 64,
             handshake_timeout: Duration::from_secs(10),
             header_timeout: Duration::from_secs(30),
             max_header_bytes: 32 << 10,

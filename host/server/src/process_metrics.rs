@@ -21,6 +21,27 @@ pub(crate) fn record_start() {
     LazyLock::force(&START);
 }
 
+/// Milliseconds since 1970 at the start of the process.
+pub(crate) fn started_milliseconds() -> u64 {
+    (*START * 1e3) as u64
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn unix_milliseconds() -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "a time of day for people")]
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |time| {
+        u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+    })
+}
+
+/// Resident memory of the process.
+pub(crate) fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kibibytes = field(&status, "VmRSS:")?.strip_suffix("kB")?.trim_end();
+    Some(kibibytes.parse::<u64>().ok()? * 1024)
+}
+
 /// Writes the metrics of this process.
 pub(crate) fn write(families: &mut MetricFamilies) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -9,14 +9,16 @@ use crate::problem::{ErrorFormat, Problem};
 use crate::request_body::{BodyState, RequestBody};
 use crate::request_log::{HttpRequestId, LoggedBody, REQUEST_ID, RequestDetails, RequestLog};
 use crate::response_policy::ResponsePolicy;
+use crate::running_requests::{AdmittedRequest, RequestSource};
 use crate::state::ServerState;
-use corral_runtime::{Body, CallLimit, CallOptions, LastLine};
+use corral_runtime::{Body, CallError, CallLimit, CallOptions, LastLine};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, ORIGIN};
 use http::uri::{Authority, Parts, Scheme};
 use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 /// `Retry-After` of a deployment that an operator has to repair or resume.
 const UNAVAILABLE_RETRY: Duration = Duration::from_secs(5);
@@ -31,21 +33,40 @@ pub(crate) async fn answer(
     state: Arc<ServerState>,
     request: Request<Incoming>,
 ) -> Response<LoggedBody> {
+    answer_from(state, request, RequestSource::Public, None).await
+}
+
+/// The same for a request from `source`. `permit` is held until the end of the response.
+pub(crate) async fn answer_from(
+    state: Arc<ServerState>,
+    request: Request<Incoming>,
+    source: RequestSource,
+    permit: Option<OwnedSemaphorePermit>,
+) -> Response<LoggedBody> {
     let id = state.request_ids.next();
     let mut log = RequestLog::begin(&state.counters, id, request.method(), request.uri().path());
+    log.details.console_permit = permit;
+    let (cancel, mut canceled) = oneshot::channel();
     let origin = request.headers().get(ORIGIN).cloned();
     let is_head = request.method() == Method::HEAD;
     let mut response_policy = ResponsePolicy::default();
     let last_error_line = state.develop.then(Arc::<LastLine>::default);
     let answered = route(
         &state,
-        id,
+        Identity { id, source, cancel },
         request,
         &mut log.details,
         &mut response_policy,
         last_error_line.clone(),
     );
-    let mut response = match answered.await {
+    let answered = tokio::select! {
+        // An answer that is there counts, so that a request is either answered or canceled.
+        biased;
+        answered = answered => answered,
+        // The sender may be gone without a word: the request is not listed.
+        Ok(()) = &mut canceled => Err(CallError::Canceled.into()),
+    };
+    let mut response = match answered {
         Ok(response) => with_event_stream_end(response, response_policy.format, last_error_line),
         Err(problem) => {
             // 503 is routine: a full queue, or a model that is being loaded.
@@ -74,16 +95,25 @@ pub(crate) async fn answer(
     log.answer(response)
 }
 
+/// What a request is, beside its content.
+struct Identity {
+    id: HttpRequestId,
+    source: RequestSource,
+    /// Ends the wait for its answer.
+    cancel: oneshot::Sender<()>,
+}
+
 /// Passes the request to the plugin that owns the route. Sets `details` and `response_policy` as they become known, also
 /// for an error.
 async fn route(
     state: &ServerState,
-    id: HttpRequestId,
+    identity: Identity,
     request: Request<Incoming>,
     details: &mut RequestDetails,
     response_policy: &mut ResponsePolicy,
     last_error_line: Option<Arc<LastLine>>,
 ) -> Result<Response<Body>, Problem> {
+    let Identity { id, source, cancel } = identity;
     let (mut head, body) = request.into_parts();
     // Every early return drops the body, which discards its rest.
     let discard_time = discard_time(state, &head.headers);
@@ -121,9 +151,25 @@ async fn route(
         return Ok(preflight.map(|()| Body::empty()));
     }
     let keys = state.api_keys.as_deref();
-    let holder = policy.authenticate(keys, &deployment.name, &mut head.headers)?;
+    let holder = match source {
+        RequestSource::Console { has_token: true } => None,
+        RequestSource::Public | RequestSource::Console { has_token: false } => {
+            policy.authenticate(keys, &deployment.name, &mut head.headers)?
+        }
+    };
     let names = |holder: &KeyHolder| [holder.key_name.clone(), holder.tenant_name.clone()];
     details.key = holder.as_ref().map(names);
+    details.listed = Some(state.running.list(AdmittedRequest {
+        id,
+        source,
+        method: &head.method,
+        path,
+        deployment: &deployment.name,
+        revision: details.revision,
+        key: details.key.clone(),
+        usage: &details.usage,
+        cancel,
+    }));
     let tenant = holder.as_ref().map(|holder| holder.tenant);
     if let Some(memory) = state.memory.get() {
         details.memory_permit = Some(memory.admit(tenant).await?);

@@ -6,6 +6,7 @@
 use crate::deployments::DeploymentContext;
 use crate::http_counters::{CounterGuard, HttpCounters};
 use crate::memory_guard::MemoryPermit;
+use crate::running_requests::ListedRequest;
 use bytes::Bytes;
 use corral_engine::TokenUsage;
 use corral_runtime::{Body, CallError, PolledFrame};
@@ -15,10 +16,12 @@ use http_body::{Body as _, SizeHint};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Instant;
+use tokio::sync::OwnedSemaphorePermit;
 
 /// Header with the request id, in the plugin's request and in the answer.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -50,7 +53,7 @@ impl RequestIdGenerator {
 }
 
 /// Id of one request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct HttpRequestId {
     process: u32,
     number: u64,
@@ -59,6 +62,25 @@ pub(crate) struct HttpRequestId {
 impl fmt::Display for HttpRequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:08x}-{}", self.process, self.number)
+    }
+}
+
+impl FromStr for HttpRequestId {
+    type Err = ();
+
+    /// Reads an id as it is displayed.
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (process, number) = text.split_once('-').ok_or(())?;
+        let id = HttpRequestId {
+            process: u32::from_str_radix(process, 16).map_err(|_| ())?,
+            number: number.parse().map_err(|_| ())?,
+        };
+        // Only one text is an id.
+        if id.to_string() == text {
+            Ok(id)
+        } else {
+            Err(())
+        }
     }
 }
 
@@ -86,6 +108,10 @@ pub(crate) struct RequestDetails {
     pub(crate) usage: Arc<TokenUsage>,
     /// Held until the answer ends. A request that is not in flight has none.
     pub(crate) memory_permit: Option<MemoryPermit>,
+    /// Lists the request while a deployment answers it.
+    pub(crate) listed: Option<ListedRequest>,
+    /// One of the calls through the admin listener.
+    pub(crate) console_permit: Option<OwnedSemaphorePermit>,
 }
 
 /// The deployment that answers a request. It holds no plugin, so that a slow client keeps none loaded.
@@ -139,6 +165,9 @@ impl RequestLog {
         self.in_flight.counters().count_response(status);
         if let Some(deployment) = &self.details.deployment {
             deployment.context.http.count_response(status);
+        }
+        if let Some(listed) = &self.details.listed {
+            listed.answered(response.body().canceler());
         }
         self.status = Some(status.as_u16());
         self.content_length = response
@@ -251,6 +280,7 @@ mod tests {
         let (one, two) = (ids.next(), ids.next());
         assert_ne!(one.to_string(), two.to_string());
         assert_eq!(one.header(), one.to_string());
+        assert_eq!(two.to_string().parse(), Ok(two));
         assert_ne!(
             RequestIdGenerator::default().process,
             RequestIdGenerator::default().process,

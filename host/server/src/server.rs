@@ -40,6 +40,8 @@ pub struct ServerOptions {
     pub memory: MemoryGuardConfig,
     /// How to answer until there are services. Other routes get problem documents.
     pub starting: StartingRoutes,
+    /// Whether the admin listener serves the console.
+    pub console: bool,
     /// For authors: errors say what plugins wrote to standard error.
     pub develop: bool,
     /// Lines that the log lost. The writer of the log counts them; the server exports the count.
@@ -103,6 +105,7 @@ impl Server {
             limits: options.limits.clone(),
             counters: Arc::default(),
             request_ids: RequestIdGenerator::default(),
+            running: Arc::default(),
             starting: options.starting,
             services: OnceLock::new(),
             memory: OnceLock::new(),
@@ -128,7 +131,7 @@ impl Server {
             move |request| public::answer(public_state.clone(), request),
         );
         let guard = AdminGuard::new(listeners.token, exposure);
-        let admin_state = Arc::new(AdminState::new(state.clone(), guard));
+        let admin_state = Arc::new(AdminState::new(state.clone(), guard, options.console));
         let admin = Listener::start(
             admin,
             ListenerConfig {
@@ -383,7 +386,10 @@ mod tests {
         let answer = exchange(server.public_address(), post).await;
         assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
         assert!(answer.contains("\r\nallow: GET, HEAD\r\n"), "{answer}");
-        for (path, allow) in [("/requests", "GET, HEAD"), ("/prefix-cache", "DELETE")] {
+        for (path, allow) in [
+            ("/requests", "GET, HEAD"),
+            ("/prefix-cache", "GET, HEAD, DELETE"),
+        ] {
             let post =
                 format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
             let answer = exchange(admin_of(&server), &post).await;

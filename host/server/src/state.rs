@@ -7,6 +7,7 @@ use crate::memory_guard::MemoryGuard;
 use crate::problem::Problem;
 use crate::request_log::RequestIdGenerator;
 use crate::response_policy::StartingRoutes;
+use crate::running_requests::RunningRequests;
 use crate::services::Services;
 use crate::tls::Tls;
 use std::net::SocketAddr;
@@ -17,6 +18,8 @@ pub(crate) struct ServerState {
     pub(crate) limits: HttpLimits,
     pub(crate) counters: Arc<HttpCounters>,
     pub(crate) request_ids: RequestIdGenerator,
+    /// The requests that deployments answer.
+    pub(crate) running: Arc<RunningRequests>,
     /// The routes until there are services.
     pub(crate) starting: StartingRoutes,
     pub(crate) services: OnceLock<Services>,

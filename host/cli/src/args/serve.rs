@@ -59,6 +59,9 @@ pub struct ServeArgs {
         help_heading = "Network"
     )]
     pub admin: String,
+    /// Serve no console, the page for browsers, on the admin listener
+    #[arg(long, help_heading = "Network")]
+    pub(crate) no_console: bool,
     /// Seconds that running requests may take after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds, help_heading = "Network")]
     pub grace_period: Duration,

@@ -5,7 +5,7 @@ use crate::backend::Backend;
 use crate::metrics::{add, set, set_time};
 use crate::status::EngineStatus;
 use crate::swap_store::SwapStore;
-use corral_scheduler::{SeqId, Step};
+use corral_scheduler::{EntryLocation, EntryStatus, SeqId, Step};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,7 @@ impl<B: Backend> Worker<B> {
     pub(super) fn report(&self, step: &Step) {
         let (metrics, scheduler) = (&self.metrics, &self.scheduler);
         let (cells, running) = (scheduler.cells(), scheduler.running_count());
+        set(&metrics.live_generated_tokens, self.generated_tokens);
         set(&metrics.waiting, scheduler.waiting_count() as u64);
         set(&metrics.running, running as u64);
         set(&metrics.sequence_ids_used, running as u64);
@@ -103,9 +104,24 @@ impl<B: Backend> Worker<B> {
             swap_disk_bytes: sequences.map_or(0, SwapStore::disk_bytes),
             prefix_offload_bytes: prefixes.map_or(0, SwapStore::ram_bytes),
             requests: self.scheduler.requests().collect(),
-            prefix_cache: self.scheduler.entries().collect(),
+            prefix_cache: self
+                .scheduler
+                .entries()
+                .map(|entry| self.located(entry))
+                .collect(),
             counters: self.scheduler.counters(),
         }
+    }
+
+    /// The status of an entry, after a look at where the store holds a state that is not in the cells.
+    fn located(&self, mut entry: EntryStatus) -> EntryStatus {
+        let mut stores = self.swap.both().into_iter().flatten();
+        if entry.location == EntryLocation::Memory
+            && stores.any(|store| store.is_on_disk(entry.id.0))
+        {
+            entry.location = EntryLocation::Disk;
+        }
+        entry
     }
 
     /// Checks with the backend that no unused sequence id holds cells.

@@ -8,6 +8,7 @@ use crate::Error;
 use crate::backend::Backend;
 use crate::metrics::{EngineMetrics, add, add_time};
 use crate::prompt_lookup::PromptLookup;
+use crate::request_observer::ObservedGeneration;
 use crate::text_decoder::TextDecoder;
 use corral_sampling::SamplerChain;
 use corral_scheduler::{
@@ -76,7 +77,7 @@ impl<B: Backend> Worker<B> {
                 mut options,
                 sender,
             } => {
-                observer = options.observer.take();
+                observer = options.observer.take().map(ObservedGeneration::new);
                 let can_draft = external.is_none() && self.config.max_drafts > 0;
                 let looks_up = can_draft && options.max_draft_tokens.is_some_and(|most| most > 0);
                 let uses_model =

@@ -5,6 +5,7 @@ use crate::Error;
 use crate::backend::{Backend, DecodeError, TokenInput};
 use crate::cpu_time::thread_cpu_time;
 use crate::metrics::{add, add_time, set};
+use crate::request_observer::GenerationPhase;
 use corral_scheduler::{MemoryOp, RequestId, Row, Step, StepResult};
 use std::time::{Duration, Instant};
 
@@ -63,13 +64,16 @@ impl<B: Backend> Worker<B> {
         let is_first = request.admitted.is_none();
         request.admitted.get_or_insert(now);
         let waited = now.saturating_duration_since(request.arrived);
-        let observer = request.observer.clone().filter(|_| is_first);
+        let prompt_tokens = request.generation().map(|one| one.prompt_tokens);
+        if let (Some(observer), Some(prompt), true) =
+            (&mut request.observer, prompt_tokens, is_first)
+        {
+            observer.enter(GenerationPhase::Prefill);
+            observer.admitted(waited, prompt);
+        }
         let Some(generation) = request.generation_mut() else {
             return;
         };
-        if let Some(observer) = observer {
-            observer.admitted(waited, generation.prompt_tokens);
-        }
         if let Some(external) = &mut generation.external {
             external.start();
         }

@@ -105,7 +105,10 @@ impl ProcessCounters {
     /// All counters as metrics.
     pub(crate) fn metrics(&self) -> Vec<Metric> {
         let mut metrics = self.table_metrics();
-        for (code, count) in CallError::CODES.iter().zip(&self.calls_failed) {
+        let failures = CallError::CODES.iter().zip(&self.calls_failed);
+        // Canceled calls have a counter of their own.
+        let canceled = CallError::Canceled.code();
+        for (code, count) in failures.filter(|(code, _)| **code != canceled) {
             let mut metric = metric(
                 "corral_plugin_calls_failed_total",
                 "Plugin calls that failed, by error code.",

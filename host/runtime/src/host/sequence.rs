@@ -167,6 +167,7 @@ impl State {
         self.meter.charge(Duration::from_nanos(spent));
         let adapter = options.adapter.take();
         options.adapter = adapter.or_else(|| held.adapter.clone());
+        self.usage.set_model(&engine.info().name);
         options.observer = Some(RequestObserver {
             metrics: self.counters.generations(&engine.info().name),
             usage: Arc::clone(&self.usage),

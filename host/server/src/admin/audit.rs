@@ -5,7 +5,7 @@ use super::AdminState;
 use crate::listener::ConnectionInfo;
 use crate::problem::Problem;
 use corral_runtime::Body;
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, StatusCode};
 use std::time::Instant;
 
 /// Target of these lines.
@@ -24,7 +24,7 @@ pub(super) struct ChangeResult {
     pub(super) paused: Option<bool>,
 }
 
-/// A request that may change something.
+/// A request that may change something, or that calls a route.
 #[derive(Debug)]
 pub(super) struct AuditedChange {
     actor: &'static str,
@@ -40,6 +40,7 @@ enum Target {
     Deployment(String),
     Component(String),
     Model(String),
+    Request(String),
 }
 
 impl AuditedChange {
@@ -48,27 +49,56 @@ impl AuditedChange {
         if matches!(*request.method(), Method::GET | Method::HEAD) {
             return None;
         }
-        let (action, target) = action(request.method(), request.uri().path());
-        Some(AuditedChange {
+        let action = action(request.method(), request.uri().path());
+        Some(Self::new(state, request, action))
+    }
+
+    /// A call of a deployment's route.
+    pub(super) fn begin_call<B>(
+        state: &AdminState,
+        request: &Request<B>,
+        deployment: Option<String>,
+    ) -> Self {
+        Self::new(state, request, ("call", deployment.map(Target::Deployment)))
+    }
+
+    fn new<B>(
+        state: &AdminState,
+        request: &Request<B>,
+        (action, target): (&'static str, Option<Target>),
+    ) -> Self {
+        AuditedChange {
             actor: state.guard.actor(request.headers()),
             connection: request.extensions().get().copied(),
             action,
             target,
             began: Instant::now(),
-        })
+        }
     }
 
     /// Writes the line.
     pub(super) fn log(self, answered: &Result<Response<Body>, Problem>) {
-        let (status, outcome) = match answered {
-            Ok(response) if response.status().is_server_error() => (response.status(), "internal"),
-            Ok(response) => (response.status(), "ok"),
-            Err(problem) => (problem.status(), problem.code()),
-        };
-        let none = ChangeResult::default();
-        let response = answered.as_ref().ok();
-        let result = response.and_then(|response| response.extensions().get());
-        let result: &ChangeResult = result.unwrap_or(&none);
+        match answered {
+            Ok(response) => {
+                let result = response.extensions().get();
+                let result = result.cloned().unwrap_or_default();
+                self.write(response.status(), outcome(response.status()), &result);
+            }
+            Err(problem) => self.log_problem(problem),
+        }
+    }
+
+    /// Writes the line of a call that was answered.
+    pub(super) fn log_status(self, status: StatusCode) {
+        self.write(status, outcome(status), &ChangeResult::default());
+    }
+
+    /// Writes the line of a request that was refused.
+    pub(super) fn log_problem(self, problem: &Problem) {
+        self.write(problem.status(), problem.code(), &ChangeResult::default());
+    }
+
+    fn write(self, status: StatusCode, outcome: &str, result: &ChangeResult) {
         let action = match (self.action, result.paused) {
             ("pause", Some(false)) => "resume",
             (action, _) => action,
@@ -96,10 +126,21 @@ impl AuditedChange {
                 Target::Model(name) => Some(name),
                 _ => None,
             }),
+            canceled_request = name(|target| match target {
+                Target::Request(id) => Some(id),
+                _ => None,
+            }),
             status = status.as_u16(),
             duration_ms = self.began.elapsed().as_micros() as f64 / 1e3,
             "change"
         );
+    }
+}
+
+fn outcome(status: StatusCode) -> &'static str {
+    match status.is_server_error() {
+        true => "internal",
+        false => "ok",
     }
 }
 
@@ -130,6 +171,8 @@ fn action(method: &Method, path: &str) -> (&'static str, Option<Target>) {
             (action, Some(Target::Model(name(model))))
         }
         ["prefix-cache"] => ("clear-prefix-cache", None),
+        ["prefix-cache", model, _] => ("drop-prefix", Some(Target::Model(name(model)))),
+        ["requests", id] => ("cancel-request", Some(Target::Request(name(id)))),
         _ => ("unknown", None),
     }
 }
@@ -150,6 +193,8 @@ mod tests {
             (Method::PUT, "/models/tiny", "load-model"),
             (Method::DELETE, "/models/tiny", "unload-model"),
             (Method::DELETE, "/prefix-cache", "clear-prefix-cache"),
+            (Method::DELETE, "/prefix-cache/tiny/1", "drop-prefix"),
+            (Method::DELETE, "/requests/0-1", "cancel-request"),
             (Method::POST, "/", "unknown"),
         ] {
             assert_eq!(action(&method, path).0, expected, "{method} {path}");

@@ -109,6 +109,11 @@ impl AdminGuard {
         }
     }
 
+    /// Whether there is a token that changes need.
+    pub(crate) fn requires_token(&self) -> bool {
+        self.token.is_some() && self.exposure != AdminExposure::Owner
+    }
+
     /// Whether any request can pass [`AdminGuard::check_token`].
     pub(crate) fn can_authorize(&self) -> bool {
         self.token.is_some() || self.exposure == AdminExposure::Owner

@@ -25,6 +25,7 @@ use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
@@ -240,11 +241,13 @@ impl Api<'_> {
 
     fn show(&self, name: &DeploymentName) -> Answer {
         let stored = self.store()?.get(name).map_err(ChangeError::from)?;
+        let serving = self.deployments.get(name.as_str());
         let details = DeploymentDetails {
             public_address: self.state.server.public_address.to_string(),
             public_tls: self.state.server.tls.is_some(),
             deployment: DeploymentStatus::of(name, &stored, self.deployments),
             revisions: stored.revisions.into_values().collect(),
+            limit_hits: serving.map_or_else(BTreeMap::new, |one| one.context.limit_hits()),
         };
         Ok(json(StatusCode::OK, &details))
     }

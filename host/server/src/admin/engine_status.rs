@@ -10,20 +10,20 @@ use crate::api_keys::ApiKeys;
 use crate::problem::Problem;
 use crate::services::Services;
 use corral_engine::{
-    Caller, Engine, EngineStatus, EntryStatus, Error, ModelState, ModelStatus, RequestStatus,
-    Tenant,
+    Caller, Engine, EngineStatus, EntryStatus, Error, ModelState, ModelStatus, PrefixScope,
+    RequestStatus, Tenant,
 };
 use corral_runtime::Body;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 /// Longest wait for a model that is in the middle of a step.
-const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Status queries in flight.
 pub(super) const MAX_STATUS_QUERIES: usize = 4;
 
@@ -43,34 +43,7 @@ async fn status_after(
     change: fn(&Engine) -> Result<(), Error>,
 ) -> Result<Response<Body>, Problem> {
     let services = state.server.services()?;
-    let until = Instant::now() + STATUS_TIMEOUT;
-    let permit = Arc::clone(&state.status_queries).acquire_owned();
-    let permit = match timeout_at(until, permit).await {
-        Ok(Ok(permit)) => Arc::new(permit),
-        _ => return Err(busy("other status queries are waiting for the models")),
-    };
-    // Ask all engines before waiting for the first: each may be in the middle of a step.
-    let mut queries = Vec::new();
-    for engine in services.models.engines() {
-        let (sender, receiver) = oneshot::channel();
-        let permit = Arc::clone(&permit);
-        let send = move |status| {
-            drop(permit);
-            // The receiver is gone after the timeout.
-            let _ = sender.send(status);
-        };
-        let queried = change(&engine).and_then(|()| engine.status(send));
-        // Keep the name only: holding the engine would keep the model loaded.
-        queries.push((engine.info().name.clone(), queried, receiver));
-    }
-    let mut statuses = HashMap::new();
-    for (name, queried, receiver) in queries {
-        let status = match queried {
-            Ok(()) => receive(&name, receiver, until).await,
-            Err(error) => Err(query_problem(&name, error)),
-        };
-        statuses.insert(name, status);
-    }
+    let mut statuses: HashMap<_, _> = query_after(state, change).await?.into_iter().collect();
     let owners = Owners::new(services, state.server.api_keys.as_deref());
     let mut models = Vec::new();
     for status in services.models.status() {
@@ -85,6 +58,58 @@ async fn status_after(
         StatusCode::OK,
         json!({ "models": models }).to_string(),
     ))
+}
+
+/// The status of each loaded model, by name, or why there is none.
+pub(super) type EngineStatuses = Vec<(String, Result<EngineStatus, Problem>)>;
+
+/// The status of each loaded model.
+pub(super) async fn query(state: &AdminState) -> Result<EngineStatuses, Problem> {
+    query_after(state, |_| Ok(())).await
+}
+
+/// A permit to ask engines something.
+pub(super) async fn permit(
+    state: &AdminState,
+    until: Instant,
+) -> Result<OwnedSemaphorePermit, Problem> {
+    let permit = Arc::clone(&state.status_queries).acquire_owned();
+    match timeout_at(until, permit).await {
+        Ok(Ok(permit)) => Ok(permit),
+        _ => Err(busy("other status queries are waiting for the models")),
+    }
+}
+
+async fn query_after(
+    state: &AdminState,
+    change: fn(&Engine) -> Result<(), Error>,
+) -> Result<EngineStatuses, Problem> {
+    let services = state.server.services()?;
+    let until = Instant::now() + STATUS_TIMEOUT;
+    let permit = Arc::new(permit(state, until).await?);
+    // Ask all engines before waiting for the first: each may be in the middle of a step.
+    let mut queries = Vec::new();
+    for engine in services.models.engines() {
+        let (sender, receiver) = oneshot::channel();
+        let permit = Arc::clone(&permit);
+        let send = move |status| {
+            drop(permit);
+            // The receiver is gone after the timeout.
+            let _ = sender.send(status);
+        };
+        let queried = change(&engine).and_then(|()| engine.status(send));
+        // Keep the name only: holding the engine would keep the model loaded.
+        queries.push((engine.info().name.clone(), queried, receiver));
+    }
+    let mut statuses = Vec::new();
+    for (name, queried, receiver) in queries {
+        let status = match queried {
+            Ok(()) => receive(&name, receiver, until).await,
+            Err(error) => Err(query_problem(&name, error)),
+        };
+        statuses.push((name, status));
+    }
+    Ok(statuses)
 }
 
 /// A model that is not loaded has no requests and no cache.
@@ -110,7 +135,7 @@ async fn receive(
     }
 }
 
-fn query_problem(model: &str, error: Error) -> Problem {
+pub(super) fn query_problem(model: &str, error: Error) -> Problem {
     match error {
         Error::Overloaded { reason, .. } => busy(&format!(
             "the status of the model {model} is not available: {reason}"
@@ -119,26 +144,26 @@ fn query_problem(model: &str, error: Error) -> Problem {
     }
 }
 
-fn busy(what: &str) -> Problem {
+pub(super) fn busy(what: &str) -> Problem {
     let detail = format!("{what}; try again later; /metrics answers at any time");
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "model-busy", detail)
         .retry_after(Duration::from_secs(1))
 }
 
-fn stopped(model: &str) -> Problem {
+pub(super) fn stopped(model: &str) -> Problem {
     let detail = format!("the model {model} has stopped; see the log and restart the server");
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "model-stopped", detail)
 }
 
 /// Names of deployments, and of tenants of API keys, by the ids that engines use.
-struct Owners {
+pub(super) struct Owners {
     tenants: HashMap<Tenant, String>,
     /// Prefix scopes of a single tenant. A shared scope is absent.
     scopes: HashMap<u64, String>,
 }
 
 impl Owners {
-    fn new(services: &Services, keys: Option<&ApiKeys>) -> Self {
+    pub(super) fn new(services: &Services, keys: Option<&ApiKeys>) -> Self {
         let deployments = services.deployments.all();
         let tenants: HashMap<_, _> = deployments
             .iter()
@@ -157,6 +182,17 @@ impl Owners {
             .map(|(tenant, name)| (own_scope(*tenant).scope().0, name.clone()))
             .collect();
         Owners { tenants, scopes }
+    }
+
+    /// The owner of a scope, unless it is shared.
+    pub(super) fn owner(&self, scope: PrefixScope) -> Option<&str> {
+        self.scopes.get(&scope.prefix_group()).map(String::as_str)
+    }
+
+    /// The scopes of the deployments and tenants of this name.
+    pub(super) fn scopes_of(&self, owner: &str) -> HashSet<u64> {
+        let scopes = self.scopes.iter().filter(|(_, name)| *name == owner);
+        scopes.map(|(scope, _)| *scope).collect()
     }
 
     fn model_json(&self, name: &str, status: &EngineStatus) -> Value {
@@ -221,7 +257,7 @@ impl Owners {
         json!({
             "entry": entry.id.0,
             "scope": entry.scope.prefix_group(),
-            "owner": self.scopes.get(&entry.scope.prefix_group()),
+            "owner": self.owner(entry.scope),
             "adapter": entry.scope.adapter().0,
             "sequence_id": entry.seq.map(|seq| seq.0),
             "tokens": entry.tokens,
@@ -234,7 +270,7 @@ impl Owners {
 mod tests {
     use super::*;
     use corral_engine::{AdapterId, Latency, Priority, SchedulerCounters};
-    use corral_engine::{EntryId, PrefixScope, RequestId, RequestState, SeqId};
+    use corral_engine::{EntryId, EntryLocation, RequestId, RequestState, SeqId};
 
     fn status() -> EngineStatus {
         EngineStatus {
@@ -273,6 +309,8 @@ mod tests {
                 seq,
                 tokens: 7,
                 retained: seq.is_none(),
+                location: EntryLocation::Cells,
+                hits: 0,
             })
             .into(),
             counters: SchedulerCounters::default(),

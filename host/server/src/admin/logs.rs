@@ -9,7 +9,7 @@ use corral_runtime::{Body, Logs};
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-/// Clients that follow logs at once: half of the connections of the admin listener, so that others still
+/// Clients that follow logs at once: a quarter of the connections of the admin listener, so that others still
 /// reach the API.
 pub(super) const MAX_LOG_FOLLOWERS: usize = 16;
 /// Lines per chunk.

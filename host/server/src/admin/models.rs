@@ -126,7 +126,7 @@ pub(super) fn state_json(model: &ModelStatus) -> Value {
 }
 
 /// The state of a model, with its memory and usage.
-fn status_json(model: &ModelStatus) -> Value {
+pub(super) fn status_json(model: &ModelStatus) -> Value {
     let mut json = state_json(model);
     json["memory_bytes"] = json!(model.memory);
     json["leases"] = json!(model.leases);

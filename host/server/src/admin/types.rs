@@ -2,9 +2,10 @@
 
 use crate::deployments::{
     DeploymentName, Deployments, Digest, LinkedComponents, Revision, ServingDeployment,
-    ServingRevision, StoredDeployment, TrafficShare, Unavailable,
+    ServingRevision, StoredDeployment, TrafficShare,
 };
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Whether a deployment, or a revision, answers requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -87,6 +88,8 @@ pub(super) struct DeploymentDetails {
     pub(super) deployment: DeploymentStatus,
     /// Its revisions, oldest first.
     pub(super) revisions: Vec<Revision>,
+    /// How often each limit stopped a request or generation since the server started; without limits that stopped none.
+    pub(super) limit_hits: BTreeMap<&'static str, u64>,
 }
 
 /// The result of a deploy.
@@ -225,14 +228,26 @@ impl DeploymentStatus {
         DeploymentStatus {
             name: deployment.name.clone(),
             stored: false,
-            state: match deployment.pick() {
-                Err(Unavailable::Compiling) => ServingState::Compiling,
-                Err(_) => ServingState::Failed,
-                Ok(_) => ServingState::Serving,
-            },
+            state: ServingState::of(deployment),
             routes: routes.map(|route| route.to_string()).collect(),
             latest_revision: 0,
             traffic: Vec::new(),
+        }
+    }
+}
+
+impl ServingState {
+    /// The state of a deployment that is loaded.
+    pub(super) fn of(deployment: &ServingDeployment) -> Self {
+        let revisions = || deployment.revisions.iter().map(|one| &one.plugin);
+        if deployment.paused {
+            ServingState::Paused
+        } else if revisions().any(Result::is_ok) {
+            ServingState::Serving
+        } else if revisions().any(|one| one.as_ref().is_err_and(|error| error.compiling)) {
+            ServingState::Compiling
+        } else {
+            ServingState::Failed
         }
     }
 }

@@ -54,18 +54,23 @@ impl DeploymentContext {
         limits.iter().map(with_limits).collect()
     }
 
+    /// How often each limit, as `corral.toml` names it, stopped a request or generation, if it did.
+    pub(crate) fn limit_hits(&self) -> BTreeMap<&'static str, u64> {
+        let limits = self.deployment.limit_hits();
+        let limits = limits.map(|(limit, count)| (limit.name(), count));
+        let quota = self.quota.get().into_iter();
+        let quota_limits = quota.flat_map(|quota| quota.refusals());
+        let quota_limits = quota_limits.map(|(limit, count)| (limit.name(), count));
+        sums_by_name(limits.chain(quota_limits))
+    }
+
     /// Writes the metrics of the deployment `name`.
     pub(crate) fn write_metrics(&self, name: &str, families: &mut MetricFamilies) {
         for metric in self.deployment.metrics() {
             families.metric(&metric, &[("deployment", name)]);
         }
         self.http.write(name, families);
-        let limits = self.deployment.limit_hits();
-        let limits = limits.map(|(limit, count)| (limit.name(), count));
-        let quota = self.quota.get().into_iter();
-        let quota_limits = quota.flat_map(|quota| quota.refusals());
-        let quota_limits = quota_limits.map(|(limit, count)| (limit.name(), count));
-        for (limit, count) in sums_by_name(limits.chain(quota_limits)) {
+        for (limit, count) in self.limit_hits() {
             families.sample(
                 "corral_deployment_limit_hits_total",
                 "Requests and generations that a limit stopped, even during their response, by deployment and \
