@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Checks that dist/ is what the sources give. With --write, writes it. Needs Node.js 18 or later with npm; without them it
+# says so and succeeds, since Corral is built without them, too. The packages lie in $CORRAL_CACHE (default
+# ~/.cache/corral), so a second run is quick. All output goes to stderr.
+set -euo pipefail
+
+say() { echo "host/console/check.sh: $*" >&2; }
+
+cd "$(dirname "$0")"
+if ! command -v node >/dev/null || ! command -v npm >/dev/null || [ "$(node -p 'parseInt(process.versions.node)')" -lt 18 ]; then
+  say "no Node.js 18 or later with npm; the console's bundle is not checked"
+  exit 0
+fi
+
+cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
+folder=$cache/console-$(cat package.json package-lock.json | sha256sum | cut -c1-12)
+if ! [ -f "$folder/ready" ]; then
+  mkdir -p "$cache"
+  # Other checkouts may share the cache.
+  if command -v flock >/dev/null; then
+    exec 9>"$cache/console-lock"
+    flock 9
+  fi
+  if ! [ -f "$folder/ready" ]; then
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    cp package.json package-lock.json .npmrc "$folder"
+    say "npm ci (at most 5 min)"
+    (cd "$folder" && timeout 300 npm ci --ignore-scripts --no-audit --no-fund --loglevel error >&2)
+    touch "$folder/ready"
+  fi
+fi
+
+# Node finds packages in the directories above the program, so a copy of the sources is built beside them.
+work=$folder/build-$$
+trap 'rm -rf "$work"' EXIT
+mkdir "$work"
+cp -r package.json build.mjs tsconfig.json src "$work"
+(cd "$work" && timeout 120 "$folder/node_modules/.bin/tsc" --noEmit >&2 && timeout 60 node build.mjs dist)
+
+if [ "${1:-}" = --write ]; then
+  mkdir -p dist
+  cp "$work"/dist/* dist
+elif ! diff -rq "$work/dist" dist >&2; then
+  say "host/console/dist is not what host/console/src gives; run 'make console', and commit the result"
+  exit 1
+fi

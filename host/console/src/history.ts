@@ -1,0 +1,208 @@
+// The last fifteen minutes of figures, computed from the snapshots that arrived. All of it is lost with the page.
+
+import type { Histogram, ModelSnapshot, Snapshot } from "./types";
+
+export const HISTORY_SECONDS = 15 * 60;
+/** Samples kept: one a second, and some more for the start of the window. */
+const MAX_SAMPLES = HISTORY_SECONDS + 60;
+/** Rates in the charts are means over this many seconds. */
+const RATE_SECONDS = 5;
+/** Percentiles and ratios are of this many seconds. */
+export const WINDOW_SECONDS = 60;
+
+/** The figures of one model, or of all, at one time. */
+export interface Sample {
+  seconds: number;
+  running: number;
+  waiting: number;
+  cells: { total: number; running: number; cached: number; free: number };
+  steps: number;
+  rows: number;
+  computed: number;
+  generated: number;
+  prompt: number;
+  hits: number;
+  firstToken: Histogram;
+  nextToken: Histogram;
+}
+
+export const NO_OBSERVATIONS: Histogram = { bounds: [], counts: [], sum: 0, count: 0 };
+
+export class History {
+  #started = 0;
+  #samples: { seconds: number; models: Map<string, Sample> }[] = [];
+
+  /** Adds a snapshot. If the server was started again, or its clock was set back, what came before is dropped. */
+  add(snapshot: Snapshot): void {
+    const seconds = snapshot.time_ms / 1000;
+    const last = this.#samples.at(-1);
+    if (snapshot.started_ms !== this.#started || (last && last.seconds > seconds)) this.#samples = [];
+    else if (last?.seconds === seconds) return;
+    this.#started = snapshot.started_ms;
+    const models = new Map<string, Sample>();
+    for (const model of snapshot.models) {
+      if (model.counters) models.set(model.model, sampleOf(seconds, model));
+    }
+    this.#samples.push({ seconds, models });
+    if (this.#samples.length > MAX_SAMPLES) this.#samples.shift();
+  }
+
+  /** The samples of a model, or sums over all models, oldest first; null where the model was not loaded. */
+  samples(model: string | null): (Sample | null)[] {
+    return this.#samples.map(({ seconds, models }) =>
+      model === null ? sumOf(seconds, [...models.values()]) : (models.get(model) ?? null),
+    );
+  }
+
+  get times(): number[] {
+    return this.#samples.map((sample) => sample.seconds);
+  }
+}
+
+function sampleOf(seconds: number, model: ModelSnapshot): Sample {
+  const counters = model.counters;
+  return {
+    seconds,
+    running: model.requests_running ?? 0,
+    waiting: model.requests_waiting ?? 0,
+    cells: model.cells ?? { total: 0, running: 0, cached: 0, free: 0 },
+    steps: counters?.steps ?? 0,
+    rows: counters?.rows ?? 0,
+    computed: counters?.computed_tokens ?? 0,
+    generated: counters?.generated_tokens ?? 0,
+    prompt: counters?.prompt_tokens ?? 0,
+    hits: counters?.prefix_cache_hit_tokens ?? 0,
+    firstToken: model.histograms?.time_to_first_token_seconds ?? NO_OBSERVATIONS,
+    nextToken: model.histograms?.inter_token_latency_seconds ?? NO_OBSERVATIONS,
+  };
+}
+
+function sumOf(seconds: number, samples: Sample[]): Sample | null {
+  const [first, ...others] = samples;
+  if (first === undefined) return null;
+  return others.reduce(
+    (sum, one) => ({
+      seconds,
+      running: sum.running + one.running,
+      waiting: sum.waiting + one.waiting,
+      cells: {
+        total: sum.cells.total + one.cells.total,
+        running: sum.cells.running + one.cells.running,
+        cached: sum.cells.cached + one.cells.cached,
+        free: sum.cells.free + one.cells.free,
+      },
+      steps: sum.steps + one.steps,
+      rows: sum.rows + one.rows,
+      computed: sum.computed + one.computed,
+      generated: sum.generated + one.generated,
+      prompt: sum.prompt + one.prompt,
+      hits: sum.hits + one.hits,
+      firstToken: combine(sum.firstToken, one.firstToken, 1),
+      nextToken: combine(sum.nextToken, one.nextToken, 1),
+    }),
+    first,
+  );
+}
+
+/** `left + sign * right`, for histograms with the same bounds; those without observations have none. */
+function combine(left: Histogram, right: Histogram, sign: 1 | -1): Histogram {
+  const bounds = left.bounds.length > 0 ? left.bounds : right.bounds;
+  return {
+    bounds,
+    counts: bounds.map((_, index) => (left.counts[index] ?? 0) + sign * (right.counts[index] ?? 0)),
+    sum: left.sum + sign * right.sum,
+    count: left.count + sign * right.count,
+  };
+}
+
+/**
+ * The value that a share of the observations does not exceed, interpolated within its bucket. Observations above the last
+ * bound count as that bound. Null without observations.
+ */
+export function quantile(histogram: Histogram, share: number): number | null {
+  const rank = share * histogram.count;
+  if (histogram.count <= 0) return null;
+  let below = 0;
+  let lower = 0;
+  for (const [index, upper] of histogram.bounds.entries()) {
+    const count = histogram.counts[index] ?? 0;
+    if (count >= rank && count > below) return lower + ((upper - lower) * (rank - below)) / (count - below);
+    below = count;
+    lower = upper;
+  }
+  return histogram.bounds.at(-1) ?? null;
+}
+
+/** What happened between two samples. Null if counters fell, as when a model was loaded again. */
+export interface Change {
+  seconds: number;
+  steps: number;
+  rows: number;
+  computed: number;
+  generated: number;
+  prompt: number;
+  hits: number;
+  firstToken: Histogram;
+  nextToken: Histogram;
+}
+
+/** The change over the last `seconds` before the sample at `index`, or over a shorter time if there is no older sample. */
+export function changeAt(samples: (Sample | null)[], index: number, seconds: number): Change | null {
+  const to = samples[index];
+  if (!to) return null;
+  let from: Sample | null = null;
+  for (let older = index - 1; older >= 0; older -= 1) {
+    const sample = samples[older];
+    if (!sample || to.seconds - sample.seconds > seconds + 0.5) break;
+    from = sample;
+  }
+  if (!from || from.steps > to.steps || from.generated > to.generated) return null;
+  return {
+    seconds: to.seconds - from.seconds,
+    steps: to.steps - from.steps,
+    rows: to.rows - from.rows,
+    computed: to.computed - from.computed,
+    generated: to.generated - from.generated,
+    prompt: to.prompt - from.prompt,
+    hits: to.hits - from.hits,
+    firstToken: combine(to.firstToken, from.firstToken, -1),
+    nextToken: combine(to.nextToken, from.nextToken, -1),
+  };
+}
+
+export type Line = (number | null)[];
+
+/** The lines of all charts. */
+export interface Lines {
+  tokens: Line;
+  computed: Line;
+  rows: Line;
+  running: Line;
+  waiting: Line;
+  cellsRunning: Line;
+  cellsUsed: Line;
+  hits: Line;
+  firstToken: [Line, Line, Line];
+  nextToken: [Line, Line, Line];
+}
+
+export function linesOf(samples: (Sample | null)[]): Lines {
+  const rates = samples.map((_, index) => changeAt(samples, index, RATE_SECONDS));
+  const windows = samples.map((_, index) => changeAt(samples, index, WINDOW_SECONDS));
+  const percentiles = (of: "firstToken" | "nextToken"): [Line, Line, Line] => {
+    const line = (share: number) => windows.map((window) => window && quantile(window[of], share));
+    return [line(0.5), line(0.95), line(0.99)];
+  };
+  return {
+    tokens: rates.map((rate) => rate && rate.generated / rate.seconds),
+    computed: rates.map((rate) => rate && rate.computed / rate.seconds),
+    rows: rates.map((rate) => (rate && rate.steps > 0 ? rate.rows / rate.steps : null)),
+    running: samples.map((sample) => sample && sample.running),
+    waiting: samples.map((sample) => sample && sample.waiting),
+    cellsRunning: samples.map((sample) => sample && sample.cells.running),
+    cellsUsed: samples.map((sample) => sample && sample.cells.running + sample.cells.cached),
+    hits: windows.map((window) => (window && window.prompt > 0 ? (100 * window.hits) / window.prompt : null)),
+    firstToken: percentiles("firstToken"),
+    nextToken: percentiles("nextToken"),
+  };
+}

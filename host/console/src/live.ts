@@ -1,0 +1,99 @@
+// The connection to `GET /events`: one for the whole page, opened again when it breaks.
+
+import { ApiError, isAbort, refusal, send, token } from "./api";
+import { History } from "./history";
+import { eventsOf } from "./lines";
+import { Store } from "./store";
+import type { RequestSnapshot, Snapshot } from "./types";
+
+export type LinkState = "connecting" | "live" | "broken" | "refused";
+
+export const snapshot = new Store<Snapshot | null>(null);
+export const link = new Store<{ state: LinkState; detail: string }>({ state: "connecting", detail: "" });
+export const history = new History();
+
+/** Waits before the next attempt: doubled after each failure, up to the last. */
+const FIRST_WAIT = 1000;
+const LONGEST_WAIT = 15_000;
+/** The server sends an event each second; after this silence the connection counts as broken. */
+const SILENCE = 15_000;
+/** Snapshots from which the speed of each request is computed. */
+const RECENT = 4;
+
+const recent: { time: number; requests: Map<string, RequestSnapshot> }[] = [];
+
+/** Tokens a second of a request over the last seconds; null for one that just arrived. */
+export function requestSpeed(request: RequestSnapshot): number | null {
+  const now = recent.at(-1);
+  const then = recent.find((older) => older.requests.has(request.request_id));
+  const before = then?.requests.get(request.request_id);
+  if (!now || !then || !before || now.time <= then.time) return null;
+  return ((request.generated_tokens - before.generated_tokens) * 1000) / (now.time - then.time);
+}
+
+function take(next: Snapshot): void {
+  history.add(next);
+  recent.push({ time: next.time_ms, requests: new Map(next.requests.map((request) => [request.request_id, request])) });
+  if (recent.length > RECENT) recent.shift();
+  snapshot.value = next;
+}
+
+/** Reads events until the connection breaks. */
+async function read(signal: AbortSignal, silent: () => void): Promise<void> {
+  let timer = setTimeout(silent, SILENCE);
+  try {
+    const response = await send("/events", { signal, headers: { accept: "text/event-stream" } });
+    for await (const event of eventsOf(response)) {
+      clearTimeout(timer);
+      timer = setTimeout(silent, SILENCE);
+      if (event.name !== "snapshot") continue;
+      take(JSON.parse(event.data) as Snapshot);
+      link.value = { state: "live", detail: "" };
+    }
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** Keeps the connection until `signal` aborts. A new token opens it again at once. */
+export async function follow(signal: AbortSignal): Promise<void> {
+  let wait = FIRST_WAIT;
+  while (!signal.aborted) {
+    const attempt = new AbortController();
+    const stop = () => attempt.abort();
+    signal.addEventListener("abort", stop);
+    const unwatch = token.watch(stop);
+    let detail = "The connection ended.";
+    try {
+      await read(attempt.signal, stop);
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 401) {
+        link.value = { state: "refused", detail: error.message };
+        await nextToken(signal);
+        wait = FIRST_WAIT;
+        continue;
+      }
+      if (!isAbort(error)) detail = error instanceof Error ? error.message : String(error);
+    } finally {
+      signal.removeEventListener("abort", stop);
+      unwatch();
+    }
+    if (signal.aborted) return;
+    if (link.value.state === "live") wait = FIRST_WAIT;
+    link.value = { state: "broken", detail };
+    await new Promise((resolve) => setTimeout(resolve, wait));
+    wait = Math.min(wait * 2, LONGEST_WAIT);
+  }
+}
+
+function nextToken(signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    const done = () => {
+      unwatch();
+      resolve();
+    };
+    const unwatch = token.watch(done);
+    signal.addEventListener("abort", done, { once: true });
+    if (refusal.value === "none") done();
+  });
+}

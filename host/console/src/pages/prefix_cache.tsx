@@ -1,0 +1,161 @@
+// The prefixes that are kept for reuse, by deployment: how long, how often hit, where they lie.
+
+import { useCallback, useEffect, useState } from "preact/hooks";
+import { sendJson } from "../api";
+import { bytes, count, integer } from "../format";
+import { snapshot } from "../live";
+import { mayChange } from "../session";
+import { useStore } from "../store";
+import type { PrefixEntry } from "../types";
+import { Badge, Button, Empty, ErrorNote, Figure, Loading, PageHead, Panel, type Tone, confirm, useAction } from "../ui";
+
+/** Time between two looks at the cache. */
+const REFRESH = 3000;
+
+const LOCATIONS: Record<PrefixEntry["location"], { text: string; tone: Tone }> = {
+  cells: { text: "cells", tone: "good" },
+  memory: { text: "RAM", tone: "warn" },
+  disk: { text: "disk", tone: "plain" },
+};
+
+const SHARED = "Shared by several deployments";
+
+function groupsOf(entries: PrefixEntry[]): [string, PrefixEntry[]][] {
+  const groups = new Map<string, PrefixEntry[]>();
+  for (const entry of entries) {
+    const name = entry.deployment ?? "";
+    const group = groups.get(name);
+    if (group) group.push(entry);
+    else groups.set(name, [entry]);
+  }
+  for (const group of groups.values()) group.sort((one, other) => other.hits - one.hits || other.tokens - one.tokens);
+  return [...groups].sort(([one], [other]) => one.localeCompare(other));
+}
+
+function sum(entries: PrefixEntry[], of: (entry: PrefixEntry) => number): number {
+  return entries.reduce((total, entry) => total + of(entry), 0);
+}
+
+function Entry({ entry, longest, drop }: { entry: PrefixEntry; longest: number; drop: (entry: PrefixEntry) => void }) {
+  const { text, tone } = LOCATIONS[entry.location] ?? { text: entry.location, tone: "plain" };
+  return (
+    <li class="entry">
+      <span class="length" role="img" aria-label={count(entry.tokens, "token")}>
+        <span style={{ width: `${Math.max(2, (entry.tokens / Math.max(longest, 1)) * 100)}%` }} />
+      </span>
+      <b class="tokens">{count(entry.tokens, "token")}</b>
+      <span class="hits">{count(entry.hits, "hit")}</span>
+      <Badge tone={tone}>{text}</Badge>
+      {entry.retained && <Badge>retained</Badge>}
+      {entry.adapter > 0 && <span class="muted small">adapter {entry.adapter}</span>}
+      <span class="muted small">
+        {entry.model} #{entry.entry}
+      </span>
+      <Button
+        slim
+        disabled={entry.retained}
+        onClick={() => drop(entry)}
+        label={`Drop entry ${entry.entry} of ${entry.model}${entry.retained ? ": retained, its owner will return" : ""}`}
+      >
+        Drop
+      </Button>
+    </li>
+  );
+}
+
+export function PrefixCache() {
+  const [cache, setCache] = useState<{ entries: PrefixEntry[]; omitted: number } | null>(null);
+  const [error, setError] = useState<unknown>(null);
+  const current = useStore(snapshot);
+  const [busy, run] = useAction();
+
+  const load = useCallback(async () => {
+    try {
+      setCache(await sendJson("/prefix-cache"));
+      setError(null);
+    } catch (error) {
+      setError(error);
+    }
+  }, []);
+  useEffect(() => {
+    void load();
+    const timer = setInterval(() => document.visibilityState === "visible" && void load(), REFRESH);
+    return () => clearInterval(timer);
+  }, [load]);
+
+  const dropAt = (path: string) => {
+    run(async () => {
+      const answer = await sendJson<{ dropped?: number } | null>(path, "DELETE");
+      await load();
+      return answer?.dropped === undefined ? "The cached prefixes were dropped." : `${count(answer.dropped, "entry").replace("entrys", "entries")} dropped.`;
+    });
+  };
+  const dropEntry = (entry: PrefixEntry) => {
+    if (mayChange()) dropAt(`/prefix-cache/${encodeURIComponent(entry.model)}/${entry.entry}`);
+  };
+  const dropGroup = async (name: string) => {
+    if (!mayChange()) return;
+    const path = `/prefix-cache?deployment=${encodeURIComponent(name)}`;
+    if (await confirm(`Drop the cached prefixes of ${name}? Its next requests compute their whole prompts.`, "Drop")) dropAt(path);
+  };
+  const dropAll = async () => {
+    if (!mayChange()) return;
+    if (await confirm("Drop all cached prefixes? The next requests compute their whole prompts.", "Drop all")) dropAt("/prefix-cache");
+  };
+
+  const entries = cache?.entries ?? [];
+  const longest = Math.max(0, ...entries.map((entry) => entry.tokens));
+  const offloaded = current?.models.reduce((total, model) => total + (model.offloaded_prefix_bytes ?? 0), 0);
+  const onDisk = current?.models.reduce((total, model) => total + (model.prefix_disk_bytes ?? 0), 0);
+  const tokensIn = (location: string) => integer(sum(entries.filter((entry) => entry.location === location), (entry) => entry.tokens));
+  return (
+    <>
+      <PageHead title="Prefix cache">
+        <Button kind="danger" disabled={busy || entries.length === 0} onClick={() => void dropAll()}>
+          Drop all
+        </Button>
+      </PageHead>
+      {error !== null && <ErrorNote error={error} retry={() => void load()} />}
+      <div class="figures">
+        <Figure name="Entries" value={integer(entries.length + (cache?.omitted ?? 0))} detail={`${integer(sum(entries, (entry) => entry.hits))} hits`} />
+        <Figure name="Tokens in cells" value={tokensIn("cells")} />
+        <Figure name="Tokens in RAM" value={tokensIn("memory")} detail={bytes(offloaded)} />
+        <Figure name="Tokens on disk" value={tokensIn("disk")} detail={bytes(onDisk)} />
+      </div>
+      {cache === null && error === null && <Loading what="the cache" />}
+      {cache !== null && entries.length === 0 && (
+        <Panel title="Entries">
+          <Empty title="Nothing is cached">Prompts of finished requests stay here for the next ones that begin with the same text.</Empty>
+        </Panel>
+      )}
+      {groupsOf(entries).map(([name, group]) => (
+        <Panel
+          key={name}
+          title={name || SHARED}
+          aside={
+            <div class="row">
+              <span class="muted small">
+                {integer(group.length)} {group.length === 1 ? "entry" : "entries"}, {count(sum(group, (entry) => entry.tokens), "token")},{" "}
+                {count(sum(group, (entry) => entry.hits), "hit")}
+              </span>
+              {name !== "" && (
+                <Button slim disabled={busy} onClick={() => void dropGroup(name)} label={`Drop these of ${name}`}>
+                  Drop these
+                </Button>
+              )}
+            </div>
+          }
+        >
+          <div class="tree">
+            <ul aria-label={`Entries: ${name || SHARED}`}>
+              {group.map((entry) => (
+                <Entry key={`${entry.model}/${entry.entry}`} entry={entry} longest={longest} drop={dropEntry} />
+              ))}
+            </ul>
+          </div>
+        </Panel>
+      ))}
+      {(cache?.omitted ?? 0) > 0 && <p class="muted small">{integer(cache?.omitted ?? 0)} more are not shown.</p>}
+    </>
+  );
+}

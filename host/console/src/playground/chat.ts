@@ -1,0 +1,198 @@
+// A conversation over OpenAI's chat route of a deployment. It lives as long as the page, also while another one is shown.
+
+import { errorOf, errorText, isAbort, sendRaw } from "../api";
+import { eventsOf } from "../lines";
+import { Store } from "../store";
+import { type Parameters, requestFields } from "./parameters";
+
+export interface Alternative {
+  token: string;
+  logprob: number;
+}
+
+export interface Token extends Alternative {
+  alternatives: Alternative[];
+}
+
+export interface ToolCall {
+  id: string;
+  name: string;
+  arguments: string;
+}
+
+/** What is known about an answer. Times are measured here, from the start of the request. */
+export interface Facts {
+  requestId?: string;
+  firstTokenSeconds?: number;
+  totalSeconds?: number;
+  promptTokens?: number;
+  cachedTokens?: number;
+  generatedTokens?: number;
+  tokensPerSecond?: number;
+  finishReason?: string;
+}
+
+export interface Turn {
+  role: "user" | "assistant" | "tool";
+  text: string;
+  /** Of an answer. */
+  reasoning?: string;
+  tokens?: Token[];
+  toolCalls?: ToolCall[];
+  facts?: Facts;
+  error?: string;
+  running?: boolean;
+  /** Of a tool's result. */
+  toolCallId?: string;
+}
+
+export const conversation = new Store<Turn[]>([]);
+let running: AbortController | null = null;
+
+/** Time between two renders of a growing answer. */
+const RENDER_MILLISECONDS = 40;
+
+interface Delta {
+  content?: string | null;
+  reasoning_content?: string | null;
+  tool_calls?: { index?: number; id?: string; function?: { name?: string; arguments?: string } }[];
+}
+
+interface Chunk {
+  error?: { message?: string } | string;
+  choices?: {
+    delta?: Delta;
+    finish_reason?: string | null;
+    logprobs?: { content?: (Alternative & { top_logprobs?: Alternative[] })[] | null } | null;
+  }[];
+  usage?: {
+    prompt_tokens?: number;
+    completion_tokens?: number;
+    prompt_tokens_details?: { cached_tokens?: number };
+  } | null;
+  timings?: { predicted_per_second?: number };
+}
+
+/** The route of chats below a deployment's route. */
+export function chatPath(route: string): string {
+  const base = route.replace(/\/+$/, "");
+  return base === "" ? "/v1/chat/completions" : `${base}/chat/completions`;
+}
+
+function messageOf(turn: Turn): Record<string, unknown> {
+  if (turn.role === "tool") return { role: "tool", tool_call_id: turn.toolCallId, content: turn.text };
+  const message: Record<string, unknown> = { role: turn.role, content: turn.text };
+  if (turn.toolCalls?.length) {
+    message.tool_calls = turn.toolCalls.map((call) => ({
+      id: call.id,
+      type: "function",
+      function: { name: call.name, arguments: call.arguments },
+    }));
+  }
+  return message;
+}
+
+/** The body of the request that continues a conversation. */
+export function chatRequest(turns: Turn[], parameters: Parameters): Record<string, unknown> {
+  const system = parameters.system.trim();
+  return {
+    ...(parameters.model === "" ? {} : { model: parameters.model }),
+    messages: [
+      ...(system === "" ? [] : [{ role: "system", content: system }]),
+      ...turns.filter((turn) => turn.error === undefined || turn.text !== "").map(messageOf),
+    ],
+    stream: true,
+    stream_options: { include_usage: true },
+    ...requestFields(parameters),
+  };
+}
+
+export function stop(): void {
+  running?.abort();
+}
+
+export function clear(): void {
+  stop();
+  conversation.value = [];
+}
+
+/** Adds turns, and asks for the next answer. Errors of the parameters are thrown. */
+export async function ask(path: string, added: Turn[], parameters: Parameters): Promise<void> {
+  const turns = [...conversation.value, ...added];
+  const body = chatRequest(turns, parameters);
+  const abort = new AbortController();
+  running?.abort();
+  running = abort;
+  const answer: Turn = { role: "assistant", text: "", reasoning: "", tokens: [], toolCalls: [], facts: {}, running: true };
+  const show = () => {
+    // After "clear", or another question, the answer has no place any more.
+    if (running === abort) conversation.value = [...turns, { ...answer }];
+  };
+  show();
+  const timer = setInterval(show, RENDER_MILLISECONDS);
+  const begun = performance.now();
+  try {
+    await receive(path, body, abort.signal, answer, begun);
+  } catch (error) {
+    answer.error = isAbort(error) ? "Stopped. The server canceled the request." : errorText(error);
+  } finally {
+    clearInterval(timer);
+    answer.running = false;
+    answer.facts = { ...answer.facts, totalSeconds: (performance.now() - begun) / 1000 };
+    show();
+    if (running === abort) running = null;
+  }
+}
+
+async function receive(path: string, body: object, signal: AbortSignal, answer: Turn, begun: number): Promise<void> {
+  const response = await sendRaw(`/call${path}`, {
+    method: "POST",
+    body: JSON.stringify(body),
+    headers: { "content-type": "application/json", accept: "text/event-stream" },
+    signal,
+  });
+  const facts: Facts = (answer.facts = { requestId: response.headers.get("x-request-id") ?? undefined });
+  if (!response.ok) throw await errorOf(response);
+  if (!response.headers.get("content-type")?.includes("text/event-stream")) {
+    throw new Error("This route does not stream OpenAI's chat events. Choose another route, or the raw request.");
+  }
+  let ended = false;
+  for await (const event of eventsOf(response)) {
+    if (event.name === "comment") continue;
+    if (event.data === "[DONE]") {
+      ended = true;
+      break;
+    }
+    if (event.name === "error") throw new Error(JSON.parse(event.data).detail ?? event.data);
+    take(JSON.parse(event.data) as Chunk, answer, facts, begun);
+  }
+  if (!ended) throw new Error("The stream was cut off before its end.");
+}
+
+function take(chunk: Chunk, answer: Turn, facts: Facts, begun: number): void {
+  if (chunk.error) throw new Error(typeof chunk.error === "string" ? chunk.error : (chunk.error.message ?? "no details"));
+  const choice = chunk.choices?.[0];
+  const delta = choice?.delta;
+  if (delta?.content || delta?.reasoning_content || delta?.tool_calls?.length) {
+    facts.firstTokenSeconds ??= (performance.now() - begun) / 1000;
+  }
+  answer.text += delta?.content ?? "";
+  answer.reasoning = (answer.reasoning ?? "") + (delta?.reasoning_content ?? "");
+  for (const part of delta?.tool_calls ?? []) {
+    const calls = (answer.toolCalls ??= []);
+    const call = (calls[part.index ?? calls.length] ??= { id: "", name: "", arguments: "" });
+    call.id = part.id ?? call.id;
+    call.name += part.function?.name ?? "";
+    call.arguments += part.function?.arguments ?? "";
+  }
+  for (const { token, logprob, top_logprobs } of choice?.logprobs?.content ?? []) {
+    answer.tokens?.push({ token, logprob, alternatives: top_logprobs ?? [] });
+  }
+  if (choice?.finish_reason) facts.finishReason = choice.finish_reason;
+  if (chunk.usage) {
+    facts.promptTokens = chunk.usage.prompt_tokens;
+    facts.generatedTokens = chunk.usage.completion_tokens;
+    facts.cachedTokens = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
+  }
+  if (chunk.timings) facts.tokensPerSecond = chunk.timings.predicted_per_second;
+}
