@@ -2,9 +2,10 @@
 #   make run           build, and serve the demo model (or MODEL=FILE, MODEL=hf:ORG/REPO) with the first-party plugins
 #                      (STORE=DIR for what is deployed)
 #   make test          check format and lints, build, and run all tests
-#   make lint          check format and lints
+#   make lint          check format and lints, and that the web console's bundle is what its sources give
 #   make build         build the host workspace
 #   make plugins       build the plugins
+#   make console       bundle the web console again, into host/console/dist (needs Node.js; Corral does not)
 #   make where         print the paths of the build products
 #   make env           print shell commands that put corral into PATH: eval "$(make -s env)"
 #   make test-device   run the tests that need a device, with Vulkan on the CPU; it builds llama.cpp a second time
@@ -28,7 +29,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run env test test-device build dist dist-program plugins where lint fuzz soak bench microbench instructions model audit newcomer
+.PHONY: help run env test test-device build dist dist-program plugins console where lint fuzz soak bench microbench instructions model audit newcomer
 
 # Build products are outside the checkout, for quick builds of a second clone. The directory is named after the processor
 # and the compiler, which native code depends on.
@@ -99,6 +100,9 @@ audit:
 plugins: build
 	@plugins/build.sh "$(CORRAL_PLUGINS)"
 
+console:
+	@host/console/check.sh --write
+
 where:
 	@echo "corral:  $(CORRAL_BIN)"
 	@echo "plugins: $(CORRAL_PLUGINS)"
@@ -122,6 +126,7 @@ run: plugins
 	  --plugin /api="$(CORRAL_PLUGINS)/ollama.wasm" --error-format /api=ollama --plugin /hello="$(CORRAL_PLUGINS)/hello.wasm"
 
 lint:
+	@host/console/check.sh
 	@$(SETUP); cargo fmt --all --check
 	@cargo fmt --all --check --manifest-path plugins/Cargo.toml
 	@cargo fmt --all --check --manifest-path plugins/componentize/Cargo.toml
@@ -133,10 +138,10 @@ lint:
 test: lint plugins
 	@cargo test --manifest-path plugins/Cargo.toml
 	@cargo test --manifest-path plugins/componentize/Cargo.toml
-	@CORRAL_CLIENTS=$$(tests/clients/setup.sh); CORRAL_PROMTOOL=$$(tests/promtool.sh); \
+	@CORRAL_CLIENTS=$$(tests/clients/setup.sh); CORRAL_CONSOLE=$$(tests/console/setup.sh); CORRAL_PROMTOOL=$$(tests/promtool.sh); \
 	  CORRAL_LLAMA_SERVER_SUITE=$$(tests/clients/llama_server/setup.sh); \
 	  CORRAL_WASMTIME=$$(tests/wasmtime.sh); \
-	  export CORRAL_CLIENTS CORRAL_PROMTOOL CORRAL_LLAMA_SERVER_SUITE CORRAL_WASMTIME; \
+	  export CORRAL_CLIENTS CORRAL_CONSOLE CORRAL_PROMTOOL CORRAL_LLAMA_SERVER_SUITE CORRAL_WASMTIME; \
 	  $(SETUP); cargo test $(CARGO_FLAGS)
 
 # Tests of the GPU code without a GPU, by Vulkan on the CPU. It builds llama.cpp and the engine again, beside the other

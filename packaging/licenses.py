@@ -71,6 +71,8 @@ def is_allowed(expression, allowed):
 
 def license_texts(package):
     """The licence texts in a package's sources, vendored libraries included."""
+    if package["source"] == "npm":
+        return {"LICENSE": package["text"]}
     source = Path(package["manifest_path"]).parent
     texts = {}
     for path in sorted(source.rglob("*")):
@@ -84,6 +86,13 @@ def license_texts(package):
     return texts
 
 
+def console_packages():
+    """The packages in the bundle of the web console, in the form of cargo's."""
+    bundled = json.loads((ROOT / "host/console/dist/licenses.json").read_text())
+    form = {"source": "npm", "repository": None, "authors": []}
+    return [{**form, **package} for package in bundled]
+
+
 def is_own(package):
     return package["source"] is None
 
@@ -91,7 +100,7 @@ def is_own(package):
 def component(package):
     """A package in the form of CycloneDX."""
     name, version = package["name"], package["version"]
-    purl = f"pkg:cargo/{name}@{version}"
+    purl = f"pkg:{'npm' if package['source'] == 'npm' else 'cargo'}/{name}@{version}"
     entry = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
     if package["license"]:
         entry["licenses"] = [{"expression": SLASH.sub(" OR ", package["license"])}]
@@ -103,7 +112,7 @@ def component(package):
 def main():
     allowed = set(tomllib.loads((ROOT / "deny.toml").read_text())["licenses"]["allow"])
     own_license = (ROOT / "LICENSE").read_text().strip()
-    packages = shipped_packages()
+    packages = shipped_packages() + console_packages()
     third_party = [package for package in packages if not is_own(package)]
     problems, sections, users = [], {}, {}
     for package in third_party:

@@ -16,18 +16,20 @@ await build({
   format: "esm",
   target: ["es2022"],
   charset: "utf8",
-  legalComments: "none", // licenses.txt has them in full
+  legalComments: "none", // licenses.json has them in full
   logLevel: "warning",
 });
 await copyFile("src/index.html", join(target, "index.html"));
 
+// What the packages of `corral` must contain about these; packaging/licenses.py reads it.
 const { dependencies } = JSON.parse(await readFile("package.json", "utf8"));
 const licenses = [];
 for (const name of Object.keys(dependencies).sort()) {
   // Some packages do not export their package.json, so find it beside the entry point.
   let folder = dirname(require.resolve(name));
   while (!folder.endsWith(join("node_modules", name))) folder = dirname(folder);
-  const { version } = JSON.parse(await readFile(join(folder, "package.json"), "utf8"));
-  licenses.push(`${name} ${version}\n\n${(await readFile(join(folder, "LICENSE"), "utf8")).trim()}\n`);
+  const { version, license } = JSON.parse(await readFile(join(folder, "package.json"), "utf8"));
+  const text = (await readFile(join(folder, "LICENSE"), "utf8")).trim();
+  licenses.push({ name, version, license, text });
 }
-await writeFile(join(target, "licenses.txt"), licenses.join(`\n${"-".repeat(78)}\n\n`));
+await writeFile(join(target, "licenses.json"), `${JSON.stringify(licenses, null, 2)}\n`);

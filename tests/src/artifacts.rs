@@ -1,8 +1,8 @@
 //! Paths of the binary, the components and the model.
 //!
-//! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS`, `CORRAL_CLIENTS`, `CORRAL_LLAMA_SERVER_SUITE`, `CORRAL_PROMTOOL` and
-//! `CORRAL_WASMTIME`. The defaults are where `make` puts them: the binary beside the test binaries, `plugins` in the target directory, and the model
-//! of this checkout (`CORRAL_MODEL` names another).
+//! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS`, `CORRAL_CLIENTS`, `CORRAL_CONSOLE`, `CORRAL_LLAMA_SERVER_SUITE`,
+//! `CORRAL_PROMTOOL` and `CORRAL_WASMTIME`. The defaults are where `make` puts them: the binary beside the test binaries,
+//! `plugins` in the target directory, and the model of this checkout (`CORRAL_MODEL` names another).
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -110,6 +110,14 @@ pub fn clients() -> PathBuf {
     let dir = std::env::var_os("CORRAL_CLIENTS").map(PathBuf::from);
     dir.filter(|dir| dir.is_dir()).expect(
         "run `make test`, or set CORRAL_CLIENTS to the directory that tests/clients/setup.sh prints",
+    )
+}
+
+/// The directory with `node_modules` for tests of the web console. `make test` fills it with `tests/console/setup.sh`.
+pub fn console() -> PathBuf {
+    let dir = std::env::var_os("CORRAL_CONSOLE").map(PathBuf::from);
+    dir.filter(|dir| dir.is_dir()).expect(
+        "run `make test`, or set CORRAL_CONSOLE to the directory that tests/console/setup.sh prints",
     )
 }
 
