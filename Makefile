@@ -29,7 +29,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run env test test-device build dist dist-program plugins console where lint fuzz soak bench microbench instructions model audit newcomer
+.PHONY: help run env test test-device build dist dist-program plugins console bundle where lint fuzz soak bench microbench instructions model audit newcomer
 
 # Build products are outside the checkout, for quick builds of a second clone. The directory is named after the processor
 # and the compiler, which native code depends on.
@@ -110,7 +110,11 @@ where:
 env:
 	@echo 'export PATH="$(CARGO_TARGET_DIR)/release:$$PATH" PLUGINS="$(CORRAL_PLUGINS)" STORE="$(STORE)"'
 
-run: plugins
+# The sources of the console may have changed. Without Node.js, or its packages, the bundle of the checkout serves.
+bundle:
+	@host/console/check.sh --write || echo "make run: the console's bundle is that of the checkout" >&2
+
+run: bundle plugins
 	@case "$(MODEL)" in hf:*) ;; *) [ -f "$(MODEL)" ] || \
 	  { echo "make run: there is no model $(MODEL); give one as MODEL=FILE or MODEL=hf:ORG/REPO" >&2; exit 1; } ;; esac
 	@mkdir -p "$(STORE)"

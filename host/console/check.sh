@@ -38,10 +38,12 @@ mkdir "$work"
 cp -r package.json build.mjs tsconfig.json src "$work"
 (cd "$work" && timeout 120 "$folder/node_modules/.bin/tsc" --noEmit >&2 && timeout 60 node build.mjs dist)
 
-if [ "${1:-}" = --write ]; then
-  mkdir -p dist
-  cp "$work"/dist/* dist
-elif ! diff -rq "$work/dist" dist >&2; then
+if diff -rq "$work/dist" dist >&2; then
+  exit 0
+fi
+if [ "${1:-}" != --write ]; then
   say "host/console/dist is not what host/console/src gives; run 'make console', and commit the result"
   exit 1
 fi
+rm -rf dist
+cp -r "$work/dist" dist

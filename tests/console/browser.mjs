@@ -13,7 +13,7 @@ export const ADMIN = process.env.CORRAL_ADMIN;
 export const TOKEN = process.env.CORRAL_TOKEN;
 
 // Far above what anything takes, because machines are busy.
-export const PATIENCE = 120_000;
+export const PATIENCE = Number(process.env.PATIENCE ?? 120_000);
 
 export const WIDTHS = { wide: { width: 1280, height: 900 }, narrow: { width: 390, height: 844 } };
 export const THEMES = ["light", "dark"];

@@ -10,7 +10,13 @@ import { ADMIN, PATIENCE, THEMES, TOKEN, WIDTHS, admin, checkAccessibility, clos
 const SCREENSHOTS = process.env.CORRAL_SCREENSHOTS;
 const COMPONENTS = process.env.CORRAL_COMPONENTS;
 
-after(closeBrowser);
+/** What a failed test has left running. */
+const cleanups = [];
+
+after(async () => {
+  await Promise.all(cleanups.map((cleanup) => cleanup()));
+  await closeBrowser();
+});
 
 /** A request that takes long: four choices, each of nearly a whole context. */
 async function endless() {
@@ -19,6 +25,7 @@ async function endless() {
   const response = await fetch(`${process.env.CORRAL_PUBLIC}/v1/completions`, { method: "POST", body, signal: abort.signal });
   assert.equal(response.status, 200, response.status === 200 ? "" : await response.clone().text());
   const id = response.headers.get("x-request-id");
+  cleanups.push(() => abort.abort());
   const text = response.text().catch((error) => String(error));
   return { id, text, abort };
 }
@@ -36,14 +43,21 @@ function keepBusy(count) {
       running.delete(request);
     }
   });
-  return async () => {
+  const stop = async () => {
     stopped = true;
     for (const { abort } of running) abort.abort();
     await Promise.all(workers);
   };
+  cleanups.push(stop);
+  return stop;
 }
 
-/** Uploads a component of the form that is open. `deploy`: also presses the button, and waits for the answer. */
+/** The tokens of the last answer. */
+function tokensOf(page) {
+  return page.getByRole("listbox", { name: "Tokens of the answer" }).last().getByRole("option");
+}
+
+/** Chooses a component in the form that is open. */
 async function chooseFile(page, name) {
   await page.locator("input[type=file]").setInputFiles(join(COMPONENTS, name));
   await page.getByText(name).waitFor();
@@ -51,11 +65,11 @@ async function chooseFile(page, name) {
 
 test("token is asked for, refused and accepted", async () => {
   const { page, close } = await open("deployments", { token: null });
-  await page.getByLabel("Token").fill("wrong");
+  await page.getByLabel("Token", { exact: true }).fill("wrong");
   await page.getByRole("button", { name: "Log in" }).click();
   await page.getByText("This is not the admin token").waitFor();
   assert.equal(await page.getByRole("heading", { name: "All deployments" }).count(), 0);
-  await page.getByLabel("Token").fill(TOKEN);
+  await page.getByLabel("Token", { exact: true }).fill(TOKEN);
   await page.keyboard.press("Enter");
   await page.getByRole("heading", { name: "All deployments" }).waitFor();
   // It is kept for this tab, and nowhere else.
@@ -63,13 +77,13 @@ test("token is asked for, refused and accepted", async () => {
   assert.deepEqual(stored, ["", "", [TOKEN]]);
   assert.ok(!page.url().includes(TOKEN));
   await page.getByRole("button", { name: "Log out" }).click();
-  await page.getByLabel("Token").waitFor();
+  await page.getByLabel("Token", { exact: true }).waitFor();
   await close();
 });
 
 test("token that became wrong is asked for again", async () => {
   const { page, close } = await open("deployments", { token: "of another server" });
-  await page.getByLabel("Token").waitFor();
+  await page.getByLabel("Token", { exact: true }).waitFor();
   await close();
 });
 
@@ -78,7 +92,7 @@ test("chat streams the right answer with probabilities", async () => {
   await page.getByLabel("Message", { exact: true }).fill("12+7=");
   await page.keyboard.press("Enter");
   await page.getByText("ended by stop").waitFor();
-  const tokens = page.getByRole("option");
+  const tokens = tokensOf(page);
   assert.equal((await tokens.allTextContents()).join("").trim(), "19");
   assert.match(await tokens.first().getAttribute("aria-label"), /, \d+\.\d %$/);
   const facts = await page.locator(".facts").first().textContent();
@@ -124,7 +138,7 @@ test("JSON schema and tools constrain the answer", async () => {
   await schema.fill('{"type": "object", "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["sum"], "additionalProperties": false}');
   await page.getByRole("button", { name: "Send" }).click();
   await page.getByText("ended by stop").waitFor();
-  const answer = JSON.parse((await page.getByRole("option").allTextContents()).join(""));
+  const answer = JSON.parse((await tokensOf(page).allTextContents()).join(""));
   assert.deepEqual(Object.keys(answer), ["sum"]);
 
   await page.getByRole("button", { name: "Clear" }).click();
@@ -321,6 +335,7 @@ test("page of another origin can do nothing", async () => {
   // The origin differs by its port, and by its name, too.
   const server = createServer((_, response) => response.setHeader("content-type", "text/html").end("<h1>Another page</h1>"));
   await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+  cleanups.push(() => server.close());
   const { port } = server.address();
   const before = JSON.stringify([await admin("GET", "/deployments"), await admin("GET", "/models")].map(({ deployments, models }) => deployments ?? models.map(({ model, state }) => [model, state])));
   const requests = async () => (await (await fetch(`${ADMIN}/metrics`)).text()).match(/^corral_deployment_requests_total.*$/gm).join();
@@ -379,7 +394,6 @@ test("page of another origin can do nothing", async () => {
   const now = JSON.stringify([await admin("GET", "/deployments"), await admin("GET", "/models")].map(({ deployments, models }) => deployments ?? models.map(({ model, state }) => [model, state])));
   assert.equal(now, before);
   assert.equal(await requests(), served, "a plugin was called");
-  server.close();
 });
 
 /** A page that is not the console; what the browser reports of it does not matter. */
@@ -447,7 +461,7 @@ test("every page is accessible at both widths in both themes", async () => {
       await page.getByLabel("Message", { exact: true }).fill("12+7=");
       await page.keyboard.press("Enter");
       await page.getByText("ended by stop").waitFor();
-      await page.getByRole("option").first().click();
+      await tokensOf(page).first().click();
       for (const name of ["JSON schema", "Tools", "Other fields"]) await page.getByText(name, { exact: true }).click();
     },
     "playground/raw": async (page) => {
@@ -469,7 +483,7 @@ test("every page is accessible at both widths in both themes", async () => {
         await close();
       }
       const { page, close } = await open("deployments", { viewport, colorScheme, token: null });
-      await page.getByLabel("Token").waitFor();
+      await page.getByLabel("Token", { exact: true }).waitFor();
       await checkAccessibility(page, `login ${width} ${colorScheme}`);
       await close();
     }

@@ -45,7 +45,7 @@ export async function send(path: string, init: RequestInit = {}): Promise<Respon
 /** Sends a request with the token, and returns its response with any status. */
 export async function sendRaw(path: string, init: RequestInit = {}): Promise<Response> {
   const headers = new Headers(init.headers);
-  if (token.value !== null) headers.set("authorization", `Bearer ${token.value}`);
+  if (token.value !== null && !headers.has("authorization")) headers.set("authorization", `Bearer ${token.value}`);
   try {
     return await fetch(path, { ...init, headers, cache: "no-store", credentials: "omit" });
   } catch (error) {

@@ -46,6 +46,7 @@ async function read(signal: AbortSignal, silent: () => void): Promise<void> {
     for await (const event of eventsOf(response)) {
       clearTimeout(timer);
       timer = setTimeout(silent, SILENCE);
+      if (event.name === "error") throw new Error((JSON.parse(event.data) as { detail?: string }).detail ?? event.data);
       if (event.name !== "snapshot") continue;
       take(JSON.parse(event.data) as Snapshot);
       link.value = { state: "live", detail: "" };
@@ -62,7 +63,11 @@ export async function follow(signal: AbortSignal): Promise<void> {
     const attempt = new AbortController();
     const stop = () => attempt.abort();
     signal.addEventListener("abort", stop);
-    const unwatch = token.watch(stop);
+    let newToken = false;
+    const unwatch = token.watch(() => {
+      newToken = true;
+      stop();
+    });
     let detail = "The connection ended.";
     try {
       await read(attempt.signal, stop);
@@ -79,6 +84,7 @@ export async function follow(signal: AbortSignal): Promise<void> {
       unwatch();
     }
     if (signal.aborted) return;
+    if (newToken) continue;
     if (link.value.state === "live") wait = FIRST_WAIT;
     link.value = { state: "broken", detail };
     await new Promise((resolve) => setTimeout(resolve, wait));

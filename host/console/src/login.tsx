@@ -1,9 +1,8 @@
 // Asks for the admin token.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { logIn, logOut, refusal, token } from "./api";
-import { loadSession } from "./session";
-import { useStore } from "./store";
+import { errorText, refusal } from "./api";
+import { tryToken } from "./session";
 import { Button, Field, Panel } from "./ui";
 
 /** `cancel`: leaves without logging in; absent where nothing can be shown without the token. */
@@ -12,7 +11,6 @@ export function Login({ cancel }: { cancel?: () => void }) {
   const [checking, setChecking] = useState(false);
   const [error, setError] = useState(refusal.value === "wrong" ? "The server refused the token. It may have changed." : "");
   const input = useRef<HTMLInputElement>(null);
-  useStore(token);
   useEffect(() => input.current?.focus(), []);
 
   const submit = async (event: Event) => {
@@ -21,18 +19,14 @@ export function Login({ cancel }: { cancel?: () => void }) {
     if (typed === "" || checking) return;
     setChecking(true);
     setError("");
-    const state = refusal.value;
-    logIn(typed);
-    const session = await loadSession();
-    setChecking(false);
-    if (session?.authorized) return;
-    logOut();
-    refusal.value = state === "none" ? "missing" : state;
-    setError(
-      session
-        ? "This is not the admin token of the server. Copy the whole line of the file."
-        : "The server does not answer. Check that it runs, and try again.",
-    );
+    try {
+      if (await tryToken(typed)) return;
+      setError("This is not the admin token of the server. Copy the whole line of the file.");
+    } catch (problem) {
+      setError(errorText(problem));
+    } finally {
+      setChecking(false);
+    }
     input.current?.focus();
   };
 

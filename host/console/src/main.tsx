@@ -151,6 +151,7 @@ function App() {
     }
   }, [refused]);
   useEffect(() => {
+    refusal.value = "none";
     document.title = `${title} – Corral`;
     // A new page begins at its top, for screen readers, too.
     if (!first.current) main.current?.focus();

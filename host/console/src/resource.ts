@@ -3,13 +3,14 @@
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { sendJson } from "./api";
 
-/** Loads JSON from `path`, and again every `seconds` while the page is visible. */
-export function useResource<T>(path: string, seconds: number): { data: T | null; error: unknown; load: () => Promise<void> } {
+/** Loads JSON from `path`, and again every `seconds` while the page is visible. Without a path it loads nothing. */
+export function useResource<T>(path: string | null, seconds: number): { data: T | null; error: unknown; load: () => Promise<void> } {
   const [data, setData] = useState<T | null>(null);
   const [error, setError] = useState<unknown>(null);
   const newest = useRef(0);
 
   const load = useCallback(async () => {
+    if (path === null) return;
     newest.current += 1;
     const mine = newest.current;
     try {

@@ -1,6 +1,6 @@
 // What this page may do on the server.
 
-import { refusal, sendRaw } from "./api";
+import { logIn, refusal, sendRaw } from "./api";
 import { Store } from "./store";
 import type { Session } from "./types";
 
@@ -16,6 +16,16 @@ export async function loadSession(): Promise<Session | null> {
   } catch {
     return null;
   }
+}
+
+/** Whether the server accepts this token; if so, it is kept. Throws if the server does not answer. */
+export async function tryToken(token: string): Promise<boolean> {
+  const response = await sendRaw("/session", { headers: { authorization: `Bearer ${token}` } });
+  const answer = (await response.json()) as Session;
+  if (!answer.authorized) return false;
+  session.value = answer;
+  logIn(token);
+  return true;
 }
 
 /** Whether changes are accepted; asks for the token if they are not. */

@@ -1,15 +1,13 @@
-// What the server answers. docs/console.md and host/server/openapi.json describe it.
+// What the server answers: docs/api.md and host/server/openapi.json.
 
 export interface Session {
-  version: string;
   authorized: boolean;
   token_required: boolean;
   can_read: boolean;
-  has_store: boolean;
-  develop: boolean;
-  public_url: string;
-  ready: boolean;
-  keys: boolean;
+  /** These are absent unless `can_read`. */
+  has_store?: boolean;
+  public_url?: string;
+  keys?: boolean;
 }
 
 /** Cumulative: `counts[i]` observations were at most `bounds[i]`. */
@@ -30,6 +28,7 @@ export interface ModelCounters {
   requests_finished: number;
   requests_failed: number;
   requests_canceled: number;
+  requests_expired: number;
   requests_refused: number;
   preemptions: number;
 }

@@ -300,7 +300,12 @@ export function ConfirmDialog() {
   const dialog = useRef<HTMLDialogElement>(null);
   const id = useId();
   useEffect(() => {
-    if (current) dialog.current?.showModal();
+    if (!current) return;
+    const before = document.activeElement;
+    dialog.current?.showModal();
+    return () => {
+      if (before instanceof HTMLElement) before.focus();
+    };
   }, [current]);
   if (!current) return null;
   return (

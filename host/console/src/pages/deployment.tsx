@@ -8,10 +8,10 @@ import { Logs } from "../logs";
 import { useResource } from "../resource";
 import { goTo } from "../route";
 import { useStore } from "../store";
-import type { DeploymentDetails, DeploymentList, DeploymentStatus, Manifest, Revision } from "../types";
+import type { DeploymentDetails, DeploymentStatus, Manifest, Revision } from "../types";
 import { Badge, Button, type Column, Empty, ErrorNote, Loading, PageHead, Panel, Table, confirm, useAction } from "../ui";
 import { Upload } from "../upload";
-import { DeploymentState } from "./deployments";
+import { DeploymentState, useDeployments } from "./deployments";
 
 /** The limits, in the order of the documentation, with what they bound. */
 const LIMITS: [string, string][] = [
@@ -46,8 +46,8 @@ function limitRows(manifest: Manifest | undefined, hits: Record<string, number>)
     key,
     meaning,
     value: set[key] === undefined || set[key] === null ? "" : String(set[key]),
-    // Quotas are counted for the whole server, as metrics.
-    hits: /-per-/.test(key) ? null : (hits[key] ?? 0),
+    // Quotas that never stopped a request may not be counted here.
+    hits: hits[key] ?? (/-per-/.test(key) ? null : 0),
   }));
 }
 
@@ -73,7 +73,7 @@ const LIMIT_COLUMNS: Column<LimitRow>[] = [
     kind: "number",
     width: "150px",
     cell: ({ hits }) =>
-      hits === null ? <span class="muted">see metrics</span> : hits > 0 ? <Badge tone="warn">{integer(hits)}</Badge> : "0",
+      hits === null ? <span class="muted">–</span> : hits > 0 ? <Badge tone="warn">{integer(hits)}</Badge> : "0",
   },
 ];
 
@@ -263,13 +263,13 @@ function Actions(props: { deployment: DeploymentStatus; changed: () => Promise<v
 
 export function Deployment({ name }: { name: string }) {
   // Those of the command line have no revisions and only stand in the list.
-  const list = useResource<DeploymentList>("/deployments", 5);
-  const listed = list.data?.deployments.find((one) => one.name === name);
-  if (list.data === null) {
+  const { list, error, load } = useDeployments();
+  const listed = list?.find((one) => one.name === name);
+  if (list === null) {
     return (
       <>
         <PageHead title={name} />
-        {list.error === null ? <Loading what="the deployment" /> : <ErrorNote error={list.error} retry={() => void list.load()} />}
+        {error === null ? <Loading what="the deployment" /> : <ErrorNote error={error} retry={() => void load()} />}
       </>
     );
   }

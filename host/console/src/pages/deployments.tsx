@@ -25,8 +25,18 @@ export function trafficText(deployment: DeploymentStatus): string {
     .join(", ");
 }
 
+/** All deployments. A server without a store has only those of its command line, which the events name. */
+export function useDeployments(): { list: DeploymentStatus[] | null; error: unknown; load: () => Promise<void> } {
+  const hasStore = useStore(session)?.has_store ?? true;
+  const live = useStore(snapshot);
+  const { data, error, load } = useResource<DeploymentList>(hasStore ? "/deployments" : null, 5);
+  if (hasStore) return { list: data?.deployments ?? null, error, load };
+  const list = live?.deployments.map((one) => ({ ...one, latest_revision: 0, traffic: [] })) ?? null;
+  return { list, error: null, load };
+}
+
 export function Deployments() {
-  const { data, error, load } = useResource<DeploymentList>("/deployments", 5);
+  const { list, error, load } = useDeployments();
   const live = useStore(snapshot);
   const hasStore = useStore(session)?.has_store ?? true;
   const [uploading, setUploading] = useState(false);
@@ -69,12 +79,12 @@ export function Deployments() {
       {uploading && <Upload done={() => void load()} />}
       {error !== null && <ErrorNote error={error} retry={() => void load()} />}
       <Panel title="All deployments">
-        {data === null ? (
+        {list === null ? (
           error === null && <Loading what="deployments" />
-        ) : data.deployments.length === 0 ? (
+        ) : list.length === 0 ? (
           <Empty title="Nothing is deployed">Choose “New deployment”, or use corral deploy.</Empty>
         ) : (
-          <Table label="Deployments" columns={columns} rows={data.deployments} rowKey={(one) => one.name} />
+          <Table label="Deployments" columns={columns} rows={list} rowKey={(one) => one.name} />
         )}
         {!hasStore && <p class="muted small">The server runs without --store, so it takes no deployments.</p>}
       </Panel>

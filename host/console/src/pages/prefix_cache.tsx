@@ -32,6 +32,10 @@ function groupsOf(entries: PrefixEntry[]): [string, PrefixEntry[]][] {
   return [...groups].sort(([one], [other]) => one.localeCompare(other));
 }
 
+function entriesText(number: number): string {
+  return number === 1 ? "1 entry" : `${integer(number)} entries`;
+}
+
 function sum(entries: PrefixEntry[], of: (entry: PrefixEntry) => number): number {
   return entries.reduce((total, entry) => total + of(entry), 0);
 }
@@ -85,9 +89,10 @@ export function PrefixCache() {
 
   const dropAt = (path: string) => {
     run(async () => {
-      const answer = await sendJson<{ dropped?: number } | null>(path, "DELETE");
+      const { dropped, kept } = await sendJson<{ dropped?: number; kept?: number }>(path, "DELETE");
       await load();
-      return answer?.dropped === undefined ? "The cached prefixes were dropped." : `${count(answer.dropped, "entry").replace("entrys", "entries")} dropped.`;
+      const rest = kept ? ` ${entriesText(kept)} kept, since they are retained or in use.` : "";
+      return dropped === undefined ? "Cached prefixes were dropped." : `${entriesText(dropped)} dropped.${rest}`;
     });
   };
   const dropEntry = (entry: PrefixEntry) => {
@@ -135,7 +140,7 @@ export function PrefixCache() {
           aside={
             <div class="row">
               <span class="muted small">
-                {integer(group.length)} {group.length === 1 ? "entry" : "entries"}, {count(sum(group, (entry) => entry.tokens), "token")},{" "}
+                {entriesText(group.length)}, {count(sum(group, (entry) => entry.tokens), "token")},{" "}
                 {count(sum(group, (entry) => entry.hits), "hit")}
               </span>
               {name !== "" && (

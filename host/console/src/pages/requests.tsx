@@ -14,9 +14,6 @@ const STATES: Record<string, { text: string; tone: Tone }> = {
   waiting: { text: "waiting", tone: "warn" },
   prefill: { text: "prefill", tone: "good" },
   decode: { text: "decode", tone: "good" },
-  samples: { text: "sampling", tone: "good" },
-  waits_for_prefix: { text: "waits for prefix", tone: "warn" },
-  swaps_in: { text: "swaps in", tone: "warn" },
 };
 
 function State({ request }: { request: RequestSnapshot }) {

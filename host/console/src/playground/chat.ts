@@ -49,8 +49,9 @@ export interface Turn {
 export const conversation = new Store<Turn[]>([]);
 let running: AbortController | null = null;
 
-/** Time between two renders of a growing answer. */
+/** Time between two renders of a growing answer, and longer for one with many tokens, each an element of the page. */
 const RENDER_MILLISECONDS = 40;
+const MANY_TOKENS = 300;
 
 interface Delta {
   content?: string | null;
@@ -129,7 +130,11 @@ export async function ask(path: string, added: Turn[], parameters: Parameters): 
     if (running === abort) conversation.value = [...turns, { ...answer }];
   };
   show();
-  const timer = setInterval(show, RENDER_MILLISECONDS);
+  let ticks = 0;
+  const timer = setInterval(() => {
+    ticks += 1;
+    if (ticks % Math.ceil(((answer.tokens?.length ?? 0) + 1) / MANY_TOKENS) === 0) show();
+  }, RENDER_MILLISECONDS);
   const begun = performance.now();
   try {
     await receive(path, body, abort.signal, answer, begun);

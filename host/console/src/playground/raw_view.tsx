@@ -61,7 +61,6 @@ export function RawView({ path }: { path: string }) {
         method,
         ...(hasBody ? { body, headers: { "content-type": contentType } } : {}),
         signal: abort.signal,
-        redirect: "manual",
       });
       const received: Answer = {
         status: response.status,
