@@ -32,7 +32,9 @@ export function Login({ cancel }: { cancel?: () => void }) {
 
   return (
     <div class="login">
-      <Panel title="Admin token">
+      <div class="column">
+        <h1>Log in</h1>
+        <Panel title="Admin token">
         <form onSubmit={submit}>
           <p class="muted">
             This needs the admin token. <code>corral serve</code> prints the path of the file with it; with a store, it is{" "}
@@ -62,7 +64,8 @@ export function Login({ cancel }: { cancel?: () => void }) {
             {cancel && <Button onClick={cancel}>Back</Button>}
           </div>
         </form>
-      </Panel>
+        </Panel>
+      </div>
     </div>
   );
 }
