@@ -1,4 +1,4 @@
-//! Commands for deployments through a server's admin API: `corral deploy`, `list`, `show`, `logs`, `rollback`, `split`,
+//! Commands for deployments through a server's admin API: `corral deploy`, `list`, `show`, `jobs`, `logs`, `rollback`, `split`,
 //! `pause`, `resume`, `remove`, `invoke`.
 
 mod args;

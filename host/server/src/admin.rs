@@ -8,6 +8,7 @@ mod deployment_api;
 mod engine_status;
 mod events;
 mod host_check;
+mod jobs;
 mod logs;
 mod models;
 #[cfg(test)]
@@ -200,7 +201,7 @@ fn on_get(
 }
 
 /// A JSON answer that is not to be cached.
-fn json_response(status: StatusCode, text: impl Into<Body>) -> Response<Body> {
+pub(crate) fn json_response(status: StatusCode, text: impl Into<Body>) -> Response<Body> {
     let mut response = no_store(text.into(), "application/json");
     *response.status_mut() = status;
     response

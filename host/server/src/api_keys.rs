@@ -209,6 +209,19 @@ impl ApiKeys {
         Ok(key.holder.clone())
     }
 
+    /// The holder of the key with this name and tenant, if it still exists and grants access to `deployment`.
+    pub(crate) fn holder(&self, tenant: &str, key: &str, deployment: &str) -> Option<KeyHolder> {
+        let index = self.index();
+        let mut keys = index.keys.iter();
+        let found = keys.find(|found| {
+            let granted = found.deployments.as_ref();
+            *found.holder.tenant_name == *tenant
+                && *found.holder.key_name == *key
+                && granted.is_none_or(|granted| granted.iter().any(|name| name == deployment))
+        });
+        found.map(|found| found.holder.clone())
+    }
+
     /// Removes API keys from the headers of a request. Other values of these headers stay for the plugin.
     pub(crate) fn remove_from(&self, headers: &mut HeaderMap) {
         let index = self.index();

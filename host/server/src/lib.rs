@@ -39,6 +39,7 @@ mod services;
 mod shutdown;
 mod state;
 mod tls;
+mod triggers;
 
 pub use admin::{AUDIT_TARGET, AdminToken, AdminTokenError};
 pub use api_keys::{ApiKeys, ApiKeysError, NewApiKey};
@@ -55,3 +56,4 @@ pub use server::{Server, ServerOptions};
 pub use services::Services;
 pub use shutdown::StopSignals;
 pub use tls::{Tls, TlsError};
+pub use triggers::{CronEntry, JobSettings};

@@ -212,6 +212,15 @@ impl Problem {
         self.code
     }
 
+    pub(crate) fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// When to try again.
+    pub(crate) fn wait(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
     /// The response, as an RFC 9457 problem.
     pub(crate) fn into_response(self) -> Response<Body> {
         self.into_response_as(ErrorFormat::Problem)

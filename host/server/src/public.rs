@@ -11,6 +11,7 @@ use crate::request_log::{HttpRequestId, LoggedBody, REQUEST_ID, RequestDetails, 
 use crate::response_policy::ResponsePolicy;
 use crate::running_requests::{AdmittedRequest, RequestSource};
 use crate::state::ServerState;
+use crate::triggers::jobs;
 use corral_runtime::{Body, CallError, CallLimit, CallOptions, LastLine};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, ORIGIN};
 use http::uri::{Authority, Parts, Scheme};
@@ -134,9 +135,27 @@ async fn route(
             return preflight.ok_or(not_ready);
         }
     };
+    if let Some(target) = jobs::target(&services.deployments, path) {
+        let request = (head, body, body_status);
+        let deployments = &services.deployments;
+        return jobs::answer(
+            state,
+            deployments,
+            target,
+            request,
+            details,
+            response_policy,
+        )
+        .await;
+    }
     let Some(deployment) = services.deployments.find(path) else {
-        return Err(Problem::no_route(path));
+        let no_jobs = jobs::no_jobs(&services.deployments, path);
+        return Err(no_jobs.unwrap_or_else(|| Problem::no_route(path)));
     };
+    for name in jobs::HOST_HEADERS {
+        // A plugin relies on them.
+        head.headers.remove(name);
+    }
     deployment.count_request();
     details.deployment = Some(deployment.routed(path));
     if let Some(policy) = deployment.first_policy() {

@@ -14,12 +14,14 @@ use crate::response_policy::StartingRoutes;
 use crate::services::Services;
 use crate::state::ServerState;
 use crate::tls::Tls;
+use crate::triggers::Executor;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::io::DuplexStream;
+use tokio::sync::watch;
 
 /// Descriptors that the admin listener keeps for its connections: it answers when the process has no others left.
 const SPARE_ADMIN_FILES: usize = 4;
@@ -69,6 +71,8 @@ pub struct Server {
     /// The admin token crosses a network without encryption.
     token_in_clear: bool,
     memory: MemoryGuardConfig,
+    /// Runs jobs, once there are services and a store.
+    executor: OnceLock<Executor>,
 }
 
 impl Server {
@@ -159,6 +163,7 @@ impl Server {
             admin_address,
             token_in_clear,
             memory: options.memory,
+            executor: OnceLock::new(),
         })
     }
 
@@ -173,8 +178,15 @@ impl Server {
                 tracing::error!(%error, "cannot start the thread that watches memory; nothing does");
             }
         }
-        if self.state.services.set(services).is_err() {
-            tracing::error!("the server has its services already; the second ones are ignored");
+        let deployments = services.deployments.clone();
+        match self.state.services.set(services) {
+            Ok(()) => {
+                let executor = Executor::start(&self.state, &deployments);
+                executor.map(|executor| self.executor.set(executor));
+            }
+            Err(_) => {
+                tracing::error!("the server has its services already; the second ones are ignored");
+            }
         }
         self.public.accept();
     }
@@ -238,11 +250,34 @@ impl Server {
         self.state.stopping.store(true, Ordering::Release);
     }
 
-    /// Stops accepting, lets running requests end until `deadline` completes, and cuts off the rest. The
-    /// admin listener stops last. Returns whether every request ended by itself.
-    pub async fn stop(self, deadline: impl Future<Output = ()>) -> bool {
+    /// Stops accepting, lets running requests and jobs end until `deadline` completes, and cuts off the rest. The
+    /// admin listener stops last. Returns whether every request and job ended by itself.
+    pub async fn stop(mut self, deadline: impl Future<Output = ()>) -> bool {
         self.mark_not_ready();
-        let all_ended = self.public.drain(deadline).await;
+        let (over, is_over) = watch::channel(false);
+        let ended = |mut is_over: watch::Receiver<bool>| async move {
+            // An error means that nothing waits any more.
+            let _ = is_over.wait_for(|over| *over).await;
+        };
+        let executor = self.executor.take();
+        let jobs = async {
+            match executor {
+                Some(executor) => executor.drain(ended(is_over.clone())).await,
+                None => true,
+            }
+        };
+        let requests = self.public.drain(ended(is_over.clone()));
+        let drains = async { tokio::join!(requests, jobs) };
+        let timer = async {
+            deadline.await;
+            over.send_replace(true);
+            std::future::pending::<()>().await;
+        };
+        let (requests_ended, jobs_ended) = tokio::select! {
+            ended = drains => ended,
+            () = timer => (false, false),
+        };
+        let all_ended = requests_ended && jobs_ended;
         drop(self.admin_socket_file);
         self.admin.drain(tokio::time::sleep(ADMIN_DRAIN)).await;
         all_ended

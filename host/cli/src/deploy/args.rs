@@ -16,6 +16,8 @@ pub enum DeployCommand {
     List(ListArgs),
     /// Show a deployment: its revisions, their traffic, and problems
     Show(NamedArgs),
+    /// List, retry, cancel or purge a deployment's jobs and the runs of its schedules
+    Jobs(JobsArgs),
     /// Print the output of a deployment's plugins
     Logs(LogsArgs),
     /// Route all requests to an earlier revision [default: undo the last change of traffic]
@@ -81,6 +83,27 @@ pub struct NamedArgs {
     pub(crate) name: corral_server::deployments::DeploymentName,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
+}
+
+#[derive(Args, Debug)]
+pub struct JobsArgs {
+    #[command(flatten)]
+    pub(crate) named: NamedArgs,
+    /// Only jobs in this state
+    #[arg(long, value_name = "STATE", value_parser = ["waiting", "running", "succeeded", "dead", "canceled"])]
+    pub(crate) state: Option<String>,
+    /// List at most N jobs, the newest [default: 100]
+    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) limit: Option<u16>,
+    /// Make a dead or canceled job wait again
+    #[arg(long, value_name = "ID", group = "change")]
+    pub(crate) retry: Option<String>,
+    /// Cancel a job that waits or runs
+    #[arg(long, value_name = "ID", group = "change")]
+    pub(crate) cancel: Option<String>,
+    /// Remove finished jobs, with --state only those
+    #[arg(long, group = "change")]
+    pub(crate) purge: bool,
 }
 
 #[derive(Args, Debug)]

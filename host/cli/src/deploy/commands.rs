@@ -1,6 +1,6 @@
 //! The requests of each command, and its output.
 
-use super::args::{DeployArgs, DeployCommand, LogsArgs, NamedArgs, ServerArgs};
+use super::args::{DeployArgs, DeployCommand, JobsArgs, LogsArgs, NamedArgs, ServerArgs};
 use super::manifest::{PreparedManifest, Replacement, Upload, is_component, prepare};
 use super::{invoke, table};
 use crate::Error;
@@ -31,6 +31,7 @@ pub(super) async fn run(command: &DeployCommand) -> Result<ExitCode, Error> {
             let detail = request(named, Method::GET, "", RequestBody::Empty).await?;
             show(&named.server, &detail, table::detail)
         }
+        DeployCommand::Jobs(args) => jobs(args).await,
         DeployCommand::Logs(args) => logs(args).await,
         DeployCommand::Rollback(args) => {
             let body = json!({ "revision": args.revision });
@@ -165,6 +166,32 @@ async fn upload(client: &AdminClient, part: Upload) -> Result<(), Error> {
         }
         status => Err(client.response_error(status, &value)),
     }
+}
+
+async fn jobs(args: &JobsArgs) -> Result<ExitCode, Error> {
+    let named = &args.named;
+    let change = match (&args.retry, &args.cancel) {
+        (Some(id), _) => Some((id, "retry")),
+        (None, Some(id)) => Some((id, "cancel")),
+        (None, None) => None,
+    };
+    if let Some((id, action)) = change {
+        let id = utf8_percent_encode(id, NON_ALPHANUMERIC);
+        let path = format!("/jobs/{id}/{action}");
+        let job = request(named, Method::POST, &path, RequestBody::Empty).await?;
+        return show(&named.server, &job, table::job_line);
+    }
+    let mut query = Vec::new();
+    query.extend(args.state.iter().map(|state| format!("state={state}")));
+    query.extend(args.limit.iter().map(|limit| format!("limit={limit}")));
+    let path = format!("/jobs?{}", query.join("&"));
+    if args.purge {
+        let purged = request(named, Method::DELETE, &path, RequestBody::Empty).await?;
+        let line = |purged: &Value| format!("removed {} finished jobs\n", purged["removed"]);
+        return show(&named.server, &purged, line);
+    }
+    let list = request(named, Method::GET, &path, RequestBody::Empty).await?;
+    show(&named.server, &list, table::jobs)
 }
 
 async fn logs(args: &LogsArgs) -> Result<ExitCode, Error> {

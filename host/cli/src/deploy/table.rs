@@ -60,7 +60,65 @@ pub(super) fn detail(detail: &Value) -> String {
             page += &format!("revision {number} may call {}\n", outbound(grant));
         }
     }
+    for schedule in detail["schedules"].as_array().into_iter().flatten() {
+        page += &schedule_line(schedule);
+    }
     page
+}
+
+/// A schedule with its next time and its last run.
+fn schedule_line(schedule: &Value) -> String {
+    let next = schedule["next_ms"].as_u64();
+    let next = next.map_or_else(|| "never".to_owned(), timestamp);
+    let last = match &schedule["runs"][0] {
+        Value::Null => "has not run".to_owned(),
+        run => {
+            let time = run["scheduled_ms"]
+                .as_u64()
+                .map_or_else(String::new, timestamp);
+            format!("last {time} {}", text(&run["state"]))
+        }
+    };
+    format!(
+        "schedule '{}' ({}) of {}: {last}, next {next}\n",
+        text(&schedule["schedule"]),
+        text(&schedule["time_zone"]),
+        text(&schedule["path"])
+    )
+}
+
+/// The jobs of a deployment.
+pub(super) fn jobs(list: &Value) -> String {
+    let mut rows = vec![
+        ["ID", "STATE", "TRIGGER", "ATTEMPTS", "SENT", "ERROR"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    for job in list["jobs"].as_array().into_iter().flatten() {
+        rows.push(vec![
+            text(&job["id"]),
+            text(&job["state"]),
+            text(&job["trigger"]),
+            format!("{}/{}", job["attempts"], job["max_attempts"]),
+            job["created_ms"]
+                .as_u64()
+                .map_or_else(String::new, timestamp),
+            job["error"].as_str().map_or_else(String::new, printable),
+        ]);
+    }
+    let count = |name: &str| text(&list[name]);
+    format!(
+        "{} waiting, {} running, {} finished\n{}",
+        count("waiting"),
+        count("running"),
+        count("finished"),
+        align(&rows, |_| false)
+    )
+}
+
+/// A job on one line.
+pub(super) fn job_line(job: &Value) -> String {
+    format!("{} is {}\n", text(&job["id"]), text(&job["state"]))
 }
 
 /// A grant of outgoing requests: where to, and its methods.
@@ -170,6 +228,26 @@ mod tests {
                         /x    serving  /x      (not stored)\n\
                         chat  paused   /a /b   3=90 4=10\n";
         assert_eq!(page, expected);
+    }
+
+    #[test]
+    fn jobs_and_schedules_have_lines() {
+        let page = jobs(&json!({"waiting": 1, "running": 0, "finished": 2, "jobs": [
+            {"id": "7", "state": "dead", "trigger": "job", "attempts": 3, "max_attempts": 5,
+             "created_ms": 0, "error": "no"},
+        ]}));
+        let expected = "1 waiting, 0 running, 2 finished\n\
+                        ID  STATE  TRIGGER  ATTEMPTS  SENT                  ERROR\n\
+                        7   dead   job      3/5       1970-01-01T00:00:00Z  no\n";
+        assert_eq!(page, expected);
+        let line = schedule_line(
+            &json!({"schedule": "0 3 * * *", "time_zone": "UTC", "path": "/a",
+            "next_ms": 1000, "runs": [{"scheduled_ms": 0, "state": "succeeded"}]}),
+        );
+        assert_eq!(
+            line,
+            "schedule '0 3 * * *' (UTC) of /a: last 1970-01-01T00:00:00Z succeeded, next 1970-01-01T00:00:01Z\n"
+        );
     }
 
     #[test]

@@ -158,6 +158,9 @@ fn action(method: &Method, path: &str) -> (&'static str, Option<Target>) {
                 (_, ["rollback"]) => "rollback",
                 // Or resume, as the request's body says.
                 (_, ["paused"]) => "pause",
+                (_, ["jobs", _, "retry"]) => "retry-job",
+                (_, ["jobs", _, "cancel"]) => "cancel-job",
+                (&Method::DELETE, ["jobs"]) => "purge-jobs",
                 _ => "unknown",
             };
             (action, Some(Target::Deployment(name(deployment))))
@@ -189,6 +192,9 @@ mod tests {
             (Method::PUT, "/deployments/a/traffic", "split"),
             (Method::POST, "/deployments/a/rollback", "rollback"),
             (Method::PUT, "/deployments/a/paused", "pause"),
+            (Method::POST, "/deployments/a/jobs/1/retry", "retry-job"),
+            (Method::POST, "/deployments/a/jobs/1/cancel", "cancel-job"),
+            (Method::DELETE, "/deployments/a/jobs", "purge-jobs"),
             (Method::PUT, "/components/sha256:0", "upload"),
             (Method::PUT, "/models/tiny", "load-model"),
             (Method::DELETE, "/models/tiny", "unload-model"),

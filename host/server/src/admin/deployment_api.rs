@@ -5,12 +5,12 @@
 //! component only once.
 
 use super::audit::ChangeResult;
-use super::logs;
 use super::types::{
     ComponentInfo, DeployResponse, DeploymentDetails, DeploymentList, DeploymentStatus,
     PauseRequest, RemoveResponse, RollbackRequest, TrafficRequest,
 };
 use super::{AdminState, json_response, no_store};
+use super::{jobs, logs};
 use crate::deployments::{
     ChangeError, DeploymentName, Deployments, Digest, Manifest, Store, StoreError, TrafficShare,
 };
@@ -178,6 +178,10 @@ impl Api<'_> {
                 }
                 _ => Err(Problem::method("PUT")),
             },
+            ["jobs", rest @ ..] => {
+                self.store()?.get(&name).map_err(ChangeError::from)?;
+                jobs::answer(self.deployments, &name, request.head, rest).await
+            }
             _ => Err(Problem::no_route(request.head.uri.path())),
         }
     }
@@ -248,6 +252,7 @@ impl Api<'_> {
             deployment: DeploymentStatus::of(name, &stored, self.deployments),
             revisions: stored.revisions.into_values().collect(),
             limit_hits: serving.map_or_else(BTreeMap::new, |one| one.context.limit_hits()),
+            schedules: jobs::schedules(self.deployments, name),
         };
         Ok(json(StatusCode::OK, &details))
     }
@@ -411,7 +416,7 @@ fn bad_query(name: &str, expected: &str) -> Problem {
     )
 }
 
-fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
+pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
     match serde_json::to_string(value) {
         Ok(text) => json_response(status, text),
         Err(error) => {

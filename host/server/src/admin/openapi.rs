@@ -3,9 +3,10 @@
 
 use super::types::{
     ComponentInfo, DeployResponse, DeploymentDetails, DeploymentList, DeploymentStatus, LogLine,
-    PauseRequest, ProblemDocument, RemoveResponse, RollbackRequest, TrafficRequest,
+    PauseRequest, ProblemDocument, PurgeResponse, RemoveResponse, RollbackRequest, TrafficRequest,
 };
 use crate::deployments::Manifest;
+use crate::triggers::{JobList, JobView};
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
@@ -235,6 +236,80 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
     ]
 }
 
+const NO_JOB: (u16, &str) = (404, "The deployment or the job does not exist.");
+const JOB_STATE: (&str, &str, &str) = (
+    "state",
+    "string",
+    "Only jobs in this state: waiting, running, succeeded, dead or canceled.",
+);
+
+/// The operations on jobs.
+fn job_operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
+    let schema = |schema: schemars::Schema| Value::from(schema);
+    let job = schema(schemas.subschema_for::<JobView>());
+    let change = |id, path, summary, conflict| Operation {
+        id,
+        method: "post",
+        path,
+        summary,
+        query: &[],
+        request: None,
+        responses: vec![(200, "The job after the change.", JSON, job.clone())],
+        problems: conflict,
+    };
+    vec![
+        Operation {
+            id: "listJobs",
+            method: "get",
+            path: "/deployments/{name}/jobs",
+            summary: "List the jobs of a deployment, newest first, runs of its schedules included.",
+            query: &[
+                JOB_STATE,
+                (
+                    "limit",
+                    "integer",
+                    "Most jobs, from 1 to 1000; by default 100.",
+                ),
+            ],
+            request: None,
+            responses: vec![(
+                200,
+                "The jobs.",
+                JSON,
+                schema(schemas.subschema_for::<JobList>()),
+            )],
+            problems: &[(400, "The name or the query is malformed."), NO_DEPLOYMENT],
+        },
+        Operation {
+            id: "purgeJobs",
+            method: "delete",
+            path: "/deployments/{name}/jobs",
+            summary: "Remove finished jobs of a deployment, with their results.",
+            query: &[JOB_STATE],
+            request: None,
+            responses: vec![(
+                200,
+                "Their number.",
+                JSON,
+                schema(schemas.subschema_for::<PurgeResponse>()),
+            )],
+            problems: &[(400, "The name or the query is malformed."), NO_DEPLOYMENT],
+        },
+        change(
+            "retryJob",
+            "/deployments/{name}/jobs/{id}/retry",
+            "Make a dead or canceled job wait again, with all its attempts.",
+            &[NO_JOB, (409, "The job is neither dead nor canceled.")],
+        ),
+        change(
+            "cancelJob",
+            "/deployments/{name}/jobs/{id}/cancel",
+            "Cancel a job that waits or runs.",
+            &[NO_JOB, (409, "The job has finished.")],
+        ),
+    ]
+}
+
 /// The complete document.
 fn document() -> Value {
     let settings = SchemaSettings::draft2020_12()
@@ -242,7 +317,9 @@ fn document() -> Value {
     let mut schemas = settings.into_generator();
     let problem = Value::from(schemas.subschema_for::<ProblemDocument>());
     let mut paths = json!({});
-    for operation in operations(&mut schemas) {
+    let mut all = operations(&mut schemas);
+    all.extend(job_operations(&mut schemas));
+    for operation in all {
         let mut parameters = Vec::new();
         for (name, pattern, what) in [
             ("digest", DIGEST, "The component's digest."),
@@ -250,6 +327,7 @@ fn document() -> Value {
                 "getLogs" => ("name", ANY_NAME, LOGGED_NAME),
                 _ => ("name", NAME, "The deployment."),
             },
+            ("id", ANY_NAME, "The job."),
         ] {
             if operation.path.contains(&format!("{{{name}}}")) {
                 parameters.push(json!({

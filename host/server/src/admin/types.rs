@@ -4,6 +4,7 @@ use crate::deployments::{
     DeploymentName, Deployments, Digest, LinkedComponents, Revision, ServingDeployment,
     ServingRevision, StoredDeployment, TrafficShare,
 };
+use crate::triggers::ScheduleView;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -90,6 +91,9 @@ pub(super) struct DeploymentDetails {
     pub(super) revisions: Vec<Revision>,
     /// How often each limit stopped a request or generation since the server started; without limits that stopped none.
     pub(super) limit_hits: BTreeMap<&'static str, u64>,
+    /// Its schedules, with their last runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) schedules: Vec<ScheduleView>,
 }
 
 /// The result of a deploy.
@@ -169,6 +173,15 @@ pub(super) struct RollbackRequest {
 pub(super) struct PauseRequest {
     /// True refuses requests, false serves them again.
     pub(super) paused: bool,
+}
+
+/// The result of a purge of jobs.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct PurgeResponse {
+    /// Number of removed jobs.
+    pub(super) removed: usize,
 }
 
 /// A problem document, RFC 9457.

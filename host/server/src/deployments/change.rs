@@ -102,6 +102,9 @@ impl Deployments {
                 writer.store()?.remove(&removed)?;
                 writer.context(removed.as_str()).deployment.set_removed();
                 writer.runtime.remove_key_values(removed.as_str());
+                if let Some(triggers) = writer.triggers.get() {
+                    triggers.remove_deployment(removed.as_str());
+                }
                 Ok(())
             };
             run_blocking(remove).await?;
@@ -201,6 +204,10 @@ impl Inner {
             if store.get(&manifest.name).is_err() {
                 // A removed deployment of this name may have left values if the server crashed.
                 writer.runtime.remove_key_values(manifest.name.as_str());
+                // A client may have sent a job while it was removed.
+                if let Some(triggers) = writer.triggers.get() {
+                    triggers.remove_deployment(manifest.name.as_str());
+                }
             }
             Ok(store.add(manifest, activate)?)
         };

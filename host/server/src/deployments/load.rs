@@ -15,6 +15,7 @@ use super::serving::{Inner, LARGE_COMPONENT_BYTES, LoadError, ServingRevision};
 use super::store::{Store, StoreError, StoredDeployment};
 use crate::request_policy::RequestPolicy;
 use crate::routes::Route;
+use crate::triggers::TriggerSettings;
 use bytes::Bytes;
 use corral_runtime::{Limits, Plugin, PluginConfig, PluginError};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -161,6 +162,7 @@ impl Inner {
                     error_format: manifest.error_format,
                     cors: manifest.cors.clone(),
                 },
+                triggers: Arc::new(TriggerSettings::of(manifest.jobs.as_ref(), &manifest.cron)),
                 plugin,
             })
             .collect()

@@ -15,6 +15,7 @@ use crate::cors::Cors;
 use crate::problem::ErrorFormat;
 use crate::request_policy::Access;
 use crate::routes::Route;
+use crate::triggers::{CronEntry, JobSettings, check_settings};
 use corral_runtime::QuotaLimits;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,6 +83,13 @@ pub struct Manifest {
     /// Limits. Omitted ones default to the server's.
     #[serde(default, skip_serializing_if = "RequestedLimits::is_none")]
     pub limits: RequestedLimits,
+    /// How it takes jobs at 'POST /jobs/NAME'. If omitted, it takes none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jobs: Option<JobSettings>,
+    /// Requests that the host sends on a schedule.
+    #[cfg_attr(test, schemars(length(max = 32)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cron: Vec<CronEntry>,
     /// The plugin's environment variables.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub configuration: BTreeMap<String, String>,
@@ -232,6 +240,7 @@ impl Manifest {
             );
             return refuse("cors", problem);
         }
+        check_settings(&self.routes, self.jobs.as_ref(), &self.cron)?;
         self.linked.check()?;
         if self.grants.outbound.len() > MAX_OUTBOUND {
             let problem = format!(

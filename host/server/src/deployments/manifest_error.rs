@@ -24,7 +24,7 @@ pub enum ManifestError {
 }
 
 impl ManifestError {
-    pub(super) fn field(field: impl Into<String>, problem: impl Into<String>) -> Self {
+    pub(crate) fn field(field: impl Into<String>, problem: impl Into<String>) -> Self {
         ManifestError::Field {
             field: field.into(),
             problem: problem.into(),

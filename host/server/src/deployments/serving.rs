@@ -9,17 +9,18 @@ use super::context::DeploymentContext;
 use super::name::DeploymentName;
 use super::refused_compilations::RefusedCompilations;
 use super::revision::TrafficShare;
-use super::store::Store;
+use super::store::{Store, StoreError};
 use crate::prometheus::MetricFamilies;
 use crate::request_log::RoutedDeployment;
 use crate::request_policy::{Access, RequestPolicy};
 use crate::routes::{Route, RouteTable, RouteTaken};
+use crate::triggers::{QueueError, TriggerSettings, Triggers};
 use corral_engine::MetricKind;
 use corral_runtime::{DeploymentState, Limits, Plugin, Quota, QuotaLimits, Runtime};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -60,6 +61,8 @@ pub(super) struct Inner {
     pub(super) refused_compilations: Mutex<RefusedCompilations>,
     /// Permits for changes in progress.
     pub(super) change_permits: Arc<Semaphore>,
+    /// Jobs and schedules, once they are open.
+    pub(super) triggers: OnceLock<Arc<Triggers>>,
 }
 
 /// All deployments, by route and by name.
@@ -86,6 +89,7 @@ pub(crate) struct ServingDeployment {
 pub(crate) struct ServingRevision {
     pub(crate) share: TrafficShare,
     pub(crate) policy: RequestPolicy,
+    pub(crate) triggers: Arc<TriggerSettings>,
     pub(crate) plugin: Result<Plugin, LoadError>,
 }
 
@@ -170,7 +174,38 @@ impl Deployments {
             compile_timeout: COMPILE_TIMEOUT,
             refused_compilations: Mutex::default(),
             change_permits: Arc::new(Semaphore::new(MAX_CHANGES)),
+            triggers: OnceLock::new(),
         }))
+    }
+
+    /// Opens the jobs and the records of schedules in the store, if there is one.
+    ///
+    /// # Errors
+    /// If their file cannot be read.
+    pub fn open_triggers(&self) -> Result<(), StoreError> {
+        let Some(store) = self.store() else {
+            return Ok(());
+        };
+        let directory = store.directory();
+        let names = store.list().into_keys().map(String::from).collect();
+        let failed = |error: QueueError| StoreError::Database {
+            path: directory.to_owned(),
+            cause: error.to_string(),
+        };
+        let triggers = Triggers::open(directory, &names).map_err(failed)?;
+        // Only the first call has an effect.
+        let _ = self.0.triggers.set(Arc::new(triggers));
+        Ok(())
+    }
+
+    /// Jobs and schedules, if they are open.
+    pub(crate) fn triggers(&self) -> Option<&Arc<Triggers>> {
+        self.0.triggers.get()
+    }
+
+    /// Most calls at once that a deployment may have.
+    pub(crate) fn max_calls(&self) -> usize {
+        self.0.capacity.calls
     }
 
     /// Adds a deployment of the command line, named by its route. It lasts as long as the process and wins
@@ -234,6 +269,7 @@ impl Deployments {
             revisions: vec![ServingRevision {
                 share: TrafficShare::all(0),
                 policy,
+                triggers: Arc::default(),
                 plugin,
             }],
             requests: AtomicU64::new(0),
@@ -326,6 +362,9 @@ impl Deployments {
         for deployment in all {
             deployment.context.write_metrics(&deployment.name, families);
         }
+        if let Some(triggers) = self.triggers() {
+            triggers.write_metrics(families);
+        }
     }
 }
 
@@ -399,6 +438,9 @@ impl Inner {
         );
         // Outside the lock: this may free a plugin.
         drop(old);
+        if let Some(triggers) = self.triggers.get() {
+            triggers.wake();
+        }
         Ok(())
     }
 
@@ -445,6 +487,26 @@ impl ServingDeployment {
     /// The policy of its first revision, which applies until a revision is picked.
     pub(crate) fn first_policy(&self) -> Option<&RequestPolicy> {
         self.revisions.first().map(|revision| &revision.policy)
+    }
+
+    /// The triggers of its first revision.
+    pub(crate) fn triggers(&self) -> Option<Arc<TriggerSettings>> {
+        let first = self.revisions.first();
+        first.map(|revision| Arc::clone(&revision.triggers))
+    }
+
+    /// Whether a revision is loaded.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.revisions
+            .iter()
+            .any(|revision| revision.plugin.is_ok())
+    }
+
+    /// Largest body of a request, once a revision is loaded.
+    pub(crate) fn request_bytes(&self) -> Option<u64> {
+        let mut loaded = self.revisions.iter();
+        let plugin = loaded.find_map(|revision| revision.plugin.as_ref().ok())?;
+        Some(plugin.limits().request_bytes as u64)
     }
 
     /// This deployment as the log of a request for `path` needs it.

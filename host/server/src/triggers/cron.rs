@@ -1,0 +1,258 @@
+//! Schedules: turns the times of manifests into jobs.
+//!
+//! A time is handled in the transaction that adds its job, so a restart neither repeats nor loses a run. While a deployment
+//! is paused no run begins; once it resumes, what it missed is caught up as after a restart (see [`schedule`]).
+//!
+//! [`schedule`]: super::schedule
+
+use super::job::{JobKey, JobRecord, ScheduledRun, Trigger};
+use super::queue::{CronFire, CronState, JobQueue, NewJob, QueueError};
+use super::schedule::{Due, Schedule};
+use super::settings::{CronEntry, TriggerSettings};
+use bytes::Bytes;
+
+/// What a look at a deployment's schedules led to.
+#[derive(Debug, Default)]
+pub(super) struct CronPass {
+    /// When the next time comes.
+    pub(super) next_ms: Option<u64>,
+    /// Runs that became jobs, and whether they did or were skipped.
+    pub(super) fired: Vec<(JobRecord, &'static str)>,
+}
+
+/// Handles the times of a deployment's schedules that have come. Blocks on the queue.
+pub(super) fn pass(
+    queue: &dyn JobQueue,
+    deployment: &str,
+    settings: &TriggerSettings,
+    now_ms: u64,
+) -> Result<CronPass, QueueError> {
+    let mut pass = CronPass::default();
+    let states = queue.cron_states(deployment);
+    let entries = Vec::from_iter(settings.cron.iter().map(|(entry, _)| entry.identity()));
+    if states.keys().any(|known| !entries.contains(known)) {
+        queue.keep_schedules(deployment, &entries)?;
+    }
+    for ((entry, schedule), identity) in settings.cron.iter().zip(entries) {
+        let state = states.get(&identity);
+        let handled = handle(
+            queue,
+            deployment,
+            (entry, schedule),
+            identity,
+            state,
+            settings,
+            now_ms,
+        )?;
+        pass.fired.extend(handled);
+        if let Some(next) = schedule.next_after(now_ms) {
+            pass.next_ms = Some(pass.next_ms.map_or(next, |first| first.min(next)));
+        }
+    }
+    Ok(pass)
+}
+
+fn handle(
+    queue: &dyn JobQueue,
+    deployment: &str,
+    (entry, schedule): (&CronEntry, &Schedule),
+    identity: String,
+    state: Option<&CronState>,
+    settings: &TriggerSettings,
+    now_ms: u64,
+) -> Result<Option<(JobRecord, &'static str)>, QueueError> {
+    let due = match state {
+        Some(state) => schedule.due(state.handled_ms, now_ms),
+        // A new schedule has missed nothing.
+        None => Due::Restart,
+    };
+    let mut state = state.cloned().unwrap_or_default();
+    let fire = |state, job| CronFire {
+        deployment: deployment.to_owned(),
+        entry: identity.clone(),
+        state,
+        job,
+    };
+    match due {
+        Due::At(_) => Ok(None),
+        Due::Restart => {
+            state.handled_ms = now_ms;
+            queue.fire(fire(state, None))?;
+            Ok(None)
+        }
+        Due::Now {
+            scheduled_ms,
+            missed,
+        } => {
+            state.handled_ms = scheduled_ms;
+            state.missed += missed;
+            let job = new_run(
+                deployment,
+                entry,
+                identity.clone(),
+                settings,
+                scheduled_ms,
+                now_ms,
+            );
+            let record = job.record.clone();
+            let is_unfinished = |job: &JobRecord| {
+                let run = job.scheduled.as_ref();
+                !job.state.is_finished() && run.is_some_and(|run| run.entry == identity)
+            };
+            if !entry.overlap && !queue.list(deployment, 1, &is_unfinished).is_empty() {
+                state.overlaps += 1;
+                queue.fire(fire(state, None))?;
+                return Ok(Some((record, "skipped")));
+            }
+            let is_new = queue.fire(fire(state, Some(job)))?;
+            Ok(is_new.then_some((record, "submitted")))
+        }
+    }
+}
+
+/// The job of a run.
+fn new_run(
+    deployment: &str,
+    entry: &CronEntry,
+    identity: String,
+    settings: &TriggerSettings,
+    scheduled_ms: u64,
+    now_ms: u64,
+) -> NewJob {
+    let key = JobKey {
+        deployment: deployment.to_owned(),
+        id: super::new_id(now_ms),
+    };
+    let content_type = entry.content_type.as_deref().unwrap_or("application/json");
+    let body = Bytes::from(entry.body.clone());
+    let settings = settings.job_settings();
+    let mut record = JobRecord::new(
+        key,
+        entry.path.clone(),
+        Some(content_type.to_owned()),
+        &body,
+        &settings,
+        now_ms,
+    );
+    let attempts = entry.attempts.map_or(1, |attempts| attempts.get());
+    record.max_attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
+    record.scheduled = Some(ScheduledRun {
+        entry: identity,
+        scheduled_ms,
+    });
+    debug_assert_eq!(record.trigger(), Trigger::Cron);
+    NewJob { record, body }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::triggers::job::JobState;
+    use crate::triggers::queue::QueueLimits;
+    use crate::triggers::redb_queue::RedbQueue;
+    use std::path::Path;
+
+    const MINUTE: u64 = 60_000;
+    const START: u64 = 1_772_323_200_000; // 2026-03-01T00:00:00Z
+
+    fn settings(text: &str) -> TriggerSettings {
+        let entry: CronEntry = toml::from_str(text).expect("an entry");
+        TriggerSettings::of(None, &[entry])
+    }
+
+    fn open(directory: &Path) -> RedbQueue {
+        RedbQueue::open(directory, QueueLimits::default(), START).expect("opens")
+    }
+
+    fn look(queue: &RedbQueue, settings: &TriggerSettings, now_ms: u64) -> Vec<&'static str> {
+        let pass = pass(queue, "a", settings, now_ms).expect("no failure");
+        pass.fired.into_iter().map(|(_, event)| event).collect()
+    }
+
+    fn finish_all(queue: &RedbQueue, now_ms: u64) {
+        for job in queue.claim("a", 99, now_ms).expect("no failure") {
+            queue.cancel(&job.record.key(), now_ms).expect("it runs");
+        }
+    }
+
+    #[test]
+    fn restart_neither_repeats_nor_loses_a_run() {
+        let dir = tempfile::tempdir().expect("there is room");
+        let hourly = settings("schedule = '0 * * * *'\npath = '/a'");
+        let queue = open(dir.path());
+        assert!(
+            look(&queue, &hourly, START + MINUTE).is_empty(),
+            "it is new"
+        );
+        assert!(look(&queue, &hourly, START + 59 * MINUTE).is_empty());
+        assert_eq!(look(&queue, &hourly, START + 60 * MINUTE), ["submitted"]);
+        drop(queue);
+        let queue = open(dir.path());
+        assert!(
+            look(&queue, &hourly, START + 61 * MINUTE).is_empty(),
+            "not twice"
+        );
+        finish_all(&queue, START + 61 * MINUTE);
+        drop(queue);
+        // Down from 01:01 to 05:30: one run, for 05:00.
+        let queue = open(dir.path());
+        assert_eq!(look(&queue, &hourly, START + 330 * MINUTE), ["submitted"]);
+        assert!(look(&queue, &hourly, START + 331 * MINUTE).is_empty());
+        let all = queue.list("a", 99, &|_| true);
+        let times = Vec::from_iter(all.iter().map(|job| {
+            let run = job.scheduled.as_ref().expect("a run");
+            (run.scheduled_ms - START) / MINUTE
+        }));
+        assert_eq!(times, [300, 60]);
+        let states = queue.cron_states("a");
+        assert_eq!(states.values().next().expect("one").missed, 3);
+        // The clock is set back by two hours, and reaches 05:00 again.
+        finish_all(&queue, START + 331 * MINUTE);
+        for minute in [200, 240, 300, 330] {
+            assert!(
+                look(&queue, &hourly, START + minute * MINUTE).is_empty(),
+                "{minute}"
+            );
+        }
+        assert_eq!(look(&queue, &hourly, START + 360 * MINUTE), ["submitted"]);
+    }
+
+    #[test]
+    fn run_waits_for_the_last_one_unless_overlap_is_allowed() {
+        let dir = tempfile::tempdir().expect("there is room");
+        let queue = open(dir.path());
+        let apart = settings("schedule = '* * * * *'\npath = '/a'");
+        look(&queue, &apart, START);
+        assert_eq!(look(&queue, &apart, START + MINUTE), ["submitted"]);
+        assert_eq!(look(&queue, &apart, START + 2 * MINUTE), ["skipped"]);
+        queue.claim("a", 1, START + 2 * MINUTE).expect("no failure");
+        assert_eq!(
+            look(&queue, &apart, START + 3 * MINUTE),
+            ["skipped"],
+            "it runs"
+        );
+        let running = queue.list("a", 1, &|job| job.state == JobState::Running);
+        queue.cancel(&running[0].key(), START).expect("it runs");
+        assert_eq!(look(&queue, &apart, START + 4 * MINUTE), ["submitted"]);
+        assert_eq!(
+            queue
+                .cron_states("a")
+                .values()
+                .next()
+                .expect("one")
+                .overlaps,
+            2
+        );
+        // Another schedule takes its place; the old one is forgotten.
+        let together = settings("schedule = '*/1 * * * *'\npath = '/a'\noverlap = true");
+        look(&queue, &together, START + 4 * MINUTE);
+        assert_eq!(queue.cron_states("a").len(), 1);
+        for minute in 5..8 {
+            assert_eq!(
+                look(&queue, &together, START + minute * MINUTE),
+                ["submitted"]
+            );
+        }
+        assert_eq!(queue.counts()["a"].waiting, 4);
+    }
+}

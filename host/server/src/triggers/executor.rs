@@ -1,0 +1,442 @@
+//! Runs jobs: claims those that may run, calls the handlers of their deployments, and stores the outcomes.
+//!
+//! One task looks for work when something changed, when a job or a schedule is due, and at least every
+//! [`MAX_WAIT`] while there is anything. Each attempt is a task of its own. At shutdown attempts get the time of running
+//! requests; then they are stopped, and their jobs return to the queue without counting the attempt.
+
+use super::job::{JobKey, JobRecord, JobResponse, JobState, Outcome};
+use super::queue::ClaimedJob;
+use super::{Triggers, cron, now_ms, schedule};
+use crate::deployments::{Deployments, ServingDeployment};
+use crate::problem::Problem;
+use crate::request_log::REQUEST_ID;
+use crate::request_policy::Access;
+use crate::shutdown::{ListenerPhase, reached};
+use crate::state::ServerState;
+use bytes::Bytes;
+use corral_runtime::CallOptions;
+use http::header::{CONTENT_TYPE, HOST};
+use http::{HeaderName, HeaderValue, Request, StatusCode};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+
+/// Header with a job's id.
+pub(crate) const JOB_ID: HeaderName = HeaderName::from_static("x-corral-job-id");
+/// Header with the number of the attempt, from 1.
+pub(crate) const JOB_ATTEMPT: HeaderName = HeaderName::from_static("x-corral-job-attempt");
+/// Header with what made the job.
+pub(crate) const TRIGGER: HeaderName = HeaderName::from_static("x-corral-trigger");
+/// Header with the time of the schedule.
+pub(crate) const SCHEDULED: HeaderName = HeaderName::from_static("x-corral-scheduled");
+
+/// Longest wait while jobs or schedules exist: the clock may be set, and deployments recover by themselves.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+/// The same if there are none.
+const IDLE_WAIT: Duration = Duration::from_secs(3600);
+/// Pause between searches for expired jobs.
+const EXPIRE_INTERVAL_MS: u64 = 10_000;
+/// Wait before the next attempt of a job whose deployment is unavailable.
+const UNAVAILABLE_WAIT: Duration = Duration::from_secs(5);
+/// Pause after an operation that failed on the store.
+const STORAGE_PAUSE: Duration = Duration::from_secs(1);
+
+/// The task that runs jobs. Dropping it stops all.
+pub(crate) struct Executor {
+    phase: watch::Sender<ListenerPhase>,
+    task: JoinHandle<bool>,
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Executor {
+    /// Starts to run jobs, if the server has triggers.
+    pub(crate) fn start(state: &Arc<ServerState>, deployments: &Deployments) -> Option<Self> {
+        let worker = Worker {
+            state: Arc::clone(state),
+            deployments: deployments.clone(),
+            triggers: Arc::clone(deployments.triggers()?),
+            max_running: (deployments.max_calls() / 2).max(1),
+            passes: 0,
+            expired_ms: 0,
+        };
+        let (phase, receiver) = watch::channel(ListenerPhase::Serving);
+        let task = tokio::spawn(worker.run(receiver));
+        Some(Executor { phase, task })
+    }
+
+    /// Begins no more attempts, lets running ones end until `deadline`, and returns the rest to the queue. Returns whether
+    /// all ended.
+    pub(crate) async fn drain(mut self, deadline: impl Future<Output = ()>) -> bool {
+        self.phase.send_replace(ListenerPhase::Draining);
+        tokio::select! {
+            ended = &mut self.task => return ended.unwrap_or(false),
+            () = deadline => {}
+        }
+        self.phase.send_replace(ListenerPhase::Ending);
+        (&mut self.task).await.unwrap_or(false)
+    }
+}
+
+struct Worker {
+    state: Arc<ServerState>,
+    deployments: Deployments,
+    triggers: Arc<Triggers>,
+    /// Attempts at once, of all deployments: requests get the other instances.
+    max_running: usize,
+    passes: usize,
+    expired_ms: u64,
+}
+
+impl Worker {
+    async fn run(mut self, mut phase: watch::Receiver<ListenerPhase>) -> bool {
+        let mut attempts = JoinSet::new();
+        loop {
+            let wait = self.pass(&mut attempts).await;
+            tokio::select! {
+                () = reached(&mut phase, ListenerPhase::Draining) => break,
+                () = self.triggers.changed.notified() => {}
+                Some(_) = attempts.join_next() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+            while attempts.try_join_next().is_some() {}
+        }
+        let all_ended = tokio::select! {
+            () = async { while attempts.join_next().await.is_some() {} } => true,
+            () = reached(&mut phase, ListenerPhase::Ending) => false,
+        };
+        attempts.shutdown().await;
+        let left = Vec::from_iter(std::mem::take(&mut *self.triggers.running()).into_keys());
+        let release = self
+            .triggers
+            .operate(move |queue| queue.release(&left, now_ms()));
+        if let Err(error) = release.await {
+            // They return to the queue at the next start.
+            tracing::error!(%error, "running jobs could not be returned to the queue");
+        }
+        all_ended
+    }
+
+    /// Begins what may begin. Returns how long nothing else is due.
+    async fn pass(&mut self, attempts: &mut JoinSet<()>) -> Duration {
+        let now = now_ms();
+        if now.abs_diff(self.expired_ms) >= EXPIRE_INTERVAL_MS {
+            self.expired_ms = now;
+            self.expire(now).await;
+        }
+        let mut all = self.deployments.all();
+        all.retain(|deployment| deployment.stored && !deployment.paused);
+        // Another deployment comes first in each pass, so that none waits for the others.
+        let first = self.passes.checked_rem(all.len()).unwrap_or(0);
+        all.rotate_left(first);
+        self.passes = self.passes.wrapping_add(1);
+        let mut next_ms = None;
+        for deployment in &all {
+            let next = self.fire_schedules(deployment, now).await;
+            next_ms = next_ms.into_iter().chain(next).min();
+        }
+        for deployment in &all {
+            self.claim(deployment, attempts, now).await;
+        }
+        let counts = self.triggers.queue.counts();
+        if counts.is_empty() && next_ms.is_none() {
+            return IDLE_WAIT;
+        }
+        let ready = counts.values().filter_map(|counts| counts.next_ready_ms);
+        // What may run already waits for a free place or for its deployment.
+        let ready = ready.filter(|ready| *ready > now).min();
+        let next_ms = next_ms.into_iter().chain(ready).min();
+        let wait = next_ms.map(|next| Duration::from_millis(next.saturating_sub(now_ms())));
+        wait.map_or(MAX_WAIT, |wait| wait.min(MAX_WAIT))
+    }
+
+    async fn expire(&self, now: u64) {
+        match self.triggers.operate(move |queue| queue.expire(now)).await {
+            Ok(dead) => {
+                for job in &dead {
+                    self.triggers.counters.count(job, "dead");
+                }
+            }
+            Err(error) => tracing::warn!(%error, "finished jobs could not be removed"),
+        }
+    }
+
+    /// Makes jobs of schedules whose time has come. Returns when the next one comes.
+    async fn fire_schedules(&self, deployment: &ServingDeployment, now: u64) -> Option<u64> {
+        let settings = deployment.triggers()?;
+        let name = deployment.name.clone();
+        // A deployment without schedules may have had some.
+        if settings.cron.is_empty() && self.triggers.queue.cron_states(&name).is_empty() {
+            return None;
+        }
+        let pass = self
+            .triggers
+            .operate(move |queue| cron::pass(queue, &name, &settings, now));
+        match pass.await {
+            Ok(pass) => {
+                for (job, event) in &pass.fired {
+                    self.triggers.counters.count(job, event);
+                }
+                pass.next_ms
+            }
+            Err(error) => {
+                tracing::warn!(%error, deployment = deployment.name, "a scheduled run could not be stored");
+                None
+            }
+        }
+    }
+
+    /// Begins the attempts of a deployment's jobs that may run.
+    async fn claim(&self, deployment: &ServingDeployment, attempts: &mut JoinSet<()>, now: u64) {
+        let Some(settings) = deployment.triggers().filter(|_| deployment.is_loaded()) else {
+            return;
+        };
+        let name = deployment.name.clone();
+        let counts = self.triggers.queue.counts();
+        let Some(counts) = counts.get(&name) else {
+            return;
+        };
+        let concurrency = settings.job_settings().concurrency();
+        let free = concurrency.saturating_sub(counts.running);
+        let most = free.min(self.max_running.saturating_sub(attempts.len()));
+        if most == 0 || counts.next_ready_ms.is_none_or(|ready| ready > now) {
+            return;
+        }
+        let claimed = self
+            .triggers
+            .operate(move |queue| queue.claim(&name, most, now));
+        let claimed = claimed.await.unwrap_or_else(|error| {
+            tracing::warn!(%error, deployment = deployment.name, "jobs could not be claimed");
+            Vec::new()
+        });
+        for job in claimed {
+            let key = job.record.key();
+            let attempt = Attempt {
+                state: Arc::clone(&self.state),
+                deployments: self.deployments.clone(),
+                triggers: Arc::clone(&self.triggers),
+            };
+            // The lock is held until the task is known: it removes itself at its end.
+            let mut running = self.triggers.running();
+            let task = attempts.spawn(attempt.run(job));
+            running.insert(key, task);
+        }
+    }
+}
+
+/// One attempt of a job.
+struct Attempt {
+    state: Arc<ServerState>,
+    deployments: Deployments,
+    triggers: Arc<Triggers>,
+}
+
+impl Attempt {
+    async fn run(self, job: ClaimedJob) {
+        let key = job.record.key();
+        let outcome = self.call(&job.record, job.body).await;
+        let deferred = matches!(outcome, Outcome::Deferred { .. });
+        if let Some(record) = self.finish(&key, outcome).await {
+            let event = match record.state {
+                JobState::Waiting if deferred => "deferred",
+                JobState::Waiting => "retried",
+                state => state.name(),
+            };
+            self.triggers.counters.count(&record, event);
+            if record.state == JobState::Dead {
+                let JobKey { deployment, id } = &key;
+                let error = record.error.as_deref();
+                tracing::warn!(deployment, job = id, error, "a job became a dead letter");
+            }
+        }
+        self.triggers.running().remove(&key);
+    }
+
+    /// Stores the outcome, as soon as the store allows it.
+    async fn finish(&self, key: &JobKey, outcome: Outcome) -> Option<JobRecord> {
+        let mut outcome = outcome;
+        loop {
+            let (finished, again) = (key.clone(), copy(&outcome));
+            let operation =
+                move |queue: &dyn super::JobQueue| queue.finish(&finished, outcome, now_ms());
+            match self.triggers.operate(operation).await {
+                Ok(record) => return record,
+                Err(error) => {
+                    tracing::warn!(%error, "the outcome of a job could not be stored yet")
+                }
+            }
+            outcome = again;
+            tokio::time::sleep(STORAGE_PAUSE).await;
+        }
+    }
+
+    /// Calls the handler.
+    async fn call(&self, job: &JobRecord, body: Bytes) -> Outcome {
+        let Some(deployment) = self.deployments.get(&job.deployment) else {
+            return unavailable("the deployment is not loaded");
+        };
+        let Ok((plugin, policy)) = deployment.pick() else {
+            return unavailable("the deployment is paused or not loaded");
+        };
+        let keys = self.state.api_keys.as_deref();
+        let holder = job.sender.as_ref().and_then(|sender| {
+            keys.and_then(|keys| keys.holder(&sender.tenant, &sender.key, &deployment.name))
+        });
+        // A schedule is the deployment's own.
+        let needs_key = policy.access == Access::Keys && job.scheduled.is_none();
+        if holder.is_none() && (needs_key || job.sender.is_some()) {
+            let error = "its API key is no longer valid for this deployment";
+            return refused(error.to_owned());
+        }
+        let tenant = holder.as_ref().map(|holder| holder.tenant);
+        let _memory = match self.state.memory.get() {
+            Some(memory) => match memory.admit(tenant).await {
+                Ok(permit) => Some(permit),
+                Err(problem) => return deferred(&problem),
+            },
+            None => None,
+        };
+        let quota_permit = match policy.acquire_quotas(holder.as_ref()) {
+            Ok(permit) => permit,
+            Err(problem) => return deferred(&problem),
+        };
+        let id = self.state.request_ids.next();
+        let request = match request(job, body, id.header()) {
+            Ok(request) => request,
+            Err(error) => return refused(format!("it is no valid request: {error}")),
+        };
+        let options = CallOptions {
+            id: Some(id.to_string()),
+            tenant,
+            tenant_name: holder.map(|holder| holder.tenant_name),
+            quota_permit,
+            ..CallOptions::default()
+        };
+        deployment.count_request();
+        let response = match plugin.handle(request, options).await {
+            Ok(response) => response,
+            Err(error) => {
+                let busy = error.retry_after().is_some();
+                let problem = Problem::from(error);
+                deployment
+                    .context
+                    .deployment
+                    .count_refused_request(problem.code());
+                return match busy {
+                    true => deferred(&problem),
+                    false => failed(problem.detail().to_owned(), None),
+                };
+            }
+        };
+        let (head, body) = response.into_parts();
+        let limit = usize::try_from(job.max_result_bytes).unwrap_or(usize::MAX);
+        let body = match Limited::new(body, limit).collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) if error.is::<LengthLimitError>() => {
+                return refused(format!(
+                    "its result is larger than {limit} bytes; raise 'jobs.result-kib' or answer less"
+                ));
+            }
+            Err(error) => return failed(format!("the response broke off: {error}"), None),
+        };
+        let content_type = head.headers.get(CONTENT_TYPE);
+        let content_type = content_type.and_then(|value| value.to_str().ok());
+        let response = JobResponse {
+            status: head.status.as_u16(),
+            content_type: content_type.map(str::to_owned),
+            body,
+        };
+        match head.status {
+            status if status.as_u16() < 400 => Outcome::Response(response),
+            status => {
+                let error = format!("the plugin answered with status {}", status.as_u16());
+                let can_retry = status.is_server_error()
+                    || status == StatusCode::REQUEST_TIMEOUT
+                    || status == StatusCode::TOO_MANY_REQUESTS;
+                Outcome::Failed {
+                    error,
+                    can_retry,
+                    response: Some(response),
+                }
+            }
+        }
+    }
+}
+
+/// The request that a job becomes.
+fn request(
+    job: &JobRecord,
+    body: Bytes,
+    id: HeaderValue,
+) -> Result<Request<Full<Bytes>>, http::Error> {
+    let mut request = Request::post(format!("http://localhost{}", job.path))
+        .header(HOST, "localhost")
+        .header(REQUEST_ID, id)
+        .header(JOB_ID, &job.id)
+        .header(JOB_ATTEMPT, job.attempts)
+        .header(TRIGGER, job.trigger().name());
+    if let Some(content_type) = &job.content_type {
+        request = request.header(CONTENT_TYPE, content_type);
+    }
+    if let Some(run) = &job.scheduled {
+        request = request.header(SCHEDULED, schedule::rfc_3339(run.scheduled_ms));
+    }
+    request.body(Full::new(body))
+}
+
+fn unavailable(reason: &str) -> Outcome {
+    Outcome::Deferred {
+        reason: reason.to_owned(),
+        wait: UNAVAILABLE_WAIT,
+    }
+}
+
+fn deferred(problem: &Problem) -> Outcome {
+    Outcome::Deferred {
+        reason: problem.detail().to_owned(),
+        wait: problem.wait().unwrap_or(UNAVAILABLE_WAIT),
+    }
+}
+
+fn failed(error: String, response: Option<JobResponse>) -> Outcome {
+    Outcome::Failed {
+        error,
+        can_retry: true,
+        response,
+    }
+}
+
+/// A failure that another attempt would repeat.
+fn refused(error: String) -> Outcome {
+    Outcome::Failed {
+        error,
+        can_retry: false,
+        response: None,
+    }
+}
+
+/// The outcome once more; bodies are shared.
+fn copy(outcome: &Outcome) -> Outcome {
+    match outcome {
+        Outcome::Response(response) => Outcome::Response(response.clone()),
+        Outcome::Failed {
+            error,
+            can_retry,
+            response,
+        } => Outcome::Failed {
+            error: error.clone(),
+            can_retry: *can_retry,
+            response: response.clone(),
+        },
+        Outcome::Deferred { reason, wait } => Outcome::Deferred {
+            reason: reason.clone(),
+            wait: *wait,
+        },
+    }
+}

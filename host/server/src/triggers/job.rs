@@ -1,0 +1,434 @@
+//! A job: its record, its states, and what follows from the outcome of an attempt. Knows no storage and no clock.
+
+use super::settings::JobSettings;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Longest wait between two attempts.
+const MAX_BACKOFF: Duration = Duration::from_secs(3600);
+/// How often a job may be interrupted by the end of the process before it becomes a dead letter: it may be the cause.
+const MAX_INTERRUPTIONS: u32 = 20;
+/// A job that waits for longer becomes a dead letter.
+const MAX_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Longest stored error, in characters.
+const MAX_ERROR_CHARS: usize = 1000;
+
+/// What made a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Trigger {
+    /// A client, with 'POST /jobs/NAME'.
+    Job,
+    /// A schedule of the manifest.
+    Cron,
+}
+
+impl Trigger {
+    /// Its name in metrics and headers.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Trigger::Job => "job",
+            Trigger::Cron => "cron",
+        }
+    }
+}
+
+/// The state of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum JobState {
+    /// It waits for its turn, or for its next attempt.
+    Waiting,
+    /// The plugin handles it.
+    Running,
+    /// The plugin answered with a status below 400.
+    Succeeded,
+    /// A dead letter: it failed, and is not tried again.
+    Dead,
+    /// It was canceled.
+    Canceled,
+}
+
+impl JobState {
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            JobState::Waiting => "waiting",
+            JobState::Running => "running",
+            JobState::Succeeded => "succeeded",
+            JobState::Dead => "dead",
+            JobState::Canceled => "canceled",
+        }
+    }
+
+    /// The state of this name.
+    pub(crate) fn of_name(name: &str) -> Option<Self> {
+        [
+            JobState::Waiting,
+            JobState::Running,
+            JobState::Succeeded,
+            JobState::Dead,
+            JobState::Canceled,
+        ]
+        .into_iter()
+        .find(|state| state.name() == name)
+    }
+
+    /// Whether it is final.
+    pub(crate) fn is_finished(self) -> bool {
+        !matches!(self, JobState::Waiting | JobState::Running)
+    }
+}
+
+/// Names a job: its deployment and its id.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct JobKey {
+    pub(crate) deployment: String,
+    pub(crate) id: String,
+}
+
+/// The API key that a job was sent with.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct JobSender {
+    pub(crate) tenant: String,
+    pub(crate) key: String,
+}
+
+/// The run of a schedule that a job is.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct ScheduledRun {
+    /// Identity of the entry of the manifest.
+    pub(crate) entry: String,
+    /// The time that the schedule names.
+    pub(crate) scheduled_ms: u64,
+}
+
+/// A job without its body and its result.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct JobRecord {
+    pub(crate) deployment: String,
+    pub(crate) id: String,
+    /// Its sender. None for a schedule, and if the deployment is open.
+    pub(crate) sender: Option<JobSender>,
+    pub(crate) idempotency_key: Option<String>,
+    /// SHA-256 of the body, in hexadecimal digits.
+    pub(crate) body_digest: String,
+    pub(crate) body_bytes: u64,
+    pub(crate) content_type: Option<String>,
+    /// Path and query of the request.
+    pub(crate) path: String,
+    pub(crate) scheduled: Option<ScheduledRun>,
+    pub(crate) state: JobState,
+    /// Attempts that began, without those that do not count.
+    pub(crate) attempts: u32,
+    pub(crate) max_attempts: u32,
+    /// Times that the process ended during an attempt.
+    pub(crate) interruptions: u32,
+    pub(crate) backoff_ms: u64,
+    pub(crate) ttl_ms: u64,
+    pub(crate) max_result_bytes: u64,
+    pub(crate) created_ms: u64,
+    /// When it may run.
+    pub(crate) ready_ms: u64,
+    pub(crate) started_ms: Option<u64>,
+    pub(crate) finished_ms: Option<u64>,
+    /// Status of the last response.
+    pub(crate) status: Option<u16>,
+    pub(crate) result_content_type: Option<String>,
+    pub(crate) result_bytes: u64,
+    /// Why the last attempt failed.
+    pub(crate) error: Option<String>,
+}
+
+/// How an attempt ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// The plugin answered with a status below 400.
+    Response(JobResponse),
+    /// It failed. A response of the plugin is kept.
+    Failed {
+        error: String,
+        can_retry: bool,
+        response: Option<JobResponse>,
+    },
+    /// It did not reach the plugin, and does not count as an attempt.
+    Deferred { reason: String, wait: Duration },
+}
+
+/// A response of the plugin.
+#[derive(Clone, Debug)]
+pub(crate) struct JobResponse {
+    pub(crate) status: u16,
+    pub(crate) content_type: Option<String>,
+    pub(crate) body: bytes::Bytes,
+}
+
+impl JobRecord {
+    /// A new job, which may run at once.
+    pub(crate) fn new(
+        key: JobKey,
+        path: String,
+        content_type: Option<String>,
+        body: &[u8],
+        settings: &JobSettings,
+        now_ms: u64,
+    ) -> Self {
+        use sha2::{Digest, Sha256};
+        JobRecord {
+            deployment: key.deployment,
+            id: key.id,
+            sender: None,
+            idempotency_key: None,
+            body_digest: data_encoding::HEXLOWER.encode(&Sha256::digest(body)),
+            body_bytes: body.len() as u64,
+            content_type,
+            path,
+            scheduled: None,
+            state: JobState::Waiting,
+            attempts: 0,
+            max_attempts: settings.attempts(),
+            interruptions: 0,
+            backoff_ms: millis(settings.backoff()),
+            ttl_ms: millis(settings.ttl()),
+            max_result_bytes: settings.max_result_bytes(),
+            created_ms: now_ms,
+            ready_ms: now_ms,
+            started_ms: None,
+            finished_ms: None,
+            status: None,
+            result_content_type: None,
+            result_bytes: 0,
+            error: None,
+        }
+    }
+
+    /// Its name.
+    pub(crate) fn key(&self) -> JobKey {
+        JobKey {
+            deployment: self.deployment.clone(),
+            id: self.id.clone(),
+        }
+    }
+
+    /// What made it.
+    pub(crate) fn trigger(&self) -> Trigger {
+        match self.scheduled {
+            Some(_) => Trigger::Cron,
+            None => Trigger::Job,
+        }
+    }
+
+    /// The tenant that may see it. None if every client of the deployment may.
+    pub(crate) fn tenant(&self) -> Option<&str> {
+        self.sender.as_ref().map(|sender| sender.tenant.as_str())
+    }
+
+    /// Bytes that it stores.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.body_bytes + self.result_bytes
+    }
+
+    /// When a finished job is removed.
+    pub(crate) fn expires_ms(&self) -> Option<u64> {
+        Some(self.finished_ms?.saturating_add(self.ttl_ms))
+    }
+
+    /// Begins an attempt.
+    pub(crate) fn begin(&mut self, now_ms: u64) {
+        self.state = JobState::Running;
+        self.attempts += 1;
+        self.started_ms = Some(now_ms);
+    }
+
+    /// Ends an attempt with its outcome, and returns the result to store.
+    pub(crate) fn end(&mut self, outcome: Outcome, now_ms: u64) -> Option<bytes::Bytes> {
+        match outcome {
+            Outcome::Response(response) => {
+                self.error = None;
+                self.finish(JobState::Succeeded, now_ms);
+                Some(self.keep(response))
+            }
+            Outcome::Failed {
+                error,
+                can_retry,
+                response,
+            } => {
+                self.set_error(&error);
+                match can_retry && self.attempts < self.max_attempts {
+                    true => {
+                        self.state = JobState::Waiting;
+                        self.ready_ms = now_ms.saturating_add(millis(self.backoff()));
+                        self.status = response.map(|response| response.status);
+                        None
+                    }
+                    false => {
+                        self.finish(JobState::Dead, now_ms);
+                        response.map(|response| self.keep(response))
+                    }
+                }
+            }
+            Outcome::Deferred { reason, wait } => {
+                self.set_error(&reason);
+                self.release(now_ms.saturating_add(millis(wait)));
+                self.bury_if_too_old(now_ms);
+                None
+            }
+        }
+    }
+
+    /// Returns a running job to the queue. The attempt does not count.
+    pub(crate) fn release(&mut self, ready_ms: u64) {
+        self.state = JobState::Waiting;
+        self.attempts = self.attempts.saturating_sub(1);
+        self.ready_ms = ready_ms;
+    }
+
+    /// Returns a job to the queue during whose attempt the process ended.
+    pub(crate) fn interrupt(&mut self, now_ms: u64) {
+        self.release(now_ms);
+        self.interruptions += 1;
+        if self.interruptions > MAX_INTERRUPTIONS {
+            self.set_error("the server ended too often while this job ran");
+            self.finish(JobState::Dead, now_ms);
+        }
+    }
+
+    /// Turns a job that has waited for too long into a dead letter. Returns whether it did.
+    pub(crate) fn bury_if_too_old(&mut self, now_ms: u64) -> bool {
+        let is_old = now_ms.saturating_sub(self.created_ms) > millis(MAX_WAIT);
+        if is_old && self.state == JobState::Waiting {
+            let days = MAX_WAIT.as_secs() / (24 * 3600);
+            let last = self.error.take().unwrap_or_default();
+            self.set_error(&format!("it could not run within {days} days; {last}"));
+            self.finish(JobState::Dead, now_ms);
+            return true;
+        }
+        false
+    }
+
+    /// Makes a finished job wait again, with all its attempts.
+    pub(crate) fn revive(&mut self, now_ms: u64) {
+        self.state = JobState::Waiting;
+        (self.attempts, self.interruptions) = (0, 0);
+        (self.created_ms, self.ready_ms) = (now_ms, now_ms);
+        self.finished_ms = None;
+        self.result_bytes = 0;
+        self.result_content_type = None;
+        self.status = None;
+    }
+
+    /// Ends it in a final state.
+    pub(crate) fn finish(&mut self, state: JobState, now_ms: u64) {
+        self.state = state;
+        self.finished_ms = Some(now_ms);
+    }
+
+    fn keep(&mut self, response: JobResponse) -> bytes::Bytes {
+        self.status = Some(response.status);
+        self.result_content_type = response.content_type;
+        self.result_bytes = response.body.len() as u64;
+        response.body
+    }
+
+    fn set_error(&mut self, error: &str) {
+        self.error = Some(error.chars().take(MAX_ERROR_CHARS).collect());
+    }
+
+    /// The wait before the next attempt: doubles with each.
+    fn backoff(&self) -> Duration {
+        let doublings = self.attempts.saturating_sub(1).min(31);
+        let wait = self.backoff_ms.saturating_mul(1 << doublings);
+        Duration::from_millis(wait).min(MAX_BACKOFF)
+    }
+}
+
+/// Whole milliseconds.
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+pub(super) fn record(deployment: &str, id: &str, body: &[u8], now_ms: u64) -> JobRecord {
+    let key = JobKey {
+        deployment: deployment.to_owned(),
+        id: id.to_owned(),
+    };
+    let settings = JobSettings::default();
+    JobRecord::new(key, "/a".to_owned(), None, body, &settings, now_ms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(can_retry: bool) -> Outcome {
+        Outcome::Failed {
+            error: "no".to_owned(),
+            can_retry,
+            response: None,
+        }
+    }
+
+    #[test]
+    fn waits_double_until_attempts_end() {
+        let mut job = record("a", "1", b"", 0);
+        let mut waits = Vec::new();
+        while job.state == JobState::Waiting {
+            job.begin(100);
+            job.end(failure(true), 1000);
+            waits.push(job.ready_ms.saturating_sub(1000));
+        }
+        assert_eq!(waits[..4], [1000, 2000, 4000, 8000]);
+        assert_eq!((job.attempts, waits.len()), (5, 5));
+        assert_eq!(job.state, JobState::Dead);
+        job.attempts = 30;
+        assert_eq!(job.backoff(), MAX_BACKOFF);
+    }
+
+    #[test]
+    fn final_failure_is_not_tried_again() {
+        let mut job = record("a", "1", b"", 0);
+        job.begin(1);
+        job.end(failure(false), 2);
+        assert_eq!((job.state, job.attempts), (JobState::Dead, 1));
+        job.revive(9);
+        assert_eq!((job.state, job.attempts), (JobState::Waiting, 0));
+        assert_eq!(job.ready_ms, 9);
+    }
+
+    #[test]
+    fn deferred_and_released_attempts_do_not_count() {
+        let mut job = record("a", "1", b"", 0);
+        for _ in 0..100 {
+            job.begin(1);
+            let wait = Duration::from_secs(1);
+            let reason = "busy".to_owned();
+            job.end(Outcome::Deferred { reason, wait }, 5);
+        }
+        assert_eq!(
+            (job.state, job.attempts, job.ready_ms),
+            (JobState::Waiting, 0, 1005)
+        );
+        job.begin(2000);
+        assert_eq!(job.attempts, 1);
+        let wait = Duration::ZERO;
+        let reason = "paused".to_owned();
+        job.end(Outcome::Deferred { reason, wait }, millis(MAX_WAIT) + 1);
+        assert_eq!(job.state, JobState::Dead, "it waited for too long");
+    }
+
+    #[test]
+    fn job_that_ends_the_process_becomes_a_dead_letter() {
+        let mut job = record("a", "1", b"", 0);
+        for _ in 0..MAX_INTERRUPTIONS {
+            job.begin(1);
+            job.interrupt(2);
+            assert_eq!((job.state, job.attempts), (JobState::Waiting, 0));
+        }
+        job.begin(1);
+        job.interrupt(2);
+        assert_eq!(job.state, JobState::Dead);
+    }
+}

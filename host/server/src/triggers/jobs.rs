@@ -1,0 +1,329 @@
+//! `/jobs/NAME` on the public listener: clients send jobs to a deployment, and see, cancel and collect them.
+//!
+//! These paths belong to the host where NAME is a deployment that takes jobs. All others belong to the deployments, and a
+//! manifest may not name a route below `/jobs`. Access is that of the deployment's requests; a tenant of API keys sees its
+//! own jobs only.
+
+use super::executor::{JOB_ATTEMPT, JOB_ID, SCHEDULED, TRIGGER};
+use super::job::{JobRecord, JobSender};
+use super::queue::{NewJob, QueueError};
+use super::settings::JobSettings;
+use super::view::{JobList, JobView};
+use super::{JobKey, JobState, Triggers, new_id, now_ms};
+use crate::api_keys::KeyHolder;
+use crate::deployments::{Deployments, ServingDeployment};
+use crate::problem::Problem;
+use crate::request_body::{BodyState, BodyStatus, RequestBody};
+use crate::request_log::RequestDetails;
+use crate::response_policy::ResponsePolicy;
+use crate::state::ServerState;
+use bytes::Bytes;
+use corral_runtime::Body;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, LOCATION};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Headers that only the host sets.
+pub(crate) const HOST_HEADERS: [HeaderName; 4] = [JOB_ID, JOB_ATTEMPT, TRIGGER, SCHEDULED];
+/// Header with a client's idempotency key.
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// Longest idempotency key, in bytes.
+const MAX_KEY: usize = 255;
+/// Longest content type, in bytes.
+const MAX_CONTENT_TYPE: usize = 255;
+/// Jobs of a list, unless the client asks for another number.
+const DEFAULT_LISTED: usize = 100;
+/// Most jobs of a list.
+pub(crate) const MAX_LISTED: usize = 1000;
+/// Time limit for a whole body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(300);
+/// `Retry-After` of a full queue, and of a job that has not finished.
+const RETRY: Duration = Duration::from_secs(1);
+
+type Answer = Result<Response<Body>, Problem>;
+
+/// The deployment that takes jobs at `path`, with its settings.
+pub(crate) fn target(
+    deployments: &Deployments,
+    path: &str,
+) -> Option<(Arc<ServingDeployment>, JobSettings)> {
+    deployments.triggers()?;
+    let name = path.strip_prefix("/jobs/")?.split('/').next()?;
+    let deployment = deployments
+        .get(name)
+        .filter(|deployment| deployment.stored)?;
+    let settings = deployment.triggers()?.jobs.clone()?;
+    Some((deployment, settings))
+}
+
+/// The problem for a path below `/jobs` that belongs to nobody.
+pub(crate) fn no_jobs(deployments: &Deployments, path: &str) -> Option<Problem> {
+    let name = path.strip_prefix("/jobs/")?.split('/').next()?;
+    let deployment = deployments.get(name)?;
+    let detail = format!(
+        "'{}' takes no jobs; add 'jobs = {{}}' to its manifest, and deploy it on a server with --store",
+        deployment.name
+    );
+    Some(Problem::new(StatusCode::NOT_FOUND, "no-jobs", detail))
+}
+
+/// Answers a request for jobs of a deployment.
+pub(crate) async fn answer(
+    state: &ServerState,
+    deployments: &Deployments,
+    (deployment, settings): (Arc<ServingDeployment>, JobSettings),
+    (mut head, body, body_status): (Parts, RequestBody<Incoming>, BodyStatus),
+    details: &mut RequestDetails,
+    response_policy: &mut ResponsePolicy,
+) -> Answer {
+    let Some((policy, triggers)) = deployment.first_policy().zip(deployments.triggers()) else {
+        return Err(Problem::no_route(head.uri.path()));
+    };
+    *response_policy = ResponsePolicy::of(policy, head.uri.path());
+    if let Some(preflight) = policy.cors.preflight(&head.method, &head.headers) {
+        return Ok(preflight.map(|()| Body::empty()));
+    }
+    let keys = state.api_keys.as_deref();
+    let holder = policy.authenticate(keys, &deployment.name, &mut head.headers)?;
+    let names = |holder: &KeyHolder| [holder.key_name.clone(), holder.tenant_name.clone()];
+    details.key = holder.as_ref().map(names);
+    let jobs = Jobs {
+        triggers,
+        deployment: &deployment,
+        settings: &settings,
+        sender: holder.map(|holder| JobSender {
+            tenant: holder.tenant_name.to_string(),
+            key: holder.key_name.to_string(),
+        }),
+    };
+    let path = head.uri.path().to_owned();
+    let segments = Vec::from_iter(path.split('/').skip(3));
+    match (&segments[..], &head.method) {
+        ([], &Method::POST) => {
+            let limit = jobs.max_body_bytes();
+            let body = collect(state, &head.headers, (body, body_status), limit).await?;
+            jobs.submit(&head.headers, body).await
+        }
+        ([], &Method::GET | &Method::HEAD) => jobs.list(&head),
+        ([], _) => Err(Problem::method("GET, HEAD, POST")),
+        ([id], &Method::GET | &Method::HEAD) => {
+            Ok(json(StatusCode::OK, &JobView::of(&jobs.job(id)?)))
+        }
+        ([id], &Method::DELETE) => {
+            let key = jobs.job(id)?.key();
+            Ok(json(StatusCode::OK, &triggers.cancel(key).await?))
+        }
+        ([_], _) => Err(Problem::method("DELETE, GET, HEAD")),
+        ([id, "result"], &Method::GET | &Method::HEAD) => jobs.result(id).await,
+        ([_, "result"], _) => Err(Problem::method("GET, HEAD")),
+        _ => Err(Problem::no_route(&path)),
+    }
+}
+
+struct Jobs<'a> {
+    triggers: &'a Arc<Triggers>,
+    deployment: &'a ServingDeployment,
+    settings: &'a JobSettings,
+    sender: Option<JobSender>,
+}
+
+impl Jobs<'_> {
+    /// Largest body: what the deployment's requests may have, too.
+    fn max_body_bytes(&self) -> u64 {
+        let limit = self.settings.max_body_bytes();
+        let requests = self.deployment.request_bytes();
+        requests.map_or(limit, |requests| limit.min(requests))
+    }
+
+    async fn submit(&self, headers: &HeaderMap, body: Bytes) -> Answer {
+        let deployment = self.deployment.name.clone();
+        let first_route = self.deployment.routes.first();
+        let path = match (&self.settings.path, first_route) {
+            (Some(path), _) => path.clone(),
+            (None, Some(route)) => route.to_string(),
+            (None, None) => "/".to_owned(),
+        };
+        let content_type = text(headers, &CONTENT_TYPE, MAX_CONTENT_TYPE)?;
+        let idempotency_key = text(headers, &IDEMPOTENCY_KEY, MAX_KEY)?;
+        let now = now_ms();
+        let id = new_id(now);
+        let key = JobKey { deployment, id };
+        let mut record = JobRecord::new(key, path, content_type, &body, self.settings, now);
+        record.sender.clone_from(&self.sender);
+        record.idempotency_key = idempotency_key;
+        let job = NewJob { record, body };
+        let (record, _) = self.triggers.submit(job, self.settings.queued()).await?;
+        let mut response = json(StatusCode::ACCEPTED, &JobView::of(&record));
+        let location = format!("/jobs/{}/{}", record.deployment, record.id);
+        if let Ok(location) = HeaderValue::try_from(location) {
+            response.headers_mut().insert(LOCATION, location);
+        }
+        Ok(response)
+    }
+
+    /// Whether the client may see the job.
+    fn owns(&self, job: &JobRecord) -> bool {
+        match &self.sender {
+            Some(sender) => job.tenant() == Some(sender.tenant.as_str()),
+            None => job.sender.is_none() && job.scheduled.is_none(),
+        }
+    }
+
+    fn job(&self, id: &str) -> Result<JobRecord, Problem> {
+        let key = JobKey {
+            deployment: self.deployment.name.clone(),
+            id: id.to_owned(),
+        };
+        let job = self.triggers.queue.job(&key).filter(|job| self.owns(job));
+        job.ok_or_else(|| QueueError::Unknown(key.deployment).into())
+    }
+
+    fn list(&self, head: &Parts) -> Answer {
+        let (state, most) = list_query(head.uri.query())?;
+        let matches =
+            |job: &JobRecord| self.owns(job) && state.is_none_or(|state| job.state == state);
+        let name = &self.deployment.name;
+        let jobs = self.triggers.queue.list(name, most, &matches);
+        let count = |of: &dyn Fn(JobState) -> bool| {
+            let matches = |job: &JobRecord| self.owns(job) && of(job.state);
+            self.triggers.queue.list(name, usize::MAX, &matches).len()
+        };
+        let list = JobList {
+            waiting: count(&|state| state == JobState::Waiting),
+            running: count(&|state| state == JobState::Running),
+            finished: count(&JobState::is_finished),
+            jobs: jobs.iter().map(JobView::of).collect(),
+        };
+        Ok(json(StatusCode::OK, &list))
+    }
+
+    /// The plugin's response to the job.
+    async fn result(&self, id: &str) -> Answer {
+        let job = self.job(id)?;
+        let refuse = |code, detail: String| Problem::new(StatusCode::CONFLICT, code, detail);
+        match job.state {
+            JobState::Succeeded => {}
+            JobState::Dead => {
+                let error = job.error.as_deref().unwrap_or("it failed");
+                let detail = format!("the job failed after {} attempts: {error}", job.attempts);
+                return Err(refuse("job-failed", detail));
+            }
+            JobState::Canceled => {
+                return Err(refuse("job-canceled", "the job was canceled".to_owned()));
+            }
+            JobState::Waiting | JobState::Running => {
+                let detail = format!("the job is {}; ask again later", job.state.name());
+                return Err(refuse("job-not-finished", detail).retry_after(RETRY));
+            }
+        }
+        let key = job.key();
+        let body = self
+            .triggers
+            .operate(move |queue| queue.result(&key))
+            .await?;
+        let mut response = Response::new(Body::from(body));
+        let status = job
+            .status
+            .and_then(|status| StatusCode::from_u16(status).ok());
+        *response.status_mut() = status.unwrap_or(StatusCode::OK);
+        let content_type = job.result_content_type.as_deref();
+        let content_type = content_type.and_then(|value| HeaderValue::from_str(value).ok());
+        if let Some(content_type) = content_type {
+            response.headers_mut().insert(CONTENT_TYPE, content_type);
+        }
+        let no_store = HeaderValue::from_static("no-store");
+        response.headers_mut().insert(CACHE_CONTROL, no_store);
+        Ok(response)
+    }
+}
+
+/// State and number of a list's query.
+pub(crate) fn list_query(query: Option<&str>) -> Result<(Option<JobState>, usize), Problem> {
+    let (mut state, mut most) = (None, DEFAULT_LISTED);
+    let pairs = query.unwrap_or_default().split('&');
+    for (name, value) in pairs.filter_map(|pair| pair.split_once('=')) {
+        let bad = |expected: String| {
+            let detail = format!("the query parameter '{name}' must be {expected}");
+            Problem::new(StatusCode::BAD_REQUEST, "invalid-query", detail)
+        };
+        match name {
+            "state" => {
+                let expected = "waiting, running, succeeded, dead or canceled".to_owned();
+                state = Some(JobState::of_name(value).ok_or_else(|| bad(expected))?);
+            }
+            "limit" => {
+                let number = value.parse().ok().filter(|n| (1..=MAX_LISTED).contains(n));
+                most = number.ok_or_else(|| bad(format!("a number from 1 to {MAX_LISTED}")))?;
+            }
+            _ => {}
+        }
+    }
+    Ok((state, most))
+}
+
+/// The value of a header as text.
+fn text(headers: &HeaderMap, name: &HeaderName, max: usize) -> Result<Option<String>, Problem> {
+    let Some(value) = headers.get(name) else {
+        return Ok(None);
+    };
+    let value = value
+        .to_str()
+        .ok()
+        .filter(|text| (1..=max).contains(&text.len()));
+    let refuse = || {
+        Problem::bad_request(format!(
+            "the header '{name}' must be visible ASCII of 1 to {max} bytes"
+        ))
+    };
+    value.map(str::to_owned).map(Some).ok_or_else(refuse)
+}
+
+/// Reads the whole body.
+async fn collect(
+    state: &ServerState,
+    headers: &HeaderMap,
+    (mut body, status): (RequestBody<Incoming>, BodyStatus),
+    limit: u64,
+) -> Result<Bytes, Problem> {
+    body.set_limit(limit, || ());
+    if body.refuse_announced_length(headers) {
+        return Err(Problem::too_large(limit));
+    }
+    let idle = state.limits.body_idle_timeout;
+    let collected = tokio::time::timeout(BODY_TIMEOUT, body.collect()).await;
+    match (status.state(), collected) {
+        (BodyState::TooLarge, _) => Err(Problem::too_large(limit)),
+        (BodyState::Good, Ok(Ok(body))) => Ok(body.to_bytes()),
+        (BodyState::Stalled, _) | (_, Err(_)) => Err(Problem::body_stalled(idle)),
+        (_, Ok(_)) => Err(Problem::body_incomplete()),
+    }
+}
+
+fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
+    // These types have text keys only, so this does not fail.
+    let text = serde_json::to_string(value).unwrap_or_default();
+    crate::admin::json_response(status, text)
+}
+
+impl From<QueueError> for Problem {
+    fn from(error: QueueError) -> Self {
+        let (status, code) = match &error {
+            QueueError::Full { .. } => (StatusCode::TOO_MANY_REQUESTS, "job-queue-full"),
+            QueueError::NoRoom { .. } => (StatusCode::TOO_MANY_REQUESTS, "job-store-full"),
+            QueueError::KeyReused => (StatusCode::UNPROCESSABLE_ENTITY, "idempotency-key-reused"),
+            QueueError::Unknown(_) => (StatusCode::NOT_FOUND, "no-job"),
+            QueueError::WrongState(_) => (StatusCode::CONFLICT, "wrong-job-state"),
+            QueueError::Storage(_) => (StatusCode::INTERNAL_SERVER_ERROR, "store-failed"),
+        };
+        let problem = Problem::new(status, code, error.to_string());
+        match status {
+            StatusCode::TOO_MANY_REQUESTS => problem.retry_after(RETRY),
+            _ => problem,
+        }
+    }
+}
