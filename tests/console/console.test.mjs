@@ -448,7 +448,6 @@ test("keyboard reaches the menu, the content and the theme", async () => {
 
 test("every page is accessible at both widths in both themes", async () => {
   await admin("PUT", "/deployments/kept/paused", { paused: false });
-  const rest = keepBusy(2);
   if (SCREENSHOTS) mkdirSync(SCREENSHOTS, { recursive: true });
   const pages = {
     overview: (page) => page.waitForTimeout(SCREENSHOTS ? 8000 : 1000),
@@ -475,6 +474,8 @@ test("every page is accessible at both widths in both themes", async () => {
   };
   for (const [width, viewport] of Object.entries(WIDTHS)) {
     for (const colorScheme of THEMES) {
+      // Anew each time: longer ones would fill all cells, and the chat would wait.
+      const rest = keepBusy(2);
       for (const [path, prepare] of Object.entries(pages)) {
         const what = `${path} ${width} ${colorScheme}`;
         const { page, close } = await open(path, { viewport, colorScheme });
@@ -488,7 +489,7 @@ test("every page is accessible at both widths in both themes", async () => {
       await page.getByLabel("Token", { exact: true }).waitFor();
       await checkAccessibility(page, `login ${width} ${colorScheme}`);
       await close();
+      await rest();
     }
   }
-  await rest();
 });
