@@ -312,3 +312,20 @@ fn directory_serves_one_process() {
     ended.check_error(1, &["another process uses it", "--prefix-dir"]);
     corral.check_alive();
 }
+
+#[test]
+fn duplicate_of_file_is_removed_at_restart() {
+    let dir = Dir::new();
+    let corral = dir.start();
+    let sum = RELIABLE_SUMS[0];
+    ask(&corral, sum);
+    stop(corral);
+    let files = dir.files("tiny");
+    let [file] = files.as_slice() else {
+        panic!("one file of {files:?}");
+    };
+    std::fs::copy(file, file.with_file_name("900.prefix")).expect("copied");
+    let corral = dir.restart(2);
+    assert!(ask(&corral, sum) > 0.0);
+    wait_for_files(&corral, 1);
+}

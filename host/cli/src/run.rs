@@ -44,7 +44,7 @@ async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
     }
     startup::preload(&args.models, &models, log).await?;
     let exit = plugin.run(&args.arguments).await;
-    startup::shut_down(models).await;
+    startup::shut_down(models, &args.models, std::future::pending()).await;
     // The system takes one byte, and 0 only for success.
     Ok(match exit?.code() {
         0 => ExitCode::SUCCESS,

@@ -24,6 +24,9 @@ use tokio::signal::unix::{SignalKind, signal};
 const CALL_TIME: Duration = Duration::from_secs(3600);
 const CALL_CPU_TIME: Duration = Duration::from_secs(10);
 
+/// How long to wait for the engines' steps after a second signal.
+const FORCED_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Serves until a signal stops the process.
 pub(crate) fn serve(mut args: ServeArgs) -> Result<ExitCode, Error> {
     if args.check {
@@ -80,7 +83,7 @@ async fn serve_until_stopped(
     let services = tokio::select! {
         loaded = load(&args, &models, store, outbound) => loaded?,
         () = stop.next() => {
-            startup::shut_down(models).await;
+            startup::shut_down(models, &args.models, stop.next()).await;
             return Ok(ExitCode::SUCCESS);
         }
     };
@@ -124,7 +127,14 @@ async fn serve_until_stopped(
     if !all_ended {
         warn("requests were still running and have been cut off".to_owned());
     }
-    startup::shut_down(models).await;
+    match is_forced {
+        // Steps end soon; prefixes are not written to the end.
+        true => {
+            let soon = tokio::time::sleep(FORCED_TIMEOUT);
+            startup::shut_down(models, &args.models, soon).await;
+        }
+        false => startup::shut_down(models, &args.models, stop.next()).await,
+    }
     // The operator set the grace period, but a second signal may come from anywhere.
     match is_forced && !all_ended {
         true => Ok(ExitCode::FAILURE),

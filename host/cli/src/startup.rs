@@ -17,8 +17,10 @@ use std::time::Duration;
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
 /// File of plugins' values in the store.
 const KEY_VALUES: &str = "key-values.redb";
-/// How long to wait at the end for the engines' current steps, and for up to 10 s while they write prefixes.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long to wait at the end for the engines' current steps.
+const STEPS_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long engines may take to write prefixes before.
+const PREFIXES_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Cores that this process may use.
 pub fn cores() -> usize {
@@ -250,10 +252,21 @@ fn runtime_with(
     Ok(Runtime::new(config, models.clone())?)
 }
 
-/// Waits for loads and steps to end, so that the process does not exit inside of llama.cpp.
-pub(crate) async fn shut_down(models: ModelPool) {
+/// Waits for loads and steps to end, so that the process does not exit inside of llama.cpp. Ends early with `hurry`.
+pub(crate) async fn shut_down(
+    models: ModelPool,
+    args: &ModelArgs,
+    hurry: impl Future<Output = ()>,
+) {
+    let timeout = match args.memory.prefix_dir {
+        Some(_) => STEPS_TIMEOUT + PREFIXES_TIMEOUT,
+        None => STEPS_TIMEOUT,
+    };
     let ending = tokio::task::spawn_blocking(move || models.shutdown());
-    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, ending).await;
+    tokio::select! {
+        _ = tokio::time::timeout(timeout, ending) => {}
+        () = hurry => {}
+    }
 }
 
 /// Directory for compiled plugins.

@@ -13,7 +13,8 @@ use crate::metrics::{EngineMetrics, Metric, add, get, grammar_metrics};
 use crate::next_token;
 use crate::open_request_limits::{OpenRequestLimits, RequestLoad, RequestPermit};
 use crate::raw_context::RawContext;
-use crate::snapshot::Snapshots;
+use crate::snapshot::{Snapshots, digest_of_parts};
+use crate::split_files::split_files;
 use crate::status::{DroppedPrefixes, EngineStatus, EntryStatus};
 use crate::worker::{Command, DropPrefixes, NewRequest, NewWork, Prompt, Vocabulary};
 use crate::{
@@ -24,8 +25,8 @@ use corral_llama::{ContextSettings, ImagePart, KvType, Model};
 use corral_sampling::DryBreakers;
 use corral_scheduler::{AdapterId, Retention, Tenant, WeakRetention};
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -385,9 +386,9 @@ impl Engine {
         self.0.snapshots.as_ref()
     }
 
-    /// SHA-256 of the model file. The first call reads the whole file.
+    /// Digest of the model's files, see [`digest_of_parts`]. The first call reads all of them.
     pub(crate) fn digest(&self) -> Result<[u8; 32], Error> {
-        file_digest("model", &self.0.path, &self.0.digest)
+        file_digest("model", &split_files(&self.0.path), &self.0.digest)
     }
 
     /// SHA-256 of an adapter's file, `None` for the base model. The first call reads the whole file.
@@ -395,13 +396,19 @@ impl Engine {
         let index = usize::from(adapter.0).checked_sub(1);
         let adapter = index.and_then(|index| self.0.adapters.get(index));
         adapter
-            .map(|adapter| file_digest("adapter", &adapter.path, &adapter.digest))
+            .map(|adapter| {
+                file_digest(
+                    "adapter",
+                    std::slice::from_ref(&adapter.path),
+                    &adapter.digest,
+                )
+            })
             .transpose()
     }
 
     /// SHA-256 of the projector file, if there is one. The first call reads the whole file.
     pub(crate) fn projector_digest(&self) -> Result<Option<[u8; 32]>, Error> {
-        let path = self.0.projector.as_deref();
+        let path = self.0.projector.as_ref().map(std::slice::from_ref);
         path.map(|path| file_digest("projector", path, &self.0.projector_digest))
             .transpose()
     }
@@ -511,12 +518,17 @@ pub(crate) fn thread_ended() -> Error {
     Error::Failed("the engine thread has ended; restart the server, its log says why".into())
 }
 
-/// SHA-256 of a file, computed once.
-fn file_digest(kind: &str, path: &Path, digest: &OnceLock<[u8; 32]>) -> Result<[u8; 32], Error> {
+/// [`digest_of_parts`] of a file's parts, computed once.
+fn file_digest(
+    kind: &str,
+    parts: &[PathBuf],
+    digest: &OnceLock<[u8; 32]>,
+) -> Result<[u8; 32], Error> {
     if let Some(digest) = digest.get() {
         return Ok(*digest);
     }
-    let computed = crate::snapshot::digest_of(path).map_err(|error| {
+    let computed = digest_of_parts(parts, &AtomicBool::new(false));
+    let computed = computed.map_err(|(path, error)| {
         let path = path.display();
         Error::Failed(format!(
             "cannot read the {kind} file {path}: {error}; put the file back"

@@ -25,7 +25,7 @@ use crate::file_identity::FileIdentity;
 use crate::machine_memory::free_memory;
 use crate::split_files::split_files;
 use checked_model::{CHECK_MODEL_JOB, CheckedModel};
-use corral_isolation::{ChildError, ChildProcesses, Job, JobLimits};
+use corral_isolation::{Cancel, ChildError, ChildProcesses, Job, JobLimits};
 use corral_llama::{LoadGate, LoadStage, default_backend_dir};
 use sha2::{Digest, Sha256};
 use stages::CheckStages;
@@ -88,10 +88,11 @@ impl ModelCheck {
     }
 
     /// Loads the files of a model with `load`, and checks them beside it unless they passed before. The load must ask
-    /// its gate before each stage.
+    /// its gate before each stage. Once `is_canceled`, the gate ends it, and the check ends with it.
     pub(crate) fn check_beside<T>(
         &self,
         model: &CheckedModel,
+        is_canceled: &dyn Fn() -> bool,
         load: impl FnOnce(LoadGate<'_>) -> Result<T, LoadError>,
     ) -> Result<T, LoadError> {
         let key = self.fingerprint(model)?;
@@ -104,21 +105,35 @@ impl ModelCheck {
         };
         let early = has_room_beside(model);
         let stages = CheckStages::default();
+        let cancel = Cancel::default();
+        let check = || {
+            let _ended = stages.end_on_drop();
+            let checked = self
+                .run(model, &|| stages.report(), &cancel)
+                .and_then(|()| changed());
+            stages.end(checked.is_ok());
+            checked
+        };
         let (loaded, checked) = std::thread::scope(|scope| {
-            let check = scope.spawn(|| {
-                let _ended = stages.end_on_drop();
-                let checked = self
-                    .run(model, &|| stages.report())
-                    .and_then(|()| changed());
-                stages.end(checked.is_ok());
-                checked
-            });
+            let thread = std::thread::Builder::new().name("model-check".into());
+            // Without a thread, the load follows the check.
+            let checking = thread.spawn_scoped(scope, check).map_err(|_| check());
             let loaded = load(&|stage| {
                 let is_same = || stage != LoadStage::Head || changed().is_ok();
-                stages.wait(stage, early) && is_same()
+                stages.wait(stage, early, is_canceled) && is_same()
             });
-            (loaded, check.join())
+            if is_canceled() {
+                cancel.cancel();
+            }
+            let checked = match checking {
+                Ok(thread) => thread.join(),
+                Err(checked) => Ok(checked),
+            };
+            (loaded, checked)
         });
+        if is_canceled() && loaded.is_err() {
+            return loaded;
+        }
         match checked {
             Ok(checked) => checked?,
             Err(panic) => std::panic::resume_unwind(panic),
@@ -127,7 +142,12 @@ impl ModelCheck {
         loaded
     }
 
-    fn run(&self, model: &CheckedModel, on_progress: &dyn Fn()) -> Result<(), LoadError> {
+    fn run(
+        &self,
+        model: &CheckedModel,
+        on_progress: &dyn Fn(),
+        cancel: &Cancel,
+    ) -> Result<(), LoadError> {
         // Links are not resolved: the name of a first part tells the names of the others.
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let path = absolute(&model.path);
@@ -169,7 +189,7 @@ impl ModelCheck {
                 niceness: 0,
             },
         };
-        match self.children.run_with_progress(&job, on_progress) {
+        match self.children.run_with_progress(&job, on_progress, cancel) {
             Ok(_) => Ok(()),
             // The child's own words, with the path as the operator wrote it.
             Err(ChildError::Failed(text)) => Err(LoadError::Refused {

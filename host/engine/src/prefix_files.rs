@@ -13,18 +13,18 @@ use crate::file_identity::FileIdentity;
 use crate::model_config::ModelConfig;
 use crate::sequence::format_hash;
 use crate::snapshot::format::{self, DIGEST, HEADER};
-use crate::snapshot::{Origin, SnapshotError, TEMPORARY, digest_unless, is_name};
+use crate::snapshot::{Origin, SnapshotError, TEMPORARY, digest_of_parts, digest_unless, is_name};
 use crate::split_files::split_files;
 use crate::swap_store::{Disk, FileNumber, charge, read_whole};
 use crate::{LoadError, Token};
 use corral_llama::KvType;
 use corral_scheduler::PositionOrder;
 use sha2::{Digest, Sha256};
-use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
+use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -73,10 +73,10 @@ impl PrefixHead {
         HEADER + 4 * self.tokens.len() + size_of::<PrefixKey>() + 4 + 8 * self.order.runs().len()
     }
 
-    /// The bytes before a state of this many bytes, with room for the rest.
-    fn encode(&self, origin: &Origin, state: usize) -> Vec<u8> {
+    /// The bytes before a state of this many bytes, with room for `reserved` more.
+    fn encode(&self, origin: &Origin, state: usize, reserved: usize) -> Vec<u8> {
         let length = self.length();
-        let mut bytes = Vec::with_capacity(length + state + DIGEST);
+        let mut bytes = Vec::with_capacity(length + reserved);
         let tokens = self.tokens.len();
         let described = length - HEADER - 4 * tokens + state;
         bytes.extend(format::header(origin, tokens as u64, described as u64));
@@ -87,7 +87,7 @@ impl PrefixHead {
 
     /// A file with this state, and zeros in place of its digest.
     pub fn file(&self, origin: &Origin, state: &[u8]) -> Vec<u8> {
-        let mut bytes = self.encode(origin, state.len());
+        let mut bytes = self.encode(origin, state.len(), state.len() + DIGEST);
         bytes.extend(state);
         bytes.resize(bytes.len() + DIGEST, 0);
         bytes
@@ -96,7 +96,7 @@ impl PrefixHead {
     /// The state in a file, if this precedes it.
     pub fn state<'a>(&self, origin: &Origin, file: &'a [u8]) -> Option<&'a [u8]> {
         let state = file.len().checked_sub(self.length() + DIGEST)?;
-        let rest = file.strip_prefix(self.encode(origin, state).as_slice())?;
+        let rest = file.strip_prefix(self.encode(origin, state, 0).as_slice())?;
         rest.get(..state)
     }
 
@@ -138,9 +138,18 @@ fn read_some(file: &mut impl Read, bytes: u64) -> Result<Vec<u8>, SnapshotError>
     let cause = match file.by_ref().take(bytes).read_to_end(&mut read) {
         Ok(count) if count as u64 == bytes => return Ok(read),
         Ok(_) => "it is too short".to_owned(),
-        Err(error) => format!("it cannot be read: {error}"),
+        Err(cause) => return Err(unreadable(cause)),
     };
     Err(SnapshotError::damaged(cause))
+}
+
+/// The file may be good: reading it failed.
+fn unreadable(cause: io::Error) -> SnapshotError {
+    SnapshotError::Io {
+        what: "read",
+        path: PathBuf::from("it"),
+        cause,
+    }
 }
 
 fn read_numbers(file: &mut impl Read, count: u64) -> Result<Vec<u32>, SnapshotError> {
@@ -196,6 +205,18 @@ pub struct FoundPrefixes {
     pub prefixes: Vec<FoundPrefix>,
     /// Number of files removed because they cannot be used.
     pub removed: u64,
+    /// Files that could not be read, and stay.
+    pub unread: UnreadFiles,
+}
+
+/// Files that could not be read: later ones need other numbers.
+#[derive(Debug, Default)]
+pub struct UnreadFiles {
+    pub files: u64,
+    /// The largest number.
+    pub last: FileNumber,
+    /// What they take of the budget.
+    pub charge: u64,
 }
 
 /// A file of an earlier process.
@@ -219,6 +240,8 @@ pub struct PrefixDirControl {
 /// The locked directory of a model's prefixes.
 pub struct PrefixDir {
     path: PathBuf,
+    /// Most bytes of all files.
+    budget: u64,
     sources: PrefixSources,
     /// Receives what the directory holds; `None` afterwards.
     found: Option<Sender<FoundPrefixes>>,
@@ -229,10 +252,10 @@ pub struct PrefixDir {
 }
 
 impl PrefixDir {
-    /// Locks the directory of the named model in `base`, and creates it (mode 0700) if missing. Its files are
-    /// sent to `found` later, on the disk's thread.
+    /// Locks the directory of the named model in `base`, and creates it (mode 0700) if missing. The mode of an existing
+    /// one stays, but others must not be able to write to it. Its files are sent to `found` later, on the disk's thread.
     pub fn open(
-        base: &Path,
+        (base, budget): (&Path, u64),
         model: &str,
         sources: PrefixSources,
         found: Sender<FoundPrefixes>,
@@ -251,7 +274,11 @@ impl PrefixDir {
                 .recursive(true)
                 .mode(0o700)
                 .create(&path)?;
-            fs::set_permissions(&path, Permissions::from_mode(0o700))?;
+            if fs::metadata(&path)?.permissions().mode() & 0o022 != 0 {
+                return Err(io::Error::other(
+                    "users other than its owner can write to it; change that with 'chmod go-w'",
+                ));
+            }
             let mut options = File::options();
             options.write(true).create(true).truncate(false).mode(0o600);
             options.open(path.join(".lock"))
@@ -263,6 +290,7 @@ impl PrefixDir {
         })?;
         Ok(Self {
             path,
+            budget,
             sources,
             found: Some(found),
             waker,
@@ -280,17 +308,9 @@ impl PrefixDir {
     }
 
     fn find(&self) -> io::Result<FoundPrefixes> {
-        let digest = |path: &PathBuf| digest_unless(path, &self.control.stopped);
-        let model = match self.sources.model.as_slice() {
-            [file] => digest(file)?,
-            parts => {
-                let mut all = Sha256::new();
-                for part in parts {
-                    all.update(digest(part)?);
-                }
-                all.finalize().into()
-            }
-        };
+        let stopped = &self.control.stopped;
+        let digest = |path: &PathBuf| digest_unless(path, stopped);
+        let model = digest_of_parts(&self.sources.model, stopped).map_err(|(_, error)| error)?;
         let origin = Origin {
             model,
             layout: format_hash(self.sources.kv_type) ^ LAYOUT,
@@ -302,8 +322,23 @@ impl PrefixDir {
                 "a file of the model changed after it was loaded; restart the server to keep prefixes",
             ));
         }
-        let (mut prefixes, mut removed) = (Vec::new(), 0);
+        let mut found = FoundPrefixes {
+            origin,
+            adapters,
+            prefixes: Vec::new(),
+            removed: 0,
+            unread: UnreadFiles::default(),
+        };
+        self.read_files(self.files()?, &mut found)?;
+        found.prefixes.reverse();
+        Ok(found)
+    }
+
+    /// The files of prefixes and when each was last used, the most recent first. Removes what interrupted writes left.
+    fn files(&self) -> io::Result<Vec<(SystemTime, FileNumber)>> {
+        let mut files = Vec::new();
         for entry in fs::read_dir(&self.path)? {
+            self.check_not_stopped()?;
             let entry = entry?;
             let name = entry.file_name();
             let name = name.to_string_lossy();
@@ -318,45 +353,83 @@ impl PrefixDir {
             if file > MAX_FILE_NUMBER || name != format!("{file}{EXTENSION}") {
                 continue;
             }
-            match found_prefix(&entry.path(), file, &origin) {
-                Ok(found) => prefixes.push(found),
+            let used = entry.metadata().and_then(|metadata| metadata.modified());
+            files.push((used.unwrap_or(SystemTime::UNIX_EPOCH), file));
+        }
+        files.sort_unstable_by(|a, b| b.cmp(a));
+        Ok(files)
+    }
+
+    /// Reads the heads of files until the budget is used, and removes the others. Files that cannot be read stay.
+    fn read_files(
+        &self,
+        files: Vec<(SystemTime, FileNumber)>,
+        found: &mut FoundPrefixes,
+    ) -> io::Result<()> {
+        let mut left = self.budget;
+        for (_, file) in files {
+            self.check_not_stopped()?;
+            let (path, dir) = (self.file(file), self.path.display());
+            match found_prefix(&path, file, &found.origin, left) {
+                Ok(Some(prefix)) => {
+                    left -= charge(prefix.length);
+                    found.prefixes.push(prefix);
+                }
+                Ok(None) => {
+                    // The older ones have no room either.
+                    left = 0;
+                    let _ = fs::remove_file(path);
+                }
+                Err(error @ SnapshotError::Io { .. }) => {
+                    let length = fs::symlink_metadata(path).map_or(0, |file| file.len());
+                    let unread = &mut found.unread;
+                    unread.files += 1;
+                    unread.last = unread.last.max(file);
+                    unread.charge += charge(length).min(left);
+                    left = left.saturating_sub(charge(length));
+                    if unread.files == 1 {
+                        tracing::warn!(%dir, file, %error, "a file of a prefix cannot be read now; it stays until the next start, and all others like it");
+                    }
+                }
                 Err(error) => {
-                    let _ = fs::remove_file(entry.path());
-                    removed += 1;
-                    if removed == 1 {
-                        let dir = self.path.display();
+                    let _ = fs::remove_file(path);
+                    found.removed += 1;
+                    if found.removed == 1 {
                         tracing::warn!(%dir, file, %error, "a file of a prefix cannot be used; it is removed, and all others like it");
                     }
                 }
             }
         }
-        prefixes.sort_by_key(|(used, _)| *used);
-        Ok(FoundPrefixes {
-            origin,
-            adapters,
-            prefixes: prefixes.into_iter().map(|(_, found)| found).collect(),
-            removed,
-        })
+        Ok(())
+    }
+
+    fn check_not_stopped(&self) -> io::Result<()> {
+        match self.control.stopped.load(Ordering::Relaxed) {
+            true => Err(io::ErrorKind::Interrupted.into()),
+            false => Ok(()),
+        }
     }
 }
 
-/// A prefix, and when it was last used.
+/// The prefix in a file. `None` if it takes more than `left` bytes.
 fn found_prefix(
     path: &Path,
     file: FileNumber,
     origin: &Origin,
-) -> Result<(SystemTime, FoundPrefix), SnapshotError> {
-    let failed = |error: io::Error| SnapshotError::damaged(format!("it cannot be read: {error}"));
+    left: u64,
+) -> Result<Option<FoundPrefix>, SnapshotError> {
     // Check before the open: opening a pipe blocks until it has a writer.
-    let metadata = fs::symlink_metadata(path).map_err(failed)?;
+    let metadata = fs::symlink_metadata(path).map_err(unreadable)?;
     if !metadata.is_file() {
         return Err(SnapshotError::NotSnapshot);
     }
     let length = metadata.len();
-    let mut opened = io::BufReader::new(File::open(path).map_err(failed)?);
+    if charge(length) > left {
+        return Ok(None);
+    }
+    let mut opened = io::BufReader::new(File::open(path).map_err(unreadable)?);
     let head = PrefixHead::read(&mut opened, length, origin)?;
-    let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-    Ok((used, FoundPrefix { file, length, head }))
+    Ok(Some(FoundPrefix { file, length, head }))
 }
 
 impl Disk for PrefixDir {
@@ -365,7 +438,7 @@ impl Disk for PrefixDir {
         match self.find() {
             Ok(found) => {
                 let charges = found.prefixes.iter().map(|found| charge(found.length));
-                let used = charges.sum();
+                let used = charges.sum::<u64>() + found.unread.charge;
                 // Fails only if the engine has ended.
                 let _ = sender.map(|sender| sender.send(found));
                 self.waker.wake();

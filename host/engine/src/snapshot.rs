@@ -291,12 +291,25 @@ impl Drop for Temporary {
     }
 }
 
-/// Computes the SHA-256 of a file. A large model takes seconds.
-pub fn digest_of(path: &Path) -> io::Result<[u8; 32]> {
-    digest_unless(path, &AtomicBool::new(false))
+/// The SHA-256 of the only file of a model; of several parts, that of their SHA-256s. An error names its file.
+pub fn digest_of_parts<'a>(
+    parts: &'a [PathBuf],
+    stopped: &AtomicBool,
+) -> Result<[u8; 32], (&'a Path, io::Error)> {
+    let digest =
+        |path: &'a PathBuf| digest_unless(path, stopped).map_err(|error| (path.as_path(), error));
+    if let [only] = parts {
+        return digest(only);
+    }
+    let mut all = Sha256::new();
+    for part in parts {
+        all.update(digest(part)?);
+    }
+    Ok(all.finalize().into())
 }
 
-/// [`digest_of`] that fails with [`io::ErrorKind::Interrupted`] soon after `stopped` is set.
+/// Computes the SHA-256 of a file. A large model takes seconds. Fails with [`io::ErrorKind::Interrupted`] soon after
+/// `stopped` is set.
 pub fn digest_unless(path: &Path, stopped: &AtomicBool) -> io::Result<[u8; 32]> {
     let mut file = File::open(path)?;
     let mut hash = Sha256::new();

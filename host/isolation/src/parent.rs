@@ -96,16 +96,17 @@ impl ChildProcesses {
         self.run_until(job, &Cancel::default())
     }
 
-    /// [`Self::run`] that calls `on_progress` each time the child reports progress.
+    /// [`Self::run`] that calls `on_progress` each time the child reports progress, and can be canceled.
     ///
     /// # Errors
-    /// As [`Self::run`].
+    /// As [`Self::run_until`].
     pub fn run_with_progress(
         &self,
         job: &Job<'_>,
         on_progress: &dyn Fn(),
+        cancel: &Cancel,
     ) -> Result<Vec<u8>, ChildError> {
-        self.start(job, on_progress, &Cancel::default())
+        self.start(job, on_progress, cancel)
     }
 
     /// [`Self::run`] that another thread can cancel.

@@ -40,7 +40,8 @@ impl LoadProgress {
         self.fraction.store(fraction.to_bits(), Ordering::Relaxed);
     }
 
-    pub(crate) fn is_canceled(&self) -> bool {
+    /// Whether the load was canceled.
+    pub fn is_canceled(&self) -> bool {
         self.canceled.load(Ordering::Relaxed)
     }
 }

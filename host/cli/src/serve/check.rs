@@ -89,7 +89,7 @@ impl CheckReport {
         };
         self.check_models(args, &models, is_missing).await;
         self.check_plugins(args, &models).await;
-        startup::shut_down(models).await;
+        startup::shut_down(models, &args.models, std::future::pending()).await;
     }
 
     async fn check_models(&mut self, args: &ServeArgs, models: &ModelPool, is_missing: &[bool]) {

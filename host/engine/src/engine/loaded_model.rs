@@ -8,7 +8,7 @@ use crate::device_placement::PlacementPlan;
 use crate::image::estimate::projector_weights;
 use crate::memory_estimate::MemoryEstimate;
 use crate::model_check::checked_model::CheckedModel;
-use crate::model_config::{MAX_RUNNING, ModelConfig, STEP_TOKENS};
+use crate::model_config::{DeviceTopKMode, MAX_RUNNING, ModelConfig, STEP_TOKENS};
 use crate::worker::MAX_COMPACTION_BYTES;
 use corral_llama::{
     ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadGate, LoadProgress,
@@ -59,7 +59,9 @@ impl LoadedModel {
             adapters: config.adapters.clone(),
             projector: config.projector.clone(),
         };
-        check.check_beside(&model, |gate| Self::load_gated(config, progress, gate))
+        check.check_beside(&model, &|| progress.is_canceled(), |gate| {
+            Self::load_gated(config, progress, gate)
+        })
     }
 
     fn load_gated(
@@ -175,11 +177,26 @@ fn device_top_k(config: &ModelConfig, model: &Model, cells: u32) -> Option<Devic
     let on_device = model.output_on_device() && !model.has_recurrent_layers();
     let vocabulary = u32::try_from(model.vocabulary_size()).unwrap_or(u32::MAX);
     let k = config.device_top_k.top_k(on_device, vocabulary)?;
-    // llama.cpp aborts the process if there are more ids than cells.
-    let room = cells.saturating_sub(u32::from(config.max_running));
-    let ids = config.max_running.min(MAX_RUNNING - config.max_running);
-    let ids = ids.min(u16::try_from(room).unwrap_or(u16::MAX));
+    let ids = top_k_seq_ids(config.max_running, cells);
+    let is_explicit = matches!(config.device_top_k, DeviceTopKMode::On { .. });
+    if is_explicit && ids < config.max_running {
+        let (model, running) = (&config.name, config.max_running);
+        tracing::warn!(
+            model,
+            "--device-top-k serves {ids} of {running} running sequences: llama.cpp has {MAX_RUNNING} sequence ids, no \
+             more than KV cells, and both kinds of sequences need some; --max-running {} leaves enough ids",
+            MAX_RUNNING / 2
+        );
+    }
     (ids > 0).then_some(DeviceTopK { k, seq_ids: ids })
+}
+
+/// The sequence ids for device top-k beside `max_running` others.
+fn top_k_seq_ids(max_running: u16, cells: u32) -> u16 {
+    // llama.cpp aborts the process if there are more ids than cells.
+    let room = cells.saturating_sub(u32::from(max_running));
+    let ids = max_running.min(MAX_RUNNING - max_running);
+    ids.min(u16::try_from(room).unwrap_or(u16::MAX))
 }
 
 impl MemoryUse {
@@ -274,5 +291,19 @@ mod tests {
         assert_eq!(both.devices, expected);
         let one = MemoryUse::of(buffers(), &two, &["CUDA1"]);
         assert_eq!((one.host, one.devices.len()), (1_110_111, 1));
+    }
+
+    #[test]
+    fn device_top_k_takes_the_ids_that_are_left() {
+        for (running, cells, ids) in [
+            (64, 16_384, 64),
+            (128, 16_384, 128),
+            (200, 16_384, 56),
+            (256, 16_384, 0),
+            (64, 100, 36),
+            (64, 10, 0),
+        ] {
+            assert_eq!(top_k_seq_ids(running, cells), ids, "{running} {cells}");
+        }
     }
 }

@@ -2,6 +2,10 @@
 
 use corral_llama::LoadStage;
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How often a waiting load looks whether it is canceled.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How far a check has come. A load waits until the check has passed the stage that it is about to begin.
 #[derive(Debug, Default)]
@@ -40,18 +44,22 @@ impl CheckStages {
         EndOnDrop(self)
     }
 
-    /// Waits until the check has passed `stage`, or all of it if not `early`. False if it fails. The check has a time
-    /// limit.
-    pub fn wait(&self, stage: LoadStage, early: bool) -> bool {
+    /// Waits until the check has passed `stage`, or all of it if not `early`. False if it fails, or the load is canceled.
+    /// The check has a time limit.
+    pub fn wait(&self, stage: LoadStage, early: bool, is_canceled: &dyn Fn() -> bool) -> bool {
         let reports = match stage {
             LoadStage::Head if early => 1,
             LoadStage::Weights if early => 2,
             LoadStage::Head | LoadStage::Weights | LoadStage::Use => usize::MAX,
         };
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let waits = |state: &mut CheckState| state.passed.is_none() && state.reports < reports;
-        let state = self.changed.wait_while(state, waits);
-        let state = state.unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while state.passed.is_none() && state.reports < reports {
+            if is_canceled() {
+                return false;
+            }
+            let waited = self.changed.wait_timeout(state, POLL_INTERVAL);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
         state.passed != Some(false)
     }
 
@@ -64,6 +72,7 @@ impl CheckStages {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn load_stays_behind_check() {
@@ -71,19 +80,31 @@ mod tests {
         std::thread::scope(|scope| {
             for (stage, report) in [(LoadStage::Head, 1), (LoadStage::Weights, 2)] {
                 let stages = &stages;
-                let waiting = scope.spawn(move || stages.wait(stage, true));
+                let waiting = scope.spawn(move || stages.wait(stage, true, &|| false));
                 assert!(!waiting.is_finished());
                 stages.report();
                 assert!(waiting.join().unwrap());
                 assert_eq!(stages.state.lock().unwrap().reports, report);
             }
             let waiting = [
-                scope.spawn(|| stages.wait(LoadStage::Use, true)),
-                scope.spawn(|| stages.wait(LoadStage::Head, false)),
+                scope.spawn(|| stages.wait(LoadStage::Use, true, &|| false)),
+                scope.spawn(|| stages.wait(LoadStage::Head, false, &|| false)),
             ];
             assert!(waiting.iter().all(|thread| !thread.is_finished()));
             stages.end(true);
             assert!(waiting.into_iter().all(|thread| thread.join().unwrap()));
+        });
+    }
+
+    #[test]
+    fn canceled_load_stops_waiting() {
+        let stages = CheckStages::default();
+        let canceled = AtomicBool::new(false);
+        let is_canceled = || canceled.load(Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| stages.wait(LoadStage::Use, true, &is_canceled));
+            canceled.store(true, Ordering::Relaxed);
+            assert!(!waiting.join().unwrap());
         });
     }
 
@@ -93,7 +114,7 @@ mod tests {
         stages.report();
         stages.end(false);
         for stage in [LoadStage::Head, LoadStage::Weights, LoadStage::Use] {
-            assert!(!stages.wait(stage, true));
+            assert!(!stages.wait(stage, true, &|| false));
         }
     }
 }

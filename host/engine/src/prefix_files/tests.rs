@@ -28,6 +28,7 @@ fn read(bytes: &[u8]) -> Result<PrefixHead, SnapshotError> {
 struct Test {
     dir: TempDir,
     sources: PrefixSources,
+    budget: u64,
 }
 
 impl Test {
@@ -36,13 +37,17 @@ impl Test {
         let model = dir.path().join("model");
         fs::write(&model, "model").unwrap();
         let sources = PrefixSources::of(&ModelConfig::new("m", model)).unwrap();
-        Self { dir, sources }
+        Self {
+            dir,
+            sources,
+            budget: u64::MAX,
+        }
     }
 
     fn open(&self) -> Result<(PrefixDir, Receiver<FoundPrefixes>), LoadError> {
         let (sender, found) = channel();
         let dir = PrefixDir::open(
-            &self.dir.path().join("prefixes"),
+            (&self.dir.path().join("prefixes"), self.budget),
             "m",
             self.sources.clone(),
             sender,
@@ -199,6 +204,68 @@ fn model_names_become_directory_names() {
     for name in ["../x", "a/b", "", ".hidden"] {
         assert_eq!(dir_name(name).len(), 32, "{name}");
     }
+}
+
+#[test]
+fn start_reads_no_more_than_the_budget() {
+    let mut test = Test::new();
+    let (mut dir, found, _) = test.find();
+    for number in 1..=4_u8 {
+        dir.write(
+            number.into(),
+            &head(40, number).file(&found.origin, b"state"),
+        )
+        .unwrap();
+        let used = SystemTime::UNIX_EPOCH + Duration::from_secs(number.into());
+        let opened = File::open(dir.file(number.into())).unwrap();
+        opened.set_modified(used).unwrap();
+    }
+    // Its head is not read: it would count as unusable.
+    fs::write(test.path("1.prefix"), "text").unwrap();
+    let old = File::open(test.path("1.prefix")).unwrap();
+    old.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    drop(dir);
+    test.budget = 2 * 4096;
+    let (dir, found, used) = test.find();
+    let order: Vec<_> = found.prefixes.iter().map(|found| found.file).collect();
+    assert_eq!((order, found.removed, used), (vec![3, 4], 0, 2 * 4096));
+    assert!(!dir.file(1).exists() && !dir.file(2).exists());
+}
+
+#[test]
+fn file_that_cannot_be_read_now_stays() {
+    /// Fails as a disk or a process without free descriptors does.
+    struct Failing;
+    impl Read for Failing {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::Error::other("no descriptor"))
+        }
+    }
+    let refused = PrefixHead::read(&mut Failing, 1000, &origin(1)).unwrap_err();
+    assert!(matches!(refused, SnapshotError::Io { .. }), "{refused}");
+    let test = Test::new();
+    let (dir, mut found, _) = test.find();
+    // It is gone when it is read.
+    dir.read_files(vec![(SystemTime::UNIX_EPOCH, 7)], &mut found)
+        .unwrap();
+    let unread = &found.unread;
+    assert_eq!((unread.files, unread.last, found.removed), (1, 7, 0));
+}
+
+#[test]
+fn existing_directory_keeps_its_mode() {
+    let test = Test::new();
+    fs::create_dir_all(test.path("")).unwrap();
+    let set_mode = |mode| {
+        fs::set_permissions(test.path(""), fs::Permissions::from_mode(mode)).unwrap();
+    };
+    set_mode(0o750);
+    drop(test.open().unwrap());
+    let mode = fs::metadata(test.path("")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o750);
+    set_mode(0o770);
+    let refused = test.open().err().unwrap().to_string();
+    assert!(refused.contains("can write to it"), "{refused}");
 }
 
 #[test]

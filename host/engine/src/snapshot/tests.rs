@@ -453,10 +453,31 @@ fn digest_covers_the_whole_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model");
     fs::write(&path, b"abc").unwrap();
+    let digest_of = |path: &Path| digest_unless(path, &AtomicBool::new(false));
     let digest = digest_of(&path).unwrap();
     assert_eq!(digest[..4], [0xba, 0x78, 0x16, 0xbf]);
     let large = vec![b'a'; 3_000_001];
     fs::write(&path, &large).unwrap();
     assert_eq!(digest_of(&path).unwrap(), *Sha256::digest(&large));
     assert!(digest_of(&dir.path().join("none")).is_err());
+}
+
+#[test]
+fn digest_covers_all_parts_of_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = dir.path().join("m-00001-of-00002.gguf");
+    let second = dir.path().join("m-00002-of-00002.gguf");
+    let parts = crate::split_files::split_files(&first);
+    let digest = || digest_of_parts(&parts, &AtomicBool::new(false));
+    fs::write(&first, "head").unwrap();
+    let (missing, _) = digest().unwrap_err();
+    assert_eq!(missing, second);
+    let digests = ["weights", "other weights"].map(|weights| {
+        fs::write(&second, weights).unwrap();
+        digest().unwrap()
+    });
+    assert_ne!(digests[0], digests[1]);
+    // The digest of a single file is its SHA-256.
+    let single = digest_of_parts(&parts[..1], &AtomicBool::new(false)).unwrap();
+    assert_eq!(single, *Sha256::digest("head"));
 }

@@ -46,6 +46,11 @@ impl SwapStore {
         }
     }
 
+    /// Gives no new file a number up to `last`.
+    pub fn skip_files(&mut self, last: FileNumber) {
+        self.next_file = self.next_file.max(last);
+    }
+
     /// Gives a state on disk another id, which must be new. False if it is not there.
     pub fn rename(&mut self, id: Id, new: Id) -> bool {
         let on_disk = |entry: &Entry| matches!(entry.location, Location::Disk(_));

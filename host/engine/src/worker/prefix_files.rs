@@ -68,7 +68,7 @@ impl PrefixFiles {
             return Ok(None);
         };
         let dir = PrefixDir::open(
-            base,
+            (base, *bytes),
             &config.name,
             sources.clone(),
             sender,
@@ -118,6 +118,7 @@ impl PrefixFiles {
         self.origin = Some(found.origin);
         self.adapters = found.adapters;
         self.removed = found.removed;
+        self.store.skip_files(found.unread.last);
         for prefix in found.prefixes {
             self.store
                 .add_file(NO_ENTRY | prefix.file, prefix.length, prefix.file);
@@ -235,6 +236,8 @@ impl<B: Backend> Worker<B> {
             if !files.store.rename(NO_ENTRY | file, id.0) {
                 self.scheduler.drop_entry(id);
             }
+            // A process that was killed may have left both files.
+            self.scheduler.drop_redundant(id);
         }
     }
 
