@@ -42,6 +42,14 @@ fn unix_socket_needs_no_token() {
     stream.read_to_string(&mut answer).expect("a response");
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     assert!(answer.contains("\ncorral_ready 1\n"), "{answer}");
+    // A web page that a browser reaches the socket with names its own host.
+    let mut stream = UnixStream::connect(&file).expect("connected");
+    let request =
+        b"DELETE /deployments/a HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n";
+    stream.write_all(request).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("a response");
+    assert!(answer.starts_with("HTTP/1.1 421 "), "{answer}");
 
     // A second server does not take over the socket.
     serve(&["--admin", &socket(&dir)]).check_error(1, &["is in use"]);

@@ -36,6 +36,15 @@ const RESPONSE_HEADERS: [HeaderName; 5] = [
     CONTENT_TYPE,
     RETRY_AFTER,
 ];
+/// Status in the audit line of a client that left before the response.
+const CLIENT_LEFT: u16 = 499;
+/// Headers of a response that proxies act upon, and the one below.
+const ACTIVE_HEADERS: [&str; 4] = [
+    "x-accel-redirect",
+    "x-sendfile",
+    "x-lighttpd-send-file",
+    "x-corral-location",
+];
 /// Where the plugin would send the client.
 const PLUGIN_LOCATION: HeaderName = HeaderName::from_static("x-corral-location");
 
@@ -56,17 +65,35 @@ pub(super) async fn answer(state: &AdminState, request: Request<Incoming>) -> Re
     let services = state.server.services.get();
     let deployment = services.and_then(|services| services.deployments.find(path));
     let deployment = deployment.map(|deployment| deployment.name.clone());
-    let audited = AuditedChange::begin_call(state, &request, deployment);
+    let audited = AuditedCall(Some(AuditedChange::begin_call(state, &request, deployment)));
     match prepare(state, request) {
         Ok((request, source, permit)) => {
             let server = Arc::clone(&state.server);
             let response = public::answer_from(server, request, source, Some(permit)).await;
-            audited.log_status(response.status());
+            audited.end(|line| line.log_status(response.status()));
             contained(response)
         }
         Err(problem) => {
-            audited.log_problem(&problem);
+            audited.end(|line| line.log_problem(&problem));
             problem.into_response().map(LoggedBody::from)
+        }
+    }
+}
+
+/// The audit line of a call. A client that leaves before the head of the response drops it.
+struct AuditedCall(Option<AuditedChange>);
+
+impl AuditedCall {
+    fn end(mut self, write: impl FnOnce(AuditedChange)) {
+        self.0.take().map(write);
+    }
+}
+
+impl Drop for AuditedCall {
+    fn drop(&mut self) {
+        if let Some(line) = self.0.take() {
+            let left = StatusCode::from_u16(CLIENT_LEFT);
+            line.log_status(left.unwrap_or(StatusCode::REQUEST_TIMEOUT));
         }
     }
 }
@@ -110,8 +137,10 @@ fn forwarded<B>(request: Request<B>, host: &str) -> Result<Request<B>, Problem> 
 /// The response without anything that a browser acts upon.
 fn contained<B>(mut response: Response<B>) -> Response<B> {
     let sent = response.headers();
-    let is_harmless =
-        |name: &HeaderName| RESPONSE_HEADERS.contains(name) || name.as_str().starts_with("x-");
+    let is_harmless = |name: &HeaderName| {
+        let is_own = name.as_str().starts_with("x-") && !ACTIVE_HEADERS.contains(&name.as_str());
+        RESPONSE_HEADERS.contains(name) || is_own
+    };
     let mut headers = picked(sent, is_harmless);
     if let Some(location) = sent.get(LOCATION) {
         headers.insert(PLUGIN_LOCATION, location.clone());
@@ -174,6 +203,8 @@ mod tests {
             .header(SET_COOKIE, "a=b")
             .header("clear-site-data", "\"*\"")
             .header("refresh", "0;url=/")
+            .header("x-accel-redirect", "/secret")
+            .header("x-corral-location", "/deployments/y")
             .header("content-security-policy", "default-src *")
             .header(CONTENT_TYPE, "text/html")
             .header("x-request-id", "1")

@@ -106,6 +106,8 @@ impl EventFeed {
 
     /// Makes snapshots until nobody reads them.
     async fn run(self: Arc<Self>, sender: Arc<watch::Sender<Bytes>>, make: impl Fn() -> String) {
+        // A panic must not leave a sender that sends nothing.
+        let _cleared = ClearOnDrop(&self);
         let mut ticks = interval(self.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -134,6 +136,17 @@ impl EventFeed {
 
     fn current(&self) -> MutexGuard<'_, Option<Arc<watch::Sender<Bytes>>>> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Forgets the last snapshot when the task that makes them panics.
+struct ClearOnDrop<'a>(&'a EventFeed);
+
+impl Drop for ClearOnDrop<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            *self.0.current() = None;
+        }
     }
 }
 

@@ -26,13 +26,16 @@ pub(super) async fn answer(
     method: &Method,
     uri: &Uri,
 ) -> Option<Result<Response<Body>, Problem>> {
-    let owner = owner_in(uri.query());
     let segments = Vec::from_iter(uri.path().split('/').skip(1));
     Some(match (&segments[..], method) {
-        (["prefix-cache"], &Method::GET | &Method::HEAD) => list(state, owner.as_deref()).await,
-        (["prefix-cache"], &Method::DELETE) => match owner {
-            None => engine_status::clear_prefix_cache(state).await,
-            Some(owner) => drop_of(state, &owner).await,
+        (["prefix-cache"], &Method::GET | &Method::HEAD) => match owner_in(uri.query()) {
+            Ok(owner) => list(state, owner.as_deref()).await,
+            Err(problem) => Err(problem),
+        },
+        (["prefix-cache"], &Method::DELETE) => match owner_in(uri.query()) {
+            Ok(None) => engine_status::clear_prefix_cache(state).await,
+            Ok(Some(owner)) => drop_of(state, &owner).await,
+            Err(problem) => Err(problem),
         },
         (["prefix-cache"], _) => Err(Problem::method("GET, HEAD, DELETE")),
         (["prefix-cache", model, entry], &Method::DELETE) => {
@@ -43,11 +46,19 @@ pub(super) async fn answer(
     })
 }
 
-/// The owner that a query names: `deployment=NAME`.
-fn owner_in(query: Option<&str>) -> Option<String> {
-    let mut pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
-    let (_, name) = pairs.find(|(name, _)| *name == "deployment")?;
-    Some(decoded(name))
+/// The owner that a query names: `deployment=NAME`. A mistyped query must not stand for all owners.
+fn owner_in(query: Option<&str>) -> Result<Option<String>, Problem> {
+    let Some(query) = query else {
+        return Ok(None);
+    };
+    match query.strip_prefix("deployment=") {
+        Some(name) if !name.is_empty() && !name.contains(['&', '=']) => Ok(Some(decoded(name))),
+        _ => Err(Problem::new(
+            StatusCode::BAD_REQUEST,
+            "invalid-query",
+            "the query must be deployment=NAME, or absent for all deployments",
+        )),
+    }
 }
 
 fn decoded(name: &str) -> String {
@@ -193,12 +204,19 @@ mod tests {
 
     #[test]
     fn owner_is_decoded_from_the_query() {
-        assert_eq!(
-            owner_in(Some("a=b&deployment=%2Fv1")),
-            Some("/v1".to_owned())
-        );
-        assert_eq!(owner_in(Some("deployments=x")), None);
-        assert_eq!(owner_in(None), None);
+        let named = |query| owner_in(query).map_err(|problem| problem.code());
+        assert_eq!(named(Some("deployment=%2Fv1")), Ok(Some("/v1".to_owned())));
+        assert_eq!(named(None), Ok(None));
+        for query in [
+            "",
+            "deployment",
+            "deployment=",
+            "deployments=x",
+            "a=b&deployment=x",
+            "deployment=x&a",
+        ] {
+            assert_eq!(named(Some(query)), Err("invalid-query"), "{query}");
+        }
     }
 
     #[test]
