@@ -6,6 +6,7 @@ import { createServer } from "node:http";
 import { join } from "node:path";
 import { after, test } from "node:test";
 import { ADMIN, PATIENCE, THEMES, TOKEN, WIDTHS, admin, checkAccessibility, closeBrowser, open, until } from "./browser.mjs";
+import "./untrusted.mjs";
 
 const SCREENSHOTS = process.env.CORRAL_SCREENSHOTS;
 const COMPONENTS = process.env.CORRAL_COMPONENTS;

@@ -1,5 +1,6 @@
 // Calls of the admin API. The admin token is kept for this tab only, in session storage.
 
+import { textOf } from "./lines";
 import { Store } from "./store";
 
 /** An error that the server answered, or a failed connection (status 0). */
@@ -13,6 +14,8 @@ export class ApiError extends Error {
   }
 }
 
+/** Most bytes of an error that are read. */
+const MAX_ERROR = 64 * 1024;
 const TOKEN_KEY = "corral-admin-token";
 
 export const token = new Store<string | null>(sessionStorage.getItem(TOKEN_KEY));
@@ -31,14 +34,19 @@ export function logOut(): void {
   token.value = null;
 }
 
+/** Whether the server refused a call because the admin token was absent or wrong. */
+export function needsToken(error: unknown): boolean {
+  return error instanceof ApiError && error.status === 401 && error.code === "token-required";
+}
+
 /** Sends a request with the token. A response with another status than 2xx is thrown as an `ApiError`. */
 export async function send(path: string, init: RequestInit = {}): Promise<Response> {
+  const sent = token.value;
   const response = await sendRaw(path, init);
   if (response.ok) return response;
   const error = await errorOf(response);
-  if (response.status === 401 && error.code === "token-required") {
-    refusal.value = token.value === null ? "missing" : "wrong";
-  }
+  // A late refusal says nothing about a token that was entered since.
+  if (needsToken(error) && sent === token.value) refusal.value = sent === null ? "missing" : "wrong";
   throw error;
 }
 
@@ -66,9 +74,18 @@ export async function sendJson<T>(path: string, method = "GET", body?: unknown):
   return (text === "" ? null : JSON.parse(text)) as T;
 }
 
-/** Reads an error in any of the formats that the host and its plugins write. */
+/** The address of a call of the public listener's `path`. Throws for a path that would lead out of `/call/`, as with `..`. */
+export function callAddress(path: string): string {
+  const address = `/call${path.startsWith("/") ? "" : "/"}${path}`;
+  if (!new URL(address, location.origin).pathname.startsWith("/call/")) {
+    throw new Error(`The path ${path} leads out of the public listener's routes. Write a path without "..".`);
+  }
+  return address;
+}
+
+/** Reads an error in any of the formats that the host and its plugins write. Of a long one, only the beginning is read. */
 export async function errorOf(response: Response): Promise<ApiError> {
-  const text = await response.text().catch(() => "");
+  const text = await textOf(response, MAX_ERROR);
   try {
     const json = JSON.parse(text);
     const error = json.error ?? json;

@@ -28,9 +28,26 @@ export interface Sample {
 
 export const NO_OBSERVATIONS: Histogram = { bounds: [], counts: [], sum: 0, count: 0 };
 
+const COUNTERS = ["steps", "rows", "computed", "generated", "prompt", "hits"] as const;
+
+const NOTHING: Sample = {
+  seconds: 0,
+  running: 0,
+  waiting: 0,
+  cells: { total: 0, running: 0, cached: 0, free: 0 },
+  steps: 0,
+  rows: 0,
+  computed: 0,
+  generated: 0,
+  prompt: 0,
+  hits: 0,
+  firstToken: NO_OBSERVATIONS,
+  nextToken: NO_OBSERVATIONS,
+};
+
 export class History {
   #started = 0;
-  #samples: { seconds: number; models: Map<string, Sample> }[] = [];
+  #samples: { seconds: number; models: Map<string, Sample>; all: Sample }[] = [];
 
   /** Adds a snapshot. If the server was started again, or its clock was set back, what came before is dropped. */
   add(snapshot: Snapshot): void {
@@ -43,15 +60,16 @@ export class History {
     for (const model of snapshot.models) {
       if (model.counters) models.set(model.model, sampleOf(seconds, model));
     }
-    this.#samples.push({ seconds, models });
+    this.#samples.push({ seconds, models, all: sumOf(seconds, models, this.#samples.at(-1)) });
     if (this.#samples.length > MAX_SAMPLES) this.#samples.shift();
   }
 
-  /** The samples of a model, or sums over all models, oldest first; null where the model was not loaded. */
+  /**
+   * The samples of a model, or of all models together, oldest first; null where the model, or any, was not loaded. The
+   * counters of all models begin at zero with the first snapshot.
+   */
   samples(model: string | null): (Sample | null)[] {
-    return this.#samples.map(({ seconds, models }) =>
-      model === null ? sumOf(seconds, [...models.values()]) : (models.get(model) ?? null),
-    );
+    return this.#samples.map(({ models, all }) => (model !== null ? (models.get(model) ?? null) : models.size > 0 ? all : null));
   }
 
   get times(): number[] {
@@ -77,31 +95,28 @@ function sampleOf(seconds: number, model: ModelSnapshot): Sample {
   };
 }
 
-function sumOf(seconds: number, samples: Sample[]): Sample | null {
-  const [first, ...others] = samples;
-  if (first === undefined) return null;
-  return others.reduce(
-    (sum, one) => ({
-      seconds,
-      running: sum.running + one.running,
-      waiting: sum.waiting + one.waiting,
-      cells: {
-        total: sum.cells.total + one.cells.total,
-        running: sum.cells.running + one.cells.running,
-        cached: sum.cells.cached + one.cells.cached,
-        free: sum.cells.free + one.cells.free,
-      },
-      steps: sum.steps + one.steps,
-      rows: sum.rows + one.rows,
-      computed: sum.computed + one.computed,
-      generated: sum.generated + one.generated,
-      prompt: sum.prompt + one.prompt,
-      hits: sum.hits + one.hits,
-      firstToken: combine(sum.firstToken, one.firstToken, 1),
-      nextToken: combine(sum.nextToken, one.nextToken, 1),
-    }),
-    first,
-  );
+/**
+ * All models together: their queues and cells, and what they did since the first snapshot. Sums of the counters themselves
+ * would fall when a model is unloaded, and jump when it is loaded. So each model adds its change since the previous
+ * snapshot; one that was not in there adds nothing.
+ */
+function sumOf(seconds: number, models: Map<string, Sample>, previous?: { models: Map<string, Sample>; all: Sample }): Sample {
+  const sum: Sample = previous
+    ? { ...previous.all, seconds, running: 0, waiting: 0 }
+    : { ...NOTHING, seconds };
+  sum.cells = { ...NOTHING.cells };
+  for (const [name, sample] of models) {
+    sum.running += sample.running;
+    sum.waiting += sample.waiting;
+    for (const kind of ["total", "running", "cached", "free"] as const) sum.cells[kind] += sample.cells[kind];
+    const before = previous?.models.get(name);
+    const change = before && changeBetween(before, sample);
+    if (!change) continue;
+    for (const counter of COUNTERS) sum[counter] += change[counter];
+    sum.firstToken = combine(sum.firstToken, change.firstToken, 1);
+    sum.nextToken = combine(sum.nextToken, change.nextToken, 1);
+  }
+  return sum;
 }
 
 /** `left + sign * right`, for histograms with the same bounds; those without observations have none. */
@@ -156,8 +171,11 @@ export function changeAt(samples: (Sample | null)[], index: number, seconds: num
     if (!sample || to.seconds - sample.seconds > seconds + 0.5) break;
     from = sample;
   }
-  if (!from || from.steps > to.steps || from.generated > to.generated) return null;
-  return {
+  return from && changeBetween(from, to);
+}
+
+function changeBetween(from: Sample, to: Sample): Change | null {
+  const change: Change = {
     seconds: to.seconds - from.seconds,
     steps: to.steps - from.steps,
     rows: to.rows - from.rows,
@@ -168,6 +186,8 @@ export function changeAt(samples: (Sample | null)[], index: number, seconds: num
     firstToken: combine(to.firstToken, from.firstToken, -1),
     nextToken: combine(to.nextToken, from.nextToken, -1),
   };
+  const fell = COUNTERS.some((counter) => change[counter] < 0) || change.firstToken.count < 0 || change.nextToken.count < 0;
+  return fell ? null : change;
 }
 
 export type Line = (number | null)[];

@@ -1,8 +1,9 @@
-// The connection to `GET /events`: one for the whole page, opened again when it breaks.
+// The connection to `GET /events`: one for the whole page, opened again when it breaks. A hidden page closes it
+// after a while, since browsers allow six connections to a server for all their tabs together.
 
-import { ApiError, isAbort, refusal, send, token } from "./api";
+import { errorText, isAbort, needsToken, refusal, send, token } from "./api";
 import { History } from "./history";
-import { eventsOf } from "./lines";
+import { MAX_LINE, eventsOf } from "./lines";
 import { Store } from "./store";
 import type { RequestSnapshot, Snapshot } from "./types";
 
@@ -17,6 +18,8 @@ const FIRST_WAIT = 1000;
 const LONGEST_WAIT = 15_000;
 /** The server sends an event each second; after this silence the connection counts as broken. */
 const SILENCE = 15_000;
+/** A page that is hidden for this long has no connection. */
+const HIDDEN = 60_000;
 /** Snapshots from which the speed of each request is computed. */
 const RECENT = 4;
 
@@ -43,7 +46,7 @@ async function read(signal: AbortSignal, silent: () => void): Promise<void> {
   let timer = setTimeout(silent, SILENCE);
   try {
     const response = await send("/events", { signal, headers: { accept: "text/event-stream" } });
-    for await (const event of eventsOf(response)) {
+    for await (const event of eventsOf(response, MAX_LINE)) {
       clearTimeout(timer);
       timer = setTimeout(silent, SILENCE);
       if (event.name === "error") throw new Error((JSON.parse(event.data) as { detail?: string }).detail ?? event.data);
@@ -56,35 +59,59 @@ async function read(signal: AbortSignal, silent: () => void): Promise<void> {
   }
 }
 
+/** Whether the page is hidden, and has been for a while. */
+const asleep = new Store(false);
+
+function watchVisibility(signal: AbortSignal): void {
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const change = () => {
+    clearTimeout(timer);
+    if (document.hidden) timer = setTimeout(() => (asleep.value = true), HIDDEN);
+    else asleep.value = false;
+  };
+  change();
+  document.addEventListener("visibilitychange", change, { signal });
+  signal.addEventListener("abort", () => clearTimeout(timer));
+}
+
 /** Keeps the connection until `signal` aborts. A new token opens it again at once. */
 export async function follow(signal: AbortSignal): Promise<void> {
+  watchVisibility(signal);
   let wait = FIRST_WAIT;
   while (!signal.aborted) {
+    if (asleep.value) {
+      link.value = { state: "connecting", detail: "" };
+      await nextChange(asleep, signal);
+      wait = FIRST_WAIT;
+      continue;
+    }
     const attempt = new AbortController();
     const stop = () => attempt.abort();
     signal.addEventListener("abort", stop);
-    let newToken = false;
-    const unwatch = token.watch(() => {
-      newToken = true;
+    let changed = false;
+    const change = () => {
+      changed = true;
       stop();
-    });
+    };
+    const unwatch = [token.watch(change), asleep.watch(change)];
     let detail = "The connection ended.";
     try {
       await read(attempt.signal, stop);
     } catch (error) {
-      if (error instanceof ApiError && error.status === 401) {
-        link.value = { state: "refused", detail: error.message };
-        await nextToken(signal);
+      if (needsToken(error)) {
+        link.value = { state: "refused", detail: errorText(error) };
+        // Not if the token changed while the refusal was on its way.
+        if (refusal.value !== "none" && !changed) await nextChange(token, signal);
         wait = FIRST_WAIT;
         continue;
       }
-      if (!isAbort(error)) detail = error instanceof Error ? error.message : String(error);
+      if (!isAbort(error)) detail = errorText(error);
     } finally {
       signal.removeEventListener("abort", stop);
-      unwatch();
+      for (const end of unwatch) end();
     }
     if (signal.aborted) return;
-    if (newToken) continue;
+    if (changed) continue;
     if (link.value.state === "live") wait = FIRST_WAIT;
     link.value = { state: "broken", detail };
     await new Promise((resolve) => setTimeout(resolve, wait));
@@ -92,14 +119,14 @@ export async function follow(signal: AbortSignal): Promise<void> {
   }
 }
 
-function nextToken(signal: AbortSignal): Promise<void> {
+/** Waits until the store changes, or `signal` aborts. */
+function nextChange<T>(store: Store<T>, signal: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
     const done = () => {
       unwatch();
       resolve();
     };
-    const unwatch = token.watch(done);
+    const unwatch = store.watch(done);
     signal.addEventListener("abort", done, { once: true });
-    if (refusal.value === "none") done();
   });
 }

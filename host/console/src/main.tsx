@@ -4,6 +4,7 @@ import { render } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import "./style.css";
 import { logOut, refusal, token } from "./api";
+import { Boundary } from "./boundary";
 import { icons } from "./icons";
 import { type LinkState, follow, link } from "./live";
 import { Login } from "./login";
@@ -123,7 +124,11 @@ function Content({ path }: { path: string[] }) {
   }
   if (!current.can_read || (PROTECTED.includes(page) && !current.authorized)) return <Login key={page} />;
   if (refused !== "none" && !current.authorized) return <Login key={refused} cancel={() => (refusal.value = "none")} />;
-  return <Page path={path} />;
+  return (
+    <Boundary key={path.join("/")}>
+      <Page path={path} />
+    </Boundary>
+  );
 }
 
 function App() {

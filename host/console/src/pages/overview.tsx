@@ -99,6 +99,8 @@ export function Overview() {
   const nextToken = (share: number) => duration(minute && quantile(minute.nextToken, share));
   const chartLines = (of: "firstToken" | "nextToken") =>
     PERCENTILES.map((name, index) => ({ name, line: lines[of][index] ?? [] }));
+  const shown = current.models.filter((one) => model === null || one.model === model);
+  const total = (of: "generated_tokens" | "steps") => integer(shown.reduce((sum, one) => sum + (one.counters?.[of] ?? 0), 0));
   const lost = current.models.reduce((sum, one) => sum + (one.counters?.requests_failed ?? 0), 0);
 
   return (
@@ -125,7 +127,7 @@ export function Overview() {
       <Health current={current} />
 
       <div class="figures">
-        <Figure name="Tokens a second" value={short(lines.tokens.at(-1))} detail={`${integer(newest?.generated ?? 0)} in all`} />
+        <Figure name="Tokens a second" value={short(lines.tokens.at(-1))} detail={`${total("generated_tokens")} in all`} />
         <Figure
           name="Time to first token, p50"
           value={firstToken(0.5)}
@@ -144,7 +146,7 @@ export function Overview() {
         <Figure
           name="Rows in each step"
           value={short(lines.rows.at(-1))}
-          detail={`${integer(newest?.steps ?? 0)} steps in all`}
+          detail={`${total("steps")} steps in all`}
         />
         <Figure
           name="Prefix cache hits"

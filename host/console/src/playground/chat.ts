@@ -1,24 +1,10 @@
 // A conversation over OpenAI's chat route of a deployment. It lives as long as the page, also while another one is shown.
 
-import { errorOf, errorText, isAbort, sendRaw } from "../api";
-import { eventsOf } from "../lines";
+import { callAddress, errorOf, errorText, isAbort, sendRaw } from "../api";
+import { MAX_EVENT, eventsOf } from "../lines";
 import { Store } from "../store";
+import { type Chunk, type Token, type ToolCall, addToolCalls, chunkOf, problemOf } from "./chunk";
 import { type Parameters, requestFields } from "./parameters";
-
-export interface Alternative {
-  token: string;
-  logprob: number;
-}
-
-export interface Token extends Alternative {
-  alternatives: Alternative[];
-}
-
-export interface ToolCall {
-  id: string;
-  name: string;
-  arguments: string;
-}
 
 /** What is known about an answer. Times are measured here, from the start of the request. */
 export interface Facts {
@@ -52,27 +38,9 @@ let running: AbortController | null = null;
 /** Time between two renders of a growing answer, and longer for one with many tokens, each an element of the page. */
 const RENDER_MILLISECONDS = 40;
 const MANY_TOKENS = 300;
-
-interface Delta {
-  content?: string | null;
-  reasoning_content?: string | null;
-  tool_calls?: { index?: number; id?: string; function?: { name?: string; arguments?: string } }[];
-}
-
-interface Chunk {
-  error?: { message?: string } | string;
-  choices?: {
-    delta?: Delta;
-    finish_reason?: string | null;
-    logprobs?: { content?: (Alternative & { top_logprobs?: Alternative[] })[] | null } | null;
-  }[];
-  usage?: {
-    prompt_tokens?: number;
-    completion_tokens?: number;
-    prompt_tokens_details?: { cached_tokens?: number };
-  } | null;
-  timings?: { predicted_per_second?: number };
-}
+/** Limits of one answer: characters of its text, and tokens that are shown one by one. */
+const MAX_TEXT = 16 * 1024 * 1024;
+const MAX_TOKENS = 20_000;
 
 /** The route of chats below a deployment's route. */
 export function chatPath(route: string): string {
@@ -150,7 +118,7 @@ export async function ask(path: string, added: Turn[], parameters: Parameters): 
 }
 
 async function receive(path: string, body: object, signal: AbortSignal, answer: Turn, begun: number): Promise<void> {
-  const response = await sendRaw(`/call${path}`, {
+  const response = await sendRaw(callAddress(path), {
     method: "POST",
     body: JSON.stringify(body),
     headers: { "content-type": "application/json", accept: "text/event-stream" },
@@ -162,42 +130,49 @@ async function receive(path: string, body: object, signal: AbortSignal, answer: 
     throw new Error("This route does not stream OpenAI's chat events. Choose another route, or the raw request.");
   }
   let ended = false;
-  for await (const event of eventsOf(response)) {
+  let size = 0;
+  for await (const event of eventsOf(response, MAX_EVENT)) {
     if (event.name === "comment") continue;
     if (event.data === "[DONE]") {
       ended = true;
       break;
     }
-    if (event.name === "error") throw new Error(JSON.parse(event.data).detail ?? event.data);
-    take(JSON.parse(event.data) as Chunk, answer, facts, begun);
+    if (event.name === "error") throw new Error(problemOf(event.data));
+    const chunk = chunkOf(event.data);
+    size += sizeOf(chunk);
+    if (size > MAX_TEXT) throw new Error("The answer is longer than 16 MiB. The request was canceled.");
+    take(chunk, answer, facts, begun);
   }
   if (!ended) throw new Error("The stream was cut off before its end.");
 }
 
+/** Characters that an answer keeps of a chunk. */
+function sizeOf({ content, reasoning, toolCalls, tokens }: Chunk): number {
+  let size = content.length + reasoning.length;
+  for (const call of toolCalls) size += call.id.length + call.name.length + call.arguments.length;
+  for (const { token, alternatives } of tokens) {
+    size += alternatives.reduce((sum, alternative) => sum + alternative.token.length, token.length);
+  }
+  return size;
+}
+
 function take(chunk: Chunk, answer: Turn, facts: Facts, begun: number): void {
-  if (chunk.error) throw new Error(typeof chunk.error === "string" ? chunk.error : (chunk.error.message ?? "no details"));
-  const choice = chunk.choices?.[0];
-  const delta = choice?.delta;
-  if (delta?.content || delta?.reasoning_content || delta?.tool_calls?.length) {
+  if (chunk.content || chunk.reasoning || chunk.toolCalls.length) {
     facts.firstTokenSeconds ??= (performance.now() - begun) / 1000;
   }
-  answer.text += delta?.content ?? "";
-  answer.reasoning = (answer.reasoning ?? "") + (delta?.reasoning_content ?? "");
-  for (const part of delta?.tool_calls ?? []) {
-    const calls = (answer.toolCalls ??= []);
-    const call = (calls[part.index ?? calls.length] ??= { id: "", name: "", arguments: "" });
-    call.id = part.id ?? call.id;
-    call.name += part.function?.name ?? "";
-    call.arguments += part.function?.arguments ?? "";
+  answer.text += chunk.content;
+  answer.reasoning = (answer.reasoning ?? "") + chunk.reasoning;
+  addToolCalls((answer.toolCalls ??= []), chunk.toolCalls);
+  const tokens = (answer.tokens ??= []);
+  if (tokens.length + chunk.tokens.length > MAX_TOKENS) {
+    throw new Error("The answer has more than 20,000 tokens with probabilities. The request was canceled. Ask without them.");
   }
-  for (const { token, logprob, top_logprobs } of choice?.logprobs?.content ?? []) {
-    answer.tokens?.push({ token, logprob, alternatives: top_logprobs ?? [] });
-  }
-  if (choice?.finish_reason) facts.finishReason = choice.finish_reason;
+  for (const token of chunk.tokens) tokens.push(token);
+  if (chunk.finishReason) facts.finishReason = chunk.finishReason;
   if (chunk.usage) {
-    facts.promptTokens = chunk.usage.prompt_tokens;
-    facts.generatedTokens = chunk.usage.completion_tokens;
-    facts.cachedTokens = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
+    facts.promptTokens = chunk.usage.prompt;
+    facts.generatedTokens = chunk.usage.generated;
+    facts.cachedTokens = chunk.usage.cached ?? 0;
   }
-  if (chunk.timings) facts.tokensPerSecond = chunk.timings.predicted_per_second;
+  facts.tokensPerSecond = chunk.tokensPerSecond ?? facts.tokensPerSecond;
 }

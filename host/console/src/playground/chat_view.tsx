@@ -6,7 +6,8 @@ import { duration, integer, short } from "../format";
 import { session } from "../session";
 import { useStore } from "../store";
 import { Button, Empty, Field, Panel } from "../ui";
-import { type Facts, type ToolCall, type Turn, ask, chatRequest, clear, conversation, stop } from "./chat";
+import { type Facts, type Turn, ask, chatRequest, clear, conversation, stop } from "./chat";
+import type { ToolCall } from "./chunk";
 import { Copy } from "./copy";
 import { ParameterForm } from "./parameter_form";
 import { parameters } from "./parameters";
@@ -50,7 +51,7 @@ function TurnView({ turn }: { turn: Turn }) {
         (turn.text !== "" || turn.running) && <div class="text">{turn.text || "…"}</div>
       )}
       {turn.toolCalls?.map((call) => (
-        <div key={call.id} class="note mono">
+        <div key={call.index} class="note mono">
           {call.name}({call.arguments})
         </div>
       ))}
@@ -62,24 +63,24 @@ function TurnView({ turn }: { turn: Turn }) {
 
 /** Asks for the results of the tools that the model called. */
 function Results({ calls, send }: { calls: ToolCall[]; send: (results: Turn[]) => void }) {
-  const [results, setResults] = useState<Record<string, string>>({});
+  const [results, setResults] = useState<Record<number, string>>({});
   const submit = (event: Event) => {
     event.preventDefault();
-    send(calls.map((call) => ({ role: "tool", text: results[call.id] ?? "", toolCallId: call.id })));
+    send(calls.map((call) => ({ role: "tool", text: results[call.index] ?? "", toolCallId: call.id })));
   };
   return (
     <form class="column" onSubmit={submit}>
       {calls.map((call) => (
         <Field
-          key={call.id}
+          key={call.index}
           name={`Result of ${call.name}`}
           control={(id) => (
             <textarea
               id={id}
               class="mono"
               rows={2}
-              value={results[call.id] ?? ""}
-              onInput={(event) => setResults({ ...results, [call.id]: event.currentTarget.value })}
+              value={results[call.index] ?? ""}
+              onInput={(event) => setResults({ ...results, [call.index]: event.currentTarget.value })}
             />
           )}
         />

@@ -1,7 +1,8 @@
 // The form of a chat's parameters.
 
 import { useEffect, useState } from "preact/hooks";
-import { send } from "../api";
+import { callAddress, sendRaw } from "../api";
+import { textOf } from "../lines";
 import { useStore } from "../store";
 import { Check, Field, Panel } from "../ui";
 import { NUMBERS, type Parameters, parameters } from "./parameters";
@@ -23,16 +24,24 @@ const TOOLS_EXAMPLE = `[{
   }
 }]`;
 
+/** Most bytes of a list of models that are read. */
+const MAX_LIST = 64 * 1024;
+
 /** The models that the deployment lists; none if it has no such route. */
+async function loadModels(path: string, signal: AbortSignal): Promise<string[]> {
+  const response = await sendRaw(callAddress(path.replace(/chat\/completions$/, "models")), { signal });
+  if (!response.ok) return [];
+  const { data } = JSON.parse(await textOf(response, MAX_LIST)) as { data: { id: unknown }[] };
+  return data.map((model) => model.id).filter((id) => typeof id === "string");
+}
+
 function useModels(path: string): string[] {
   const [models, setModels] = useState<string[]>([]);
   useEffect(() => {
     const abort = new AbortController();
     setModels([]);
-    send(`/call${path.replace(/chat\/completions$/, "models")}`, { signal: abort.signal })
-      .then((response) => response.json())
-      .then((list: { data?: { id: string }[] }) => setModels((list.data ?? []).map((model) => model.id)))
-      .catch(() => undefined);
+    // A plugin may answer anything: then there is no list.
+    loadModels(path, abort.signal).then(setModels, () => undefined);
     return () => abort.abort();
   }, [path]);
   return models;

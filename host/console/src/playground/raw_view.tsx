@@ -1,7 +1,7 @@
 // Any request to any route, and its response as it arrives.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { errorText, isAbort, sendRaw } from "../api";
+import { callAddress, errorText, isAbort, sendRaw } from "../api";
 import { bytes, duration } from "../format";
 import { session } from "../session";
 import { useStore } from "../store";
@@ -57,7 +57,7 @@ export function RawView({ path }: { path: string }) {
     const elapsed = () => (performance.now() - begun) / 1000;
     let timer: ReturnType<typeof setInterval> | undefined;
     try {
-      const response = await sendRaw(`/call${target.startsWith("/") ? "" : "/"}${target}`, {
+      const response = await sendRaw(callAddress(target), {
         method,
         ...(hasBody ? { body, headers: { "content-type": contentType } } : {}),
         signal: abort.signal,

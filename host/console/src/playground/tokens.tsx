@@ -2,7 +2,7 @@
 
 import { useId, useState } from "preact/hooks";
 import { percent } from "../format";
-import type { Token } from "./chat";
+import type { Token } from "./chunk";
 
 /** The lowest probability of each color, from likely to unlikely. */
 const CLASSES: [number, string, string][] = [
@@ -70,10 +70,10 @@ export function Tokens({ tokens }: { tokens: Token[] }) {
       </div>
       {token && (
         <div class="alternatives" aria-live="polite">
-          {token.alternatives.map((alternative) => {
+          {token.alternatives.map((alternative, index) => {
             const probability = Math.exp(alternative.logprob);
             return (
-              <div key={alternative.token} class="alternative">
+              <div key={index} class="alternative">
                 <span class={`mono ${alternative.token === token.token ? "taken" : ""}`}>{visible(alternative.token)}</span>
                 <span class="length" aria-hidden="true">
                   <span style={{ width: `${probability * 100}%` }} />
