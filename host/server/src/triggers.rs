@@ -1,5 +1,5 @@
 //! Triggers: what calls a deployment besides its own requests. All of them put jobs into one durable [queue], which one
-//! [executor] empties.
+//! [executor] runs.
 //!
 //! - [`jobs`]: clients send them with `POST /jobs/NAME` on the public listener.
 //! - [`cron`]: schedules of the manifest.
@@ -29,18 +29,20 @@ pub(crate) use settings::{TriggerSettings, check as check_settings};
 pub(crate) use view::{JobList, JobView, ScheduleView};
 
 use crate::prometheus::MetricFamilies;
-use job::JobRecord;
+use job::{JobClaim, JobOwner, JobRecord};
 use queue::{JobQueue, NewJob, QueueLimits};
 use redb_queue::RedbQueue;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
 
 /// Operations on the queue that may occupy blocking threads at once; others wait.
 const MAX_OPERATIONS: usize = 16;
+/// Longest wait for such a thread.
+const OPERATION_WAIT: Duration = Duration::from_secs(10);
 
 /// The triggers of a server with a store.
 #[derive(Debug)]
@@ -48,14 +50,14 @@ pub(crate) struct Triggers {
     queue: Arc<dyn JobQueue>,
     /// Wakes the executor.
     changed: Notify,
-    /// What stops a running job.
-    running: Mutex<BTreeMap<JobKey, AbortHandle>>,
+    /// Abort handles of running attempts.
+    running: Mutex<BTreeMap<JobClaim, AbortHandle>>,
     counters: TriggerCounters,
-    operations: Semaphore,
+    operations: Arc<Semaphore>,
 }
 
 impl Triggers {
-    /// Opens the queue in the directory of a store with these deployments, and removes what belongs to others.
+    /// Opens the queue in the directory of a store with these deployments, and removes jobs of deployments that no longer exist.
     pub(crate) fn open(
         directory: &Path,
         deployments: &BTreeSet<String>,
@@ -71,7 +73,7 @@ impl Triggers {
             changed: Notify::new(),
             running: Mutex::default(),
             counters: TriggerCounters::default(),
-            operations: Semaphore::new(MAX_OPERATIONS),
+            operations: Arc::new(Semaphore::new(MAX_OPERATIONS)),
         })
     }
 
@@ -80,47 +82,67 @@ impl Triggers {
         self.changed.notify_one();
     }
 
-    /// Runs an operation on the queue on a blocking thread.
+    /// Runs an operation on the queue on a blocking thread. It runs to its end, even if the caller goes away.
     async fn operate<T: Send + 'static>(
         &self,
         operation: impl FnOnce(&dyn JobQueue) -> Result<T, QueueError> + Send + 'static,
     ) -> Result<T, QueueError> {
-        let stopped = |_| QueueError::Storage("the server is ending".to_owned());
-        let _permit = self.operations.acquire().await.map_err(|_| stopped(()))?;
+        let permit = Arc::clone(&self.operations).acquire_owned();
+        let permit = tokio::time::timeout(OPERATION_WAIT, permit).await;
+        let permit = permit.map_err(|_| QueueError::Busy)?.map_err(stopped)?;
         let queue = Arc::clone(&self.queue);
-        let task = tokio::task::spawn_blocking(move || operation(&*queue));
-        task.await.map_err(|_| stopped(()))?
+        let task = tokio::task::spawn_blocking(move || {
+            // Held until the thread is free again, not only while the caller waits.
+            let _permit = permit;
+            operation(&*queue)
+        });
+        task.await.map_err(stopped)?
     }
 
-    /// Adds a job. False if it was there already.
-    async fn submit(&self, job: NewJob, queued: usize) -> Result<(JobRecord, bool), QueueError> {
-        let submitted = self.operate(move |queue| queue.submit(job, queued)).await?;
-        if submitted.1 {
-            self.counters.count(&submitted.0, "submitted");
-            self.wake();
-        }
-        Ok(submitted)
+    /// Runs a change of the queue with what follows from it to the end, even if the caller goes away.
+    async fn change<T: Send + 'static>(
+        self: &Arc<Self>,
+        operation: impl FnOnce(&dyn JobQueue) -> Result<T, QueueError> + Send + 'static,
+        then: impl FnOnce(&Self, &T) + Send + 'static,
+    ) -> Result<T, QueueError> {
+        let triggers = Arc::clone(self);
+        let task = tokio::spawn(async move {
+            let changed = triggers.operate(operation).await?;
+            then(&triggers, &changed);
+            triggers.wake();
+            Ok(changed)
+        });
+        task.await.map_err(stopped)?
+    }
+
+    /// Adds a job. Returns the one that is there already if it has the same idempotency key and sender.
+    async fn submit(self: &Arc<Self>, job: NewJob, queued: usize) -> Result<JobRecord, QueueError> {
+        let operation = move |queue: &dyn JobQueue| queue.submit(job, queued);
+        let count = |triggers: &Self, (record, is_new): &(JobRecord, bool)| {
+            if *is_new {
+                triggers.counters.count(record, "submitted");
+            }
+        };
+        Ok(self.change(operation, count).await?.0)
     }
 
     /// Cancels an unfinished job, and stops its plugin if it runs.
-    pub(crate) async fn cancel(&self, key: JobKey) -> Result<JobView, QueueError> {
-        let canceled = key.clone();
-        let operation = move |queue: &dyn JobQueue| queue.cancel(&canceled, now_ms());
-        let record = self.operate(operation).await?;
-        if let Some(task) = self.running().remove(&key) {
-            task.abort();
-        }
-        self.counters.count(&record, "canceled");
-        self.wake();
+    pub(crate) async fn cancel(self: &Arc<Self>, key: JobKey) -> Result<JobView, QueueError> {
+        let operation = move |queue: &dyn JobQueue| queue.cancel(&key, now_ms());
+        let stop = |triggers: &Self, record: &JobRecord| {
+            if let Some(task) = triggers.running().remove(&record.claim()) {
+                task.abort();
+            }
+            triggers.counters.count(record, "canceled");
+        };
+        let record = self.change(operation, stop).await?;
         Ok(JobView::of(&record))
     }
 
     /// Makes a dead or canceled job wait again.
-    pub(crate) async fn retry(&self, key: JobKey) -> Result<JobView, QueueError> {
-        let record = self
-            .operate(move |queue| queue.retry(&key, now_ms()))
-            .await?;
-        self.wake();
+    pub(crate) async fn retry(self: &Arc<Self>, key: JobKey) -> Result<JobView, QueueError> {
+        let operation = move |queue: &dyn JobQueue| queue.retry(&key, now_ms());
+        let record = self.change(operation, |_, _| ()).await?;
         Ok(JobView::of(&record))
     }
 
@@ -141,8 +163,8 @@ impl Triggers {
             tracing::error!(%error, deployment, "jobs of a removed deployment are left");
         }
         self.counters.remove(deployment);
-        self.running().retain(|key, task| {
-            let is_removed = key.deployment == deployment;
+        self.running().retain(|claim, task| {
+            let is_removed = claim.key.deployment == deployment;
             if is_removed {
                 task.abort();
             }
@@ -150,37 +172,52 @@ impl Triggers {
         });
     }
 
-    /// The jobs of a deployment, newest first, with counts.
-    pub(crate) fn list(&self, deployment: &str, state: Option<JobState>, most: usize) -> JobList {
-        let matches = |job: &JobRecord| state.is_none_or(|state| job.state == state);
-        let jobs = self.queue.list(deployment, most, &matches);
-        let counts = self.queue.counts().remove(deployment).unwrap_or_default();
-        JobList {
-            waiting: counts.waiting,
-            running: counts.running,
-            finished: counts.finished,
-            jobs: jobs.iter().map(JobView::of).collect(),
-        }
+    /// The jobs of a deployment, or those of one owner, newest first, with counts.
+    pub(crate) async fn list(
+        &self,
+        deployment: String,
+        owner: Option<JobOwner>,
+        state: Option<JobState>,
+        most: usize,
+    ) -> Result<JobList, QueueError> {
+        let operation = move |queue: &dyn JobQueue| {
+            let matches = |job: &JobRecord| {
+                state.is_none_or(|state| job.state == state)
+                    && owner.as_ref().is_none_or(|owner| job.owner() == *owner)
+            };
+            let jobs = queue.list(&deployment, most, &matches);
+            let counts = queue.counts_of(&deployment, owner.as_ref());
+            Ok(JobList {
+                waiting: counts.waiting,
+                running: counts.running,
+                finished: counts.finished,
+                jobs: jobs.iter().map(JobView::of).collect(),
+            })
+        };
+        self.operate(operation).await
     }
 
     /// The schedules of a deployment, with their last and next runs.
-    pub(crate) fn schedules(
+    pub(crate) async fn schedules(
         &self,
-        deployment: &str,
-        settings: &TriggerSettings,
-    ) -> Vec<ScheduleView> {
-        let mut states = self.queue.cron_states(deployment);
-        let views = settings.cron.iter().map(|(entry, schedule)| {
-            let identity = entry.identity();
-            let state = states.remove(&identity).unwrap_or_default();
-            let is_run = |job: &JobRecord| {
-                let run = job.scheduled.as_ref();
-                run.is_some_and(|run| run.entry == identity)
-            };
-            let last = self.queue.list(deployment, view::MAX_LAST_RUNS, &is_run);
-            ScheduleView::of(entry, schedule, &state, &last, now_ms())
-        });
-        views.collect()
+        deployment: String,
+        settings: Arc<TriggerSettings>,
+    ) -> Result<Vec<ScheduleView>, QueueError> {
+        let operation = move |queue: &dyn JobQueue| {
+            let mut states = queue.cron_states(&deployment);
+            let views = settings.cron.iter().map(|(entry, schedule)| {
+                let identity = entry.identity();
+                let state = states.remove(&identity).unwrap_or_default();
+                let is_run = |job: &JobRecord| {
+                    let run = job.scheduled.as_ref();
+                    run.is_some_and(|run| run.entry == identity)
+                };
+                let last = queue.list(&deployment, view::MAX_LAST_RUNS, &is_run);
+                ScheduleView::of(entry, schedule, &state, &last, now_ms())
+            });
+            Ok(views.collect())
+        };
+        self.operate(operation).await
     }
 
     /// Writes the metrics.
@@ -189,9 +226,14 @@ impl Triggers {
         self.counters.write(families);
     }
 
-    fn running(&self) -> MutexGuard<'_, BTreeMap<JobKey, AbortHandle>> {
+    fn running(&self) -> MutexGuard<'_, BTreeMap<JobClaim, AbortHandle>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The error of an operation that did not reach its end.
+fn stopped<E>(_: E) -> QueueError {
+    QueueError::Storage("the operation did not end".to_owned())
 }
 
 /// A new id of a job. Later ones are greater.

@@ -143,7 +143,7 @@ impl Api<'_> {
         let method = &request.head.method;
         match rest {
             [] => match *method {
-                Method::GET | Method::HEAD => self.show(&name),
+                Method::GET | Method::HEAD => self.show(&name).await,
                 Method::POST => self.deploy(request, name).await,
                 Method::DELETE => {
                     self.deployments.remove(name.clone()).await?;
@@ -243,7 +243,7 @@ impl Api<'_> {
         Ok(json(StatusCode::OK, &list))
     }
 
-    fn show(&self, name: &DeploymentName) -> Answer {
+    async fn show(&self, name: &DeploymentName) -> Answer {
         let stored = self.store()?.get(name).map_err(ChangeError::from)?;
         let serving = self.deployments.get(name.as_str());
         let details = DeploymentDetails {
@@ -252,7 +252,7 @@ impl Api<'_> {
             deployment: DeploymentStatus::of(name, &stored, self.deployments),
             revisions: stored.revisions.into_values().collect(),
             limit_hits: serving.map_or_else(BTreeMap::new, |one| one.context.limit_hits()),
-            schedules: jobs::schedules(self.deployments, name),
+            schedules: jobs::schedules(self.deployments, name).await?,
         };
         Ok(json(StatusCode::OK, &details))
     }

@@ -25,10 +25,8 @@ pub(super) async fn answer(
     match (rest, &head.method) {
         ([], &Method::GET | &Method::HEAD) => {
             let (state, most) = list_query(head.uri.query())?;
-            Ok(json(
-                StatusCode::OK,
-                &triggers.list(name.as_str(), state, most),
-            ))
+            let list = triggers.list(name.to_string(), None, state, most).await?;
+            Ok(json(StatusCode::OK, &list))
         }
         ([], &Method::DELETE) => {
             let (state, _) = list_query(head.uri.query())?;
@@ -46,11 +44,14 @@ pub(super) async fn answer(
 }
 
 /// The schedules of a deployment, with their last runs.
-pub(super) fn schedules(deployments: &Deployments, name: &DeploymentName) -> Vec<ScheduleView> {
+pub(super) async fn schedules(
+    deployments: &Deployments,
+    name: &DeploymentName,
+) -> Result<Vec<ScheduleView>, Problem> {
     let Some((triggers, deployment)) = deployments.triggers().zip(deployments.get(name.as_str()))
     else {
-        return Vec::new();
+        return Ok(Vec::new());
     };
     let settings = deployment.triggers().unwrap_or_default();
-    triggers.schedules(name.as_str(), &settings)
+    Ok(triggers.schedules(name.to_string(), settings).await?)
 }

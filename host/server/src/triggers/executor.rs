@@ -4,7 +4,7 @@
 //! [`MAX_WAIT`] while there is anything. Each attempt is a task of its own. At shutdown attempts get the time of running
 //! requests; then they are stopped, and their jobs return to the queue without counting the attempt.
 
-use super::job::{JobKey, JobRecord, JobResponse, JobState, Outcome};
+use super::job::{JobClaim, JobKey, JobRecord, JobResponse, JobState, Outcome};
 use super::queue::ClaimedJob;
 use super::{Triggers, cron, now_ms, schedule};
 use crate::deployments::{Deployments, ServingDeployment};
@@ -130,6 +130,7 @@ impl Worker {
             self.expired_ms = now;
             self.expire(now).await;
         }
+        self.recover(now).await;
         let mut all = self.deployments.all();
         all.retain(|deployment| deployment.stored && !deployment.paused);
         // Another deployment comes first in each pass, so that none waits for the others.
@@ -164,6 +165,25 @@ impl Worker {
                 }
             }
             Err(error) => tracing::warn!(%error, "finished jobs could not be removed"),
+        }
+    }
+
+    /// Returns running jobs to the queue that no attempt has: it panicked, or the store reported a failed claim that it
+    /// made.
+    async fn recover(&self, now: u64) {
+        let running = self.triggers.queue.running();
+        let lost = {
+            let mut attempts = self.triggers.running();
+            attempts.retain(|_, task| !task.is_finished());
+            let is_lost = |claim: &JobClaim| !attempts.contains_key(claim);
+            Vec::from_iter(running.into_iter().filter(is_lost))
+        };
+        if lost.is_empty() {
+            return;
+        }
+        let operation = move |queue: &dyn super::JobQueue| queue.interrupt(&lost, now);
+        if let Err(error) = self.triggers.operate(operation).await {
+            tracing::warn!(%error, "jobs without an attempt could not be returned to the queue");
         }
     }
 
@@ -216,8 +236,9 @@ impl Worker {
             Vec::new()
         });
         for job in claimed {
-            let key = job.record.key();
+            let claim = job.record.claim();
             let attempt = Attempt {
+                claim: claim.clone(),
                 state: Arc::clone(&self.state),
                 deployments: self.deployments.clone(),
                 triggers: Arc::clone(&self.triggers),
@@ -225,13 +246,20 @@ impl Worker {
             // The lock is held until the task is known: it removes itself at its end.
             let mut running = self.triggers.running();
             let task = attempts.spawn(attempt.run(job));
-            running.insert(key, task);
+            let record = self.triggers.queue.job(&claim.key);
+            if record.is_some_and(|record| record.runs_as(&claim)) {
+                running.insert(claim, task);
+            } else {
+                // It was canceled before its task could be found.
+                task.abort();
+            }
         }
     }
 }
 
 /// One attempt of a job.
 struct Attempt {
+    claim: JobClaim,
     state: Arc<ServerState>,
     deployments: Deployments,
     triggers: Arc<Triggers>,
@@ -239,10 +267,9 @@ struct Attempt {
 
 impl Attempt {
     async fn run(self, job: ClaimedJob) {
-        let key = job.record.key();
         let outcome = self.call(&job.record, job.body).await;
         let deferred = matches!(outcome, Outcome::Deferred { .. });
-        if let Some(record) = self.finish(&key, outcome).await {
+        if let Some(record) = self.finish(outcome).await {
             let event = match record.state {
                 JobState::Waiting if deferred => "deferred",
                 JobState::Waiting => "retried",
@@ -250,19 +277,19 @@ impl Attempt {
             };
             self.triggers.counters.count(&record, event);
             if record.state == JobState::Dead {
-                let JobKey { deployment, id } = &key;
+                let JobKey { deployment, id } = &self.claim.key;
                 let error = record.error.as_deref();
                 tracing::warn!(deployment, job = id, error, "a job became a dead letter");
             }
         }
-        self.triggers.running().remove(&key);
+        self.triggers.running().remove(&self.claim);
     }
 
     /// Stores the outcome, as soon as the store allows it.
-    async fn finish(&self, key: &JobKey, outcome: Outcome) -> Option<JobRecord> {
+    async fn finish(&self, outcome: Outcome) -> Option<JobRecord> {
         let mut outcome = outcome;
         loop {
-            let (finished, again) = (key.clone(), copy(&outcome));
+            let (finished, again) = (self.claim.clone(), copy(&outcome));
             let operation =
                 move |queue: &dyn super::JobQueue| queue.finish(&finished, outcome, now_ms());
             match self.triggers.operate(operation).await {

@@ -89,6 +89,24 @@ pub(crate) struct JobKey {
     pub(crate) id: String,
 }
 
+/// One attempt of a job. A later attempt has a greater number, also after a retry.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct JobClaim {
+    pub(crate) key: JobKey,
+    pub(crate) number: u64,
+}
+
+/// Whom a job belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum JobOwner {
+    /// The deployment, by a schedule.
+    Schedule,
+    /// Every client: it was sent without an API key.
+    Anyone,
+    /// A tenant of API keys.
+    Tenant(String),
+}
+
 /// The API key that a job was sent with.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct JobSender {
@@ -126,6 +144,8 @@ pub(crate) struct JobRecord {
     pub(crate) max_attempts: u32,
     /// Times that the process ended during an attempt.
     pub(crate) interruptions: u32,
+    /// Times that it was claimed. Never reset, so it tells one attempt from another.
+    pub(crate) claims: u64,
     pub(crate) backoff_ms: u64,
     pub(crate) ttl_ms: u64,
     pub(crate) max_result_bytes: u64,
@@ -190,6 +210,7 @@ impl JobRecord {
             attempts: 0,
             max_attempts: settings.attempts(),
             interruptions: 0,
+            claims: 0,
             backoff_ms: millis(settings.backoff()),
             ttl_ms: millis(settings.ttl()),
             max_result_bytes: settings.max_result_bytes(),
@@ -209,6 +230,28 @@ impl JobRecord {
         JobKey {
             deployment: self.deployment.clone(),
             id: self.id.clone(),
+        }
+    }
+
+    /// Its last attempt.
+    pub(crate) fn claim(&self) -> JobClaim {
+        JobClaim {
+            key: self.key(),
+            number: self.claims,
+        }
+    }
+
+    /// Whether this attempt of it runs.
+    pub(crate) fn runs_as(&self, claim: &JobClaim) -> bool {
+        self.state == JobState::Running && self.claims == claim.number
+    }
+
+    /// Whom it belongs to.
+    pub(crate) fn owner(&self) -> JobOwner {
+        match (&self.scheduled, &self.sender) {
+            (Some(_), _) => JobOwner::Schedule,
+            (None, Some(sender)) => JobOwner::Tenant(sender.tenant.clone()),
+            (None, None) => JobOwner::Anyone,
         }
     }
 
@@ -239,6 +282,7 @@ impl JobRecord {
     pub(crate) fn begin(&mut self, now_ms: u64) {
         self.state = JobState::Running;
         self.attempts += 1;
+        self.claims += 1;
         self.started_ms = Some(now_ms);
     }
 
@@ -285,12 +329,12 @@ impl JobRecord {
         self.ready_ms = ready_ms;
     }
 
-    /// Returns a job to the queue during whose attempt the process ended.
+    /// Returns a job to the queue whose attempt ended without an outcome: with the process, or by a fault of the server.
     pub(crate) fn interrupt(&mut self, now_ms: u64) {
         self.release(now_ms);
         self.interruptions += 1;
         if self.interruptions > MAX_INTERRUPTIONS {
-            self.set_error("the server ended too often while this job ran");
+            self.set_error("the server ended or failed too often while this job ran");
             self.finish(JobState::Dead, now_ms);
         }
     }

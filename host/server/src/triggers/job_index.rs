@@ -1,6 +1,6 @@
 //! The jobs of the queue in memory, without bodies and results: what the database holds, ordered for each question.
 
-use super::job::{JobRecord, JobState};
+use super::job::{JobOwner, JobRecord, JobState};
 use super::queue::{CronState, JobCounts};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -23,15 +23,23 @@ pub(super) struct DeploymentJobs {
     /// By id; ids ascend in the order of submission.
     pub(super) jobs: BTreeMap<String, JobRecord>,
     by_client_key: HashMap<ClientKey, String>,
-    /// Waiting jobs by the time that they may run.
-    waiting: BTreeSet<(u64, String)>,
+    owners: BTreeMap<JobOwner, OwnedJobs>,
     /// Ids of waiting jobs, oldest first.
     waiting_ids: BTreeSet<String>,
     running: BTreeSet<String>,
-    /// Finished jobs by the time that they are removed.
-    finished: BTreeSet<(u64, String)>,
     pub(super) bytes: u64,
     pub(super) cron: BTreeMap<String, CronState>,
+}
+
+/// Those of one owner.
+#[derive(Debug, Default)]
+struct OwnedJobs {
+    /// Waiting jobs by the time that they may run.
+    waiting: BTreeSet<(u64, String)>,
+    running: usize,
+    /// Finished jobs by the time that they are removed.
+    finished: BTreeSet<(u64, String)>,
+    bytes: u64,
 }
 
 fn client_key(record: &JobRecord) -> Option<ClientKey> {
@@ -42,26 +50,31 @@ fn client_key(record: &JobRecord) -> Option<ClientKey> {
 impl JobIndex {
     /// Adds or replaces a job.
     pub(super) fn insert(&mut self, record: JobRecord) {
-        self.remove(&record.deployment, &record.id);
+        self.take(&record.deployment, &record.id);
         let jobs = self
             .deployments
             .entry(record.deployment.clone())
             .or_default();
         let id = record.id.clone();
+        let owned = jobs.owners.entry(record.owner()).or_default();
         match record.state {
             JobState::Waiting => {
-                jobs.waiting.insert((record.ready_ms, id.clone()));
+                owned.waiting.insert((record.ready_ms, id.clone()));
                 jobs.waiting_ids.insert(id.clone());
             }
-            JobState::Running => drop(jobs.running.insert(id.clone())),
-            _ => drop(
-                jobs.finished
-                    .insert((record.expires_ms().unwrap_or(0), id.clone())),
-            ),
+            JobState::Running => {
+                owned.running += 1;
+                jobs.running.insert(id.clone());
+            }
+            _ => {
+                let expires = record.expires_ms().unwrap_or(0);
+                owned.finished.insert((expires, id.clone()));
+            }
         }
         if let Some(key) = client_key(&record) {
             jobs.by_client_key.insert(key, id.clone());
         }
+        owned.bytes += record.bytes();
         jobs.bytes += record.bytes();
         self.bytes += record.bytes();
         self.jobs += 1;
@@ -70,36 +83,53 @@ impl JobIndex {
 
     /// Removes a job, if it is there.
     pub(super) fn remove(&mut self, deployment: &str, id: &str) {
+        self.take(deployment, id);
+        self.drop_if_empty(deployment);
+    }
+
+    fn take(&mut self, deployment: &str, id: &str) {
         let Some(jobs) = self.deployments.get_mut(deployment) else {
             return;
         };
         let Some(old) = jobs.jobs.remove(id) else {
             return;
         };
+        let owned = jobs.owners.entry(old.owner()).or_default();
         match old.state {
             JobState::Waiting => {
-                jobs.waiting.remove(&(old.ready_ms, old.id.clone()));
+                owned.waiting.remove(&(old.ready_ms, old.id.clone()));
                 jobs.waiting_ids.remove(&old.id);
             }
-            JobState::Running => drop(jobs.running.remove(&old.id)),
-            _ => drop(
-                jobs.finished
-                    .remove(&(old.expires_ms().unwrap_or(0), old.id.clone())),
-            ),
+            JobState::Running => {
+                owned.running -= 1;
+                jobs.running.remove(&old.id);
+            }
+            _ => {
+                let expires = old.expires_ms().unwrap_or(0);
+                owned.finished.remove(&(expires, old.id.clone()));
+            }
         }
         if let Some(key) = client_key(&old) {
             jobs.by_client_key.remove(&key);
         }
+        owned.bytes -= old.bytes();
         jobs.bytes -= old.bytes();
         self.bytes -= old.bytes();
         self.jobs -= 1;
     }
 
-    /// Removes everything of a deployment.
-    pub(super) fn remove_deployment(&mut self, deployment: &str) {
-        if let Some(jobs) = self.deployments.remove(deployment) {
-            self.bytes -= jobs.bytes;
-            self.jobs -= jobs.jobs.len();
+    /// Removes a schedule, if it is there.
+    pub(super) fn remove_schedule(&mut self, deployment: &str, entry: &str) {
+        if let Some(jobs) = self.deployments.get_mut(deployment) {
+            jobs.cron.remove(entry);
+        }
+        self.drop_if_empty(deployment);
+    }
+
+    fn drop_if_empty(&mut self, deployment: &str) {
+        let jobs = self.deployments.get(deployment);
+        if jobs.is_some_and(|jobs| jobs.jobs.is_empty() && jobs.cron.is_empty()) {
+            self.deployments.remove(deployment);
         }
     }
 
@@ -111,7 +141,7 @@ impl JobIndex {
     /// The deployment that stores the most bytes in finished jobs, or in number the most.
     pub(super) fn largest_with_finished(&self) -> Option<&str> {
         let all = self.deployments.iter();
-        let with_finished = all.filter(|(_, jobs)| !jobs.finished.is_empty());
+        let with_finished = all.filter(|(_, jobs)| jobs.finished().next().is_some());
         let largest = with_finished.max_by_key(|(_, jobs)| (jobs.bytes, jobs.jobs.len()));
         largest.map(|(name, _)| name.as_str())
     }
@@ -125,18 +155,24 @@ impl DeploymentJobs {
 
     /// Jobs that wait or run.
     pub(super) fn unfinished(&self) -> usize {
-        self.waiting.len() + self.running.len()
+        self.waiting_ids.len() + self.running.len()
     }
 
-    /// Jobs that may run at `now_ms`, those that waited longest first.
-    pub(super) fn ready(&self, now_ms: u64) -> impl Iterator<Item = &JobRecord> {
-        let ready = self.waiting.iter().take_while(move |(at, _)| *at <= now_ms);
-        ready.filter_map(|(_, id)| self.jobs.get(id))
+    /// Up to `most` jobs that may run at `now_ms`, those that waited longest first.
+    pub(super) fn ready(&self, most: usize, now_ms: u64) -> Vec<&JobRecord> {
+        let of_owner = |owned: &'_ OwnedJobs| -> Vec<(u64, String)> {
+            let ready = owned.waiting.iter().take_while(|(at, _)| *at <= now_ms);
+            ready.take(most).cloned().collect()
+        };
+        let mut ready = Vec::from_iter(self.owners.values().flat_map(of_owner));
+        ready.sort();
+        let ready = ready.iter().take(most);
+        ready.filter_map(|(_, id)| self.jobs.get(id)).collect()
     }
 
     /// Waiting jobs.
     pub(super) fn waiting(&self) -> impl Iterator<Item = &JobRecord> {
-        self.waiting.iter().filter_map(|(_, id)| self.jobs.get(id))
+        self.waiting_ids.iter().filter_map(|id| self.jobs.get(id))
     }
 
     /// Running jobs.
@@ -144,22 +180,46 @@ impl DeploymentJobs {
         self.running.iter().filter_map(|id| self.jobs.get(id))
     }
 
-    /// Finished jobs with the time that they are removed, soonest first.
+    /// Finished jobs with the time that they are removed.
     pub(super) fn finished(&self) -> impl Iterator<Item = (u64, &JobRecord)> {
-        let finished = self.finished.iter();
+        let finished = self.owners.values().flat_map(|owned| &owned.finished);
         finished.filter_map(|(at, id)| Some((*at, self.jobs.get(id)?)))
     }
 
-    /// Their counts.
-    pub(super) fn counts(&self) -> JobCounts {
+    /// Their counts, or those of one owner.
+    pub(super) fn counts(&self, owner: Option<&JobOwner>) -> JobCounts {
         let oldest = self.waiting_ids.first().and_then(|id| self.jobs.get(id));
-        JobCounts {
-            waiting: self.waiting.len(),
-            running: self.running.len(),
-            finished: self.finished.len(),
-            bytes: self.bytes,
+        let mut counts = JobCounts {
             oldest_waiting_ms: oldest.map(|job| job.created_ms),
-            next_ready_ms: self.waiting.first().map(|(at, _)| *at),
+            ..JobCounts::default()
+        };
+        let owners = self.owners.iter();
+        for (_, owned) in owners.filter(|(of, _)| owner.is_none_or(|owner| owner == *of)) {
+            counts.waiting += owned.waiting.len();
+            counts.running += owned.running;
+            counts.finished += owned.finished.len();
+            counts.bytes += owned.bytes;
+            let ready = owned.waiting.first().map(|(at, _)| *at);
+            counts.next_ready_ms = counts.next_ready_ms.into_iter().chain(ready).min();
         }
+        counts
+    }
+
+    /// The finished jobs in the order in which they make room: of the owner that stores most, the oldest first.
+    pub(super) fn evictable(&self) -> impl Iterator<Item = &JobRecord> {
+        let owners = self.owners.values();
+        let mut owners = Vec::from_iter(owners.map(|owned| {
+            let jobs = owned.waiting.len() + owned.running + owned.finished.len();
+            (owned.bytes, jobs, owned.finished.iter())
+        }));
+        std::iter::from_fn(move || {
+            owners.retain(|(_, _, finished)| finished.len() > 0);
+            let (bytes, jobs, finished) = owners
+                .iter_mut()
+                .max_by_key(|(bytes, jobs, _)| (*bytes, *jobs))?;
+            let job = self.jobs.get(&finished.next()?.1)?;
+            (*bytes, *jobs) = (*bytes - job.bytes(), *jobs - 1);
+            Some(job)
+        })
     }
 }

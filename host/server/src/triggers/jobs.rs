@@ -5,10 +5,10 @@
 //! own jobs only.
 
 use super::executor::{JOB_ATTEMPT, JOB_ID, SCHEDULED, TRIGGER};
-use super::job::{JobRecord, JobSender};
+use super::job::{JobOwner, JobRecord, JobSender};
 use super::queue::{NewJob, QueueError};
 use super::settings::JobSettings;
-use super::view::{JobList, JobView};
+use super::view::JobView;
 use super::{JobKey, JobState, Triggers, new_id, now_ms};
 use crate::api_keys::KeyHolder;
 use crate::deployments::{Deployments, ServingDeployment};
@@ -109,7 +109,7 @@ pub(crate) async fn answer(
             let body = collect(state, &head.headers, (body, body_status), limit).await?;
             jobs.submit(&head.headers, body).await
         }
-        ([], &Method::GET | &Method::HEAD) => jobs.list(&head),
+        ([], &Method::GET | &Method::HEAD) => jobs.list(&head).await,
         ([], _) => Err(Problem::method("GET, HEAD, POST")),
         ([id], &Method::GET | &Method::HEAD) => {
             Ok(json(StatusCode::OK, &JobView::of(&jobs.job(id)?)))
@@ -157,7 +157,7 @@ impl Jobs<'_> {
         record.sender.clone_from(&self.sender);
         record.idempotency_key = idempotency_key;
         let job = NewJob { record, body };
-        let (record, _) = self.triggers.submit(job, self.settings.queued()).await?;
+        let record = self.triggers.submit(job, self.settings.queued()).await?;
         let mut response = json(StatusCode::ACCEPTED, &JobView::of(&record));
         let location = format!("/jobs/{}/{}", record.deployment, record.id);
         if let Ok(location) = HeaderValue::try_from(location) {
@@ -166,11 +166,11 @@ impl Jobs<'_> {
         Ok(response)
     }
 
-    /// Whether the client may see the job.
-    fn owns(&self, job: &JobRecord) -> bool {
+    /// Whose jobs the client may see.
+    fn owner(&self) -> JobOwner {
         match &self.sender {
-            Some(sender) => job.tenant() == Some(sender.tenant.as_str()),
-            None => job.sender.is_none() && job.scheduled.is_none(),
+            Some(sender) => JobOwner::Tenant(sender.tenant.clone()),
+            None => JobOwner::Anyone,
         }
     }
 
@@ -179,27 +179,16 @@ impl Jobs<'_> {
             deployment: self.deployment.name.clone(),
             id: id.to_owned(),
         };
-        let job = self.triggers.queue.job(&key).filter(|job| self.owns(job));
+        let job = self.triggers.queue.job(&key);
+        let job = job.filter(|job| job.owner() == self.owner());
         job.ok_or_else(|| QueueError::Unknown(key.deployment).into())
     }
 
-    fn list(&self, head: &Parts) -> Answer {
+    async fn list(&self, head: &Parts) -> Answer {
         let (state, most) = list_query(head.uri.query())?;
-        let matches =
-            |job: &JobRecord| self.owns(job) && state.is_none_or(|state| job.state == state);
-        let name = &self.deployment.name;
-        let jobs = self.triggers.queue.list(name, most, &matches);
-        let count = |of: &dyn Fn(JobState) -> bool| {
-            let matches = |job: &JobRecord| self.owns(job) && of(job.state);
-            self.triggers.queue.list(name, usize::MAX, &matches).len()
-        };
-        let list = JobList {
-            waiting: count(&|state| state == JobState::Waiting),
-            running: count(&|state| state == JobState::Running),
-            finished: count(&JobState::is_finished),
-            jobs: jobs.iter().map(JobView::of).collect(),
-        };
-        Ok(json(StatusCode::OK, &list))
+        let name = self.deployment.name.clone();
+        let list = self.triggers.list(name, Some(self.owner()), state, most);
+        Ok(json(StatusCode::OK, &list.await?))
     }
 
     /// The plugin's response to the job.
@@ -312,17 +301,25 @@ fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
 
 impl From<QueueError> for Problem {
     fn from(error: QueueError) -> Self {
+        let detail = match &error {
+            // Its cause names files of the server; the log has it.
+            QueueError::Storage(_) => "the store of jobs failed; try again later".to_owned(),
+            error => error.to_string(),
+        };
         let (status, code) = match &error {
             QueueError::Full { .. } => (StatusCode::TOO_MANY_REQUESTS, "job-queue-full"),
             QueueError::NoRoom { .. } => (StatusCode::TOO_MANY_REQUESTS, "job-store-full"),
             QueueError::KeyReused => (StatusCode::UNPROCESSABLE_ENTITY, "idempotency-key-reused"),
             QueueError::Unknown(_) => (StatusCode::NOT_FOUND, "no-job"),
             QueueError::WrongState(_) => (StatusCode::CONFLICT, "wrong-job-state"),
-            QueueError::Storage(_) => (StatusCode::INTERNAL_SERVER_ERROR, "store-failed"),
+            QueueError::Storage(_) => (StatusCode::SERVICE_UNAVAILABLE, "job-store-failed"),
+            QueueError::Busy => (StatusCode::SERVICE_UNAVAILABLE, "jobs-busy"),
         };
-        let problem = Problem::new(status, code, error.to_string());
+        let problem = Problem::new(status, code, detail);
         match status {
-            StatusCode::TOO_MANY_REQUESTS => problem.retry_after(RETRY),
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                problem.retry_after(RETRY)
+            }
             _ => problem,
         }
     }

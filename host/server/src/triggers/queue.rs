@@ -7,7 +7,7 @@
 //! unfinished job is never dropped; a finished one stays finished, unless it is [retried](JobQueue::retry). Methods block,
 //! so async code calls them through [`Triggers`](super::Triggers).
 
-use super::job::{JobKey, JobRecord, JobState, Outcome};
+use super::job::{JobClaim, JobKey, JobOwner, JobRecord, JobState, Outcome};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -106,6 +106,8 @@ pub(crate) enum QueueError {
     WrongState(JobState),
     #[error("the store of jobs failed: {0}; the server's log says more")]
     Storage(String),
+    #[error("too many operations on jobs wait already; try again later")]
+    Busy,
 }
 
 /// A durable queue of jobs. See the module for its rules.
@@ -122,16 +124,22 @@ pub(crate) trait JobQueue: Send + Sync + std::fmt::Debug {
         now_ms: u64,
     ) -> Result<Vec<ClaimedJob>, QueueError>;
 
-    /// Ends an attempt. Returns nothing if the job was canceled or removed meanwhile.
+    /// Ends an attempt. Returns nothing if this attempt no longer runs: its job was canceled or removed meanwhile.
     fn finish(
         &self,
-        key: &JobKey,
+        claim: &JobClaim,
         outcome: Outcome,
         now_ms: u64,
     ) -> Result<Option<JobRecord>, QueueError>;
 
-    /// Returns running jobs to the queue, without counting their attempts.
-    fn release(&self, keys: &[JobKey], now_ms: u64) -> Result<(), QueueError>;
+    /// Returns the jobs of running attempts to the queue, without counting these attempts.
+    fn release(&self, claims: &[JobClaim], now_ms: u64) -> Result<(), QueueError>;
+
+    /// The same for attempts that ended without an outcome. Jobs to which this happens too often become dead letters.
+    fn interrupt(&self, claims: &[JobClaim], now_ms: u64) -> Result<(), QueueError>;
+
+    /// Running attempts of all deployments.
+    fn running(&self) -> Vec<JobClaim>;
 
     /// Cancels an unfinished job.
     fn cancel(&self, key: &JobKey, now_ms: u64) -> Result<JobRecord, QueueError>;
@@ -174,4 +182,7 @@ pub(crate) trait JobQueue: Send + Sync + std::fmt::Debug {
 
     /// Counts by deployment.
     fn counts(&self) -> BTreeMap<String, JobCounts>;
+
+    /// Counts of a deployment's jobs, of those of `owner` if one is given.
+    fn counts_of(&self, deployment: &str, owner: Option<&JobOwner>) -> JobCounts;
 }

@@ -4,7 +4,7 @@
 //! check to its commit; lookups take only the lock of the index, so they do not wait for the disk. After a failed write
 //! redb refuses everything until it is opened again, and the index is read again then.
 
-use super::job::{JobKey, JobRecord, JobState, Outcome};
+use super::job::{JobClaim, JobKey, JobOwner, JobRecord, JobState, Outcome};
 use super::job_index::{DeploymentJobs, JobIndex};
 use super::queue::{
     ClaimedJob, CronFire, CronState, JobCounts, JobQueue, NewJob, QueueError, QueueLimits,
@@ -75,16 +75,8 @@ impl RedbQueue {
             database: Mutex::new(None),
             index: Mutex::default(),
         };
-        let writer = queue.write()?;
-        let mut changes = Vec::new();
-        for jobs in queue.index().deployments.values() {
-            for job in jobs.running() {
-                let mut job = job.clone();
-                job.interrupt(now_ms);
-                changes.push(Change::Job(Box::new(job)));
-            }
-        }
-        queue.commit(writer, changes)?;
+        drop(queue.write()?);
+        queue.interrupt(&queue.running(), now_ms)?;
         Ok(queue)
     }
 
@@ -135,9 +127,7 @@ impl RedbQueue {
                     jobs.cron.insert(entry, state);
                 }
                 Change::RemoveCron(deployment, entry) => {
-                    if let Some(jobs) = index.deployments.get_mut(&deployment) {
-                        jobs.cron.remove(&entry);
-                    }
+                    index.remove_schedule(&deployment, &entry);
                 }
                 Change::Body(..) | Change::Result(..) => {}
             }
@@ -159,10 +149,10 @@ impl RedbQueue {
         let mut removed = Vec::new();
         let (mut own_jobs, mut own_bytes) = (own.jobs.len() + jobs, own.bytes + bytes);
         let (mut all_jobs, mut all_bytes) = (index.jobs + jobs, index.bytes + bytes);
-        let mut finished = own.finished();
+        let mut finished = own.evictable();
         while own_jobs > limits.jobs_per_deployment || own_bytes > limits.bytes_per_deployment {
             let scope = || format!("jobs of '{deployment}'");
-            let Some((_, job)) = finished.next() else {
+            let Some(job) = finished.next() else {
                 return Err(match own_jobs > limits.jobs_per_deployment {
                     true => no_room("entries", limits.jobs_per_deployment as u64, scope()),
                     false => no_room("bytes", limits.bytes_per_deployment, scope()),
@@ -178,11 +168,11 @@ impl RedbQueue {
         let others = largest.and_then(|name| index.deployments.get(name));
         let mut finished = others
             .into_iter()
-            .flat_map(|jobs| jobs.finished())
+            .flat_map(DeploymentJobs::evictable)
             .chain(finished);
         while all_jobs > limits.jobs || all_bytes > limits.bytes {
             let scope = || "jobs of all deployments".to_owned();
-            let Some((_, job)) = finished.next() else {
+            let Some(job) = finished.next() else {
                 return Err(match all_jobs > limits.jobs {
                     true => no_room("entries", limits.jobs as u64, scope()),
                     false => no_room("bytes", limits.bytes, scope()),
@@ -192,6 +182,23 @@ impl RedbQueue {
             removed.push(Change::Remove(job.key()));
         }
         Ok(removed)
+    }
+
+    /// Changes the jobs of those attempts that run.
+    fn change_running(
+        &self,
+        claims: &[JobClaim],
+        change: impl Fn(&mut JobRecord),
+    ) -> Result<(), QueueError> {
+        let writer = self.write()?;
+        let mut changes = Vec::new();
+        for claim in claims {
+            if let Some(mut job) = self.job(&claim.key).filter(|job| job.runs_as(claim)) {
+                change(&mut job);
+                changes.push(Change::Job(Box::new(job)));
+            }
+        }
+        self.commit(writer, changes)
     }
 
     fn known(&self, key: &JobKey) -> Result<JobRecord, QueueError> {
@@ -253,7 +260,7 @@ impl JobQueue for RedbQueue {
     ) -> Result<Vec<ClaimedJob>, QueueError> {
         let writer = self.write()?;
         let ready = match self.index().deployments.get(deployment) {
-            Some(jobs) => Vec::from_iter(jobs.ready(now_ms).take(most).cloned()),
+            Some(jobs) => Vec::from_iter(jobs.ready(most, now_ms).into_iter().cloned()),
             None => Vec::new(),
         };
         let mut claimed = Vec::new();
@@ -274,12 +281,13 @@ impl JobQueue for RedbQueue {
 
     fn finish(
         &self,
-        key: &JobKey,
+        claim: &JobClaim,
         outcome: Outcome,
         now_ms: u64,
     ) -> Result<Option<JobRecord>, QueueError> {
         let writer = self.write()?;
-        let Some(mut record) = self.job(key).filter(|job| job.state == JobState::Running) else {
+        let key = &claim.key;
+        let Some(mut record) = self.job(key).filter(|job| job.runs_as(claim)) else {
             return Ok(None);
         };
         let mut changes = Vec::new();
@@ -302,16 +310,18 @@ impl JobQueue for RedbQueue {
         Ok(Some(record))
     }
 
-    fn release(&self, keys: &[JobKey], now_ms: u64) -> Result<(), QueueError> {
-        let writer = self.write()?;
-        let mut changes = Vec::new();
-        for key in keys {
-            if let Some(mut job) = self.job(key).filter(|job| job.state == JobState::Running) {
-                job.release(now_ms);
-                changes.push(Change::Job(Box::new(job)));
-            }
-        }
-        self.commit(writer, changes)
+    fn release(&self, claims: &[JobClaim], now_ms: u64) -> Result<(), QueueError> {
+        self.change_running(claims, |job| job.release(now_ms))
+    }
+
+    fn interrupt(&self, claims: &[JobClaim], now_ms: u64) -> Result<(), QueueError> {
+        self.change_running(claims, |job| job.interrupt(now_ms))
+    }
+
+    fn running(&self) -> Vec<JobClaim> {
+        let index = self.index();
+        let running = index.deployments.values().flat_map(|jobs| jobs.running());
+        running.map(JobRecord::claim).collect()
     }
 
     fn cancel(&self, key: &JobKey, now_ms: u64) -> Result<JobRecord, QueueError> {
@@ -366,7 +376,7 @@ impl JobQueue for RedbQueue {
         let writer = self.write()?;
         let (mut changes, mut dead) = (Vec::new(), Vec::new());
         for jobs in self.index().deployments.values() {
-            let ended = jobs.finished().take_while(|(at, _)| *at <= now_ms);
+            let ended = jobs.finished().filter(|(at, _)| *at <= now_ms);
             changes.extend(ended.map(|(_, job)| Change::Remove(job.key())));
             for job in jobs.waiting() {
                 let mut job = job.clone();
@@ -388,9 +398,7 @@ impl JobQueue for RedbQueue {
             let entries = jobs.cron.keys().cloned();
             changes.extend(entries.map(|entry| Change::RemoveCron(deployment.to_owned(), entry)));
         }
-        self.commit(writer, changes)?;
-        self.index().remove_deployment(deployment);
-        Ok(())
+        self.commit(writer, changes)
     }
 
     fn fire(&self, fire: CronFire) -> Result<bool, QueueError> {
@@ -462,8 +470,14 @@ impl JobQueue for RedbQueue {
     fn counts(&self) -> BTreeMap<String, JobCounts> {
         let index = self.index();
         let all = index.deployments.iter();
-        all.map(|(name, jobs)| (name.clone(), jobs.counts()))
+        all.map(|(name, jobs)| (name.clone(), jobs.counts(None)))
             .collect()
+    }
+
+    fn counts_of(&self, deployment: &str, owner: Option<&JobOwner>) -> JobCounts {
+        let index = self.index();
+        let jobs = index.deployments.get(deployment);
+        jobs.map(|jobs| jobs.counts(owner)).unwrap_or_default()
     }
 }
 
@@ -597,6 +611,14 @@ mod tests {
         })
     }
 
+    /// The first attempt of a job.
+    fn first(id: &str) -> JobClaim {
+        JobClaim {
+            key: key(id),
+            number: 1,
+        }
+    }
+
     fn key(id: &str) -> JobKey {
         JobKey {
             deployment: "a".to_owned(),
@@ -620,7 +642,9 @@ mod tests {
             ["1", "2"]
         );
         assert_eq!(claimed[0].body, "body");
-        queue.finish(&key("1"), done(b"result"), 6).expect("stored");
+        queue
+            .finish(&first("1"), done(b"result"), 6)
+            .expect("stored");
         drop(queue);
         let queue = open(dir.path());
         assert_eq!(queue.result(&key("1")).expect("stored"), "result");
@@ -639,7 +663,7 @@ mod tests {
             ["3", "2"]
         );
         let late = queue
-            .finish(&key("1"), done(b"other"), 7)
+            .finish(&first("1"), done(b"other"), 7)
             .expect("no failure");
         assert!(late.is_none(), "a finished job stays finished");
     }
@@ -670,7 +694,7 @@ mod tests {
         let queue = RedbQueue::open(dir.path(), limits, 1).expect("opens");
         queue.submit(job("1", b"12345"), 9).expect("there is room");
         queue.claim("a", 1, 2).expect("one");
-        queue.finish(&key("1"), done(b"1"), 3).expect("stored");
+        queue.finish(&first("1"), done(b"1"), 3).expect("stored");
         queue
             .submit(job("2", b"12345"), 9)
             .expect("in place of the first");
@@ -700,7 +724,7 @@ mod tests {
         queue.cancel(&key("1"), 3).expect("it runs");
         assert!(
             queue
-                .finish(&key("1"), done(b""), 4)
+                .finish(&first("1"), done(b""), 4)
                 .expect("no failure")
                 .is_none()
         );
@@ -708,9 +732,17 @@ mod tests {
         assert!(matches!(twice, QueueError::WrongState(JobState::Canceled)));
         queue.retry(&key("1"), 5).expect("it was canceled");
         queue.claim("a", 2, 9).expect("both");
-        queue.release(&[key("2")], 9).expect("it runs");
+        let stale = [first("1")];
+        queue.release(&stale, 9).expect("no failure");
+        queue.interrupt(&stale, 9).expect("no failure");
+        let ended = queue.finish(&stale[0], done(b""), 9).expect("no failure");
+        assert!(ended.is_none(), "the first attempt was canceled");
+        queue.release(&[first("2")], 9).expect("it runs");
+        let second = queue.running();
+        assert_eq!(second, [queue.job(&key("1")).expect("it is there").claim()]);
         assert_eq!(queue.job(&key("2")).expect("it is there").attempts, 0);
-        queue.finish(&key("1"), done(b""), 10).expect("it runs");
+        let ended = queue.finish(&second[0], done(b""), 10).expect("it runs");
+        assert_eq!(ended.expect("it runs").state, JobState::Succeeded);
         let day = 24 * 3600 * 1000;
         queue.expire(day).expect("no failure");
         assert!(queue.job(&key("1")).is_some());
@@ -728,7 +760,7 @@ mod tests {
             queue.purge("a", Some(JobState::Dead)).expect("no failure"),
             1
         );
-        assert_eq!(queue.counts()["a"], JobCounts::default());
+        assert!(queue.counts().is_empty(), "an empty entry is dropped");
     }
 
     #[test]
