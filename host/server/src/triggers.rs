@@ -36,13 +36,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
 /// Operations on the queue that may occupy blocking threads at once; others wait.
 const MAX_OPERATIONS: usize = 16;
 /// Longest wait for such a thread.
 const OPERATION_WAIT: Duration = Duration::from_secs(10);
+/// Bytes of bodies that clients send at once; each is counted until its job is stored.
+const MAX_SENT_BYTES: usize = 64 << 20;
 
 /// The triggers of a server with a store.
 #[derive(Debug)]
@@ -54,6 +56,8 @@ pub(crate) struct Triggers {
     running: Mutex<BTreeMap<JobClaim, AbortHandle>>,
     counters: TriggerCounters,
     operations: Arc<Semaphore>,
+    /// Bytes of bodies that may be sent at once.
+    sent_bytes: Arc<Semaphore>,
 }
 
 impl Triggers {
@@ -74,6 +78,7 @@ impl Triggers {
             running: Mutex::default(),
             counters: TriggerCounters::default(),
             operations: Arc::new(Semaphore::new(MAX_OPERATIONS)),
+            sent_bytes: Arc::new(Semaphore::new(MAX_SENT_BYTES)),
         })
     }
 
@@ -115,9 +120,26 @@ impl Triggers {
         task.await.map_err(stopped)?
     }
 
-    /// Adds a job. Returns the one that is there already if it has the same idempotency key and sender.
-    async fn submit(self: &Arc<Self>, job: NewJob, queued: usize) -> Result<JobRecord, QueueError> {
-        let operation = move |queue: &dyn JobQueue| queue.submit(job, queued);
+    /// Reserves memory for the body of a job.
+    fn reserve(&self, bytes: u64) -> Result<OwnedSemaphorePermit, QueueError> {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let permit = Arc::clone(&self.sent_bytes).try_acquire_many_owned(bytes);
+        permit.map_err(|_| QueueError::Busy)
+    }
+
+    /// Adds a job. Returns the one that is there already if it has the same idempotency key and sender. `memory` is that of
+    /// its body.
+    async fn submit(
+        self: &Arc<Self>,
+        job: NewJob,
+        queued: usize,
+        memory: OwnedSemaphorePermit,
+    ) -> Result<JobRecord, QueueError> {
+        let operation = move |queue: &dyn JobQueue| {
+            let submitted = queue.submit(job, queued);
+            drop(memory);
+            submitted
+        };
         let count = |triggers: &Self, (record, is_new): &(JobRecord, bool)| {
             if *is_new {
                 triggers.counters.count(record, "submitted");

@@ -10,14 +10,17 @@ use super::queue::{CronFire, CronState, JobQueue, NewJob, QueueError};
 use super::schedule::{Due, Schedule};
 use super::settings::{CronEntry, TriggerSettings};
 use bytes::Bytes;
+use std::collections::BTreeMap;
 
-/// What a look at a deployment's schedules led to.
+/// Outcome of checking a deployment's schedules.
 #[derive(Debug, Default)]
 pub(super) struct CronPass {
     /// When the next time comes.
     pub(super) next_ms: Option<u64>,
     /// Runs that became jobs, and whether they did or were skipped.
     pub(super) fired: Vec<(JobRecord, &'static str)>,
+    /// Schedules whose run found no room, with the error. They are due still.
+    pub(super) no_room: BTreeMap<String, String>,
 }
 
 /// Handles the times of a deployment's schedules that have come. Blocks on the queue.
@@ -39,12 +42,18 @@ pub(super) fn pass(
             queue,
             deployment,
             (entry, schedule),
-            identity,
+            identity.clone(),
             state,
             settings,
             now_ms,
-        )?;
-        pass.fired.extend(handled);
+        );
+        match handled {
+            Ok(handled) => pass.fired.extend(handled),
+            Err(error @ QueueError::NoRoom { .. }) => {
+                pass.no_room.insert(identity, error.to_string());
+            }
+            Err(error) => return Err(error),
+        }
         if let Some(next) = schedule.next_after(now_ms) {
             pass.next_ms = Some(pass.next_ms.map_or(next, |first| first.min(next)));
         }
@@ -64,7 +73,7 @@ fn handle(
     let due = match state {
         Some(state) => schedule.due(state.handled_ms, now_ms),
         // A new schedule has missed nothing.
-        None => Due::Restart,
+        None => Due::Reset,
     };
     let mut state = state.cloned().unwrap_or_default();
     let fire = |state, job| CronFire {
@@ -75,7 +84,7 @@ fn handle(
     };
     match due {
         Due::At(_) => Ok(None),
-        Due::Restart => {
+        Due::Reset => {
             state.handled_ms = now_ms;
             queue.fire(fire(state, None))?;
             Ok(None)
@@ -243,6 +252,20 @@ mod tests {
                 .overlaps,
             2
         );
+        // One without room does not stop the others.
+        let limits = QueueLimits {
+            bytes_per_deployment: 3,
+            ..QueueLimits::default()
+        };
+        let small_dir = tempfile::tempdir().expect("there is room");
+        let small = RedbQueue::open(small_dir.path(), limits, START).expect("opens");
+        let entries = ["path = '/a'\nbody = 'large'", "path = '/b'"];
+        let entries = entries.map(|entry| format!("schedule = '* * * * *'\n{entry}"));
+        let entries = entries.map(|entry| toml::from_str(&entry).expect("an entry"));
+        let both = TriggerSettings::of(None, &entries);
+        look(&small, &both, START);
+        let looked = pass(&small, "a", &both, START + MINUTE).expect("no failure");
+        assert_eq!((looked.fired.len(), looked.no_room.len()), (1, 1));
         // Another schedule takes its place; the old one is forgotten.
         let together = settings("schedule = '*/1 * * * *'\npath = '/a'\noverlap = true");
         look(&queue, &together, START + 4 * MINUTE);

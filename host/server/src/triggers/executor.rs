@@ -4,9 +4,9 @@
 //! [`MAX_WAIT`] while there is anything. Each attempt is a task of its own. At shutdown attempts get the time of running
 //! requests; then they are stopped, and their jobs return to the queue without counting the attempt.
 
-use super::job::{JobClaim, JobKey, JobRecord, JobResponse, JobState, Outcome};
-use super::queue::ClaimedJob;
-use super::{Triggers, cron, now_ms, schedule};
+use super::job::{JobClaim, JobKey, JobRecord, JobResponse, JobState, Outcome, millis};
+use super::queue::{ClaimedJob, JobCounts};
+use super::{TriggerSettings, Triggers, cron, now_ms, schedule};
 use crate::deployments::{Deployments, ServingDeployment};
 use crate::problem::Problem;
 use crate::request_log::REQUEST_ID;
@@ -18,6 +18,7 @@ use corral_runtime::CallOptions;
 use http::header::{CONTENT_TYPE, HOST};
 use http::{HeaderName, HeaderValue, Request, StatusCode};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -65,6 +66,7 @@ impl Executor {
             max_running: (deployments.max_calls() / 2).max(1),
             passes: 0,
             expired_ms: 0,
+            checks: BTreeMap::new(),
         };
         let (phase, receiver) = watch::channel(ListenerPhase::Serving);
         let task = tokio::spawn(worker.run(receiver));
@@ -92,6 +94,26 @@ struct Worker {
     max_running: usize,
     passes: usize,
     expired_ms: u64,
+    /// By deployment.
+    checks: BTreeMap<String, ScheduleCheck>,
+}
+
+/// The last check of a deployment's schedules.
+struct ScheduleCheck {
+    settings: Arc<TriggerSettings>,
+    checked_ms: u64,
+    /// When the next one is due.
+    next_ms: Option<u64>,
+    /// Errors by schedule, each logged once.
+    no_room: BTreeMap<String, String>,
+}
+
+impl ScheduleCheck {
+    /// Whether nothing changed since and no time has come. The clock may have been set back.
+    fn holds(&self, settings: &Arc<TriggerSettings>, now: u64) -> bool {
+        let is_early = now >= self.checked_ms && self.next_ms.is_none_or(|next| now < next);
+        is_early && Arc::ptr_eq(&self.settings, settings)
+    }
 }
 
 impl Worker {
@@ -137,15 +159,23 @@ impl Worker {
         let first = self.passes.checked_rem(all.len()).unwrap_or(0);
         all.rotate_left(first);
         self.passes = self.passes.wrapping_add(1);
+        let names = BTreeSet::from_iter(all.iter().map(|deployment| &*deployment.name));
+        self.checks.retain(|name, _| names.contains(&**name));
         let mut next_ms = None;
         for deployment in &all {
             let next = self.fire_schedules(deployment, now).await;
             next_ms = next_ms.into_iter().chain(next).min();
         }
+        let mut counts = self.triggers.queue.counts();
+        let mut has_claimed = false;
         for deployment in &all {
-            self.claim(deployment, attempts, now).await;
+            if let Some(counts) = counts.get(&deployment.name) {
+                has_claimed |= self.claim(deployment, counts, attempts, now).await;
+            }
         }
-        let counts = self.triggers.queue.counts();
+        if has_claimed {
+            counts = self.triggers.queue.counts();
+        }
         if counts.is_empty() && next_ms.is_none() {
             return IDLE_WAIT;
         }
@@ -187,46 +217,73 @@ impl Worker {
         }
     }
 
-    /// Makes jobs of schedules whose time has come. Returns when the next one comes.
-    async fn fire_schedules(&self, deployment: &ServingDeployment, now: u64) -> Option<u64> {
+    /// Makes jobs of schedules whose time has come. Returns when to check again.
+    async fn fire_schedules(&mut self, deployment: &ServingDeployment, now: u64) -> Option<u64> {
         let settings = deployment.triggers()?;
         let name = deployment.name.clone();
+        let last = self.checks.get(&name);
+        if let Some(last) = last.filter(|last| last.holds(&settings, now)) {
+            return last.next_ms;
+        }
+        let again = now.saturating_add(millis(MAX_WAIT));
+        let mut check = ScheduleCheck {
+            settings: Arc::clone(&settings),
+            checked_ms: now,
+            next_ms: None,
+            no_room: BTreeMap::new(),
+        };
         // A deployment without schedules may have had some.
-        if settings.cron.is_empty() && self.triggers.queue.cron_states(&name).is_empty() {
-            return None;
-        }
-        let pass = self
-            .triggers
-            .operate(move |queue| cron::pass(queue, &name, &settings, now));
-        match pass.await {
-            Ok(pass) => {
-                for (job, event) in &pass.fired {
-                    self.triggers.counters.count(job, event);
+        if !settings.cron.is_empty() || !self.triggers.queue.cron_states(&name).is_empty() {
+            let operation =
+                move |queue: &dyn super::JobQueue| cron::pass(queue, &name, &settings, now);
+            match self.triggers.operate(operation).await {
+                Ok(pass) => {
+                    for (job, event) in &pass.fired {
+                        self.triggers.counters.count(job, event);
+                    }
+                    for (schedule, error) in &pass.no_room {
+                        let logged = last.and_then(|last| last.no_room.get(schedule));
+                        if logged != Some(error) {
+                            tracing::warn!(
+                                error,
+                                schedule,
+                                deployment = deployment.name,
+                                "a scheduled run could not be stored"
+                            );
+                        }
+                    }
+                    let retry = (!pass.no_room.is_empty()).then_some(again);
+                    check.next_ms = pass.next_ms.into_iter().chain(retry).min();
+                    check.no_room = pass.no_room;
                 }
-                pass.next_ms
-            }
-            Err(error) => {
-                tracing::warn!(%error, deployment = deployment.name, "a scheduled run could not be stored");
-                None
+                Err(error) => {
+                    tracing::warn!(%error, deployment = deployment.name, "schedules could not be checked");
+                    check.next_ms = Some(again);
+                }
             }
         }
+        let next_ms = check.next_ms;
+        self.checks.insert(deployment.name.clone(), check);
+        next_ms
     }
 
-    /// Begins the attempts of a deployment's jobs that may run.
-    async fn claim(&self, deployment: &ServingDeployment, attempts: &mut JoinSet<()>, now: u64) {
+    /// Begins the attempts of a deployment's jobs that may run. Returns whether there were any.
+    async fn claim(
+        &self,
+        deployment: &ServingDeployment,
+        counts: &JobCounts,
+        attempts: &mut JoinSet<()>,
+        now: u64,
+    ) -> bool {
         let Some(settings) = deployment.triggers().filter(|_| deployment.is_loaded()) else {
-            return;
+            return false;
         };
         let name = deployment.name.clone();
-        let counts = self.triggers.queue.counts();
-        let Some(counts) = counts.get(&name) else {
-            return;
-        };
         let concurrency = settings.job_settings().concurrency();
         let free = concurrency.saturating_sub(counts.running);
         let most = free.min(self.max_running.saturating_sub(attempts.len()));
         if most == 0 || counts.next_ready_ms.is_none_or(|ready| ready > now) {
-            return;
+            return false;
         }
         let claimed = self
             .triggers
@@ -235,6 +292,7 @@ impl Worker {
             tracing::warn!(%error, deployment = deployment.name, "jobs could not be claimed");
             Vec::new()
         });
+        let has_claimed = !claimed.is_empty();
         for job in claimed {
             let claim = job.record.claim();
             let attempt = Attempt {
@@ -254,6 +312,7 @@ impl Worker {
                 task.abort();
             }
         }
+        has_claimed
     }
 }
 

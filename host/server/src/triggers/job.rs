@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Longest wait between two attempts.
-const MAX_BACKOFF: Duration = Duration::from_secs(3600);
+pub(super) const MAX_BACKOFF: Duration = Duration::from_secs(3600);
 /// How often a job may be interrupted by the end of the process before it becomes a dead letter: it may be the cause.
 const MAX_INTERRUPTIONS: u32 = 20;
-/// A job that waits for longer becomes a dead letter.
+/// A job that has not begun for longer becomes a dead letter.
 const MAX_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Longest stored error, in characters.
 const MAX_ERROR_CHARS: usize = 1000;
@@ -292,7 +292,7 @@ impl JobRecord {
             Outcome::Response(response) => {
                 self.error = None;
                 self.finish(JobState::Succeeded, now_ms);
-                Some(self.keep(response))
+                Some(self.store_response(response))
             }
             Outcome::Failed {
                 error,
@@ -309,14 +309,14 @@ impl JobRecord {
                     }
                     false => {
                         self.finish(JobState::Dead, now_ms);
-                        response.map(|response| self.keep(response))
+                        response.map(|response| self.store_response(response))
                     }
                 }
             }
             Outcome::Deferred { reason, wait } => {
                 self.set_error(&reason);
                 self.release(now_ms.saturating_add(millis(wait)));
-                self.bury_if_too_old(now_ms);
+                self.dead_letter_if_too_old(now_ms);
                 None
             }
         }
@@ -339,10 +339,11 @@ impl JobRecord {
         }
     }
 
-    /// Turns a job that has waited for too long into a dead letter. Returns whether it did.
-    pub(crate) fn bury_if_too_old(&mut self, now_ms: u64) -> bool {
+    /// Turns a job that could not begin for too long into a dead letter. Returns whether it did. One between two attempts
+    /// has begun.
+    pub(crate) fn dead_letter_if_too_old(&mut self, now_ms: u64) -> bool {
         let is_old = now_ms.saturating_sub(self.created_ms) > millis(MAX_WAIT);
-        if is_old && self.state == JobState::Waiting {
+        if is_old && self.state == JobState::Waiting && self.attempts == 0 {
             let days = MAX_WAIT.as_secs() / (24 * 3600);
             let last = self.error.take().unwrap_or_default();
             self.set_error(&format!("it could not run within {days} days; {last}"));
@@ -353,7 +354,7 @@ impl JobRecord {
     }
 
     /// Makes a finished job wait again, with all its attempts.
-    pub(crate) fn revive(&mut self, now_ms: u64) {
+    pub(crate) fn requeue(&mut self, now_ms: u64) {
         self.state = JobState::Waiting;
         (self.attempts, self.interruptions) = (0, 0);
         (self.created_ms, self.ready_ms) = (now_ms, now_ms);
@@ -369,7 +370,7 @@ impl JobRecord {
         self.finished_ms = Some(now_ms);
     }
 
-    fn keep(&mut self, response: JobResponse) -> bytes::Bytes {
+    fn store_response(&mut self, response: JobResponse) -> bytes::Bytes {
         self.status = Some(response.status);
         self.result_content_type = response.content_type;
         self.result_bytes = response.body.len() as u64;
@@ -437,7 +438,7 @@ mod tests {
         job.begin(1);
         job.end(failure(false), 2);
         assert_eq!((job.state, job.attempts), (JobState::Dead, 1));
-        job.revive(9);
+        job.requeue(9);
         assert_eq!((job.state, job.attempts), (JobState::Waiting, 0));
         assert_eq!(job.ready_ms, 9);
     }
@@ -461,6 +462,10 @@ mod tests {
         let reason = "paused".to_owned();
         job.end(Outcome::Deferred { reason, wait }, millis(MAX_WAIT) + 1);
         assert_eq!(job.state, JobState::Dead, "it waited for too long");
+        let mut begun = record("a", "1", b"", 0);
+        begun.begin(1);
+        begun.end(failure(true), 2);
+        assert!(!begun.dead_letter_if_too_old(millis(MAX_WAIT) + 1));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::job::{JobOwner, JobRecord, JobState};
 use super::queue::{CronState, JobCounts};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// Tenant and idempotency key.
 type ClientKey = (Option<String>, String);
@@ -27,6 +27,8 @@ pub(super) struct DeploymentJobs {
     /// Ids of waiting jobs, oldest first.
     waiting_ids: BTreeSet<String>,
     running: BTreeSet<String>,
+    /// Claims so far.
+    claims: u64,
     pub(super) bytes: u64,
     pub(super) cron: BTreeMap<String, CronState>,
 }
@@ -40,6 +42,20 @@ struct OwnedJobs {
     /// Finished jobs by the time that they are removed.
     finished: BTreeSet<(u64, String)>,
     bytes: u64,
+    /// Number of the deployment's last claim that was one of these.
+    turn: u64,
+    /// Attempts that were deferred in a row.
+    deferrals: u32,
+    /// None is claimed before.
+    paused_until_ms: u64,
+}
+
+impl OwnedJobs {
+    /// When the next one may be claimed.
+    fn next_ready_ms(&self) -> Option<u64> {
+        let ready = self.waiting.first().map(|(at, _)| *at);
+        ready.map(|ready| ready.max(self.paused_until_ms))
+    }
 }
 
 fn client_key(record: &JobRecord) -> Option<ClientKey> {
@@ -64,6 +80,8 @@ impl JobIndex {
             }
             JobState::Running => {
                 owned.running += 1;
+                jobs.claims += 1;
+                owned.turn = jobs.claims;
                 jobs.running.insert(id.clone());
             }
             _ => {
@@ -158,16 +176,54 @@ impl DeploymentJobs {
         self.waiting_ids.len() + self.running.len()
     }
 
-    /// Up to `most` jobs that may run at `now_ms`, those that waited longest first.
+    /// Up to `most` jobs that may run at `now_ms`: of the owner that runs fewest, then of the one that was served longest ago,
+    /// those that waited longest first.
     pub(super) fn ready(&self, most: usize, now_ms: u64) -> Vec<&JobRecord> {
-        let of_owner = |owned: &'_ OwnedJobs| -> Vec<(u64, String)> {
+        let owners = self.owners.values();
+        let owners = owners.filter(|owned| owned.next_ready_ms().is_some_and(|at| at <= now_ms));
+        let mut owners = Vec::from_iter(owners.map(|owned| {
+            // While attempts are deferred, one at a time tries.
+            let room = match owned.deferrals {
+                0 => most,
+                _ => 1_usize.saturating_sub(owned.running),
+            };
             let ready = owned.waiting.iter().take_while(|(at, _)| *at <= now_ms);
-            ready.take(most).cloned().collect()
-        };
-        let mut ready = Vec::from_iter(self.owners.values().flat_map(of_owner));
-        ready.sort();
-        let ready = ready.iter().take(most);
-        ready.filter_map(|(_, id)| self.jobs.get(id)).collect()
+            (
+                owned.running,
+                owned.turn,
+                VecDeque::from_iter(ready.take(room)),
+            )
+        }));
+        let mut chosen = Vec::new();
+        while chosen.len() < most {
+            owners.retain(|(_, _, ready)| !ready.is_empty());
+            let next = owners
+                .iter_mut()
+                .min_by_key(|(running, turn, ready)| (*running, *turn, ready.front().copied()));
+            let Some((running, turn, ready)) = next else {
+                break;
+            };
+            *running += 1;
+            *turn = u64::MAX;
+            chosen.extend(ready.pop_front().and_then(|(_, id)| self.jobs.get(id)));
+        }
+        chosen
+    }
+
+    /// How often attempts of an owner were deferred in a row, with one that is deferred at `now_ms`. Those that began
+    /// before a pause do not add to it.
+    pub(super) fn deferrals(&self, owner: &JobOwner, now_ms: u64) -> u32 {
+        let owned = self.owners.get(owner);
+        owned.map_or(1, |owned| match now_ms < owned.paused_until_ms {
+            true => owned.deferrals,
+            false => owned.deferrals.saturating_add(1),
+        })
+    }
+
+    /// Pauses an owner until a time after so many deferrals, or ends its pause.
+    pub(super) fn set_pause(&mut self, owner: JobOwner, pause: Option<(u64, u32)>) {
+        let owned = self.owners.entry(owner).or_default();
+        (owned.paused_until_ms, owned.deferrals) = pause.unwrap_or_default();
     }
 
     /// Waiting jobs.
@@ -199,7 +255,7 @@ impl DeploymentJobs {
             counts.running += owned.running;
             counts.finished += owned.finished.len();
             counts.bytes += owned.bytes;
-            let ready = owned.waiting.first().map(|(at, _)| *at);
+            let ready = owned.next_ready_ms();
             counts.next_ready_ms = counts.next_ready_ms.into_iter().chain(ready).min();
         }
         counts

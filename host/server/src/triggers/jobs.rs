@@ -22,11 +22,13 @@ use corral_runtime::Body;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, LOCATION};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
+use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::OwnedSemaphorePermit;
 
 /// Headers that only the host sets.
 pub(crate) const HOST_HEADERS: [HeaderName; 4] = [JOB_ID, JOB_ATTEMPT, TRIGGER, SCHEDULED];
@@ -84,6 +86,7 @@ pub(crate) async fn answer(
     let Some((policy, triggers)) = deployment.first_policy().zip(deployments.triggers()) else {
         return Err(Problem::no_route(head.uri.path()));
     };
+    details.deployment = Some(deployment.routed(head.uri.path()));
     *response_policy = ResponsePolicy::of(policy, head.uri.path());
     if let Some(preflight) = policy.cors.preflight(&head.method, &head.headers) {
         return Ok(preflight.map(|()| Body::empty()));
@@ -92,6 +95,7 @@ pub(crate) async fn answer(
     let holder = policy.authenticate(keys, &deployment.name, &mut head.headers)?;
     let names = |holder: &KeyHolder| [holder.key_name.clone(), holder.tenant_name.clone()];
     details.key = holder.as_ref().map(names);
+    let tenant = holder.as_ref().map(|holder| holder.tenant);
     let jobs = Jobs {
         triggers,
         deployment: &deployment,
@@ -105,9 +109,15 @@ pub(crate) async fn answer(
     let segments = Vec::from_iter(path.split('/').skip(3));
     match (&segments[..], &head.method) {
         ([], &Method::POST) => {
+            jobs.check_room(&head.headers)?;
+            if let Some(memory) = state.memory.get() {
+                details.memory_permit = Some(memory.admit(tenant).await?);
+            }
             let limit = jobs.max_body_bytes();
+            let announced = body.size_hint().exact().unwrap_or(limit);
+            let memory = triggers.reserve(announced.min(limit))?;
             let body = collect(state, &head.headers, (body, body_status), limit).await?;
-            jobs.submit(&head.headers, body).await
+            jobs.submit(&head.headers, body, memory).await
         }
         ([], &Method::GET | &Method::HEAD) => jobs.list(&head).await,
         ([], _) => Err(Problem::method("GET, HEAD, POST")),
@@ -140,7 +150,21 @@ impl Jobs<'_> {
         requests.map_or(limit, |requests| limit.min(requests))
     }
 
-    async fn submit(&self, headers: &HeaderMap, body: Bytes) -> Answer {
+    /// Refuses a job before its body is read if the queue is full. A repeated one may be there already.
+    fn check_room(&self, headers: &HeaderMap) -> Result<(), QueueError> {
+        let queue = &self.triggers.queue;
+        match headers.contains_key(IDEMPOTENCY_KEY) {
+            true => Ok(()),
+            false => queue.check_room(&self.deployment.name, &self.owner(), self.settings.queued()),
+        }
+    }
+
+    async fn submit(
+        &self,
+        headers: &HeaderMap,
+        body: Bytes,
+        memory: OwnedSemaphorePermit,
+    ) -> Answer {
         let deployment = self.deployment.name.clone();
         let first_route = self.deployment.routes.first();
         let path = match (&self.settings.path, first_route) {
@@ -157,7 +181,10 @@ impl Jobs<'_> {
         record.sender.clone_from(&self.sender);
         record.idempotency_key = idempotency_key;
         let job = NewJob { record, body };
-        let record = self.triggers.submit(job, self.settings.queued()).await?;
+        let record = self
+            .triggers
+            .submit(job, self.settings.queued(), memory)
+            .await?;
         let mut response = json(StatusCode::ACCEPTED, &JobView::of(&record));
         let location = format!("/jobs/{}/{}", record.deployment, record.id);
         if let Ok(location) = HeaderValue::try_from(location) {
@@ -196,7 +223,11 @@ impl Jobs<'_> {
         let job = self.job(id)?;
         let refuse = |code, detail: String| Problem::new(StatusCode::CONFLICT, code, detail);
         match job.state {
-            JobState::Succeeded => {}
+            JobState::Succeeded => {
+                if let Some(error) = job.error {
+                    return Err(refuse("job-result-dropped", error));
+                }
+            }
             JobState::Dead => {
                 let error = job.error.as_deref().unwrap_or("it failed");
                 let detail = format!("the job failed after {} attempts: {error}", job.attempts);

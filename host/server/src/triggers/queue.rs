@@ -88,8 +88,12 @@ pub(crate) struct JobCounts {
 /// Why the queue refuses something.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
-    #[error("{limit} jobs of '{deployment}' wait or run already; try again later")]
-    Full { deployment: String, limit: usize },
+    #[error("{limit} jobs of '{deployment}'{whose} wait or run already; try again later")]
+    Full {
+        deployment: String,
+        limit: usize,
+        whose: &'static str,
+    },
     #[error(
         "unfinished jobs occupy all {limit} {what} that the server has for {scope}; try again later"
     )]
@@ -116,7 +120,17 @@ pub(crate) trait JobQueue: Send + Sync + std::fmt::Debug {
     /// `queued` bounds the unfinished jobs of the deployment.
     fn submit(&self, job: NewJob, queued: usize) -> Result<(JobRecord, bool), QueueError>;
 
-    /// Takes up to `most` jobs of a deployment that may run at `now_ms`, those that waited longest first.
+    /// Refuses a further job of `owner` as [`submit`](JobQueue::submit) does if too many are unfinished. A tenant has at
+    /// most half of `queued`, so that none keeps the others out.
+    fn check_room(
+        &self,
+        deployment: &str,
+        owner: &JobOwner,
+        queued: usize,
+    ) -> Result<(), QueueError>;
+
+    /// Takes up to `most` jobs of a deployment that may run at `now_ms`: of each owner in turn, those that waited longest
+    /// first.
     fn claim(
         &self,
         deployment: &str,
@@ -124,7 +138,8 @@ pub(crate) trait JobQueue: Send + Sync + std::fmt::Debug {
         now_ms: u64,
     ) -> Result<Vec<ClaimedJob>, QueueError>;
 
-    /// Ends an attempt. Returns nothing if this attempt no longer runs: its job was canceled or removed meanwhile.
+    /// Ends an attempt. One that is deferred lets the other jobs of its owner wait, too, for longer each time. If there is
+    /// no room for a result, it is dropped. Returns nothing if this attempt no longer runs: its job was canceled or removed meanwhile.
     fn finish(
         &self,
         claim: &JobClaim,

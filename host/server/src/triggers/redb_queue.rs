@@ -4,7 +4,7 @@
 //! check to its commit; lookups take only the lock of the index, so they do not wait for the disk. After a failed write
 //! redb refuses everything until it is opened again, and the index is read again then.
 
-use super::job::{JobClaim, JobKey, JobOwner, JobRecord, JobState, Outcome};
+use super::job::{JobClaim, JobKey, JobOwner, JobRecord, JobState, Outcome, millis};
 use super::job_index::{DeploymentJobs, JobIndex};
 use super::queue::{
     ClaimedJob, CronFire, CronState, JobCounts, JobQueue, NewJob, QueueError, QueueLimits,
@@ -16,12 +16,15 @@ use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Version of the format.
 const FORMAT: u64 = 1;
 /// Page cache.
 const CACHE_BYTES: usize = 8 << 20;
 const FILE: &str = "triggers.redb";
+/// Longest wait of a deferred job, unless the cause demands a longer one.
+const MAX_DEFERRED_WAIT: Duration = Duration::from_secs(60);
 /// Most jobs that one transaction removes.
 const MAX_REMOVED: usize = 1000;
 
@@ -184,6 +187,13 @@ impl RedbQueue {
         Ok(removed)
     }
 
+    /// How often attempts of this owner were deferred in a row. Those that run at once count as one.
+    fn deferrals(&self, deployment: &str, owner: &JobOwner, now_ms: u64) -> u32 {
+        let index = self.index();
+        let jobs = index.deployments.get(deployment);
+        jobs.map_or(1, |jobs| jobs.deferrals(owner, now_ms))
+    }
+
     /// Changes the jobs of those attempts that run.
     fn change_running(
         &self,
@@ -230,26 +240,48 @@ impl JobQueue for RedbQueue {
         let NewJob { record, body } = job;
         {
             let index = self.index();
-            if let Some(jobs) = index.deployments.get(&record.deployment) {
-                if let Some(same) = jobs.with_client_key(&record) {
-                    return match same.body_digest == record.body_digest {
-                        true => Ok((same.clone(), false)),
-                        false => Err(QueueError::KeyReused),
-                    };
-                }
-                if jobs.unfinished() >= queued {
-                    return Err(QueueError::Full {
-                        deployment: record.deployment,
-                        limit: queued,
-                    });
-                }
+            let jobs = index.deployments.get(&record.deployment);
+            if let Some(same) = jobs.and_then(|jobs| jobs.with_client_key(&record)) {
+                return match same.body_digest == record.body_digest {
+                    true => Ok((same.clone(), false)),
+                    false => Err(QueueError::KeyReused),
+                };
             }
         }
+        self.check_room(&record.deployment, &record.owner(), queued)?;
         let mut changes = self.make_room(&record.deployment, 1, record.bytes())?;
         changes.push(Change::Body(record.key(), body));
         changes.push(Change::Job(Box::new(record.clone())));
         self.commit(writer, changes)?;
         Ok((record, true))
+    }
+
+    fn check_room(
+        &self,
+        deployment: &str,
+        owner: &JobOwner,
+        queued: usize,
+    ) -> Result<(), QueueError> {
+        let index = self.index();
+        let Some(jobs) = index.deployments.get(deployment) else {
+            return Ok(());
+        };
+        let full = |limit, whose| {
+            Err(QueueError::Full {
+                deployment: deployment.to_owned(),
+                limit,
+                whose,
+            })
+        };
+        let share = queued.div_ceil(2);
+        let own = jobs.counts(Some(owner));
+        match owner {
+            _ if jobs.unfinished() >= queued => full(queued, ""),
+            JobOwner::Tenant(_) if own.waiting + own.running >= share => {
+                full(share, " from this tenant")
+            }
+            _ => Ok(()),
+        }
     }
 
     fn claim(
@@ -291,6 +323,16 @@ impl JobQueue for RedbQueue {
             return Ok(None);
         };
         let mut changes = Vec::new();
+        let mut outcome = outcome;
+        let owner = record.owner();
+        let pause = match &mut outcome {
+            Outcome::Deferred { wait, .. } => {
+                let deferrals = self.deferrals(&key.deployment, &owner, now_ms);
+                *wait = deferred_wait(*wait, deferrals, rand::random_range(0.75..=1.0));
+                Some((now_ms.saturating_add(millis(*wait)), deferrals))
+            }
+            _ => None,
+        };
         let result = record.end(outcome, now_ms);
         if let Some(result) = result {
             match self.make_room(&key.deployment, 0, result.len() as u64) {
@@ -300,13 +342,19 @@ impl JobQueue for RedbQueue {
                 }
                 Err(error) => {
                     record.result_bytes = 0;
-                    record.error = Some(format!("there is no room for the result: {error}"));
-                    record.state = JobState::Dead;
+                    if record.state == JobState::Succeeded {
+                        let dropped = "it succeeded, but there was no room for its result";
+                        record.error = Some(format!("{dropped}: {error}"));
+                    }
                 }
             }
         }
         changes.push(Change::Job(Box::new(record.clone())));
         self.commit(writer, changes)?;
+        let mut index = self.index();
+        if let Some(jobs) = index.deployments.get_mut(&key.deployment) {
+            jobs.set_pause(owner, pause);
+        }
         Ok(Some(record))
     }
 
@@ -341,7 +389,7 @@ impl JobQueue for RedbQueue {
         if !matches!(job.state, JobState::Dead | JobState::Canceled) {
             return Err(QueueError::WrongState(job.state));
         }
-        job.revive(now_ms);
+        job.requeue(now_ms);
         let changes = vec![
             Change::Result(key.clone(), Bytes::new()),
             Change::Job(Box::new(job.clone())),
@@ -380,7 +428,7 @@ impl JobQueue for RedbQueue {
             changes.extend(ended.map(|(_, job)| Change::Remove(job.key())));
             for job in jobs.waiting() {
                 let mut job = job.clone();
-                if job.bury_if_too_old(now_ms) {
+                if job.dead_letter_if_too_old(now_ms) {
                     changes.push(Change::Job(Box::new(job.clone())));
                     dead.push(job);
                 }
@@ -479,6 +527,14 @@ impl JobQueue for RedbQueue {
         let jobs = index.deployments.get(deployment);
         jobs.map(|jobs| jobs.counts(owner)).unwrap_or_default()
     }
+}
+
+/// The wait of a deferred job: doubles with each deferral in a row, and is a little less by chance (`part` is from 0.75 to 1),
+/// but not less than what the cause demands.
+fn deferred_wait(wait: Duration, deferrals: u32, part: f64) -> Duration {
+    let doublings = deferrals.saturating_sub(1).min(16);
+    let longest = wait.saturating_mul(1 << doublings).min(MAX_DEFERRED_WAIT);
+    longest.mul_f64(part).max(wait)
 }
 
 fn no_room(what: &'static str, limit: u64, scope: String) -> QueueError {
@@ -761,6 +817,102 @@ mod tests {
             1
         );
         assert!(queue.counts().is_empty(), "an empty entry is dropped");
+    }
+
+    /// A job of a tenant.
+    fn job_of(tenant: &str, id: &str) -> NewJob {
+        with_key(job(id, b""), id, Some(tenant))
+    }
+
+    fn claim(queue: &RedbQueue, most: usize, now_ms: u64) -> Vec<String> {
+        let claimed = queue.claim("a", most, now_ms).expect("no failure");
+        claimed.into_iter().map(|job| job.record.id).collect()
+    }
+
+    #[test]
+    fn tenants_share_the_queue_and_take_turns() {
+        let dir = tempfile::tempdir().expect("there is room");
+        let queue = open(dir.path());
+        for id in ["1", "2", "3"] {
+            queue.submit(job_of("alice", id), 6).expect("there is room");
+        }
+        let full = queue.submit(job_of("alice", "4"), 6).expect_err("half");
+        assert!(full.to_string().contains("3 jobs of 'a' from this tenant"));
+        for id in ["5", "6"] {
+            queue.submit(job_of("bob", id), 6).expect("there is room");
+        }
+        assert_eq!(claim(&queue, 1, 9), ["1"]);
+        assert_eq!(claim(&queue, 3, 9), ["5", "2", "6"]);
+        assert_eq!(claim(&queue, 3, 9), ["3"]);
+        // One at a time they take turns as well.
+        for id in ["1", "2", "3", "5", "6"] {
+            queue.finish(&first(id), done(b""), 10).expect("it runs");
+        }
+        for (tenant, id) in [("alice", "7"), ("alice", "8"), ("bob", "9")] {
+            queue.submit(job_of(tenant, id), 6).expect("there is room");
+        }
+        let mut order = Vec::new();
+        for _ in 0..3 {
+            let ids = claim(&queue, 1, 20);
+            queue
+                .finish(&first(&ids[0]), done(b""), 21)
+                .expect("it runs");
+            order.extend(ids);
+        }
+        assert_eq!(order, ["9", "7", "8"], "alice was last served");
+    }
+
+    #[test]
+    fn deferral_lets_the_backlog_of_its_tenant_wait() {
+        let dir = tempfile::tempdir().expect("there is room");
+        let queue = open(dir.path());
+        for (tenant, id) in [("alice", "1"), ("alice", "2"), ("bob", "3")] {
+            queue.submit(job_of(tenant, id), 9).expect("there is room");
+        }
+        let deferred = || Outcome::Deferred {
+            reason: "no quota".to_owned(),
+            wait: Duration::from_secs(1),
+        };
+        assert_eq!(claim(&queue, 1, 9), ["1"]);
+        queue.finish(&first("1"), deferred(), 10).expect("it runs");
+        assert_eq!(claim(&queue, 9, 20), ["3"], "alice waits");
+        assert_eq!(queue.counts()["a"].next_ready_ms, Some(1010));
+        assert_eq!(claim(&queue, 9, 1010), ["2"], "one of alice tries");
+        queue
+            .finish(&first("2"), deferred(), 1010)
+            .expect("it runs");
+        let next = queue.counts()["a"].next_ready_ms.expect("alice waits");
+        assert!((2510..=3010).contains(&next), "{next}");
+        assert_eq!(claim(&queue, 9, 3010).len(), 1);
+        let running = queue.running();
+        queue.finish(&running[0], done(b""), 3011).expect("it runs");
+        assert_eq!(claim(&queue, 9, 3011).len(), 1, "the pause is over");
+        let second = Duration::from_secs(1);
+        assert_eq!(deferred_wait(second, 99, 1.0), MAX_DEFERRED_WAIT);
+        assert_eq!(deferred_wait(second * 90, 9, 0.75), second * 90);
+    }
+
+    #[test]
+    fn full_store_drops_results_of_whom_stores_most() {
+        let dir = tempfile::tempdir().expect("there is room");
+        let limits = QueueLimits {
+            bytes_per_deployment: 10,
+            ..QueueLimits::default()
+        };
+        let queue = RedbQueue::open(dir.path(), limits, 1).expect("opens");
+        for (tenant, id) in [("bob", "1"), ("alice", "2"), ("alice", "3")] {
+            queue.submit(job_of(tenant, id), 9).expect("there is room");
+            assert_eq!(claim(&queue, 1, 2), [id]);
+            queue.finish(&first(id), done(b"abc"), 3).expect("it runs");
+        }
+        queue.submit(job("4", b"1234"), 9).expect("there is room");
+        assert!(queue.job(&key("2")).is_none(), "alice stored most");
+        assert!(queue.job(&key("1")).is_some() && queue.job(&key("3")).is_some());
+        claim(&queue, 1, 2);
+        let ended = queue.finish(&first("4"), done(b"1234567"), 3);
+        let ended = ended.expect("no failure").expect("it runs");
+        assert_eq!((ended.state, ended.result_bytes), (JobState::Succeeded, 0));
+        assert!(ended.error.expect("why").contains("no room for its result"));
     }
 
     #[test]

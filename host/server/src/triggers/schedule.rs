@@ -30,7 +30,7 @@ pub(crate) enum Due {
     /// Run for the time `scheduled_ms`; `missed` times before it are skipped.
     Now { scheduled_ms: u64, missed: u64 },
     /// The clock was set back by much: begin anew from now.
-    Restart,
+    Reset,
 }
 
 impl Schedule {
@@ -68,7 +68,7 @@ impl Schedule {
     /// What is to do at `now_ms`, given the time up to which all runs were handled.
     pub(crate) fn due(&self, handled_ms: u64, now_ms: u64) -> Due {
         if handled_ms > now_ms.saturating_add(MAX_SET_BACK_MS) {
-            return Due::Restart;
+            return Due::Reset;
         }
         let Some(first) = self.next_after(handled_ms) else {
             return Due::At(None);
@@ -184,7 +184,7 @@ mod tests {
         }
         // A clock that was years ahead must not stop the schedule.
         let now = handled - 25 * HOUR;
-        assert_eq!(daily.due(handled, now), Due::Restart);
+        assert_eq!(daily.due(handled, now), Due::Reset);
         // Set forward by two days: one run.
         let now = handled + 48 * HOUR + MINUTE;
         let due = Due::Now {

@@ -1,5 +1,6 @@
 //! The triggers of a manifest: which deployments take jobs, and their schedules.
 
+use super::job::MAX_BACKOFF;
 use super::schedule::Schedule;
 use crate::deployments::{BoundedInteger, BoundedSeconds, ManifestError};
 use crate::routes::Route;
@@ -28,7 +29,7 @@ pub struct JobSettings {
     /// Attempts until a job becomes a dead letter. If omitted, 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts: Option<BoundedInteger<1, 100>>,
-    /// Wait before the second attempt; it doubles for each further one, up to an hour. If omitted, 1.
+    /// Wait before the second attempt, at most 3600; it doubles for each further one, up to an hour. If omitted, 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backoff_seconds: Option<BoundedSeconds>,
     /// How long a finished job stays, with its result. If omitted, a day.
@@ -164,6 +165,10 @@ pub(crate) fn check(
         let problem = format!("names '{route}', which is reserved for jobs; choose another");
         return Err(ManifestError::field("routes", problem));
     }
+    if jobs.is_some_and(|jobs| jobs.backoff() > MAX_BACKOFF) {
+        let problem = format!("is too long; give at most {}", MAX_BACKOFF.as_secs());
+        return Err(ManifestError::field("jobs.backoff-seconds", problem));
+    }
     if let Some(path) = jobs.and_then(|jobs| jobs.path.as_deref()) {
         check_path(routes, path).map_err(|error| ManifestError::field("jobs.path", error))?;
     }
@@ -246,6 +251,10 @@ mod tests {
             (
                 format!("{head}routes = ['/a']\njobs = {{ attempts = 0 }}"),
                 "out of range",
+            ),
+            (
+                format!("{head}routes = ['/a']\njobs = {{ backoff-seconds = 3601 }}"),
+                "give at most 3600",
             ),
             (cron("schedule = '0 3 * *', path = '/a'"), "cron.0.schedule"),
             (
