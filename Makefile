@@ -160,13 +160,14 @@ fuzz:
 	@$(SETUP); fuzz/run.sh "$(or $(MINUTES),1)" $(TARGET)
 
 # The tests that need a device; random workloads of the scheduler and its stores with faults in decode, swap and states;
-# kills during deploys; mutated model files; agents and lm-eval, whose packages take 2.5 GB; then everything at once,
+# kills during deploys and jobs; mutated model files; agents and lm-eval, whose packages take 2.5 GB; then everything at once,
 # for MINUTES, with an allocator that returns freed memory at once, since the memory in use is measured.
 SOAK := cargo test $(CARGO_FLAGS)
 soak: plugins test-device
 	@$(SETUP); export $(if $(SEED),CORRAL_SEED=$(SEED)) CORRAL_MINUTES="$(or $(MINUTES),60)"; \
 	  $(SOAK) --lib --test scheduler -- random_workloads fetches_end; \
 	  $(SOAK) --test deploy_crash_safety --test random_calls; \
+	  $(SOAK) --test jobs -- --ignored; \
 	  CORRAL_MUTANTS=$$((10000 * CORRAL_MINUTES / 60)) $(SOAK) --test broken_models -- --ignored --nocapture; \
 	  tests/clients/setup.sh >/dev/null; CORRAL_AGENTS=$$(tests/clients/agents/setup.sh); export CORRAL_AGENTS; \
 	  $(SOAK) --test agents -- --ignored --nocapture; \
