@@ -125,6 +125,8 @@ fn operations_match_openapi_document() {
                 "response-kib": 10, "concurrent-requests": 5, "queued-requests": 0, "queue-time-seconds": 1.5,
             },
             "configuration": {"A": "b"},
+            "jobs": {"attempts": 2},
+            "cron": [{"schedule": "0 3 * * *", "time-zone": "Europe/Berlin"}],
         }),
     );
     let schema = client.body_schema("deploy");
@@ -191,6 +193,21 @@ fn operations_match_openapi_document() {
     send(404, "setPaused", &b, json!({"paused": true}));
     send(400, "setPaused", &a, json!({"paused": 1}));
     get(200, "listDeployments", &[]);
+    // While the deployment is paused, jobs wait.
+    let job = client.corral.post("/jobs/a", "{}");
+    assert_eq!(job.status, 202, "{job:?}");
+    let job = job.json()["id"].as_str().expect("an id").to_owned();
+    let of_job = [("name", "a"), ("id", job.as_str())];
+    call(200, "listJobs", &a, "state=waiting", None);
+    get(409, "retryJob", &of_job);
+    get(200, "cancelJob", &of_job);
+    get(409, "cancelJob", &of_job);
+    get(200, "retryJob", &of_job);
+    get(404, "retryJob", &[("name", "a"), ("id", "x")]);
+    get(200, "cancelJob", &of_job);
+    call(400, "listJobs", &a, "state=x", None);
+    get(404, "listJobs", &b);
+    get(200, "purgeJobs", &a);
     send(200, "setPaused", &a, json!({"paused": false}));
     assert_eq!(client.corral.get("/a/log").status, 200);
     let logs = call(200, "getLogs", &a, "follow=false&after=0", None);

@@ -205,6 +205,8 @@ pub struct FoundPrefixes {
     pub prefixes: Vec<FoundPrefix>,
     /// Number of files removed because they cannot be used.
     pub removed: u64,
+    /// Number of files removed because the budget has no room.
+    pub no_room: u64,
     /// Files that could not be read, and stay.
     pub unread: UnreadFiles,
 }
@@ -327,6 +329,7 @@ impl PrefixDir {
             adapters,
             prefixes: Vec::new(),
             removed: 0,
+            no_room: 0,
             unread: UnreadFiles::default(),
         };
         self.read_files(self.files()?, &mut found)?;
@@ -378,6 +381,7 @@ impl PrefixDir {
                 Ok(None) => {
                     // The older ones have no room either.
                     left = 0;
+                    found.no_room += 1;
                     let _ = fs::remove_file(path);
                 }
                 Err(error @ SnapshotError::Io { .. }) => {

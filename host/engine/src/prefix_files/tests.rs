@@ -229,6 +229,7 @@ fn start_reads_no_more_than_the_budget() {
     let (dir, found, used) = test.find();
     let order: Vec<_> = found.prefixes.iter().map(|found| found.file).collect();
     assert_eq!((order, found.removed, used), (vec![3, 4], 0, 2 * 4096));
+    assert_eq!(found.no_room, 2);
     assert!(!dir.file(1).exists() && !dir.file(2).exists());
 }
 

@@ -47,6 +47,8 @@ pub struct PrefixFiles {
     /// Files whose owner has made no request yet.
     unseen: HashMap<PrefixKey, Vec<FoundPrefix>>,
     removed: u64,
+    /// Files that the start removed because the budget has no room.
+    no_room: u64,
     /// Whether files that are not known yet are to be removed.
     is_cleared: bool,
     max_state_bytes: usize,
@@ -89,6 +91,7 @@ impl PrefixFiles {
             owners: HashMap::new(),
             unseen: HashMap::new(),
             removed: 0,
+            no_room: 0,
             is_cleared: false,
             max_state_bytes: usize::try_from(config.prefix_offload_ram).unwrap_or(usize::MAX),
             budget: *bytes,
@@ -118,6 +121,7 @@ impl PrefixFiles {
         self.origin = Some(found.origin);
         self.adapters = found.adapters;
         self.removed = found.removed;
+        self.no_room = found.no_room;
         self.store.skip_files(found.unread.last);
         for prefix in found.prefixes {
             self.store
@@ -174,7 +178,7 @@ impl PrefixFiles {
         set(&metrics.prefix_disk_read_bytes, counts.read_bytes);
         let failed = counts.failed_writes + counts.failed_reads;
         let no_room = counts.lost.saturating_sub(failed) + counts.refused;
-        set(&metrics.prefix_disk_no_room, no_room);
+        set(&metrics.prefix_disk_no_room, no_room + self.no_room);
         set(&metrics.prefix_disk_failed_writes, counts.failed_writes);
         set(&metrics.prefix_disk_failed_reads, counts.failed_reads);
         set(&metrics.prefix_disk_unusable, self.removed);
