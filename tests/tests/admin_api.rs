@@ -126,7 +126,7 @@ fn operations_match_openapi_document() {
             },
             "configuration": {"A": "b"},
             "jobs": {"attempts": 2},
-            "cron": [{"schedule": "0 3 * * *", "time-zone": "Europe/Berlin"}],
+            "cron": [{"schedule": "0 3 * * *", "time-zone": "Europe/Berlin", "path": "/a"}],
         }),
     );
     let schema = client.body_schema("deploy");
