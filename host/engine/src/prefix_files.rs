@@ -444,7 +444,9 @@ impl Disk for PrefixDir {
                 let charges = found.prefixes.iter().map(|found| charge(found.length));
                 let used = charges.sum::<u64>() + found.unread.charge;
                 // Fails only if the engine has ended.
-                let _ = sender.map(|sender| sender.send(found));
+                if let Some(sender) = sender {
+                    let _ = sender.send(found);
+                }
                 self.waker.wake();
                 used
             }
