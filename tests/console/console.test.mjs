@@ -413,7 +413,8 @@ test("console survives that the server is away", async () => {
   // Open connections of the browser go on; a new one fails.
   await page.evaluate(() => location.reload()).catch(() => undefined);
   await page.context().setOffline(false);
-  await page.goto(`${ADMIN}/#/overview`);
+  // The reload that failed may end later and interrupt this one.
+  await until("the page again", () => page.goto(`${ADMIN}/#/overview`).then(() => true, () => false));
   await page.getByText("Live").waitFor();
   await page.route("**/events", (route) => route.abort());
   await page.reload();
