@@ -12,24 +12,9 @@ if ! command -v node >/dev/null || ! command -v npm >/dev/null || [ "$(node -p '
   exit 0
 fi
 
-cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
-folder=$cache/console-$(cat package.json package-lock.json | sha256sum | cut -c1-12)
-if ! [ -f "$folder/ready" ]; then
-  mkdir -p "$cache"
-  # Other checkouts may share the cache.
-  if command -v flock >/dev/null; then
-    exec 9>"$cache/console-lock"
-    flock 9
-  fi
-  if ! [ -f "$folder/ready" ]; then
-    rm -rf "$folder"
-    mkdir -p "$folder"
-    cp package.json package-lock.json .npmrc "$folder"
-    say "npm ci (at most 5 min)"
-    (cd "$folder" && timeout 300 npm ci --ignore-scripts --no-audit --no-fund --loglevel error >&2)
-    touch "$folder/ready"
-  fi
-fi
+# shellcheck source=../npm.sh
+source ../npm.sh
+npm_packages console
 
 # Node finds packages in the directories above the program, so a copy of the sources is built beside them.
 work=$folder/build-$$

@@ -1,11 +1,11 @@
 //! The web console in a real browser: runs `tests/console/console.test.mjs` with Chromium against a server.
 
 use corral_tests::deployments::{deploy_plugin, variant};
-use corral_tests::{Corral, MANY_CELLS, artifacts, scratch_dir};
+use corral_tests::{Corral, MANY_CELLS, artifacts, scratch_dir, wait_for_suite};
 use serde_json::json;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time limit of the suite. Far above what it takes, because machines are busy.
 const TIMEOUT: Duration = Duration::from_secs(1200);
@@ -36,7 +36,7 @@ fn console_works_in_a_browser() {
     let log = scratch_dir().join("log");
     let file = std::fs::File::create(&log).expect("created");
     let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("console");
-    let mut child = Command::new("node")
+    let child = Command::new("node")
         .args(["--test", "--test-reporter=tap", "console.test.mjs"])
         .current_dir(suite)
         .env("CORRAL_CONSOLE", artifacts::console())
@@ -50,20 +50,10 @@ fn console_works_in_a_browser() {
         .stderr(file)
         .spawn()
         .expect("node starts");
-    let started = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().expect("a child process") {
-            break Some(status);
-        }
-        if started.elapsed() > TIMEOUT {
-            child.kill().expect("a child process");
-            break child.wait().ok();
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    };
+    let status = wait_for_suite(child, TIMEOUT);
     let output = std::fs::read_to_string(&log).expect("readable");
     println!("{output}");
-    let status = status.expect("a child process");
+    let status = status.expect("the suite ends in time");
     assert!(status.success(), "the suite fails: {status}");
     let passed = output.lines().filter(|line| line.starts_with("ok "));
     assert!(passed.count() >= TESTS, "tests were left out");

@@ -1,11 +1,11 @@
 //! The suite of llama.cpp's server against the `openai` plugin. `tests/clients/llama_server` has the program that takes
 //! the place of llama-server, and the list of tests that do not apply.
 
-use corral_tests::{artifacts, scratch_dir};
+use corral_tests::{artifacts, scratch_dir, wait_for_suite};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time limit of the suite. Far above what it takes, because machines are busy.
 const TIMEOUT: Duration = Duration::from_secs(1800);
@@ -23,7 +23,7 @@ fn llama_server_suite_passes() {
     let modules = std::env::join_paths(modules).expect("paths without colons");
     let log = scratch.join("log");
     let file = std::fs::File::create(&log).expect("created");
-    let mut child = Command::new(suite.join("clients/python/bin/python"))
+    let child = Command::new(suite.join("clients/python/bin/python"))
         .args(["-m", "pytest", "-p", "suite", "-p", "no:cacheprovider"])
         .args([
             "-q",
@@ -49,18 +49,7 @@ fn llama_server_suite_passes() {
         .stderr(file)
         .spawn()
         .expect("the suite starts");
-    let started = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().expect("a child process") {
-            break Some(status);
-        }
-        if started.elapsed() > TIMEOUT {
-            child.kill().expect("a child process");
-            child.wait().expect("a child process");
-            break None;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    };
+    let status = wait_for_suite(child, TIMEOUT);
     let output = String::from_utf8_lossy(&std::fs::read(&log).expect("readable")).into_owned();
     println!("{output}");
     let status = status.expect("the suite ends in time");

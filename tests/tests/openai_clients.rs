@@ -2,10 +2,10 @@
 
 use corral_random_model::{Architecture, Qwen3, write_model};
 use corral_tests::deployments::deploy_dir;
-use corral_tests::{Corral, artifacts, run, scratch_dir};
+use corral_tests::{Corral, artifacts, run, scratch_dir, wait_for_suite};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// Time limit of a suite. Far above what it takes, because machines are busy.
 const TIMEOUT: Duration = Duration::from_secs(1200);
@@ -231,7 +231,7 @@ impl Servers {
             .stderr(file)
             .spawn()
             .expect("the suite starts");
-        let status = wait(child);
+        let status = wait_for_suite(child, TIMEOUT);
         let output = String::from_utf8_lossy(&std::fs::read(&log).expect("readable")).into_owned();
         println!("{output}");
         let status = status.expect("the suite ends in time");
@@ -245,20 +245,6 @@ impl Servers {
 
 fn suites() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
-}
-
-/// The exit status; `None` if the suite had to be killed.
-fn wait(mut child: Child) -> Option<ExitStatus> {
-    let started = Instant::now();
-    while started.elapsed() < TIMEOUT {
-        if let Some(status) = child.try_wait().expect("a child process") {
-            return Some(status);
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    child.kill().expect("a child process");
-    child.wait().expect("a child process");
-    None
 }
 
 /// The number before or after a word.

@@ -10,12 +10,8 @@ const RATE_SECONDS = 5;
 /** Percentiles and ratios are of this many seconds. */
 export const WINDOW_SECONDS = 60;
 
-/** The figures of one model, or of all, at one time. */
-export interface Sample {
-  seconds: number;
-  running: number;
-  waiting: number;
-  cells: { total: number; running: number; cached: number; free: number };
+/** What only grows. */
+interface Totals {
   steps: number;
   rows: number;
   computed: number;
@@ -24,6 +20,14 @@ export interface Sample {
   hits: number;
   firstToken: Histogram;
   nextToken: Histogram;
+}
+
+/** The figures of one model, or of all, at one time. */
+export interface Sample extends Totals {
+  seconds: number;
+  running: number;
+  waiting: number;
+  cells: { total: number; running: number; cached: number; free: number };
 }
 
 export const NO_OBSERVATIONS: Histogram = { bounds: [], counts: [], sum: 0, count: 0 };
@@ -149,16 +153,8 @@ export function quantile(histogram: Histogram, share: number): number | null {
 }
 
 /** What happened between two samples. Null if counters fell, as when a model was loaded again. */
-export interface Change {
+export interface Change extends Totals {
   seconds: number;
-  steps: number;
-  rows: number;
-  computed: number;
-  generated: number;
-  prompt: number;
-  hits: number;
-  firstToken: Histogram;
-  nextToken: Histogram;
 }
 
 /** The change over the last `seconds` before the sample at `index`, or over a shorter time if there is no older sample. */

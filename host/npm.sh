@@ -1,0 +1,23 @@
+# Source this from a script that defines a function `say`.
+
+# npm_packages NAME: installs the packages of package.json and package-lock.json in the working directory into a folder of
+# $CORRAL_CACHE (default ~/.cache/corral) that NAME begins, unless they are there, and sets $folder to it.
+npm_packages() {
+  local cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
+  folder=$cache/$1-$(cat package.json package-lock.json | sha256sum | cut -c1-12)
+  [ -f "$folder/ready" ] && return
+  mkdir -p "$cache"
+  # Other checkouts may share the cache.
+  if command -v flock >/dev/null; then
+    exec 9>"$cache/$1-lock"
+    flock 9
+  fi
+  if ! [ -f "$folder/ready" ]; then
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    cp package.json package-lock.json .npmrc "$folder"
+    say "npm ci (at most 5 min)"
+    (cd "$folder" && timeout 300 npm ci --ignore-scripts --no-audit --no-fund --loglevel error >&2)
+    touch "$folder/ready"
+  fi
+}
