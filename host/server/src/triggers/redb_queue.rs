@@ -4,6 +4,10 @@
 //! check to its commit; lookups take only the lock of the index, so they do not wait for the disk. After a failed write
 //! redb refuses everything until it is opened again, and the index is read again then.
 
+mod tables;
+#[cfg(test)]
+mod tests;
+
 use super::job::{JobClaim, JobKey, JobOwner, JobRecord, JobState, Outcome, millis};
 use super::job_index::{DeploymentJobs, JobIndex};
 use super::queue::{
@@ -12,14 +16,11 @@ use super::queue::{
 use bytes::Bytes;
 use redb::{Builder, ReadableDatabase, TableDefinition};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tables::{BODIES, Change, RESULTS, create, read, transact};
 
-/// Version of the format.
-const FORMAT: u64 = 1;
 /// Page cache.
 const CACHE_BYTES: usize = 8 << 20;
 const FILE: &str = "triggers.redb";
@@ -27,16 +28,6 @@ const FILE: &str = "triggers.redb";
 const MAX_DEFERRED_WAIT: Duration = Duration::from_secs(60);
 /// Most jobs that one transaction removes.
 const MAX_REMOVED: usize = 1000;
-
-const METADATA: TableDefinition<&str, u64> = TableDefinition::new("metadata");
-/// Deployment and id → [`JobRecord`] as JSON.
-const JOBS: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("jobs");
-/// The same → body of the request.
-const BODIES: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("bodies");
-/// The same → body of the response.
-const RESULTS: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("results");
-/// Deployment and schedule → [`CronState`] as JSON.
-const CRON: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("cron");
 
 /// An open queue.
 #[derive(Debug)]
@@ -46,16 +37,6 @@ pub(crate) struct RedbQueue {
     /// `None` after a failed write, until the next access.
     database: Mutex<Option<redb::Database>>,
     index: Mutex<JobIndex>,
-}
-
-/// One part of a transaction.
-enum Change {
-    Job(Box<JobRecord>),
-    Body(JobKey, Bytes),
-    Result(JobKey, Bytes),
-    Remove(JobKey),
-    Cron(String, String, CronState),
-    RemoveCron(String, String),
 }
 
 /// The database, held during a change.
@@ -139,7 +120,7 @@ impl RedbQueue {
     }
 
     /// The finished jobs to remove for one more job of `deployment` with `bytes` more bytes.
-    fn make_room(
+    fn evict_finished(
         &self,
         deployment: &str,
         jobs: usize,
@@ -249,7 +230,7 @@ impl JobQueue for RedbQueue {
             }
         }
         self.check_room(&record.deployment, &record.owner(), queued)?;
-        let mut changes = self.make_room(&record.deployment, 1, record.bytes())?;
+        let mut changes = self.evict_finished(&record.deployment, 1, record.bytes())?;
         changes.push(Change::Body(record.key(), body));
         changes.push(Change::Job(Box::new(record.clone())));
         self.commit(writer, changes)?;
@@ -335,7 +316,7 @@ impl JobQueue for RedbQueue {
         };
         let result = record.end(outcome, now_ms);
         if let Some(result) = result {
-            match self.make_room(&key.deployment, 0, result.len() as u64) {
+            match self.evict_finished(&key.deployment, 0, result.len() as u64) {
                 Ok(removed) => {
                     changes = removed;
                     changes.push(Change::Result(key.clone(), result));
@@ -464,7 +445,7 @@ impl JobQueue for RedbQueue {
         }
         let mut changes = Vec::new();
         if let Some(NewJob { record, body }) = job {
-            changes = self.make_room(&deployment, 1, record.bytes())?;
+            changes = self.evict_finished(&deployment, 1, record.bytes())?;
             changes.push(Change::Body(record.key(), body));
             changes.push(Change::Job(Box::new(record)));
         }
@@ -544,405 +525,4 @@ fn no_room(what: &'static str, limit: u64, scope: String) -> QueueError {
 fn storage(path: &Path, cause: &dyn std::fmt::Display) -> QueueError {
     tracing::error!(file = %path.display(), %cause, "jobs cannot be accessed");
     QueueError::Storage(format!("{}: {cause}", path.display()))
-}
-
-fn transact(database: &redb::Database, changes: &[Change]) -> Result<(), redb::Error> {
-    let writing = database.begin_write()?;
-    {
-        let mut jobs = writing.open_table(JOBS)?;
-        let mut bodies = writing.open_table(BODIES)?;
-        let mut results = writing.open_table(RESULTS)?;
-        let mut cron = writing.open_table(CRON)?;
-        let json = |error: serde_json::Error| redb::Error::Corrupted(error.to_string());
-        for change in changes {
-            match change {
-                Change::Job(record) => {
-                    let value = serde_json::to_vec(record).map_err(json)?;
-                    let key = (record.deployment.as_str(), record.id.as_str());
-                    jobs.insert(key, value.as_slice())?;
-                }
-                Change::Body(key, body) => {
-                    bodies.insert((key.deployment.as_str(), key.id.as_str()), &**body)?;
-                }
-                Change::Result(key, result) => {
-                    results.insert((key.deployment.as_str(), key.id.as_str()), &**result)?;
-                }
-                Change::Remove(key) => {
-                    let key = (key.deployment.as_str(), key.id.as_str());
-                    jobs.remove(key)?;
-                    bodies.remove(key)?;
-                    results.remove(key)?;
-                }
-                Change::Cron(deployment, entry, state) => {
-                    let value = serde_json::to_vec(state).map_err(json)?;
-                    cron.insert((deployment.as_str(), entry.as_str()), value.as_slice())?;
-                }
-                Change::RemoveCron(deployment, entry) => {
-                    cron.remove((deployment.as_str(), entry.as_str()))?;
-                }
-            }
-        }
-    }
-    writing.commit()?;
-    Ok(())
-}
-
-/// The records of a database.
-fn read(database: &redb::Database) -> Result<JobIndex, redb::Error> {
-    let invalid = |what: String| redb::Error::Corrupted(what);
-    let reading = database.begin_read()?;
-    let format = reading.open_table(METADATA)?.get("format")?;
-    let format = format.map_or(0, |format| format.value());
-    if format != FORMAT {
-        let what = format!("it has the format {format}; this version of Corral knows {FORMAT}");
-        return Err(invalid(what));
-    }
-    let mut index = JobIndex::default();
-    for row in reading.open_table(JOBS)?.range::<(&str, &str)>(..)? {
-        let (key, value) = row?;
-        let record = serde_json::from_slice(value.value());
-        index.insert(record.map_err(|error| invalid(format!("job {:?}: {error}", key.value())))?);
-    }
-    for row in reading.open_table(CRON)?.range::<(&str, &str)>(..)? {
-        let (key, value) = row?;
-        let (deployment, entry) = key.value();
-        let state = serde_json::from_slice(value.value());
-        let state = state.map_err(|error| invalid(format!("schedule {entry:?}: {error}")))?;
-        let jobs = index.deployments.entry(deployment.to_owned()).or_default();
-        jobs.cron.insert(entry.to_owned(), state);
-    }
-    Ok(index)
-}
-
-/// Creates an empty database, complete before it has its final name.
-fn create(directory: &Path, path: &Path) -> Result<(), redb::Error> {
-    let new = directory.join("triggers-being-made.redb");
-    let mut options = File::options();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    options.open(&new).map_err(redb::Error::Io)?;
-    let database = Builder::new().create(&new)?;
-    let writing = database.begin_write()?;
-    writing.open_table(METADATA)?.insert("format", FORMAT)?;
-    writing.open_table(JOBS)?;
-    writing.open_table(BODIES)?;
-    writing.open_table(RESULTS)?;
-    writing.open_table(CRON)?;
-    writing.commit()?;
-    drop(database);
-    std::fs::rename(&new, path).map_err(redb::Error::Io)?;
-    let synced = File::open(directory).and_then(|directory| directory.sync_all());
-    synced.map_err(redb::Error::Io)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::triggers::job::{JobResponse, JobSender, record};
-
-    fn open(directory: &Path) -> RedbQueue {
-        RedbQueue::open(directory, QueueLimits::default(), 100).expect("opens")
-    }
-
-    fn job(id: &str, body: &'static [u8]) -> NewJob {
-        NewJob {
-            record: record("a", id, body, 1),
-            body: Bytes::from_static(body),
-        }
-    }
-
-    fn with_key(mut job: NewJob, key: &str, tenant: Option<&str>) -> NewJob {
-        job.record.idempotency_key = Some(key.to_owned());
-        job.record.sender = tenant.map(|tenant| JobSender {
-            tenant: tenant.to_owned(),
-            key: "k".to_owned(),
-        });
-        job
-    }
-
-    fn done(body: &'static [u8]) -> Outcome {
-        Outcome::Response(JobResponse {
-            status: 200,
-            content_type: None,
-            body: Bytes::from_static(body),
-        })
-    }
-
-    /// The first attempt of a job.
-    fn first(id: &str) -> JobClaim {
-        JobClaim {
-            key: key(id),
-            number: 1,
-        }
-    }
-
-    fn key(id: &str) -> JobKey {
-        JobKey {
-            deployment: "a".to_owned(),
-            id: id.to_owned(),
-        }
-    }
-
-    #[test]
-    fn jobs_survive_reopening_and_run_again() {
-        let dir = tempfile::tempdir().expect("there is room");
-        let queue = open(dir.path());
-        for id in ["1", "2", "3"] {
-            queue.submit(job(id, b"body"), 9).expect("there is room");
-        }
-        let claimed = queue.claim("a", 2, 5).expect("two");
-        assert_eq!(
-            claimed
-                .iter()
-                .map(|job| &*job.record.id)
-                .collect::<Vec<_>>(),
-            ["1", "2"]
-        );
-        assert_eq!(claimed[0].body, "body");
-        queue
-            .finish(&first("1"), done(b"result"), 6)
-            .expect("stored");
-        drop(queue);
-        let queue = open(dir.path());
-        assert_eq!(queue.result(&key("1")).expect("stored"), "result");
-        assert_eq!(
-            queue.job(&key("1")).expect("it is there").state,
-            JobState::Succeeded
-        );
-        let interrupted = queue.job(&key("2")).expect("it is there");
-        assert_eq!(
-            (interrupted.state, interrupted.interruptions),
-            (JobState::Waiting, 1)
-        );
-        let again = queue.claim("a", 9, 200).expect("the others");
-        assert_eq!(
-            again.iter().map(|job| &*job.record.id).collect::<Vec<_>>(),
-            ["3", "2"]
-        );
-        let late = queue
-            .finish(&first("1"), done(b"other"), 7)
-            .expect("no failure");
-        assert!(late.is_none(), "a finished job stays finished");
-    }
-
-    #[test]
-    fn repeated_idempotency_key_returns_the_same_job() {
-        let dir = tempfile::tempdir().expect("there is room");
-        let queue = open(dir.path());
-        let send = |id, body, tenant| queue.submit(with_key(job(id, body), "k", tenant), 9);
-        let first = send("1", b"x", Some("alice")).expect("new");
-        assert!(first.1);
-        let again = send("2", b"x", Some("alice")).expect("the same");
-        assert_eq!((again.0.id.as_str(), again.1), ("1", false));
-        let other_body = send("2", b"y", Some("alice"));
-        assert!(matches!(other_body, Err(QueueError::KeyReused)));
-        let other_tenant = send("2", b"x", Some("bob")).expect("new");
-        assert!(other_tenant.1);
-    }
-
-    #[test]
-    fn finished_jobs_make_room_and_unfinished_do_not() {
-        let dir = tempfile::tempdir().expect("there is room");
-        let limits = QueueLimits {
-            jobs_per_deployment: 3,
-            bytes_per_deployment: 10,
-            ..QueueLimits::default()
-        };
-        let queue = RedbQueue::open(dir.path(), limits, 1).expect("opens");
-        queue.submit(job("1", b"12345"), 9).expect("there is room");
-        queue.claim("a", 1, 2).expect("one");
-        queue.finish(&first("1"), done(b"1"), 3).expect("stored");
-        queue
-            .submit(job("2", b"12345"), 9)
-            .expect("in place of the first");
-        assert!(queue.job(&key("1")).is_none());
-        queue.submit(job("3", b"12345"), 9).expect("there is room");
-        let full = queue.submit(job("4", b"1"), 9).expect_err("no bytes");
-        assert!(full.to_string().contains("all 10 bytes"), "{full}");
-        queue.submit(job("5", b""), 9).expect("there is room");
-        let full = queue.submit(job("6", b""), 9).expect_err("no entry");
-        assert!(full.to_string().contains("all 3 entries"), "{full}");
-        let full = queue
-            .submit(job("6", b""), 3)
-            .expect_err("the queue is full");
-        assert!(matches!(full, QueueError::Full { limit: 3, .. }));
-        let counts = queue.counts()["a"];
-        assert_eq!((counts.waiting, counts.bytes), (3, 10));
-    }
-
-    #[test]
-    fn canceled_dead_and_expired_jobs_end() {
-        let dir = tempfile::tempdir().expect("there is room");
-        let queue = open(dir.path());
-        for id in ["1", "2"] {
-            queue.submit(job(id, b"x"), 9).expect("there is room");
-        }
-        queue.claim("a", 1, 2).expect("one");
-        queue.cancel(&key("1"), 3).expect("it runs");
-        assert!(
-            queue
-                .finish(&first("1"), done(b""), 4)
-                .expect("no failure")
-                .is_none()
-        );
-        let twice = queue.cancel(&key("1"), 3).expect_err("it has ended");
-        assert!(matches!(twice, QueueError::WrongState(JobState::Canceled)));
-        queue.retry(&key("1"), 5).expect("it was canceled");
-        queue.claim("a", 2, 9).expect("both");
-        let stale = [first("1")];
-        queue.release(&stale, 9).expect("no failure");
-        queue.interrupt(&stale, 9).expect("no failure");
-        let ended = queue.finish(&stale[0], done(b""), 9).expect("no failure");
-        assert!(ended.is_none(), "the first attempt was canceled");
-        queue.release(&[first("2")], 9).expect("it runs");
-        let second = queue.running();
-        assert_eq!(second, [queue.job(&key("1")).expect("it is there").claim()]);
-        assert_eq!(queue.job(&key("2")).expect("it is there").attempts, 0);
-        let ended = queue.finish(&second[0], done(b""), 10).expect("it runs");
-        assert_eq!(ended.expect("it runs").state, JobState::Succeeded);
-        let day = 24 * 3600 * 1000;
-        queue.expire(day).expect("no failure");
-        assert!(queue.job(&key("1")).is_some());
-        queue.expire(day + 10).expect("no failure");
-        assert!(queue.job(&key("1")).is_none());
-        let dead = queue.expire(8 * day).expect("no failure");
-        assert_eq!((dead.len(), dead[0].state), (1, JobState::Dead));
-        assert_eq!(
-            queue
-                .purge("a", Some(JobState::Succeeded))
-                .expect("no failure"),
-            0
-        );
-        assert_eq!(
-            queue.purge("a", Some(JobState::Dead)).expect("no failure"),
-            1
-        );
-        assert!(queue.counts().is_empty(), "an empty entry is dropped");
-    }
-
-    /// A job of a tenant.
-    fn job_of(tenant: &str, id: &str) -> NewJob {
-        with_key(job(id, b""), id, Some(tenant))
-    }
-
-    fn claim(queue: &RedbQueue, most: usize, now_ms: u64) -> Vec<String> {
-        let claimed = queue.claim("a", most, now_ms).expect("no failure");
-        claimed.into_iter().map(|job| job.record.id).collect()
-    }
-
-    #[test]
-    fn tenants_share_the_queue_and_take_turns() {
-        let dir = tempfile::tempdir().expect("there is room");
-        let queue = open(dir.path());
-        for id in ["1", "2", "3"] {
-            queue.submit(job_of("alice", id), 6).expect("there is room");
-        }
-        let full = queue.submit(job_of("alice", "4"), 6).expect_err("half");
-        assert!(full.to_string().contains("3 jobs of 'a' from this tenant"));
-        for id in ["5", "6"] {
-            queue.submit(job_of("bob", id), 6).expect("there is room");
-        }
-        assert_eq!(claim(&queue, 1, 9), ["1"]);
-        assert_eq!(claim(&queue, 3, 9), ["5", "2", "6"]);
-        assert_eq!(claim(&queue, 3, 9), ["3"]);
-        // One at a time they take turns as well.
-        for id in ["1", "2", "3", "5", "6"] {
-            queue.finish(&first(id), done(b""), 10).expect("it runs");
-        }
-        for (tenant, id) in [("alice", "7"), ("alice", "8"), ("bob", "9")] {
-            queue.submit(job_of(tenant, id), 6).expect("there is room");
-        }
-        let mut order = Vec::new();
-        for _ in 0..3 {
-            let ids = claim(&queue, 1, 20);
-            queue
-                .finish(&first(&ids[0]), done(b""), 21)
-                .expect("it runs");
-            order.extend(ids);
-        }
-        assert_eq!(order, ["9", "7", "8"], "alice was last served");
-    }
-
-    #[test]
-    fn deferral_lets_the_backlog_of_its_tenant_wait() {
-        let dir = tempfile::tempdir().expect("there is room");
-        let queue = open(dir.path());
-        for (tenant, id) in [("alice", "1"), ("alice", "2"), ("bob", "3")] {
-            queue.submit(job_of(tenant, id), 9).expect("there is room");
-        }
-        let deferred = || Outcome::Deferred {
-            reason: "no quota".to_owned(),
-            wait: Duration::from_secs(1),
-        };
-        assert_eq!(claim(&queue, 1, 9), ["1"]);
-        queue.finish(&first("1"), deferred(), 10).expect("it runs");
-        assert_eq!(claim(&queue, 9, 20), ["3"], "alice waits");
-        assert_eq!(queue.counts()["a"].next_ready_ms, Some(1010));
-        assert_eq!(claim(&queue, 9, 1010), ["2"], "one of alice tries");
-        queue
-            .finish(&first("2"), deferred(), 1010)
-            .expect("it runs");
-        let next = queue.counts()["a"].next_ready_ms.expect("alice waits");
-        assert!((2510..=3010).contains(&next), "{next}");
-        assert_eq!(claim(&queue, 9, 3010).len(), 1);
-        let running = queue.running();
-        queue.finish(&running[0], done(b""), 3011).expect("it runs");
-        assert_eq!(claim(&queue, 9, 3011).len(), 1, "the pause is over");
-        let second = Duration::from_secs(1);
-        assert_eq!(deferred_wait(second, 99, 1.0), MAX_DEFERRED_WAIT);
-        assert_eq!(deferred_wait(second * 90, 9, 0.75), second * 90);
-    }
-
-    #[test]
-    fn full_store_drops_results_of_whom_stores_most() {
-        let dir = tempfile::tempdir().expect("there is room");
-        let limits = QueueLimits {
-            bytes_per_deployment: 10,
-            ..QueueLimits::default()
-        };
-        let queue = RedbQueue::open(dir.path(), limits, 1).expect("opens");
-        for (tenant, id) in [("bob", "1"), ("alice", "2"), ("alice", "3")] {
-            queue.submit(job_of(tenant, id), 9).expect("there is room");
-            assert_eq!(claim(&queue, 1, 2), [id]);
-            queue.finish(&first(id), done(b"abc"), 3).expect("it runs");
-        }
-        queue.submit(job("4", b"1234"), 9).expect("there is room");
-        assert!(queue.job(&key("2")).is_none(), "alice stored most");
-        assert!(queue.job(&key("1")).is_some() && queue.job(&key("3")).is_some());
-        claim(&queue, 1, 2);
-        let ended = queue.finish(&first("4"), done(b"1234567"), 3);
-        let ended = ended.expect("no failure").expect("it runs");
-        assert_eq!((ended.state, ended.result_bytes), (JobState::Succeeded, 0));
-        assert!(ended.error.expect("why").contains("no room for its result"));
-    }
-
-    #[test]
-    fn schedule_fires_once_for_a_time() {
-        let dir = tempfile::tempdir().expect("there is room");
-        let fire = |queue: &RedbQueue, id: &str, handled_ms| {
-            queue.fire(CronFire {
-                deployment: "a".to_owned(),
-                entry: "daily".to_owned(),
-                state: CronState {
-                    handled_ms,
-                    ..CronState::default()
-                },
-                job: Some(job(id, b"")),
-            })
-        };
-        let queue = open(dir.path());
-        assert!(fire(&queue, "1", 50).expect("no failure"));
-        drop(queue);
-        let queue = open(dir.path());
-        assert!(
-            !fire(&queue, "2", 50).expect("no failure"),
-            "after a restart"
-        );
-        assert!(fire(&queue, "3", 60).expect("no failure"));
-        assert_eq!(queue.counts()["a"].waiting, 2);
-        queue.remove_deployment("a").expect("no failure");
-        drop(queue);
-        let queue = open(dir.path());
-        assert!(queue.counts().is_empty());
-        assert!(queue.cron_states("a").is_empty());
-    }
 }

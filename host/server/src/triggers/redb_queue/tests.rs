@@ -1,0 +1,309 @@
+use super::*;
+use crate::triggers::job::{JobResponse, JobSender, record};
+
+fn open(directory: &Path) -> RedbQueue {
+    RedbQueue::open(directory, QueueLimits::default(), 100).expect("opens")
+}
+
+fn job(id: &str, body: &'static [u8]) -> NewJob {
+    NewJob {
+        record: record("a", id, body, 1),
+        body: Bytes::from_static(body),
+    }
+}
+
+fn with_key(mut job: NewJob, key: &str, tenant: Option<&str>) -> NewJob {
+    job.record.idempotency_key = Some(key.to_owned());
+    job.record.sender = tenant.map(|tenant| JobSender {
+        tenant: tenant.to_owned(),
+        key: "k".to_owned(),
+    });
+    job
+}
+
+fn done(body: &'static [u8]) -> Outcome {
+    Outcome::Response(JobResponse {
+        status: 200,
+        content_type: None,
+        body: Bytes::from_static(body),
+    })
+}
+
+/// The first attempt of a job.
+fn first(id: &str) -> JobClaim {
+    JobClaim {
+        key: key(id),
+        number: 1,
+    }
+}
+
+fn key(id: &str) -> JobKey {
+    JobKey {
+        deployment: "a".to_owned(),
+        id: id.to_owned(),
+    }
+}
+
+#[test]
+fn jobs_survive_reopening_and_run_again() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let queue = open(dir.path());
+    for id in ["1", "2", "3"] {
+        queue.submit(job(id, b"body"), 9).expect("there is room");
+    }
+    let claimed = queue.claim("a", 2, 5).expect("two");
+    assert_eq!(
+        claimed
+            .iter()
+            .map(|job| &*job.record.id)
+            .collect::<Vec<_>>(),
+        ["1", "2"]
+    );
+    assert_eq!(claimed[0].body, "body");
+    queue
+        .finish(&first("1"), done(b"result"), 6)
+        .expect("stored");
+    drop(queue);
+    let queue = open(dir.path());
+    assert_eq!(queue.result(&key("1")).expect("stored"), "result");
+    assert_eq!(
+        queue.job(&key("1")).expect("it is there").state,
+        JobState::Succeeded
+    );
+    let interrupted = queue.job(&key("2")).expect("it is there");
+    assert_eq!(
+        (interrupted.state, interrupted.interruptions),
+        (JobState::Waiting, 1)
+    );
+    let again = queue.claim("a", 9, 200).expect("the others");
+    assert_eq!(
+        again.iter().map(|job| &*job.record.id).collect::<Vec<_>>(),
+        ["3", "2"]
+    );
+    let late = queue
+        .finish(&first("1"), done(b"other"), 7)
+        .expect("no failure");
+    assert!(late.is_none(), "a finished job stays finished");
+}
+
+#[test]
+fn repeated_idempotency_key_returns_the_same_job() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let queue = open(dir.path());
+    let send = |id, body, tenant| queue.submit(with_key(job(id, body), "k", tenant), 9);
+    let first = send("1", b"x", Some("alice")).expect("new");
+    assert!(first.1);
+    let again = send("2", b"x", Some("alice")).expect("the same");
+    assert_eq!((again.0.id.as_str(), again.1), ("1", false));
+    let other_body = send("2", b"y", Some("alice"));
+    assert!(matches!(other_body, Err(QueueError::KeyReused)));
+    let other_tenant = send("2", b"x", Some("bob")).expect("new");
+    assert!(other_tenant.1);
+}
+
+#[test]
+fn only_finished_jobs_are_evicted() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let limits = QueueLimits {
+        jobs_per_deployment: 3,
+        bytes_per_deployment: 10,
+        ..QueueLimits::default()
+    };
+    let queue = RedbQueue::open(dir.path(), limits, 1).expect("opens");
+    queue.submit(job("1", b"12345"), 9).expect("there is room");
+    queue.claim("a", 1, 2).expect("one");
+    queue.finish(&first("1"), done(b"1"), 3).expect("stored");
+    queue
+        .submit(job("2", b"12345"), 9)
+        .expect("in place of the first");
+    assert!(queue.job(&key("1")).is_none());
+    queue.submit(job("3", b"12345"), 9).expect("there is room");
+    let full = queue.submit(job("4", b"1"), 9).expect_err("no bytes");
+    assert!(full.to_string().contains("all 10 bytes"), "{full}");
+    queue.submit(job("5", b""), 9).expect("there is room");
+    let full = queue.submit(job("6", b""), 9).expect_err("no entry");
+    assert!(full.to_string().contains("all 3 entries"), "{full}");
+    let full = queue
+        .submit(job("6", b""), 3)
+        .expect_err("the queue is full");
+    assert!(matches!(full, QueueError::Full { limit: 3, .. }));
+    let counts = queue.counts()["a"];
+    assert_eq!((counts.waiting, counts.bytes), (3, 10));
+}
+
+#[test]
+fn canceled_dead_and_expired_jobs_end() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let queue = open(dir.path());
+    for id in ["1", "2"] {
+        queue.submit(job(id, b"x"), 9).expect("there is room");
+    }
+    queue.claim("a", 1, 2).expect("one");
+    queue.cancel(&key("1"), 3).expect("it runs");
+    assert!(
+        queue
+            .finish(&first("1"), done(b""), 4)
+            .expect("no failure")
+            .is_none()
+    );
+    let twice = queue.cancel(&key("1"), 3).expect_err("it has ended");
+    assert!(matches!(twice, QueueError::WrongState(JobState::Canceled)));
+    queue.retry(&key("1"), 5).expect("it was canceled");
+    queue.claim("a", 2, 9).expect("both");
+    let stale = [first("1")];
+    queue.release(&stale, 9).expect("no failure");
+    queue.interrupt(&stale, 9).expect("no failure");
+    let ended = queue.finish(&stale[0], done(b""), 9).expect("no failure");
+    assert!(ended.is_none(), "the first attempt was canceled");
+    queue.release(&[first("2")], 9).expect("it runs");
+    let second = queue.running();
+    assert_eq!(second, [queue.job(&key("1")).expect("it is there").claim()]);
+    assert_eq!(queue.job(&key("2")).expect("it is there").attempts, 0);
+    let ended = queue.finish(&second[0], done(b""), 10).expect("it runs");
+    assert_eq!(ended.expect("it runs").state, JobState::Succeeded);
+    let day = 24 * 3600 * 1000;
+    queue.expire(day).expect("no failure");
+    assert!(queue.job(&key("1")).is_some());
+    queue.expire(day + 10).expect("no failure");
+    assert!(queue.job(&key("1")).is_none());
+    let dead = queue.expire(8 * day).expect("no failure");
+    assert_eq!((dead.len(), dead[0].state), (1, JobState::Dead));
+    assert_eq!(
+        queue
+            .purge("a", Some(JobState::Succeeded))
+            .expect("no failure"),
+        0
+    );
+    assert_eq!(
+        queue.purge("a", Some(JobState::Dead)).expect("no failure"),
+        1
+    );
+    assert!(queue.counts().is_empty(), "an empty entry is dropped");
+}
+
+/// A job of a tenant.
+fn job_of(tenant: &str, id: &str) -> NewJob {
+    with_key(job(id, b""), id, Some(tenant))
+}
+
+fn claim(queue: &RedbQueue, most: usize, now_ms: u64) -> Vec<String> {
+    let claimed = queue.claim("a", most, now_ms).expect("no failure");
+    claimed.into_iter().map(|job| job.record.id).collect()
+}
+
+#[test]
+fn tenants_share_the_queue_and_take_turns() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let queue = open(dir.path());
+    for id in ["1", "2", "3"] {
+        queue.submit(job_of("alice", id), 6).expect("there is room");
+    }
+    let full = queue.submit(job_of("alice", "4"), 6).expect_err("half");
+    assert!(full.to_string().contains("3 jobs of 'a' from this tenant"));
+    for id in ["5", "6"] {
+        queue.submit(job_of("bob", id), 6).expect("there is room");
+    }
+    assert_eq!(claim(&queue, 1, 9), ["1"]);
+    assert_eq!(claim(&queue, 3, 9), ["5", "2", "6"]);
+    assert_eq!(claim(&queue, 3, 9), ["3"]);
+    // One at a time they take turns as well.
+    for id in ["1", "2", "3", "5", "6"] {
+        queue.finish(&first(id), done(b""), 10).expect("it runs");
+    }
+    for (tenant, id) in [("alice", "7"), ("alice", "8"), ("bob", "9")] {
+        queue.submit(job_of(tenant, id), 6).expect("there is room");
+    }
+    let mut order = Vec::new();
+    for _ in 0..3 {
+        let ids = claim(&queue, 1, 20);
+        queue
+            .finish(&first(&ids[0]), done(b""), 21)
+            .expect("it runs");
+        order.extend(ids);
+    }
+    assert_eq!(order, ["9", "7", "8"], "alice was last served");
+}
+
+#[test]
+fn deferral_lets_the_backlog_of_its_tenant_wait() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let queue = open(dir.path());
+    for (tenant, id) in [("alice", "1"), ("alice", "2"), ("bob", "3")] {
+        queue.submit(job_of(tenant, id), 9).expect("there is room");
+    }
+    let deferred = || Outcome::Deferred {
+        reason: "no quota".to_owned(),
+        wait: Duration::from_secs(1),
+    };
+    assert_eq!(claim(&queue, 1, 9), ["1"]);
+    queue.finish(&first("1"), deferred(), 10).expect("it runs");
+    assert_eq!(claim(&queue, 9, 20), ["3"], "alice waits");
+    assert_eq!(queue.counts()["a"].next_ready_ms, Some(1010));
+    assert_eq!(claim(&queue, 9, 1010), ["2"], "one of alice tries");
+    queue
+        .finish(&first("2"), deferred(), 1010)
+        .expect("it runs");
+    let next = queue.counts()["a"].next_ready_ms.expect("alice waits");
+    assert!((2510..=3010).contains(&next), "{next}");
+    assert_eq!(claim(&queue, 9, 3010).len(), 1);
+    let running = queue.running();
+    queue.finish(&running[0], done(b""), 3011).expect("it runs");
+    assert_eq!(claim(&queue, 9, 3011).len(), 1, "the pause is over");
+    let second = Duration::from_secs(1);
+    assert_eq!(deferred_wait(second, 99, 1.0), MAX_DEFERRED_WAIT);
+    assert_eq!(deferred_wait(second * 90, 9, 0.75), second * 90);
+}
+
+#[test]
+fn full_store_drops_results_of_whom_stores_most() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let limits = QueueLimits {
+        bytes_per_deployment: 10,
+        ..QueueLimits::default()
+    };
+    let queue = RedbQueue::open(dir.path(), limits, 1).expect("opens");
+    for (tenant, id) in [("bob", "1"), ("alice", "2"), ("alice", "3")] {
+        queue.submit(job_of(tenant, id), 9).expect("there is room");
+        assert_eq!(claim(&queue, 1, 2), [id]);
+        queue.finish(&first(id), done(b"abc"), 3).expect("it runs");
+    }
+    queue.submit(job("4", b"1234"), 9).expect("there is room");
+    assert!(queue.job(&key("2")).is_none(), "alice stored most");
+    assert!(queue.job(&key("1")).is_some() && queue.job(&key("3")).is_some());
+    claim(&queue, 1, 2);
+    let ended = queue.finish(&first("4"), done(b"1234567"), 3);
+    let ended = ended.expect("no failure").expect("it runs");
+    assert_eq!((ended.state, ended.result_bytes), (JobState::Succeeded, 0));
+    assert!(ended.error.expect("why").contains("no room for its result"));
+}
+
+#[test]
+fn schedule_fires_once_for_a_time() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let fire = |queue: &RedbQueue, id: &str, handled_ms| {
+        queue.fire(CronFire {
+            deployment: "a".to_owned(),
+            entry: "daily".to_owned(),
+            state: CronState {
+                handled_ms,
+                ..CronState::default()
+            },
+            job: Some(job(id, b"")),
+        })
+    };
+    let queue = open(dir.path());
+    assert!(fire(&queue, "1", 50).expect("no failure"));
+    drop(queue);
+    let queue = open(dir.path());
+    assert!(
+        !fire(&queue, "2", 50).expect("no failure"),
+        "after a restart"
+    );
+    assert!(fire(&queue, "3", 60).expect("no failure"));
+    assert_eq!(queue.counts()["a"].waiting, 2);
+    queue.remove_deployment("a").expect("no failure");
+    drop(queue);
+    let queue = open(dir.path());
+    assert!(queue.counts().is_empty());
+    assert!(queue.cron_states("a").is_empty());
+}
