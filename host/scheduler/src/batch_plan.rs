@@ -144,13 +144,15 @@ impl Scheduler {
         let prompts = self.prompts(adapter).into_iter();
         let n_kv = self.kv.cells.n_kv();
         let margin = self.prefill.profile.margin();
-        let need = PrefillNeed::of(prompts, &self.costs, n_kv, self.planned_at, margin);
-        let mut delayed = self.running.delayed_by_long_step().peekable();
-        match delayed.peek() {
-            Some(_) => latency::stretch(delayed, need),
-            // They are about to decode.
-            None => latency::stretch(self.running.iter(), need),
-        }
+        let is_delayed = self.running.delayed_by_long_step().next().is_some();
+        let delayed = || {
+            // Without decoding requests, those that are about to decode.
+            let all = self.running.iter().filter(move |_| !is_delayed);
+            self.running.delayed_by_long_step().chain(all)
+        };
+        let (costs, now) = (&self.costs, self.planned_at);
+        let need = PrefillNeed::of(prompts, delayed(), costs, n_kv, now, margin);
+        latency::stretch(delayed(), need)
     }
 
     /// The tenants that the next step of an adapter leaves out. The step may have `budget` prompt tokens. At least one row

@@ -8,10 +8,13 @@
 //! The strictest decoding request decides, whatever its priority, so a gap is kept beside any prompt. That starves no
 //! prompt: no gap is below [`Latency::MIN_GAP`], and each step may take the smallest chunk. Priority decides how long
 //! the gap stays short: for a prompt of higher priority, a request allows its `max_gap` at once.
+//!
+//! A prompt stretches the gaps of another tenant for no earlier a target than the strictest that the delayed requests of
+//! other tenants have themselves. So a tenant whose targets nobody can meet gains nothing at the others' expense.
 
 use crate::Time;
 use crate::cost_model::CostModel;
-use crate::request::{Priority, Request};
+use crate::request::{Priority, Request, Tenant};
 use crate::running::RunningRequest;
 use std::fmt;
 use std::str::FromStr;
@@ -154,15 +157,65 @@ impl std::error::Error for LatencyError {}
 /// When the first token of a request is due: at its target, or in the middle of the time until its deadline if that is
 /// earlier. A request that was preempted is late: its next token is due.
 pub(crate) fn first_token_due(request: &Request) -> Time {
+    due_within(request, request.latency.first_token)
+}
+
+/// When the first token of a request is due with another target.
+fn due_within(request: &Request, target: Duration) -> Time {
     if request.progress.generated > 0 {
         return request.arrived_at;
     }
-    let due = request.arrived_at + request.latency.first_token;
+    let due = request.arrived_at + target;
     let middle =
         |deadline: Time| request.arrived_at + deadline.saturating_sub(request.arrived_at) / 2;
     request
         .deadline
         .map_or(due, |deadline| due.min(middle(deadline)))
+}
+
+/// The earliest first token among delayed requests, for prompts of each tenant.
+#[derive(Clone, Copy, Debug, Default)]
+struct OthersTargets {
+    earliest: Option<(Duration, Tenant)>,
+    /// The earliest of all tenants but that one.
+    second: Option<Duration>,
+}
+
+impl OthersTargets {
+    fn of<'a>(delayed: impl Iterator<Item = &'a RunningRequest>) -> Self {
+        let mut targets = Self::default();
+        for Request {
+            latency, tenant, ..
+        } in delayed.map(|running| &running.request)
+        {
+            let next = latency.first_token;
+            match targets.earliest {
+                Some((first, of)) if of == *tenant => {
+                    targets.earliest = Some((first.min(next), of));
+                }
+                Some((first, _)) if first <= next => {
+                    targets.second = Some(targets.second.map_or(next, |one| one.min(next)));
+                }
+                first => {
+                    targets.earliest = Some((next, *tenant));
+                    targets.second = first.map(|(first, _)| first);
+                }
+            }
+        }
+        targets
+    }
+
+    /// The target of a prompt at the expense of the delayed requests.
+    fn limit(&self, prompt: &Request) -> Duration {
+        let others = match self.earliest {
+            Some((target, tenant)) if tenant != prompt.tenant => Some(target),
+            Some(_) => self.second,
+            None => None,
+        };
+        others.map_or(prompt.latency.first_token, |one| {
+            one.max(prompt.latency.first_token)
+        })
+    }
 }
 
 /// The prompts of a step, and what they need.
@@ -175,11 +228,12 @@ pub(crate) struct PrefillNeed {
 }
 
 impl PrefillNeed {
-    /// Of these prompts at `now`, in the order of service. Tokens after the first have no target. Of a step that takes `s` times as
-    /// long as without prompts, prompts have the part 1 - 1/s. So that nearly no step takes longer than its stretch, the
-    /// usual one takes `margin` times less.
+    /// Of these prompts at `now`, in the order of service, beside the requests that they delay. Tokens after the first have
+    /// no target. Of a step that takes `s` times as long as without prompts, prompts have the part 1 - 1/s. So that nearly
+    /// no step takes longer than its stretch, the usual one takes `margin` times less.
     pub fn of<'a>(
         prompts: impl Iterator<Item = &'a RunningRequest>,
+        delayed: impl Iterator<Item = &'a RunningRequest>,
         costs: &CostModel,
         n_kv: u32,
         now: Time,
@@ -187,13 +241,14 @@ impl PrefillNeed {
     ) -> Self {
         let mut need = Self::default();
         let mut tokens = 0_u32;
+        let others = OthersTargets::of(delayed);
         for running in prompts {
             need.highest = need.highest.max(running.request.priority);
             tokens = tokens.saturating_add(running.pending());
             if running.request.progress.generated > 0 {
                 continue;
             }
-            let due = first_token_due(&running.request);
+            let due = due_within(&running.request, others.limit(&running.request));
             let left = USABLE_TIME * due.saturating_sub(now).as_secs_f64();
             let free = 1.0 - costs.prefill_seconds(tokens, n_kv) / left;
             let stretch = match free > 0.0 {
@@ -263,7 +318,7 @@ mod tests {
 
     fn need(prompts: &[RunningRequest], milliseconds: u64) -> PrefillNeed {
         let now = Duration::from_millis(milliseconds);
-        PrefillNeed::of(prompts.iter(), &costs(), 256, now, 1.0)
+        PrefillNeed::of(prompts.iter(), [].iter(), &costs(), 256, now, 1.0)
     }
 
     #[test]
@@ -337,5 +392,30 @@ mod tests {
         assert!((alone - 4.0 / 3.0).abs() < 0.05, "{alone}");
         let both = need(&[one.clone(), one], 0).stretch;
         assert!((both - 2.0).abs() < 0.1, "{both}");
+    }
+
+    #[test]
+    fn strict_target_gains_nothing_from_others() {
+        let of = |tenant, latency: &str| {
+            let mut one = running(latency.parse().unwrap(), 0, 700);
+            one.request.tenant = Tenant(tenant);
+            one
+        };
+        let prompt = of(0, "2,4,1");
+        let [same, other, later] = [of(0, "2,4,1"), of(1, "2,4,2000"), of(2, "2,4,60000")];
+        for (delayed, expected) in [
+            (vec![&same], 4.0),
+            (vec![&other], 2.0),
+            (vec![&other, &later], 2.0),
+            (vec![&later, &other], 2.0),
+            // The same tenant's targets do not count, whatever their order.
+            (vec![&same, &other], 2.0),
+            (vec![&other, &same, &later], 2.0),
+        ] {
+            let beside = delayed.iter().copied();
+            let need = PrefillNeed::of([&prompt].into_iter(), beside, &costs(), 256, Time::ZERO, 1.0);
+            let found = stretch(delayed.iter().copied(), need);
+            assert!((found - expected).abs() < 0.1, "{found} of {expected}");
+        }
     }
 }
