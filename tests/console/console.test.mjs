@@ -324,13 +324,37 @@ test("cached prefix is shown and dropped", async () => {
   const list = page.getByRole("list", { name: "Entries: /v1" });
   await list.waitFor();
   const before = await list.getByRole("listitem").count();
-  assert.match(await list.getByRole("listitem").first().textContent(), /\d+ tokens?\d+ hits?(cells|RAM|disk)/);
+  assert.match(await list.getByRole("listitem").first().textContent(), /\d+ tokens?\d+ hits?(\d+ shared)?(cells|RAM|disk)/);
   await list.getByRole("button", { name: /^Drop entry/ }).first().click();
   await page.getByText("1 entry dropped.").waitFor();
   await until("a shorter list", async () => (await list.count()) === 0 || (await list.getByRole("listitem").count()) === before - 1);
   await page.getByRole("button", { name: "Drop all" }).click();
   await page.getByRole("dialog").getByRole("button", { name: "Drop all" }).click();
   await page.getByText("Nothing is cached").waitFor();
+  await close();
+});
+
+test("prefixes that begin alike lie below each other", async () => {
+  const begin = "repeat: two conversations with the same beginning";
+  for (const end of [" and one end", ", or another"]) {
+    const body = JSON.stringify({ messages: [{ role: "user", content: begin + end }], max_tokens: 4 });
+    await (await fetch(`${process.env.CORRAL_PUBLIC}/v1/chat/completions`, { method: "POST", body })).text();
+  }
+  const { page, close } = await open("prefix-cache");
+  const below = page.getByRole("list", { name: "Entries: /v1" }).locator("li.level-1");
+  await below.first().waitFor();
+  assert.match(await below.first().textContent(), /\d+ tokens?\d+ hits?\d+ shared(cells|RAM|disk)/);
+  await close();
+});
+
+test("model in a long step leaves the other prefixes shown", async () => {
+  const { page, close } = await open("overview");
+  const entry = { model: "small", entry: 1, deployment: "/v1", adapter: 0, tokens: 9, shared_tokens: 0, hits: 1, location: "cells", retained: false };
+  const missing = [{ model: "large", reason: "a step of the model large takes longer than 2 s" }];
+  await page.route("**/prefix-cache", (route) => route.fulfill({ json: { entries: [entry], omitted: 0, missing } }));
+  await page.getByRole("link", { name: "Prefix cache" }).click();
+  await page.getByText("The entries of large are missing: a step").waitFor();
+  await page.getByText("small #1").waitFor();
   await close();
 });
 

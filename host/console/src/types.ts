@@ -97,9 +97,18 @@ export interface PrefixEntry {
   deployment: string | null;
   adapter: number;
   tokens: number;
+  /** Tokens in common with the entry before it. */
+  shared_tokens: number;
   hits: number;
   location: "cells" | "memory" | "disk";
   retained: boolean;
+}
+
+export interface PrefixList {
+  entries: PrefixEntry[];
+  omitted: number;
+  /** Models that did not answer. */
+  missing: { model: string; reason: string }[];
 }
 
 export interface DeploymentStatus {

@@ -89,6 +89,16 @@ impl Latency {
             first_token,
         })
     }
+
+    /// The same gaps with an earlier target for the first token, of at least a millisecond.
+    #[must_use]
+    pub fn with_first_token(self, time: Duration) -> Self {
+        let time = time.max(Duration::from_millis(1));
+        Self {
+            first_token: self.first_token.min(time),
+            ..self
+        }
+    }
 }
 
 impl Default for Latency {
@@ -413,7 +423,14 @@ mod tests {
             (vec![&other, &same, &later], 2.0),
         ] {
             let beside = delayed.iter().copied();
-            let need = PrefillNeed::of([&prompt].into_iter(), beside, &costs(), 256, Time::ZERO, 1.0);
+            let need = PrefillNeed::of(
+                [&prompt].into_iter(),
+                beside,
+                &costs(),
+                256,
+                Time::ZERO,
+                1.0,
+            );
             let found = stretch(delayed.iter().copied(), need);
             assert!((found - expected).abs() < 0.1, "{found} of {expected}");
         }

@@ -122,6 +122,22 @@ impl PrefixCache {
         self.entries.iter().map(|(id, entry)| (*id, entry))
     }
 
+    /// All entries in the order of the prefix tree, each with the number of tokens that it shares with the one before it.
+    pub fn in_order(&self) -> impl Iterator<Item = (EntryId, &Entry, u32)> {
+        let mut shared = usize::MAX;
+        let holders = self.tree.in_order().into_iter();
+        holders.filter_map(move |(holder, with_previous)| {
+            // Running requests between two entries are not listed.
+            shared = shared.min(with_previous);
+            let TextOwner::Entry(id) = holder else {
+                return None;
+            };
+            let entry = self.get(id)?;
+            let tokens = u32::try_from(std::mem::replace(&mut shared, usize::MAX));
+            Some((id, entry, tokens.unwrap_or(u32::MAX)))
+        })
+    }
+
     /// One entry.
     pub fn get(&self, id: EntryId) -> Option<&Entry> {
         self.entries.get(&id)

@@ -144,6 +144,31 @@ impl<H: Copy + Eq> PrefixTree<H> {
         first.is_some_and(|first| self.below(first, None).any(matches))
     }
 
+    /// All holders in the order of the trees, each with the number of tokens that its path shares with that of the holder
+    /// before it.
+    pub fn in_order(&self) -> Vec<(H, usize)> {
+        let mut found = Vec::new();
+        let mut roots: Vec<_> = self.roots.iter().collect();
+        roots.sort_unstable();
+        for (_, root) in roots {
+            // Each with the depth of its parent.
+            let mut open = vec![(*root, 0)];
+            let mut shared = 0;
+            while let Some((index, above)) = open.pop() {
+                let node = &self.nodes[index];
+                let depth = above + node.edge.len();
+                shared = shared.min(above);
+                for holder in &node.holders {
+                    found.push((*holder, shared));
+                    shared = depth;
+                }
+                let children = node.children.values().rev();
+                open.extend(children.map(|child| (*child, depth)));
+            }
+        }
+        found
+    }
+
     /// The nodes from the root on whose paths are prefixes of `path`, with their depths in tokens.
     fn walk(&self, scope: PrefixScope, path: &[Token]) -> Vec<(NodeIndex, usize)> {
         let Some(&root) = self.roots.get(&scope) else {
@@ -310,6 +335,32 @@ mod tests {
             }
             assert_eq!(reached, used);
         }
+    }
+
+    #[test]
+    fn order_of_the_tree_tells_shared_tokens() {
+        let mut tree = PrefixTree::default();
+        for (path, holder) in [
+            (&[1, 2, 9][..], 'd'),
+            (&[1, 2, 3, 4], 'b'),
+            (&[1, 2], 'a'),
+            (&[1, 2, 3, 5, 6], 'c'),
+            (&[7], 'e'),
+        ] {
+            tree.insert(SCOPE, path, holder);
+        }
+        tree.insert(PrefixScope(2), &[7, 8], 'f');
+        tree.insert(PrefixScope(2), &[7, 8], 'g');
+        let expected = [
+            ('a', 0),
+            ('b', 2),
+            ('c', 3),
+            ('d', 2),
+            ('e', 0),
+            ('f', 0),
+            ('g', 2),
+        ];
+        assert_eq!(tree.in_order(), expected);
     }
 
     #[test]

@@ -135,6 +135,8 @@ pub struct EntryStatus {
     pub retained: bool,
     /// Where its state is.
     pub location: EntryLocation,
+    /// Tokens that it shares with the entry before it, in the order of the prefix tree.
+    pub shared: u32,
     /// Requests that reused it, or an entry that it replaced.
     pub hits: u64,
 }
@@ -149,7 +151,7 @@ fn state(running: &RunningRequest) -> RequestState {
     }
 }
 
-fn entry_status(id: EntryId, entry: &Entry) -> EntryStatus {
+fn entry_status(id: EntryId, entry: &Entry, shared: u32) -> EntryStatus {
     EntryStatus {
         id,
         scope: entry.scope,
@@ -161,6 +163,7 @@ fn entry_status(id: EntryId, entry: &Entry) -> EntryStatus {
             None if entry.is_durable() => EntryLocation::Disk,
             None => EntryLocation::Memory,
         },
+        shared,
         hits: entry.hits,
     }
 }
@@ -183,10 +186,10 @@ impl Scheduler {
         })
     }
 
-    /// Prefix cache entries.
+    /// Prefix cache entries, in the order of the prefix tree.
     pub fn entries(&self) -> impl Iterator<Item = EntryStatus> {
-        let entries = self.kv.entries.iter();
-        entries.map(|(id, entry)| entry_status(id, entry))
+        let entries = self.kv.entries.in_order();
+        entries.map(|(id, entry, shared)| entry_status(id, entry, shared))
     }
 
     /// Drops the entries that match, unless they are retained or a request waits for them.

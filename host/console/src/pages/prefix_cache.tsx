@@ -6,7 +6,7 @@ import { bytes, count, integer } from "../format";
 import { snapshot } from "../live";
 import { mayChange } from "../session";
 import { useStore } from "../store";
-import type { PrefixEntry } from "../types";
+import type { PrefixEntry, PrefixList } from "../types";
 import { Badge, Button, Empty, ErrorNote, Figure, Loading, PageHead, Panel, type Tone, confirm, useAction } from "../ui";
 
 /** Time between two looks at the cache. */
@@ -18,9 +18,13 @@ const LOCATIONS: Record<PrefixEntry["location"], { text: string; tone: Tone }> =
   disk: { text: "disk", tone: "plain" },
 };
 
+/** Deepest indentation. */
+const MAX_LEVEL = 4;
+
 const SHARED = "Shared by several deployments";
 
-function groupsOf(entries: PrefixEntry[]): [string, PrefixEntry[]][] {
+/** The entries of each deployment, and how deep each lies. */
+function groupsOf(entries: PrefixEntry[]): [string, PrefixEntry[], number[]][] {
   const groups = new Map<string, PrefixEntry[]>();
   for (const entry of entries) {
     const name = entry.deployment ?? "";
@@ -28,8 +32,8 @@ function groupsOf(entries: PrefixEntry[]): [string, PrefixEntry[]][] {
     if (group) group.push(entry);
     else groups.set(name, [entry]);
   }
-  for (const group of groups.values()) group.sort((one, other) => other.hits - one.hits || other.tokens - one.tokens);
-  return [...groups].sort(([one], [other]) => one.localeCompare(other));
+  const all = [...groups].map(([name, group]): [string, PrefixEntry[], number[]] => [name, group, levelsOf(group)]);
+  return all.sort(([one], [other]) => one.localeCompare(other));
 }
 
 function entriesText(number: number): string {
@@ -40,15 +44,30 @@ function sum(entries: PrefixEntry[], of: (entry: PrefixEntry) => number): number
   return entries.reduce((total, entry) => total + of(entry), 0);
 }
 
-function Entry({ entry, longest, drop }: { entry: PrefixEntry; longest: number; drop: (entry: PrefixEntry) => void }) {
+/** How deep each entry lies below entries that begin alike, at most `MAX_LEVEL`. */
+function levelsOf(group: PrefixEntry[]): number[] {
+  const branches: number[] = [];
+  return group.map(({ shared_tokens: shared }) => {
+    while (branches.length > 0 && (branches[branches.length - 1] ?? 0) > shared) branches.pop();
+    if (shared > 0 && branches[branches.length - 1] !== shared) branches.push(shared);
+    return Math.min(branches.length, MAX_LEVEL);
+  });
+}
+
+type EntryProps = { entry: PrefixEntry; level: number; longest: number; drop: (entry: PrefixEntry) => void };
+
+function Entry({ entry, level, longest, drop }: EntryProps) {
   const { text, tone } = LOCATIONS[entry.location] ?? { text: entry.location, tone: "plain" };
   return (
-    <li class="entry">
+    <li class={`entry level-${level}`}>
       <span class="length" role="img" aria-label={count(entry.tokens, "token")}>
-        <span style={{ width: `${Math.max(2, (entry.tokens / Math.max(longest, 1)) * 100)}%` }} />
+        <span style={{ width: `${Math.max(2, (entry.tokens / Math.max(longest, 1)) * 100)}%` }}>
+          {entry.shared_tokens > 0 && <i style={{ width: `${(entry.shared_tokens / Math.max(entry.tokens, 1)) * 100}%` }} />}
+        </span>
       </span>
       <b class="tokens">{count(entry.tokens, "token")}</b>
       <span class="hits">{count(entry.hits, "hit")}</span>
+      {entry.shared_tokens > 0 && <span class="muted small">{integer(entry.shared_tokens)} shared</span>}
       <Badge tone={tone}>{text}</Badge>
       {entry.retained && <Badge>retained</Badge>}
       {entry.adapter > 0 && <span class="muted small">adapter {entry.adapter}</span>}
@@ -68,7 +87,7 @@ function Entry({ entry, longest, drop }: { entry: PrefixEntry; longest: number; 
 }
 
 export function PrefixCache() {
-  const [cache, setCache] = useState<{ entries: PrefixEntry[]; omitted: number } | null>(null);
+  const [cache, setCache] = useState<PrefixList | null>(null);
   const [error, setError] = useState<unknown>(null);
   const current = useStore(snapshot);
   const [busy, run] = useAction();
@@ -133,7 +152,12 @@ export function PrefixCache() {
           <Empty title="Nothing is cached">Prompts of finished requests stay here for the next ones that begin with the same text.</Empty>
         </Panel>
       )}
-      {groupsOf(entries).map(([name, group]) => (
+      {cache?.missing.map(({ model, reason }) => (
+        <p key={model} class="muted small" role="status">
+          The entries of {model} are missing: {reason}
+        </p>
+      ))}
+      {groupsOf(entries).map(([name, group, levels]) => (
         <Panel
           key={name}
           title={name || SHARED}
@@ -153,8 +177,14 @@ export function PrefixCache() {
         >
           <div class="tree">
             <ul aria-label={`Entries: ${name || SHARED}`}>
-              {group.map((entry) => (
-                <Entry key={`${entry.model}/${entry.entry}`} entry={entry} longest={longest} drop={dropEntry} />
+              {group.map((entry, index) => (
+                <Entry
+                  key={`${entry.model}/${entry.entry}`}
+                  entry={entry}
+                  level={levels[index] ?? 0}
+                  longest={longest}
+                  drop={dropEntry}
+                />
               ))}
             </ul>
           </div>

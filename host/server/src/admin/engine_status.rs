@@ -310,6 +310,7 @@ mod tests {
                 tokens: 7,
                 retained: seq.is_none(),
                 location: EntryLocation::Cells,
+                shared: 0,
                 hits: 0,
             })
             .into(),

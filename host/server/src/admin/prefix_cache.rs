@@ -1,6 +1,8 @@
 //! `/prefix-cache`: the entries of all models, by owner; `DELETE` drops them all, those of an owner, or one.
 //!
-//! Retained entries stay, and those that a request waits for.
+//! Entries are listed in the order of the prefix tree, each with the number of tokens that it shares with the one before it
+//! of its model. The entries of a model that does not answer in time are missing, and the list says so. Retained entries
+//! stay, and those that a request waits for.
 
 use super::engine_status::{self, Owners, busy, query_problem, stopped};
 use super::{AdminState, json_response};
@@ -71,9 +73,16 @@ async fn list(state: &AdminState, owner: Option<&str>) -> Result<Response<Body>,
     if let Some(owner) = owner {
         scopes_of(&owners, owner)?;
     }
-    let (mut entries, mut omitted) = (Vec::new(), 0);
+    let (mut entries, mut omitted, mut missing) = (Vec::new(), 0, Vec::new());
     for (model, status) in engine_status::query(state).await? {
-        for entry in &status?.prefix_cache {
+        let status = match status {
+            Ok(status) => status,
+            Err(problem) => {
+                missing.push(json!({"model": model, "reason": problem.detail()}));
+                continue;
+            }
+        };
+        for entry in &status.prefix_cache {
             let found = owners.owner(entry.scope);
             if owner.is_some() && found != owner {
                 continue;
@@ -85,7 +94,7 @@ async fn list(state: &AdminState, owner: Option<&str>) -> Result<Response<Body>,
             entries.push(entry_json(&model, entry, found));
         }
     }
-    let json = json!({"entries": entries, "omitted": omitted});
+    let json = json!({"entries": entries, "omitted": omitted, "missing": missing});
     Ok(json_response(StatusCode::OK, json.to_string()))
 }
 
@@ -96,6 +105,7 @@ fn entry_json(model: &str, entry: &EntryStatus, owner: Option<&str>) -> Value {
         "deployment": owner,
         "adapter": entry.scope.adapter().0,
         "tokens": entry.tokens,
+        "shared_tokens": entry.shared,
         "hits": entry.hits,
         "location": entry.location.name(),
         "retained": entry.retained,
@@ -228,6 +238,7 @@ mod tests {
             tokens: 7,
             retained: false,
             location: EntryLocation::Disk,
+            shared: 0,
             hits: 3,
         };
         let expected = json!({
