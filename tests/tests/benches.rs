@@ -136,6 +136,18 @@ fn busy_processes_and_requests_are_counted() {
 }
 
 #[test]
+fn consoles_read_snapshots_beside_streams() {
+    let line = "console --rounds 1 --seconds 1 --consoles 2 --concurrency 2 --output-tokens 20 --threads 1";
+    let found = measure(line, &[model(), plugin("generate")]);
+    let [closed, open] = rows(&found) else {
+        panic!("{found}");
+    };
+    check_positive(closed, &["tokens_per_second"]);
+    check_positive(open, &["tokens_per_second", "ratio", "snapshots"]);
+    assert_eq!(open["consoles"], 2);
+}
+
+#[test]
 fn draft_bench_compares_equal_answers() {
     let padded = scratch_dir().join("padded.gguf");
     let line = format!(

@@ -22,11 +22,11 @@ use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::stats::{float, median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_engine::Engine;
-use corral_runtime::{Limits, Plugin};
+use corral_runtime::{Limits, Plugin, PluginConfig, Reuse};
 use remote::{ServedProgram, compose};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[derive(Args, Debug)]
 pub(crate) struct LanguagesArgs {
@@ -61,6 +61,13 @@ const ROUTE: &str = "/measure";
 const NAME: &str = "measure";
 /// The metric of the time inside llama_decode.
 const COMPUTE_SECONDS: &str = "corral_engine_compute_seconds_total";
+
+/// How the calls of some forms use an instance in turn: as a manifest with an empty table `reuse`.
+const REUSE: Reuse = Reuse {
+    instances: 4,
+    calls: 1000,
+    age: Duration::from_secs(300),
+};
 
 const COLUMNS: [Column; 12] = [
     ("form", "form", Unit::Plain),
@@ -166,13 +173,24 @@ async fn forms(
         ("C", other("c")),
     ] {
         let component = read(&file)?;
-        let limits = Limits {
-            time: NO_TIME_LIMIT,
-            cpu: NO_TIME_LIMIT,
-            ..Limits::default()
-        };
-        let loaded = server.runtime().load_plugin(name, file, limits).await?;
+        let loaded = server.runtime().load_plugin(name, file, limits()).await?;
         forms.push(Form::new(name, "top", Host::Own(loaded), component));
+    }
+    for (name, language) in [
+        ("Python, instances in turn", "python"),
+        ("JavaScript, in turn", "javascript"),
+    ] {
+        let config = PluginConfig {
+            limits: limits(),
+            reuse: Some(REUSE),
+            ..PluginConfig::default()
+        };
+        let deployment = server.runtime().new_deployment();
+        let loaded = server
+            .runtime()
+            .load_plugin_into(&deployment, name, other(language), config)
+            .await?;
+        forms.push(Form::new(name, "top", Host::Own(loaded), Vec::new()));
     }
     if let Host::Own(rust) = &forms[0].host {
         let host = Host::Own(rust.clone());
@@ -191,6 +209,14 @@ async fn forms(
         forms.push(Form::new("Rust, remote", "top", host, Vec::new()));
     }
     Ok(forms)
+}
+
+fn limits() -> Limits {
+    Limits {
+        time: NO_TIME_LIMIT,
+        cpu: NO_TIME_LIMIT,
+        ..Limits::default()
+    }
 }
 
 /// Reads a component.

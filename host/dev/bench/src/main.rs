@@ -5,10 +5,12 @@
 
 #![forbid(unsafe_code)]
 
+mod agents;
 mod all;
 mod args;
 mod boundary;
 mod busy;
+mod console;
 mod deploy;
 mod drafts;
 mod first_load;
@@ -42,12 +44,16 @@ struct CommandLine {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
+    /// Prompt tokens and first tokens of conversations that grow with each turn, on servers of OpenAI's API
+    Agents(agents::AgentsArgs),
     /// All benches with a target, and each target with its figure, in less than an hour on two cores
     All(all::AllArgs),
     /// Cost of the boundary between engine and plugins: loops, sampling plugins, logits, host calls, instances
     Boundary(boundary::BoundaryArgs),
     /// Time of short requests beside processes that keep the cores busy
     Busy(busy::BusyArgs),
+    /// Tokens a second while consoles read the server's events, and while none does
+    Console(console::ConsoleArgs),
     /// Time from a deploy to the first response, with and without compiled code in the cache
     Deploy(deploy::DeployArgs),
     /// Tokens a second with and without a draft model, by streams
@@ -95,9 +101,11 @@ fn main() -> ExitCode {
 fn run(bench: &Bench) -> Result<(), Error> {
     let runtime = || startup::tokio_runtime(startup::workers(None));
     match bench {
+        Bench::Agents(args) => runtime()?.block_on(agents::measure(args)),
         Bench::All(args) => all::measure(args),
         Bench::Boundary(args) => runtime()?.block_on(boundary::measure(args)),
         Bench::Busy(args) => busy::measure(args, &runtime()?),
+        Bench::Console(args) => runtime()?.block_on(console::measure(args)),
         Bench::Deploy(args) => runtime()?.block_on(deploy::measure(args)),
         Bench::Drafts(args) => runtime()?.block_on(drafts::measure(args)),
         Bench::FirstLoad(args) => runtime()?.block_on(first_load::measure(args)),

@@ -118,6 +118,14 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
             )
             .of("file", "read, first load")
             .ends("/ratio_to_mapped_min", "/ratio_to_mapped_max")]),
+        with_generate("console")
+            .rounds(5)
+            .minutes(1)
+            .targets([ratio(
+                "demo model, 8 at once: tokens a second with 3 consoles open / none",
+                0.97,
+            )
+            .of("consoles", 3)]),
         Part::new(&http, &[("--plugin", &file("classic"))])
             .rounds(5)
             .minutes(2)
