@@ -1,4 +1,4 @@
-//! One call of a plugin: a store, a fresh instance, and their limits.
+//! One call of a plugin: a store, an instance, fresh unless an earlier call left it, and their limits.
 //!
 //! A call of an HTTP handler runs in a task of its own. The plugin may continue after its response's
 //! headers, and must stop at its end even if nobody reads the body. The task owns the store: aborting
@@ -11,9 +11,10 @@ use crate::admission::CallPermit;
 use crate::call_error::CallError;
 use crate::config::Limits;
 use crate::counters::{CallEnd, CallLimit, DeploymentCounters, ProcessCounters};
+use crate::idle_instances::{IdleInstances, InstanceOwner, ReusedInstance};
 use crate::meter::Meter;
 use crate::repoll::repoll;
-use crate::state::State;
+use crate::state::{CallContext, State};
 use crate::store::store;
 use crate::ticker::TickGuard;
 use crate::time_limits::{TimeExceeded, run_within};
@@ -281,21 +282,47 @@ impl Drop for PanicGuard<'_> {
     }
 }
 
-/// Lets a fresh instance of `pre` handle `request`, and runs it until all its tasks have ended. Sends the
-/// response to `reply` as soon as its headers are known.
+/// The instance of a call.
+pub(crate) enum CallInstance {
+    /// It is yet to be created.
+    Fresh(ProxySource, Box<State>),
+    /// An earlier call has used it.
+    Reused(Box<ReusedInstance>),
+}
+
+/// What instances are created from.
+pub(crate) struct ProxySource {
+    pub(crate) pre: Arc<ProxyPre<State>>,
+    pub(crate) engine: Engine,
+}
+
+/// Lets an instance handle `request`, and runs it until all its tasks have ended. Sends the response to `reply` as soon as
+/// its headers are known. Afterwards the instance waits in `idle` for another call of its owner, if it can.
 pub(crate) async fn serve(
     call: Call,
-    pre: Arc<ProxyPre<State>>,
-    engine: Engine,
-    state: State,
+    instance: CallInstance,
+    context: CallContext,
+    idle: Option<(Arc<IdleInstances>, InstanceOwner)>,
     request: Request,
     reply: oneshot::Sender<wasmtime::Result<Response>>,
 ) {
     let began = Instant::now();
-    let mut store = store(&engine, state);
+    let (mut store, source, calls, started) = match instance {
+        CallInstance::Fresh(source, state) => {
+            (store(&source.engine, *state), Err(source.pre), 0, began)
+        }
+        CallInstance::Reused(used) => (used.store, Ok(used.proxy), used.calls, used.started),
+    };
+    store.data_mut().begin_call(context);
     let work = async {
-        let proxy = pre.instantiate_async(&mut store).await?;
-        call.instance_started(began);
+        let proxy = match source {
+            Ok(proxy) => proxy,
+            Err(pre) => {
+                let proxy = pre.instantiate_async(&mut store).await?;
+                call.instance_started(began);
+                proxy
+            }
+        };
         store
             .run_concurrent(async |accessor| {
                 let prepared = accessor.with(|mut access| {
@@ -312,10 +339,29 @@ pub(crate) async fn serve(
                 }
                 Ok(())
             })
-            .await?
+            .await
+            .flatten()?;
+        Ok(proxy)
     };
     // The outcome holds the error for the response and its body.
-    let _ = call.run(work).await;
+    let Ok(proxy) = call.run(work).await else {
+        return;
+    };
+    if let Some((idle, owner)) = idle
+        && store.data_mut().end_call()
+    {
+        drop(call);
+        let calls = calls + 1;
+        idle.put(
+            owner,
+            ReusedInstance {
+                store,
+                proxy,
+                started,
+                calls,
+            },
+        );
+    }
 }
 
 /// Converts a guest's exit into its code: for a command, an exit is no error.

@@ -6,7 +6,7 @@ use crate::outbound::OutboundGrant;
 use crate::quota::QuotaPermit;
 use corral_engine::{Latency, Tenant, TokenUsage};
 use corral_isolation::ChildProcesses;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -149,17 +149,32 @@ impl Default for Limits {
     }
 }
 
+/// How calls use an instance in turn. Each instance serves one call at a time, and one tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reuse {
+    /// Instances of a revision that wait for a call, over all tenants.
+    pub instances: usize,
+    /// Calls of one instance.
+    pub calls: u32,
+    /// Time from the start of an instance until it serves no further call.
+    pub age: Duration,
+}
+
 /// Configuration of one plugin.
 #[derive(Clone, Debug, Default)]
 pub struct PluginConfig {
     /// Limits of its calls.
     pub limits: Limits,
+    /// Lets calls use an instance in turn. Each call has a fresh one if `None`.
+    pub reuse: Option<Reuse>,
     /// Models that it may open; the first is its default. All models if `None`.
     pub models: Option<Vec<String>>,
     /// Its environment variables. It sees no others.
     pub environment: Vec<(String, String)>,
     /// Outgoing requests that it may send; none if empty.
     pub outbound: Vec<OutboundGrant>,
+    /// Names of other deployments that it may call.
+    pub deployments: BTreeSet<String>,
     /// Components that answer its imports.
     pub linked: LinkedComponents,
 }
@@ -202,10 +217,21 @@ pub struct CallOptions {
     pub usage: Option<Arc<TokenUsage>>,
     /// Receives the last line that the plugin writes to standard error.
     pub last_error_line: Option<Arc<LastLine>>,
+    /// When the first token of a generation is due; only shortens the time of [`Limits::latency`].
+    pub first_token: Option<Duration>,
+    /// Longest wait for an instance; only shortens [`Limits::time`].
+    pub instance_wait: Option<Duration>,
+    /// Calls that this call is within: 0 unless a plugin makes it.
+    pub depth: u8,
 }
 
 /// Instances of sampling plugins that generate, for each one that checks settings.
 const GENERATIONS_PER_CHECK: usize = 8;
+
+/// Instances that may wait for another call beside `instances` that run: a quarter as many.
+pub(crate) fn waiting_instances(instances: usize) -> usize {
+    instances.div_ceil(4)
+}
 
 /// Instances of sampling plugins that may check settings beside `instances` that generate, at least one.
 pub(crate) fn check_instances(instances: usize) -> usize {

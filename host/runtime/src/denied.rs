@@ -55,7 +55,6 @@ mod tests {
     use crate::sampling::resources::SamplerResources;
     use crate::test_support::{engine_and_linker, grants};
     use crate::ticker::Ticker;
-    use corral_engine::Caller;
     use std::sync::Arc;
     use wasmtime::Store;
     use wasmtime::component::Component;
@@ -79,8 +78,6 @@ mod tests {
             let state = State::new(
                 WasiCtxBuilder::new().stdin(MemoryInputPipe::new("secret")),
                 grants(Arc::new(SamplerResources::new(1, ticker, Arc::default()))),
-                Caller::default(),
-                None,
                 &Arc::default(),
                 Arc::default(),
                 Arc::default(),

@@ -48,4 +48,22 @@ impl Handles {
             sampler_check: Arc::default(),
         }
     }
+
+    /// Whether the instance holds no handle and no bytes in the host.
+    pub(crate) fn is_empty(&self) -> bool {
+        let counts = [
+            &self.models,
+            &self.constraints,
+            &self.matchers,
+            &self.options,
+            &self.option_bytes,
+            &self.sequences,
+            &self.generations,
+            &self.tokens,
+        ];
+        let uses = [&self.logits_rows, &self.framed_bodies];
+        counts.iter().all(|count| count.get() == 0)
+            && uses.iter().all(|uses| uses.get() == 0)
+            && self.dropped_sequences.is_empty()
+    }
 }

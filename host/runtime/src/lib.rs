@@ -1,4 +1,5 @@
-//! The plugin runtime: WebAssembly components, one fresh instance per call, and their limits.
+//! The plugin runtime: WebAssembly components, one fresh instance per call unless a deployment lets calls use one in
+//! turn, and their limits.
 //!
 //! A process has one [`Runtime`]; each loaded revision of a deployment is a [`Plugin`]. [`Plugin::handle`] answers an
 //! HTTP request, [`Plugin::run`] runs a command. A plugin imports WASI 0.2 and 0.3 without sockets and files, and
@@ -27,11 +28,13 @@ mod config;
 mod counters;
 mod denied;
 mod deployment;
+mod deployment_calls;
 mod deployment_snapshots;
 mod framed_bodies;
 mod handles;
 mod host;
 mod http_bytes;
+mod idle_instances;
 mod interfaces;
 mod isolated_compiler;
 mod key_values;
@@ -69,11 +72,12 @@ pub use call_error::CallError;
 pub use component_source::ComponentSource;
 pub use composition::program::{ProgramError, compose_program, write_setting};
 pub use config::{
-    CallOptions, Limits, LinkedComponent, LinkedComponents, OutboundConfig, PluginConfig,
+    CallOptions, Limits, LinkedComponent, LinkedComponents, OutboundConfig, PluginConfig, Reuse,
     RuntimeConfig, TlsSource,
 };
 pub use counters::CallLimit;
 pub use deployment::DeploymentState;
+pub use deployment_calls::{CallTarget, DeploymentDirectory};
 pub use isolated_compiler::{COMPILE_JOBS, MAX_COMPILE_TIME};
 pub use last_line::LastLine;
 pub use logs::{LogLine, Logs};

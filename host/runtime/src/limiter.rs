@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use wasmtime::ResourceLimiter;
 
-/// Memory of a call. It never falls: memories do not shrink, and bytes in the host count until the call ends.
+/// Memory of an instance. It does not fall during a call: memories do not shrink, and bytes in the host count until the
+/// call ends.
 #[derive(Debug)]
 pub(crate) struct CallMemory {
     used: AtomicUsize,
@@ -20,6 +21,11 @@ impl CallMemory {
         let add = |used: usize| Some(used.saturating_add(bytes)).filter(|sum| *sum <= self.limit);
         let relaxed = Ordering::Relaxed;
         self.used.fetch_update(relaxed, relaxed, add).is_ok()
+    }
+
+    /// Whether the bytes are at most half of the limit.
+    fn is_half_free(&self) -> bool {
+        self.used.load(Ordering::Relaxed) <= self.limit / 2
     }
 }
 
@@ -67,6 +73,14 @@ impl Limiter {
         }
         self.host_bytes.add(bytes);
         Ok(())
+    }
+
+    /// Forgets the bytes in the host at the end of a call. Returns whether half of the memory is left for another call.
+    pub(crate) fn end_call(&mut self) -> bool {
+        let bytes = self.host_bytes.get();
+        self.host_bytes.remove(bytes);
+        self.memory.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.memory.is_half_free()
     }
 }
 
@@ -143,5 +157,17 @@ mod tests {
         assert!(limiter.count_host_bytes(1).is_err());
         assert!(meter.memory_refused());
         assert!(!limiter.memory_growing(70, 71, None).unwrap());
+    }
+
+    #[test]
+    fn bytes_in_the_host_end_with_their_call() {
+        let mut limiter = Limiter::new(100, Arc::default(), Arc::default());
+        assert!(limiter.memory_growing(0, 40, None).unwrap());
+        limiter.count_host_bytes(60).unwrap();
+        assert!(limiter.end_call());
+        limiter.count_host_bytes(60).unwrap();
+        assert!(limiter.end_call());
+        assert!(limiter.memory_growing(40, 51, None).unwrap());
+        assert!(!limiter.end_call(), "too little is left for another call");
     }
 }

@@ -110,6 +110,11 @@ impl Meter {
         self.memory_refused.store(true, Ordering::Relaxed);
     }
 
+    /// Begins another call of the instance.
+    pub(crate) fn reset(&self) {
+        self.used.store(0, Ordering::Relaxed);
+    }
+
     /// Whether the guest was ever refused memory.
     pub(crate) fn memory_refused(&self) -> bool {
         self.memory_refused.load(Ordering::Relaxed)

@@ -16,7 +16,9 @@ pub(crate) use client::{OutboundClient, OutboundPermits};
 pub use grant::{OutboundGrant, OutboundUrl, OutboundUrlError};
 
 use crate::counters::{DeploymentCounters, OutboundRefusal};
+use crate::deployment_calls::{DeploymentCaller, DeploymentGrants, MAX_DEPTH, called_deployment};
 use crate::limiter::CallMemory;
+use crate::state::StoreGrants;
 use address::is_public;
 use grant::Target;
 use http::Method;
@@ -72,6 +74,9 @@ pub(crate) struct Outbound(Arc<CallOutbound>);
 
 struct CallOutbound {
     access: Option<Arc<OutboundAccess>>,
+    deployments: Option<Arc<DeploymentGrants>>,
+    /// On whose behalf it calls deployments.
+    caller: Option<DeploymentCaller>,
     counters: Arc<DeploymentCounters>,
     /// Headers of responses count as memory of the call.
     memory: Arc<CallMemory>,
@@ -116,14 +121,17 @@ impl From<Error> for Failure {
 
 impl Outbound {
     pub(crate) fn new(
-        access: Option<Arc<OutboundAccess>>,
-        counters: Arc<DeploymentCounters>,
-        memory: Arc<CallMemory>,
+        grants: &StoreGrants,
+        counters: &Arc<DeploymentCounters>,
+        memory: &Arc<CallMemory>,
+        caller: Option<DeploymentCaller>,
     ) -> Self {
         Self(Arc::new(CallOutbound {
-            access,
-            counters,
-            memory,
+            access: grants.outbound.clone(),
+            deployments: grants.deployments.clone(),
+            caller,
+            counters: Arc::clone(counters),
+            memory: Arc::clone(memory),
             warnings: AtomicU32::new(0),
         }))
     }
@@ -163,6 +171,41 @@ impl CallOutbound {
             )));
         }
         Ok((Arc::clone(access), target))
+    }
+
+    /// Sends a request to another deployment, which needs a grant.
+    async fn call_deployment(
+        &self,
+        name: &str,
+        request: http::Request<WasiBody>,
+        options: Option<RequestOptions>,
+    ) -> Result<http::Response<WasiBody>, Failure> {
+        let grants = self.deployments.as_ref();
+        let granted = grants.filter(|grants| grants.names.contains(name));
+        let found = granted.and_then(|grants| grants.directory.get());
+        let (Some(directory), Some(caller)) = (found, &self.caller) else {
+            let failure = Failure::refused(Error::HttpRequestDenied, OutboundRefusal::Grant);
+            return Err(failure.with_warning(format!(
+                "refused a call of the deployment {name:?}: it needs a grant; add its name to 'grants.deployments' in \
+                 the manifest if the deployment may call it"
+            )));
+        };
+        if !caller.may_call() {
+            let failure = Failure::refused(Error::LoopDetected, OutboundRefusal::Depth);
+            return Err(failure.with_warning(format!(
+                "refused a call of the deployment {name:?}: {MAX_DEPTH} calls are within each other, which may be a cycle"
+            )));
+        }
+        let options = options.unwrap_or_default();
+        let wait = exchange::shorter(options.connect_timeout, exchange::CONNECT_TIME);
+        let time = exchange::shorter(options.first_byte_timeout, exchange::FIRST_BYTE_TIME);
+        let limit = |body, limit| exchange::limit_request(body, limit, &self.counters);
+        let called = caller.call(&**directory, name, request, wait, limit);
+        let response = tokio::time::timeout(wait.saturating_add(time), called).await;
+        let response = response
+            .map_err(|_| Failure::refused(Error::HttpResponseTimeout, OutboundRefusal::Time))?;
+        exchange::count_headers(response.headers(), &self.memory)?;
+        Ok(response)
     }
 
     /// Counts a failed request, and logs why.
@@ -212,11 +255,17 @@ impl WasiHttpHooks for Outbound {
         let call = Arc::clone(&self.0);
         call.counters.outbound_requests.increment();
         let sent = async move {
-            let sent = match call.check(&request) {
-                Ok((access, target)) => {
+            let sent = match (called_deployment(request.uri()), call.check(&request)) {
+                (Some(name), _) => {
+                    let called = call.call_deployment(&name, request, options).await;
+                    let done: Box<dyn Future<Output = wasmtime_wasi_http::Result<()>> + Send> =
+                        Box::new(async { Ok(()) });
+                    called.map(|response| (response, done))
+                }
+                (None, Ok((access, target))) => {
                     exchange::exchange(&call, &access, &target, request, options).await
                 }
-                Err(failure) => Err(failure),
+                (None, Err(failure)) => Err(failure),
             };
             sent.map_err(|failure| call.failed(failure))
         };

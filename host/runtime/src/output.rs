@@ -57,6 +57,22 @@ impl Output {
         })))
     }
 
+    /// Logs the line that the last call left without an end, and writes for another call from now on.
+    pub(crate) fn begin_call(&self, origin: LogOrigin) {
+        let mut writer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        writer.end_line();
+        writer.origin = origin;
+        writer.logged = 0;
+    }
+
+    /// Logs the line that has no end yet.
+    pub(crate) fn end_line(&self) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .end_line();
+    }
+
     fn append(&self, bytes: &[u8]) {
         self.0
             .lock()
@@ -119,11 +135,17 @@ impl LineWriter {
     }
 }
 
-impl Drop for LineWriter {
-    fn drop(&mut self) {
+impl LineWriter {
+    fn end_line(&mut self) {
         if !self.line.is_empty() {
             self.log_line();
         }
+    }
+}
+
+impl Drop for LineWriter {
+    fn drop(&mut self) {
+        self.end_line();
     }
 }
 

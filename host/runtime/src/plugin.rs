@@ -2,19 +2,24 @@
 
 use crate::admission::Admission;
 use crate::body::Body;
-use crate::call::{Call, CallHandle, CallOutcome, CallTime, exit_code, serve};
+use crate::call::{
+    Call, CallHandle, CallInstance, CallOutcome, CallTime, ProxySource, exit_code, serve,
+};
 use crate::call_error::CallError;
 use crate::config::{CallOptions, Limits, PluginConfig};
 use crate::deployment::DeploymentState;
+use crate::deployment_calls::DeploymentGrants;
 use crate::deployment_snapshots::DeploymentSnapshots;
+use crate::idle_instances::{IdleInstances, InstanceOwner};
 use crate::key_values::KeyValues;
 use crate::models::VisibleModels;
 use crate::outbound::OutboundAccess;
 use crate::output::{LogOrigin, Output};
 use crate::shared::Shared;
-use crate::state::{State, StoreGrants};
+use crate::state::{CallContext, State, StoreGrants};
 use crate::store::store;
 use crate::validate::{CliPre, CompiledPlugin};
+use crate::wasm_engine::instance_permits;
 use bytes::Bytes;
 use corral_engine::{Caller, CellShare, PrefixOwner, Priority, Tenant};
 use futures_channel::oneshot;
@@ -76,6 +81,8 @@ struct Inner {
     engine: Engine,
     http: Option<Arc<ProxyPre<State>>>,
     cli: Option<CliPre>,
+    /// Instances that wait for another call, if calls may use one in turn.
+    idle: Option<Arc<IdleInstances>>,
     calls: AtomicU64,
     shared: Arc<Shared>,
 }
@@ -123,8 +130,17 @@ impl Plugin {
                 Arc::clone(&shared.outbound),
             ))),
         };
+        let idle = config.reuse.map(|reuse| {
+            Arc::new(IdleInstances::new(
+                reuse,
+                Arc::clone(&shared.waiting_instances),
+                instance_permits(compiled.component_instances),
+                Arc::clone(deployment.counters()),
+            ))
+        });
         Self(Arc::new(Inner {
             name: name.into(),
+            idle,
             admission: deployment.admission(&config.limits, compiled.component_instances),
             limits: Arc::new(config.limits),
             deployment: deployment.clone(),
@@ -133,6 +149,12 @@ impl Plugin {
                 snapshots: DeploymentSnapshots::new(name, Arc::clone(&shared.snapshot_permits)),
                 key_values,
                 outbound,
+                deployments: (!config.deployments.is_empty()).then(|| {
+                    Arc::new(DeploymentGrants {
+                        names: config.deployments,
+                        directory: Arc::clone(&shared.directory),
+                    })
+                }),
                 tokenization: Arc::clone(&shared.tokenization),
                 samplers: Arc::new(compiled.samplers),
                 sampling: Arc::clone(deployment.sampling()),
@@ -186,7 +208,7 @@ impl Plugin {
         }
     }
 
-    /// Lets a fresh instance answer `request`. Returns when the response's headers are known; the body
+    /// Lets an instance answer `request`, a fresh one unless calls use one in turn. Returns when the response's headers are known; the body
     /// follows as the plugin writes it. Dropping this future, or the body before its end, stops the plugin.
     ///
     /// The caller checks the request: its URI must be absolute, and its body no longer than
@@ -211,12 +233,11 @@ impl Plugin {
                 interface: "wasi:http/handler",
             });
         };
-        let call = match self.admit(&outcome, options.deadline).await {
+        let mut call = match self.admit(&outcome, &options).await {
             Ok(call) => call,
             Err(error) => return fail(error),
         };
-        let meter = Arc::clone(&call.meter);
-        let origin = LogOrigin {
+        let log_origin = LogOrigin {
             logs: Arc::clone(plugin.deployment.logs()),
             deployment: Arc::clone(&plugin.name),
             revision: plugin.revision.get().copied(),
@@ -224,15 +245,41 @@ impl Plugin {
             counters: Arc::clone(&plugin.shared.counters),
             last_error_line: options.last_error_line.clone(),
         };
-        let mut wasi = WasiCtxBuilder::new();
-        wasi.stdout(Output::new("stdout", origin.clone()))
-            .stderr(Output::new("stderr", origin.clone()));
-        let mut state = self.state(&mut wasi, &call, options);
-        state.log_origin = Some(origin);
+        let caller = self.caller(&call, &options);
+        let context = CallContext {
+            tenant_name: options.tenant_name.unwrap_or_default(),
+            quota_permit: options.quota_permit,
+            usage: options.usage.unwrap_or_default(),
+            depth: options.depth,
+            caller,
+            log_origin,
+        };
+        let idle = plugin.idle.as_ref().map(|idle| {
+            let owner = InstanceOwner {
+                tenant: context.caller.tenant,
+                name: Arc::clone(&context.tenant_name),
+            };
+            (Arc::clone(idle), owner)
+        });
+        let used = idle.as_ref().and_then(|(idle, owner)| idle.take(owner));
+        let instance = match used {
+            Some(used) => {
+                call.meter = Arc::clone(&used.store.data().meter);
+                call.meter.reset();
+                CallInstance::Reused(Box::new(used))
+            }
+            None => {
+                let source = ProxySource {
+                    pre: Arc::clone(pre),
+                    engine: plugin.engine.clone(),
+                };
+                CallInstance::Fresh(source, Box::new(self.handler_state(&call, &context)))
+            }
+        };
+        let meter = Arc::clone(&call.meter);
         let (reply, response) = oneshot::channel();
-        let wasm_engine = plugin.engine.clone();
         let request = request.map(request_body);
-        let task = serve(call, Arc::clone(pre), wasm_engine, state, request, reply);
+        let task = serve(call, instance, context, idle, request, reply);
         let task = tokio::spawn(task.instrument(span.clone()));
         let handle = CallHandle::new(task.abort_handle(), Arc::clone(&outcome));
         match response.await {
@@ -281,14 +328,15 @@ impl Plugin {
                 interface: "wasi:cli/run",
             }));
         };
-        let call = match self.admit(&outcome, None).await {
+        let call = match self.admit(&outcome, &CallOptions::default()).await {
             Ok(call) => call,
             Err(error) => return Err(outcome.fail(error)),
         };
         let mut wasi = WasiCtxBuilder::new();
         wasi.inherit_stdio().arg(&plugin.name).args(args);
         let began = Instant::now();
-        let state = self.state(&mut wasi, &call, CallOptions::default());
+        let mut state = self.state(&mut wasi, &call);
+        state.caller = self.caller(&call, &CallOptions::default());
         let mut store = store(&plugin.engine, state);
         let work = async {
             let result = match pre {
@@ -344,15 +392,17 @@ impl Plugin {
     async fn admit(
         &self,
         outcome: &Arc<CallOutcome>,
-        deadline: Option<std::time::Instant>,
+        options: &CallOptions,
     ) -> Result<Call, CallError> {
         let plugin = &*self.0;
         let mut limit = plugin.limits.time.min(MAX_TIME);
-        if let Some(deadline) = deadline {
+        if let Some(deadline) = options.deadline {
             limit = limit.min(Instant::from(deadline).saturating_duration_since(Instant::now()));
         }
         let time = CallTime::start(limit);
-        let permit = plugin.admission.acquire(time.deadline).await?;
+        let wait = options.instance_wait.map(|wait| Instant::now() + wait);
+        let until = wait.map_or(time.deadline, |wait| wait.min(time.deadline));
+        let permit = plugin.admission.acquire(until).await?;
         Ok(Call::new(
             Arc::clone(&plugin.limits),
             Arc::clone(outcome),
@@ -363,43 +413,52 @@ impl Plugin {
         ))
     }
 
-    fn state(&self, wasi: &mut WasiCtxBuilder, call: &Call, options: CallOptions) -> State {
-        wasi.envs(&self.0.environment);
+    /// On whose behalf the engines run the requests of a call.
+    fn caller(&self, call: &Call, options: &CallOptions) -> Caller {
         // The owner of a scope, under a name that is the same after a restart.
         let owner = match &options.tenant_name {
             _ if call.limits.share_prefixes => PrefixOwner::new("shared", ""),
             Some(tenant) => PrefixOwner::new("tenant", tenant),
             None => PrefixOwner::new("deployment", &self.0.name),
         };
-        let caller = Caller {
+        Caller {
             tenant: options.tenant.unwrap_or(self.tenant()),
             prefix_group: call.limits.share_prefixes.then_some(0),
             prefix_owner: Some(owner),
             priority: Priority(call.limits.priority),
-            latency: call.limits.latency,
+            latency: match options.first_token {
+                Some(time) => call.limits.latency.with_first_token(time),
+                None => call.limits.latency,
+            },
             cell_share: call.limits.cells_percent.map(|percent| CellShare {
                 group: self.tenant().0,
                 percent,
             }),
             queue_time: call.limits.generation_queue_time,
             deadline: Some(call.time.deadline.into_std()),
-        };
-        let mut state = State::new(
+        }
+    }
+
+    /// The state of a new instance of the HTTP handler.
+    fn handler_state(&self, call: &Call, context: &CallContext) -> State {
+        let outputs =
+            ["stdout", "stderr"].map(|stream| Output::new(stream, context.log_origin.clone()));
+        let mut wasi = WasiCtxBuilder::new();
+        wasi.stdout(outputs[0].clone()).stderr(outputs[1].clone());
+        let mut state = self.state(&mut wasi, call);
+        state.outputs = Some(outputs);
+        state
+    }
+
+    fn state(&self, wasi: &mut WasiCtxBuilder, call: &Call) -> State {
+        wasi.envs(&self.0.environment);
+        State::new(
             wasi,
             self.0.grants.clone(),
-            caller,
-            options.quota_permit,
             &call.limits,
             Arc::clone(&call.meter),
             Arc::clone(self.0.deployment.counters()),
-        );
-        if let Some(name) = options.tenant_name {
-            state.tenant_name = name;
-        }
-        if let Some(usage) = options.usage {
-            state.usage = usage;
-        }
-        state
+        )
     }
 }
 

@@ -7,9 +7,12 @@ use crate::composition::{
     PluginComponents, TemplatingComponent, component_name, sampling_link_name,
 };
 use crate::compute_turns::ComputeTurns;
-use crate::config::{Limits, LinkedComponent, LinkedComponents, PluginConfig, RuntimeConfig};
+use crate::config::{
+    Limits, LinkedComponent, LinkedComponents, PluginConfig, RuntimeConfig, waiting_instances,
+};
 use crate::counters::{ProcessCounters, child_metrics};
 use crate::deployment::DeploymentState;
+use crate::deployment_calls::DeploymentDirectory;
 use crate::deployment_snapshots::snapshot_permits;
 use crate::isolated_compiler::IsolatedCompiler;
 use crate::key_values::KeyValueStore;
@@ -29,6 +32,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
+use tokio::sync::Semaphore;
 
 /// Loads and runs plugins. One per process; cheap to clone.
 #[derive(Clone)]
@@ -68,6 +72,7 @@ impl Runtime {
         Ok(Self(Arc::new(Shared {
             models,
             pool: Arc::new(InstancePermits::new(instances)),
+            waiting_instances: Arc::new(Semaphore::new(waiting_instances(instances))),
             ticker,
             counters,
             sampling,
@@ -80,8 +85,14 @@ impl Runtime {
             tokenization: Arc::default(),
             compiler,
             component_bytes: config.component_bytes,
+            directory: Arc::default(),
             next_tenant: AtomicU32::new(0),
         })))
+    }
+
+    /// Sets where plugins find the deployments that they call. Only the first call has an effect.
+    pub fn set_directory(&self, directory: Arc<dyn DeploymentDirectory>) {
+        self.0.directory.get_or_init(|| directory);
     }
 
     /// Most calls of one deployment that can run at once: all instances of the pool but the reserved ones,

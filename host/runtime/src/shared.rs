@@ -4,6 +4,7 @@ use crate::admission::InstancePermits;
 use crate::compiler::Compiler;
 use crate::compute_turns::ComputeTurns;
 use crate::counters::ProcessCounters;
+use crate::deployment_calls::DirectorySlot;
 use crate::key_values::KeyValueStore;
 use crate::outbound::OutboundClient;
 use crate::sampling::resources::SamplerResources;
@@ -18,6 +19,8 @@ use tokio::sync::Semaphore;
 pub(crate) struct Shared {
     pub(crate) models: ModelPool,
     pub(crate) pool: Arc<InstancePermits>,
+    /// Permits for instances that wait for another call.
+    pub(crate) waiting_instances: Arc<Semaphore>,
     pub(crate) ticker: Arc<Ticker>,
     pub(crate) counters: Arc<ProcessCounters>,
     pub(crate) sampling: SamplerResources,
@@ -29,5 +32,6 @@ pub(crate) struct Shared {
     pub(crate) tokenization: Arc<TokenizationPermits>,
     pub(crate) compiler: Compiler,
     pub(crate) component_bytes: usize,
+    pub(crate) directory: DirectorySlot,
     pub(crate) next_tenant: AtomicU32,
 }

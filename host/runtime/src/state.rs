@@ -3,6 +3,7 @@
 use crate::compute_turns::ComputeTurns;
 use crate::config::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
 use crate::counters::DeploymentCounters;
+use crate::deployment_calls::{DeploymentCaller, DeploymentGrants};
 use crate::deployment_snapshots::DeploymentSnapshots;
 use crate::framed_bodies::FramedBodies;
 use crate::handles::Handles;
@@ -35,12 +36,25 @@ pub(crate) struct StoreGrants {
     pub(crate) key_values: Option<KeyValues>,
     /// Outgoing requests, if any are granted.
     pub(crate) outbound: Option<Arc<OutboundAccess>>,
+    /// Other deployments that it may call, if any.
+    pub(crate) deployments: Option<Arc<DeploymentGrants>>,
     pub(crate) tokenization: Arc<TokenizationPermits>,
     /// Linked sampling plugins, by name.
     pub(crate) samplers: Arc<BTreeMap<String, SamplerPre>>,
     pub(crate) sampling: Arc<SamplerResources>,
     /// Turns that the guest waits for when it computes for long. A guest without them only yields.
     pub(crate) turns: Option<Arc<ComputeTurns>>,
+}
+
+/// What belongs to one call of an HTTP handler.
+pub(crate) struct CallContext {
+    pub(crate) caller: Caller,
+    pub(crate) tenant_name: Arc<str>,
+    pub(crate) quota_permit: Option<Arc<QuotaPermit>>,
+    pub(crate) usage: Arc<TokenUsage>,
+    pub(crate) log_origin: LogOrigin,
+    /// Calls that it is within.
+    pub(crate) depth: u8,
 }
 
 /// The data of a store.
@@ -64,8 +78,10 @@ pub(crate) struct State {
     http: WasiHttpCtx,
     outbound: Outbound,
     /// Origin of the log lines of sampling plugins; none for a command.
-    pub(crate) log_origin: Option<LogOrigin>,
-    /// Their outputs, once created.
+    log_origin: Option<LogOrigin>,
+    /// Standard output and error of the guest; none for a command.
+    pub(crate) outputs: Option<[Output; 2]>,
+    /// Those of its sampling plugins, once created.
     sampler_outputs: Option<[Output; 2]>,
     /// Framed bodies, which may be on their way to a client.
     pub(crate) bodies: FramedBodies,
@@ -79,8 +95,6 @@ impl State {
     pub(crate) fn new(
         wasi: &mut WasiCtxBuilder,
         grants: StoreGrants,
-        caller: Caller,
-        quota_permit: Option<Arc<QuotaPermit>>,
         limits: &Arc<Limits>,
         meter: Arc<Meter>,
         counters: Arc<DeploymentCounters>,
@@ -90,18 +104,14 @@ impl State {
         let mut http = WasiHttpCtx::new();
         http.set_field_size_limit(FIELD_BYTES);
         let limiter = Limiter::new(limits.memory, Arc::clone(&meter), Arc::clone(&counters));
-        let outbound = Outbound::new(
-            grants.outbound.clone(),
-            Arc::clone(&counters),
-            Arc::clone(limiter.memory()),
-        );
+        let outbound = Outbound::new(&grants, &counters, limiter.memory(), None);
         Self {
             table,
             handles: Handles::new(&counters),
             grants,
-            caller,
+            caller: Caller::default(),
             tenant_name: Arc::default(),
-            quota_permit,
+            quota_permit: None,
             usage: Arc::default(),
             limits: Arc::clone(limits),
             limiter,
@@ -116,10 +126,50 @@ impl State {
             http,
             outbound,
             log_origin: None,
+            outputs: None,
             sampler_outputs: None,
             bodies: FramedBodies::default(),
             leases: Vec::new(),
         }
+    }
+
+    /// Begins the first call, or another one of the same tenant after [`Self::end_call`].
+    pub(crate) fn begin_call(&mut self, call: CallContext) {
+        let caller = self
+            .grants
+            .deployments
+            .as_ref()
+            .map(|_| DeploymentCaller::of(&call));
+        let memory = self.limiter.memory();
+        self.outbound = Outbound::new(&self.grants, &self.counters, memory, caller);
+        self.caller = call.caller;
+        self.tenant_name = call.tenant_name;
+        self.quota_permit = call.quota_permit;
+        self.usage = call.usage;
+        for output in self.outputs.iter().flatten() {
+            output.begin_call(call.log_origin.clone());
+        }
+        self.log_origin = Some(call.log_origin);
+    }
+
+    /// Releases what belongs to the call that ended. Returns whether another call may use the instance: it holds no handle,
+    /// and has memory and entries in its table left.
+    pub(crate) fn end_call(&mut self) -> bool {
+        for output in self.outputs.iter().flatten() {
+            output.end_line();
+        }
+        self.quota_permit = None;
+        self.usage = Arc::default();
+        self.sampler_outputs = None;
+        self.log_origin = None;
+        self.bodies = FramedBodies::default();
+        let is_empty = self.handles.is_empty();
+        self.handles.images = 0;
+        if is_empty {
+            self.leases.clear();
+        }
+        let has_memory = self.limiter.end_call() && !self.meter.memory_refused();
+        is_empty && has_memory && self.table.iter_mut().count() <= RESOURCES / 2
     }
 
     /// The values that the call may use.

@@ -2,6 +2,7 @@
 
 use crate::config::{
     CORE_INSTANCES, MEMORIES, RuntimeConfig, TABLE_ELEMENTS, TABLES, check_instances,
+    waiting_instances,
 };
 use crate::counters::metric;
 use corral_engine::{Metric, MetricKind};
@@ -161,15 +162,18 @@ pub(crate) fn compile_engine(
     Engine::new(&config)
 }
 
-/// A pool with room for `instances` plugin instances, as many instances of sampling plugins, and those that
-/// check settings, whatever each consists of.
+/// A pool with room for `instances` plugin instances, those that wait for another call, as many instances of sampling
+/// plugins, and those that check settings, whatever each consists of.
 fn pool(instances: u32) -> PoolingAllocationConfig {
-    let checks = u32::try_from(check_instances(instances as usize)).unwrap_or(u32::MAX);
+    let count = |instances: usize| u32::try_from(instances).unwrap_or(u32::MAX);
+    let checks = count(check_instances(instances as usize));
+    let waiting = count(waiting_instances(instances as usize));
     let samplers = instances.saturating_add(checks);
     // A pool with fewer permits than some plugin needs has stacks for such a plugin in each instance.
     let stacks = instances.max(MAX_PERMITS * instances.min(SMALL_POOL));
-    let stacks = stacks.saturating_add(samplers).saturating_mul(STACKS);
-    let instances = instances.saturating_add(samplers);
+    let others = samplers.saturating_add(waiting);
+    let stacks = stacks.saturating_add(others).saturating_mul(STACKS);
+    let instances = instances.saturating_add(others);
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(instances)
         .max_core_instances_per_component(CORE_INSTANCES)

@@ -207,7 +207,8 @@ pub(crate) fn json_response(status: StatusCode, text: impl Into<Body>) -> Respon
     response
 }
 
-fn no_store(body: Body, content_type: &'static str) -> Response<Body> {
+/// A response that is not to be cached.
+pub(crate) fn no_store(body: Body, content_type: &'static str) -> Response<Body> {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));

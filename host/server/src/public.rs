@@ -6,6 +6,7 @@ use crate::development;
 use crate::listener::{ConnectionInfo, EventStreamEnd};
 use crate::probes;
 use crate::problem::{ErrorFormat, Problem};
+use crate::public_metrics;
 use crate::request_body::{BodyState, RequestBody};
 use crate::request_log::{HttpRequestId, LoggedBody, REQUEST_ID, RequestDetails, RequestLog};
 use crate::response_policy::ResponsePolicy;
@@ -125,6 +126,10 @@ async fn route(
         details.is_probe = true;
         return answer;
     }
+    if let Some(answer) = public_metrics::answer(state, &head.method, path) {
+        details.is_probe = true;
+        return answer;
+    }
     let services = match state.services() {
         Ok(services) => services,
         Err(not_ready) => {
@@ -189,7 +194,8 @@ async fn route(
         usage: &details.usage,
         cancel,
     }));
-    let tenant = holder.as_ref().map(|holder| holder.tenant);
+    let hints = state.trusted_proxies.hints(&head.headers, &head.extensions);
+    let tenant = hints.tenant.or(holder.as_ref().map(|holder| holder.tenant));
     if let Some(memory) = state.memory.get() {
         details.memory_permit = Some(memory.admit(tenant).await?);
     }
@@ -217,6 +223,7 @@ async fn route(
         quota_permit,
         usage: Some(Arc::clone(&details.usage)),
         last_error_line: last_error_line.clone(),
+        first_token: hints.first_token,
         ..CallOptions::default()
     };
     let answer = plugin
@@ -248,7 +255,11 @@ fn discard_time(state: &ServerState, headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// The deployment exists, but it is still compiled, or an operator has to act first.
-fn unavailable(deployment: &ServingDeployment, reason: &Unavailable, develop: bool) -> Problem {
+pub(crate) fn unavailable(
+    deployment: &ServingDeployment,
+    reason: &Unavailable,
+    develop: bool,
+) -> Problem {
     let name = &deployment.name;
     let (code, detail, retry) = match reason {
         Unavailable::Paused => (

@@ -8,6 +8,7 @@ use crate::listeners::{AdminSocket, Listeners, UNIX, on_loopback};
 use crate::liveness;
 use crate::memory_guard::{MemoryGuard, MemoryGuardConfig};
 use crate::process_metrics;
+use crate::proxy_headers::TrustedProxies;
 use crate::public;
 use crate::request_log::RequestIdGenerator;
 use crate::response_policy::StartingRoutes;
@@ -44,6 +45,10 @@ pub struct ServerOptions {
     pub starting: StartingRoutes,
     /// Whether the admin listener serves the console.
     pub console: bool,
+    /// Whether the public listener has `/metrics` and `/v1/loads`, for routers.
+    pub metrics_public: bool,
+    /// Proxies whose headers say whose turn a request takes and when its first token is due.
+    pub trusted_proxies: TrustedProxies,
     /// For authors: errors say what plugins wrote to standard error.
     pub develop: bool,
     /// Lines that the log lost. The writer of the log counts them; the server exports the count.
@@ -116,6 +121,8 @@ impl Server {
             api_keys: options.api_keys,
             tls: options.tls.clone(),
             public_address: listeners.public.local_addr()?,
+            metrics_public: options.metrics_public,
+            trusted_proxies: options.trusted_proxies,
             develop: options.develop,
             stopping: AtomicBool::new(false),
             lost_log_lines: options.lost_log_lines,

@@ -5,6 +5,7 @@ use crate::http_counters::HttpCounters;
 use crate::listener::HttpLimits;
 use crate::memory_guard::MemoryGuard;
 use crate::problem::Problem;
+use crate::proxy_headers::TrustedProxies;
 use crate::request_log::RequestIdGenerator;
 use crate::response_policy::StartingRoutes;
 use crate::running_requests::RunningRequests;
@@ -28,6 +29,9 @@ pub(crate) struct ServerState {
     pub(crate) api_keys: Option<Arc<ApiKeys>>,
     pub(crate) tls: Option<Arc<Tls>>,
     pub(crate) public_address: SocketAddr,
+    /// Whether the public listener has `/metrics` and `/v1/loads`.
+    pub(crate) metrics_public: bool,
+    pub(crate) trusted_proxies: TrustedProxies,
     /// Errors say what plugins wrote to standard error.
     pub(crate) develop: bool,
     pub(crate) stopping: AtomicBool,

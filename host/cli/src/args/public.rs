@@ -7,8 +7,9 @@ use clap::Args;
 use corral_runtime::{Quota, QuotaLimit, QuotaLimits};
 use corral_server::{
     Access, ApiKeys, ApiKeysError, Cors, ErrorFormat, HttpLimits, Origin, RequestPolicy, Route,
-    ServerOptions, Tls, TlsError,
+    ServerOptions, Tls, TlsError, TrustedProxies,
 };
+use ipnet::IpNet;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -33,6 +34,12 @@ pub struct PublicArgs {
     /// Seconds of silence after which a stream of server-sent events gets a comment; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = whole(0..=86_400))]
     pub(crate) event_keep_alive: u64,
+    /// Serve /metrics and /v1/loads on the public listener too, for routers; they name models, not tenants
+    #[arg(long)]
+    pub(crate) metrics_public: bool,
+    /// Network of proxies whose fairness and first-token headers count, e.g. 10.0.0.0/8; repeatable
+    #[arg(long = "trusted-proxy", value_name = "CIDR", help_heading = "Security")]
+    pub(crate) trusted_proxies: Vec<IpNet>,
     /// Free MiB below which caches shrink, then requests wait, then get 503; 0: never [default: 32 to 256]
     #[arg(
         long,
@@ -130,6 +137,8 @@ impl PublicArgs {
         limits.event_keep_alive = (!keep_alive.is_zero()).then_some(keep_alive);
         let mut options = ServerOptions::from(limits);
         options.memory.reserve = self.memory_reserve.map(|mebibytes| mebibytes << 20);
+        options.metrics_public = self.metrics_public;
+        options.trusted_proxies = TrustedProxies::new(self.trusted_proxies.iter().copied());
         options.tls = self.open_tls(&note)?.map(Arc::new);
         options.api_keys = self.open_keys(&note)?.map(Arc::new);
         Ok(options)

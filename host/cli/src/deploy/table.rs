@@ -55,9 +55,12 @@ pub(super) fn detail(detail: &Value) -> String {
     page += &align(&rows, |_| false);
     for revision in detail["revisions"].as_array().into_iter().flatten() {
         let number = &revision["number"];
-        let grants = &revision["manifest"]["grants"]["outbound"];
-        for grant in grants.as_array().into_iter().flatten() {
+        let grants = &revision["manifest"]["grants"];
+        for grant in grants["outbound"].as_array().into_iter().flatten() {
             page += &format!("revision {number} may call {}\n", outbound(grant));
+        }
+        for name in grants["deployments"].as_array().into_iter().flatten() {
+            page += &format!("revision {number} may call the deployment {}\n", text(name));
         }
     }
     for schedule in detail["schedules"].as_array().into_iter().flatten() {

@@ -83,11 +83,13 @@ pub(crate) enum OutboundRefusal {
     Headers,
     /// The connection, the response or the next part of it did not come in time.
     Time,
+    /// Too many calls of deployments are within each other.
+    Depth,
 }
 
 impl OutboundRefusal {
     /// All of them, with their names in metrics.
-    const ALL: [(Self, &str); 8] = [
+    const ALL: [(Self, &str); 9] = [
         (Self::Grant, "grant"),
         (Self::Method, "method"),
         (Self::Host, "host"),
@@ -96,6 +98,7 @@ impl OutboundRefusal {
         (Self::Body, "body"),
         (Self::Headers, "headers"),
         (Self::Time, "time"),
+        (Self::Depth, "depth"),
     ];
 }
 
@@ -187,6 +190,10 @@ counters! {
     pub(crate) calls_running: Gauge = "corral_deployment_calls_running",
     /// Permits of the instance pool that running calls hold, each for up to 4 stacks, by deployment.
     pub(crate) pool_permits: Gauge = "corral_deployment_pool_permits",
+    /// Instances that wait for another call, by deployment.
+    pub(crate) instances_waiting: Gauge = "corral_deployment_instances_waiting",
+    /// Calls that used an instance of an earlier call, by deployment.
+    pub(crate) instances_reused: Counter = "corral_deployment_instances_reused_total",
     /// Calls waiting for a permit, by deployment.
     pub(crate) calls_waiting: Gauge = "corral_deployment_calls_waiting",
     /// Times a call was woken and polled, by deployment.

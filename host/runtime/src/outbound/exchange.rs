@@ -5,6 +5,7 @@ use super::grant::Target;
 use super::{CallOutbound, Failure, OutboundAccess};
 use crate::counters::{DeploymentCounters, OutboundRefusal};
 use crate::http_bytes::header_bytes;
+use crate::limiter::CallMemory;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Request, Response, Uri};
@@ -26,7 +27,7 @@ use wasmtime_wasi_http::{Error, RequestOptions, WasiBody};
 /// Longest wait for a connection: for a permit, the resolution of the name, TCP and TLS together.
 pub(super) const CONNECT_TIME: Duration = Duration::from_secs(10);
 /// Longest wait for the head of a response, after the last part of the request's body. Language models think for long.
-const FIRST_BYTE_TIME: Duration = Duration::from_secs(300);
+pub(super) const FIRST_BYTE_TIME: Duration = Duration::from_secs(300);
 /// Longest wait for the next part of a response's body.
 const BETWEEN_BYTES_TIME: Duration = Duration::from_secs(60);
 /// Largest body of a request, and of a response.
@@ -60,12 +61,7 @@ pub(super) async fn exchange(
     let (connection, permit) = connecting.await?;
     let first_byte = shorter(options.first_byte_timeout, FIRST_BYTE_TIME);
     let (response, driver) = send(connection, permit, request, counters, first_byte).await?;
-    let headers = memory_of(response.headers());
-    if !call.memory.try_add(headers) {
-        let size = u32::try_from(headers).ok();
-        let error = Error::HttpResponseHeaderSectionSize(size);
-        return Err(Failure::refused(error, OutboundRefusal::Headers));
-    }
+    count_headers(response.headers(), &call.memory)?;
     let announced = response.headers().get(CONTENT_LENGTH);
     let announced: Option<u64> = announced.and_then(|length| length.to_str().ok()?.parse().ok());
     // A response to HEAD has a length and no body.
@@ -175,12 +171,34 @@ fn failure(error: &hyper::Error) -> Failure {
     })
 }
 
-/// Memory of headers in the host.
-fn memory_of(headers: &HeaderMap) -> usize {
+/// Counts the headers of a response as memory of the call.
+pub(super) fn count_headers(headers: &HeaderMap, memory: &CallMemory) -> Result<(), Failure> {
     let headers = headers.iter();
-    headers
+    let bytes = headers
         .map(|(name, value)| header_bytes(name.as_str().len(), value.as_bytes()))
-        .sum()
+        .sum();
+    match memory.try_add(bytes) {
+        true => Ok(()),
+        false => {
+            let error = Error::HttpResponseHeaderSectionSize(u32::try_from(bytes).ok());
+            Err(Failure::refused(error, OutboundRefusal::Headers))
+        }
+    }
+}
+
+/// The body of a request to another deployment: counted, and ended if it is longer than `limit`.
+pub(super) fn limit_request(
+    body: WasiBody,
+    limit: u64,
+    counters: &Arc<DeploymentCounters>,
+) -> WasiBody {
+    let counted = RequestBody {
+        body,
+        left: limit.min(BODY_BYTES),
+        frames: Arc::default(),
+        counters: Arc::clone(counters),
+    };
+    counted.boxed_unsync()
 }
 
 /// A request's body: counted, and ended if it is too large.

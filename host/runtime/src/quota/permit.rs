@@ -215,6 +215,8 @@ impl SharedUsage {
 #[derive(Debug)]
 pub struct QuotaPermit {
     quotas: Vec<Arc<Quota>>,
+    /// The permits that this one joins, which count the request. This one counts it if there are none.
+    joined: Vec<Arc<QuotaPermit>>,
     /// Tokens that are reserved or used.
     reserved: AtomicU64,
 }
@@ -247,8 +249,35 @@ impl QuotaPermit {
         drop(usages);
         Ok(Arc::new(Self {
             quotas,
+            joined: Vec::new(),
             reserved: AtomicU64::new(0),
         }))
+    }
+
+    /// The permit of a request within another one, which holds `outer`: counts a request in `quota`, and tokens in the
+    /// quotas of both. `None` without any.
+    ///
+    /// # Errors
+    /// If `quota` refuses the request.
+    pub fn acquire_within(
+        outer: Option<Arc<Self>>,
+        quota: Option<Arc<Quota>>,
+    ) -> Result<Option<Arc<Self>>, QuotaExceeded> {
+        let Some(quota) = quota else {
+            return Ok(outer);
+        };
+        let own = Self::acquire(vec![quota])?;
+        let Some(outer) = outer else {
+            return Ok(Some(own));
+        };
+        let mut quotas = [&outer.quotas[..], &own.quotas].concat();
+        quotas.sort_by_key(|quota| Arc::as_ptr(&quota.shared).addr());
+        quotas.dedup_by(|one, other| one.shares_usage_with(other));
+        Ok(Some(Arc::new(Self {
+            quotas,
+            joined: vec![outer, own],
+            reserved: AtomicU64::new(0),
+        })))
     }
 
     /// Tokens that could be reserved now. None if no quota limits them.
@@ -321,6 +350,9 @@ fn lock_all(quotas: &[Arc<Quota>]) -> Vec<(&Arc<Quota>, MutexGuard<'_, QuotaUsag
 
 impl Drop for QuotaPermit {
     fn drop(&mut self) {
+        if !self.joined.is_empty() {
+            return;
+        }
         for quota in &self.quotas {
             quota.shared.usage().end_request();
         }
@@ -414,6 +446,32 @@ mod tests {
         // A quota that is named twice counts once.
         acquire(&[&open, &open]).unwrap();
         assert!(acquire(&[&open]).is_err());
+    }
+
+    #[test]
+    fn request_within_another_shares_tokens_only() {
+        let tokens = |count| QuotaLimits {
+            requests_per_minute: Some(1),
+            tokens_per_minute: Some(count),
+            ..QuotaLimits::default()
+        };
+        let (tenant, inner) = (quota("alice", tokens(100)), quota("inner", tokens(60)));
+        let outer = acquire(&[&tenant]).unwrap();
+        let within = |quota| QuotaPermit::acquire_within(Some(Arc::clone(&outer)), quota);
+        assert!(Arc::ptr_eq(&within(None).unwrap().unwrap(), &outer));
+        let joined = within(Some(Arc::clone(&inner))).unwrap().unwrap();
+        assert_eq!(joined.tokens_left(), Some(60));
+        let mut used = joined.reserve(50).unwrap();
+        used.mark_used(50);
+        assert!(joined.reserve(20).is_err());
+        assert_eq!(outer.tokens_left(), Some(50));
+        // The tenant made one request, and so did the inner deployment.
+        assert!(acquire(&[&tenant]).is_err());
+        let refused = within(Some(Arc::clone(&inner))).unwrap_err();
+        assert_eq!(refused.limit, QuotaLimit::RequestsPerMinute);
+        drop((used, joined));
+        assert_eq!(inner.shared.usage().running(), 0);
+        assert_eq!(tenant.shared.usage().running(), 1);
     }
 
     #[test]

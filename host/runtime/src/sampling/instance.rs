@@ -11,9 +11,7 @@ use crate::state::State;
 use crate::store::store;
 use crate::ticker::TickGuard;
 use crate::time_limits::{TimeExceeded, run_within};
-use corral_engine::{
-    Caller, Error, MAX_CANDIDATES, SamplingRequest, SamplingRequestOptions, Token,
-};
+use corral_engine::{Error, MAX_CANDIDATES, SamplingRequest, SamplingRequestOptions, Token};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Context;
@@ -100,8 +98,6 @@ impl Instance {
         let state = State::new(
             &mut wasi,
             sampler.grants.clone(),
-            Caller::default(),
-            None,
             &sampler.limits,
             Arc::clone(&meter),
             Arc::clone(&sampler.counters),

@@ -4,7 +4,7 @@ use crate::test_support::{engine_and_linker, grants};
 use crate::ticker::Ticker;
 use corral_engine::RequestId;
 use corral_engine::testing::{EngineWaker, SamplerMailbox};
-use corral_engine::{Caller, ExternalSampler, SamplingRequest, Token};
+use corral_engine::{ExternalSampler, SamplingRequest, Token};
 use std::collections::VecDeque;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -61,8 +61,6 @@ impl Fixture {
         let mut state = State::new(
             &mut WasiCtxBuilder::new(),
             grants(Arc::clone(&self.resources)),
-            Caller::default(),
-            None,
             &self.limits,
             Arc::clone(&self.meter),
             Arc::default(),

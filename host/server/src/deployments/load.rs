@@ -10,6 +10,7 @@ use super::digest::Digest;
 use super::linked_components::LinkedComponents;
 use super::manifest::Manifest;
 use super::refused_compilations::RefusedCompilations;
+use super::requested_reuse::RequestedReuse;
 use super::revision::TrafficShare;
 use super::serving::{Inner, LARGE_COMPONENT_BYTES, LoadError, ServingRevision};
 use super::store::{Store, StoreError, StoredDeployment};
@@ -209,6 +210,7 @@ impl Inner {
                     .kv_cells_percent
                     .and_then(|n| u8::try_from(n.get()).ok()),
             },
+            reuse: manifest.reuse.map(RequestedReuse::reuse),
             models: manifest.models.clone(),
             environment: manifest.configuration.clone().into_iter().collect(),
             outbound: manifest
@@ -216,6 +218,12 @@ impl Inner {
                 .outbound
                 .iter()
                 .map(|entry| entry.0.clone())
+                .collect(),
+            deployments: manifest
+                .grants
+                .deployments
+                .iter()
+                .map(|name| name.as_str().to_owned())
                 .collect(),
             // Added when their bytes have been read.
             linked: corral_runtime::LinkedComponents::default(),

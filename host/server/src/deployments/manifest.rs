@@ -11,6 +11,7 @@ use super::manifest_error::ManifestError;
 use super::name::DeploymentName;
 use super::outbound_entry::OutboundEntry;
 use super::requested_latency::RequestedLatency;
+use super::requested_reuse::RequestedReuse;
 use crate::cors::Cors;
 use crate::problem::ErrorFormat;
 use crate::request_policy::Access;
@@ -27,7 +28,7 @@ pub const MANIFEST_SCHEMA: &str = include_str!("../../manifest.schema.json");
 const MAX_ROUTES: usize = 32;
 /// Most models of a deployment.
 const MAX_MODELS: usize = 64;
-/// Most entries of a grant of outgoing requests.
+/// Most entries of a grant of outgoing requests, and of one of calls to deployments.
 const MAX_OUTBOUND: usize = 64;
 /// Most entries of a configuration.
 const MAX_ENTRIES: usize = 64;
@@ -83,6 +84,10 @@ pub struct Manifest {
     /// Limits. Omitted ones default to the server's.
     #[serde(default, skip_serializing_if = "RequestedLimits::is_none")]
     pub limits: RequestedLimits,
+    /// Lets requests of one tenant use an instance in turn, for plugins that start slowly. Its variables keep their values
+    /// from one request to the next. If omitted, each request has a new instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reuse: Option<RequestedReuse>,
     /// How it takes jobs at 'POST /jobs/NAME'. If omitted, it takes none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jobs: Option<JobSettings>,
@@ -113,6 +118,10 @@ pub struct Grants {
     #[cfg_attr(test, schemars(length(max = 64)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outbound: Vec<OutboundEntry>,
+    /// Names of other deployments of the server that it may call, at 'http://NAME.corral.internal'. None if omitted.
+    #[cfg_attr(test, schemars(length(max = 64)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub deployments: Vec<DeploymentName>,
 }
 
 impl Grants {
@@ -248,6 +257,13 @@ impl Manifest {
                 self.grants.outbound.len()
             );
             return refuse("grants.outbound", problem);
+        }
+        if self.grants.deployments.len() > MAX_OUTBOUND {
+            let problem = format!(
+                "has {} entries; at most {MAX_OUTBOUND} are allowed",
+                self.grants.deployments.len()
+            );
+            return refuse("grants.deployments", problem);
         }
         if let Some(models) = &self.models {
             if models.is_empty() || models.len() > MAX_MODELS {

@@ -6,6 +6,7 @@
 use super::capacity::Capacity;
 use super::change_error::ChangeError;
 use super::context::DeploymentContext;
+use super::directory::Directory;
 use super::name::DeploymentName;
 use super::refused_compilations::RefusedCompilations;
 use super::revision::TrafficShare;
@@ -160,7 +161,7 @@ impl Deployments {
             calls: runtime.max_calls(),
             memory: corral_engine::machine_memory(),
         };
-        Deployments(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             runtime,
             capacity,
             store,
@@ -175,7 +176,10 @@ impl Deployments {
             refused_compilations: Mutex::default(),
             change_permits: Arc::new(Semaphore::new(MAX_CHANGES)),
             triggers: OnceLock::new(),
-        }))
+        });
+        let directory = Directory(Arc::downgrade(&inner));
+        inner.runtime.set_directory(Arc::new(directory));
+        Deployments(inner)
     }
 
     /// Opens the jobs and the records of schedules in the store, if there is one.

@@ -13,6 +13,7 @@
 //! | `methods` | makes 100 requests with a method of 1 MB, holds them and responds with "ok" |
 //! | `sleeper` | waits on the clock for a year |
 //! | `abandon` | starts a generation, reads one chunk, drops the rest and responds with "ok" |
+//! | `keep` | keeps a sequence of some tokens for ever and responds as `state` does |
 //! | `midtrap` | sends a head and a first piece of the body, then traps |
 //! | `eventtrap` | sends the head of an event stream and an event, then traps |
 //! | `midspin` | sends a head and a first piece of the body, then loops forever |
@@ -91,6 +92,10 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
             }
             "abandon" => match abandon().await {
                 Ok(()) => "ok".to_owned(),
+                Err(error) => format!("{error:?}"),
+            },
+            "keep" => match keep().await {
+                Ok(()) => calls.to_string(),
                 Err(error) => format!("{error:?}"),
             },
             "midtrap" => return send_then(Fields::new(), b"begun\n", async { trap() }),
@@ -210,6 +215,14 @@ async fn abandon() -> Result<(), Error> {
     options.ignore_eos();
     let (mut chunks, _) = generate(&sequence, &options)?;
     chunks.next().await;
+    Ok(())
+}
+
+async fn keep() -> Result<(), Error> {
+    let model = open_model(None).await?;
+    let sequence = Sequence::create(&model)?;
+    sequence.append(&model.tokenize("Once upon a time", false)?)?;
+    std::mem::forget(sequence);
     Ok(())
 }
 

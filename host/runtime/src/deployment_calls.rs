@@ -1,0 +1,168 @@
+//! Calls of plugins to other deployments of the server: HTTP requests to `NAME.corral.internal`, without a socket.
+//!
+//! The caller needs a grant for the name. The call counts for the caller's tenant and uses its quotas of tokens, ends with
+//! its deadline, and adds its tokens to those of the client's request. The called deployment has its own limits and quota,
+//! and answers errors as it answers clients. Calls may call further, up to [`MAX_DEPTH`]: a cycle ends there.
+//!
+//! A call waits for an instance no longer than for a connection. So deployments that wait for each other's instances get
+//! 503 in seconds.
+
+use crate::body::Body;
+use crate::call_error::CallError;
+use crate::config::CallOptions;
+use crate::output::LogOrigin;
+use crate::plugin::Plugin;
+use crate::quota::QuotaPermit;
+use crate::state::CallContext;
+use corral_engine::{Caller, TokenUsage};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri};
+use http_body_util::BodyExt;
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use wasmtime_wasi_http::{Error, WasiBody};
+
+/// The end of the host names of deployments.
+const SUFFIX: &str = ".corral.internal";
+/// Calls within a call.
+pub(crate) const MAX_DEPTH: u8 = 8;
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Finds deployments by name, for plugins that call them.
+pub trait DeploymentDirectory: Send + Sync {
+    /// What answers a request to a deployment. Removes headers that only the server may set. The permit counts the request
+    /// in the deployment's quota, and holds the caller's.
+    ///
+    /// # Errors
+    /// The response, if the deployment cannot answer.
+    fn find(
+        &self,
+        name: &str,
+        headers: &mut HeaderMap,
+        quota_permit: Option<Arc<QuotaPermit>>,
+    ) -> Result<CallTarget, Box<Response<Body>>>;
+
+    /// The response of a deployment whose call failed, as its clients get it.
+    fn failed(&self, name: &str, error: CallError) -> Response<Body>;
+}
+
+/// What answers a call.
+#[derive(Debug)]
+pub struct CallTarget {
+    /// The plugin of the revision that was picked.
+    pub plugin: Plugin,
+    /// The permit of all quotas.
+    pub quota_permit: Option<Arc<QuotaPermit>>,
+}
+
+/// The server's directory, once it is set.
+pub(crate) type DirectorySlot = Arc<OnceLock<Arc<dyn DeploymentDirectory>>>;
+
+/// The deployments that a plugin may call.
+pub(crate) struct DeploymentGrants {
+    pub(crate) names: BTreeSet<String>,
+    pub(crate) directory: DirectorySlot,
+}
+
+/// On whose behalf a call calls deployments.
+pub(crate) struct DeploymentCaller {
+    caller: Caller,
+    tenant_name: Arc<str>,
+    quota_permit: Option<Arc<QuotaPermit>>,
+    usage: Arc<TokenUsage>,
+    log_origin: LogOrigin,
+    depth: u8,
+}
+
+impl DeploymentCaller {
+    pub(crate) fn of(context: &CallContext) -> Self {
+        Self {
+            caller: context.caller,
+            tenant_name: Arc::clone(&context.tenant_name),
+            quota_permit: context.quota_permit.clone(),
+            usage: Arc::clone(&context.usage),
+            log_origin: context.log_origin.clone(),
+            depth: context.depth,
+        }
+    }
+
+    /// Whether it may call another deployment.
+    pub(crate) fn may_call(&self) -> bool {
+        self.depth < MAX_DEPTH
+    }
+
+    /// Sends a request to a deployment that is granted. Waits for an instance for up to `wait`. `limit_body` ends a body
+    /// that is longer than the deployment takes.
+    pub(crate) async fn call(
+        &self,
+        directory: &dyn DeploymentDirectory,
+        name: &str,
+        mut request: Request<WasiBody>,
+        wait: Duration,
+        limit_body: impl FnOnce(WasiBody, u64) -> WasiBody,
+    ) -> Response<WasiBody> {
+        let headers = request.headers_mut();
+        if let Ok(id) = HeaderValue::from_str(&self.log_origin.call) {
+            headers.insert(REQUEST_ID, id);
+        }
+        let answer = match directory.find(name, headers, self.quota_permit.clone()) {
+            Ok(target) => {
+                let limit = target.plugin.limits().request_bytes as u64;
+                let request = request.map(|body| limit_body(body, limit));
+                let options = self.options(target.quota_permit, wait);
+                let called = target.plugin.handle(request, options);
+                called
+                    .await
+                    .unwrap_or_else(|error| directory.failed(name, error))
+            }
+            Err(answer) => *answer,
+        };
+        answer.map(|body| {
+            let failed = |error: CallError| Error::InternalError(Some(error.to_string()));
+            body.map_err(failed).boxed_unsync()
+        })
+    }
+
+    fn options(&self, quota_permit: Option<Arc<QuotaPermit>>, wait: Duration) -> CallOptions {
+        let tenant_name = Some(&self.tenant_name).filter(|name| !name.is_empty());
+        CallOptions {
+            id: Some(self.log_origin.call.to_string()),
+            deadline: self.caller.deadline,
+            instance_wait: Some(wait),
+            first_token: None,
+            tenant: Some(self.caller.tenant),
+            tenant_name: tenant_name.cloned(),
+            quota_permit,
+            usage: Some(Arc::clone(&self.usage)),
+            last_error_line: self.log_origin.last_error_line.clone(),
+            depth: self.depth + 1,
+        }
+    }
+}
+
+/// The deployment that a URI names by its host.
+pub(crate) fn called_deployment(uri: &Uri) -> Option<String> {
+    let host = uri.host()?.trim_end_matches('.').to_ascii_lowercase();
+    host.strip_suffix(SUFFIX).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_names_deployment() {
+        for (uri, name) in [
+            ("http://chat.corral.internal/a", Some("chat")),
+            ("http://Chat.CORRAL.internal.:80/", Some("chat")),
+            ("https://a.b.corral.internal/", Some("a.b")),
+            ("http://corral.internal/", None),
+            ("http://xcorral.internal/", None),
+            ("http://chat.corral.internal.example/", None),
+            ("/chat", None),
+        ] {
+            let found = called_deployment(&Uri::from_static(uri));
+            assert_eq!(found.as_deref(), name, "{uri}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Finds deployments for plugins that call them.
+
+use super::serving::{Deployments, Inner};
+use crate::problem::{ErrorFormat, Problem};
+use crate::public::unavailable;
+use crate::triggers::jobs::HOST_HEADERS;
+use corral_runtime::{Body, CallError, CallTarget, DeploymentDirectory, QuotaPermit};
+use http::{HeaderMap, Response, StatusCode};
+use std::sync::{Arc, Weak};
+
+/// The deployments of the process, which have the runtime that has this.
+pub(super) struct Directory(pub(super) Weak<Inner>);
+
+impl Directory {
+    fn deployments(&self) -> Result<Deployments, Box<Response<Body>>> {
+        let stopping = || boxed(Problem::shutting_down(), ErrorFormat::Problem);
+        self.0.upgrade().map(Deployments).ok_or_else(stopping)
+    }
+}
+
+fn boxed(problem: Problem, format: ErrorFormat) -> Box<Response<Body>> {
+    Box::new(problem.into_response_as(format))
+}
+
+impl DeploymentDirectory for Directory {
+    fn find(
+        &self,
+        name: &str,
+        headers: &mut HeaderMap,
+        quota_permit: Option<Arc<QuotaPermit>>,
+    ) -> Result<CallTarget, Box<Response<Body>>> {
+        let deployment = self.deployments()?.get(name).ok_or_else(|| {
+            let detail = format!("there is no deployment '{}'", name.escape_debug());
+            let problem = Problem::new(StatusCode::NOT_FOUND, "no-deployment", detail);
+            boxed(problem, ErrorFormat::Problem)
+        })?;
+        deployment.count_request();
+        for name in HOST_HEADERS {
+            headers.remove(name);
+        }
+        let refused = |problem: Problem, format| {
+            let state = &deployment.context.deployment;
+            state.count_refused_request(problem.code());
+            boxed(problem, format)
+        };
+        let (plugin, policy) = deployment.pick().map_err(|reason| {
+            let format = deployment.first_policy().map(|policy| policy.error_format);
+            refused(
+                unavailable(&deployment, &reason, false),
+                format.unwrap_or_default(),
+            )
+        })?;
+        let quota_permit = QuotaPermit::acquire_within(quota_permit, policy.quota.clone())
+            .map_err(|error| refused(error.into(), policy.error_format))?;
+        Ok(CallTarget {
+            plugin: plugin.clone(),
+            quota_permit,
+        })
+    }
+
+    fn failed(&self, name: &str, error: CallError) -> Response<Body> {
+        let problem = Problem::from(error);
+        let deployments = self.deployments();
+        let deployment = deployments
+            .ok()
+            .and_then(|deployments| deployments.get(name));
+        let Some(deployment) = deployment else {
+            return problem.into_response_as(ErrorFormat::Problem);
+        };
+        let state = &deployment.context.deployment;
+        state.count_refused_request(problem.code());
+        let format = deployment.first_policy().map(|policy| policy.error_format);
+        problem.into_response_as(format.unwrap_or_default())
+    }
+}

@@ -1,0 +1,189 @@
+//! Plugins that call other deployments of the server.
+
+use corral_tests::deployments::deploy_plugin;
+use corral_tests::{Corral, run, scratch_dir, wait_for};
+use serde_json::{Value, json};
+
+/// Deploys the plugin that sends requests at `/NAME`, which may call these deployments.
+fn deploy_caller(corral: &Corral, name: &str, deployments: Value) {
+    let grants = json!({"grants": {"deployments": deployments}});
+    deploy_plugin(corral, name, "outbound", grants);
+}
+
+/// What the caller reports of a request.
+fn send(corral: &Corral, name: &str, request: &Value) -> Value {
+    let answer = corral.post(&format!("/{name}"), request.to_string());
+    assert_eq!(answer.status, 200, "{request}: {answer:?}");
+    answer.json()
+}
+
+fn post(url: &str, body: &Value) -> Value {
+    json!({"url": url, "method": "POST", "body": body.to_string()})
+}
+
+fn sum() -> Value {
+    json!({"prompt": "12+7=", "max_tokens": 20})
+}
+
+fn metric(corral: &Corral, name: &str, deployment: &str) -> f64 {
+    let name = format!("corral_deployment_{name}{{deployment=\"{deployment}\"}}");
+    corral.metrics().get(&name)
+}
+
+#[test]
+fn granted_deployment_answers_call() {
+    let corral = Corral::start_with_store(&[]);
+    deploy_plugin(&corral, "sum", "generate", json!({}));
+    deploy_caller(&corral, "caller", json!(["sum"]));
+    let answer = send(
+        &corral,
+        "caller",
+        &post("http://sum.corral.internal/sum", &sum()),
+    );
+    assert_eq!(answer["status"], 200, "{answer}");
+    let text: Value = serde_json::from_str(answer["text"].as_str().expect("a text")).expect("JSON");
+    assert_eq!(text["text"], "19");
+    assert_eq!(metric(&corral, "requests_total", "sum"), 1.0);
+    assert_eq!(metric(&corral, "outbound_requests_total", "caller"), 1.0);
+    assert_eq!(metric(&corral, "outbound_connections", "caller"), 0.0);
+    let page = corral.cli_output(&["show", "caller"]);
+    assert!(page.contains("may call the deployment sum\n"), "{page}");
+}
+
+#[test]
+fn call_without_grant_is_refused() {
+    let corral = Corral::start_with_store(&[]);
+    deploy_plugin(&corral, "sum", "generate", json!({}));
+    deploy_caller(&corral, "other", json!(["else"]));
+    // A grant for all hosts is none for deployments.
+    let grants = json!({"grants": {"outbound": ["http://*:*"]}});
+    deploy_plugin(&corral, "anywhere", "outbound", grants);
+    for name in ["other", "anywhere"] {
+        let answer = send(
+            &corral,
+            name,
+            &post("http://sum.corral.internal/sum", &sum()),
+        );
+        let error = answer["error"].as_str().unwrap_or_default();
+        assert!(error.contains("HttpRequestDenied"), "{name}: {answer}");
+    }
+    corral.wait_for_stderr("add its name to 'grants.deployments'");
+    assert_eq!(metric(&corral, "requests_total", "sum"), 0.0);
+}
+
+#[test]
+fn errors_of_called_deployment_are_responses() {
+    let corral = Corral::start_with_store(&[]);
+    let limits = json!({"limits": {"requests-per-minute": 3, "request-kib": 1}});
+    deploy_plugin(&corral, "faulty", "misbehave", limits);
+    deploy_caller(&corral, "caller", json!(["faulty", "absent"]));
+    let status = |url: &str| {
+        let answer = send(&corral, "caller", &json!({"url": url, "method": "POST"}));
+        (answer["status"].clone(), answer["text"].to_string())
+    };
+    let (missing, text) = status("http://absent.corral.internal/");
+    assert_eq!(missing, 404);
+    assert!(text.contains("no-deployment"), "{text}");
+    assert_eq!(status("http://faulty.corral.internal/trap").0, 500);
+    assert_eq!(
+        status("http://faulty.corral.internal/ok"),
+        (json!(200), "\"ok\"".to_owned())
+    );
+    let large =
+        json!({"url": "http://faulty.corral.internal/echo", "method": "POST", "body_kib": 64});
+    let answer = send(&corral, "caller", &large);
+    // The response begins before the body is too large.
+    assert!(answer["error"].is_string(), "{answer}");
+    let (refused, text) = status("http://faulty.corral.internal/ok");
+    assert_eq!(refused, 429);
+    assert!(text.contains("request-rate-exceeded"), "{text}");
+    corral.cli_output(&["pause", "faulty"]);
+    assert_eq!(status("http://faulty.corral.internal/ok").0, 503);
+    corral.check_alive();
+}
+
+#[test]
+fn cycle_of_calls_ends() {
+    let corral = Corral::start_with_store(&[]);
+    deploy_caller(&corral, "one", json!(["two"]));
+    deploy_caller(&corral, "two", json!(["one"]));
+    // Each call carries the request of the next.
+    let request = (0..12).fold(json!({}), |inner, number| {
+        let name = if number % 2 == 0 { "one" } else { "two" };
+        post(&format!("http://{name}.corral.internal/"), &inner)
+    });
+    let mut answer = send(&corral, "one", &request);
+    let mut depth = 0;
+    while let Some(text) = answer["text"].as_str() {
+        assert_eq!(answer["status"], 200, "{answer}");
+        answer = serde_json::from_str(text).unwrap_or_default();
+        depth += 1;
+    }
+    let error = answer["error"].as_str().unwrap_or_default();
+    assert!(error.contains("LoopDetected"), "{answer}");
+    assert_eq!(depth, 8);
+}
+
+#[test]
+fn call_counts_for_callers_tenant() {
+    let file = scratch_dir().join("keys.toml");
+    let file = file.to_str().expect("a path in UTF-8");
+    let line = ["keys", "new", "--tenant", "alice", "--append", file];
+    let key = format!("Bearer {}", run(line).stdout.trim());
+    let text = std::fs::read_to_string(file).expect("read");
+    let quota = "\n[tenant.alice]\ntokens-per-minute = 40\n";
+    std::fs::write(file, text + quota).expect("written");
+    let corral = Corral::start_with_store(&["--keys", file]);
+    deploy_plugin(&corral, "sum", "generate", json!({}));
+    deploy_caller(&corral, "caller", json!(["sum"]));
+    let body = post("http://sum.corral.internal/sum", &sum()).to_string();
+    let ask = || {
+        let headers = [("authorization", &*key)];
+        let answer = corral.request("POST", "/caller", &headers, &body);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()["status"].clone()
+    };
+    assert_eq!(ask(), 200);
+    let tokens = "corral_quota_tokens_total{kind=\"tenant\",name=\"alice\"}";
+    wait_for("counted tokens", || {
+        (corral.metrics().get_or_zero(tokens) > 5.0).then_some(())
+    });
+    let refused = (0..8).find(|_| ask() == 429);
+    assert!(refused.is_some(), "the tenant's tokens never ran out");
+}
+
+#[test]
+fn headers_of_the_host_cannot_be_forged() {
+    let corral = Corral::start_with_store(&[]);
+    deploy_plugin(&corral, "faulty", "misbehave", json!({}));
+    deploy_caller(&corral, "caller", json!(["faulty"]));
+    let headers = json!({"x-corral-job-id": "1", "x-request-id": "mine", "x-own": "kept"});
+    let request = json!({"url": "http://faulty.corral.internal/headers", "headers": headers});
+    let answer = corral.post("/caller", request.to_string());
+    let id = answer.header("x-request-id").expect("an id").to_owned();
+    let text = answer.json()["text"].as_str().expect("a text").to_owned();
+    assert!(text.contains("x-own: kept\n"), "{text}");
+    assert!(
+        text.contains(&format!("x-request-id: {id}\n")),
+        "{id}: {text}"
+    );
+    assert!(!text.contains("x-corral-job-id"), "{text}");
+}
+
+#[test]
+fn hang_up_ends_called_deployment() {
+    let corral = Corral::start_with_store(&[]);
+    deploy_plugin(&corral, "faulty", "misbehave", json!({}));
+    deploy_caller(&corral, "caller", json!(["faulty"]));
+    let url = "http://faulty.corral.internal/drip";
+    let client = corral.begin_post("/caller", json!({"url": url}).to_string());
+    let running = |count: f64| {
+        wait_for("running calls", || {
+            (metric(&corral, "calls_running", "faulty") == count).then_some(())
+        });
+    };
+    running(1.0);
+    drop(client);
+    running(0.0);
+    corral.check_alive();
+}
