@@ -228,6 +228,11 @@ impl Pair {
             "the same positions in the same order of cells"
         );
         assert_eq!(self.mirror.used() as usize, used.len());
+        let only_holder = match used.last().map(|(_, holders)| holders.as_slice()) {
+            Some(&[holder]) => u16::try_from(holder).ok().map(SeqId),
+            _ => None,
+        };
+        assert_eq!(self.mirror.highest(), only_holder);
         for id in (0..IDS).map(SeqId) {
             assert_eq!(self.mirror.held_by(id), self.context.length(id.0.into()));
             let alone = [i32::from(id.0)];

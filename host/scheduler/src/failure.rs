@@ -191,23 +191,6 @@ mod tests {
     }
 
     #[test]
-    fn steps_halve_after_failures_and_double_after_successes() {
-        let (mut failure, mut running) = (FailureHandling::new(32), running(2));
-        let rows = rows(&running, 8);
-        let sizes = [false, false, true, true, true].map(|succeeds| {
-            if succeeds {
-                failure.step_succeeded(&rows, &mut running);
-            } else {
-                let failed = failure.step_failed(&rows, &mut running, Time::ZERO, true);
-                assert_eq!(failed, None);
-            }
-            (failure.step_tokens(), failure.is_recovering(&running))
-        });
-        let expected = [(8, true), (8, true), (16, true), (32, false), (32, false)];
-        assert_eq!(sizes, expected);
-    }
-
-    #[test]
     fn pauses_grow_and_end_with_a_success() {
         let (mut failure, mut running) = (FailureHandling::new(32), running(1));
         let rows = rows(&running, 1);
@@ -219,19 +202,5 @@ mod tests {
         assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 200].map(Some));
         failure.step_succeeded(&rows, &mut running);
         assert_eq!(failure.paused_until(), None);
-    }
-
-    #[test]
-    fn joint_failures_lead_to_one_by_one() {
-        let (mut failure, mut running) = (FailureHandling::new(32), running(2));
-        let rows = rows(&running, 8);
-        for _ in 0..MAX_JOINT_FAILURES {
-            assert!(!failure.is_one_by_one());
-            failure.step_failed(&rows, &mut running, Time::ZERO, false);
-        }
-        assert!(failure.is_one_by_one());
-        // Once all are well again.
-        (0..3).for_each(|_| failure.step_succeeded(&rows, &mut running));
-        assert!(!failure.is_one_by_one());
     }
 }
