@@ -3,7 +3,7 @@
 //! It predicts `token + 1`, and `token + 1 + n` with adapter `n`, so that a caller can tell whether a sequence was
 //! computed whole, once and in order. It panics where llama.cpp ends the process or silently computes nonsense: unknown
 //! ids, gaps in positions, steps that are too large, rows whose state was computed with another adapter, and sharing or
-//! loading into an id that is not empty. As with llama.cpp, some ids can give the highest logits alone.
+//! loading into an id that is not empty.
 //!
 //! [`simulation`] drives a scheduler over it, with arrivals, cancellations and faults, and checks the invariants in every
 //! step.
@@ -27,7 +27,7 @@ pub use machine::{Fault, Machine};
 pub use simulator::{Simulator, Size};
 pub use state::SaveError;
 use std::hash::{DefaultHasher, Hash, Hasher};
-pub use step::{DecodeError, Input, Output};
+pub use step::{DecodeError, Input};
 
 /// A token that makes every step with it fail.
 pub const POISON: Token = 666;

@@ -53,9 +53,6 @@ struct Alive {
 /// Steps after which a simulation counts as stuck.
 const MAX_STEPS: u64 = 100_000;
 
-/// The number of highest logits that the backend gives for some ids.
-const TOP_K: u32 = 4;
-
 /// A scheduler, a backend and a clock.
 #[derive(Debug)]
 pub struct Simulation {
@@ -109,7 +106,7 @@ impl Simulation {
             step_tokens: config.max_step_tokens,
             vocabulary: POISON + 1,
         };
-        let backend = Simulator::new(size, machine, faults).with_top(config.top_k_seq_ids, TOP_K);
+        let backend = Simulator::new(size, machine, faults).with_top(config.top_k_seq_ids);
         Self {
             config,
             scheduler: Scheduler::new(config),

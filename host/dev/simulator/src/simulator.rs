@@ -2,7 +2,7 @@
 
 use crate::cells::Sequence;
 use crate::machine::scatter;
-use crate::{DecodeError, Fault, Input, Machine, Output, POISON};
+use crate::{DecodeError, Fault, Input, Machine, POISON};
 use corral_scheduler::{AdapterId, SeqId, Token};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -43,10 +43,8 @@ pub struct Simulator {
     pub(crate) taken: BTreeSet<u32>,
     /// The predicted token after each input of the last step.
     predicted: Vec<Option<Token>>,
-    /// The number of ids, from 0 on, with only the highest logits, and the number of those logits.
-    top: (u16, u32),
-    /// The highest logits, by input of the last step.
-    tops: BTreeMap<usize, (Vec<Token>, Vec<f32>)>,
+    /// The number of ids, from 0 on, with only the highest logits.
+    top_ids: u16,
     /// A single peak in the middle: the logits that predict any token are a window of it.
     peak: Vec<f32>,
     took: Duration,
@@ -73,8 +71,7 @@ impl Simulator {
             free: (0..size.cells).collect(),
             taken: BTreeSet::new(),
             predicted: Vec::new(),
-            top: (0, 0),
-            tops: BTreeMap::new(),
+            top_ids: 0,
             peak,
             took: Duration::ZERO,
         }
@@ -95,11 +92,10 @@ impl Simulator {
         self
     }
 
-    /// Gives only the `k` highest logits for the first `ids` ids, after one position of each in a step: a second output
-    /// panics. All but the highest logit are equal.
+    /// Gives no whole rows for the first `ids` ids, and one output of each in a step: a second one panics.
     #[must_use]
-    pub fn with_top(mut self, ids: u16, k: u32) -> Self {
-        self.top = (ids, k.min(self.size.vocabulary));
+    pub fn with_top(mut self, ids: u16) -> Self {
+        self.top_ids = ids;
         self
     }
 
@@ -115,22 +111,6 @@ impl Simulator {
                 self.push(input.seq, input.token);
             }
         }
-    }
-
-    /// The highest logits that predict a token, with the highest of all in the middle.
-    fn highest(&self, token: Token) -> (Vec<Token>, Vec<f32>) {
-        let count = self.top.1;
-        let tokens = (0..count).map(|i| (token + count / 2 + i + 1) % self.size.vocabulary);
-        let tokens: Vec<_> = tokens
-            .enumerate()
-            .map(|(index, other)| match index {
-                index if index == count as usize / 2 => token,
-                _ => other,
-            })
-            .collect();
-        let logit = |&other: &Token| if other == token { 10.0 } else { 0.0 };
-        let logits = tokens.iter().map(logit).collect();
-        (tokens, logits)
     }
 
     /// Computes a step and its time.
@@ -210,16 +190,15 @@ impl Simulator {
     pub fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
         self.compute(step)?;
         self.predicted.clear();
-        self.tops.clear();
         let mut given = BTreeSet::new();
-        for (index, input) in step.iter().enumerate() {
+        for input in step {
             let next = (input.token + 1 + u32::from(self.adapter.0)) % self.size.vocabulary;
-            let top = input.output && input.seq.0 < self.top.0;
-            if top {
-                assert!(given.insert(input.seq), "two outputs of {:?}", input.seq);
-                let highest = self.highest(next);
-                self.tops.insert(index, highest);
-            }
+            let top = input.output && input.seq.0 < self.top_ids;
+            assert!(
+                !top || given.insert(input.seq),
+                "two outputs of {:?}",
+                input.seq
+            );
             self.predicted.push((input.output && !top).then_some(next));
         }
         Ok(())
@@ -231,23 +210,10 @@ impl Simulator {
         self.compute(step)
     }
 
-    /// All logits after an input of the last step; `None` if it has no output or only its highest logits are kept.
+    /// The logits after an input of the last step; `None` if it has no output or its id gives no whole rows.
     pub fn logits(&self, index: usize) -> Option<&[f32]> {
         let token = (*self.predicted.get(index)?)? as usize;
         let vocabulary = self.size.vocabulary as usize;
         self.peak.get(vocabulary - 1 - token..)?.get(..vocabulary)
-    }
-
-    /// The logits after an input of the last step; `None` if it has no output.
-    pub fn output(&self, index: usize) -> Option<Output<'_>> {
-        let Some((tokens, logits)) = self.tops.get(&index) else {
-            return self.logits(index).map(Output::All);
-        };
-        Some(Output::Top { tokens, logits })
-    }
-
-    /// The number of highest logits, if some ids have those alone.
-    pub fn top_k(&self) -> Option<u32> {
-        (self.top.0 > 0).then_some(self.top.1)
     }
 }

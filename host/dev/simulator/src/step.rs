@@ -15,20 +15,6 @@ pub struct Input {
     pub output: bool,
 }
 
-/// The logits after an input.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Output<'a> {
-    /// One for each token of the vocabulary.
-    All(&'a [f32]),
-    /// The highest ones, in no order.
-    Top {
-        /// The token of each logit.
-        tokens: &'a [Token],
-        /// The logits.
-        logits: &'a [f32],
-    },
-}
-
 /// Why a step failed. Nothing of it stays, unless the memory can't truncate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {

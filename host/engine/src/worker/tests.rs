@@ -1,7 +1,6 @@
 //! The worker over the simulator, which checks that each sequence arrives whole, once and in order, and fails at a
 //! [`POISON`] token. [`TestEngine::end`] checks the identity of the token counters and looks for leaked cells.
 
-mod device_top_k;
 mod draft_model;
 mod external_sampling;
 mod next_token;
@@ -20,27 +19,6 @@ use crate::metrics::get;
 use corral_simulator::POISON;
 use std::sync::mpsc::sync_channel;
 use support::*;
-
-#[test]
-fn fifty_requests_share_four_sequence_ids() {
-    let engine = TestEngine::start();
-    let generations: Vec<_> = (0..50)
-        .map(|n| {
-            let prompt = (n..n + 1 + n % 30).collect();
-            (n, engine.generate(prompt, limit(1 + n % 9)))
-        })
-        .collect();
-    let mut computed = 0;
-    for (n, generation) in generations {
-        let first = n + 1 + n % 30;
-        let outcome = read_tokens(generation, first..=first + n % 9);
-        assert_eq!(outcome.finish, FinishReason::Length);
-        assert_eq!(outcome.generated_tokens, 1 + n % 9);
-        computed += u64::from(outcome.prompt_tokens + outcome.generated_tokens - 1);
-    }
-    let metrics = engine.end();
-    assert_eq!(get(&metrics.computed_tokens), computed);
-}
 
 #[test]
 fn generations_end_at_end_stop_or_limit() {
@@ -95,18 +73,6 @@ fn failing_request_harms_no_other() {
         assert_eq!((chunk.tokens.len(), outcome.is_ok()), (5, true));
     }
     assert_eq!(get(&engine.end().failed), 1);
-}
-
-#[test]
-fn dropped_generations_are_canceled() {
-    let engine = TestEngine::slow(Duration::from_millis(100));
-    // Four run, the others wait.
-    let dropped: Vec<_> = (0..12).map(|_| engine.generate(vec![1], long())).collect();
-    drop(dropped);
-    read_tokens(engine.generate(vec![5], limit(3)), 6..9);
-    let metrics = engine.end();
-    assert_eq!((get(&metrics.canceled), get(&metrics.finished)), (12, 1));
-    assert!(get(&metrics.computed_tokens) < 100);
 }
 
 #[test]

@@ -15,11 +15,11 @@ use crate::reply::{self, Reply};
 use crate::swap_store::{SwapBudget, SwapStore};
 use crate::worker::{Command, NewRequest, NewWork, PrefixFiles, Swap, Vocabulary, Worker};
 use crate::{Caller, Chunk, Error, GenerateOptions, Token};
-use corral_sampling::{Logits, TopLogits};
+use corral_sampling::Logits;
 use corral_scheduler::{
     AdapterId, Overlap, PrefillPolicy, Retention, SchedulerConfig, SeqId, WeakRetention,
 };
-use corral_simulator::{Fault, Machine, Output, Simulator, Size};
+use corral_simulator::{Fault, Machine, Simulator, Size};
 use std::collections::BTreeMap;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -28,8 +28,6 @@ use std::time::{Duration, Instant};
 pub const VOCABULARY: u32 = 1000;
 /// Ends a generation.
 pub const END: Token = 999;
-/// The k of device top-k.
-pub const TOP_K: u32 = 8;
 /// Bytes for offloaded prefixes. A state takes four bytes per token and eight more.
 const PREFIX_BYTES: u64 = 600;
 
@@ -172,18 +170,7 @@ impl Backend for SlowBackend {
 
     fn output(&self, index: usize) -> Option<Logits<'_>> {
         self.record(Call::Output(index));
-        Some(match self.simulator.output(index)? {
-            Output::All(logits) => Logits::Full(logits),
-            Output::Top { tokens, logits } => Logits::TopK(TopLogits {
-                tokens,
-                logits,
-                vocabulary: VOCABULARY as usize,
-            }),
-        })
-    }
-
-    fn top_k(&self) -> Option<u32> {
-        self.simulator.top_k()
+        self.simulator.logits(index).map(Logits::Full)
     }
 
     fn clear(&mut self, seq: SeqId) {
@@ -229,8 +216,6 @@ impl Vocabulary for Digits {
 #[derive(Default)]
 pub struct TestConfig {
     pub step_time: Duration,
-    /// Additional sequence ids, with device top-k.
-    pub top_k_seq_ids: u16,
     pub overlap: bool,
     /// Compute threads, of which one always waits for a core; 0 for one thread.
     pub threads: u32,
@@ -295,8 +280,8 @@ impl TestConfig {
     /// Starts with this store for swapped-out sequences.
     pub fn start_with_store(self, store: impl FnOnce(EngineWaker) -> SwapStore) -> TestEngine {
         let config = SchedulerConfig {
-            seq_ids: 4 + self.top_k_seq_ids,
-            top_k_seq_ids: self.top_k_seq_ids,
+            seq_ids: 4,
+            top_k_seq_ids: 0,
             cells: 256,
             max_step_tokens: 16,
             max_compaction_tokens: u32::MAX,
@@ -328,7 +313,7 @@ impl TestConfig {
             threads: self.threads.max(1),
             threads_used: self.threads.max(1),
             has_fixed_threads: self.has_fixed_threads,
-            ..SlowBackend::new(simulator.with_top(self.top_k_seq_ids, TOP_K))
+            ..SlowBackend::new(simulator)
         };
         let metrics = Arc::new(EngineMetrics::default());
         let (commands, receiver) = sync_channel(256);
