@@ -58,25 +58,6 @@ async fn crash_is_a_500_with_reason() {
 }
 
 #[tokio::test]
-async fn endless_loop_is_a_504() {
-    for bytes in [http_2(SPIN), http_3(&format!("{SPIN} unreachable"))] {
-        let error = error_of(bytes, limits()).await;
-        assert_eq!((error.status(), error.code()), (504, "cpu-time"));
-    }
-}
-
-#[tokio::test]
-async fn wall_time_limit_stops_a_loop() {
-    let limits = Limits {
-        time: Duration::from_millis(100),
-        cpu: Duration::from_secs(60),
-        ..limits()
-    };
-    let error = error_of(http_2(SPIN), limits).await;
-    assert_eq!((error.status(), error.code()), (504, "deadline"));
-}
-
-#[tokio::test]
 async fn caller_may_shorten_the_deadline() {
     let runtime = runtime(1);
     let plugin = load(&runtime, http_2(SPIN), limits()).await;
@@ -88,38 +69,6 @@ async fn caller_may_shorten_the_deadline() {
     let error = get_with(&plugin, options).await.unwrap_err();
     assert_eq!(error.code(), "deadline");
     idle(&runtime).await;
-}
-
-#[tokio::test]
-async fn loop_does_not_stop_other_calls() {
-    // One thread runs everything, so the loop must yield.
-    let runtime = runtime(2);
-    let patient = Limits {
-        time: Duration::from_secs(60),
-        cpu: Duration::from_secs(60),
-        ..limits()
-    };
-    let looping = load(&runtime, http_2(SPIN), patient).await;
-    let good = load(&runtime, http_2(GOOD), limits()).await;
-    let spinning = tokio::spawn(async move { get(&looping).await.map(drop) });
-    tokio::task::yield_now().await;
-    let response = get(&good).await.unwrap();
-    assert_eq!(
-        response.into_body().collect().await.unwrap().to_bytes(),
-        "hello"
-    );
-    assert!(!spinning.is_finished());
-    spinning.abort();
-    assert!(spinning.await.unwrap_err().is_cancelled());
-    assert_eq!(
-        counter(&runtime, "corral_plugin_calls_completed_total", None),
-        1.0
-    );
-    idle(&runtime).await;
-    assert_eq!(
-        counter(&runtime, "corral_plugin_calls_canceled_total", None),
-        1.0
-    );
 }
 
 #[tokio::test]
@@ -157,34 +106,6 @@ async fn missing_response_has_its_own_code() {
 }
 
 #[tokio::test]
-async fn error_of_the_plugin_is_reported() {
-    // result = error, error-code = HTTP-request-denied
-    let code = "(i32.store (i32.const 8) (i32.const 1)) (i32.store (i32.const 16) (i32.const 15)) (i32.const 8)";
-    let error = error_of(http_3(code), limits()).await;
-    assert_eq!((error.status(), error.code()), (500, "returned-error"));
-    assert!(error.to_string().contains("RequestDenied"), "{error}");
-}
-
-#[tokio::test]
-async fn crash_ends_the_body_with_error() {
-    let runtime = runtime(2);
-    for (code, end) in [("unreachable", "trapped"), (SPIN, "cpu-time")] {
-        let code = format!("(call $respond) (call $say) {code}");
-        let plugin = load(&runtime, http_2(&code), limits()).await;
-        let mut body = get(&plugin).await.unwrap().into_body();
-        let first = body.frame().await.unwrap().unwrap();
-        assert_eq!(first.into_data().unwrap(), "hello");
-        let error = body.frame().await.unwrap().unwrap_err();
-        assert_eq!(error.code(), end);
-        assert!(body.frame().await.is_none());
-        drop(body);
-        idle(&runtime).await;
-        let failures = counter(&runtime, "corral_plugin_calls_failed_total", Some(end));
-        assert_eq!(failures, 1.0);
-    }
-}
-
-#[tokio::test]
 async fn unread_body_ends_at_the_deadline() {
     let runtime = runtime(1);
     let limits = Limits {
@@ -199,27 +120,6 @@ async fn unread_body_ends_at_the_deadline() {
         last = body.frame().await;
     }
     assert_eq!(last.unwrap().unwrap_err().code(), "deadline");
-}
-
-#[tokio::test]
-async fn calls_share_a_small_pool() {
-    let runtime = runtime(3);
-    let plugin = load(&runtime, http_2(GOOD), limits()).await;
-    let calls: Vec<_> = (0..200)
-        .map(|_| {
-            let plugin = plugin.clone();
-            tokio::spawn(async move {
-                let response = get(&plugin).await.unwrap();
-                response.into_body().collect().await.unwrap().to_bytes()
-            })
-        })
-        .collect();
-    for call in calls {
-        assert_eq!(call.await.unwrap(), "hello");
-    }
-    idle(&runtime).await;
-    assert!(counter(&runtime, "corral_plugin_instances_peak", None) <= 3.0);
-    assert_eq!(counter(&runtime, "corral_plugin_calls_waiting", None), 0.0);
 }
 
 #[tokio::test]
@@ -278,23 +178,4 @@ async fn blocked_composition_leaves_stacks_for_others() {
     calls.shutdown().await;
     idle(&runtime).await;
     assert_eq!(counter(&runtime, STACKS, None), 0.0);
-}
-
-#[tokio::test]
-async fn thousand_calls_leave_no_instances() {
-    let runtime = runtime(8);
-    let plugin = load(&runtime, http_2(GOOD), limits()).await;
-    assert!(plugin.roles().http && !plugin.roles().cli);
-    for _ in 0..1000 {
-        let response = get(&plugin).await.unwrap();
-        assert_eq!(response.status(), 200);
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        assert_eq!(body, "hello");
-    }
-    idle(&runtime).await;
-    assert_eq!(
-        counter(&runtime, "corral_plugin_calls_completed_total", None),
-        1000.0
-    );
-    assert_eq!(counter(&runtime, "corral_plugin_instances_peak", None), 1.0);
 }

@@ -243,55 +243,6 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_refuses_alone() {
-        for (limits, limit, wait) in [
-            (
-                QuotaLimits {
-                    concurrent: Some(2),
-                    ..UNLIMITED
-                },
-                QuotaLimit::Concurrent,
-                CONCURRENT_WAIT,
-            ),
-            (
-                QuotaLimits {
-                    requests_per_minute: Some(2),
-                    ..UNLIMITED
-                },
-                QuotaLimit::RequestsPerMinute,
-                at(61),
-            ),
-            (
-                QuotaLimits {
-                    tokens_per_minute: Some(20),
-                    ..UNLIMITED
-                },
-                QuotaLimit::TokensPerMinute,
-                at(61),
-            ),
-            (
-                QuotaLimits {
-                    tokens_per_day: Some(20),
-                    ..UNLIMITED
-                },
-                QuotaLimit::TokensPerDay,
-                at(24 * 3600 + 15 * 60),
-            ),
-        ] {
-            let mut usage = tracking(&limits);
-            for _ in 0..2 {
-                assert_eq!(usage.check_request(&limits, at(0)), Ok(()), "{limit:?}");
-                usage.begin_request(at(0));
-                let checked = usage.check_tokens(&limits, at(0), 0, 10);
-                assert_eq!(checked, Ok(()), "{limit:?}");
-                usage.reserve(at(0), 10);
-            }
-            let exceeded = usage.check_request(&limits, at(0)).unwrap_err();
-            assert_eq!((exceeded.limit, exceeded.wait), (limit, Some(wait)));
-        }
-    }
-
-    #[test]
     fn tokens_per_request_include_earlier_reservations() {
         let limits = QuotaLimits {
             tokens_per_request: Some(20),
@@ -406,21 +357,5 @@ mod tests {
         usage.end_request();
         assert_eq!(usage.running(), 0);
         assert!(usage.check_request(&few, at(62)).is_ok());
-    }
-
-    #[test]
-    fn restored_limit_counts_requests_without_it() {
-        let limited = QuotaLimits {
-            requests_per_minute: Some(2),
-            ..UNLIMITED
-        };
-        let mut usage = tracking(&limited);
-        usage.begin_request(at(0));
-        usage.track(&UNLIMITED);
-        assert_eq!(usage.check_request(&UNLIMITED, at(1)), Ok(()));
-        usage.begin_request(at(1));
-        assert_eq!(usage.check_request(&UNLIMITED, at(1)), Ok(()));
-        usage.track(&limited);
-        assert!(usage.check_request(&limited, at(2)).is_err());
     }
 }

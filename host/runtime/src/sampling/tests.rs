@@ -131,58 +131,6 @@ async fn samples_tokens_on_the_requests_cpu_time() {
 }
 
 #[tokio::test]
-async fn failed_sampling_names_the_reason() {
-    let eat = "(loop (br_if 0 (i32.ne (memory.grow (i32.const 16)) (i32.const -1)))) unreachable";
-    for (code, expected) in [
-        (
-            "unreachable",
-            "pick failed: the plugin crashed: wasm `unreachable`",
-        ),
-        (SPIN, "pick exceeded the 50 ms of CPU time"),
-        ("(call $refuse)", "pick returned an error: too loud"),
-        (
-            "(i32.store (i32.const 4) (i32.const 45))",
-            "pick chose the token 45, which is not among the 40",
-        ),
-        (
-            eat,
-            "pick failed: the plugin needs more memory than its 64 MiB",
-        ),
-    ] {
-        let mut fixture = Fixture::new();
-        let checked = fixture.checked(["", "", code]).await;
-        let mut chooser = checked.factory(256).start(1);
-        for key in [1, 2] {
-            fixture.request(&mut *chooser, key, 40);
-            let (answered, answer) = fixture.answer().await;
-            let Err(Error::Failed(text)) = answer else {
-                panic!("{code}: {answer:?}");
-            };
-            assert!(answered == key && text.contains(expected), "{code}: {text}");
-            // The permit is free although the engine still holds the sampler.
-            assert_eq!(fixture.metric("corral_sampling_plugin_instances"), 0.0);
-        }
-        assert_eq!(fixture.metric("corral_sampling_plugin_failures_total"), 2.0);
-    }
-}
-
-#[tokio::test]
-async fn needs_may_not_change_after_the_check() {
-    let mut fixture = Fixture::new();
-    // Needs as many candidates as the model has tokens.
-    let start = "(i32.store (i32.const 128) (local.get $vocabulary))";
-    let needs = "(i32.store (i32.const 0) (i32.load (i32.const 128)))";
-    let checked = fixture.checked([start, needs, ""]).await;
-    assert_eq!(checked.factory(256).request_options().candidates, 256);
-    for (vocabulary, fits) in [(255, false), (256, true)] {
-        let mut chooser = checked.factory(vocabulary).start(1);
-        fixture.request(&mut *chooser, 1, 3);
-        let (_, answer) = fixture.answer().await;
-        assert_eq!(answer == Ok(5), fits, "{answer:?}");
-    }
-}
-
-#[tokio::test]
 async fn instances_wait_for_a_permit() {
     let mut fixture = Fixture::new();
     let factory = fixture.checked([""; 3]).await.factory(256);
