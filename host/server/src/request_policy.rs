@@ -77,8 +77,6 @@ impl RequestPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api_keys::NewApiKey;
-    use corral_runtime::QuotaLimits;
 
     #[test]
     fn deployment_requiring_keys_is_closed_without_any() {
@@ -95,42 +93,5 @@ mod tests {
         let problem = policy.authenticate(None, "/x", &mut headers);
         let problem = problem.expect_err("closed");
         assert_eq!(problem.status(), 401);
-    }
-
-    #[test]
-    fn open_deployment_does_not_receive_keys() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let (file, key) = (dir.path().join("keys.toml"), NewApiKey::generate());
-        std::fs::write(&file, key.toml_entry("one", "alice", &[])).expect("written");
-        let keys = ApiKeys::open(&file).expect("good");
-        let headers_left = |sent: &str| {
-            let value = sent.parse().expect("a header");
-            let mut headers = HeaderMap::from_iter([(http::header::AUTHORIZATION, value)]);
-            let policy = RequestPolicy::default();
-            let holder = policy.authenticate(Some(&keys), "/x", &mut headers);
-            assert!(holder.expect("it is open").is_none());
-            headers.len()
-        };
-        assert_eq!(headers_left(&format!("Bearer {}", key.key())), 0);
-        assert_eq!(headers_left("Bearer of-the-plugin"), 1);
-    }
-
-    #[test]
-    fn quota_of_deployment_applies_to_all_clients() {
-        let allowance = QuotaLimits {
-            concurrent: Some(1),
-            ..QuotaLimits::default()
-        };
-        let policy = RequestPolicy {
-            quota: Some(Quota::new("deployment", "/x", allowance)),
-            ..RequestPolicy::default()
-        };
-        let permit = policy.acquire_quotas(None).expect("the first");
-        let problem = policy.acquire_quotas(None);
-        assert_eq!(problem.expect_err("the second").status(), 429);
-        drop(permit);
-        assert!(policy.acquire_quotas(None).is_ok());
-        let open = RequestPolicy::default().acquire_quotas(None);
-        assert!(open.expect("no quota").is_none());
     }
 }

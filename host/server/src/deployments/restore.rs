@@ -327,29 +327,4 @@ mod tests {
             .expect("it is there");
         assert!(deployments.get("a").expect("exists").pick().is_ok());
     }
-
-    #[tokio::test]
-    async fn readable_component_serves_again_but_damaged_does_not() {
-        let (fixture, file, backup) = unreadable().await;
-        let deployments = &fixture.deployments;
-        deployments.restore_once().await;
-        std::fs::remove_dir(&file).expect("ours");
-        std::fs::copy(&backup, &file).expect("ours");
-        assert!(!deployments.0.retry("a", true).await, "nothing is left");
-        let serving = deployments.get("a").expect("exists");
-        assert!(serving.pick().is_ok());
-        assert_eq!(serving.routes.len(), 1);
-        drop(serving);
-
-        let fixture = fixture.restart();
-        std::fs::write(&file, "damaged").expect("ours");
-        assert!(fixture.deployments.restore_once().await.is_empty());
-        let (message, retryable) = load_error(&fixture.deployments);
-        assert!(
-            !retryable && message.contains("is damaged or missing"),
-            "{message}"
-        );
-        std::fs::rename(&backup, &file).expect("ours");
-        assert!(!fixture.deployments.0.retry("a", true).await);
-    }
 }

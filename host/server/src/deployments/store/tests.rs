@@ -181,16 +181,6 @@ fn files_are_private_to_the_user() {
 }
 
 #[test]
-fn second_open_is_refused() {
-    let temporary = TemporaryStore::new();
-    let store = temporary.open();
-    let error = temporary.open_error();
-    assert!(error.contains("in use by another process"), "{error}");
-    drop(store);
-    temporary.open();
-}
-
-#[test]
 fn other_formats_and_damaged_databases_are_refused() {
     let temporary = TemporaryStore::new();
     drop(temporary.open());
