@@ -102,24 +102,6 @@ fn every_grammar_kind_is_followed() {
 }
 
 #[test]
-fn constraint_combines_with_drafts_and_logprobs() {
-    let corral = Corral::start();
-    let request = json!({
-        "prompt": "repeat: Blue owls, 7! Blue owls, 7!\n", "constraint": {"regex": "[A-Za-z ,!0-9]*"},
-    });
-    let plain = corral.generate(&request);
-    assert_eq!(plain["text"], "Blue owls, 7! Blue owls, 7!");
-    let mut with = request.clone();
-    with["speculate"] = json!(16);
-    with["logprobs"] = json!(2);
-    let answer = corral.generate(&with);
-    assert_eq!(answer["text"], plain["text"]);
-    let entries = answer["logprobs"].as_array().expect("asked for");
-    assert_eq!(answer["tokens"], entries.len());
-    corral.wait_until_idle();
-}
-
-#[test]
 fn grammar_error_names_position() {
     let corral = Corral::start();
     // The unit tests of each kind have all errors.
@@ -277,50 +259,6 @@ fn costly_grammars_leave_the_compiler_to_others() {
     assert!(asked >= 10, "1+1 was answered {asked} times meanwhile");
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get(FAILURES), (4 * ROUNDS) as f64);
-}
-
-#[test]
-fn schemas_of_4000_patterns_are_refused_at_once() {
-    let routes = [("/v1", "openai"), ("/other", "generate")];
-    let corral = Corral::start_with_routes(&routes, &[]);
-    // From `^a0.*x0$` to `^v3999.*x3999$`: a letter for each 200 numbers.
-    let schema = |letters: std::ops::RangeInclusive<char>, first: usize| {
-        let letters = Vec::from_iter(letters);
-        let patterns = (0..4_000).map(|index| {
-            let (letter, number) = (letters[index * letters.len() / 4_000], first + index);
-            let pattern = format!("^{letter}{number}.*x{number}$");
-            (pattern, json!({"type": "string"}))
-        });
-        json!({"type": "object", "patternProperties": Value::Object(patterns.collect())})
-    };
-    let (first, second) = (schema('a'..='v', 0), schema('a'..='v', 4_000));
-    let generate = |schema: &Value| {
-        let request = json!({"prompt": "1+1=", "constraint": {"json_schema": schema}});
-        let answer = corral.post("/generate", request.to_string());
-        let detail = answer.problem(400, "invalid-constraint");
-        assert!(detail.contains("it has 4000 patterns"), "{detail}");
-    };
-    let asked = corral.with_neighbors(|| {
-        std::thread::scope(|scope| {
-            scope.spawn(|| generate(&first));
-            scope.spawn(|| generate(&second));
-            scope.spawn(|| {
-                let format = json!({"name": "x", "schema": first});
-                let request = json!({
-                    "model": "tiny", "messages": [{"role": "user", "content": "1+1="}],
-                    "response_format": {"type": "json_schema", "json_schema": format},
-                });
-                let answer = corral.post("/v1/chat/completions", request.to_string());
-                assert_eq!(answer.status, 400, "{answer:?}");
-                assert!(answer.body.contains("it has 4000 patterns"), "{answer:?}");
-            });
-        });
-        // Another tenant's grammar, which no cache has.
-        let request = json!({"prompt": "1+1=", "constraint": {"regex": "2|4000"}});
-        assert_eq!(corral.generate_at("/other", &request)["text"], "2");
-    });
-    assert!(asked >= 2, "1+1 was answered {asked} times meanwhile");
-    corral.wait_until_idle();
 }
 
 #[test]

@@ -241,51 +241,6 @@ fn openai_samplers_equal_chains_of_generate() {
     corral.wait_until_idle();
 }
 
-#[test]
-fn openai_samplers_limit_choice_and_repetition() {
-    let corral = Corral::start_with_routes(&[("/v1", "openai")], &["--error-format", "/v1=openai"]);
-    for fields in [
-        json!({"temperature": 20, "top_n_sigma": 0.0001}),
-        json!({"temperature": 20, "mirostat": 1, "mirostat_tau": 0}),
-        json!({"temperature": 20, "typical_p": 1, "top_k": 1}),
-        json!({"temperature": 0, "dynatemp_range": 0, "dry_multiplier": 0}),
-    ] {
-        assert_eq!(completion(&corral, &fields)["text"], ANSWER, "{fields}");
-    }
-    // XTC leaves the least likely token of all.
-    let xtc = json!({"temperature": 0, "xtc_probability": 1, "xtc_threshold": 0});
-    assert_ne!(completion(&corral, &xtc)["text"], ANSWER);
-
-    let pairs = |fields: Value| -> (usize, usize) {
-        let mut request = json!({
-            "temperature": 0, "max_tokens": 60, "ignore_eos": true, "logprobs": 0, "echo": true,
-        });
-        let members = request.as_object_mut().expect("an object");
-        members.extend(fields.as_object().expect("an object").clone());
-        let choice = completion(&corral, &request);
-        let tokens = choice["logprobs"]["tokens"].as_array().expect("asked for");
-        let pairs = tokens
-            .windows(2)
-            .map(|pair| format!("{} {}", pair[0], pair[1]));
-        let different: HashSet<String> = pairs.collect();
-        (different.len(), tokens.len() - 1)
-    };
-    let (different, all) = pairs(json!({"prompt": "1+1="}));
-    assert!(different < all, "it repeats itself");
-    let (different, all) = pairs(json!({
-        "prompt": "1+1=", "dry_multiplier": 1000, "dry_base": 1, "dry_allowed_length": 1,
-        "dry_penalty_last_n": -1, "dry_sequence_breakers": [],
-    }));
-    assert_eq!(different, all);
-
-    let request = json!({"prompt": "1+1=", "dry_sequence_breakers": ["x", "y".repeat(41)]});
-    let answer = corral.post("/v1/completions", request.to_string());
-    assert_eq!(answer.status, 400, "{answer:?}");
-    let error = &answer.json()["error"];
-    assert_eq!(error["param"], "dry_sequence_breakers[1]", "{error}");
-    corral.wait_until_idle();
-}
-
 fn logprob(of: &Value) -> f64 {
     of["logprob"].as_f64().expect("a number")
 }
