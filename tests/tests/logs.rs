@@ -281,6 +281,85 @@ fn logs_of_command_line_plugins_can_be_read() {
 }
 
 #[test]
+fn log_lines_have_level_request_and_deployment() {
+    let corral = Corral::start_with_store(&JSON);
+    deploy_plugin(&corral, "a", "config", json!({}));
+    let levels = json!({"log": ["trace", "debug", "info", "warn", "error", "critical"]});
+    let answer = corral.post("/a", levels.to_string());
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let id = answer.header("x-request-id").expect("an id");
+    corral.wait_until_idle();
+    let lines = |arguments: &[&str]| {
+        let output = corral.cli_output(&[&["logs", "a"], arguments].concat());
+        Vec::from_iter(output.lines().map(str::to_owned))
+    };
+    let json_lines = lines(&["--json"]);
+    let cut = format!("{} (cut)", "x".repeat(4096));
+    let expected = [
+        ("stdout", Some("info"), "to standard output"),
+        ("stderr", None, "to standard error"),
+        ("log", Some("trace"), "a value"),
+        ("log", Some("debug"), "cache: a miss"),
+        ("log", Some("info"), "two\nlines"),
+        ("log", Some("warn"), "2 left"),
+        ("log", Some("error"), "it failed"),
+        ("log", Some("critical"), &cut),
+    ];
+    assert_eq!(json_lines.len(), expected.len(), "{json_lines:?}");
+    for (line, (stream, level, text)) in json_lines.iter().zip(expected) {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        assert_eq!(line["stream"], stream);
+        assert_eq!(line["level"], json!(level));
+        assert_eq!(line["text"], text);
+        assert_eq!(
+            (&line["request_id"], &line["deployment"]),
+            (&json!(id), &json!("a"))
+        );
+    }
+    let warnings = lines(&["--level", "warn"]);
+    let kinds = [
+        " stderr: to standard",
+        " warn: 2 left",
+        " error: it failed",
+        " critical: xxx",
+    ];
+    assert_eq!(warnings.len(), kinds.len(), "{warnings:?}");
+    for (line, kind) in warnings.iter().zip(kinds) {
+        assert!(line.contains(&format!(" r1 {id}{kind}")), "{line}");
+    }
+    let last = lines(&["--level", "error", "--tail", "2"]);
+    assert!(last.len() == 2 && last[0].contains(" error: "), "{last:?}");
+    corral
+        .cli(&["logs", "a", "--level", "loud"])
+        .check_error(2, &["--level", "critical"]);
+    let wrong = corral.request_admin("GET", "/deployments/a/logs?level=loud", "");
+    wrong.problem(400, "invalid-query");
+
+    // The server's own log, which begins at "info".
+    let lines = wait_for_lines(&corral, "corral::plugin", 6);
+    let seen = lines.iter().map(|line| {
+        assert_eq!(
+            (&line["request_id"], &line["deployment"]),
+            (&json!(id), &json!("a")),
+            "{line}"
+        );
+        (
+            line["level"].as_str().unwrap_or_default(),
+            line["stream"].as_str().unwrap_or_default(),
+        )
+    });
+    let expected = [
+        ("INFO", "stdout"),
+        ("INFO", "stderr"),
+        ("INFO", "log"),
+        ("WARN", "log"),
+        ("ERROR", "log"),
+        ("ERROR", "log"),
+    ];
+    assert_eq!(Vec::from_iter(seen), expected);
+}
+
+#[test]
 fn closed_output_is_no_error() {
     let corral = Corral::start();
     assert_eq!(corral.post("/misbehave/log", "").body, "ok");

@@ -8,6 +8,7 @@ mod models;
 mod parsers;
 mod public;
 mod run;
+mod secrets;
 mod serve;
 
 pub use devices::{BackendArgs, DeviceArgs};
@@ -19,6 +20,7 @@ pub(crate) use parsers::SECONDS;
 pub(crate) use parsers::{deployment_or_route, duration};
 pub use parsers::{seconds, whole};
 pub(crate) use run::RunArgs;
+pub(crate) use secrets::{SecretArg, SecretValues};
 pub(crate) use serve::PluginArg;
 pub use serve::ServeArgs;
 

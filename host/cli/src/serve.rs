@@ -8,7 +8,9 @@ use crate::args::{PluginArg, ServeArgs};
 use crate::open_files::ConnectionLimits;
 use crate::{Error, logs, service_manager, startup};
 use corral_engine::ModelPool;
-use corral_runtime::{DeploymentState, Limits, OutboundConfig, Plugin, PluginConfig, Runtime};
+use corral_runtime::{
+    DeploymentState, Limits, OutboundConfig, Plugin, PluginConfig, Runtime, RuntimeConfig, Secrets,
+};
 use corral_server::deployments::{Deployments, Store, StoreLimits};
 use corral_server::{
     Access, InheritedSockets, Listeners, Route, Server, Services, StartingRoutes, StopSignals,
@@ -68,7 +70,10 @@ async fn serve_until_stopped(
     let no_signals = || Error::context("cannot watch signals; raise the limit of open files");
     let mut stop = StopSignals::new().map_err(no_signals())?;
     let reload = signal(SignalKind::hangup()).map_err(no_signals())?;
-    let live = Arc::new(LiveOptions::new(Arc::clone(&args), options.clone()));
+    let secrets = Secrets::default();
+    secrets.replace(args.secrets.read()?);
+    let live = LiveOptions::new(Arc::clone(&args), options.clone(), secrets.clone());
+    let live = Arc::new(live);
     let reloading = tokio::spawn(Arc::clone(&live).reload_on(reload));
     let server =
         Server::start(listeners, options).map_err(Error::context("cannot start the listeners"))?;
@@ -81,7 +86,7 @@ async fn serve_until_stopped(
         ..startup::outbound()
     };
     let services = tokio::select! {
-        loaded = load(&args, &models, store, outbound) => loaded?,
+        loaded = load(&args, &models, store, outbound, secrets) => loaded?,
         () = stop.next() => {
             startup::shut_down(models, &args.models, stop.next()).await;
             return Ok(ExitCode::SUCCESS);
@@ -160,12 +165,19 @@ async fn load(
     models: &ModelPool,
     store: Option<Store>,
     outbound: OutboundConfig,
+    secrets: Secrets,
 ) -> Result<Services, Error> {
     // First what fails soon: heads of model files, then plugins. Loading models takes longest.
     startup::check_models(&args.models, models, warn).await?;
     let cache = args.models.cache_dir.clone();
     let store_dir = args.store.as_deref();
-    let runtime = startup::runtime_to_serve(cache, store_dir, args.develop, outbound, models)?;
+    let config = RuntimeConfig {
+        develop: args.develop,
+        outbound,
+        secrets,
+        ..RuntimeConfig::default()
+    };
+    let runtime = startup::runtime_to_serve(cache, store_dir, config, models)?;
     let limits = call_limits(args, &runtime)?;
     if args.plugins.is_empty() && store.is_none() {
         warn(

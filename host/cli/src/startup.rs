@@ -205,7 +205,12 @@ async fn load(models: &ModelPool, name: &str, note: &impl Fn(String)) -> Result<
 /// A plugin runtime over these models. `cache_dir` holds compiled plugins; by default the user's cache does.
 pub fn runtime(cache_dir: Option<PathBuf>, models: &ModelPool) -> Result<Runtime, Error> {
     let cache = cache_dir.or_else(default_cache_dir);
-    runtime_with(cache, None, false, outbound(), models)
+    let config = RuntimeConfig {
+        cache,
+        outbound: outbound(),
+        ..RuntimeConfig::default()
+    };
+    runtime_with(config, models)
 }
 
 /// Outgoing requests that trust what the system trusts.
@@ -216,38 +221,30 @@ pub(crate) fn outbound() -> OutboundConfig {
     }
 }
 
-/// The same for a server, whose plugins keep values in its store. With `develop` it compiles fast, to slower code.
+/// The same for a server, whose plugins keep values in its store. `config` has what the directories do not tell.
 pub(crate) fn runtime_to_serve(
     cache_dir: Option<PathBuf>,
     store: Option<&Path>,
-    develop: bool,
-    outbound: OutboundConfig,
+    config: RuntimeConfig,
     models: &ModelPool,
 ) -> Result<Runtime, Error> {
-    let key_values = store.map(|dir| dir.join(KEY_VALUES));
-    let cache = cache_dir.or_else(default_cache_dir);
-    runtime_with(cache, key_values, develop, outbound, models)
+    let config = RuntimeConfig {
+        cache: cache_dir.or_else(default_cache_dir),
+        key_values: store.map(|dir| dir.join(KEY_VALUES)),
+        ..config
+    };
+    runtime_with(config, models)
 }
 
 /// The same without a directory: it compiles every plugin, and leaves nothing behind.
 pub(crate) fn runtime_to_check(models: &ModelPool) -> Result<Runtime, Error> {
-    runtime_with(None, None, false, OutboundConfig::default(), models)
+    runtime_with(RuntimeConfig::default(), models)
 }
 
-fn runtime_with(
-    cache: Option<PathBuf>,
-    key_values: Option<PathBuf>,
-    develop: bool,
-    outbound: OutboundConfig,
-    models: &ModelPool,
-) -> Result<Runtime, Error> {
+fn runtime_with(config: RuntimeConfig, models: &ModelPool) -> Result<Runtime, Error> {
     let config = RuntimeConfig {
-        cache,
-        key_values,
         children: Some(isolated_job::children()?),
-        develop,
-        outbound,
-        ..RuntimeConfig::default()
+        ..config
     };
     Ok(Runtime::new(config, models.clone())?)
 }

@@ -2,7 +2,7 @@
 //! import itself.
 //!
 //! A linked component is third-party code and gets nothing that its handler is granted: no inference, no values, no
-//! outbound requests, and an empty environment and standard input ([`DENIED`]). Clocks, random numbers and
+//! configuration or secrets, no outbound requests, and an empty environment and standard input ([`DENIED`]). Clocks, random numbers and
 //! standard output are available; files and sockets refuse every use, as they do for every plugin. A template
 //! inherits the handler's grants if the deployment says so; a sampler never does.
 //!
@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use world::World;
 
 /// Imports that a linked component gets only if it inherits: these packages, and outbound requests.
-const PACKAGES: [&str; 2] = ["corral:inference/", "wasi:keyvalue/"];
+const PACKAGES: [&str; 3] = ["corral:inference/", "wasi:keyvalue/", "wasi:config/"];
 const OUTBOUND: [&str; 2] = ["wasi:http/client@0.3.0", "wasi:http/outgoing-handler@0.2.0"];
 
 /// A handler and its linked components.
@@ -288,6 +288,7 @@ impl Link<'_> {
             None => interface,
         };
         let joint = if version.contains('+') { '.' } else { '+' };
+        let version = without_draft(version);
         format!("{interface}@{version}{joint}{}", self.name)
     }
 }
@@ -337,6 +338,16 @@ fn check_imports(
         refused,
         may_inherit: interface == TEMPLATING,
     })
+}
+
+/// The version that this one is a draft of, with its build metadata; see `host::add_to_linker`.
+fn without_draft(version: &str) -> String {
+    let (version, metadata) = match version.split_once('+') {
+        Some((version, metadata)) => (version, format!("+{metadata}")),
+        None => (version, String::new()),
+    };
+    let (version, _) = version.split_once('-').unwrap_or((version, ""));
+    version.to_owned() + &metadata
 }
 
 fn unreadable(plugin: String, error: &wasmparser::BinaryReaderError) -> PluginError {

@@ -4,6 +4,7 @@ use crate::component_source::ComponentSource;
 use crate::last_line::LastLine;
 use crate::outbound::OutboundGrant;
 use crate::quota::QuotaPermit;
+use crate::secrets::Secrets;
 use corral_engine::{Latency, Tenant, TokenUsage};
 use corral_isolation::ChildProcesses;
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,6 +52,8 @@ pub struct RuntimeConfig {
     pub develop: bool,
     /// Outgoing requests of plugins that are granted some.
     pub outbound: OutboundConfig,
+    /// Secrets of plugins that are granted some.
+    pub secrets: Secrets,
 }
 
 /// Outgoing requests of all plugins.
@@ -88,6 +91,7 @@ impl Default for RuntimeConfig {
             children: None,
             develop: false,
             outbound: OutboundConfig::default(),
+            secrets: Secrets::default(),
         }
     }
 }
@@ -169,8 +173,10 @@ pub struct PluginConfig {
     pub reuse: Option<Reuse>,
     /// Models that it may open; the first is its default. All models if `None`.
     pub models: Option<Vec<String>>,
-    /// Its environment variables. It sees no others.
+    /// Its configuration: its environment variables, which `wasi:config` answers too. It sees no others.
     pub environment: Vec<(String, String)>,
+    /// Names of the secrets that it may read with `wasi:config`.
+    pub secrets: Vec<String>,
     /// Outgoing requests that it may send; none if empty.
     pub outbound: Vec<OutboundGrant>,
     /// Names of other deployments that it may call.

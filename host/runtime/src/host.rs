@@ -1,6 +1,7 @@
-//! Implements `corral:inference` (`wit/`) over the engine, and `wasi:keyvalue`.
+//! Implements `corral:inference` (`wit/`) over the engine, and `wasi:keyvalue`, `wasi:config` and `wasi:logging`.
 
 mod budget;
+mod config;
 mod constraints;
 mod counted_sequence;
 mod framed_body;
@@ -10,6 +11,7 @@ mod images;
 mod inference_async;
 mod inference_sync;
 mod key_values;
+mod logging;
 mod models;
 mod next_token;
 mod options;
@@ -57,6 +59,7 @@ pub(crate) mod bindings {
 }
 
 pub(crate) use bindings::corral::inference::types as wit;
+pub(crate) use config::GuestConfig;
 pub use constraints::{GuestConstraint, GuestMatcher};
 pub(crate) use guest_sequence::DroppedSequence;
 pub use guest_sequence::GuestSequence;
@@ -77,9 +80,19 @@ const MAX_IMAGES: usize = 64;
 /// A model that a guest opened.
 pub struct GuestModel(Engine);
 
-/// Links `corral:inference` and `wasi:keyvalue`.
+/// Links `corral:inference`, `wasi:keyvalue`, `wasi:config` and `wasi:logging`.
+///
+/// Drafts are also linked under the version that they are drafts of, because a composition names the imports of its
+/// components by that: wasmtime matches the version of a draft only exactly.
 pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    bindings::ImportsHost::add_to_linker::<_, HasSelf<State>>(linker, count_host_call)
+    use bindings::wasi::{config::store, keyvalue::store as key_values, logging::logging};
+    bindings::ImportsHost::add_to_linker::<_, HasSelf<State>>(linker, count_host_call)?;
+    let mut instance = linker.instance("wasi:keyvalue/store@0.2.0")?;
+    key_values::add_to_linker_instance::<_, HasSelf<State>>(&mut instance, count_host_call)?;
+    let mut instance = linker.instance("wasi:config/store@0.2.0")?;
+    store::add_to_linker_instance::<_, HasSelf<State>>(&mut instance, count_host_call)?;
+    let mut instance = linker.instance("wasi:logging/logging@0.1.0")?;
+    logging::add_to_linker_instance::<_, HasSelf<State>>(&mut instance, count_host_call)
 }
 
 /// Returns the data that a host function works on. Runs at each host call, and again each time that a call

@@ -38,6 +38,7 @@ pub(crate) const OFFERED: &[&str] = &[
     "wasi:clocks/system-clock@0.3.0",
     "wasi:clocks/types@0.3.0",
     "wasi:clocks/wall-clock@0.2.12",
+    "wasi:config/store@0.2.0-rc.1",
     "wasi:filesystem/preopens@0.2.12",
     "wasi:filesystem/preopens@0.3.0",
     "wasi:filesystem/types@0.2.12",
@@ -50,6 +51,7 @@ pub(crate) const OFFERED: &[&str] = &[
     "wasi:io/poll@0.2.12",
     "wasi:io/streams@0.2.12",
     "wasi:keyvalue/store@0.2.0-draft",
+    "wasi:logging/logging@0.1.0-draft",
     "wasi:random/insecure-seed@0.2.12",
     "wasi:random/insecure-seed@0.3.0",
     "wasi:random/insecure@0.2.12",
@@ -149,7 +151,7 @@ mod tests {
             assert!(OFFERED.iter().any(offered), "{name}");
             count += 1;
         }
-        assert_eq!(count, 14);
+        assert_eq!(count, 16);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::wasm_engine::SetupError;
 use wasmtime::Engine;
 use wasmtime::component::Linker;
 
-/// Links WASI 0.2 and 0.3, `wasi:keyvalue` and `corral:inference`. Sockets and files are linked, since most standard
+/// Links WASI 0.2 and 0.3, `wasi:keyvalue`, `wasi:config`, `wasi:logging` and `corral:inference`. Sockets and files are linked, since most standard
 /// libraries import them, but every use of them is refused. Outgoing requests need grants.
 pub(crate) fn linker(engine: &Engine) -> Result<Linker<State>, SetupError> {
     let mut linker = Linker::new(engine);

@@ -14,6 +14,52 @@ const MAX_LINES: usize = 1000;
 /// Most bytes of text in the ring.
 const MAX_BYTES: usize = 1 << 20;
 
+/// The level of a log line, as in `wasi:logging`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogLevel {
+    /// Values of variables and the flow of control.
+    Trace,
+    /// For somebody who debugs the plugin.
+    Debug,
+    /// For somebody who monitors it.
+    Info,
+    /// A hazardous situation.
+    Warn,
+    /// A serious error.
+    Error,
+    /// A fatal error.
+    Critical,
+}
+
+impl LogLevel {
+    /// All levels, the lowest first.
+    pub const ALL: [Self; 6] = [
+        Self::Trace,
+        Self::Debug,
+        Self::Info,
+        Self::Warn,
+        Self::Error,
+        Self::Critical,
+    ];
+
+    /// Its name in logs and queries.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Trace => "trace",
+            Self::Debug => "debug",
+            Self::Info => "info",
+            Self::Warn => "warn",
+            Self::Error => "error",
+            Self::Critical => "critical",
+        }
+    }
+
+    /// The level of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|level| level.name() == name)
+    }
+}
+
 /// A log line of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogLine {
@@ -25,10 +71,19 @@ pub struct LogLine {
     pub revision: Option<u64>,
     /// The id of the call, or its number.
     pub call: Arc<str>,
-    /// `stdout` or `stderr`.
+    /// `stdout`, `stderr`, or `log` for `wasi:logging`.
     pub stream: &'static str,
+    /// Its level: that of `wasi:logging`, `info` on standard output, and none on standard error.
+    pub level: Option<LogLevel>,
     /// The line without its end.
     pub text: String,
+}
+
+impl LogLine {
+    /// Whether its level is at least `least`. Standard error has no level, and all its lines pass: they may be of a crash.
+    pub fn passes(&self, least: Option<LogLevel>) -> bool {
+        self.level >= least || self.level.is_none()
+    }
 }
 
 /// Recent log lines of a deployment.
@@ -67,6 +122,7 @@ impl Logs {
         revision: Option<u64>,
         call: &Arc<str>,
         stream: &'static str,
+        level: Option<LogLevel>,
         text: String,
     ) {
         let time_ms = now_ms();
@@ -80,6 +136,7 @@ impl Logs {
             revision,
             call: Arc::clone(call),
             stream,
+            level,
             text,
         });
         while ring.lines.len() > MAX_LINES || ring.bytes > MAX_BYTES {
@@ -92,15 +149,28 @@ impl Logs {
         self.latest.send_replace(number);
     }
 
-    /// The number after which to read to get the last `tail` lines, and only lines no older than `since`. 0 without
-    /// either; the higher number with both.
-    pub fn start(&self, tail: Option<u64>, since: Option<Duration>) -> u64 {
+    /// The number after which to read to get the last `tail` lines that pass `least`, and only lines no older than `since`.
+    /// 0 without either; the higher number with both.
+    pub fn start(
+        &self,
+        tail: Option<u64>,
+        least: Option<LogLevel>,
+        since: Option<Duration>,
+    ) -> u64 {
         let oldest = since.map(|since| {
             let since = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
             now_ms().saturating_sub(since)
         });
         let ring = self.lock();
-        let tail = tail.map_or(0, |tail| ring.latest.saturating_sub(tail));
+        let tail = match tail {
+            None => 0,
+            Some(0) => ring.latest,
+            Some(tail) => {
+                let mut passing = ring.lines.iter().rev().filter(|line| line.passes(least));
+                let first = passing.nth(usize::try_from(tail - 1).unwrap_or(usize::MAX));
+                first.map_or(0, |line| line.number - 1)
+            }
+        };
         let since = oldest.map_or(0, |oldest| {
             // The clock may have been set back between two lines.
             let mut lines = ring.lines.iter();
@@ -145,22 +215,46 @@ mod tests {
     #[test]
     fn start_is_before_last_lines_and_times() {
         let logs = Logs::default();
-        assert_eq!(logs.start(Some(5), Some(Duration::from_secs(5))), 0);
+        assert_eq!(logs.start(Some(5), None, Some(Duration::from_secs(5))), 0);
         for text in ["a", "b", "c"] {
-            logs.add(None, &"7".into(), "stdout", text.to_owned());
+            logs.add(None, &"7".into(), "stdout", None, text.to_owned());
         }
         let hour = Duration::from_secs(3600);
         for (line, age) in [3, 2, 1].into_iter().enumerate() {
             logs.lock().lines[line].time_ms -= age * 3_600_000;
         }
-        assert_eq!(logs.start(None, None), 0);
-        assert_eq!(logs.start(Some(2), None), 1);
-        assert_eq!(logs.start(Some(9), None), 0);
-        assert_eq!(logs.start(Some(0), None), 3);
-        assert_eq!(logs.start(None, Some(hour / 2)), 3);
-        assert_eq!(logs.start(None, Some(hour * 5 / 2)), 1);
-        assert_eq!(logs.start(Some(1), Some(hour * 5 / 2)), 2);
-        assert_eq!(logs.start(Some(3), Some(hour * 3 / 2)), 2);
+        assert_eq!(logs.start(None, None, None), 0);
+        assert_eq!(logs.start(Some(2), None, None), 1);
+        assert_eq!(logs.start(Some(9), None, None), 0);
+        assert_eq!(logs.start(Some(0), None, None), 3);
+        assert_eq!(logs.start(None, None, Some(hour / 2)), 3);
+        assert_eq!(logs.start(None, None, Some(hour * 5 / 2)), 1);
+        assert_eq!(logs.start(Some(1), None, Some(hour * 5 / 2)), 2);
+        assert_eq!(logs.start(Some(3), None, Some(hour * 3 / 2)), 2);
+    }
+
+    #[test]
+    fn level_selects_lines_and_their_tail() {
+        let logs = Logs::default();
+        let add = |stream, level| logs.add(None, &"7".into(), stream, level, String::new());
+        add("log", Some(LogLevel::Warn));
+        add("stderr", None);
+        add("log", Some(LogLevel::Critical));
+        add("stdout", Some(LogLevel::Info));
+        let selected = |least| {
+            let lines = logs.after(0, 9).into_iter();
+            Vec::from_iter(lines.filter(|line| line.passes(least)))
+        };
+        assert_eq!(numbers(&selected(None)), [1, 2, 3, 4]);
+        assert_eq!(numbers(&selected(Some(LogLevel::Info))), [1, 2, 3, 4]);
+        assert_eq!(numbers(&selected(Some(LogLevel::Warn))), [1, 2, 3]);
+        assert_eq!(numbers(&selected(Some(LogLevel::Error))), [2, 3]);
+        let start = |tail| logs.start(Some(tail), Some(LogLevel::Error), None);
+        assert_eq!([start(0), start(1), start(2), start(3)], [4, 2, 1, 0]);
+        for level in LogLevel::ALL {
+            assert_eq!(LogLevel::from_name(level.name()), Some(level));
+        }
+        assert_eq!(LogLevel::from_name("loud"), None);
     }
 
     #[test]
@@ -169,7 +263,7 @@ mod tests {
         let call: Arc<str> = "7".into();
         let watch = logs.watch();
         for number in 1..=1005 {
-            logs.add(Some(1), &call, "stdout", format!("line {number}"));
+            logs.add(Some(1), &call, "stdout", None, format!("line {number}"));
         }
         assert_eq!(*watch.borrow(), 1005);
         let first = logs.after(0, 2);
@@ -178,7 +272,7 @@ mod tests {
         assert_eq!(numbers(&logs.after(1003, 10)), [1004, 1005]);
         assert_eq!(logs.after(1005, 10), []);
         for _ in 0..300 {
-            logs.add(None, &call, "stderr", "x".repeat(4096));
+            logs.add(None, &call, "stderr", None, "x".repeat(4096));
         }
         let ring = logs.lock();
         assert!(

@@ -1,13 +1,13 @@
-//! Standard output and error of plugins. Each line goes into the deployment's [`Logs`] and into the host's
+//! Standard output and error of plugins, and their lines with a level. Each line goes into the deployment's [`Logs`] and into the host's
 //! log, under the target `corral::plugin`, with the names of deployment and request.
 
 use crate::counters::ProcessCounters;
 use crate::last_line::LastLine;
-use crate::logs::Logs;
+use crate::logs::{LogLevel, Logs};
 use bytes::Bytes;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use tokio::io::AsyncWrite;
 use wasmtime_wasi::async_trait;
@@ -59,25 +59,31 @@ impl Output {
 
     /// Logs the line that the last call left without an end, and writes for another call from now on.
     pub(crate) fn begin_call(&self, origin: LogOrigin) {
-        let mut writer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        writer.end_line();
+        let mut writer = self.writer();
+        writer.end_call();
         writer.origin = origin;
         writer.logged = 0;
     }
 
     /// Logs the line that has no end yet.
-    pub(crate) fn end_line(&self) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .end_line();
+    pub(crate) fn end_call(&self) {
+        self.writer().end_call();
+    }
+
+    /// Logs a line of this level.
+    pub(crate) fn log(&self, level: LogLevel, text: &str) {
+        let text = text.trim_end_matches('\n');
+        let end = text.floor_char_boundary(LINE_BYTES);
+        self.writer()
+            .log_line(Some(level), &text.as_bytes()[..end], end < text.len());
     }
 
     fn append(&self, bytes: &[u8]) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .append(bytes);
+        self.writer().append(bytes);
+    }
+
+    fn writer(&self) -> MutexGuard<'_, LineWriter> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -92,14 +98,27 @@ impl LineWriter {
             self.cut |= text.len() > room;
             self.line.extend_from_slice(&text[..text.len().min(room)]);
             if ended {
-                self.log_line();
+                self.end_line();
             }
         }
     }
 
-    fn log_line(&mut self) {
+    /// Logs the current line. Standard output is for people who monitor; the level of standard error is not known.
+    fn end_line(&mut self) {
         let line = std::mem::take(&mut self.line);
         let cut = std::mem::take(&mut self.cut);
+        let level = (self.stream == "stdout").then_some(LogLevel::Info);
+        self.log_line(level, &line, cut);
+    }
+
+    /// Logs a line that has no end.
+    fn end_call(&mut self) {
+        if !self.line.is_empty() {
+            self.end_line();
+        }
+    }
+
+    fn log_line(&mut self, level: Option<LogLevel>, line: &[u8], cut: bool) {
         if self.logged > MAX_LINES {
             return;
         }
@@ -109,43 +128,47 @@ impl LineWriter {
             format!("(more than {MAX_LINES} lines: the rest of this call's output is dropped)")
                 .into()
         } else {
-            String::from_utf8_lossy(&line)
+            String::from_utf8_lossy(line)
         };
         let text = text.trim_end_matches('\r');
         let tail = if cut { " (cut)" } else { "" };
         let origin = &self.origin;
-        tracing::info!(
-            target: "corral::plugin",
-            // No span: the line has the span's fields itself.
-            parent: None,
-            deployment = &*origin.deployment,
-            revision = origin.revision,
-            request_id = &*origin.call,
-            stream = self.stream,
-            "{}{tail}",
-            text.escape_debug()
-        );
+        macro_rules! event {
+            ($level:ident) => {
+                tracing::event!(
+                    target: "corral::plugin",
+                    // No span: the line has the span's fields itself.
+                    parent: None,
+                    tracing::Level::$level,
+                    deployment = &*origin.deployment,
+                    revision = origin.revision,
+                    request_id = &*origin.call,
+                    stream = self.stream,
+                    "{}{tail}",
+                    text.escape_debug()
+                )
+            };
+        }
+        match level {
+            Some(LogLevel::Trace) => event!(TRACE),
+            Some(LogLevel::Debug) => event!(DEBUG),
+            Some(LogLevel::Info) | None => event!(INFO),
+            Some(LogLevel::Warn) => event!(WARN),
+            Some(LogLevel::Error | LogLevel::Critical) => event!(ERROR),
+        }
         if let (Some(last), "stderr") = (&origin.last_error_line, self.stream) {
             last.record(text);
         }
         let text = format!("{text}{tail}");
         origin
             .logs
-            .add(origin.revision, &origin.call, self.stream, text);
-    }
-}
-
-impl LineWriter {
-    fn end_line(&mut self) {
-        if !self.line.is_empty() {
-            self.log_line();
-        }
+            .add(origin.revision, &origin.call, self.stream, level, text);
     }
 }
 
 impl Drop for LineWriter {
     fn drop(&mut self) {
-        self.end_line();
+        self.end_call();
     }
 }
 
@@ -233,6 +256,21 @@ mod tests {
         assert_eq!(held(&output).0, MAX_LINES + 1);
         let last = origin.logs.after(0, usize::MAX).pop().unwrap();
         assert_eq!(last.number, u64::from(MAX_LINES) + 1);
+        assert!(last.text.contains("the rest"), "{last:?}");
+        assert_eq!(last.level, Some(LogLevel::Info));
+
+        let output = Output::new("log", origin.clone());
+        output.log(LogLevel::Warn, &"ä".repeat(LINE_BYTES));
+        let last = origin.logs.after(0, usize::MAX).pop().unwrap();
+        assert_eq!((last.stream, last.level), ("log", Some(LogLevel::Warn)));
+        assert_eq!(last.text.len(), LINE_BYTES + " (cut)".len());
+        for _ in 0..5000 {
+            output.log(LogLevel::Trace, "again\n");
+        }
+        let lines = origin.logs.after(0, usize::MAX);
+        assert_eq!(lines[lines.len() - 2].text, "again");
+        let last = lines.last().unwrap();
+        assert_eq!(last.number, 2 * (u64::from(MAX_LINES) + 1));
         assert!(last.text.contains("the rest"), "{last:?}");
     }
 }

@@ -11,6 +11,7 @@ use crate::deployment::DeploymentState;
 use crate::deployment_calls::DeploymentGrants;
 use crate::deployment_snapshots::DeploymentSnapshots;
 use crate::idle_instances::{IdleInstances, InstanceOwner};
+use crate::host::GuestConfig;
 use crate::key_values::KeyValues;
 use crate::models::VisibleModels;
 use crate::outbound::OutboundAccess;
@@ -122,6 +123,14 @@ impl Plugin {
             tenant: Arc::default(),
             quota_bytes,
         });
+        let is_configured = !config.environment.is_empty() || !config.secrets.is_empty();
+        let guest_config = is_configured.then(|| {
+            Arc::new(GuestConfig {
+                values: config.environment.iter().cloned().collect(),
+                granted: config.secrets.into_iter().collect(),
+                secrets: shared.secrets.clone(),
+            })
+        });
         let outbound = match config.outbound {
             grants if grants.is_empty() => None,
             grants => Some(Arc::new(OutboundAccess::new(
@@ -148,6 +157,7 @@ impl Plugin {
                 models,
                 snapshots: DeploymentSnapshots::new(name, Arc::clone(&shared.snapshot_permits)),
                 key_values,
+                config: guest_config,
                 outbound,
                 deployments: (!config.deployments.is_empty()).then(|| {
                     Arc::new(DeploymentGrants {

@@ -193,6 +193,17 @@ pub enum PluginError {
         /// The server's models.
         known: Vec<String>,
     },
+    /// The deployment is granted a secret that the server lacks.
+    #[error(
+        "the plugin {plugin} is granted the secret '{secret}', which this server does not define; start it with \
+         --secret {secret}=file:PATH, or remove the name from `grants.secrets`"
+    )]
+    NoSecret {
+        /// The plugin.
+        plugin: String,
+        /// Name of the secret.
+        secret: String,
+    },
     /// The host is shutting down.
     #[error("the plugin {plugin} could not be loaded, because the host stopped")]
     Stopped {
@@ -240,6 +251,7 @@ impl PluginError {
             Self::LinkedImports { .. } => "linked-import-refused",
             Self::Compose { .. } => "does-not-compose",
             Self::NoModel { .. } => "no-model",
+            Self::NoSecret { .. } => "no-secret",
             Self::Stopped { .. } => "shutting-down",
         }
     }

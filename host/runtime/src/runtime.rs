@@ -81,6 +81,7 @@ impl Runtime {
             key_values: config
                 .key_values
                 .map(|file| Arc::new(KeyValueStore::new(file))),
+            secrets: config.secrets,
             outbound: Arc::new(outbound),
             tokenization: Arc::default(),
             compiler,
@@ -151,6 +152,13 @@ impl Runtime {
                     known: self.0.models.names().map(str::to_owned).collect(),
                 }
             })?;
+        let is_undefined = |secret: &&String| self.0.secrets.get(secret).is_none();
+        if let Some(secret) = config.secrets.iter().find(is_undefined) {
+            return Err(PluginError::NoSecret {
+                plugin: name.to_owned(),
+                secret: secret.clone(),
+            });
+        }
         let (shared, source, plugin) = (Arc::clone(&self.0), source.into(), name.to_owned());
         let linked = std::mem::take(&mut config.linked);
         let compiled = tokio::task::spawn_blocking(move || shared.compile(&plugin, source, linked))

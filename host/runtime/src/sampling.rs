@@ -77,7 +77,7 @@ struct RequestSampler {
     limits: Arc<Limits>,
     request_meter: Arc<Meter>,
     counters: Arc<DeploymentCounters>,
-    outputs: Option<[Output; 2]>,
+    outputs: Option<[Output; 3]>,
     resources: Arc<SamplerResources>,
     span: Span,
 }
@@ -113,6 +113,7 @@ impl UncheckedSampler {
                 models: state.grants.models.none(),
                 snapshots: state.grants.snapshots.none(),
                 key_values: None,
+                config: None,
                 outbound: None,
                 deployments: None,
                 tokenization: Arc::clone(&state.grants.tokenization),

@@ -8,6 +8,7 @@ use crate::deployment_calls::DirectorySlot;
 use crate::key_values::KeyValueStore;
 use crate::outbound::OutboundClient;
 use crate::sampling::resources::SamplerResources;
+use crate::secrets::Secrets;
 use crate::ticker::Ticker;
 use crate::tokenization::TokenizationPermits;
 use corral_engine::ModelPool;
@@ -28,6 +29,7 @@ pub(crate) struct Shared {
     /// Permits for writing, reading and removing snapshots.
     pub(crate) snapshot_permits: Arc<Semaphore>,
     pub(crate) key_values: Option<Arc<KeyValueStore>>,
+    pub(crate) secrets: Secrets,
     pub(crate) outbound: Arc<OutboundClient>,
     pub(crate) tokenization: Arc<TokenizationPermits>,
     pub(crate) compiler: Compiler,

@@ -7,6 +7,7 @@ use crate::deployment_calls::{DeploymentCaller, DeploymentGrants};
 use crate::deployment_snapshots::DeploymentSnapshots;
 use crate::framed_bodies::FramedBodies;
 use crate::handles::Handles;
+use crate::host::GuestConfig;
 use crate::key_values::KeyValues;
 use crate::limiter::Limiter;
 use crate::meter::Meter;
@@ -34,6 +35,8 @@ pub(crate) struct StoreGrants {
     pub(crate) snapshots: DeploymentSnapshots,
     /// The deployment's values, without a tenant, if it is granted any.
     pub(crate) key_values: Option<KeyValues>,
+    /// Its configuration and secrets, if it has any.
+    pub(crate) config: Option<Arc<GuestConfig>>,
     /// Outgoing requests, if any are granted.
     pub(crate) outbound: Option<Arc<OutboundAccess>>,
     /// Other deployments that it may call, if any.
@@ -77,12 +80,14 @@ pub(crate) struct State {
     wasi: WasiCtx,
     http: WasiHttpCtx,
     outbound: Outbound,
-    /// Origin of the log lines of sampling plugins; none for a command.
-    log_origin: Option<LogOrigin>,
     /// Standard output and error of the guest; none for a command.
     pub(crate) outputs: Option<[Output; 2]>,
-    /// Those of its sampling plugins, once created.
-    sampler_outputs: Option<[Output; 2]>,
+    /// Origin of the log lines of sampling plugins and `wasi:logging`; none for a command.
+    log_origin: Option<LogOrigin>,
+    /// The output of `wasi:logging`, once created.
+    pub(crate) log_output: Option<Output>,
+    /// The outputs of sampling plugins, once created.
+    sampler_outputs: Option<[Output; 3]>,
     /// Framed bodies, which may be on their way to a client.
     pub(crate) bodies: FramedBodies,
     /// Leases of all models that the instance opened, the most recent last. They keep the models in memory
@@ -127,6 +132,7 @@ impl State {
             outbound,
             log_origin: None,
             outputs: None,
+            log_output: None,
             sampler_outputs: None,
             bodies: FramedBodies::default(),
             leases: Vec::new(),
@@ -156,11 +162,12 @@ impl State {
     /// and has memory and entries in its table left.
     pub(crate) fn end_call(&mut self) -> bool {
         for output in self.outputs.iter().flatten() {
-            output.end_line();
+            output.end_call();
         }
         self.quota_permit = None;
         self.usage = Arc::default();
         self.sampler_outputs = None;
+        self.log_output = None;
         self.log_origin = None;
         self.bodies = FramedBodies::default();
         let is_empty = self.handles.is_empty();
@@ -179,11 +186,20 @@ impl State {
         Some(values)
     }
 
-    /// Standard output and error of the call's sampling plugins. All share these two, and so the limit on
-    /// lines of one call.
-    pub(crate) fn sampler_outputs(&mut self) -> Option<[Output; 2]> {
+    /// The output of `wasi:logging`; none for a command.
+    pub(crate) fn log_output(&mut self) -> Option<&Output> {
+        if self.log_output.is_none() {
+            let origin = self.log_origin.clone()?;
+            self.log_output = Some(Output::new("log", origin));
+        }
+        self.log_output.as_ref()
+    }
+
+    /// Standard output, standard error and `wasi:logging` of the call's sampling plugins. All share these three, and so
+    /// the limit on lines of one call.
+    pub(crate) fn sampler_outputs(&mut self) -> Option<[Output; 3]> {
         let origin = self.log_origin.as_ref()?;
-        let new = || ["stdout", "stderr"].map(|stream| Output::new(stream, origin.clone()));
+        let new = || ["stdout", "stderr", "log"].map(|stream| Output::new(stream, origin.clone()));
         Some(self.sampler_outputs.get_or_insert_with(new).clone())
     }
 }

@@ -39,6 +39,7 @@ pub(crate) fn grants(sampling: Arc<SamplerResources>) -> StoreGrants {
         models: VisibleModels::new(&ModelPool::loaded(Vec::new()), None).unwrap(),
         snapshots: DeploymentSnapshots::new("x", snapshot_permits()),
         key_values: None,
+        config: None,
         outbound: None,
         deployments: None,
         tokenization: Arc::default(),

@@ -10,6 +10,10 @@ pub(crate) use crate::testing::host::*;
 #[cfg(target_arch = "wasm32")]
 mod host {
     pub(crate) use crate::bindings::budget::remaining;
+    #[cfg(feature = "config")]
+    pub(crate) use crate::bindings::config::wasi::config::store::{
+        get as get_config, get_all as all_config,
+    };
     pub(crate) use crate::bindings::constraints::{Constraint, Matcher};
     pub(crate) use crate::bindings::inference::{NextTokenRequest, Options, Sequence};
     pub(crate) use crate::bindings::inference_async::{
@@ -20,6 +24,8 @@ mod host {
     pub(crate) use crate::bindings::key_values::wasi::keyvalue::store::{
         Bucket, open as open_bucket,
     };
+    #[cfg(feature = "logging")]
+    pub(crate) use crate::bindings::logging::wasi::logging::logging::log;
     pub(crate) use crate::bindings::models::{Model, available};
     #[cfg(feature = "linked-templating")]
     pub(crate) use crate::bindings::templated::corral::plugin::templating::render;

@@ -28,6 +28,26 @@ pub mod key_values {
     });
 }
 
+/// Imports of a plugin that reads configuration or secrets.
+#[cfg(feature = "config")]
+pub mod config {
+    wit_bindgen::generate!({
+        world: "corral:inference/imports-config",
+        path: "../../wit",
+        generate_all,
+    });
+}
+
+/// Imports of a plugin that logs with levels.
+#[cfg(feature = "logging")]
+pub mod logging {
+    wit_bindgen::generate!({
+        world: "corral:inference/imports-logging",
+        path: "../../wit",
+        generate_all,
+    });
+}
+
 /// Imports of a handler with a linked templating plugin.
 #[cfg(feature = "linked-templating")]
 pub mod templated {

@@ -42,6 +42,8 @@ mod backend;
 pub mod bindings;
 pub mod budget;
 pub mod command;
+#[cfg(feature = "config")]
+pub mod config;
 pub mod constraint;
 mod error;
 pub mod fields;
@@ -51,6 +53,8 @@ pub mod http;
 #[cfg(feature = "key-values")]
 mod key_values;
 pub mod linked;
+#[cfg(feature = "logging")]
+pub mod log;
 pub mod model;
 mod next_token;
 pub mod sampling;

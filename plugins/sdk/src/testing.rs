@@ -22,6 +22,9 @@
 //! `<|im_end|>`, and those that the script adds. The host always takes the most likely token and
 //! ignores samplers; [`Script::generations`] records their settings.
 
+#[cfg(feature = "config")]
+#[cfg_attr(target_family = "wasm", allow(dead_code))]
+mod config;
 #[allow(missing_docs)]
 mod constraint;
 mod executor;
@@ -36,6 +39,9 @@ mod installed;
 #[cfg(feature = "key-values")]
 #[cfg_attr(target_family = "wasm", allow(dead_code))]
 mod key_values;
+#[cfg(feature = "logging")]
+#[cfg_attr(target_family = "wasm", allow(dead_code))]
+mod logging;
 #[allow(missing_docs)]
 mod model;
 #[allow(missing_docs)]
@@ -53,4 +59,6 @@ pub use executor::run_command;
 pub use field_errors::{check_field_errors, check_ignored_fields};
 pub use sampler_harness::SamplerHarness;
 pub use script::Script;
+#[cfg(feature = "logging")]
+pub use script::ScriptedLog;
 pub use script_state::{GenerateCall, HostCall};

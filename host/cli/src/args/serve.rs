@@ -4,6 +4,7 @@ use super::models::ModelArgs;
 use super::parsers::{route_and_value, seconds};
 use super::public::PublicArgs;
 use super::run::CallLimitArgs;
+use super::secrets::SecretArgs;
 use crate::Error;
 use crate::config::ConfigSource;
 use crate::logs::LogArgs;
@@ -41,6 +42,8 @@ pub struct ServeArgs {
     pub limits: CallLimitArgs,
     #[command(flatten)]
     pub public: PublicArgs,
+    #[command(flatten)]
+    pub(crate) secrets: SecretArgs,
     #[command(flatten)]
     pub(crate) log: LogArgs,
     /// Address of the public listener, HOST:PORT; port 0 picks a free one
@@ -86,6 +89,7 @@ impl ServeArgs {
     /// Finds errors that need no file access.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.models.check()?;
+        self.secrets.check()?;
         if self.admin.starts_with("unix:") && self.admin_token_file.is_some() {
             return Err(Error::usage(
                 "--admin-token-file has no effect with --admin unix:PATH, which needs no token; \

@@ -31,6 +31,7 @@ pub(crate) fn watch(args: WatchArgs, verbose: bool) -> Result<ExitCode, Error> {
         name: None,
         routes: Vec::new(),
         linked: Vec::new(),
+        configuration: Vec::new(),
         no_traffic: false,
         schema: false,
         server: ServerArgs {

@@ -1,7 +1,7 @@
 //! The keys of the file: which options it can set, the types of their values, and the paths in them.
 
 use crate::admin_token;
-use crate::args::{AdapterArg, ModelArg, ModelFileArg, PluginArg};
+use crate::args::{AdapterArg, ModelArg, ModelFileArg, PluginArg, SecretArg};
 use crate::command_line::CommandLine;
 use clap::{Arg, ArgAction, Command, CommandFactory};
 use std::any::TypeId;
@@ -111,6 +111,9 @@ pub(super) fn path_in(option: &Arg, value: &str) -> Option<PathBuf> {
         value.parse::<ModelFileArg>().ok().map(|file| file.file)
     } else if parser == TypeId::of::<PluginArg>() {
         value.parse::<PluginArg>().ok().map(|plugin| plugin.file)
+    } else if parser == TypeId::of::<SecretArg>() {
+        let secret = value.parse::<SecretArg>().ok();
+        secret.and_then(|secret| secret.file().map(Path::to_owned))
     } else if parser == TypeId::of::<String>() {
         value.strip_prefix(UNIX).map(PathBuf::from)
     } else {

@@ -59,6 +59,9 @@ pub struct DeployArgs {
     /// Component to link to FILE.wasm: templating=FILE or sampling.NAME=FILE; repeatable
     #[arg(long = "linked", value_name = "ROLE=FILE")]
     pub(crate) linked: Vec<LinkedArg>,
+    /// Entry of [configuration], in place of one of the corral.toml with this name; repeatable
+    #[arg(long = "config", value_name = "NAME=VALUE")]
+    pub(crate) configuration: Vec<ConfigurationArg>,
     /// Route no requests to the new revision yet
     #[arg(long)]
     pub(crate) no_traffic: bool,
@@ -120,6 +123,9 @@ pub struct LogsArgs {
     /// Print only lines of the last DURATION, e.g. 30s, 10m or 1h
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) since: Option<Duration>,
+    /// Print only lines of this level or a higher one, and those of standard error
+    #[arg(long, value_name = "LEVEL", value_parser = ["trace", "debug", "info", "warn", "error", "critical"])]
+    pub(crate) level: Option<String>,
     /// Start after the line with this number
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) after: u64,
@@ -172,6 +178,27 @@ pub struct InvokeArgs {
     /// Public listener: http://HOST:PORT or https://HOST:PORT [default: as the admin listener reports it]
     #[arg(long, value_name = "URL", help_heading = "Server")]
     pub(crate) public: Option<Address>,
+}
+
+/// `NAME=VALUE` of the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ConfigurationArg {
+    pub(crate) name: String,
+    pub(crate) value: String,
+}
+
+impl FromStr for ConfigurationArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, value) = text
+            .split_once('=')
+            .ok_or_else(|| "write NAME=VALUE, e.g. GREETING=hello".to_owned())?;
+        Ok(ConfigurationArg {
+            name: name.to_owned(),
+            value: value.to_owned(),
+        })
+    }
 }
 
 /// `REVISION=WEIGHT`.

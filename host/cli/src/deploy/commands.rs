@@ -200,6 +200,7 @@ async fn logs(args: &LogsArgs) -> Result<ExitCode, Error> {
         follow,
         tail,
         since,
+        level,
         after,
         server,
     } = args;
@@ -213,6 +214,9 @@ async fn logs(args: &LogsArgs) -> Result<ExitCode, Error> {
         let part = u64::from(since.subsec_nanos() > 0);
         let seconds = since.as_secs().saturating_add(part);
         path += &format!("&since={seconds}");
+    }
+    if let Some(level) = level {
+        path += &format!("&level={level}");
     }
     let response = client.open(Method::GET, &path, RequestBody::Empty).await?;
     let status = response.status();

@@ -1,6 +1,6 @@
 //! Turns arguments or a corral.toml into a manifest and the components to upload.
 
-use super::args::DeployArgs;
+use super::args::{ConfigurationArg, DeployArgs};
 use crate::Error;
 use crate::args::{LinkedArg, check_linked};
 use bytes::Bytes;
@@ -53,10 +53,13 @@ pub(super) fn prepare(
         manifest
             .configuration
             .extend(replacement.configuration.clone());
-        manifest
-            .check()
-            .map_err(|error| Error::failed(error.to_string()))?;
     }
+    for ConfigurationArg { name, value } in &args.configuration {
+        manifest.configuration.insert(name.clone(), value.clone());
+    }
+    manifest
+        .check()
+        .map_err(|error| Error::failed(error.to_string()))?;
     let mut uploads: Vec<Upload> = Vec::new();
     let component = ("component".to_owned(), &mut manifest.component);
     let linked = manifest.linked.all_mut();

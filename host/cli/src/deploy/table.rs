@@ -55,12 +55,21 @@ pub(super) fn detail(detail: &Value) -> String {
     page += &align(&rows, |_| false);
     for revision in detail["revisions"].as_array().into_iter().flatten() {
         let number = &revision["number"];
-        let grants = &revision["manifest"]["grants"];
-        for grant in grants["outbound"].as_array().into_iter().flatten() {
+        let manifest = &revision["manifest"];
+        let grants = |name: &str| manifest["grants"][name].as_array().into_iter().flatten();
+        for grant in grants("outbound") {
             page += &format!("revision {number} may call {}\n", outbound(grant));
         }
-        for name in grants["deployments"].as_array().into_iter().flatten() {
+        for name in grants("deployments") {
             page += &format!("revision {number} may call the deployment {}\n", text(name));
+        }
+        for secret in grants("secrets") {
+            page += &format!("revision {number} may read the secret {}\n", text(secret));
+        }
+        if let Some(configuration) = manifest["configuration"].as_object() {
+            let names = Vec::from_iter(configuration.keys().map(|name| printable(name)));
+            let names = names.join(", ");
+            page += &format!("revision {number} has the configuration {names}\n");
         }
     }
     for schedule in detail["schedules"].as_array().into_iter().flatten() {
@@ -170,12 +179,17 @@ pub(super) fn deployment_line(deployment: &Value) -> String {
 /// A line of a log.
 pub(super) fn log_line(line: &Value) -> String {
     let revision = line["revision"].as_u64();
+    // The streams say what the level of their lines is.
+    let kind = match line["stream"] == "log" {
+        true => &line["level"],
+        false => &line["stream"],
+    };
     format!(
         "{} r{} {} {}: {}\n",
         line["time_ms"].as_u64().map_or_else(String::new, timestamp),
         revision.map_or_else(|| "-".to_owned(), |revision| revision.to_string()),
         text(&line["request_id"]),
-        text(&line["stream"]),
+        text(kind),
         text(&line["text"]),
     )
 }
@@ -254,14 +268,30 @@ mod tests {
     }
 
     #[test]
-    fn revision_shows_what_it_may_call() {
+    fn log_line_shows_level_or_stream() {
+        let line = |stream: &str, level: Option<&str>| {
+            let line = json!({"time_ms": 0, "revision": 2, "request_id": "a", "stream": stream, "level": level,
+                              "text": "it"});
+            log_line(&line)
+        };
+        let head = "1970-01-01T00:00:00Z r2 a";
+        assert_eq!(line("log", Some("warn")), format!("{head} warn: it\n"));
+        assert_eq!(line("stdout", Some("info")), format!("{head} stdout: it\n"));
+        assert_eq!(line("stderr", None), format!("{head} stderr: it\n"));
+    }
+
+    #[test]
+    fn revision_shows_what_it_may_call_and_read() {
         let outbound = json!(["https://*.example.com", {"url": "http://127.0.0.1:9", "methods": ["GET", "POST"]}]);
         let revision = json!({"number": 2, "component": "sha256:0", "component_bytes": 9, "created_ms": 0,
-                              "manifest": {"grants": {"outbound": outbound}}});
+                              "manifest": {"grants": {"outbound": outbound, "secrets": ["key"]},
+                                           "configuration": {"GREETING": "hidden", "URL": "hidden"}}});
         let deployment = json!({"name": "a", "state": "serving", "routes": ["/a"], "traffic": []});
         let page = detail(&json!({"deployment": deployment, "revisions": [revision]}));
         let expected = "revision 2 may call https://*.example.com\n\
-                        revision 2 may call http://127.0.0.1:9 (GET, POST)\n";
+                        revision 2 may call http://127.0.0.1:9 (GET, POST)\n\
+                        revision 2 may read the secret key\n\
+                        revision 2 has the configuration GREETING, URL\n";
         assert!(page.ends_with(expected), "{page}");
     }
 

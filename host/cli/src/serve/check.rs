@@ -186,6 +186,12 @@ impl CheckReport {
             Ok(None) => {}
             Err(error) => self.problem(args, "keys", 0, error),
         }
+        for (index, secret) in args.secrets.all().iter().enumerate() {
+            match secret.read() {
+                Ok(_) => self.plan(secret.plan()),
+                Err(error) => self.problem(args, "secret", index, error.message(false)),
+            }
+        }
         for warning in warnings {
             self.plan(format!("warning: {warning}"));
         }

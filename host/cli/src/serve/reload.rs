@@ -1,20 +1,22 @@
-//! SIGHUP: reads the configuration, the certificate and the keys again, and applies what a running server can change.
+//! SIGHUP: reads the configuration, the certificate, the keys and the secrets again, and applies what a running server can
+//! change.
 //!
-//! An error in any of these files changes nothing if there is a configuration; without one, the certificate and the
-//! keys are independent of each other. The other options of the file take effect with a restart, as the log says.
+//! An error in any of these files changes nothing if there is a configuration; without one, the certificate, the keys and
+//! the secrets are independent of each other. The other options of the file take effect with a restart, as the log says.
 
 use super::{note, warn};
-use crate::args::{PluginArg, ServeArgs};
+use crate::args::{PluginArg, SecretValues, ServeArgs};
 use crate::command_line::{Command, CommandLine};
 use crate::config::OptionChange;
 use crate::{Error, logs, service_manager};
+use corral_runtime::Secrets;
 use corral_server::deployments::Deployments;
 use corral_server::{Access, ServerOptions};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::signal::unix::Signal;
 
 /// Options that a running server changes.
-const RELOADABLE: [&str; 11] = [
+const RELOADABLE: [&str; 12] = [
     "cors",
     "drain-delay",
     "error-format",
@@ -23,6 +25,7 @@ const RELOADABLE: [&str; 11] = [
     "log-level",
     "open-route",
     "quota",
+    "secret",
     "tls-cert",
     "tls-key",
     "verbose",
@@ -35,15 +38,18 @@ pub(super) struct LiveOptions {
     options: ServerOptions,
     /// The options of the start, which stay in force for everything but [`RELOADABLE`].
     started: Arc<ServeArgs>,
+    /// The secrets of the runtime.
+    secrets: Secrets,
     current: Mutex<Arc<ServeArgs>>,
     /// `None` until they serve.
     deployments: tokio::sync::Mutex<Option<Deployments>>,
 }
 
 impl LiveOptions {
-    pub(super) fn new(args: Arc<ServeArgs>, options: ServerOptions) -> Self {
+    pub(super) fn new(args: Arc<ServeArgs>, options: ServerOptions, secrets: Secrets) -> Self {
         LiveOptions {
             options,
+            secrets,
             current: Mutex::new(Arc::clone(&args)),
             started: args,
             deployments: tokio::sync::Mutex::default(),
@@ -87,13 +93,22 @@ impl LiveOptions {
     fn read_files(&self) {
         let current = self.current();
         let Some(source) = &current.source else {
-            return current.public.reload_files(&self.options, note, warn);
+            current.public.reload_files(&self.options, note, warn);
+            match current.secrets.read() {
+                Ok(values) => self.replace_secrets(values),
+                Err(error) => warn(format!(
+                    "{}; the old secrets stay in use",
+                    error.message(false)
+                )),
+            }
+            return;
         };
         match self.reread() {
-            Ok((new, verbose)) => {
+            Ok((new, verbose, secrets)) => {
                 self.log_changes(&current, &new);
                 logs::set_server_filter(verbose, &new.log);
                 new.public.reload_files(&self.options, note, warn);
+                self.replace_secrets(secrets);
                 *self.current.lock().unwrap_or_else(PoisonError::into_inner) = new;
             }
             Err(error) => warn(format!(
@@ -104,9 +119,16 @@ impl LiveOptions {
         }
     }
 
-    /// The options of the file now, and whether `--verbose` is one. Also checks the files that a running server reads
-    /// again.
-    fn reread(&self) -> Result<(Arc<ServeArgs>, bool), Error> {
+    fn replace_secrets(&self, values: SecretValues) {
+        if !values.is_empty() {
+            note(format!("reloaded the secrets: there are {}", values.len()));
+        }
+        self.secrets.replace(values);
+    }
+
+    /// The options of the file now, whether `--verbose` is one, and the secrets. Also checks the files that a running
+    /// server reads again.
+    fn reread(&self) -> Result<(Arc<ServeArgs>, bool, SecretValues), Error> {
         let line = match &self.started.source {
             Some(source) => source.reread()?,
             None => None,
@@ -121,7 +143,8 @@ impl LiveOptions {
         // Loading them reports their warnings.
         new.public.open_tls(drop)?;
         new.public.open_keys(drop)?;
-        Ok((Arc::new(*new), verbose))
+        let secrets = new.secrets.read()?;
+        Ok((Arc::new(*new), verbose, secrets))
     }
 
     fn log_changes(&self, current: &ServeArgs, new: &ServeArgs) {

@@ -96,6 +96,16 @@ fn sampler(part: &str, other: &str) -> Vec<u8> {
 const MODELS: &str = r#"(import "corral:inference/models@0.1.0" (instance
     (export "available" (func (result (list string))))))"#;
 
+const CONFIG: &str = r#"(import "wasi:config/store@0.2.0-rc.1" (instance
+    (type $config (variant (case "upstream" string) (case "io" string)))
+    (export "error" (type $error (eq $config)))
+    (export "get-all" (func (result (result (list (tuple string string)) (error $error)))))))"#;
+
+const LOGGING: &str = r#"(import "wasi:logging/logging@0.1.0-draft" (instance
+    (type $levels (enum "trace" "debug" "info" "warn" "error" "critical"))
+    (export "level" (type $level (eq $levels)))
+    (export "log" (func (param "level" $level) (param "context" string) (param "message" string)))))"#;
+
 fn with_template(handler: Vec<u8>, template: Vec<u8>, inherit: bool) -> PluginComponents {
     PluginComponents {
         templating: Some(TemplatingComponent {
@@ -148,6 +158,24 @@ async fn template_sees_environment_only_if_inherited() {
             assert!(exit.success(), "{version}, inherit: {inherit}");
         }
     }
+}
+
+#[test]
+fn template_reads_configuration_only_if_inherited() {
+    let link = |imports: &str, inherit: bool| {
+        let components = with_template(command(0, 0, imports), template("0.2.3", imports), inherit);
+        error_of(&components, 1 << 20)
+    };
+    assert_eq!(link(LOGGING, false), ("", String::new()));
+    assert_eq!(link(CONFIG, true), ("", String::new()));
+    let (code, text) = link(CONFIG, false);
+    assert_eq!(code, "linked-import-refused");
+    assert!(text.contains("wasi:config/store@0.2.0-rc.1"), "{text}");
+    let mut components = with_template(command(0, 0, ""), template("0.2.3", ""), false);
+    let sampler = exporting(CONFIG, SAMPLING);
+    components.sampling.insert("a".to_owned(), sampler.into());
+    assert_eq!(error_of(&components, 1 << 20).0, "linked-import-refused");
+    assert_eq!(without_draft("0.2.0-rc.1+a-b"), "0.2.0+a-b");
 }
 
 /// `composition.rs` of the whole program has the usual mistakes.

@@ -91,17 +91,24 @@ impl Instance {
         let guard = InstanceGuard::acquire(&sampler, purpose).await?;
         let meter = Arc::new(Meter::part_of(Arc::clone(&sampler.request_meter)));
         let mut wasi = WasiCtxBuilder::new();
-        match sampler.outputs.clone() {
-            Some([out, err]) => wasi.stdout(out).stderr(err),
-            None => wasi.inherit_stderr(),
+        let log_output = match sampler.outputs.clone() {
+            Some([out, err, log]) => {
+                wasi.stdout(out).stderr(err);
+                Some(log)
+            }
+            None => {
+                wasi.inherit_stderr();
+                None
+            }
         };
-        let state = State::new(
+        let mut state = State::new(
             &mut wasi,
             sampler.grants.clone(),
             &sampler.limits,
             Arc::clone(&meter),
             Arc::clone(&sampler.counters),
         );
+        state.log_output = log_output;
         let mut store = store(sampler.plugin.engine(), state);
         let context = guest::SamplerContext {
             settings: sampler.settings.clone(),

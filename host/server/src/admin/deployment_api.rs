@@ -17,7 +17,7 @@ use crate::deployments::{
 use crate::problem::Problem;
 use crate::request_body::{BodyState, BodyStatus, RequestBody};
 use bytes::Bytes;
-use corral_runtime::{Body, PluginError};
+use corral_runtime::{Body, LogLevel, PluginError};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
@@ -309,18 +309,30 @@ impl Api<'_> {
         let after = number(head, "after", "the number of a line")?;
         let tail = number(head, "tail", "a number of lines")?;
         let since = number(head, "since", "a number of seconds")?;
+        let level = match query(head, "level") {
+            None => None,
+            Some(name) => {
+                let names = LogLevel::ALL.map(LogLevel::name).join(", ");
+                let level = LogLevel::from_name(name);
+                Some(level.ok_or_else(|| bad_query("level", &format!("one of {names}")))?)
+            }
+        };
         let Some(deployment) = self.deployments.get(&name) else {
             let name: DeploymentName = name.parse().map_err(|_| no_deployment(&name))?;
             return Err(StoreError::NoDeployment(name).into());
         };
         let logs = Arc::clone(deployment.context.deployment.logs());
-        let start = logs.start(tail, since.map(Duration::from_secs));
-        let after = after.unwrap_or(0).max(start);
+        let start = logs.start(tail, level, since.map(Duration::from_secs));
+        let selection = logs::LogSelection {
+            deployment: deployment.name.clone(),
+            after: after.unwrap_or(0).max(start),
+            level,
+        };
         let permit = match follow {
             true => Some(self.follow_permit()?),
             false => None,
         };
-        let body = logs::body(logs, after, permit);
+        let body = logs::body(logs, selection, permit);
         Ok(no_store(body, "application/x-ndjson"))
     }
 

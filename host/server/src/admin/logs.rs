@@ -5,7 +5,7 @@
 
 use super::types::LogLine;
 use bytes::Bytes;
-use corral_runtime::{Body, Logs};
+use corral_runtime::{Body, LogLevel, Logs};
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
@@ -17,20 +17,38 @@ const CHUNK_LINES: usize = 100;
 /// Chunks in flight to a client.
 const CHANNEL_CHUNKS: usize = 4;
 
-/// The lines after line `after`; with a `follow` permit also future lines. Must be called in a tokio
-/// runtime.
-pub(super) fn body(logs: Arc<Logs>, after: u64, follow: Option<OwnedSemaphorePermit>) -> Body {
+/// Which lines of a log a client gets.
+pub(super) struct LogSelection {
+    /// Name of the deployment.
+    pub(super) deployment: String,
+    /// Lines after this one.
+    pub(super) after: u64,
+    /// Lines of this level at least, and those without a level.
+    pub(super) level: Option<LogLevel>,
+}
+
+/// The selected lines; with a `follow` permit also future lines. Must be called in a tokio runtime.
+pub(super) fn body(
+    logs: Arc<Logs>,
+    selection: LogSelection,
+    follow: Option<OwnedSemaphorePermit>,
+) -> Body {
     let (sender, receiver) = mpsc::channel(CHANNEL_CHUNKS);
-    tokio::spawn(send(logs, after, follow, sender));
+    tokio::spawn(send(logs, selection, follow, sender));
     Body::from_channel(receiver)
 }
 
 async fn send(
     logs: Arc<Logs>,
-    mut after: u64,
+    selection: LogSelection,
     follow: Option<OwnedSemaphorePermit>,
     sender: mpsc::Sender<Bytes>,
 ) {
+    let LogSelection {
+        deployment,
+        mut after,
+        level,
+    } = selection;
     let mut changes = logs.watch();
     loop {
         changes.mark_unchanged();
@@ -41,20 +59,22 @@ async fn send(
             };
             after = last.number;
             let mut text = Vec::new();
-            for line in &lines {
+            for line in lines.iter().filter(|line| line.passes(level)) {
                 let line = LogLine {
                     number: line.number,
                     time_ms: line.time_ms,
                     revision: line.revision,
+                    deployment: &deployment,
                     request_id: &line.call,
                     stream: line.stream,
+                    level: line.level.map(LogLevel::name),
                     text: &line.text,
                 };
                 // Serializing to memory cannot fail: all keys are strings.
                 let _ = serde_json::to_writer(&mut text, &line);
                 text.push(b'\n');
             }
-            if sender.send(text.into()).await.is_err() {
+            if !text.is_empty() && sender.send(text.into()).await.is_err() {
                 return;
             }
         }

@@ -223,6 +223,11 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
                 ("after", "integer", "Start after the line with this number."),
                 ("tail", "integer", "At most this many of the last lines."),
                 ("since", "integer", "Only lines of this many last seconds."),
+                (
+                    "level",
+                    "string",
+                    "Only lines of this level or a higher one, such as 'warn', and those of standard error.",
+                ),
             ],
             request: None,
             responses: vec![(

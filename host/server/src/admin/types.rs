@@ -139,10 +139,15 @@ pub(super) struct LogLine<'a> {
     /// The revision whose plugin wrote it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) revision: Option<u64>,
+    /// Name of the deployment; for a plugin of the command line, its route.
+    pub(super) deployment: &'a str,
     /// Id of the request.
     pub(super) request_id: &'a str,
-    /// 'stdout' or 'stderr'.
+    /// 'stdout', 'stderr', or 'log' for 'wasi:logging'.
     pub(super) stream: &'a str,
+    /// 'trace', 'debug', 'info', 'warn', 'error' or 'critical'. 'info' on standard output; none on standard error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) level: Option<&'a str>,
     /// The line.
     pub(super) text: &'a str,
 }

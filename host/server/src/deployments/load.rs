@@ -213,6 +213,7 @@ impl Inner {
             reuse: manifest.reuse.map(RequestedReuse::reuse),
             models: manifest.models.clone(),
             environment: manifest.configuration.clone().into_iter().collect(),
+            secrets: manifest.grants.secrets.clone(),
             outbound: manifest
                 .grants
                 .outbound

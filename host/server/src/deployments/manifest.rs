@@ -17,7 +17,7 @@ use crate::problem::ErrorFormat;
 use crate::request_policy::Access;
 use crate::routes::Route;
 use crate::triggers::{CronEntry, JobSettings, check_settings};
-use corral_runtime::QuotaLimits;
+use corral_runtime::{QuotaLimits, check_secret_name};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,6 +30,8 @@ const MAX_ROUTES: usize = 32;
 const MAX_MODELS: usize = 64;
 /// Most entries of a grant of outgoing requests, and of one of calls to deployments.
 const MAX_OUTBOUND: usize = 64;
+/// Most secrets of a deployment.
+const MAX_SECRETS: usize = 32;
 /// Most entries of a configuration.
 const MAX_ENTRIES: usize = 64;
 /// Longest key of a configuration, in bytes.
@@ -95,7 +97,7 @@ pub struct Manifest {
     #[cfg_attr(test, schemars(length(max = 32)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cron: Vec<CronEntry>,
-    /// The plugin's environment variables.
+    /// The plugin's environment variables, which 'wasi:config' answers too.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub configuration: BTreeMap<String, String>,
 }
@@ -113,6 +115,10 @@ pub struct Grants {
     /// requests without a key together. None if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_value_mib: Option<BoundedInteger<1, 65_536>>,
+    /// Names of the server's secrets that it may read with 'wasi:config'. None if omitted.
+    #[cfg_attr(test, schemars(length(max = 32)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<String>,
     /// Where it may send HTTP requests to: 'https://api.example.com', or a table with that as 'url' and 'methods'.
     /// Nowhere if omitted.
     #[cfg_attr(test, schemars(length(max = 64)))]
@@ -265,6 +271,7 @@ impl Manifest {
             );
             return refuse("grants.deployments", problem);
         }
+        self.check_secrets()?;
         if let Some(models) = &self.models {
             if models.is_empty() || models.len() > MAX_MODELS {
                 let problem = format!(
@@ -279,6 +286,33 @@ impl Manifest {
             }
         }
         self.check_configuration()
+    }
+
+    fn check_secrets(&self) -> Result<(), ManifestError> {
+        let secrets = &self.grants.secrets;
+        let refuse = |problem: String| Err(ManifestError::field("grants.secrets", problem));
+        if secrets.len() > MAX_SECRETS {
+            return refuse(format!(
+                "has {} entries; at most {MAX_SECRETS} are allowed",
+                secrets.len()
+            ));
+        }
+        let mut seen = BTreeSet::new();
+        for (index, name) in secrets.iter().enumerate() {
+            // The text itself may be a value that was written here by mistake.
+            if let Err(problem) = check_secret_name(name) {
+                return refuse(format!("has an entry that {problem} (entry {})", index + 1));
+            }
+            if !seen.insert(name) {
+                return refuse(format!("names '{name}' twice; remove one"));
+            }
+            if self.configuration.contains_key(name) {
+                return refuse(format!(
+                    "names '{name}', which is a key of [configuration] too; rename one"
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn check_configuration(&self) -> Result<(), ManifestError> {
@@ -346,6 +380,7 @@ latency = "2,4,1500"
 [grants]
 share-prefixes = true
 key-value-mib = 64
+secrets = ["openai-key"]
 outbound = [
   "https://*.example.com",
   { url = "http://127.0.0.1:9000", methods = ["GET", "POST"] },
@@ -500,6 +535,22 @@ GREETING = "hello"
                 "'grants.outbound' has 65 entries",
             ),
             (
+                format!("{head}[grants]\nsecrets = ['a', 'sk-PASTED']\n"),
+                "'grants.secrets' has an entry that is not a valid name of a secret",
+            ),
+            (
+                format!("{head}[grants]\nsecrets = ['a', 'a']\n"),
+                "names 'a' twice",
+            ),
+            (
+                format!("{head}[grants]\nsecrets = [{}]\n", "'a', ".repeat(33)),
+                "'grants.secrets' has 33 entries",
+            ),
+            (
+                format!("{head}[grants]\nsecrets = ['a']\n[configuration]\na = 'b'\n"),
+                "names 'a', which is a key of [configuration] too",
+            ),
+            (
                 format!("{head}[configuration]\n'a b' = 'c'\n"),
                 "configuration.a b' is not a valid name",
             ),
@@ -513,7 +564,10 @@ GREETING = "hello"
         ] {
             let error = error_of(&text);
             assert!(error.contains(expected), "{text}\n{error}");
-            assert!(!error.contains('\n'), "{error}");
+            assert!(
+                !error.contains('\n') && !error.contains("PASTED"),
+                "{error}"
+            );
         }
     }
 

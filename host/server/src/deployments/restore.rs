@@ -11,6 +11,7 @@ use super::serving::{
     COMPILE_QUEUE_TIMEOUT, Deployments, Inner, LoadError, ServingDeployment, ServingRevision,
 };
 use super::store::{StoreError, StoredDeployment};
+use corral_runtime::PluginError;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -108,9 +109,10 @@ impl ChangeError {
             | ChangeError::CompileTimeout { .. }
             | ChangeError::RefusedCompilation { .. }
             | ChangeError::Store(StoreError::Unreadable { .. }) => true,
-            ChangeError::Plugin(error) => {
-                matches!(error, corral_runtime::PluginError::CompileStopped { .. })
-            }
+            // A reload of the server's options may define the secret.
+            ChangeError::Plugin(
+                PluginError::CompileStopped { .. } | PluginError::NoSecret { .. },
+            ) => true,
             _ => false,
         }
     }

@@ -6,12 +6,18 @@ use std::collections::VecDeque;
 use std::future::{Ready, ready};
 use std::rc::Rc;
 
+#[cfg(feature = "config")]
+#[cfg_attr(target_family = "wasm", allow(unused_imports))]
+pub(crate) use super::config::{all_config, get_config};
 pub use super::constraint::{Constraint, Matcher, compile_constraint};
 use super::generation;
 use super::installed::script;
 #[cfg(feature = "key-values")]
 #[cfg_attr(target_family = "wasm", allow(unused_imports))]
 pub(crate) use super::key_values::{Bucket, open_bucket};
+#[cfg(feature = "logging")]
+#[cfg_attr(target_family = "wasm", allow(unused_imports))]
+pub(crate) use super::logging::log;
 pub use super::model::{Model, available, embed, open_model};
 pub use super::options::{Options, sample_with};
 use super::script_state::{GenerateCall, HostCall, ScriptState, invalid};

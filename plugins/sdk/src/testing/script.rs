@@ -18,6 +18,10 @@ use crate::bindings::models::ModelInfo;
 use crate::linked::Sampler;
 use crate::template::{Chat, ModelFacts, Prompt};
 
+/// A line that a plugin logged: its level, context and message.
+#[cfg(feature = "logging")]
+pub type ScriptedLog = (crate::log::Level, String, String);
+
 /// The model and the answers of the scripted host; see the [module](super).
 ///
 /// An input that the script does not cover is an error.
@@ -64,6 +68,12 @@ impl Script {
             errors: RefCell::new(VecDeque::new()),
             calls: RefCell::new(Vec::new()),
             snapshots: RefCell::new(HashMap::new()),
+            #[cfg(feature = "config")]
+            config: BTreeMap::new(),
+            #[cfg(feature = "config")]
+            secrets: BTreeMap::new(),
+            #[cfg(feature = "logging")]
+            logs: RefCell::default(),
             #[cfg(feature = "key-values")]
             key_values: RefCell::default(),
             #[cfg(feature = "key-values")]
@@ -78,6 +88,22 @@ impl Script {
             None => panic!("a script cannot change after `run`"),
         }
         self
+    }
+
+    /// Adds an entry of the configuration.
+    #[cfg(feature = "config")]
+    pub fn config(self, key: &str, value: &str) -> Self {
+        self.with(|state| {
+            state.config.insert(key.to_owned(), value.to_owned());
+        })
+    }
+
+    /// Grants a secret with this value.
+    #[cfg(feature = "config")]
+    pub fn secret(self, name: &str, value: &str) -> Self {
+        self.with(|state| {
+            state.secrets.insert(name.to_owned(), value.to_owned());
+        })
     }
 
     /// Grants this many bytes of keys and values. They stay when another plugin runs with this script.
@@ -276,6 +302,12 @@ impl Script {
     /// The calls so far, in order.
     pub fn calls(&self) -> Vec<HostCall> {
         self.0.calls.borrow().clone()
+    }
+
+    /// The lines that the plugin logged so far, in order.
+    #[cfg(feature = "logging")]
+    pub fn logs(&self) -> Vec<ScriptedLog> {
+        self.0.logs.borrow().clone()
     }
 
     /// The generations among the calls.

@@ -111,6 +111,14 @@ pub(crate) struct ScriptState {
     pub(super) errors: RefCell<VecDeque<(String, Error)>>,
     pub(super) calls: RefCell<Vec<HostCall>>,
     pub(super) snapshots: RefCell<HashMap<String, Vec<Token>>>,
+    #[cfg(feature = "config")]
+    #[cfg_attr(target_family = "wasm", allow(dead_code))]
+    pub(super) config: BTreeMap<String, String>,
+    #[cfg(feature = "config")]
+    #[cfg_attr(target_family = "wasm", allow(dead_code))]
+    pub(super) secrets: BTreeMap<String, String>,
+    #[cfg(feature = "logging")]
+    pub(super) logs: RefCell<Vec<super::script::ScriptedLog>>,
     /// The values of the deployment.
     #[cfg(feature = "key-values")]
     #[cfg_attr(target_family = "wasm", allow(dead_code))]
