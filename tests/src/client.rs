@@ -109,6 +109,16 @@ impl Corral {
         self.request_to(self.public(), method, path, headers, body)
     }
 
+    /// `POST` with these headers on the public listener, read as a stream.
+    pub fn post_stream_with(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> EventStream {
+        EventStream::new(self.send_to(self.public(), "POST", path, headers, body))
+    }
+
     fn request_to(
         &self,
         address: &str,
@@ -117,6 +127,17 @@ impl Corral {
         headers: &[(&str, &str)],
         body: &str,
     ) -> Response {
+        Response::read(self.send_to(address, method, path, headers, body))
+    }
+
+    fn send_to(
+        &self,
+        address: &str,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> ureq::http::Response<ureq::Body> {
         let mut request = ureq::http::Request::builder()
             .method(method)
             .uri(format!("http://{address}{path}"));
@@ -127,7 +148,7 @@ impl Corral {
             "POST" | "PUT" => self.agent.run(request.body(body).expect("a good request")),
             _ => self.agent.run(request.body(()).expect("a good request")),
         };
-        Response::read(response.unwrap_or_else(|error| panic!("{method} {path}: {error}")))
+        response.unwrap_or_else(|error| panic!("{method} {path}: {error}"))
     }
 
     /// `POST` on the public listener, read as a stream.

@@ -89,13 +89,21 @@ fn post(server: &Corral, template: &str, body: impl AsRef<[u8]>) -> String {
 #[test]
 fn every_template_answers_after_deploy() {
     let server = Corral::start_with_store(&[]);
-    for template in ["handler", "chat", "sampler", "templater", "job"] {
+    for template in [
+        "handler",
+        "chat",
+        "sampler",
+        "templater",
+        "middleware",
+        "job",
+    ] {
         deploy(&server, &project(template));
     }
     for sum in RELIABLE_SUMS {
         let (question, right) = (sum.question(), sum.answer());
         assert_eq!(post(&server, "handler", &question), right);
         assert_eq!(post(&server, "templater", &question), right);
+        assert_eq!(post(&server, "middleware", &question), right);
         let body = json!({"messages": [{"role": "user", "content": question}]});
         let answer: Value =
             serde_json::from_str(&post(&server, "chat", body.to_string())).expect("JSON");
@@ -114,6 +122,8 @@ fn every_template_answers_after_deploy() {
         .map(|(index, sum)| json!({"prompt": index, "text": sum.answer()}))
         .collect();
     assert_eq!(lines, expected);
+    let long = server.post("/try-middleware", "x".repeat(1001));
+    assert_eq!(long.status, 400, "{long:?}");
     // The linked sampling plugin runs, and its errors reach the client.
     let body = json!({"prompt": "1+1=", "settings": {"k": 0}});
     let answer = server.post("/try-sampler", body.to_string());

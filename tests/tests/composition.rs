@@ -357,7 +357,7 @@ fn deploy_uploads_linked_components() {
     let beside_manifest = ["deploy", manifest, "--linked", &template];
     corral
         .cli(&beside_manifest)
-        .check_error(2, &["--linked are for a component"]);
+        .check_error(2, &["--linked and --middleware are for a component"]);
     for (code, more, expected) in [
         (
             2,

@@ -1,6 +1,7 @@
 //! The examples of agents, pipelines and caches, on a server with the demo model. Each gives right answers, and the
 //! engine's counters show what it saves.
 
+use corral_tests::deployments::deploy_dir;
 use corral_tests::{
     Corral, NOT_WORTH_WAITING, RELIABLE_SUMS, Sum, artifacts, distinct_sums, scratch_dir,
 };
@@ -276,8 +277,9 @@ fn regex_forces_tokens_without_steps() {
 #[test]
 fn similar_question_costs_no_generation() {
     let dir = scratch_dir();
-    let snapshots = ["--snapshot-dir", dir.to_str().expect("a path in UTF-8")];
-    let mut corral = start("semantic-cache", &snapshots);
+    let mut corral = Corral::start_in(&dir, &[]);
+    let manifest = include_str!("../../examples/semantic-cache/corral.toml");
+    deploy_dir(&corral, manifest, &["openai", "semantic-cache"]);
     let cases = [
         ("What is 12+7?", "19", false),
         ("What's 12+7?", "19", true),
@@ -286,16 +288,14 @@ fn similar_question_costs_no_generation() {
         ("What's 12+8?", "20", true),
     ];
     for (question, text, is_cached) in cases {
-        // The demo model embeds spelling more than meaning.
-        let body = json!({"question": question, "threshold": 0.99});
+        let body = json!({"prompt": format!("{question}\n"), "max_tokens": 20});
         let before = corral.wait_until_idle();
-        let run = measured_post(&corral, "/semantic-cache", &body);
+        let run = measure(&corral, || corral.post("/v1/completions", body.to_string()));
         let answer = &run.response;
-        assert_eq!(
-            (&answer["text"], &answer["cached"]),
-            (&json!(text), &json!(is_cached)),
-            "{answer}"
-        );
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert_eq!(answer.json()["choices"][0]["text"], text, "{answer:?}");
+        let cache = if is_cached { "hit" } else { "miss" };
+        assert_eq!(answer.header("x-cache"), Some(cache), "{answer:?}");
         assert_eq!(
             run.steps == 0.0 && run.tokens == 0.0,
             is_cached,
@@ -307,7 +307,7 @@ fn similar_question_costs_no_generation() {
         assert_eq!(embedded, 1.0);
         if question == "reverse: table" {
             drop(corral);
-            corral = start("semantic-cache", &snapshots);
+            corral = Corral::start_in(&dir, &[]);
         }
     }
 }

@@ -1,129 +1,196 @@
-//! Answers a question from a cache if one of nearly the same meaning was answered before: embeddings find it. The first
-//! model of the deployment answers, the last one embeds. A snapshot holds the entries, since an instance ends with its
-//! request.
+//! Middleware that answers a question from a cache if one of nearly the same meaning was answered before: embeddings find it. The
+//! last model of the deployment embeds. The question is the last message of a chat, or the prompt; everything else of the two
+//! requests must be the same. The entries are values of the deployment, so each tenant has its own.
 
 mod entries;
 
-use corral_sdk::{Error, GenerateOptions, Model, Request, Response};
-use entries::{Entries, cosine};
-use serde::Deserialize;
-use serde_json::json;
+use corral_sdk::middleware::Next;
+use corral_sdk::{Error, KeyValues, Model, Request, Response};
+use entries::{Entries, Entry};
+use serde_json::Value;
 
-corral_sdk::handler!(ask);
+corral_sdk::middleware!(ask);
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+/// Largest request that is read, in bytes.
+const MAX_REQUEST: usize = 8 << 20;
+/// Largest answer that is kept, in bytes.
+const MAX_ANSWER: usize = 256 << 10;
+
+/// A question and what must be the same for its answer to be right.
 struct Question {
-    question: String,
-    /// The least cosine similarity of a question whose answer may be used.
-    #[serde(default = "default_threshold")]
-    threshold: f32,
+    text: String,
+    context: String,
 }
 
-fn default_threshold() -> f32 {
-    0.95
-}
-
-async fn ask(mut request: Request) -> Result<Response, Error> {
-    request.expect_method("POST")?;
-    let body: Question = request.json().await?;
-    let names = Model::available();
-    let answering = Model::open_default().await?;
-    let embedding = Model::open(names.last().map_or("", String::as_str)).await?;
-    let mut vectors = embedding.embed(&[&body.question]).await?;
-    let vector = vectors
-        .pop()
-        .ok_or_else(|| Error::Failed("no embedding".to_owned()))?;
-
-    let snapshot = snapshot_name(&embedding);
-    let mut entries = match answering.restore(&snapshot).await {
-        Ok(sequence) => Entries::from_tokens(sequence.tokens(0), vector.len()),
-        // No entry yet, or those of another answering model.
-        Err(Error::NotFound(_) | Error::Failed(_)) => Entries::default(),
-        Err(error) => return Err(error),
+async fn ask(request: Request, next: Next) -> Result<Response, Error> {
+    let mut request = request.with_body_limit(MAX_REQUEST);
+    let body = request.body().await?;
+    let question = read_question(&request, &body);
+    let request = request.with_body(body);
+    let Some(question) = question else {
+        return next.handle(request).await;
     };
-    let scored = entries
-        .iter()
-        .map(|entry| (cosine(&entry.vector, &vector), entry));
-    let best = scored.max_by(|(one, _), (other, _)| one.total_cmp(other));
-    if let Some((similarity, entry)) = best
-        && similarity >= body.threshold
+    let (values, vector) = match prepare(&question).await {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            eprintln!("without the cache: {error}");
+            return next.handle(request).await;
+        }
+    };
+    let entries = Entries::read(&values, &question.context);
+    if let Some((similarity, entry)) = entries.nearest(&question.context, &vector)
+        && similarity >= threshold()
     {
-        let text = answering.detokenize(&entry.answer)?;
-        return Ok(Response::json(
-            &json!({"text": text, "cached": true, "similarity": similarity}),
-        ));
+        return Ok(
+            Response::bytes(&entry.content_type, entry.answer.as_bytes())
+                .with_header("x-cache", "hit")
+                .with_header("x-cache-similarity", &format!("{similarity:.3}")),
+        );
     }
-    let similarity = best.map(|(similarity, _)| similarity);
 
-    let sequence = answering.sequence()?;
-    sequence.append(&format!("{}\n", body.question))?;
-    let start = sequence.len();
-    let text = sequence
-        .generate(&GenerateOptions::new(256))?
-        .text()
-        .await?;
-    entries.push(&vector, sequence.tokens(start));
-    let stored = answering.empty_sequence()?;
-    stored.append_tokens(&entries.to_tokens(answering.info().context))?;
-    // Of two requests at once, one entry may be lost; then its question is answered anew.
-    stored.snapshot(&snapshot).await?;
-    Ok(Response::json(
-        &json!({"text": text, "cached": false, "similarity": similarity}),
-    ))
+    let mut response = next.handle(request).await?;
+    if response.status() != 200 {
+        return Ok(response);
+    }
+    let content_type = response.header("content-type").unwrap_or_default();
+    let content_type = content_type.to_owned();
+    let mut body = response.take_body();
+    let response = response.with_header("x-cache", "miss");
+    Ok(response.with_stream(async move |to| {
+        let mut answer = Vec::new();
+        let mut length = 0;
+        while let Some(piece) = body.read().await? {
+            length += piece.len();
+            if length <= MAX_ANSWER {
+                answer.extend_from_slice(&piece);
+            }
+            to.bytes(piece).await?;
+        }
+        let answer = String::from_utf8(answer).unwrap_or_default();
+        if answer.len() == length && is_complete(&content_type, &answer) {
+            let context = question.context;
+            let entry = Entry::new(context, &vector, content_type, answer);
+            if let Err(error) = Entries::add(&values, entry) {
+                eprintln!("the answer is not kept: {error}");
+            }
+        }
+        Ok(())
+    }))
 }
 
-/// Vectors of different models are not comparable, so each embedding model has its own entries.
-fn snapshot_name(embedding: &Model) -> String {
-    let allowed = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
-    let name = embedding.name().chars().map(allowed).take(100);
-    format!("entries-{}", name.collect::<String>())
+/// The question of a request; none if it has another form.
+fn read_question(request: &Request, body: &[u8]) -> Option<Question> {
+    request.expect_method("POST").ok()?;
+    let mut json: Value = serde_json::from_slice(body).ok()?;
+    let place = match json.get("messages") {
+        Some(Value::Array(messages)) => {
+            format!("/messages/{}/content", messages.len().checked_sub(1)?)
+        }
+        _ => "/prompt".to_owned(),
+    };
+    let Value::String(text) = json.pointer_mut(&place)?.take() else {
+        return None;
+    };
+    let context = format!("{} {json}", request.path());
+    Some(Question { text, context })
+}
+
+/// The deployment's values, and the embedding of a question.
+async fn prepare(question: &Question) -> Result<(KeyValues, Vec<f32>), Error> {
+    let values = KeyValues::open()?;
+    let names = Model::available();
+    let model = Model::open(names.last().map_or("", String::as_str)).await?;
+    let vectors = model.embed(&[&question.text]).await?;
+    let vector = vectors.into_iter().next();
+    let vector = vector.ok_or_else(|| Error::Failed("no embedding".to_owned()))?;
+    Ok((values, vector))
+}
+
+/// The least cosine similarity of a question whose answer may be used.
+fn threshold() -> f32 {
+    let configured = std::env::var("CACHE_THRESHOLD").ok();
+    configured
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(0.95)
+}
+
+/// Whether an event stream came to its regular end. Other bodies are complete, or reading them fails.
+fn is_complete(content_type: &str, answer: &str) -> bool {
+    let has_error = answer.contains("\nevent: error\n") || answer.contains("data: {\"error\":");
+    let has_end = ["data: [DONE]\n", "event: message_stop\n"]
+        .iter()
+        .any(|end| answer.contains(end));
+    !content_type.starts_with("text/event-stream") || (has_end && !has_error)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use corral_sdk::testing::{HostCall, Script};
-    use serde_json::Value;
+    use corral_sdk::testing::Script;
+    use serde_json::json;
+    use std::cell::Cell;
+    use std::rc::Rc;
 
-    fn send(script: &Script, question: &str) -> Value {
-        script.run(async {
-            let request = Request::post("/").with_json(&json!({"question": question}));
-            let answer = ask(request).await.unwrap();
-            serde_json::from_slice(&answer.read().await).unwrap()
+    /// A handler that counts its calls and answers with this content type.
+    fn counting(calls: &Rc<Cell<u32>>, content_type: &'static str, answer: &'static str) -> Next {
+        let calls = Rc::clone(calls);
+        Next::to(async move |_| {
+            calls.set(calls.get() + 1);
+            Ok::<_, Error>(Response::bytes(content_type, answer))
         })
+    }
+
+    fn chat(question: &str, temperature: f32) -> Request {
+        let messages = json!([{"role": "user", "content": question}]);
+        Request::post("/v1").with_json(&json!({"temperature": temperature, "messages": messages}))
     }
 
     #[test]
     fn similar_question_gets_the_cached_answer() {
         let script = Script::new()
+            .key_values(1 << 20)
             .embedding("What is 12+7?", &[0.6, 0.8, 0.0, 0.0])
             .embedding("What's 12+7?", &[0.61, 0.79, 0.01, 0.0])
-            .embedding("reverse: table", &[0.0, 0.6, -0.8, 0.0])
-            .answers("What is 12+7?\n", "19")
-            .answers("reverse: table\n", "elbat");
-        let first = send(&script, "What is 12+7?");
-        assert_eq!(
-            first,
-            json!({"text": "19", "cached": false, "similarity": null})
-        );
-        let other = send(&script, "reverse: table");
-        assert_eq!(
-            (&other["text"], &other["cached"]),
-            (&json!("elbat"), &json!(false))
-        );
-        // The script has no answer to this question.
-        let similar = send(&script, "What's 12+7?");
-        assert_eq!(
-            (&similar["text"], &similar["cached"]),
-            (&json!("19"), &json!(true))
-        );
-        assert_eq!(send(&script, "reverse: table")["cached"], true);
-        assert_eq!(script.generations().len(), 2);
-        assert!(
-            script
-                .calls()
-                .contains(&HostCall::Snapshot("entries-script".to_owned()))
-        );
+            .embedding("reverse: table", &[0.0, 0.6, -0.8, 0.0]);
+        let calls = Rc::new(Cell::new(0));
+        let send = |request| {
+            script.run(async {
+                let next = counting(&calls, "application/json", "{}");
+                let response = ask(request, next).await.unwrap();
+                let cache = response.header("x-cache").map(str::to_owned);
+                assert_eq!(response.read().await, b"{}");
+                (cache, calls.get())
+            })
+        };
+        let (miss, hit) = (Some("miss".to_owned()), Some("hit".to_owned()));
+        assert_eq!(send(chat("What is 12+7?", 0.0)), (miss.clone(), 1));
+        assert_eq!(send(chat("reverse: table", 0.0)), (miss.clone(), 2));
+        assert_eq!(send(chat("What's 12+7?", 0.0)), (hit, 2));
+        // Other settings may have another answer.
+        assert_eq!(send(chat("What's 12+7?", 1.0)), (miss, 3));
+        // No question, and one without an embedding.
+        assert_eq!(send(Request::get("/v1/models")), (None, 4));
+        assert_eq!(send(chat("unknown", 0.0)), (None, 5));
+    }
+
+    #[test]
+    fn incomplete_stream_is_not_kept() {
+        let script = Script::new()
+            .key_values(1 << 20)
+            .embedding("a", &[1.0, 0.0, 0.0, 0.0]);
+        let calls = Rc::new(Cell::new(0));
+        for (answer, expected) in [
+            ("data: 1\n\ndata: {\"error\":1}\n\ndata: [DONE]\n\n", 1),
+            ("data: 1\n\n", 2),
+            ("data: 1\n\ndata: [DONE]\n\n", 3),
+            ("not asked for", 3),
+        ] {
+            script.run(async {
+                let next = counting(&calls, "text/event-stream", answer);
+                let response = ask(chat("a", 0.0), next).await.unwrap();
+                response.read().await;
+            });
+            assert_eq!(calls.get(), expected, "{answer}");
+        }
     }
 }

@@ -423,7 +423,7 @@ mod tests {
             ("corral new fn", "choose another"),
             (
                 "corral new a --template x",
-                "handler, chat, sampler, templater, job",
+                "handler, chat, sampler, templater, middleware, job",
             ),
             (
                 "corral new a --lang cobol",

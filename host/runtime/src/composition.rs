@@ -8,6 +8,10 @@
 //!
 //! A linked component shares the call with its handler: `wasi:cli/exit` ends the call, as a trap does.
 //!
+//! Middleware stands before the handler: each part of the chain answers `wasi:http/handler` with its export, and passes requests
+//! to the next part through its import of the same name. It is linked on the same terms as a template. The whole chain imports
+//! `wasi:http/types` once, since a request must be of one type for all parts.
+//!
 //! In the composition, denied imports get the name of their stand-in. Other imports of a linked component
 //! keep their names, with the link's name as build metadata of the version, which the linker ignores
 //! (`wasi:io/streams@0.2.6+templating`).
@@ -19,12 +23,15 @@ mod tests;
 mod world;
 
 use crate::compiler::Compiler;
+use crate::config::MAX_MIDDLEWARE;
 use crate::denied::DENIED;
-use crate::interfaces::{SAMPLING, TEMPLATING, compatible, is_role, unknown_imports};
+use crate::interfaces::{
+    HTTP_2, HTTP_3, SAMPLING, TEMPLATING, compatible, is_role, unknown_imports,
+};
 use crate::plugin_error::PluginError;
 use crate::structure::{check_bytes, check_structure};
 use bytes::Bytes;
-use encode::{EncodeError, LinkedPart, Part, encode};
+use encode::{Chain, EncodeError, HTTP_TYPES, LinkedPart, Middleware, Part, encode};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use world::World;
@@ -37,14 +44,16 @@ const OUTBOUND: [&str; 2] = ["wasi:http/client@0.3.0", "wasi:http/outgoing-handl
 #[derive(Debug)]
 pub(crate) struct PluginComponents {
     pub(crate) handler: Bytes,
-    pub(crate) templating: Option<TemplatingComponent>,
+    pub(crate) templating: Option<LinkedBytes>,
     /// Sampling components by name.
     pub(crate) sampling: BTreeMap<String, Bytes>,
+    /// Middleware, outermost first.
+    pub(crate) middleware: Vec<LinkedBytes>,
 }
 
-/// A linked template.
+/// A linked component that may inherit its handler's grants.
 #[derive(Debug)]
-pub(crate) struct TemplatingComponent {
+pub(crate) struct LinkedBytes {
     pub(crate) bytes: Bytes,
     /// It may import what the handler may.
     pub(crate) inherit: bool,
@@ -53,9 +62,19 @@ pub(crate) struct TemplatingComponent {
 impl PluginComponents {
     /// Size of all components together.
     pub(crate) fn bytes(&self) -> usize {
-        let templating = self.templating.iter().map(|linked| linked.bytes.len());
-        let sampling = self.sampling.values().map(Bytes::len);
-        self.handler.len() + templating.chain(sampling).sum::<usize>()
+        self.handler.len() + self.linked().map(|(_, bytes)| bytes.len()).sum::<usize>()
+    }
+
+    /// The linked components, each with the name of its link.
+    fn linked(&self) -> impl Iterator<Item = (String, &Bytes)> {
+        let templating = self.templating.iter();
+        let templating = templating.map(|linked| ("templating".to_owned(), &linked.bytes));
+        let sampling = self.sampling.iter();
+        let sampling = sampling.map(|(name, bytes)| (sampling_link_name(name), bytes));
+        let middleware = self.middleware.iter().enumerate();
+        let middleware =
+            middleware.map(|(index, linked)| (middleware_link_name(index), &linked.bytes));
+        templating.chain(sampling).chain(middleware)
     }
 
     /// A handler without linked components.
@@ -65,6 +84,7 @@ impl PluginComponents {
             handler: handler.into(),
             templating: None,
             sampling: BTreeMap::new(),
+            middleware: Vec::new(),
         }
     }
 }
@@ -79,6 +99,11 @@ pub(crate) fn sampling_link_name(name: &str) -> String {
     format!("sampling.{name}")
 }
 
+/// Name of the link of middleware by its index; the outermost is 1.
+pub(crate) fn middleware_link_name(index: usize) -> String {
+    format!("middleware.{}", index + 1)
+}
+
 /// Composes a plugin into a component of at most `limit` bytes. Returns the handler unchanged if no linked
 /// component answers one of its imports.
 pub(crate) fn compose<'a>(
@@ -90,13 +115,12 @@ pub(crate) fn compose<'a>(
     let world = match World::read(&components.handler) {
         Ok(world) => world,
         // Wasmtime reports what is wrong.
-        Err(_) if components.templating.is_none() && components.sampling.is_empty() => {
-            return Ok(unchanged);
-        }
+        Err(_) if components.linked().next().is_none() => return Ok(unchanged),
         Err(error) => return Err(unreadable(plugin.to_owned(), &error)),
     };
     let linked_parts = linked_parts(plugin, components, &world)?;
-    if linked_parts.is_empty() {
+    let middleware = middleware_parts(plugin, &components.middleware)?;
+    if linked_parts.is_empty() && middleware.is_empty() {
         return Ok(unchanged);
     }
     let replaced = |import: &String| {
@@ -107,23 +131,25 @@ pub(crate) fn compose<'a>(
     let passed_on = || world.imports.iter().filter(|import| !replaced(import));
     let unknown = unknown_imports(passed_on().map(String::as_str));
     if !unknown.is_empty() {
-        return Err(PluginError::Imports {
-            plugin: plugin.to_owned(),
-            unknown,
-        });
+        return Err(PluginError::imports(plugin, unknown));
     }
     let exports = world.exports.iter().filter(|export| is_role(export));
-    let exports = Vec::from_iter(exports.cloned());
+    let mut exports = Vec::from_iter(exports.cloned());
     if exports.is_empty() {
         return Err(PluginError::no_role(
             plugin,
             &BTreeSet::from_iter(world.exports),
         ));
     }
+    let chain = chain(plugin, &middleware, &mut exports)?;
+    let import_name = |name: &String| match chain {
+        Some(_) if is_http_types(name) => HTTP_TYPES.to_owned(),
+        _ => name.clone(),
+    };
     let handler = Part {
         bytes: &components.handler,
         imports: passed_on()
-            .map(|name| (name.clone(), name.clone()))
+            .map(|name| (name.clone(), import_name(name)))
             .collect(),
     };
     let failed = |cause: String| PluginError::Compose {
@@ -131,7 +157,7 @@ pub(crate) fn compose<'a>(
         cause,
         mismatch: false,
     };
-    let composition = match encode(&handler, &linked_parts, &exports, limit) {
+    let composition = match encode(&handler, &linked_parts, chain.as_ref(), &exports, limit) {
         Ok(composition) => composition,
         Err(EncodeError::TooLarge) => {
             return Err(PluginError::TooLargeTogether {
@@ -201,6 +227,55 @@ fn linked_parts<'a>(
     Ok(parts)
 }
 
+/// The middleware as parts, outermost first.
+fn middleware_parts<'a>(
+    plugin: &str,
+    middleware: &'a [LinkedBytes],
+) -> Result<Vec<Middleware<'a>>, PluginError> {
+    if middleware.len() > MAX_MIDDLEWARE {
+        return Err(PluginError::TooMuchMiddleware {
+            plugin: plugin.to_owned(),
+            count: middleware.len(),
+        });
+    }
+    let parts = middleware.iter().enumerate().map(|(index, linked)| {
+        let link = Link {
+            plugin,
+            name: &middleware_link_name(index),
+            interface: HTTP_3,
+            inherit: linked.inherit,
+        };
+        link.middleware(&linked.bytes)
+    });
+    parts.collect()
+}
+
+/// The chain of middleware before the handler, if there is any. Removes other HTTP exports from the handler's `exports`: requests
+/// must not pass the chain by.
+fn chain<'a, 'b>(
+    plugin: &str,
+    middleware: &'b [Middleware<'a>],
+    exports: &mut Vec<String>,
+) -> Result<Option<Chain<'a, 'b>>, PluginError> {
+    if middleware.is_empty() {
+        return Ok(None);
+    }
+    let is = |export: &String, role| compatible(export) == compatible(role);
+    let Some(entry) = exports.iter().find(|export| is(export, HTTP_3)).cloned() else {
+        return Err(PluginError::NoHandlerForMiddleware {
+            plugin: plugin.to_owned(),
+            exports: std::mem::take(exports),
+        });
+    };
+    exports.retain(|export| *export == entry || !(is(export, HTTP_3) || is(export, HTTP_2)));
+    Ok(Some(Chain { middleware, entry }))
+}
+
+/// Whether an import is the interface that all parts of a chain share.
+fn is_http_types(import: &str) -> bool {
+    compatible(import) == compatible(HTTP_TYPES)
+}
+
 /// Checks that a component exports `corral:plugin/sampling`, and imports nothing that shows it more than the
 /// distributions that it samples from.
 pub(crate) fn check_sampling(component: &str, bytes: &[u8]) -> Result<(), PluginError> {
@@ -218,22 +293,13 @@ pub(crate) fn find_faulty(
     error: PluginError,
 ) -> PluginError {
     let handler = std::iter::once((plugin.to_owned(), &components.handler));
-    let templating = components
-        .templating
-        .iter()
-        .map(|template| (component_name(plugin, "templating"), &template.bytes));
-    let sampling = components.sampling.iter().map(|(name, bytes)| {
-        let link = sampling_link_name(name);
-        (component_name(plugin, &link), bytes)
+    let linked = components.linked();
+    let linked = linked.map(|(link, bytes)| (component_name(plugin, &link), bytes));
+    let faulty = handler.chain(linked).find_map(|(component, bytes)| {
+        check_bytes(&component, bytes)
+            .and_then(|()| compiler.compile(&component, bytes))
+            .err()
     });
-    let faulty = handler
-        .chain(templating)
-        .chain(sampling)
-        .find_map(|(component, bytes)| {
-            check_bytes(&component, bytes)
-                .and_then(|()| compiler.compile(&component, bytes))
-                .err()
-        });
     match (faulty, error) {
         (Some(faulty), _) => faulty,
         (None, PluginError::Compile { plugin, cause }) => PluginError::Compose {
@@ -260,23 +326,61 @@ impl Link<'_> {
         bytes: &'a [u8],
         replaces: Vec<String>,
     ) -> Result<LinkedPart<'a>, PluginError> {
-        let component = component_name(self.plugin, self.name);
-        check_bytes(&component, bytes)?;
-        let world = World::read(bytes).map_err(|error| unreadable(component.clone(), &error))?;
-        let export = find_export(&component, &world, self.interface)?;
-        check_imports(&component, &world, self.interface, self.inherit)?;
-        let imports = world.imports.into_iter().map(|import| {
-            let name = self.import_name(&import);
-            (import, name)
-        });
+        let (world, export) = self.read(bytes)?;
+        check_imports(&self.component(), &world, self.interface, self.inherit)?;
         Ok(LinkedPart {
-            part: Part {
-                bytes,
-                imports: imports.collect(),
-            },
+            part: self.with_imports(bytes, world.imports),
             export,
             replaces,
         })
+    }
+
+    /// The component as a part of a chain.
+    fn middleware<'a>(&self, bytes: &'a [u8]) -> Result<Middleware<'a>, PluginError> {
+        let (mut world, export) = self.read(bytes)?;
+        let is_next = |import: &String| compatible(import) == compatible(HTTP_3);
+        let (next, imports) = world.imports.into_iter().partition::<Vec<_>, _>(is_next);
+        if next.is_empty() {
+            return Err(PluginError::NotMiddleware {
+                component: self.component(),
+            });
+        }
+        world.imports = imports;
+        check_imports(&self.component(), &world, self.interface, self.inherit)?;
+        Ok(Middleware {
+            part: self.with_imports(bytes, world.imports),
+            export,
+            next,
+        })
+    }
+
+    /// The component's name in messages.
+    fn component(&self) -> String {
+        component_name(self.plugin, self.name)
+    }
+
+    /// The component's world and its export of the link's interface.
+    fn read(&self, bytes: &[u8]) -> Result<(World, String), PluginError> {
+        let component = self.component();
+        check_bytes(&component, bytes)?;
+        let world = World::read(bytes).map_err(|error| unreadable(component.clone(), &error))?;
+        let export = find_export(&component, &world, self.interface)?;
+        Ok((world, export))
+    }
+
+    /// The component as a part whose imports get names of their own.
+    fn with_imports<'a>(&self, bytes: &'a [u8], imports: Vec<String>) -> Part<'a> {
+        let imports = imports.into_iter().map(|import| {
+            let name = match self.interface == HTTP_3 && is_http_types(&import) {
+                true => HTTP_TYPES.to_owned(),
+                false => self.import_name(&import),
+            };
+            (import, name)
+        });
+        Part {
+            bytes,
+            imports: imports.collect(),
+        }
     }
 
     /// The composition's name for an import of the component, different from every other part's.
@@ -318,10 +422,7 @@ fn check_imports(
 ) -> Result<(), PluginError> {
     let unknown = unknown_imports(world.imports.iter().map(String::as_str));
     if !unknown.is_empty() {
-        return Err(PluginError::Imports {
-            plugin: component.to_owned(),
-            unknown,
-        });
+        return Err(PluginError::imports(component, unknown));
     }
     let needs_grant = |import: &&String| {
         PACKAGES.iter().any(|package| import.starts_with(package))
@@ -336,7 +437,7 @@ fn check_imports(
     Err(PluginError::LinkedImports {
         component: component.to_owned(),
         refused,
-        may_inherit: interface == TEMPLATING,
+        may_inherit: interface != SAMPLING,
     })
 }
 

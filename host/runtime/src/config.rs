@@ -14,12 +14,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Core instances of one plugin instance. Composed components have several.
-pub(crate) const CORE_INSTANCES: u32 = 48;
-/// Linear memories of one plugin instance. Each reserves 4 GiB of address space.
-pub(crate) const MEMORIES: u32 = 4;
+/// Components that may stand before a handler.
+pub const MAX_MIDDLEWARE: usize = 8;
+/// Core instances of one plugin instance. A component has up to 5, and one more if another component calls it: these suffice
+/// for a handler with a template and [`MAX_MIDDLEWARE`].
+pub(crate) const CORE_INSTANCES: u32 = 64;
+/// Linear memories of one plugin instance.
+pub(crate) const MEMORIES: u32 = 16;
 /// Tables of one plugin instance.
-pub(crate) const TABLES: u32 = 16;
+pub(crate) const TABLES: u32 = 32;
 /// Elements of one table.
 pub(crate) const TABLE_ELEMENTS: usize = 20_000;
 /// Entries in the host resource table of one plugin instance: handles, streams, headers.
@@ -195,6 +198,9 @@ pub struct LinkedComponents {
     /// the plugin imports that interface itself, exactly one must be linked. They see only the
     /// distributions that they sample from.
     pub sampling: BTreeMap<String, ComponentSource>,
+    /// Components through which requests reach the plugin, at most [`MAX_MIDDLEWARE`], the outermost first. Each imports and
+    /// exports `wasi:http/handler` of WASI 0.3, and the plugin exports it.
+    pub middleware: Vec<LinkedComponent>,
 }
 
 /// A linked component.
@@ -202,7 +208,7 @@ pub struct LinkedComponents {
 pub struct LinkedComponent {
     /// The component.
     pub component: ComponentSource,
-    /// Grants it the plugin's models and environment. Without this it sees neither.
+    /// Grants it what the plugin is granted: models, environment, values and outgoing requests. Without this it gets none.
     pub inherit: bool,
 }
 

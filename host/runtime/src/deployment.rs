@@ -6,7 +6,6 @@ use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters, metric};
 use crate::logs::Logs;
 use crate::outbound::OutboundPermits;
 use crate::sampling::resources::SamplerResources;
-use crate::wasm_engine::instance_permits;
 use corral_engine::{Metric, MetricKind, Tenant};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -129,13 +128,13 @@ impl DeploymentState {
         &self.0.sampling
     }
 
-    /// Admission of a plugin with these limits, whose instance consists of `component_instances`.
-    pub(crate) fn admission(&self, limits: &Limits, component_instances: u32) -> Admission {
+    /// Admission of a plugin with these limits, whose instance needs this many permits.
+    pub(crate) fn admission(&self, limits: &Limits, permits: u32) -> Admission {
         Admission::new(
             Arc::clone(&self.0.calls),
             limits.concurrent,
             limits.waiting_calls,
-            instance_permits(component_instances),
+            permits,
         )
     }
 }

@@ -73,8 +73,8 @@ pub use call_error::CallError;
 pub use component_source::ComponentSource;
 pub use composition::program::{ProgramError, compose_program, write_setting};
 pub use config::{
-    CallOptions, Limits, LinkedComponent, LinkedComponents, OutboundConfig, PluginConfig, Reuse,
-    RuntimeConfig, TlsSource,
+    CallOptions, Limits, LinkedComponent, LinkedComponents, MAX_MIDDLEWARE, OutboundConfig,
+    PluginConfig, Reuse, RuntimeConfig, TlsSource,
 };
 pub use counters::CallLimit;
 pub use deployment::DeploymentState;

@@ -20,7 +20,6 @@ use crate::shared::Shared;
 use crate::state::{CallContext, State, StoreGrants};
 use crate::store::store;
 use crate::validate::{CliPre, CompiledPlugin};
-use crate::wasm_engine::instance_permits;
 use bytes::Bytes;
 use corral_engine::{Caller, CellShare, PrefixOwner, Priority, Tenant};
 use futures_channel::oneshot;
@@ -143,14 +142,14 @@ impl Plugin {
             Arc::new(IdleInstances::new(
                 reuse,
                 Arc::clone(&shared.waiting_instances),
-                instance_permits(compiled.component_instances),
+                compiled.permits,
                 Arc::clone(deployment.counters()),
             ))
         });
         Self(Arc::new(Inner {
             name: name.into(),
             idle,
-            admission: deployment.admission(&config.limits, compiled.component_instances),
+            admission: deployment.admission(&config.limits, compiled.permits),
             limits: Arc::new(config.limits),
             deployment: deployment.clone(),
             grants: StoreGrants {

@@ -1,7 +1,10 @@
 //! Why a component could not be loaded as a plugin. Each text says what was found, what was expected, and
 //! what to do.
 
-use crate::interfaces::{LINKED_INTERFACES, ROLES, compatible, manifest_field, offered_packages};
+use crate::config::MAX_MIDDLEWARE;
+use crate::interfaces::{
+    HTTP_3, LINKED_INTERFACES, ROLES, compatible, manifest_field, offered_packages,
+};
 use crate::truncate;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -143,6 +146,43 @@ pub enum PluginError {
         /// The missing import.
         interface: &'static str,
     },
+    /// The plugin has middleware, but no handler to which it can pass requests.
+    #[error(
+        "the plugin {plugin} exports no {HTTP_3}, to which its middleware passes requests; it exports {}; build the handler for WASI 0.3, or deploy it without middleware",
+        truncate::list(exports)
+    )]
+    NoHandlerForMiddleware {
+        /// The plugin.
+        plugin: String,
+        /// Its exports that can be called.
+        exports: Vec<String>,
+    },
+    /// A component is linked as middleware, but passes no request on.
+    #[error(
+        "the plugin {component} does not import {HTTP_3}, so it passes no request on; build it for the world 'middleware', or deploy it as the handler"
+    )]
+    NotMiddleware {
+        /// The linked component.
+        component: String,
+    },
+    /// The plugin is middleware, and nothing answers its import.
+    #[error(
+        "the plugin {plugin} is middleware: it passes requests to another component, through its import {HTTP_3}; deploy a handler, and name this component in its corral.toml: [linked] middleware = [\"FILE.wasm\"]"
+    )]
+    OnlyMiddleware {
+        /// The plugin.
+        plugin: String,
+    },
+    /// The plugin has more middleware than a chain may have.
+    #[error(
+        "the plugin {plugin} is linked with {count} components as middleware; at most {MAX_MIDDLEWARE} are allowed"
+    )]
+    TooMuchMiddleware {
+        /// The plugin.
+        plugin: String,
+        /// Number of components.
+        count: usize,
+    },
     /// A linked component lacks the export for which it is linked.
     #[error(
         "the plugin {component} exports no {interface}, for which it is linked; it exports {}",
@@ -173,7 +213,7 @@ pub enum PluginError {
     /// The plugin and its linked components cannot be composed.
     #[error(
         "the plugin {plugin} cannot be composed with its linked components: {cause}{}",
-        if *mismatch { "; build both against one version of corral:plugin" } else { "" }
+        if *mismatch { "; build both against one version of corral:plugin, or middleware against wasi:http@0.3.0" } else { "" }
     )]
     Compose {
         /// The plugin.
@@ -227,6 +267,16 @@ impl PluginError {
         }
     }
 
+    /// Why a component with these unknown imports cannot be linked to the host.
+    pub(crate) fn imports(plugin: &str, unknown: Vec<String>) -> Self {
+        let plugin = plugin.to_owned();
+        let is_next = |import: &String| compatible(import) == compatible(HTTP_3);
+        match unknown.iter().any(is_next) {
+            true => Self::OnlyMiddleware { plugin },
+            false => Self::Imports { plugin, unknown },
+        }
+    }
+
     /// Whether the component needs more than a compilation may use, or crashes the compiler.
     pub fn is_compile_limit(&self) -> bool {
         matches!(self, Self::CompileStopped { cause, .. } if cause.is_final())
@@ -244,12 +294,13 @@ impl PluginError {
             Self::Imports { .. } => "unknown-import",
             Self::Mismatch { .. } => "interface-mismatch",
             Self::NoRole { .. } => "missing-export",
-            Self::OnlyLinkable { .. } => "only-linkable",
+            Self::OnlyLinkable { .. } | Self::OnlyMiddleware { .. } => "only-linkable",
+            Self::NoHandlerForMiddleware { .. } => "no-handler-export",
             Self::NotLinked { .. } => "not-linked",
-            Self::NotImported { .. } => "linked-not-imported",
+            Self::NotImported { .. } | Self::NotMiddleware { .. } => "linked-not-imported",
             Self::LinkedExportMissing { .. } => "linked-export-missing",
             Self::LinkedImports { .. } => "linked-import-refused",
-            Self::Compose { .. } => "does-not-compose",
+            Self::Compose { .. } | Self::TooMuchMiddleware { .. } => "does-not-compose",
             Self::NoModel { .. } => "no-model",
             Self::NoSecret { .. } => "no-secret",
             Self::Stopped { .. } => "shutting-down",

@@ -4,7 +4,7 @@ use crate::admission::InstancePermits;
 use crate::compiler::Compiler;
 use crate::component_source::ComponentSource;
 use crate::composition::{
-    PluginComponents, TemplatingComponent, component_name, sampling_link_name,
+    LinkedBytes, PluginComponents, component_name, middleware_link_name, sampling_link_name,
 };
 use crate::compute_turns::ComputeTurns;
 use crate::config::{
@@ -230,6 +230,7 @@ impl Shared {
             handler: self.read(plugin, source)?,
             templating: None,
             sampling: BTreeMap::new(),
+            middleware: Vec::new(),
         };
         let read_linked = |link: &str, source: ComponentSource, so_far: usize| {
             let bytes = self.read(&component_name(plugin, link), source)?;
@@ -243,11 +244,18 @@ impl Shared {
         };
         if let Some(LinkedComponent { component, inherit }) = linked.templating {
             let bytes = read_linked("templating", component, components.bytes())?;
-            components.templating = Some(TemplatingComponent { bytes, inherit });
+            components.templating = Some(LinkedBytes { bytes, inherit });
         }
         for (name, component) in linked.sampling {
             let bytes = read_linked(&sampling_link_name(&name), component, components.bytes())?;
             components.sampling.insert(name, bytes);
+        }
+        for (index, LinkedComponent { component, inherit }) in
+            linked.middleware.into_iter().enumerate()
+        {
+            let link = middleware_link_name(index);
+            let bytes = read_linked(&link, component, components.bytes())?;
+            components.middleware.push(LinkedBytes { bytes, inherit });
         }
         Ok(components)
     }

@@ -12,7 +12,9 @@ use crate::sampling::check_sampler;
 use crate::state::{SamplerPre, State};
 use crate::structure::check_bytes;
 use crate::truncate::cause;
-use crate::wasm_engine::SMALL_COMPONENT_INSTANCES;
+use crate::wasm_engine::{
+    PERMIT_MEMORIES, PERMIT_TABLES, SMALL_COMPONENT_INSTANCES, plugin_permits,
+};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use wasmtime::Engine;
@@ -29,8 +31,8 @@ pub(crate) struct CompiledPlugin {
     pub(crate) engine: Engine,
     pub(crate) http: Option<ProxyPre<State>>,
     pub(crate) cli: Option<CliPre>,
-    /// Component instances that an instance of it consists of.
-    pub(crate) component_instances: u32,
+    /// Permits of the instance pool that an instance of it needs.
+    pub(crate) permits: u32,
     /// Linked sampling plugins, by name.
     pub(crate) samplers: BTreeMap<String, SamplerPre>,
 }
@@ -69,7 +71,10 @@ pub(crate) fn compile(
     if compiled.http.is_none() && compiled.cli.is_none() {
         return Err(PluginError::no_role(plugin, &exports(engine, &component)));
     }
-    compiled.component_instances = component_instances(&composition);
+    compiled.permits = plugin_permits(
+        component_instances(&composition),
+        component.resources_required(),
+    );
     for (name, bytes) in &components.sampling {
         let component = component_name(plugin, &sampling_link_name(name));
         let sampler = compile_sampler(compiler, &component, bytes)?;
@@ -97,6 +102,14 @@ fn compile_sampler(
         });
     }
     let (component, backend) = compiler.compile(name, bytes)?;
+    if plugin_permits(instances, component.resources_required()) > 1 {
+        return Err(PluginError::Compile {
+            plugin: name.to_owned(),
+            cause: format!(
+                "it has more memories or tables than a sampling plugin may have: {PERMIT_MEMORIES} and {PERMIT_TABLES}"
+            ),
+        });
+    }
     let pre = instantiate_pre(backend, name, &component)?;
     check_sampler(pre).map_err(|error| PluginError::Mismatch {
         plugin: name.to_owned(),
@@ -114,14 +127,13 @@ fn instantiate_pre(
         let imports = ty.imports(&backend.engine).map(|(name, _)| name);
         // Stand-ins are linked but not offered: only a composition imports them.
         let unknown = unknown_imports(imports.filter(|name| !name.starts_with(denied::PACKAGE)));
-        let plugin = plugin.to_owned();
         if unknown.is_empty() {
             PluginError::Mismatch {
-                plugin,
+                plugin: plugin.to_owned(),
                 cause: cause(&error),
             }
         } else {
-            PluginError::Imports { plugin, unknown }
+            PluginError::imports(plugin, unknown)
         }
     })
 }
@@ -158,7 +170,7 @@ fn roles(
         } else {
             None
         },
-        component_instances: 1,
+        permits: 1,
         samplers: BTreeMap::new(),
     })
 }

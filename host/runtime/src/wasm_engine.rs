@@ -12,9 +12,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use wasmtime::{
     Cache, CacheConfig, Config, Enabled, Engine, InstanceAllocationStrategy, OptLevel,
-    PoolingAllocationConfig, Strategy,
+    PoolingAllocationConfig, ResourcesRequired, Strategy,
 };
 
+/// Linear memories for each permit of the instance pool. Each reserves 4 GiB of address space.
+pub(crate) const PERMIT_MEMORIES: u32 = 4;
+/// Tables for each permit.
+pub(crate) const PERMIT_TABLES: u32 = 16;
 /// Address space of one linear memory. With 4 GiB, bounds checks cost nothing.
 const MEMORY_RESERVATION: usize = 4 << 30;
 /// Bytes of a memory that stay resident between instances, since clearing them is cheaper than mapping.
@@ -35,7 +39,7 @@ const SPARE_STACKS: u32 = 2;
 /// Component instances of a plugin that needs one permit.
 pub(crate) const SMALL_COMPONENT_INSTANCES: u32 = STACKS - SPARE_STACKS;
 /// A pool of more instances lets one deployment hold [`MAX_PERMITS`].
-const SMALL_POOL: u32 = 15;
+const SMALL_POOL: u32 = 18;
 /// Permits that suffice for any plugin.
 const MAX_PERMITS: u32 = instance_permits(CORE_INSTANCES);
 
@@ -43,6 +47,21 @@ const MAX_PERMITS: u32 = instance_permits(CORE_INSTANCES);
 /// block in one task, since wasmtime lets no other task enter it meanwhile.
 pub(crate) const fn instance_permits(component_instances: u32) -> u32 {
     (component_instances + SPARE_STACKS).div_ceil(STACKS)
+}
+
+/// Permits of the instance pool that a plugin needs for its component instances, its memories and its tables.
+pub(crate) fn plugin_permits(
+    component_instances: u32,
+    resources: Option<ResourcesRequired>,
+) -> u32 {
+    let (memories, tables) = match resources {
+        Some(resources) => (resources.num_memories, resources.num_tables),
+        // It imports modules or components, which the host does not offer.
+        None => (MEMORIES, TABLES),
+    };
+    instance_permits(component_instances)
+        .max(memories.div_ceil(PERMIT_MEMORIES))
+        .max(tables.div_ceil(PERMIT_TABLES))
 }
 
 /// Why the runtime could not be set up.
@@ -169,22 +188,22 @@ fn pool(instances: u32) -> PoolingAllocationConfig {
     let checks = count(check_instances(instances as usize));
     let waiting = count(waiting_instances(instances as usize));
     let samplers = instances.saturating_add(checks);
-    // A pool with fewer permits than some plugin needs has stacks for such a plugin in each instance.
-    let stacks = instances.max(MAX_PERMITS * instances.min(SMALL_POOL));
+    // A pool with fewer permits than some plugin needs has room for such a plugin in each instance.
+    let permits = instances.max(MAX_PERMITS * instances.min(SMALL_POOL));
     let others = samplers.saturating_add(waiting);
-    let stacks = stacks.saturating_add(others).saturating_mul(STACKS);
+    let permits = permits.saturating_add(others);
     let instances = instances.saturating_add(others);
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(instances)
         .max_core_instances_per_component(CORE_INSTANCES)
         .total_core_instances(instances.saturating_mul(CORE_INSTANCES))
         .max_memories_per_component(MEMORIES)
-        .total_memories(instances.saturating_mul(MEMORIES))
+        .total_memories(permits.saturating_mul(PERMIT_MEMORIES))
         .max_memory_size(MEMORY_RESERVATION)
         .max_tables_per_component(TABLES)
-        .total_tables(instances.saturating_mul(TABLES))
+        .total_tables(permits.saturating_mul(PERMIT_TABLES))
         .table_elements(TABLE_ELEMENTS)
-        .total_stacks(stacks)
+        .total_stacks(permits.saturating_mul(STACKS))
         .linear_memory_keep_resident(MEMORY_RESIDENT)
         .table_keep_resident(TABLE_RESIDENT)
         .pagemap_scan(Enabled::Auto);
@@ -277,6 +296,16 @@ mod tests {
         assert_eq!(instance_permits(SMALL_COMPONENT_INSTANCES), 1);
         assert_eq!(instance_permits(SMALL_COMPONENT_INSTANCES + 1), 2);
         assert_eq!(instance_permits(40), 11);
+        let needs = |num_memories, num_tables| {
+            let resources = ResourcesRequired {
+                num_memories,
+                num_tables,
+                max_initial_memory_size: None,
+                max_initial_table_size: None,
+            };
+            plugin_permits(1, Some(resources))
+        };
+        assert_eq!((needs(4, 16), needs(5, 2), needs(1, 33)), (1, 2, 3));
     }
 
     #[test]
@@ -287,10 +316,20 @@ mod tests {
             // All permits go to plugins of the largest kind, or as many as the pool allows.
             let permits = MAX_PERMITS.min(max);
             let plugins = instances / permits;
-            let needed = plugins * (CORE_INSTANCES + SPARE_STACKS);
             let samplers = instances + check_instances(instances as usize) as u32;
-            let stacks = pool(instances).get_total_stacks();
-            assert!(needed + samplers * STACKS <= stacks, "{instances}");
+            let pool = pool(instances);
+            for (needed, per_permit, total) in [
+                (
+                    CORE_INSTANCES + SPARE_STACKS,
+                    STACKS,
+                    pool.get_total_stacks(),
+                ),
+                (MEMORIES, PERMIT_MEMORIES, pool.get_total_memories()),
+                (TABLES, PERMIT_TABLES, pool.get_total_tables()),
+            ] {
+                let needed = plugins * needed + samplers * per_permit;
+                assert!(needed <= total, "{instances}: {needed} of {total}");
+            }
         }
     }
 

@@ -57,6 +57,19 @@ pub mod templated {
     });
 }
 
+/// The import of middleware.
+pub mod next_handler {
+    wit_bindgen::generate!({
+        inline: "package corral:sdk; world next { import wasi:http/handler@0.3.0; }",
+        path: "../../wit",
+        with: {
+            "wasi:clocks/types@0.3.0": wasip3::clocks::types,
+            "wasi:http/handler@0.3.0": generate,
+            "wasi:http/types@0.3.0": wasip3::http::types,
+        },
+    });
+}
+
 /// Exports of a templating plugin.
 pub mod templating_plugin {
     wit_bindgen::generate!({

@@ -3,6 +3,7 @@
 #[cfg(feature = "decompression")]
 mod decompression;
 mod events;
+mod forward;
 mod request;
 mod response;
 #[doc(hidden)]
@@ -10,6 +11,8 @@ pub mod serve;
 mod text_events;
 
 pub use events::EventWriter;
+pub use forward::BodyReader;
+pub(crate) use request::BodyError;
 pub use request::{DEFAULT_BODY_LIMIT, Request};
 pub use response::Response;
 pub use text_events::EventFormat;

@@ -32,7 +32,8 @@
 //! - [`Request`], [`Response`] and [`handler!`] handle HTTP; [`Command`] and [`command!`] the
 //!   command line.
 //! - [`fields`] validates JSON objects and names the offending field.
-//! - [`templating!`] and [`sampling!`] define plugins that are linked to other plugins.
+//! - [`templating!`] and [`sampling!`] define plugins that are linked to other plugins; [`middleware!`] one that stands before a
+//!   handler.
 //! - [`testing`] runs plugins natively against a scripted model.
 #![warn(missing_docs)]
 // Not `forbid`: the generated code in `bindings` is unsafe.
@@ -55,6 +56,7 @@ mod key_values;
 pub mod linked;
 #[cfg(feature = "logging")]
 pub mod log;
+pub mod middleware;
 pub mod model;
 mod next_token;
 pub mod sampling;

@@ -107,6 +107,7 @@ enum Template {
     Chat,
     Sampler,
     Templater,
+    Middleware,
     Job,
 }
 

@@ -32,6 +32,7 @@ pub(crate) fn watch(args: WatchArgs, verbose: bool) -> Result<ExitCode, Error> {
         routes: Vec::new(),
         linked: Vec::new(),
         configuration: Vec::new(),
+        middleware: Vec::new(),
         no_traffic: false,
         schema: false,
         server: ServerArgs {

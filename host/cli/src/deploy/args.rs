@@ -62,6 +62,9 @@ pub struct DeployArgs {
     /// Entry of [configuration], in place of one of the corral.toml with this name; repeatable
     #[arg(long = "config", value_name = "NAME=VALUE")]
     pub(crate) configuration: Vec<ConfigurationArg>,
+    /// Middleware before FILE.wasm; repeatable, the outermost first
+    #[arg(long = "middleware", value_name = "FILE")]
+    pub(crate) middleware: Vec<PathBuf>,
     /// Route no requests to the new revision yet
     #[arg(long)]
     pub(crate) no_traffic: bool,

@@ -42,9 +42,10 @@ pub(super) fn prepare(
     let (mut manifest, dir) = if is_component(&args.file) {
         (from_arguments(args)?, PathBuf::new())
     } else {
-        if args.name.is_some() || !args.routes.is_empty() || !args.linked.is_empty() {
+        let has_links = !args.linked.is_empty() || !args.middleware.is_empty();
+        if args.name.is_some() || !args.routes.is_empty() || has_links {
             return Err(Error::usage(
-                "--name, --route and --linked are for a component (FILE.wasm); put them into the corral.toml",
+                "--name, --route, --linked and --middleware are for a component (FILE.wasm); put them into the corral.toml",
             ));
         }
         from_file(&args.file)?
@@ -116,12 +117,16 @@ fn from_arguments(args: &DeployArgs) -> Result<Manifest, Error> {
         )));
     }
     check_linked(&args.linked)?;
-    let mut linked = LinkedComponents::default();
+    let bare = |file: &PathBuf| LinkedComponent {
+        component: file.to_string_lossy().into_owned(),
+        inherit: false,
+    };
+    let mut linked = LinkedComponents {
+        middleware: args.middleware.iter().map(bare).collect(),
+        ..LinkedComponents::default()
+    };
     for LinkedArg { sampler, file } in &args.linked {
-        let component = LinkedComponent {
-            component: file.to_string_lossy().into_owned(),
-            inherit: false,
-        };
+        let component = bare(file);
         match sampler {
             Some(name) => {
                 linked.sampling.insert(name.clone(), component);

@@ -143,7 +143,7 @@ fn outbound(grant: &Value) -> String {
     format!("{} ({methods})", text(&grant["url"]))
 }
 
-/// The linked components of a revision: role, start of the digest, and whether it inherits grants.
+/// The linked components of a revision: role, start of the digest, and whether it inherits grants. Middleware in its order.
 fn linked(links: &Value) -> String {
     let show = |(role, link): (String, &Value)| {
         let component = match link {
@@ -161,8 +161,10 @@ fn linked(links: &Value) -> String {
     let templating = templating.map(|link| ("templating".to_owned(), link));
     let sampling = links["sampling"].as_object().into_iter().flatten();
     let sampling = sampling.map(|(name, link)| (printable(&format!("sampling.{name}")), link));
-    let all = templating.into_iter().chain(sampling).map(show);
-    Vec::from_iter(all).join(" ")
+    let middleware = links["middleware"].as_array().into_iter().flatten();
+    let middleware = middleware.map(|link| ("middleware".to_owned(), link));
+    let all = templating.into_iter().chain(sampling).chain(middleware);
+    Vec::from_iter(all.map(show)).join(" ")
 }
 
 /// A deployment on one line.
@@ -305,6 +307,7 @@ mod tests {
         let links = json!({
             "templating": {"component": digest("b"), "inherit": true},
             "sampling": {"min-p": digest("c")},
+            "middleware": [digest("d"), {"component": digest("e"), "inherit": true}],
         });
         let bare = json!({"number": 1, "component": digest("a"), "component_bytes": 9,
                           "created_ms": 0, "manifest": {}});
@@ -319,7 +322,8 @@ mod tests {
                 .ends_with("DEPLOYED              LINKED")
         );
         assert!(lines.next().expect("one").ends_with("1970-01-01T00:00:00Z"));
-        let linked = "templating=sha256:bbbbbbbbbbbb (inherits) sampling.min-p=sha256:cccccccccccc";
+        let linked = "templating=sha256:bbbbbbbbbbbb (inherits) sampling.min-p=sha256:cccccccccccc \
+                      middleware=sha256:dddddddddddd middleware=sha256:eeeeeeeeeeee (inherits)";
         assert!(lines.next().expect("two").ends_with(linked), "{page}");
     }
 }

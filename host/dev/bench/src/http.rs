@@ -1,10 +1,11 @@
 //! `corral-bench http`: requests over loopback that a plugin answers without a model.
 //!
 //! It measures the path of a request: connection, route, new instance, response. The server runs in this process on
-//! threads of its own, and one more thread is all clients. The same clients measure a peer in turns.
+//! threads of its own, and one more thread is all clients. The same clients measure a peer in turns, and servers whose component
+//! has middleware.
 
 use crate::args::check_distinct;
-use crate::local_server::{client_runtime, serve};
+use crate::local_server::{client_runtime, serve_linked};
 use bytes::Bytes;
 use clap::Args;
 use corral_cli::args::whole;
@@ -17,7 +18,8 @@ use corral_cli::bench::url::Url;
 use corral_cli::terminal::printable;
 use corral_cli::{Error, startup};
 use corral_engine::ModelPool;
-use corral_runtime::Limits;
+use corral_runtime::{Limits, LinkedComponent, LinkedComponents};
+use corral_server::Server;
 use http::Request;
 use http::header::HOST;
 use http_body_util::{BodyExt, Full, Limited};
@@ -35,6 +37,9 @@ pub(crate) struct HttpArgs {
     /// Path of the requests
     #[arg(long, value_name = "PATH", default_value = "/", value_parser = path)]
     path: String,
+    /// Middleware that passes requests on, also measured in turns: once and eight times before the component
+    #[arg(long, value_name = "FILE")]
+    middleware: Option<PathBuf>,
     /// Server with the same component, http://HOST:PORT, measured in turns with Corral's
     #[arg(long, value_name = "URL")]
     peer: Option<Url>,
@@ -93,6 +98,8 @@ const COLUMNS: [Column; 12] = [
     ("min ratio", "ratio_min", Unit::Thousandths),
     ("max ratio", "ratio_max", Unit::Thousandths),
 ];
+/// The measured servers of this process: name, and length of the chain before the component.
+const CHAINS: [(&str, usize); 3] = [("corral", 0), ("1 before", 1), ("8 before", 8)];
 /// Columns without those of the peer.
 const OWN_COLUMNS: usize = 9;
 
@@ -122,12 +129,19 @@ pub(crate) fn measure(args: &HttpArgs) -> Result<(), Error> {
     let workers = startup::workers(None);
     let server_runtime = startup::tokio_runtime(workers)?;
     let clients = client_runtime()?;
-    let models = ModelPool::loaded(Vec::new());
-    let serving = serve(models, "/", &args.plugin, Limits::default());
-    let server = server_runtime.block_on(serving)?;
-    let own = format!("http://{}", server.public_address());
-    let own = own.parse::<Url>().map_err(Error::failed)?;
-    let mut targets = vec![target("corral", &own, &args.path, true)];
+    let mut servers = Vec::new();
+    let mut targets = Vec::new();
+    for (name, length) in CHAINS {
+        if length > 0 && args.middleware.is_none() {
+            continue;
+        }
+        let serving = serve_chain(args, length);
+        let server = server_runtime.block_on(serving)?;
+        let own = format!("http://{}", server.public_address());
+        let own = own.parse::<Url>().map_err(Error::failed)?;
+        targets.push(target(name, &own, &args.path, true));
+        servers.push(server);
+    }
     if let Some(peer) = &args.peer {
         targets.push(target("peer", peer, &args.path, false));
     }
@@ -144,7 +158,9 @@ pub(crate) fn measure(args: &HttpArgs) -> Result<(), Error> {
         }
         order.rotate_left(1);
     }
-    server_runtime.block_on(server.stop(std::future::ready(())));
+    for server in servers {
+        server_runtime.block_on(server.stop(std::future::ready(())));
+    }
     let reports: Vec<_> = rows.iter().map(|row| row.report(&rows)).collect();
     let rounds = rounds.measured();
     let setup = json!({
@@ -166,6 +182,20 @@ pub(crate) fn measure(args: &HttpArgs) -> Result<(), Error> {
     };
     table::print(args.json, setup, &title, &COLUMNS[..columns], &reports);
     Ok(())
+}
+
+/// A server with the component behind this many middlewares.
+async fn serve_chain(args: &HttpArgs, length: usize) -> Result<Server, Error> {
+    let models = ModelPool::loaded(Vec::new());
+    let middleware = args.middleware.iter().map(|file| LinkedComponent {
+        component: file.as_path().into(),
+        inherit: false,
+    });
+    let linked = LinkedComponents {
+        middleware: middleware.cycle().take(length).collect(),
+        ..LinkedComponents::default()
+    };
+    serve_linked(models, "/", &args.plugin, Limits::default(), linked).await
 }
 
 fn target(name: &'static str, url: &Url, path: &str, is_local: bool) -> Arc<Target> {

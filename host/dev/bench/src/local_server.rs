@@ -2,7 +2,7 @@
 
 use corral_cli::{Error, startup};
 use corral_engine::{Engine, ModelPool};
-use corral_runtime::Runtime;
+use corral_runtime::{LinkedComponents, PluginConfig, Runtime};
 use corral_server::deployments::Deployments;
 use corral_server::{Access, AdminToken, HttpLimits, Listeners, RequestPolicy, Server, Services};
 use serde_json::{Value, json};
@@ -45,9 +45,25 @@ pub(crate) async fn serve(
     plugin: &Path,
     limits: corral_runtime::Limits,
 ) -> Result<Server, Error> {
+    serve_linked(models, route, plugin, limits, LinkedComponents::default()).await
+}
+
+/// Starts a server with one plugin and its linked components at `route`.
+pub(crate) async fn serve_linked(
+    models: ModelPool,
+    route: &str,
+    plugin: &Path,
+    limits: corral_runtime::Limits,
+    linked: LinkedComponents,
+) -> Result<Server, Error> {
     let runtime = startup::runtime(None, &models)?;
+    let config = PluginConfig {
+        limits: limits.clone(),
+        linked,
+        ..PluginConfig::default()
+    };
     let plugin = runtime
-        .load_plugin(route, plugin.to_owned(), limits.clone())
+        .load_plugin_into(&runtime.new_deployment(), route, plugin.to_owned(), config)
         .await?;
     let deployments = Deployments::new(runtime.clone(), None, limits, Access::Open);
     deployments.add_static(route.parse()?, plugin, RequestPolicy::default())?;

@@ -2,8 +2,9 @@
 //!
 //! The composition contains its parts unchanged, byte for byte, and instantiates them: first the linked parts,
 //! then the handler with their exports in place of its imports. It imports what the parts import beyond that.
-//! Linked parts' imports get names of their own, so imports are never merged, no part sees another's imports,
-//! and an import's name tells the host which part calls it.
+//! Linked parts' imports get names of their own, so imports are not merged, no part sees another's imports,
+//! and an import's name tells the host which part calls it. The one exception is [`HTTP_TYPES`] of a chain of middleware:
+//! each part imports a subset of the interface, and the composition imports all of it once, from `http_types.wat`.
 //!
 //! Importing an interface means repeating its types: the type sections of a part are encoded again with
 //! other indices. Wasmtime validates the result like any component, so a bug here only refuses a deployment.
@@ -22,6 +23,11 @@ use wasmparser::{
     ComponentType, Payload,
 };
 
+/// The interface that the parts of a chain share.
+pub(super) const HTTP_TYPES: &str = "wasi:http/types@0.3.0";
+/// A component that imports the whole of it: `http_types.wat`, encoded by a test.
+pub(super) const HTTP_TYPES_IMPORTER: &[u8] = include_bytes!("http_types.wasm");
+
 /// Most types encoded again: wasmtime's limit for a component.
 const MAX_TYPES: u32 = 1_000_000;
 
@@ -38,6 +44,23 @@ pub(super) struct LinkedPart<'a> {
     pub(super) export: String,
     /// The handler's imports that the export replaces.
     pub(super) replaces: Vec<String>,
+}
+
+/// A part that passes requests to another part.
+pub(super) struct Middleware<'a> {
+    pub(super) part: Part<'a>,
+    /// Answers requests.
+    pub(super) export: String,
+    /// Its imports that the next part answers.
+    pub(super) next: Vec<String>,
+}
+
+/// Middleware before a handler.
+pub(super) struct Chain<'a, 'b> {
+    /// The outermost first.
+    pub(super) middleware: &'b [Middleware<'a>],
+    /// The export of the handler that the chain answers in its place.
+    pub(super) entry: String,
 }
 
 /// Why the parts cannot be encoded as one component.
@@ -59,6 +82,7 @@ pub(super) enum EncodeError {
 pub(super) fn encode(
     handler: &Part<'_>,
     linked_parts: &[LinkedPart<'_>],
+    chain: Option<&Chain<'_, '_>>,
     exports: &[String],
     limit: usize,
 ) -> Result<Vec<u8>, EncodeError> {
@@ -66,6 +90,9 @@ pub(super) fn encode(
         limit,
         ..Encoder::default()
     };
+    if chain.is_some() {
+        encoder.import_http_types()?;
+    }
     let mut arguments = Vec::new();
     for linked in linked_parts {
         let imports = encoder.import_for(&linked.part)?;
@@ -76,7 +103,11 @@ pub(super) fn encode(
     arguments.extend(encoder.import_for(handler)?);
     let instance = encoder.instantiate(handler.bytes, &arguments)?;
     for name in exports {
-        encoder.export(instance, name)?;
+        let export = match chain.filter(|chain| chain.entry == *name) {
+            Some(chain) => encoder.chain(chain, instance)?,
+            None => encoder.export_of(instance, name)?,
+        };
+        encoder.export(export, name)?;
     }
     Ok(encoder.component.finish())
 }
@@ -103,7 +134,8 @@ pub(super) fn encode_pair(
     arguments.extend(encoder.import_for(plugin)?);
     let instance = encoder.instantiate(plugin.bytes, &arguments)?;
     for name in exports {
-        encoder.export(instance, name)?;
+        let export = encoder.export_of(instance, name)?;
+        encoder.export(export, name)?;
     }
     Ok(encoder.component.finish())
 }
@@ -115,6 +147,8 @@ struct Encoder {
     types: u32,
     instances: u32,
     components: u32,
+    /// The instance that all parts import under the name [`HTTP_TYPES`], if there is a chain.
+    http_types: Option<u32>,
     /// Most bytes of the composition.
     limit: usize,
 }
@@ -253,7 +287,34 @@ impl Encoder {
         Ok(())
     }
 
+    /// Imports what the parts of a chain share.
+    fn import_http_types(&mut self) -> Result<(), EncodeError> {
+        let name = HTTP_TYPES.to_owned();
+        let importer = Part {
+            bytes: HTTP_TYPES_IMPORTER,
+            imports: BTreeMap::from([(name.clone(), name)]),
+        };
+        let imported = self.import_for(&importer)?;
+        self.http_types = imported.first().map(|(_, instance)| *instance);
+        Ok(())
+    }
+
+    /// Instantiates the middleware before the instance of a handler. Returns the export that answers requests.
+    fn chain(&mut self, chain: &Chain<'_, '_>, handler: u32) -> Result<u32, EncodeError> {
+        let mut next = self.export_of(handler, &chain.entry)?;
+        for middleware in chain.middleware.iter().rev() {
+            let mut arguments = self.import_for(&middleware.part)?;
+            arguments.extend(middleware.next.iter().map(|name| (name.clone(), next)));
+            let instance = self.instantiate(middleware.part.bytes, &arguments)?;
+            next = self.export_of(instance, &middleware.export)?;
+        }
+        Ok(next)
+    }
+
     fn import(&mut self, name: &str, ty: u32) -> Result<u32, EncodeError> {
+        if let Some(shared) = self.http_types.filter(|_| name == HTTP_TYPES) {
+            return Ok(shared);
+        }
         let mut section = ComponentImportSection::new();
         section.import(name, ComponentTypeRef::Instance(ty));
         self.write(&section)?;
@@ -283,11 +344,10 @@ impl Encoder {
         Ok(self.instances - 1)
     }
 
-    /// Exports what `instance` exports under `name`, under the same name.
+    /// Exports an instance.
     fn export(&mut self, instance: u32, name: &str) -> Result<(), EncodeError> {
-        let export = self.export_of(instance, name)?;
         let mut section = ComponentExportSection::new();
-        section.export(name, ComponentExportKind::Instance, export, None);
+        section.export(name, ComponentExportKind::Instance, instance, None);
         self.write(&section)?;
         self.instances += 1;
         Ok(())

@@ -1,3 +1,5 @@
+mod middleware;
+
 use super::*;
 use crate::component_source::ComponentSource;
 use crate::config::{LinkedComponent, LinkedComponents, PluginConfig};
@@ -108,7 +110,7 @@ const LOGGING: &str = r#"(import "wasi:logging/logging@0.1.0-draft" (instance
 
 fn with_template(handler: Vec<u8>, template: Vec<u8>, inherit: bool) -> PluginComponents {
     PluginComponents {
-        templating: Some(TemplatingComponent {
+        templating: Some(LinkedBytes {
             bytes: template.into(),
             inherit,
         }),

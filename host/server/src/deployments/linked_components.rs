@@ -2,6 +2,7 @@
 
 use super::digest::{Digest, DigestError};
 use super::manifest_error::ManifestError;
+use corral_runtime::MAX_MIDDLEWARE;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::ser::SerializeStruct;
@@ -26,6 +27,11 @@ pub struct LinkedComponents {
     /// 'corral:plugin/sampling' itself, exactly one must be given.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sampling: BTreeMap<String, LinkedComponent>,
+    /// Components through which requests reach the handler, the outermost first. Each imports and exports
+    /// 'wasi:http/handler'.
+    #[cfg_attr(test, schemars(length(max = 8)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub middleware: Vec<LinkedComponent>,
 }
 
 /// A component that is composed with the handler: a file or a digest, or a table with that as 'component'.
@@ -33,7 +39,7 @@ pub struct LinkedComponents {
 pub struct LinkedComponent {
     /// The component: a file beside the manifest, or the digest of an uploaded component.
     pub component: String,
-    /// Gives it the models and the environment of the deployment, like the handler. Otherwise it has neither.
+    /// Gives it the models, the environment and the grants of the deployment, like the handler. Otherwise it has none.
     pub inherit: bool,
 }
 
@@ -42,12 +48,15 @@ impl LinkedComponents {
         *self == LinkedComponents::default()
     }
 
-    /// All components, each with its field of the table.
+    /// All components, each with its field of the table. Middleware is numbered from 1, the outermost.
     pub fn all(&self) -> impl Iterator<Item = (String, &LinkedComponent)> {
         let templating = self.templating.iter();
         let templating = templating.map(|component| ("templating".to_owned(), component));
         let sampling = self.sampling.iter();
-        templating.chain(sampling.map(|(name, component)| (format!("sampling.{name}"), component)))
+        let sampling = sampling.map(|(name, component)| (format!("sampling.{name}"), component));
+        let middleware = self.middleware.iter().zip(1_usize..);
+        let middleware = middleware.map(|(component, n)| (format!("middleware.{n}"), component));
+        templating.chain(sampling).chain(middleware)
     }
 
     /// All components, mutably.
@@ -55,7 +64,10 @@ impl LinkedComponents {
         let templating = self.templating.iter_mut();
         let templating = templating.map(|component| ("templating".to_owned(), component));
         let sampling = self.sampling.iter_mut();
-        templating.chain(sampling.map(|(name, component)| (format!("sampling.{name}"), component)))
+        let sampling = sampling.map(|(name, component)| (format!("sampling.{name}"), component));
+        let middleware = self.middleware.iter_mut().zip(1_usize..);
+        let middleware = middleware.map(|(component, n)| (format!("middleware.{n}"), component));
+        templating.chain(sampling).chain(middleware)
     }
 
     /// The digests of all components.
@@ -79,6 +91,13 @@ impl LinkedComponents {
                 self.sampling.len()
             );
             return refuse("sampling", problem);
+        }
+        if self.middleware.len() > MAX_MIDDLEWARE {
+            let problem = format!(
+                "has {} entries; at most {MAX_MIDDLEWARE} are allowed",
+                self.middleware.len()
+            );
+            return refuse("middleware", problem);
         }
         for (name, linked) in &self.sampling {
             if let Err(problem) = check_sampler_name(name) {
@@ -186,7 +205,7 @@ impl schemars::JsonSchema for LinkedComponent {
                         "inherit": {
                             "type": "boolean",
                             "default": false,
-                            "description": "Gives it the models and the environment of the deployment, like the handler. Not allowed for samplers.",
+                            "description": "Gives it the models, the environment and the grants of the deployment, like the handler. Not allowed for samplers.",
                         },
                     },
                 },
@@ -213,6 +232,7 @@ mod tests {
     fn both_forms_are_read_and_round_trip() {
         let linked = read(
             "[linked]\ntemplating = { component = 't.wasm', inherit = true }\n\
+             middleware = ['x.wasm', { component = 'c.wasm', inherit = true }]\n\
              [linked.sampling]\nmin-p = 'm.wasm'\nb2 = { component = 'b.wasm' }\n",
         )
         .expect("good");
@@ -225,12 +245,15 @@ mod tests {
             [
                 "templating t.wasm true",
                 "sampling.b2 b.wasm false",
-                "sampling.min-p m.wasm false"
+                "sampling.min-p m.wasm false",
+                "middleware.1 x.wasm false",
+                "middleware.2 c.wasm true",
             ]
         );
         let json = serde_json::json!({
             "templating": {"component": "t.wasm", "inherit": true},
             "sampling": {"min-p": "m.wasm", "b2": "b.wasm"},
+            "middleware": ["x.wasm", {"component": "c.wasm", "inherit": true}],
         });
         assert_eq!(serde_json::to_value(&linked).expect("serializable"), json);
         assert_eq!(
@@ -247,6 +270,7 @@ mod tests {
     fn mistakes_name_their_position() {
         let many: String = (0..17).map(|name| format!("s{name} = 'a'\n")).collect();
         let long = "x".repeat(65);
+        let nine = "'a', ".repeat(9);
         for (linked, expected) in [
             ("templating = 1", "line 5, column 14: "),
             ("templating = 1", "expected a component, or a table"),
@@ -260,6 +284,14 @@ mod tests {
             ),
             ("templating = ''", "'linked.templating' is empty; name a"),
             ("handler = 'a'", "unknown field `handler`"),
+            (
+                &format!("middleware = [{nine}]"),
+                "'linked.middleware' has 9 entries; at most 8",
+            ),
+            (
+                "middleware = ['a', '']",
+                "'linked.middleware.2' is empty; name a",
+            ),
             (
                 "sampling = { a = { component = 'a', inherit = true } }",
                 "'linked.sampling.a.inherit' cannot be true: a sampler",

@@ -7,7 +7,7 @@
 use super::change_error::ChangeError;
 use super::context::DeploymentContext;
 use super::digest::Digest;
-use super::linked_components::LinkedComponents;
+use super::linked_components::{LinkedComponent, LinkedComponents};
 use super::manifest::Manifest;
 use super::refused_compilations::RefusedCompilations;
 use super::requested_reuse::RequestedReuse;
@@ -312,19 +312,26 @@ fn with_bytes(
     linked: &LinkedComponents,
     mut bytes: impl Iterator<Item = Bytes>,
 ) -> corral_runtime::LinkedComponents {
-    let templating = linked.templating.as_ref();
-    // The first bytes belong to the templating component only if there is one.
-    let templating = templating.and_then(|component| Some((component, bytes.next()?)));
-    corral_runtime::LinkedComponents {
-        templating: templating.map(|(component, bytes)| corral_runtime::LinkedComponent {
+    let linked_component =
+        |(component, bytes): (&LinkedComponent, Bytes)| corral_runtime::LinkedComponent {
             component: bytes.into(),
             inherit: component.inherit,
-        }),
+        };
+    // `zip` takes bytes only if there is a component, which it asks first.
+    let templating = linked.templating.iter().zip(bytes.by_ref());
+    corral_runtime::LinkedComponents {
+        templating: templating.map(linked_component).next(),
         sampling: linked
             .sampling
             .keys()
             .cloned()
-            .zip(bytes.map(Into::into))
+            .zip(bytes.by_ref().map(Into::into))
+            .collect(),
+        middleware: linked
+            .middleware
+            .iter()
+            .zip(bytes)
+            .map(linked_component)
             .collect(),
     }
 }

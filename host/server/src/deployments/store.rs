@@ -54,7 +54,7 @@ pub struct StoreLimits {
     /// Revisions per deployment, beside those in use; the oldest are dropped. Default 20.
     pub max_revisions: usize,
     /// Components that no revision references; the oldest are dropped. Default 32: a deploy with the
-    /// maximum of linked components uploads 18.
+    /// maximum of linked components uploads 26.
     pub max_unreferenced: usize,
     /// How long an unreferenced component stays after a client learned that it exists: the time between
     /// its upload and its deploy. Default 60 s.

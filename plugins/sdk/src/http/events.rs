@@ -63,6 +63,11 @@ impl EventWriter {
         self.write(text + "\n").await
     }
 
+    /// Sends bytes as they are, for [`Response::with_stream`](crate::Response::with_stream).
+    pub async fn bytes(&mut self, bytes: impl Into<Vec<u8>>) -> Result<(), Error> {
+        self.write_bytes(bytes.into()).await
+    }
+
     /// Whether the client disconnected.
     pub fn is_disconnected(&self) -> bool {
         self.disconnected

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
-use wasip3::http::types::{ErrorCode, Method, Request as HostRequest};
+use wasip3::http::types::{ErrorCode, Method, Request as HostRequest, Scheme};
 use wasip3::wit_bindgen::StreamResult;
 use wasip3::wit_future;
 
@@ -29,15 +29,37 @@ pub const DEFAULT_BODY_LIMIT: usize = 1024 * 1024;
 /// assert_eq!(request.header("x-one"), Some("1"));
 /// ```
 pub struct Request {
-    method: String,
-    path: String,
-    query: String,
-    headers: Vec<(String, Vec<u8>)>,
-    body: Body,
+    pub(super) method: String,
+    pub(super) path: String,
+    pub(super) query: String,
+    pub(super) headers: Vec<(String, Vec<u8>)>,
+    pub(super) body: Body,
     limit: usize,
+    /// It is no longer the request that came.
+    pub(super) is_changed: bool,
+    /// Of a request whose body was read, if `keeps_origin`.
+    pub(super) origin: Option<Origin>,
+    /// Middleware may pass it on.
+    pub(super) keeps_origin: bool,
 }
 
-enum Body {
+/// Where a request was sent to.
+#[derive(Default)]
+pub(super) struct Origin {
+    pub(super) scheme: Option<Scheme>,
+    pub(super) authority: Option<String>,
+}
+
+impl Origin {
+    pub(super) fn of(request: &HostRequest) -> Self {
+        Origin {
+            scheme: request.get_scheme(),
+            authority: request.get_authority(),
+        }
+    }
+}
+
+pub(super) enum Body {
     /// The client is still sending the body.
     Incoming(HostRequest, BodyError),
     Buffered(Vec<u8>),
@@ -45,7 +67,7 @@ enum Body {
 }
 
 /// The transport error that cut off the body, if any.
-pub(super) type BodyError = Rc<RefCell<Option<ErrorCode>>>;
+pub(crate) type BodyError = Rc<RefCell<Option<ErrorCode>>>;
 
 impl Request {
     /// Creates a request for tests. `target` is a path, optionally with a query.
@@ -58,6 +80,9 @@ impl Request {
             headers: Vec::new(),
             body: Body::Buffered(Vec::new()),
             limit: DEFAULT_BODY_LIMIT,
+            is_changed: false,
+            origin: None,
+            keeps_origin: false,
         }
     }
 
@@ -71,16 +96,23 @@ impl Request {
         Self::new("GET", target)
     }
 
-    /// Adds a header, for tests.
+    /// Adds a header, for tests and for the next handler.
     pub fn with_header(mut self, name: &str, value: &str) -> Self {
+        self.is_changed = true;
         self.headers
             .push((name.to_owned(), value.as_bytes().to_vec()));
         self
     }
 
-    /// Sets the body, for tests.
+    /// Sets the body, for tests and for the next handler. A `Content-Length` becomes its length.
     pub fn with_body(mut self, body: impl Into<Vec<u8>>) -> Self {
-        self.body = Body::Buffered(body.into());
+        let body = body.into();
+        let mut headers = self.headers.iter_mut();
+        let length = headers.find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+        if let Some((_, length)) = length {
+            *length = body.len().to_string().into_bytes();
+        }
+        self.body = Body::Buffered(body);
         self
     }
 
@@ -161,7 +193,12 @@ impl Request {
     /// Reads the body; 413 if it is longer than the limit. It can be read once.
     pub async fn body(&mut self) -> Result<Vec<u8>, Error> {
         let body = match mem::replace(&mut self.body, Body::Consumed) {
-            Body::Incoming(request, body_error) => read(request, self.limit, &body_error).await?,
+            Body::Incoming(request, body_error) => {
+                if self.keeps_origin {
+                    self.origin = Some(Origin::of(&request));
+                }
+                read(request, self.limit, &body_error).await?
+            }
             Body::Buffered(body) => body,
             Body::Consumed => {
                 let text = "the plugin read the body of its request twice";

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 
 use serde::Serialize;
+use wasip3::http::types::Response as HostResponse;
 
 use super::EventWriter;
 use super::text_events::{EventFormat, TextEvents};
@@ -21,11 +22,16 @@ use crate::{Error, Generation, Outcome};
 /// ```
 pub struct Response {
     pub(super) status: u16,
-    pub(super) headers: Vec<(String, String)>,
+    pub(super) headers: Vec<(String, Vec<u8>)>,
     pub(super) body: Body,
+    /// It is no longer the response that a handler gave to middleware.
+    pub(super) is_changed: bool,
 }
 
 pub(super) enum Body {
+    /// A handler's response as middleware got it.
+    Forwarded(HostResponse),
+    Stream(WriteFallible),
     Whole(Vec<u8>),
     Events(Write),
     TextEvents(Box<TextEvents>),
@@ -34,13 +40,18 @@ pub(super) enum Body {
 /// Writes a stream of events to its end.
 pub(super) type Write = Box<dyn FnOnce(EventWriter) -> Pin<Box<dyn Future<Output = ()>>>>;
 
+/// Writes a body to its end, or cuts it off.
+pub(super) type WriteFallible =
+    Box<dyn FnOnce(EventWriter) -> Pin<Box<dyn Future<Output = Result<(), Error>>>>>;
+
 impl Response {
     /// Creates a 200 with bytes of this content type.
     pub fn bytes(content_type: &str, body: impl Into<Vec<u8>>) -> Self {
         Response {
             status: 200,
-            headers: vec![("content-type".to_owned(), content_type.to_owned())],
+            headers: vec![("content-type".to_owned(), content_type.into())],
             body: Body::Whole(body.into()),
+            is_changed: true,
         }
     }
 
@@ -64,6 +75,7 @@ impl Response {
             status: 204,
             headers: Vec::new(),
             body: Body::Whole(Vec::new()),
+            is_changed: true,
         }
     }
 
@@ -168,6 +180,7 @@ impl Response {
 
     /// Sets the status.
     pub fn with_status(mut self, status: u16) -> Self {
+        self.is_changed = true;
         self.status = status;
         self
     }
@@ -178,7 +191,8 @@ impl Response {
         if is("content-type") || is("content-length") {
             self.headers.retain(|(known, _)| !is(known));
         }
-        self.headers.push((name.to_owned(), value.to_owned()));
+        self.is_changed = true;
+        self.headers.push((name.to_owned(), value.into()));
         self
     }
 
@@ -187,11 +201,11 @@ impl Response {
         self.status
     }
 
-    /// The first header of this name (case-insensitive).
+    /// The first header of this name (case-insensitive), if it is UTF-8.
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut headers = self.headers.iter();
         let (_, value) = headers.find(|(known, _)| known.eq_ignore_ascii_case(name))?;
-        Some(value)
+        std::str::from_utf8(value).ok()
     }
 
     /// Reads the whole body, including events, for tests.
@@ -201,7 +215,21 @@ impl Response {
 
     /// Reads the body as a client that disconnects after `limit` events, for tests.
     pub async fn read_events(self, limit: usize) -> Vec<u8> {
-        match self.body {
+        self.body.read_events(limit).await
+    }
+}
+
+impl Body {
+    /// Reads a body that the plugin makes. One that the host forwards has nothing here: `BodyReader` reads it.
+    pub(super) async fn read_events(self, limit: usize) -> Vec<u8> {
+        match self {
+            Body::Forwarded(_) => Vec::new(),
+            Body::Stream(write) => {
+                let buffer = Rc::new(RefCell::new(Vec::new()));
+                // As far as it was written, as a client sees it.
+                let _ = write(EventWriter::to_buffer(&buffer, limit)).await;
+                buffer.take()
+            }
             Body::Whole(body) => body,
             Body::Events(write) => {
                 let buffer = Rc::new(RefCell::new(Vec::new()));
@@ -221,7 +249,9 @@ impl From<Error> for Response {
     fn from(error: Error) -> Self {
         let mut response = Self::bytes("application/problem+json", error.to_json());
         response.status = error.status();
-        response.headers.extend(error.headers());
+        let headers = error.headers().into_iter();
+        let headers = headers.map(|(name, value)| (name, value.into_bytes()));
+        response.headers.extend(headers);
         response
     }
 }
@@ -253,14 +283,14 @@ mod tests {
             .with_header("set-cookie", "b=2");
         let headers = response.headers.iter();
         let headers: Vec<_> = headers
-            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .map(|(name, value)| (name.as_str(), value.as_slice()))
             .collect();
         assert_eq!(
             headers,
             [
-                ("Content-Type", "text/csv"),
-                ("set-cookie", "a=1"),
-                ("set-cookie", "b=2")
+                ("Content-Type", &b"text/csv"[..]),
+                ("set-cookie", b"a=1"),
+                ("set-cookie", b"b=2")
             ]
         );
     }

@@ -1,6 +1,7 @@
 //! The entry point that [`handler!`](crate::handler) exports.
 
-use wasip3::http::types::{ErrorCode, Fields, Request as HostRequest, Response as HostResponse};
+use wasip3::http::types::{ErrorCode, Fields};
+pub use wasip3::http::types::{Request as HostRequest, Response as HostResponse};
 use wasip3::wit_bindgen::StreamReader;
 use wasip3::{spawn_local, wit_future, wit_stream};
 
@@ -15,8 +16,16 @@ pub async fn serve<E: Into<Response>>(
     request: HostRequest,
     handle: impl AsyncFnOnce(Request) -> Result<Response, E>,
 ) -> Result<HostResponse, ErrorCode> {
+    serve_with_error(request, async |request, _| handle(request).await).await
+}
+
+/// Like [`serve`]. The handler can set the error that the host gets if it returns one.
+pub(crate) async fn serve_with_error<E: Into<Response>>(
+    request: HostRequest,
+    handle: impl AsyncFnOnce(Request, &BodyError) -> Result<Response, E>,
+) -> Result<HostResponse, ErrorCode> {
     let body_error = BodyError::default();
-    let response = match handle(Request::from_host(request, &body_error)).await {
+    let response = match handle(Request::from_host(request, &body_error), &body_error).await {
         Ok(response) => response,
         Err(error) => match body_error.take() {
             // The request was cut off: the client is gone.
@@ -28,18 +37,38 @@ pub async fn serve<E: Into<Response>>(
 }
 
 fn into_host_response(response: Response) -> Result<HostResponse, ErrorCode> {
+    let response = match response.body {
+        Body::Forwarded(forwarded) if !response.is_changed => return Ok(forwarded),
+        _ => response,
+    };
     let Response {
         status,
         mut headers,
         body,
+        ..
     } = response;
     let internal_error = |what: &str| ErrorCode::InternalError(Some(what.to_owned()));
     let (mut writer, mut reader) = wit_stream::new();
+    let (ending, mut trailers) = wit_future::new(|| Ok(None));
     match body {
+        Body::Forwarded(forwarded) => {
+            let (_, processed) = wit_future::new(|| Ok(()));
+            (reader, trailers) = HostResponse::consume_body(forwarded, processed);
+        }
+        Body::Stream(write) => {
+            spawn_local(async move {
+                if let Err(error) = write(EventWriter::to_client(writer)).await {
+                    let code = ErrorCode::InternalError(Some(error.to_string()));
+                    // The client may be gone.
+                    let _ = ending.write(Err(code)).await;
+                }
+            });
+        }
         Body::Whole(bytes) => {
             // A 204 has neither a body nor a length.
             if status != 204 {
-                headers.push(("content-length".to_owned(), bytes.len().to_string()));
+                let length = bytes.len().to_string();
+                headers.push(("content-length".to_owned(), length.into_bytes()));
             }
             spawn_local(async move { writer.write_all(bytes).await });
         }
@@ -52,13 +81,8 @@ fn into_host_response(response: Response) -> Result<HostResponse, ErrorCode> {
                 .map_err(|error| internal_error(&error.to_string()))?;
         }
     }
-    let headers = headers.into_iter();
-    let headers: Vec<_> = headers
-        .map(|(name, value)| (name, value.into_bytes()))
-        .collect();
     let fields =
         Fields::from_list(&headers).map_err(|_| internal_error("the host refused a header"))?;
-    let (_, trailers) = wit_future::new(|| Ok(None));
     let (response, _) = HostResponse::new(fields, Some(reader), trailers);
     response
         .set_status_code(status)
