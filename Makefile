@@ -5,6 +5,7 @@
 #   make lint          check format and lints, and that the web console's bundle is what its sources give
 #   make build         build the host workspace
 #   make plugins       build the plugins
+#   make wit-package   write the WIT packages as components, for registries of packages (DIR=PATH)
 #   make console       bundle the web console again, into host/console/dist (needs Node.js; Corral does not)
 #   make where         print the paths of the build products
 #   make env           print shell commands that put corral into PATH: eval "$(make -s env)"
@@ -29,7 +30,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run env test test-device build dist dist-program plugins console bundle where lint fuzz soak bench microbench instructions model audit newcomer
+.PHONY: help run env test test-device build dist dist-program plugins wit-package console bundle where lint fuzz soak bench microbench instructions model audit newcomer
 
 # Build products are outside the checkout, for quick builds of a second clone. The directory is named after the processor
 # and the compiler, which native code depends on.
@@ -100,6 +101,10 @@ audit:
 plugins: build
 	@plugins/build.sh "$(CORRAL_PLUGINS)"
 
+wit-package: DIR = $(CARGO_TARGET_DIR)/wit
+wit-package: build
+	@"$(CORRAL_BIN)" wit --binary --out "$(DIR)"
+
 console:
 	@host/console/check.sh --write
 
@@ -143,9 +148,10 @@ test: lint plugins
 	@cargo test --manifest-path plugins/Cargo.toml
 	@cargo test --manifest-path plugins/componentize/Cargo.toml
 	@CORRAL_CLIENTS=$$(tests/clients/setup.sh); CORRAL_CONSOLE=$$(tests/console/setup.sh); CORRAL_PROMTOOL=$$(tests/promtool.sh); \
+	  CORRAL_DOCKER_REGISTRY=$$(tests/docker-registry.sh); \
 	  CORRAL_LLAMA_SERVER_SUITE=$$(tests/clients/llama_server/setup.sh); \
 	  CORRAL_WASMTIME=$$(tests/wasmtime.sh); \
-	  export CORRAL_CLIENTS CORRAL_CONSOLE CORRAL_PROMTOOL CORRAL_LLAMA_SERVER_SUITE CORRAL_WASMTIME; \
+	  export CORRAL_CLIENTS CORRAL_CONSOLE CORRAL_PROMTOOL CORRAL_DOCKER_REGISTRY CORRAL_LLAMA_SERVER_SUITE CORRAL_WASMTIME; \
 	  $(SETUP); cargo test $(CARGO_FLAGS)
 
 # Tests of the GPU code without a GPU, by Vulkan on the CPU. It builds llama.cpp and the engine again, beside the other

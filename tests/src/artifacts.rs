@@ -1,7 +1,7 @@
 //! Paths of the binary, the components and the model.
 //!
 //! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS`, `CORRAL_CLIENTS`, `CORRAL_CONSOLE`, `CORRAL_LLAMA_SERVER_SUITE`,
-//! `CORRAL_PROMTOOL` and `CORRAL_WASMTIME`. The defaults are where `make` puts them: the binary beside the test binaries,
+//! `CORRAL_PROMTOOL`, `CORRAL_DOCKER_REGISTRY` and `CORRAL_WASMTIME`. The defaults are where `make` puts them: the binary beside the test binaries,
 //! `plugins` in the target directory, and the model of this checkout (`CORRAL_MODEL` names another).
 
 use std::path::{Path, PathBuf};
@@ -148,6 +148,15 @@ pub fn promtool() -> PathBuf {
         .chain(in_path)
         .find(|file| file.is_file());
     found.expect("run `make test`, which installs promtool, or name it in CORRAL_PROMTOOL")
+}
+
+/// `docker-registry`, an OCI registry. `make test` installs it with `tests/docker-registry.sh`.
+pub fn docker_registry() -> PathBuf {
+    let file = std::env::var_os("CORRAL_DOCKER_REGISTRY").map(PathBuf::from);
+    let found = file.filter(|file| file.is_file());
+    found.expect(
+        "run `make test`, or set CORRAL_DOCKER_REGISTRY to the file that tests/docker-registry.sh prints",
+    )
 }
 
 /// The program `prometheus`, which `tests/promtool.sh` puts beside `promtool`.

@@ -18,6 +18,7 @@ mod hub;
 pub mod linked;
 mod metrics;
 mod neighbors;
+mod registry;
 mod response;
 pub mod schema;
 mod seed;
@@ -37,6 +38,7 @@ pub use example_forms::{EXAMPLES_IN_ALL_LANGUAGES, EXAMPLES_IN_C, start_examples
 pub use hub::{HUB_REPO, Hub, HubFile, HubRequest, HubState, Storage};
 pub use metrics::{Histogram, Metrics, NOT_WORTH_WAITING};
 pub use neighbors::SetOnDrop;
+pub use registry::Registry;
 pub use response::{EventStream, Response, check_results, raw_exchange};
 pub use seed::seed;
 pub use server::{Corral, TIMEOUT, peak_bytes, wait_for};

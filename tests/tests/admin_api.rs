@@ -4,6 +4,7 @@
 use corral_tests::artifacts::component;
 use corral_tests::deployments::{deploy_plugin, digest, manifest};
 use corral_tests::{Corral, Response, TIMEOUT, raw_exchange, schema, wait_for};
+use data_encoding::BASE64;
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -97,6 +98,22 @@ impl DocumentClient {
     }
 }
 
+/// The deploy of an artefact with this component as deployment `name`.
+fn artifact(component: &str, name: &str) -> Value {
+    let layer = |kind: &str| json!({"mediaType": kind, "digest": component, "size": 1});
+    let image = json!({
+        "schemaVersion": 2,
+        "config": layer("application/vnd.wasm.config.v0+json"),
+        "layers": [layer("application/wasm")],
+        "annotations": {"corral.manifest.v1": manifest(name, component, json!({})).to_string()},
+    });
+    let image = image.to_string();
+    json!({
+        "source": format!("oci://r.example/{name}:1@{}", digest(image.as_bytes())),
+        "image_manifest": BASE64.encode(image.as_bytes()),
+    })
+}
+
 #[test]
 fn operations_match_openapi_document() {
     let corral = Corral::start_with_store(&[]);
@@ -173,6 +190,17 @@ fn operations_match_openapi_document() {
     let later = call(201, "deploy", &a, "traffic=false", Some(body.as_bytes()));
     assert_eq!(later.json()["deployment"]["traffic"][0]["revision"], 1);
     call(413, "deploy", &a, "", Some(&vec![b' '; 2 << 20]));
+    let artifact = artifact(&digest_of, "a");
+    let described = client.body_schema("deployArtifact");
+    assert_eq!(client.matches(described, &artifact), Ok(()));
+    send(201, "deployArtifact", &a, artifact.clone());
+    send(422, "deployArtifact", &b, artifact.clone());
+    let mut moved = artifact.clone();
+    moved["source"] = json!(format!("oci://r.example/a:1@{other}"));
+    send(422, "deployArtifact", &a, moved);
+    let mut nowhere = artifact;
+    nowhere["source"] = json!("r.example/a");
+    send(400, "deployArtifact", &a, nowhere);
     get(200, "listDeployments", &[]);
     get(200, "getDeployment", &a);
     get(404, "getDeployment", &b);

@@ -4,7 +4,7 @@
 //! background, on free ports that replace those of the text. Downloads come from a hub on this machine. A `json` or
 //! `text` block after a block is the end of its output: of JSON, at least the members shown.
 
-use corral_tests::{Hub, HubFile, RunOutput, artifacts, run_command, scratch_dir};
+use corral_tests::{Hub, HubFile, Registry, RunOutput, artifacts, run_command, scratch_dir};
 use serde_json::Value;
 use std::fmt::Write;
 use std::net::TcpListener;
@@ -15,6 +15,8 @@ use std::time::Duration;
 
 /// The repository of the documents, whose model is the demo model here.
 const MODEL_REPO: &str = "Qwen/Qwen2.5-0.5B-Instruct-GGUF";
+/// The registry of the documents.
+const REGISTRY: &str = "localhost:5000";
 /// Limit of a document's commands, and of a build. Far above what they take, because machines are busy.
 const LIMIT: Duration = Duration::from_secs(1800);
 /// Ends the output of a block.
@@ -139,7 +141,11 @@ impl Scratch {
         let plugins = plugin.parent().expect("a directory");
         let path = std::env::var("PATH").expect("a search path");
         let [public, admin] = self.ports.map(|port| port.to_string());
-        let script = with_ports(script, self.ports);
+        let mut script = with_ports(script, self.ports);
+        let registry = script.contains(REGISTRY).then(Registry::start);
+        if let Some(registry) = &registry {
+            script = script.replace(REGISTRY, &registry.host);
+        }
         let mut shell = Command::new("sh");
         shell
             .arg("-c")

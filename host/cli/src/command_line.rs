@@ -11,6 +11,7 @@ use crate::deploy::DeployCommand;
 use crate::doctor::DoctorArgs;
 use crate::keys::KeysCommand;
 use crate::model::ModelCommand;
+use crate::registry::{PullArgs, PushArgs};
 use crate::top::TopArgs;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
@@ -62,6 +63,10 @@ pub enum Command {
     Compose(ComposeArgs),
     #[command(flatten)]
     Deployments(DeployCommand),
+    /// Push a plugin to an OCI registry as one artefact: a corral.toml with its components, or a component alone
+    Push(Box<PushArgs>),
+    /// Pull the artefact of a plugin from an OCI registry
+    Pull(PullArgs),
     /// Print a shell's completions for `corral`
     Completions(CompletionsArgs),
     /// Write the man pages of `corral`

@@ -7,9 +7,11 @@ mod invoke;
 mod manifest;
 mod table;
 
-pub(crate) use args::{DeployArgs, DeployCommand, ServerArgs};
+pub(crate) use args::{DeployArgs, DeployCommand, ManifestArgs, ServerArgs};
 pub(crate) use commands::{deploy_if_changed, is_developing};
-pub(crate) use manifest::Replacement;
+pub(crate) use manifest::{
+    PreparedManifest, Replacement, Upload, is_component, plain_manifest, prepare,
+};
 
 use crate::terminal::print;
 use crate::{Error, startup};

@@ -17,12 +17,14 @@ mod config;
 mod deploy;
 mod doctor;
 mod error;
+mod http_client;
 pub mod isolated_job;
 mod keys;
 pub mod logs;
 mod model;
 mod open_files;
 mod progress;
+mod registry;
 mod run;
 mod serve;
 mod service_manager;
@@ -69,6 +71,8 @@ pub fn main() -> ExitCode {
         Command::Compose(args) => compose::compose(&args),
         Command::Watch(args) => authoring::watch(args, verbose),
         Command::Deployments(command) => deploy::run(&command),
+        Command::Push(args) => registry::push(&args),
+        Command::Pull(args) => registry::pull(&args),
         Command::Completions(args) => completions::completions(&args, CommandLine::command()),
         Command::ManPages(args) => completions::man_pages(&args, CommandLine::command()),
     };

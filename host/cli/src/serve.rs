@@ -6,7 +6,7 @@ mod reload;
 use crate::admin_token::{self, ConfiguredToken};
 use crate::args::{PluginArg, ServeArgs};
 use crate::open_files::ConnectionLimits;
-use crate::{Error, logs, service_manager, startup};
+use crate::{Error, logs, registry, service_manager, startup};
 use corral_engine::ModelPool;
 use corral_runtime::{
     DeploymentState, Limits, OutboundConfig, Plugin, PluginConfig, Runtime, RuntimeConfig, Secrets,
@@ -64,6 +64,9 @@ async fn serve_until_stopped(
     let mut options = args.public.open(shares, warn)?;
     options.lost_log_lines = logs::lost_lines();
     options.develop = args.develop;
+    if let Some(file) = &args.verify_key {
+        options.verify_key = Some(registry::read_verify_key(file)?.into());
+    }
     options.console = !args.no_console;
     options.starting = starting_routes(&args, store.as_ref());
     // Watch signals before models load, which takes long.

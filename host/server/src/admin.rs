@@ -26,6 +26,7 @@ pub use authorization::{AdminToken, AdminTokenError};
 use events::EventFeed;
 
 use crate::deployments::ChangeError;
+use crate::deployments::artifact::VerifyKey;
 use crate::probes;
 use crate::problem::Problem;
 use crate::process_metrics;
@@ -77,10 +78,17 @@ pub(crate) struct AdminState {
     calls: Arc<Semaphore>,
     /// Whether browsers get the console.
     console: bool,
+    /// The key that must have signed what is deployed.
+    verify_key: Option<Arc<VerifyKey>>,
 }
 
 impl AdminState {
-    pub(crate) fn new(server: Arc<ServerState>, guard: AdminGuard, console: bool) -> Self {
+    pub(crate) fn new(
+        server: Arc<ServerState>,
+        guard: AdminGuard,
+        console: bool,
+        verify_key: Option<Arc<VerifyKey>>,
+    ) -> Self {
         AdminState {
             server,
             guard,
@@ -90,6 +98,7 @@ impl AdminState {
             events: Arc::default(),
             calls: Arc::new(Semaphore::new(call::MAX_CALLS)),
             console,
+            verify_key,
         }
     }
 }

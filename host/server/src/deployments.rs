@@ -5,6 +5,7 @@
 //! table as a whole. A change is compiled without blocking requests, stored, and then activated. A request
 //! keeps the revision that it started on, which is freed after its last request.
 
+pub mod artifact;
 mod bounded_number;
 mod capacity;
 mod change;

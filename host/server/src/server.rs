@@ -2,6 +2,7 @@
 
 use crate::admin::{self, AdminExposure, AdminGuard, AdminState};
 use crate::api_keys::ApiKeys;
+use crate::deployments::artifact::VerifyKey;
 use crate::file_watcher::watch;
 use crate::listener::{HttpLimits, Listener, ListenerConfig, Socket, SpareFiles, UnixSocketFile};
 use crate::listeners::{AdminSocket, Listeners, UNIX, on_loopback};
@@ -49,6 +50,8 @@ pub struct ServerOptions {
     pub metrics_public: bool,
     /// Proxies whose headers say whose turn a request takes and when its first token is due.
     pub trusted_proxies: TrustedProxies,
+    /// The key that must have signed all that is deployed. Without it, nothing needs a signature.
+    pub verify_key: Option<Arc<VerifyKey>>,
     /// For authors: errors say what plugins wrote to standard error.
     pub develop: bool,
     /// Lines that the log lost. The writer of the log counts them; the server exports the count.
@@ -142,7 +145,12 @@ impl Server {
             move |request| public::answer(public_state.clone(), request),
         );
         let guard = AdminGuard::new(listeners.token, exposure);
-        let admin_state = Arc::new(AdminState::new(state.clone(), guard, options.console));
+        let admin_state = Arc::new(AdminState::new(
+            state.clone(),
+            guard,
+            options.console,
+            options.verify_key,
+        ));
         let admin = Listener::start(
             admin,
             ListenerConfig {

@@ -4,7 +4,8 @@ use super::build::Profile;
 use super::project::Project;
 use super::snapshot::FileSnapshot;
 use crate::admin::AdminArgs;
-use crate::deploy::{DeployArgs, ServerArgs, deploy_if_changed, is_developing};
+use crate::deploy::{DeployArgs, ManifestArgs, ServerArgs, deploy_if_changed, is_developing};
+use crate::registry::ArtifactArgs;
 use crate::terminal::print;
 use crate::{Error, startup};
 use clap::Args;
@@ -27,14 +28,17 @@ pub(crate) fn watch(args: WatchArgs, verbose: bool) -> Result<ExitCode, Error> {
     let project = Project::open(&args.dir)?;
     args.admin.check_ca(&[&args.admin.address])?;
     let deploy = DeployArgs {
-        file: project.dir().to_owned(),
-        name: None,
-        routes: Vec::new(),
-        linked: Vec::new(),
-        configuration: Vec::new(),
-        middleware: Vec::new(),
+        manifest: ManifestArgs {
+            file: project.dir().to_owned(),
+            name: None,
+            routes: Vec::new(),
+            linked: Vec::new(),
+            configuration: Vec::new(),
+            middleware: Vec::new(),
+        },
         no_traffic: false,
         schema: false,
+        artifact: ArtifactArgs::default(),
         server: ServerArgs {
             admin: args.admin,
             json: false,

@@ -13,9 +13,12 @@ use clap::Args;
 use corral_server::deployments::Digest;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use wit_bindgen_core::wit_parser::Resolve;
 
+/// Namespace of the packages of Corral.
+const NAMESPACE: &str = "corral";
 /// The directory of the WIT in the embedded files.
 const EMBEDDED: &str = "sdk/wit";
 
@@ -27,6 +30,9 @@ pub struct WitArgs {
     /// Leave out WASI 0.3 and all async functions, for tools that cannot read them
     #[arg(long)]
     sync: bool,
+    /// Write each package as a component instead, for registries of packages
+    #[arg(long, conflicts_with = "sync")]
+    binary: bool,
 }
 
 /// Whether tools without async functions cannot read a file.
@@ -42,6 +48,9 @@ fn worlds(text: &str) -> impl Iterator<Item = &str> {
 
 /// Writes the files and prints the worlds.
 pub(crate) fn wit(args: &WitArgs) -> Result<ExitCode, Error> {
+    if args.binary {
+        return write_binary(&args.out);
+    }
     let mut names = Vec::new();
     for (path, text) in files_in(EMBEDDED) {
         let file = args.out.join(path);
@@ -67,6 +76,40 @@ pub(crate) fn wit(args: &WitArgs) -> Result<ExitCode, Error> {
         names.join(", ")
     ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes each package in the binary form of WIT, which `wkg` and `wasm-tools` read, and prints the files.
+fn write_binary(dir: &Path) -> Result<ExitCode, Error> {
+    let mut page = String::new();
+    for (package, bytes) in encode_packages(&interface_dir()?)? {
+        let file = dir.join(format!("{}.wasm", package.replace([':', '@'], "-")));
+        let failed = |error| {
+            let message = format!("'{}' cannot be written: {error}", file.display());
+            Error::context(message)(error)
+        };
+        fs::create_dir_all(dir)
+            .and_then(|()| fs::write(&file, bytes))
+            .map_err(failed)?;
+        page += &format!("{package} in {}\n", file.display());
+    }
+    print(&page)
+}
+
+/// The packages of Corral in a directory of WIT, by name.
+fn encode_packages(wit: &Path) -> Result<Vec<(String, Vec<u8>)>, Error> {
+    let failed = |error: &dyn std::fmt::Display| {
+        Error::failed(format!("the interface cannot be encoded: {error:#}"))
+    };
+    let mut resolve = Resolve::default();
+    resolve.push_path(wit).map_err(|error| failed(&error))?;
+    let packages = resolve.package_names.iter();
+    let own = packages.filter(|(name, _)| name.namespace == NAMESPACE);
+    own.map(|(name, package)| {
+        // Names as in WIT, which tools of all versions know.
+        let bytes = wit_component::encode(&resolve, *package, false);
+        Ok((name.to_string(), bytes.map_err(|error| failed(&error))?))
+    })
+    .collect()
 }
 
 /// The directory of the interface for tools, with all files, in the user's cache; written at its first use.
@@ -110,6 +153,33 @@ pub(super) fn cache_dir<'a, Bytes: AsRef<[u8]> + ?Sized + 'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn binary_packages_decode_to_the_interface() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for (path, text) in files_in(EMBEDDED) {
+            write(&dir.path().join(path), text).expect("written");
+        }
+        let encoded = encode_packages(dir.path())
+            .map_err(|error| error.message(true))
+            .expect("encoded");
+        let names: Vec<_> = encoded.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names.len(), 2, "{names:?}");
+        for (name, interface) in [
+            ("corral:inference@0.1.0", "inference-async"),
+            ("corral:plugin@0.1.0", "templating"),
+        ] {
+            let (_, bytes) = encoded.iter().find(|(known, _)| known == name).expect(name);
+            let Ok(wit_component::DecodedWasm::WitPackage(resolve, package)) =
+                wit_component::decode(bytes)
+            else {
+                panic!("{name} is no package");
+            };
+            let package = &resolve.packages[package];
+            assert_eq!(package.name.to_string(), name);
+            assert!(package.interfaces.contains_key(interface), "{interface}");
+        }
+    }
 
     #[test]
     fn package_and_dependencies_are_embedded() {

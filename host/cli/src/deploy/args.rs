@@ -2,6 +2,7 @@
 
 use crate::admin::{Address, AdminArgs};
 use crate::args::{LinkedArg, deployment_or_route, duration};
+use crate::registry::ArtifactArgs;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,8 +10,8 @@ use std::time::Duration;
 
 #[derive(Debug, Subcommand)]
 pub enum DeployCommand {
-    /// Deploy a plugin: a corral.toml, or a component and its routes
-    Deploy(DeployArgs),
+    /// Deploy a plugin: a corral.toml, a component and its routes, or an artefact of a registry
+    Deploy(Box<DeployArgs>),
     /// List the deployments of a server
     #[command(visible_alias = "ls")]
     List(ListArgs),
@@ -45,9 +46,10 @@ pub struct ServerArgs {
     pub(crate) json: bool,
 }
 
+/// What to deploy or to push.
 #[derive(Args, Debug)]
-pub struct DeployArgs {
-    /// A corral.toml, a directory with one, or a component (FILE.wasm)
+pub struct ManifestArgs {
+    /// A corral.toml, a directory with one, or a component (FILE.wasm); 'deploy' also takes oci://HOST/REPO:TAG
     #[arg(value_name = "FILE", default_value = "corral.toml")]
     pub(crate) file: PathBuf,
     /// Name of a component's deployment [default: the file's stem]
@@ -65,12 +67,20 @@ pub struct DeployArgs {
     /// Middleware before FILE.wasm; repeatable, the outermost first
     #[arg(long = "middleware", value_name = "FILE")]
     pub(crate) middleware: Vec<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct DeployArgs {
+    #[command(flatten)]
+    pub(crate) manifest: ManifestArgs,
     /// Route no requests to the new revision yet
     #[arg(long)]
     pub(crate) no_traffic: bool,
     /// Print the JSON Schema of corral.toml and exit
     #[arg(long)]
     pub(crate) schema: bool,
+    #[command(flatten)]
+    pub(crate) artifact: ArtifactArgs,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
 }

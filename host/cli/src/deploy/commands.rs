@@ -7,6 +7,7 @@ use crate::Error;
 use crate::admin::{AdminClient, RequestBody};
 use crate::args::LINKED_HINT;
 use crate::progress::Progress;
+use crate::registry::{self, Deployable};
 use crate::terminal::print;
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
@@ -88,7 +89,14 @@ async fn change(
 }
 
 async fn deploy(args: &DeployArgs) -> Result<ExitCode, Error> {
-    let deployed = send(args, prepare(args, None)?).await?;
+    let deployable = match registry::reference(&args.manifest.file)? {
+        Some(reference) => registry::fetch_to_deploy(&reference, &args.manifest, &args.artifact)?,
+        None => {
+            args.artifact.check_unused()?;
+            Deployable::from(prepare(&args.manifest, None)?)
+        }
+    };
+    let deployed = send(args, deployable).await?;
     show(&args.server, &deployed, deployed_line)
 }
 
@@ -106,35 +114,40 @@ pub(crate) async fn deploy_if_changed(
     replacement: Option<&Replacement>,
     last: &mut Option<Value>,
 ) -> Result<Option<String>, Error> {
-    let prepared = prepare(args, replacement)?;
+    let prepared = prepare(&args.manifest, replacement)?;
     let manifest = serde_json::to_value(&prepared.manifest)?;
     if last.as_ref() == Some(&manifest) {
         return Ok(None);
     }
-    let deployed = send(args, prepared).await?;
+    let deployed = send(args, prepared.into()).await?;
     *last = Some(manifest);
     Ok(Some(deployed_line(&deployed)))
 }
 
 /// Uploads the components and posts the manifest. Returns the server's response.
-async fn send(args: &DeployArgs, prepared: PreparedManifest) -> Result<Value, Error> {
+async fn send(args: &DeployArgs, deployable: Deployable) -> Result<Value, Error> {
+    let Deployable { prepared, request } = deployable;
     let PreparedManifest { manifest, uploads } = prepared;
     let client = client(&args.server)?;
     for part in uploads {
         upload(&client, part).await?;
     }
+    let (kind, body) = match request {
+        Some(request) => ("/artifact", serde_json::to_value(&request)?),
+        None => ("", serde_json::to_value(&manifest)?),
+    };
     let path = format!(
-        "/deployments/{}?traffic={}",
+        "/deployments/{}{kind}?traffic={}",
         manifest.name, !args.no_traffic
     );
-    let body = RequestBody::Json(serde_json::to_value(&manifest)?);
+    let body = RequestBody::Json(body);
     let progress = Progress::spinner("checking and compiling");
     let response = client.try_request(Method::POST, &path, body).await;
     progress.finish();
     let (status, deployed) = response?;
     if !status.is_success() {
         let error = client.response_error(status, &deployed);
-        let needs_hint = deployed["code"] == "not-linked" && is_component(&args.file);
+        let needs_hint = deployed["code"] == "not-linked" && is_component(&args.manifest.file);
         return Err(match needs_hint {
             true => error.append(LINKED_HINT),
             false => error,

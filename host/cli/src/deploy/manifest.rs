@@ -1,6 +1,6 @@
 //! Turns arguments or a corral.toml into a manifest and the components to upload.
 
-use super::args::{ConfigurationArg, DeployArgs};
+use super::args::{ConfigurationArg, ManifestArgs};
 use crate::Error;
 use crate::args::{LinkedArg, check_linked};
 use bytes::Bytes;
@@ -13,17 +13,17 @@ use std::path::{Path, PathBuf};
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
 /// A manifest with digests of components, and the components.
-pub(super) struct PreparedManifest {
-    pub(super) manifest: Manifest,
+pub(crate) struct PreparedManifest {
+    pub(crate) manifest: Manifest,
     /// Each component once.
-    pub(super) uploads: Vec<Upload>,
+    pub(crate) uploads: Vec<Upload>,
 }
 
-pub(super) struct Upload {
+pub(crate) struct Upload {
     /// The field of the manifest that names it.
-    pub(super) field: String,
-    pub(super) digest: Digest,
-    pub(super) bytes: Bytes,
+    pub(crate) field: String,
+    pub(crate) digest: Digest,
+    pub(crate) bytes: Bytes,
 }
 
 /// Takes the place of the component that a manifest names.
@@ -34,8 +34,8 @@ pub(crate) struct Replacement {
 }
 
 /// Reads the manifest and its components.
-pub(super) fn prepare(
-    args: &DeployArgs,
+pub(crate) fn prepare(
+    args: &ManifestArgs,
     replacement: Option<&Replacement>,
 ) -> Result<PreparedManifest, Error> {
     // Paths of arguments are relative to the working directory, those of a manifest to its directory.
@@ -62,10 +62,7 @@ pub(super) fn prepare(
         .check()
         .map_err(|error| Error::failed(error.to_string()))?;
     let mut uploads: Vec<Upload> = Vec::new();
-    let component = ("component".to_owned(), &mut manifest.component);
-    let linked = manifest.linked.all_mut();
-    let linked = linked.map(|(field, linked)| (format!("linked.{field}"), &mut linked.component));
-    for (field, component) in std::iter::once(component).chain(linked) {
+    for (field, component) in manifest.components_mut() {
         let replaced = replacement.filter(|_| field == "component");
         if component.parse::<Digest>().is_ok() && replaced.is_none() {
             continue;
@@ -99,18 +96,25 @@ pub(super) fn prepare(
 }
 
 /// Whether the argument is a component, not a manifest.
-pub(super) fn is_component(file: &Path) -> bool {
+pub(crate) fn is_component(file: &Path) -> bool {
     file.extension()
         .is_some_and(|ending| ending.eq_ignore_ascii_case("wasm"))
 }
 
 /// A manifest from arguments alone.
-fn from_arguments(args: &DeployArgs) -> Result<Manifest, Error> {
+fn from_arguments(args: &ManifestArgs) -> Result<Manifest, Error> {
     let stem = args.file.file_stem().map(|stem| stem.to_string_lossy());
-    let name = match &args.name {
-        Some(name) => name.clone(),
-        None => stem.unwrap_or_default().replace('_', "-").to_lowercase(),
-    };
+    let name = stem.unwrap_or_default().replace('_', "-").to_lowercase();
+    plain_manifest(args, &name, &args.file.to_string_lossy())
+}
+
+/// The manifest of a component, whose name and routes the arguments give.
+pub(crate) fn plain_manifest(
+    args: &ManifestArgs,
+    default_name: &str,
+    component: &str,
+) -> Result<Manifest, Error> {
+    let name = args.name.as_deref().unwrap_or(default_name);
     if args.routes.is_empty() {
         return Err(Error::usage(format!(
             "there is no route; give --route /{name}, or write a corral.toml"
@@ -136,7 +140,7 @@ fn from_arguments(args: &DeployArgs) -> Result<Manifest, Error> {
     }
     let json = serde_json::json!({
         "name": name,
-        "component": args.file.to_string_lossy(),
+        "component": component,
         "routes": args.routes,
         "linked": linked,
     });
@@ -180,7 +184,7 @@ mod tests {
     #[derive(Parser)]
     struct CommandLine {
         #[command(flatten)]
-        deploy: DeployArgs,
+        manifest: ManifestArgs,
     }
 
     #[test]
@@ -191,7 +195,7 @@ mod tests {
         fs::write(&file, b"it").expect("own directory");
         let words = ["deploy", "--name", "a", "--route", "/a"].map(OsStr::new);
         let line = CommandLine::parse_from(words.into_iter().chain([file.as_os_str()]));
-        let prepared = prepare(&line.deploy, None);
+        let prepared = prepare(&line.manifest, None);
         fs::remove_dir_all(&dir).expect("own directory");
         let prepared = prepared
             .map_err(|error| error.message(true))

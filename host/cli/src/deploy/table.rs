@@ -6,12 +6,15 @@ use std::time::{Duration, UNIX_EPOCH};
 
 /// A line for each deployment.
 pub(super) fn list(list: &Value) -> String {
+    let deployments = || list["deployments"].as_array().into_iter().flatten();
     let mut rows = vec![
         ["NAME", "STATE", "ROUTES", "TRAFFIC"]
             .map(str::to_owned)
             .to_vec(),
     ];
-    for deployment in list["deployments"].as_array().into_iter().flatten() {
+    let has_sources = deployments().any(|deployment| !sources(deployment).is_empty());
+    rows[0].extend(has_sources.then(|| "SOURCE".to_owned()));
+    for deployment in deployments() {
         rows.push(vec![
             text(&deployment["name"]),
             text(&deployment["state"]),
@@ -20,6 +23,7 @@ pub(super) fn list(list: &Value) -> String {
                 Some(false) => "(not stored)".to_owned(),
                 _ => traffic(deployment),
             },
+            sources(deployment),
         ]);
     }
     align(&rows, |_| false)
@@ -55,6 +59,9 @@ pub(super) fn detail(detail: &Value) -> String {
     page += &align(&rows, |_| false);
     for revision in detail["revisions"].as_array().into_iter().flatten() {
         let number = &revision["number"];
+        if let Some(source) = revision["source"].as_str() {
+            page += &format!("revision {number} is {}\n", printable(source));
+        }
         let manifest = &revision["manifest"];
         let grants = |name: &str| manifest["grants"][name].as_array().into_iter().flatten();
         for grant in grants("outbound") {
@@ -224,6 +231,15 @@ fn traffic(deployment: &Value) -> String {
     Vec::from_iter(shares).join(" ")
 }
 
+/// The artefacts of the revisions that get requests.
+fn sources(deployment: &Value) -> String {
+    let shares = deployment["traffic"].as_array().into_iter().flatten();
+    let sources = shares.filter_map(|share| share["source"].as_str());
+    let mut sources = Vec::from_iter(sources.map(printable));
+    sources.dedup();
+    sources.join(" ")
+}
+
 /// A time as RFC 3339, to the second.
 fn timestamp(milliseconds: u64) -> String {
     let time = UNIX_EPOCH + Duration::from_millis(milliseconds);
@@ -247,6 +263,23 @@ mod tests {
                         /x    serving  /x      (not stored)\n\
                         chat  paused   /a /b   3=90 4=10\n";
         assert_eq!(page, expected);
+    }
+
+    #[test]
+    fn sources_are_shown() {
+        let traffic = json!([{"revision": 2, "weight": 1, "source": "oci://a/b:1@sha256:0"}]);
+        let deployment = json!({"name": "a", "stored": true, "state": "serving", "routes": ["/a"],
+                                "traffic": traffic});
+        let page = list(&json!({"deployments": [deployment]}));
+        let expected = "NAME  STATE    ROUTES  TRAFFIC  SOURCE\n\
+                        a     serving  /a      2        oci://a/b:1@sha256:0\n";
+        assert_eq!(page, expected);
+        let revision = json!({"number": 2, "source": "oci://a/b:1@sha256:0"});
+        let page = detail(&json!({"deployment": deployment, "revisions": [revision]}));
+        assert!(
+            page.ends_with("\nrevision 2 is oci://a/b:1@sha256:0\n"),
+            "{page}"
+        );
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Downloads a model into the cache: continues incomplete files, retries, and checks lengths and checksums.
 
 use super::cache::{self, LockedRepository, ModelCache, part_file, part_files, with_cause};
-use super::hub::{FileResponse, Hub, HubError, Repository, RepositoryFile, Transient, sha256_of};
+use super::hub::{FileResponse, Hub, Repository, RepositoryFile, sha256_of};
 use super::reference::HubReference;
 use crate::Error;
+use crate::http_client::{self, RequestError, Transient};
 use crate::progress::Progress;
 use crate::terminal::mebibytes;
 use sha2::{Digest, Sha256};
@@ -12,12 +13,6 @@ use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Failures in a row after which a download ends.
-const MAX_FAILURES: u32 = 5;
-/// Wait after the first failure; each further one doubles it.
-const FIRST_DELAY: Duration = Duration::from_millis(500);
-/// Longest wait, whatever the server asks for.
-const MAX_DELAY: Duration = Duration::from_secs(60);
 /// Time between two messages where no bar is shown.
 const NOTE_INTERVAL: Duration = Duration::from_secs(10);
 /// Bytes of a read.
@@ -35,7 +30,8 @@ pub fn download(
     if let Some(model) = cache.find(reference) {
         return Ok(model.file().to_owned());
     }
-    let repository = retried(&hub, note, || hub.repository(reference))?;
+    let wait = |failure: &Transient, failures| wait_after(&hub, failure, failures, note);
+    let repository = http_client::retried(wait, || hub.repository(reference))?;
     let names: Vec<_> = repository
         .files
         .iter()
@@ -76,25 +72,6 @@ pub fn sha256(path: &Path) -> std::io::Result<String> {
     Ok(format!("{:x}", hash.finalize()))
 }
 
-/// Runs `attempt` again after failures that may pass.
-fn retried<T>(
-    hub: &Hub,
-    note: &dyn Fn(String),
-    mut attempt: impl FnMut() -> Result<T, HubError>,
-) -> Result<T, Error> {
-    let mut failures = 0;
-    loop {
-        match attempt() {
-            Ok(result) => return Ok(result),
-            Err(HubError::Final(error)) => return Err(error),
-            Err(HubError::Transient(failure)) => {
-                failures += 1;
-                wait_after(hub, &failure, failures, note)?;
-            }
-        }
-    }
-}
-
 /// Waits before another attempt; fails after too many.
 fn wait_after(
     hub: &Hub,
@@ -102,22 +79,13 @@ fn wait_after(
     failures: u32,
     note: &dyn Fn(String),
 ) -> Result<(), Error> {
-    let Transient { cause, retry_after } = failure;
-    if failures >= MAX_FAILURES {
-        return Err(Error::failed(format!(
+    http_client::wait_after(failure, failures, note, |cause| {
+        format!(
             "cannot download from {}: {cause}, {failures} times in a row; check the network, or HF_ENDPOINT, and try \
              again: a download continues where it stopped",
             hub.endpoint()
-        )));
-    }
-    let delay = FIRST_DELAY * 2_u32.pow(failures - 1);
-    let delay = retry_after.map_or(delay, |asked| asked.clamp(delay, MAX_DELAY));
-    note(format!(
-        "{cause}; trying again in {:.1} s",
-        delay.as_secs_f64()
-    ));
-    std::thread::sleep(delay);
-    Ok(())
+        )
+    })
 }
 
 /// Removes a file of an incomplete model unless it is the one that the hub has now.
@@ -261,8 +229,8 @@ impl Download<'_> {
             let before = part.as_ref().map_or(0, |part: &Part| part.bytes);
             match self.attempt(&mut part, &progress) {
                 Ok(sha256) => break sha256,
-                Err(HubError::Final(error)) => return Err(error),
-                Err(HubError::Transient(failure)) => {
+                Err(RequestError::Final(error)) => return Err(error),
+                Err(RequestError::Transient(failure)) => {
                     // Failures count in a row: a download that moves on may be cut often.
                     let after = part.as_ref().map_or(0, |part| part.bytes);
                     failures = if after > before { 1 } else { failures + 1 };
@@ -282,12 +250,12 @@ impl Download<'_> {
         &self,
         part: &mut Option<Part>,
         progress: &Progress,
-    ) -> Result<Option<String>, HubError> {
+    ) -> Result<Option<String>, RequestError> {
         // What an earlier process left.
         if part.is_none()
             && let Some(left) = part_files(self.path).into_iter().next()
         {
-            *part = Some(Part::open(left).map_err(HubError::Final)?);
+            *part = Some(Part::open(left).map_err(RequestError::Final)?);
         }
         let offset = part.as_ref().map_or(0, |part| part.bytes);
         let mut response = self.hub.open(self.repository, &self.file.name, offset)?;
@@ -304,18 +272,18 @@ impl Download<'_> {
         // The incomplete file is of another version, or the server sends other bytes than those that it lacks.
         if !is_same || response.offset != Some(offset) {
             *part = None;
-            discard_parts(self.path).map_err(HubError::Final)?;
+            discard_parts(self.path).map_err(RequestError::Final)?;
             if response.offset != Some(0) {
                 response = self.hub.open(self.repository, &self.file.name, 0)?;
             }
             if response.offset != Some(0) {
                 let cause = format!("{} sends only a part of the file", self.hub.endpoint());
-                return Err(HubError::Transient(Transient::new(cause)));
+                return Err(RequestError::Transient(Transient::new(cause)));
             }
         }
         let part = match part {
             Some(part) => part,
-            none => none.insert(Part::open(path).map_err(HubError::Final)?),
+            none => none.insert(Part::open(path).map_err(RequestError::Final)?),
         };
         progress.start_at(part.bytes);
         let expected = self.expected(&response);
@@ -329,7 +297,7 @@ impl Download<'_> {
         part: &mut Part,
         response: FileResponse,
         progress: &Progress,
-    ) -> Result<(), HubError> {
+    ) -> Result<(), RequestError> {
         let mut body = response.body.into_reader();
         let mut buffer = vec![0; BUFFER_BYTES];
         let mut noted = Instant::now();
@@ -340,10 +308,10 @@ impl Download<'_> {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => {
                     let cause = format!("the connection was cut ({error})");
-                    return Err(HubError::Transient(Transient::new(cause)));
+                    return Err(RequestError::Transient(Transient::new(cause)));
                 }
             };
-            part.append(&buffer[..count]).map_err(HubError::Final)?;
+            part.append(&buffer[..count]).map_err(RequestError::Final)?;
             progress.add(count);
             if self.file.bytes.is_some_and(|size| part.bytes > size) {
                 break;
@@ -362,7 +330,7 @@ impl Download<'_> {
             }
         }
         match self.file.bytes {
-            Some(size) if part.bytes < size => Err(HubError::Transient(Transient::new(
+            Some(size) if part.bytes < size => Err(RequestError::Transient(Transient::new(
                 "the connection was cut",
             ))),
             _ => Ok(()),

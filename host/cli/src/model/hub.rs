@@ -6,11 +6,10 @@
 
 mod error;
 
-pub use error::{HubError, Transient};
-
 use super::reference::{HubReference, is_safe_path};
 use crate::Error;
 use crate::admin::certificates;
+use crate::http_client::{MAX_REDIRECTS, Origin, RequestError, agent, resolve};
 use error::{failure, refusal};
 use http::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONTENT_RANGE, ETAG, HeaderMap, HeaderValue, LOCATION, RANGE,
@@ -19,19 +18,10 @@ use http::response::Parts;
 use http::{StatusCode, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
-use std::sync::Arc;
-use std::time::Duration;
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 
 /// The hub without `HF_ENDPOINT`.
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
-/// Bound of resolving a name, and of connecting with TLS.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-/// Longest pause of a server.
-const READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// Redirects of a request.
-const MAX_REDIRECTS: usize = 5;
 /// Largest list of files.
 const MAX_LIST_BYTES: u64 = 32 << 20;
 /// Most files of a repository.
@@ -79,13 +69,6 @@ pub struct FileResponse {
     pub body: Body,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-struct Origin {
-    scheme: String,
-    host: String,
-    port: u16,
-}
-
 impl Hub {
     /// The hub that `HF_ENDPOINT` names, with the token in `HF_TOKEN`.
     pub fn from_env() -> Result<Self, Error> {
@@ -113,24 +96,7 @@ impl Hub {
                 return Err(Error::context(message)(error));
             }
         };
-        let certificates = certificates.iter();
-        let certificates = certificates.map(|one| Certificate::from_der(one).to_owned());
-        let tls = TlsConfig::builder()
-            .root_certs(RootCerts::from(certificates.collect::<Vec<_>>()))
-            .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .build();
-        let agent = Agent::config_builder()
-            .tls_config(tls)
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .user_agent(concat!("corral/", env!("CARGO_PKG_VERSION")))
-            .timeout_resolve(Some(CONNECT_TIMEOUT))
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            .timeout_per_read(Some(READ_TIMEOUT))
-            .timeout_per_write(Some(READ_TIMEOUT))
-            .timeout_recv_response(Some(READ_TIMEOUT))
-            .build()
-            .into();
+        let agent = agent(&certificates);
         Ok(Self {
             agent,
             endpoint,
@@ -145,7 +111,7 @@ impl Hub {
     }
 
     /// Lists a repository's files.
-    pub fn repository(&self, reference: &HubReference) -> Result<Repository, HubError> {
+    pub fn repository(&self, reference: &HubReference) -> Result<Repository, RequestError> {
         let repo = &reference.repo;
         let url = format!("{}/api/models/{repo}?blobs=true", self.endpoint);
         let (response, _) = self.get(&url, None)?;
@@ -158,12 +124,12 @@ impl Hub {
         let list = serde_json::from_slice::<Value>(&body).ok();
         let files = list.as_ref().and_then(|list| list["siblings"].as_array());
         let (Some(list), Some(files)) = (&list, files) else {
-            return Err(HubError::Final(Error::failed(format!(
+            return Err(RequestError::Final(Error::failed(format!(
                 "{url} is no list of files as a hub has it; check HF_ENDPOINT"
             ))));
         };
         if files.len() > MAX_FILES {
-            return Err(HubError::Final(Error::failed(format!(
+            return Err(RequestError::Final(Error::failed(format!(
                 "{url} lists {} files, more than {MAX_FILES}; check HF_ENDPOINT",
                 files.len()
             ))));
@@ -181,7 +147,7 @@ impl Hub {
         repository: &Repository,
         file: &str,
         offset: u64,
-    ) -> Result<FileResponse, HubError> {
+    ) -> Result<FileResponse, RequestError> {
         let Repository { repo, revision, .. } = repository;
         let path = utf8_percent_encode(file, PATH);
         let revision = utf8_percent_encode(revision, PATH);
@@ -203,13 +169,13 @@ impl Hub {
         &self,
         url: &str,
         range: Option<&str>,
-    ) -> Result<(http::Response<Body>, Option<String>), HubError> {
+    ) -> Result<(http::Response<Body>, Option<String>), RequestError> {
         let invalid = |url: &str| {
             let message = format!(
                 "{} answered with the address '{url}', which is not valid; check HF_ENDPOINT",
                 self.endpoint
             );
-            HubError::Final(Error::failed(message))
+            RequestError::Final(Error::failed(message))
         };
         let mut uri: Uri = url.parse().map_err(|_| invalid(url))?;
         let mut etag = None;
@@ -243,42 +209,14 @@ impl Hub {
             let location = location.unwrap_or_default();
             uri = resolve(&uri, location).ok_or_else(|| invalid(location))?;
         }
-        Err(HubError::Final(Error::failed(format!(
+        Err(RequestError::Final(Error::failed(format!(
             "{url} leads to more than {MAX_REDIRECTS} redirects; check HF_ENDPOINT"
         ))))
     }
 
-    fn refused(&self, repo: &str, file: Option<&str>, head: &Parts) -> HubError {
+    fn refused(&self, repo: &str, file: Option<&str>, head: &Parts) -> RequestError {
         let has_token = self.authorization.is_some();
         refusal(&self.endpoint, has_token, repo, file, head)
-    }
-}
-
-impl Origin {
-    fn of(uri: &Uri) -> Option<Self> {
-        let scheme = uri.scheme_str()?;
-        let port = match scheme {
-            "http" => 80,
-            "https" => 443,
-            _ => return None,
-        };
-        Some(Self {
-            scheme: scheme.to_owned(),
-            host: uri.host().filter(|host| !host.is_empty())?.to_lowercase(),
-            port: uri.port_u16().unwrap_or(port),
-        })
-    }
-
-    /// Whether nobody on the network reads what is sent.
-    fn is_private(&self) -> bool {
-        self.scheme == "https" || self.is_loopback()
-    }
-
-    /// Whether it is on this machine.
-    fn is_loopback(&self) -> bool {
-        let address = self.host.trim_matches(['[', ']']).parse();
-        self.host == "localhost"
-            || address.is_ok_and(|address: std::net::IpAddr| address.is_loopback())
     }
 }
 
@@ -290,16 +228,6 @@ fn listed_file(file: &Value) -> Option<RepositoryFile> {
         bytes: file["lfs"]["size"].as_u64().or(file["size"].as_u64()),
         sha256: file["lfs"]["sha256"].as_str().and_then(sha256_of),
     })
-}
-
-/// The address that `location` means in a response from `uri`: a whole one, or a path.
-fn resolve(uri: &Uri, location: &str) -> Option<Uri> {
-    let (scheme, authority) = (uri.scheme_str()?, uri.authority()?);
-    match location {
-        _ if location.starts_with("//") => format!("{scheme}:{location}").parse().ok(),
-        _ if location.starts_with('/') => format!("{scheme}://{authority}{location}").parse().ok(),
-        _ => location.parse().ok(),
-    }
 }
 
 /// The ETag of a file, of which the hub's own answer is only a redirect.
@@ -337,33 +265,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn origins_differ_by_scheme_host_and_port() {
-        let origin = |text: &str| Origin::of(&text.parse().expect(text));
-        assert_eq!(
-            origin("https://A.example/x"),
-            origin("https://a.example:443")
-        );
-        for other in [
-            "http://a.example:443",
-            "https://a.example:444",
-            "https://b.a.example",
-        ] {
-            assert_ne!(origin("https://a.example"), origin(other), "{other}");
-        }
-        assert_eq!(origin("ftp://a.example"), None);
-        let is_private = |text: &str| origin(text).expect(text).is_private();
-        assert!(is_private("https://a.example") && is_private("http://[::1]:5"));
-        assert!(is_private("http://127.0.0.1") && !is_private("http://127.0.0.1.example"));
-        let is_loopback = |text: &str| origin(text).expect(text).is_loopback();
-        for here in ["http://localhost:1", "https://127.1.2.3", "http://[::1]"] {
-            assert!(is_loopback(here), "{here}");
-        }
-        for other in ["http://localhost.example", "https://10.0.0.1", "http://a"] {
-            assert!(!is_loopback(other), "{other}");
-        }
-    }
-
-    #[test]
     fn tokens_must_fit_a_header() {
         assert_eq!(bearer("hf_aB1").expect("a token"), "Bearer hf_aB1");
         for bad in ["hf_a\n", "hf_a\r\nx: y", "hf_a\0"] {
@@ -398,19 +299,6 @@ mod tests {
             "a\n.gguf",
         ] {
             assert_eq!(name(bad), None, "{bad:?}");
-        }
-    }
-
-    #[test]
-    fn locations_are_addresses_or_paths() {
-        let base: Uri = "https://a.example:8443/b/c?d".parse().expect("an address");
-        for (location, expected) in [
-            ("/e?f", Some("https://a.example:8443/e?f")),
-            ("//g.example/e", Some("https://g.example/e")),
-            ("http://h.example/e", Some("http://h.example/e")),
-        ] {
-            let resolved = resolve(&base, location).map(|uri| uri.to_string());
-            assert_eq!(resolved.as_deref(), expected, "{location}");
         }
     }
 }

@@ -6,6 +6,7 @@
 use super::{call_limits, load_plugin, plugin_limits};
 use crate::admin_token;
 use crate::args::ServeArgs;
+use crate::registry::read_verify_key;
 use crate::terminal::{mebibytes, note, print};
 use crate::{Error, startup};
 use corral_engine::{ModelPool, has_gguf_magic};
@@ -190,6 +191,12 @@ impl CheckReport {
             match secret.read() {
                 Ok(_) => self.plan(secret.plan()),
                 Err(error) => self.problem(args, "secret", index, error.message(false)),
+            }
+        }
+        if let Some(file) = &args.verify_key {
+            match read_verify_key(file) {
+                Ok(_) => self.plan(format!("only what {} signed is deployed", file.display())),
+                Err(error) => self.problem(args, "verify-key", 0, error.message(false)),
             }
         }
         for warning in warnings {

@@ -152,7 +152,7 @@ fn action(method: &Method, path: &str) -> (&'static str, Option<Target>) {
         ["components", digest] => ("upload", Some(Target::Component(name(digest)))),
         ["deployments", deployment, ref rest @ ..] => {
             let action = match (method, rest) {
-                (&Method::POST, []) => "deploy",
+                (&Method::POST, [] | ["artifact"]) => "deploy",
                 (&Method::DELETE, []) => "remove",
                 (_, ["traffic"]) => "split",
                 (_, ["rollback"]) => "rollback",
@@ -188,6 +188,7 @@ mod tests {
     fn actions_are_named_as_commands() {
         for (method, path, expected) in [
             (Method::POST, "/deployments/a", "deploy"),
+            (Method::POST, "/deployments/a/artifact", "deploy"),
             (Method::DELETE, "/deployments/a", "remove"),
             (Method::PUT, "/deployments/a/traffic", "split"),
             (Method::POST, "/deployments/a/rollback", "rollback"),

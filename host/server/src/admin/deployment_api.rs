@@ -11,8 +11,10 @@ use super::types::{
 };
 use super::{AdminState, json_response, no_store};
 use super::{jobs, logs};
+use crate::deployments::artifact::{ArtifactError, ArtifactRequest};
 use crate::deployments::{
-    ChangeError, DeploymentName, Deployments, Digest, Manifest, Store, StoreError, TrafficShare,
+    ChangeError, DeploymentName, Deployments, Digest, Manifest, Revision, Store, StoreError,
+    TrafficShare,
 };
 use crate::problem::Problem;
 use crate::request_body::{BodyState, BodyStatus, RequestBody};
@@ -35,6 +37,8 @@ use tokio::time::timeout;
 pub(super) const OPENAPI: &str = include_str!("../../openapi.json");
 /// Largest JSON body.
 const MAX_JSON_BYTES: u64 = 1 << 20;
+/// Largest deploy of an artefact: its image manifest in base64, its signatures and a manifest.
+const MAX_ARTIFACT_BYTES: u64 = 16 << 20;
 /// Time limit for a whole body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(300);
 /// Concurrent uploads of components; each is held in memory until it is on disk.
@@ -150,6 +154,10 @@ impl Api<'_> {
                     Ok(json(StatusCode::OK, &RemoveResponse { removed: name }))
                 }
                 _ => Err(Problem::method("DELETE, GET, HEAD, POST")),
+            },
+            ["artifact"] => match *method {
+                Method::POST => self.deploy_artifact(request, name).await,
+                _ => Err(Problem::method("POST")),
             },
             ["traffic"] => match *method {
                 Method::PUT => {
@@ -270,11 +278,10 @@ impl Api<'_> {
     }
 
     async fn deploy(&self, request: ApiRequest<'_>, name: DeploymentName) -> Answer {
-        let activate = match query(request.head, "traffic") {
-            None | Some("true") => true,
-            Some("false") => false,
-            Some(_) => return Err(bad_query("traffic", "true or false")),
-        };
+        let activate = activate(request.head)?;
+        if self.state.verify_key.is_some() {
+            return Err(ChangeError::SignatureNeeded.into());
+        }
         let manifest: Manifest = request.json().await?;
         if manifest.name != name {
             let manifest = manifest.name;
@@ -285,9 +292,27 @@ impl Api<'_> {
             .into());
         }
         let revision = self.deployments.deploy(manifest, activate).await?;
-        let stored = self.store()?.get(&name).map_err(ChangeError::from)?;
+        self.deployed(&name, revision)
+    }
+
+    /// Deploys the artefact of a registry.
+    async fn deploy_artifact(&self, request: ApiRequest<'_>, name: DeploymentName) -> Answer {
+        let activate = activate(request.head)?;
+        let wanted: ArtifactRequest = request.json_within(MAX_ARTIFACT_BYTES).await?;
+        let key = self.state.verify_key.as_deref();
+        let manifest = wanted.check(&name, key).map_err(ChangeError::from)?;
+        let deploying = self
+            .deployments
+            .deploy_from(manifest, Some(wanted.source), activate);
+        let revision = deploying.await?;
+        self.deployed(&name, revision)
+    }
+
+    /// The response to a deploy.
+    fn deployed(&self, name: &DeploymentName, revision: Revision) -> Answer {
+        let stored = self.store()?.get(name).map_err(ChangeError::from)?;
         let response = DeployResponse {
-            deployment: DeploymentStatus::of(&name, &stored, self.deployments),
+            deployment: DeploymentStatus::of(name, &stored, self.deployments),
             revision,
         };
         let result = ChangeResult {
@@ -376,8 +401,12 @@ impl ApiRequest<'_> {
 
     /// Reads the body as JSON.
     async fn json<T: DeserializeOwned>(self) -> Result<T, Problem> {
-        let too_large = Problem::too_large(MAX_JSON_BYTES);
-        let bytes = self.collect(MAX_JSON_BYTES, too_large).await?;
+        self.json_within(MAX_JSON_BYTES).await
+    }
+
+    /// The same with another limit.
+    async fn json_within<T: DeserializeOwned>(self, limit: u64) -> Result<T, Problem> {
+        let bytes = self.collect(limit, Problem::too_large(limit)).await?;
         serde_json::from_slice(&bytes).map_err(|error| {
             Problem::new(
                 StatusCode::BAD_REQUEST,
@@ -385,6 +414,15 @@ impl ApiRequest<'_> {
                 format!("the request's body is invalid: {error}; /openapi.json describes it"),
             )
         })
+    }
+}
+
+/// Whether a deploy routes requests to its revision.
+fn activate(head: &Parts) -> Result<bool, Problem> {
+    match query(head, "traffic") {
+        None | Some("true") => Ok(true),
+        Some("false") => Ok(false),
+        Some(_) => Err(bad_query("traffic", "true or false")),
     }
 }
 
@@ -468,6 +506,10 @@ fn status_and_code(error: &ChangeError) -> (StatusCode, &'static str) {
         ChangeError::NoApiKeys => (unprocessable, "no-api-keys"),
         ChangeError::Manifest(_) => (unprocessable, "invalid-manifest"),
         ChangeError::NameMismatch { .. } => (unprocessable, "name-mismatch"),
+        ChangeError::Artifact(ArtifactError::Signature(_)) | ChangeError::SignatureNeeded => {
+            (StatusCode::FORBIDDEN, "not-signed")
+        }
+        ChangeError::Artifact(_) => (unprocessable, "invalid-artifact"),
         ChangeError::Digest(_) => (StatusCode::BAD_REQUEST, "invalid-digest"),
         ChangeError::NoHandler => (unprocessable, "no-handler-export"),
         ChangeError::CompileTimeout { .. } => (unprocessable, "compile-timeout"),

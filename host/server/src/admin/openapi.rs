@@ -6,6 +6,7 @@ use super::types::{
     PauseRequest, ProblemDocument, PurgeResponse, RemoveResponse, RollbackRequest, TrafficRequest,
 };
 use crate::deployments::Manifest;
+use crate::deployments::artifact::ArtifactRequest;
 use crate::triggers::{JobList, JobView};
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
@@ -133,12 +134,43 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             )],
             problems: &[
                 BAD_BODY,
+                NOT_SIGNED,
                 (404, "A component has not been uploaded."),
                 (409, "A route belongs to another deployment."),
                 LARGE_BODY,
                 (
                     422,
                     "The manifest or a component cannot be deployed: invalid component, unknown import, missing export, linked components that do not fit, unknown model, or compilation takes too long.",
+                ),
+                (507, "The store holds the maximum number of deployments."),
+            ],
+        },
+        Operation {
+            id: "deployArtifact",
+            method: "post",
+            path: "/deployments/{name}/artifact",
+            summary: "Deploy an artefact of a registry, whose components are uploaded. The new revision records its source. The server does not ask the registry: it checks that the image manifest has the source's digest and names all components.",
+            query: &[(
+                "traffic",
+                "boolean",
+                "False routes no requests to the new revision yet, unless it is the first.",
+            )],
+            request: Some((JSON, schema(schemas.subschema_for::<ArtifactRequest>()))),
+            responses: vec![(
+                201,
+                "The new revision is stored and receives requests.",
+                JSON,
+                schema(schemas.subschema_for::<DeployResponse>()),
+            )],
+            problems: &[
+                BAD_BODY,
+                NOT_SIGNED,
+                (404, "A component has not been uploaded."),
+                (409, "A route belongs to another deployment."),
+                LARGE_BODY,
+                (
+                    422,
+                    "The artefact, its manifest or a component cannot be deployed.",
                 ),
                 (507, "The store holds the maximum number of deployments."),
             ],
@@ -241,6 +273,10 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
     ]
 }
 
+const NOT_SIGNED: (u16, &str) = (
+    403,
+    "The server deploys only signed artefacts, and no signature fits.",
+);
 const NO_JOB: (u16, &str) = (404, "The deployment or the job does not exist.");
 const JOB_STATE: (&str, &str, &str) = (
     "state",

@@ -1,5 +1,6 @@
 //! Requests and responses of the admin API, as JSON. `openapi.json` is generated from these types.
 
+use crate::deployments::artifact::ArtifactReference;
 use crate::deployments::{
     DeploymentName, Deployments, Digest, LinkedComponents, Revision, ServingDeployment,
     ServingRevision, StoredDeployment, TrafficShare,
@@ -59,6 +60,9 @@ pub(super) struct RevisionStatus {
     /// Its linked components, by digest.
     #[serde(default, skip_serializing_if = "LinkedComponents::is_none")]
     pub(super) linked: LinkedComponents,
+    /// The artefact that it was deployed from, with its digest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) source: Option<ArtifactReference>,
 }
 
 /// All deployments.
@@ -222,11 +226,8 @@ impl DeploymentStatus {
             let revision = revisions
                 .iter()
                 .find(|revision| revision.share.revision == share.revision);
-            let linked = match stored.revisions.get(&share.revision) {
-                Some(revision) => revision.manifest.linked.clone(),
-                None => LinkedComponents::default(),
-            };
-            RevisionStatus::of(*share, revision, linked)
+            let stored = stored.revisions.get(&share.revision);
+            RevisionStatus::of(*share, revision, stored)
         });
         let traffic = Vec::from_iter(traffic);
         let routes = serving.as_ref().map_or(&[][..], |serving| &serving.routes);
@@ -274,7 +275,7 @@ impl RevisionStatus {
     fn of(
         share: TrafficShare,
         revision: Option<&ServingRevision>,
-        linked: LinkedComponents,
+        stored: Option<&Revision>,
     ) -> Self {
         let error = match revision {
             Some(revision) => revision.plugin.as_ref().err().map(ToString::to_string),
@@ -289,7 +290,10 @@ impl RevisionStatus {
                 _ => ServingState::Failed,
             },
             error,
-            linked,
+            linked: stored
+                .map(|stored| stored.manifest.linked.clone())
+                .unwrap_or_default(),
+            source: stored.and_then(|stored| stored.source.clone()),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! last. It runs in a task of its own, so a client that disconnects leaves no partial change. One lock
 //! covers the store and the table of serving deployments, so the two always agree.
 
+use super::artifact::ArtifactReference;
 use super::change_error::ChangeError;
 use super::context::DeploymentContext;
 use super::digest::Digest;
@@ -27,9 +28,19 @@ impl Deployments {
         manifest: Manifest,
         activate: bool,
     ) -> Result<Revision, ChangeError> {
+        self.deploy_from(manifest, None, activate).await
+    }
+
+    /// The same from an artefact, which the revision records.
+    pub(crate) async fn deploy_from(
+        &self,
+        manifest: Manifest,
+        source: Option<ArtifactReference>,
+        activate: bool,
+    ) -> Result<Revision, ChangeError> {
         self.spawn_change(move |inner| async move {
             let name = manifest.name.to_string();
-            let deployed = inner.deploy(manifest, activate).await;
+            let deployed = inner.deploy(manifest, source, activate).await;
             inner.remove_unused_context(&name);
             deployed
         })
@@ -156,6 +167,7 @@ impl Inner {
     async fn deploy(
         self: &Arc<Self>,
         manifest: Manifest,
+        source: Option<ArtifactReference>,
         activate: bool,
     ) -> Result<Revision, ChangeError> {
         manifest.check()?;
@@ -184,7 +196,7 @@ impl Inner {
             }
             self.check_routes(&manifest.name, &manifest.routes)?;
             return self
-                .add_revision(manifest, activate, &context, plugin)
+                .add_revision(manifest, source, activate, &context, plugin)
                 .await;
         }
         Err(ChangeError::Busy)
@@ -194,6 +206,7 @@ impl Inner {
     async fn add_revision(
         self: &Arc<Self>,
         manifest: Manifest,
+        source: Option<ArtifactReference>,
         activate: bool,
         context: &Arc<DeploymentContext>,
         plugin: Plugin,
@@ -209,7 +222,7 @@ impl Inner {
                     triggers.remove_deployment(manifest.name.as_str());
                 }
             }
-            Ok(store.add(manifest, activate)?)
+            Ok(store.add_from(manifest, source, activate)?)
         };
         let revision = run_blocking(add).await?;
         plugin.set_revision(revision.number);

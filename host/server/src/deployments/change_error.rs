@@ -1,5 +1,6 @@
 //! Why a change of a deployment failed.
 
+use super::artifact::ArtifactError;
 use super::digest::DigestError;
 use super::manifest_error::ManifestError;
 use super::name::DeploymentName;
@@ -24,6 +25,12 @@ pub(crate) enum ChangeError {
         manifest: DeploymentName,
         path: DeploymentName,
     },
+    #[error("the artefact {0}")]
+    Artifact(#[from] ArtifactError),
+    #[error(
+        "this server deploys only signed artefacts (--verify-key); push it with 'corral push', sign it, and deploy it with 'corral deploy oci://HOST/REPOSITORY:TAG'"
+    )]
+    SignatureNeeded,
     #[error(transparent)]
     Digest(#[from] DigestError),
     #[error(transparent)]

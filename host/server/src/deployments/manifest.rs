@@ -230,6 +230,14 @@ impl Manifest {
         Ok(digests)
     }
 
+    /// All components, mutably, each with its field of the manifest, the handler's first.
+    pub fn components_mut(&mut self) -> impl Iterator<Item = (String, &mut String)> {
+        let linked = self.linked.all_mut();
+        let linked =
+            linked.map(|(field, linked)| (format!("linked.{field}"), &mut linked.component));
+        std::iter::once(("component".to_owned(), &mut self.component)).chain(linked)
+    }
+
     /// Checks what deserialization does not: duplicates, unsupported permissions, and sizes.
     pub fn check(&self) -> Result<(), ManifestError> {
         let refuse = |field: &str, problem: String| Err(ManifestError::field(field, problem));

@@ -1,5 +1,6 @@
 //! The stored state of a deployment: its revisions and the distribution of its requests.
 
+use super::artifact::ArtifactReference;
 use super::digest::Digest;
 use super::manifest::Manifest;
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,9 @@ pub struct Revision {
     pub component_bytes: u64,
     /// Time of the deploy, in milliseconds since 1970.
     pub created_ms: u64,
+    /// The artefact that it was deployed from, with its digest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<ArtifactReference>,
     /// The manifest, which names all components by digest.
     pub manifest: Manifest,
 }

@@ -28,6 +28,7 @@ mod tests;
 
 pub use error::StoreError;
 
+use super::artifact::ArtifactReference;
 use super::digest::Digest;
 use super::manifest::Manifest;
 use super::name::DeploymentName;
@@ -259,6 +260,16 @@ impl Store {
     /// Adds a revision, whose components must be stored. With `activate`, or as the first of its
     /// deployment, it receives all requests. Returns once the revision is durable.
     pub fn add(&self, manifest: Manifest, activate: bool) -> Result<Revision, StoreError> {
+        self.add_from(manifest, None, activate)
+    }
+
+    /// The same for a deployment from an artefact.
+    pub fn add_from(
+        &self,
+        manifest: Manifest,
+        source: Option<ArtifactReference>,
+        activate: bool,
+    ) -> Result<Revision, StoreError> {
         let parse = |component: &str| {
             let digest = component.parse::<Digest>();
             digest.map_err(|_| StoreError::NotADigest(component.to_owned()))
@@ -296,6 +307,7 @@ impl Store {
             component: digest,
             component_bytes: bytes,
             created_ms: now_ms(),
+            source,
             manifest,
         };
         let all = vec![TrafficShare::all(number)];

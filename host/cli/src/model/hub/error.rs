@@ -1,34 +1,8 @@
 //! Why a request to a hub failed, and whether trying again may help.
 
 use crate::Error;
+use crate::http_client::{RequestError, Transient, tls_error};
 use http::response::Parts;
-use std::time::Duration;
-
-/// Why a request failed.
-#[derive(Debug)]
-pub enum HubError {
-    /// Trying again does not help.
-    Final(Error),
-    /// The network or the server failed.
-    Transient(Transient),
-}
-
-/// A failure that may pass.
-#[derive(Debug)]
-pub struct Transient {
-    pub cause: String,
-    /// A wait that the server asks for.
-    pub retry_after: Option<Duration>,
-}
-
-impl Transient {
-    pub fn new(cause: impl Into<String>) -> Self {
-        Self {
-            cause: cause.into(),
-            retry_after: None,
-        }
-    }
-}
 
 /// The error for a response with a failure status. `has_token`: the request had a token. Without `file`, the request
 /// was for the list of files.
@@ -38,22 +12,17 @@ pub(super) fn refusal(
     repo: &str,
     file: Option<&str>,
     head: &Parts,
-) -> HubError {
+) -> RequestError {
     let status = head.status;
     let page = format!("{endpoint}/{repo}");
     let gated = head
         .headers
         .get("x-error-code")
         .is_some_and(|code| code == "GatedRepo");
+    if let Some(failure) = Transient::of_response(endpoint, head) {
+        return RequestError::Transient(failure);
+    }
     let message = match (status.as_u16(), has_token) {
-        (408 | 429 | 500..=599, _) => {
-            let seconds = head.headers.get("retry-after");
-            let seconds = seconds.and_then(|value| value.to_str().ok()?.parse().ok());
-            return HubError::Transient(Transient {
-                cause: format!("{endpoint} answers {status}"),
-                retry_after: seconds.map(Duration::from_secs),
-            });
-        }
         (401 | 403, false) if gated => format!(
             "{repo} is gated ({status}): accept its terms at {page}, and set HF_TOKEN to a token of that account"
         ),
@@ -74,19 +43,14 @@ pub(super) fn refusal(
         },
         _ => format!("{endpoint} answers {status} to a request for {repo}; check HF_ENDPOINT"),
     };
-    HubError::Final(Error::failed(message))
+    RequestError::Final(Error::failed(message))
 }
 
 /// The error for a failure of the HTTP client.
-pub(super) fn failure(error: &ureq::Error) -> HubError {
+pub(super) fn failure(error: &ureq::Error) -> RequestError {
     use rustls::Error::{InvalidCertificate, InvalidMessage, PeerIncompatible};
     use ureq::Error as Client;
-    let tls = match error {
-        Client::Rustls(error) => Some(error),
-        Client::Io(error) => error.get_ref().and_then(|cause| cause.downcast_ref()),
-        _ => None,
-    };
-    let message = match (tls, error) {
+    let message = match (tls_error(error), error) {
         (Some(InvalidCertificate(error)), _) => format!(
             "the hub's certificate is not trusted ({error}); name a file with that of its issuer in SSL_CERT_FILE"
         ),
@@ -100,9 +64,9 @@ pub(super) fn failure(error: &ureq::Error) -> HubError {
         (_, Client::Http(_) | Client::BadUri(_) | Client::LargeResponseHeader(..)) => {
             format!("cannot use the hub ({error}); check HF_ENDPOINT")
         }
-        _ => return HubError::Transient(Transient::new(error.to_string())),
+        _ => return RequestError::Transient(Transient::new(error.to_string())),
     };
-    HubError::Final(Error::failed(message))
+    RequestError::Final(Error::failed(message))
 }
 
 #[cfg(test)]
@@ -111,7 +75,8 @@ mod tests {
 
     #[test]
     fn only_passing_failures_are_tried_again() {
-        let is_transient = |error: ureq::Error| matches!(failure(&error), HubError::Transient(_));
+        let is_transient =
+            |error: ureq::Error| matches!(failure(&error), RequestError::Transient(_));
         for kind in [
             std::io::ErrorKind::ConnectionRefused,
             std::io::ErrorKind::TimedOut,
@@ -138,7 +103,7 @@ mod tests {
             let response = http::Response::builder().status(status).body(());
             let (head, ()) = response.expect("a response").into_parts();
             let error = refusal("https://a.example", true, "a/b", None, &head);
-            let is_transient = matches!(error, HubError::Transient(_));
+            let is_transient = matches!(error, RequestError::Transient(_));
             assert_eq!(is_transient, expected, "{status}");
         }
     }
