@@ -199,7 +199,11 @@ fn registry_with_tls_wants_login() {
     assert_eq!(push(nobody, &[]).stdout, pushed.stdout);
     let helper = dir.join("docker-credential-test");
     let secret = json!({"Username": Registry::USER, "Secret": Registry::PASSWORD});
-    std::fs::write(&helper, format!("#!/bin/sh\necho '{secret}'\n")).expect("written");
+    std::fs::write(
+        &helper,
+        format!("#!/bin/sh\ncat >/dev/null\necho '{secret}'\n"),
+    )
+    .expect("written");
     let executable = Command::new("chmod").arg("+x").arg(&helper).status();
     assert!(executable.expect("chmod").success());
     let config = json!({"credHelpers": {&registry.host: "test"}});

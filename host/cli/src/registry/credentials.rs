@@ -68,7 +68,7 @@ impl Credentials {
             }
             // What it printed may be a secret.
             Err(CredentialRetrievalError::HelperFailure { helper, .. }) => {
-                Err(failed(format!("docker-credential-{helper} failed")))
+                Err(failed(format!("{helper} failed")))
             }
             Err(error) => Err(failed(error.to_string())),
         }

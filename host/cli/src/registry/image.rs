@@ -127,7 +127,7 @@ mod tests {
         let read = ImageManifest::read(&bytes).expect("its own");
         assert_eq!(read.config.digest, Digest::of(&config));
         let (layers, own) = read.contents().expect("one of Corral's");
-        assert_eq!((layers.len(), own), (1, Some(manifest)));
+        assert_eq!((layers.len(), own), (1, Some(manifest.clone())));
         let (_, plain) = make(None);
         let plain = ImageManifest::read(&plain).expect("its own");
         assert_eq!(plain.contents().expect("plain").1, None);
