@@ -8,10 +8,12 @@ use corral_tests::{
 use data_encoding::BASE64;
 use rcgen::{KeyPair, PublicKeyData, SigningKey};
 use serde_json::{Value, json};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 const IMAGE_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -231,6 +233,7 @@ fn registry_with_tls_wants_login() {
     let pulled = run_command(&mut shell, TIMEOUT);
     assert_eq!(pulled.stdout, pushed.stdout, "{pulled:?}");
 
+    std::fs::remove_file(dir.join("config.json")).expect("removed");
     // Without the certificate it is HTTP on this machine, and another name needs TLS.
     let deaf = run_with(&[("DOCKER_CONFIG", nobody)], ["pull", &tag]);
     deaf.check_error(1, &["answers 400 Bad Request", "if it uses TLS"]);
@@ -392,13 +395,14 @@ fn only_signed_artifacts_are_deployed() {
     corral_tests::serve(&["--verify-key", text(&bad), "--check"]).check_error(2, &["ECDSA P-256"]);
 }
 
-/// Forwards connections to a registry, and cuts the first one after some bytes of its answers.
-fn cut_first_connection(registry: &Registry, bytes: u64) -> String {
+/// Forwards connections to a registry, and cuts the first one that carries more bytes of answers than this.
+fn cut_first_download(registry: &Registry, bytes: u64) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let host = listener.local_addr().expect("an address").to_string();
     let registry = registry.host.clone();
+    let was_cut = Arc::new(AtomicBool::new(false));
     thread::spawn(move || {
-        for (index, client) in listener.incoming().enumerate() {
+        for client in listener.incoming() {
             let mut client = client.expect("a connection");
             let mut server = TcpStream::connect(&registry).expect("it accepts");
             let (mut requests, mut sink) = (
@@ -406,12 +410,15 @@ fn cut_first_connection(registry: &Registry, bytes: u64) -> String {
                 server.try_clone().expect("a socket"),
             );
             thread::spawn(move || std::io::copy(&mut requests, &mut sink));
-            let limit = if index == 0 { bytes } else { u64::MAX };
+            let was_cut = Arc::clone(&was_cut);
             thread::spawn(move || {
-                let mut answers = Read::by_ref(&mut server).take(limit);
+                let mut first = Read::by_ref(&mut server).take(bytes);
                 // Either side may be gone.
-                let _ = std::io::copy(&mut answers, &mut client);
-                let _ = client.flush();
+                let copied = std::io::copy(&mut first, &mut client);
+                let is_long = copied.is_ok_and(|copied| copied == bytes);
+                if is_long && was_cut.swap(true, Ordering::Relaxed) {
+                    let _ = std::io::copy(&mut server, &mut client);
+                }
                 let _ = client.shutdown(Shutdown::Both);
             });
         }
@@ -423,7 +430,7 @@ fn cut_first_connection(registry: &Registry, bytes: u64) -> String {
 fn cut_download_is_tried_again() {
     let registry = Registry::start();
     let pushed = output(&["push", &registry.reference("a:1"), &project("a", "1")]);
-    let host = cut_first_connection(&registry, 16 << 10);
+    let host = cut_first_download(&registry, 16 << 10);
     let reference = pushed.replace(&registry.host, &host);
     let out = scratch_dir().join("out");
     let pulled = run(["pull", &reference, "--out", text(&out)]);
