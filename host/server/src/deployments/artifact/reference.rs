@@ -155,7 +155,6 @@ impl schemars::JsonSchema for ArtifactReference {
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({
             "type": "string",
-            "pattern": "^oci://",
             "description": "The address of an artefact: 'oci://HOST/REPOSITORY:TAG@sha256:DIGEST'.",
         })
     }
