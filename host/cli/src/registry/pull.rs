@@ -51,8 +51,11 @@ fn cannot_write(path: &Path, error: std::io::Error) -> Error {
     Error::context(format!("'{}' cannot be written: {error}", path.display()))(error)
 }
 
-/// The name of the deployment, and the files with their names.
-fn files(fetched: FetchedArtifact) -> Result<(String, Vec<(String, Vec<u8>)>), Error> {
+/// A name and the bytes.
+type NamedFile = (String, Vec<u8>);
+
+/// The name of the deployment, and its files.
+fn files(fetched: FetchedArtifact) -> Result<(String, Vec<NamedFile>), Error> {
     let bytes_of = |digest: &str| {
         let mut components = fetched.components.iter();
         let found = components.find(|(known, _)| known.to_string() == digest);

@@ -74,8 +74,11 @@ pub(super) fn refused(reference: &ArtifactReference, error: &dyn std::fmt::Displ
     Error::failed(format!("{reference} {error}"))
 }
 
+/// The name of a component's file, and its bytes.
+type ComponentFile = (String, Bytes);
+
 /// The manifest, and the components with the names of their files, the handler's first.
-fn contents(args: &PushArgs) -> Result<(Option<Manifest>, Vec<(String, Bytes)>), Error> {
+fn contents(args: &PushArgs) -> Result<(Option<Manifest>, Vec<ComponentFile>), Error> {
     let ManifestArgs {
         file,
         name,
