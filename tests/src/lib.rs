@@ -10,6 +10,7 @@
 pub mod artifacts;
 pub mod benches;
 mod client;
+pub mod collector;
 mod command_line;
 mod connection;
 pub mod deployments;

@@ -77,6 +77,12 @@ impl Corral {
         )
     }
 
+    /// Starts a server with environment variables that stores its deployments in a new directory.
+    pub fn start_with_store_and_env(variables: &[(&str, &str)], arguments: &[&str]) -> Self {
+        let store = scratch_dir();
+        Self::launch(&OWN_ROUTES, arguments, variables, Some(&store), None)
+    }
+
     /// Starts a server in a shell that first runs `setup`, such as `ulimit -n 64`.
     pub fn start_after(setup: &str, store: Option<&Path>, arguments: &[&str]) -> Self {
         let setup = Some((setup, Stdio::null()));

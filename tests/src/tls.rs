@@ -2,13 +2,13 @@
 
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// A self-signed certificate for `localhost` and its key, in PEM format.
 #[derive(Clone, Debug)]
@@ -39,6 +39,21 @@ impl Identity {
             std::fs::rename(&fresh, &path).expect("renamed");
             path
         })
+    }
+
+    /// The side of a server with this certificate, which speaks one of these protocols.
+    pub(crate) fn acceptor(&self, protocols: &[&[u8]]) -> TlsAcceptor {
+        let certificate = CertificateDer::from_pem_slice(self.certificate.as_bytes());
+        let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes()).expect("a key");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions of TLS")
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.expect("PEM")], key)
+            .expect("a key for this certificate");
+        config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+        TlsAcceptor::from(Arc::new(config))
     }
 
     /// A client configuration that trusts this certificate only.

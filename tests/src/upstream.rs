@@ -7,9 +7,6 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use rustls::ServerConfig;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::convert::Infallible;
 use std::future::pending;
 use std::net::SocketAddr;
@@ -29,6 +26,7 @@ const PIECE: usize = 64 << 10;
 /// | path | response |
 /// |---|---|
 /// | `/text` | the method, the path, the header `x-sent` and the number of bytes of the request's body |
+/// | `/trace` | the headers `traceparent` and `tracestate` of the request |
 /// | `/redirect?URL` | a redirect to the URL |
 /// | `/large?KIB` | a body of so many KiB, without a length before it |
 /// | `/header?BYTES` | a header of so many bytes |
@@ -67,16 +65,7 @@ impl Upstream {
 
     /// Starts a server with TLS.
     pub fn start_tls(identity: &Identity) -> Self {
-        let certificate = CertificateDer::from_pem_slice(identity.certificate.as_bytes());
-        let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).expect("a key");
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .expect("versions of TLS")
-            .with_no_client_auth()
-            .with_single_cert(vec![certificate.expect("PEM")], key)
-            .expect("a key for this certificate");
-        Self::listen(Some(TlsAcceptor::from(Arc::new(config))))
+        Self::listen(Some(identity.acceptor(&[])))
     }
 
     fn listen(tls: Option<TlsAcceptor>) -> Self {
@@ -194,6 +183,15 @@ async fn answer(request: Request<Incoming>, state: &UpstreamState) -> Response<P
             }
             let text = format!("{line} {header} {bytes}");
             response.body(Pieces::of(text.into_bytes()))
+        }
+        "/trace" => {
+            let headers = ["traceparent", "tracestate"].map(|name| {
+                let value = request.headers().get(name).cloned();
+                value.map_or_else(String::new, |value| {
+                    value.to_str().expect("ASCII").to_owned()
+                })
+            });
+            response.body(Pieces::of(headers.join(" ").into_bytes()))
         }
         "/redirect" => response
             .status(302)

@@ -4,7 +4,7 @@ mod client;
 mod tls;
 
 pub(crate) use client::{AdminClient, Outgoing, RequestBody, exchange};
-pub(crate) use tls::{certificates, outbound_config};
+pub(crate) use tls::{certificates, collector_config, outbound_config};
 
 use crate::{Error, admin_token};
 use clap::Args;

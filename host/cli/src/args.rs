@@ -10,6 +10,7 @@ mod public;
 mod run;
 mod secrets;
 mod serve;
+mod telemetry;
 
 pub use devices::{BackendArgs, DeviceArgs};
 pub(crate) use linked::{LINKED_HINT, LinkedArg, check_linked};

@@ -51,13 +51,20 @@ pub fn main() -> ExitCode {
         Err(error) => return error.report("corral", false),
     };
     let verbose = command_line.verbose;
+    let mut telemetry = None;
     match &command_line.command {
-        Command::Serve(args) => logs::start_server(verbose, &args.log),
+        Command::Serve(args) => {
+            telemetry = match args.open_telemetry() {
+                Ok(telemetry) => telemetry,
+                Err(error) => return error.report("corral", verbose),
+            };
+            logs::start_server(verbose, &args.log, telemetry.as_ref());
+        }
         // The output belongs to the plugin, or to the command.
         _ => logs::start(verbose, "error"),
     }
     let result = match command_line.command {
-        Command::Serve(args) => serve::serve(*args),
+        Command::Serve(args) => serve::serve(*args, telemetry),
         Command::Run(args) => run::run(*args),
         Command::Top(args) => top::top(&args),
         Command::Keys(command) => keys::keys(&command),

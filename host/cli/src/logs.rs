@@ -5,10 +5,13 @@
 //! delays no request; other commands write directly.
 
 mod json;
+mod otlp;
 mod queue;
 
 use clap::{Args, ValueEnum};
+use corral_server::Telemetry;
 use json::{JsonEvents, JsonFields};
+use otlp::OtlpEvents;
 use queue::{LogQueue, QueueWriter};
 use std::io;
 use std::sync::atomic::AtomicU64;
@@ -65,11 +68,12 @@ pub fn start(verbose: bool, default: &str) {
         LogFormat::Text,
         verbose,
         BoxMakeWriter::new(io::stderr),
+        None,
     );
 }
 
-/// Starts logging for a server.
-pub(crate) fn start_server(verbose: bool, args: &LogArgs) {
+/// Starts logging for a server; telemetry gets the same events.
+pub(crate) fn start_server(verbose: bool, args: &LogArgs, telemetry: Option<&Arc<Telemetry>>) {
     let filter = server_filter(verbose, args);
     let writer = match LogQueue::start(io::stderr()) {
         Ok(queue) => {
@@ -79,7 +83,7 @@ pub(crate) fn start_server(verbose: bool, args: &LogArgs) {
         // Without the thread, each line may block; that is better than no log.
         Err(_) => BoxMakeWriter::new(io::stderr),
     };
-    init(filter, args.log_format, verbose, writer);
+    init(filter, args.log_format, verbose, writer, telemetry);
 }
 
 /// Replaces the filter of a server by that of these arguments.
@@ -109,7 +113,13 @@ pub(crate) fn flush() {
     }
 }
 
-fn init(filter: Targets, format: LogFormat, verbose: bool, writer: BoxMakeWriter) {
+fn init(
+    filter: Targets,
+    format: LogFormat,
+    verbose: bool,
+    writer: BoxMakeWriter,
+    telemetry: Option<&Arc<Telemetry>>,
+) {
     // No colors: most logs are read from files.
     let layer = fmt::layer().with_writer(writer).with_ansi(false);
     let layer = match format {
@@ -119,10 +129,13 @@ fn init(filter: Targets, format: LogFormat, verbose: bool, writer: BoxMakeWriter
             .event_format(JsonEvents)
             .boxed(),
     };
+    let telemetry = telemetry.filter(|telemetry| telemetry.sends_logs());
+    let events = telemetry.map(|telemetry| OtlpEvents(Arc::clone(telemetry)));
     let (filter, handle) = reload::Layer::new(filter);
     tracing_subscriber::registry()
         .with(filter)
         .with(layer)
+        .with(events)
         .init();
     FILTER.get_or_init(|| handle);
 }

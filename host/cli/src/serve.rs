@@ -14,6 +14,7 @@ use corral_runtime::{
 use corral_server::deployments::{Deployments, Store, StoreLimits};
 use corral_server::{
     Access, InheritedSockets, Listeners, Route, Server, Services, StartingRoutes, StopSignals,
+    Telemetry,
 };
 use reload::LiveOptions;
 use std::io::Write;
@@ -30,7 +31,10 @@ const CALL_CPU_TIME: Duration = Duration::from_secs(10);
 const FORCED_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves until a signal stops the process.
-pub(crate) fn serve(mut args: ServeArgs) -> Result<ExitCode, Error> {
+pub(crate) fn serve(
+    mut args: ServeArgs,
+    telemetry: Option<Arc<Telemetry>>,
+) -> Result<ExitCode, Error> {
     if args.check {
         return check::check(args);
     }
@@ -39,14 +43,23 @@ pub(crate) fn serve(mut args: ServeArgs) -> Result<ExitCode, Error> {
     args.models.fetch(note)?;
     let shares = ConnectionLimits::raise_limit()?;
     let workers = startup::workers(args.models.workers);
-    startup::block_on(workers, serve_until_stopped(args.into(), sockets, shares))?
+    startup::block_on(
+        workers,
+        serve_until_stopped(args.into(), sockets, shares, telemetry),
+    )?
 }
 
 async fn serve_until_stopped(
     args: Arc<ServeArgs>,
     sockets: InheritedSockets,
     shares: ConnectionLimits,
+    telemetry: Option<Arc<Telemetry>>,
 ) -> Result<ExitCode, Error> {
+    if let Some(telemetry) = &telemetry {
+        let settings = telemetry.settings();
+        settings.warnings().iter().cloned().for_each(warn);
+        note(format!("telemetry: {settings}"));
+    }
     // First, since the store's lock shows whether another process uses it.
     let store = match &args.store {
         Some(dir) => Some(Store::open(dir, StoreLimits::default())?),
@@ -63,6 +76,7 @@ async fn serve_until_stopped(
         .with_admin_token(token.as_ref().map(|token| token.token.clone()))?;
     let mut options = args.public.open(shares, warn)?;
     options.lost_log_lines = logs::lost_lines();
+    options.telemetry.clone_from(&telemetry);
     options.develop = args.develop;
     if let Some(file) = &args.verify_key {
         options.verify_key = Some(registry::read_verify_key(file)?.into());
@@ -139,14 +153,27 @@ async fn serve_until_stopped(
         // Steps end soon; prefixes are not written to the end.
         true => {
             let soon = tokio::time::sleep(FORCED_TIMEOUT);
-            startup::shut_down(models, &args.models, soon).await;
+            let ending = startup::shut_down(models, &args.models, soon);
+            tokio::join!(ending, send_rest(telemetry, FORCED_TIMEOUT));
         }
-        false => startup::shut_down(models, &args.models, stop.next()).await,
+        false => {
+            let ending = startup::shut_down(models, &args.models, stop.next());
+            tokio::join!(ending, send_rest(telemetry, startup::STEPS_TIMEOUT));
+        }
     }
     // The operator set the grace period, but a second signal may come from anywhere.
     match is_forced && !all_ended {
         true => Ok(ExitCode::FAILURE),
         false => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Sends the telemetry that is left, while the engines end their steps.
+async fn send_rest(telemetry: Option<Arc<Telemetry>>, time: Duration) {
+    if let Some(telemetry) = telemetry
+        && !telemetry.shut_down(time).await
+    {
+        warn("the collector did not take the last telemetry in time".to_owned());
     }
 }
 

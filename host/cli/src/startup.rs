@@ -18,7 +18,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
 /// File of plugins' values in the store.
 const KEY_VALUES: &str = "key-values.redb";
 /// How long to wait at the end for the engines' current steps.
-const STEPS_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const STEPS_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long engines may take to write prefixes before.
 const PREFIXES_TIMEOUT: Duration = Duration::from_secs(10);
 

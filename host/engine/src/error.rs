@@ -62,6 +62,26 @@ pub enum Error {
     Failed(String),
 }
 
+impl Error {
+    /// A stable name of its kind, without what the text says about the request.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Invalid(_) => "invalid",
+            Self::ContextFull { .. } => "context_full",
+            Self::Overloaded { .. } => "overloaded",
+            Self::QueueTimeout { .. } => "queue_timeout",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::ShuttingDown => "shutting_down",
+            Self::Canceled => "canceled",
+            Self::Unsupported(_) => "unsupported",
+            Self::NotFound(_) => "not_found",
+            Self::SnapshotsFull(_) => "snapshots_full",
+            Self::Snapshot(_) => "snapshot",
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
 impl From<corral_sampling::Error> for Error {
     fn from(error: corral_sampling::Error) -> Self {
         Self::Invalid(error.to_string())

@@ -25,6 +25,7 @@ mod external_sampler;
 mod file_identity;
 mod generate_options;
 mod generation;
+mod generation_trace;
 mod histogram;
 mod image;
 mod machine_memory;
@@ -78,6 +79,7 @@ pub use external_sampler::{
 };
 pub use generate_options::{GenerateOptions, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS};
 pub use generation::{Chunk, FinishReason, Generation, Outcome};
+pub use generation_trace::{GenerationRecord, GenerationSink, GenerationTrace};
 pub use histogram::Histogram;
 pub use machine_memory::{MemoryFiles, MemoryPressure, MemoryReading, machine_memory};
 pub use metrics::{Metric, MetricKind};

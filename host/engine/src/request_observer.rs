@@ -4,6 +4,7 @@
 //! caller may attach a [`RequestObserver`] to a generation; the engine thread writes to it as the generation runs, so a
 //! generation that is canceled counts with the tokens that it had.
 
+use crate::generation_trace::GenerationTrace;
 use crate::histogram::Histogram;
 use crate::histogram_names;
 use crate::metrics::{Metric, MetricKind, add, get};
@@ -177,6 +178,8 @@ pub struct RequestObserver {
     pub metrics: Arc<GenerationMetrics>,
     /// Of the HTTP request that asked for it.
     pub usage: Arc<TokenUsage>,
+    /// Records it, if the HTTP request is traced.
+    pub trace: Option<Arc<GenerationTrace>>,
 }
 
 impl RequestObserver {
@@ -269,6 +272,7 @@ mod tests {
             ObservedGeneration::new(RequestObserver {
                 metrics: Arc::default(),
                 usage: Arc::clone(&usage),
+                trace: None,
             })
         };
         assert_eq!(usage.phase(), None);
@@ -296,6 +300,7 @@ mod tests {
         let observer = || RequestObserver {
             metrics: Arc::clone(&metrics),
             usage: Arc::default(),
+            trace: None,
         };
         let (one, other) = (observer(), observer());
         one.admitted(Duration::ZERO, 10);

@@ -32,6 +32,7 @@ use crate::compute_threads::ComputeThreads;
 use crate::draft_model::DraftModel;
 use crate::external_sampler::SamplerMailbox;
 use crate::generation::Sender;
+use crate::generation_trace::GenerationTrace;
 use crate::image::Image;
 use crate::machine_memory::MemoryPressure;
 use crate::metrics::{EngineMetrics, add, set};
@@ -46,8 +47,8 @@ use crate::{Error, GenerateOptions, Token, reply};
 use constrained::ConstrainedSampler;
 use corral_sampling::{SamplerChain, Scratch};
 use corral_scheduler::{
-    AdapterId, DroppedPrefixes, EntryStatus, RequestId, Retention, Scheduler, SchedulerConfig,
-    Step, Time, WeakRetention,
+    AdapterId, DroppedPrefixes, EntryStatus, RequestId, RequestProgress, Retention, Scheduler,
+    SchedulerConfig, Step, Time, WeakRetention,
 };
 use external_sampling::ExternalSamplerState;
 use overlap::OverlapEstimate;
@@ -175,6 +176,32 @@ impl ActiveRequest {
             ActiveWork::Generate(generation) => Some(generation),
             ActiveWork::NextToken { .. } => None,
         }
+    }
+
+    /// Its record, if it is traced.
+    fn trace(&self) -> Option<&GenerationTrace> {
+        self.observer.as_ref()?.trace.as_deref()
+    }
+
+    /// Completes its record but for how it ends. Without `progress`, which ends with the scheduler's request, its
+    /// counts stay.
+    fn record_end(&self, now: Instant, progress: Option<RequestProgress>) {
+        let (Some(trace), Some(generation)) = (self.trace(), self.generation()) else {
+            return;
+        };
+        trace.update(|record| {
+            record.arrived = self.arrived;
+            record.admitted = self.admitted;
+            record.first_token = self.first_token;
+            record.ended = Some(now);
+            record.prompt_tokens = generation.prompt_tokens;
+            record.generated_tokens = generation.generated_tokens;
+            if let Some(progress) = progress {
+                record.cached_tokens = progress.cached.min(generation.prompt_tokens);
+                record.recomputed_tokens = progress.recomputed;
+                record.preemptions = progress.preempted;
+            }
+        });
     }
 
     /// Records `count` new tokens. `cached`: how many of the prompt's tokens came from the prefix cache.

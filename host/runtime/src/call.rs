@@ -18,6 +18,7 @@ use crate::state::{CallContext, State};
 use crate::store::store;
 use crate::ticker::TickGuard;
 use crate::time_limits::{TimeExceeded, run_within};
+use crate::trace::CallTrace;
 use futures_channel::oneshot;
 use std::future::{pending, poll_fn};
 use std::pin::pin;
@@ -167,6 +168,8 @@ pub(crate) struct Call {
     _permit: CallPermit,
     /// Keeps a replaced plugin loaded until its last call ends.
     _plugin: Arc<dyn Send + Sync>,
+    /// The sampled trace of the call.
+    trace: Option<Arc<dyn CallTrace>>,
 }
 
 /// Most time between a call's deadline and its end: a plugin needs far less, but an engine's step may have to end first.
@@ -202,6 +205,7 @@ impl Call {
         tick: TickGuard,
         permit: CallPermit,
         plugin: Arc<dyn Send + Sync>,
+        trace: Option<Arc<dyn CallTrace>>,
     ) -> Self {
         outcome.process.instance_began();
         Self {
@@ -213,6 +217,7 @@ impl Call {
             _tick: tick,
             _permit: permit,
             _plugin: plugin,
+            trace,
         }
     }
 
@@ -268,6 +273,9 @@ impl Drop for Call {
         self.outcome
             .process
             .instance_ended(self.began.elapsed(), self.meter.used());
+        if let Some(trace) = &self.trace {
+            trace.call_ended(self.outcome.error().as_ref());
+        }
     }
 }
 

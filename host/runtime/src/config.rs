@@ -5,6 +5,7 @@ use crate::last_line::LastLine;
 use crate::outbound::OutboundGrant;
 use crate::quota::QuotaPermit;
 use crate::secrets::Secrets;
+use crate::trace::CallTrace;
 use corral_engine::{Latency, Tenant, TokenUsage};
 use corral_isolation::ChildProcesses;
 use std::collections::{BTreeMap, BTreeSet};
@@ -235,6 +236,8 @@ pub struct CallOptions {
     pub instance_wait: Option<Duration>,
     /// Calls that this call is within: 0 unless a plugin makes it.
     pub depth: u8,
+    /// The trace that the call belongs to.
+    pub trace: Option<Arc<dyn CallTrace>>,
 }
 
 /// Instances of sampling plugins that generate, for each one that checks settings.

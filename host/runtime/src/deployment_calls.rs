@@ -136,6 +136,7 @@ impl DeploymentCaller {
             usage: Some(Arc::clone(&self.usage)),
             last_error_line: self.log_origin.last_error_line.clone(),
             depth: self.depth + 1,
+            trace: self.log_origin.trace.clone(),
         }
     }
 }

@@ -11,6 +11,7 @@ mod address;
 mod client;
 mod exchange;
 mod grant;
+mod traced_request;
 
 pub(crate) use client::{OutboundClient, OutboundPermits};
 pub use grant::{OutboundGrant, OutboundUrl, OutboundUrlError};
@@ -19,12 +20,14 @@ use crate::counters::{DeploymentCounters, OutboundRefusal};
 use crate::deployment_calls::{DeploymentCaller, DeploymentGrants, MAX_DEPTH, called_deployment};
 use crate::limiter::CallMemory;
 use crate::state::StoreGrants;
+use crate::trace::CallTrace;
 use address::is_public;
 use grant::Target;
 use http::Method;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use traced_request::TracedRequest;
 use tracing::{Instrument, Span};
 use wasmtime_wasi_http::{Error, RequestOptions, WasiBody, WasiHttpHooks};
 
@@ -81,6 +84,7 @@ struct CallOutbound {
     /// Headers of responses count as memory of the call.
     memory: Arc<CallMemory>,
     warnings: AtomicU32,
+    trace: OnceLock<Arc<dyn CallTrace>>,
 }
 
 /// Why a request failed: what the plugin gets, what is counted, and what is logged.
@@ -133,7 +137,13 @@ impl Outbound {
             counters: Arc::clone(counters),
             memory: Arc::clone(memory),
             warnings: AtomicU32::new(0),
+            trace: OnceLock::new(),
         }))
+    }
+
+    /// Makes the requests part of this trace. Later calls have no effect.
+    pub(crate) fn set_trace(&self, trace: Arc<dyn CallTrace>) {
+        self.0.trace.get_or_init(|| trace);
     }
 }
 
@@ -248,7 +258,7 @@ impl WasiHttpHooks for Outbound {
 
     fn send_request(
         &mut self,
-        request: http::Request<WasiBody>,
+        mut request: http::Request<WasiBody>,
         options: Option<RequestOptions>,
         _processed: Box<dyn Future<Output = wasmtime_wasi_http::Result<()>> + Send>,
     ) -> Box<dyn Future<Output = SendResult> + Send> {
@@ -263,7 +273,12 @@ impl WasiHttpHooks for Outbound {
                     called.map(|response| (response, done))
                 }
                 (None, Ok((access, target))) => {
-                    exchange::exchange(&call, &access, &target, request, options).await
+                    let traced = TracedRequest::begin(&call, &target, &mut request);
+                    let sent = exchange::exchange(&call, &access, &target, request, options).await;
+                    if let Some(traced) = traced {
+                        traced.end(&sent);
+                    }
+                    sent
                 }
                 (None, Err(failure)) => Err(failure),
             };

@@ -4,6 +4,7 @@
 use crate::counters::ProcessCounters;
 use crate::last_line::LastLine;
 use crate::logs::{LogLevel, Logs};
+use crate::trace::CallTrace;
 use bytes::Bytes;
 use std::io;
 use std::pin::Pin;
@@ -34,6 +35,8 @@ pub(crate) struct LogOrigin {
     pub(crate) counters: Arc<ProcessCounters>,
     /// Receives the last line of standard error.
     pub(crate) last_error_line: Option<Arc<LastLine>>,
+    /// The trace of the call.
+    pub(crate) trace: Option<Arc<dyn CallTrace>>,
 }
 
 struct LineWriter {
@@ -144,6 +147,7 @@ impl LineWriter {
                     revision = origin.revision,
                     request_id = &*origin.call,
                     stream = self.stream,
+                    trace_id = origin.trace.as_deref().map(CallTrace::id),
                     "{}{tail}",
                     text.escape_debug()
                 )
@@ -240,6 +244,7 @@ mod tests {
             call: "1".into(),
             counters: Arc::default(),
             last_error_line: None,
+            trace: None,
         };
         let output = Output::new("stdout", origin.clone());
         output.append(b"one ");

@@ -19,6 +19,7 @@ use crate::output::{LogOrigin, Output};
 use crate::shared::Shared;
 use crate::state::{CallContext, State, StoreGrants};
 use crate::store::store;
+use crate::trace::CallTrace;
 use crate::validate::{CliPre, CompiledPlugin};
 use bytes::Bytes;
 use corral_engine::{Caller, CellShare, PrefixOwner, Priority, Tenant};
@@ -235,7 +236,8 @@ impl Plugin {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let plugin = &*self.0;
-        let (outcome, span, id) = self.begin(options.id.as_deref());
+        let trace = options.trace.as_deref().map(CallTrace::id);
+        let (outcome, span, id) = self.begin(options.id.as_deref(), trace);
         let fail = |error| Err(outcome.fail(error));
         let Some(pre) = &plugin.http else {
             return fail(CallError::MissingExport {
@@ -253,6 +255,7 @@ impl Plugin {
             call: id,
             counters: Arc::clone(&plugin.shared.counters),
             last_error_line: options.last_error_line.clone(),
+            trace: options.trace.clone(),
         };
         let caller = self.caller(&call, &options);
         let context = CallContext {
@@ -331,7 +334,7 @@ impl Plugin {
     /// Why the call failed.
     pub async fn run(&self, args: &[String]) -> Result<ExitStatus, CallError> {
         let plugin = &*self.0;
-        let (outcome, span, _) = self.begin(None);
+        let (outcome, span, _) = self.begin(None, None);
         let Some(pre) = &plugin.cli else {
             return Err(outcome.fail(CallError::MissingExport {
                 interface: "wasi:cli/run",
@@ -375,14 +378,18 @@ impl Plugin {
     }
 
     /// Counts a call, and returns its outcome, span and id.
-    fn begin(&self, id: Option<&str>) -> (Arc<CallOutcome>, tracing::Span, Arc<str>) {
+    fn begin(
+        &self,
+        id: Option<&str>,
+        trace_id: Option<&str>,
+    ) -> (Arc<CallOutcome>, tracing::Span, Arc<str>) {
         let plugin = &*self.0;
         plugin.shared.counters.calls.increment();
         let number = plugin.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let name = &*plugin.name;
         let (span, id) = match id {
             Some(id) => (
-                tracing::info_span!(target: "corral::plugin", "call", deployment = name, request_id = id),
+                tracing::info_span!(target: "corral::plugin", "call", deployment = name, request_id = id, trace_id),
                 id.into(),
             ),
             None => (
@@ -404,6 +411,8 @@ impl Plugin {
         options: &CallOptions,
     ) -> Result<Call, CallError> {
         let plugin = &*self.0;
+        let trace = options.trace.as_ref().filter(|trace| trace.is_sampled());
+        let queued_since = trace.map(|_| std::time::Instant::now());
         let mut limit = plugin.limits.time.min(MAX_TIME);
         if let Some(deadline) = options.deadline {
             limit = limit.min(Instant::from(deadline).saturating_duration_since(Instant::now()));
@@ -411,7 +420,11 @@ impl Plugin {
         let time = CallTime::start(limit);
         let wait = options.instance_wait.map(|wait| Instant::now() + wait);
         let until = wait.map_or(time.deadline, |wait| wait.min(time.deadline));
-        let permit = plugin.admission.acquire(until).await?;
+        let permit = plugin.admission.acquire(until).await;
+        if let (Some(trace), Some(since)) = (trace, queued_since) {
+            trace.queued(since);
+        }
+        let permit = permit?;
         Ok(Call::new(
             Arc::clone(&plugin.limits),
             Arc::clone(outcome),
@@ -419,6 +432,7 @@ impl Plugin {
             plugin.shared.ticker.tick(),
             permit,
             Arc::clone(&self.0) as _,
+            trace.cloned(),
         ))
     }
 

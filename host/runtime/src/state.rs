@@ -18,6 +18,7 @@ use crate::quota::QuotaPermit;
 use crate::sampling::bindings::SamplingPre;
 use crate::sampling::resources::SamplerResources;
 use crate::tokenization::TokenizationPermits;
+use crate::trace::CallTrace;
 use corral_engine::{Caller, ModelLease, TokenUsage};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -73,6 +74,8 @@ pub(crate) struct State {
     pub(crate) quota_permit: Option<Arc<QuotaPermit>>,
     /// Tokens of the call's generations.
     pub(crate) usage: Arc<TokenUsage>,
+    /// The trace that the call belongs to.
+    pub(crate) trace: Option<Arc<dyn CallTrace>>,
     pub(crate) limits: Arc<Limits>,
     pub(crate) meter: Arc<Meter>,
     pub(crate) limiter: Limiter,
@@ -118,6 +121,7 @@ impl State {
             tenant_name: Arc::default(),
             quota_permit: None,
             usage: Arc::default(),
+            trace: None,
             limits: Arc::clone(limits),
             limiter,
             meter,
@@ -148,6 +152,10 @@ impl State {
             .map(|_| DeploymentCaller::of(&call));
         let memory = self.limiter.memory();
         self.outbound = Outbound::new(&self.grants, &self.counters, memory, caller);
+        self.trace = call.log_origin.trace.clone();
+        if let Some(trace) = &self.trace {
+            self.outbound.set_trace(Arc::clone(trace));
+        }
         self.caller = call.caller;
         self.tenant_name = call.tenant_name;
         self.quota_permit = call.quota_permit;
@@ -166,6 +174,7 @@ impl State {
         }
         self.quota_permit = None;
         self.usage = Arc::default();
+        self.trace = None;
         self.sampler_outputs = None;
         self.log_output = None;
         self.log_origin = None;
@@ -177,6 +186,11 @@ impl State {
         }
         let has_memory = self.limiter.end_call() && !self.meter.memory_refused();
         is_empty && has_memory && self.table.iter_mut().count() <= RESOURCES / 2
+    }
+
+    /// The trace of the call, if it wants to know what happens.
+    pub(crate) fn sampled_trace(&self) -> Option<&Arc<dyn CallTrace>> {
+        self.trace.as_ref().filter(|trace| trace.is_sampled())
     }
 
     /// The values that the call may use.

@@ -159,7 +159,10 @@ async fn route(state: &AdminState, request: Request<Incoming>) -> Result<Respons
     match path {
         "/" => on_get(request.method(), || probes::plain_text(INDEX)),
         "/metrics" => on_get(request.method(), || {
-            no_store(Body::from(metrics_text(state)), prometheus::CONTENT_TYPE)
+            no_store(
+                Body::from(metric_families(state).text()),
+                prometheus::CONTENT_TYPE,
+            )
         }),
         "/requests" => match *request.method() {
             Method::GET | Method::HEAD => engine_status::status(state).await,
@@ -225,7 +228,8 @@ pub(crate) fn no_store(body: Body, content_type: &'static str) -> Response<Body>
     response
 }
 
-fn metrics_text(admin: &AdminState) -> String {
+/// All metrics now.
+pub(crate) fn metric_families(admin: &AdminState) -> MetricFamilies {
     let state = &admin.server;
     let mut families = MetricFamilies::default();
     families.sample(
@@ -250,6 +254,7 @@ fn metrics_text(admin: &AdminState) -> String {
         &[],
         state.lost_log_lines.load(Ordering::Relaxed) as f64,
     );
+    state.telemetry_counters.write(&mut families);
     state.counters.write(&mut families);
     admin.events.write_metrics(&mut families);
     if let Some(memory) = state.memory.get() {
@@ -277,5 +282,5 @@ fn metrics_text(admin: &AdminState) -> String {
         }
         services.deployments.write_metrics(&mut families);
     }
-    families.text()
+    families
 }

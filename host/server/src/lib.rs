@@ -40,6 +40,7 @@ mod server;
 mod services;
 mod shutdown;
 mod state;
+mod telemetry;
 mod tls;
 mod triggers;
 
@@ -58,5 +59,9 @@ pub use routes::{Route, RouteError, RouteTable, RouteTaken};
 pub use server::{Server, ServerOptions};
 pub use services::Services;
 pub use shutdown::StopSignals;
+pub use telemetry::{
+    CollectorTls, LogEvent, LogValue, Telemetry, TelemetryOptions, TelemetrySettings,
+    TelemetrySettingsError,
+};
 pub use tls::{Tls, TlsError};
 pub use triggers::{CronEntry, JobSettings};

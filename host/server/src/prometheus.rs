@@ -1,4 +1,4 @@
-//! The Prometheus text format, version 0.0.4.
+//! Families of metrics, and their text in the Prometheus format, version 0.0.4.
 //!
 //! The samples of a family stand together after its one `HELP` and one `TYPE` line. Label values escape
 //! `\`, `"` and newlines.
@@ -14,12 +14,22 @@ pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8"
 #[derive(Debug, Default)]
 pub(crate) struct MetricFamilies(Vec<MetricFamily>);
 
+/// The samples of one metric.
 #[derive(Debug)]
-struct MetricFamily {
-    name: String,
-    help: String,
-    kind: MetricKind,
-    samples: String,
+pub(crate) struct MetricFamily {
+    pub(crate) name: String,
+    pub(crate) help: String,
+    pub(crate) kind: MetricKind,
+    pub(crate) samples: Vec<MetricSample>,
+}
+
+/// One value of a metric.
+#[derive(Debug)]
+pub(crate) struct MetricSample {
+    /// The family's name; for a histogram with the suffix of its series.
+    pub(crate) name: String,
+    pub(crate) labels: Vec<(String, String)>,
+    pub(crate) value: f64,
 }
 
 impl MetricFamilies {
@@ -55,28 +65,25 @@ impl MetricFamilies {
                     name: family_name.to_owned(),
                     help: help.to_owned(),
                     kind,
-                    samples: String::new(),
+                    samples: Vec::new(),
                 });
                 self.0.len() - 1
             }
         };
         let family = &mut self.0[at];
         debug_assert_eq!(family.kind, kind, "{name} is of one kind");
-        let line = &mut family.samples;
-        line.push_str(name);
-        for (i, (label, text)) in labels.iter().enumerate() {
-            line.push(if i == 0 { '{' } else { ',' });
-            line.push_str(label);
-            line.push_str("=\"");
-            line.push_str(&escape(text).replace('"', "\\\""));
-            line.push('"');
-        }
-        if !labels.is_empty() {
-            line.push('}');
-        }
-        line.push(' ');
-        write_value(line, value);
-        line.push('\n');
+        let labels = labels.iter();
+        let labels = labels.map(|(label, text)| ((*label).to_owned(), (*text).to_owned()));
+        family.samples.push(MetricSample {
+            name: name.to_owned(),
+            labels: labels.collect(),
+            value,
+        });
+    }
+
+    /// All families.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &MetricFamily> {
+        self.0.iter()
     }
 
     /// All families as text.
@@ -91,9 +98,30 @@ impl MetricFamilies {
             };
             // Writing to a String cannot fail.
             let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
-            text.push_str(&family.samples);
+            for sample in &family.samples {
+                sample.write(&mut text);
+            }
         }
         text
+    }
+}
+
+impl MetricSample {
+    fn write(&self, line: &mut String) {
+        line.push_str(&self.name);
+        for (i, (label, text)) in self.labels.iter().enumerate() {
+            line.push(if i == 0 { '{' } else { ',' });
+            line.push_str(label);
+            line.push_str("=\"");
+            line.push_str(&escape(text).replace('"', "\\\""));
+            line.push('"');
+        }
+        if !self.labels.is_empty() {
+            line.push('}');
+        }
+        line.push(' ');
+        write_value(line, self.value);
+        line.push('\n');
     }
 }
 

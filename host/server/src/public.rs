@@ -48,6 +48,8 @@ pub(crate) async fn answer_from(
     let id = state.request_ids.next();
     let mut log = RequestLog::begin(&state.counters, id, request.method(), request.uri().path());
     log.details.console_permit = permit;
+    let telemetry = state.telemetry.as_ref();
+    log.details.trace = telemetry.and_then(|telemetry| telemetry.trace_request(&request));
     let (cancel, mut canceled) = oneshot::channel();
     let origin = request.headers().get(ORIGIN).cloned();
     let is_head = request.method() == Method::HEAD;
@@ -216,6 +218,9 @@ async fn route(
         .is_some_and(|connection| connection.is_tls);
     head.uri = absolute_uri(head.uri, &head.headers, is_tls)?;
     head.headers.insert(REQUEST_ID, id.header());
+    if let Some(trace) = &details.trace {
+        trace.set_headers(&mut head.headers);
+    }
     let options = CallOptions {
         id: Some(id.to_string()),
         tenant,
@@ -224,6 +229,7 @@ async fn route(
         usage: Some(Arc::clone(&details.usage)),
         last_error_line: last_error_line.clone(),
         first_token: hints.first_token,
+        trace: details.trace.clone().map(|trace| trace as _),
         ..CallOptions::default()
     };
     let answer = plugin

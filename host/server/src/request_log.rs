@@ -7,9 +7,10 @@ use crate::deployments::DeploymentContext;
 use crate::http_counters::{CounterGuard, HttpCounters};
 use crate::memory_guard::MemoryPermit;
 use crate::running_requests::ListedRequest;
+use crate::telemetry::{HttpRecord, RequestTrace, TraceCaller};
 use bytes::Bytes;
 use corral_engine::TokenUsage;
-use corral_runtime::{Body, CallError, PolledFrame};
+use corral_runtime::{Body, CallError, CallTrace, PolledFrame};
 use http::header::CONTENT_LENGTH;
 use http::{HeaderName, HeaderValue, Method, Response};
 use http_body::{Body as _, SizeHint};
@@ -110,6 +111,8 @@ pub(crate) struct RequestDetails {
     pub(crate) memory_permit: Option<MemoryPermit>,
     /// Lists the request while a deployment answers it.
     pub(crate) listed: Option<ListedRequest>,
+    /// Its trace, if traces are sent.
+    pub(crate) trace: Option<Arc<RequestTrace>>,
     /// One of the calls through the admin listener.
     pub(crate) console_permit: Option<OwnedSemaphorePermit>,
 }
@@ -188,6 +191,30 @@ impl RequestLog {
     }
 }
 
+impl RequestLog {
+    /// What the request's span says.
+    fn trace_record(&self) -> HttpRecord {
+        let details = &self.details;
+        let deployment = details.deployment.as_ref();
+        let key = details.key.as_ref();
+        HttpRecord {
+            method: self.method.as_str().to_owned(),
+            path: self.path.clone(),
+            request_id: self.id.to_string(),
+            status: self.status,
+            route: deployment.map(|deployment| deployment.route.clone()),
+            response_bytes: self.bytes,
+            is_complete: self.complete,
+            caller: TraceCaller {
+                deployment: deployment.map(|deployment| deployment.name.clone()),
+                revision: details.revision,
+                tenant: key.map(|[_, tenant]| Arc::clone(tenant)),
+                key: key.map(|[key, _]| Arc::clone(key)),
+            },
+        }
+    }
+}
+
 impl Drop for RequestLog {
     fn drop(&mut self) {
         if !self.complete {
@@ -219,8 +246,12 @@ impl Drop for RequestLog {
             response_bytes = self.bytes,
             complete = self.complete,
             request_id = %self.id,
+            trace_id = details.trace.as_deref().map(CallTrace::id),
             "request"
         );
+        if let Some(trace) = &details.trace {
+            trace.request_ended(|| self.trace_record());
+        }
     }
 }
 

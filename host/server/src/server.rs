@@ -15,6 +15,7 @@ use crate::request_log::RequestIdGenerator;
 use crate::response_policy::StartingRoutes;
 use crate::services::Services;
 use crate::state::ServerState;
+use crate::telemetry::Telemetry;
 use crate::tls::Tls;
 use crate::triggers::Executor;
 use std::io;
@@ -56,6 +57,8 @@ pub struct ServerOptions {
     pub develop: bool,
     /// Lines that the log lost. The writer of the log counts them; the server exports the count.
     pub lost_log_lines: Arc<AtomicU64>,
+    /// Traces, metrics and logs for collectors.
+    pub telemetry: Option<Arc<Telemetry>>,
 }
 
 impl From<HttpLimits> for ServerOptions {
@@ -113,6 +116,7 @@ impl Server {
         let token_in_clear = exposure == AdminExposure::Network && admin_tls.is_none();
         options.tls.iter().for_each(watch);
         options.api_keys.iter().for_each(watch);
+        let telemetry = options.telemetry.as_deref();
         let state = Arc::new(ServerState {
             limits: options.limits.clone(),
             counters: Arc::default(),
@@ -129,6 +133,11 @@ impl Server {
             develop: options.develop,
             stopping: AtomicBool::new(false),
             lost_log_lines: options.lost_log_lines,
+            telemetry_counters: telemetry
+                .map(Telemetry::counters)
+                .cloned()
+                .unwrap_or_default(),
+            telemetry: options.telemetry.clone(),
         });
         let spare_files = Arc::new(SpareFiles::new(SPARE_ADMIN_FILES));
         let public_state = state.clone();
@@ -151,6 +160,10 @@ impl Server {
             options.console,
             options.verify_key,
         ));
+        if let Some(telemetry) = &options.telemetry {
+            let admin_state = admin_state.clone();
+            telemetry.start(move || admin::metric_families(&admin_state));
+        }
         let admin = Listener::start(
             admin,
             ListenerConfig {

@@ -10,6 +10,7 @@ use crate::request_log::RequestIdGenerator;
 use crate::response_policy::StartingRoutes;
 use crate::running_requests::RunningRequests;
 use crate::services::Services;
+use crate::telemetry::{Telemetry, TelemetryCounters};
 use crate::tls::Tls;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,6 +38,9 @@ pub(crate) struct ServerState {
     pub(crate) stopping: AtomicBool,
     /// Lines that the log lost; its writer counts them.
     pub(crate) lost_log_lines: Arc<AtomicU64>,
+    /// Traces, metrics and logs for collectors, if there is an endpoint.
+    pub(crate) telemetry: Option<Arc<Telemetry>>,
+    pub(crate) telemetry_counters: Arc<TelemetryCounters>,
 }
 
 impl ServerState {

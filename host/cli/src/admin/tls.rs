@@ -46,16 +46,7 @@ pub(super) async fn connect(
         .strip_prefix('[')
         .and_then(|host| host.strip_suffix(']'));
     let name = ServerName::try_from(address.unwrap_or(host).to_owned());
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let (roots, accepted) = trusted(ca)?;
-    let verifier = Verifier::new(roots, accepted, provider.clone())?;
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(verifier))
-        .with_no_client_auth();
-    let connector = TlsConnector::from(Arc::new(config));
+    let connector = TlsConnector::from(Arc::new(collector_config(ca)?));
     connector
         .connect(name.map_err(io::Error::other)?, stream)
         .await
@@ -73,6 +64,21 @@ pub(crate) fn outbound_config() -> io::Result<ClientConfig> {
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+/// Configures TLS to a collector of telemetry, whose certificate must be in `ca` or lead to one there, or to one that the
+/// system trusts.
+pub(crate) fn collector_config(ca: Option<&Path>) -> io::Result<ClientConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let (roots, accepted) = trusted(ca)?;
+    let verifier = Verifier::new(roots, accepted, provider.clone())?;
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_no_client_auth();
     Ok(config)
 }
 

@@ -5,14 +5,16 @@ use super::parsers::{route_and_value, seconds};
 use super::public::PublicArgs;
 use super::run::CallLimitArgs;
 use super::secrets::SecretArgs;
+use super::telemetry::TelemetryArgs;
 use crate::Error;
 use crate::config::ConfigSource;
 use crate::logs::LogArgs;
 use clap::Args;
 use corral_engine::Latency;
-use corral_server::{Route, RouteTable};
+use corral_server::{Route, RouteTable, Telemetry};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Args, Debug)]
@@ -46,6 +48,8 @@ pub struct ServeArgs {
     pub(crate) secrets: SecretArgs,
     #[command(flatten)]
     pub(crate) log: LogArgs,
+    #[command(flatten)]
+    pub(crate) telemetry: TelemetryArgs,
     /// Address of the public listener, HOST:PORT; port 0 picks a free one
     #[arg(
         long,
@@ -122,6 +126,14 @@ impl ServeArgs {
             }
         }
         Ok(())
+    }
+
+    /// Telemetry, if there is an endpoint. A check sends nothing.
+    pub(crate) fn open_telemetry(&self) -> Result<Option<Arc<Telemetry>>, Error> {
+        match self.check {
+            true => Ok(None),
+            false => self.telemetry.open(),
+        }
     }
 
     /// The priority of a route: the last one given, or 0.

@@ -198,6 +198,15 @@ impl CheckReport {
                 Ok(_) => self.plan(format!("only what {} signed is deployed", file.display())),
                 Err(error) => self.problem(args, "verify-key", 0, error.message(false)),
             }
+            }
+        }
+        match args.telemetry.settings() {
+            Ok(Some(settings)) => {
+                self.plan(format!("telemetry: {settings}"));
+                warnings.extend_from_slice(settings.warnings());
+            }
+            Ok(None) => {}
+            Err(error) => self.problem(args, "otlp-endpoint", 0, error.message(false)),
         }
         for warning in warnings {
             self.plan(format!("warning: {warning}"));

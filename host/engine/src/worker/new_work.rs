@@ -41,7 +41,11 @@ impl NewWork {
     /// Ends the request with an error.
     pub(super) fn refuse(self, error: Error) {
         match self {
-            Self::Generate { sender, .. } => {
+            Self::Generate { sender, options } => {
+                let observer = options.observer.as_ref();
+                if let Some(trace) = observer.and_then(|observer| observer.trace.as_ref()) {
+                    trace.failed(&error);
+                }
                 if let Some(reader) = sender.finish("", Err(error)) {
                     reader.wake();
                 }

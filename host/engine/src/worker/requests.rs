@@ -126,6 +126,9 @@ impl<B: Backend> Worker<B> {
 
     pub(super) fn cancel(&mut self, ids: &[RequestId], error: &Error) {
         for &id in ids {
+            if let Some(request) = self.requests.get(&id).filter(|one| one.trace().is_some()) {
+                request.record_end(Instant::now(), self.scheduler.progress(id));
+            }
             self.scheduler.cancel(id);
             self.drop_request(id, |metrics| &metrics.canceled, error.clone());
         }
@@ -163,7 +166,12 @@ impl<B: Backend> Worker<B> {
         };
         add(counter(&self.metrics), 1);
         add(&self.metrics.discarded_tokens, request.computed);
-        self.count_times(&request.times(Instant::now()));
+        let now = Instant::now();
+        self.count_times(&request.times(now));
+        if let Some(trace) = request.trace() {
+            request.record_end(now, self.scheduler.progress(id));
+            trace.failed(&error);
+        }
         // Before the reply: the caller may retry at once.
         drop(request.permit);
         match request.work {

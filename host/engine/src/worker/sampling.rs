@@ -335,10 +335,14 @@ impl<B: Backend> Worker<B> {
             return;
         };
         let times = request.times(now);
+        let progress = self.scheduler.progress(id);
+        if let Some(trace) = request.trace() {
+            request.record_end(now, progress.clone());
+            trace.update(|record| record.end = Some(Ok(finish)));
+        }
         let ActiveWork::Generate(mut generation) = request.work else {
             return;
         };
-        let progress = self.scheduler.progress(id);
         let (cached, recomputed) = progress.map_or((0, 0), |p| (p.cached, p.recomputed));
         let outcome = Outcome {
             finish,

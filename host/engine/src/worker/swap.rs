@@ -4,6 +4,7 @@ use super::Worker;
 use super::prefix_files::PrefixFiles;
 use crate::Token;
 use crate::backend::{Backend, SaveError};
+use crate::generation_trace::GenerationTrace;
 use crate::machine_memory::MemoryPressure;
 use crate::metrics::{EngineMetrics, set};
 use crate::swap_store::{FetchResult, SwapStore};
@@ -164,7 +165,12 @@ impl<B: Backend> Worker<B> {
                         self.scheduler.entry_lost(entry);
                     }
                 }
-                MemoryOp::SwapIn { entry, request } => self.swap.requested.push((entry, request)),
+                MemoryOp::SwapIn { entry, request } => {
+                    if let Some(trace) = self.trace_of(request) {
+                        trace.swap_in_began();
+                    }
+                    self.swap.requested.push((entry, request));
+                }
                 MemoryOp::Compact(seq) => {
                     let state = self.backend.save(seq, MAX_COMPACTION_BYTES);
                     self.backend.clear(seq);
@@ -265,9 +271,16 @@ impl<B: Backend> Worker<B> {
                 let seconds = before.elapsed().as_secs_f64();
                 let length = self.backend.length(seq);
                 self.scheduler.observe_swap(length, seconds);
+                if let Some(trace) = self.trace_of(request) {
+                    trace.swap_in_ended();
+                }
                 self.scheduler.finish_swap_in(request, entry, success)
             }
         }
+    }
+
+    fn trace_of(&self, request: RequestId) -> Option<&GenerationTrace> {
+        self.requests.get(&request)?.trace()
     }
 
     fn store_state(&mut self, entry: EntryId, state: Vec<u8>) {

@@ -12,6 +12,7 @@ mod sampler_state;
 mod speculation;
 mod support;
 mod swap_in;
+mod trace;
 
 use super::*;
 use crate::generation::FinishReason;

@@ -11,7 +11,7 @@ use super::wit;
 use crate::counters::DeploymentCounters;
 use crate::quota::TokenReservation;
 use crate::state::State;
-use corral_engine::{Error, Generation};
+use corral_engine::{Error, Generation, GenerationTrace};
 use std::any::{Any, TypeId};
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -34,6 +34,8 @@ struct Inner {
     counters: Arc<DeploymentCounters>,
     /// Tokens that it may use, if a quota applies.
     reservation: Option<TokenReservation>,
+    /// Its record, if it is traced.
+    trace: Option<Arc<GenerationTrace>>,
     /// A chunk that the guest asked about but has not read.
     unread: Option<Chunk>,
     outcome: Option<Result<Outcome, wit::Error>>,
@@ -46,12 +48,14 @@ impl GenerationHandle {
         sequence: SharedSequence,
         counters: Arc<DeploymentCounters>,
         reservation: Option<TokenReservation>,
+        trace: Option<Arc<GenerationTrace>>,
     ) -> Self {
         Self(Arc::new(Mutex::new(Inner {
             generation: Some(generation),
             sequence: Some(sequence),
             counters,
             reservation,
+            trace,
             unread: None,
             outcome: None,
             outcome_waker: None,
@@ -86,6 +90,9 @@ impl Inner {
             reservation.mark_used(generation.unread() as u64);
         }
         self.generation = None;
+        if let Some(trace) = self.trace.take() {
+            trace.delivered();
+        }
         self.sequence = None;
         // Returns unused tokens to the quota.
         self.reservation = None;

@@ -7,9 +7,10 @@ use crate::counters::DeploymentCounters;
 use crate::meter::thread_nanos;
 use crate::state::State;
 use crate::tokenization::MAX_TEXT_BYTES;
+use crate::trace::EmbeddingRecord;
 use corral_engine::{EmbedOptions, Embedding, Engine, Error, OpenError, OpenModel};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use wasmtime::component::Resource;
 
 /// Longest text that is tokenized on the calling thread. A longer one gets a thread of its own, so that it
@@ -61,12 +62,29 @@ pub(super) async fn embed(
         pooling: pooling.map(Into::into),
         normalize,
     };
-    let (embedding, counters) = store.with(|state| {
+    let (embedding, counters, traced) = store.with(|state| {
         let engine = &state.table.get(&model)?.0;
+        let traced = state.sampled_trace().map(|trace| {
+            let now = Instant::now();
+            let record = EmbeddingRecord {
+                model: engine.info().name.clone(),
+                tokens: inputs.iter().map(|input| input.len() as u64).sum(),
+                began: now,
+                ended: now,
+                error: None,
+            };
+            (Arc::clone(trace), record)
+        });
         let embedding = state.begin_embed(engine, inputs, options)?;
-        Ok::<_, HostError>((embedding, Arc::clone(&state.counters)))
+        Ok::<_, HostError>((embedding, Arc::clone(&state.counters), traced))
     })?;
-    Ok(counters.count_queue_timeout(embedding.await)?.inputs)
+    let embedded = embedding.await;
+    if let Some((trace, mut record)) = traced {
+        record.ended = Instant::now();
+        record.error = embedded.as_ref().err().map(Error::kind);
+        trace.embedded(record);
+    }
+    Ok(counters.count_queue_timeout(embedded)?.inputs)
 }
 
 impl From<Pooling> for corral_engine::Pooling {

@@ -8,7 +8,7 @@ use super::{GuestModel, GuestOptions, HostResult, invalid, wit};
 use crate::meter::thread_nanos;
 use crate::quota::ReserveError;
 use crate::state::State;
-use corral_engine::{Engine, RequestObserver};
+use corral_engine::{Engine, GenerationTrace, RequestObserver};
 use std::sync::Arc;
 use std::time::Duration;
 use wasmtime::component::Resource;
@@ -168,11 +168,18 @@ impl State {
         let adapter = options.adapter.take();
         options.adapter = adapter.or_else(|| held.adapter.clone());
         self.usage.set_model(&engine.info().name);
+        let trace = self.sampled_trace().map(|trace| {
+            GenerationTrace::new(Arc::clone(trace) as _, &engine.info().name, max_tokens)
+        });
         options.observer = Some(RequestObserver {
             metrics: self.counters.generations(&engine.info().name),
             usage: Arc::clone(&self.usage),
+            trace: trace.clone(),
         });
         let started = locked.sequence.generate(options);
+        if let (Some(trace), Err(error)) = (&trace, &started) {
+            trace.failed(error);
+        }
         let generation = self.counters.count_cells_limit(started, context)?;
         if let Some(reservation) = &mut reservation {
             reservation.mark_used(appended);
@@ -180,7 +187,7 @@ impl State {
         locked.count_all();
         drop(locked);
         let counters = Arc::clone(&self.counters);
-        let generation = GenerationHandle::new(generation, shared, counters, reservation);
+        let generation = GenerationHandle::new(generation, shared, counters, reservation, trace);
         self.table.get_mut(sequence)?.generation = Some(generation.clone());
         Ok(generation)
     }

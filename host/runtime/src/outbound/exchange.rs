@@ -36,7 +36,7 @@ const BODY_BYTES: u64 = 32 << 20;
 const HEAD_BYTES: usize = 64 << 10;
 const HEADERS: usize = 128;
 
-type Exchanged = (
+pub(super) type Exchanged = (
     Response<WasiBody>,
     Box<dyn Future<Output = wasmtime_wasi_http::Result<()>> + Send>,
 );

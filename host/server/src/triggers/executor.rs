@@ -13,6 +13,7 @@ use crate::request_log::REQUEST_ID;
 use crate::request_policy::Access;
 use crate::shutdown::{ListenerPhase, reached};
 use crate::state::ServerState;
+use crate::telemetry::{JobAttempt, TraceCaller};
 use bytes::Bytes;
 use corral_runtime::CallOptions;
 use http::header::{CONTENT_TYPE, HOST};
@@ -393,15 +394,35 @@ impl Attempt {
             Err(problem) => return deferred(&problem),
         };
         let id = self.state.request_ids.next();
-        let request = match request(job, body, id.header()) {
+        let mut request = match request(job, body, id.header()) {
             Ok(request) => request,
             Err(error) => return refused(format!("it is no valid request: {error}")),
         };
+        let telemetry = self.state.telemetry.as_ref();
+        let trace = telemetry.and_then(|telemetry| {
+            telemetry.trace_job(|| JobAttempt {
+                id: job.id.clone(),
+                trigger: job.trigger().name(),
+                attempt: job.attempts.into(),
+                caller: TraceCaller {
+                    deployment: Some(deployment.name.clone()),
+                    revision: plugin.revision(),
+                    tenant: holder
+                        .as_ref()
+                        .map(|holder| Arc::clone(&holder.tenant_name)),
+                    key: holder.as_ref().map(|holder| Arc::clone(&holder.key_name)),
+                },
+            })
+        });
+        if let Some(trace) = &trace {
+            trace.set_headers(request.headers_mut());
+        }
         let options = CallOptions {
             id: Some(id.to_string()),
             tenant,
             tenant_name: holder.map(|holder| holder.tenant_name),
             quota_permit,
+            trace: trace.map(|trace| trace as _),
             ..CallOptions::default()
         };
         deployment.count_request();

@@ -1,6 +1,7 @@
 //! Requests that wait for a swapped-out state.
 
 use super::support::*;
+use super::trace::{Records, only, traced};
 use crate::metrics::get;
 use crate::swap_store::SwapStore;
 use crate::worker::{Command, ImportState};
@@ -64,7 +65,8 @@ fn canceled_request_leaves_swap_in_of_another() {
         std::thread::sleep(Duration::from_millis(200));
     }
     let prompt = |last| (0..60).chain([last]).collect::<Vec<Token>>();
-    let stays = engine.generate(prompt(300), limit(3));
+    let records = Arc::new(Records::default());
+    let stays = engine.generate(prompt(300), traced(&records, 3));
     let canceled = engine.generate(prompt(400), limit(3));
     wait_until(|| reads.load(Ordering::Relaxed) > 0);
     drop(canceled);
@@ -79,4 +81,7 @@ fn canceled_request_leaves_swap_in_of_another() {
     assert_eq!(reads.load(Ordering::Relaxed), 1);
     engine.send(Command::Shutdown);
     engine.end();
+    let swap_ins = only(&records).swap_ins;
+    assert_eq!(swap_ins.len(), 1);
+    assert!(swap_ins[0].1.is_some());
 }
