@@ -7,10 +7,17 @@ use crate::trace::{CallTrace, OutboundRequest};
 use http::{HeaderName, Method, Request};
 use std::sync::Arc;
 use std::time::Instant;
-use wasmtime_wasi_http::WasiBody;
+use wasmtime_wasi_http::{Error, WasiBody};
 
 const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACE_STATE: HeaderName = HeaderName::from_static("tracestate");
+
+/// The name of an error's variant, without its values.
+fn kind(error: &Error) -> String {
+    let text = format!("{error:?}");
+    let name = text.split(|c: char| !c.is_alphanumeric()).next();
+    name.unwrap_or_default().to_owned()
+}
 
 /// A request on its way whose trace is sampled.
 pub(super) struct TracedRequest {
@@ -56,7 +63,7 @@ impl TracedRequest {
             origin: self.origin,
             result: match sent {
                 Ok((response, _)) => Ok(response.status().as_u16()),
-                Err(failure) => Err(failure.error.to_string()),
+                Err(failure) => Err(kind(&failure.error)),
             },
         });
     }

@@ -81,7 +81,11 @@ impl LogEvent {
         };
         match name {
             MESSAGE => self.record.body = Some(any(value)),
-            _ => self.record.attributes.push(attribute(name, value)),
+            _ => {
+                // A field of an event replaces that of its span.
+                self.record.attributes.retain(|known| known.key != name);
+                self.record.attributes.push(attribute(name, value));
+            }
         }
     }
 
