@@ -198,7 +198,6 @@ impl CheckReport {
                 Ok(_) => self.plan(format!("only what {} signed is deployed", file.display())),
                 Err(error) => self.problem(args, "verify-key", 0, error.message(false)),
             }
-            }
         }
         match args.telemetry.settings() {
             Ok(Some(settings)) => {
