@@ -72,7 +72,7 @@ fn chain_of_eight_answers_many_requests() {
     let corral = start("generate", &["middleware"; 8], json!({}));
     concurrently(8, &RELIABLE_SUMS, |sum| {
         let body = json!({"prompt": sum.question(), "max_tokens": 20}).to_string();
-        let words = vec!["pass"; 8].join(" ");
+        let words = ["pass"; 8].join(" ");
         let answer = post(&corral, "/a", &words, &body);
         assert_eq!(answer.status, 200, "{answer:?}");
         assert_eq!(answer.json()["text"], sum.answer());

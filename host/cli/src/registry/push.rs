@@ -84,8 +84,11 @@ fn contents(args: &PushArgs) -> Result<(Option<Manifest>, Vec<ComponentFile>), E
         name,
         routes,
         linked,
+        configuration,
+        middleware,
     } = &args.manifest;
-    if is_component(file) && name.is_none() && routes.is_empty() && linked.is_empty() {
+    let is_plain = name.is_none() && routes.is_empty() && configuration.is_empty();
+    if is_component(file) && is_plain && linked.is_empty() && middleware.is_empty() {
         let bytes = fs::read(file).map_err(|error| {
             let message = format!("cannot read the component {}: {error}", file.display());
             Error::context(message)(error)

@@ -193,11 +193,11 @@ mod tests {
                 "holds 2 components and no manifest",
             ),
             (
-                image(&[one.clone()], Some(&manifest())),
+                image(std::slice::from_ref(&one), Some(&manifest())),
                 "and does not hold it",
             ),
             (
-                image(&[one.clone()], Some(&unknown)),
+                image(std::slice::from_ref(&one), Some(&unknown)),
                 "unknown field `colour`",
             ),
             (
