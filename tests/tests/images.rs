@@ -159,10 +159,11 @@ fn only_the_same_picture_is_cached() {
         "{before} of {prompt}"
     );
     assert_eq!(cached(one), (prompt - 1, prompt));
-    assert_eq!(
-        corral.metrics().get("corral_engine_images_encoded_total"),
-        2.0
-    );
+    let metrics = corral.metrics();
+    for metric in ["images_encoded", "image_cache_hits"] {
+        let count = metrics.get(&format!("corral_engine_{metric}_total"));
+        assert_eq!(count, 2.0, "{metric}");
+    }
 }
 
 #[test]
@@ -255,6 +256,8 @@ fn text_models_refuse_pictures() {
     let refused = ask(&corral, &png(RELIABLE_SUMS[0]));
     assert_eq!(refused.status, 400, "{refused:?}");
     assert!(refused.body.contains("reads text only"), "{refused:?}");
+    let refused = corral.post("/blocking/see", HEXLOWER.encode(&png(RELIABLE_SUMS[0])));
+    assert!(refused.body.contains("--mmproj"), "{refused:?}");
     let models = corral.get("/v1/models").json();
     let inputs = models["data"][0]["architecture"]["input_modalities"].clone();
     assert_eq!(inputs, json!(["text"]));
@@ -297,12 +300,16 @@ fn broken_projectors_are_refused() {
     let at = at.expect("the key is there") + key.len() + 4;
     wrong[at..at + 4].copy_from_slice(&0_u32.to_le_bytes());
     for (name, bytes) in [
-        ("cut", &whole[..whole.len() / 2]),
-        ("text", b"hello"),
-        ("wrong", &wrong),
+        ("cut.gguf", &whole[..whole.len() / 2]),
+        ("text.gguf", b"hello"),
+        ("wrong.gguf", &wrong),
     ] {
-        let file = dir.join(format!("{name}.gguf"));
-        std::fs::write(&file, bytes).expect("it can be written");
+        std::fs::write(dir.join(name), bytes).expect("it can be written");
+    }
+    let names = ["cut.gguf", "text.gguf", "wrong.gguf", "missing.gguf"];
+    let files = names.map(|name| dir.join(name)).into_iter();
+    for file in files.chain([artifacts::model()]) {
+        let name = file.file_name().expect("a name").to_str().expect("UTF-8");
         let output = run([
             "run",
             artifacts::plugin("generate").to_str().expect("UTF-8"),

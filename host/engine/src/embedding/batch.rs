@@ -320,30 +320,6 @@ mod tests {
     }
 
     #[test]
-    fn failed_step_isolates_the_faulty_input() {
-        let mut batch = EmbeddingBatch::new(CHUNKS);
-        for id in 0..3 {
-            assert!(start(&mut batch, id, 200));
-        }
-        let mut failed = Vec::new();
-        let mut done = Vec::new();
-        let mut failures = 0;
-        while !batch.active.is_empty() {
-            let step = batch.step();
-            if step.iter().any(|row| row.id == FairQueueId(1)) {
-                failures += 1;
-                failed.extend(ids(&batch.fail_step(&step)));
-            } else {
-                assert_eq!(step.len(), 1, "each is computed alone");
-                done.extend(ids(&batch.complete_step(&step)));
-            }
-            assert!(!batch.has_room(1) || batch.active.is_empty());
-        }
-        assert_eq!((failed, done, failures), (vec![1], vec![0, 2], 3));
-        assert!(start(&mut batch, 5, 1));
-    }
-
-    #[test]
     fn request_holds_at_most_half_the_short_cells() {
         let mut batch = EmbeddingBatch::new(CHUNKS);
         assert!(start(&mut batch, 1, 500));

@@ -160,15 +160,6 @@ mod tests {
     }
 
     #[test]
-    fn normalized_vectors_have_length_one() {
-        assert_eq!(pooled(Pooling::Cls, true), [0.6, 0.8]);
-        let tokens = pooled(Pooling::Tokens, true);
-        assert_eq!(tokens[..4], [0.6, 0.8, 0.0, -1.0]);
-        let length = tokens[4].hypot(tokens[5]);
-        assert!((length - 1.0).abs() < 1e-6, "{length}");
-    }
-
-    #[test]
     fn zeros_stay_and_overflow_gives_none() {
         let mut pooler = Pooler::new(Pooling::Last, 2, 1);
         pooler.add(&[0.0, 0.0]);

@@ -6,7 +6,7 @@ use crate::machine_memory::MemoryPressure;
 use crate::metrics::get;
 use crate::model_config::ModelConfig;
 use crate::worker::Command;
-use crate::{Caller, KvType, PrefixOwner, Tenant, Token};
+use crate::{Caller, PrefixOwner, Tenant, Token};
 use corral_scheduler::AdapterId;
 use std::fs;
 use std::path::PathBuf;
@@ -89,29 +89,6 @@ fn wait_for_files(engine: &TestEngine, count: u64) {
 }
 
 #[test]
-fn restarted_engine_reads_prefix_from_disk() {
-    let test = Test::new();
-    let engine = test.start();
-    assert_eq!(generate(&engine, caller("a"), 0, 60), 0);
-    let metrics = engine.end();
-    assert_eq!(test.files().len(), 1);
-    assert!(get(&metrics.prefix_disk_written_bytes) > 61 * 8);
-    let engine = test.start();
-    assert_eq!(generate(&engine, caller("a"), 0, 60), 59);
-    assert_eq!(get(&engine.metrics.computed_tokens), 2);
-    // In the cells now.
-    assert_eq!(generate(&engine, caller("a"), 0, 70), 61);
-    let metrics = engine.end();
-    assert_eq!(get(&metrics.swap_ins), 1);
-    let read = get(&metrics.prefix_disk_read_bytes);
-    assert!(read > 61 * 8, "{read}");
-    assert_eq!(test.files().len(), 1, "the longer one takes its place");
-    let engine = test.start();
-    assert_eq!(generate(&engine, caller("a"), 0, 80), 71);
-    engine.end();
-}
-
-#[test]
 fn offloaded_prefix_is_written_at_once() {
     let test = Test::new();
     let engine = test.start();
@@ -182,47 +159,6 @@ fn prefix_of_other_owner_is_never_used() {
 }
 
 #[test]
-fn prefix_of_other_model_is_removed() {
-    for is_model in [true, false] {
-        let test = Test::new();
-        let engine = test.start();
-        generate(&engine, caller("a"), 0, 60);
-        engine.end();
-        let mut config = test.config.clone();
-        match is_model {
-            true => fs::write(test.dir.path().join("model"), "new").unwrap(),
-            false => config.placement.kv_type = KvType::Q8_0,
-        }
-        let engine = test.start_with(config);
-        wait_until(|| get(&engine.metrics.prefix_disk_unusable) == 1);
-        assert!(test.files().is_empty());
-        assert_eq!(generate(&engine, caller("a"), 0, 60), 0);
-        engine.end();
-    }
-}
-
-#[test]
-fn damaged_state_is_computed_again() {
-    let test = Test::new();
-    let engine = test.start();
-    generate(&engine, caller("a"), 0, 60);
-    engine.end();
-    let [file] = &test.files()[..] else {
-        panic!("one file");
-    };
-    let mut bytes = fs::read(file).unwrap();
-    let at = bytes.len() - 100;
-    bytes[at] ^= 1;
-    fs::write(file, bytes).unwrap();
-    let engine = test.start();
-    assert_eq!(generate(&engine, caller("a"), 0, 60), 0);
-    assert_eq!(get(&engine.metrics.prefix_disk_failed_reads), 1);
-    wait_until(|| test.files().is_empty());
-    engine.end();
-    assert_eq!(test.files().len(), 1, "it is written anew");
-}
-
-#[test]
 fn failed_write_fails_no_request() {
     let test = Test::new();
     let engine = test.start();
@@ -233,31 +169,6 @@ fn failed_write_fails_no_request() {
     wait_until(|| get(&metrics.prefix_disk_failed_writes) == 1);
     // The copy in RAM is there.
     assert_eq!(generate(&engine, caller("a"), 0, 60), 59);
-    engine.end();
-}
-
-#[test]
-fn oldest_prefixes_leave_over_budget() {
-    let mut test = Test::new();
-    test.config.prefix_disk.as_mut().unwrap().1 = 2 * 4096;
-    let engine = test.start();
-    for from in [0, 200, 400] {
-        generate(&engine, caller("a"), from, from + 60);
-        engine.send(Command::OffloadPrefixes);
-        let files = u64::from(from / 200 + 1).min(2);
-        wait_for_files(&engine, files);
-    }
-    wait_until(|| get(&engine.metrics.prefix_disk_no_room) == 1);
-    assert_eq!(get(&engine.metrics.prefix_disk_bytes), 2 * 4096);
-    engine.end();
-    let engine = test.start();
-    assert_eq!(generate(&engine, caller("a"), 0, 60), 0);
-    assert_eq!(generate(&engine, caller("a"), 400, 460), 59);
-    engine.end();
-    // With less room, only the last one stays.
-    test.config.prefix_disk.as_mut().unwrap().1 = 4096;
-    let engine = test.start();
-    wait_until(|| test.files().len() == 1);
     engine.end();
 }
 
