@@ -107,34 +107,30 @@ pub fn adapter() -> PathBuf {
 /// The directory with the clients: `python/bin/python`, `openai_2/bin/python` and `node/node_modules`. `make test` fills
 /// it with `tests/clients/setup.sh`.
 pub fn clients() -> PathBuf {
-    let dir = std::env::var_os("CORRAL_CLIENTS").map(PathBuf::from);
-    dir.filter(|dir| dir.is_dir()).expect(
-        "run `make test`, or set CORRAL_CLIENTS to the directory that tests/clients/setup.sh prints",
-    )
+    installed("make test", "CORRAL_CLIENTS", "tests/clients/setup.sh")
 }
 
 /// The directory with `node_modules` for tests of the web console. `make test` fills it with `tests/console/setup.sh`.
 pub fn console() -> PathBuf {
-    let dir = std::env::var_os("CORRAL_CONSOLE").map(PathBuf::from);
-    dir.filter(|dir| dir.is_dir()).expect(
-        "run `make test`, or set CORRAL_CONSOLE to the directory that tests/console/setup.sh prints",
-    )
+    installed("make test", "CORRAL_CONSOLE", "tests/console/setup.sh")
 }
 
 /// The directory with agents and lm-eval. `make soak` fills it with `tests/clients/agents/setup.sh`.
 pub fn agents() -> PathBuf {
-    let dir = std::env::var_os("CORRAL_AGENTS").map(PathBuf::from);
-    dir.filter(|dir| dir.is_dir()).expect(
-        "run `make soak`, or set CORRAL_AGENTS to the directory that tests/clients/agents/setup.sh prints",
+    installed(
+        "make soak",
+        "CORRAL_AGENTS",
+        "tests/clients/agents/setup.sh",
     )
 }
 
 /// The directory with the suite of llama.cpp's server. `make test` fills it with
 /// `tests/clients/llama_server/setup.sh`.
 pub fn llama_server_suite() -> PathBuf {
-    let dir = std::env::var_os("CORRAL_LLAMA_SERVER_SUITE").map(PathBuf::from);
-    dir.filter(|dir| dir.is_dir()).expect(
-        "run `make test`, or set CORRAL_LLAMA_SERVER_SUITE to the directory that tests/clients/llama_server/setup.sh prints",
+    installed(
+        "make test",
+        "CORRAL_LLAMA_SERVER_SUITE",
+        "tests/clients/llama_server/setup.sh",
     )
 }
 
@@ -172,9 +168,7 @@ pub fn prometheus() -> PathBuf {
 
 /// The command line of wasmtime. `make test` fetches it with `tests/wasmtime.sh`.
 pub fn wasmtime() -> PathBuf {
-    let file = std::env::var_os("CORRAL_WASMTIME").map(PathBuf::from);
-    file.filter(|file| file.is_file())
-        .expect("run `make test`, or set CORRAL_WASMTIME to the path that tests/wasmtime.sh prints")
+    installed("make test", "CORRAL_WASMTIME", "tests/wasmtime.sh")
 }
 
 /// A directory in the target directory for files that tests write.
@@ -182,6 +176,15 @@ pub fn scratch() -> PathBuf {
     let dir = target_dir().join("tests-scratch");
     std::fs::create_dir_all(&dir).expect("the target directory can be written");
     dir
+}
+
+/// The path in a variable, of what a script installs.
+fn installed(make: &str, variable: &str, script: &str) -> PathBuf {
+    let path = std::env::var_os(variable).map(PathBuf::from);
+    let path = path.filter(|path| path.exists());
+    path.unwrap_or_else(|| {
+        panic!("run `{make}`, or set {variable} to the path that {script} prints")
+    })
 }
 
 fn existing(variable: &str, otherwise: impl FnOnce() -> PathBuf) -> PathBuf {

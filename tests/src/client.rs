@@ -1,7 +1,7 @@
 //! Requests to a running server.
 
 use crate::response::{EventStream, Response};
-use crate::sums::Sum;
+use crate::sums::{Sum, distinct_sums};
 use crate::{Corral, block_on};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -262,6 +262,13 @@ impl Corral {
         let text = text_of(&answer);
         assert!(text.starts_with(&sum.answer()), "{sum:?}: {text:?}");
         assert_eq!(answer["tokens"], tokens, "{sum:?}");
+    }
+
+    /// Asserts that this many sums are answered right.
+    pub fn check_sums(&self, count: usize) {
+        for sum in distinct_sums(count) {
+            assert_eq!(self.text(&sum.question()), sum.answer());
+        }
     }
 
     /// Asserts that the server answers 1+1 with 2.

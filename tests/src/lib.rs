@@ -8,6 +8,7 @@
 #![warn(missing_docs)]
 
 pub mod artifacts;
+pub mod authoring;
 pub mod benches;
 mod client;
 pub mod collector;
@@ -16,6 +17,7 @@ mod connection;
 pub mod deployments;
 mod example_forms;
 mod hub;
+mod keys;
 pub mod linked;
 mod metrics;
 mod neighbors;
@@ -37,15 +39,16 @@ pub use command_line::{RunOutput, run, run_command, run_plugin, run_with, scratc
 pub use connection::{BodySender, Connection, HttpVersion, PendingResponse, block_on};
 pub use example_forms::{EXAMPLES_IN_ALL_LANGUAGES, EXAMPLES_IN_C, start_examples};
 pub use hub::{HUB_REPO, Hub, HubFile, HubRequest, HubState, Storage};
+pub use keys::{key_file, new_key};
 pub use metrics::{Histogram, Metrics, NOT_WORTH_WAITING};
 pub use neighbors::SetOnDrop;
 pub use registry::Registry;
 pub use response::{EventStream, Response, check_results, raw_exchange};
 pub use seed::seed;
 pub use server::{Corral, TIMEOUT, peak_bytes, wait_for};
-pub use suite::wait_for_suite;
+pub use suite::run_suite;
 pub use sums::{RELIABLE_SUMS, Sum, concurrently, distinct_sums};
 pub use tls::{Identity, TrustedRoot};
 pub use upstream::Upstream;
 pub use wasmtime::{Program, ServedProgram};
-pub use watch::watch_until;
+use watch::watch_until;

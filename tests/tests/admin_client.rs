@@ -1,6 +1,6 @@
 //! The commands of an operator against a server with a token, TLS and API keys.
 
-use corral_tests::{Corral, RunOutput, artifacts, run, run_with, scratch_dir, wait_for};
+use corral_tests::{Corral, RunOutput, artifacts, new_key, run, run_with, scratch_dir, wait_for};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -42,8 +42,7 @@ impl Remote {
         let dir = scratch_dir();
         let [certificate, private] = openssl_certificate(&dir, names);
         let [store, keys] = ["store", "keys.toml"].map(|name| dir.join(name).display().to_string());
-        let made = run(["keys", "new", "--tenant", "alice", "--append", &keys]);
-        assert_eq!(made.code, Some(0), "{made:?}");
+        let key = new_key(&keys, &["--tenant", "alice"]);
         let corral = Corral::start_with(&[
             "--admin",
             "0.0.0.0:0",
@@ -64,7 +63,7 @@ impl Remote {
             corral,
             certificate,
             store,
-            key: made.stdout.trim().to_owned(),
+            key,
         }
     }
 

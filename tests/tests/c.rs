@@ -2,21 +2,14 @@
 //!
 //! `tests/clients/setup.sh` installs the compiler.
 
+use corral_tests::authoring::{BUILD_TIMEOUT, check_saved_change, deploy_shout, root, succeeds};
 use corral_tests::{
-    Corral, EXAMPLES_IN_C, RELIABLE_SUMS, RunOutput, Sum, artifacts, run_command, scratch_dir,
-    start_examples, watch_until,
+    Corral, EXAMPLES_IN_C, RELIABLE_SUMS, Sum, artifacts, run_command, scratch_dir, start_examples,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
-/// Longest suite or build. Far above what they take, because machines are busy.
-const TIMEOUT: Duration = Duration::from_secs(900);
 const SUM: Sum = RELIABLE_SUMS[0];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
 
 fn corral(dir: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(artifacts::binary());
@@ -25,12 +18,6 @@ fn corral(dir: &Path, arguments: &[&str]) -> Command {
         .args(arguments)
         .env("XDG_CACHE_HOME", artifacts::scratch().join("c"));
     command
-}
-
-fn succeeds(mut command: Command) -> RunOutput {
-    let ended = run_command(&mut command, TIMEOUT);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    ended
 }
 
 /// A new project of this name; with this source, unless it is that of the template.
@@ -174,20 +161,11 @@ fn code_of_the_guide_compiles() {
 fn saved_change_is_served() {
     let project = project("shout", None);
     build(&project);
-    let server = Corral::start_with_store(&[]);
-    server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
-    for sum in RELIABLE_SUMS {
-        assert_eq!(server.post("/shout", sum.question()).body, sum.answer());
-    }
-    let file = project.join("plugin.c");
-    let good = std::fs::read_to_string(&file).expect("readable");
-    let changed = good.replace(".max_tokens = 64", ".max_tokens = 1");
-    assert_ne!(changed, good);
-    std::fs::write(&file, changed).expect("written");
+    let server = deploy_shout(&project);
     let watch = corral(&project, &["watch"]);
-    let expected = &SUM.answer()[..1];
-    let printed = watch_until(watch, &server, "/shout", &SUM.question(), expected);
-    assert!(printed.contains("deployed revision 2"), "{printed}");
+    let change = [".max_tokens = 64", ".max_tokens = 1"];
+    let expected = &RELIABLE_SUMS[0].answer()[..1];
+    check_saved_change(watch, &server, &project.join("plugin.c"), change, expected);
 }
 
 #[test]
@@ -195,21 +173,21 @@ fn failed_build_keeps_the_component() {
     let project = project("shout", None);
     build(&project);
     std::fs::write(project.join("plugin.c"), "void broken( {\n").expect("written");
-    let ended = run_command(&mut corral(&project, &["build"]), TIMEOUT);
+    let ended = run_command(&mut corral(&project, &["build"]), BUILD_TIMEOUT);
     ended.check_error(1, &["the build failed"]);
     assert!(ended.stderr.contains("plugin.c:1:"), "{ended:?}");
     // A missing handler is found when the files are linked.
     std::fs::write(project.join("plugin.c"), "#include \"corral.h\"\n").expect("written");
-    let ended = run_command(&mut corral(&project, &["build"]), TIMEOUT);
+    let ended = run_command(&mut corral(&project, &["build"]), BUILD_TIMEOUT);
     ended.check_error(1, &["the build failed"]);
     assert!(ended.stderr.contains("corral_handle"), "{ended:?}");
     assert!(project.join("shout.wasm").is_file());
 
     let mut without = corral(&project, &["build"]);
     without.env("PATH", "/nowhere");
-    let ended = run_command(&mut without, TIMEOUT);
+    let ended = run_command(&mut without, BUILD_TIMEOUT);
     ended.check_error(1, &["cannot find a C compiler", "wasi-libc", "zig"]);
     std::fs::remove_dir_all(project.join("corral-sdk")).expect("own directory");
-    let ended = run_command(&mut corral(&project, &["build"]), TIMEOUT);
+    let ended = run_command(&mut corral(&project, &["build"]), BUILD_TIMEOUT);
     ended.check_error(1, &["no corral-sdk/corral.h", "corral new NAME --lang c"]);
 }

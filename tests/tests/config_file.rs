@@ -1,8 +1,8 @@
 //! `corral serve --config`, `--check` and reloads on SIGHUP. The unit tests of `corral-cli` have all kinds of errors.
 
 use corral_tests::{
-    Connection, Corral, HttpVersion, Identity, Response, artifacts, block_on, run, run_with,
-    schema, scratch_dir,
+    Connection, Corral, HttpVersion, Identity, Response, artifacts, block_on, key_file, new_key,
+    run, run_with, schema, scratch_dir,
 };
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -45,10 +45,8 @@ impl Directory {
 
     /// Creates an API key in a file of the directory.
     fn new_key(&self, file: &str) -> String {
-        let file = self.0.join(file);
-        let ended = run(["keys", "new", "--tenant", "alice", "--append", text(&file)]);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-        format!("Bearer {}", ended.stdout.trim())
+        let key = new_key(self.0.join(file), &["--tenant", "alice"]);
+        format!("Bearer {key}")
     }
 
     /// `corral serve --check` of the configuration, with more arguments.
@@ -345,10 +343,8 @@ fn reload_applies_changes_while_stream_runs() {
 
 #[test]
 fn hangup_without_file_reloads_and_serves_on() {
-    let file = scratch_dir().join("keys.toml");
-    let ended = run(["keys", "new", "--tenant", "alice", "--append", text(&file)]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let corral = Corral::start_with(&["--keys", text(&file), "--open-route", "/generate"]);
+    let (file, _) = key_file();
+    let corral = Corral::start_with(&["--keys", &file, "--open-route", "/generate"]);
     corral.signal("HUP");
     corral.wait_for_stderr("reloaded the keys: there are 1");
     corral.check_alive();

@@ -1,7 +1,7 @@
 //! What the console needs of the admin listener: its files, events, cancellation, calls of routes, and the prefix cache;
 //! and that a page of another origin can use none of it.
 
-use corral_tests::{Corral, EventStream, RELIABLE_SUMS, Response, run, scratch_dir, wait_for};
+use corral_tests::{Corral, EventStream, RELIABLE_SUMS, Response, key_file, wait_for};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -330,11 +330,8 @@ fn request_without_response_is_canceled() {
 
 #[test]
 fn calls_go_through_the_public_code() {
-    let keys = scratch_dir().join("keys.toml");
-    let file = keys.to_str().expect("a path in UTF-8");
-    let made = run(["keys", "new", "--tenant", "alice", "--append", file]);
-    assert_eq!(made.code, Some(0), "{made:?}");
-    let corral = Corral::start_with_store(&["--keys", file]);
+    let (file, _) = key_file();
+    let corral = Corral::start_with_store(&["--keys", &file]);
     let question = json!({"prompt": "1+1="}).to_string();
     let refused = corral.post("/generate", &question);
     refused.problem(401, "missing-key");

@@ -1,7 +1,7 @@
 //! Cross-origin requests of web pages.
 
 use corral_tests::deployments::{deploy, manifest, try_deploy, upload};
-use corral_tests::{Corral, Response, artifacts, run, scratch_dir};
+use corral_tests::{Corral, Response, artifacts, key_file};
 use serde_json::json;
 
 const APP: &str = "https://app.example";
@@ -38,14 +38,12 @@ fn cross_origin_requests_are_off_by_default() {
 
 #[test]
 fn listed_origin_reads_responses_and_errors() {
-    let file = scratch_dir().join("keys.toml");
-    let file = file.to_str().expect("a path in UTF-8");
-    let key = run(["keys", "new", "--tenant", "alice", "--append", file]).stdout;
-    let bearer = format!("Bearer {}", key.trim());
+    let (file, key) = key_file();
+    let bearer = format!("Bearer {key}");
     let cors = format!("/misbehave={APP},http://localhost:3000");
     let arguments = [
         "--keys",
-        file,
+        &file,
         "--cors",
         &cors,
         "--quota",

@@ -2,19 +2,17 @@
 //!
 //! `tests/clients/setup.sh` installs componentize-qjs beside the clients.
 
+use corral_tests::authoring::{BUILD_TIMEOUT, check_saved_change, deploy_shout, root, succeeds};
 use corral_tests::{
-    Corral, EXAMPLES_IN_ALL_LANGUAGES, RELIABLE_SUMS, RunOutput, Sum, artifacts, run_command,
-    scratch_dir, start_examples, watch_until,
+    Corral, EXAMPLES_IN_ALL_LANGUAGES, RELIABLE_SUMS, Sum, artifacts, run_command, scratch_dir,
+    start_examples,
 };
 use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
-/// Longest suite or build. Far above what they take, because machines are busy.
-const TIMEOUT: Duration = Duration::from_secs(900);
 const SUM: Sum = RELIABLE_SUMS[0];
 /// Answers what the examples do not: streams, random numbers and the log.
 const OTHERS: &str = r#"import { Model, Response } from "corral-sdk";
@@ -36,10 +34,6 @@ export const random = async (request) => {
 };
 "#;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
 /// A program that finds componentize-qjs.
 fn command(program: impl AsRef<OsStr>, dir: &Path) -> Command {
     let mut command = Command::new(program);
@@ -53,12 +47,6 @@ fn node(dir: &Path) -> Command {
     let mut command = command("node", dir);
     command.env("CORRAL_BIN", artifacts::binary());
     command
-}
-
-fn succeeds(mut command: Command) -> RunOutput {
-    let ended = run_command(&mut command, TIMEOUT);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    ended
 }
 
 /// Copies a directory with those inside.
@@ -177,7 +165,7 @@ fn new_project_is_built_and_watched() {
     let printed = succeeds(corral(&dir, &["new", "shout", "--lang", "javascript"])).stdout;
     assert!(printed.contains("a handler in JavaScript"), "{printed}");
     let project = dir.join("shout");
-    let build = || run_command(&mut corral(&project, &["build"]), TIMEOUT);
+    let build = || run_command(&mut corral(&project, &["build"]), BUILD_TIMEOUT);
     build().check_error(1, &["the build failed"]);
     // As `npm install` does, which the test of the guide runs.
     let modules = project.join("node_modules");
@@ -186,9 +174,7 @@ fn new_project_is_built_and_watched() {
     let built = build();
     assert_eq!(built.code, Some(0), "{built:?}");
     assert!(built.stdout.starts_with("shout.wasm ("), "{built:?}");
-    let server = Corral::start_with_store(&[]);
-    server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
-    assert_eq!(server.post("/shout", SUM.question()).body, SUM.answer());
+    let server = deploy_shout(&project);
 
     // A broken module is shown, and the old component stays.
     let app = project.join("app.js");
@@ -200,13 +186,11 @@ fn new_project_is_built_and_watched() {
     assert!(project.join("shout.wasm").is_file());
 
     // A saved change is served.
-    let changed = good.replace("Response.text(await", "Response.text('= ' + await");
-    assert_ne!(changed, good);
-    std::fs::write(&app, changed).expect("written");
+    std::fs::write(&app, good).expect("written");
     let watch = corral(&project, &["watch"]);
+    let change = ["Response.text(await", "Response.text('= ' + await"];
     let expected = format!("= {}", SUM.answer());
-    let printed = watch_until(watch, &server, "/shout", &SUM.question(), &expected);
-    assert!(printed.contains("deployed revision 2"), "{printed}");
+    check_saved_change(watch, &server, &app, change, &expected);
 }
 
 #[test]
@@ -214,14 +198,14 @@ fn failed_build_says_why() {
     let dir = project();
     let broken = "export default async (request => {\n";
     std::fs::write(dir.join("app.js"), broken).expect("written");
-    let ended = run_command(&mut build(&dir), TIMEOUT);
+    let ended = run_command(&mut build(&dir), BUILD_TIMEOUT);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let named = ended.stderr.contains("corral-js: ") && ended.stderr.contains("/app.js:");
     assert!(named, "{ended:?}");
     assert!(!dir.join("app.wasm").exists());
     let mut without = build(&dir);
     without.env("CORRAL_BIN", "/nowhere/corral");
-    let ended = run_command(&mut without, TIMEOUT);
+    let ended = run_command(&mut without, BUILD_TIMEOUT);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let hint = "corral-js: cannot find `corral`; put it into PATH, or set CORRAL_BIN";
     assert_eq!(ended.stderr.trim_end(), hint, "{ended:?}");

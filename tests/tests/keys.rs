@@ -1,20 +1,11 @@
 //! API keys: access, tenants and quotas.
 
 use corral_tests::{
-    Connection, Corral, HttpVersion, Response, Sum, block_on, distinct_sums, run, scratch_dir,
-    wait_for,
+    Connection, Corral, HttpVersion, Response, Sum, block_on, distinct_sums, new_key, run,
+    scratch_dir, wait_for,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-
-/// Generates a key and appends its entry to the file.
-fn new_key(file: &Path, arguments: &[&str]) -> String {
-    let file = file.to_str().expect("a path in UTF-8");
-    let line = [&["keys", "new", "--append", file], arguments].concat();
-    let ended = run(line);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    ended.stdout.trim().to_owned()
-}
 
 fn file() -> PathBuf {
     let file = scratch_dir().join("keys.toml");

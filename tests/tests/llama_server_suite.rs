@@ -1,10 +1,10 @@
 //! The suite of llama.cpp's server against the `openai` plugin. `tests/clients/llama_server` has the program that takes
 //! the place of llama-server, and the list of tests that do not apply.
 
-use corral_tests::{artifacts, scratch_dir, wait_for_suite};
+use corral_tests::{artifacts, run_suite, scratch_dir};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 /// Time limit of the suite. Far above what it takes, because machines are busy.
@@ -21,9 +21,8 @@ fn llama_server_suite_passes() {
     let tests = suite.join("tests");
     let modules = [&wrapper, &suite.join("packages"), &tests];
     let modules = std::env::join_paths(modules).expect("paths without colons");
-    let log = scratch.join("log");
-    let file = std::fs::File::create(&log).expect("created");
-    let child = Command::new(suite.join("clients/python/bin/python"))
+    let mut python = Command::new(suite.join("clients/python/bin/python"));
+    python
         .args(["-m", "pytest", "-p", "suite", "-p", "no:cacheprovider"])
         .args([
             "-q",
@@ -40,20 +39,8 @@ fn llama_server_suite_passes() {
         .env("CORRAL_PLUGINS", plugin.parent().expect("a directory"))
         // The suite starts its servers at this port.
         .env("PORT", free_port().to_string())
-        .env("TMPDIR", &scratch)
-        .env("NO_PROXY", "*")
-        .env_remove("OPENAI_API_KEY")
-        .env_remove("OPENAI_BASE_URL")
-        .stdin(Stdio::null())
-        .stdout(file.try_clone().expect("a second handle"))
-        .stderr(file)
-        .spawn()
-        .expect("the suite starts");
-    let status = wait_for_suite(child, TIMEOUT);
-    let output = String::from_utf8_lossy(&std::fs::read(&log).expect("readable")).into_owned();
-    println!("{output}");
-    let status = status.expect("the suite ends in time");
-    assert!(status.success(), "the suite fails: {status}");
+        .env("TMPDIR", &scratch);
+    let output = run_suite(&mut python, TIMEOUT);
     let passed = output.split_once(" passed").expect("a count").0;
     let passed = passed
         .rsplit(|letter: char| !letter.is_ascii_digit())

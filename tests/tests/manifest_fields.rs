@@ -2,7 +2,7 @@
 
 use corral_tests::artifacts::{component, long_model, plugin};
 use corral_tests::deployments::{deploy, deploy_dir, deploy_plugin, manifest, upload, variant};
-use corral_tests::{Corral, run, scratch_dir};
+use corral_tests::{Corral, new_key, scratch_dir};
 use serde_json::json;
 
 /// Asserts that other deployments notice nothing.
@@ -122,9 +122,7 @@ fn quota_changes_with_its_revision() {
 fn access_field_overrides_key_requirement() {
     let keys = scratch_dir().join("keys.toml");
     let keys = keys.to_str().expect("a path in UTF-8");
-    let new = ["keys", "new", "--tenant", "t", "--deployment", "closed"];
-    let made = run([&new[..], &["--append", keys]].concat());
-    assert_eq!(made.code, Some(0), "{made:?}");
+    let key = new_key(keys, &["--tenant", "t", "--deployment", "closed"]);
     let open = ["/generate", "/misbehave"].map(|route| ["--open-route", route]);
     let arguments = [&["--keys", keys], open.as_flattened()].concat();
     let corral = Corral::start_with_store(&arguments);
@@ -135,7 +133,7 @@ fn access_field_overrides_key_requirement() {
     for name in ["closed", "other"] {
         assert_eq!(corral.get(&format!("/{name}/ok")).status, 401);
     }
-    let key = format!("authorization: Bearer {}", made.stdout.trim());
+    let key = format!("authorization: Bearer {key}");
     let invoke = |name: &str| {
         let path = format!("/{name}/ok");
         corral.cli(&["invoke", name, "--path", &path, "--header", &key])

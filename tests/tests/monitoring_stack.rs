@@ -1,18 +1,14 @@
 //! `examples/monitoring/` with a real Prometheus: its rules fire when they should, and each query of the dashboard and of
 //! the rules finds data of a loaded Corral.
 
+use corral_tests::authoring::root;
 use corral_tests::{
-    Corral, Identity, SetOnDrop, TIMEOUT, artifacts, run, run_command, scratch_dir, wait_for,
+    Corral, Identity, SetOnDrop, TIMEOUT, artifacts, new_key, run_command, scratch_dir, wait_for,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
 
 fn read(file: &str) -> String {
     std::fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
@@ -305,8 +301,7 @@ fn start_with_certificate() -> Corral {
     let [certificate, key] = Identity::new().write(&dir);
     let [certificate, key, keys] =
         [&certificate, &key, &keys].map(|file| file.to_str().expect("UTF-8"));
-    let made = run(["keys", "new", "--tenant", "alice", "--append", keys]);
-    assert_eq!(made.code, Some(0), "{made:?}");
+    new_key(keys, &["--tenant", "alice"]);
     let options = ["--tls-cert", certificate, "--tls-key", key, "--keys", keys];
     Corral::start_with(&options)
 }

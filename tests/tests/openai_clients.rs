@@ -2,9 +2,9 @@
 
 use corral_random_model::{Architecture, Qwen3, write_model};
 use corral_tests::deployments::deploy_dir;
-use corral_tests::{Corral, artifacts, run, scratch_dir, wait_for_suite};
+use corral_tests::{Corral, artifacts, new_key, run_suite, scratch_dir};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 /// Time limit of a suite. Far above what it takes, because machines are busy.
@@ -137,20 +137,13 @@ fn start_long() -> Corral {
     ])
 }
 
-/// A new key of a tenant for a deployment, in this file.
-fn new_key(file: &str, tenant: &str, deployment: &str) -> String {
-    let key = ["keys", "new", "--tenant", tenant];
-    let more = ["--deployment", deployment, "--append", file];
-    let ended = run([&key[..], &more].concat());
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    ended.stdout.trim().to_owned()
-}
-
-/// An empty file for keys.
-fn key_file() -> String {
+/// A new file with the keys of these tenants and deployments, and the keys.
+fn keys(holders: [[&str; 2]; 2]) -> (String, [String; 2]) {
     let file = scratch_dir().join("keys.toml");
-    std::fs::write(&file, "").expect("written");
-    file.to_str().expect("UTF-8").to_owned()
+    let keys = holders.map(|[tenant, deployment]| {
+        new_key(&file, &["--tenant", tenant, "--deployment", deployment])
+    });
+    (file.to_str().expect("UTF-8").to_owned(), keys)
 }
 
 fn start(arguments: &[&str]) -> Corral {
@@ -167,10 +160,8 @@ fn start(arguments: &[&str]) -> Corral {
 
 impl Servers {
     fn start() -> Self {
-        let file = key_file();
-        let keys = ["/", "/generate"].map(|route| new_key(&file, "clients", route));
-        let stored_file = key_file();
-        let stored_keys = ["one", "two"].map(|tenant| new_key(&stored_file, tenant, "storing"));
+        let (file, keys) = keys([["clients", "/"], ["clients", "/generate"]]);
+        let (stored_file, stored_keys) = self::keys([["one", "storing"], ["two", "storing"]]);
         let stored = Corral::start_with_store(&["--keys", &stored_file]);
         deploy_dir(&stored, STORING, &["openai"]);
         let thinking = format!("thinking={}", reasoning_model().display());
@@ -192,8 +183,6 @@ impl Servers {
 
     /// Runs a suite to its end and returns its output.
     fn suite(&self, command: &mut Command) -> String {
-        let log = scratch_dir().join("log");
-        let file = std::fs::File::create(&log).expect("created");
         let servers = [
             ("CORRAL_URL", &self.open),
             ("CORRAL_KEYED_URL", &self.keyed),
@@ -207,7 +196,7 @@ impl Servers {
         for (variable, corral) in servers {
             command.env(variable, format!("http://{}", corral.public()));
         }
-        let child = command
+        command
             .current_dir(suites())
             .env("CORRAL_ADMIN", format!("http://{}", self.open.admin()))
             .env(
@@ -221,21 +210,9 @@ impl Servers {
             .env("CORRAL_STORED_KEYS", self.stored_keys.join(" "))
             .env("CORRAL_KEY", &self.keys[0])
             .env("CORRAL_OTHER_KEY", &self.keys[1])
-            // The servers are local. LiteLLM would fetch a list of prices.
-            .env("NO_PROXY", "*")
-            .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-            .env_remove("OPENAI_API_KEY")
-            .env_remove("OPENAI_BASE_URL")
-            .stdin(Stdio::null())
-            .stdout(file.try_clone().expect("a second handle"))
-            .stderr(file)
-            .spawn()
-            .expect("the suite starts");
-        let status = wait_for_suite(child, TIMEOUT);
-        let output = String::from_utf8_lossy(&std::fs::read(&log).expect("readable")).into_owned();
-        println!("{output}");
-        let status = status.expect("the suite ends in time");
-        assert!(status.success(), "the suite fails: {status}");
+            // LiteLLM would fetch a list of prices.
+            .env("LITELLM_LOCAL_MODEL_COST_MAP", "True");
+        let output = run_suite(command, TIMEOUT);
         for (_, corral) in servers {
             corral.wait_until_idle();
         }

@@ -11,12 +11,6 @@ use std::time::Duration;
 /// A request whose connection is closed after the response.
 const REQUEST: &[u8] = b"GET /misbehave/ok HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
 
-fn check_sums(corral: &Corral, count: usize) {
-    for sum in distinct_sums(count) {
-        assert_eq!(corral.text(&sum.question()), sum.answer());
-    }
-}
-
 /// Sends [`REQUEST`] and reads the whole response.
 fn exchange(mut stream: TcpStream) -> String {
     stream.set_read_timeout(Some(TIMEOUT)).expect("a limit");
@@ -84,7 +78,7 @@ fn one_client_leaves_connections_to_others() {
     corral.wait_until("all are closed", |metrics| {
         metrics.get("corral_http_connections") == 0.0
     });
-    check_sums(&corral, 2);
+    corral.check_sums(2);
 }
 
 #[test]
@@ -94,7 +88,7 @@ fn few_open_files_allow_few_connections() {
     let log = corral.stderr();
     assert!(log.contains("the limit of open files is 64"), "{log}");
     assert!(log.contains("at most 24 clients"), "{log}");
-    check_sums(&corral, 2);
+    corral.check_sums(2);
     // More clients than connections, from addresses that each stay below their limit.
     let held: Vec<_> = (2..10)
         .flat_map(|address| std::iter::repeat_n(format!("127.0.0.{address}"), 5))
@@ -109,7 +103,7 @@ fn few_open_files_allow_few_connections() {
         assert!(admin(&corral, "/readyz").starts_with("HTTP/1.1 200 "));
     }
     drop(held);
-    check_sums(&corral, 2);
+    corral.check_sums(2);
 
     let refused = Command::new("sh")
         .args(["-c", "ulimit -n 40 && exec \"$0\" serve --model \"$1\""])
@@ -126,7 +120,7 @@ fn few_open_files_allow_few_connections() {
 fn admin_answers_without_free_descriptors() {
     let corral = Corral::start();
     // The first request opens descriptors that stay open.
-    check_sums(&corral, 1);
+    corral.check_sums(1);
     let newest = descriptors(&corral).into_iter().max().expect("some");
     // Sixteen descriptors above those that are open now, for clients and for what the server opens meanwhile.
     set_limit(&corral, &format!("--nofile={}:", newest + 17));
@@ -151,14 +145,14 @@ fn admin_answers_without_free_descriptors() {
     }
     corral.wait_for_stderr("cannot accept connections");
     drop(held);
-    check_sums(&corral, 2);
+    corral.check_sums(2);
 }
 
 #[test]
 fn short_memory_refuses_requests() {
     // No machine keeps this much free.
     let corral = Corral::start_with(&["--memory-reserve", "1000000000"]);
-    check_sums(&corral, 1);
+    corral.check_sums(1);
     corral.wait_until_idle();
     // A request that runs alone is served. Another one is refused until it ends.
     let running = corral.endless("/generate");
@@ -174,10 +168,10 @@ fn short_memory_refuses_requests() {
     corral.wait_for_stderr("memory is short");
     drop(running);
     corral.wait_until_idle();
-    check_sums(&corral, 1);
+    corral.check_sums(1);
 
     let corral = Corral::start_with(&["--memory-reserve", "0"]);
-    check_sums(&corral, 2);
+    corral.check_sums(2);
 }
 
 /// With this setup, a write beyond the limit of file sizes fails as on a full disk.
@@ -254,7 +248,7 @@ fn full_cache_leaves_deployments_working() {
     let before = children();
     deploy_variant(3);
     assert_eq!(children(), before + 1.0);
-    check_sums(&corral, 2);
+    corral.check_sums(2);
 }
 
 #[test]
@@ -268,14 +262,14 @@ fn full_disk_fails_snapshots_only() {
     let keep = |name: &str| corral.post("/loops/keep", format!("{name}\n{}", sum.question()));
     assert_eq!(keep("old").body, sum.answer());
     // The first call makes an image of the plugin's memory, which the limit would count as a file.
-    check_sums(&corral, 1);
+    corral.check_sums(1);
     set_limit(&corral, "--fsize=0:");
     for name in ["old", "new"] {
         let answer = keep(name);
         assert_eq!(answer.status, 400, "{answer:?}");
         assert!(answer.body.contains("cannot write"), "{answer:?}");
     }
-    check_sums(&corral, 2);
+    corral.check_sums(2);
     // The failed replacement left the old one.
     assert_eq!(corral.post("/loops/kept", "old").body, sum.answer());
     assert_eq!(corral.post("/loops/kept", "new").status, 400);
@@ -322,5 +316,5 @@ fn stopped_process_continues_its_requests() {
     assert!(!texts.is_empty(), "{last}");
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_http_requests_aborted_total"), 0.0);
-    check_sums(&corral, 2);
+    corral.check_sums(2);
 }

@@ -1,6 +1,8 @@
 //! `--prefix-dir`: a restarted server reads prefixes from disk instead of computing them.
 
-use corral_tests::{Corral, RELIABLE_SUMS, Sum, artifacts, run, scratch_dir, serve, wait_for};
+use corral_tests::{
+    Corral, RELIABLE_SUMS, Sum, artifacts, key_file, new_key, scratch_dir, serve, wait_for,
+};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -152,14 +154,8 @@ fn other_deployments_do_not_hit() {
 #[test]
 fn other_tenants_do_not_hit() {
     let (dir, sum) = (Dir::new(), RELIABLE_SUMS[1]);
-    let keys = scratch_dir().join("keys.toml");
-    let file = keys.to_str().expect("a path in UTF-8");
-    let new_key = |name: &str| {
-        let ended = run(["keys", "new", "--append", file, "--tenant", name]);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-        ended.stdout.trim().to_owned()
-    };
-    let [one, two] = ["one", "two"].map(new_key);
+    let (file, one) = key_file();
+    let two = new_key(&file, &["--tenant", "two"]);
     let ask = |corral: &Corral, key: &str| {
         let request = json!({"prompt": sum.question_in(PROMPT), "max_tokens": 5}).to_string();
         let bearer = format!("Bearer {key}");
@@ -169,10 +165,10 @@ fn other_tenants_do_not_hit() {
         assert_eq!(answer["text"], sum.answer(), "{answer}");
         answer["cached_tokens"].as_f64().expect("a number")
     };
-    let corral = dir.start_with(&[], &["--keys", file]);
+    let corral = dir.start_with(&[], &["--keys", &file]);
     ask(&corral, &one);
     stop(corral);
-    let corral = dir.start_with(&[], &["--keys", file]);
+    let corral = dir.start_with(&[], &["--keys", &file]);
     wait_for_files(&corral, 1);
     assert_eq!(ask(&corral, &two), 0.0);
     assert!(ask(&corral, &one) > 0.0);

@@ -2,20 +2,12 @@
 //!
 //! `tests/clients/setup.sh` installs componentize-py beside the clients.
 
+use corral_tests::authoring::{BUILD_TIMEOUT, check_saved_change, deploy_shout, root, succeeds};
 use corral_tests::{
-    Corral, EXAMPLES_IN_ALL_LANGUAGES, RELIABLE_SUMS, RunOutput, Sum, artifacts, run_command,
-    scratch_dir, start_examples, watch_until,
+    EXAMPLES_IN_ALL_LANGUAGES, RELIABLE_SUMS, artifacts, run_command, scratch_dir, start_examples,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
-
-/// Longest suite or build. Far above what they take, because machines are busy.
-const TIMEOUT: Duration = Duration::from_secs(900);
-const SUM: Sum = RELIABLE_SUMS[0];
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
 
 fn tools() -> PathBuf {
     artifacts::clients().join("python/bin")
@@ -41,12 +33,6 @@ fn corral(dir: &Path, arguments: &[&str]) -> Command {
         .env("PATH", format!("{}:{path}", tools().display()))
         .env("XDG_CACHE_HOME", artifacts::scratch().join("python"));
     command
-}
-
-fn succeeds(mut command: Command) -> RunOutput {
-    let ended = run_command(&mut command, TIMEOUT);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    ended
 }
 
 /// Copies files into a directory.
@@ -122,28 +108,22 @@ fn new_project_is_tested_built_and_watched() {
     assert!(succeeds(suite).stdout.contains("1 passed"));
     let printed = succeeds(corral(&project, &["build"])).stdout;
     assert!(printed.contains("shout.wasm ("), "{printed}");
-    let server = Corral::start_with_store(&[]);
-    server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
-    for sum in RELIABLE_SUMS {
-        assert_eq!(server.post("/shout", sum.question()).body, sum.answer());
-    }
+    let server = deploy_shout(&project);
 
     // A broken module is shown, and the old component stays.
     let app = project.join("app.py");
     let good = std::fs::read_to_string(&app).expect("readable");
     std::fs::write(&app, "def broken(:\n").expect("written");
-    let ended = run_command(&mut corral(&project, &["build"]), TIMEOUT);
+    let ended = run_command(&mut corral(&project, &["build"]), BUILD_TIMEOUT);
     ended.check_error(1, &["the build failed"]);
     assert!(project.join("shout.wasm").is_file());
 
     // A saved change is served.
-    let changed = good.replace("Response.text(await", "Response.text('= ' + await");
-    assert_ne!(changed, good);
-    std::fs::write(&app, changed).expect("written");
+    std::fs::write(&app, good).expect("written");
     let watch = corral(&project, &["watch"]);
-    let expected = format!("= {}", SUM.answer());
-    let printed = watch_until(watch, &server, "/shout", &SUM.question(), &expected);
-    assert!(printed.contains("deployed revision 2"), "{printed}");
+    let change = ["Response.text(await", "Response.text('= ' + await"];
+    let expected = format!("= {}", RELIABLE_SUMS[0].answer());
+    check_saved_change(watch, &server, &app, change, &expected);
 }
 
 #[test]
@@ -152,9 +132,9 @@ fn missing_tool_is_named() {
     succeeds(corral(&dir, &["new", "shout", "--lang", "python"]));
     let mut build = corral(&dir.join("shout"), &["build"]);
     build.env("PATH", "/nowhere");
-    let ended = run_command(&mut build, TIMEOUT);
+    let ended = run_command(&mut build, BUILD_TIMEOUT);
     ended.check_error(1, &["cannot find componentize-py", "requirements.txt"]);
     let other = ["new", "other", "--lang", "python", "--template", "chat"];
-    let ended = run_command(&mut corral(&dir, &other), TIMEOUT);
+    let ended = run_command(&mut corral(&dir, &other), BUILD_TIMEOUT);
     ended.check_error(2, &["--template"]);
 }

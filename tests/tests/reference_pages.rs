@@ -1,9 +1,10 @@
 //! The pages of reference under docs/ say what the code does: metrics, error codes and messages.
 
-use corral_tests::{Corral, Identity, run, scratch_dir};
+use corral_tests::authoring::root;
+use corral_tests::{Corral, Identity, new_key, scratch_dir};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Groups of metrics: a heading, and the beginnings of the names. The first that fits counts.
 const GROUPS: [(&str, &[&str]); 6] = [
@@ -33,10 +34,6 @@ responses by status and latencies by deployment, appear with the first request t
 names these, and says which to watch. Changed names are listed in [CHANGELOG.md](../CHANGELOG.md). This page is generated:
 `CORRAL_WRITE_SCHEMAS=1 cargo test --release --workspace --test reference_pages`.
 ";
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
 
 fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).expect(path)
@@ -124,8 +121,7 @@ fn metrics_page_is_current() {
     let keys = dir.join("keys.toml");
     let [certificate, key, keys] =
         [&certificate, &key, &keys].map(|file| file.to_str().expect("UTF-8"));
-    let made = run(["keys", "new", "--tenant", "alice", "--append", keys]);
-    assert_eq!(made.code, Some(0), "{made:?}");
+    new_key(keys, &["--tenant", "alice"]);
     let corral = Corral::start_with(&[
         "--tls-cert",
         certificate,

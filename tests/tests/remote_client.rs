@@ -1,10 +1,10 @@
 //! Native programs over a session: the crate `corral-remote-client`.
 
 use corral_remote_client::{
-    CallError, ConnectOptions, Error, GenerateOptions, Grammar, Model, Part, Session, Setting,
-    next_many,
+    CallError, ConnectOptions, Error, GenerateOptions, Grammar, Model, Part, Sequence, Session,
+    Setting, next_many,
 };
-use corral_tests::{Corral, RELIABLE_SUMS, Sum, block_on, run, scratch_dir};
+use corral_tests::{Corral, RELIABLE_SUMS, Sum, block_on, key_file};
 use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
@@ -38,13 +38,17 @@ fn with_key(key: &str) -> ConnectOptions {
 
 /// A file with a key of the tenant alice, and the key.
 fn keys(limits: &str) -> (String, String) {
-    let file = scratch_dir().join("keys.toml");
-    let name = file.to_str().expect("UTF-8").to_owned();
-    let made = run(["keys", "new", "--tenant", "alice", "--append", &name]);
-    let key = made.stdout.lines().next().expect("a key").to_owned();
+    let (file, key) = key_file();
     let text = std::fs::read_to_string(&file).expect("readable");
     std::fs::write(&file, text + limits).expect("own directory");
-    (name, key)
+    (file, key)
+}
+
+/// Checks the answer of a sequence that asks [`SUM`].
+async fn check_answer(sequence: &Sequence) {
+    let answer = sequence.generate(&GenerateOptions::new(8)).await;
+    let answer = answer.expect("it starts").text().await;
+    assert_eq!(answer.expect("an answer"), SUM.answer());
 }
 
 async fn vote(url: &str) -> Result<String, Error> {
@@ -248,11 +252,7 @@ fn mistakes_leave_the_session_open() {
             matches!(refused, Err(Error::Call(CallError::Invalid { .. }))),
             "{refused:?}"
         );
-        let answer = sequence
-            .generate(&GenerateOptions::new(8))
-            .await
-            .expect("it starts");
-        assert_eq!(answer.text().await.expect("an answer"), SUM.answer());
+        check_answer(&sequence).await;
     });
     corral.wait_until_idle();
 }
@@ -287,11 +287,7 @@ fn renewed_lease_lasts() {
         let sequence = model.sequence(&SUM.question()).await.expect("a sequence");
         // Longer than the lease.
         tokio::time::sleep(Duration::from_secs(5)).await;
-        let answer = sequence
-            .generate(&GenerateOptions::new(8))
-            .await
-            .expect("it starts");
-        assert_eq!(answer.text().await.expect("an answer"), SUM.answer());
+        check_answer(&sequence).await;
     });
     corral.wait_until_idle();
 }
@@ -343,9 +339,7 @@ fn session_over_its_quota_is_refused() {
         assert!(retry_after.is_some());
         let model = session.open_model(None).await.expect("the model");
         let sequence = model.sequence(&SUM.question()).await.expect("a sequence");
-        let answer = sequence.generate(&GenerateOptions::new(8)).await;
-        let answer = answer.expect("sent").text().await;
-        assert_eq!(answer.expect("an answer"), SUM.answer());
+        check_answer(&sequence).await;
         let many = sequence.generate(&GenerateOptions::new(1000)).await;
         let refused = many.expect("sent").text().await;
         let Err(Error::Call(CallError::NotGranted { detail })) = refused else {

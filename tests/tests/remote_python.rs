@@ -1,6 +1,6 @@
 //! Programs in Python outside WebAssembly, over a session: the package `corral_remote`. They lie in `remote_python`.
 
-use corral_tests::{Corral, RELIABLE_SUMS, Sum, TIMEOUT, artifacts, run, run_command, scratch_dir};
+use corral_tests::{Corral, RELIABLE_SUMS, Sum, TIMEOUT, artifacts, key_file, run_command};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -194,11 +194,8 @@ fn busy_program_keeps_its_lease() {
 
 #[test]
 fn bad_key_is_named() {
-    let file = scratch_dir().join("keys.toml");
-    let file = file.to_str().expect("UTF-8");
-    let made = run(["keys", "new", "--tenant", "alice", "--append", file]);
-    let key = made.stdout.lines().next().expect("a key").to_owned();
-    let corral = start(&["--keys", file]);
+    let (file, key) = key_file();
+    let corral = start(&["--keys", &file]);
     let url = url(&corral);
     let found = lines("errors", &[&url, "", "ck_wrong", "two\nlines", &key]);
     for refused in &found[..2] {
@@ -214,14 +211,11 @@ fn bad_key_is_named() {
 
 #[test]
 fn session_over_its_quota_is_refused() {
-    let file = scratch_dir().join("keys.toml");
-    let name = file.to_str().expect("UTF-8");
-    let made = run(["keys", "new", "--tenant", "alice", "--append", name]);
-    let key = made.stdout.lines().next().expect("a key").to_owned();
+    let (file, key) = key_file();
     let limits = "[tenant.alice]\nconcurrent-requests = 1\ntokens-per-request = 100\n";
     let keys = std::fs::read_to_string(&file).expect("readable") + limits;
     std::fs::write(&file, keys).expect("own directory");
-    let corral = start(&["--keys", name]);
+    let corral = start(&["--keys", &file]);
     let [second, text, many, left] = &lines("quota", &[&url(&corral), &key])[..] else {
         panic!("it prints four lines");
     };

@@ -1,16 +1,10 @@
 //! Slow clients are dropped within bounds, and others notice nothing.
 
-use corral_tests::{Corral, TIMEOUT, distinct_sums, raw_exchange};
+use corral_tests::{Corral, TIMEOUT, raw_exchange};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
-
-fn check_sums(corral: &Corral, count: usize) {
-    for sum in distinct_sums(count) {
-        assert_eq!(corral.text(&sum.question()), sum.answer());
-    }
-}
 
 #[test]
 fn half_sent_heads_are_closed() {
@@ -34,7 +28,7 @@ fn half_sent_heads_are_closed() {
             stream
         })
         .collect();
-    check_sums(&corral, 20);
+    corral.check_sums(20);
     for (number, stream) in slow.iter_mut().enumerate() {
         stream.set_read_timeout(Some(TIMEOUT)).expect("a limit");
         // A byte now and then does not help: the limit covers the whole head.
@@ -46,7 +40,7 @@ fn half_sent_heads_are_closed() {
         assert!(!answer.contains(" 200 "), "{number}: {answer}");
     }
     assert!(begun.elapsed() >= Duration::from_secs(3));
-    check_sums(&corral, 5);
+    corral.check_sums(5);
     corral.wait_until("only one connection is left", |metrics| {
         metrics.get("corral_http_connections") <= 1.0
     });
@@ -74,7 +68,7 @@ fn stalled_body_gets_408() {
             assert!(answer.contains("\"request-timeout\""), "{answer}");
         }
     }
-    check_sums(&corral, 2);
+    corral.check_sums(2);
     corral.wait_until_idle();
 }
 
@@ -85,7 +79,7 @@ fn client_that_reads_nothing_is_dropped() {
     corral.wait_until("the plugin runs", |metrics| {
         metrics.get("corral_plugin_instances") == 1.0
     });
-    check_sums(&corral, 5);
+    corral.check_sums(5);
     corral.wait_until("the client is dropped", |metrics| {
         metrics.get("corral_plugin_instances") == 0.0
     });

@@ -1,7 +1,7 @@
 //! Plugins under the command line of wasmtime: with a script, and with the models of a Corral host. The results are those
 //! of the same plugin on the host, and the engine computes no more tokens.
 
-use corral_tests::{Corral, Program, RELIABLE_SUMS, Sum, run, scratch_dir};
+use corral_tests::{Corral, Program, RELIABLE_SUMS, Sum, key_file, run, scratch_dir};
 use serde_json::{Value, json};
 
 const SUM: Sum = RELIABLE_SUMS[0];
@@ -259,11 +259,8 @@ fn end_of_client_frees_its_sequences() {
 
 #[test]
 fn session_needs_a_key_where_the_host_does() {
-    let file = scratch_dir().join("keys.toml");
-    let file = file.to_str().expect("UTF-8");
-    let made = run(["keys", "new", "--tenant", "alice", "--append", file]);
-    let key = made.stdout.lines().next().expect("a key").to_owned();
-    let corral = start(&[], &["--keys", file]);
+    let (file, key) = key_file();
+    let corral = start(&[], &["--keys", &file]);
     let program = Program::remote("generate", &corral);
     let ended = program.run(&[], &["12+7="]);
     assert_ne!(ended.code, Some(0), "{ended:?}");
