@@ -103,9 +103,17 @@ async fn serve_until_stopped(
         ..startup::outbound()
     };
     let services = tokio::select! {
-        loaded = load(&args, &models, store, outbound, secrets) => loaded?,
+        loaded = load(&args, &models, store, outbound, secrets) => match loaded {
+            Ok(services) => services,
+            Err(error) => {
+                tracing::error!(target: "corral", "the server cannot start: {}", error.message(false));
+                send_rest(telemetry, FORCED_TIMEOUT).await;
+                return Err(error);
+            }
+        },
         () = stop.next() => {
             startup::shut_down(models, &args.models, stop.next()).await;
+            send_rest(telemetry, FORCED_TIMEOUT).await;
             return Ok(ExitCode::SUCCESS);
         }
     };
@@ -153,12 +161,12 @@ async fn serve_until_stopped(
         // Steps end soon; prefixes are not written to the end.
         true => {
             let soon = tokio::time::sleep(FORCED_TIMEOUT);
-            let ending = startup::shut_down(models, &args.models, soon);
-            tokio::join!(ending, send_rest(telemetry, FORCED_TIMEOUT));
+            startup::shut_down(models, &args.models, soon).await;
+            send_rest(telemetry, FORCED_TIMEOUT).await;
         }
         false => {
-            let ending = startup::shut_down(models, &args.models, stop.next());
-            tokio::join!(ending, send_rest(telemetry, startup::STEPS_TIMEOUT));
+            startup::shut_down(models, &args.models, stop.next()).await;
+            send_rest(telemetry, startup::STEPS_TIMEOUT).await;
         }
     }
     // The operator set the grace period, but a second signal may come from anywhere.

@@ -70,7 +70,10 @@ impl Output {
 
     /// Logs the line that has no end yet.
     pub(crate) fn end_call(&self) {
-        self.writer().end_call();
+        let mut writer = self.writer();
+        writer.end_call();
+        // A trace is sent once nothing holds it.
+        writer.origin.trace = None;
     }
 
     /// Logs a line of this level.

@@ -411,7 +411,11 @@ impl Plugin {
         options: &CallOptions,
     ) -> Result<Call, CallError> {
         let plugin = &*self.0;
-        let trace = options.trace.as_ref().filter(|trace| trace.is_sampled());
+        let trace = options
+            .trace
+            .as_ref()
+            // A call of another deployment is a part of its caller's.
+            .filter(|trace| trace.is_sampled() && options.depth == 0);
         let queued_since = trace.map(|_| std::time::Instant::now());
         let mut limit = plugin.limits.time.min(MAX_TIME);
         if let Some(deadline) = options.deadline {

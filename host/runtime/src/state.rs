@@ -175,6 +175,9 @@ impl State {
         self.quota_permit = None;
         self.usage = Arc::default();
         self.trace = None;
+        // It holds the permit of the quota, the caller and the trace.
+        let memory = self.limiter.memory();
+        self.outbound = Outbound::new(&self.grants, &self.counters, memory, None);
         self.sampler_outputs = None;
         self.log_output = None;
         self.log_origin = None;

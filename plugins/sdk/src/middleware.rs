@@ -8,7 +8,7 @@
 use std::pin::Pin;
 use std::rc::Rc;
 
-use crate::bindings::next_handler::wasi::http::handler;
+use crate::bindings::next_handler::wasi::http0_3_0::handler;
 use crate::http::serve::{HostRequest, HostResponse};
 use crate::http::{Request, Response};
 use crate::{Error, http};

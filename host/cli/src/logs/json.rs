@@ -73,7 +73,9 @@ where
         event: &Event<'_>,
     ) -> fmt::Result {
         let mut line = Fields(Map::new());
-        for span in context.event_scope().into_iter().flatten() {
+        let scope = context.event_scope();
+        // The fields of the innermost span count.
+        for span in scope.into_iter().flat_map(|scope| scope.from_root()) {
             let extensions = span.extensions();
             let fields = extensions.get::<FormattedFields<JsonFields>>();
             let fields = fields.and_then(|fields| serde_json::from_str(&fields.fields).ok());

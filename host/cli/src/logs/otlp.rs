@@ -80,10 +80,16 @@ where
         if !is_own && level > Level::WARN {
             return;
         }
+        // What the export logs must not be exported: it would fail again.
+        if target.starts_with("corral_server::telemetry") {
+            return;
+        }
         let mut fields = SpanFields::default();
         event.record(&mut fields);
         let mut log = LogEvent::new(level, target);
-        for span in context.event_scope(event).into_iter().flatten() {
+        let scope = context.event_scope(event);
+        // The fields of the innermost span count.
+        for span in scope.into_iter().flat_map(|scope| scope.from_root()) {
             if let Some(of_span) = span.extensions().get::<SpanFields>() {
                 for (name, value) in &of_span.0 {
                     log.add(name, value.clone());

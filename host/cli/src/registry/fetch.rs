@@ -4,7 +4,7 @@ use super::client::{Access, RepositoryClient};
 use super::push::refused;
 use super::{ArtifactArgs, default_name, read_verify_key};
 use crate::Error;
-use crate::deploy::{ManifestArgs, PreparedManifest, Upload, plain_manifest};
+use crate::deploy::{ConfigurationArg, ManifestArgs, PreparedManifest, Upload, plain_manifest};
 use bytes::Bytes;
 use corral_server::deployments::artifact::{
     ArtifactReference, ArtifactRequest, ArtifactSignature, Descriptor, ImageManifest,
@@ -73,7 +73,11 @@ pub(super) fn fetch(
         ));
     }
     let source = reference.pinned(found);
-    let signatures = signatures(&client, found)?;
+    let signatures = match key {
+        Some(_) => signatures(&client, found)?,
+        // The server may need them; it says so if they are missing.
+        None => signatures(&client, found).unwrap_or_default(),
+    };
     if let Some(key) = key {
         key.check(&signatures, found)
             .map_err(|error| refused(&source, &error))?;
@@ -112,9 +116,10 @@ pub(crate) fn fetch_to_deploy(
     args: &ManifestArgs,
     artifact: &ArtifactArgs,
 ) -> Result<Deployable, Error> {
-    if !args.linked.is_empty() {
+    if !args.linked.is_empty() || !args.middleware.is_empty() {
         return Err(Error::usage(
-            "--linked is for a component (FILE.wasm); link the artefact's components in a corral.toml and push that",
+            "--linked and --middleware are for a component (FILE.wasm); name the components in a corral.toml and push \
+             that",
         ));
     }
     let fetched = fetch(reference, artifact)?;
@@ -124,10 +129,23 @@ pub(crate) fn fetch_to_deploy(
                 "{reference} has a manifest with a name and routes; remove --name and --route"
             )));
         }
+        (Some(_), _) if !args.configuration.is_empty() => {
+            return Err(Error::usage(format!(
+                "{reference} has a manifest, whose configuration is part of the artefact; remove --config, or push \
+                 another manifest"
+            )));
+        }
         (Some(_), _) | (None, None) => None,
         (None, Some((digest, _))) => {
             let name = default_name(reference);
-            Some(plain_manifest(args, &name, &digest.to_string())?)
+            let mut manifest = plain_manifest(args, &name, &digest.to_string())?;
+            for ConfigurationArg { name, value } in &args.configuration {
+                manifest.configuration.insert(name.clone(), value.clone());
+            }
+            manifest
+                .check()
+                .map_err(|error| Error::failed(error.to_string()))?;
+            Some(manifest)
         }
     };
     let manifest = fetched.manifest.or_else(|| given.clone());

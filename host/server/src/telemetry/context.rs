@@ -12,6 +12,8 @@ use opentelemetry_sdk::trace::{Sampler, SamplingDecision, ShouldSample};
 pub(crate) const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 pub(crate) const TRACE_STATE: HeaderName = HeaderName::from_static("tracestate");
 
+/// Longest `tracestate` that is passed on, as much as every system must: each span has it.
+const MAX_STATE_BYTES: usize = 512;
 /// Length of `traceparent` in version 00, the shortest.
 const PARENT_LENGTH: usize = 55;
 
@@ -51,7 +53,9 @@ impl TraceContext {
         TraceContext {
             trace_id,
             parent: has_parent.then(|| parent.span_id()),
-            state: sampled.trace_state.header(),
+            state: Some(sampled.trace_state.header())
+                .filter(|state| state.len() <= MAX_STATE_BYTES)
+                .unwrap_or_default(),
             is_sampled: sampled.decision == SamplingDecision::RecordAndSample,
         }
     }

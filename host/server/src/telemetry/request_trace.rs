@@ -71,7 +71,7 @@ impl ClientRecord {
         ClientRecord {
             is_tls: connection.is_some_and(|connection| connection.is_tls),
             host: authority
-                .map(|host| host.to_string())
+                .map(|host| host.as_str().chars().take(MAX_HEADER_CHARS).collect())
                 .or_else(|| header(HOST)),
             version: match request.version() {
                 Version::HTTP_2 => "2",

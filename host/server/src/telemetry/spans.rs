@@ -25,6 +25,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Spans of a generation: itself, queue, prefill, decode, delivery.
 const SPANS_OF_GENERATION: usize = 5;
+/// Longest method of a client that a span has.
+const MAX_METHOD_CHARS: usize = 64;
 /// Methods that a span may name.
 const METHODS: [&str; 9] = [
     "CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE",
@@ -301,7 +303,8 @@ impl HttpRecord {
             number("http.response.body.size", self.response_bytes),
         ];
         if method == "_OTHER" {
-            attributes.push(text("http.request.method_original", &*self.method));
+            let original: String = self.method.chars().take(MAX_METHOD_CHARS).collect();
+            attributes.push(text("http.request.method_original", original));
         }
         let status = self.status.map(u64::from);
         attributes.extend(status.map(|code| number("http.response.status_code", code)));
