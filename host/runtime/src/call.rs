@@ -262,6 +262,11 @@ impl Call {
         }
     }
 
+    /// Whether it has time and CPU time left.
+    fn is_within_limits(&self) -> bool {
+        Instant::now() < self.time.deadline && self.meter.used() <= self.limits.cpu
+    }
+
     /// Counts the start of the instance, which began at `began`.
     pub(crate) fn instance_started(&self, began: Instant) {
         self.outcome.process.instance_started(began.elapsed());
@@ -356,6 +361,7 @@ pub(crate) async fn serve(
         return;
     };
     if let Some((idle, owner)) = idle
+        && call.is_within_limits()
         && store.data_mut().end_call()
     {
         drop(call);

@@ -230,6 +230,8 @@ pub struct CallOptions {
     pub usage: Option<Arc<TokenUsage>>,
     /// Receives the last line that the plugin writes to standard error.
     pub last_error_line: Option<Arc<LastLine>>,
+    /// Whom the engines share their time with instead of `tenant`, which alone counts for isolation.
+    pub fairness: Option<Tenant>,
     /// When the first token of a generation is due; only shortens the time of [`Limits::latency`].
     pub first_token: Option<Duration>,
     /// Longest wait for an instance; only shortens [`Limits::time`].

@@ -14,7 +14,7 @@ use crate::output::LogOrigin;
 use crate::plugin::Plugin;
 use crate::quota::QuotaPermit;
 use crate::state::CallContext;
-use corral_engine::{Caller, TokenUsage};
+use corral_engine::{Caller, Tenant, TokenUsage};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri};
 use http_body_util::BodyExt;
 use std::collections::BTreeSet;
@@ -67,6 +67,8 @@ pub(crate) struct DeploymentGrants {
 /// On whose behalf a call calls deployments.
 pub(crate) struct DeploymentCaller {
     caller: Caller,
+    tenant: Tenant,
+    fairness: Option<Tenant>,
     tenant_name: Arc<str>,
     quota_permit: Option<Arc<QuotaPermit>>,
     usage: Arc<TokenUsage>,
@@ -78,6 +80,8 @@ impl DeploymentCaller {
     pub(crate) fn of(context: &CallContext) -> Self {
         Self {
             caller: context.caller,
+            tenant: context.tenant,
+            fairness: context.fairness,
             tenant_name: Arc::clone(&context.tenant_name),
             quota_permit: context.quota_permit.clone(),
             usage: Arc::clone(&context.usage),
@@ -130,7 +134,8 @@ impl DeploymentCaller {
             deadline: self.caller.deadline,
             instance_wait: Some(wait),
             first_token: None,
-            tenant: Some(self.caller.tenant),
+            tenant: Some(self.tenant),
+            fairness: self.fairness,
             tenant_name: tenant_name.cloned(),
             quota_permit,
             usage: Some(Arc::clone(&self.usage)),

@@ -110,8 +110,8 @@ impl IdleInstances {
             expiry: expiry.abort_handle(),
             _permit: permit,
         });
-        drop(waiting);
         self.counters.instances_waiting.increment();
+        drop(waiting);
         if let Some(displaced) = displaced {
             displaced.expiry.abort();
             self.counters.instances_waiting.decrement();

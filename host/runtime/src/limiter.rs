@@ -12,6 +12,8 @@ use wasmtime::ResourceLimiter;
 #[derive(Debug)]
 pub(crate) struct CallMemory {
     used: AtomicUsize,
+    /// Those in the host, until the call ends.
+    in_host: AtomicUsize,
     limit: usize,
 }
 
@@ -21,6 +23,21 @@ impl CallMemory {
         let add = |used: usize| Some(used.saturating_add(bytes)).filter(|sum| *sum <= self.limit);
         let relaxed = Ordering::Relaxed;
         self.used.fetch_update(relaxed, relaxed, add).is_ok()
+    }
+
+    /// Adds bytes in the host until the call ends, unless they would exceed the limit.
+    pub(crate) fn try_add_in_host(&self, bytes: usize) -> bool {
+        let added = self.try_add(bytes);
+        if added {
+            self.in_host.fetch_add(bytes, Ordering::Relaxed);
+        }
+        added
+    }
+
+    /// Forgets the bytes in the host.
+    fn end_call(&self) {
+        let bytes = self.in_host.swap(0, Ordering::Relaxed);
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Whether the bytes are at most half of the limit.
@@ -44,6 +61,7 @@ impl Limiter {
     pub(crate) fn new(limit: usize, meter: Arc<Meter>, counters: Arc<DeploymentCounters>) -> Self {
         let memory = CallMemory {
             used: AtomicUsize::new(0),
+            in_host: AtomicUsize::new(0),
             limit,
         };
         Self {
@@ -64,7 +82,7 @@ impl Limiter {
     /// # Errors
     /// If the instance would exceed its limit. The caller must end the instance.
     pub(crate) fn count_host_bytes(&mut self, bytes: usize) -> wasmtime::Result<()> {
-        if !self.memory.try_add(bytes) {
+        if !self.memory.try_add_in_host(bytes) {
             self.meter.refuse_memory();
             wasmtime::bail!(
                 "the plugin and what it stores in the host would need more than its {} bytes",
@@ -79,7 +97,7 @@ impl Limiter {
     pub(crate) fn end_call(&mut self) -> bool {
         let bytes = self.host_bytes.get();
         self.host_bytes.remove(bytes);
-        self.memory.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.memory.end_call();
         self.memory.is_half_free()
     }
 }
@@ -163,7 +181,10 @@ mod tests {
     fn bytes_in_the_host_end_with_their_call() {
         let mut limiter = Limiter::new(100, Arc::default(), Arc::default());
         assert!(limiter.memory_growing(0, 40, None).unwrap());
-        limiter.count_host_bytes(60).unwrap();
+        limiter.count_host_bytes(50).unwrap();
+        // Headers of a response.
+        assert!(limiter.memory().try_add_in_host(10));
+        assert!(!limiter.memory().try_add_in_host(1));
         assert!(limiter.end_call());
         limiter.count_host_bytes(60).unwrap();
         assert!(limiter.end_call());

@@ -113,6 +113,8 @@ impl Meter {
     /// Begins another call of the instance.
     pub(crate) fn reset(&self) {
         self.used.store(0, Ordering::Relaxed);
+        // Takes a report that the last call did not wait for.
+        std::pin::pin!(self.exhausted.notified()).enable();
     }
 
     /// Whether the guest was ever refused memory.

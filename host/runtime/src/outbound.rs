@@ -21,9 +21,11 @@ use crate::deployment_calls::{DeploymentCaller, DeploymentGrants, MAX_DEPTH, cal
 use crate::limiter::CallMemory;
 use crate::state::StoreGrants;
 use crate::trace::CallTrace;
+use crate::use_count::UseCount;
 use address::is_public;
 use grant::Target;
 use http::Method;
+use http_body_util::BodyExt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -84,6 +86,8 @@ struct CallOutbound {
     /// Headers of responses count as memory of the call.
     memory: Arc<CallMemory>,
     warnings: AtomicU32,
+    /// Requests whose connection, or whose response of a deployment, is open.
+    open: UseCount,
     trace: OnceLock<Arc<dyn CallTrace>>,
 }
 
@@ -137,8 +141,14 @@ impl Outbound {
             counters: Arc::clone(counters),
             memory: Arc::clone(memory),
             warnings: AtomicU32::new(0),
+            open: UseCount::default(),
             trace: OnceLock::new(),
         }))
+    }
+
+    /// Whether no request is open.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.0.open.get() == 0
     }
 
     /// Makes the requests part of this trace. Later calls have no effect.
@@ -215,7 +225,14 @@ impl CallOutbound {
         let response = response
             .map_err(|_| Failure::refused(Error::HttpResponseTimeout, OutboundRefusal::Time))?;
         exchange::count_headers(response.headers(), &self.memory)?;
-        Ok(response)
+        let open = self.open.guard();
+        Ok(response.map(|body| {
+            let keep_open = move |frame| {
+                let _open = &open;
+                frame
+            };
+            body.map_frame(keep_open).boxed_unsync()
+        }))
     }
 
     /// Counts a failed request, and logs why.

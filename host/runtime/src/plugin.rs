@@ -259,6 +259,8 @@ impl Plugin {
         };
         let caller = self.caller(&call, &options);
         let context = CallContext {
+            tenant: options.tenant.unwrap_or(self.tenant()),
+            fairness: options.fairness,
             tenant_name: options.tenant_name.unwrap_or_default(),
             quota_permit: options.quota_permit,
             usage: options.usage.unwrap_or_default(),
@@ -268,7 +270,7 @@ impl Plugin {
         };
         let idle = plugin.idle.as_ref().map(|idle| {
             let owner = InstanceOwner {
-                tenant: context.caller.tenant,
+                tenant: context.tenant,
                 name: Arc::clone(&context.tenant_name),
             };
             (Arc::clone(idle), owner)
@@ -442,6 +444,7 @@ impl Plugin {
 
     /// On whose behalf the engines run the requests of a call.
     fn caller(&self, call: &Call, options: &CallOptions) -> Caller {
+        let tenant = options.tenant.unwrap_or(self.tenant());
         // The owner of a scope, under a name that is the same after a restart.
         let owner = match &options.tenant_name {
             _ if call.limits.share_prefixes => PrefixOwner::new("shared", ""),
@@ -449,8 +452,13 @@ impl Plugin {
             None => PrefixOwner::new("deployment", &self.0.name),
         };
         Caller {
-            tenant: options.tenant.unwrap_or(self.tenant()),
-            prefix_group: call.limits.share_prefixes.then_some(0),
+            tenant: options.fairness.unwrap_or(tenant),
+            prefix_group: match options.fairness {
+                _ if call.limits.share_prefixes => Some(0),
+                // Whoever the time is shared with, prefixes are the tenant's.
+                Some(_) => Some(tenant.0.saturating_add(1)),
+                None => None,
+            },
             prefix_owner: Some(owner),
             priority: Priority(call.limits.priority),
             latency: match options.first_token {

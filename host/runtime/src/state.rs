@@ -19,7 +19,7 @@ use crate::sampling::bindings::SamplingPre;
 use crate::sampling::resources::SamplerResources;
 use crate::tokenization::TokenizationPermits;
 use crate::trace::CallTrace;
-use corral_engine::{Caller, ModelLease, TokenUsage};
+use corral_engine::{Caller, ModelLease, Tenant, TokenUsage};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use wasmtime::component::ResourceTable;
@@ -53,6 +53,9 @@ pub(crate) struct StoreGrants {
 /// What belongs to one call of an HTTP handler.
 pub(crate) struct CallContext {
     pub(crate) caller: Caller,
+    /// The tenant, and whom the engines share their time with instead.
+    pub(crate) tenant: Tenant,
+    pub(crate) fairness: Option<Tenant>,
     pub(crate) tenant_name: Arc<str>,
     pub(crate) quota_permit: Option<Arc<QuotaPermit>>,
     pub(crate) usage: Arc<TokenUsage>,
@@ -177,6 +180,7 @@ impl State {
         self.trace = None;
         // It holds the permit of the quota, the caller and the trace.
         let memory = self.limiter.memory();
+        let is_idle = self.outbound.is_idle();
         self.outbound = Outbound::new(&self.grants, &self.counters, memory, None);
         self.sampler_outputs = None;
         self.log_output = None;
@@ -188,7 +192,7 @@ impl State {
             self.leases.clear();
         }
         let has_memory = self.limiter.end_call() && !self.meter.memory_refused();
-        is_empty && has_memory && self.table.iter_mut().count() <= RESOURCES / 2
+        is_empty && is_idle && has_memory && self.table.iter_mut().count() <= RESOURCES / 2
     }
 
     /// The trace of the call, if it wants to know what happens.

@@ -197,7 +197,7 @@ async fn route(
         cancel,
     }));
     let hints = state.trusted_proxies.hints(&head.headers, &head.extensions);
-    let tenant = hints.tenant.or(holder.as_ref().map(|holder| holder.tenant));
+    let tenant = holder.as_ref().map(|holder| holder.tenant);
     if let Some(memory) = state.memory.get() {
         details.memory_permit = Some(memory.admit(tenant).await?);
     }
@@ -228,6 +228,7 @@ async fn route(
         quota_permit,
         usage: Some(Arc::clone(&details.usage)),
         last_error_line: last_error_line.clone(),
+        fairness: hints.tenant,
         first_token: hints.first_token,
         trace: details.trace.clone().map(|trace| trace as _),
         ..CallOptions::default()

@@ -6,6 +6,7 @@ use super::{CallOutbound, Failure, OutboundAccess};
 use crate::counters::{DeploymentCounters, OutboundRefusal};
 use crate::http_bytes::header_bytes;
 use crate::limiter::CallMemory;
+use crate::use_count::UseGuard;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Request, Response, Uri};
@@ -60,7 +61,8 @@ pub(super) async fn exchange(
     let connecting = client.connect(access, target, request.method(), &options, counters);
     let (connection, permit) = connecting.await?;
     let first_byte = shorter(options.first_byte_timeout, FIRST_BYTE_TIME);
-    let (response, driver) = send(connection, permit, request, counters, first_byte).await?;
+    let open = (permit, call.open.guard());
+    let (response, driver) = send(connection, open, request, counters, first_byte).await?;
     count_headers(response.headers(), &call.memory)?;
     let announced = response.headers().get(CONTENT_LENGTH);
     let announced: Option<u64> = announced.and_then(|length| length.to_str().ok()?.parse().ok());
@@ -87,7 +89,7 @@ pub(super) async fn exchange(
 /// Sends the request and waits for the head of its response.
 async fn send(
     connection: Box<dyn Connection>,
-    permit: ConnectionPermit,
+    open: (ConnectionPermit, UseGuard),
     mut request: Request<WasiBody>,
     counters: &Arc<DeploymentCounters>,
     first_byte: Duration,
@@ -142,7 +144,7 @@ async fn send(
     };
     let response = response.map_err(|error| failure(&error))?;
     let driving = async move {
-        let _permit = permit;
+        let _open = open;
         match is_driven {
             true => driver.await.map_err(|error| failure(&error).error),
             false => Ok(()),
@@ -177,7 +179,7 @@ pub(super) fn count_headers(headers: &HeaderMap, memory: &CallMemory) -> Result<
     let bytes = headers
         .map(|(name, value)| header_bytes(name.as_str().len(), value.as_bytes()))
         .sum();
-    match memory.try_add(bytes) {
+    match memory.try_add_in_host(bytes) {
         true => Ok(()),
         false => {
             let error = Error::HttpResponseHeaderSectionSize(u32::try_from(bytes).ok());
