@@ -513,7 +513,17 @@ fn disabled_telemetry_is_off() {
 #[test]
 fn unusable_endpoint_is_a_usage_error() {
     for check in [&[][..], &["--check"]] {
-        let line = [&["serve", "--otlp-endpoint", "localhost:4317"], check].concat();
+        let line = [
+            &[
+                "serve",
+                "--model",
+                "m.gguf",
+                "--otlp-endpoint",
+                "localhost:4317",
+            ],
+            check,
+        ]
+        .concat();
         let ended = run(line);
         assert_eq!(ended.code, Some(2), "{ended:?}");
         let expected = "is no URL of a collector; write e.g. http://localhost:4318";

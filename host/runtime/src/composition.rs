@@ -40,6 +40,10 @@ use world::World;
 const PACKAGES: [&str; 3] = ["corral:inference/", "wasi:keyvalue/", "wasi:config/"];
 const OUTBOUND: [&str; 2] = ["wasi:http/client@0.3.0", "wasi:http/outgoing-handler@0.2.0"];
 
+const INFERENCE: &str = "corral:inference/";
+/// Functions of `corral:inference` that read and write bodies and use no model. The SDK calls them in every handler.
+const BODY_FUNCTIONS: [&str; 2] = ["collect", "frame"];
+
 /// A handler and its linked components.
 #[derive(Debug)]
 pub(crate) struct PluginComponents {
@@ -425,6 +429,12 @@ fn check_imports(
         return Err(PluginError::imports(component, unknown));
     }
     let needs_grant = |import: &&String| {
+        let is_body = interface == HTTP_3
+            && import.starts_with(INFERENCE)
+            && world.has_at_most(import, &BODY_FUNCTIONS);
+        if is_body {
+            return false;
+        }
         PACKAGES.iter().any(|package| import.starts_with(package))
             || OUTBOUND
                 .iter()
