@@ -105,7 +105,7 @@ fn artifact(component: &str, name: &str) -> Value {
         "schemaVersion": 2,
         "config": layer("application/vnd.wasm.config.v0+json"),
         "layers": [layer("application/wasm")],
-        "annotations": {"corral.manifest.v1": manifest(name, component, json!({})).to_string()},
+        "annotations": {"corral.manifest.v1": manifest(name, component, json!({"jobs": {}})).to_string()},
     });
     let image = image.to_string();
     json!({
