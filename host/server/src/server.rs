@@ -197,6 +197,7 @@ impl Server {
 
     /// Starts to serve requests. Only the first call has an effect.
     pub fn serve(&self, services: Services) {
+        services.deployments.open_to_plugins();
         let guard = MemoryGuard::start(self.memory.clone(), services.models.clone());
         match guard {
             // Set already only if the services are.

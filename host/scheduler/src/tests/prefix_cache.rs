@@ -301,7 +301,9 @@ fn longer_entry_replaces_shorter_only_if_truncatable() {
                 report_computed(&mut scheduler, &step, &ended[..usize::from(said == steps)]);
             }
         }
-        let lengths: Vec<_> = scheduler.entries().map(|entry| entry.tokens).collect();
+        let mut entries: Vec<_> = scheduler.entries().collect();
+        entries.sort_by_key(|entry| entry.id);
+        let lengths: Vec<_> = entries.iter().map(|entry| entry.tokens).collect();
         assert_eq!(lengths, kept, "{prefix_cache} {can_truncate}");
     }
 }

@@ -243,7 +243,7 @@ mod tests {
         };
         let expected = json!({
             "model": "tiny", "entry": 4, "deployment": "/chat", "adapter": 0, "tokens": 7, "hits": 3,
-            "location": "disk", "retained": false,
+            "shared_tokens": 0, "location": "disk", "retained": false,
         });
         assert_eq!(entry_json("tiny", &entry, Some("/chat")), expected);
     }

@@ -161,7 +161,7 @@ impl Deployments {
             calls: runtime.max_calls(),
             memory: corral_engine::machine_memory(),
         };
-        let inner = Arc::new(Inner {
+        Deployments(Arc::new(Inner {
             runtime,
             capacity,
             store,
@@ -176,10 +176,13 @@ impl Deployments {
             refused_compilations: Mutex::default(),
             change_permits: Arc::new(Semaphore::new(MAX_CHANGES)),
             triggers: OnceLock::new(),
-        });
-        let directory = Directory(Arc::downgrade(&inner));
-        inner.runtime.set_directory(Arc::new(directory));
-        Deployments(inner)
+        }))
+    }
+
+    /// Lets plugins call deployments.
+    pub(crate) fn open_to_plugins(&self) {
+        let directory = Directory(Arc::downgrade(&self.0));
+        self.0.runtime.set_directory(Arc::new(directory));
     }
 
     /// Opens the jobs and the records of schedules in the store, if there is one.
