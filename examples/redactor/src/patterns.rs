@@ -84,7 +84,7 @@ fn has_check_digit(number: &str) -> bool {
             _ => 2 * digit,
         })
         .sum();
-    sum % 10 == 0
+    sum.is_multiple_of(10)
 }
 
 #[cfg(test)]
