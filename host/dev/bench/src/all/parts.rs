@@ -135,7 +135,7 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
     parts.push(programs_part(args));
     parts.push(prefill_part(args));
     // The longest part is last: it gets the time that the others left, and that of a missing peer.
-    let mut minutes = 7;
+    let mut minutes = 6;
     if args.openai_peer.is_none() {
         minutes += PEER_MINUTES + PROGRAM_MINUTES;
     }
