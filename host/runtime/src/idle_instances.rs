@@ -82,7 +82,7 @@ impl IdleInstances {
         Some(instance)
     }
 
-    /// Lets an instance wait, or drops it if it has reached its limits or no place is free.
+    /// Lets an instance wait, or drops it if it has reached its limits or no permit is free.
     pub(crate) fn put(self: &Arc<Self>, owner: InstanceOwner, instance: ReusedInstance) {
         let left = self.reuse.age.saturating_sub(instance.started.elapsed());
         if instance.calls >= self.reuse.calls || left.is_zero() {
@@ -93,7 +93,7 @@ impl IdleInstances {
             return;
         };
         let mut waiting = self.lock();
-        // The longest waiting makes way: its owner has called least.
+        // Evicts the instance that has waited longest: its owner calls least.
         let displaced = match waiting.len() >= self.reuse.instances {
             true if waiting.is_empty() => return,
             true => Some(waiting.remove(0)),

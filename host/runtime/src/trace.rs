@@ -2,7 +2,7 @@
 //!
 //! The server implements [`CallTrace`] and makes spans of what it gets; this crate knows neither spans nor their format. A
 //! call has a trace only while telemetry is on. One that is not [sampled](CallTrace::is_sampled) passes its headers on
-//! and is told nothing.
+//! and records nothing.
 
 use crate::call_error::CallError;
 use corral_engine::GenerationSink;

@@ -36,6 +36,15 @@ pub use text_events::EventFormat;
 #[macro_export]
 macro_rules! handler {
     ($handle:path) => {
+        $crate::export_http!($crate::http::serve::serve, $handle);
+    };
+}
+
+/// Exports `wasi:http/handler`, answered by `$serve` with the plugin's function.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! export_http {
+    ($serve:path, $handle:path) => {
         #[allow(unsafe_code)]
         const _: () = {
             struct Exported;
@@ -46,7 +55,7 @@ macro_rules! handler {
                     $crate::bindings::wasip3::http::types::Response,
                     $crate::bindings::wasip3::http::types::ErrorCode,
                 > {
-                    $crate::http::serve::serve(request, $handle).await
+                    $serve(request, $handle).await
                 }
             }
     $crate::bindings::wasip3::http::service::export!(Exported with_types_in $crate::bindings::wasip3);

@@ -98,21 +98,7 @@ pub async fn serve<E: Into<Response>>(
 #[macro_export]
 macro_rules! middleware {
     ($handle:path) => {
-        #[allow(unsafe_code)]
-        const _: () = {
-            struct Exported;
-            impl $crate::bindings::wasip3::exports::http::handler::Guest for Exported {
-                async fn handle(
-                    request: $crate::bindings::wasip3::http::types::Request,
-                ) -> ::core::result::Result<
-                    $crate::bindings::wasip3::http::types::Response,
-                    $crate::bindings::wasip3::http::types::ErrorCode,
-                > {
-                    $crate::middleware::serve(request, $handle).await
-                }
-            }
-    $crate::bindings::wasip3::http::service::export!(Exported with_types_in $crate::bindings::wasip3);
-        };
+        $crate::export_http!($crate::middleware::serve, $handle);
     };
 }
 

@@ -1,4 +1,4 @@
-//! `WWW-Authenticate`: how a registry wants to be told who asks. See RFC 9110, section 11.
+//! Parses `WWW-Authenticate`, the challenge of a registry that requires a login. See RFC 9110, section 11.
 
 use http::HeaderMap;
 use http::header::WWW_AUTHENTICATE;

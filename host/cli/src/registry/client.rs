@@ -1,8 +1,8 @@
 //! The client of a registry's repository: gets and puts image manifests and blobs, as the OCI distribution specification
 //! 1.1 says.
 //!
-//! It answers the registry's challenge with the login, sends what authorizes it to the registry's own origin and the server
-//! of tokens only, checks digests and lengths of all that it gets, and tries again what may pass.
+//! It answers the registry's challenge with the login. Logins and tokens go to the registry's own origin and its token server
+//! only. The client checks digest and length of every blob, and repeats requests that failed for a passing reason.
 
 mod error;
 
@@ -36,7 +36,7 @@ use ureq::{Agent, AsSendBody, Body, SendBody};
 
 /// Longest request with its response: a component of 64 MiB takes that at 1 Mbit/s.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
-/// Largest response of a server of tokens.
+/// Largest response of a token server.
 const MAX_TOKEN_BYTES: u64 = 1 << 20;
 /// Bytes of a read.
 const BUFFER_BYTES: usize = 64 << 10;

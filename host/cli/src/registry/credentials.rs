@@ -1,4 +1,4 @@
-//! Who asks a registry: from the command line, or docker's login.
+//! The login for a registry: from the command line, or from docker's configuration.
 
 use super::RegistryArgs;
 use crate::Error;

@@ -1,4 +1,4 @@
-//! Makes the parts of an artefact that are no components: its config and its image manifest.
+//! Makes the config and the image manifest of an artefact.
 
 use crate::Error;
 use corral_server::deployments::artifact::{

@@ -100,6 +100,15 @@ fn handler() -> Vec<u8> {
     wat::parse_str(text).unwrap()
 }
 
+/// An import of these functions, whatever their types.
+fn inference(functions: &[&str]) -> String {
+    let functions = functions
+        .iter()
+        .map(|name| format!(r#"(export "{name}" (func))"#));
+    let functions = functions.collect::<String>();
+    format!(r#"(import "corral:inference/inference-async@0.1.0" (instance {functions}))"#)
+}
+
 fn with_middleware(handler: Vec<u8>, middleware: Vec<(Vec<u8>, bool)>) -> PluginComponents {
     let linked = |(bytes, inherit): (Vec<u8>, bool)| LinkedBytes {
         bytes: bytes.into(),
@@ -196,6 +205,22 @@ fn unfit_middleware_is_refused_with_reason() {
             with_middleware(handler(), vec![(pass(MODELS), true)]),
             "",
             "",
+        ),
+        (
+            with_middleware(
+                handler(),
+                vec![(pass(&inference(&["collect", "frame"])), false)],
+            ),
+            "",
+            "",
+        ),
+        (
+            with_middleware(
+                handler(),
+                vec![(pass(&inference(&["collect", "generate"])), false)],
+            ),
+            "linked-import-refused",
+            "corral:inference/inference-async@0.1.0; build it without",
         ),
         (
             with_middleware(exporting("", HTTP_2), vec![(pass(""), false)]),

@@ -115,15 +115,23 @@ impl ImageManifest {
         let manifest: Manifest = serde_json::from_str(text)
             .map_err(|error| ArtifactError::Manifest(error.to_string()))?;
         manifest.check()?;
-        let named = manifest
-            .digests()
-            .map_err(|error| ArtifactError::Manifest(error.to_string()))?;
-        for digest in named {
-            if !components.iter().any(|layer| layer.digest == digest) {
-                return Err(ArtifactError::MissingComponent(digest));
-            }
-        }
+        check_components(&manifest, &components)?;
         Ok((components, Some(manifest)))
+    }
+}
+
+/// Checks that an artefact with these components holds all that its deployment's manifest names.
+pub(super) fn check_components(
+    manifest: &Manifest,
+    components: &[&Descriptor],
+) -> Result<(), ArtifactError> {
+    let named = manifest
+        .digests()
+        .map_err(|error| ArtifactError::Manifest(error.to_string()))?;
+    let is_missing = |digest: &Digest| !components.iter().any(|layer| layer.digest == *digest);
+    match named.into_iter().find(is_missing) {
+        Some(digest) => Err(ArtifactError::MissingComponent(digest)),
+        None => Ok(()),
     }
 }
 

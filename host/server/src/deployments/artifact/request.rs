@@ -4,7 +4,7 @@ use super::super::digest::Digest;
 use super::super::manifest::Manifest;
 use super::super::name::DeploymentName;
 use super::error::ArtifactError;
-use super::image_manifest::ImageManifest;
+use super::image_manifest::{ImageManifest, check_components};
 use super::reference::ArtifactReference;
 use super::signature::{ArtifactSignature, VerifyKey};
 use data_encoding::BASE64;
@@ -63,14 +63,7 @@ impl ArtifactRequest {
             });
         }
         // What the artefact says about its origin holds for all of the deployment.
-        let named = manifest
-            .digests()
-            .map_err(|error| ArtifactError::Manifest(error.to_string()))?;
-        for digest in named {
-            if !components.iter().any(|layer| layer.digest == digest) {
-                return Err(ArtifactError::MissingComponent(digest));
-            }
-        }
+        check_components(&manifest, &components)?;
         Ok(manifest)
     }
 }
