@@ -39,11 +39,11 @@ const OF_HTTP: [&str; 6] = [
 ];
 
 #[test]
-fn http_bench_measures_corral_and_peer() {
+fn http_bench_measures_corral_traced_and_peer() {
     let corral = Corral::start();
     let peer = url(&corral);
     let line = format!("http --path /classic --peer {peer} --connections 1,2 --requests 20");
-    let line = format!("{line} --rounds 1 --json");
+    let line = format!("{line} --rounds 1 --traces --json");
     let ended = bench(&line, &[plugin("classic")]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     // Both respond with the path.
@@ -54,7 +54,14 @@ fn http_bench_measures_corral_and_peer() {
     let servers = rows(&found)
         .iter()
         .map(|row| [&row["connections"], &row["server"]]);
-    let expected = json!([[1, "corral"], [1, "peer"], [2, "corral"], [2, "peer"]]);
+    let expected = json!([
+        [1, "corral"],
+        [1, "traced"],
+        [1, "peer"],
+        [2, "corral"],
+        [2, "traced"],
+        [2, "peer"],
+    ]);
     assert_eq!(json!(servers.collect::<Vec<_>>()), expected);
     for row in rows(&found) {
         check_positive(row, &OF_HTTP);
@@ -69,7 +76,7 @@ fn http_bench_measures_corral_and_peer() {
         ] {
             assert_eq!(row[one], row[middle], "{one} in {row}");
         }
-        match row["server"] == "corral" {
+        match row["server"] != "peer" {
             true => check_positive(row, &["cpu_s"]),
             // The CPU time of the peer is unknown.
             false => assert_eq!((row.get("cpu_s"), &row["ratio"]), (None, &json!(1.0))),

@@ -1,11 +1,12 @@
 //! `corral-bench http`: requests over loopback that a plugin answers without a model.
 //!
 //! It measures the path of a request: connection, route, new instance, response. The server runs in this process on
-//! threads of its own, and one more thread is all clients. The same clients measure a peer in turns, and servers whose component
-//! has middleware.
+//! threads of its own, and one more thread is all clients. The same clients measure a peer in turns, servers whose component
+//! has middleware, and a server that sends traces.
 
 use crate::args::check_distinct;
-use crate::local_server::{client_runtime, serve_linked};
+use crate::local_server::{client_runtime, serve_with};
+use crate::trace_collector::TraceCollector;
 use bytes::Bytes;
 use clap::Args;
 use corral_cli::args::whole;
@@ -19,7 +20,7 @@ use corral_cli::terminal::printable;
 use corral_cli::{Error, startup};
 use corral_engine::ModelPool;
 use corral_runtime::{Limits, LinkedComponent, LinkedComponents};
-use corral_server::Server;
+use corral_server::{Server, Telemetry};
 use http::Request;
 use http::header::HOST;
 use http_body_util::{BodyExt, Full, Limited};
@@ -40,6 +41,9 @@ pub(crate) struct HttpArgs {
     /// Middleware that passes requests on, also measured in turns: once and eight times before the component
     #[arg(long, value_name = "FILE")]
     middleware: Option<PathBuf>,
+    /// Also measure, in turns, a server that sends a trace of each request to a collector of this process
+    #[arg(long)]
+    traces: bool,
     /// Server with the same component, http://HOST:PORT, measured in turns with Corral's
     #[arg(long, value_name = "URL")]
     peer: Option<Url>,
@@ -98,8 +102,10 @@ const COLUMNS: [Column; 12] = [
     ("min ratio", "ratio_min", Unit::Thousandths),
     ("max ratio", "ratio_max", Unit::Thousandths),
 ];
-/// The measured servers of this process: name, and length of the chain before the component.
+/// The measured servers of this process: name, and number of middlewares before the component.
 const CHAINS: [(&str, usize); 3] = [("corral", 0), ("1 before", 1), ("8 before", 8)];
+/// The measured server of this process that sends traces.
+const TRACED: &str = "traced";
 /// Columns without those of the peer.
 const OWN_COLUMNS: usize = 9;
 
@@ -110,6 +116,8 @@ struct Target {
     path: String,
     /// Whether it runs in this process, so that its CPU time is known.
     is_local: bool,
+    /// Gets its traces.
+    collector: Option<TraceCollector>,
 }
 
 /// A server with one number of connections, and its figures.
@@ -121,6 +129,8 @@ struct Row {
     cpu: Vec<f64>,
     /// Seconds of each request.
     times: Quantiles,
+    /// Bytes that the collector got in all rounds.
+    traced_bytes: u64,
 }
 
 /// Measures and prints the figures.
@@ -135,15 +145,25 @@ pub(crate) fn measure(args: &HttpArgs) -> Result<(), Error> {
         if length > 0 && args.middleware.is_none() {
             continue;
         }
-        let serving = serve_chain(args, length);
+        let server = server_runtime.block_on(serve_chain(args, length, None))?;
+        targets.push(local_target(name, &server, &args.path, None)?);
+        servers.push(server);
+    }
+    if args.traces {
+        let collector = TraceCollector::start()?;
+        let serving = serve_chain(args, 0, Some(collector.telemetry()?));
         let server = server_runtime.block_on(serving)?;
-        let own = format!("http://{}", server.public_address());
-        let own = own.parse::<Url>().map_err(Error::failed)?;
-        targets.push(target(name, &own, &args.path, true));
+        targets.push(local_target(TRACED, &server, &args.path, Some(collector))?);
         servers.push(server);
     }
     if let Some(peer) = &args.peer {
-        targets.push(target("peer", peer, &args.path, false));
+        targets.push(Arc::new(Target {
+            name: "peer",
+            url: peer.clone(),
+            path: peer.join(&args.path),
+            is_local: false,
+            collector: None,
+        }));
     }
     clients.block_on(probe(&targets))?;
     let mut rows = rows(&args.connections, &targets);
@@ -185,7 +205,11 @@ pub(crate) fn measure(args: &HttpArgs) -> Result<(), Error> {
 }
 
 /// A server with the component behind this many middlewares.
-async fn serve_chain(args: &HttpArgs, length: usize) -> Result<Server, Error> {
+async fn serve_chain(
+    args: &HttpArgs,
+    length: usize,
+    telemetry: Option<Arc<Telemetry>>,
+) -> Result<Server, Error> {
     let models = ModelPool::loaded(Vec::new());
     let middleware = args.middleware.iter().map(|file| LinkedComponent {
         component: file.as_path().into(),
@@ -195,16 +219,25 @@ async fn serve_chain(args: &HttpArgs, length: usize) -> Result<Server, Error> {
         middleware: middleware.cycle().take(length).collect(),
         ..LinkedComponents::default()
     };
-    serve_linked(models, "/", &args.plugin, Limits::default(), linked).await
+    let limits = Limits::default();
+    serve_with(models, "/", &args.plugin, limits, linked, telemetry).await
 }
 
-fn target(name: &'static str, url: &Url, path: &str, is_local: bool) -> Arc<Target> {
-    Arc::new(Target {
+fn local_target(
+    name: &'static str,
+    server: &Server,
+    path: &str,
+    collector: Option<TraceCollector>,
+) -> Result<Arc<Target>, Error> {
+    let url = format!("http://{}", server.public_address());
+    let url = url.parse::<Url>().map_err(Error::failed)?;
+    Ok(Arc::new(Target {
         name,
-        url: url.clone(),
         path: url.join(path),
-        is_local,
-    })
+        url,
+        is_local: true,
+        collector,
+    }))
 }
 
 /// A row for each number of connections and server.
@@ -215,6 +248,7 @@ fn rows(connections: &[u64], targets: &[Arc<Target>]) -> Vec<Row> {
         throughput: Vec::new(),
         cpu: Vec::new(),
         times: Quantiles::default(),
+        traced_bytes: 0,
     };
     let rows = connections
         .iter()
@@ -236,6 +270,20 @@ async fn probe(targets: &[Arc<Target>]) -> Result<(), Error> {
 }
 
 impl Target {
+    /// CPU time of this process without this thread, which must be the clients', and without the collector's: the
+    /// server's.
+    fn cpu_seconds(&self) -> f64 {
+        let collector = self
+            .collector
+            .as_ref()
+            .map_or(0.0, TraceCollector::cpu_seconds);
+        cpu_seconds(ClockId::ProcessCPUTime) - cpu_seconds(ClockId::ThreadCPUTime) - collector
+    }
+
+    fn traced_bytes(&self) -> u64 {
+        self.collector.as_ref().map_or(0, TraceCollector::bytes)
+    }
+
     /// Sends one request; the response must be a success.
     async fn get(&self, connection: &mut Connection) -> Result<Bytes, Error> {
         let request = Request::get(&self.path)
@@ -281,9 +329,12 @@ impl Row {
                 (connection, time)
             }
         };
-        let (cpu, start) = (server_cpu_seconds(), Instant::now());
+        let (cpu, start) = (self.target.cpu_seconds(), Instant::now());
+        let bytes = self.target.traced_bytes();
         let times = closed_loop(&self.target.url, self.connections, 0..requests, ask).await?;
-        let (cpu, seconds) = (server_cpu_seconds() - cpu, start.elapsed().as_secs_f64());
+        let seconds = start.elapsed().as_secs_f64();
+        let cpu = self.target.cpu_seconds() - cpu;
+        let bytes = self.target.traced_bytes() - bytes;
         let times = times.into_iter().collect::<Result<Vec<_>, Error>>()?;
         if counts {
             self.throughput.push(float(requests) / seconds);
@@ -291,6 +342,7 @@ impl Row {
             if self.target.is_local {
                 self.cpu.push(cpu / float(requests));
             }
+            self.traced_bytes += bytes;
         }
         Ok(())
     }
@@ -311,6 +363,9 @@ impl Row {
         if self.target.is_local {
             row["cpu_s"] = median(self.cpu.iter().copied()).into();
         }
+        if self.target.collector.is_some() {
+            row["traced_bytes"] = self.traced_bytes.into();
+        }
         let peer = all
             .iter()
             .find(|row| !row.target.is_local && row.connections == self.connections);
@@ -324,11 +379,6 @@ impl Row {
         }
         row
     }
-}
-
-/// CPU time of this process without this thread, which must be the clients': the server's.
-fn server_cpu_seconds() -> f64 {
-    cpu_seconds(ClockId::ProcessCPUTime) - cpu_seconds(ClockId::ThreadCPUTime)
 }
 
 /// CPU time of the process or of this thread.

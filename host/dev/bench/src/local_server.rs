@@ -4,10 +4,13 @@ use corral_cli::{Error, startup};
 use corral_engine::{Engine, ModelPool};
 use corral_runtime::{LinkedComponents, PluginConfig, Runtime};
 use corral_server::deployments::Deployments;
-use corral_server::{Access, AdminToken, HttpLimits, Listeners, RequestPolicy, Server, Services};
+use corral_server::{
+    Access, AdminToken, Listeners, RequestPolicy, Server, ServerOptions, Services, Telemetry,
+};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -45,16 +48,18 @@ pub(crate) async fn serve(
     plugin: &Path,
     limits: corral_runtime::Limits,
 ) -> Result<Server, Error> {
-    serve_linked(models, route, plugin, limits, LinkedComponents::default()).await
+    let linked = LinkedComponents::default();
+    serve_with(models, route, plugin, limits, linked, None).await
 }
 
-/// Starts a server with one plugin and its linked components at `route`.
-pub(crate) async fn serve_linked(
+/// Starts a server with one plugin and its linked components at `route`, which sends this telemetry.
+pub(crate) async fn serve_with(
     models: ModelPool,
     route: &str,
     plugin: &Path,
     limits: corral_runtime::Limits,
     linked: LinkedComponents,
+    telemetry: Option<Arc<Telemetry>>,
 ) -> Result<Server, Error> {
     let runtime = startup::runtime(None, &models)?;
     let config = PluginConfig {
@@ -67,7 +72,11 @@ pub(crate) async fn serve_linked(
         .await?;
     let deployments = Deployments::new(runtime.clone(), None, limits, Access::Open);
     deployments.add_static(route.parse()?, plugin, RequestPolicy::default())?;
-    open(models, runtime, deployments, None).await
+    let options = ServerOptions {
+        telemetry,
+        ..ServerOptions::default()
+    };
+    open_with(models, runtime, deployments, None, options).await
 }
 
 /// Starts a server with these deployments. `token` guards the admin listener.
@@ -77,13 +86,30 @@ pub(crate) async fn open(
     deployments: Deployments,
     token: Option<AdminToken>,
 ) -> Result<Server, Error> {
+    open_with(
+        models,
+        runtime,
+        deployments,
+        token,
+        ServerOptions::default(),
+    )
+    .await
+}
+
+async fn open_with(
+    models: ModelPool,
+    runtime: Runtime,
+    deployments: Deployments,
+    token: Option<AdminToken>,
+    mut options: ServerOptions,
+) -> Result<Server, Error> {
     let listeners = Listeners::bind("127.0.0.1:0", "127.0.0.1:0").await?;
     let listeners = listeners.with_admin_token(token)?;
-    let mut limits = HttpLimits::default();
     // The bench is the only client.
+    let limits = &mut options.limits;
     limits.max_connections_per_address = Some(limits.max_connections);
     let server =
-        Server::start(listeners, limits).map_err(Error::context("cannot start the listeners"))?;
+        Server::start(listeners, options).map_err(Error::context("cannot start the listeners"))?;
     server.serve(Services {
         runtime,
         models,

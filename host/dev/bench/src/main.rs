@@ -25,6 +25,7 @@ mod prefill;
 mod prefix;
 mod programs;
 mod stages;
+mod trace_collector;
 mod workload;
 
 use clap::{Parser, Subcommand};
