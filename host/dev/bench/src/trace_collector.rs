@@ -50,7 +50,8 @@ impl TraceCollector {
             endpoint: Some(self.endpoint.clone()),
             protocol: Some("http/protobuf".to_owned()),
         };
-        let settings = TelemetrySettings::read(&options).map_err(Error::failed)?;
+        let settings = TelemetrySettings::read(&options);
+        let settings = settings.map_err(|error| Error::usage(error.to_string()))?;
         let settings = settings.ok_or_else(|| {
             Error::usage("OTEL_SDK_DISABLED turns traces off; unset it, or leave --traces out")
         })?;
