@@ -100,7 +100,7 @@ fn handler() -> Vec<u8> {
     wat::parse_str(text).unwrap()
 }
 
-/// An import of these functions, whatever their types.
+/// An import of these functions with types that do not fit: what needs no grant gets as far as that mismatch.
 fn inference(functions: &[&str]) -> String {
     let functions = functions
         .iter()
@@ -211,8 +211,8 @@ fn unfit_middleware_is_refused_with_reason() {
                 handler(),
                 vec![(pass(&inference(&["collect", "frame"])), false)],
             ),
-            "",
-            "",
+            "interface-mismatch",
+            "instance export `collect` has the wrong type",
         ),
         (
             with_middleware(
