@@ -245,13 +245,15 @@ impl Form {
         engine: &Engine,
         server: &DeployServer,
     ) -> Result<(), Error> {
-        if !self.component.is_empty() {
+        if matches!(self.host, Host::Own(_)) {
             let start = Instant::now();
             for _ in 0..args.requests {
                 self.call("none", 1).await?;
             }
             let seconds = start.elapsed().as_secs_f64();
             self.times.request.push(seconds / float(args.requests));
+        }
+        if !self.component.is_empty() {
             self.deploy(server).await?;
         }
         let short = self.seconds_beyond_compute(engine, 1).await?;
@@ -328,13 +330,15 @@ impl Form {
             "token_ratio_min": ratio_min,
             "token_ratio_max": ratio_max,
         });
+        let median = |times: &Vec<f64>| median(times.iter().copied());
+        if matches!(self.host, Host::Own(_)) {
+            row["request_s"] = median(&times.request).into();
+            row["request_ratio"] = ratio(&times.request, &base.request)[0].into();
+        }
         if self.component.is_empty() {
             return row;
         }
-        let median = |times: &Vec<f64>| median(times.iter().copied());
         for (member, value) in [
-            ("request_s", median(&times.request)),
-            ("request_ratio", ratio(&times.request, &base.request)[0]),
             ("deploy_s", median(&times.deploy)),
             ("first_request_s", median(&times.first_request)),
             ("component_mb", float(self.component.len() as u64) / 1e6),
