@@ -222,6 +222,8 @@ pub struct CallOptions {
     pub deadline: Option<Instant>,
     /// Tenant for the engines' fairness. The deployment's own if `None`.
     pub tenant: Option<Tenant>,
+    /// Name of the deployment whose own tenant that is, if it is another one's.
+    pub tenant_deployment: Option<Arc<str>>,
     /// Name of that tenant: the plugin keeps the values of each apart.
     pub tenant_name: Option<Arc<str>>,
     /// Quota permit of the request. Its generations reserve tokens from it. Released with the instance.

@@ -3,19 +3,41 @@
 //! `wasmtime-wasi-http` bounds each `fields` resource, but neither their sum nor a method. This module links
 //! the functions that store bytes again: they count the bytes as the guest's memory before the
 //! host stores them. A body of WASI 0.2 counts as the bytes that the host may buffer for it; in WASI 0.3 a body's
-//! bytes stay with the guest. The count falls only when the call ends, since resources pass their bytes on to
+//! bytes stay with the guest. The count falls only when a call ends without any of them, since resources pass their bytes on to
 //! others.
 
 use crate::outbound::P2_BODY_BYTES;
 use crate::state::State;
 use wasmtime::StoreContextMut;
-use wasmtime::component::{Linker, Resource};
-use wasmtime_wasi_http::{FieldMap, WasiHttpView};
+use wasmtime::component::{Linker, Resource, ResourceTable};
+use wasmtime_wasi_http::p2::body::{HostFutureTrailers, HostIncomingBody, HostOutgoingBody};
+use wasmtime_wasi_http::p2::types::{
+    HostFutureIncomingResponse, HostIncomingRequest, HostIncomingResponse, HostOutgoingRequest,
+    HostOutgoingResponse,
+};
+use wasmtime_wasi_http::{FieldMap, WasiHttpView, p3};
 
 /// Memory of a header beside its name and value: a bucket of `HeaderMap`, whose capacity doubles.
 const HEADER_BYTES: usize = 256;
 
 type Access<'a> = StoreContextMut<'a, State>;
+
+/// Whether a guest holds a resource of `wasi:http` with such bytes.
+pub(crate) fn is_any_held(table: &mut ResourceTable) -> bool {
+    table.iter_mut().any(|entry| {
+        entry.is::<FieldMap>()
+            || entry.is::<p3::Request>()
+            || entry.is::<p3::Response>()
+            || entry.is::<HostIncomingRequest>()
+            || entry.is::<HostIncomingResponse>()
+            || entry.is::<HostOutgoingRequest>()
+            || entry.is::<HostOutgoingResponse>()
+            || entry.is::<HostFutureIncomingResponse>()
+            || entry.is::<HostIncomingBody>()
+            || entry.is::<HostOutgoingBody>()
+            || entry.is::<HostFutureTrailers>()
+    })
+}
 
 /// Links the counting functions in place of those of `wasmtime-wasi-http`.
 pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
@@ -164,6 +186,17 @@ fn count(store: &mut Access<'_>, bytes: usize) -> wasmtime::Result<()> {
 mod tests {
     use super::*;
     use crate::test_support::engine_and_linker;
+
+    #[test]
+    fn held_fields_are_found() {
+        let mut table = ResourceTable::new();
+        table.push("a stream").unwrap();
+        assert!(!is_any_held(&mut table));
+        let fields = table.push(FieldMap::default()).unwrap();
+        assert!(is_any_held(&mut table));
+        table.delete(fields).unwrap();
+        assert!(!is_any_held(&mut table));
+    }
 
     #[test]
     fn wasmtime_links_the_same_interfaces() {

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use wasmtime::ResourceLimiter;
 
-/// Memory of an instance. It does not fall during a call: memories do not shrink, and bytes in the host count until the
-/// call ends.
+/// Memory of an instance. It does not fall during a call: memories do not shrink, and bytes in the host count until a
+/// call ends that leaves none.
 #[derive(Debug)]
 pub(crate) struct CallMemory {
     used: AtomicUsize,
-    /// Those in the host, until the call ends.
+    /// Those in the host.
     in_host: AtomicUsize,
     limit: usize,
 }
@@ -93,11 +93,14 @@ impl Limiter {
         Ok(())
     }
 
-    /// Forgets the bytes in the host at the end of a call. Returns whether half of the memory is left for another call.
-    pub(crate) fn end_call(&mut self) -> bool {
-        let bytes = self.host_bytes.get();
-        self.host_bytes.remove(bytes);
-        self.memory.end_call();
+    /// Forgets the bytes in the host at the end of a call, unless the instance holds some of them. Returns whether half of the
+    /// memory is left for another call.
+    pub(crate) fn end_call(&mut self, is_held: bool) -> bool {
+        if !is_held {
+            let bytes = self.host_bytes.get();
+            self.host_bytes.remove(bytes);
+            self.memory.end_call();
+        }
         self.memory.is_half_free()
     }
 }
@@ -185,10 +188,14 @@ mod tests {
         // Headers of a response.
         assert!(limiter.memory().try_add_in_host(10));
         assert!(!limiter.memory().try_add_in_host(1));
-        assert!(limiter.end_call());
+        assert!(!limiter.end_call(true), "the instance holds bytes");
+        assert!(limiter.end_call(false));
         limiter.count_host_bytes(60).unwrap();
-        assert!(limiter.end_call());
+        assert!(limiter.end_call(false));
         assert!(limiter.memory_growing(40, 51, None).unwrap());
-        assert!(!limiter.end_call(), "too little is left for another call");
+        assert!(
+            !limiter.end_call(false),
+            "too little is left for another call"
+        );
     }
 }

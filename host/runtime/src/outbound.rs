@@ -21,7 +21,7 @@ use crate::deployment_calls::{DeploymentCaller, DeploymentGrants, MAX_DEPTH, cal
 use crate::limiter::CallMemory;
 use crate::state::StoreGrants;
 use crate::trace::CallTrace;
-use crate::use_count::UseCount;
+use crate::use_count::{UseCount, UseGuard};
 use address::is_public;
 use grant::Target;
 use http::Method;
@@ -86,7 +86,7 @@ struct CallOutbound {
     /// Headers of responses count as memory of the call.
     memory: Arc<CallMemory>,
     warnings: AtomicU32,
-    /// Requests whose connection, or whose response of a deployment, is open.
+    /// Requests that are sent, or whose response is not read to its end.
     open: UseCount,
     trace: OnceLock<Arc<dyn CallTrace>>,
 }
@@ -199,6 +199,7 @@ impl CallOutbound {
         name: &str,
         request: http::Request<WasiBody>,
         options: Option<RequestOptions>,
+        open: UseGuard,
     ) -> Result<http::Response<WasiBody>, Failure> {
         let grants = self.deployments.as_ref();
         let granted = grants.filter(|grants| grants.names.contains(name));
@@ -225,7 +226,6 @@ impl CallOutbound {
         let response = response
             .map_err(|_| Failure::refused(Error::HttpResponseTimeout, OutboundRefusal::Time))?;
         exchange::count_headers(response.headers(), &self.memory)?;
-        let open = self.open.guard();
         Ok(response.map(|body| {
             let keep_open = move |frame| {
                 let _open = &open;
@@ -281,17 +281,19 @@ impl WasiHttpHooks for Outbound {
     ) -> Box<dyn Future<Output = SendResult> + Send> {
         let call = Arc::clone(&self.0);
         call.counters.outbound_requests.increment();
+        let open = call.open.guard();
         let sent = async move {
             let sent = match (called_deployment(request.uri()), call.check(&request)) {
                 (Some(name), _) => {
-                    let called = call.call_deployment(&name, request, options).await;
+                    let called = call.call_deployment(&name, request, options, open).await;
                     let done: Box<dyn Future<Output = wasmtime_wasi_http::Result<()>> + Send> =
                         Box::new(async { Ok(()) });
                     called.map(|response| (response, done))
                 }
                 (None, Ok((access, target))) => {
                     let traced = TracedRequest::begin(&call, &target, &mut request);
-                    let sent = exchange::exchange(&call, &access, &target, request, options).await;
+                    let sent = exchange::exchange(&call, &access, &target, request, options, open);
+                    let sent = sent.await;
                     if let Some(traced) = traced {
                         traced.end(&sent);
                     }

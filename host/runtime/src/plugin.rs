@@ -261,6 +261,9 @@ impl Plugin {
         let context = CallContext {
             tenant: options.tenant.unwrap_or(self.tenant()),
             fairness: options.fairness,
+            tenant_deployment: options
+                .tenant_deployment
+                .unwrap_or_else(|| Arc::clone(&self.0.name)),
             tenant_name: options.tenant_name.unwrap_or_default(),
             quota_permit: options.quota_permit,
             usage: options.usage.unwrap_or_default(),
@@ -449,7 +452,10 @@ impl Plugin {
         let owner = match &options.tenant_name {
             _ if call.limits.share_prefixes => PrefixOwner::new("shared", ""),
             Some(tenant) => PrefixOwner::new("tenant", tenant),
-            None => PrefixOwner::new("deployment", &self.0.name),
+            None => {
+                let other = options.tenant_deployment.as_ref();
+                PrefixOwner::new("deployment", other.unwrap_or(&self.0.name))
+            }
         };
         Caller {
             tenant: options.fairness.unwrap_or(tenant),

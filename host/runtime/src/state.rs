@@ -8,6 +8,7 @@ use crate::deployment_snapshots::DeploymentSnapshots;
 use crate::framed_bodies::FramedBodies;
 use crate::handles::Handles;
 use crate::host::GuestConfig;
+use crate::http_bytes;
 use crate::key_values::KeyValues;
 use crate::limiter::Limiter;
 use crate::meter::Meter;
@@ -57,6 +58,8 @@ pub(crate) struct CallContext {
     pub(crate) tenant: Tenant,
     pub(crate) fairness: Option<Tenant>,
     pub(crate) tenant_name: Arc<str>,
+    /// Name of the deployment that a client called.
+    pub(crate) tenant_deployment: Arc<str>,
     pub(crate) quota_permit: Option<Arc<QuotaPermit>>,
     pub(crate) usage: Arc<TokenUsage>,
     pub(crate) log_origin: LogOrigin,
@@ -191,7 +194,8 @@ impl State {
         if is_empty {
             self.leases.clear();
         }
-        let has_memory = self.limiter.end_call() && !self.meter.memory_refused();
+        let is_held = http_bytes::is_any_held(&mut self.table);
+        let has_memory = self.limiter.end_call(is_held) && !self.meter.memory_refused();
         is_empty && is_idle && has_memory && self.table.iter_mut().count() <= RESOURCES / 2
     }
 

@@ -47,13 +47,15 @@ pub(super) fn shorter(asked: Option<Duration>, limit: Duration) -> Duration {
     asked.map_or(limit, |asked| asked.min(limit))
 }
 
-/// Sends a request that has a grant. The returned future drives the connection while the response's body is read.
+/// Sends a request that has a grant. The returned future drives the connection while the response's body is read, and keeps
+/// `open` until then.
 pub(super) async fn exchange(
     call: &Arc<CallOutbound>,
     access: &OutboundAccess,
     target: &Target,
     request: Request<WasiBody>,
     options: Option<RequestOptions>,
+    open: UseGuard,
 ) -> Result<Exchanged, Failure> {
     let options = options.unwrap_or_default();
     let counters = &call.counters;
@@ -61,8 +63,8 @@ pub(super) async fn exchange(
     let connecting = client.connect(access, target, request.method(), &options, counters);
     let (connection, permit) = connecting.await?;
     let first_byte = shorter(options.first_byte_timeout, FIRST_BYTE_TIME);
-    let open = (permit, call.open.guard());
-    let (response, driver) = send(connection, open, request, counters, first_byte).await?;
+    let (response, driver) =
+        send(connection, (permit, open), request, counters, first_byte).await?;
     count_headers(response.headers(), &call.memory)?;
     let announced = response.headers().get(CONTENT_LENGTH);
     let announced: Option<u64> = announced.and_then(|length| length.to_str().ok()?.parse().ok());

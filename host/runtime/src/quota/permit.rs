@@ -217,7 +217,7 @@ pub struct QuotaPermit {
     quotas: Vec<Arc<Quota>>,
     /// The permits that this one joins, which count the request. This one counts it if there are none.
     joined: Vec<Arc<QuotaPermit>>,
-    /// Tokens that are reserved or used.
+    /// Tokens that are reserved or used, also by permits that join this one.
     reserved: AtomicU64,
 }
 
@@ -280,12 +280,33 @@ impl QuotaPermit {
         })))
     }
 
+    /// Tokens that the request of this quota holds.
+    fn reserved(&self, quota: &Quota) -> u64 {
+        let mut joined = self.joined.iter();
+        let counting = joined.find(|permit| {
+            let mut quotas = permit.quotas.iter();
+            quotas.any(|other| other.shares_usage_with(quota))
+        });
+        match counting {
+            Some(permit) => permit.reserved(quota),
+            None => self.reserved.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Changes the tokens that the request holds, and those that it is within.
+    fn change_reserved(&self, change: &impl Fn(&AtomicU64)) {
+        change(&self.reserved);
+        for permit in &self.joined {
+            permit.change_reserved(change);
+        }
+    }
+
     /// Tokens that could be reserved now. None if no quota limits them.
     pub(crate) fn tokens_left(&self) -> Option<u64> {
-        let reserved = self.reserved.load(Ordering::Relaxed);
         self.quotas
             .iter()
             .filter_map(|quota| {
+                let reserved = self.reserved(quota);
                 let now = quota.shared.now();
                 let mut usage = quota.shared.usage();
                 usage.tokens_left(&quota.limits(), now, reserved)
@@ -296,10 +317,10 @@ impl QuotaPermit {
     /// Reserves tokens in all quotas, or in none.
     pub(crate) fn reserve(self: &Arc<Self>, tokens: u64) -> Result<TokenReservation, ReserveError> {
         let mut usages = lock_all(&self.quotas);
-        let reserved = self.reserved.load(Ordering::Relaxed);
         let exceeded = usages
             .iter_mut()
             .filter_map(|(quota, usage)| {
+                let reserved = self.reserved(quota);
                 let now = quota.shared.now();
                 let checked = usage.check_tokens(&quota.limits(), now, reserved, tokens);
                 Some((*quota, checked.err()?))
@@ -310,6 +331,7 @@ impl QuotaPermit {
             return Err(match exceeded.wait {
                 Some(_) => ReserveError::Temporary(refusal),
                 None => {
+                    let reserved = self.reserved(quota);
                     let after = match exceeded.limit {
                         QuotaLimit::TokensPerRequest if reserved > 0 => {
                             format!(" after {reserved}")
@@ -331,7 +353,9 @@ impl QuotaPermit {
             .map(|(quota, usage)| usage.reserve(quota.shared.now(), tokens))
             .collect();
         drop(usages);
-        self.reserved.fetch_add(tokens, Ordering::Relaxed);
+        self.change_reserved(&|reserved| {
+            reserved.fetch_add(tokens, Ordering::Relaxed);
+        });
         Ok(TokenReservation {
             permit: Arc::clone(self),
             slots,
@@ -384,7 +408,9 @@ impl Drop for TokenReservation {
             shared.usage().release(shared.now(), *slots, unused);
             shared.tokens.fetch_add(self.used, Ordering::Relaxed);
         }
-        self.permit.reserved.fetch_sub(unused, Ordering::Relaxed);
+        self.permit.change_reserved(&|reserved| {
+            reserved.fetch_sub(unused, Ordering::Relaxed);
+        });
     }
 }
 
@@ -472,6 +498,32 @@ mod tests {
         drop((used, joined));
         assert_eq!(inner.shared.usage().running(), 0);
         assert_eq!(tenant.shared.usage().running(), 1);
+    }
+
+    /// Each limit counts the tokens of its own request: the outer one's with those of all requests within it.
+    #[test]
+    fn requests_within_another_count_for_its_token_limit() {
+        let per_request = |tokens| QuotaLimits {
+            tokens_per_request: Some(tokens),
+            ..QuotaLimits::default()
+        };
+        let (tenant, inner) = (
+            quota("alice", per_request(100)),
+            quota("inner", per_request(60)),
+        );
+        let outer = acquire(&[&tenant]).unwrap();
+        let mut held = vec![outer.reserve(10).unwrap()];
+        for tokens in [60, 30] {
+            let within =
+                QuotaPermit::acquire_within(Some(Arc::clone(&outer)), Some(Arc::clone(&inner)));
+            let within = within.unwrap().unwrap();
+            assert_eq!(within.tokens_left(), Some(tokens));
+            held.push(within.reserve(tokens).unwrap());
+            assert!(within.reserve(1).is_err());
+        }
+        assert_eq!(outer.tokens_left(), Some(0));
+        drop(held);
+        assert_eq!(outer.tokens_left(), Some(100));
     }
 
     #[test]
