@@ -23,8 +23,10 @@ use crate::state::StoreGrants;
 use crate::trace::CallTrace;
 use crate::use_count::{UseCount, UseGuard};
 use address::is_public;
+use bytes::Bytes;
 use grant::Target;
 use http::Method;
+use http_body::Frame;
 use http_body_util::BodyExt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -214,7 +216,7 @@ impl CallOutbound {
         if !caller.may_call() {
             let failure = Failure::refused(Error::LoopDetected, OutboundRefusal::Depth);
             return Err(failure.with_warning(format!(
-                "refused a call of the deployment {name:?}: {MAX_DEPTH} calls are within each other, which may be a cycle"
+                "refused a call of the deployment {name:?}: it would be within {MAX_DEPTH} others, the most; check for a cycle"
             )));
         }
         let options = options.unwrap_or_default();
@@ -226,12 +228,15 @@ impl CallOutbound {
         let response = response
             .map_err(|_| Failure::refused(Error::HttpResponseTimeout, OutboundRefusal::Time))?;
         exchange::count_headers(response.headers(), &self.memory)?;
+        let counters = Arc::clone(&self.counters);
         Ok(response.map(|body| {
-            let keep_open = move |frame| {
+            let count = move |frame: Frame<Bytes>| {
                 let _open = &open;
+                let bytes = frame.data_ref().map_or(0, Bytes::len);
+                counters.outbound_received_bytes.add(bytes as u64);
                 frame
             };
-            body.map_frame(keep_open).boxed_unsync()
+            body.map_frame(count).boxed_unsync()
         }))
     }
 
