@@ -139,32 +139,40 @@ test("loading and unloading a model does not count as its work", async () => {
   await close();
 });
 
-test("hidden page closes its connection until it is shown", async () => {
-  const { page, close } = await open("overview");
-  await page.clock.install();
-  await page.reload();
-  await page.getByText("Live").waitFor();
-  const events = [];
-  page.on("request", (request) => request.url().endsWith("/events") && events.push("opened"));
-  page.on("requestfailed", (request) => request.url().endsWith("/events") && events.push("closed"));
-  const show = (visible) =>
-    page.evaluate((visible) => {
-      Object.defineProperty(document, "hidden", { value: !visible, configurable: true });
-      document.dispatchEvent(new Event("visibilitychange"));
-    }, visible);
-  // A short time changes nothing.
-  await show(false);
-  await page.clock.runFor(5_000);
-  await show(true);
-  await page.clock.runFor(1_000);
-  assert.deepEqual(events, []);
-  await show(false);
-  await page.clock.fastForward(61_000);
-  await until("the end of the connection", () => events.includes("closed"));
-  await page.clock.runFor(60_000);
-  assert.equal(events.at(-1), "closed", "it was opened while hidden");
-  await show(true);
-  await until("a new connection", () => events.at(-1) === "opened");
-  await page.getByText("Live").waitFor();
-  await close();
+/** Streams of the page: where, the end of their address, and what says that they are open. */
+const STREAMS = [
+  ["overview", /\/events$/, "Live"],
+  ["deployments/kept", /\/logs\?follow=true&/, "Following"],
+];
+
+test("hidden page closes its streams until it is shown", async () => {
+  for (const [path, address, opened] of STREAMS) {
+    const { page, close } = await open(path);
+    await page.clock.install();
+    await page.reload();
+    await page.getByText(opened).waitFor();
+    const events = [];
+    page.on("request", (request) => address.test(request.url()) && events.push("opened"));
+    page.on("requestfailed", (request) => address.test(request.url()) && events.push("closed"));
+    const show = (visible) =>
+      page.evaluate((visible) => {
+        Object.defineProperty(document, "hidden", { value: !visible, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+      }, visible);
+    // A short time changes nothing.
+    await show(false);
+    await page.clock.runFor(5_000);
+    await show(true);
+    await page.clock.runFor(1_000);
+    assert.deepEqual(events, [], path);
+    await show(false);
+    await page.clock.fastForward(61_000);
+    await until("the end of the connection", () => events.includes("closed"));
+    await page.clock.runFor(60_000);
+    assert.equal(events.at(-1), "closed", `${path}: it was opened while hidden`);
+    await show(true);
+    await until("a new connection", () => events.at(-1) === "opened");
+    await page.getByText(opened).waitFor();
+    await close();
+  }
 });

@@ -247,7 +247,7 @@ fn registry_with_tls_wants_login() {
 fn changed_bytes_are_refused() {
     let registry = Registry::start();
     let tag = registry.reference("a:1");
-    let pushed = output(&["push", &tag, &project("a", "1")]);
+    output(&["push", &tag, &project("a", "1")]);
     let component = registry.image("a", "1")["layers"][0]["digest"].clone();
     let component = component.as_str().expect("a digest");
     let file = registry.blob_file(component);
@@ -261,12 +261,6 @@ fn changed_bytes_are_refused() {
     assert!(!out.exists());
     std::fs::write(&file, &good).expect("written");
     output(&pull);
-    // The image manifest itself; the registry may notice before Corral does.
-    let file = registry.blob_file(digest_of(&pushed));
-    let image = std::fs::read_to_string(&file).expect("a manifest");
-    std::fs::write(&file, image.replace("/a\\\"", "/b\\\"")).expect("written");
-    let ended = run(["pull", &pushed, "--out", text(&out)]);
-    assert_eq!(ended.code, Some(1), "{ended:?}");
 }
 
 #[test]

@@ -105,8 +105,13 @@ fn not_found() -> Answer {
     ("404 Not Found", Vec::new(), Vec::new())
 }
 
-/// Runs `corral pull` with a login for `host`. A proxy that does not exist must not matter.
+/// Runs `corral pull` of `team/plugin:1` with a login for `host`.
 fn pull(host: &str) -> (corral_tests::RunOutput, std::path::PathBuf) {
+    pull_version(host, ":1")
+}
+
+/// Runs `corral pull` of `team/plugin` with a tag or a digest. A proxy that does not exist must not matter.
+fn pull_version(host: &str, version: &str) -> (corral_tests::RunOutput, std::path::PathBuf) {
     let dir = scratch_dir();
     let login = json!({"auths": {host: {"auth": "YWxpY2U6c2VjcmV0"}}});
     std::fs::write(dir.join("config.json"), login.to_string()).expect("written");
@@ -116,7 +121,7 @@ fn pull(host: &str) -> (corral_tests::RunOutput, std::path::PathBuf) {
         ("ALL_PROXY", "http://127.0.0.1:1"),
         ("NO_PROXY", ""),
     ];
-    let reference = format!("oci://{host}/team/plugin:1");
+    let reference = format!("oci://{host}/team/plugin{version}");
     let words = ["pull", &reference, "--out", out.to_str().expect("UTF-8")];
     (run_with(&variables, words), out)
 }
@@ -208,6 +213,64 @@ fn more_bytes_than_announced_are_refused() {
     let endless = Fake::start(|_, _| ok(&vec![b' '; 5 << 20]));
     let (ended, _) = pull(&endless.host);
     ended.check_error(1, &["sends more than 4194304 bytes for the image manifest"]);
+}
+
+#[test]
+fn other_bytes_for_a_pinned_digest_are_refused() {
+    let (image, component) = artifact();
+    let pinned = digest(&image);
+    // As good an artefact, which the registry gives for a digest that it does not have.
+    let mut other: serde_json::Value = serde_json::from_slice(&image).expect("JSON");
+    other["annotations"] = json!({"org.example": "another"});
+    let other = other.to_string().into_bytes();
+    let found = digest(&other);
+    let registry = |image: Vec<u8>| {
+        let component = component.clone();
+        Fake::start(move |request, _| match request.target.as_str() {
+            target if target.ends_with(".sig") => not_found(),
+            target if target.contains("/manifests/") => ok(&image),
+            target if target.contains("/blobs/") => ok(&component),
+            _ => not_found(),
+        })
+    };
+    let (honest, liar) = (registry(image), registry(other));
+    for version in [format!("@{pinned}"), format!(":1@{pinned}")] {
+        let (ended, out) = pull_version(&honest.host, &version);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(ended.stdout.ends_with(&format!("@{pinned}\n")), "{ended:?}");
+        assert!(out.join("plugin.wasm").exists());
+        let (ended, out) = pull_version(&liar.host, &version);
+        let problem = format!("with the digest {found} instead of {pinned}");
+        ended.check_error(1, &[&problem, "is damaged or was changed"]);
+        assert!(!out.exists());
+    }
+    let asked = format!("/v2/team/plugin/manifests/{pinned}");
+    let seen = liar.seen();
+    assert!(
+        seen.iter().all(|one| one.target == asked),
+        "nothing else is asked: {seen:?}"
+    );
+    // Without a pin, the answer is the artefact, and says which one it is.
+    let (ended, _) = pull(&liar.host);
+    assert!(ended.stdout.ends_with(&format!("@{found}\n")), "{ended:?}");
+}
+
+#[test]
+fn other_bytes_of_a_component_are_refused() {
+    let (image, component) = artifact();
+    let mut changed = component.clone();
+    changed[component.len() / 2] ^= 1;
+    let found = digest(&changed);
+    let registry = Fake::start(move |request, _| match request.target.as_str() {
+        target if target.ends_with(".sig") => not_found(),
+        target if target.contains("/manifests/") => ok(&image),
+        target if target.contains("/blobs/") => ok(&changed),
+        _ => not_found(),
+    });
+    let (ended, out) = pull(&registry.host);
+    let problem = format!("with the digest {found} instead of {}", digest(&component));
+    ended.check_error(1, &[&problem]);
+    assert!(!out.exists());
 }
 
 #[test]

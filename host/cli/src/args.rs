@@ -1,6 +1,7 @@
 //! Arguments of `serve` and `run`, and those that several commands share. Other commands define theirs beside their code.
 
 mod devices;
+mod folders;
 mod linked;
 mod memory;
 mod model_pool;
@@ -13,6 +14,7 @@ mod serve;
 mod telemetry;
 
 pub use devices::{BackendArgs, DeviceArgs};
+pub(crate) use folders::{FolderArg, OpenFolders};
 pub(crate) use linked::{LINKED_HINT, LinkedArg, check_linked};
 pub(crate) use models::{AdapterArg, ModelFileArg};
 pub use models::{ModelArg, ModelArgs};

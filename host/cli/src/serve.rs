@@ -9,7 +9,8 @@ use crate::open_files::ConnectionLimits;
 use crate::{Error, logs, registry, service_manager, startup};
 use corral_engine::ModelPool;
 use corral_runtime::{
-    DeploymentState, Limits, OutboundConfig, Plugin, PluginConfig, Runtime, RuntimeConfig, Secrets,
+    DeploymentState, Folders, Limits, OutboundConfig, Plugin, PluginConfig, Runtime, RuntimeConfig,
+    Secrets,
 };
 use corral_server::deployments::{Deployments, Store, StoreLimits};
 use corral_server::{
@@ -41,7 +42,7 @@ pub(crate) fn serve(
     // First, while the process has one thread.
     let sockets = InheritedSockets::from_env()?;
     args.models.fetch(note)?;
-    let shares = ConnectionLimits::raise_limit()?;
+    let shares = ConnectionLimits::raise_limit(!args.folders.all().is_empty())?;
     let workers = startup::workers(args.models.workers);
     startup::block_on(
         workers,
@@ -89,7 +90,14 @@ async fn serve_until_stopped(
     let reload = signal(SignalKind::hangup()).map_err(no_signals())?;
     let secrets = Secrets::default();
     secrets.replace(args.secrets.read()?);
-    let live = LiveOptions::new(Arc::clone(&args), options.clone(), secrets.clone());
+    let folders = Folders::default();
+    folders.replace(args.folders.open()?);
+    let live = LiveOptions::new(
+        Arc::clone(&args),
+        options.clone(),
+        secrets.clone(),
+        folders.clone(),
+    );
     let live = Arc::new(live);
     let reloading = tokio::spawn(Arc::clone(&live).reload_on(reload));
     let server =
@@ -97,13 +105,22 @@ async fn serve_until_stopped(
     server.admin_warning().into_iter().for_each(warn);
 
     let models = startup::model_pool(&args.models)?;
+    let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
     let outbound = OutboundConfig {
-        connections: usize::try_from(shares.outbound).unwrap_or(usize::MAX),
+        connections: size(shares.outbound),
         admin_listener: server.admin_socket_address(),
         ..startup::outbound()
     };
+    let config = RuntimeConfig {
+        develop: args.develop,
+        outbound,
+        secrets,
+        folders,
+        folder_files: size(shares.folder_files),
+        ..RuntimeConfig::default()
+    };
     let services = tokio::select! {
-        loaded = load(&args, &models, store, outbound, secrets) => match loaded {
+        loaded = load(&args, &models, store, config) => match loaded {
             Ok(services) => services,
             Err(error) => {
                 tracing::error!(target: "corral", "the server cannot start: {}", error.message(false));
@@ -202,19 +219,12 @@ async fn load(
     args: &ServeArgs,
     models: &ModelPool,
     store: Option<Store>,
-    outbound: OutboundConfig,
-    secrets: Secrets,
+    config: RuntimeConfig,
 ) -> Result<Services, Error> {
     // First what fails soon: heads of model files, then plugins. Loading models takes longest.
     startup::check_models(&args.models, models, warn).await?;
     let cache = args.models.cache_dir.clone();
     let store_dir = args.store.as_deref();
-    let config = RuntimeConfig {
-        develop: args.develop,
-        outbound,
-        secrets,
-        ..RuntimeConfig::default()
-    };
     let runtime = startup::runtime_to_serve(cache, store_dir, config, models)?;
     let limits = call_limits(args, &runtime)?;
     if args.plugins.is_empty() && store.is_none() {

@@ -59,8 +59,8 @@ async function read(signal: AbortSignal, silent: () => void): Promise<void> {
   }
 }
 
-/** Whether the page is hidden, and has been for a while. */
-const asleep = new Store(false);
+/** Whether the page is hidden, and has been for a while: nothing keeps a connection then. */
+export const asleep = new Store(false);
 
 function watchVisibility(signal: AbortSignal): void {
   let timer: ReturnType<typeof setTimeout> | undefined;
@@ -120,7 +120,7 @@ export async function follow(signal: AbortSignal): Promise<void> {
 }
 
 /** Waits until the store changes, or `signal` aborts. */
-function nextChange<T>(store: Store<T>, signal: AbortSignal): Promise<void> {
+export function nextChange<T>(store: Store<T>, signal: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
     const done = () => {
       unwatch();

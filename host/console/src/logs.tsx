@@ -1,9 +1,11 @@
-// The lines that a deployment's plugins write, as they come.
+// The lines that a deployment's plugins write, as they come. A page that is hidden for a while closes the connection, and gets the
+// lines since then when it is shown again.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { errorText, isAbort, send } from "./api";
 import { clock } from "./format";
 import { linesOf } from "./lines";
+import { asleep, nextChange } from "./live";
 import type { LogLine } from "./types";
 import { Button, Empty, Panel } from "./ui";
 
@@ -37,9 +39,18 @@ export function Logs({ name }: { name: string }) {
     }, 200);
     const follow = async () => {
       while (!stop.signal.aborted) {
+        if (asleep.value) {
+          setState("Paused");
+          await nextChange(asleep, stop.signal);
+          continue;
+        }
+        const attempt = new AbortController();
+        const end = () => attempt.abort();
+        stop.signal.addEventListener("abort", end);
+        const unwatch = asleep.watch(end);
         try {
           const from = last.current === null ? `tail=${FIRST_LINES}` : `after=${last.current}`;
-          const response = await send(`/deployments/${encodeURIComponent(name)}/logs?follow=true&${from}`, { signal: stop.signal });
+          const response = await send(`/deployments/${encodeURIComponent(name)}/logs?follow=true&${from}`, { signal: attempt.signal });
           setState("Following");
           for await (const line of linesOf(response)) {
             if (line.trim() === "") continue;
@@ -50,8 +61,12 @@ export function Logs({ name }: { name: string }) {
           }
           setState("The stream ended");
         } catch (error) {
-          if (isAbort(error)) return;
+          // The loop ends or waits.
+          if (isAbort(error)) continue;
           setState(errorText(error));
+        } finally {
+          stop.signal.removeEventListener("abort", end);
+          unwatch();
         }
         await new Promise((resolve) => setTimeout(resolve, WAIT));
       }

@@ -2,8 +2,8 @@
 //! import itself.
 //!
 //! A linked component is third-party code and gets nothing that its handler is granted: no inference, no values, no
-//! configuration or secrets, no outbound requests, and an empty environment and standard input ([`DENIED`]). Clocks, random numbers and
-//! standard output are available; files and sockets refuse every use, as they do for every plugin. A template
+//! configuration or secrets, no outbound requests, no folders, and an empty environment and standard input ([`DENIED`]). Clocks,
+//! random numbers and standard output are available; sockets refuse every use, as they do for every plugin. A template
 //! inherits the handler's grants if the deployment says so; a sampler never does.
 //!
 //! A linked component shares the call with its handler: `wasi:cli/exit` ends the call, as a trap does.

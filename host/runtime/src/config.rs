@@ -1,6 +1,7 @@
 //! What an operator configures, and the bounds that hold for every plugin.
 
 use crate::component_source::ComponentSource;
+use crate::folders::Folders;
 use crate::last_line::LastLine;
 use crate::outbound::OutboundGrant;
 use crate::quota::QuotaPermit;
@@ -58,6 +59,10 @@ pub struct RuntimeConfig {
     pub outbound: OutboundConfig,
     /// Secrets of plugins that are granted some.
     pub secrets: Secrets,
+    /// Folders of plugins that are granted some.
+    pub folders: Folders,
+    /// Files in folders that all plugins together may have open. One deployment has at most a quarter of them.
+    pub folder_files: usize,
 }
 
 /// Outgoing requests of all plugins.
@@ -96,6 +101,8 @@ impl Default for RuntimeConfig {
             develop: false,
             outbound: OutboundConfig::default(),
             secrets: Secrets::default(),
+            folders: Folders::default(),
+            folder_files: 256,
         }
     }
 }
@@ -181,6 +188,8 @@ pub struct PluginConfig {
     pub environment: Vec<(String, String)>,
     /// Names of the secrets that it may read with `wasi:config`.
     pub secrets: Vec<String>,
+    /// Names of the folders that it may read, as the preopened directories `/NAME`.
+    pub folders: Vec<String>,
     /// Outgoing requests that it may send; none if empty.
     pub outbound: Vec<OutboundGrant>,
     /// Names of other deployments that it may call.
@@ -209,7 +218,7 @@ pub struct LinkedComponents {
 pub struct LinkedComponent {
     /// The component.
     pub component: ComponentSource,
-    /// Grants it what the plugin is granted: models, environment, values and outgoing requests. Without this it gets none.
+    /// Grants it what the plugin is granted: models, environment, values, folders and outgoing requests. Without this it gets none.
     pub inherit: bool,
 }
 

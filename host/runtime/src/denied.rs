@@ -3,7 +3,8 @@
 use crate::state::State;
 use std::iter::empty;
 use wasmtime::StoreContextMut;
-use wasmtime::component::{FutureReader, Linker, StreamReader};
+use wasmtime::component::{FutureReader, Linker, Resource, StreamReader};
+use wasmtime_wasi::filesystem::Descriptor;
 use wasmtime_wasi::p2::DynInputStream;
 use wasmtime_wasi::p2::pipe::ClosedInputStream;
 use wasmtime_wasi::p3::bindings::cli::types::ErrorCode;
@@ -12,14 +13,17 @@ use wasmtime_wasi::p3::bindings::cli::types::ErrorCode;
 pub(crate) const PACKAGE: &str = "corral:denied/";
 const ENVIRONMENT: &str = "corral:denied/environment";
 const STDIN: &str = "corral:denied/stdin";
+const PREOPENS: &str = "corral:denied/preopens";
 
 /// Denied interfaces with their stand-ins. Each stand-in exists for WASI 0.2 and 0.3.
-pub(crate) const DENIED: [(&str, &str); 2] = [
+pub(crate) const DENIED: [(&str, &str); 3] = [
     ("wasi:cli/environment", ENVIRONMENT),
     ("wasi:cli/stdin", STDIN),
+    ("wasi:filesystem/preopens", PREOPENS),
 ];
 
-/// Links an environment without variables, arguments and working directory, and an ended standard input.
+/// Links an environment without variables, arguments and working directory, an ended standard input, and no preopened
+/// directories.
 pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     for (version, cwd) in [("0.2.0", "initial-cwd"), ("0.3.0", "get-initial-cwd")] {
         let mut denied = linker.instance(&format!("{ENVIRONMENT}@{version}"))?;
@@ -28,6 +32,10 @@ pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> 
         })?;
         denied.func_wrap("get-arguments", |_, (): ()| Ok((Vec::<String>::new(),)))?;
         denied.func_wrap(cwd, |_, (): ()| Ok((None::<String>,)))?;
+        let mut denied = linker.instance(&format!("{PREOPENS}@{version}"))?;
+        denied.func_wrap("get-directories", |_, (): ()| {
+            Ok((Vec::<(Resource<Descriptor>, String)>::new(),))
+        })?;
     }
     let mut denied = linker.instance(&format!("{STDIN}@0.2.0"))?;
     denied.func_wrap(

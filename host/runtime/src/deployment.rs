@@ -9,6 +9,7 @@ use crate::sampling::resources::SamplerResources;
 use corral_engine::{Metric, MetricKind, Tenant};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::Semaphore;
 
 /// A deployment: its tenant, log, permits and counters. Cheap to clone.
 ///
@@ -25,6 +26,7 @@ struct Inner {
     calls: Arc<CallQueue>,
     sampling: Arc<SamplerResources>,
     outbound: OutboundPermits,
+    folder_files: Arc<Semaphore>,
     is_removed: Arc<AtomicBool>,
 }
 
@@ -35,6 +37,7 @@ impl DeploymentState {
         process_counters: &Arc<ProcessCounters>,
         sampling: Arc<SamplerResources>,
         outbound: OutboundPermits,
+        folder_files: Arc<Semaphore>,
     ) -> Self {
         let counters = Arc::<DeploymentCounters>::default();
         let calls = CallQueue::new(
@@ -49,6 +52,7 @@ impl DeploymentState {
             calls: Arc::new(calls),
             sampling,
             outbound,
+            folder_files,
             is_removed: Arc::default(),
         }))
     }
@@ -122,6 +126,11 @@ impl DeploymentState {
     /// Permits for its outgoing requests.
     pub(crate) fn outbound(&self) -> &OutboundPermits {
         &self.0.outbound
+    }
+
+    /// Permits for its open files in folders.
+    pub(crate) fn folder_files(&self) -> &Arc<Semaphore> {
+        &self.0.folder_files
     }
 
     pub(crate) fn sampling(&self) -> &Arc<SamplerResources> {

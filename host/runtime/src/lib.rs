@@ -30,6 +30,7 @@ mod denied;
 mod deployment;
 mod deployment_calls;
 mod deployment_snapshots;
+mod folders;
 mod framed_bodies;
 mod handles;
 mod host;
@@ -80,6 +81,7 @@ pub use config::{
 pub use counters::CallLimit;
 pub use deployment::DeploymentState;
 pub use deployment_calls::{CallTarget, DeploymentDirectory};
+pub use folders::{Folder, Folders, MAX_FOLDERS, check_folder_name};
 pub use isolated_compiler::{COMPILE_JOBS, MAX_COMPILE_TIME};
 pub use last_line::LastLine;
 pub use logs::{LogLevel, LogLine, Logs};

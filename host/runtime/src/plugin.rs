@@ -10,6 +10,7 @@ use crate::config::{CallOptions, Limits, PluginConfig};
 use crate::deployment::DeploymentState;
 use crate::deployment_calls::DeploymentGrants;
 use crate::deployment_snapshots::DeploymentSnapshots;
+use crate::folders::FolderAccess;
 use crate::host::GuestConfig;
 use crate::idle_instances::{IdleInstances, InstanceOwner};
 use crate::key_values::KeyValues;
@@ -131,6 +132,12 @@ impl Plugin {
                 secrets: shared.secrets.clone(),
             })
         });
+        let folders = FolderAccess::new(
+            config.folders,
+            shared.folders.clone(),
+            deployment.folder_files(),
+            &shared.folder_files,
+        );
         let outbound = match config.outbound {
             grants if grants.is_empty() => None,
             grants => Some(Arc::new(OutboundAccess::new(
@@ -158,6 +165,7 @@ impl Plugin {
                 snapshots: DeploymentSnapshots::new(name, Arc::clone(&shared.snapshot_permits)),
                 key_values,
                 config: guest_config,
+                folders,
                 outbound,
                 deployments: (!config.deployments.is_empty()).then(|| {
                     Arc::new(DeploymentGrants {

@@ -244,6 +244,17 @@ pub enum PluginError {
         /// Name of the secret.
         secret: String,
     },
+    /// The deployment is granted a folder that the server lacks.
+    #[error(
+        "the plugin {plugin} is granted the folder '{folder}', which this server does not give; start it with \
+         --folder {folder}=DIR, or remove the name from `grants.folders`"
+    )]
+    NoFolder {
+        /// The plugin.
+        plugin: String,
+        /// Name of the folder.
+        folder: String,
+    },
     /// The host is shutting down.
     #[error("the plugin {plugin} could not be loaded, because the host stopped")]
     Stopped {
@@ -303,6 +314,7 @@ impl PluginError {
             Self::Compose { .. } | Self::TooMuchMiddleware { .. } => "does-not-compose",
             Self::NoModel { .. } => "no-model",
             Self::NoSecret { .. } => "no-secret",
+            Self::NoFolder { .. } => "no-folder",
             Self::Stopped { .. } => "shutting-down",
         }
     }

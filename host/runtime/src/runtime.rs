@@ -14,6 +14,7 @@ use crate::counters::{ProcessCounters, child_metrics};
 use crate::deployment::DeploymentState;
 use crate::deployment_calls::DeploymentDirectory;
 use crate::deployment_snapshots::snapshot_permits;
+use crate::folders::FolderFiles;
 use crate::isolated_compiler::IsolatedCompiler;
 use crate::key_values::KeyValueStore;
 use crate::models::VisibleModels;
@@ -82,6 +83,8 @@ impl Runtime {
                 .key_values
                 .map(|file| Arc::new(KeyValueStore::new(file))),
             secrets: config.secrets,
+            folders: config.folders,
+            folder_files: FolderFiles::new(config.folder_files),
             outbound: Arc::new(outbound),
             tokenization: Arc::default(),
             compiler,
@@ -111,6 +114,7 @@ impl Runtime {
             &shared.counters,
             Arc::new(shared.sampling.for_another_deployment()),
             shared.outbound.deployment_permits(),
+            shared.folder_files.deployment_permits(),
         )
     }
 
@@ -157,6 +161,13 @@ impl Runtime {
             return Err(PluginError::NoSecret {
                 plugin: name.to_owned(),
                 secret: secret.clone(),
+            });
+        }
+        let is_missing = |folder: &&String| self.0.folders.get(folder).is_none();
+        if let Some(folder) = config.folders.iter().find(is_missing) {
+            return Err(PluginError::NoFolder {
+                plugin: name.to_owned(),
+                folder: folder.clone(),
             });
         }
         let (shared, source, plugin) = (Arc::clone(&self.0), source.into(), name.to_owned());

@@ -114,6 +114,7 @@ impl UncheckedSampler {
                 snapshots: state.grants.snapshots.none(),
                 key_values: None,
                 config: None,
+                folders: None,
                 outbound: None,
                 deployments: None,
                 tokenization: Arc::clone(&state.grants.tokenization),

@@ -65,13 +65,18 @@ impl fmt::Debug for Secrets {
 /// # Errors
 /// A message to append to the name.
 pub fn check_secret_name(name: &str) -> Result<(), String> {
+    check_name(name, "secret")
+}
+
+/// Checks a name that an operator gives.
+pub(crate) fn check_name(name: &str, kind: &str) -> Result<(), String> {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);
     let first = name.starts_with(|c: char| c.is_ascii_alphanumeric());
     if first && name.len() <= MAX_NAME && name.chars().all(fits) {
         return Ok(());
     }
     Err(format!(
-        "is not a valid name of a secret; use 1 to {MAX_NAME} lower-case letters, digits, '-', '_' and '.', and begin with \
+        "is not a valid name of a {kind}; use 1 to {MAX_NAME} lower-case letters, digits, '-', '_' and '.', and begin with \
          a letter or digit"
     ))
 }

@@ -5,6 +5,7 @@ use crate::compiler::Compiler;
 use crate::compute_turns::ComputeTurns;
 use crate::counters::ProcessCounters;
 use crate::deployment_calls::DirectorySlot;
+use crate::folders::{FolderFiles, Folders};
 use crate::key_values::KeyValueStore;
 use crate::outbound::OutboundClient;
 use crate::sampling::resources::SamplerResources;
@@ -30,6 +31,8 @@ pub(crate) struct Shared {
     pub(crate) snapshot_permits: Arc<Semaphore>,
     pub(crate) key_values: Option<Arc<KeyValueStore>>,
     pub(crate) secrets: Secrets,
+    pub(crate) folders: Folders,
+    pub(crate) folder_files: FolderFiles,
     pub(crate) outbound: Arc<OutboundClient>,
     pub(crate) tokenization: Arc<TokenizationPermits>,
     pub(crate) compiler: Compiler,

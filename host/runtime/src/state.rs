@@ -5,6 +5,7 @@ use crate::config::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
 use crate::counters::DeploymentCounters;
 use crate::deployment_calls::{DeploymentCaller, DeploymentGrants};
 use crate::deployment_snapshots::DeploymentSnapshots;
+use crate::folders::{FolderAccess, OpenFiles};
 use crate::framed_bodies::FramedBodies;
 use crate::handles::Handles;
 use crate::host::GuestConfig;
@@ -39,6 +40,8 @@ pub(crate) struct StoreGrants {
     pub(crate) key_values: Option<KeyValues>,
     /// Its configuration and secrets, if it has any.
     pub(crate) config: Option<Arc<GuestConfig>>,
+    /// Folders that it may read, if any.
+    pub(crate) folders: Option<Arc<FolderAccess>>,
     /// Outgoing requests, if any are granted.
     pub(crate) outbound: Option<Arc<OutboundAccess>>,
     /// Other deployments that it may call, if any.
@@ -86,6 +89,8 @@ pub(crate) struct State {
     pub(crate) meter: Arc<Meter>,
     pub(crate) limiter: Limiter,
     pub(crate) counters: Arc<DeploymentCounters>,
+    /// Files in folders that the instance has open.
+    pub(crate) open_files: OpenFiles,
     wasi: WasiCtx,
     http: WasiHttpCtx,
     outbound: Outbound,
@@ -132,6 +137,7 @@ impl State {
             limiter,
             meter,
             counters,
+            open_files: OpenFiles::default(),
             wasi: wasi
                 .allow_tcp(false)
                 .allow_udp(false)

@@ -40,6 +40,7 @@ pub(crate) fn grants(sampling: Arc<SamplerResources>) -> StoreGrants {
         snapshots: DeploymentSnapshots::new("x", snapshot_permits()),
         key_values: None,
         config: None,
+        folders: None,
         outbound: None,
         deployments: None,
         tokenization: Arc::default(),

@@ -51,6 +51,11 @@ use transport::Transport;
 
 /// Most bytes of log records that wait.
 const MAX_LOG_BYTES: usize = 4 << 20;
+/// Most bytes that wait for each span that may wait: 8 MiB with the default queue. A usual span has some 500.
+const MAX_BYTES_PER_SPAN: usize = 4 << 10;
+/// Most bytes of a message, unless a single trace or metric has more. Collectors take 4 MiB over gRPC by default; the rest is for
+/// the resource and the lengths of fields.
+const MAX_MESSAGE_BYTES: usize = 3 << 20;
 
 /// Collects telemetry, and sends it once it is [started](Telemetry::start).
 pub struct Telemetry {
@@ -77,10 +82,22 @@ impl Telemetry {
     pub fn new(settings: TelemetrySettings, tls: CollectorTls) -> Arc<Self> {
         let (spans, logs) = (settings.spans, settings.logs);
         let is_sent = |signal| settings.destination(signal).is_some();
-        let traces = is_sent(Signal::Traces)
-            .then(|| ExportQueue::new(spans.max_queue, spans.max_batch, usize::MAX));
-        let logs = is_sent(Signal::Logs)
-            .then(|| ExportQueue::new(logs.max_queue, logs.max_batch, MAX_LOG_BYTES));
+        let traces = is_sent(Signal::Traces).then(|| {
+            ExportQueue::new(
+                spans.max_queue,
+                spans.max_batch,
+                spans.max_queue * MAX_BYTES_PER_SPAN,
+                MAX_MESSAGE_BYTES,
+            )
+        });
+        let logs = is_sent(Signal::Logs).then(|| {
+            ExportQueue::new(
+                logs.max_queue,
+                logs.max_batch,
+                MAX_LOG_BYTES,
+                MAX_MESSAGE_BYTES,
+            )
+        });
         Arc::new(Telemetry {
             sampler: settings.sampler.clone(),
             counters: Arc::default(),
@@ -138,10 +155,11 @@ impl Telemetry {
 
     fn add_trace(&self, trace: FinishedTrace) {
         let (count, lost) = (trace.span_count(), trace.records.dropped);
+        let bytes = trace.byte_count();
         let is_queued = self
             .traces
             .as_ref()
-            .is_some_and(|traces| traces.push(trace, count, 0));
+            .is_some_and(|traces| traces.push(trace, count, bytes));
         let lost = if is_queued { lost } else { lost + count as u64 };
         self.counters.dropped(Signal::Traces, lost);
     }
@@ -169,7 +187,8 @@ impl Telemetry {
         }
         if let Some(exporter) = self.exporter(Signal::Metrics, settings.metrics_timeout) {
             let started = metrics::now();
-            let collect = move || metrics::encode(&metrics(), started, &resource);
+            let collect =
+                move || metrics::encode(&metrics(), started, &resource, MAX_MESSAGE_BYTES);
             tasks.spawn(exporter.send_periodically(settings.metrics_interval, collect));
         }
     }

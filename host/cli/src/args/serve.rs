@@ -1,5 +1,6 @@
 //! Arguments of `corral serve`.
 
+use super::folders::FolderArgs;
 use super::models::ModelArgs;
 use super::parsers::{route_and_value, seconds};
 use super::public::PublicArgs;
@@ -46,6 +47,8 @@ pub struct ServeArgs {
     pub public: PublicArgs,
     #[command(flatten)]
     pub(crate) secrets: SecretArgs,
+    #[command(flatten)]
+    pub(crate) folders: FolderArgs,
     #[command(flatten)]
     pub(crate) log: LogArgs,
     #[command(flatten)]
@@ -97,6 +100,7 @@ impl ServeArgs {
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.models.check()?;
         self.secrets.check()?;
+        self.folders.check()?;
         if self.admin.starts_with("unix:") && self.admin_token_file.is_some() {
             return Err(Error::usage(
                 "--admin-token-file has no effect with --admin unix:PATH, which needs no token; \

@@ -1,7 +1,7 @@
 //! The keys of the file: which options it can set, the types of their values, and the paths in them.
 
 use crate::admin_token;
-use crate::args::{AdapterArg, ModelArg, ModelFileArg, PluginArg, SecretArg};
+use crate::args::{AdapterArg, FolderArg, ModelArg, ModelFileArg, PluginArg, SecretArg};
 use crate::command_line::CommandLine;
 use clap::{Arg, ArgAction, Command, CommandFactory};
 use std::any::TypeId;
@@ -111,6 +111,8 @@ pub(super) fn path_in(option: &Arg, value: &str) -> Option<PathBuf> {
         value.parse::<ModelFileArg>().ok().map(|file| file.file)
     } else if parser == TypeId::of::<PluginArg>() {
         value.parse::<PluginArg>().ok().map(|plugin| plugin.file)
+    } else if parser == TypeId::of::<FolderArg>() {
+        value.parse::<FolderArg>().ok().map(|folder| folder.dir)
     } else if parser == TypeId::of::<SecretArg>() {
         let secret = value.parse::<SecretArg>().ok();
         secret.and_then(|secret| secret.file().map(Path::to_owned))
@@ -182,6 +184,7 @@ mod tests {
                 "FILE" | "DIR" | "[NAME=]FILE" | "[MODEL=]FILE" => "x/y",
                 "[MODEL:]NAME=FILE" => "a:b=x/y",
                 "ROUTE=FILE" => "/r=x/y",
+                "NAME=DIR" => "docs=x/y",
                 other => panic!("say how {key} is written: {other}"),
             };
             let resolved = resolve_path(option, value, Path::new("/etc/a=b"));

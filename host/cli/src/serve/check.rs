@@ -193,6 +193,12 @@ impl CheckReport {
                 Err(error) => self.problem(args, "secret", index, error.message(false)),
             }
         }
+        for (index, folder) in args.folders.all().iter().enumerate() {
+            match folder.open() {
+                Ok(_) => self.plan(folder.plan()),
+                Err(error) => self.problem(args, "folder", index, error.message(false)),
+            }
+        }
         if let Some(file) = &args.verify_key {
             match read_verify_key(file) {
                 Ok(_) => self.plan(format!("only what {} signed is deployed", file.display())),

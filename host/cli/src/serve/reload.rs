@@ -1,25 +1,26 @@
-//! SIGHUP: reads the configuration, the certificate, the keys and the secrets again, and applies what a running server can
-//! change.
+//! SIGHUP: reads the configuration, the certificate, the keys and the secrets again, opens the folders again, and applies what
+//! a running server can change.
 //!
-//! An error in any of these files changes nothing if there is a configuration; without one, the certificate, the keys and
-//! the secrets are independent of each other. The other options of the file take effect with a restart, as the log says.
+//! An error in any of these files changes nothing if there is a configuration; without one, the certificate, the keys, the
+//! secrets and the folders are independent of each other. The other options of the file take effect with a restart, as the log says.
 
 use super::{note, warn};
-use crate::args::{PluginArg, SecretValues, ServeArgs};
+use crate::args::{OpenFolders, PluginArg, SecretValues, ServeArgs};
 use crate::command_line::{Command, CommandLine};
 use crate::config::OptionChange;
 use crate::{Error, logs, service_manager};
-use corral_runtime::Secrets;
+use corral_runtime::{Folders, Secrets};
 use corral_server::deployments::Deployments;
 use corral_server::{Access, ServerOptions};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::signal::unix::Signal;
 
 /// Options that a running server changes.
-const RELOADABLE: [&str; 12] = [
+const RELOADABLE: [&str; 13] = [
     "cors",
     "drain-delay",
     "error-format",
+    "folder",
     "grace-period",
     "keys",
     "log-level",
@@ -40,16 +41,24 @@ pub(super) struct LiveOptions {
     started: Arc<ServeArgs>,
     /// The secrets of the runtime.
     secrets: Secrets,
+    /// The folders of the runtime.
+    folders: Folders,
     current: Mutex<Arc<ServeArgs>>,
     /// `None` until they serve.
     deployments: tokio::sync::Mutex<Option<Deployments>>,
 }
 
 impl LiveOptions {
-    pub(super) fn new(args: Arc<ServeArgs>, options: ServerOptions, secrets: Secrets) -> Self {
+    pub(super) fn new(
+        args: Arc<ServeArgs>,
+        options: ServerOptions,
+        secrets: Secrets,
+        folders: Folders,
+    ) -> Self {
         LiveOptions {
             options,
             secrets,
+            folders,
             current: Mutex::new(Arc::clone(&args)),
             started: args,
             deployments: tokio::sync::Mutex::default(),
@@ -101,14 +110,22 @@ impl LiveOptions {
                     error.message(false)
                 )),
             }
+            match current.folders.open() {
+                Ok(folders) => self.replace_folders(folders),
+                Err(error) => warn(format!(
+                    "{}; the old folders stay in use",
+                    error.message(false)
+                )),
+            }
             return;
         };
         match self.reread() {
-            Ok((new, verbose, secrets)) => {
+            Ok((new, verbose, secrets, folders)) => {
                 self.log_changes(&current, &new);
                 logs::set_server_filter(verbose, &new.log);
                 new.public.reload_files(&self.options, note, warn);
                 self.replace_secrets(secrets);
+                self.replace_folders(folders);
                 *self.current.lock().unwrap_or_else(PoisonError::into_inner) = new;
             }
             Err(error) => warn(format!(
@@ -126,9 +143,19 @@ impl LiveOptions {
         self.secrets.replace(values);
     }
 
-    /// The options of the file now, whether `--verbose` is one, and the secrets. Also checks the files that a running
+    fn replace_folders(&self, folders: OpenFolders) {
+        if !folders.is_empty() {
+            note(format!(
+                "opened the folders again: there are {}",
+                folders.len()
+            ));
+        }
+        self.folders.replace(folders);
+    }
+
+    /// The options of the file now, whether `--verbose` is one, the secrets, and the folders. Also checks the files that a running
     /// server reads again.
-    fn reread(&self) -> Result<(Arc<ServeArgs>, bool, SecretValues), Error> {
+    fn reread(&self) -> Result<(Arc<ServeArgs>, bool, SecretValues, OpenFolders), Error> {
         let line = match &self.started.source {
             Some(source) => source.reread()?,
             None => None,
@@ -144,7 +171,8 @@ impl LiveOptions {
         new.public.open_tls(drop)?;
         new.public.open_keys(drop)?;
         let secrets = new.secrets.read()?;
-        Ok((Arc::new(*new), verbose, secrets))
+        let folders = new.folders.open()?;
+        Ok((Arc::new(*new), verbose, secrets, folders))
     }
 
     fn log_changes(&self, current: &ServeArgs, new: &ServeArgs) {

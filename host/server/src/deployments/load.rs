@@ -214,6 +214,7 @@ impl Inner {
             models: manifest.models.clone(),
             environment: manifest.configuration.clone().into_iter().collect(),
             secrets: manifest.grants.secrets.clone(),
+            folders: manifest.grants.folders.clone(),
             outbound: manifest
                 .grants
                 .outbound

@@ -17,7 +17,7 @@ use crate::problem::ErrorFormat;
 use crate::request_policy::Access;
 use crate::routes::Route;
 use crate::triggers::{CronEntry, JobSettings, check_settings};
-use corral_runtime::{QuotaLimits, check_secret_name};
+use corral_runtime::{QuotaLimits, check_folder_name, check_secret_name};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,6 +32,8 @@ const MAX_MODELS: usize = 64;
 const MAX_OUTBOUND: usize = 64;
 /// Most secrets of a deployment.
 const MAX_SECRETS: usize = 32;
+/// Most folders of a deployment.
+const MAX_FOLDERS: usize = 16;
 /// Most entries of a configuration.
 const MAX_ENTRIES: usize = 64;
 /// Longest key of a configuration, in bytes.
@@ -119,6 +121,10 @@ pub struct Grants {
     #[cfg_attr(test, schemars(length(max = 32)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<String>,
+    /// Names of the server's folders that it may read, with all below them, as '/NAME'. None if omitted.
+    #[cfg_attr(test, schemars(length(max = 16)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub folders: Vec<String>,
     /// Where it may send HTTP requests to: 'https://api.example.com', or a table with that as 'url' and 'methods'.
     /// Nowhere if omitted.
     #[cfg_attr(test, schemars(length(max = 64)))]
@@ -280,6 +286,7 @@ impl Manifest {
             return refuse("grants.deployments", problem);
         }
         self.check_secrets()?;
+        self.check_folders()?;
         if let Some(models) = &self.models {
             if models.is_empty() || models.len() > MAX_MODELS {
                 let problem = format!(
@@ -294,6 +301,27 @@ impl Manifest {
             }
         }
         self.check_configuration()
+    }
+
+    fn check_folders(&self) -> Result<(), ManifestError> {
+        let folders = &self.grants.folders;
+        let refuse = |problem: String| Err(ManifestError::field("grants.folders", problem));
+        if folders.len() > MAX_FOLDERS {
+            return refuse(format!(
+                "has {} entries; at most {MAX_FOLDERS} are allowed",
+                folders.len()
+            ));
+        }
+        let mut seen = BTreeSet::new();
+        for name in folders {
+            if let Err(problem) = check_folder_name(name) {
+                return refuse(format!("has the entry '{name}', which {problem}"));
+            }
+            if !seen.insert(name) {
+                return refuse(format!("names '{name}' twice; remove one"));
+            }
+        }
+        Ok(())
     }
 
     fn check_secrets(&self) -> Result<(), ManifestError> {
@@ -389,6 +417,7 @@ latency = "2,4,1500"
 share-prefixes = true
 key-value-mib = 64
 secrets = ["openai-key"]
+folders = ["docs"]
 outbound = [
   "https://*.example.com",
   { url = "http://127.0.0.1:9000", methods = ["GET", "POST"] },
@@ -557,6 +586,18 @@ GREETING = "hello"
             (
                 format!("{head}[grants]\nsecrets = ['a']\n[configuration]\na = 'b'\n"),
                 "names 'a', which is a key of [configuration] too",
+            ),
+            (
+                format!("{head}[grants]\nfolders = ['/srv']\n"),
+                "'grants.folders' has the entry '/srv', which is not a valid name of a folder",
+            ),
+            (
+                format!("{head}[grants]\nfolders = ['a', 'a']\n"),
+                "'grants.folders' names 'a' twice",
+            ),
+            (
+                format!("{head}[grants]\nfolders = [{}]\n", "'a', ".repeat(17)),
+                "'grants.folders' has 17 entries",
             ),
             (
                 format!("{head}[configuration]\n'a b' = 'c'\n"),

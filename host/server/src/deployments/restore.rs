@@ -109,9 +109,11 @@ impl ChangeError {
             | ChangeError::CompileTimeout { .. }
             | ChangeError::RefusedCompilation { .. }
             | ChangeError::Store(StoreError::Unreadable { .. }) => true,
-            // A reload of the server's options may define the secret.
+            // A reload of the server's options may define the secret or the folder.
             ChangeError::Plugin(
-                PluginError::CompileStopped { .. } | PluginError::NoSecret { .. },
+                PluginError::CompileStopped { .. }
+                | PluginError::NoSecret { .. }
+                | PluginError::NoFolder { .. },
             ) => true,
             _ => false,
         }

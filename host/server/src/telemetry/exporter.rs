@@ -71,16 +71,17 @@ impl Exporter {
         }
     }
 
-    /// Sends what `collect` returns in each interval, and once more when the server stops.
+    /// Sends the messages that `collect` returns in each interval, and once more when the server stops.
     pub(super) async fn send_periodically(
         mut self,
         interval: Duration,
-        collect: impl Fn() -> ExportMessage,
+        collect: impl Fn() -> Vec<ExportMessage>,
     ) {
         loop {
             let stops = self.wait_for_stop(sleep(interval)).await;
-            let message = collect();
-            self.send(message).await;
+            for message in collect() {
+                self.send(message).await;
+            }
             if stops {
                 return;
             }

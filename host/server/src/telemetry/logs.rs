@@ -21,6 +21,8 @@ const TRACE_ID: &str = "trace_id";
 const MESSAGE: &str = "message";
 /// Bytes that a record counts as, beside its texts.
 const RECORD_BYTES: usize = 200;
+/// Bytes that a field counts as, beside its texts: tags, lengths and a number.
+const FIELD_BYTES: usize = 20;
 
 /// The value of a field.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,7 +65,7 @@ impl LogEvent {
 
     /// Adds a field. The message becomes the record's body, and the id of a trace the record's trace.
     pub fn add(&mut self, name: &str, value: LogValue) {
-        self.bytes += name.len();
+        self.bytes += name.len() + FIELD_BYTES;
         if let LogValue::Text(text) = &value {
             self.bytes += text.len();
             if name == TRACE_ID
@@ -101,6 +103,7 @@ impl LogEvent {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use prost::Message as _;
 
     #[test]
     fn message_and_trace_are_no_attributes() {
@@ -121,5 +124,23 @@ mod tests {
         );
         let names: Vec<_> = record.attributes.iter().map(|one| &*one.key).collect();
         assert_eq!(names, ["log.target", "status"]);
+    }
+
+    #[test]
+    fn estimate_covers_the_encoded_record() {
+        let mut event = LogEvent::new(Level::WARN, "corral::access");
+        event.add("message", LogValue::Text("request".repeat(100)));
+        for index in 0..50 {
+            event.add(&format!("integer_{index}"), LogValue::Integer(-1));
+            event.add(&format!("number_{index}"), LogValue::Number(0.5));
+            event.add(&format!("text_{index}"), LogValue::Text("x".repeat(index)));
+            event.add(&format!("flag_{index}"), LogValue::Bool(true));
+        }
+        let estimate = event.bytes();
+        let encoded = event.into_record().encoded_len();
+        assert!(
+            (encoded..2 * encoded).contains(&estimate),
+            "{estimate} for {encoded}"
+        );
     }
 }

@@ -14,10 +14,14 @@ use opentelemetry_proto::tonic::metrics::v1::{
     ResourceMetrics, ScopeMetrics, Sum,
 };
 use opentelemetry_proto::tonic::resource::v1::Resource;
+use prost::Message as _;
 use std::time::SystemTime;
 
 /// Label with the upper bound of a bucket.
 const BOUND: &str = "le";
+
+/// Most bytes of the tag and length before a metric in a message.
+const FIELD_BYTES: usize = 6;
 
 /// Nanoseconds since 1970.
 pub(super) fn now() -> u64 {
@@ -29,14 +33,30 @@ pub(super) fn now() -> u64 {
     nanos(now.unwrap_or_default())
 }
 
-/// The message with all metrics now, whose sums began at `started`.
+/// Messages with all metrics now, whose sums began at `started`. One has at most `max_bytes` of metrics, or a single metric.
 pub(super) fn encode(
     families: &MetricFamilies,
     started: u64,
     resource: &Resource,
-) -> ExportMessage {
+    max_bytes: usize,
+) -> Vec<ExportMessage> {
     let time = (started, now());
-    let metrics: Vec<_> = families.iter().map(|family| metric(family, time)).collect();
+    let mut messages = Vec::new();
+    let (mut part, mut bytes) = (Vec::new(), 0);
+    for metric in families.iter().map(|family| metric(family, time)) {
+        let length = metric.encoded_len() + FIELD_BYTES;
+        if bytes + length > max_bytes && !part.is_empty() {
+            messages.push(message(std::mem::take(&mut part), resource));
+            bytes = 0;
+        }
+        part.push(metric);
+        bytes += length;
+    }
+    messages.push(message(part, resource));
+    messages
+}
+
+fn message(metrics: Vec<Metric>, resource: &Resource) -> ExportMessage {
     let points = |metric: &Metric| match &metric.data {
         Some(Data::Gauge(gauge)) => gauge.data_points.len(),
         Some(Data::Sum(sum)) => sum.data_points.len(),
@@ -159,7 +179,6 @@ fn unit(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use prost::Message as _;
 
     #[test]
     fn histogram_becomes_one_point_per_series() {
@@ -176,8 +195,9 @@ mod tests {
             sample("count", &[("model", model)], 5.0);
         }
         families.sample("y_total", "Y.", MetricKind::Counter, &[], 3.0);
-        let message = encode(&families, 7, &Resource::default());
-        assert_eq!(message.count, 3);
+        let mut messages = encode(&families, 7, &Resource::default(), usize::MAX);
+        let message = messages.pop().expect("one");
+        assert_eq!((messages.len(), message.count), (0, 3));
         let request = ExportMetricsServiceRequest::decode(message.bytes).expect("a message");
         let metrics = &request.resource_metrics[0].scope_metrics[0].metrics;
         let Some(Data::Histogram(histogram)) = &metrics[0].data else {
@@ -196,5 +216,25 @@ mod tests {
         assert!(sum.is_monotonic);
         assert_eq!(sum.data_points[0].value, Some(Value::AsDouble(3.0)));
         assert_eq!(sum.data_points[0].start_time_unix_nano, 7);
+    }
+
+    #[test]
+    fn messages_are_bounded_in_bytes() {
+        let mut families = MetricFamilies::default();
+        for index in 0..10 {
+            let name = format!("metric_{index}_total");
+            families.sample(&name, "X.", MetricKind::Counter, &[], 1.0);
+        }
+        let encode = |max| encode(&families, 7, &Resource::default(), max);
+        let all = encode(usize::MAX);
+        assert_eq!((all.len(), all[0].count), (1, 10));
+        let around = encode(0).len();
+        assert_eq!(around, 10, "each alone");
+        let parts = encode(150);
+        assert!((2..10).contains(&parts.len()), "{}", parts.len());
+        assert_eq!(parts.iter().map(|part| part.count).sum::<u64>(), 10);
+        let most = parts.iter().map(|part| part.bytes.len()).max();
+        // The scope's name stands around them.
+        assert!(most < Some(250), "{most:?}");
     }
 }

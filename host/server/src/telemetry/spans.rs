@@ -25,6 +25,16 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Spans of a generation: itself, queue, prefill, decode, delivery.
 const SPANS_OF_GENERATION: usize = 5;
+/// Bytes of a span without attributes and the state of its trace: ids, times, kind, flags, a short name and an error.
+const SPAN_BYTES: usize = 160;
+/// Bytes of the attributes of a request or job, without their texts.
+const ROOT_BYTES: usize = 480;
+/// Bytes of the attributes of a use of a model, without its name and the caller.
+const MODEL_USE_BYTES: usize = 480;
+/// Bytes of the attributes of an outgoing request, without its texts.
+const OUTBOUND_BYTES: usize = 160;
+/// Bytes of the attributes of a caller, without their texts.
+const CALLER_BYTES: usize = 140;
 /// Longest method of a client that a span has.
 const MAX_METHOD_CHARS: usize = 64;
 /// Methods that a span may name.
@@ -39,6 +49,41 @@ impl FinishedTrace {
         let of_generation = |one: &GenerationRecord| SPANS_OF_GENERATION + one.swap_ins.len();
         let of_generations = records.generations.iter().map(of_generation);
         3 + records.outbound.len() + records.embeddings.len() + of_generations.sum::<usize>()
+    }
+
+    /// The encoded size of the spans, or somewhat more.
+    pub(super) fn byte_count(&self) -> usize {
+        let records = &self.records;
+        let optional = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        let (root, caller) = match &records.root {
+            Some(Root::Http(http)) => {
+                let client = &records.client;
+                let texts = http.method.len() + http.path.len() + http.request_id.len();
+                // The route is in the name, too.
+                let texts = texts + 2 * optional(&http.route);
+                let client = optional(&client.host) + optional(&client.user_agent);
+                (texts + client, http.caller.byte_count())
+            }
+            Some(Root::Job(job)) => (job.id.len(), job.caller.byte_count()),
+            None => (0, 0),
+        };
+        // Its span, that of the call, and those of uses of models name the caller.
+        let callers = 2 + records.embeddings.len() + records.generations.len();
+        let generations = records.generations.iter().map(|one| &one.model);
+        let embeddings = records.embeddings.iter().map(|one| &one.model);
+        let uses = generations.chain(embeddings);
+        // The model is in the name and in two attributes.
+        let uses = uses.map(|model| MODEL_USE_BYTES + 3 * model.len());
+        let outbound = records.outbound.iter().map(|request| {
+            let error = request.result.as_ref().err();
+            OUTBOUND_BYTES + request.origin.len() + error.map_or(0, String::len)
+        });
+        self.span_count() * (SPAN_BYTES + self.context.state.len())
+            + ROOT_BYTES
+            + root
+            + callers * caller
+            + uses.sum::<usize>()
+            + outbound.sum::<usize>()
     }
 
     /// The spans.
@@ -275,6 +320,13 @@ fn generative(operation: &str, model: &str, input_tokens: u64) -> Attributes {
 }
 
 impl TraceCaller {
+    fn byte_count(&self) -> usize {
+        let deployment = self.deployment.as_ref().map_or(0, String::len);
+        let names = [&self.tenant, &self.key];
+        let names = names.map(|name| name.as_ref().map_or(0, |name| name.len()));
+        CALLER_BYTES + deployment + names.iter().sum::<usize>()
+    }
+
     fn attributes(&self) -> Attributes {
         let mut attributes = Attributes::new();
         for (name, value) in [
@@ -355,4 +407,117 @@ fn host_and_port(text: &str) -> Option<(String, Option<u64>)> {
     let authority = authority.parse::<http::uri::Authority>().ok()?;
     let port = authority.port_u16().map(u64::from);
     Some((authority.host().to_owned(), port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::context::TraceContext;
+    use crate::telemetry::encode_traces;
+    use crate::telemetry::request_trace::Records;
+    use opentelemetry::trace::TraceId;
+    use opentelemetry_proto::tonic::resource::v1::Resource;
+
+    /// A trace of a request with so many generations, embeddings and outgoing requests, with texts of this length.
+    fn trace(count: usize, length: usize) -> FinishedTrace {
+        let now = Instant::now();
+        let text = || "x".repeat(length);
+        let generation = GenerationRecord {
+            model: text(),
+            max_tokens: 4096,
+            arrived: now,
+            admitted: Some(now),
+            first_token: Some(now),
+            ended: Some(now),
+            delivered: Some(now + Duration::from_secs(1)),
+            swap_ins: vec![(now, None); 2],
+            prompt_tokens: 4096,
+            cached_tokens: 4096,
+            generated_tokens: 4096,
+            recomputed_tokens: 4096,
+            preemptions: 3,
+            end: Some(Ok(FinishReason::Length)),
+        };
+        let embedding = || EmbeddingRecord {
+            model: text(),
+            tokens: 4096,
+            began: now,
+            ended: now,
+            error: Some("overloaded"),
+        };
+        let outbound = || OutboundRequest {
+            span: new_span_id(),
+            began: now,
+            ended: now,
+            method: http::Method::POST,
+            origin: format!("https://{}.example:8443", "x".repeat(length.min(60))),
+            result: Err(text()),
+        };
+        let http = HttpRecord {
+            method: "POST".to_owned(),
+            path: text(),
+            request_id: text(),
+            status: Some(503),
+            route: Some(text()),
+            response_bytes: 1 << 20,
+            is_complete: true,
+            caller: TraceCaller {
+                deployment: Some(text()),
+                revision: Some(7),
+                tenant: Some(text().into()),
+                key: Some(text().into()),
+            },
+        };
+        FinishedTrace {
+            context: TraceContext {
+                trace_id: TraceId::from(1_u128),
+                parent: None,
+                state: text(),
+                is_sampled: true,
+            },
+            span: new_span_id(),
+            call_span: new_span_id(),
+            began: now,
+            began_at: SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000),
+            records: Records {
+                root: Some(Root::Http(http)),
+                client: ClientRecord {
+                    is_tls: true,
+                    host: Some("corral.example:8443".to_owned()),
+                    version: "1.1",
+                    user_agent: Some(text()),
+                },
+                ended: Some(now),
+                queue: Some((now, now)),
+                call: Some((now, Some("trapped"))),
+                generations: vec![generation; count],
+                embeddings: std::iter::repeat_with(embedding).take(count).collect(),
+                outbound: std::iter::repeat_with(outbound).take(count).collect(),
+                dropped: 0,
+            },
+        }
+    }
+
+    #[test]
+    fn estimate_covers_the_encoded_spans() {
+        for count in [0, 1, 128] {
+            for length in [0, 1, 60, 500] {
+                let (estimate, spans) = {
+                    let trace = trace(count, length);
+                    (trace.byte_count(), trace.span_count())
+                };
+                let encoded = encode_traces(vec![trace(count, length)], &Resource::default());
+                let encoded = encoded.bytes.len();
+                assert!(
+                    encoded <= estimate,
+                    "{count} {length}: {encoded} > {estimate}"
+                );
+                let most = 2 * encoded + 200 * spans;
+                assert!(
+                    estimate <= most,
+                    "{count} {length}: {estimate} for {encoded}"
+                );
+            }
+        }
+    }
 }

@@ -7,6 +7,7 @@
 //! | `pass` | only that |
 //! | `deny` | responds with 401 |
 //! | `environment` | responds with its environment variables, one per line |
+//! | `folder` | responds with the file `/docs/file`, or nothing if it cannot read it |
 //! | `upper` | responds with the handler's body in upper case, piece by piece |
 //! | `rewrite` | sends the handler the request's body in upper case |
 //! | `stand-in` | responds with "stand-in" if the handler does not answer |
@@ -37,6 +38,10 @@ async fn stand_before(request: Request, next: Next) -> Result<Response, Error> {
         "environment" => {
             let variables = std::env::vars().map(|(name, value)| format!("{name}={value}\n"));
             return Ok(Response::text(variables.collect::<String>()));
+        }
+        "folder" => {
+            let text = std::fs::read_to_string("/docs/file");
+            return Ok(Response::text(text.unwrap_or_default()));
         }
         "upper" => in_pieces(next.handle(request).await?, false),
         "trap-late" => in_pieces(next.handle(request).await?, true),
