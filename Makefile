@@ -24,7 +24,7 @@
 #                      and to a plugin of one's own; half an hour on two cores
 #   make dist          build packages for other machines (BACKENDS="vulkan cuda", PACKAGES=PATH): tarball, .deb, symbols,
 #                      checksums; the program alone lies in DIR=PATH
-#   make audit         check licences and security advisories of all dependencies with cargo-deny
+#   make audit         check licenses and security advisories of all dependencies with cargo-deny
 # FEATURES=cuda (or vulkan, rocm, metal) builds a GPU backend into the binary; its compiler must be installed.
 
 SHELL := bash

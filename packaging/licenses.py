@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Licences and bill of materials of all packages in `corral` and the first-party plugins.
+"""Licenses and bill of materials of all packages in `corral` and the first-party plugins.
 
-    packaging/licenses.py             checks that deny.toml allows each licence, and that each package has a text
+    packaging/licenses.py             checks that deny.toml allows each license, and that each package has a text
     packaging/licenses.py DIR         writes DIR/THIRD-PARTY-LICENSES.txt and DIR/sbom.cdx.json (CycloneDX), too
 
 Needs Python 3.11 or later, and cargo, which downloads the sources of packages that are missing. Dependencies for other
@@ -24,7 +24,7 @@ WORKSPACES = {
 LICENSE_FILE = re.compile(r"^(LICEN[CS]E|COPYING|COPYRIGHT|NOTICE|UNLICENSE)", re.IGNORECASE)
 # Directories with texts of files that are not compiled.
 OTHER_FILES = {"tests", "test", "testdata", "benches", "examples", "fuzz", "docs", "node_modules"}
-# The oldest form of a licence expression.
+# The oldest form of a license expression.
 SLASH = re.compile(r"\s*/\s*")
 
 
@@ -59,7 +59,7 @@ def shipped_packages():
 
 
 def is_allowed(expression, allowed):
-    """Whether an SPDX expression is satisfied by allowed licences."""
+    """Whether an SPDX expression is satisfied by allowed licenses."""
     expression = SLASH.sub(" OR ", expression)
     if expression in allowed:
         return True
@@ -70,7 +70,7 @@ def is_allowed(expression, allowed):
 
 
 def license_texts(package):
-    """The licence texts in a package's sources, vendored libraries included."""
+    """The license texts in a package's sources, vendored libraries included."""
     if package["source"] == "npm":
         return {"LICENSE": package["text"]}
     source = Path(package["manifest_path"]).parent
@@ -119,13 +119,13 @@ def main():
         label = f"{package['name']} {package['version']}"
         license = package["license"]
         if not license or not is_allowed(license, allowed):
-            problems.append(f"{label}: deny.toml does not allow its licence, {license}")
+            problems.append(f"{label}: deny.toml does not allow its license, {license}")
             continue
         texts = license_texts(package)
         if not texts and "Apache-2.0" in license:
             texts = {"LICENSE": own_license}
         elif not texts:
-            # It states its licence by name only, which is all that can be passed on.
+            # It states its license by name only, which is all that can be passed on.
             texts = {"": f"{license}, by {', '.join(package['authors']) or 'the authors of ' + package['name']}"}
         for text in texts.values():
             key = " ".join(text.split())
@@ -133,7 +133,7 @@ def main():
             users.setdefault(key, []).append(f"{label} ({license})")
     if problems:
         sys.exit("packaging/licenses.py: " + "\n".join(problems))
-    print(f"packaging/licenses.py: {len(third_party)} packages, {len(sections)} licence texts", file=sys.stderr)
+    print(f"packaging/licenses.py: {len(third_party)} packages, {len(sections)} license texts", file=sys.stderr)
     if len(sys.argv) < 2:
         return
     out = Path(sys.argv[1])

@@ -5,7 +5,7 @@
 #   packaging/package.sh --check                checks that the programs that it calls are installed
 #
 #   OUT/corral-VERSION-MACHINE.tar.xz           for a prefix such as /usr/local: program, plugins, completions, man
-#                                               pages, units, documents, licences, bill of materials
+#                                               pages, units, documents, licenses, bill of materials
 #   OUT/corral-VERSION-MACHINE-symbols.tar.xz   debug information of the program and its libraries
 #   OUT/corral_VERSION_ARCHITECTURE.deb         the same tree under /usr, where dpkg-deb exists
 #   OUT/SHA256SUMS

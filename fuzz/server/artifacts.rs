@@ -1,4 +1,4 @@
-//! Artefacts of registries: their addresses, image manifests, and deploys of the admin API. A deployment's manifest that comes
+//! Artifacts of registries: their addresses, image manifests, and deploys of the admin API. A deployment's manifest that comes
 //! out has passed its checks.
 
 #![no_main]

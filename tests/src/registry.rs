@@ -143,7 +143,7 @@ impl Registry {
             .expect("bytes")
     }
 
-    /// Stores a signature of an artefact as cosign does: the text that was signed, and the signature in base64.
+    /// Stores a signature of an artifact as cosign does: the text that was signed, and the signature in base64.
     pub fn put_signature(&self, repository: &str, artifact: &str, signed: &str, signature: &str) {
         let kind = "application/vnd.dev.cosign.simplesigning.v1+json";
         let mut layer = self.put_blob(repository, kind, signed.as_bytes());

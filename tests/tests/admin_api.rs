@@ -98,7 +98,7 @@ impl DocumentClient {
     }
 }
 
-/// The deploy of an artefact with this component as deployment `name`.
+/// The deploy of an artifact with this component as deployment `name`.
 fn artifact(component: &str, name: &str) -> Value {
     let layer = |kind: &str| json!({"mediaType": kind, "digest": component, "size": 1});
     let image = json!({

@@ -1,4 +1,4 @@
-//! What packages need: allowed licences, their texts, and a bill of materials.
+//! What packages need: allowed licenses, their texts, and a bill of materials.
 
 use corral_tests::{artifacts, run_command, scratch_dir};
 use serde_json::Value;
@@ -46,7 +46,7 @@ fn packages_serve_the_same_apis() {
 }
 
 #[test]
-fn licences_of_dependencies_are_allowed() {
+fn licenses_of_dependencies_are_allowed() {
     let dir = scratch_dir();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/licenses.py");
     // That of the clients is new enough.
@@ -73,7 +73,7 @@ fn licences_of_dependencies_are_allowed() {
             name.as_str().unwrap(),
             version.as_str().unwrap()
         );
-        assert!(texts.contains(&label), "no licence of {label}");
+        assert!(texts.contains(&label), "no license of {label}");
     }
     // A library within a package.
     assert!(texts.contains("The ggml authors"));

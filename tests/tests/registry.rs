@@ -54,7 +54,7 @@ fn pushed_deployment_is_deployed_and_pinned() {
     let tag = registry.reference("team/a:1");
     let first = output(&["push", &tag, &project("a", "1")]);
     assert_eq!(first, format!("{tag}@{}", digest_of(&first)));
-    // The same files make the same artefact.
+    // The same files make the same artifact.
     assert_eq!(output(&["push", &tag, &project("a", "1")]), first);
     let printed = corral.cli_output(&["deploy", &tag]);
     assert_eq!(
@@ -97,7 +97,7 @@ fn pushed_deployment_is_deployed_and_pinned() {
         .check_error(2, &["has a manifest with a name and routes"]);
     corral
         .cli(&["deploy", &project("a", "1"), "--registry-http"])
-        .check_error(2, &["--registry-http is for an artefact"]);
+        .check_error(2, &["--registry-http is for an artifact"]);
     run(["push", &first]).check_error(2, &["without a digest"]);
 }
 
@@ -285,7 +285,7 @@ fn other_images_are_refused() {
     for (tag, expected) in [
         (
             "1",
-            "e.g. a container image; name an artefact that 'corral push' made",
+            "e.g. a container image; name an artifact that 'corral push' made",
         ),
         ("index", "is an index of images for several platforms"),
         ("two", "holds 2 components and no manifest of Corral"),
@@ -295,7 +295,7 @@ fn other_images_are_refused() {
             .cli(&["deploy", &reference, "--route", "/c"])
             .check_error(1, &[expected]);
     }
-    // An older artefact of Spin.
+    // An older artifact of Spin.
     let kind = "application/vnd.wasm.content.layer.v1+wasm";
     let old = registry.put_blob("c", kind, &artifacts::component("misbehave"));
     registry.put_image("c", "old", &image(&[&old]));
@@ -309,7 +309,7 @@ fn other_images_are_refused() {
     assert!(source.as_str().expect("a source").starts_with(&reference));
 }
 
-/// Signs an artefact as cosign does.
+/// Signs an artifact as cosign does.
 fn sign(registry: &Registry, repository: &str, artifact: &str, signed: &str, key: &KeyPair) {
     let payload = json!({
         "critical": {
@@ -352,7 +352,7 @@ fn only_signed_artifacts_are_deployed() {
     refused(strict.cli(&["deploy", &tag]), "is not signed");
     refused(
         strict.cli(&["deploy", &project]),
-        "this server deploys only signed artefacts",
+        "this server deploys only signed artifacts",
     );
     sign(&registry, "a", digest, digest, &other);
     refused(open.cli(&verify), "has no signature by this key");

@@ -85,7 +85,7 @@ fn serve(
     client.write_all(&body)
 }
 
-/// The image manifest of a plain artefact, and its component.
+/// The image manifest of a plain artifact, and its component.
 fn artifact() -> (Vec<u8>, Vec<u8>) {
     let component = artifacts::component("misbehave");
     let part = |kind: &str, size: usize| json!({"mediaType": kind, "digest": digest(&component), "size": size});
@@ -219,7 +219,7 @@ fn more_bytes_than_announced_are_refused() {
 fn other_bytes_for_a_pinned_digest_are_refused() {
     let (image, component) = artifact();
     let pinned = digest(&image);
-    // As good an artefact, which the registry gives for a digest that it does not have.
+    // As good an artifact, which the registry gives for a digest that it does not have.
     let mut other: serde_json::Value = serde_json::from_slice(&image).expect("JSON");
     other["annotations"] = json!({"org.example": "another"});
     let other = other.to_string().into_bytes();
@@ -250,7 +250,7 @@ fn other_bytes_for_a_pinned_digest_are_refused() {
         seen.iter().all(|one| one.target == asked),
         "nothing else is asked: {seen:?}"
     );
-    // Without a pin, the answer is the artefact, and says which one it is.
+    // Without a pin, the answer is the artifact, and says which one it is.
     let (ended, _) = pull(&liar.host);
     assert!(ended.stdout.ends_with(&format!("@{found}\n")), "{ended:?}");
 }

@@ -63,9 +63,9 @@ pub enum Command {
     Compose(ComposeArgs),
     #[command(flatten)]
     Deployments(DeployCommand),
-    /// Push a plugin to an OCI registry as one artefact: a corral.toml with its components, or a component alone
+    /// Push a plugin to an OCI registry as one artifact: a corral.toml with its components, or a component alone
     Push(Box<PushArgs>),
-    /// Pull the artefact of a plugin from an OCI registry
+    /// Pull the artifact of a plugin from an OCI registry
     Pull(PullArgs),
     /// Print a shell's completions for `corral`
     Completions(CompletionsArgs),

@@ -1,4 +1,4 @@
-//! What the clients of HTTP servers on the network share: hubs of models, and registries of artefacts.
+//! What the clients of HTTP servers on the network share: hubs of models, and registries of artifacts.
 //!
 //! Waits are bounded. A client follows redirects itself, since it sends what authorizes it to one origin only. Requests to
 //! this machine use no proxy, which would carry secrets in clear text. Failures that may pass are tried again.

@@ -1,4 +1,4 @@
-//! `corral push`, `corral pull` and `corral deploy oci://`: deployments as artefacts of OCI registries.
+//! `corral push`, `corral pull` and `corral deploy oci://`: deployments as artifacts of OCI registries.
 //!
 //! The command line talks to the registry, the server never does. It checks every byte against the digest of the image
 //! manifest, uploads the components as for a deploy of files, and sends the image manifest and its signatures along, so that
@@ -49,12 +49,12 @@ pub(crate) struct RegistryArgs {
     registry_http: bool,
 }
 
-/// How to get an artefact.
+/// How to get an artifact.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct ArtifactArgs {
     #[command(flatten)]
     registry: RegistryArgs,
-    /// Refuse an artefact that this public key has not signed (PEM, ECDSA P-256), as 'cosign sign --key' does
+    /// Refuse an artifact that this public key has not signed (PEM, ECDSA P-256), as 'cosign sign --key' does
     #[arg(long, value_name = "FILE", help_heading = "Registry")]
     verify_key: Option<PathBuf>,
 }
@@ -71,7 +71,7 @@ impl ArtifactArgs {
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             Some((option, _)) => Err(Error::usage(format!(
-                "{option} is for an artefact, oci://HOST/REPO:TAG; remove it, or name an artefact"
+                "{option} is for an artifact, oci://HOST/REPO:TAG; remove it, or name an artifact"
             ))),
             None => Ok(()),
         }

@@ -81,7 +81,7 @@ pub struct ServeArgs {
     /// File with the admin token [default: CORRAL_ADMIN_TOKEN, else the file admin-token in the store]
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     pub admin_token_file: Option<PathBuf>,
-    /// Deploy only artefacts that this public key has signed (PEM, ECDSA P-256), see docs/registry.md
+    /// Deploy only artifacts that this public key has signed (PEM, ECDSA P-256), see docs/registry.md
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     pub(crate) verify_key: Option<PathBuf>,
     /// TOML file of these options by their names, e.g. kv-cells = 4096; flags replace its values; reread on SIGHUP

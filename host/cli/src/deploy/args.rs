@@ -10,7 +10,7 @@ use std::time::Duration;
 
 #[derive(Debug, Subcommand)]
 pub enum DeployCommand {
-    /// Deploy a plugin: a corral.toml, a component and its routes, or an artefact of a registry
+    /// Deploy a plugin: a corral.toml, a component and its routes, or an artifact of a registry
     Deploy(Box<DeployArgs>),
     /// List the deployments of a server
     #[command(visible_alias = "ls")]

@@ -234,7 +234,7 @@ fn traffic(deployment: &Value) -> String {
     Vec::from_iter(shares).join(" ")
 }
 
-/// The artefacts of the revisions that get requests.
+/// The artifacts of the revisions that get requests.
 fn sources(deployment: &Value) -> String {
     let shares = deployment["traffic"].as_array().into_iter().flatten();
     let sources = shares.filter_map(|share| share["source"].as_str());

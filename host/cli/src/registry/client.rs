@@ -179,7 +179,7 @@ impl RepositoryClient {
             match head.status {
                 StatusCode::OK => read(body, *size, name, Some(&progress)),
                 StatusCode::NOT_FOUND => Err(RequestError::Final(Error::failed(format!(
-                    "{} does not have {name} ({digest}) any more; push the artefact again",
+                    "{} does not have {name} ({digest}) any more; push the artifact again",
                     self.host
                 )))),
                 _ => Err(self.refusal(&head, body)),
@@ -198,7 +198,7 @@ impl RepositoryClient {
             true => Ok(bytes.into()),
             false => Err(Error::failed(format!(
                 "{name} arrived with the digest {found} instead of {digest}: the registry's copy is damaged or was \
-                 changed; push the artefact again"
+                 changed; push the artifact again"
             ))),
         }
     }
@@ -477,7 +477,7 @@ fn read(
         bytes.extend_from_slice(&buffer[..count]);
         if bytes.len() as u64 > limit {
             return Err(RequestError::Final(Error::failed(format!(
-                "the registry sends more than {limit} bytes for {what}; its copy was changed, so push the artefact again"
+                "the registry sends more than {limit} bytes for {what}; its copy was changed, so push the artifact again"
             ))));
         }
         if let Some(progress) = progress {

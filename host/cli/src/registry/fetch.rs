@@ -1,4 +1,4 @@
-//! Gets an artefact from a registry, to deploy it or to write its files.
+//! Gets an artifact from a registry, to deploy it or to write its files.
 
 use super::client::{Access, RepositoryClient};
 use super::push::refused;
@@ -13,7 +13,7 @@ use corral_server::deployments::artifact::{
 use corral_server::deployments::{Digest, Manifest, StoreLimits};
 use data_encoding::BASE64;
 
-/// What is deployed: files, or an artefact with what the server checks of it.
+/// What is deployed: files, or an artifact with what the server checks of it.
 pub(crate) struct Deployable {
     pub(crate) prepared: PreparedManifest,
     pub(crate) request: Option<ArtifactRequest>,
@@ -28,7 +28,7 @@ impl From<PreparedManifest> for Deployable {
     }
 }
 
-/// An artefact, all of whose bytes have the digests that its reference implies.
+/// An artifact, all of whose bytes have the digests that its reference implies.
 pub(super) struct FetchedArtifact {
     /// With the digest of the image manifest.
     pub(super) source: ArtifactReference,
@@ -41,7 +41,7 @@ pub(super) struct FetchedArtifact {
     pub(super) components: Vec<(Digest, Bytes)>,
 }
 
-/// Gets an artefact and checks its signature if the arguments name a key.
+/// Gets an artifact and checks its signature if the arguments name a key.
 pub(super) fn fetch(
     reference: &ArtifactReference,
     args: &ArtifactArgs,
@@ -110,7 +110,7 @@ pub(super) fn fetch(
     })
 }
 
-/// Gets an artefact and makes of it what `corral deploy` sends.
+/// Gets an artifact and makes of it what `corral deploy` sends.
 pub(crate) fn fetch_to_deploy(
     reference: &ArtifactReference,
     args: &ManifestArgs,
@@ -131,7 +131,7 @@ pub(crate) fn fetch_to_deploy(
         }
         (Some(_), _) if !args.configuration.is_empty() => {
             return Err(Error::usage(format!(
-                "{reference} has a manifest, whose configuration is part of the artefact; remove --config, or push \
+                "{reference} has a manifest, whose configuration is part of the artifact; remove --config, or push \
                  another manifest"
             )));
         }
@@ -171,7 +171,7 @@ pub(crate) fn fetch_to_deploy(
     })
 }
 
-/// The signatures of an artefact, which cosign stores under a tag after its digest.
+/// The signatures of an artifact, which cosign stores under a tag after its digest.
 fn signatures(
     client: &RepositoryClient,
     artifact: Digest,

@@ -1,4 +1,4 @@
-//! Makes the config and the image manifest of an artefact.
+//! Makes the config and the image manifest of an artifact.
 
 use crate::Error;
 use corral_server::deployments::artifact::{
@@ -21,7 +21,7 @@ pub(super) struct NamedComponent<'a> {
     pub(super) bytes: &'a [u8],
 }
 
-/// The config and the image manifest of an artefact with these components, as bytes. The same parts give the same bytes.
+/// The config and the image manifest of an artifact with these components, as bytes. The same parts give the same bytes.
 pub(super) fn image(
     components: &[NamedComponent<'_>],
     manifest: Option<&Manifest>,
@@ -34,7 +34,7 @@ pub(super) fn image(
     });
     let layers = Vec::from_iter(layers);
     let first = components.first();
-    let first = first.ok_or_else(|| Error::failed("an artefact has a component"))?;
+    let first = first.ok_or_else(|| Error::failed("an artifact has a component"))?;
     let digests = layers.iter().map(|layer| layer.digest.to_string());
     let config = json!({
         // Not the time of the push, which would change the digest.

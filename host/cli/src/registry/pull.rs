@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 #[derive(Args, Debug)]
 pub struct PullArgs {
-    /// Artefact: oci://HOST/REPO:TAG or oci://HOST/REPO@sha256:DIGEST
+    /// Artifact: oci://HOST/REPO:TAG or oci://HOST/REPO@sha256:DIGEST
     #[arg(value_name = "REFERENCE")]
     reference: ArtifactReference,
     /// Directory to write; files of the same names are replaced [default: the deployment's name]
@@ -24,7 +24,7 @@ pub struct PullArgs {
     artifact: ArtifactArgs,
 }
 
-/// Writes an artefact's corral.toml and components, and prints its reference with the digest.
+/// Writes an artifact's corral.toml and components, and prints its reference with the digest.
 pub(crate) fn pull(args: &PullArgs) -> Result<ExitCode, Error> {
     let fetched = fetch(&args.reference, &args.artifact)?;
     let source = fetched.source.clone();
@@ -81,7 +81,7 @@ fn files(fetched: FetchedArtifact) -> Result<(String, Vec<NamedFile>), Error> {
 
 fn to_toml(manifest: &Manifest) -> Result<String, Error> {
     toml::to_string_pretty(manifest).map_err(Error::context(
-        "the artefact's manifest cannot be written as TOML",
+        "the artifact's manifest cannot be written as TOML",
     ))
 }
 

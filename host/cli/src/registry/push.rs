@@ -26,11 +26,11 @@ pub struct PushArgs {
     registry: RegistryArgs,
 }
 
-/// Pushes an artefact and prints its reference with the digest.
+/// Pushes an artifact and prints its reference with the digest.
 pub(crate) fn push(args: &PushArgs) -> Result<ExitCode, Error> {
     let (Some(tag), None) = (&args.reference.tag, args.reference.digest) else {
         return Err(Error::usage(
-            "an artefact is pushed under a tag; write oci://HOST/REPO:TAG without a digest",
+            "an artifact is pushed under a tag; write oci://HOST/REPO:TAG without a digest",
         ));
     };
     let (manifest, components) = contents(args)?;
@@ -69,7 +69,7 @@ pub(crate) fn push(args: &PushArgs) -> Result<ExitCode, Error> {
     print(&format!("{pushed}\n"))
 }
 
-/// The error of an artefact.
+/// The error of an artifact.
 pub(super) fn refused(reference: &ArtifactReference, error: &dyn std::fmt::Display) -> Error {
     Error::failed(format!("{reference} {error}"))
 }
@@ -106,7 +106,7 @@ fn contents(args: &PushArgs) -> Result<(Option<Manifest>, Vec<ComponentFile>), E
         let mut uploads = prepared.uploads.iter();
         let Some(upload) = uploads.find(|upload| upload.digest == digest) else {
             return Err(Error::failed(format!(
-                "the manifest names the component {digest}, and an artefact holds the files; name its file instead"
+                "the manifest names the component {digest}, and an artifact holds the files; name its file instead"
             )));
         };
         let title = file_name(&manifest, &upload.field);

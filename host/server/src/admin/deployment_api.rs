@@ -37,7 +37,7 @@ use tokio::time::timeout;
 pub(super) const OPENAPI: &str = include_str!("../../openapi.json");
 /// Largest JSON body.
 const MAX_JSON_BYTES: u64 = 1 << 20;
-/// Largest deploy of an artefact: its image manifest in base64, its signatures and a manifest.
+/// Largest deploy of an artifact: its image manifest in base64, its signatures and a manifest.
 const MAX_ARTIFACT_BYTES: u64 = 16 << 20;
 /// Time limit for a whole body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(300);
@@ -295,7 +295,7 @@ impl Api<'_> {
         self.deployed(&name, revision)
     }
 
-    /// Deploys the artefact of a registry.
+    /// Deploys the artifact of a registry.
     async fn deploy_artifact(&self, request: ApiRequest<'_>, name: DeploymentName) -> Answer {
         let activate = activate(request.head)?;
         let wanted: ArtifactRequest = request.json_within(MAX_ARTIFACT_BYTES).await?;

@@ -149,7 +149,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             id: "deployArtifact",
             method: "post",
             path: "/deployments/{name}/artifact",
-            summary: "Deploy an artefact of a registry, whose components are uploaded. The new revision records its source. The server does not ask the registry: it checks that the image manifest has the source's digest and names all components.",
+            summary: "Deploy an artifact of a registry, whose components are uploaded. The new revision records its source. The server does not ask the registry: it checks that the image manifest has the source's digest and names all components.",
             query: &[(
                 "traffic",
                 "boolean",
@@ -170,7 +170,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
                 LARGE_BODY,
                 (
                     422,
-                    "The artefact, its manifest or a component cannot be deployed.",
+                    "The artifact, its manifest or a component cannot be deployed.",
                 ),
                 (507, "The store holds the maximum number of deployments."),
             ],
@@ -275,7 +275,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
 
 const NOT_SIGNED: (u16, &str) = (
     403,
-    "The server deploys only signed artefacts, and no signature fits.",
+    "The server deploys only signed artifacts, and no signature fits.",
 );
 const NO_JOB: (u16, &str) = (404, "The deployment or the job does not exist.");
 const JOB_STATE: (&str, &str, &str) = (

@@ -60,7 +60,7 @@ pub(super) struct RevisionStatus {
     /// Its linked components, by digest.
     #[serde(default, skip_serializing_if = "LinkedComponents::is_none")]
     pub(super) linked: LinkedComponents,
-    /// The artefact that it was deployed from, with its digest.
+    /// The artifact that it was deployed from, with its digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) source: Option<ArtifactReference>,
 }

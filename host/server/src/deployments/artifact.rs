@@ -1,8 +1,8 @@
-//! Artefacts of OCI registries that hold a deployment: what `corral push` makes and `corral deploy oci://` deploys.
+//! Artifacts of OCI registries that hold a deployment: what `corral push` makes and `corral deploy oci://` deploys.
 //!
-//! An artefact is an image manifest with the config of a Wasm artefact and a layer for each component, the handler's first.
+//! An artifact is an image manifest with the config of a Wasm artifact and a layer for each component, the handler's first.
 //! Its annotation [`MANIFEST_ANNOTATION`] is the deployment's manifest as JSON, with digests for components. Other tools see
-//! an ordinary Wasm artefact. An artefact of one component without the annotation is a plain one, whose deployer gives the
+//! an ordinary Wasm artifact. An artifact of one component without the annotation is a plain one, whose deployer gives the
 //! name and the routes.
 //!
 //! The digest of the image manifest covers all parts, so one signature of it does. [`ArtifactRequest::check`] needs no

@@ -31,7 +31,7 @@ impl Deployments {
         self.deploy_from(manifest, None, activate).await
     }
 
-    /// The same from an artefact, which the revision records.
+    /// The same from an artifact, which the revision records.
     pub(crate) async fn deploy_from(
         &self,
         manifest: Manifest,

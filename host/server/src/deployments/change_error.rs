@@ -25,10 +25,10 @@ pub(crate) enum ChangeError {
         manifest: DeploymentName,
         path: DeploymentName,
     },
-    #[error("the artefact {0}")]
+    #[error("the artifact {0}")]
     Artifact(#[from] ArtifactError),
     #[error(
-        "this server deploys only signed artefacts (--verify-key); push it with 'corral push', sign it, and deploy it with 'corral deploy oci://HOST/REPOSITORY:TAG'"
+        "this server deploys only signed artifacts (--verify-key); push it with 'corral push', sign it, and deploy it with 'corral deploy oci://HOST/REPOSITORY:TAG'"
     )]
     SignatureNeeded,
     #[error(transparent)]

@@ -22,7 +22,7 @@ pub struct Revision {
     pub component_bytes: u64,
     /// Time of the deploy, in milliseconds since 1970.
     pub created_ms: u64,
-    /// The artefact that it was deployed from, with its digest.
+    /// The artifact that it was deployed from, with its digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<ArtifactReference>,
     /// The manifest, which names all components by digest.

@@ -263,7 +263,7 @@ impl Store {
         self.add_from(manifest, None, activate)
     }
 
-    /// The same for a deployment from an artefact.
+    /// The same for a deployment from an artifact.
     pub fn add_from(
         &self,
         manifest: Manifest,

@@ -1,15 +1,15 @@
-//! Why an artefact is refused.
+//! Why an artifact is refused.
 
 use super::super::digest::Digest;
 use super::super::manifest_error::ManifestError;
 use super::super::name::DeploymentName;
 
-/// Why an artefact cannot be deployed. Messages follow the name of the artefact.
+/// Why an artifact cannot be deployed. Messages follow the name of the artifact.
 #[derive(Debug, thiserror::Error)]
 pub enum ArtifactError {
     /// The text is not a reference.
     #[error(
-        "'{}' is not the address of an artefact; write oci://HOST/REPOSITORY:TAG, or oci://HOST/REPOSITORY@sha256:DIGEST",
+        "'{}' is not the address of an artifact; write oci://HOST/REPOSITORY:TAG, or oci://HOST/REPOSITORY@sha256:DIGEST",
         .0.escape_debug()
     )]
     Reference(String),
@@ -17,10 +17,10 @@ pub enum ArtifactError {
     #[error("the source '{0}' has no digest; write oci://HOST/REPOSITORY:TAG@sha256:DIGEST")]
     NotPinned(String),
     /// The bytes are not an image manifest.
-    #[error("is no OCI image manifest ({0}); name an artefact that 'corral push' made")]
+    #[error("is no OCI image manifest ({0}); name an artifact that 'corral push' made")]
     NotAManifest(String),
     /// The image manifest is larger than allowed.
-    #[error("has an image manifest of more than {} MiB; name another artefact", .0 >> 20)]
+    #[error("has an image manifest of more than {} MiB; name another artifact", .0 >> 20)]
     TooLarge(u64),
     /// The bytes have another digest than the reference.
     #[error("is not what was asked for: its image manifest has the digest {found}, not {expected}")]
@@ -32,12 +32,12 @@ pub enum ArtifactError {
     },
     /// An index of several images.
     #[error(
-        "is an index of images for several platforms, as of a container; name an artefact that 'corral push' made, or a Wasm component"
+        "is an index of images for several platforms, as of a container; name an artifact that 'corral push' made, or a Wasm component"
     )]
     Index,
     /// No layer is a component.
     #[error(
-        "holds no WebAssembly component but '{}', e.g. a container image; name an artefact that 'corral push' made, or a Wasm component",
+        "holds no WebAssembly component but '{}', e.g. a container image; name an artifact that 'corral push' made, or a Wasm component",
         .0.escape_debug()
     )]
     NotWasm(String),
@@ -46,22 +46,22 @@ pub enum ArtifactError {
         "holds {0} components and no manifest of Corral; push it with 'corral push', which adds corral.toml"
     )]
     NoManifest(usize),
-    /// The deployment's manifest in the artefact is invalid.
+    /// The deployment's manifest in the artifact is invalid.
     #[error("has an invalid manifest of Corral: {0}")]
     Manifest(String),
-    /// The manifest names a component that the artefact does not hold.
+    /// The manifest names a component that the artifact does not hold.
     #[error("names the component {0} and does not hold it; push it again with 'corral push'")]
     MissingComponent(Digest),
-    /// The client gives a manifest for an artefact that has one.
+    /// The client gives a manifest for an artifact that has one.
     #[error("has a manifest of its own, which says the name and the routes; give no other")]
     SecondManifest,
-    /// A plain artefact needs a manifest.
+    /// A plain artifact needs a manifest.
     #[error("has no manifest of Corral; give a name and routes")]
     ManifestNeeded,
-    /// The artefact is for another deployment.
+    /// The artifact is for another deployment.
     #[error("is the deployment '{manifest}', and the request's path names '{path}'; use one name")]
     NameMismatch {
-        /// The name in the artefact.
+        /// The name in the artifact.
         manifest: DeploymentName,
         /// The name in the path.
         path: DeploymentName,
@@ -77,7 +77,7 @@ impl From<ManifestError> for ArtifactError {
     }
 }
 
-/// Why a signature is refused. Messages follow the name of the artefact.
+/// Why a signature is refused. Messages follow the name of the artifact.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SignatureError {
     /// The text is no key.
@@ -93,12 +93,12 @@ pub enum SignatureError {
         "has no signature by this key; sign it with the key's private half, or verify with another key"
     )]
     WrongKey,
-    /// The signature is of another artefact.
-    #[error("has a signature that is for {found}, not for {expected}; sign this artefact")]
+    /// The signature is of another artifact.
+    #[error("has a signature that is for {found}, not for {expected}; sign this artifact")]
     OtherDigest {
         /// The digest that was signed.
         found: String,
-        /// The digest of the artefact.
+        /// The digest of the artifact.
         expected: Digest,
     },
     /// The signed text is not cosign's.

@@ -1,4 +1,4 @@
-//! The image manifest of an artefact.
+//! The image manifest of an artifact.
 
 use super::super::digest::Digest;
 use super::super::manifest::Manifest;
@@ -22,16 +22,16 @@ pub const IMAGE_INDEX_TYPES: [&str; 2] = [
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 ];
-/// Media type of the config of a Wasm artefact.
+/// Media type of the config of a Wasm artifact.
 pub const CONFIG_TYPE: &str = "application/vnd.wasm.config.v0+json";
 /// Media type of a component.
 pub const LAYER_TYPE: &str = "application/wasm";
-/// The same in older artefacts of Spin.
+/// The same in older artifacts of Spin.
 const OLD_LAYER_TYPE: &str = "application/vnd.wasm.content.layer.v1+wasm";
 /// Annotation of the image manifest with the deployment's manifest, as JSON.
 pub const MANIFEST_ANNOTATION: &str = "corral.manifest.v1";
 
-/// A part of an artefact, by its digest.
+/// A part of an artifact, by its digest.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
@@ -46,7 +46,7 @@ pub struct Descriptor {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// The image manifest of an artefact.
+/// The image manifest of an artifact.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageManifest {
@@ -59,7 +59,7 @@ pub struct ImageManifest {
     pub config: Descriptor,
     /// The layers.
     pub layers: Vec<Descriptor>,
-    /// What the author says about the artefact.
+    /// What the author says about the artifact.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
@@ -94,10 +94,10 @@ impl ImageManifest {
         }
     }
 
-    /// The components, and the deployment's manifest unless the artefact is a plain component.
+    /// The components, and the deployment's manifest unless the artifact is a plain component.
     ///
     /// # Errors
-    /// If it is not an artefact that can be deployed.
+    /// If it is not an artifact that can be deployed.
     pub fn contents(&self) -> Result<(Vec<&Descriptor>, Option<Manifest>), ArtifactError> {
         let layers = self.layers.iter().filter(|layer| layer.is_component());
         let components = Vec::from_iter(layers);
@@ -120,7 +120,7 @@ impl ImageManifest {
     }
 }
 
-/// Checks that an artefact with these components holds all that its deployment's manifest names.
+/// Checks that an artifact with these components holds all that its deployment's manifest names.
 pub(super) fn check_components(
     manifest: &Manifest,
     components: &[&Descriptor],

@@ -1,4 +1,4 @@
-//! `oci://HOST/REPOSITORY:TAG@sha256:DIGEST`: the address of an artefact.
+//! `oci://HOST/REPOSITORY:TAG@sha256:DIGEST`: the address of an artifact.
 
 use super::super::digest::Digest;
 use super::error::ArtifactError;
@@ -15,7 +15,7 @@ const MAX_TAG: usize = 128;
 /// Longest host with its port.
 const MAX_HOST: usize = 261;
 
-/// The address of an artefact: a registry, a repository, and a tag, a digest or both.
+/// The address of an artifact: a registry, a repository, and a tag, a digest or both.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ArtifactReference {
@@ -155,7 +155,7 @@ impl schemars::JsonSchema for ArtifactReference {
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({
             "type": "string",
-            "description": "The address of an artefact: 'oci://HOST/REPOSITORY:TAG@sha256:DIGEST'.",
+            "description": "The address of an artifact: 'oci://HOST/REPOSITORY:TAG@sha256:DIGEST'.",
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The deploy of an artefact: what the client sends, and its checks.
+//! The deploy of an artifact: what the client sends, and its checks.
 
 use super::super::digest::Digest;
 use super::super::manifest::Manifest;
@@ -10,7 +10,7 @@ use super::signature::{ArtifactSignature, VerifyKey};
 use data_encoding::BASE64;
 use serde::{Deserialize, Serialize};
 
-/// An artefact to deploy, whose components are uploaded.
+/// An artifact to deploy, whose components are uploaded.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -19,7 +19,7 @@ pub struct ArtifactRequest {
     pub source: ArtifactReference,
     /// The image manifest, in base64.
     pub image_manifest: String,
-    /// The manifest of an artefact without one, which is a plain component.
+    /// The manifest of an artifact without one, which is a plain component.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manifest: Option<Manifest>,
     /// Its signatures; at most 16 are looked at.
@@ -62,7 +62,7 @@ impl ArtifactRequest {
                 path: name.clone(),
             });
         }
-        // What the artefact says about its origin holds for all of the deployment.
+        // What the artifact says about its origin holds for all of the deployment.
         check_components(&manifest, &components)?;
         Ok(manifest)
     }

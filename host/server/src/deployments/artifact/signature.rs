@@ -1,4 +1,4 @@
-//! Signatures of artefacts, in cosign's format of simple signing.
+//! Signatures of artifacts, in cosign's format of simple signing.
 //!
 //! cosign signs a JSON text that names the digest of the image manifest, with ECDSA over the curve P-256 and SHA-256. It
 //! stores text and signature in the same repository, under the tag `sha256-DIGEST.sig`. Certificates and transparency logs
@@ -21,7 +21,7 @@ pub const SIGNATURE_LAYER_TYPE: &str = "application/vnd.dev.cosign.simplesigning
 pub const SIGNATURE_ANNOTATION: &str = "dev.cosignproject.cosign/signature";
 /// Longest signed text.
 pub const MAX_PAYLOAD_BYTES: u64 = 64 << 10;
-/// Most signatures of an artefact that are looked at.
+/// Most signatures of an artifact that are looked at.
 pub const MAX_SIGNATURES: usize = 16;
 /// Longest signature, in base64.
 const MAX_SIGNATURE_CHARS: usize = 1024;
@@ -81,7 +81,7 @@ impl VerifyKey {
         }
     }
 
-    /// Checks that one of the signatures is by this key and for the artefact with this digest.
+    /// Checks that one of the signatures is by this key and for the artifact with this digest.
     ///
     /// # Errors
     /// Why none is.
