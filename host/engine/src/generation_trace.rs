@@ -1,8 +1,8 @@
 //! Records when a traced generation reached each phase, and how it ended.
 //!
-//! Only generations of sampled HTTP requests have a [`GenerationTrace`]; all others have `None`, and nothing on the path of
-//! a token does more than look at that. The engine thread and the reader share the trace. The last of them to drop it
-//! reports the record, so that a generation that is canceled is reported too.
+//! Only generations of sampled requests and jobs have a [`GenerationTrace`]. All others have `None`, which costs one
+//! check per token. The engine thread and the reader share the trace. The last of them to drop it reports the record,
+//! so that a generation that is canceled is reported too.
 
 use crate::{Error, FinishReason};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -124,15 +124,15 @@ pub struct Limits {
     /// Calls of the deployment that may run at once, over all its revisions. The instance pool allows at most
     /// [`Runtime::max_calls`](crate::Runtime::max_calls), and fewer of a plugin composed of many components.
     pub concurrent: usize,
-    /// Calls of the deployment that may wait for a permit, before they have an instance. The manifest calls
-    /// it `queue`.
+    /// Calls of the deployment that may wait for a permit, before they have an instance. `queued-requests` in the
+    /// manifest.
     pub waiting_calls: usize,
     /// How long a generation of a running call may wait in the engine's queue before it is refused.
     /// Unlimited if `None`. `queue-time-seconds` in the manifest: it limits the wait for the model, not for an instance.
     pub generation_queue_time: Option<Duration>,
     /// Priority of the plugin's generations. Higher priorities always run first.
     pub priority: u8,
-    /// How long the tokens of its generations may keep waiting, for each other and for the first.
+    /// Targets of its generations for the gap between tokens and for the first token.
     pub latency: Latency,
     /// Share the prefix cache with all deployments that set this. Prefill times then reveal whether
     /// another deployment used the same prefix.
@@ -241,13 +241,13 @@ pub struct CallOptions {
     pub usage: Option<Arc<TokenUsage>>,
     /// Receives the last line that the plugin writes to standard error.
     pub last_error_line: Option<Arc<LastLine>>,
-    /// Whom the engines share their time with instead of `tenant`, which alone counts for isolation.
+    /// Tenant that the engines charge for fairness; `tenant` if `None`. Isolation always uses `tenant`.
     pub fairness: Option<Tenant>,
     /// When the first token of a generation is due; only shortens the time of [`Limits::latency`].
     pub first_token: Option<Duration>,
     /// Longest wait for an instance; only shortens [`Limits::time`].
     pub instance_wait: Option<Duration>,
-    /// Calls that this call is within: 0 unless a plugin makes it.
+    /// Nesting depth of deployment calls; 0 for a call that no plugin made.
     pub depth: u8,
     /// The trace that the call belongs to.
     pub trace: Option<Arc<dyn CallTrace>>,

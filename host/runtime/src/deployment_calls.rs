@@ -24,7 +24,7 @@ use wasmtime_wasi_http::{Error, WasiBody};
 
 /// The end of the host names of deployments.
 const SUFFIX: &str = ".corral.internal";
-/// Calls within a call.
+/// Deepest nesting of deployment calls.
 pub(crate) const MAX_DEPTH: u8 = 8;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 

@@ -1,4 +1,4 @@
-//! Instances that wait for the next call of a deployment that lets calls use an instance again.
+//! Idle instances of deployments with `[reuse]`, which wait for the next call.
 //!
 //! An instance waits only after a call that did not trap, exceeded no limit, and left no handle of `corral:inference` and no open
 //! body. It serves calls of the same tenant only: what a guest keeps in its memory, no other tenant can reach. It ends

@@ -2,9 +2,9 @@
 //! turn, and their limits.
 //!
 //! A process has one [`Runtime`]; each loaded revision of a deployment is a [`Plugin`]. [`Plugin::handle`] answers an
-//! HTTP request, [`Plugin::run`] runs a command. A plugin imports WASI 0.2 and 0.3 without sockets and files, and
-//! `corral:inference` (`wit/`) over [`corral_engine`]. [`LinkedComponents`] answer some of a
-//! plugin's imports; the runtime composes them with the plugin into one component before it compiles that.
+//! HTTP request, [`Plugin::run`] runs a command. A plugin imports WASI 0.2 and 0.3, and `corral:inference` (`wit/`)
+//! over [`corral_engine`]. Sockets are refused; files and outgoing requests need grants. [`LinkedComponents`] answer
+//! some of a plugin's imports; the runtime composes them with the plugin into one component before it compiles that.
 //!
 //! Everything a plugin uses is limited: by the operator in [`Limits`], the rest in `config.rs`. A plugin
 //! that exceeds a limit fails its own call with a [`CallError`] and affects no other call.

@@ -1,4 +1,4 @@
-//! The host functions that plugins may import, linked once per process.
+//! The host functions that plugins may import, linked once per wasmtime engine: one, or two with `--develop`.
 
 use crate::denied;
 use crate::folders;

@@ -10,8 +10,8 @@ use crate::step::SeqId;
 pub struct SchedulerConfig {
     /// Sequence ids of the backend.
     pub seq_ids: u16,
-    /// Ids below this give only the k highest logits, for one position per step.
-    /// At most as many requests run as there are other ids.
+    /// Ids below this use device top-k: the k highest logits, for one position per step. They do not raise
+    /// `max_running`, which is the number of the other ids.
     pub top_k_seq_ids: u16,
     /// KV cells of all sequences together.
     pub cells: u32,

@@ -9,8 +9,8 @@
 //! prompt: no gap is below [`Latency::MIN_GAP`], and each step may take the smallest chunk. Priority decides how long
 //! the gap stays short: for a prompt of higher priority, a request allows its `max_gap` at once.
 //!
-//! A prompt stretches the gaps of another tenant for no earlier a target than the strictest that the delayed requests of
-//! other tenants have themselves. So a tenant whose targets nobody can meet gains nothing at the others' expense.
+//! Against requests of other tenants, a prompt's first-token target counts as no earlier than the earliest first-token
+//! target of those requests. So a tenant whose targets nobody can meet gains nothing at the others' expense.
 
 use crate::Time;
 use crate::cost_model::CostModel;
@@ -215,7 +215,7 @@ impl OthersTargets {
         targets
     }
 
-    /// The target of a prompt at the expense of the delayed requests.
+    /// The first-token target that a prompt may claim against the delayed requests of other tenants.
     fn limit(&self, prompt: &Request) -> Duration {
         let others = match self.earliest {
             Some((target, tenant)) if tenant != prompt.tenant => Some(target),
@@ -238,9 +238,9 @@ pub(crate) struct PrefillNeed {
 }
 
 impl PrefillNeed {
-    /// Of these prompts at `now`, in the order of service, beside the requests that they delay. Tokens after the first have
-    /// no target. Of a step that takes `s` times as long as without prompts, prompts have the part 1 - 1/s. So that nearly
-    /// no step takes longer than its stretch, the usual one takes `margin` times less.
+    /// Computes the need of `prompts`, in the order of service, at `now`. Only first tokens have a target. In steps
+    /// stretched by `s`, prompts get the fraction 1 - 1/s of the time. The usual step stays `margin` times below its
+    /// stretch, so that nearly none exceeds it.
     pub fn of<'a>(
         prompts: impl Iterator<Item = &'a RunningRequest>,
         delayed: impl Iterator<Item = &'a RunningRequest>,

@@ -1,8 +1,8 @@
 //! The entries of the prefix cache: sequences that stay after their request, for reuse.
 //!
-//! An entry is a text and the place of its state: in the cells of a sequence id (*resident*), or swapped out. An entry
-//! whose [`WeakRetention`] is held is *retained*: under pressure it is swapped out, not dropped. Running requests are
-//! in the same [`PrefixTree`], so that others share with them too.
+//! An entry is a list of tokens and the location of their state: in the cells of a sequence id (*resident*), or swapped
+//! out. An entry whose [`WeakRetention`] is held is *retained*: under pressure it is swapped out, not dropped. Running
+//! requests are in the same [`PrefixTree`], so that others share with them too.
 //!
 //! There may be very many entries, most of them swapped out. The work of a step visits resident entries
 //! alone, of which there are at most as many as ids. They are ordered by their last use, retained and unretained

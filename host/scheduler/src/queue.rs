@@ -10,10 +10,10 @@
 //! Within a tenant the earliest deadline goes first. A request without a deadline is ordered as if it expired
 //! [`DEFAULT_DEADLINE`] after its arrival, so a stream of urgent requests can't delay it for longer.
 //!
-//! While the next request waits for room, it is *blocked* and keeps its place, whatever the counters do meanwhile. Only
-//! requests of higher priority overtake it; if its tenant runs several requests, so do those of tenants that run none and
-//! got no more service. A request that overtakes another may be blocked in turn; once it has started, the other is next
-//! again.
+//! The next request is *blocked* while it waits for room. Changes of the counters do not move it. Two kinds of requests
+//! overtake it: those of higher priority; and, if its tenant runs several requests, those of equal priority whose
+//! tenant runs none and received no more service. A request that overtakes another may be blocked in turn; once it has
+//! started, the other is next again.
 
 #[cfg(test)]
 mod tests;
@@ -71,7 +71,7 @@ pub(crate) struct Queue {
     /// The same by counter.
     idle_order: BTreeSet<(u64, Tenant)>,
     requests: BTreeMap<RequestId, Request>,
-    /// Requests that were next and found no room. Each overtook those before it, or was next while they were not eligible.
+    /// Blocked requests. Each one overtook the earlier ones, or became next while they were not eligible.
     blocked: Vec<RequestId>,
     retry_after: RetryAfter,
 }

@@ -91,7 +91,7 @@ pub struct Request {
     pub scope: PrefixScope,
     /// Its priority.
     pub priority: Priority,
-    /// How long its tokens may keep waiting.
+    /// Its targets for the gap between tokens and for the first token.
     pub latency: Latency,
     /// The prompt, at least one token. After a preemption also the tokens generated before it.
     pub tokens: Vec<Token>,

@@ -1,5 +1,5 @@
-//! The `Retry-After` estimate: when the queue is expected to be half as long. A refused client needs one free place,
-//! not an empty queue; half of it leaves places for the others that were refused.
+//! The `Retry-After` estimate: when the queue is expected to be half as long. A refused client needs one free slot, not
+//! an empty queue; half the queue leaves slots for the other refused clients.
 
 use crate::Time;
 use std::time::Duration;

@@ -71,7 +71,7 @@ pub struct RequestStatus {
     pub tenant: Tenant,
     /// Its priority.
     pub priority: Priority,
-    /// How long its tokens may keep waiting.
+    /// Its targets for the gap between tokens and for the first token.
     pub latency: Latency,
     /// Its adapter.
     pub adapter: AdapterId,

@@ -209,7 +209,7 @@ impl Scheduler {
     }
 
     /// The most recently used entry in the cells, retained or not, which has `least` tokens or more and is not on disk.
-    /// Drops those used since. For the end: no request may run.
+    /// Drops those used since. For shutdown: no request may run.
     pub fn next_to_save(&mut self, least: u32) -> Option<(EntryId, SeqId)> {
         loop {
             let (id, seq) = self.kv.entries.most_recent()?;

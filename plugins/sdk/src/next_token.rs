@@ -4,7 +4,7 @@ use crate::{Candidate, Matcher, Token, backend};
 
 pub use crate::bindings::inference::{Distribution, DistributionPart, Statistics};
 
-/// The part of the distribution that [`Sequence::next`](crate::Sequence::next) returns. Smaller
+/// A request for [`Sequence::next`](crate::Sequence::next): which part of the distribution to return. Smaller
 /// parts cost less.
 #[derive(Clone)]
 pub struct NextTokenRequest<'a> {

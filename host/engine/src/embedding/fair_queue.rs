@@ -1,9 +1,8 @@
 //! Which request starts its next input.
 //!
-//! Strictly by priority; then by the tenant that was served the fewest tokens, and within a tenant by
-//! the request that was. So a small request passes a large one after each input, and a tenant with one
-//! request passes one with a hundred. A new tenant or request starts at the lowest count of the others:
-//! absence earns no credit.
+//! The highest priority goes first, then the tenant with the fewest served tokens, then that tenant's request with the
+//! fewest. So a small request passes a large one after each input, and a tenant with one request passes one with a
+//! hundred. A new tenant or request starts at the lowest count of the others: absence earns no credit.
 
 use corral_scheduler::{Priority, Tenant};
 use std::cmp::Reverse;

@@ -1,8 +1,8 @@
 //! The thread that decodes and encodes pictures, one at a time, in the order of [`FairQueue`].
 //!
-//! No step waits for it. On Linux it has the low priority of embeddings and half of the engine's compute threads, so on a machine
-//! whose cores are all in use it takes a quarter of the time of half the cores from running steps. Its queue is bounded in
-//! pictures and bytes, in all and for each tenant.
+//! No step waits for it. On Linux it runs at the low priority of embeddings, on half of the engine's compute threads.
+//! On a busy machine it takes at most a quarter of the time of half the cores from running steps. Its queue is bounded
+//! in pictures and bytes, in all and for each tenant.
 
 use super::picture::PictureDecoder;
 use super::store::{Image, ImageKey, ImageStore};

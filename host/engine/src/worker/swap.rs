@@ -22,7 +22,7 @@ pub const MAX_COMPACTION_BYTES: usize = 1 << 28;
 pub struct Swap {
     /// Retained sequences; `None` disables swapping them out.
     sequences: Option<LimitedStore>,
-    /// Prefixes without an owner, in a store of their own, so that they displace no sequences.
+    /// Offloaded prefixes, which are not retained. A store of their own keeps them from displacing sequences.
     prefixes: Option<LimitedStore>,
     /// Prefixes that survive the process.
     pub(super) files: Option<PrefixFiles>,

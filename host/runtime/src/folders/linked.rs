@@ -7,7 +7,7 @@
 //! - `read-via-stream` of WASI 0.2, whose streams buffer in the host, counts the instance's streams. Those of WASI 0.3 buffer 8 KiB
 //!   each, and the instance's table bounds their number.
 //!
-//! What a bound refuses is the error `busy`.
+//! An operation that exceeds a bound fails with `busy`.
 
 use super::MAX_LISTINGS;
 use super::listing::{Listing, check_length};

@@ -1,7 +1,7 @@
 //! The redb file of the values: opened at the first access, opened again after a failure of the disk, and compacted.
 //!
-//! Accesses share the open file. To open it again or to compact it takes the file alone, after the accesses in progress,
-//! so that none of them is disturbed. Every function blocks on the disk.
+//! Accesses share the open file. Reopening and compaction need exclusive access, so they wait for the accesses in
+//! progress. Every function blocks on the disk.
 //!
 //! redb reuses free pages but seldom returns them to the file system. So the file is compacted if less than half of it is
 //! in use: when it is opened, after the removal of a deployment, and after so much was freed that it may be.

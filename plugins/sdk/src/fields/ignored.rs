@@ -1,6 +1,6 @@
 //! Members of a request that had no effect. The response names them in a header.
 //!
-//! An instance of a plugin serves one request, so the names are kept per thread.
+//! An instance serves one request at a time, so the names are thread-local.
 //! [`begin`] starts a request, also where tests run several in one thread.
 //!
 //! ```

@@ -149,8 +149,8 @@ impl Script {
         self.with(|state| state.distributions.push(entry))
     }
 
-    /// Makes the next call of this WIT function fail, such as `open` or `next`. Several errors for
-    /// one function occur in order.
+    /// Makes the next call of this function fail: one of [`FALLIBLE_FUNCTIONS`](Self::FALLIBLE_FUNCTIONS), such as
+    /// `open` (`open-model` in the WIT) or `next`. Several errors for one function occur in order.
     ///
     /// # Panics
     ///
