@@ -67,8 +67,8 @@ impl FinishedTrace {
             Some(Root::Job(job)) => (job.id.len(), job.caller.byte_count()),
             None => (0, 0),
         };
-        // Its span, that of the call, and those of uses of models name the caller.
-        let callers = 2 + records.embeddings.len() + records.generations.len();
+        // Its span, that of the call, and those of uses of models name the caller; the call's also in its name.
+        let callers = 3 + records.embeddings.len() + records.generations.len();
         let generations = records.generations.iter().map(|one| &one.model);
         let embeddings = records.embeddings.iter().map(|one| &one.model);
         let uses = generations.chain(embeddings);
