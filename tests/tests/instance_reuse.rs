@@ -132,12 +132,12 @@ fn held_handles_and_memory_end_instance() {
 
 /// What earlier calls left in the host still counts as the instance's memory.
 #[test]
-fn held_requests_end_instance_at_its_memory() {
+fn held_headers_end_instance_at_its_memory() {
     let corral = Corral::start_with_store(&[]);
     let limits = json!({"reuse": {}, "limits": {"memory-mib": 16}});
     deploy_plugin(&corral, "turns", "misbehave", limits);
     let calls = (0..12).map(|_| {
-        let calls = call(&corral, "/turns/method");
+        let calls = call(&corral, "/turns/hoard");
         wait_for("the end of the call", || {
             (metric(&corral, "calls_running", "turns") == 0.0).then_some(())
         });

@@ -11,7 +11,7 @@
 //! | `hog` | allocates memory until that fails |
 //! | `fields` | makes 3,800 lists of headers of 60 KB, holds them and responds with "ok" |
 //! | `methods` | makes 100 requests with a method of 1 MB, holds them and responds with "ok" |
-//! | `method` | keeps a request with a method of 1 MB for ever and responds as `state` does |
+//! | `hoard` | keeps 16 lists of headers of 60 KB for ever and responds as `state` does |
 //! | `sleeper` | waits on the clock for a year |
 //! | `abandon` | starts a generation, reads one chunk, drops the rest and responds with "ok" |
 //! | `keep` | keeps a sequence of some tokens for ever and responds as `state` does |
@@ -87,8 +87,8 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
                 std::hint::black_box(&all);
                 "ok".to_owned()
             }
-            "method" => {
-                std::mem::forget(large_request());
+            "hoard" => {
+                (0..16).for_each(|_| std::mem::forget(large_fields()));
                 calls.to_string()
             }
             "sleeper" => {
