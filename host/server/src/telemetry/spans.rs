@@ -51,7 +51,7 @@ impl FinishedTrace {
         3 + records.outbound.len() + records.embeddings.len() + of_generations.sum::<usize>()
     }
 
-    /// The encoded size of the spans, roughly.
+    /// The encoded size of the spans, or somewhat more.
     pub(super) fn byte_count(&self) -> usize {
         let records = &self.records;
         let optional = |text: &Option<String>| text.as_ref().map_or(0, String::len);
@@ -407,4 +407,117 @@ fn host_and_port(text: &str) -> Option<(String, Option<u64>)> {
     let authority = authority.parse::<http::uri::Authority>().ok()?;
     let port = authority.port_u16().map(u64::from);
     Some((authority.host().to_owned(), port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::context::TraceContext;
+    use crate::telemetry::encode_traces;
+    use crate::telemetry::request_trace::Records;
+    use opentelemetry::trace::TraceId;
+    use opentelemetry_proto::tonic::resource::v1::Resource;
+
+    /// A trace of a request with so many generations, embeddings and outgoing requests, with texts of this length.
+    fn trace(count: usize, length: usize) -> FinishedTrace {
+        let now = Instant::now();
+        let text = || "x".repeat(length);
+        let generation = GenerationRecord {
+            model: text(),
+            max_tokens: 4096,
+            arrived: now,
+            admitted: Some(now),
+            first_token: Some(now),
+            ended: Some(now),
+            delivered: Some(now + Duration::from_secs(1)),
+            swap_ins: vec![(now, None); 2],
+            prompt_tokens: 4096,
+            cached_tokens: 4096,
+            generated_tokens: 4096,
+            recomputed_tokens: 4096,
+            preemptions: 3,
+            end: Some(Ok(FinishReason::Length)),
+        };
+        let embedding = || EmbeddingRecord {
+            model: text(),
+            tokens: 4096,
+            began: now,
+            ended: now,
+            error: Some("overloaded"),
+        };
+        let outbound = || OutboundRequest {
+            span: new_span_id(),
+            began: now,
+            ended: now,
+            method: http::Method::POST,
+            origin: format!("https://{}.example:8443", "x".repeat(length.min(60))),
+            result: Err(text()),
+        };
+        let http = HttpRecord {
+            method: "POST".to_owned(),
+            path: text(),
+            request_id: text(),
+            status: Some(503),
+            route: Some(text()),
+            response_bytes: 1 << 20,
+            is_complete: true,
+            caller: TraceCaller {
+                deployment: Some(text()),
+                revision: Some(7),
+                tenant: Some(text().into()),
+                key: Some(text().into()),
+            },
+        };
+        FinishedTrace {
+            context: TraceContext {
+                trace_id: TraceId::from(1_u128),
+                parent: None,
+                state: text(),
+                is_sampled: true,
+            },
+            span: new_span_id(),
+            call_span: new_span_id(),
+            began: now,
+            began_at: SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000),
+            records: Records {
+                root: Some(Root::Http(http)),
+                client: ClientRecord {
+                    is_tls: true,
+                    host: Some("corral.example:8443".to_owned()),
+                    version: "1.1",
+                    user_agent: Some(text()),
+                },
+                ended: Some(now),
+                queue: Some((now, now)),
+                call: Some((now, Some("trapped"))),
+                generations: vec![generation; count],
+                embeddings: std::iter::repeat_with(embedding).take(count).collect(),
+                outbound: std::iter::repeat_with(outbound).take(count).collect(),
+                dropped: 0,
+            },
+        }
+    }
+
+    #[test]
+    fn estimate_covers_the_encoded_spans() {
+        for count in [0, 1, 128] {
+            for length in [0, 1, 60, 500] {
+                let (estimate, spans) = {
+                    let trace = trace(count, length);
+                    (trace.byte_count(), trace.span_count())
+                };
+                let encoded = encode_traces(vec![trace(count, length)], &Resource::default());
+                let encoded = encoded.bytes.len();
+                assert!(
+                    encoded <= estimate,
+                    "{count} {length}: {encoded} > {estimate}"
+                );
+                let most = 2 * encoded + 200 * spans;
+                assert!(
+                    estimate <= most,
+                    "{count} {length}: {estimate} for {encoded}"
+                );
+            }
+        }
+    }
 }
