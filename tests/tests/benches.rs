@@ -196,9 +196,9 @@ fn language_bench_measures_each_form() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let found = object(line, &ended);
     let languages = ["Rust", "Python", "JavaScript", "C"];
-    let in_turn = ["Python, instances in turn", "JavaScript, in turn"];
+    let reused = ["Python, instances reused", "JavaScript, reused"];
     let others = ["Rust, generate", "Rust, remote"];
-    let forms = languages.into_iter().chain(in_turn).chain(others);
+    let forms = languages.into_iter().chain(reused).chain(others);
     let found_forms = rows(&found).iter().map(|row| &row["form"]);
     assert!(found_forms.eq(forms), "{found}");
     for row in &rows(&found)[..languages.len()] {

@@ -130,6 +130,23 @@ fn held_handles_and_memory_end_instance() {
     assert_eq!(reused(&corral, "turns"), 2.0);
 }
 
+/// What earlier calls left in the host still counts as the instance's memory.
+#[test]
+fn held_headers_end_instance_at_its_memory() {
+    let corral = Corral::start_with_store(&[]);
+    let limits = json!({"reuse": {}, "limits": {"memory-mib": 16}});
+    deploy_plugin(&corral, "turns", "misbehave", limits);
+    let calls = (0..12).map(|_| {
+        let calls = call(&corral, "/turns/hoard");
+        wait_for("the end of the call", || {
+            (metric(&corral, "calls_running", "turns") == 0.0).then_some(())
+        });
+        calls.parse::<u32>().expect("a number")
+    });
+    let most = calls.max().expect("calls");
+    assert!((2..=8).contains(&most), "{most} calls with 1 MB each");
+}
+
 #[test]
 fn calls_at_once_have_instances_of_their_own() {
     let corral = Corral::start_with_store(&[]);

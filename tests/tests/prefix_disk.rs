@@ -1,5 +1,6 @@
 //! `--prefix-dir`: a restarted server reads prefixes from disk instead of computing them.
 
+use corral_tests::deployments::deploy_plugin;
 use corral_tests::{
     Corral, RELIABLE_SUMS, Sum, artifacts, key_file, new_key, scratch_dir, serve, wait_for,
 };
@@ -172,6 +173,30 @@ fn other_tenants_do_not_hit() {
     wait_for_files(&corral, 1);
     assert_eq!(ask(&corral, &two), 0.0);
     assert!(ask(&corral, &one) > 0.0);
+}
+
+/// A call between deployments uses the prefixes of the deployment that the client called.
+#[test]
+fn calls_between_deployments_do_not_hit() {
+    let (dir, store, sum) = (Dir::new(), scratch_dir(), RELIABLE_SUMS[1]);
+    let start = || Corral::start_in(&store, &dir.option());
+    let corral = start();
+    deploy_plugin(&corral, "inner", "generate", json!({}));
+    let grants = json!({"grants": {"deployments": ["inner"]}});
+    deploy_plugin(&corral, "outer", "outbound", grants);
+    ask_at(&corral, "/inner", sum, json!({}));
+    stop(corral);
+    let corral = start();
+    wait_for_files(&corral, 1);
+    let question = json!({"prompt": sum.question_in(PROMPT), "max_tokens": 5}).to_string();
+    let call =
+        json!({"url": "http://inner.corral.internal/inner", "method": "POST", "body": question});
+    let answer = corral.post("/outer", call.to_string()).json();
+    let text = answer["text"].as_str().expect("a response");
+    let called: Value = serde_json::from_str(text).expect("JSON");
+    assert_eq!(called["text"], sum.answer(), "{called}");
+    assert_eq!(called["cached_tokens"], 0, "{called}");
+    assert!(ask_at(&corral, "/inner", sum, json!({})) > 0.0);
 }
 
 #[test]

@@ -10,14 +10,14 @@ mod listing;
 
 pub(crate) use linked::add_to_linker;
 
-use crate::secrets::check_name;
+use crate::named::{Named, check_name};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wasmtime::component::Resource;
 use wasmtime_wasi::filesystem::{Descriptor, Dir};
@@ -34,9 +34,8 @@ const MAX_LISTINGS: usize = 16;
 #[derive(Clone)]
 pub struct Folder(Dir);
 
-/// The folders of a server. Clones share them.
-#[derive(Clone, Default)]
-pub struct Folders(Arc<RwLock<BTreeMap<String, Folder>>>);
+/// The folders of a server. New instances see replaced ones.
+pub type Folders = Named<Folder>;
 
 /// Files in folders that all plugins together may have open.
 #[derive(Clone, Debug)]
@@ -90,26 +89,6 @@ impl Folder {
 impl fmt::Debug for Folder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Folder").field(&self.0.dir).finish()
-    }
-}
-
-impl Folders {
-    /// Replaces all folders. New instances see the new ones.
-    pub fn replace(&self, folders: BTreeMap<String, Folder>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = folders;
-    }
-
-    /// The folder of this name, if the operator gives it.
-    pub(crate) fn get(&self, name: &str) -> Option<Folder> {
-        let folders = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        folders.get(name).cloned()
-    }
-}
-
-impl fmt::Debug for Folders {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let folders = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        f.debug_tuple("Folders").field(&folders.keys()).finish()
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use wasmtime::Store;
 use wasmtime_wasi_http::handler::Proxy;
 
-/// An instance that calls use in turn.
+/// A reused instance.
 pub(crate) struct ReusedInstance {
     pub(crate) store: Store<State>,
     pub(crate) proxy: Proxy,

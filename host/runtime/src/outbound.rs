@@ -312,3 +312,31 @@ impl WasiHttpHooks for Outbound {
         Box::new(sent.instrument(Span::current()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::Limiter;
+    use crate::sampling::resources::SamplerResources;
+    use crate::test_support::{engine_and_linker, grants};
+    use crate::ticker::Ticker;
+    use http_body_util::Empty;
+
+    /// Otherwise its instance could serve another call meanwhile.
+    #[test]
+    fn request_is_open_from_its_start() {
+        let counters = Arc::<DeploymentCounters>::default();
+        let limiter = Limiter::new(1 << 20, Arc::default(), Arc::clone(&counters));
+        let ticker = Arc::new(Ticker::start([&engine_and_linker().0]).unwrap());
+        let grants = grants(Arc::new(SamplerResources::new(1, ticker, Arc::default())));
+        let mut outbound = Outbound::new(&grants, &counters, limiter.memory(), None);
+        assert!(outbound.is_idle());
+        let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
+        let request = http::Request::get("http://127.0.0.1:9/").body(body);
+        let processed = Box::new(std::future::ready(Ok(())));
+        let sent = outbound.send_request(request.expect("valid"), None, processed);
+        assert!(!outbound.is_idle());
+        drop(sent);
+        assert!(outbound.is_idle());
+    }
+}

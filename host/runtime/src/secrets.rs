@@ -1,26 +1,23 @@
 //! Secrets that the operator defines and that a deployment's plugins read by name, if it is granted them.
 //!
-//! Values leave this module only through [`Secret::expose`], which only `wasi:config` calls: no text form of a secret
-//! contains its value. They are never written to disk.
+//! Only [`Secret::expose`] returns a value, and only `wasi:config` calls it: no text form of a secret contains its value.
+//! Values are never written to disk.
 
-use std::collections::BTreeMap;
+use crate::named::{Named, check_name};
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 /// Most secrets of a server.
 pub const MAX_SECRETS: usize = 256;
 /// Longest value, in bytes.
 pub const MAX_SECRET_BYTES: usize = 64 << 10;
-/// Longest name, in bytes.
-const MAX_NAME: usize = 64;
 
 /// The value of a secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<str>);
 
-/// The secrets of a server. Clones share them.
-#[derive(Clone, Default)]
-pub struct Secrets(Arc<RwLock<BTreeMap<String, Secret>>>);
+/// The secrets of a server. Running calls see replaced ones.
+pub type Secrets = Named<Secret>;
 
 impl Secret {
     /// A secret with this value.
@@ -40,26 +37,6 @@ impl fmt::Debug for Secret {
     }
 }
 
-impl Secrets {
-    /// Replaces all secrets. Running calls see the new ones.
-    pub fn replace(&self, secrets: BTreeMap<String, Secret>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = secrets;
-    }
-
-    /// The secret of this name, if it is defined.
-    pub(crate) fn get(&self, name: &str) -> Option<Secret> {
-        let secrets = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        secrets.get(name).cloned()
-    }
-}
-
-impl fmt::Debug for Secrets {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let secrets = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        f.debug_tuple("Secrets").field(&secrets.keys()).finish()
-    }
-}
-
 /// Checks the name of a secret.
 ///
 /// # Errors
@@ -68,22 +45,10 @@ pub fn check_secret_name(name: &str) -> Result<(), String> {
     check_name(name, "secret")
 }
 
-/// Checks a name that an operator gives.
-pub(crate) fn check_name(name: &str, kind: &str) -> Result<(), String> {
-    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);
-    let first = name.starts_with(|c: char| c.is_ascii_alphanumeric());
-    if first && name.len() <= MAX_NAME && name.chars().all(fits) {
-        return Ok(());
-    }
-    Err(format!(
-        "is not a valid name of a {kind}; use 1 to {MAX_NAME} lower-case letters, digits, '-', '_' and '.', and begin with \
-         a letter or digit"
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     #[test]
     fn text_forms_contain_no_value() {

@@ -1,5 +1,6 @@
 //! `--folder`: directories that deployments can be granted to read.
 
+use super::parsers::check_names;
 use crate::Error;
 use clap::Args;
 use corral_runtime::{Folder, MAX_FOLDERS, check_folder_name};
@@ -64,22 +65,8 @@ impl FolderArgs {
 
     /// Finds errors that need no file access.
     pub(super) fn check(&self) -> Result<(), Error> {
-        if self.folders.len() > MAX_FOLDERS {
-            return Err(Error::usage(format!(
-                "--folder is given {} times; at most {MAX_FOLDERS} folders are allowed",
-                self.folders.len()
-            )));
-        }
-        let mut names = Vec::new();
-        for FolderArg { name, .. } in &self.folders {
-            if names.contains(&name) {
-                return Err(Error::usage(format!(
-                    "--folder names '{name}' twice; remove one of them"
-                )));
-            }
-            names.push(name);
-        }
-        Ok(())
+        let names = self.folders.iter().map(|folder| &folder.name);
+        check_names("--folder", names, MAX_FOLDERS)
     }
 
     /// Opens all of them.

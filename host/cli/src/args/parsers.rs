@@ -1,7 +1,9 @@
 //! Parsers of values that several arguments share.
 
+use crate::Error;
 use corral_server::Route;
 use corral_server::deployments::DeploymentName;
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -25,6 +27,29 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|_| "write a number and its unit, e.g. 30s, 10m or 1h".to_owned())
+}
+
+/// Checks the names that the values of a repeatable option define: at most `max`, each once.
+pub(super) fn check_names<'a>(
+    option: &str,
+    names: impl ExactSizeIterator<Item = &'a String>,
+    max: usize,
+) -> Result<(), Error> {
+    let count = names.len();
+    if count > max {
+        return Err(Error::usage(format!(
+            "{option} is given {count} times; at most {max} are allowed"
+        )));
+    }
+    let mut seen = BTreeSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            return Err(Error::usage(format!(
+                "{option} names '{name}' twice; remove one of them"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Splits `ROUTE=VALUE`, where no value contains `=`. `expected` tells what to write.

@@ -2,6 +2,7 @@
 //!
 //! No message repeats an argument, since a value may stand in it by mistake.
 
+use super::parsers::check_names;
 use crate::Error;
 use clap::Args;
 use corral_runtime::{MAX_SECRET_BYTES, MAX_SECRETS, Secret, check_secret_name};
@@ -103,30 +104,14 @@ impl SecretArgs {
 
     /// Finds errors that need no file access.
     pub(super) fn check(&self) -> Result<(), Error> {
-        if self.secrets.len() > MAX_SECRETS {
-            return Err(Error::usage(format!(
-                "--secret is given {} times; at most {MAX_SECRETS} secrets are allowed",
-                self.secrets.len()
-            )));
-        }
-        let mut names = Vec::new();
-        for (number, SecretArg(arg)) in (1..).zip(&self.secrets) {
-            let name = match arg {
-                Ok((name, _)) => name,
-                Err(problem) => {
-                    return Err(Error::usage(format!(
-                        "value {number} of --secret is wrong: {problem}"
-                    )));
-                }
-            };
-            if names.contains(&name) {
-                return Err(Error::usage(format!(
-                    "--secret names '{name}' twice; remove one of them"
-                )));
-            }
-            names.push(name);
-        }
-        Ok(())
+        let names = (1..).zip(&self.secrets).map(|(number, SecretArg(arg))| {
+            let name = arg.as_ref().map(|(name, _)| name);
+            name.map_err(|problem| {
+                Error::usage(format!("value {number} of --secret is wrong: {problem}"))
+            })
+        });
+        let names = names.collect::<Result<Vec<_>, _>>()?;
+        check_names("--secret", names.into_iter(), MAX_SECRETS)
     }
 
     /// Reads all values.

@@ -62,7 +62,7 @@ const NAME: &str = "measure";
 /// The metric of the time inside llama_decode.
 const COMPUTE_SECONDS: &str = "corral_engine_compute_seconds_total";
 
-/// How the calls of some forms use an instance in turn: as a manifest with an empty table `reuse`.
+/// How some forms reuse instances: as a manifest with an empty table `reuse`.
 const REUSE: Reuse = Reuse {
     instances: 4,
     calls: 1000,
@@ -177,8 +177,8 @@ async fn forms(
         forms.push(Form::new(name, "top", Host::Own(loaded), component));
     }
     for (name, language) in [
-        ("Python, instances in turn", "python"),
-        ("JavaScript, in turn", "javascript"),
+        ("Python, instances reused", "python"),
+        ("JavaScript, reused", "javascript"),
     ] {
         let config = PluginConfig {
             limits: limits(),

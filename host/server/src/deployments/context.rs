@@ -83,7 +83,7 @@ impl DeploymentContext {
     }
 }
 
-/// Nonzero counts by name: a limit of concurrency exists both in the deployment and in its quota.
+/// Nonzero counts by name: the concurrency limit is counted by both the deployment and its quota.
 fn sums_by_name(counts: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<&'static str, u64> {
     let mut sums = BTreeMap::new();
     for (name, count) in counts.filter(|(_, count)| *count > 0) {

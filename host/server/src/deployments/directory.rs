@@ -8,7 +8,7 @@ use corral_runtime::{Body, CallError, CallTarget, DeploymentDirectory, QuotaPerm
 use http::{HeaderMap, Response, StatusCode};
 use std::sync::{Arc, Weak};
 
-/// The deployments of the process, which have the runtime that has this.
+/// Looks up deployments by name. Weak, because the deployments own the runtime, which owns this.
 pub(super) struct Directory(pub(super) Weak<Inner>);
 
 impl Directory {

@@ -88,7 +88,7 @@ pub struct Manifest {
     /// Limits. Omitted ones default to the server's.
     #[serde(default, skip_serializing_if = "RequestedLimits::is_none")]
     pub limits: RequestedLimits,
-    /// Lets requests of one tenant use an instance in turn, for plugins that start slowly. Its variables keep their values
+    /// Lets requests of one tenant reuse an instance, for plugins that start slowly. Its variables keep their values
     /// from one request to the next. If omitted, each request has a new instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reuse: Option<RequestedReuse>,
@@ -286,7 +286,8 @@ impl Manifest {
             return refuse("grants.deployments", problem);
         }
         self.check_secrets()?;
-        self.check_folders()?;
+        let folders = &self.grants.folders;
+        check_names("grants.folders", folders, MAX_FOLDERS, check_folder_name)?;
         if let Some(models) = &self.models {
             if models.is_empty() || models.len() > MAX_MODELS {
                 let problem = format!(
@@ -303,52 +304,17 @@ impl Manifest {
         self.check_configuration()
     }
 
-    fn check_folders(&self) -> Result<(), ManifestError> {
-        let folders = &self.grants.folders;
-        let refuse = |problem: String| Err(ManifestError::field("grants.folders", problem));
-        if folders.len() > MAX_FOLDERS {
-            return refuse(format!(
-                "has {} entries; at most {MAX_FOLDERS} are allowed",
-                folders.len()
-            ));
-        }
-        let mut seen = BTreeSet::new();
-        for name in folders {
-            if let Err(problem) = check_folder_name(name) {
-                return refuse(format!("has the entry '{name}', which {problem}"));
-            }
-            if !seen.insert(name) {
-                return refuse(format!("names '{name}' twice; remove one"));
-            }
-        }
-        Ok(())
-    }
-
     fn check_secrets(&self) -> Result<(), ManifestError> {
         let secrets = &self.grants.secrets;
-        let refuse = |problem: String| Err(ManifestError::field("grants.secrets", problem));
-        if secrets.len() > MAX_SECRETS {
-            return refuse(format!(
-                "has {} entries; at most {MAX_SECRETS} are allowed",
-                secrets.len()
-            ));
+        check_names("grants.secrets", secrets, MAX_SECRETS, check_secret_name)?;
+        let mut secrets = secrets.iter();
+        match secrets.find(|name| self.configuration.contains_key(*name)) {
+            Some(name) => Err(ManifestError::field(
+                "grants.secrets",
+                format!("names '{name}', which is a key of [configuration] too; rename one"),
+            )),
+            None => Ok(()),
         }
-        let mut seen = BTreeSet::new();
-        for (index, name) in secrets.iter().enumerate() {
-            // The text itself may be a value that was written here by mistake.
-            if let Err(problem) = check_secret_name(name) {
-                return refuse(format!("has an entry that {problem} (entry {})", index + 1));
-            }
-            if !seen.insert(name) {
-                return refuse(format!("names '{name}' twice; remove one"));
-            }
-            if self.configuration.contains_key(name) {
-                return refuse(format!(
-                    "names '{name}', which is a key of [configuration] too; rename one"
-                ));
-            }
-        }
-        Ok(())
     }
 
     fn check_configuration(&self) -> Result<(), ManifestError> {
@@ -381,6 +347,32 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// Checks names that a field lists. No message repeats a malformed one, which may be a secret's value by mistake.
+fn check_names(
+    field: &str,
+    names: &[String],
+    max: usize,
+    check: fn(&str) -> Result<(), String>,
+) -> Result<(), ManifestError> {
+    let refuse = |problem: String| Err(ManifestError::field(field, problem));
+    if names.len() > max {
+        return refuse(format!(
+            "has {} entries; at most {max} are allowed",
+            names.len()
+        ));
+    }
+    let mut seen = BTreeSet::new();
+    for (index, name) in names.iter().enumerate() {
+        if let Err(problem) = check(name) {
+            return refuse(format!("has an entry that {problem} (entry {})", index + 1));
+        }
+        if !seen.insert(name) {
+            return refuse(format!("names '{name}' twice; remove one"));
+        }
+    }
+    Ok(())
 }
 
 /// The position of the error, and its message on one line.
@@ -589,7 +581,7 @@ GREETING = "hello"
             ),
             (
                 format!("{head}[grants]\nfolders = ['/srv']\n"),
-                "'grants.folders' has the entry '/srv', which is not a valid name of a folder",
+                "'grants.folders' has an entry that is not a valid name of a folder",
             ),
             (
                 format!("{head}[grants]\nfolders = ['a', 'a']\n"),

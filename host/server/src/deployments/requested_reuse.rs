@@ -1,4 +1,4 @@
-//! How many requests use an instance in turn, as a manifest asks for it.
+//! How many requests reuse an instance, as a manifest asks for it.
 
 use super::bounded_number::{BoundedInteger, BoundedSeconds};
 use corral_runtime::Reuse;
@@ -12,7 +12,7 @@ const REQUESTS: u32 = 1000;
 /// Age of an instance.
 const AGE: Duration = Duration::from_secs(300);
 
-/// Lets requests of one tenant use an instance in turn. An instance serves one request at a time, and only the tenant of
+/// Lets requests of one tenant reuse an instance. An instance serves one request at a time, and only the tenant of
 /// its first one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

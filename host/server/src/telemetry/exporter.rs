@@ -1,6 +1,6 @@
 //! Tasks that send spans, log records and metrics, each with its own connection.
 //!
-//! A message is sent again, with growing waits, until its time is over; then it is dropped and counted. Meanwhile the
+//! A message is retried with exponential backoff until its timeout, then dropped and counted. Meanwhile the
 //! queue fills, and what does not fit is dropped and counted too. The server logs once that a collector fails, and once
 //! that it works again.
 

@@ -1,5 +1,5 @@
-//! A bounded queue between what happens and its export. What does not fit is dropped and counted; nothing ever waits for
-//! room.
+//! A bounded queue of spans or log records that wait for export. What does not fit is dropped and counted; nothing ever
+//! waits for room.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};

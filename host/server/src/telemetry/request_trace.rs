@@ -50,7 +50,7 @@ pub(crate) struct HttpRecord {
     pub(crate) caller: TraceCaller,
 }
 
-/// How a client asks.
+/// Connection and headers of the client.
 #[derive(Debug, Default)]
 pub(super) struct ClientRecord {
     pub(super) is_tls: bool,
@@ -92,7 +92,7 @@ pub(crate) struct JobAttempt {
     pub(crate) caller: TraceCaller,
 }
 
-/// Who calls what.
+/// Deployment, revision, tenant and key of the request.
 #[derive(Debug, Default)]
 pub(crate) struct TraceCaller {
     pub(crate) deployment: Option<String>,
@@ -101,7 +101,7 @@ pub(crate) struct TraceCaller {
     pub(crate) key: Option<Arc<str>>,
 }
 
-/// What was recorded of a trace.
+/// The records of a trace, ready for export.
 #[derive(Debug)]
 pub(super) struct FinishedTrace {
     pub(super) context: TraceContext,
@@ -109,7 +109,7 @@ pub(super) struct FinishedTrace {
     pub(super) span: SpanBytes,
     /// The span of the call.
     pub(super) call_span: SpanBytes,
-    /// One moment on both clocks.
+    /// The start, on the monotonic clock and the system clock.
     pub(super) began: Instant,
     pub(super) began_at: SystemTime,
     pub(super) records: Records,
@@ -131,7 +131,7 @@ pub(super) struct Records {
     pub(super) dropped: u64,
 }
 
-/// A request whose trace is known.
+/// Collects the records of a request's trace.
 pub(crate) struct RequestTrace {
     telemetry: Arc<Telemetry>,
     /// The trace's id, in hexadecimal digits.

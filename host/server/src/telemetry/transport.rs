@@ -40,12 +40,12 @@ const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// Why a message was not taken.
+/// Why a message was not accepted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct SendError {
     pub(super) reason: String,
     pub(super) can_retry: bool,
-    /// How long the collector wants to be left alone.
+    /// The collector's `Retry-After`.
     pub(super) retry_after: Option<Duration>,
 }
 
@@ -60,7 +60,7 @@ impl SendError {
     }
 }
 
-/// What a collector did not take of a message that it took.
+/// Partial success: items that the collector rejected in a message that it accepted.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Rejected {
     pub(super) count: u64,

@@ -1,7 +1,7 @@
 //! Runs jobs: claims those that may run, calls the handlers of their deployments, and stores the outcomes.
 //!
 //! One task looks for work when something changed, when a job or a schedule is due, and at least every
-//! [`MAX_WAIT`] while there is anything. Each attempt is a task of its own. At shutdown attempts get the time of running
+//! [`MAX_POLL_INTERVAL`] while there is anything. Each attempt is a task of its own. At shutdown attempts get the time of running
 //! requests; then they are stopped, and their jobs return to the queue without counting the attempt.
 
 use super::job::{JobClaim, JobKey, JobRecord, JobResponse, JobState, Outcome, millis};
@@ -35,7 +35,7 @@ pub(crate) const TRIGGER: HeaderName = HeaderName::from_static("x-corral-trigger
 pub(crate) const SCHEDULED: HeaderName = HeaderName::from_static("x-corral-scheduled");
 
 /// Longest wait while jobs or schedules exist: the clock may be set, and deployments recover by themselves.
-const MAX_WAIT: Duration = Duration::from_secs(10);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// The same if there are none.
 const IDLE_WAIT: Duration = Duration::from_secs(3600);
 /// Pause between searches for expired jobs.
@@ -185,7 +185,7 @@ impl Worker {
         let ready = ready.filter(|ready| *ready > now).min();
         let next_ms = next_ms.into_iter().chain(ready).min();
         let wait = next_ms.map(|next| Duration::from_millis(next.saturating_sub(now_ms())));
-        wait.map_or(MAX_WAIT, |wait| wait.min(MAX_WAIT))
+        wait.map_or(MAX_POLL_INTERVAL, |wait| wait.min(MAX_POLL_INTERVAL))
     }
 
     async fn expire(&self, now: u64) {
@@ -226,7 +226,7 @@ impl Worker {
         if let Some(last) = last.filter(|last| last.holds(&settings, now)) {
             return last.next_ms;
         }
-        let again = now.saturating_add(millis(MAX_WAIT));
+        let again = now.saturating_add(millis(MAX_POLL_INTERVAL));
         let mut check = ScheduleCheck {
             settings: Arc::clone(&settings),
             checked_ms: now,

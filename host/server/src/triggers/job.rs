@@ -9,7 +9,7 @@ pub(super) const MAX_BACKOFF: Duration = Duration::from_secs(3600);
 /// How often a job may be interrupted by the end of the process before it becomes a dead letter: it may be the cause.
 const MAX_INTERRUPTIONS: u32 = 20;
 /// A job that has not begun for longer becomes a dead letter.
-const MAX_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
+const MAX_START_DELAY: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Longest stored error, in characters.
 const MAX_ERROR_CHARS: usize = 1000;
 
@@ -342,9 +342,9 @@ impl JobRecord {
     /// Turns a job that could not begin for too long into a dead letter. Returns whether it did. One between two attempts
     /// has begun.
     pub(crate) fn dead_letter_if_too_old(&mut self, now_ms: u64) -> bool {
-        let is_old = now_ms.saturating_sub(self.created_ms) > millis(MAX_WAIT);
+        let is_old = now_ms.saturating_sub(self.created_ms) > millis(MAX_START_DELAY);
         if is_old && self.state == JobState::Waiting && self.attempts == 0 {
-            let days = MAX_WAIT.as_secs() / (24 * 3600);
+            let days = MAX_START_DELAY.as_secs() / (24 * 3600);
             let last = self.error.take().unwrap_or_default();
             self.set_error(&format!("it could not run within {days} days; {last}"));
             self.finish(JobState::Dead, now_ms);
@@ -460,12 +460,15 @@ mod tests {
         assert_eq!(job.attempts, 1);
         let wait = Duration::ZERO;
         let reason = "paused".to_owned();
-        job.end(Outcome::Deferred { reason, wait }, millis(MAX_WAIT) + 1);
+        job.end(
+            Outcome::Deferred { reason, wait },
+            millis(MAX_START_DELAY) + 1,
+        );
         assert_eq!(job.state, JobState::Dead, "it waited for too long");
         let mut begun = record("a", "1", b"", 0);
         begun.begin(1);
         begun.end(failure(true), 2);
-        assert!(!begun.dead_letter_if_too_old(millis(MAX_WAIT) + 1));
+        assert!(!begun.dead_letter_if_too_old(millis(MAX_START_DELAY) + 1));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The jobs of the queue in memory, without bodies and results: what the database holds, ordered for each question.
+//! An in-memory index of the queue, without bodies and results, with one ordering for each lookup.
 
 use super::job::{JobOwner, JobRecord, JobState};
 use super::queue::{CronState, JobCounts};
@@ -42,11 +42,11 @@ struct OwnedJobs {
     /// Finished jobs by the time that they are removed.
     finished: BTreeSet<(u64, String)>,
     bytes: u64,
-    /// Number of the deployment's last claim that was one of these.
+    /// Claim number of this owner's last claim.
     turn: u64,
     /// Attempts that were deferred in a row.
     deferrals: u32,
-    /// None is claimed before.
+    /// No job of this owner is claimed before this time.
     paused_until_ms: u64,
 }
 

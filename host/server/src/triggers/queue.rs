@@ -1,7 +1,8 @@
 //! The durable queue behind all triggers: what a trigger needs of a store.
 //!
-//! A trigger turns an event into a job; the [executor](super::executor) runs jobs and knows no trigger. So another trigger
-//! is one file that calls [`JobQueue::submit`], or [`JobQueue::fire`] for events that must count once.
+//! A trigger turns an event into a job; the [executor](super::executor) runs jobs of any trigger alike, and also calls
+//! [`cron`](super::cron) when a schedule is due. Another trigger calls [`JobQueue::submit`], with an idempotency key
+//! for events that must count once. [`JobQueue::fire`] is for schedules.
 //!
 //! Rules for an implementation: a change that a method returned is durable. A job is claimed by one executor at a time. An
 //! unfinished job is never dropped; a finished one stays finished, unless it is [retried](JobQueue::retry). Methods block,

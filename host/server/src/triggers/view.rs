@@ -1,4 +1,4 @@
-//! Jobs and schedules as clients and operators see them, as JSON.
+//! The status of jobs and schedules, as JSON for clients and operators.
 
 use super::job::{JobRecord, JobState, Trigger};
 use super::queue::CronState;

@@ -11,6 +11,7 @@
 //! | `hog` | allocates memory until that fails |
 //! | `fields` | makes 3,800 lists of headers of 60 KB, holds them and responds with "ok" |
 //! | `methods` | makes 100 requests with a method of 1 MB, holds them and responds with "ok" |
+//! | `hoard` | keeps 16 lists of headers of 60 KB for ever and responds as `state` does |
 //! | `sleeper` | waits on the clock for a year |
 //! | `abandon` | starts a generation, reads one chunk, drops the rest and responds with "ok" |
 //! | `keep` | keeps a sequence of some tokens for ever and responds as `state` does |
@@ -85,6 +86,10 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
                 let all: Vec<_> = (0..100).map(|_| large_request()).collect();
                 std::hint::black_box(&all);
                 "ok".to_owned()
+            }
+            "hoard" => {
+                (0..16).for_each(|_| std::mem::forget(large_fields()));
+                calls.to_string()
             }
             "sleeper" => {
                 monotonic_clock::wait_for(365 * 24 * 3600 * SECOND).await;
