@@ -1,4 +1,4 @@
-//! Deployments whose calls use an instance in turn.
+//! Deployments whose calls reuse an instance.
 
 use corral_tests::deployments::deploy_plugin;
 use corral_tests::{Corral, concurrently, run, scratch_dir, wait_for};

@@ -164,7 +164,7 @@ impl Default for Limits {
     }
 }
 
-/// How calls use an instance in turn. Each instance serves one call at a time, and one tenant.
+/// How calls reuse an instance. Each instance serves one call at a time, and one tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reuse {
     /// Instances of a revision that wait for a call, over all tenants.
@@ -180,7 +180,7 @@ pub struct Reuse {
 pub struct PluginConfig {
     /// Limits of its calls.
     pub limits: Limits,
-    /// Lets calls use an instance in turn. Each call has a fresh one if `None`.
+    /// Lets calls reuse an instance. Each call has a fresh one if `None`.
     pub reuse: Option<Reuse>,
     /// Models that it may open; the first is its default. All models if `None`.
     pub models: Option<Vec<String>>,

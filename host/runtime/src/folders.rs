@@ -12,7 +12,6 @@ pub(crate) use linked::add_to_linker;
 
 use crate::named::{Named, check_name};
 use rustix::fs::{Mode, OFlags};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -212,6 +211,7 @@ impl crate::state::State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
     use wasmtime_wasi::filesystem::File as WasiFile;
 
     fn file() -> Descriptor {

@@ -83,7 +83,7 @@ struct Inner {
     engine: Engine,
     http: Option<Arc<ProxyPre<State>>>,
     cli: Option<CliPre>,
-    /// Instances that wait for another call, if calls may use one in turn.
+    /// Instances that wait for another call, if calls may reuse one.
     idle: Option<Arc<IdleInstances>>,
     calls: AtomicU64,
     shared: Arc<Shared>,
@@ -226,7 +226,7 @@ impl Plugin {
         }
     }
 
-    /// Lets an instance answer `request`, a fresh one unless calls use one in turn. Returns when the response's headers are known; the body
+    /// Lets an instance answer `request`, a fresh one unless calls reuse one. Returns when the response's headers are known; the body
     /// follows as the plugin writes it. Dropping this future, or the body before its end, stops the plugin.
     ///
     /// The caller checks the request: its URI must be absolute, and its body no longer than
