@@ -9,6 +9,7 @@
 
 use crate::admission::CallPermit;
 use crate::call_error::CallError;
+use crate::compute_turns::TurnQueue;
 use crate::config::Limits;
 use crate::counters::{CallEnd, CallLimit, DeploymentCounters, ProcessCounters};
 use crate::idle_instances::{IdleInstances, InstanceOwner, ReusedInstance};
@@ -161,6 +162,8 @@ impl CallCanceler {
 pub(crate) struct Call {
     pub(crate) limits: Arc<Limits>,
     pub(crate) meter: Arc<Meter>,
+    /// Where its guest waits for turns to compute.
+    turns: TurnQueue,
     pub(crate) outcome: Arc<CallOutcome>,
     pub(crate) time: CallTime,
     began: Instant,
@@ -203,22 +206,29 @@ impl Call {
         outcome: Arc<CallOutcome>,
         time: CallTime,
         tick: TickGuard,
+        turns: TurnQueue,
         permit: CallPermit,
         plugin: Arc<dyn Send + Sync>,
-        trace: Option<Arc<dyn CallTrace>>,
     ) -> Self {
         outcome.process.instance_began();
         Self {
             limits,
             meter: Arc::default(),
+            turns,
             outcome,
             time,
             began: Instant::now(),
             _tick: tick,
             _permit: permit,
             _plugin: plugin,
-            trace,
+            trace: None,
         }
+    }
+
+    /// The call with its sampled trace.
+    pub(crate) fn with_trace(mut self, trace: Option<Arc<dyn CallTrace>>) -> Self {
+        self.trace = trace;
+        self
     }
 
     /// Runs `work` until it ends or exceeds a limit. Records an error while `work`, and so the store, still
@@ -240,7 +250,15 @@ impl Call {
         let is_exhausted = |cx: &mut Context<'_>| {
             self.meter.used() > cpu || exhausted.as_mut().poll(cx).is_ready()
         };
-        let result = match run_within(&self.meter, is_exhausted, self.time.end, counted).await {
+        let result = match run_within(
+            &self.meter,
+            Some(&self.turns),
+            is_exhausted,
+            self.time.end,
+            counted,
+        )
+        .await
+        {
             Ok(done) => {
                 done.map_err(|error| CallError::from_wasmtime(&error, &self.meter, &self.limits))
             }

@@ -1,13 +1,14 @@
 //! Turns of guests that compute.
 //!
-//! A guest that uses its thread for a whole epoch waits for a turn before it continues. A guest that blocks
-//! sooner needs none. There is one turn fewer than worker threads, so that one thread always serves other
-//! calls; a single thread has one turn. A turn ends with the poll that it allows, or at the guest's next epoch.
+//! A guest needs no turn for short work: each has [`FREE_TIME`](crate::meter::FREE_TIME), which refills slowly. A guest that
+//! used more, in one go or in pieces, waits for a turn before each poll ([`run_within`](crate::time_limits::run_within)).
+//! There is one turn fewer than worker threads, so that one thread always serves other calls; a single thread has one
+//! turn. A turn ends with the poll that it allows, at the guest's next epoch at the latest.
 //!
 //! The tenant whose turns used the least CPU time goes next; within a tenant, the guest that waited longest.
 //! A tenant gets no credit for time in which it did not wait. The calls admitted bound the guests that wait.
 
-use crate::counters::ProcessCounters;
+use crate::counters::{DeploymentCounters, ProcessCounters};
 use corral_engine::Tenant;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -139,6 +140,42 @@ impl ComputeTurns {
     }
 }
 
+/// Where the guest of a call waits for its turns.
+#[derive(Clone, Debug)]
+pub(crate) struct TurnQueue {
+    turns: Arc<ComputeTurns>,
+    tenant: Tenant,
+    counters: Arc<DeploymentCounters>,
+}
+
+impl TurnQueue {
+    /// The queue of the guests of `tenant`.
+    pub(crate) fn new(
+        turns: &Arc<ComputeTurns>,
+        tenant: Tenant,
+        counters: &Arc<DeploymentCounters>,
+    ) -> Self {
+        Self {
+            turns: Arc::clone(turns),
+            tenant,
+            counters: Arc::clone(counters),
+        }
+    }
+
+    /// Queues the guest: see [`ComputeTurns::wait`].
+    pub(crate) fn wait(&self) -> impl Future<Output = Option<Turn>> + Send + use<> {
+        let waiter = self.turns.wait(self.tenant);
+        let counters = Arc::clone(&self.counters);
+        async move {
+            let turn = waiter.turn().await;
+            if turn.is_some() {
+                counters.compute_turns.increment();
+            }
+            turn
+        }
+    }
+}
+
 /// A guest that waits for a turn. Dropping it gives up its place in the queue, or the turn that it was granted.
 #[derive(Debug)]
 pub(crate) struct Waiter {
@@ -198,7 +235,6 @@ impl Drop for Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meter::Meter;
 
     const SLICE: Duration = Duration::from_millis(10);
 
@@ -351,16 +387,5 @@ mod tests {
             received(&mut waiter).expect("a turn is free").end(SLICE);
         }
         assert!(turns.lock().queues.is_empty());
-    }
-
-    #[test]
-    fn turn_ends_with_the_poll() {
-        let (turns, meter) = (turns(1), Meter::default());
-        let mut waiter = turns.wait(Tenant(0));
-        meter.measure(|| {
-            meter.keep_turn(received(&mut waiter).expect("the turn is free"));
-            assert_eq!(turns.lock().free, 0);
-        });
-        assert_eq!(turns.lock().free, 1);
     }
 }

@@ -7,15 +7,22 @@
 //! The thread's CPU clock costs a system call, the wall clock does not. A poll of at most [`SHORT_POLL`] by
 //! the wall clock, typical for a token, counts its wall time: that is never less than its CPU time.
 
-use crate::compute_turns::Turn;
+use crate::ticker::EPOCH;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// Longest poll that counts its wall time.
 const SHORT_POLL: Duration = Duration::from_micros(50);
+
+/// CPU time that a guest may use without a turn.
+pub(crate) const FREE_TIME: Duration = EPOCH;
+/// A guest gets one part in this many of the time that passes as new free time.
+const REFILL_DIVISOR: u32 = 20;
+/// Most free time that a guest can have used up, so that one long poll does not count for ever.
+const MAX_FREE_TIME_USED: Duration = Duration::from_millis(40);
 
 /// CPU time used by one call. The thread that polls the call writes it; threads that work for the call
 /// elsewhere add to it.
@@ -25,12 +32,34 @@ pub(crate) struct Meter {
     poll_began: AtomicU64,
     memory_refused: AtomicBool,
     exhausted: Notify,
-    /// The turn of the current poll, if it needed one.
-    turn: Mutex<Option<Turn>>,
-    /// Whether `turn` is set, so that other polls take no lock. Only the polling thread uses it.
-    has_turn: AtomicBool,
+    free: Mutex<FreeTime>,
+    /// Whether the guest yielded because it used its thread for an epoch.
+    yielded: AtomicBool,
     /// A meter that is charged for the same work.
     parent: Option<Arc<Self>>,
+}
+
+/// Free time that a guest has used up.
+#[derive(Debug, Default)]
+struct FreeTime {
+    used: Duration,
+    /// When `used` was right.
+    at: Option<Instant>,
+}
+
+impl FreeTime {
+    /// What is used up at `now`, after the refill since.
+    fn used_at(&self, now: Instant) -> Duration {
+        let passed = self
+            .at
+            .map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        self.used.saturating_sub(passed / REFILL_DIVISOR)
+    }
+
+    fn use_up(&mut self, time: Duration, now: Instant) {
+        self.used = (self.used_at(now) + time).min(MAX_FREE_TIME_USED);
+        self.at = Some(now);
+    }
 }
 
 impl Meter {
@@ -42,19 +71,42 @@ impl Meter {
         }
     }
 
-    /// Runs `poll` and charges its CPU time. The call's turn ends with the poll.
-    pub(crate) fn measure<R>(&self, poll: impl FnOnce() -> R) -> R {
+    /// Runs `poll` and charges its CPU time, which it returns, too. Without a turn it uses up free time.
+    pub(crate) fn measure<R>(&self, has_turn: bool, poll: impl FnOnce() -> R) -> (R, Duration) {
         let began = thread_nanos();
         self.poll_began.store(began, Ordering::Relaxed);
         let at = Instant::now();
         let result = poll();
-        self.end_turn();
         let wall = at.elapsed();
-        self.charge(match wall <= SHORT_POLL {
+        let used = match wall <= SHORT_POLL {
             true => wall,
             false => Duration::from_nanos(thread_nanos().saturating_sub(began)),
-        });
-        result
+        };
+        self.charge(used);
+        if !has_turn {
+            self.free().use_up(used, at + wall);
+        }
+        (result, used)
+    }
+
+    fn free(&self) -> MutexGuard<'_, FreeTime> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the guest has used up its free time.
+    pub(crate) fn needs_turn(&self) -> bool {
+        let free = self.free();
+        free.used >= FREE_TIME && free.used_at(Instant::now()) >= FREE_TIME
+    }
+
+    /// Records that the guest yields at the end of an epoch.
+    pub(crate) fn yields(&self) {
+        self.yielded.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the guest yielded at the end of an epoch since the last call of this.
+    pub(crate) fn take_yielded(&self) -> bool {
+        self.yielded.swap(false, Ordering::Relaxed)
     }
 
     /// Adds CPU time that was spent for the call elsewhere.
@@ -76,25 +128,6 @@ impl Meter {
         Duration::from_nanos(thread_nanos().saturating_sub(self.poll_began.load(Ordering::Relaxed)))
     }
 
-    /// Keeps the turn to compute until the current poll ends.
-    pub(crate) fn keep_turn(&self, turn: Turn) {
-        *self.turn.lock().unwrap_or_else(PoisonError::into_inner) = Some(turn);
-        self.has_turn.store(true, Ordering::Relaxed);
-    }
-
-    /// Ends the call's turn, if it has one. Only meaningful inside [`Self::measure`].
-    pub(crate) fn end_turn(&self) {
-        if self.has_turn.load(Ordering::Relaxed) {
-            self.has_turn.store(false, Ordering::Relaxed);
-            let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-            let ended = turn.take();
-            drop(turn);
-            if let Some(ended) = ended {
-                ended.end(self.in_poll());
-            }
-        }
-    }
-
     /// Reports that the call has no CPU time left. Wakes [`Self::exhausted`].
     pub(crate) fn report_exhausted(&self) {
         self.exhausted.notify_one();
@@ -113,6 +146,7 @@ impl Meter {
     /// Begins another call of the instance.
     pub(crate) fn reset(&self) {
         self.used.store(0, Ordering::Relaxed);
+        *self.free() = FreeTime::default();
         // Takes a report that the last call did not wait for.
         std::pin::pin!(self.exhausted.notified()).enable();
     }
@@ -138,9 +172,9 @@ mod tests {
     #[test]
     fn work_counts_and_sleep_does_not() {
         let meter = Meter::default();
-        meter.measure(|| std::thread::sleep(Duration::from_millis(30)));
+        meter.measure(false, || std::thread::sleep(Duration::from_millis(30)));
         assert!(meter.used() < Duration::from_millis(15));
-        meter.measure(|| {
+        meter.measure(false, || {
             while meter.in_poll() < Duration::from_millis(20) {
                 std::hint::spin_loop();
             }
@@ -152,7 +186,7 @@ mod tests {
     fn short_polls_count_too() {
         let meter = Meter::default();
         for _ in 0..1000 {
-            meter.measure(|| {
+            meter.measure(false, || {
                 let began = Instant::now();
                 while began.elapsed() < SHORT_POLL / 5 {
                     std::hint::spin_loop();

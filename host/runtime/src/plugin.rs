@@ -6,6 +6,7 @@ use crate::call::{
     Call, CallHandle, CallInstance, CallOutcome, CallTime, ProxySource, exit_code, serve,
 };
 use crate::call_error::CallError;
+use crate::compute_turns::TurnQueue;
 use crate::config::{CallOptions, Limits, PluginConfig};
 use crate::deployment::DeploymentState;
 use crate::deployment_calls::DeploymentGrants;
@@ -447,10 +448,15 @@ impl Plugin {
             Arc::clone(outcome),
             time,
             plugin.shared.ticker.tick(),
+            TurnQueue::new(
+                &plugin.shared.turns,
+                options.tenant.unwrap_or(self.tenant()),
+                plugin.deployment.counters(),
+            ),
             permit,
             Arc::clone(&self.0) as _,
-            trace.cloned(),
-        ))
+        )
+        .with_trace(trace.cloned()))
     }
 
     /// On whose behalf the engines run the requests of a call.

@@ -17,6 +17,7 @@ pub(crate) mod resources;
 #[cfg(test)]
 mod tests;
 
+use crate::compute_turns::TurnQueue;
 use crate::config::Limits;
 use crate::counters::DeploymentCounters;
 use crate::interfaces::SAMPLING;
@@ -79,6 +80,8 @@ struct RequestSampler {
     counters: Arc<DeploymentCounters>,
     outputs: Option<[Output; 3]>,
     resources: Arc<SamplerResources>,
+    /// Where its instances wait for turns to compute, like the guest of the request.
+    turns: Option<TurnQueue>,
     span: Span,
 }
 
@@ -120,7 +123,6 @@ impl UncheckedSampler {
                 tokenization: Arc::clone(&state.grants.tokenization),
                 samplers: Arc::default(),
                 sampling: Arc::clone(&state.grants.sampling),
-                // Its time limits leave no room for a wait, and it has a tight CPU limit.
                 turns: None,
             },
             limits: Arc::clone(&state.limits),
@@ -128,6 +130,11 @@ impl UncheckedSampler {
             counters: Arc::clone(&state.counters),
             outputs: state.sampler_outputs(),
             resources: Arc::clone(&state.grants.sampling),
+            turns: state
+                .grants
+                .turns
+                .as_ref()
+                .map(|turns| TurnQueue::new(turns, state.caller.tenant, &state.counters)),
             span: Span::current(),
         }))
     }

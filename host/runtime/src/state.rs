@@ -50,7 +50,7 @@ pub(crate) struct StoreGrants {
     /// Linked sampling plugins, by name.
     pub(crate) samplers: Arc<BTreeMap<String, SamplerPre>>,
     pub(crate) sampling: Arc<SamplerResources>,
-    /// Turns that the guest waits for when it computes for long. A guest without them only yields.
+    /// Where the samplers of its generations wait for turns to compute.
     pub(crate) turns: Option<Arc<ComputeTurns>>,
 }
 

@@ -6,7 +6,7 @@ use crate::ticker::EPOCH;
 use std::sync::Arc;
 use wasmtime::{AsContextMut, Engine, Store, UpdateDeadline};
 
-/// A store that applies the limits of `state`, and whose guest yields at each epoch and then waits for a turn.
+/// A store that applies the limits of `state`, and whose guest yields at each epoch.
 pub(crate) fn store(engine: &Engine, state: State) -> Store<State> {
     let meter = Arc::clone(&state.meter);
     let mut store = Store::new(engine, state);
@@ -18,31 +18,15 @@ pub(crate) fn store(engine: &Engine, state: State) -> Store<State> {
     store.set_epoch_deadline(1);
     // Epochs advance while the guest waits. It yields only if it has really used the thread for a while, so
     // that guests that were just woken do not go to the back of the queue.
-    store.epoch_deadline_callback(move |context| {
+    store.epoch_deadline_callback(move |_| {
         if meter.in_poll() < EPOCH / 2 {
             return Ok(UpdateDeadline::Continue(1));
         }
-        let state = context.data();
-        let turns = state.grants.turns.as_ref();
-        let waiter = turns.map(|turns| turns.wait(state.caller.tenant));
-        meter.end_turn();
-        let (meter, counters) = (Arc::clone(&meter), Arc::clone(&state.counters));
-        Ok(UpdateDeadline::YieldCustom(
-            1,
-            Box::pin(async move {
-                let turn = match waiter {
-                    Some(waiter) => waiter.turn().await,
-                    None => None,
-                };
-                // With tokio's own yield, the worker also polls timers and sockets. It would otherwise do
-                // that only after many polls of guests that compute.
-                tokio::task::yield_now().await;
-                if let Some(turn) = turn {
-                    counters.compute_turns.increment();
-                    meter.keep_turn(turn);
-                }
-            }),
-        ))
+        meter.yields();
+        // With tokio's own yield, the worker also polls timers and sockets. It would otherwise do that only after
+        // many polls of guests that compute.
+        let yielded = Box::pin(tokio::task::yield_now());
+        Ok(UpdateDeadline::YieldCustom(1, yielded))
     });
     store
 }

@@ -1,8 +1,9 @@
 //! Limits on the CPU and wall time of a guest's work.
 //!
 //! Neither epochs nor timers inside wasmtime's event loop interrupt a guest that waits in a host call. So
-//! the limits are checked outside, around each poll of the work.
+//! the limits are checked outside, around each poll of the work. There, too, a guest that computes waits for its turns.
 
+use crate::compute_turns::TurnQueue;
 use crate::meter::Meter;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -18,25 +19,46 @@ pub(crate) enum TimeExceeded {
 
 /// Runs `work` until it ends, `is_exhausted` returns true, or `deadline` passes. Charges its CPU time to `meter`.
 ///
-/// `is_exhausted` runs before and after each poll. It registers the task's waker if others may use up the CPU
-/// time.
+/// Without free time, the work waits for a turn in `turns` before each poll; that is wall time, too. `is_exhausted` runs
+/// before and after each poll. It registers the task's waker if others may use up the CPU time.
 pub(crate) async fn run_within<W: Future>(
     meter: &Meter,
+    turns: Option<&TurnQueue>,
     mut is_exhausted: impl FnMut(&mut Context<'_>) -> bool,
     deadline: Instant,
     mut work: Pin<&mut W>,
 ) -> Result<W::Output, TimeExceeded> {
     let mut clock = pin!(sleep_until(deadline));
+    let mut waiting = None;
     poll_fn(|cx| {
         // Before the poll: the guest must not see errors of other work that stopped for the same reason.
         if is_exhausted(cx) {
             return Poll::Ready(Err(TimeExceeded::Cpu));
         }
-        if let Poll::Ready(done) = meter.measure(|| work.as_mut().poll(cx)) {
-            return Poll::Ready(Ok(done));
+        if let Some(queue) = turns.filter(|_| waiting.is_none() && meter.needs_turn()) {
+            waiting = Some(Box::pin(queue.wait()));
         }
-        if is_exhausted(cx) {
-            return Poll::Ready(Err(TimeExceeded::Cpu));
+        let turn = match &mut waiting {
+            Some(wait) => wait.as_mut().poll(cx),
+            None => Poll::Ready(None),
+        };
+        if let Poll::Ready(turn) = turn {
+            waiting = None;
+            let (polled, used) = meter.measure(turn.is_some(), || work.as_mut().poll(cx));
+            let yielded = meter.take_yielded() && polled.is_pending();
+            // Before the turn ends, so that the tenant's time counts before the next guest is chosen.
+            if let Some(queue) = turns.filter(|_| yielded) {
+                waiting = Some(Box::pin(queue.wait()));
+            }
+            if let Some(turn) = turn {
+                turn.end(used);
+            }
+            if let Poll::Ready(done) = polled {
+                return Poll::Ready(Ok(done));
+            }
+            if is_exhausted(cx) {
+                return Poll::Ready(Err(TimeExceeded::Cpu));
+            }
         }
         // The timer wakes the task, but a busy thread may pass the deadline before the timer fires.
         if clock.as_mut().poll(cx).is_ready() || Instant::now() >= deadline {
@@ -45,4 +67,94 @@ pub(crate) async fn run_within<W: Future>(
         Poll::Pending
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compute_turns::ComputeTurns;
+    use crate::meter::FREE_TIME;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
+    /// A runtime of one thread, so there is one turn.
+    fn block_on(work: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build();
+        runtime.unwrap().block_on(work);
+    }
+
+    fn queue() -> TurnQueue {
+        let turns = ComputeTurns::for_workers(Arc::default());
+        TurnQueue::new(&turns, corral_engine::Tenant(0), &Arc::default())
+    }
+
+    /// Polls once.
+    async fn once<F: Future>(work: &mut Pin<&mut F>) -> Poll<F::Output> {
+        poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await
+    }
+
+    /// Work that uses CPU time in each poll and never ends. Counts its polls.
+    async fn spin(time: Duration, polls: &AtomicU32) {
+        poll_fn(|_| {
+            polls.fetch_add(1, Ordering::Relaxed);
+            let began = crate::meter::thread_nanos();
+            while u128::from(crate::meter::thread_nanos() - began) < time.as_nanos() {
+                std::hint::spin_loop();
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    #[test]
+    fn work_without_free_time_waits_for_turn() {
+        block_on(async {
+            let (queue, meter, polls) = (queue(), Meter::default(), AtomicU32::new(0));
+            let other = queue.wait().await.expect("the turn is free");
+            let end = Instant::now() + Duration::from_secs(600);
+            let work = pin!(spin(FREE_TIME, &polls));
+            let mut run = pin!(run_within(&meter, Some(&queue), |_| false, end, work));
+            for _ in 0..3 {
+                assert!(once(&mut run).await.is_pending());
+            }
+            assert_eq!(polls.load(Ordering::Relaxed), 1);
+            drop(other);
+            assert!(once(&mut run).await.is_pending());
+            assert_eq!(polls.load(Ordering::Relaxed), 2);
+            // Its turn ended with the poll.
+            queue.wait().await.expect("the turn is free again");
+        });
+    }
+
+    #[test]
+    fn short_work_needs_no_turn() {
+        block_on(async {
+            let (queue, meter, polls) = (queue(), Meter::default(), AtomicU32::new(0));
+            let _other = queue.wait().await.expect("the turn is free");
+            let end = Instant::now() + Duration::from_secs(600);
+            let work = pin!(spin(FREE_TIME / 10, &polls));
+            let mut run = pin!(run_within(&meter, Some(&queue), |_| false, end, work));
+            for _ in 0..30 {
+                assert!(once(&mut run).await.is_pending());
+            }
+            // Few on a busy machine, where time passes and free time refills.
+            assert!(polls.load(Ordering::Relaxed) >= 10);
+        });
+    }
+
+    #[test]
+    fn deadline_ends_wait_for_turn() {
+        block_on(async {
+            let (queue, meter, polls) = (queue(), Meter::default(), AtomicU32::new(0));
+            let _other = queue.wait().await.expect("the turn is free");
+            let end = Instant::now() + Duration::from_millis(60);
+            let work = pin!(spin(FREE_TIME * 2, &polls));
+            let run = run_within(&meter, Some(&queue), |_| false, end, work);
+            // The task is polled again only by the timer.
+            assert_eq!(run.await, Err(TimeExceeded::Wall));
+        });
+    }
 }

@@ -28,10 +28,10 @@ const START: TimeLimits = TimeLimits {
     cpu: Duration::from_millis(250),
     wall: Duration::from_secs(5),
 };
-/// Limits of sampling one token.
+/// Limits of sampling one token. Waiting for a turn to compute is wall time.
 const SAMPLE: TimeLimits = TimeLimits {
     cpu: Duration::from_millis(50),
-    wall: Duration::from_secs(1),
+    wall: Duration::from_secs(5),
 };
 /// Most tokens of history that a plugin may need.
 const MAX_HISTORY: u32 = 65_536;
@@ -219,7 +219,15 @@ async fn run<R>(
 ) -> Result<R, Error> {
     let (cpu, deadline) = (meter.used() + limits.cpu, Instant::now() + limits.wall);
     let is_exhausted = |_: &mut Context<'_>| meter.used() > cpu || sampler.is_cpu_exhausted();
-    let (limit, kind) = match run_within(meter, is_exhausted, deadline, pin!(work)).await {
+    let (limit, kind) = match run_within(
+        meter,
+        sampler.turns.as_ref(),
+        is_exhausted,
+        deadline,
+        pin!(work),
+    )
+    .await
+    {
         Ok(done) => {
             return done.map_err(|error| {
                 let error = CallError::from_wasmtime(&error, meter, &sampler.limits);
