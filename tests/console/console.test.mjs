@@ -317,44 +317,100 @@ test("deployment is uploaded, split, rolled back, paused and removed", async () 
   await close();
 });
 
+/** Asks the deployment `/v1` something, so that a prefix is cached. */
+async function chat(content) {
+  const body = JSON.stringify({ messages: [{ role: "user", content }], max_tokens: 4 });
+  const response = await fetch(`${process.env.CORRAL_PUBLIC}/v1/chat/completions`, { method: "POST", body });
+  assert.equal(response.status, 200, await response.text());
+}
+
+/** The rows of the tree of `/v1`: the level of each, whether it is a branch, and its button to drop it. */
+function prefixRows(page) {
+  const tree = page.getByRole("treegrid", { name: "Entries: /v1" });
+  return { tree, rows: tree.locator("tbody").getByRole("row"), branches: tree.locator("tr.branch"), drop: tree.getByRole("button", { name: /^Drop/ }) };
+}
+
 test("cached prefix is shown and dropped", async () => {
-  const body = JSON.stringify({ messages: [{ role: "user", content: "repeat: a prefix for the console" }], max_tokens: 4 });
-  await (await fetch(`${process.env.CORRAL_PUBLIC}/v1/chat/completions`, { method: "POST", body })).text();
+  await chat("repeat: a prefix for the console");
   const { page, close } = await open("prefix-cache");
-  const list = page.getByRole("list", { name: "Entries: /v1" });
-  await list.waitFor();
-  const before = await list.getByRole("listitem").count();
-  assert.match(await list.getByRole("listitem").first().textContent(), /\d+ tokens?\d+ hits?(\d+ shared)?(cells|RAM|disk)/);
-  await list.getByRole("button", { name: /^Drop entry/ }).first().click();
+  const { tree } = prefixRows(page);
+  const entries = tree.locator("tbody tr:not(.branch)");
+  await entries.first().waitFor();
+  const before = await entries.count();
+  assert.match(await entries.first().textContent(), /\d+ tokens?entry \d+.*\d+(cells|RAM|disk)/);
+  await entries.first().getByRole("button", { name: /^Drop entry/ }).click();
   await page.getByText("1 entry dropped.").waitFor();
-  await until("a shorter list", async () => (await list.count()) === 0 || (await list.getByRole("listitem").count()) === before - 1);
+  await until("a smaller tree", async () => (await entries.count()) === before - 1);
   await page.getByRole("button", { name: "Drop all" }).click();
   await page.getByRole("dialog").getByRole("button", { name: "Drop all" }).click();
   await page.getByText("Nothing is cached").waitFor();
   await close();
 });
 
-test("prefixes that begin alike lie below each other", async () => {
+test("prefixes form a tree that collapses", async () => {
+  await admin("DELETE", "/prefix-cache");
   const begin = "repeat: two conversations with the same beginning";
-  for (const end of [" and one end", ", or another"]) {
-    const body = JSON.stringify({ messages: [{ role: "user", content: begin + end }], max_tokens: 4 });
-    await (await fetch(`${process.env.CORRAL_PUBLIC}/v1/chat/completions`, { method: "POST", body })).text();
-  }
+  for (const text of [`${begin} and one end`, `${begin}, or another`, "12+7="]) await chat(text);
   const { page, close } = await open("prefix-cache");
-  const below = page.getByRole("list", { name: "Entries: /v1" }).locator("li.level-1");
-  await below.first().waitFor();
-  assert.match(await below.first().textContent(), /\d+ tokens?\d+ hits?\d+ shared(cells|RAM|disk)/);
+  const { rows, branches, drop } = prefixRows(page);
+  await until("the tree", async () => (await rows.count()) === 5);
+  const levels = () => rows.evaluateAll((all) => all.map((row) => row.ariaLevel).join(""));
+  // The chat's first tokens, then the beginning of two of the chats.
+  const inner = branches.filter({ hasText: "shared by 2 entries" });
+  assert.equal(await branches.count(), 2);
+  assert.match(await branches.first().textContent(), /\d+ tokens?shared by 3 entries.*(cells|RAM|disk) \d/);
+  assert.equal([...(await levels())].sort().join(""), "12233");
+
+  // With the mouse, and with the keyboard.
+  await inner.getByRole("button", { name: "Collapse" }).click();
+  await until("fewer rows", async () => (await rows.count()) === 3);
+  await rows.first().focus();
+  await page.keyboard.press("ArrowLeft");
+  await until("one row", async () => (await rows.count()) === 1);
+  assert.equal(await rows.first().getAttribute("aria-expanded"), "false");
+  await page.keyboard.press("ArrowRight");
+  await until("the rows below", async () => (await rows.count()) === 3);
+  await page.keyboard.press("End");
+  await page.keyboard.press("ArrowLeft");
+  assert.equal(await page.evaluate(() => document.activeElement.ariaLevel), "1");
+  await page.getByRole("button", { name: "Collapse all of /v1" }).click();
+  await page.getByRole("button", { name: "Expand all of /v1" }).click();
+  await until("all rows", async () => (await rows.count()) === 5);
+
+  // A branch is dropped with its entries, and nothing else.
+  await inner.getByRole("button", { name: /^Drop 2 entries/ }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Drop" }).click();
+  await page.getByText("2 entries dropped.").waitFor();
+  await until("one entry", async () => (await rows.count()) === 1 && (await drop.count()) === 1);
+  await close();
+});
+
+test("prefixes are shown while a model is busy", async () => {
+  await chat("repeat: a prefix under load");
+  const rest = keepBusy(2);
+  const { page, close } = await open("prefix-cache");
+  const { rows } = prefixRows(page);
+  const lists = [];
+  page.on("response", (response) => new URL(response.url()).pathname === "/prefix-cache" && lists.push(response.status()));
+  await rows.first().waitFor();
+  await until("four lists", () => lists.length >= 4);
+  assert.deepEqual([...new Set(lists)], [200]);
+  assert.ok((await rows.count()) > 0);
+  assert.equal(await page.getByText("are missing").count(), 0);
+  await rest();
   await close();
 });
 
 test("model in a long step leaves the other prefixes shown", async () => {
   const { page, close } = await open("overview");
   const entry = { model: "small", entry: 1, deployment: "/v1", adapter: 0, tokens: 9, shared_tokens: 0, hits: 1, location: "cells", retained: false };
-  const missing = [{ model: "large", reason: "a step of the model large takes longer than 2 s" }];
-  await page.route("**/prefix-cache", (route) => route.fulfill({ json: { entries: [entry], omitted: 0, missing } }));
+  const missing = [{ model: "large", reason: "a step of the model large takes long" }];
+  const stale = [{ model: "small", age_seconds: 4.5 }];
+  await page.route("**/prefix-cache", (route) => route.fulfill({ json: { entries: [entry], omitted: 0, stale, missing } }));
   await page.getByRole("link", { name: "Prefix cache" }).click();
   await page.getByText("The entries of large are missing: a step").waitFor();
-  await page.getByText("small #1").waitFor();
+  await page.getByText("A step of small takes long: its entries are those of 4.50 s ago.").waitFor();
+  await prefixRows(page).rows.filter({ hasText: "small" }).waitFor();
   await close();
 });
 
@@ -496,7 +552,7 @@ test("every page is accessible at both widths in both themes", async () => {
       await page.getByRole("button", { name: "Send" }).click();
       await page.getByRole("region", { name: "Body of the response" }).waitFor();
     },
-    "prefix-cache": (page) => page.getByRole("button", { name: /^Drop entry/ }).first().waitFor(),
+    "prefix-cache": (page) => page.getByRole("treegrid").first().waitFor(),
   };
   for (const [width, viewport] of Object.entries(WIDTHS)) {
     for (const colorScheme of THEMES) {
