@@ -1,62 +1,21 @@
 // The web console in a browser, over a server with the demo model. `tests/tests/console_browser.rs` starts both.
 
 import assert from "node:assert/strict";
-import { mkdirSync, readFileSync } from "node:fs";
+import { readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { join } from "node:path";
 import { after, test } from "node:test";
-import { ADMIN, PATIENCE, THEMES, TOKEN, WIDTHS, admin, checkAccessibility, closeBrowser, open, until } from "./browser.mjs";
+import { ADMIN, PATIENCE, TOKEN, admin, checkAccessibility, closeBrowser, open, until } from "./browser.mjs";
+import { chat, cleanups, endless, keepBusy, stopLoad } from "./load.mjs";
+import { LOOKS, PAGES, tokensOf } from "./pages.mjs";
 import "./untrusted.mjs";
 
-const SCREENSHOTS = process.env.CORRAL_SCREENSHOTS;
 const COMPONENTS = process.env.CORRAL_COMPONENTS;
 
-/** What a failed test has left running. */
-const cleanups = [];
-
 after(async () => {
-  await Promise.all(cleanups.map((cleanup) => cleanup()));
+  await stopLoad();
   await closeBrowser();
 });
-
-/** A request that takes long: four choices, each of nearly a whole context. */
-async function endless() {
-  const abort = new AbortController();
-  const body = JSON.stringify({ prompt: "12+7=", n: 4, max_tokens: 16_000, ignore_eos: true, stream: true });
-  const response = await fetch(`${process.env.CORRAL_PUBLIC}/v1/completions`, { method: "POST", body, signal: abort.signal });
-  assert.equal(response.status, 200, response.status === 200 ? "" : await response.clone().text());
-  const id = response.headers.get("x-request-id");
-  cleanups.push(() => abort.abort());
-  const text = response.text().catch((error) => String(error));
-  return { id, text, abort };
-}
-
-/** Keeps this many requests running until the returned function is called. */
-function keepBusy(count) {
-  let stopped = false;
-  const running = new Set();
-  const workers = Array.from({ length: count }, async () => {
-    while (!stopped) {
-      const request = await endless();
-      running.add(request);
-      if (stopped) request.abort.abort();
-      await request.text;
-      running.delete(request);
-    }
-  });
-  const stop = async () => {
-    stopped = true;
-    for (const { abort } of running) abort.abort();
-    await Promise.all(workers);
-  };
-  cleanups.push(stop);
-  return stop;
-}
-
-/** The tokens of the last answer. */
-function tokensOf(page) {
-  return page.getByRole("listbox", { name: "Tokens of the answer" }).last().getByRole("option");
-}
 
 /** Chooses a component in the form that is open. */
 async function chooseFile(page, name) {
@@ -317,13 +276,6 @@ test("deployment is uploaded, split, rolled back, paused and removed", async () 
   await close();
 });
 
-/** Asks the deployment `/v1` something, so that a prefix is cached. */
-async function chat(content) {
-  const body = JSON.stringify({ messages: [{ role: "user", content }], max_tokens: 4 });
-  const response = await fetch(`${process.env.CORRAL_PUBLIC}/v1/chat/completions`, { method: "POST", body });
-  assert.equal(response.status, 200, await response.text());
-}
-
 /** The rows of the tree of `/v1`: the level of each, whether it is a branch, and its button to drop it. */
 function prefixRows(page) {
   const tree = page.getByRole("treegrid", { name: "Entries: /v1" });
@@ -530,48 +482,16 @@ test("keyboard reaches the menu, the content and the theme", async () => {
 
 test("every page is accessible at both widths in both themes", async () => {
   await admin("PUT", "/deployments/kept/paused", { paused: false });
-  if (SCREENSHOTS) mkdirSync(SCREENSHOTS, { recursive: true });
-  const pages = {
-    overview: (page) => page.waitForTimeout(SCREENSHOTS ? 8000 : 1000),
-    requests: (page) => page.getByRole("button", { name: /^Cancel request/ }).first().waitFor(),
-    deployments: async (page) => {
-      await page.getByRole("button", { name: "New deployment" }).click();
-      await page.getByRole("link", { name: "kept" }).waitFor();
-    },
-    "deployments/kept": (page) => page.getByRole("heading", { name: "Limits" }).waitFor(),
-    "deployments/%2Fv1": (page) => page.getByRole("heading", { name: "Limits" }).waitFor(),
-    playground: async (page) => {
-      await page.getByLabel("Message", { exact: true }).fill("12+7=");
-      await page.keyboard.press("Enter");
-      await page.getByText("ended by stop").waitFor();
-      await tokensOf(page).first().click();
-      for (const name of ["JSON schema", "Tools", "Other fields"]) await page.getByText(name, { exact: true }).click();
-    },
-    "playground/raw": async (page) => {
-      await page.getByRole("tab", { name: "Raw request" }).click();
-      await page.getByRole("button", { name: "Send" }).click();
-      await page.getByRole("region", { name: "Body of the response" }).waitFor();
-    },
-    "prefix-cache": (page) => page.getByRole("treegrid").first().waitFor(),
-  };
-  for (const [width, viewport] of Object.entries(WIDTHS)) {
-    for (const colorScheme of THEMES) {
-      // Anew each time: longer ones would fill all cells, and the chat would wait.
-      const rest = keepBusy(2);
-      for (const [path, prepare] of Object.entries(pages)) {
-        const what = `${path} ${width} ${colorScheme}`;
-        const { page, close } = await open(path, { viewport, colorScheme });
-        await page.getByRole("heading", { level: 1 }).waitFor();
-        await prepare(page);
-        await checkAccessibility(page, what);
-        if (SCREENSHOTS) await page.screenshot({ path: join(SCREENSHOTS, `${what.replaceAll(/[^a-z0-9]+/gi, "-")}.png`) });
-        await close();
-      }
-      const { page, close } = await open("deployments", { viewport, colorScheme, token: null });
-      await page.getByLabel("Token", { exact: true }).waitFor();
-      await checkAccessibility(page, `login ${width} ${colorScheme}`);
+  for (const look of LOOKS) {
+    // Anew each time: longer ones would fill all cells, and the chat would wait.
+    const rest = keepBusy(2);
+    for (const { name, path, token, prepare } of PAGES) {
+      const { page, close } = await open(path, { ...look, token });
+      await page.getByRole("heading", { level: 1 }).waitFor();
+      await prepare(page);
+      await checkAccessibility(page, `${name} ${look.name}`);
       await close();
-      await rest();
     }
+    await rest();
   }
 });
