@@ -283,7 +283,7 @@ function prefixRows(page) {
 }
 
 test("cached prefix is shown and dropped", async () => {
-  await chat("repeat: a prefix for the console");
+  for (const text of ["repeat: a prefix for the console", "repeat: another one"]) await chat(text);
   const { page, close } = await open("prefix-cache");
   const { tree } = prefixRows(page);
   const entries = tree.locator("tbody tr:not(.branch)");
