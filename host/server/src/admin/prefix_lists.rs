@@ -191,7 +191,7 @@ mod tests {
 
         fn ask(&self, lists: &PrefixLists) -> PendingList {
             let sender = self.1.clone();
-            let send = move |receive| {
+            let send = move |receive: Receive| {
                 sender.send(receive).expect("the engine runs");
                 Ok(())
             };
@@ -201,8 +201,10 @@ mod tests {
 
         /// Ends the step, and answers all queries. Returns their number.
         fn end_step(&self, entry: u64) -> usize {
-            let receive = |receive: Receive| receive(status(entry));
-            self.0.try_iter().map(receive).count()
+            let asked = Vec::from_iter(self.0.try_iter());
+            let number = asked.len();
+            asked.into_iter().for_each(|receive| receive(status(entry)));
+            number
         }
     }
 
