@@ -88,9 +88,11 @@ pub enum Command {
 /// Drops the prefix cache entries that `select` names, of all in the order of the prefix tree, unless they are retained or a
 /// request waits for them.
 pub struct DropPrefixes {
-    pub select: Box<dyn FnOnce(&[EntryStatus]) -> Vec<EntryId> + Send>,
+    pub select: SelectEntries,
     pub reply: Box<dyn FnOnce(DroppedPrefixes) + Send>,
 }
+
+type SelectEntries = Box<dyn FnOnce(&[EntryStatus]) -> Vec<EntryId> + Send>;
 
 /// A request that the scheduler has not seen yet.
 pub struct NewRequest {
