@@ -64,7 +64,11 @@ async function sheet(canvasPage, shots) {
 }
 
 mkdirSync(TARGET, { recursive: true });
-await admin("PUT", "/deployments/kept/paused", { paused: false });
+// A deployment with two revisions, and lines in its log.
+const { revisions } = await admin("GET", "/deployments/kept");
+await admin("POST", "/deployments/kept?traffic=false", revisions[0].manifest);
+await admin("PUT", "/deployments/kept/traffic", { traffic: [{ revision: 1, weight: 75 }, { revision: 2, weight: 25 }] });
+for (let number = 0; number < 3; number += 1) await fetch(`${process.env.CORRAL_PUBLIC}/kept/log`);
 const blank = await open("", { token: null, url: "data:text/html," });
 // The charts of the overview begin when it is opened.
 const overview = PAGES.filter(({ name }) => name === "overview");
@@ -90,6 +94,7 @@ for (const { name, path, token, prepare } of others) {
     await prepare(page);
     // Live figures come once a second.
     await page.waitForTimeout(3000);
+    await page.evaluate(() => scrollTo(0, 0));
     shots.push(await page.screenshot());
     await close();
   }
