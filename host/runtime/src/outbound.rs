@@ -72,7 +72,8 @@ impl OutboundAccess {
                 && grant.url.names(address, target)
                 && (!is_admin || grant.url.has_port())
         };
-        (is_public(address) && !is_admin) || self.grants.iter().any(names)
+        let is_free = !is_admin && is_public(address) && !self.client.is_own(address);
+        is_free || self.grants.iter().any(names)
     }
 }
 
