@@ -119,6 +119,7 @@ impl Plugin {
         let store = shared.key_values.as_ref().filter(|_| quota_bytes > 0);
         let key_values = store.map(|store| KeyValues {
             store: Arc::clone(store),
+            permits: Arc::clone(deployment.key_values()),
             deployment: name.into(),
             is_removed: Arc::clone(deployment.is_removed()),
             tenant: Arc::default(),
