@@ -130,7 +130,7 @@ pub(crate) fn compose<'a>(
     let replaced = |import: &String| {
         linked_parts
             .iter()
-            .any(|linked| linked.replaces.contains(import))
+            .any(|linked| linked.answers.contains_key(import))
     };
     let passed_on = || world.imports.iter().filter(|import| !replaced(import));
     let unknown = unknown_imports(passed_on().map(String::as_str));
@@ -332,10 +332,10 @@ impl Link<'_> {
     ) -> Result<LinkedPart<'a>, PluginError> {
         let (world, export) = self.read(bytes)?;
         check_imports(&self.component(), &world, self.interface, self.inherit)?;
+        let answers = replaces.into_iter();
         Ok(LinkedPart {
             part: self.with_imports(bytes, world.imports),
-            export,
-            replaces,
+            answers: answers.map(|import| (import, export.clone())).collect(),
         })
     }
 

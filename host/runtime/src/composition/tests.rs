@@ -230,6 +230,22 @@ fn unfit_links_are_refused_with_reason() {
             "; build both against one version of corral:plugin",
         ),
         (
+            with_template(
+                command(
+                    0,
+                    0,
+                    r#"(import "wasi:clocks/wall-clock@0.2.3+templating" (instance))"#,
+                ),
+                template(
+                    "0.2.3",
+                    r#"(import "wasi:clocks/wall-clock@0.2.3" (instance))"#,
+                ),
+                false,
+            ),
+            "does-not-compose",
+            "need the import 'wasi:clocks/wall-clock@0.2.3+templating' twice",
+        ),
+        (
             with_samplers(command(0, 0, sampling), &[("a", sampler())]),
             "not-linked",
             "imports corral:plugin/templating@0.1.0",
