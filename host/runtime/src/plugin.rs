@@ -1,7 +1,7 @@
 //! A loaded plugin, and the two ways to call it: for an HTTP request and as a command.
 
 use crate::admission::Admission;
-use crate::body::Body;
+use crate::body::{Body, content_length};
 use crate::call::{
     Call, CallHandle, CallInstance, CallOutcome, CallTime, ProxySource, exit_code, serve,
 };
@@ -25,8 +25,6 @@ use crate::validate::{CliPre, CompiledPlugin};
 use bytes::Bytes;
 use corral_engine::{Caller, CellShare, PrefixOwner, Priority, Tenant};
 use futures_channel::oneshot;
-use http::HeaderMap;
-use http::header::CONTENT_LENGTH;
 use http_body_util::BodyExt;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -510,11 +508,6 @@ impl Plugin {
             Arc::clone(self.0.deployment.counters()),
         )
     }
-}
-
-/// The body length in the headers.
-fn content_length(headers: &HeaderMap) -> Option<u64> {
-    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 /// A request body as `wasi:http` takes it.
