@@ -396,7 +396,7 @@ impl Link<'_> {
             None => interface,
         };
         let joint = if version.contains('+') { '.' } else { '+' };
-        let version = without_draft(version);
+        let version = without_prerelease(version);
         format!("{interface}@{version}{joint}{}", self.name)
     }
 }
@@ -451,8 +451,8 @@ fn check_imports(
     })
 }
 
-/// The version that this one is a draft of, with its build metadata; see `host::add_to_linker`.
-fn without_draft(version: &str) -> String {
+/// A version without its pre-release part, such as `-draft`, but with its build metadata; see `host::add_to_linker`.
+fn without_prerelease(version: &str) -> String {
     let (version, metadata) = match version.split_once('+') {
         Some((version, metadata)) => (version, format!("+{metadata}")),
         None => (version, String::new()),

@@ -73,7 +73,7 @@ pub(crate) struct DeploymentGrants {
 pub(crate) struct DeploymentCaller {
     caller: Caller,
     tenant: Tenant,
-    fairness: Option<Tenant>,
+    fairness_tenant: Option<Tenant>,
     tenant_name: Arc<str>,
     tenant_deployment: Arc<str>,
     quota_permit: Option<Arc<QuotaPermit>>,
@@ -87,7 +87,7 @@ impl DeploymentCaller {
         Self {
             caller: context.caller,
             tenant: context.tenant,
-            fairness: context.fairness,
+            fairness_tenant: context.fairness_tenant,
             tenant_name: Arc::clone(&context.tenant_name),
             tenant_deployment: Arc::clone(&context.tenant_deployment),
             quota_permit: context.quota_permit.clone(),
@@ -152,7 +152,7 @@ impl DeploymentCaller {
             first_token: None,
             tenant: Some(self.tenant),
             tenant_deployment: Some(Arc::clone(&self.tenant_deployment)),
-            fairness: self.fairness,
+            fairness_tenant: self.fairness_tenant,
             tenant_name: tenant_name.cloned(),
             quota_permit,
             usage: Some(Arc::clone(&self.usage)),

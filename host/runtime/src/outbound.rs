@@ -19,7 +19,7 @@ pub use grant::{OutboundGrant, OutboundUrl, OutboundUrlError};
 
 use crate::counters::{DeploymentCounters, OutboundRefusal};
 use crate::deployment_calls::{DeploymentCaller, DeploymentGrants, MAX_DEPTH, called_deployment};
-use crate::limiter::CallMemory;
+use crate::limiter::InstanceMemory;
 use crate::state::StoreGrants;
 use crate::trace::CallTrace;
 use crate::use_count::{UseCount, UseGuard};
@@ -87,7 +87,7 @@ struct CallOutbound {
     caller: Option<DeploymentCaller>,
     counters: Arc<DeploymentCounters>,
     /// Headers of responses count as memory of the call.
-    memory: Arc<CallMemory>,
+    memory: Arc<InstanceMemory>,
     warnings: AtomicU32,
     /// Requests that are sent, or whose response is not read to its end.
     open: UseCount,
@@ -134,7 +134,7 @@ impl Outbound {
     pub(crate) fn new(
         grants: &StoreGrants,
         counters: &Arc<DeploymentCounters>,
-        memory: &Arc<CallMemory>,
+        memory: &Arc<InstanceMemory>,
         caller: Option<DeploymentCaller>,
     ) -> Self {
         Self(Arc::new(CallOutbound {

@@ -267,7 +267,7 @@ impl Plugin {
         let caller = self.caller(&call, &options);
         let context = CallContext {
             tenant: options.tenant.unwrap_or(self.tenant()),
-            fairness: options.fairness,
+            fairness_tenant: options.fairness_tenant,
             tenant_deployment: options
                 .tenant_deployment
                 .unwrap_or_else(|| Arc::clone(&self.0.name)),
@@ -465,8 +465,8 @@ impl Plugin {
             }
         };
         Caller {
-            tenant: options.fairness.unwrap_or(tenant),
-            prefix_group: match options.fairness {
+            tenant: options.fairness_tenant.unwrap_or(tenant),
+            prefix_group: match options.fairness_tenant {
                 _ if call.limits.share_prefixes => Some(0),
                 // Whoever the time is shared with, prefixes are the tenant's.
                 Some(_) => Some(tenant.0.saturating_add(1)),

@@ -177,7 +177,7 @@ fn template_reads_configuration_only_if_inherited() {
     let sampler = exporting(CONFIG, SAMPLING);
     components.sampling.insert("a".to_owned(), sampler.into());
     assert_eq!(error_of(&components, 1 << 20).0, "linked-import-refused");
-    assert_eq!(without_draft("0.2.0-rc.1+a-b"), "0.2.0+a-b");
+    assert_eq!(without_prerelease("0.2.0-rc.1+a-b"), "0.2.0+a-b");
 }
 
 /// `composition.rs` of the whole program has the usual mistakes.

@@ -10,6 +10,7 @@ use super::grant::{Host, LOCALHOST, LOOPBACK, Scheme, Target};
 use super::{Failure, OutboundAccess};
 use crate::config::{OutboundConfig, TlsSource};
 use crate::counters::{DeploymentCounters, OutboundRefusal, ProcessCounters};
+use crate::deployment::deployment_share;
 use http::Method;
 use rustix::io::Errno;
 use rustls::ClientConfig;
@@ -25,11 +26,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use wasmtime_wasi_http::{Error, RequestOptions};
 
-/// One deployment has at most one in this many of all connections, and at least one.
-const DEPLOYMENT_PART: usize = 4;
-/// Names that are resolved at once, in blocking threads; those of one deployment.
+/// Names that are resolved at once, in blocking threads.
 const LOOKUPS: usize = 16;
-const DEPLOYMENT_LOOKUPS: usize = 4;
 /// Addresses of a name that are tried.
 const MAX_ADDRESSES: usize = 4;
 
@@ -88,10 +86,9 @@ impl OutboundClient {
 
     /// Permits of a new deployment.
     pub(crate) fn deployment_permits(&self) -> OutboundPermits {
-        let connections = (self.max_connections / DEPLOYMENT_PART).max(1);
         OutboundPermits {
-            connections: Arc::new(Semaphore::new(connections)),
-            lookups: Arc::new(Semaphore::new(DEPLOYMENT_LOOKUPS)),
+            connections: deployment_share(self.max_connections),
+            lookups: deployment_share(LOOKUPS),
         }
     }
 

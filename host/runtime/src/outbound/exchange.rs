@@ -6,7 +6,7 @@ use super::{CallOutbound, Failure, OutboundAccess};
 use crate::body::content_length;
 use crate::counters::{DeploymentCounters, OutboundRefusal};
 use crate::http_bytes::header_bytes;
-use crate::limiter::CallMemory;
+use crate::limiter::InstanceMemory;
 use crate::use_count::UseGuard;
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, Uri};
@@ -163,7 +163,7 @@ fn failure(error: &hyper::Error) -> Failure {
 }
 
 /// Counts the headers of a response as memory of the call.
-pub(super) fn count_headers(headers: &HeaderMap, memory: &CallMemory) -> Result<(), Failure> {
+pub(super) fn count_headers(headers: &HeaderMap, memory: &InstanceMemory) -> Result<(), Failure> {
     let headers = headers.iter();
     let bytes = headers
         .map(|(name, value)| header_bytes(name.as_str().len(), value.as_bytes()))
