@@ -7,7 +7,7 @@ use super::types::{
 };
 use crate::deployments::Manifest;
 use crate::deployments::artifact::ArtifactRequest;
-use crate::triggers::{JobList, JobView};
+use crate::triggers::{JobList, JobStatus};
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
@@ -287,7 +287,7 @@ const JOB_STATE: (&str, &str, &str) = (
 /// The operations on jobs.
 fn job_operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
     let schema = |schema: schemars::Schema| Value::from(schema);
-    let job = schema(schemas.subschema_for::<JobView>());
+    let job = schema(schemas.subschema_for::<JobStatus>());
     let change = |id, path, summary, conflict| Operation {
         id,
         method: "post",
