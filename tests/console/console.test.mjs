@@ -1,62 +1,21 @@
 // The web console in a browser, over a server with the demo model. `tests/tests/console_browser.rs` starts both.
 
 import assert from "node:assert/strict";
-import { mkdirSync, readFileSync } from "node:fs";
+import { readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { join } from "node:path";
 import { after, test } from "node:test";
-import { ADMIN, PATIENCE, THEMES, TOKEN, WIDTHS, admin, checkAccessibility, closeBrowser, open, until } from "./browser.mjs";
+import { ADMIN, PATIENCE, TOKEN, admin, checkAccessibility, closeBrowser, open, until } from "./browser.mjs";
+import { chat, cleanups, endless, keepBusy, stopLoad } from "./load.mjs";
+import { LOOKS, PAGES, tokensOf } from "./pages.mjs";
 import "./untrusted.mjs";
 
-const SCREENSHOTS = process.env.CORRAL_SCREENSHOTS;
 const COMPONENTS = process.env.CORRAL_COMPONENTS;
 
-/** What a failed test has left running. */
-const cleanups = [];
-
 after(async () => {
-  await Promise.all(cleanups.map((cleanup) => cleanup()));
+  await stopLoad();
   await closeBrowser();
 });
-
-/** A request that takes long: four choices, each of nearly a whole context. */
-async function endless() {
-  const abort = new AbortController();
-  const body = JSON.stringify({ prompt: "12+7=", n: 4, max_tokens: 16_000, ignore_eos: true, stream: true });
-  const response = await fetch(`${process.env.CORRAL_PUBLIC}/v1/completions`, { method: "POST", body, signal: abort.signal });
-  assert.equal(response.status, 200, response.status === 200 ? "" : await response.clone().text());
-  const id = response.headers.get("x-request-id");
-  cleanups.push(() => abort.abort());
-  const text = response.text().catch((error) => String(error));
-  return { id, text, abort };
-}
-
-/** Keeps this many requests running until the returned function is called. */
-function keepBusy(count) {
-  let stopped = false;
-  const running = new Set();
-  const workers = Array.from({ length: count }, async () => {
-    while (!stopped) {
-      const request = await endless();
-      running.add(request);
-      if (stopped) request.abort.abort();
-      await request.text;
-      running.delete(request);
-    }
-  });
-  const stop = async () => {
-    stopped = true;
-    for (const { abort } of running) abort.abort();
-    await Promise.all(workers);
-  };
-  cleanups.push(stop);
-  return stop;
-}
-
-/** The tokens of the last answer. */
-function tokensOf(page) {
-  return page.getByRole("listbox", { name: "Tokens of the answer" }).last().getByRole("option");
-}
 
 /** Chooses a component in the form that is open. */
 async function chooseFile(page, name) {
@@ -317,44 +276,93 @@ test("deployment is uploaded, split, rolled back, paused and removed", async () 
   await close();
 });
 
+/** The rows of the tree of `/v1`: the level of each, whether it is a branch, and its button to drop it. */
+function prefixRows(page) {
+  const tree = page.getByRole("treegrid", { name: "Entries: /v1" });
+  return { tree, rows: tree.locator("tbody").getByRole("row"), branches: tree.locator("tr.branch"), drop: tree.getByRole("button", { name: /^Drop/ }) };
+}
+
 test("cached prefix is shown and dropped", async () => {
-  const body = JSON.stringify({ messages: [{ role: "user", content: "repeat: a prefix for the console" }], max_tokens: 4 });
-  await (await fetch(`${process.env.CORRAL_PUBLIC}/v1/chat/completions`, { method: "POST", body })).text();
+  for (const text of ["repeat: a prefix for the console", "repeat: another one"]) await chat(text);
   const { page, close } = await open("prefix-cache");
-  const list = page.getByRole("list", { name: "Entries: /v1" });
-  await list.waitFor();
-  const before = await list.getByRole("listitem").count();
-  assert.match(await list.getByRole("listitem").first().textContent(), /\d+ tokens?\d+ hits?(\d+ shared)?(cells|RAM|disk)/);
-  await list.getByRole("button", { name: /^Drop entry/ }).first().click();
+  const { tree } = prefixRows(page);
+  const entries = tree.locator("tbody tr:not(.branch)");
+  await entries.first().waitFor();
+  const before = await entries.count();
+  assert.match(await entries.first().textContent(), /\d+ tokens?entry \d+.*\d+(cells|RAM|disk)/);
+  await entries.first().getByRole("button", { name: /^Drop entry/ }).click();
   await page.getByText("1 entry dropped.").waitFor();
-  await until("a shorter list", async () => (await list.count()) === 0 || (await list.getByRole("listitem").count()) === before - 1);
+  await until("a smaller tree", async () => (await entries.count()) === before - 1);
   await page.getByRole("button", { name: "Drop all" }).click();
   await page.getByRole("dialog").getByRole("button", { name: "Drop all" }).click();
   await page.getByText("Nothing is cached").waitFor();
   await close();
 });
 
-test("prefixes that begin alike lie below each other", async () => {
+test("prefixes form a tree that collapses", async () => {
+  await admin("DELETE", "/prefix-cache");
   const begin = "repeat: two conversations with the same beginning";
-  for (const end of [" and one end", ", or another"]) {
-    const body = JSON.stringify({ messages: [{ role: "user", content: begin + end }], max_tokens: 4 });
-    await (await fetch(`${process.env.CORRAL_PUBLIC}/v1/chat/completions`, { method: "POST", body })).text();
-  }
+  for (const text of [`${begin} and one end`, `${begin}, or another`, "12+7="]) await chat(text);
   const { page, close } = await open("prefix-cache");
-  const below = page.getByRole("list", { name: "Entries: /v1" }).locator("li.level-1");
-  await below.first().waitFor();
-  assert.match(await below.first().textContent(), /\d+ tokens?\d+ hits?\d+ shared(cells|RAM|disk)/);
+  const { rows, branches, drop } = prefixRows(page);
+  await until("the tree", async () => (await rows.count()) === 5);
+  const levels = () => rows.evaluateAll((all) => all.map((row) => row.ariaLevel).join(""));
+  // The chat's first tokens, then the beginning of two of the chats.
+  const inner = branches.filter({ hasText: "shared by 2 entries" });
+  assert.equal(await branches.count(), 2);
+  assert.match(await branches.first().textContent(), /\d+ tokens?shared by 3 entries.*(cells|RAM|disk) \d/);
+  assert.equal([...(await levels())].sort().join(""), "12233");
+
+  // With the mouse, and with the keyboard.
+  await inner.getByRole("button", { name: "Collapse" }).click();
+  await until("fewer rows", async () => (await rows.count()) === 3);
+  await rows.first().focus();
+  await page.keyboard.press("ArrowLeft");
+  await until("one row", async () => (await rows.count()) === 1);
+  assert.equal(await rows.first().getAttribute("aria-expanded"), "false");
+  await page.keyboard.press("ArrowRight");
+  await until("the rows below", async () => (await rows.count()) === 3);
+  await page.keyboard.press("End");
+  await page.keyboard.press("ArrowLeft");
+  assert.equal(await page.evaluate(() => document.activeElement.ariaLevel), "1");
+  await page.getByRole("button", { name: "Collapse all of /v1" }).click();
+  await page.getByRole("button", { name: "Expand all of /v1" }).click();
+  await until("all rows", async () => (await rows.count()) === 5);
+
+  // A branch is dropped with its entries, and nothing else.
+  await inner.getByRole("button", { name: /^Drop 2 entries/ }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Drop" }).click();
+  await page.getByText("2 entries dropped.").waitFor();
+  await until("one entry", async () => (await rows.count()) === 1 && (await drop.count()) === 1);
+  await close();
+});
+
+test("prefixes are shown while a model is busy", async () => {
+  await chat("repeat: a prefix under load");
+  const rest = keepBusy(2);
+  const { page, close } = await open("prefix-cache");
+  const { rows } = prefixRows(page);
+  const lists = [];
+  page.on("response", (response) => new URL(response.url()).pathname === "/prefix-cache" && lists.push(response.status()));
+  await rows.first().waitFor();
+  await until("four lists", () => lists.length >= 4);
+  assert.deepEqual([...new Set(lists)], [200]);
+  assert.ok((await rows.count()) > 0);
+  assert.equal(await page.getByText("are missing").count(), 0);
+  await rest();
   await close();
 });
 
 test("model in a long step leaves the other prefixes shown", async () => {
   const { page, close } = await open("overview");
   const entry = { model: "small", entry: 1, deployment: "/v1", adapter: 0, tokens: 9, shared_tokens: 0, hits: 1, location: "cells", retained: false };
-  const missing = [{ model: "large", reason: "a step of the model large takes longer than 2 s" }];
-  await page.route("**/prefix-cache", (route) => route.fulfill({ json: { entries: [entry], omitted: 0, missing } }));
+  const missing = [{ model: "large", reason: "a step of the model large takes long" }];
+  const stale = [{ model: "small", age_seconds: 4.5 }];
+  await page.route("**/prefix-cache", (route) => route.fulfill({ json: { entries: [entry], omitted: 0, stale, missing } }));
   await page.getByRole("link", { name: "Prefix cache" }).click();
   await page.getByText("The entries of large are missing: a step").waitFor();
-  await page.getByText("small #1").waitFor();
+  await page.getByText("A step of small takes long: its entries are those of 4.50 s ago.").waitFor();
+  await prefixRows(page).rows.filter({ hasText: "small" }).waitFor();
   await close();
 });
 
@@ -474,48 +482,16 @@ test("keyboard reaches the menu, the content and the theme", async () => {
 
 test("every page is accessible at both widths in both themes", async () => {
   await admin("PUT", "/deployments/kept/paused", { paused: false });
-  if (SCREENSHOTS) mkdirSync(SCREENSHOTS, { recursive: true });
-  const pages = {
-    overview: (page) => page.waitForTimeout(SCREENSHOTS ? 8000 : 1000),
-    requests: (page) => page.getByRole("button", { name: /^Cancel request/ }).first().waitFor(),
-    deployments: async (page) => {
-      await page.getByRole("button", { name: "New deployment" }).click();
-      await page.getByRole("link", { name: "kept" }).waitFor();
-    },
-    "deployments/kept": (page) => page.getByRole("heading", { name: "Limits" }).waitFor(),
-    "deployments/%2Fv1": (page) => page.getByRole("heading", { name: "Limits" }).waitFor(),
-    playground: async (page) => {
-      await page.getByLabel("Message", { exact: true }).fill("12+7=");
-      await page.keyboard.press("Enter");
-      await page.getByText("ended by stop").waitFor();
-      await tokensOf(page).first().click();
-      for (const name of ["JSON schema", "Tools", "Other fields"]) await page.getByText(name, { exact: true }).click();
-    },
-    "playground/raw": async (page) => {
-      await page.getByRole("tab", { name: "Raw request" }).click();
-      await page.getByRole("button", { name: "Send" }).click();
-      await page.getByRole("region", { name: "Body of the response" }).waitFor();
-    },
-    "prefix-cache": (page) => page.getByRole("button", { name: /^Drop entry/ }).first().waitFor(),
-  };
-  for (const [width, viewport] of Object.entries(WIDTHS)) {
-    for (const colorScheme of THEMES) {
-      // Anew each time: longer ones would fill all cells, and the chat would wait.
-      const rest = keepBusy(2);
-      for (const [path, prepare] of Object.entries(pages)) {
-        const what = `${path} ${width} ${colorScheme}`;
-        const { page, close } = await open(path, { viewport, colorScheme });
-        await page.getByRole("heading", { level: 1 }).waitFor();
-        await prepare(page);
-        await checkAccessibility(page, what);
-        if (SCREENSHOTS) await page.screenshot({ path: join(SCREENSHOTS, `${what.replaceAll(/[^a-z0-9]+/gi, "-")}.png`) });
-        await close();
-      }
-      const { page, close } = await open("deployments", { viewport, colorScheme, token: null });
-      await page.getByLabel("Token", { exact: true }).waitFor();
-      await checkAccessibility(page, `login ${width} ${colorScheme}`);
+  for (const look of LOOKS) {
+    // Anew each time: longer ones would fill all cells, and the chat would wait.
+    const rest = keepBusy(2);
+    for (const { name, path, token, prepare } of PAGES) {
+      const { page, close } = await open(path, { ...look, token });
+      await page.getByRole("heading", { level: 1 }).waitFor();
+      await prepare(page);
+      await checkAccessibility(page, `${name} ${look.name}`);
       await close();
-      await rest();
     }
+    await rest();
   }
 });

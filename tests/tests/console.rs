@@ -1,7 +1,7 @@
 //! What the console needs of the admin listener: its files, events, cancellation, calls of routes, and the prefix cache;
 //! and that a page of another origin can use none of it.
 
-use corral_tests::{Corral, EventStream, RELIABLE_SUMS, Response, key_file, wait_for};
+use corral_tests::{Corral, EventStream, MANY_CELLS, RELIABLE_SUMS, Response, key_file, wait_for};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -432,6 +432,78 @@ fn prefixes_are_listed_and_dropped() {
     let all = corral.request_admin("DELETE", "/prefix-cache?deployment=%2Fgenerate", "");
     assert_eq!(dropped(&all), prompts.len() as u64 - 1);
     assert!(entries(&corral, "").is_empty());
+    corral.wait_until_idle();
+    corral.check_alive();
+}
+
+#[test]
+fn branch_of_the_prefix_tree_is_dropped() {
+    let corral = Corral::start();
+    let stories = RELIABLE_SUMS.map(|sum| sum.question_in(100));
+    let prompts = stories.iter().take(3).cloned();
+    let others = stories.iter().skip(3).map(|story| format!("Read: {story}"));
+    for prompt in prompts.chain(others) {
+        corral.generate(&json!({"prompt": prompt}));
+    }
+    corral.wait_until_idle();
+    let cached = entries(&corral, "");
+    assert_eq!(cached.len(), 5);
+    // Entries share the story with those beside them, but not with those of the other beginning.
+    let shared = |entry: &Value| entry["shared_tokens"].as_u64().expect("a number");
+    let in_branch = |entry: &&Value| shared(entry) >= 80;
+    assert_eq!(cached.iter().filter(in_branch).count(), 3, "{cached:?}");
+    let chosen = cached.iter().find(in_branch).expect("an entry of a branch");
+    let tokens = shared(chosen).min(80);
+
+    let path = format!("/prefix-cache/tiny/{}", chosen["entry"]);
+    let drop_first =
+        |tokens: u64| corral.request_admin("DELETE", &format!("{path}?first_tokens={tokens}"), "");
+    drop_first(0).problem(400, "invalid-query");
+    drop_first(10_000).problem(404, "no-entry");
+    let gone = dropped(&drop_first(tokens)) as usize;
+    assert!([2, 3].contains(&gone), "{gone}");
+    let left = entries(&corral, "");
+    assert_eq!(left.len(), 5 - gone, "{left:?}");
+    // The other branch is whole.
+    let in_branch = left.iter().filter(in_branch).count();
+    assert_eq!(in_branch, left.len() - 1, "{left:?}");
+    corral.wait_until_idle();
+    corral.check_alive();
+}
+
+#[test]
+fn prefixes_are_listed_and_dropped_under_load() {
+    let corral = Corral::start_with(&["--kv-cells", MANY_CELLS]);
+    for sum in &RELIABLE_SUMS[..2] {
+        corral.generate(&json!({"prompt": sum.question_in(100)}));
+    }
+    let idle = corral.wait_until_idle();
+    std::thread::sleep(Duration::from_secs(2));
+    let still = corral.metrics();
+    assert_eq!(still.growth("corral_engine_wakeups_total", &idle), 0.0);
+    assert_eq!(entries(&corral, "").len(), 2);
+    let asked = corral.wait_until_idle();
+    assert!(asked.growth("corral_engine_wakeups_total", &idle) > 0.0);
+
+    let streams = Vec::from_iter((0..4).map(|_| corral.endless("/generate")));
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..5 {
+                    let answer = corral.get_admin("/prefix-cache?deployment=%2Fgenerate");
+                    assert_eq!(answer.status, 200, "{answer:?}");
+                    let list = answer.json();
+                    assert_eq!(list["missing"], json!([]), "{list}");
+                    assert_eq!(list["entries"].as_array().map(Vec::len), Some(2), "{list}");
+                }
+            });
+        }
+    });
+    let entry = &entries(&corral, "")[0]["entry"];
+    let path = format!("/prefix-cache/tiny/{entry}?first_tokens=1");
+    assert_eq!(dropped(&corral.request_admin("DELETE", &path, "")), 2);
+    assert!(entries(&corral, "").is_empty());
+    drop(streams);
     corral.wait_until_idle();
     corral.check_alive();
 }

@@ -74,7 +74,7 @@ fn call_without_grant_is_refused() {
 #[test]
 fn errors_of_called_deployment_are_responses() {
     let corral = Corral::start_with_store(&[]);
-    let limits = json!({"limits": {"requests-per-minute": 3, "request-kib": 1}});
+    let limits = json!({"limits": {"requests-per-minute": 2}});
     deploy_plugin(&corral, "faulty", "misbehave", limits);
     deploy_caller(&corral, "caller", json!(["faulty", "absent"]));
     let status = |url: &str| {
@@ -89,16 +89,55 @@ fn errors_of_called_deployment_are_responses() {
         status("http://faulty.corral.internal/ok"),
         (json!(200), "\"ok\"".to_owned())
     );
-    let large =
-        json!({"url": "http://faulty.corral.internal/echo", "method": "POST", "body_kib": 64});
-    let answer = send(&corral, "caller", &large);
-    // The response begins before the body is too large.
-    assert!(answer["error"].is_string(), "{answer}");
     let (refused, text) = status("http://faulty.corral.internal/ok");
     assert_eq!(refused, 429);
     assert!(text.contains("request-rate-exceeded"), "{text}");
     corral.cli_output(&["pause", "faulty"]);
     assert_eq!(status("http://faulty.corral.internal/ok").0, 503);
+    corral.check_alive();
+}
+
+#[test]
+fn body_beyond_called_deployments_limit_answers_413() {
+    let corral = Corral::start_with_store(&[]);
+    let limits = json!({"limits": {"request-kib": 1}, "error-format": "openai"});
+    deploy_plugin(&corral, "faulty", "misbehave", limits);
+    deploy_caller(&corral, "caller", json!(["faulty"]));
+    let post = |behavior: &str, headers: Value| {
+        let url = format!("http://faulty.corral.internal/{behavior}");
+        let request = json!({"url": url, "method": "POST", "body_kib": 64, "headers": headers});
+        send(&corral, "caller", &request)
+    };
+    // One answers without its body, and one when it has all of it.
+    for (behavior, headers) in [
+        ("deaf", json!({"content-length": "65536"})),
+        ("embed", json!({})),
+    ] {
+        let answer = post(behavior, headers);
+        assert_eq!(answer["status"], 413, "{answer}");
+        let text = answer["text"].as_str().unwrap_or_default();
+        assert!(text.contains("larger than 1024 bytes"), "{text}");
+        assert!(text.starts_with("{\"error\""), "{text}");
+    }
+    // The response begins before the body is too large.
+    let answer = post("echo", json!({}));
+    assert!(answer["error"].is_string(), "{answer}");
+    let hits = "corral_deployment_limit_hits_total{deployment=\"faulty\",limit=\"request-kib\"}";
+    assert_eq!(corral.metrics().get(hits), 2.0);
+}
+
+#[test]
+fn pause_of_called_deployment_ends_response() {
+    let corral = Corral::start_with_store(&[]);
+    deploy_plugin(&corral, "faulty", "misbehave", json!({}));
+    deploy_caller(&corral, "caller", json!(["faulty"]));
+    let url = "http://faulty.corral.internal/drip";
+    let answer = send(&corral, "caller", &json!({"url": url, "between_ms": 20}));
+    assert_eq!(answer["status"], 200, "{answer}");
+    let error = answer["error"].as_str().unwrap_or_default();
+    assert!(error.contains("ConnectionReadTimeout"), "{answer}");
+    let refused = "corral_deployment_outbound_refused_total{deployment=\"caller\",reason=\"time\"}";
+    assert_eq!(corral.metrics().get(refused), 1.0);
     corral.check_alive();
 }
 

@@ -68,6 +68,6 @@ export function dateTime(milliseconds: number): string {
 }
 
 /** `1 request`, `2 requests`. */
-export function count(number: number, noun: string): string {
-  return `${integer(number)} ${noun}${number === 1 ? "" : "s"}`;
+export function count(number: number, noun: string, plural = `${noun}s`): string {
+  return `${integer(number)} ${number === 1 ? noun : plural}`;
 }

@@ -107,6 +107,8 @@ export interface PrefixEntry {
 export interface PrefixList {
   entries: PrefixEntry[];
   omitted: number;
+  /** Models in a long step, whose entries are of an earlier moment. */
+  stale: { model: string; age_seconds: number }[];
   /** Models that did not answer. */
   missing: { model: string; reason: string }[];
 }

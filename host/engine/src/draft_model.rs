@@ -1,10 +1,10 @@
 //! A draft model: a smaller model that predicts the next tokens of requests, which the model then verifies.
 //!
 //! It has a context of its own on the engine thread, with one sequence for each request that it drafts for. A sequence
-//! holds a prefix of the request's tokens, computed when the scheduler orders it, and the drafts that were computed last.
+//! holds a prefix of the request's tokens, computed when the scheduler plans it, and the drafts that were computed last.
 //! Drafts that the request did not gain are removed before the next ones. Requests of one prefix scope share the cells
 //! of a prefix. Cells and sequences are freed when the request ends; if they run short, the least recently used
-//! sequence without an order is evicted.
+//! sequence without a plan is evicted.
 //!
 //! Drafts are the likeliest tokens, one after the other. Drafting stops at a token with a probability below 0.5, which
 //! would rarely be accepted, and at one that ends a generation. Drafts ignore samplers and constraints, which only decide
@@ -12,7 +12,7 @@
 
 use crate::Token;
 use crate::backend::{Backend, TokenInput};
-use corral_scheduler::{DraftOrder, DraftState, KvCells, PrefixScope, RequestId, SeqId};
+use corral_scheduler::{DraftPlan, DraftState, KvCells, PrefixScope, RequestId, SeqId};
 use std::time::{Duration, Instant};
 
 /// The least probability of a draft, in the draft model's distribution.
@@ -63,7 +63,7 @@ struct DraftSequence {
 /// A request to draft for.
 #[derive(Clone, Copy)]
 pub struct DraftJob<'a> {
-    pub order: DraftOrder,
+    pub plan: DraftPlan,
     /// The tokens of the request.
     pub tokens: &'a [Token],
     pub scope: PrefixScope,
@@ -81,8 +81,8 @@ pub struct DraftStep {
 #[derive(Debug, Default)]
 pub struct DraftResults {
     pub steps: Vec<DraftStep>,
-    /// For each order with drafts, the drafts that the model proposes; possibly none.
-    pub proposals: Vec<(DraftOrder, Vec<Token>)>,
+    /// For each plan with drafts, the drafts that the model proposes; possibly none.
+    pub proposals: Vec<(DraftPlan, Vec<Token>)>,
     /// Requests that the draft model can't draft for.
     pub failed: Vec<RequestId>,
     /// Failed steps.
@@ -107,7 +107,7 @@ enum StepError {
 impl ActiveJob<'_> {
     /// Whether its row ends with the last known token or a draft, so that the next draft follows.
     fn has_output(&self) -> bool {
-        self.job.order.drafts > 0
+        self.job.plan.drafts > 0
     }
 }
 
@@ -172,14 +172,14 @@ impl<B: Backend> DraftModel<B> {
         let mut active = Vec::new();
         let mut tokens = 0;
         for job in jobs {
-            // Orders that do not fit the step come later.
-            tokens += job.order.prefill_tokens;
+            // Plans that do not fit the step come later.
+            tokens += job.plan.prefill_tokens;
             if tokens > self.sizes.step_tokens && !active.is_empty() {
                 break;
             }
             match self.prepare(*job, jobs, &tokens_of) {
                 Some(job) => active.push(job),
-                None => results.failed.push(job.order.request),
+                None => results.failed.push(job.plan.request),
             }
         }
         while !active.is_empty() {
@@ -204,7 +204,7 @@ impl<B: Backend> DraftModel<B> {
     }
 
     fn fail(&mut self, job: &ActiveJob<'_>, results: &mut DraftResults) {
-        results.failed.push(job.job.order.request);
+        results.failed.push(job.job.plan.request);
         self.free(usize::from(job.seq.0));
     }
 
@@ -215,7 +215,7 @@ impl<B: Backend> DraftModel<B> {
         jobs: &[DraftJob<'a>],
         tokens_of: &impl Fn(RequestId) -> &'a [Token],
     ) -> Option<ActiveJob<'a>> {
-        let id = job.order.request;
+        let id = job.plan.request;
         let index = match self.sequence(id) {
             Some((index, _)) => index,
             None => self.add_sequence(job, jobs, tokens_of)?,
@@ -227,8 +227,8 @@ impl<B: Backend> DraftModel<B> {
         sequence.computed = reusable;
         sequence.last_used = self.runs;
         self.truncate(seq, reusable);
-        // With a shared prefix, fewer tokens are left than were ordered.
-        let prefill_tokens = (job.order.prefill_tokens as usize).min(job.tokens.len() - reusable);
+        // With a shared prefix, fewer tokens are left than were planned.
+        let prefill_tokens = (job.plan.prefill_tokens as usize).min(job.tokens.len() - reusable);
         let row = job.tokens.get(reusable..reusable + prefill_tokens)?;
         if row.iter().any(|token| *token >= self.sizes.vocabulary) {
             return None;
@@ -271,7 +271,7 @@ impl<B: Backend> DraftModel<B> {
             self.backend.share(from, to, tokens);
         }
         self.sequences[index] = Some(DraftSequence {
-            request: job.order.request,
+            request: job.plan.request,
             scope: job.scope,
             computed: shared.map_or(0, |(length, _)| length),
             drafts: Vec::new(),
@@ -282,7 +282,7 @@ impl<B: Backend> DraftModel<B> {
 
     /// Frees the least recently used sequence without a job. Returns its index.
     fn evict(&mut self, jobs: &[DraftJob<'_>]) -> Option<usize> {
-        let has_job = |id| jobs.iter().any(|job| job.order.request == id);
+        let has_job = |id| jobs.iter().any(|job| job.plan.request == id);
         let sequences = self.sequences.iter().enumerate();
         let idle = sequences.filter_map(|(index, sequence)| Some((index, sequence.as_ref()?)));
         let idle = idle.filter(|(_, sequence)| !has_job(sequence.request));
@@ -339,14 +339,14 @@ impl<B: Backend> DraftModel<B> {
         let mut end = 0;
         active.retain_mut(|active| {
             end += active.row.len();
-            let order = active.job.order;
+            let plan = active.job.plan;
             if let Some(sequence) = &mut self.sequences[usize::from(active.seq.0)] {
                 match active.drafts.last() {
                     None => sequence.computed += active.row.len(),
                     Some(draft) => sequence.drafts.push(*draft),
                 }
             }
-            if order.drafts == 0 {
+            if plan.drafts == 0 {
                 return false;
             }
             let logits = self.backend.logits(end - 1);
@@ -354,13 +354,13 @@ impl<B: Backend> DraftModel<B> {
             let ends = |token: &Token| self.sizes.end_of_generation.binary_search(token).is_ok();
             if let Some(token) = logits.and_then(likely_token).filter(|token| !ends(token)) {
                 active.drafts.push(token);
-                if active.drafts.len() < order.drafts as usize {
+                if active.drafts.len() < plan.drafts as usize {
                     active.row = vec![token];
                     return true;
                 }
             }
             let drafts = std::mem::take(&mut active.drafts);
-            results.proposals.push((order, drafts));
+            results.proposals.push((plan, drafts));
             false
         });
         if let Some(step) = results.steps.last_mut() {

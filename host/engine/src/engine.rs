@@ -23,7 +23,7 @@ use crate::{
 use corral_constraint::{Grammar, GrammarCompiler};
 use corral_llama::{ContextSettings, ImagePart, KvType, Model};
 use corral_sampling::DryBreakers;
-use corral_scheduler::{AdapterId, Retention, Tenant, WeakRetention};
+use corral_scheduler::{AdapterId, EntryId, Retention, Tenant, WeakRetention};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -336,15 +336,15 @@ impl Engine {
         self.send(Command::ClearPrefixCache)
     }
 
-    /// Drops the prefix cache entries for which `matches` holds, as [`Engine::clear_prefix_cache`] does, and calls
-    /// `reply` on the engine thread. Neither may block.
+    /// Drops the prefix cache entries that `select` names, of all in the order of the prefix tree, as
+    /// [`Engine::clear_prefix_cache`] does, and calls `reply`. Both run on the engine thread, and must not block.
     pub fn drop_prefixes(
         &self,
-        matches: impl Fn(&EntryStatus) -> bool + Send + 'static,
+        select: impl FnOnce(&[EntryStatus]) -> Vec<EntryId> + Send + 'static,
         reply: impl FnOnce(DroppedPrefixes) + Send + 'static,
     ) -> Result<(), Error> {
         self.send(Command::DropPrefixes(Box::new(DropPrefixes {
-            matches: Box::new(matches),
+            select: Box::new(select),
             reply: Box::new(reply),
         })))
     }

@@ -84,7 +84,7 @@ pub use histogram::Histogram;
 pub use machine_memory::{MemoryFiles, MemoryPressure, MemoryReading, machine_memory};
 pub use metrics::{Metric, MetricKind};
 pub use model_check::ModelCheck;
-pub use model_check::checked_model::CHECK_MODEL_JOB;
+pub use model_check::input::CHECK_MODEL_JOB;
 pub use model_check::job::check_model_job;
 pub use model_config::{DeviceTopKMode, ModelConfig, ModelInfo};
 pub use model_file::ModelFile;

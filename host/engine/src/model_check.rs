@@ -16,7 +16,7 @@
 //! Not covered: weights that a GPU computes differently, and a file that changes between the check and the load within
 //! the resolution of the file system's clock.
 
-pub(crate) mod checked_model;
+pub(crate) mod input;
 pub(crate) mod job;
 mod stages;
 
@@ -24,9 +24,9 @@ use crate::LoadError;
 use crate::file_identity::FileIdentity;
 use crate::machine_memory::free_memory;
 use crate::split_files::split_files;
-use checked_model::{CHECK_MODEL_JOB, CheckedModel};
 use corral_isolation::{Cancel, ChildError, ChildProcesses, Job, JobLimits};
 use corral_llama::{LoadGate, LoadStage, default_backend_dir};
+use input::{CHECK_MODEL_JOB, ModelCheckInput};
 use sha2::{Digest, Sha256};
 use stages::CheckStages;
 use std::collections::HashSet;
@@ -91,7 +91,7 @@ impl ModelCheck {
     /// its gate before each stage. Once `is_canceled`, the gate ends it, and the check ends with it.
     pub(crate) fn check_beside<T>(
         &self,
-        model: &CheckedModel,
+        model: &ModelCheckInput,
         is_canceled: &dyn Fn() -> bool,
         load: impl FnOnce(LoadGate<'_>) -> Result<T, LoadError>,
     ) -> Result<T, LoadError> {
@@ -144,7 +144,7 @@ impl ModelCheck {
 
     fn run(
         &self,
-        model: &CheckedModel,
+        model: &ModelCheckInput,
         on_progress: &dyn Fn(),
         cancel: &Cancel,
     ) -> Result<(), LoadError> {
@@ -155,7 +155,7 @@ impl ModelCheck {
         let adapters = adapters.map(|(name, path)| (name.clone(), absolute(path)));
         let projector = model.projector.as_deref().map(absolute);
         let backend_dir = self.backend_dir.as_deref().map(absolute);
-        let checked = CheckedModel {
+        let checked = ModelCheckInput {
             path: path.clone(),
             kv_type: model.kv_type,
             context: model.context,
@@ -232,7 +232,7 @@ impl ModelCheck {
 }
 
 /// Whether memory suffices for the check and the load at once.
-fn has_room_beside(model: &CheckedModel) -> bool {
+fn has_room_beside(model: &ModelCheckInput) -> bool {
     let mut parts = split_files(&model.path);
     parts.extend(model.projector.clone());
     let needed = total_bytes(&parts)
@@ -267,7 +267,7 @@ fn write_passed(dir: &Path, key: &Fingerprint) -> std::io::Result<()> {
     fs::write(dir.join(&key.0), "")
 }
 
-fn refused(model: &CheckedModel, cause: &str) -> LoadError {
+fn refused(model: &ModelCheckInput, cause: &str) -> LoadError {
     LoadError::Refused {
         path: model.path.clone(),
         text: format!("the model file {}: {cause}", model.path.display()),
@@ -301,7 +301,7 @@ fn hash_parts(hasher: &mut Sha256, path: &Path) -> std::io::Result<()> {
 }
 
 impl ModelCheck {
-    fn fingerprint(&self, model: &CheckedModel) -> Result<Fingerprint, LoadError> {
+    fn fingerprint(&self, model: &ModelCheckInput) -> Result<Fingerprint, LoadError> {
         let mut hasher = Sha256::new();
         if let Some(binary) = &self.binary {
             binary.hash(&mut hasher);
@@ -334,7 +334,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let part = |n: u32| dir.path().join(format!("m-{n:05}-of-00002.gguf"));
         let check = ModelCheck::new(ChildProcesses::new().unwrap(), None, None);
-        let model = CheckedModel {
+        let model = ModelCheckInput {
             path: part(1),
             kv_type: KvType::default(),
             context: None,

@@ -47,8 +47,8 @@ use crate::{Error, GenerateOptions, Token, reply};
 use constrained::ConstrainedSampler;
 use corral_sampling::{SamplerChain, Scratch};
 use corral_scheduler::{
-    AdapterId, DroppedPrefixes, EntryStatus, RequestId, RequestProgress, Retention, Scheduler,
-    SchedulerConfig, Step, Time, WeakRetention,
+    AdapterId, DroppedPrefixes, EntryId, EntryStatus, RequestId, RequestProgress, Retention,
+    Scheduler, SchedulerConfig, Step, Time, WeakRetention,
 };
 use external_sampling::ExternalSamplerState;
 use overlap::OverlapEstimate;
@@ -85,11 +85,14 @@ pub enum Command {
     Shutdown,
 }
 
-/// Drops the prefix cache entries that match, unless they are retained or a request waits for them.
+/// Drops the prefix cache entries that `select` names, of all in the order of the prefix tree, unless they are retained or a
+/// request waits for them.
 pub struct DropPrefixes {
-    pub matches: Box<dyn Fn(&EntryStatus) -> bool + Send>,
+    pub select: SelectEntries,
     pub reply: Box<dyn FnOnce(DroppedPrefixes) + Send>,
 }
+
+type SelectEntries = Box<dyn FnOnce(&[EntryStatus]) -> Vec<EntryId> + Send>;
 
 /// A request that the scheduler has not seen yet.
 pub struct NewRequest {
@@ -430,7 +433,7 @@ impl<B: Backend> Worker<B> {
                 self.report(&Step::default());
             }
             Command::DropPrefixes(request) => {
-                let dropped = self.scheduler.drop_entries(&*request.matches);
+                let dropped = self.scheduler.drop_entries(request.select);
                 self.run_memory_ops();
                 self.report(&Step::default());
                 (request.reply)(dropped);

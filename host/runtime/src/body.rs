@@ -3,6 +3,8 @@
 use crate::call::{CallCanceler, CallHandle};
 use crate::call_error::CallError;
 use bytes::Bytes;
+use http::HeaderMap;
+use http::header::CONTENT_LENGTH;
 use http_body::{Frame, SizeHint};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -199,6 +201,11 @@ impl PluginBody {
         self.ended = !matches!(frame, Some(Ok(_)));
         Poll::Ready(frame)
     }
+}
+
+/// The length of a body that headers announce.
+pub(crate) fn content_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 impl Drop for PluginBody {

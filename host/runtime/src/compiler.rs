@@ -23,21 +23,21 @@ const NICENESS: i32 = 10;
 
 /// The compiler of the process.
 pub(crate) struct Compiler {
-    main: Backend,
+    main: WasmEngine,
     /// Compiles what the code generator of `main` cannot.
-    fallback: Option<Backend>,
+    fallback: Option<WasmEngine>,
     threads: ThreadPool,
     isolated: Option<IsolatedCompiler>,
 }
 
 /// A wasmtime engine with its code generator and the host functions that are linked for it.
-pub(crate) struct Backend {
+pub(crate) struct WasmEngine {
     generator: CodeGenerator,
     pub(crate) engine: Engine,
     pub(crate) linker: Linker<State>,
 }
 
-impl Backend {
+impl WasmEngine {
     fn new(config: &RuntimeConfig, generator: CodeGenerator) -> Result<Self, SetupError> {
         let engine = wasm_engine(config, generator)?;
         let linker = linker(&engine)?;
@@ -66,10 +66,10 @@ impl Compiler {
             .build()
             .map_err(io::Error::other)?;
         Ok(Self {
-            main: Backend::new(config, *first)?,
+            main: WasmEngine::new(config, *first)?,
             fallback: generators
                 .next()
-                .map(|other| Backend::new(config, *other))
+                .map(|other| WasmEngine::new(config, *other))
                 .transpose()?,
             threads,
             isolated,
@@ -83,8 +83,8 @@ impl Compiler {
 
     /// All engines.
     pub(crate) fn engines(&self) -> impl Iterator<Item = &Engine> {
-        let backends = std::iter::once(&self.main).chain(&self.fallback);
-        backends.map(|backend| &backend.engine)
+        let engines = std::iter::once(&self.main).chain(&self.fallback);
+        engines.map(|wasm| &wasm.engine)
     }
 
     /// Compiles a component, or reads its code from the cache. Returns what can link and run it, too. Blocks.
@@ -92,7 +92,7 @@ impl Compiler {
         &self,
         plugin: &str,
         bytes: &[u8],
-    ) -> Result<(Component, &Backend), PluginError> {
+    ) -> Result<(Component, &WasmEngine), PluginError> {
         let error = match self.compile_by(&self.main, plugin, bytes) {
             Ok(component) => return Ok((component, &self.main)),
             Err(error) => error,
@@ -109,14 +109,14 @@ impl Compiler {
 
     fn compile_by(
         &self,
-        backend: &Backend,
+        wasm: &WasmEngine,
         plugin: &str,
         bytes: &[u8],
     ) -> Result<Component, PluginError> {
         if let Some(isolated) = &self.isolated {
-            isolated.prepare(&backend.engine, backend.generator, plugin, bytes)?;
+            isolated.prepare(&wasm.engine, wasm.generator, plugin, bytes)?;
         }
-        let compile = || Component::from_binary(&backend.engine, bytes);
+        let compile = || Component::from_binary(&wasm.engine, bytes);
         self.threads
             .install(compile)
             .map_err(|error| PluginError::Compile {
@@ -155,9 +155,9 @@ mod tests {
         let compiler = Compiler::start(&config, None).unwrap();
         let text = format!("(component (core module (func $f {function})))");
         let bytes = wat::parse_str(text).unwrap();
-        let (component, backend) = compiler.compile("x", &bytes).unwrap();
-        assert!(Engine::same(component.engine(), &backend.engine));
-        backend.generator
+        let (component, wasm) = compiler.compile("x", &bytes).unwrap();
+        assert!(Engine::same(component.engine(), &wasm.engine));
+        wasm.generator
     }
 
     #[test]

@@ -130,7 +130,7 @@ pub(crate) fn compose<'a>(
     let replaced = |import: &String| {
         linked_parts
             .iter()
-            .any(|linked| linked.replaces.contains(import))
+            .any(|linked| linked.answers.contains_key(import))
     };
     let passed_on = || world.imports.iter().filter(|import| !replaced(import));
     let unknown = unknown_imports(passed_on().map(String::as_str));
@@ -332,10 +332,10 @@ impl Link<'_> {
     ) -> Result<LinkedPart<'a>, PluginError> {
         let (world, export) = self.read(bytes)?;
         check_imports(&self.component(), &world, self.interface, self.inherit)?;
+        let answers = replaces.into_iter();
         Ok(LinkedPart {
             part: self.with_imports(bytes, world.imports),
-            export,
-            replaces,
+            answers: answers.map(|import| (import, export.clone())).collect(),
         })
     }
 
@@ -396,7 +396,7 @@ impl Link<'_> {
             None => interface,
         };
         let joint = if version.contains('+') { '.' } else { '+' };
-        let version = without_draft(version);
+        let version = without_prerelease(version);
         format!("{interface}@{version}{joint}{}", self.name)
     }
 }
@@ -451,8 +451,8 @@ fn check_imports(
     })
 }
 
-/// The version that this one is a draft of, with its build metadata; see `host::add_to_linker`.
-fn without_draft(version: &str) -> String {
+/// A version without its pre-release part, such as `-draft`, but with its build metadata; see `host::add_to_linker`.
+fn without_prerelease(version: &str) -> String {
     let (version, metadata) = match version.split_once('+') {
         Some((version, metadata)) => (version, format!("+{metadata}")),
         None => (version, String::new()),

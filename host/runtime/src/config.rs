@@ -242,7 +242,7 @@ pub struct CallOptions {
     /// Receives the last line that the plugin writes to standard error.
     pub last_error_line: Option<Arc<LastLine>>,
     /// Tenant that the engines charge for fairness; `tenant` if `None`. Isolation always uses `tenant`.
-    pub fairness: Option<Tenant>,
+    pub fairness_tenant: Option<Tenant>,
     /// When the first token of a generation is due; only shortens the time of [`Limits::latency`].
     pub first_token: Option<Duration>,
     /// Longest wait for an instance; only shortens [`Limits::time`].

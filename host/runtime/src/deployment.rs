@@ -3,6 +3,7 @@
 use crate::admission::{Admission, CallQueue, InstancePermits};
 use crate::config::Limits;
 use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters, metric};
+use crate::key_values::KeyValueStore;
 use crate::logs::Logs;
 use crate::outbound::OutboundPermits;
 use crate::sampling::resources::SamplerResources;
@@ -10,6 +11,11 @@ use corral_engine::{Metric, MetricKind, Tenant};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Semaphore;
+
+/// Permits of one deployment for what all share, which is limited to `all`: a quarter, and at least one.
+pub(crate) fn deployment_share(all: usize) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new((all / 4).max(1)))
+}
 
 /// A deployment: its tenant, log, permits and counters. Cheap to clone.
 ///
@@ -27,6 +33,7 @@ struct Inner {
     sampling: Arc<SamplerResources>,
     outbound: OutboundPermits,
     folder_files: Arc<Semaphore>,
+    key_values: Arc<Semaphore>,
     is_removed: Arc<AtomicBool>,
 }
 
@@ -53,6 +60,7 @@ impl DeploymentState {
             sampling,
             outbound,
             folder_files,
+            key_values: KeyValueStore::deployment_permits(),
             is_removed: Arc::default(),
         }))
     }
@@ -131,6 +139,11 @@ impl DeploymentState {
     /// Permits for its open files in folders.
     pub(crate) fn folder_files(&self) -> &Arc<Semaphore> {
         &self.0.folder_files
+    }
+
+    /// Permits for its accesses to values.
+    pub(crate) fn key_values(&self) -> &Arc<Semaphore> {
+        &self.0.key_values
     }
 
     pub(crate) fn sampling(&self) -> &Arc<SamplerResources> {

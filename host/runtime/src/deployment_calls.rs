@@ -7,9 +7,11 @@
 //! A call waits for an instance no longer than for a connection. So deployments that wait for each other's instances get
 //! 503 in seconds.
 
-use crate::body::Body;
+use crate::body::{Body, content_length};
 use crate::call_error::CallError;
 use crate::config::CallOptions;
+use crate::counters::{DeploymentCounters, OutboundRefusal};
+use crate::outbound::{BODY_BYTES, RequestBody};
 use crate::output::LogOrigin;
 use crate::plugin::Plugin;
 use crate::quota::QuotaPermit;
@@ -44,6 +46,9 @@ pub trait DeploymentDirectory: Send + Sync {
 
     /// The response of a deployment whose call failed, as its clients get it.
     fn failed(&self, name: &str, error: CallError) -> Response<Body>;
+
+    /// The response of a deployment to a request whose body has more than `limit` bytes, as its clients get it.
+    fn too_large(&self, name: &str, limit: u64) -> Response<Body>;
 }
 
 /// What answers a call.
@@ -68,7 +73,7 @@ pub(crate) struct DeploymentGrants {
 pub(crate) struct DeploymentCaller {
     caller: Caller,
     tenant: Tenant,
-    fairness: Option<Tenant>,
+    fairness_tenant: Option<Tenant>,
     tenant_name: Arc<str>,
     tenant_deployment: Arc<str>,
     quota_permit: Option<Arc<QuotaPermit>>,
@@ -82,7 +87,7 @@ impl DeploymentCaller {
         Self {
             caller: context.caller,
             tenant: context.tenant,
-            fairness: context.fairness,
+            fairness_tenant: context.fairness_tenant,
             tenant_name: Arc::clone(&context.tenant_name),
             tenant_deployment: Arc::clone(&context.tenant_deployment),
             quota_permit: context.quota_permit.clone(),
@@ -97,15 +102,15 @@ impl DeploymentCaller {
         self.depth < MAX_DEPTH
     }
 
-    /// Sends a request to a deployment that is granted. Waits for an instance for up to `wait`. `limit_body` ends a body
-    /// that is longer than the deployment takes.
+    /// Sends a request to a deployment that is granted. Waits for an instance for up to `wait`. Counts the request's body in
+    /// the caller's `counters`.
     pub(crate) async fn call(
         &self,
         directory: &dyn DeploymentDirectory,
         name: &str,
         mut request: Request<WasiBody>,
         wait: Duration,
-        limit_body: impl FnOnce(WasiBody, u64) -> WasiBody,
+        counters: &Arc<DeploymentCounters>,
     ) -> Response<WasiBody> {
         let headers = request.headers_mut();
         if let Ok(id) = HeaderValue::from_str(&self.log_origin.call) {
@@ -113,13 +118,22 @@ impl DeploymentCaller {
         }
         let answer = match directory.find(name, headers, self.quota_permit.clone()) {
             Ok(target) => {
-                let limit = target.plugin.limits().request_bytes as u64;
-                let request = request.map(|body| limit_body(body, limit));
-                let options = self.options(target.quota_permit, wait);
-                let called = target.plugin.handle(request, options);
-                called
-                    .await
-                    .unwrap_or_else(|error| directory.failed(name, error))
+                let limit = BODY_BYTES.min(target.plugin.limits().request_bytes as u64);
+                if content_length(headers).is_some_and(|length| length > limit) {
+                    counters.outbound_refused(OutboundRefusal::Body);
+                    directory.too_large(name, limit)
+                } else {
+                    let (head, body) = request.into_parts();
+                    let (body, progress) = RequestBody::new(body, limit, counters);
+                    let options = self.options(target.quota_permit, wait);
+                    let request = Request::from_parts(head, body);
+                    match target.plugin.handle(request, options).await {
+                        // The plugin may answer anything when its body is cut off.
+                        _ if progress.is_too_large() => directory.too_large(name, limit),
+                        Ok(answer) => answer,
+                        Err(error) => directory.failed(name, error),
+                    }
+                }
             }
             Err(answer) => *answer,
         };
@@ -138,7 +152,7 @@ impl DeploymentCaller {
             first_token: None,
             tenant: Some(self.tenant),
             tenant_deployment: Some(Arc::clone(&self.tenant_deployment)),
-            fairness: self.fairness,
+            fairness_tenant: self.fairness_tenant,
             tenant_name: tenant_name.cloned(),
             quota_permit,
             usage: Some(Arc::clone(&self.usage)),

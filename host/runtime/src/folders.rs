@@ -10,6 +10,7 @@ mod listing;
 
 pub(crate) use linked::add_to_linker;
 
+use crate::deployment::deployment_share;
 use crate::named::{Named, check_name};
 use rustix::fs::{Mode, OFlags};
 use std::fmt;
@@ -24,8 +25,6 @@ use wasmtime_wasi::{FsPerms, OpenMode};
 
 /// Most folders of a server.
 pub const MAX_FOLDERS: usize = 64;
-/// One deployment opens at most one in this many of all files, and at least one.
-const DEPLOYMENT_PART: usize = 4;
 /// Listings of directories that an instance holds at once: the levels of a recursive walk.
 const MAX_LISTINGS: usize = 16;
 
@@ -111,7 +110,7 @@ impl FolderFiles {
 
     /// Permits of a new deployment.
     pub(crate) fn deployment_permits(&self) -> Arc<Semaphore> {
-        Arc::new(Semaphore::new((self.max / DEPLOYMENT_PART).max(1)))
+        deployment_share(self.max)
     }
 }
 

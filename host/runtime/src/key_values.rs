@@ -8,6 +8,7 @@
 
 mod values_file;
 
+use crate::deployment::deployment_share;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,6 +25,8 @@ const KEYS_PER_PAGE: usize = 1000;
 /// Bytes that each key takes beside its own and those of its value: the names of its deployment and tenant, and what the
 /// pages of the file lose. So the grant also bounds the number of keys.
 pub(crate) const KEY_OVERHEAD_BYTES: u64 = 256;
+/// Keys that a list may skip one by one.
+const MAX_SKIPPED_KEYS: u64 = 100_000;
 /// Accesses at a time, over all instances: each occupies a thread.
 const CONCURRENT: usize = 8;
 
@@ -50,6 +53,11 @@ pub(crate) enum KeyValueError {
          `grants.key-value-mib`"
     )]
     Full { needed: u64, limit: u64 },
+    #[error(
+        "the cursor {0} is not the last list's of this bucket, and only up to {MAX_SKIPPED_KEYS} keys are counted to find one; \
+         list from the beginning, and pass each list's cursor to the next one of the same bucket"
+    )]
+    FarCursor(u64),
     /// The cause is for the operator's log only: it may name files.
     #[error("the values can't be accessed; the server's log says why")]
     Failed(redb::Error),
@@ -72,6 +80,8 @@ pub(crate) struct KeyValueStore {
 #[derive(Clone, Debug)]
 pub(crate) struct KeyValues {
     pub(crate) store: Arc<KeyValueStore>,
+    /// Permits of the deployment's accesses.
+    pub(crate) permits: Arc<Semaphore>,
     pub(crate) deployment: Arc<str>,
     /// Whether the deployment was removed.
     pub(crate) is_removed: Arc<AtomicBool>,
@@ -103,6 +113,11 @@ impl KeyValueStore {
             file: ValuesFile::new(file),
             permits: Arc::new(Semaphore::new(CONCURRENT)),
         }
+    }
+
+    /// Permits of a new deployment.
+    pub(crate) fn deployment_permits() -> Arc<Semaphore> {
+        deployment_share(CONCURRENT)
     }
 
     /// Removes the values of a deployment, if there are any. Blocks on the disk. To refuse what its running calls would
@@ -142,6 +157,15 @@ impl KeyValues {
             let values = database.begin_read()?.open_table(VALUES)?;
             let value = values.get((&*this.deployment, &*this.tenant, &*key))?;
             Ok(value.map(|value| value.value().to_vec()))
+        })
+        .await
+    }
+
+    pub(crate) async fn exists(self, key: String) -> wasmtime::Result<Result<bool, KeyValueError>> {
+        self.read(move |this, database| {
+            let values = database.begin_read()?.open_table(VALUES)?;
+            let value = values.get((&*this.deployment, &*this.tenant, &*key))?;
+            Ok(value.is_some())
         })
         .await
     }
@@ -217,13 +241,16 @@ impl KeyValues {
         self,
         start: PageStart,
     ) -> wasmtime::Result<Result<KeysPage, KeyValueError>> {
+        let skipped = if start.key.is_some() { 0 } else { start.number };
+        if skipped > MAX_SKIPPED_KEYS {
+            return Ok(Err(KeyValueError::FarCursor(skipped)));
+        }
         self.read(move |this, database| {
             let values = database.begin_read()?.open_table(VALUES)?;
             let end = format!("{}\0", this.tenant);
             let from = start.key.as_deref().unwrap_or_default();
             let from = (&*this.deployment, &*this.tenant, from);
             let mut range = values.range(from..(&*this.deployment, end.as_str(), ""))?;
-            let skipped = if start.key.is_some() { 0 } else { start.number };
             for _ in 0..skipped {
                 if range.next().transpose()?.is_none() {
                     break;
@@ -269,11 +296,13 @@ impl KeyValues {
         self,
         access: impl FnOnce(&Self) -> Result<R, KeyValueError> + Send + 'static,
     ) -> wasmtime::Result<Result<R, KeyValueError>> {
-        let permit = Arc::clone(&self.store.permits).acquire_owned().await?;
+        // First its own: a deployment never waits for more of the others than it may have itself.
+        let own = Arc::clone(&self.permits).acquire_owned().await?;
+        let shared = Arc::clone(&self.store.permits).acquire_owned().await?;
         let done = tokio::task::spawn_blocking(move || {
             // A new deployment of the same name may have values by now.
             let done = self.check_removed().and_then(|()| access(&self));
-            drop(permit);
+            drop((own, shared));
             done
         });
         Ok(done.await?)
@@ -295,6 +324,7 @@ mod tests {
     fn values(store: &Arc<KeyValueStore>, deployment: &str, tenant: &str) -> KeyValues {
         KeyValues {
             store: Arc::clone(store),
+            permits: KeyValueStore::deployment_permits(),
             deployment: deployment.into(),
             is_removed: Arc::default(),
             tenant: tenant.into(),
@@ -448,6 +478,57 @@ mod tests {
             .file
             .access(|database| removed.write(database, "k", Some(&[1])));
         assert!(matches!(late, Err(KeyValueError::Removed)), "{late:?}");
+    }
+
+    #[tokio::test]
+    async fn deployment_leaves_accesses_to_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(&dir);
+        let (one, other) = (values(&store, "a", ""), values(&store, "b", ""));
+        let (mut ends, mut accesses) = (Vec::new(), Vec::new());
+        for _ in 0..CONCURRENT {
+            let (end, ended) = std::sync::mpsc::channel::<()>();
+            ends.push(end);
+            let access = one.clone().run(move |_| {
+                // Ends when the sender is dropped.
+                let _ = ended.recv();
+                Ok(())
+            });
+            accesses.push(tokio::spawn(access));
+        }
+        tokio::task::yield_now().await;
+        assert_eq!(one.permits.available_permits(), 0);
+        assert!(store.permits.available_permits() > 0);
+        set(&other, "k", 5).await.unwrap();
+        drop(ends);
+        for access in accesses {
+            access.await.unwrap().unwrap().unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn only_near_cursors_are_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let one = values(&store(&dir), "a", "");
+        for key in ["j", "k"] {
+            set(&one, key, 5).await.unwrap();
+        }
+        let exists = |key: &str| one.clone().exists(key.to_owned());
+        assert!(exists("k").await.unwrap().unwrap());
+        assert!(!exists("l").await.unwrap().unwrap());
+        let from = |number, key: Option<&str>| {
+            let key = key.map(str::to_owned);
+            one.clone().keys(PageStart { number, key })
+        };
+        for (number, keys) in [(1, &["k"][..]), (MAX_SKIPPED_KEYS, &[][..])] {
+            assert_eq!(from(number, None).await.unwrap().unwrap().keys, keys);
+        }
+        let far = from(u64::MAX, None).await.unwrap();
+        let far = far.unwrap_err().to_string();
+        assert!(far.contains("list from the beginning"), "{far}");
+        // The key of a cursor is looked up.
+        let known = from(u64::MAX - 1000, Some("k")).await.unwrap();
+        assert_eq!(known.unwrap().keys, ["k"]);
     }
 
     #[tokio::test]

@@ -10,14 +10,14 @@ use wasmtime::ResourceLimiter;
 /// Memory of an instance. It does not fall during a call: memories do not shrink, and bytes in the host count until a
 /// call ends that leaves none.
 #[derive(Debug)]
-pub(crate) struct CallMemory {
+pub(crate) struct InstanceMemory {
     used: AtomicUsize,
     /// Those in the host.
     in_host: AtomicUsize,
     limit: usize,
 }
 
-impl CallMemory {
+impl InstanceMemory {
     /// Adds bytes unless they would exceed the limit.
     pub(crate) fn try_add(&self, bytes: usize) -> bool {
         let add = |used: usize| Some(used.saturating_add(bytes)).filter(|sum| *sum <= self.limit);
@@ -49,7 +49,7 @@ impl CallMemory {
 /// Counts the memory of an instance: all its linear memories, and what it stores in the host.
 #[derive(Debug)]
 pub(crate) struct Limiter {
-    memory: Arc<CallMemory>,
+    memory: Arc<InstanceMemory>,
     /// Bytes that the instance stores in the host.
     host_bytes: ResourceCount,
     meter: Arc<Meter>,
@@ -59,7 +59,7 @@ pub(crate) struct Limiter {
 impl Limiter {
     /// Allows `limit` bytes. Records refusals in `meter` and growth in `counters`.
     pub(crate) fn new(limit: usize, meter: Arc<Meter>, counters: Arc<DeploymentCounters>) -> Self {
-        let memory = CallMemory {
+        let memory = InstanceMemory {
             used: AtomicUsize::new(0),
             in_host: AtomicUsize::new(0),
             limit,
@@ -73,7 +73,7 @@ impl Limiter {
     }
 
     /// The memory that it counts.
-    pub(crate) fn memory(&self) -> &Arc<CallMemory> {
+    pub(crate) fn memory(&self) -> &Arc<InstanceMemory> {
         &self.memory
     }
 

@@ -14,19 +14,19 @@ mod grant;
 mod traced_request;
 
 pub(crate) use client::{OutboundClient, OutboundPermits};
+pub(crate) use exchange::{BODY_BYTES, RequestBody};
 pub use grant::{OutboundGrant, OutboundUrl, OutboundUrlError};
 
 use crate::counters::{DeploymentCounters, OutboundRefusal};
 use crate::deployment_calls::{DeploymentCaller, DeploymentGrants, MAX_DEPTH, called_deployment};
-use crate::limiter::CallMemory;
+use crate::limiter::InstanceMemory;
 use crate::state::StoreGrants;
 use crate::trace::CallTrace;
 use crate::use_count::{UseCount, UseGuard};
 use address::is_public;
-use bytes::Bytes;
+use exchange::ResponseBody;
 use grant::Target;
 use http::Method;
-use http_body::Frame;
 use http_body_util::BodyExt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -72,7 +72,8 @@ impl OutboundAccess {
                 && grant.url.names(address, target)
                 && (!is_admin || grant.url.has_port())
         };
-        (is_public(address) && !is_admin) || self.grants.iter().any(names)
+        let is_free = !is_admin && is_public(address) && !self.client.is_own(address);
+        is_free || self.grants.iter().any(names)
     }
 }
 
@@ -86,7 +87,7 @@ struct CallOutbound {
     caller: Option<DeploymentCaller>,
     counters: Arc<DeploymentCounters>,
     /// Headers of responses count as memory of the call.
-    memory: Arc<CallMemory>,
+    memory: Arc<InstanceMemory>,
     warnings: AtomicU32,
     /// Requests that are sent, or whose response is not read to its end.
     open: UseCount,
@@ -133,7 +134,7 @@ impl Outbound {
     pub(crate) fn new(
         grants: &StoreGrants,
         counters: &Arc<DeploymentCounters>,
-        memory: &Arc<CallMemory>,
+        memory: &Arc<InstanceMemory>,
         caller: Option<DeploymentCaller>,
     ) -> Self {
         Self(Arc::new(CallOutbound {
@@ -222,21 +223,18 @@ impl CallOutbound {
         let options = options.unwrap_or_default();
         let wait = exchange::shorter(options.connect_timeout, exchange::CONNECT_TIME);
         let time = exchange::shorter(options.first_byte_timeout, exchange::FIRST_BYTE_TIME);
-        let limit = |body, limit| exchange::limit_request(body, limit, &self.counters);
-        let called = caller.call(&**directory, name, request, wait, limit);
+        let called = caller.call(&**directory, name, request, wait, &self.counters);
         let response = tokio::time::timeout(wait.saturating_add(time), called).await;
         let response = response
             .map_err(|_| Failure::refused(Error::HttpResponseTimeout, OutboundRefusal::Time))?;
         exchange::count_headers(response.headers(), &self.memory)?;
-        let counters = Arc::clone(&self.counters);
         Ok(response.map(|body| {
-            let count = move |frame: Frame<Bytes>| {
+            let body = body.map_frame(move |frame| {
                 let _open = &open;
-                let bytes = frame.data_ref().map_or(0, Bytes::len);
-                counters.outbound_received_bytes.add(bytes as u64);
                 frame
-            };
-            body.map_frame(count).boxed_unsync()
+            });
+            // The called deployment's own limit ends a response that is too long.
+            ResponseBody::new(body, u64::MAX, &options, &self.counters).boxed_unsync()
         }))
     }
 

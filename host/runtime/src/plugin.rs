@@ -1,7 +1,7 @@
 //! A loaded plugin, and the two ways to call it: for an HTTP request and as a command.
 
 use crate::admission::Admission;
-use crate::body::Body;
+use crate::body::{Body, content_length};
 use crate::call::{
     Call, CallHandle, CallInstance, CallOutcome, CallTime, ProxySource, exit_code, serve,
 };
@@ -26,8 +26,6 @@ use crate::validate::{CliPre, CompiledPlugin};
 use bytes::Bytes;
 use corral_engine::{Caller, CellShare, PrefixOwner, Priority, Tenant};
 use futures_channel::oneshot;
-use http::HeaderMap;
-use http::header::CONTENT_LENGTH;
 use http_body_util::BodyExt;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -120,6 +118,7 @@ impl Plugin {
         let store = shared.key_values.as_ref().filter(|_| quota_bytes > 0);
         let key_values = store.map(|store| KeyValues {
             store: Arc::clone(store),
+            permits: Arc::clone(deployment.key_values()),
             deployment: name.into(),
             is_removed: Arc::clone(deployment.is_removed()),
             tenant: Arc::default(),
@@ -269,7 +268,7 @@ impl Plugin {
         let caller = self.caller(&call, &options);
         let context = CallContext {
             tenant: options.tenant.unwrap_or(self.tenant()),
-            fairness: options.fairness,
+            fairness_tenant: options.fairness_tenant,
             tenant_deployment: options
                 .tenant_deployment
                 .unwrap_or_else(|| Arc::clone(&self.0.name)),
@@ -472,8 +471,8 @@ impl Plugin {
             }
         };
         Caller {
-            tenant: options.fairness.unwrap_or(tenant),
-            prefix_group: match options.fairness {
+            tenant: options.fairness_tenant.unwrap_or(tenant),
+            prefix_group: match options.fairness_tenant {
                 _ if call.limits.share_prefixes => Some(0),
                 // Whoever the time is shared with, prefixes are the tenant's.
                 Some(_) => Some(tenant.0.saturating_add(1)),
@@ -515,11 +514,6 @@ impl Plugin {
             Arc::clone(self.0.deployment.counters()),
         )
     }
-}
-
-/// The body length in the headers.
-fn content_length(headers: &HeaderMap) -> Option<u64> {
-    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 /// A request body as `wasi:http` takes it.

@@ -57,9 +57,9 @@ pub(crate) struct StoreGrants {
 /// What belongs to one call of an HTTP handler.
 pub(crate) struct CallContext {
     pub(crate) caller: Caller,
-    /// The tenant, and whom the engines share their time with instead.
+    /// The tenant, and the one that the engines charge for fairness, if it is another.
     pub(crate) tenant: Tenant,
-    pub(crate) fairness: Option<Tenant>,
+    pub(crate) fairness_tenant: Option<Tenant>,
     pub(crate) tenant_name: Arc<str>,
     /// Name of the deployment that a client called.
     pub(crate) tenant_deployment: Arc<str>,

@@ -1,6 +1,6 @@
 //! Turns bytes into a component that can be instantiated, or a [`PluginError`] for its author.
 
-use crate::compiler::{Backend, Compiler};
+use crate::compiler::{Compiler, WasmEngine};
 use crate::component_instances::component_instances;
 use crate::composition::{
     PluginComponents, check_sampling, component_name, compose, find_faulty, sampling_link_name,
@@ -52,7 +52,7 @@ pub(crate) fn compile(
 ) -> Result<CompiledPlugin, PluginError> {
     check_bytes(plugin, &components.handler)?;
     let composition = compose(plugin, components, limit)?;
-    let (component, backend) = match &composition {
+    let (component, wasm) = match &composition {
         Cow::Borrowed(bytes) => compiler.compile(plugin, bytes)?,
         Cow::Owned(bytes) => compiler
             .compile(plugin, bytes)
@@ -62,8 +62,8 @@ pub(crate) fn compile(
                 error => error,
             })?,
     };
-    let engine = &backend.engine;
-    let pre = instantiate_pre(backend, plugin, &component)?;
+    let engine = &wasm.engine;
+    let pre = instantiate_pre(wasm, plugin, &component)?;
     let mut compiled = roles(engine, &component, &pre).map_err(|error| PluginError::Mismatch {
         plugin: plugin.to_owned(),
         cause: cause(&error),
@@ -101,7 +101,7 @@ fn compile_sampler(
             ),
         });
     }
-    let (component, backend) = compiler.compile(name, bytes)?;
+    let (component, wasm) = compiler.compile(name, bytes)?;
     if plugin_permits(instances, component.resources_required()) > 1 {
         return Err(PluginError::Compile {
             plugin: name.to_owned(),
@@ -110,7 +110,7 @@ fn compile_sampler(
             ),
         });
     }
-    let pre = instantiate_pre(backend, name, &component)?;
+    let pre = instantiate_pre(wasm, name, &component)?;
     check_sampler(pre).map_err(|error| PluginError::Mismatch {
         plugin: name.to_owned(),
         cause: format!("{error:#}"),
@@ -118,13 +118,13 @@ fn compile_sampler(
 }
 
 fn instantiate_pre(
-    backend: &Backend,
+    wasm: &WasmEngine,
     plugin: &str,
     component: &Component,
 ) -> Result<InstancePre<State>, PluginError> {
-    backend.linker.instantiate_pre(component).map_err(|error| {
+    wasm.linker.instantiate_pre(component).map_err(|error| {
         let ty = component.component_type();
-        let imports = ty.imports(&backend.engine).map(|(name, _)| name);
+        let imports = ty.imports(&wasm.engine).map(|(name, _)| name);
         // Stand-ins are linked but not offered: only a composition imports them.
         let unknown = unknown_imports(imports.filter(|name| !name.starts_with(denied::PACKAGE)));
         if unknown.is_empty() {

@@ -9,7 +9,7 @@ use crate::config::SchedulerConfig;
 use crate::cost_model::CostModel;
 use crate::kv_cache::KvCache;
 use crate::output_length::OutputLength;
-use crate::prefix_cache::{EntryState, TextOwner};
+use crate::prefix_cache::{EntryState, PrefixHolder};
 use crate::request::{CellQuota, LogitsKind, Request, RequestId, length};
 use crate::running::RunningRequests;
 use crate::step::{EntryId, SeqId};
@@ -123,7 +123,7 @@ impl Admission<'_> {
         for (holder, shared) in self.kv.entries.nearest(request.scope, &request.tokens) {
             let length = shared.min(most);
             match holder {
-                TextOwner::Entry(id) => {
+                PrefixHolder::Entry(id) => {
                     let Some(entry) = self.kv.entries.get(id) else {
                         continue;
                     };
@@ -160,7 +160,7 @@ impl Admission<'_> {
                         }
                     }
                 }
-                TextOwner::Running(id) => {
+                PrefixHolder::Running(id) => {
                     let Some(running) = self.running.get(id) else {
                         continue;
                     };

@@ -12,7 +12,7 @@ use crate::queue::Queue;
 use crate::request::AdapterId;
 use crate::running::{DecodingCount, RunningRequest, RunningRequests};
 use crate::step::{Row, Step, StepShape};
-use crate::tenant_schedule::SkippedTenants;
+use crate::tenant_schedule::LeftOutTenants;
 use std::cmp::Reverse;
 
 /// Requests of an adapter in prefill, in the order of service: by priority, then those of the tenant with the least
@@ -59,7 +59,7 @@ pub(crate) fn prompts<'a>(
 pub(crate) fn rows(
     running: &RunningRequests,
     adapter: AdapterId,
-    left_out: &SkippedTenants,
+    left_out: &LeftOutTenants,
     prompts: &[&RunningRequest],
     budget: u32,
     prefill: &PrefillBudget,

@@ -10,13 +10,13 @@ use crate::request::AdapterId;
 use crate::running::{DecodingCount, RunningRequest, count};
 use crate::scheduler::Scheduler;
 use crate::step::{Step, StepShape};
-use crate::tenant_schedule::{MIN_STRETCH, SkippedTenants, demands};
+use crate::tenant_schedule::{LeftOutTenants, MIN_STRETCH, demands};
 
 /// What a step computes, before its rows are chosen.
 struct BatchPlan {
     adapter: AdapterId,
     decoding: DecodingCount,
-    left_out: SkippedTenants,
+    left_out: LeftOutTenants,
     /// Most prompt tokens, including overlapped ones.
     allowed: u32,
     is_probe: bool,
@@ -157,7 +157,7 @@ impl Scheduler {
 
     /// The tenants that the next step of an adapter leaves out. The step may have `budget` prompt tokens. At least one row
     /// stays, provided that `budget` is above 0 whenever a request is in prefill.
-    fn tenants_to_leave_out(&self, adapter: AdapterId, budget: u32) -> SkippedTenants {
+    fn tenants_to_leave_out(&self, adapter: AdapterId, budget: u32) -> LeftOutTenants {
         let (costs, n_kv) = (&self.costs, self.kv.cells.n_kv());
         let seconds = |rows, prefill: u32| {
             costs.step_seconds(StepShape {
@@ -169,7 +169,7 @@ impl Scheduler {
         };
         // The numbers of running requests are cheap to compare, and usually show that no tenant is large.
         let Some((fewest, most)) = self.queue.running_range().filter(|_| costs.is_fitted()) else {
-            return SkippedTenants::default();
+            return LeftOutTenants::default();
         };
         let is_large =
             |time: &dyn Fn(u32, u32) -> f64| time(most, 0) > MIN_STRETCH * time(fewest, 0);
@@ -179,7 +179,7 @@ impl Scheduler {
         } else if self.tenants.is_probe_due(adapter) && is_large(&by_rows) {
             &by_rows
         } else {
-            return SkippedTenants::default();
+            return LeftOutTenants::default();
         };
         let demands = demands(&self.running, adapter, budget);
         self.tenants.next(adapter, demands, time)

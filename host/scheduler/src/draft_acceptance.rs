@@ -51,14 +51,14 @@ impl Acceptance {
 pub(crate) struct CommonAcceptance {
     /// Of the drafts that it proposed.
     proposed: Acceptance,
-    /// Of the drafts that it was ordered to propose. One that it does not propose counts as rejected.
-    ordered: Acceptance,
+    /// Of the drafts that were planned. One that the draft model does not propose counts as rejected.
+    planned: Acceptance,
 }
 
 impl CommonAcceptance {
-    /// The acceptance rate to expect of a draft that is ordered for a request.
-    pub fn ordered(&self, drafts: &RequestDrafts) -> f64 {
-        drafts.ordered.rate(self.ordered.rate(INITIAL_RATE))
+    /// The acceptance rate to expect of a draft that is planned for a request.
+    pub fn planned(&self, drafts: &RequestDrafts) -> f64 {
+        drafts.planned.rate(self.planned.rate(INITIAL_RATE))
     }
 
     /// The acceptance rate to expect of the proposed drafts of a request.
@@ -76,14 +76,14 @@ pub(crate) struct RequestDrafts {
     /// Empty if nothing is proposed.
     pub tokens: Vec<Token>,
     pub source: DraftSource,
-    /// How many drafts the draft model was ordered to propose.
-    ordered_count: u32,
+    /// How many drafts were planned.
+    planned_count: u32,
     /// Acceptance of prompt lookup's drafts.
     lookup: Acceptance,
     /// Acceptance of the drafts that the draft model proposed.
     model: Acceptance,
-    /// Acceptance of the drafts that the draft model was ordered to propose.
-    pub ordered: Acceptance,
+    /// Acceptance of the drafts that were planned.
+    pub planned: Acceptance,
 }
 
 impl RequestDrafts {
@@ -94,19 +94,19 @@ impl RequestDrafts {
         self.source = DraftSource::PromptLookup;
     }
 
-    /// Replaces the proposed drafts by those of a draft model that was ordered to propose `ordered`.
-    pub fn propose_ordered(
+    /// Replaces the proposed drafts by those of a draft model, of which `planned` were planned.
+    pub fn propose_planned(
         &mut self,
         tokens: &[Token],
-        ordered: u32,
+        planned: u32,
         common: &mut CommonAcceptance,
     ) {
         self.propose(tokens);
         self.source = DraftSource::DraftModel;
-        self.ordered_count = ordered;
-        if tokens.is_empty() && ordered > 0 {
-            self.ordered.observe(0, true, DECAY);
-            common.ordered.observe(0, true, COMMON_DECAY);
+        self.planned_count = planned;
+        if tokens.is_empty() && planned > 0 {
+            self.planned.observe(0, true, DECAY);
+            common.planned.observe(0, true, COMMON_DECAY);
         }
     }
 
@@ -126,10 +126,10 @@ impl RequestDrafts {
             common.proposed.observe(accepted, rejected, COMMON_DECAY);
             // The model stopped early, and all that it proposed were accepted.
             let proposed = self.tokens.len();
-            let stopped = drafts as usize == proposed && drafts < self.ordered_count;
+            let stopped = drafts as usize == proposed && drafts < self.planned_count;
             let ended = rejected || stopped;
-            self.ordered.observe(accepted, ended, DECAY);
-            common.ordered.observe(accepted, ended, COMMON_DECAY);
+            self.planned.observe(accepted, ended, DECAY);
+            common.planned.observe(accepted, ended, COMMON_DECAY);
         }
     }
 }
@@ -172,15 +172,15 @@ mod tests {
         for _ in 0..50 {
             drafts.propose(&[1, 2]);
             drafts.observe(2, 0, &mut common);
-            drafts.propose_ordered(&[1, 2], 2, &mut common);
+            drafts.propose_planned(&[1, 2], 2, &mut common);
             drafts.observe(2, 2, &mut common);
         }
         assert!(common.proposed(&drafts) > 0.9);
         // A new request is expected to fare like the others.
         let mut new = RequestDrafts::default();
         assert!((common.proposed(&new) - 0.5).abs() < f64::EPSILON);
-        new.propose_ordered(&[1], 2, &mut common);
-        assert!(common.proposed(&new) > 0.9 && common.ordered(&new) > 0.9);
+        new.propose_planned(&[1], 2, &mut common);
+        assert!(common.proposed(&new) > 0.9 && common.planned(&new) > 0.9);
     }
 
     #[test]
@@ -188,18 +188,18 @@ mod tests {
         let mut common = CommonAcceptance::default();
         let mut drafts = RequestDrafts::default();
         for _ in 0..50 {
-            drafts.propose_ordered(&[1], 4, &mut common);
+            drafts.propose_planned(&[1], 4, &mut common);
             drafts.observe(1, 1, &mut common);
-            drafts.propose_ordered(&[], 4, &mut common);
+            drafts.propose_planned(&[], 4, &mut common);
         }
         assert!(common.proposed(&drafts) > 0.9);
-        let ordered = common.ordered(&drafts);
-        assert!((0.25..0.45).contains(&ordered), "{ordered}");
+        let planned = common.planned(&drafts);
+        assert!((0.25..0.45).contains(&planned), "{planned}");
         // A part of the proposed drafts tells nothing of the rest.
         (0..50).for_each(|_| {
-            drafts.propose_ordered(&[1, 2], 2, &mut common);
+            drafts.propose_planned(&[1, 2], 2, &mut common);
             drafts.observe(1, 1, &mut common);
         });
-        assert!(common.ordered(&drafts) > 0.9);
+        assert!(common.planned(&drafts) > 0.9);
     }
 }

@@ -18,9 +18,9 @@ impl Scheduler {
         }
     }
 
-    /// Adds drafts of the draft model, which stops early where it is unsure: `ordered` is the number that
-    /// [`plan_drafts`](Scheduler::plan_drafts) ordered.
-    pub fn add_model_drafts(&mut self, id: RequestId, drafts: &[Token], ordered: u32) {
+    /// Adds drafts of the draft model, which stops early where it is unsure: `planned` is the number that
+    /// [`plan_drafts`](Scheduler::plan_drafts) planned.
+    pub fn add_model_drafts(&mut self, id: RequestId, drafts: &[Token], planned: u32) {
         debug_assert!(self.is_between_steps(), "add_model_drafts during a step");
         let most = drafts.len().min(self.config.max_drafts as usize);
         let common = &mut self.model_drafts.acceptance;
@@ -28,7 +28,7 @@ impl Scheduler {
         if let Some(running) = running.filter(|running| running.is_decoding()) {
             running
                 .drafts
-                .propose_ordered(&drafts[..most], ordered, common);
+                .propose_planned(&drafts[..most], planned, common);
         }
     }
 

@@ -15,7 +15,7 @@
 use crate::Token;
 use crate::config::SchedulerConfig;
 use crate::kv_cells::KvCells;
-use crate::prefix_cache::{Entry, EntryState, PrefixCache, TextOwner};
+use crate::prefix_cache::{Entry, EntryState, PrefixCache, PrefixHolder};
 use crate::request::{LogitsKind, PrefixScope};
 use crate::retention::WeakRetention;
 use crate::sequence_ids::SequenceIds;
@@ -360,8 +360,8 @@ impl KvCache {
         let nearest = self.entries.nearest(scope, tokens).into_iter();
         let (id, from, shared, whole) = nearest
             .filter_map(|(holder, shared)| match holder {
-                TextOwner::Entry(id) => Some((id, shared, self.entries.get(id)?)),
-                TextOwner::Running(_) => None,
+                PrefixHolder::Entry(id) => Some((id, shared, self.entries.get(id)?)),
+                PrefixHolder::Running(_) => None,
             })
             .filter(|(_, shared, entry)| parts || is_whole(*shared, entry))
             .find_map(|(id, shared, entry)| {

@@ -83,7 +83,7 @@ pub use cost_model::CostModel;
 pub use draft_acceptance::{DraftSource, accepted_drafts};
 pub use kv_cells::{KvCells, PositionOrder};
 pub use latency::{Latency, LatencyError};
-pub use model_drafts::{DraftOrder, DraftState};
+pub use model_drafts::{DraftPlan, DraftState};
 pub use overlap_state::Overlap;
 pub use prefill_budget::PrefillPolicy;
 pub use prefill_profile::CHUNK_SIZES;

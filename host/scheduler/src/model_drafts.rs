@@ -1,16 +1,16 @@
 //! What a draft model computes before a step.
 //!
 //! A draft model predicts several tokens of a request one after the other. Its own steps delay the next step, so they
-//! must pay: the scheduler learns how long they take (a second [`CostModel`]) and how often an ordered draft is accepted,
-//! and compares tokens a second with and without. It orders the same number of drafts for the requests whose drafts are
+//! must pay: the scheduler learns how long they take (a second [`CostModel`]) and how often a planned draft is accepted,
+//! and compares tokens a second with and without. It plans the same number of drafts for the requests whose drafts are
 //! accepted most often, or none. Beside other requests, the draft model's steps and the step together must meet the
-//! [target](crate::prefill_profile) of a step with prompts. No drafts are ordered while a
+//! [target](crate::prefill_profile) of a step with prompts. No drafts are planned while a
 //! request is in prefill, since prompts fill the step up to that target, or while requests of several adapters decode.
 //!
 //! Before it drafts for a request, the draft model computes the tokens that it has not seen, at first the whole prompt.
 //! That is worth it only if the tokens to come are expected to save more time. It is done in parts if others wait.
 //!
-//! Costs and acceptance show only where there are drafts, so a few are ordered now and then, ever more rarely while they
+//! Costs and acceptance show only where there are drafts, so a few are planned now and then, ever more rarely while they
 //! do not pay.
 
 use crate::Token;
@@ -52,9 +52,9 @@ pub struct DraftState {
     pub max_drafts: u32,
 }
 
-/// What the draft model is to compute for a request before the next step.
+/// What the draft model computes for a request before the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DraftOrder {
+pub struct DraftPlan {
     /// The request.
     pub request: RequestId,
     /// Tokens of the request to compute now, of those that it has not computed; at least 1.
@@ -72,7 +72,7 @@ pub(crate) struct ModelDrafts {
     /// Steps since the last trial that could have had drafts.
     since_trial: u32,
     trial_interval: u32,
-    /// Whether the last orders were for uncomputed tokens.
+    /// Whether the last plans were for uncomputed tokens.
     last_was_prefill: bool,
 }
 
@@ -127,11 +127,11 @@ struct Choice {
 impl Scheduler {
     /// Decides what the draft model computes before the next step. `state` gets a request and its tokens; `None` means
     /// that the draft model can't draft for it. Call [`Scheduler::draft_step_done`] after each of its steps, and
-    /// [`Scheduler::add_model_drafts`] for each order with drafts.
+    /// [`Scheduler::add_model_drafts`] for each plan with drafts.
     pub fn plan_drafts(
         &mut self,
         mut state: impl FnMut(RequestId, &[Token]) -> Option<DraftState>,
-    ) -> Vec<DraftOrder> {
+    ) -> Vec<DraftPlan> {
         debug_assert!(self.is_between_steps(), "plan_drafts during a step");
         if self.config.max_drafts == 0 || !self.costs.is_fitted() || self.is_recovering() {
             return Vec::new();
@@ -168,7 +168,7 @@ impl Scheduler {
             let remaining = expected_output.max(f64::from(generated));
             candidates.push(Candidate {
                 request: running.id(),
-                acceptance: self.model_drafts.acceptance.ordered(drafts),
+                acceptance: self.model_drafts.acceptance.planned(drafts),
                 max_drafts: state.max_drafts.min(left).min(self.config.max_drafts),
                 uncomputed: state.uncomputed.max(1),
                 remaining: remaining.min(f64::from(left)),
@@ -198,16 +198,16 @@ impl Scheduler {
             max_tokens: self.config.max_step_tokens,
             seconds: &seconds,
         };
-        let orders = self.model_drafts.plan(&candidates, step);
+        let plans = self.model_drafts.plan(&candidates, step);
         for candidate in &candidates {
-            let is_ordered = |order: &DraftOrder| order.request == candidate.request;
-            if !orders.iter().any(is_ordered)
+            let is_planned = |plan: &DraftPlan| plan.request == candidate.request;
+            if !plans.iter().any(is_planned)
                 && let Some(running) = self.running.get_mut(candidate.request)
             {
-                running.drafts.ordered.decay_rejections(SKIPPED_DRAFT_DECAY);
+                running.drafts.planned.decay_rejections(SKIPPED_DRAFT_DECAY);
             }
         }
-        orders
+        plans
     }
 
     /// Learns from a step of the draft model: it computed `rows` sequences with `tokens` tokens together.
@@ -223,20 +223,20 @@ impl Scheduler {
 }
 
 impl ModelDrafts {
-    /// Orders for candidates, the one with the highest acceptance first.
-    fn plan(&mut self, candidates: &[Candidate], step: NextStep<'_>) -> Vec<DraftOrder> {
-        let orders = self.orders(candidates, step);
-        if !orders.is_empty() {
+    /// Plans for candidates, the one with the highest acceptance first.
+    fn plan(&mut self, candidates: &[Candidate], step: NextStep<'_>) -> Vec<DraftPlan> {
+        let plans = self.plans(candidates, step);
+        if !plans.is_empty() {
             self.since_trial = 0;
             self.trial_interval = MIN_TRIAL_INTERVAL;
-            return orders;
+            return plans;
         }
         self.since_trial = self.since_trial.saturating_add(1);
         if self.trials >= INITIAL_TRIALS && self.since_trial < self.trial_interval {
             return Vec::new();
         }
         let trial = self.trial(candidates, step);
-        if trial.is_some_and(|order| order.drafts > 0) {
+        if trial.is_some_and(|plan| plan.drafts > 0) {
             self.trials = self.trials.saturating_add(1);
             self.since_trial = 0;
             if self.trials > INITIAL_TRIALS {
@@ -246,8 +246,8 @@ impl ModelDrafts {
         trial.into_iter().collect()
     }
 
-    /// Orders that are expected to pay: for uncomputed tokens and for drafts in turns, so that neither waits for long.
-    fn orders(&mut self, candidates: &[Candidate], step: NextStep<'_>) -> Vec<DraftOrder> {
+    /// Plans that are expected to pay: for uncomputed tokens and for drafts in turns, so that neither waits for long.
+    fn plans(&mut self, candidates: &[Candidate], step: NextStep<'_>) -> Vec<DraftPlan> {
         let may_prefill = !std::mem::replace(&mut self.last_was_prefill, false);
         let lags = |candidate: &Candidate| candidate.uncomputed > EXPECTED_UNCOMPUTED_TOKENS;
         if candidates.iter().any(lags) {
@@ -262,27 +262,27 @@ impl ModelDrafts {
                 let lagging = candidates[..choice.requests]
                     .iter()
                     .filter(|candidate| lags(candidate));
-                let orders = self.prefill_orders(lagging, choice, step);
-                if !orders.is_empty() {
+                let plans = self.prefill_plans(lagging, choice, step);
+                if !plans.is_empty() {
                     self.last_was_prefill = true;
-                    return orders;
+                    return plans;
                 }
             }
-            return self.draft_orders(&ready, step);
+            return self.draft_plans(&ready, step);
         }
-        self.draft_orders(candidates, step)
+        self.draft_plans(candidates, step)
     }
 
-    fn draft_orders(&self, candidates: &[Candidate], step: NextStep<'_>) -> Vec<DraftOrder> {
+    fn draft_plans(&self, candidates: &[Candidate], step: NextStep<'_>) -> Vec<DraftPlan> {
         let Some(choice) = self.choose(candidates, step) else {
             return Vec::new();
         };
-        let order = |candidate: &Candidate| DraftOrder {
+        let plan = |candidate: &Candidate| DraftPlan {
             request: candidate.request,
             prefill_tokens: candidate.uncomputed,
             drafts: choice.drafts.min(candidate.max_drafts),
         };
-        candidates[..choice.requests].iter().map(order).collect()
+        candidates[..choice.requests].iter().map(plan).collect()
     }
 
     /// The number of requests and of drafts that gains the most tokens a second, if that is enough.
@@ -337,16 +337,16 @@ impl ModelDrafts {
         (rate > MIN_GAIN * rows / plain).then_some(choice)
     }
 
-    /// Orders for the uncomputed tokens of requests, if they cost less than the drafts of `choice` save.
-    fn prefill_orders<'a>(
+    /// Plans for the uncomputed tokens of requests, if they cost less than the drafts of `choice` save.
+    fn prefill_plans<'a>(
         &self,
         lagging: impl Iterator<Item = &'a Candidate>,
         choice: Choice,
         step: NextStep<'_>,
-    ) -> Vec<DraftOrder> {
+    ) -> Vec<DraftPlan> {
         let mut left = self.chunk(step.max_seconds - (step.seconds)(0), step);
         let rows_per_request = f64::from(step.shape.decode_rows) / choice.requests as f64;
-        let mut orders = Vec::new();
+        let mut plans = Vec::new();
         for candidate in lagging {
             let saved = choice.saved_per_token * candidate.remaining * rows_per_request;
             let prefill_tokens = candidate.uncomputed.min(left);
@@ -356,7 +356,7 @@ impl ModelDrafts {
                 continue;
             }
             left -= prefill_tokens;
-            orders.push(DraftOrder {
+            plans.push(DraftPlan {
                 request: candidate.request,
                 prefill_tokens,
                 // A request that runs alone goes on at once.
@@ -368,20 +368,20 @@ impl ModelDrafts {
                 },
             });
         }
-        orders
+        plans
     }
 
     /// A few drafts for the request with the fewest uncomputed tokens.
-    fn trial(&self, candidates: &[Candidate], step: NextStep<'_>) -> Option<DraftOrder> {
+    fn trial(&self, candidates: &[Candidate], step: NextStep<'_>) -> Option<DraftPlan> {
         let candidate = candidates
             .iter()
             .min_by_key(|candidate| candidate.uncomputed)?;
-        let mut order = DraftOrder {
+        let mut plan = DraftPlan {
             request: candidate.request,
             prefill_tokens: candidate.uncomputed,
             drafts: TRIAL_DRAFTS.min(candidate.max_drafts).min(step.max_drafts),
         };
-        if order.drafts == 0 {
+        if plan.drafts == 0 {
             return None;
         }
         if candidate.uncomputed > EXPECTED_UNCOMPUTED_TOKENS {
@@ -395,15 +395,15 @@ impl ModelDrafts {
                 true => self.chunk(step.max_seconds - plain, step),
                 false => FIRST_CHUNK,
             };
-            order.prefill_tokens = candidate.uncomputed.min(most);
-            if order.prefill_tokens < MIN_CHUNK {
+            plan.prefill_tokens = candidate.uncomputed.min(most);
+            if plan.prefill_tokens < MIN_CHUNK {
                 return None;
             }
-            if order.prefill_tokens < candidate.uncomputed {
-                order.drafts = 0;
+            if plan.prefill_tokens < candidate.uncomputed {
+                plan.drafts = 0;
             }
         }
-        Some(order)
+        Some(plan)
     }
 
     /// Uncomputed tokens that the draft model computes in this time.
@@ -461,13 +461,13 @@ mod tests {
         }
     }
 
-    /// Orders where a step takes 40 ms and `row` seconds for each row and draft.
+    /// Plans where a step takes 40 ms and `row` seconds for each row and draft.
     fn plan(
         drafts: &mut ModelDrafts,
         candidates: &[Candidate],
         row: f64,
         max_seconds: f64,
-    ) -> Vec<DraftOrder> {
+    ) -> Vec<DraftPlan> {
         let rows = u32::try_from(candidates.len()).unwrap();
         let seconds = |drafts: u32| 0.040 + row * f64::from(rows + drafts);
         let step = NextStep {
@@ -485,28 +485,28 @@ mod tests {
     }
 
     #[test]
-    fn orders_follow_acceptance_and_costs() {
-        let ordered = |acceptance, row| {
+    fn plans_follow_acceptance_and_costs() {
+        let planned = |acceptance, row| {
             let one = [candidate(1, acceptance, 1)];
-            let orders = plan(&mut learned(), &one, row, f64::INFINITY);
-            orders.first().map_or(0, |order| order.drafts)
+            let plans = plan(&mut learned(), &one, row, f64::INFINITY);
+            plans.first().map_or(0, |plan| plan.drafts)
         };
-        let sure = ordered(0.95, 0.001);
-        let unsure = ordered(0.5, 0.001);
+        let sure = planned(0.95, 0.001);
+        let unsure = planned(0.5, 0.001);
         assert!(sure > unsure && unsure > 0, "{sure} {unsure}");
-        assert_eq!(ordered(0.05, 0.001), 0);
-        assert_eq!(ordered(0.9, 0.200), 0, "a row costs more than a step");
+        assert_eq!(planned(0.05, 0.001), 0);
+        assert_eq!(planned(0.9, 0.200), 0, "a row costs more than a step");
     }
 
     #[test]
-    fn only_requests_with_accepted_drafts_have_orders() {
+    fn only_requests_with_accepted_drafts_have_plans() {
         let two = [candidate(1, 0.9, 1), candidate(2, 0.02, 1)];
-        let orders = plan(&mut learned(), &two, 0.004, f64::INFINITY);
-        assert_eq!(orders.len(), 1);
-        assert_eq!(orders[0].request, RequestId(1));
+        let plans = plan(&mut learned(), &two, 0.004, f64::INFINITY);
+        assert_eq!(plans.len(), 1);
+        assert_eq!(plans[0].request, RequestId(1));
         // Beside others, the time of a step is limited.
         let short = plan(&mut learned(), &two, 0.004, 0.060);
-        assert!(short[0].drafts < orders[0].drafts, "{short:?}");
+        assert!(short[0].drafts < plans[0].drafts, "{short:?}");
         assert!(plan(&mut learned(), &two, 0.004, 0.048).is_empty());
     }
 
@@ -514,10 +514,10 @@ mod tests {
     fn long_prompts_are_computed_if_that_pays() {
         let known = |missing, max_seconds| {
             let one = [candidate(1, 0.9, missing)];
-            let orders = plan(&mut learned(), &one, 0.001, max_seconds);
-            orders
+            let plans = plan(&mut learned(), &one, 0.001, max_seconds);
+            plans
                 .first()
-                .map(|order| (order.prefill_tokens, order.drafts > 0))
+                .map(|plan| (plan.prefill_tokens, plan.drafts > 0))
         };
         assert_eq!(known(300, f64::INFINITY), Some((300, true)));
         assert_eq!(known(2000, f64::INFINITY), Some((512, false)));

@@ -28,7 +28,7 @@ pub(crate) const SWEEP_ENTRIES: usize = 128;
 
 /// Whose tokens a path of the tree is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TextOwner {
+pub(crate) enum PrefixHolder {
     Entry(EntryId),
     Running(RequestId),
 }
@@ -101,7 +101,7 @@ pub(crate) struct PrefixCache {
     unretained: BTreeMap<u64, (EntryId, f64)>,
     /// The other resident entries, as of the last [`PrefixCache::update_retained`].
     retained: BTreeMap<u64, (EntryId, WeakRetention)>,
-    tree: PrefixTree<TextOwner>,
+    tree: PrefixTree<PrefixHolder>,
     last_id: u64,
     clock: u64,
     /// Seconds that one used cell has added to all steps so far.
@@ -129,7 +129,7 @@ impl PrefixCache {
         holders.filter_map(move |(holder, with_previous)| {
             // Running requests between two entries are not listed.
             shared = shared.min(with_previous);
-            let TextOwner::Entry(id) = holder else {
+            let PrefixHolder::Entry(id) = holder else {
                 return None;
             };
             let entry = self.get(id)?;
@@ -154,7 +154,7 @@ impl PrefixCache {
         self.last_id += 1;
         self.clock += 1;
         let id = EntryId(self.last_id);
-        self.tree.insert(scope, &tokens, TextOwner::Entry(id));
+        self.tree.insert(scope, &tokens, PrefixHolder::Entry(id));
         let last_used = self.clock;
         if let EntryState::Resident(_) = state {
             self.add_to_lru(
@@ -204,7 +204,7 @@ impl PrefixCache {
         self.remove_from_lru(entry.last_used);
         let removed = self
             .tree
-            .remove(entry.scope, &entry.tokens, TextOwner::Entry(id));
+            .remove(entry.scope, &entry.tokens, PrefixHolder::Entry(id));
         debug_assert!(removed, "{id:?} is not in the tree");
         Some(entry)
     }
@@ -328,18 +328,21 @@ impl PrefixCache {
 
     /// Lists a request that starts to run, so that others share its prefix.
     pub fn add_running(&mut self, scope: PrefixScope, tokens: &[Token], request: RequestId) {
-        self.tree.insert(scope, tokens, TextOwner::Running(request));
+        self.tree
+            .insert(scope, tokens, PrefixHolder::Running(request));
     }
 
     /// Removes a request that was listed with these tokens.
     pub fn remove_running(&mut self, scope: PrefixScope, tokens: &[Token], request: RequestId) {
-        let removed = self.tree.remove(scope, tokens, TextOwner::Running(request));
+        let removed = self
+            .tree
+            .remove(scope, tokens, PrefixHolder::Running(request));
         debug_assert!(removed, "{request:?} is not in the tree");
     }
 
     /// The holders that share a prefix with `tokens`, and its length: first those in the cells, then those that
     /// are swapped out; of either the longest prefix first, and of the same length those on disk last.
-    pub fn nearest(&self, scope: PrefixScope, tokens: &[Token]) -> Vec<(TextOwner, u32)> {
+    pub fn nearest(&self, scope: PrefixScope, tokens: &[Token]) -> Vec<(PrefixHolder, u32)> {
         let found = self
             .tree
             .nearest(scope, tokens, MAX_NEAREST_HOLDERS)
@@ -348,12 +351,12 @@ impl PrefixCache {
             found.map(|(holder, shared)| (holder, u32::try_from(shared).unwrap_or(u32::MAX)));
         let (mut nearest, mut swapped): (Vec<_>, Vec<_>) =
             found.partition(|(holder, _)| match holder {
-                TextOwner::Entry(id) => self.get(*id).is_some_and(|entry| entry.seq().is_some()),
-                TextOwner::Running(_) => true,
+                PrefixHolder::Entry(id) => self.get(*id).is_some_and(|entry| entry.seq().is_some()),
+                PrefixHolder::Running(_) => true,
             });
-        let is_durable = |holder: &TextOwner| match holder {
-            TextOwner::Entry(id) => self.get(*id).is_some_and(Entry::is_durable),
-            TextOwner::Running(_) => false,
+        let is_durable = |holder: &PrefixHolder| match holder {
+            PrefixHolder::Entry(id) => self.get(*id).is_some_and(Entry::is_durable),
+            PrefixHolder::Running(_) => false,
         };
         nearest.truncate(CANDIDATES);
         swapped.truncate(CANDIDATES);
@@ -367,11 +370,11 @@ impl PrefixCache {
     /// Entries that are not retained whose whole text is a prefix of `tokens`.
     pub fn prefixes_of(&self, scope: PrefixScope, tokens: &[Token]) -> Vec<EntryId> {
         let unretained = |holder| match holder {
-            TextOwner::Entry(id) => self
+            PrefixHolder::Entry(id) => self
                 .get(id)
                 .is_some_and(|entry| !entry.is_retained())
                 .then_some(id),
-            TextOwner::Running(_) => None,
+            PrefixHolder::Running(_) => None,
         };
         let holders = self.tree.prefixes_of(scope, tokens).into_iter();
         holders.filter_map(unretained).collect()
@@ -407,8 +410,8 @@ impl PrefixCache {
     ) -> bool {
         self.tree
             .has_extension(scope, tokens, |holder| match holder {
-                TextOwner::Entry(id) => self.get(id).is_some_and(&matches),
-                TextOwner::Running(_) => false,
+                PrefixHolder::Entry(id) => self.get(id).is_some_and(&matches),
+                PrefixHolder::Running(_) => false,
             })
     }
 
@@ -489,9 +492,9 @@ mod tests {
         cache.add_running(SCOPE, &[1, 2, 3], RequestId(9));
         let nearest = cache.nearest(SCOPE, &[1, 2, 3, 4, 5]);
         let expected = [
-            (TextOwner::Running(RequestId(9)), 3),
-            (TextOwner::Entry(short), 2),
-            (TextOwner::Entry(swapped), 4),
+            (PrefixHolder::Running(RequestId(9)), 3),
+            (PrefixHolder::Entry(short), 2),
+            (PrefixHolder::Entry(swapped), 4),
         ];
         assert_eq!(nearest, expected);
         assert!(cache.has_swapped_out(SCOPE, &[1, 2, 3]));

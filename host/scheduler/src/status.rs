@@ -192,12 +192,15 @@ impl Scheduler {
         entries.map(|(id, entry, shared)| entry_status(id, entry, shared))
     }
 
-    /// Drops the entries that match, unless they are retained or a request waits for them.
-    pub fn drop_entries(&mut self, matches: impl Fn(&EntryStatus) -> bool) -> DroppedPrefixes {
-        let matching = self.entries().filter(matches).map(|entry| entry.id);
-        let matching = Vec::from_iter(matching);
+    /// Drops the entries that `select` names, of all in the order of the prefix tree, unless they are retained or a request
+    /// waits for them.
+    pub fn drop_entries(
+        &mut self,
+        select: impl FnOnce(&[EntryStatus]) -> Vec<EntryId>,
+    ) -> DroppedPrefixes {
+        let selected = select(&Vec::from_iter(self.entries()));
         let mut result = DroppedPrefixes::default();
-        for id in matching {
+        for id in selected {
             let retained = self.kv.entries.get(id).is_none_or(Entry::is_retained);
             if retained || self.running.is_entry_awaited(id) {
                 result.kept += 1;

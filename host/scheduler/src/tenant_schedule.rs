@@ -56,16 +56,16 @@ struct ShortPhase {
     began: f64,
 }
 
-/// The tenants without rows in a step.
+/// The tenants whose rows a step leaves out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SkippedTenants {
+pub(crate) struct LeftOutTenants {
     tenants: Vec<Tenant>,
     rows: u32,
     /// Most prompt tokens of the step, if it is short.
     prefill: Option<u32>,
 }
 
-impl SkippedTenants {
+impl LeftOutTenants {
     /// Whether a request has no row.
     pub fn contains(&self, running: &RunningRequest) -> bool {
         self.tenants.contains(&running.request.tenant)
@@ -168,7 +168,7 @@ impl TenantSchedule {
         adapter: AdapterId,
         mut demands: Vec<(Tenant, Demand)>,
         seconds: impl Fn(u32, u32) -> f64,
-    ) -> SkippedTenants {
+    ) -> LeftOutTenants {
         demands.sort_by_key(|(tenant, demand)| (demand.rows, *tenant));
         let phase = self.phases.iter().find(|phase| phase.adapter == adapter);
         let (steps, taken) =
@@ -180,10 +180,10 @@ impl TenantSchedule {
             steps < MAX_SHORT_STEPS && taken + division.seconds <= full
         });
         let Some(division) = short else {
-            return SkippedTenants::default();
+            return LeftOutTenants::default();
         };
         let large = demands.split_off(division.small);
-        SkippedTenants {
+        LeftOutTenants {
             rows: large.iter().map(|(_, demand)| demand.rows).sum(),
             tenants: large.into_iter().map(|(tenant, _)| tenant).collect(),
             prefill: Some(division.prefill),
@@ -198,7 +198,7 @@ impl TenantSchedule {
     }
 
     /// The next step computes with `adapter`, without these tenants.
-    pub fn begin_step(&mut self, adapter: AdapterId, left_out: &SkippedTenants) {
+    pub fn begin_step(&mut self, adapter: AdapterId, left_out: &LeftOutTenants) {
         let phase = self.phase(adapter);
         if left_out.is_short() {
             phase.short_steps += 1;

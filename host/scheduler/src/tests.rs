@@ -45,10 +45,12 @@ fn enqueue(scheduler: &mut Scheduler, key: u64, prompt: u32, max_tokens: u32) {
         .unwrap();
 }
 
-/// Reports that the step was computed and each row with output gained a token.
-fn report_computed(scheduler: &mut Scheduler, step: &Step, ended: &[RequestId]) {
-    let rows = step.rows.iter().filter(|row| row.output);
-    let gained: Vec<_> = rows.map(|row| (row.request, 7)).collect();
+/// Reports that the step was computed and gained these tokens.
+fn report_gained(scheduler: &mut Scheduler, tokens: &[(u64, Token)], ended: &[RequestId]) {
+    let gained: Vec<_> = tokens
+        .iter()
+        .map(|&(key, token)| (RequestId(key), token))
+        .collect();
     let result = StepResult::Decoded {
         gained: &gained,
         finished: ended,
@@ -57,6 +59,13 @@ fn report_computed(scheduler: &mut Scheduler, step: &Step, ended: &[RequestId]) 
         took: Duration::from_millis(1),
     };
     assert_eq!(scheduler.step_done(result), None);
+}
+
+/// Reports that the step was computed and each row with output gained a token.
+fn report_computed(scheduler: &mut Scheduler, step: &Step, ended: &[RequestId]) {
+    let rows = step.rows.iter().filter(|row| row.output);
+    let gained: Vec<_> = rows.map(|row| (row.request.0, 7)).collect();
+    report_gained(scheduler, &gained, ended);
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod models;
 #[cfg(test)]
 mod openapi;
 mod prefix_cache;
+mod prefix_lists;
 mod same_origin;
 mod session;
 mod snapshot;
@@ -24,6 +25,7 @@ use audit::AuditedChange;
 pub(crate) use authorization::{AdminExposure, AdminGuard};
 pub use authorization::{AdminToken, AdminTokenError};
 use events::EventFeed;
+use prefix_lists::PrefixLists;
 
 use crate::deployments::ChangeError;
 use crate::deployments::artifact::VerifyKey;
@@ -52,7 +54,7 @@ corral admin
 /events         what the server does, each second, as server-sent events
 /models         state of each model, as JSON; PUT /models/NAME loads one, DELETE unloads an idle one
 /prefix-cache   cached prefixes, as JSON; DELETE drops those that are not retained, of ?deployment=NAME,
-                or one: /prefix-cache/MODEL/ENTRY
+                or one: /prefix-cache/MODEL/ENTRY, with ?first_tokens=N all that begin with its first N tokens
 /metrics        counters, as Prometheus text
 /deployments, /components
                 list and change deployments; 'corral deploy' does
@@ -69,6 +71,7 @@ pub(crate) struct AdminState {
     guard: AdminGuard,
     /// Permits for status queries.
     status_queries: Arc<Semaphore>,
+    prefix_lists: PrefixLists,
     /// Permits for uploads of components.
     uploads: Semaphore,
     /// Permits for clients that follow logs.
@@ -93,6 +96,7 @@ impl AdminState {
             server,
             guard,
             status_queries: Arc::new(Semaphore::new(engine_status::MAX_STATUS_QUERIES)),
+            prefix_lists: PrefixLists::default(),
             uploads: Semaphore::new(deployment_api::MAX_UPLOADS),
             log_followers: Arc::new(Semaphore::new(logs::MAX_LOG_FOLLOWERS)),
             events: Arc::default(),

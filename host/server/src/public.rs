@@ -228,7 +228,7 @@ async fn route(
         quota_permit,
         usage: Some(Arc::clone(&details.usage)),
         last_error_line: last_error_line.clone(),
-        fairness: hints.tenant,
+        fairness_tenant: hints.tenant,
         first_token: hints.first_token,
         trace: details.trace.clone().map(|trace| trace as _),
         ..CallOptions::default()

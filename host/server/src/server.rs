@@ -319,7 +319,7 @@ mod tests {
     use crate::cors::Cors;
     use crate::problem::ErrorFormat;
     use crate::request_policy::RequestPolicy;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
     use tokio::net::TcpStream;
 
     async fn start(limits: HttpLimits) -> Server {
@@ -331,7 +331,14 @@ mod tests {
 
     /// Sends `request` unchanged and reads until the server closes the connection.
     async fn exchange(address: SocketAddr, request: &str) -> String {
-        let mut stream = TcpStream::connect(address).await.expect("connected");
+        let stream = TcpStream::connect(address).await.expect("connected");
+        exchange_over(stream, request).await
+    }
+
+    async fn exchange_over(
+        mut stream: impl AsyncRead + AsyncWrite + Unpin,
+        request: &str,
+    ) -> String {
         stream.write_all(request.as_bytes()).await.expect("sent");
         let mut answer = String::new();
         let reading = stream.read_to_string(&mut answer);
@@ -364,16 +371,10 @@ mod tests {
         .await;
         // The listener reserves a connection as soon as it runs.
         tokio::task::yield_now().await;
-        let mut stream = server.connect().expect("a free connection");
+        let stream = server.connect().expect("a free connection");
         assert!(server.connect().is_none(), "the other is reserved");
         let request = "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-        stream.write_all(request.as_bytes()).await.expect("sent");
-        let mut answer = String::new();
-        let reading = stream.read_to_string(&mut answer);
-        tokio::time::timeout(Duration::from_secs(20), reading)
-            .await
-            .expect("closed in time")
-            .expect("read");
+        let answer = exchange_over(stream, request).await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
 

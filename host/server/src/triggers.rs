@@ -18,7 +18,7 @@ mod queue;
 mod redb_queue;
 mod schedule;
 mod settings;
-mod view;
+mod status;
 
 use counters::TriggerCounters;
 pub(crate) use executor::Executor;
@@ -26,7 +26,7 @@ pub(crate) use job::{JobKey, JobState};
 pub(crate) use queue::QueueError;
 pub use settings::{CronEntry, JobSettings};
 pub(crate) use settings::{TriggerSettings, check as check_settings};
-pub(crate) use view::{JobList, JobView, ScheduleView};
+pub(crate) use status::{JobList, JobStatus, ScheduleStatus};
 
 use crate::prometheus::MetricFamilies;
 use job::{JobClaim, JobOwner, JobRecord};
@@ -149,7 +149,7 @@ impl Triggers {
     }
 
     /// Cancels an unfinished job, and stops its plugin if it runs.
-    pub(crate) async fn cancel(self: &Arc<Self>, key: JobKey) -> Result<JobView, QueueError> {
+    pub(crate) async fn cancel(self: &Arc<Self>, key: JobKey) -> Result<JobStatus, QueueError> {
         let operation = move |queue: &dyn JobQueue| queue.cancel(&key, now_ms());
         let stop = |triggers: &Self, record: &JobRecord| {
             if let Some(task) = triggers.running().remove(&record.claim()) {
@@ -158,14 +158,14 @@ impl Triggers {
             triggers.counters.count(record, "canceled");
         };
         let record = self.change(operation, stop).await?;
-        Ok(JobView::of(&record))
+        Ok(JobStatus::of(&record))
     }
 
     /// Makes a dead or canceled job wait again.
-    pub(crate) async fn retry(self: &Arc<Self>, key: JobKey) -> Result<JobView, QueueError> {
+    pub(crate) async fn retry(self: &Arc<Self>, key: JobKey) -> Result<JobStatus, QueueError> {
         let operation = move |queue: &dyn JobQueue| queue.retry(&key, now_ms());
         let record = self.change(operation, |_, _| ()).await?;
-        Ok(JobView::of(&record))
+        Ok(JobStatus::of(&record))
     }
 
     /// Removes finished jobs of a deployment. Returns their number.
@@ -213,7 +213,7 @@ impl Triggers {
                 waiting: counts.waiting,
                 running: counts.running,
                 finished: counts.finished,
-                jobs: jobs.iter().map(JobView::of).collect(),
+                jobs: jobs.iter().map(JobStatus::of).collect(),
             })
         };
         self.operate(operation).await
@@ -224,7 +224,7 @@ impl Triggers {
         &self,
         deployment: String,
         settings: Arc<TriggerSettings>,
-    ) -> Result<Vec<ScheduleView>, QueueError> {
+    ) -> Result<Vec<ScheduleStatus>, QueueError> {
         let operation = move |queue: &dyn JobQueue| {
             let mut states = queue.cron_states(&deployment);
             let views = settings.cron.iter().map(|(entry, schedule)| {
@@ -234,15 +234,14 @@ impl Triggers {
                     let run = job.scheduled.as_ref();
                     run.is_some_and(|run| run.entry == identity)
                 };
-                let last = queue.list(&deployment, view::MAX_LAST_RUNS, &is_run);
-                ScheduleView::of(entry, schedule, &state, &last, now_ms())
+                let last = queue.list(&deployment, status::MAX_LAST_RUNS, &is_run);
+                ScheduleStatus::of(entry, schedule, &state, &last, now_ms())
             });
             Ok(views.collect())
         };
         self.operate(operation).await
     }
 
-    /// Writes the metrics.
     pub(crate) fn write_metrics(&self, families: &mut MetricFamilies) {
         counters::write_gauges(families, &self.queue.counts(), now_ms());
         self.counters.write(families);

@@ -10,7 +10,6 @@ mod chat_request;
 pub mod context_limit;
 mod control_tags;
 pub mod generation;
-pub mod hints;
 pub mod ids;
 pub mod images;
 pub mod infill;
@@ -19,6 +18,7 @@ mod output_parser;
 mod prompt;
 mod reasoning_parser;
 mod roles;
+pub mod silently_ignored;
 mod template_kwargs;
 pub mod tools;
 

@@ -4,7 +4,7 @@ use corral_sdk::Error;
 use corral_sdk::fields::{Fields, wrong_type};
 use serde_json::{Map, Value, json};
 
-use crate::{hints, images, unsupported};
+use crate::{images, silently_ignored, unsupported};
 
 /// Reads a string or a list of strings and parts of these types. A part has its text in the field named after
 /// its type or in `text`. An [image](images) becomes its marker.
@@ -29,7 +29,7 @@ pub fn text(path: &str, content: Value, kinds: &[&str]) -> Result<String, Error>
             );
             return Err(unsupported(&part.path("type"), &text));
         };
-        hints::drop(&mut part, &hints::OF_PART);
+        silently_ignored::drop(&mut part, &silently_ignored::OF_PART);
         if images::PART_TYPES.contains(&kind) {
             joined += &images::read_part(&mut part, kind)?;
             part.ignore_unknown(&["type", "image_url", "source"])?;

@@ -13,7 +13,7 @@ pub use call_format::CallFormat;
 pub use call_parser::CallParser;
 pub use grammar::LarkGrammar;
 
-use crate::{hints, unsupported};
+use crate::{silently_ignored, unsupported};
 
 /// The most tools of a request. Agents with several MCP servers offer more than the 128 of OpenAI's API.
 const TOOL_LIMIT: usize = 512;
@@ -67,7 +67,7 @@ impl Tools {
                 return Err(out_of_range(&path, &kind.into(), "\"function\""));
             }
             let function = tool.required_object("function")?;
-            hints::drop(&mut tool, &hints::OF_TOOL);
+            silently_ignored::drop(&mut tool, &silently_ignored::OF_TOOL);
             tool.ignore_unknown(&["type", "function"])?;
             Tool::read(function, "parameters")
         })?;
@@ -167,7 +167,7 @@ impl Tool {
         let schema = fields.object(parameters)?;
         let schema = schema.map(|schema| Value::from(schema.into_map()));
         let strict = fields.flag("strict")?;
-        hints::drop(&mut fields, &hints::OF_TOOL);
+        silently_ignored::drop(&mut fields, &silently_ignored::OF_TOOL);
         fields.ignore_unknown(&["name", "description", parameters, "strict"])?;
         let mut function = Map::new();
         function.insert("name".to_owned(), name.clone().into());

@@ -1,7 +1,7 @@
 //! `/v1/embeddings`.
 
 use base64::prelude::{BASE64_STANDARD, Engine};
-use conversation::hints;
+use conversation::silently_ignored;
 use corral_sdk::fields::{Fields, out_of_range};
 use corral_sdk::{Error, Model, Response, Token};
 use serde::{Serialize, Serializer};
@@ -20,7 +20,7 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
     let input = fields.required(input_name, prompt_input::EXPECTED)?;
     let format = fields.text("encoding_format")?;
     let dimensions = fields.integer("dimensions", 1..=u32::MAX)?;
-    hints::drop(&mut fields, &hints::OF_REQUEST);
+    silently_ignored::drop(&mut fields, &silently_ignored::OF_REQUEST);
     reject_fields_of_other_servers(&mut fields)?;
     fields.ignore_unknown(&["model", "encoding_format", "dimensions"])?;
     let encoding = match format.as_deref() {
@@ -136,7 +136,7 @@ pub async fn respond_native(mut fields: Fields) -> Result<Response, Error> {
     let model = fields.text("model")?;
     let name = input_name(&fields);
     let input = fields.required(name, prompt_input::EXPECTED)?;
-    hints::drop(&mut fields, &hints::OF_REQUEST);
+    silently_ignored::drop(&mut fields, &silently_ignored::OF_REQUEST);
     reject_fields_of_other_servers(&mut fields)?;
     fields.ignore_unknown(&[])?;
     let model = Model::open_requested(model.as_deref()).await?;

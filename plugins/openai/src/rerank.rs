@@ -4,7 +4,7 @@
 //! can't tell whether their embeddings are made for comparison.
 
 use conversation::context_limit::check_prompt;
-use conversation::hints;
+use conversation::silently_ignored;
 use corral_sdk::fields::Fields;
 use corral_sdk::model::Pooling;
 use corral_sdk::{Error, Model, Response, Token};
@@ -91,7 +91,7 @@ fn read(mut fields: Fields) -> Result<RerankRequest, Error> {
         Shape::Tei => fields.flag("return_text")?.then_some(list),
     };
     let raw = fields.flag("raw_scores")?;
-    hints::drop(&mut fields, &hints::OF_REQUEST);
+    silently_ignored::drop(&mut fields, &silently_ignored::OF_REQUEST);
     fields.ignore_unknown(&[])?;
     Ok(RerankRequest {
         model,

@@ -1,30 +1,30 @@
 // The prefixes that are kept for reuse, by deployment: how long, how often hit, where they lie.
 
-import { useCallback, useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { sendJson } from "../api";
-import { bytes, count, integer } from "../format";
+import { bytes, count, duration, integer } from "../format";
 import { snapshot } from "../live";
+import { type PrefixNode, treesOf } from "../prefix_tree";
+import { useResource } from "../resource";
 import { mayChange } from "../session";
 import { useStore } from "../store";
 import type { PrefixEntry, PrefixList } from "../types";
-import { Badge, Button, Empty, ErrorNote, Figure, Loading, PageHead, Panel, type Tone, confirm, useAction } from "../ui";
+import { Button, Empty, ErrorNote, Figure, Loading, PageHead, Panel, confirm, useAction } from "../ui";
+import { PrefixTreeGrid } from "./prefix_tree_grid";
 
-/** Time between two looks at the cache. */
-const REFRESH = 3000;
-
-const LOCATIONS: Record<PrefixEntry["location"], { text: string; tone: Tone }> = {
-  cells: { text: "cells", tone: "good" },
-  memory: { text: "RAM", tone: "warn" },
-  disk: { text: "disk", tone: "plain" },
-};
-
-/** Deepest indentation. */
-const MAX_LEVEL = 4;
+/** Seconds between two looks at the cache. */
+const REFRESH = 3;
 
 const SHARED = "Shared by several deployments";
 
-/** The entries of each deployment, and how deep each lies. */
-function groupsOf(entries: PrefixEntry[]): [string, PrefixEntry[], number[]][] {
+interface Group {
+  /** The deployment, or empty for shared prefixes. */
+  name: string;
+  entries: PrefixEntry[];
+  trees: PrefixNode[];
+}
+
+function groupsOf(entries: PrefixEntry[]): Group[] {
   const groups = new Map<string, PrefixEntry[]>();
   for (const entry of entries) {
     const name = entry.deployment ?? "";
@@ -32,79 +32,30 @@ function groupsOf(entries: PrefixEntry[]): [string, PrefixEntry[], number[]][] {
     if (group) group.push(entry);
     else groups.set(name, [entry]);
   }
-  const all = [...groups].map(([name, group]): [string, PrefixEntry[], number[]] => [name, group, levelsOf(group)]);
-  return all.sort(([one], [other]) => one.localeCompare(other));
+  const all = [...groups].map(([name, entries]) => ({ name, entries, trees: treesOf(entries) }));
+  return all.sort((one, other) => one.name.localeCompare(other.name));
+}
+
+/** The keys of the branches of trees. */
+function branchesOf(trees: PrefixNode[]): string[] {
+  const nodes = [...trees];
+  for (const node of nodes) nodes.push(...node.children);
+  return nodes.filter((node) => node.children.length > 0).map(({ key }) => key);
 }
 
 function entriesText(number: number): string {
-  return number === 1 ? "1 entry" : `${integer(number)} entries`;
+  return count(number, "entry", "entries");
 }
 
 function sum(entries: PrefixEntry[], of: (entry: PrefixEntry) => number): number {
   return entries.reduce((total, entry) => total + of(entry), 0);
 }
 
-/** How deep each entry lies below entries that begin alike, at most `MAX_LEVEL`. */
-function levelsOf(group: PrefixEntry[]): number[] {
-  const branches: number[] = [];
-  return group.map(({ shared_tokens: shared }) => {
-    while (branches.length > 0 && (branches[branches.length - 1] ?? 0) > shared) branches.pop();
-    if (shared > 0 && branches[branches.length - 1] !== shared) branches.push(shared);
-    return Math.min(branches.length, MAX_LEVEL);
-  });
-}
-
-type EntryProps = { entry: PrefixEntry; level: number; longest: number; drop: (entry: PrefixEntry) => void };
-
-function Entry({ entry, level, longest, drop }: EntryProps) {
-  const { text, tone } = LOCATIONS[entry.location] ?? { text: entry.location, tone: "plain" };
-  return (
-    <li class={`entry level-${level}`}>
-      <span class="length" role="img" aria-label={count(entry.tokens, "token")}>
-        <span style={{ width: `${Math.max(2, (entry.tokens / Math.max(longest, 1)) * 100)}%` }}>
-          {entry.shared_tokens > 0 && <i style={{ width: `${(entry.shared_tokens / Math.max(entry.tokens, 1)) * 100}%` }} />}
-        </span>
-      </span>
-      <b class="tokens">{count(entry.tokens, "token")}</b>
-      <span class="hits">{count(entry.hits, "hit")}</span>
-      {entry.shared_tokens > 0 && <span class="muted small">{integer(entry.shared_tokens)} shared</span>}
-      <Badge tone={tone}>{text}</Badge>
-      {entry.retained && <Badge>retained</Badge>}
-      {entry.adapter > 0 && <span class="muted small">adapter {entry.adapter}</span>}
-      <span class="muted small">
-        {entry.model} #{entry.entry}
-      </span>
-      <Button
-        slim
-        disabled={entry.retained}
-        onClick={() => drop(entry)}
-        label={`Drop entry ${entry.entry} of ${entry.model}${entry.retained ? ": retained, its owner will return" : ""}`}
-      >
-        Drop
-      </Button>
-    </li>
-  );
-}
-
 export function PrefixCache() {
-  const [cache, setCache] = useState<PrefixList | null>(null);
-  const [error, setError] = useState<unknown>(null);
+  const { data: cache, error, load } = useResource<PrefixList>("/prefix-cache", REFRESH);
+  const [collapsed, setCollapsed] = useState<ReadonlySet<string>>(new Set());
   const current = useStore(snapshot);
   const [busy, run] = useAction();
-
-  const load = useCallback(async () => {
-    try {
-      setCache(await sendJson("/prefix-cache"));
-      setError(null);
-    } catch (error) {
-      setError(error);
-    }
-  }, []);
-  useEffect(() => {
-    void load();
-    const timer = setInterval(() => document.visibilityState === "visible" && void load(), REFRESH);
-    return () => clearInterval(timer);
-  }, [load]);
 
   const dropAt = (path: string) => {
     run(async () => {
@@ -114,8 +65,12 @@ export function PrefixCache() {
       return dropped === undefined ? "Cached prefixes were dropped." : `${entriesText(dropped)} dropped.${rest}`;
     });
   };
-  const dropEntry = (entry: PrefixEntry) => {
-    if (mayChange()) dropAt(`/prefix-cache/${encodeURIComponent(entry.model)}/${entry.entry}`);
+  const dropNode = async ({ entry, tokens, entries, children }: PrefixNode) => {
+    if (!mayChange()) return;
+    const path = `/prefix-cache/${encodeURIComponent(entry.model)}/${entry.entry}`;
+    if (children.length === 0) return dropAt(path);
+    const text = `Drop the ${entriesText(entries)} that begin with these ${count(tokens, "token")}? Retained ones stay.`;
+    if (await confirm(text, "Drop")) dropAt(`${path}?first_tokens=${tokens}`);
   };
   const dropGroup = async (name: string) => {
     if (!mayChange()) return;
@@ -129,6 +84,15 @@ export function PrefixCache() {
 
   const entries = cache?.entries ?? [];
   const longest = Math.max(0, ...entries.map((entry) => entry.tokens));
+  const groups = groupsOf(entries);
+  const branches = new Map(groups.map(({ name, trees }) => [name, branchesOf(trees)]));
+  /** Collapses some branches, and expands others. Those that are gone are forgotten. */
+  const change = (keys: string[], collapse: boolean) => {
+    const known = [...branches.values()].flat().filter((key) => collapsed.has(key));
+    const next = new Set(collapse ? [...known, ...keys] : known.filter((key) => !keys.includes(key)));
+    setCollapsed(next);
+  };
+  const isCollapsed = ({ key }: PrefixNode) => collapsed.has(key);
   const offloaded = current?.models.reduce((total, model) => total + (model.offloaded_prefix_bytes ?? 0), 0);
   const onDisk = current?.models.reduce((total, model) => total + (model.prefix_disk_bytes ?? 0), 0);
   const tokensIn = (location: string) => integer(sum(entries.filter((entry) => entry.location === location), (entry) => entry.tokens));
@@ -147,49 +111,65 @@ export function PrefixCache() {
         <Figure name="Tokens on disk" value={tokensIn("disk")} detail={bytes(onDisk)} />
       </div>
       {cache === null && error === null && <Loading what="the cache" />}
-      {cache !== null && entries.length === 0 && (
+      {cache !== null && entries.length === 0 && cache.missing.length === 0 && (
         <Panel title="Entries">
           <Empty title="Nothing is cached">Prompts of finished requests stay here for the next ones that begin with the same text.</Empty>
         </Panel>
       )}
+      {groups.map(({ name, entries: group, trees }) => {
+        const keys = branches.get(name) ?? [];
+        const all = keys.length > 0 && keys.every((key) => collapsed.has(key));
+        return (
+          <Panel
+            key={name}
+            title={name || SHARED}
+            aside={
+              <div class="row">
+                <span class="muted small">
+                  {entriesText(group.length)}, {count(sum(group, (entry) => entry.hits), "hit")}
+                </span>
+                <Button
+                  slim
+                  disabled={keys.length === 0}
+                  onClick={() => change(keys, !all)}
+                  label={`${all ? "Expand" : "Collapse"} all of ${name || SHARED}`}
+                >
+                  {all ? "Expand all" : "Collapse all"}
+                </Button>
+                {name !== "" && (
+                  <Button slim disabled={busy} onClick={() => void dropGroup(name)} label={`Drop these of ${name}`}>
+                    Drop these
+                  </Button>
+                )}
+              </div>
+            }
+          >
+            <PrefixTreeGrid
+              label={`Entries: ${name || SHARED}`}
+              trees={trees}
+              longest={longest}
+              isCollapsed={isCollapsed}
+              toggle={(node) => change([node.key], !isCollapsed(node))}
+              drop={(node) => void dropNode(node)}
+            />
+          </Panel>
+        );
+      })}
       {cache?.missing.map(({ model, reason }) => (
         <p key={model} class="muted small" role="status">
           The entries of {model} are missing: {reason}
         </p>
       ))}
-      {groupsOf(entries).map(([name, group, levels]) => (
-        <Panel
-          key={name}
-          title={name || SHARED}
-          aside={
-            <div class="row">
-              <span class="muted small">
-                {entriesText(group.length)}, {count(sum(group, (entry) => entry.tokens), "token")},{" "}
-                {count(sum(group, (entry) => entry.hits), "hit")}
-              </span>
-              {name !== "" && (
-                <Button slim disabled={busy} onClick={() => void dropGroup(name)} label={`Drop these of ${name}`}>
-                  Drop these
-                </Button>
-              )}
-            </div>
-          }
-        >
-          <div class="tree">
-            <ul aria-label={`Entries: ${name || SHARED}`}>
-              {group.map((entry, index) => (
-                <Entry
-                  key={`${entry.model}/${entry.entry}`}
-                  entry={entry}
-                  level={levels[index] ?? 0}
-                  longest={longest}
-                  drop={dropEntry}
-                />
-              ))}
-            </ul>
-          </div>
-        </Panel>
+      {cache?.stale.map(({ model, age_seconds }) => (
+        <p key={model} class="muted small">
+          A step of {model} takes long: its entries are those of {duration(age_seconds)} ago.
+        </p>
       ))}
+      {entries.length > 0 && (
+        <p class="muted small">
+          To drop a branch drops every entry that begins with it. To drop an entry keeps the tokens that others share with it.
+        </p>
+      )}
       {(cache?.omitted ?? 0) > 0 && <p class="muted small">{integer(cache?.omitted ?? 0)} more are not shown.</p>}
     </>
   );

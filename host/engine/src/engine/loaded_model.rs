@@ -7,7 +7,7 @@ use crate::LoadError;
 use crate::device_placement::PlacementPlan;
 use crate::image::estimate::projector_weights;
 use crate::memory_estimate::MemoryEstimate;
-use crate::model_check::checked_model::CheckedModel;
+use crate::model_check::input::ModelCheckInput;
 use crate::model_config::{DeviceTopKMode, MAX_RUNNING, ModelConfig, STEP_TOKENS};
 use crate::worker::MAX_COMPACTION_BYTES;
 use corral_llama::{
@@ -52,7 +52,7 @@ impl LoadedModel {
         let Some(check) = &config.check else {
             return Self::load_gated(config, progress, gate);
         };
-        let model = CheckedModel {
+        let model = ModelCheckInput {
             path: config.path.clone(),
             kv_type: config.placement.kv_type,
             context: config.context,

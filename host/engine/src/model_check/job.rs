@@ -4,7 +4,7 @@ use crate::block_on::block_on;
 use crate::device_placement::{DeviceSelection, GpuLayers, PlacementOptions};
 use crate::image::picture::test_picture;
 use crate::memory_estimate::MemoryEstimate;
-use crate::model_check::checked_model::CheckedModel;
+use crate::model_check::input::ModelCheckInput;
 use crate::{
     Caller, EmbedOptions, Engine, GenerateOptions, LoadError, ModelConfig, Sequence, Token,
 };
@@ -29,7 +29,8 @@ const TEXT: &str = "The cat sat on 12 mats.\n\tÄpfel, 猫 и кот 🐈  <|im_
 /// # Errors
 /// Why the server would refuse the file.
 pub fn check_model_job(job: ChildJob) -> Result<Vec<u8>, String> {
-    let (model, backend_dir) = CheckedModel::decode(&job.input).ok_or("the job is incomplete")?;
+    let (model, backend_dir) =
+        ModelCheckInput::decode(&job.input).ok_or("the job is incomplete")?;
     if let Some(dir) = &backend_dir {
         load_backends(dir).map_err(|error| error.to_string())?;
     }
@@ -50,7 +51,7 @@ pub fn check_model_job(job: ChildJob) -> Result<Vec<u8>, String> {
     Ok(Vec::new())
 }
 
-fn config(model: CheckedModel) -> Result<ModelConfig, LoadError> {
+fn config(model: ModelCheckInput) -> Result<ModelConfig, LoadError> {
     let mut config = ModelConfig::new("checked", &model.path);
     // Fails as the server's load does if the context does not fit the model.
     config.context = model.context;
@@ -146,8 +147,8 @@ mod tests {
     use corral_llama::KvType;
     use std::path::{Path, PathBuf};
 
-    fn model() -> CheckedModel {
-        CheckedModel {
+    fn model() -> ModelCheckInput {
+        ModelCheckInput {
             path: "/a/b.gguf".into(),
             kv_type: KvType::Q8_0,
             context: None,
@@ -158,7 +159,7 @@ mod tests {
 
     #[test]
     fn model_survives_the_pipe() {
-        let other = CheckedModel {
+        let other = ModelCheckInput {
             context: Some(7),
             projector: None,
             adapters: Vec::new(),
@@ -166,7 +167,7 @@ mod tests {
         };
         for (model, dir) in [(model(), None), (other, Some(PathBuf::from("/b")))] {
             let bytes = model.encode(dir.as_deref());
-            assert_eq!(CheckedModel::decode(&bytes), Some((model, dir)));
+            assert_eq!(ModelCheckInput::decode(&bytes), Some((model, dir)));
         }
     }
 
@@ -174,7 +175,7 @@ mod tests {
     fn good_and_truncated_models_are_told_apart() {
         let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
         let check = |path: PathBuf| {
-            let model = CheckedModel {
+            let model = ModelCheckInput {
                 path,
                 kv_type: KvType::F16,
                 projector: None,

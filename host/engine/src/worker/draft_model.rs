@@ -1,4 +1,4 @@
-//! Lets the draft model compute what the scheduler orders, between two steps.
+//! Lets the draft model compute what the scheduler plans, between two steps.
 
 use super::Worker;
 use crate::backend::Backend;
@@ -19,7 +19,7 @@ impl<B: Backend> Worker<B> {
             let generation = request.and_then(|request| request.generation());
             generation.is_some_and(|generation| generation.uses_draft_model)
         });
-        let orders = self.scheduler.plan_drafts(|id, tokens| {
+        let plans = self.scheduler.plan_drafts(|id, tokens| {
             let generation = requests.get(&id)?.generation()?;
             if !generation.uses_draft_model {
                 return None;
@@ -27,17 +27,17 @@ impl<B: Backend> Worker<B> {
             let most = generation.options.max_draft_tokens.unwrap_or(MAX_DRAFTS);
             model.state(id, tokens, most.into())
         });
-        if !orders.is_empty() {
+        if !plans.is_empty() {
             model
                 .backend_mut()
                 .use_threads(self.compute_threads.threads());
             let scheduler = &self.scheduler;
-            let jobs: Vec<_> = orders
+            let jobs: Vec<_> = plans
                 .into_iter()
-                .map(|order| DraftJob {
-                    order,
-                    tokens: scheduler.tokens(order.request),
-                    scope: scheduler.scope(order.request),
+                .map(|plan| DraftJob {
+                    plan,
+                    tokens: scheduler.tokens(plan.request),
+                    scope: scheduler.scope(plan.request),
                 })
                 .collect();
             let results = model.run(&jobs, |id| scheduler.tokens(id));
@@ -49,10 +49,10 @@ impl<B: Backend> Worker<B> {
                 add_time(&metrics.draft_model_nanos, step.took);
             }
             add(&metrics.draft_model_failed_steps, results.failed_steps);
-            for (order, drafts) in &results.proposals {
+            for (plan, drafts) in &results.proposals {
                 add(&metrics.model_drafts_proposed, drafts.len() as u64);
                 self.scheduler
-                    .add_model_drafts(order.request, drafts, order.drafts);
+                    .add_model_drafts(plan.request, drafts, plan.drafts);
             }
             for id in results.failed {
                 let request = requests.get_mut(&id);

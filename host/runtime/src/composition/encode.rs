@@ -10,7 +10,7 @@
 //! other indices. Wasmtime validates the result like any component, so a bug here only refuses a deployment.
 
 use super::world::for_each_section;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use wasm_encoder::reencode::{Error as ReencodeError, Reencode, ReencodeComponent};
 use wasm_encoder::{
@@ -38,12 +38,11 @@ pub(super) struct Part<'a> {
     pub(super) imports: BTreeMap<String, String>,
 }
 
-/// A part whose export replaces imports of the handler.
+/// A part whose exports replace imports of the handler.
 pub(super) struct LinkedPart<'a> {
     pub(super) part: Part<'a>,
-    pub(super) export: String,
-    /// The handler's imports that the export replaces.
-    pub(super) replaces: Vec<String>,
+    /// The handler's imports, each with the export that replaces it.
+    pub(super) answers: BTreeMap<String, String>,
 }
 
 /// A part that passes requests to another part.
@@ -72,6 +71,11 @@ pub(super) enum EncodeError {
     Reencode(#[from] ReencodeError),
     #[error("its import '{0}' is not an instance of a known type")]
     Import(String),
+    #[error(
+        "its components need the import '{0}' twice, and a component has each name once; give it other build metadata, \
+         which follows '+', in one of them"
+    )]
+    SameImport(String),
     #[error("their imports have more than {MAX_TYPES} types")]
     Types,
     #[error("the composition is too large")]
@@ -97,8 +101,9 @@ pub(super) fn encode(
     for linked in linked_parts {
         let imports = encoder.import_for(&linked.part)?;
         let instance = encoder.instantiate(linked.part.bytes, &imports)?;
-        let export = encoder.export_of(instance, &linked.export)?;
-        arguments.extend(linked.replaces.iter().map(|name| (name.clone(), export)));
+        for (import, export) in &linked.answers {
+            arguments.push((import.clone(), encoder.export_of(instance, export)?));
+        }
     }
     arguments.extend(encoder.import_for(handler)?);
     let instance = encoder.instantiate(handler.bytes, &arguments)?;
@@ -112,34 +117,6 @@ pub(super) fn encode(
     Ok(encoder.component.finish())
 }
 
-/// Encodes a plugin and a part whose exports answer imports of it: `answers` are pairs of import and export. The component
-/// has at most `limit` bytes, and exports the plugin's `exports`.
-pub(super) fn encode_pair(
-    provider: &Part<'_>,
-    plugin: &Part<'_>,
-    answers: &[(String, String)],
-    exports: &[String],
-    limit: usize,
-) -> Result<Vec<u8>, EncodeError> {
-    let mut encoder = Encoder {
-        limit,
-        ..Encoder::default()
-    };
-    let imports = encoder.import_for(provider)?;
-    let instance = encoder.instantiate(provider.bytes, &imports)?;
-    let mut arguments = Vec::new();
-    for (import, export) in answers {
-        arguments.push((import.clone(), encoder.export_of(instance, export)?));
-    }
-    arguments.extend(encoder.import_for(plugin)?);
-    let instance = encoder.instantiate(plugin.bytes, &arguments)?;
-    for name in exports {
-        let export = encoder.export_of(instance, name)?;
-        encoder.export(export, name)?;
-    }
-    Ok(encoder.component.finish())
-}
-
 /// The composition so far, with the sizes of its index spaces.
 #[derive(Default)]
 struct Encoder {
@@ -147,6 +124,8 @@ struct Encoder {
     types: u32,
     instances: u32,
     components: u32,
+    /// Names of its imports.
+    imports: BTreeSet<String>,
     /// The instance that all parts import under the name [`HTTP_TYPES`], if there is a chain.
     http_types: Option<u32>,
     /// Most bytes of the composition.
@@ -314,6 +293,9 @@ impl Encoder {
     fn import(&mut self, name: &str, ty: u32) -> Result<u32, EncodeError> {
         if let Some(shared) = self.http_types.filter(|_| name == HTTP_TYPES) {
             return Ok(shared);
+        }
+        if !self.imports.insert(name.to_owned()) {
+            return Err(EncodeError::SameImport(name.to_owned()));
         }
         let mut section = ComponentImportSection::new();
         section.import(name, ComponentTypeRef::Instance(ty));

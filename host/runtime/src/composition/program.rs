@@ -5,9 +5,11 @@
 //! its own, whose names differ from the plugin's by the build metadata of the version, which runtimes ignore
 //! (`wasi:io/streams@0.2.6+provider`).
 
-use super::encode::{Part, encode_pair};
+use super::encode::{LinkedPart, Part, encode};
 use super::world::World;
 use crate::interfaces::compatible;
+use std::collections::BTreeMap;
+use wasmparser::{BinaryReaderError, Validator, WasmFeatures};
 
 /// Begins a setting in a component: see `SettingSlot` in the crate `provider` of the plugins.
 const SETTING_MARKER: &[u8; 24] = b"corral-setting-slot-v1:\n";
@@ -19,8 +21,8 @@ const CORRAL: &str = "corral:";
 /// Why components do not form a program.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// A part is no component.
-    #[error("{part} is not a component: {cause}")]
+    /// A part is no component, or not a valid one.
+    #[error("{part} is not a valid component: {cause}")]
     NotAComponent {
         /// The part's name.
         part: String,
@@ -47,6 +49,18 @@ pub enum ProgramError {
     /// The parts cannot be encoded.
     #[error("the components cannot be composed: {0}")]
     Encode(String),
+    /// The parts are valid alone, but not together.
+    #[error(
+        "{plugin} and {provider} do not fit together: {cause}; build the plugin with the WIT files of this version of Corral"
+    )]
+    Mismatch {
+        /// The plugin's name.
+        plugin: String,
+        /// The provider's name.
+        provider: String,
+        /// What does not fit.
+        cause: String,
+    },
     /// A component without room for a setting.
     #[error("the component has no room for a setting; it is not one of this version of Corral")]
     NoSetting,
@@ -61,7 +75,7 @@ pub enum ProgramError {
 }
 
 /// Composes a plugin with a component that answers its imports. Each is a name for messages and the bytes. The program
-/// exports what the plugin does.
+/// exports what the plugin does, and is valid.
 pub fn compose_program(
     (provider_name, provider): (&str, &[u8]),
     (plugin_name, plugin): (&str, &[u8]),
@@ -72,7 +86,7 @@ pub fn compose_program(
         let own = format!("{import}{}provider", joint(import));
         (import.clone(), own)
     };
-    let provider = Part {
+    let provider_part = Part {
         bytes: provider,
         imports: provider_world.imports.iter().map(own_name).collect(),
     };
@@ -85,7 +99,7 @@ pub fn compose_program(
         let export = export_for(import)?.clone();
         Some((import.clone(), export))
     });
-    let answers = Vec::from_iter(answers);
+    let answers = BTreeMap::from_iter(answers);
     if answers.is_empty() {
         let part = plugin_name.to_owned();
         return Err(ProgramError::NothingToAnswer { part });
@@ -102,25 +116,45 @@ pub fn compose_program(
         });
     }
     let imports = imports.into_iter().map(|import| (import.clone(), import));
-    let plugin = Part {
+    let plugin_part = Part {
         bytes: plugin,
         imports: imports.collect(),
     };
-    encode_pair(
-        &provider,
-        &plugin,
-        &answers,
-        &plugin_world.exports,
-        MAX_PROGRAM,
-    )
-    .map_err(|error| ProgramError::Encode(error.to_string()))
+    let provider_part = LinkedPart {
+        part: provider_part,
+        answers,
+    };
+    let exports = &plugin_world.exports;
+    let program = encode(&plugin_part, &[provider_part], None, exports, MAX_PROGRAM)
+        .map_err(|error| ProgramError::Encode(error.to_string()))?;
+    let Err(cause) = validate(&program) else {
+        return Ok(program);
+    };
+    for (part, bytes) in [(plugin_name, plugin), (provider_name, provider)] {
+        validate(bytes).map_err(|error| not_a_component(part, &error))?;
+    }
+    Err(ProgramError::Mismatch {
+        plugin: plugin_name.to_owned(),
+        provider: provider_name.to_owned(),
+        cause: cause.to_string(),
+    })
 }
 
 fn read(part: &str, component: &[u8]) -> Result<World, ProgramError> {
-    World::read(component).map_err(|error| ProgramError::NotAComponent {
+    World::read(component).map_err(|error| not_a_component(part, &error))
+}
+
+fn not_a_component(part: &str, error: &BinaryReaderError) -> ProgramError {
+    ProgramError::NotAComponent {
         part: part.to_owned(),
         cause: error.to_string(),
-    })
+    }
+}
+
+/// Checks a component as a runtime does that knows all proposals of WebAssembly.
+fn validate(component: &[u8]) -> Result<(), BinaryReaderError> {
+    let mut validator = Validator::new_with_features(WasmFeatures::all());
+    validator.validate_all(component).map(drop)
 }
 
 /// What begins or continues the build metadata of an import's version.
@@ -188,6 +222,29 @@ mod tests {
         let imports = ["wasi:io/error@0.2.0+provider", "wasi:io/error@0.2.0"];
         assert_eq!(world.imports, imports);
         assert_eq!(world.exports, ["wasi:cli/run@0.3.0"]);
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_refused() {
+        let other = PLUGIN.replacen("(func)", "(func (result u32))", 1);
+        let error = compose(&other).unwrap_err().to_string();
+        assert!(
+            error.starts_with("plugin and provider do not fit together: "),
+            "{error}"
+        );
+        let invalid = PLUGIN.replace(r#"$models "f""#, r#"$models "g""#);
+        let error = compose(&invalid).unwrap_err();
+        assert!(
+            matches!(&error, ProgramError::NotAComponent { part, .. } if part == "plugin"),
+            "{error}"
+        );
+        // The provider's own import would get the same name.
+        let same = PLUGIN.replace("wasi:io/error@0.2.0", "wasi:io/error@0.2.0+provider");
+        let error = compose(&same).unwrap_err().to_string();
+        assert!(
+            error.contains("need the import 'wasi:io/error@0.2.0+provider' twice"),
+            "{error}"
+        );
     }
 
     #[test]

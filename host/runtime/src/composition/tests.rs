@@ -177,7 +177,7 @@ fn template_reads_configuration_only_if_inherited() {
     let sampler = exporting(CONFIG, SAMPLING);
     components.sampling.insert("a".to_owned(), sampler.into());
     assert_eq!(error_of(&components, 1 << 20).0, "linked-import-refused");
-    assert_eq!(without_draft("0.2.0-rc.1+a-b"), "0.2.0+a-b");
+    assert_eq!(without_prerelease("0.2.0-rc.1+a-b"), "0.2.0+a-b");
 }
 
 /// `composition.rs` of the whole program has the usual mistakes.
@@ -228,6 +228,22 @@ fn unfit_links_are_refused_with_reason() {
             with_template(handler(), exporting("", TEMPLATING), false),
             "does-not-compose",
             "; build both against one version of corral:plugin",
+        ),
+        (
+            with_template(
+                command(
+                    0,
+                    0,
+                    r#"(import "wasi:clocks/wall-clock@0.2.3+templating" (instance))"#,
+                ),
+                template(
+                    "0.2.3",
+                    r#"(import "wasi:clocks/wall-clock@0.2.3" (instance))"#,
+                ),
+                false,
+            ),
+            "does-not-compose",
+            "need the import 'wasi:clocks/wall-clock@0.2.3+templating' twice",
         ),
         (
             with_samplers(command(0, 0, sampling), &[("a", sampler())]),

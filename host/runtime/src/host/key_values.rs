@@ -85,8 +85,7 @@ impl HostBucket for State {
     }
 
     async fn exists(&mut self, bucket: Resource<Bucket>, key: String) -> Result<bool, BucketError> {
-        let value = for_guest(self.bucket(&bucket)?.get(key).await?)?;
-        Ok(value.is_some())
+        for_guest(self.bucket(&bucket)?.exists(key).await?)
     }
 
     async fn list_keys(

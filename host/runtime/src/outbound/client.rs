@@ -10,11 +10,13 @@ use super::grant::{Host, LOCALHOST, LOOPBACK, Scheme, Target};
 use super::{Failure, OutboundAccess};
 use crate::config::{OutboundConfig, TlsSource};
 use crate::counters::{DeploymentCounters, OutboundRefusal, ProcessCounters};
+use crate::deployment::deployment_share;
 use http::Method;
+use rustix::io::Errno;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -24,11 +26,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use wasmtime_wasi_http::{Error, RequestOptions};
 
-/// One deployment has at most one in this many of all connections, and at least one.
-const DEPLOYMENT_PART: usize = 4;
-/// Names that are resolved at once, in blocking threads; those of one deployment.
+/// Names that are resolved at once, in blocking threads.
 const LOOKUPS: usize = 16;
-const DEPLOYMENT_LOOKUPS: usize = 4;
 /// Addresses of a name that are tried.
 const MAX_ADDRESSES: usize = 4;
 
@@ -45,6 +44,7 @@ pub(crate) struct OutboundClient {
     /// Loaded for the first request that needs it.
     tls_config: OnceCell<Arc<ClientConfig>>,
     admin_listener: Option<SocketAddr>,
+    has_address: fn(IpAddr) -> bool,
     counters: Arc<ProcessCounters>,
 }
 
@@ -79,17 +79,22 @@ impl OutboundClient {
             tls: config.tls,
             tls_config: OnceCell::new(),
             admin_listener: config.admin_listener,
+            has_address,
             counters,
         }
     }
 
     /// Permits of a new deployment.
     pub(crate) fn deployment_permits(&self) -> OutboundPermits {
-        let connections = (self.max_connections / DEPLOYMENT_PART).max(1);
         OutboundPermits {
-            connections: Arc::new(Semaphore::new(connections)),
-            lookups: Arc::new(Semaphore::new(DEPLOYMENT_LOOKUPS)),
+            connections: deployment_share(self.max_connections),
+            lookups: deployment_share(LOOKUPS),
         }
+    }
+
+    /// Whether this machine has the address, so that a connection reaches its own listeners.
+    pub(super) fn is_own(&self, address: IpAddr) -> bool {
+        (self.has_address)(carried_to(address))
     }
 
     /// Whether the admin listener of this server is at this address.
@@ -100,7 +105,7 @@ impl OutboundClient {
             admin.port() == port
                 && (ip == address
                     || address.is_unspecified()
-                    || (ip.is_unspecified() && is_own(address)))
+                    || (ip.is_unspecified() && self.is_own(address)))
         })
     }
 
@@ -183,8 +188,9 @@ impl OutboundClient {
                 let error = Error::DestinationIpProhibited;
                 let failure = Failure::refused(error, OutboundRefusal::Address);
                 Err(failure.with_warning(format!(
-                    "refused an outbound request: {host} is at {refused}, which is this server's admin listener, or not a \
-                     public address; add \"{url}\" to 'grants.outbound' in the manifest if the deployment may call it"
+                    "refused an outbound request: {host} is at {refused}, which is this server's admin listener, another \
+                     address of this machine, or not a public address; add \"{url}\" to 'grants.outbound' in the \
+                     manifest if the deployment may call it"
                 )))
             }
         }
@@ -252,19 +258,29 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// Whether this machine has the address: then it is also the one from which it would connect. Sends nothing.
-fn is_own(address: IpAddr) -> bool {
-    let any: IpAddr = match address {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let local = || {
-        let socket = UdpSocket::bind((any, 0))?;
+/// Whether this machine has the address. Sends nothing. An address that a router translates to one of this machine is not
+/// known here. Without file descriptors to find out, it may have it.
+fn has_address(address: IpAddr) -> bool {
+    let source = |from: IpAddr| -> io::Result<IpAddr> {
+        let socket = UdpSocket::bind((from, 0))?;
         // Any port.
         socket.connect((address, 9))?;
-        socket.local_addr()
+        Ok(socket.local_addr()?.ip())
     };
-    address.is_loopback() || local().is_ok_and(|local| local.ip() == address)
+    let source = match address {
+        _ if address.is_loopback() => return true,
+        // Linux refuses a source that the machine lacks: here or, with `ip_nonlocal_bind`, in `connect`.
+        IpAddr::V4(_) => source(address),
+        // Linux connects to an own address from the same address.
+        IpAddr::V6(_) => source(Ipv6Addr::UNSPECIFIED.into()),
+    };
+    match source {
+        Ok(source) => source == address,
+        Err(error) => matches!(
+            Errno::from_io_error(&error),
+            Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
+        ),
+    }
 }
 
 fn resolve_by_system(name: &str) -> io::Result<Vec<IpAddr>> {
@@ -323,11 +339,13 @@ fn tls_error(why: &io::Error) -> Error {
 mod tests {
     use super::super::OutboundGrant;
     use super::*;
-    use std::net::TcpListener;
+    use std::net::{Ipv4Addr, TcpListener};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     const PUBLIC: IpAddr = IpAddr::V4(Ipv4Addr::new(8, 8, 8, 8));
     const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    /// A public address of this machine.
+    const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(8, 8, 4, 4));
 
     /// A client with this resolver, and access to it with these grants.
     fn access(resolve: Resolve, urls: &[&str]) -> OutboundAccess {
@@ -338,6 +356,7 @@ mod tests {
         };
         let mut client = OutboundClient::new(&config, Arc::default());
         client.resolve = resolve;
+        client.has_address = |address| address.is_loopback() || address == OWN;
         let permits = client.deployment_permits();
         let grant = |url: &&str| OutboundGrant {
             url: url.parse().expect("valid"),
@@ -435,6 +454,36 @@ mod tests {
             addresses(&named, "http://a.example:81/").await,
             Some(vec![PUBLIC])
         );
+    }
+
+    #[tokio::test]
+    async fn own_public_address_must_be_named() {
+        fn own(_: &str) -> io::Result<Vec<IpAddr>> {
+            // The second is carried to the first.
+            Ok(vec![OWN, "64:ff9b::8.8.4.4".parse().expect("an address")])
+        }
+        let any = access(own, &["http://*:*"]);
+        assert_eq!(addresses(&any, "http://a.example/").await, None);
+        assert_eq!(addresses(&any, "http://8.8.4.4/").await, None);
+        let named = access(own, &["http://*:*", "http://8.8.4.4"]);
+        let found = addresses(&named, "http://a.example/").await;
+        assert_eq!(found, Some(vec![OWN]));
+    }
+
+    #[test]
+    fn machine_has_its_own_addresses_only() {
+        assert!(has_address(LOCAL) && has_address(Ipv6Addr::LOCALHOST.into()));
+        // For documentation: no machine has them.
+        for address in ["192.0.2.1", "2001:db8::1"] {
+            assert!(
+                !has_address(address.parse().expect("an address")),
+                "{address}"
+            );
+        }
+        let routed = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a socket");
+        if routed.connect((PUBLIC, 9)).is_ok() {
+            assert!(has_address(routed.local_addr().expect("connected").ip()));
+        }
     }
 
     #[tokio::test]

@@ -3,12 +3,12 @@
 use super::client::{Connection, ConnectionPermit};
 use super::grant::Target;
 use super::{CallOutbound, Failure, OutboundAccess};
+use crate::body::content_length;
 use crate::counters::{DeploymentCounters, OutboundRefusal};
 use crate::http_bytes::header_bytes;
-use crate::limiter::CallMemory;
+use crate::limiter::InstanceMemory;
 use crate::use_count::UseGuard;
 use bytes::Bytes;
-use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Request, Response, Uri};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
@@ -18,7 +18,7 @@ use std::error::Error as _;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep, timeout};
@@ -32,7 +32,7 @@ pub(super) const FIRST_BYTE_TIME: Duration = Duration::from_secs(300);
 /// Longest wait for the next part of a response's body.
 const BETWEEN_BYTES_TIME: Duration = Duration::from_secs(60);
 /// Largest body of a request, and of a response.
-const BODY_BYTES: u64 = 32 << 20;
+pub(crate) const BODY_BYTES: u64 = 32 << 20;
 /// Most bytes of a response's head, and headers in it.
 const HEAD_BYTES: usize = 64 << 10;
 const HEADERS: usize = 128;
@@ -66,26 +66,17 @@ pub(super) async fn exchange(
     let (response, driver) =
         send(connection, (permit, open), request, counters, first_byte).await?;
     count_headers(response.headers(), &call.memory)?;
-    let announced = response.headers().get(CONTENT_LENGTH);
-    let announced: Option<u64> = announced.and_then(|length| length.to_str().ok()?.parse().ok());
+    let announced = content_length(response.headers());
     // A response to HEAD has a length and no body.
     if !response.body().is_end_stream() && announced.is_some_and(|length| length > BODY_BYTES) {
         let error = Error::HttpResponseBodySize(announced);
         return Err(Failure::refused(error, OutboundRefusal::Body));
     }
-    let time = shorter(options.between_bytes_timeout, BETWEEN_BYTES_TIME);
-    let body = |incoming| ResponseBody {
-        incoming,
-        left: BODY_BYTES,
-        time,
-        timer: Box::pin(sleep(time)),
-        is_waiting: false,
-        counters: Arc::clone(counters),
+    let body = |incoming: Incoming| {
+        let body = incoming.map_err(|error| failure(&error).error);
+        ResponseBody::new(body, BODY_BYTES, &options, counters).boxed_unsync()
     };
-    Ok((
-        response.map(|incoming| body(incoming).boxed_unsync()),
-        driver,
-    ))
+    Ok((response.map(body), driver))
 }
 
 /// Sends the request and waits for the head of its response.
@@ -105,13 +96,9 @@ async fn send(
     // Only requests to proxies name their host there.
     let path = request.uri().path_and_query().cloned();
     *request.uri_mut() = path.map_or_else(|| Uri::from_static("/"), Uri::from);
-    let frames = Arc::<AtomicU64>::default();
-    let request = request.map(|body| RequestBody {
-        body,
-        left: BODY_BYTES,
-        frames: Arc::clone(&frames),
-        counters: Arc::clone(counters),
-    });
+    let (head, body) = request.into_parts();
+    let (body, progress) = RequestBody::new(body, BODY_BYTES, counters);
+    let request = Request::from_parts(head, body);
     let mut builder = http1::Builder::new();
     builder.max_buf_size(HEAD_BYTES).max_headers(HEADERS);
     let handshake = builder.handshake(TokioIo::new(connection)).await;
@@ -133,10 +120,10 @@ async fn send(
             }
         });
         loop {
-            let before = frames.load(Ordering::Relaxed);
+            let before = progress.frames();
             match timeout(first_byte, &mut head).await {
                 Ok(response) => break response,
-                Err(_) if frames.load(Ordering::Relaxed) > before => {}
+                Err(_) if progress.frames() > before => {}
                 Err(_) => {
                     let error = Error::HttpResponseTimeout;
                     return Err(Failure::refused(error, OutboundRefusal::Time));
@@ -176,7 +163,7 @@ fn failure(error: &hyper::Error) -> Failure {
 }
 
 /// Counts the headers of a response as memory of the call.
-pub(super) fn count_headers(headers: &HeaderMap, memory: &CallMemory) -> Result<(), Failure> {
+pub(super) fn count_headers(headers: &HeaderMap, memory: &InstanceMemory) -> Result<(), Failure> {
     let headers = headers.iter();
     let bytes = headers
         .map(|(name, value)| header_bytes(name.as_str().len(), value.as_bytes()))
@@ -190,39 +177,81 @@ pub(super) fn count_headers(headers: &HeaderMap, memory: &CallMemory) -> Result<
     }
 }
 
-/// The body of a request to another deployment: counted, and ended if it is longer than `limit`.
-pub(super) fn limit_request(
-    body: WasiBody,
-    limit: u64,
-    counters: &Arc<DeploymentCounters>,
-) -> WasiBody {
-    let counted = RequestBody {
-        body,
-        left: limit.min(BODY_BYTES),
-        frames: Arc::default(),
-        counters: Arc::clone(counters),
-    };
-    counted.boxed_unsync()
+/// How far a request's body is sent.
+#[derive(Debug, Default)]
+pub(crate) struct BodyProgress {
+    frames: AtomicU64,
+    is_too_large: AtomicBool,
 }
 
-/// A request's body: counted, and ended if it is too large.
-struct RequestBody {
+impl BodyProgress {
+    fn frames(&self) -> u64 {
+        self.frames.load(Ordering::Relaxed)
+    }
+
+    /// Whether the body was ended because it is too large.
+    pub(crate) fn is_too_large(&self) -> bool {
+        self.is_too_large.load(Ordering::Acquire)
+    }
+}
+
+/// A request's body: counted, and ended if it has more than `limit` bytes.
+pub(crate) struct RequestBody {
     body: WasiBody,
+    limit: u64,
     left: u64,
-    /// Frames so far.
-    frames: Arc<AtomicU64>,
+    progress: Arc<BodyProgress>,
     counters: Arc<DeploymentCounters>,
 }
 
-/// A response's body: counted, and ended if it is too large, or if its next part does not come in time.
-struct ResponseBody {
-    incoming: Incoming,
+impl RequestBody {
+    pub(crate) fn new(
+        body: WasiBody,
+        limit: u64,
+        counters: &Arc<DeploymentCounters>,
+    ) -> (Self, Arc<BodyProgress>) {
+        let progress = Arc::<BodyProgress>::default();
+        let body = Self {
+            body,
+            limit,
+            left: limit,
+            progress: Arc::clone(&progress),
+            counters: Arc::clone(counters),
+        };
+        (body, progress)
+    }
+}
+
+/// A response's body: counted, and ended if it has more than `limit` bytes, or if its next part does not come in time.
+pub(super) struct ResponseBody<B> {
+    body: B,
+    limit: u64,
     left: u64,
     time: Duration,
     timer: Pin<Box<Sleep>>,
     /// Whether the plugin waits for bytes, and the timer runs.
     is_waiting: bool,
     counters: Arc<DeploymentCounters>,
+}
+
+impl<B> ResponseBody<B> {
+    pub(super) fn new(
+        body: B,
+        limit: u64,
+        options: &RequestOptions,
+        counters: &Arc<DeploymentCounters>,
+    ) -> Self {
+        let time = shorter(options.between_bytes_timeout, BETWEEN_BYTES_TIME);
+        Self {
+            body,
+            limit,
+            left: limit,
+            time,
+            timer: Box::pin(sleep(time)),
+            is_waiting: false,
+            counters: Arc::clone(counters),
+        }
+    }
 }
 
 /// Takes the bytes of a frame from those that are left. `None` if they are too many.
@@ -246,10 +275,11 @@ impl Body for RequestBody {
         };
         let Some(bytes) = take(&mut self.left, &frame) else {
             self.counters.outbound_refused(OutboundRefusal::Body);
-            return Poll::Ready(Some(Err(Error::HttpRequestBodySize(Some(BODY_BYTES)))));
+            self.progress.is_too_large.store(true, Ordering::Release);
+            return Poll::Ready(Some(Err(Error::HttpRequestBodySize(Some(self.limit)))));
         };
         self.counters.outbound_sent_bytes.add(bytes);
-        self.frames.fetch_add(1, Ordering::Relaxed);
+        self.progress.frames.fetch_add(1, Ordering::Relaxed);
         Poll::Ready(Some(Ok(frame)))
     }
 
@@ -262,7 +292,7 @@ impl Body for RequestBody {
     }
 }
 
-impl Body for ResponseBody {
+impl<B: Body<Data = Bytes, Error = Error> + Unpin> Body for ResponseBody<B> {
     type Data = Bytes;
     type Error = Error;
 
@@ -271,12 +301,12 @@ impl Body for ResponseBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let this = &mut *self;
-        let frame = match Pin::new(&mut this.incoming).poll_frame(cx) {
+        let frame = match Pin::new(&mut this.body).poll_frame(cx) {
             Poll::Ready(None) => return Poll::Ready(None),
             Poll::Ready(Some(Ok(frame))) => frame,
             Poll::Ready(Some(Err(error))) => {
                 this.counters.outbound_failures.increment();
-                return Poll::Ready(Some(Err(failure(&error).error)));
+                return Poll::Ready(Some(Err(error)));
             }
             Poll::Pending => {
                 if !this.is_waiting {
@@ -291,17 +321,17 @@ impl Body for ResponseBody {
         this.is_waiting = false;
         let Some(bytes) = take(&mut this.left, &frame) else {
             this.counters.outbound_refused(OutboundRefusal::Body);
-            return Poll::Ready(Some(Err(Error::HttpResponseBodySize(Some(BODY_BYTES)))));
+            return Poll::Ready(Some(Err(Error::HttpResponseBodySize(Some(this.limit)))));
         };
         this.counters.outbound_received_bytes.add(bytes);
         Poll::Ready(Some(Ok(frame)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
+        self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
+        self.body.size_hint()
     }
 }

@@ -9,22 +9,6 @@ fn decoding_request(scheduler: &mut Scheduler, key: u64, prompt: u32) {
     report_computed(scheduler, &step, &[]);
 }
 
-/// Reports that the step was computed and gained these tokens.
-fn report_gained(scheduler: &mut Scheduler, tokens: &[(u64, Token)], ended: &[RequestId]) {
-    let gained: Vec<_> = tokens
-        .iter()
-        .map(|&(key, token)| (RequestId(key), token))
-        .collect();
-    let result = StepResult::Decoded {
-        gained: &gained,
-        finished: ended,
-        awaits_sampler: &[],
-        needs_all_logits: &[],
-        took: Duration::from_millis(1),
-    };
-    assert_eq!(scheduler.step_done(result), None);
-}
-
 #[test]
 fn rejected_drafts_are_truncated_first() {
     let mut scheduler = Scheduler::new(CONFIG);

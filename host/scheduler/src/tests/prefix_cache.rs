@@ -63,6 +63,23 @@ fn durable_entry(scheduler: &mut Scheduler, tokens: u32) -> EntryId {
     scheduler.import_durable(PrefixScope(0), text, order)
 }
 
+#[test]
+fn selected_entries_are_dropped_unless_retained() {
+    let mut scheduler = Scheduler::new(ROOMY);
+    let retention = Retention::default();
+    let long = durable_entry(&mut scheduler, 60);
+    let retained = swapped_out_entry(&mut scheduler, 50, retention.downgrade());
+    let short = durable_entry(&mut scheduler, 40);
+    let result = scheduler.drop_entries(|entries| {
+        let order = Vec::from_iter(entries.iter().map(|entry| (entry.id, entry.shared)));
+        assert_eq!(order, [(short, 0), (retained, 40), (long, 50)]);
+        vec![retained, long]
+    });
+    assert_eq!((result.dropped, result.kept), (1, 1));
+    let left = Vec::from_iter(scheduler.entries().map(|entry| entry.id));
+    assert_eq!(left, [short, retained]);
+}
+
 /// Swaps in an entry for a new request, which ends at once.
 fn take_entry(scheduler: &mut Scheduler, key: u64, entry: EntryId) {
     let now = Duration::from_secs(key);

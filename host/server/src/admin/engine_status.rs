@@ -2,8 +2,8 @@
 //! model, as JSON, and a way to free what is only cached.
 //!
 //! An engine thread answers between two steps. A request therefore waits for the current step, but at
-//! most [`STATUS_TIMEOUT`]. A query that nobody waits for any more stays in the engine's channel until
-//! that step ends, so at most [`MAX_STATUS_QUERIES`] are in flight.
+//! most [`STATUS_TIMEOUT`], and [`CHANGE_TIMEOUT`] to free something. A query that nobody waits for any
+//! more stays in the engine's channel until that step ends, so at most [`MAX_STATUS_QUERIES`] are in flight.
 
 use super::{AdminState, models};
 use crate::api_keys::ApiKeys;
@@ -23,27 +23,31 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 /// Longest wait for a model that is in the middle of a step.
-pub(super) const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest wait for a model that is to drop something after its step.
+pub(super) const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Status queries in flight.
 pub(super) const MAX_STATUS_QUERIES: usize = 4;
 
 /// Answers with the status of all models.
 pub(super) async fn status(state: &AdminState) -> Result<Response<Body>, Problem> {
-    status_after(state, |_| Ok(())).await
+    status_after(state, |_| Ok(()), STATUS_TIMEOUT).await
 }
 
 /// Drops all prefix cache entries that are not retained, and answers with the status of all models.
 pub(super) async fn clear_prefix_cache(state: &AdminState) -> Result<Response<Body>, Problem> {
-    status_after(state, Engine::clear_prefix_cache).await
+    status_after(state, Engine::clear_prefix_cache, CHANGE_TIMEOUT).await
 }
 
 /// Answers with the status of all models after `change` of each.
 async fn status_after(
     state: &AdminState,
     change: fn(&Engine) -> Result<(), Error>,
+    wait: Duration,
 ) -> Result<Response<Body>, Problem> {
     let services = state.server.services()?;
-    let mut statuses: HashMap<_, _> = query_after(state, change).await?.into_iter().collect();
+    let statuses = query_after(state, change, wait).await?;
+    let mut statuses = HashMap::<_, _>::from_iter(statuses);
     let owners = Owners::new(services, state.server.api_keys.as_deref());
     let mut models = Vec::new();
     for status in services.models.status() {
@@ -61,12 +65,7 @@ async fn status_after(
 }
 
 /// The status of each loaded model, by name, or why there is none.
-pub(super) type EngineStatuses = Vec<(String, Result<EngineStatus, Problem>)>;
-
-/// The status of each loaded model.
-pub(super) async fn query(state: &AdminState) -> Result<EngineStatuses, Problem> {
-    query_after(state, |_| Ok(())).await
-}
+type EngineStatuses = Vec<(String, Result<EngineStatus, Problem>)>;
 
 /// A permit to ask engines something.
 pub(super) async fn permit(
@@ -83,9 +82,10 @@ pub(super) async fn permit(
 async fn query_after(
     state: &AdminState,
     change: fn(&Engine) -> Result<(), Error>,
+    wait: Duration,
 ) -> Result<EngineStatuses, Problem> {
     let services = state.server.services()?;
-    let until = Instant::now() + STATUS_TIMEOUT;
+    let until = Instant::now() + wait;
     let permit = Arc::new(permit(state, until).await?);
     // Ask all engines before waiting for the first: each may be in the middle of a step.
     let mut queries = Vec::new();
@@ -128,10 +128,7 @@ async fn receive(
     match timeout_at(until, receiver).await {
         Ok(Ok(status)) => Ok(status),
         Ok(Err(_)) => Err(stopped(model)),
-        Err(_) => Err(busy(&format!(
-            "a step of the model {model} takes longer than {} s",
-            STATUS_TIMEOUT.as_secs()
-        ))),
+        Err(_) => Err(long_step(model)),
     }
 }
 
@@ -144,10 +141,15 @@ pub(super) fn query_problem(model: &str, error: Error) -> Problem {
     }
 }
 
-pub(super) fn busy(what: &str) -> Problem {
+fn busy(what: &str) -> Problem {
     let detail = format!("{what}; try again later; /metrics answers at any time");
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "model-busy", detail)
         .retry_after(Duration::from_secs(1))
+}
+
+/// The model did not answer in time.
+pub(super) fn long_step(model: &str) -> Problem {
+    busy(&format!("a step of the model {model} takes long"))
 }
 
 pub(super) fn stopped(model: &str) -> Problem {

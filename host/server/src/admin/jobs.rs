@@ -5,7 +5,7 @@ use super::types::PurgeResponse;
 use crate::deployments::{ChangeError, DeploymentName, Deployments};
 use crate::problem::Problem;
 use crate::triggers::jobs::list_query;
-use crate::triggers::{JobKey, ScheduleView};
+use crate::triggers::{JobKey, ScheduleStatus};
 use corral_runtime::Body;
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
@@ -47,7 +47,7 @@ pub(super) async fn answer(
 pub(super) async fn schedules(
     deployments: &Deployments,
     name: &DeploymentName,
-) -> Result<Vec<ScheduleView>, Problem> {
+) -> Result<Vec<ScheduleStatus>, Problem> {
     let Some((triggers, deployment)) = deployments.triggers().zip(deployments.get(name.as_str()))
     else {
         return Ok(Vec::new());

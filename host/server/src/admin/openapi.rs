@@ -7,9 +7,9 @@ use super::types::{
 };
 use crate::deployments::Manifest;
 use crate::deployments::artifact::ArtifactRequest;
-use crate::triggers::{JobList, JobView};
-use schemars::SchemaGenerator;
+use crate::triggers::{JobList, JobStatus};
 use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Value, json};
 
 /// One operation.
@@ -18,12 +18,11 @@ struct Operation {
     method: &'static str,
     path: &'static str,
     summary: &'static str,
-    /// Name, type and meaning of each query parameter.
-    query: &'static [(&'static str, &'static str, &'static str)],
+    query: &'static [QueryParameter],
     /// Content type and schema of the request's body.
     request: Option<(&'static str, Value)>,
-    /// Status, meaning, content type and schema of each success.
-    responses: Vec<(u16, &'static str, &'static str, Value)>,
+    /// Its successes.
+    responses: Vec<Success>,
     /// Status and meaning of its problems, apart from the common ones.
     problems: &'static [(u16, &'static str)],
 }
@@ -37,13 +36,31 @@ const LOGGED_NAME: &str =
 const NO_DEPLOYMENT: (u16, &str) = (404, "The deployment or its revision does not exist.");
 const BAD_BODY: (u16, &str) = (400, "The body is invalid.");
 const LARGE_BODY: (u16, &str) = (413, "The body is too large.");
+const AFTER_CHANGE: &str = "The deployment after the change.";
+const TRAFFIC: [QueryParameter; 1] = [(
+    "traffic",
+    "boolean",
+    "False routes no requests to the new revision yet, unless it is the first.",
+)];
+
+/// Name, type and meaning.
+type QueryParameter = (&'static str, &'static str, &'static str);
+/// Status, meaning, content type and schema.
+type Success = (u16, &'static str, &'static str, Value);
+
+/// The only success of an operation, a `T` in JSON.
+fn ok<T: JsonSchema>(schemas: &mut SchemaGenerator, meaning: &'static str) -> Vec<Success> {
+    let schema = schemas.subschema_for::<T>();
+    vec![(200, meaning, JSON, schema.into())]
+}
 
 /// The operations. Adds the types they use to `schemas`.
 fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
     let schema = |schema: schemars::Schema| Value::from(schema);
-    let changed = |schemas: &mut SchemaGenerator| {
-        let now = schema(schemas.subschema_for::<DeploymentStatus>());
-        vec![(200, "The deployment after the change.", JSON, now)]
+    let deployed = |schemas: &mut SchemaGenerator| {
+        let response = schema(schemas.subschema_for::<DeployResponse>());
+        let meaning = "The new revision is stored and receives requests.";
+        vec![(201, meaning, JSON, response)]
     };
     let bytes = json!({"type": "string", "format": "binary"});
     let component = schema(schemas.subschema_for::<ComponentInfo>());
@@ -92,12 +109,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             summary: "List all deployments.",
             query: &[],
             request: None,
-            responses: vec![(
-                200,
-                "The deployments.",
-                JSON,
-                schema(schemas.subschema_for::<DeploymentList>()),
-            )],
+            responses: ok::<DeploymentList>(schemas, "The deployments."),
             problems: &[],
         },
         Operation {
@@ -107,12 +119,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             summary: "Get a deployment with its revisions.",
             query: &[],
             request: None,
-            responses: vec![(
-                200,
-                "The deployment.",
-                JSON,
-                schema(schemas.subschema_for::<DeploymentDetails>()),
-            )],
+            responses: ok::<DeploymentDetails>(schemas, "The deployment."),
             problems: &[(400, "The name is malformed."), NO_DEPLOYMENT],
         },
         Operation {
@@ -120,18 +127,9 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             method: "post",
             path: "/deployments/{name}",
             summary: "Deploy an uploaded component with its linked components: validates and compiles them, stores them as a new revision, and routes all requests to it.",
-            query: &[(
-                "traffic",
-                "boolean",
-                "False routes no requests to the new revision yet, unless it is the first.",
-            )],
+            query: &TRAFFIC,
             request: Some((JSON, schema(schemas.subschema_for::<Manifest>()))),
-            responses: vec![(
-                201,
-                "The new revision is stored and receives requests.",
-                JSON,
-                schema(schemas.subschema_for::<DeployResponse>()),
-            )],
+            responses: deployed(schemas),
             problems: &[
                 BAD_BODY,
                 NOT_SIGNED,
@@ -150,18 +148,9 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             method: "post",
             path: "/deployments/{name}/artifact",
             summary: "Deploy an artifact of a registry, whose components are uploaded. The new revision records its source. The server does not ask the registry: it checks that the image manifest has the source's digest and names all components.",
-            query: &[(
-                "traffic",
-                "boolean",
-                "False routes no requests to the new revision yet, unless it is the first.",
-            )],
+            query: &TRAFFIC,
             request: Some((JSON, schema(schemas.subschema_for::<ArtifactRequest>()))),
-            responses: vec![(
-                201,
-                "The new revision is stored and receives requests.",
-                JSON,
-                schema(schemas.subschema_for::<DeployResponse>()),
-            )],
+            responses: deployed(schemas),
             problems: &[
                 BAD_BODY,
                 NOT_SIGNED,
@@ -182,12 +171,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             summary: "Remove a deployment with all its revisions. Running requests continue.",
             query: &[],
             request: None,
-            responses: vec![(
-                200,
-                "The deployment is removed.",
-                JSON,
-                schema(schemas.subschema_for::<RemoveResponse>()),
-            )],
+            responses: ok::<RemoveResponse>(schemas, "The deployment is removed."),
             problems: &[(400, "The name is malformed."), NO_DEPLOYMENT],
         },
         Operation {
@@ -197,7 +181,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             summary: "Distribute requests among revisions with the same routes.",
             query: &[],
             request: Some((JSON, schema(schemas.subschema_for::<TrafficRequest>()))),
-            responses: changed(schemas),
+            responses: ok::<DeploymentStatus>(schemas, AFTER_CHANGE),
             problems: &[
                 BAD_BODY,
                 NO_DEPLOYMENT,
@@ -219,7 +203,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             summary: "Route all requests to one revision, or restore the previous traffic.",
             query: &[],
             request: Some((JSON, schema(schemas.subschema_for::<RollbackRequest>()))),
-            responses: changed(schemas),
+            responses: ok::<DeploymentStatus>(schemas, AFTER_CHANGE),
             problems: &[
                 BAD_BODY,
                 NO_DEPLOYMENT,
@@ -238,7 +222,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             summary: "Refuse a deployment's requests, or serve them again. Running requests continue.",
             query: &[],
             request: Some((JSON, schema(schemas.subschema_for::<PauseRequest>()))),
-            responses: changed(schemas),
+            responses: ok::<DeploymentStatus>(schemas, AFTER_CHANGE),
             problems: &[BAD_BODY, NO_DEPLOYMENT, LARGE_BODY],
         },
         Operation {
@@ -287,7 +271,7 @@ const JOB_STATE: (&str, &str, &str) = (
 /// The operations on jobs.
 fn job_operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
     let schema = |schema: schemars::Schema| Value::from(schema);
-    let job = schema(schemas.subschema_for::<JobView>());
+    let job = schema(schemas.subschema_for::<JobStatus>());
     let change = |id, path, summary, conflict| Operation {
         id,
         method: "post",
@@ -313,12 +297,7 @@ fn job_operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
                 ),
             ],
             request: None,
-            responses: vec![(
-                200,
-                "The jobs.",
-                JSON,
-                schema(schemas.subschema_for::<JobList>()),
-            )],
+            responses: ok::<JobList>(schemas, "The jobs."),
             problems: &[(400, "The name or the query is malformed."), NO_DEPLOYMENT],
         },
         Operation {
@@ -328,12 +307,7 @@ fn job_operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             summary: "Remove finished jobs of a deployment, with their results.",
             query: &[JOB_STATE],
             request: None,
-            responses: vec![(
-                200,
-                "Their number.",
-                JSON,
-                schema(schemas.subschema_for::<PurgeResponse>()),
-            )],
+            responses: ok::<PurgeResponse>(schemas, "Their number."),
             problems: &[(400, "The name or the query is malformed."), NO_DEPLOYMENT],
         },
         change(

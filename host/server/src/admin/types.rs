@@ -5,7 +5,7 @@ use crate::deployments::{
     DeploymentName, Deployments, Digest, LinkedComponents, Revision, ServingDeployment,
     ServingRevision, StoredDeployment, TrafficShare,
 };
-use crate::triggers::ScheduleView;
+use crate::triggers::ScheduleStatus;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -97,7 +97,7 @@ pub(super) struct DeploymentDetails {
     pub(super) limit_hits: BTreeMap<&'static str, u64>,
     /// Its schedules, with their last runs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) schedules: Vec<ScheduleView>,
+    pub(super) schedules: Vec<ScheduleStatus>,
 }
 
 /// The result of a deploy.

@@ -4,7 +4,7 @@ use super::serving::{Deployments, Inner};
 use crate::problem::{ErrorFormat, Problem};
 use crate::public::unavailable;
 use crate::triggers::jobs::HOST_HEADERS;
-use corral_runtime::{Body, CallError, CallTarget, DeploymentDirectory, QuotaPermit};
+use corral_runtime::{Body, CallError, CallLimit, CallTarget, DeploymentDirectory, QuotaPermit};
 use http::{HeaderMap, Response, StatusCode};
 use std::sync::{Arc, Weak};
 
@@ -15,6 +15,24 @@ impl Directory {
     fn deployments(&self) -> Result<Deployments, Box<Response<Body>>> {
         let stopping = || boxed(Problem::shutting_down(), ErrorFormat::Problem);
         self.0.upgrade().map(Deployments).ok_or_else(stopping)
+    }
+
+    /// The response to a request that a deployment refuses, because of `limit` or for another reason. Counts it.
+    fn refuse(&self, name: &str, problem: Problem, limit: Option<CallLimit>) -> Response<Body> {
+        let deployments = self.deployments();
+        let deployment = deployments
+            .ok()
+            .and_then(|deployments| deployments.get(name));
+        let Some(deployment) = deployment else {
+            return problem.into_response_as(ErrorFormat::Problem);
+        };
+        let state = &deployment.context.deployment;
+        state.count_refused_request(problem.code());
+        if let Some(limit) = limit {
+            state.count_limit_hit(limit);
+        }
+        let format = deployment.first_policy().map(|policy| policy.error_format);
+        problem.into_response_as(format.unwrap_or_default())
     }
 }
 
@@ -59,17 +77,14 @@ impl DeploymentDirectory for Directory {
     }
 
     fn failed(&self, name: &str, error: CallError) -> Response<Body> {
-        let problem = Problem::from(error);
-        let deployments = self.deployments();
-        let deployment = deployments
-            .ok()
-            .and_then(|deployments| deployments.get(name));
-        let Some(deployment) = deployment else {
-            return problem.into_response_as(ErrorFormat::Problem);
-        };
-        let state = &deployment.context.deployment;
-        state.count_refused_request(problem.code());
-        let format = deployment.first_policy().map(|policy| policy.error_format);
-        problem.into_response_as(format.unwrap_or_default())
+        self.refuse(name, error.into(), None)
+    }
+
+    fn too_large(&self, name: &str, limit: u64) -> Response<Body> {
+        self.refuse(
+            name,
+            Problem::too_large(limit),
+            Some(CallLimit::RequestBytes),
+        )
     }
 }

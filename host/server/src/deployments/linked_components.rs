@@ -50,24 +50,26 @@ impl LinkedComponents {
 
     /// All components, each with its field of the table. Middleware is numbered from 1, the outermost.
     pub fn all(&self) -> impl Iterator<Item = (String, &LinkedComponent)> {
-        let templating = self.templating.iter();
-        let templating = templating.map(|component| ("templating".to_owned(), component));
-        let sampling = self.sampling.iter();
-        let sampling = sampling.map(|(name, component)| (format!("sampling.{name}"), component));
-        let middleware = self.middleware.iter().zip(1_usize..);
-        let middleware = middleware.map(|(component, n)| (format!("middleware.{n}"), component));
-        templating.chain(sampling).chain(middleware)
+        let Self {
+            templating,
+            sampling,
+            middleware,
+        } = self;
+        with_fields(templating.iter(), sampling.iter(), middleware.iter())
     }
 
     /// All components, mutably.
     pub fn all_mut(&mut self) -> impl Iterator<Item = (String, &mut LinkedComponent)> {
-        let templating = self.templating.iter_mut();
-        let templating = templating.map(|component| ("templating".to_owned(), component));
-        let sampling = self.sampling.iter_mut();
-        let sampling = sampling.map(|(name, component)| (format!("sampling.{name}"), component));
-        let middleware = self.middleware.iter_mut().zip(1_usize..);
-        let middleware = middleware.map(|(component, n)| (format!("middleware.{n}"), component));
-        templating.chain(sampling).chain(middleware)
+        let Self {
+            templating,
+            sampling,
+            middleware,
+        } = self;
+        with_fields(
+            templating.iter_mut(),
+            sampling.iter_mut(),
+            middleware.iter_mut(),
+        )
     }
 
     /// The digests of all components.
@@ -115,6 +117,19 @@ impl LinkedComponents {
             None => Ok(()),
         }
     }
+}
+
+/// Components, each with its field of the table.
+fn with_fields<'a, T>(
+    templating: impl Iterator<Item = T>,
+    sampling: impl Iterator<Item = (&'a String, T)>,
+    middleware: impl Iterator<Item = T>,
+) -> impl Iterator<Item = (String, T)> {
+    let templating = templating.map(|component| ("templating".to_owned(), component));
+    let sampling = sampling.map(|(name, component)| (format!("sampling.{name}"), component));
+    let middleware = middleware.zip(1_usize..);
+    let middleware = middleware.map(|(component, n)| (format!("middleware.{n}"), component));
+    templating.chain(sampling).chain(middleware)
 }
 
 /// Checks the name of a sampling component.

@@ -25,7 +25,6 @@ impl TriggerCounters {
         counts.retain(|(name, _, _), _| name != deployment);
     }
 
-    /// Writes them.
     pub(super) fn write(&self, families: &mut MetricFamilies) {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for ((deployment, trigger, event), count) in &*counts {
@@ -45,7 +44,6 @@ impl TriggerCounters {
     }
 }
 
-/// Writes the gauges.
 pub(super) fn write_gauges(
     families: &mut MetricFamilies,
     counts: &BTreeMap<String, JobCounts>,

@@ -6,7 +6,7 @@
 //! [`schedule`]: super::schedule
 
 use super::job::{JobKey, JobRecord, ScheduledRun, Trigger};
-use super::queue::{CronFire, CronState, JobQueue, NewJob, QueueError};
+use super::queue::{CronState, DueRun, JobQueue, NewJob, QueueError};
 use super::schedule::{Due, Schedule};
 use super::settings::{CronEntry, TriggerSettings};
 use bytes::Bytes;
@@ -18,7 +18,7 @@ pub(super) struct CronPass {
     /// When the next time comes.
     pub(super) next_ms: Option<u64>,
     /// Runs that became jobs, and whether they did or were skipped.
-    pub(super) fired: Vec<(JobRecord, &'static str)>,
+    pub(super) runs: Vec<(JobRecord, &'static str)>,
     /// Schedules whose run found no room, with the error. They are due still.
     pub(super) no_room: BTreeMap<String, String>,
 }
@@ -48,7 +48,7 @@ pub(super) fn pass(
             now_ms,
         );
         match handled {
-            Ok(handled) => pass.fired.extend(handled),
+            Ok(handled) => pass.runs.extend(handled),
             Err(error @ QueueError::NoRoom { .. }) => {
                 pass.no_room.insert(identity, error.to_string());
             }
@@ -76,7 +76,7 @@ fn handle(
         None => Due::Reset,
     };
     let mut state = state.cloned().unwrap_or_default();
-    let fire = |state, job| CronFire {
+    let due_run = |state, job| DueRun {
         deployment: deployment.to_owned(),
         entry: identity.clone(),
         state,
@@ -86,7 +86,7 @@ fn handle(
         Due::At(_) => Ok(None),
         Due::Reset => {
             state.handled_ms = now_ms;
-            queue.fire(fire(state, None))?;
+            queue.record_due_run(due_run(state, None))?;
             Ok(None)
         }
         Due::Now {
@@ -110,10 +110,10 @@ fn handle(
             };
             if !entry.overlap && !queue.list(deployment, 1, &is_unfinished).is_empty() {
                 state.overlaps += 1;
-                queue.fire(fire(state, None))?;
+                queue.record_due_run(due_run(state, None))?;
                 return Ok(Some((record, "skipped")));
             }
-            let is_new = queue.fire(fire(state, Some(job)))?;
+            let is_new = queue.record_due_run(due_run(state, Some(job)))?;
             Ok(is_new.then_some((record, "submitted")))
         }
     }
@@ -175,7 +175,7 @@ mod tests {
 
     fn look(queue: &RedbQueue, settings: &TriggerSettings, now_ms: u64) -> Vec<&'static str> {
         let pass = pass(queue, "a", settings, now_ms).expect("no failure");
-        pass.fired.into_iter().map(|(_, event)| event).collect()
+        pass.runs.into_iter().map(|(_, event)| event).collect()
     }
 
     fn finish_all(queue: &RedbQueue, now_ms: u64) {
@@ -265,7 +265,7 @@ mod tests {
         let both = TriggerSettings::of(None, &entries);
         look(&small, &both, START);
         let looked = pass(&small, "a", &both, START + MINUTE).expect("no failure");
-        assert_eq!((looked.fired.len(), looked.no_room.len()), (1, 1));
+        assert_eq!((looked.runs.len(), looked.no_room.len()), (1, 1));
         // Another schedule takes its place; the old one is forgotten.
         let together = settings("schedule = '*/1 * * * *'\npath = '/a'\noverlap = true");
         look(&queue, &together, START + 4 * MINUTE);

@@ -95,7 +95,7 @@ struct Worker {
     max_running: usize,
     passes: usize,
     expired_ms: u64,
-    /// By deployment.
+    /// The last one of each deployment.
     checks: BTreeMap<String, ScheduleCheck>,
 }
 
@@ -239,7 +239,7 @@ impl Worker {
                 move |queue: &dyn super::JobQueue| cron::pass(queue, &name, &settings, now);
             match self.triggers.operate(operation).await {
                 Ok(pass) => {
-                    for (job, event) in &pass.fired {
+                    for (job, event) in &pass.runs {
                         self.triggers.counters.count(job, event);
                     }
                     for (schedule, error) in &pass.no_room {
@@ -317,7 +317,6 @@ impl Worker {
     }
 }
 
-/// One attempt of a job.
 struct Attempt {
     claim: JobClaim,
     state: Arc<ServerState>,

@@ -52,7 +52,6 @@ pub(crate) enum JobState {
 }
 
 impl JobState {
-    /// Its name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             JobState::Waiting => "waiting",
@@ -63,7 +62,6 @@ impl JobState {
         }
     }
 
-    /// The state of this name.
     pub(crate) fn of_name(name: &str) -> Option<Self> {
         [
             JobState::Waiting,
@@ -76,7 +74,7 @@ impl JobState {
         .find(|state| state.name() == name)
     }
 
-    /// Whether it is final.
+    /// Whether no attempt follows, unless an operator retries it.
     pub(crate) fn is_finished(self) -> bool {
         !matches!(self, JobState::Waiting | JobState::Running)
     }
@@ -225,7 +223,6 @@ impl JobRecord {
         }
     }
 
-    /// Its name.
     pub(crate) fn key(&self) -> JobKey {
         JobKey {
             deployment: self.deployment.clone(),
@@ -255,7 +252,6 @@ impl JobRecord {
         }
     }
 
-    /// What made it.
     pub(crate) fn trigger(&self) -> Trigger {
         match self.scheduled {
             Some(_) => Trigger::Cron,

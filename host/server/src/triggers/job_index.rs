@@ -99,7 +99,6 @@ impl JobIndex {
         jobs.jobs.insert(id, record);
     }
 
-    /// Removes a job, if it is there.
     pub(super) fn remove(&mut self, deployment: &str, id: &str) {
         self.take(deployment, id);
         self.drop_if_empty(deployment);
@@ -151,7 +150,6 @@ impl JobIndex {
         }
     }
 
-    /// A job.
     pub(super) fn get(&self, deployment: &str, id: &str) -> Option<&JobRecord> {
         self.deployments.get(deployment)?.jobs.get(id)
     }
@@ -226,12 +224,11 @@ impl DeploymentJobs {
         (owned.paused_until_ms, owned.deferrals) = pause.unwrap_or_default();
     }
 
-    /// Waiting jobs.
+    /// Oldest first.
     pub(super) fn waiting(&self) -> impl Iterator<Item = &JobRecord> {
         self.waiting_ids.iter().filter_map(|id| self.jobs.get(id))
     }
 
-    /// Running jobs.
     pub(super) fn running(&self) -> impl Iterator<Item = &JobRecord> {
         self.running.iter().filter_map(|id| self.jobs.get(id))
     }

@@ -8,7 +8,7 @@ use super::executor::{JOB_ATTEMPT, JOB_ID, SCHEDULED, TRIGGER};
 use super::job::{JobOwner, JobRecord, JobSender};
 use super::queue::{NewJob, QueueError};
 use super::settings::JobSettings;
-use super::view::JobView;
+use super::status::JobStatus;
 use super::{JobKey, JobState, Triggers, new_id, now_ms};
 use crate::api_keys::KeyHolder;
 use crate::deployments::{Deployments, ServingDeployment};
@@ -122,7 +122,7 @@ pub(crate) async fn answer(
         ([], &Method::GET | &Method::HEAD) => jobs.list(&head).await,
         ([], _) => Err(Problem::method("GET, HEAD, POST")),
         ([id], &Method::GET | &Method::HEAD) => {
-            Ok(json(StatusCode::OK, &JobView::of(&jobs.job(id)?)))
+            Ok(json(StatusCode::OK, &JobStatus::of(&jobs.job(id)?)))
         }
         ([id], &Method::DELETE) => {
             let key = jobs.job(id)?.key();
@@ -185,7 +185,7 @@ impl Jobs<'_> {
             .triggers
             .submit(job, self.settings.queued(), memory)
             .await?;
-        let mut response = json(StatusCode::ACCEPTED, &JobView::of(&record));
+        let mut response = json(StatusCode::ACCEPTED, &JobStatus::of(&record));
         let location = format!("/jobs/{}/{}", record.deployment, record.id);
         if let Ok(location) = HeaderValue::try_from(location) {
             response.headers_mut().insert(LOCATION, location);
@@ -286,7 +286,7 @@ pub(crate) fn list_query(query: Option<&str>) -> Result<(Option<JobState>, usize
     Ok((state, most))
 }
 
-/// The value of a header as text.
+/// The value of a header that the request may have: visible ASCII of 1 to `max` bytes.
 fn text(headers: &HeaderMap, name: &HeaderName, max: usize) -> Result<Option<String>, Problem> {
     let Some(value) = headers.get(name) else {
         return Ok(None);
@@ -303,7 +303,6 @@ fn text(headers: &HeaderMap, name: &HeaderName, max: usize) -> Result<Option<Str
     value.map(str::to_owned).map(Some).ok_or_else(refuse)
 }
 
-/// Reads the whole body.
 async fn collect(
     state: &ServerState,
     headers: &HeaderMap,

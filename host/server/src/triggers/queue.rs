@@ -2,7 +2,7 @@
 //!
 //! A trigger turns an event into a job; the [executor](super::executor) runs jobs of any trigger alike, and also calls
 //! [`cron`](super::cron) when a schedule is due. Another trigger calls [`JobQueue::submit`], with an idempotency key
-//! for events that must count once. [`JobQueue::fire`] is for schedules.
+//! for events that must count once. [`JobQueue::record_due_run`] is for schedules.
 //!
 //! Rules for an implementation: a change that a method returned is durable. A job is claimed by one executor at a time. An
 //! unfinished job is never dropped; a finished one stays finished, unless it is [retried](JobQueue::retry). Methods block,
@@ -37,14 +37,13 @@ impl Default for QueueLimits {
     }
 }
 
-/// A new job with its body.
 #[derive(Debug)]
 pub(crate) struct NewJob {
     pub(crate) record: JobRecord,
     pub(crate) body: Bytes,
 }
 
-/// A job that was taken to be run.
+/// A job whose attempt has begun.
 #[derive(Debug)]
 pub(crate) struct ClaimedJob {
     pub(crate) record: JobRecord,
@@ -62,9 +61,9 @@ pub(crate) struct CronState {
     pub(crate) missed: u64,
 }
 
-/// A time of a schedule that has come.
+/// A time of a schedule that has come, and its run.
 #[derive(Debug)]
-pub(crate) struct CronFire {
+pub(crate) struct DueRun {
     pub(crate) deployment: String,
     /// Identity of the schedule.
     pub(crate) entry: String,
@@ -174,9 +173,9 @@ pub(crate) trait JobQueue: Send + Sync + std::fmt::Debug {
 
     /// Records that a time of a schedule was handled, and adds its run, unless this or a later time was handled before.
     /// Returns whether it did.
-    fn fire(&self, fire: CronFire) -> Result<bool, QueueError>;
+    fn record_due_run(&self, due: DueRun) -> Result<bool, QueueError>;
 
-    /// A job.
+    /// The job, if it was not removed.
     fn job(&self, key: &JobKey) -> Option<JobRecord>;
 
     /// The result of a finished job.

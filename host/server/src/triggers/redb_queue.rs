@@ -11,7 +11,7 @@ mod tests;
 use super::job::{JobClaim, JobKey, JobOwner, JobRecord, JobState, Outcome, millis};
 use super::job_index::{DeploymentJobs, JobIndex};
 use super::queue::{
-    ClaimedJob, CronFire, CronState, JobCounts, JobQueue, NewJob, QueueError, QueueLimits,
+    ClaimedJob, CronState, DueRun, JobCounts, JobQueue, NewJob, QueueError, QueueLimits,
 };
 use bytes::Bytes;
 use redb::{Builder, ReadableDatabase, TableDefinition};
@@ -21,7 +21,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tables::{BODIES, Change, RESULTS, create, read, transact};
 
-/// Page cache.
+/// Of redb's page cache.
 const CACHE_BYTES: usize = 8 << 20;
 const FILE: &str = "triggers.redb";
 /// Longest wait of a deferred job, unless the cause demands a longer one.
@@ -29,7 +29,6 @@ const MAX_DEFERRED_WAIT: Duration = Duration::from_secs(60);
 /// Most jobs that one transaction removes.
 const MAX_REMOVED: usize = 1000;
 
-/// An open queue.
 #[derive(Debug)]
 pub(crate) struct RedbQueue {
     path: PathBuf,
@@ -64,7 +63,7 @@ impl RedbQueue {
         Ok(queue)
     }
 
-    /// Deployments that it knows.
+    /// Deployments with jobs or schedules.
     pub(crate) fn deployments(&self) -> Vec<String> {
         self.index().deployments.keys().cloned().collect()
     }
@@ -197,7 +196,7 @@ impl RedbQueue {
         found.ok_or_else(|| QueueError::Unknown(key.deployment.clone()))
     }
 
-    /// Reads the value of a job.
+    /// A job's value in a table; empty if there is none.
     fn value(
         &self,
         database: &redb::Database,
@@ -430,14 +429,14 @@ impl JobQueue for RedbQueue {
         self.commit(writer, changes)
     }
 
-    fn fire(&self, fire: CronFire) -> Result<bool, QueueError> {
+    fn record_due_run(&self, due: DueRun) -> Result<bool, QueueError> {
         let writer = self.write()?;
-        let CronFire {
+        let DueRun {
             deployment,
             entry,
             state,
             job,
-        } = fire;
+        } = due;
         let known = self.cron_states(&deployment).remove(&entry);
         // A schedule that begins anew has an earlier time, and no run.
         if job.is_some() && known.is_some_and(|known| known.handled_ms >= state.handled_ms) {

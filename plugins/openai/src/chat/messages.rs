@@ -5,7 +5,7 @@ use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use serde_json::{Map, Value, json};
 
 use conversation::message::{call, parse_arguments, text};
-use conversation::{hints, unsupported, without_effect};
+use conversation::{silently_ignored, unsupported, without_effect};
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
@@ -40,7 +40,7 @@ fn message(mut fields: Fields) -> Result<Value, Error> {
         let why = "use `continue_final_message` to continue the last message";
         return Err(unsupported(&fields.path("prefix"), why));
     }
-    hints::drop(&mut fields, &hints::OF_MESSAGE);
+    silently_ignored::drop(&mut fields, &silently_ignored::OF_MESSAGE);
     let calls = tool_calls(&mut fields, &role)?;
     let has_content = fields.has("content");
     let content = content(&mut fields, &role)?;

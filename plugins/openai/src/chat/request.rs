@@ -13,7 +13,9 @@ use crate::shared_fields::{
 use crate::structured;
 use conversation::generation::{Settings, settings};
 use conversation::{ChatRequest, TemplateKwargs, Tools};
-use conversation::{check_unconstrained, hints, take_final_text, unsupported, without_effect};
+use conversation::{
+    check_unconstrained, silently_ignored, take_final_text, unsupported, without_effect,
+};
 
 /// The host's limit for logprobs.
 const LOGPROBS_LIMIT: u8 = 20;
@@ -61,7 +63,7 @@ pub struct ChatCompletionRequest {
 pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
     reject(&mut fields, &UNSUPPORTED)?;
     ignore_without_effect(&mut fields, &WITHOUT_EFFECT)?;
-    hints::drop(&mut fields, &hints::OF_REQUEST);
+    silently_ignored::drop(&mut fields, &silently_ignored::OF_REQUEST);
     for (name, allowed, why) in [
         (
             "modalities",
@@ -251,7 +253,7 @@ mod tests {
             ignored::begin(true);
             assert!(with(members.clone()).is_ok(), "{members}");
         }
-        for (name, _) in [&hints::OF_REQUEST[..]].concat() {
+        for (name, _) in [&silently_ignored::OF_REQUEST[..]].concat() {
             ignored::begin(true);
             assert!(with(json!({name: {"a": 1}})).is_ok(), "{name}");
         }

@@ -12,7 +12,7 @@ use crate::shared_fields::{
 use crate::structured;
 use conversation::generation::Settings;
 use conversation::generation::settings::{self, CHOICE_LIMIT};
-use conversation::{Format, hints, infill, unsupported};
+use conversation::{Format, infill, silently_ignored, unsupported};
 
 /// The default of OpenAI's API.
 const MAX_TOKENS: u32 = 16;
@@ -58,7 +58,7 @@ pub enum Prompt {
 }
 
 pub fn read(mut fields: Fields) -> Result<CompletionRequest, Error> {
-    hints::drop(&mut fields, &hints::OF_REQUEST);
+    silently_ignored::drop(&mut fields, &silently_ignored::OF_REQUEST);
     let model = fields.text("model")?;
     let prompt = prompt_list(fields.required("prompt", EXPECTED)?)?;
     let suffix = fields.text("suffix")?;

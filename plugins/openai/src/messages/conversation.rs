@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::offered_tools::result_text;
 use conversation::message::call;
-use conversation::{Tools, hints, images, unsupported, without_effect};
+use conversation::{Tools, images, silently_ignored, unsupported, without_effect};
 
 /// The most bytes of definitions that take the place of references to tools: as many as a body may have.
 const DEFINITION_BYTES: usize = 8 << 20;
@@ -58,7 +58,7 @@ impl<'a> Conversation<'a> {
     pub fn add(&mut self, mut fields: Fields) -> Result<(), Error> {
         let role = fields.text("role")?;
         let content = fields.take("content").unwrap_or(Value::Null);
-        hints::drop(&mut fields, &hints::OF_MESSAGE);
+        silently_ignored::drop(&mut fields, &silently_ignored::OF_MESSAGE);
         fields.ignore_unknown(&["role", "content"])?;
         let role = match role.as_deref() {
             Some("user") => "user",
@@ -108,7 +108,7 @@ impl<'a> Conversation<'a> {
     }
 
     fn add_block(&mut self, role: &str, mut block: Fields, parts: &mut Parts) -> Result<(), Error> {
-        hints::drop(&mut block, &hints::OF_PART);
+        silently_ignored::drop(&mut block, &silently_ignored::OF_PART);
         let kind = block.text("type")?;
         let known: &[&str] = match (role, kind.as_deref()) {
             (_, Some("text")) => {

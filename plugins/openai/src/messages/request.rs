@@ -13,7 +13,7 @@ use crate::shared_fields::{
 use conversation::generation::Settings;
 use conversation::tools::{Tool, ToolChoice};
 use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
-use conversation::{check_unconstrained, hints, message};
+use conversation::{check_unconstrained, message, silently_ignored};
 
 /// Fields of the API that have no effect, with the reason.
 const WITHOUT_EFFECT: [(&str, &str); 4] = [
@@ -61,7 +61,7 @@ pub fn read(mut fields: Fields, generates: bool) -> Result<MessagesRequest, Erro
     }
     fields.take("mcp_servers");
     reject(&mut fields, &[("container", "code is not executed")])?;
-    hints::drop(&mut fields, &hints::OF_REQUEST);
+    silently_ignored::drop(&mut fields, &silently_ignored::OF_REQUEST);
     ignore_without_effect(&mut fields, &WITHOUT_EFFECT)?;
 
     let tools = tools(&mut fields)?;

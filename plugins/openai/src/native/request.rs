@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::shared_fields::{ignore_without_effect, reject_fields_of_other_servers};
 use crate::structured;
 use conversation::generation::{Settings, settings};
-use conversation::{Format, hints, unsupported};
+use conversation::{Format, silently_ignored, unsupported};
 
 /// The host's limit for log probabilities.
 const PROBS_LIMIT: u8 = 20;
@@ -104,7 +104,7 @@ pub fn read(mut fields: Fields) -> Result<NativeRequest, Error> {
         return_progress: fields.flag("return_progress")?,
         response_fields: fields.text_list("response_fields")?.unwrap_or_default(),
     };
-    hints::drop(&mut fields, &hints::OF_REQUEST);
+    silently_ignored::drop(&mut fields, &silently_ignored::OF_REQUEST);
     reject_fields_of_other_servers(&mut fields)?;
     ignore_without_effect(&mut fields, &[("n_keep", "a full context ends the text")])?;
     fields.ignore_unknown(&[&FIELDS[..], &settings::FIELDS, &structured::FIELDS].concat())?;

@@ -13,7 +13,7 @@ use crate::shared_fields::{
     reject_fields_of_other_servers, reject_other_values, schema_format, stream_options,
 };
 use conversation::generation::{Settings, settings};
-use conversation::hints;
+use conversation::silently_ignored;
 use conversation::tools::{ToolChoice, read_choice};
 use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
 use conversation::{unsupported, without_effect};
@@ -85,7 +85,7 @@ pub fn read(mut fields: Fields, earlier: usize) -> Result<ResponsesRequest, Erro
             repeated.insert(name.to_owned(), value.clone());
         }
     }
-    hints::drop(&mut fields, &hints::OF_REQUEST);
+    silently_ignored::drop(&mut fields, &silently_ignored::OF_REQUEST);
     let allowed = [false.into()];
     reject_other_values(
         &mut fields,

@@ -9,7 +9,7 @@ use corral_sdk::Error;
 use corral_sdk::fields::{Fields, out_of_range};
 use serde_json::{Value, json};
 
-use conversation::hints;
+use conversation::silently_ignored;
 use conversation::tools::Tool;
 
 /// The argument of a custom tool.
@@ -81,7 +81,7 @@ impl ToolNames {
         tool.text("description")?;
         let path = tool.path("tools");
         let functions = tool.required_list("tools", "a list of functions")?;
-        hints::drop(&mut tool, &hints::OF_TOOL);
+        silently_ignored::drop(&mut tool, &silently_ignored::OF_TOOL);
         tool.ignore_unknown(&["type", "name", "description", "tools"])?;
         for (index, function) in functions.into_iter().enumerate() {
             let mut function = Fields::at(format!("{path}[{index}]"), function)?;

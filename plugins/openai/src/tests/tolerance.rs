@@ -1,6 +1,6 @@
 //! Members without effect: named in a header, or refused.
 
-use conversation::hints;
+use conversation::silently_ignored;
 use corral_sdk::Request;
 use corral_sdk::fields::ignored;
 use corral_sdk::testing::Script;
@@ -131,10 +131,10 @@ fn compressed_body_is_read() {
 fn readme_has_the_reason_of_each_hint() {
     let readme = include_str!("../../README.md");
     let tables = [
-        &hints::OF_REQUEST[..],
-        &hints::OF_MESSAGE,
-        &hints::OF_PART,
-        &hints::OF_TOOL,
+        &silently_ignored::OF_REQUEST[..],
+        &silently_ignored::OF_MESSAGE,
+        &silently_ignored::OF_PART,
+        &silently_ignored::OF_TOOL,
     ];
     for (name, reason) in tables.concat() {
         let member = format!("`{name}`");

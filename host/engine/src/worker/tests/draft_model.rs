@@ -4,7 +4,7 @@ use super::support::*;
 use crate::draft_model::{DraftJob, DraftModel};
 use crate::metrics::{EngineMetrics, get};
 use crate::{Chunk, GenerateOptions, Token};
-use corral_scheduler::{DraftOrder, PrefixScope, RequestId};
+use corral_scheduler::{DraftPlan, PrefixScope, RequestId};
 use corral_simulator::Fault;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -85,18 +85,18 @@ fn failing_draft_model_fails_no_request() {
     assert_eq!(get(&metrics.draft_model_cells), 0);
 }
 
-/// Orders drafts for requests, each with its tokens.
+/// Plans drafts for requests, each with its tokens.
 fn draft(
     model: &mut DraftModel<SlowBackend>,
-    orders: &[(u64, &[Token], u32)],
+    plans: &[(u64, &[Token], u32)],
 ) -> Vec<(u64, Vec<Token>)> {
-    let jobs: Vec<_> = orders
+    let jobs: Vec<_> = plans
         .iter()
         .map(|&(id, tokens, drafts)| {
             let request = RequestId(id);
             let state = model.state(request, tokens, drafts).unwrap();
             DraftJob {
-                order: DraftOrder {
+                plan: DraftPlan {
                     request,
                     prefill_tokens: state.uncomputed,
                     drafts: state.max_drafts,
@@ -107,14 +107,14 @@ fn draft(
         })
         .collect();
     let tokens_of = |id: RequestId| {
-        let found = orders.iter().find(|order| order.0 == id.0);
-        found.map_or(&[][..], |order| order.1)
+        let found = plans.iter().find(|plan| plan.0 == id.0);
+        found.map_or(&[][..], |plan| plan.1)
     };
     let results = model.run(&jobs, tokens_of);
     assert!(results.failed.is_empty(), "{results:?}");
     let proposals = results.proposals.into_iter();
     proposals
-        .map(|(order, draft)| (order.request.0, draft))
+        .map(|(plan, draft)| (plan.request.0, draft))
         .collect()
 }
 
@@ -154,8 +154,8 @@ fn sequences_of_a_scope_share_prefixes() {
     let fork = [&prefix[..], &[1, 2, 50, 51]].concat();
     draft(&mut model, &[(11, &long, 1)]);
     assert_eq!(model.cells_used(), 19);
-    let orders: [(u64, &[Token], u32); 2] = [(11, &long, 0), (12, &fork[..19], 1)];
-    let both = draft(&mut model, &orders);
+    let plans: [(u64, &[Token], u32); 2] = [(11, &long, 0), (12, &fork[..19], 1)];
+    let both = draft(&mut model, &plans);
     assert_eq!(both, [(12, vec![51])]);
     assert_eq!(model.cells_used(), 20, "the fork adds one");
     // Another scope computes all of its tokens.

@@ -278,10 +278,10 @@ fn full_store_drops_results_of_whom_stores_most() {
 }
 
 #[test]
-fn schedule_fires_once_for_a_time() {
+fn schedule_runs_once_for_a_time() {
     let dir = tempfile::tempdir().expect("there is room");
-    let fire = |queue: &RedbQueue, id: &str, handled_ms| {
-        queue.fire(CronFire {
+    let record = |queue: &RedbQueue, id: &str, handled_ms| {
+        queue.record_due_run(DueRun {
             deployment: "a".to_owned(),
             entry: "daily".to_owned(),
             state: CronState {
@@ -292,14 +292,14 @@ fn schedule_fires_once_for_a_time() {
         })
     };
     let queue = open(dir.path());
-    assert!(fire(&queue, "1", 50).expect("no failure"));
+    assert!(record(&queue, "1", 50).expect("no failure"));
     drop(queue);
     let queue = open(dir.path());
     assert!(
-        !fire(&queue, "2", 50).expect("no failure"),
+        !record(&queue, "2", 50).expect("no failure"),
         "after a restart"
     );
-    assert!(fire(&queue, "3", 60).expect("no failure"));
+    assert!(record(&queue, "3", 60).expect("no failure"));
     assert_eq!(queue.counts()["a"].waiting, 2);
     queue.remove_deployment("a").expect("no failure");
     drop(queue);

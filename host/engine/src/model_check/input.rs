@@ -10,7 +10,7 @@ pub const CHECK_MODEL_JOB: &str = "check-model";
 
 /// The model to check. It crosses the pipe, with the directory of `--backend-dir`, as fields that end with a zero byte.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct CheckedModel {
+pub(crate) struct ModelCheckInput {
     pub path: PathBuf,
     pub kv_type: KvType,
     pub context: Option<u32>,
@@ -19,7 +19,7 @@ pub(crate) struct CheckedModel {
     pub adapters: Vec<(String, PathBuf)>,
 }
 
-impl CheckedModel {
+impl ModelCheckInput {
     pub fn encode(&self, backend_dir: Option<&Path>) -> Vec<u8> {
         let backend_dir = backend_dir.unwrap_or(Path::new(""));
         let context = self.context.unwrap_or(0).to_string();

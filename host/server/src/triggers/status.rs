@@ -13,7 +13,7 @@ pub(super) const MAX_LAST_RUNS: usize = 10;
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
-pub(crate) struct JobView {
+pub(crate) struct JobStatus {
     /// Its id.
     pub(crate) id: String,
     /// Its state.
@@ -66,14 +66,14 @@ pub(crate) struct JobList {
     /// Finished jobs that are not removed yet.
     pub(crate) finished: usize,
     /// The jobs, newest first.
-    pub(crate) jobs: Vec<JobView>,
+    pub(crate) jobs: Vec<JobStatus>,
 }
 
 /// A schedule.
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ScheduleView {
+pub(crate) struct ScheduleStatus {
     /// The schedule.
     pub(crate) schedule: String,
     /// Its time zone.
@@ -88,14 +88,14 @@ pub(crate) struct ScheduleView {
     /// Times that were missed and not run, because a later one was.
     pub(crate) missed: u64,
     /// Its last runs, newest first.
-    pub(crate) runs: Vec<JobView>,
+    pub(crate) runs: Vec<JobStatus>,
 }
 
-impl JobView {
+impl JobStatus {
     /// As operators and clients see it.
     pub(crate) fn of(record: &JobRecord) -> Self {
         let is_waiting = record.state == JobState::Waiting;
-        JobView {
+        JobStatus {
             id: record.id.clone(),
             state: record.state,
             trigger: record.trigger(),
@@ -115,7 +115,7 @@ impl JobView {
     }
 }
 
-impl ScheduleView {
+impl ScheduleStatus {
     pub(super) fn of(
         entry: &CronEntry,
         schedule: &Schedule,
@@ -127,14 +127,14 @@ impl ScheduleView {
             Due::At(next) if state.handled_ms > 0 => next,
             _ => schedule.next_after(now_ms),
         };
-        ScheduleView {
+        ScheduleStatus {
             schedule: entry.schedule.clone(),
             time_zone: entry.time_zone.clone().unwrap_or_else(|| "UTC".to_owned()),
             path: entry.path.clone(),
             next_ms,
             overlaps: state.overlaps,
             missed: state.missed,
-            runs: runs.iter().map(JobView::of).collect(),
+            runs: runs.iter().map(JobStatus::of).collect(),
         }
     }
 }
