@@ -181,6 +181,13 @@ pub(crate) fn compile_engine(
     Engine::new(&config)
 }
 
+/// An engine without a pool that counts instructions, for components that run once.
+pub(crate) fn initialization_engine() -> wasmtime::Result<Engine> {
+    let mut config = code_config(CodeGenerator::Unoptimized);
+    config.epoch_interruption(false).consume_fuel(true);
+    Engine::new(&config)
+}
+
 /// A pool with room for `instances` plugin instances, those that wait for another call, as many instances of sampling
 /// plugins, and those that check settings, whatever each consists of.
 fn pool(instances: u32) -> PoolingAllocationConfig {
