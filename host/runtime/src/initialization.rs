@@ -4,7 +4,7 @@
 //! The call has nothing of the host: each import refuses to be called. So its result depends on the component alone, and
 //! holds no secret, random number or time. The written component has the same code, imports and exports.
 //!
-//! Handles are not part of the result: one that the call leaves behind is unknown to later calls.
+//! Handles live outside of memory, so the call can make none.
 
 mod imports;
 pub(crate) mod isolated;
@@ -123,6 +123,8 @@ async fn run(
     let mut store = Store::new(&engine, Memory::at_most(limits.memory));
     store.limiter(|memory| memory);
     store.set_fuel(max_instructions)?;
+    // A call is a handle, too.
+    store.set_max_component_handles(1);
     let instance = linker.instantiate_async(&mut store, &component).await?;
     let initialize =
         instance.get_typed_func::<(), (std::result::Result<(), String>,)>(&mut store, &function)?;
@@ -162,7 +164,7 @@ fn describe(error: &Error) -> String {
             MAX_INSTRUCTIONS / 1_000_000_000
         ),
         Some(trap) => format!("its initialization ended with a trap: {trap}"),
-        None => cause(error),
+        None => format!("its initialization failed: {}", cause(error)),
     }
 }
 

@@ -184,7 +184,11 @@ pub(crate) fn compile_engine(
 /// An engine without a pool that counts instructions, for components that run once.
 pub(crate) fn initialization_engine() -> wasmtime::Result<Engine> {
     let mut config = code_config(CodeGenerator::Unoptimized);
-    config.epoch_interruption(false).consume_fuel(true);
+    // The image of a memory would be a file, which a child may not write.
+    config
+        .epoch_interruption(false)
+        .consume_fuel(true)
+        .memory_init_cow(false);
     Engine::new(&config)
 }
 

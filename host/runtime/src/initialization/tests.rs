@@ -107,6 +107,22 @@ fn call_of_the_host_is_refused() {
 }
 
 #[test]
+fn handle_is_refused() {
+    let with_handle = component(
+        r#"(core func $new (canon waitable-set.new))
+           (core instance $imports (export "new" (func $new)))"#,
+        r#"(import "canon" "new" (func $new (result i32)))"#,
+        r#"(with "canon" (instance $imports))"#,
+        "(drop (call $new)) (i32.const 0)",
+    );
+    let error = error_of(&with_handle);
+    assert!(
+        error.starts_with("its initialization failed: cannot allocate another handle"),
+        "{error}"
+    );
+}
+
+#[test]
 fn unused_imports_do_no_harm() {
     let imports = r#"
         (import "wasi:io/streams@0.2.3" (instance (export "stream" (type (sub resource)))))
