@@ -41,11 +41,12 @@ fn primes() -> Vec<u32> {
     let mut composite = vec![false; END];
     let mut primes = Vec::new();
     for number in 2..END {
-        if !composite[number] {
-            primes.push(number as u32);
-            (number * number..END)
-                .step_by(number)
-                .for_each(|multiple| composite[multiple] = true);
+        if composite.get(number) == Some(&true) {
+            continue;
+        }
+        primes.push(number as u32);
+        for multiple in (number.saturating_mul(number)..END).step_by(number) {
+            composite[multiple] = true;
         }
     }
     primes
