@@ -197,7 +197,12 @@ fn language_bench_measures_each_form() {
     let found = object(line, &ended);
     let languages = ["Rust", "Python", "JavaScript", "C"];
     let reused = ["Python, instances reused", "JavaScript, reused"];
-    let others = ["Rust, generate", "Rust, remote"];
+    let others = [
+        "Rust, table",
+        "Rust, table, initialized",
+        "Rust, generate",
+        "Rust, remote",
+    ];
     let forms = languages.into_iter().chain(reused).chain(others);
     let found_forms = rows(&found).iter().map(|row| &row["form"]);
     assert!(found_forms.eq(forms), "{found}");

@@ -5,6 +5,8 @@
 //! code generator compiles what it can, and another one the rest.
 
 use crate::config::RuntimeConfig;
+use crate::initialization::isolated::initialize_in_child;
+use crate::initialization::{InitializationLimits, Snapshot, initialize};
 use crate::isolated_compiler::IsolatedCompiler;
 use crate::linker::linker;
 use crate::plugin_error::PluginError;
@@ -123,6 +125,30 @@ impl Compiler {
                 plugin: plugin.to_owned(),
                 cause: cause(&error),
             })
+    }
+
+    /// Initializes a component: see [`crate::initialization`]. Blocks.
+    pub(crate) fn initialize(
+        &self,
+        plugin: &str,
+        bytes: &[u8],
+        limits: InitializationLimits,
+    ) -> Result<Snapshot, PluginError> {
+        let snapshot = match &self.isolated {
+            Some(isolated) => {
+                let (children, cache) = (isolated.children(), isolated.cache());
+                initialize_in_child(children, cache, plugin, bytes, limits)
+            }
+            None => {
+                let snapshot = self.threads.install(|| initialize(bytes, limits));
+                snapshot.map_err(ChildError::Failed)
+            }
+        };
+        let plugin = plugin.to_owned();
+        snapshot.map_err(|cause| match cause {
+            ChildError::Failed(cause) => PluginError::Initialize { plugin, cause },
+            cause => PluginError::InitializeStopped { plugin, cause },
+        })
     }
 
     /// Counts of child processes, those of other jobs included.

@@ -182,6 +182,9 @@ pub struct PluginConfig {
     pub limits: Limits,
     /// Lets calls reuse an instance. Each call has a fresh one if `None`.
     pub reuse: Option<Reuse>,
+    /// Calls its export `corral:plugin/initialization` once while it is loaded. Each instance then begins with the memory that
+    /// this call left.
+    pub initialize: bool,
     /// Models that it may open; the first is its default. All models if `None`.
     pub models: Option<Vec<String>>,
     /// Its configuration: its environment variables, which `wasi:config` answers too. It sees no others.

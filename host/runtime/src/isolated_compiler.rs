@@ -6,6 +6,7 @@
 //! If there is no cache, its disk is full, or the entry is gone when the parent loads it, the parent compiles without
 //! limits: a child has shown that they suffice.
 
+use crate::initialization::isolated::INITIALIZE_JOB;
 use crate::plugin_error::PluginError;
 use crate::truncate::cause;
 use crate::wasm_engine::{CodeGenerator, compile_engine};
@@ -21,8 +22,9 @@ use tempfile::TempDir;
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
-/// The jobs of children, by name: one for each code generator.
-pub const COMPILE_JOBS: [(&str, Handler); 3] = [
+/// The jobs of children, by name: one for each code generator, and one that initializes a component.
+pub const COMPILE_JOBS: [(&str, Handler); 4] = [
+    INITIALIZE_JOB,
     (job_name(CodeGenerator::Optimizing), |job| {
         compile_job(CodeGenerator::Optimizing, &job)
     }),
@@ -84,6 +86,10 @@ impl IsolatedCompiler {
         &self.children
     }
 
+    pub(crate) fn cache(&self) -> Option<&Path> {
+        self.cache.as_deref()
+    }
+
     /// Compiles a component in a child, unless its code is in the cache. After this the engine can load it.
     pub(crate) fn prepare(
         &self,
@@ -140,8 +146,8 @@ fn compile_job(generator: CodeGenerator, job: &ChildJob) -> Result<Vec<u8>, Stri
     Ok(Vec::new())
 }
 
-/// Prefix of the directories that children write to, and of unfinished records.
-const TEMPORARY: &str = "compile-";
+/// Prefix of the directories that children write to, and of unfinished files.
+pub(crate) const TEMPORARY: &str = "compile-";
 
 /// A new directory for a child, which nobody else can know or read. It is removed when dropped.
 fn private_dir(base: &Path) -> io::Result<TempDir> {

@@ -14,6 +14,7 @@ use crate::deployment_snapshots::DeploymentSnapshots;
 use crate::folders::FolderAccess;
 use crate::host::GuestConfig;
 use crate::idle_instances::{IdleInstances, InstanceOwner};
+use crate::initialization::Initialized;
 use crate::key_values::KeyValues;
 use crate::models::VisibleModels;
 use crate::outbound::OutboundAccess;
@@ -82,6 +83,7 @@ struct Inner {
     engine: Engine,
     http: Option<Arc<ProxyPre<State>>>,
     cli: Option<CliPre>,
+    initialized: Option<Initialized>,
     /// Instances that wait for another call, if calls may reuse one.
     idle: Option<Arc<IdleInstances>>,
     calls: AtomicU64,
@@ -183,6 +185,7 @@ impl Plugin {
             engine: compiled.engine,
             http: compiled.http.map(Arc::new),
             cli: compiled.cli,
+            initialized: compiled.initialized,
             calls: AtomicU64::new(0),
             shared,
         }))
@@ -224,6 +227,11 @@ impl Plugin {
             http: self.0.http.is_some(),
             cli: self.0.cli.is_some(),
         }
+    }
+
+    /// What its initialization did, if it had one.
+    pub fn initialized(&self) -> Option<Initialized> {
+        self.0.initialized
     }
 
     /// Lets an instance answer `request`, a fresh one unless calls reuse one. Returns when the response's headers are known; the body

@@ -79,6 +79,25 @@ pub enum PluginError {
         /// What happened.
         cause: corral_isolation::ChildError,
     },
+    /// The component cannot be initialized.
+    #[error("the plugin {plugin} cannot be initialized: {cause}")]
+    Initialize {
+        /// The plugin.
+        plugin: String,
+        /// What is wrong.
+        cause: String,
+    },
+    /// The initialization exceeded a limit, crashed, or could not be started.
+    #[error(
+        "the plugin {plugin} is not initialized: {cause}{}",
+        if cause.is_final() { "; do less in its initialization, or deploy it without `initialize`" } else { "" }
+    )]
+    InitializeStopped {
+        /// The plugin.
+        plugin: String,
+        /// What happened.
+        cause: corral_isolation::ChildError,
+    },
     /// The component imports interfaces that this host lacks.
     #[error(
         "the plugin {plugin} imports what this host does not offer: {}. It offers: {}",
@@ -288,9 +307,14 @@ impl PluginError {
         }
     }
 
-    /// Whether the component needs more than a compilation may use, or crashes the compiler.
+    /// Whether the component needs more than a compilation or an initialization may use, or crashes one.
     pub fn is_compile_limit(&self) -> bool {
-        matches!(self, Self::CompileStopped { cause, .. } if cause.is_final())
+        match self {
+            Self::CompileStopped { cause, .. } | Self::InitializeStopped { cause, .. } => {
+                cause.is_final()
+            }
+            _ => false,
+        }
     }
 
     /// A stable name for programs.
@@ -300,8 +324,13 @@ impl PluginError {
             Self::TooLarge { .. } | Self::TooLargeTogether { .. } => "component-too-large",
             Self::NotWasm { .. } | Self::CoreModule { .. } => "not-a-component",
             Self::Compile { .. } => "does-not-compile",
-            Self::CompileStopped { .. } if self.is_compile_limit() => "compile-limit",
-            Self::CompileStopped { .. } => "compile-unavailable",
+            Self::CompileStopped { .. } | Self::InitializeStopped { .. } => {
+                match self.is_compile_limit() {
+                    true => "compile-limit",
+                    false => "compile-unavailable",
+                }
+            }
+            Self::Initialize { .. } => "does-not-initialize",
             Self::Imports { .. } => "unknown-import",
             Self::Mismatch { .. } => "interface-mismatch",
             Self::NoRole { .. } => "missing-export",

@@ -15,6 +15,7 @@ use crate::deployment::DeploymentState;
 use crate::deployment_calls::DeploymentDirectory;
 use crate::deployment_snapshots::snapshot_permits;
 use crate::folders::FolderFiles;
+use crate::initialization::InitializationLimits;
 use crate::isolated_compiler::IsolatedCompiler;
 use crate::key_values::KeyValueStore;
 use crate::models::VisibleModels;
@@ -24,7 +25,7 @@ use crate::plugin_error::PluginError;
 use crate::sampling::resources::SamplerResources;
 use crate::shared::Shared;
 use crate::ticker::Ticker;
-use crate::validate::{CompiledPlugin, compile};
+use crate::validate::{CompiledPlugin, compile, initialize};
 use crate::wasm_engine::{SetupError, pool_metrics};
 use bytes::Bytes;
 use corral_engine::{Metric, ModelPool, Tenant};
@@ -172,11 +173,17 @@ impl Runtime {
         }
         let (shared, source, plugin) = (Arc::clone(&self.0), source.into(), name.to_owned());
         let linked = std::mem::take(&mut config.linked);
-        let compiled = tokio::task::spawn_blocking(move || shared.compile(&plugin, source, linked))
-            .await
-            .map_err(|_| PluginError::Stopped {
-                plugin: name.to_owned(),
-            })??;
+        let initialization = config.initialize.then_some(InitializationLimits {
+            memory: config.limits.memory,
+            component: shared.component_bytes,
+        });
+        let compile = move || shared.compile(&plugin, source, linked, initialization);
+        let compiled =
+            tokio::task::spawn_blocking(compile)
+                .await
+                .map_err(|_| PluginError::Stopped {
+                    plugin: name.to_owned(),
+                })??;
         let shared = Arc::clone(&self.0);
         Ok(Plugin::new(
             name, deployment, compiled, config, models, shared,
@@ -214,12 +221,17 @@ impl Shared {
         plugin: &str,
         source: ComponentSource,
         linked: LinkedComponents,
+        initialization: Option<InitializationLimits>,
     ) -> Result<CompiledPlugin, PluginError> {
-        let components = self.read_components(plugin, source, linked)?;
+        let mut components = self.read_components(plugin, source, linked)?;
         let bytes = components.bytes();
         let began = Instant::now();
+        let initialized = initialization
+            .map(|limits| initialize(&self.compiler, plugin, &mut components, limits))
+            .transpose()?;
         let limit = self.component_bytes;
-        let compiled = compile(&self.compiler, plugin, &components, limit)?;
+        let mut compiled = compile(&self.compiler, plugin, &components, limit)?;
+        compiled.initialized = initialized;
         self.counters.component_loaded(began.elapsed());
         tracing::debug!(
             plugin,

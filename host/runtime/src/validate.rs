@@ -6,6 +6,7 @@ use crate::composition::{
     PluginComponents, check_sampling, component_name, compose, find_faulty, sampling_link_name,
 };
 use crate::denied;
+use crate::initialization::{InitializationLimits, Initialized, Snapshot};
 use crate::interfaces::{HTTP_2, HTTP_3, RUN_2, RUN_3, compatible, unknown_imports};
 use crate::plugin_error::PluginError;
 use crate::sampling::check_sampler;
@@ -35,6 +36,8 @@ pub(crate) struct CompiledPlugin {
     pub(crate) permits: u32,
     /// Linked sampling plugins, by name.
     pub(crate) samplers: BTreeMap<String, SamplerPre>,
+    /// What its initialization did, if it had one.
+    pub(crate) initialized: Option<Initialized>,
 }
 
 /// A plugin that exports `wasi:cli/run`.
@@ -81,6 +84,26 @@ pub(crate) fn compile(
         compiled.samplers.insert(name.clone(), sampler);
     }
     Ok(compiled)
+}
+
+/// Calls the handler's initialization, and replaces the handler with what begins as that left it. Blocks.
+pub(crate) fn initialize(
+    compiler: &Compiler,
+    plugin: &str,
+    components: &mut PluginComponents,
+    limits: InitializationLimits,
+) -> Result<Initialized, PluginError> {
+    check_bytes(plugin, &components.handler)?;
+    let Snapshot {
+        instructions,
+        component,
+    } = compiler.initialize(plugin, &components.handler, limits)?;
+    let added = component.len().saturating_sub(components.handler.len());
+    components.handler = component.into();
+    Ok(Initialized {
+        instructions,
+        added_bytes: added as u64,
+    })
 }
 
 /// Compiles a component that exports `corral:plugin/sampling`. It may not import anything that shows it
@@ -172,6 +195,7 @@ fn roles(
         },
         permits: 1,
         samplers: BTreeMap::new(),
+        initialized: None,
     })
 }
 

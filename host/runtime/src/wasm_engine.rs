@@ -181,6 +181,17 @@ pub(crate) fn compile_engine(
     Engine::new(&config)
 }
 
+/// An engine without a pool that counts instructions, for components that run once.
+pub(crate) fn initialization_engine() -> wasmtime::Result<Engine> {
+    let mut config = code_config(CodeGenerator::Unoptimized);
+    // The image of a memory would be a file, which a child may not write.
+    config
+        .epoch_interruption(false)
+        .consume_fuel(true)
+        .memory_init_cow(false);
+    Engine::new(&config)
+}
+
 /// A pool with room for `instances` plugin instances, those that wait for another call, as many instances of sampling
 /// plugins, and those that check settings, whatever each consists of.
 fn pool(instances: u32) -> PoolingAllocationConfig {

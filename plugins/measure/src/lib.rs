@@ -9,6 +9,7 @@
 //! | `top` | one token of the plugin's own loop over the 64 most likely |
 //! | `logits` | the same over all logits, of which it reads one |
 //! | `none` | nothing |
+//! | `table` | a look-up in a table that each instance computes, or its initialization |
 //! | `call` | the host call `sequence.length` |
 //!
 //! `measure.py`, `measure.js` and `measure.c` are `none` and `top` in other languages, for `corral-bench languages`.
@@ -16,11 +17,25 @@
 use corral_sdk::{
     Error, GenerateOptions, Model, NextTokenRequest, Request, Response, Sequence, Token,
 };
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 corral_sdk::handler!(measure);
+corral_sdk::initialize!(initialize);
 
 /// Candidates per token of `top`.
 const TOP: u32 = 64;
+/// Entries of the table of `table`.
+const ENTRIES: u32 = 20_000;
+
+/// The table: its keys are the numbers as text.
+static TABLE: LazyLock<BTreeMap<String, u32>> =
+    LazyLock::new(|| (0..ENTRIES).map(|n| (n.to_string(), n)).collect());
+
+fn initialize() -> Result<(), String> {
+    LazyLock::force(&TABLE);
+    Ok(())
+}
 
 async fn measure(mut request: Request) -> Result<Response, Error> {
     let count = request.query_parameter("count");
@@ -33,6 +48,11 @@ async fn measure(mut request: Request) -> Result<Response, Error> {
     let workload = path.rsplit('/').next().unwrap_or_default();
     let done = match workload {
         "none" => count,
+        "table" => {
+            let keys = (0..count).map(|n| n.to_string());
+            let found = keys.filter_map(|key| TABLE.get(&key)).count();
+            u32::try_from(found).unwrap_or(u32::MAX)
+        }
         _ => {
             let sequence = Model::open_default().await?.sequence()?;
             sequence.append(&prompt)?;
@@ -103,6 +123,7 @@ mod tests {
             ("top", "4"),
             ("call", "4"),
             ("none", "4"),
+            ("table", "4"),
         ];
         // The script has no answer after the token of `logits`.
         for (workload, count) in workloads.into_iter().chain([("logits", "1")]) {

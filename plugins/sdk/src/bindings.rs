@@ -87,3 +87,12 @@ pub mod sampling_plugin {
         pub_export_macro: true,
     });
 }
+
+/// Exports of a plugin that is initialized when it is deployed.
+pub mod initialized {
+    wit_bindgen::generate!({
+        world: "corral:plugin/initialized",
+        path: "../../wit",
+        pub_export_macro: true,
+    });
+}

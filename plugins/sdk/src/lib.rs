@@ -34,6 +34,7 @@
 //! - [`fields`] validates JSON objects and names the offending field.
 //! - [`templating!`] and [`sampling!`] define plugins that are linked to other plugins; [`middleware!`] one that stands before a
 //!   handler.
+//! - [`initialize!`] prepares the memory of all instances when the plugin is deployed.
 //! - [`testing`] runs plugins natively against a scripted model.
 #![warn(missing_docs)]
 // Not `forbid`: the generated code in `bindings` is unsafe.
@@ -51,6 +52,7 @@ pub mod fields;
 mod generate_options;
 mod generation;
 pub mod http;
+mod initialization;
 #[cfg(feature = "key-values")]
 mod key_values;
 pub mod linked;

@@ -38,6 +38,7 @@ pub(super) fn detail(detail: &Value) -> String {
             let revision = &share["revision"];
             page += &format!("revision {revision} cannot serve: {}\n", printable(problem));
         }
+        page += &initialized_line(share);
     }
     let mut rows = vec![
         ["REVISION", "COMPONENT", "BYTES", "DEPLOYED", "LINKED"]
@@ -86,6 +87,18 @@ pub(super) fn detail(detail: &Value) -> String {
         page += &schedule_line(schedule);
     }
     page
+}
+
+/// What the initialization of a revision did.
+fn initialized_line(share: &Value) -> String {
+    let number = |name: &str| share["initialized"][name].as_u64();
+    match (number("instructions"), number("added_bytes")) {
+        (Some(instructions), Some(bytes)) => format!(
+            "revision {} is initialized: {instructions} instructions at its deploy, {bytes} bytes added to the component\n",
+            share["revision"]
+        ),
+        _ => String::new(),
+    }
 }
 
 /// A schedule with its next time and its last run.
@@ -332,6 +345,17 @@ mod tests {
                         revision 2 may read the folder docs\n\
                         revision 2 has the configuration GREETING, URL\n";
         assert!(page.ends_with(expected), "{page}");
+    }
+
+    #[test]
+    fn revision_shows_its_initialization() {
+        let share = json!({"revision": 2, "weight": 1, "state": "serving",
+                           "initialized": {"instructions": 7, "added_bytes": 9}});
+        let deployment =
+            json!({"name": "a", "state": "serving", "routes": ["/a"], "traffic": [share]});
+        let page = detail(&json!({"deployment": deployment, "revisions": []}));
+        let expected = "revision 2 is initialized: 7 instructions at its deploy, 9 bytes added to the component";
+        assert_eq!(page.lines().nth(1), Some(expected), "{page}");
     }
 
     #[test]

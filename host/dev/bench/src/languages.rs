@@ -2,7 +2,8 @@
 //!
 //! The plugin `measure` has a form in each language. A round measures each: requests without inference and a loop over
 //! `next`, called in this process, and a deploy of compiled code with its first request, over HTTP. Every second round
-//! takes the forms in reverse order. The remote form is the one in Rust, composed with `corral-remote`, under the
+//! takes the forms in reverse order. Two forms in Rust look something up in a table in these requests, which each instance
+//! computes, or an initialization. The remote form is the one in Rust, composed with `corral-remote`, under the
 //! command line of wasmtime; it has a session on the bench's server.
 //!
 //! The time of a token is the time beyond llama_decode, which the engine counts; steps of different lengths then do not
@@ -87,6 +88,8 @@ const COLUMNS: [Column; 12] = [
 /// A way to run the loop.
 struct Form {
     name: &'static str,
+    /// The workload of the requests without inference.
+    request: &'static str,
     /// The workload of `measure` that is the loop.
     operation: &'static str,
     host: Host,
@@ -192,6 +195,20 @@ async fn forms(
             .await?;
         forms.push(Form::new(name, "top", Host::Own(loaded), Vec::new()));
     }
+    // A table that is dear to compute: by each instance, and by the initialization.
+    for (name, initialize) in [("Rust, table", false), ("Rust, table, initialized", true)] {
+        let config = PluginConfig {
+            limits: limits(),
+            initialize,
+            ..PluginConfig::default()
+        };
+        let deployment = server.runtime().new_deployment();
+        let runtime = server.runtime();
+        let loaded = runtime.load_plugin_into(&deployment, name, rust.clone(), config);
+        let mut form = Form::new(name, "top", Host::Own(loaded.await?), Vec::new());
+        form.request = "table";
+        forms.push(form);
+    }
     if let Host::Own(rust) = &forms[0].host {
         let host = Host::Own(rust.clone());
         forms.push(Form::new("Rust, generate", "generate", host, Vec::new()));
@@ -231,6 +248,7 @@ impl Form {
     fn new(name: &'static str, operation: &'static str, host: Host, component: Vec<u8>) -> Self {
         Self {
             name,
+            request: "none",
             operation,
             host,
             component,
@@ -248,7 +266,7 @@ impl Form {
         if matches!(self.host, Host::Own(_)) {
             let start = Instant::now();
             for _ in 0..args.requests {
-                self.call("none", 1).await?;
+                self.call(self.request, 1).await?;
             }
             let seconds = start.elapsed().as_secs_f64();
             self.times.request.push(seconds / float(args.requests));

@@ -523,7 +523,9 @@ fn status_and_code(error: &ChangeError) -> (StatusCode, &'static str) {
             PluginError::TooLarge { .. } | PluginError::TooLargeTogether { .. } => {
                 (StatusCode::PAYLOAD_TOO_LARGE, error.code())
             }
-            PluginError::CompileStopped { .. } if !error.is_compile_limit() => {
+            PluginError::CompileStopped { .. } | PluginError::InitializeStopped { .. }
+                if !error.is_compile_limit() =>
+            {
                 (StatusCode::SERVICE_UNAVAILABLE, error.code())
             }
             PluginError::Stopped { .. } | PluginError::Unreadable { .. } => {

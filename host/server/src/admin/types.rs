@@ -63,6 +63,20 @@ pub(super) struct RevisionStatus {
     /// The artifact that it was deployed from, with its digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) source: Option<ArtifactReference>,
+    /// What its initialization did, if the manifest has 'initialize'.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) initialized: Option<InitializedStatus>,
+}
+
+/// What an initialization did.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct InitializedStatus {
+    /// Instructions that it took. Instances no longer take them.
+    pub(super) instructions: u64,
+    /// Bytes by which the component grew.
+    pub(super) added_bytes: u64,
 }
 
 /// All deployments.
@@ -294,6 +308,12 @@ impl RevisionStatus {
                 .map(|stored| stored.manifest.linked.clone())
                 .unwrap_or_default(),
             source: stored.and_then(|stored| stored.source.clone()),
+            initialized: revision
+                .and_then(|revision| revision.plugin.as_ref().ok()?.initialized())
+                .map(|initialized| InitializedStatus {
+                    instructions: initialized.instructions,
+                    added_bytes: initialized.added_bytes,
+                }),
         }
     }
 }

@@ -36,7 +36,7 @@ impl Inner {
         queue_timeout: Duration,
     ) -> Result<Plugin, ChangeError> {
         let linked = manifest.linked.digests()?;
-        let compiled = compilation_digest(component, &linked);
+        let compiled = compilation_digest(component, &linked, manifest.initialize);
         self.check_not_refused(compiled)?;
         let permits =
             self.compile_permits(std::iter::once(component).chain(linked.iter().copied()));
@@ -211,6 +211,7 @@ impl Inner {
                     .and_then(|n| u8::try_from(n.get()).ok()),
             },
             reuse: manifest.reuse.map(RequestedReuse::reuse),
+            initialize: manifest.initialize,
             models: manifest.models.clone(),
             environment: manifest.configuration.clone().into_iter().collect(),
             secrets: manifest.grants.secrets.clone(),
@@ -271,13 +272,18 @@ async fn acquire(permits: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
     Arc::clone(permits).acquire_owned().await.ok()
 }
 
-/// Identifies a compilation: the component's digest, or a digest of all composed components.
-fn compilation_digest(component: Digest, linked: &[Digest]) -> Digest {
-    if linked.is_empty() {
+/// Identifies a compilation: the component's digest, or a digest of all composed components, and whether the first is
+/// initialized.
+fn compilation_digest(component: Digest, linked: &[Digest], initialize: bool) -> Digest {
+    if linked.is_empty() && !initialize {
         return component;
     }
     let all = std::iter::once(&component).chain(linked);
-    Digest::of(all.map(Digest::hex).collect::<String>().as_bytes())
+    let mut text: String = all.map(Digest::hex).collect();
+    if initialize {
+        text += " initialized";
+    }
+    Digest::of(text.as_bytes())
 }
 
 /// Reads components of the deployment `name` from the store. Together they must not exceed the size limit

@@ -88,6 +88,10 @@ pub struct Manifest {
     /// Limits. Omitted ones default to the server's.
     #[serde(default, skip_serializing_if = "RequestedLimits::is_none")]
     pub limits: RequestedLimits,
+    /// Calls the component's export 'corral:plugin/initialization' once, when it is deployed. Each instance then begins with
+    /// the memory that this call left.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub initialize: bool,
     /// Lets requests of one tenant reuse an instance, for plugins that start slowly. Its variables keep their values
     /// from one request to the next. If omitted, each request has a new instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]

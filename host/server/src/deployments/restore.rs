@@ -112,6 +112,7 @@ impl ChangeError {
             // A reload of the server's options may define the secret or the folder.
             ChangeError::Plugin(
                 PluginError::CompileStopped { .. }
+                | PluginError::InitializeStopped { .. }
                 | PluginError::NoSecret { .. }
                 | PluginError::NoFolder { .. },
             ) => true,

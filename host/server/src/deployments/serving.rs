@@ -29,9 +29,10 @@ use tokio::sync::Semaphore;
 const MAX_CHANGES: usize = 16;
 /// Concurrent compilations.
 const MAX_COMPILATIONS: usize = 2;
-/// Time limit for a compilation, above those of the child processes that compile.
-pub(super) const COMPILE_TIMEOUT: Duration =
-    corral_runtime::MAX_COMPILE_TIME.saturating_add(Duration::from_secs(10));
+/// Time limit for an initialization and a compilation, above those of the child processes.
+pub(super) const COMPILE_TIMEOUT: Duration = corral_runtime::MAX_COMPILE_TIME
+    .saturating_add(corral_runtime::MAX_INITIALIZE_TIME)
+    .saturating_add(Duration::from_secs(10));
 /// How long a change waits for a compile permit: as long as a compilation may take, so that slow ones before it do not
 /// fail it. At most [`MAX_CHANGES`] changes wait.
 pub(super) const COMPILE_QUEUE_TIMEOUT: Duration = COMPILE_TIMEOUT;
