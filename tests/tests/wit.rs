@@ -12,7 +12,7 @@ use wit_parser::{
 
 /// Worlds that every form has.
 const SYNC_WORLDS: [&str; 4] = ["handler-sync", "command-sync", "templating", "sampling"];
-const ASYNC_WORLDS: [&str; 3] = ["handler", "command", "middleware"];
+const ASYNC_WORLDS: [&str; 4] = ["handler", "message-handler", "command", "middleware"];
 
 /// Runs `corral wit` and returns the written directory.
 fn write(dir: &Path, more: &[&str]) -> PathBuf {
@@ -136,6 +136,11 @@ fn every_named_world_exists() {
             "handler",
             "corral:inference/inference-async@0.1.0",
             "wasi:http/handler@0.3.0",
+        ),
+        (
+            "message-handler",
+            "wasmcloud:messaging/consumer@0.3.0",
+            "wasmcloud:messaging/handler@0.3.0",
         ),
         (
             "handler-sync",

@@ -2,7 +2,7 @@
 //! import itself.
 //!
 //! A linked component is third-party code and gets nothing that its handler is granted: no inference, no values, no
-//! configuration or secrets, no outbound requests, no folders, and an empty environment and standard input ([`DENIED`]). Clocks,
+//! configuration or secrets, no outbound requests, no messages, no folders, and an empty environment and standard input ([`DENIED`]). Clocks,
 //! random numbers and standard output are available; sockets refuse every use, as they do for every plugin. A template
 //! inherits the handler's grants if the deployment says so; a sampler never does.
 //!
@@ -26,7 +26,7 @@ use crate::compiler::Compiler;
 use crate::config::MAX_MIDDLEWARE;
 use crate::denied::DENIED;
 use crate::interfaces::{
-    HTTP_2, HTTP_3, SAMPLING, TEMPLATING, compatible, is_role, unknown_imports,
+    HTTP_2, HTTP_3, MESSAGES, SAMPLING, TEMPLATING, compatible, is_role, unknown_imports,
 };
 use crate::plugin_error::PluginError;
 use crate::structure::{check_bytes, check_structure};
@@ -37,7 +37,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use world::World;
 
 /// Imports that a linked component gets only if it inherits: these packages, and outbound requests.
-const PACKAGES: [&str; 3] = ["corral:inference/", "wasi:keyvalue/", "wasi:config/"];
+const PACKAGES: [&str; 4] = [
+    "corral:inference/",
+    "wasi:keyvalue/",
+    "wasi:config/",
+    "wasmcloud:messaging/",
+];
 const OUTBOUND: [&str; 2] = ["wasi:http/client@0.3.0", "wasi:http/outgoing-handler@0.2.0"];
 
 const INFERENCE: &str = "corral:inference/";
@@ -254,8 +259,8 @@ fn middleware_parts<'a>(
     parts.collect()
 }
 
-/// The chain of middleware before the handler, if there is any. Removes other HTTP exports from the handler's `exports`: requests
-/// must not pass the chain by.
+/// The chain of middleware before the handler, if there is any. Removes other exports for HTTP and messages from the handler's
+/// `exports`: requests must not pass the chain by, and messages come as requests then.
 fn chain<'a, 'b>(
     plugin: &str,
     middleware: &'b [Middleware<'a>],
@@ -271,7 +276,9 @@ fn chain<'a, 'b>(
             exports: std::mem::take(exports),
         });
     };
-    exports.retain(|export| *export == entry || !(is(export, HTTP_3) || is(export, HTTP_2)));
+    let roles = [HTTP_3, HTTP_2, MESSAGES];
+    let passes_by = |export: &String| roles.iter().any(|role| is(export, *role));
+    exports.retain(|export| *export == entry || !passes_by(export));
     Ok(Some(Chain { middleware, entry }))
 }
 

@@ -6,6 +6,7 @@ use crate::last_line::LastLine;
 use crate::outbound::OutboundGrant;
 use crate::quota::QuotaPermit;
 use crate::secrets::Secrets;
+use crate::subject::SubjectPattern;
 use crate::trace::CallTrace;
 use corral_engine::{Latency, Tenant, TokenUsage};
 use corral_isolation::ChildProcesses;
@@ -197,6 +198,8 @@ pub struct PluginConfig {
     pub outbound: Vec<OutboundGrant>,
     /// Names of other deployments that it may call.
     pub deployments: BTreeSet<String>,
+    /// Subjects of messages that it may publish; none if empty.
+    pub messages: Vec<SubjectPattern>,
     /// Components that answer its imports.
     pub linked: LinkedComponents,
 }
@@ -238,6 +241,8 @@ pub struct CallOptions {
     pub tenant_deployment: Option<Arc<str>>,
     /// Name of that tenant: the plugin keeps the values of each apart.
     pub tenant_name: Option<Arc<str>>,
+    /// Name of the API key of the call.
+    pub key_name: Option<Arc<str>>,
     /// Quota permit of the request. Its generations reserve tokens from it. Released with the instance.
     pub quota_permit: Option<Arc<QuotaPermit>>,
     /// Counts the tokens of its generations.
@@ -252,6 +257,8 @@ pub struct CallOptions {
     pub instance_wait: Option<Duration>,
     /// Nesting depth of deployment calls; 0 for a call that no plugin made.
     pub depth: u8,
+    /// Messages in a row that led to the call, each published while the one before was handled; 0 for none.
+    pub message_depth: u8,
     /// The trace that the call belongs to.
     pub trace: Option<Arc<dyn CallTrace>>,
 }

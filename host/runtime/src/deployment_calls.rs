@@ -11,6 +11,7 @@ use crate::body::{Body, content_length};
 use crate::call_error::CallError;
 use crate::config::CallOptions;
 use crate::counters::{DeploymentCounters, OutboundRefusal};
+use crate::messages::{Message, MessageSender, Publishing};
 use crate::outbound::{BODY_BYTES, RequestBody};
 use crate::output::LogOrigin;
 use crate::plugin::Plugin;
@@ -30,7 +31,7 @@ const SUFFIX: &str = ".corral.internal";
 pub(crate) const MAX_DEPTH: u8 = 8;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Finds deployments by name, for plugins that call them.
+/// The deployments of the server, for plugins that call them or send them messages.
 pub trait DeploymentDirectory: Send + Sync {
     /// What answers a request to a deployment. Removes headers that only the server may set. The permit counts the request
     /// in the deployment's quota, and holds the caller's.
@@ -49,6 +50,8 @@ pub trait DeploymentDirectory: Send + Sync {
 
     /// The response of a deployment to a request whose body has more than `limit` bytes, as its clients get it.
     fn too_large(&self, name: &str, limit: u64) -> Response<Body>;
+    /// Stores a message for each deployment that subscribes to its subject; there may be none.
+    fn publish(&self, message: Message, sender: MessageSender) -> Publishing;
 }
 
 /// What answers a call.
@@ -75,11 +78,13 @@ pub(crate) struct DeploymentCaller {
     tenant: Tenant,
     fairness_tenant: Option<Tenant>,
     tenant_name: Arc<str>,
+    key_name: Option<Arc<str>>,
     tenant_deployment: Arc<str>,
     quota_permit: Option<Arc<QuotaPermit>>,
     usage: Arc<TokenUsage>,
     log_origin: LogOrigin,
     depth: u8,
+    message_depth: u8,
 }
 
 impl DeploymentCaller {
@@ -89,11 +94,13 @@ impl DeploymentCaller {
             tenant: context.tenant,
             fairness_tenant: context.fairness_tenant,
             tenant_name: Arc::clone(&context.tenant_name),
+            key_name: context.key_name.clone(),
             tenant_deployment: Arc::clone(&context.tenant_deployment),
             quota_permit: context.quota_permit.clone(),
             usage: Arc::clone(&context.usage),
             log_origin: context.log_origin.clone(),
             depth: context.depth,
+            message_depth: context.message_depth,
         }
     }
 
@@ -154,10 +161,12 @@ impl DeploymentCaller {
             tenant_deployment: Some(Arc::clone(&self.tenant_deployment)),
             fairness_tenant: self.fairness_tenant,
             tenant_name: tenant_name.cloned(),
+            key_name: self.key_name.clone(),
             quota_permit,
             usage: Some(Arc::clone(&self.usage)),
             last_error_line: self.log_origin.last_error_line.clone(),
             depth: self.depth + 1,
+            message_depth: self.message_depth,
             trace: self.log_origin.trace.clone(),
         }
     }

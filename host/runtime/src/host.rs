@@ -1,4 +1,5 @@
-//! Implements `corral:inference` (`wit/`) over the engine, and `wasi:keyvalue`, `wasi:config` and `wasi:logging`.
+//! Implements `corral:inference` (`wit/`) over the engine, and `wasi:keyvalue`, `wasi:config`, `wasi:logging` and
+//! `wasmcloud:messaging`.
 
 mod budget;
 mod config;
@@ -12,6 +13,7 @@ mod inference_async;
 mod inference_sync;
 mod key_values;
 mod logging;
+mod messages;
 mod models;
 mod next_token;
 mod options;
@@ -80,7 +82,7 @@ const MAX_IMAGES: usize = 64;
 /// A model that a guest opened.
 pub struct GuestModel(Engine);
 
-/// Links `corral:inference`, `wasi:keyvalue`, `wasi:config` and `wasi:logging`.
+/// Links `corral:inference`, `wasi:keyvalue`, `wasi:config`, `wasi:logging` and `wasmcloud:messaging`.
 ///
 /// Drafts are also linked under the version that they are drafts of, because a composition names the imports of its
 /// components by that: wasmtime matches the version of a draft only exactly.

@@ -67,14 +67,17 @@ pub(crate) const OFFERED: &[&str] = &[
     "wasi:sockets/types@0.3.0",
     "wasi:sockets/udp-create-socket@0.2.12",
     "wasi:sockets/udp@0.2.12",
+    "wasmcloud:messaging/consumer@0.3.0",
+    "wasmcloud:messaging/types@0.3.0",
 ];
 
 pub(crate) const HTTP_3: &str = "wasi:http/handler@0.3.0";
 pub(crate) const HTTP_2: &str = "wasi:http/incoming-handler@0.2.0";
+pub(crate) const MESSAGES: &str = "wasmcloud:messaging/handler@0.3.0";
 pub(crate) const RUN_3: &str = "wasi:cli/run@0.3.0";
 pub(crate) const RUN_2: &str = "wasi:cli/run@0.2.0";
 /// Exports that make a component callable.
-pub(crate) const ROLES: [&str; 4] = [HTTP_3, HTTP_2, RUN_3, RUN_2];
+pub(crate) const ROLES: [&str; 5] = [HTTP_3, HTTP_2, MESSAGES, RUN_3, RUN_2];
 
 pub(crate) const TEMPLATING: &str = "corral:plugin/templating@0.1.0";
 pub(crate) const SAMPLING: &str = "corral:plugin/sampling@0.1.0";
@@ -137,21 +140,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_wasi_packages_are_those_offered() {
+    fn published_packages_are_those_offered() {
         let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit/deps");
         let mut count = 0;
         for file in std::fs::read_dir(dir).unwrap() {
             let name = file.unwrap().file_name().into_string().unwrap();
-            let package = name
-                .strip_prefix("wasi-")
-                .and_then(|name| name.strip_suffix(".wit"));
-            let (package, version) = package.unwrap().split_once('-').unwrap();
-            let (package, version) = (format!("wasi:{package}/"), format!("@{version}"));
+            let (namespace, rest) = name.split_once('-').unwrap();
+            let package = rest.strip_suffix(".wit").unwrap().split_once('-');
+            let (package, version) = package.unwrap();
+            let (package, version) = (format!("{namespace}:{package}/"), format!("@{version}"));
             let offered = |name: &&str| name.starts_with(&package) && name.ends_with(&version);
             assert!(OFFERED.iter().any(offered), "{name}");
             count += 1;
         }
-        assert_eq!(count, 16);
+        assert_eq!(count, 17);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! turn, and their limits.
 //!
 //! A process has one [`Runtime`]; each loaded revision of a deployment is a [`Plugin`]. [`Plugin::handle`] answers an
-//! HTTP request, [`Plugin::run`] runs a command. A plugin imports WASI 0.2 and 0.3, and `corral:inference` (`wit/`)
+//! HTTP request, [`Plugin::handle_message`] handles a message, [`Plugin::run`] runs a command. A plugin imports WASI 0.2 and 0.3, and `corral:inference` (`wit/`)
 //! over [`corral_engine`]. Sockets are refused; files and outgoing requests need grants. [`LinkedComponents`] answer
 //! some of a plugin's imports; the runtime composes them with the plugin into one component before it compiles that.
 //!
@@ -44,6 +44,7 @@ mod last_line;
 mod limiter;
 mod linker;
 mod logs;
+mod messages;
 mod meter;
 mod models;
 mod named;
@@ -60,6 +61,7 @@ mod shared;
 mod state;
 mod store;
 mod structure;
+mod subject;
 #[cfg(test)]
 mod test_support;
 mod ticker;
@@ -89,6 +91,7 @@ pub use initialization::isolated::MAX_INITIALIZE_TIME;
 pub use isolated_compiler::{COMPILE_JOBS, MAX_COMPILE_TIME};
 pub use last_line::LastLine;
 pub use logs::{LogLevel, LogLine, Logs};
+pub use messages::{Message, MessageError, MessageSender, PublishError, Publishing};
 pub use named::Named;
 pub use outbound::{OutboundGrant, OutboundUrl, OutboundUrlError};
 pub use plugin::{ExitStatus, Plugin, Roles};
@@ -96,5 +99,6 @@ pub use plugin_error::PluginError;
 pub use quota::{Quota, QuotaExceeded, QuotaLimit, QuotaLimits, QuotaPermit};
 pub use runtime::Runtime;
 pub use secrets::{MAX_SECRET_BYTES, MAX_SECRETS, Secret, Secrets, check_secret_name};
+pub use subject::{Subject, SubjectError, SubjectPattern};
 pub use trace::{CallTrace, EmbeddingRecord, OutboundRequest, TraceHeaders};
 pub use wasm_engine::SetupError;

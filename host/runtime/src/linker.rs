@@ -9,7 +9,7 @@ use crate::wasm_engine::SetupError;
 use wasmtime::Engine;
 use wasmtime::component::Linker;
 
-/// Links WASI 0.2 and 0.3, `wasi:keyvalue`, `wasi:config`, `wasi:logging` and `corral:inference`. Sockets are linked, since most standard
+/// Links WASI 0.2 and 0.3, `wasi:keyvalue`, `wasi:config`, `wasi:logging`, `wasmcloud:messaging` and `corral:inference`. Sockets are linked, since most standard
 /// libraries import them, but every use of them is refused. Files and outgoing requests need grants.
 pub(crate) fn linker(engine: &Engine) -> Result<Linker<State>, SetupError> {
     let mut linker = Linker::new(engine);

@@ -1,4 +1,8 @@
-//! A loaded plugin, and the two ways to call it: for an HTTP request and as a command.
+//! A loaded plugin, and the ways to call it: for an HTTP request, for a message and as a command.
+
+mod message;
+
+pub(crate) use message::bindings;
 
 use crate::admission::Admission;
 use crate::body::{Body, content_length};
@@ -16,6 +20,7 @@ use crate::host::GuestConfig;
 use crate::idle_instances::{IdleInstances, InstanceOwner};
 use crate::initialization::Initialized;
 use crate::key_values::KeyValues;
+use crate::messages::MessageGrants;
 use crate::models::VisibleModels;
 use crate::outbound::OutboundAccess;
 use crate::output::{LogOrigin, Output};
@@ -23,7 +28,7 @@ use crate::shared::Shared;
 use crate::state::{CallContext, State, StoreGrants};
 use crate::store::store;
 use crate::trace::CallTrace;
-use crate::validate::{CliPre, CompiledPlugin};
+use crate::validate::{CliPre, CompiledPlugin, MessagesPre};
 use bytes::Bytes;
 use corral_engine::{Caller, CellShare, PrefixOwner, Priority, Tenant};
 use futures_channel::oneshot;
@@ -47,6 +52,8 @@ const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
 pub struct Roles {
     /// It handles HTTP requests.
     pub http: bool,
+    /// It handles messages.
+    pub messages: bool,
     /// It runs as a command.
     pub cli: bool,
 }
@@ -82,6 +89,7 @@ struct Inner {
     admission: Admission,
     engine: Engine,
     http: Option<Arc<ProxyPre<State>>>,
+    messages: Option<MessagesPre>,
     cli: Option<CliPre>,
     initialized: Option<Initialized>,
     /// Instances that wait for another call, if calls may reuse one.
@@ -175,6 +183,12 @@ impl Plugin {
                         directory: Arc::clone(&shared.directory),
                     })
                 }),
+                messages: (!config.messages.is_empty()).then(|| {
+                    Arc::new(MessageGrants {
+                        subjects: config.messages,
+                        directory: Arc::clone(&shared.directory),
+                    })
+                }),
                 tokenization: Arc::clone(&shared.tokenization),
                 samplers: Arc::new(compiled.samplers),
                 sampling: Arc::clone(deployment.sampling()),
@@ -184,6 +198,7 @@ impl Plugin {
             revision: OnceLock::new(),
             engine: compiled.engine,
             http: compiled.http.map(Arc::new),
+            messages: compiled.messages,
             cli: compiled.cli,
             initialized: compiled.initialized,
             calls: AtomicU64::new(0),
@@ -225,6 +240,7 @@ impl Plugin {
     pub fn roles(&self) -> Roles {
         Roles {
             http: self.0.http.is_some(),
+            messages: self.0.messages.is_some(),
             cli: self.0.cli.is_some(),
         }
     }
@@ -264,29 +280,7 @@ impl Plugin {
             Ok(call) => call,
             Err(error) => return fail(error),
         };
-        let log_origin = LogOrigin {
-            logs: Arc::clone(plugin.deployment.logs()),
-            deployment: Arc::clone(&plugin.name),
-            revision: plugin.revision.get().copied(),
-            call: id,
-            counters: Arc::clone(&plugin.shared.counters),
-            last_error_line: options.last_error_line.clone(),
-            trace: options.trace.clone(),
-        };
-        let caller = self.caller(&call, &options);
-        let context = CallContext {
-            tenant: options.tenant.unwrap_or(self.tenant()),
-            fairness_tenant: options.fairness_tenant,
-            tenant_deployment: options
-                .tenant_deployment
-                .unwrap_or_else(|| Arc::clone(&self.0.name)),
-            tenant_name: options.tenant_name.unwrap_or_default(),
-            quota_permit: options.quota_permit,
-            usage: options.usage.unwrap_or_default(),
-            depth: options.depth,
-            caller,
-            log_origin,
-        };
+        let context = self.context(&call, options, id);
         let idle = plugin.idle.as_ref().map(|idle| {
             let owner = InstanceOwner {
                 tenant: context.tenant,
@@ -464,6 +458,36 @@ impl Plugin {
             Arc::clone(&self.0) as _,
         )
         .with_trace(trace.cloned()))
+    }
+
+    /// What belongs to a call with this id.
+    fn context(&self, call: &Call, options: CallOptions, id: Arc<str>) -> CallContext {
+        let plugin = &*self.0;
+        let caller = self.caller(call, &options);
+        let log_origin = LogOrigin {
+            logs: Arc::clone(plugin.deployment.logs()),
+            deployment: Arc::clone(&plugin.name),
+            revision: plugin.revision.get().copied(),
+            call: id,
+            counters: Arc::clone(&plugin.shared.counters),
+            last_error_line: options.last_error_line,
+            trace: options.trace,
+        };
+        CallContext {
+            tenant: options.tenant.unwrap_or(self.tenant()),
+            fairness_tenant: options.fairness_tenant,
+            tenant_deployment: options
+                .tenant_deployment
+                .unwrap_or_else(|| Arc::clone(&plugin.name)),
+            tenant_name: options.tenant_name.unwrap_or_default(),
+            key_name: options.key_name,
+            quota_permit: options.quota_permit,
+            usage: options.usage.unwrap_or_default(),
+            depth: options.depth,
+            message_depth: options.message_depth,
+            caller,
+            log_origin,
+        }
     }
 
     /// On whose behalf the engines run the requests of a call.

@@ -120,6 +120,7 @@ impl UncheckedSampler {
                 folders: None,
                 outbound: None,
                 deployments: None,
+                messages: None,
                 tokenization: Arc::clone(&state.grants.tokenization),
                 samplers: Arc::default(),
                 sampling: Arc::clone(&state.grants.sampling),

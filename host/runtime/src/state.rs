@@ -12,6 +12,7 @@ use crate::host::GuestConfig;
 use crate::http_bytes;
 use crate::key_values::KeyValues;
 use crate::limiter::Limiter;
+use crate::messages::{MessageGrants, MessageSender};
 use crate::meter::Meter;
 use crate::models::VisibleModels;
 use crate::outbound::{Outbound, OutboundAccess};
@@ -46,6 +47,8 @@ pub(crate) struct StoreGrants {
     pub(crate) outbound: Option<Arc<OutboundAccess>>,
     /// Other deployments that it may call, if any.
     pub(crate) deployments: Option<Arc<DeploymentGrants>>,
+    /// Messages that it may publish, if any.
+    pub(crate) messages: Option<Arc<MessageGrants>>,
     pub(crate) tokenization: Arc<TokenizationPermits>,
     /// Linked sampling plugins, by name.
     pub(crate) samplers: Arc<BTreeMap<String, SamplerPre>>,
@@ -61,6 +64,8 @@ pub(crate) struct CallContext {
     pub(crate) tenant: Tenant,
     pub(crate) fairness_tenant: Option<Tenant>,
     pub(crate) tenant_name: Arc<str>,
+    /// Name of the API key.
+    pub(crate) key_name: Option<Arc<str>>,
     /// Name of the deployment that a client called.
     pub(crate) tenant_deployment: Arc<str>,
     pub(crate) quota_permit: Option<Arc<QuotaPermit>>,
@@ -68,6 +73,8 @@ pub(crate) struct CallContext {
     pub(crate) log_origin: LogOrigin,
     /// Calls that it is within.
     pub(crate) depth: u8,
+    /// Messages in a row that led to it.
+    pub(crate) message_depth: u8,
 }
 
 /// The data of a store.
@@ -79,6 +86,8 @@ pub(crate) struct State {
     pub(crate) caller: Caller,
     /// Name of the tenant of the caller's API key; empty for none.
     pub(crate) tenant_name: Arc<str>,
+    /// Who publishes the call's messages, if any are granted.
+    pub(crate) message_sender: Option<MessageSender>,
     /// Token reservations come from here, if a quota applies.
     pub(crate) quota_permit: Option<Arc<QuotaPermit>>,
     /// Tokens of the call's generations.
@@ -130,6 +139,7 @@ impl State {
             grants,
             caller: Caller::default(),
             tenant_name: Arc::default(),
+            message_sender: None,
             quota_permit: None,
             usage: Arc::default(),
             trace: None,
@@ -162,6 +172,8 @@ impl State {
             .deployments
             .as_ref()
             .map(|_| DeploymentCaller::of(&call));
+        let messages = self.grants.messages.as_ref();
+        self.message_sender = messages.map(|_| MessageSender::of(&call));
         let memory = self.limiter.memory();
         self.outbound = Outbound::new(&self.grants, &self.counters, memory, caller);
         self.trace = call.log_origin.trace.clone();

@@ -43,6 +43,7 @@ pub(crate) fn grants(sampling: Arc<SamplerResources>) -> StoreGrants {
         folders: None,
         outbound: None,
         deployments: None,
+        messages: None,
         tokenization: Arc::default(),
         samplers: Arc::default(),
         sampling,

@@ -7,7 +7,8 @@ use crate::composition::{
 };
 use crate::denied;
 use crate::initialization::{InitializationLimits, Initialized, Snapshot};
-use crate::interfaces::{HTTP_2, HTTP_3, RUN_2, RUN_3, compatible, unknown_imports};
+use crate::interfaces::{HTTP_2, HTTP_3, MESSAGES, RUN_2, RUN_3, compatible, unknown_imports};
+use crate::plugin::bindings::HandlerServicePre;
 use crate::plugin_error::PluginError;
 use crate::sampling::check_sampler;
 use crate::state::{SamplerPre, State};
@@ -31,6 +32,7 @@ pub(crate) struct CompiledPlugin {
     /// Runs it.
     pub(crate) engine: Engine,
     pub(crate) http: Option<ProxyPre<State>>,
+    pub(crate) messages: Option<MessagesPre>,
     pub(crate) cli: Option<CliPre>,
     /// Permits of the instance pool that an instance of it needs.
     pub(crate) permits: u32,
@@ -39,6 +41,9 @@ pub(crate) struct CompiledPlugin {
     /// What its initialization did, if it had one.
     pub(crate) initialized: Option<Initialized>,
 }
+
+/// A plugin that exports `wasmcloud:messaging/handler`.
+pub(crate) type MessagesPre = HandlerServicePre<State>;
 
 /// A plugin that exports `wasi:cli/run`.
 pub(crate) enum CliPre {
@@ -71,7 +76,7 @@ pub(crate) fn compile(
         plugin: plugin.to_owned(),
         cause: cause(&error),
     })?;
-    if compiled.http.is_none() && compiled.cli.is_none() {
+    if compiled.http.is_none() && compiled.messages.is_none() && compiled.cli.is_none() {
         return Err(PluginError::no_role(plugin, &exports(engine, &component)));
     }
     compiled.permits = plugin_permits(
@@ -185,6 +190,10 @@ fn roles(
             Some(ProxyPre::P2(Http2::new(pre.clone())?))
         } else {
             None
+        },
+        messages: match has(MESSAGES) {
+            true => Some(MessagesPre::new(pre.clone())?),
+            false => None,
         },
         cli: if has(RUN_3) {
             Some(CliPre::P3(Command3::new(pre.clone())?))

@@ -209,15 +209,20 @@ impl ApiKeys {
         Ok(key.holder.clone())
     }
 
-    /// The holder of the key with this name and tenant, if it still exists and grants access to `deployment`.
-    pub(crate) fn holder(&self, tenant: &str, key: &str, deployment: &str) -> Option<KeyHolder> {
+    /// The holder of the key with this name and tenant, if it still exists and grants access to `deployment`, if one is given.
+    pub(crate) fn holder(
+        &self,
+        tenant: &str,
+        key: &str,
+        deployment: Option<&str>,
+    ) -> Option<KeyHolder> {
         let index = self.index();
         let mut keys = index.keys.iter();
         let found = keys.find(|found| {
-            let granted = found.deployments.as_ref();
+            let granted = found.deployments.as_ref().zip(deployment);
             *found.holder.tenant_name == *tenant
                 && *found.holder.key_name == *key
-                && granted.is_none_or(|granted| granted.iter().any(|name| name == deployment))
+                && granted.is_none_or(|(granted, name)| granted.iter().any(|one| one == name))
         });
         found.map(|found| found.holder.clone())
     }

@@ -12,7 +12,7 @@ use crate::request_log::{HttpRequestId, LoggedBody, REQUEST_ID, RequestDetails, 
 use crate::response_policy::ResponsePolicy;
 use crate::running_requests::{AdmittedRequest, RequestSource};
 use crate::state::ServerState;
-use crate::triggers::jobs;
+use crate::triggers::{HOST_HEADERS, jobs, messages};
 use corral_runtime::{Body, CallError, CallLimit, CallOptions, LastLine};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, ORIGIN};
 use http::uri::{Authority, Parts, Scheme};
@@ -155,11 +155,17 @@ async fn route(
         )
         .await;
     }
+    if let Some(subject) = messages::target(&services.deployments, path) {
+        let subject = subject.to_owned();
+        let request = (head, body, body_status);
+        return messages::answer(state, &services.deployments, &subject, request, details).await;
+    }
     let Some(deployment) = services.deployments.find(path) else {
         let no_jobs = jobs::no_jobs(&services.deployments, path);
-        return Err(no_jobs.unwrap_or_else(|| Problem::no_route(path)));
+        let unused = no_jobs.or_else(|| messages::no_subscriber(path));
+        return Err(unused.unwrap_or_else(|| Problem::no_route(path)));
     };
-    for name in jobs::HOST_HEADERS {
+    for name in HOST_HEADERS {
         // A plugin relies on them.
         head.headers.remove(name);
     }
@@ -224,6 +230,7 @@ async fn route(
     let options = CallOptions {
         id: Some(id.to_string()),
         tenant,
+        key_name: holder.as_ref().map(|holder| Arc::clone(&holder.key_name)),
         tenant_name: holder.map(|holder| holder.tenant_name),
         quota_permit,
         usage: Some(Arc::clone(&details.usage)),

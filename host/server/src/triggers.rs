@@ -3,29 +3,33 @@
 //!
 //! - [`jobs`]: clients send them with `POST /jobs/NAME` on the public listener.
 //! - [`cron`]: schedules of the manifest.
+//! - [`messages`]: clients and plugins publish them to subjects; each deployment that subscribes gets a job.
 //!
 //! A job becomes a request that the deployment's handler answers in this process; it holds no connection. It runs at least
 //! once, and once it has finished it does not run again. A plugin that is interrupted sees the same id in
 //! `x-corral-job-id` when the job runs again.
 
+mod attempt;
 mod counters;
 mod cron;
 mod executor;
 mod job;
 mod job_index;
 pub(crate) mod jobs;
+pub(crate) mod messages;
 mod queue;
 mod redb_queue;
 mod schedule;
 mod settings;
 mod status;
 
+pub(crate) use attempt::HOST_HEADERS;
 use counters::TriggerCounters;
 pub(crate) use executor::Executor;
 pub(crate) use job::{JobKey, JobState};
 pub(crate) use queue::QueueError;
-pub use settings::{CronEntry, JobSettings};
-pub(crate) use settings::{TriggerSettings, check as check_settings};
+pub use settings::{CronEntry, JobSettings, MessageSettings};
+pub(crate) use settings::{TriggerSettings, check as check_settings, check_subjects};
 pub(crate) use status::{JobList, JobStatus, ScheduleStatus};
 
 use crate::prometheus::MetricFamilies;
@@ -127,25 +131,25 @@ impl Triggers {
         permit.map_err(|_| QueueError::Busy)
     }
 
-    /// Adds a job. Returns the one that is there already if it has the same idempotency key and sender. `memory` is that of
-    /// its body.
+    /// Adds jobs, each of another deployment: all or none. Returns in place of a job the one that is there already if it has
+    /// the same idempotency key and sender. `memory` is that of their bodies.
     async fn submit(
         self: &Arc<Self>,
-        job: NewJob,
-        queued: usize,
+        jobs: Vec<NewJob>,
         memory: OwnedSemaphorePermit,
-    ) -> Result<JobRecord, QueueError> {
+    ) -> Result<Vec<JobRecord>, QueueError> {
         let operation = move |queue: &dyn JobQueue| {
-            let submitted = queue.submit(job, queued);
+            let submitted = queue.submit(jobs);
             drop(memory);
             submitted
         };
-        let count = |triggers: &Self, (record, is_new): &(JobRecord, bool)| {
-            if *is_new {
+        let count = |triggers: &Self, submitted: &Vec<(JobRecord, bool)>| {
+            for (record, _) in submitted.iter().filter(|(_, is_new)| *is_new) {
                 triggers.counters.count(record, "submitted");
             }
         };
-        Ok(self.change(operation, count).await?.0)
+        let submitted = self.change(operation, count).await?;
+        Ok(submitted.into_iter().map(|(record, _)| record).collect())
     }
 
     /// Cancels an unfinished job, and stops its plugin if it runs.

@@ -71,11 +71,18 @@ pub(super) fn detail(detail: &Value) -> String {
         for name in grants("deployments") {
             page += &format!("revision {number} may call the deployment {}\n", text(name));
         }
+        for subject in grants("messages") {
+            page += &format!("revision {number} may publish to {}\n", text(subject));
+        }
         for secret in grants("secrets") {
             page += &format!("revision {number} may read the secret {}\n", text(secret));
         }
         for folder in grants("folders") {
             page += &format!("revision {number} may read the folder {}\n", text(folder));
+        }
+        if let Some(subjects) = manifest["messages"]["subscriptions"].as_array() {
+            let subjects = Vec::from_iter(subjects.iter().map(text)).join(", ");
+            page += &format!("revision {number} gets messages to {subjects}\n");
         }
         if let Some(configuration) = manifest["configuration"].as_object() {
             let names = Vec::from_iter(configuration.keys().map(|name| printable(name)));
@@ -335,14 +342,18 @@ mod tests {
     fn revision_shows_what_it_may_call_and_read() {
         let outbound = json!(["https://*.example.com", {"url": "http://127.0.0.1:9", "methods": ["GET", "POST"]}]);
         let revision = json!({"number": 2, "component": "sha256:0", "component_bytes": 9, "created_ms": 0,
-                              "manifest": {"grants": {"outbound": outbound, "secrets": ["key"], "folders": ["docs"]},
+                              "manifest": {"grants": {"outbound": outbound, "messages": ["orders.*"], "secrets": ["key"],
+                                                      "folders": ["docs"]},
+                                           "messages": {"subscriptions": ["a.>", "b"]},
                                            "configuration": {"GREETING": "hidden", "URL": "hidden"}}});
         let deployment = json!({"name": "a", "state": "serving", "routes": ["/a"], "traffic": []});
         let page = detail(&json!({"deployment": deployment, "revisions": [revision]}));
         let expected = "revision 2 may call https://*.example.com\n\
                         revision 2 may call http://127.0.0.1:9 (GET, POST)\n\
+                        revision 2 may publish to orders.*\n\
                         revision 2 may read the secret key\n\
                         revision 2 may read the folder docs\n\
+                        revision 2 gets messages to a.>, b\n\
                         revision 2 has the configuration GREETING, URL\n";
         assert!(page.ends_with(expected), "{page}");
     }

@@ -38,7 +38,7 @@ pub(crate) enum ChangeError {
     #[error(transparent)]
     Plugin(#[from] PluginError),
     #[error(
-        "the component answers no HTTP requests: it exports no wasi:http handler; build it with one, or use it with 'corral run'"
+        "the component answers no HTTP requests: it exports no wasi:http handler; build it with one, give it messages with [messages] if it exports a wasmcloud:messaging handler, or use it with 'corral run'"
     )]
     NoHandler,
     #[error(

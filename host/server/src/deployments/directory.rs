@@ -1,10 +1,13 @@
-//! Finds deployments for plugins that call them.
+//! Finds deployments for plugins that call them or send them messages.
 
 use super::serving::{Deployments, Inner};
 use crate::problem::{ErrorFormat, Problem};
 use crate::public::unavailable;
-use crate::triggers::jobs::HOST_HEADERS;
-use corral_runtime::{Body, CallError, CallLimit, CallTarget, DeploymentDirectory, QuotaPermit};
+use crate::triggers::{HOST_HEADERS, messages};
+use corral_runtime::{
+    Body, CallError, CallLimit, CallTarget, DeploymentDirectory, Message, MessageSender, PublishError,
+    Publishing, QuotaPermit,
+};
 use http::{HeaderMap, Response, StatusCode};
 use std::sync::{Arc, Weak};
 
@@ -86,5 +89,13 @@ impl DeploymentDirectory for Directory {
             Problem::too_large(limit),
             Some(CallLimit::RequestBytes),
         )
+    }
+
+    fn publish(&self, message: Message, sender: MessageSender) -> Publishing {
+        let deployments = self.0.upgrade().map(Deployments);
+        Box::pin(async move {
+            let deployments = deployments.ok_or(PublishError::Unavailable)?;
+            messages::publish_for_plugin(&deployments, message, sender).await
+        })
     }
 }

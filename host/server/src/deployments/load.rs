@@ -52,6 +52,7 @@ impl Inner {
         let name = manifest.name.to_string();
         let mut config = self.plugin_config(manifest);
         let manifest_linked = manifest.linked.clone();
+        let gets_messages = manifest.messages.is_some();
         let end = Arc::clone(&ended);
         let loading = tokio::spawn(async move {
             let (reader, reader_name) = (Arc::clone(&inner), name.clone());
@@ -81,7 +82,8 @@ impl Inner {
                 refused.remove(compiled);
             }
             drop(permits);
-            if !plugin.roles().http {
+            let roles = plugin.roles();
+            if !(roles.http || roles.messages && gets_messages) {
                 return Err(ChangeError::NoHandler);
             }
             Ok(plugin)
@@ -163,7 +165,11 @@ impl Inner {
                     error_format: manifest.error_format,
                     cors: manifest.cors.clone(),
                 },
-                triggers: Arc::new(TriggerSettings::of(manifest.jobs.as_ref(), &manifest.cron)),
+                triggers: Arc::new(TriggerSettings::of(
+                    manifest.jobs.as_ref(),
+                    &manifest.cron,
+                    manifest.messages.as_ref(),
+                )),
                 plugin,
             })
             .collect()
@@ -228,6 +234,7 @@ impl Inner {
                 .iter()
                 .map(|name| name.as_str().to_owned())
                 .collect(),
+            messages: manifest.grants.messages.clone(),
             // Added when their bytes have been read.
             linked: corral_runtime::LinkedComponents::default(),
         }

@@ -16,8 +16,8 @@ use crate::cors::Cors;
 use crate::problem::ErrorFormat;
 use crate::request_policy::Access;
 use crate::routes::Route;
-use crate::triggers::{CronEntry, JobSettings, check_settings};
-use corral_runtime::{QuotaLimits, check_folder_name, check_secret_name};
+use crate::triggers::{CronEntry, JobSettings, MessageSettings, check_settings, check_subjects};
+use corral_runtime::{QuotaLimits, SubjectPattern, check_folder_name, check_secret_name};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -103,6 +103,9 @@ pub struct Manifest {
     #[cfg_attr(test, schemars(length(max = 32)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cron: Vec<CronEntry>,
+    /// Messages that it gets, which clients send to 'POST /messages/SUBJECT', and plugins publish. If omitted, none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub messages: Option<MessageSettings>,
     /// The plugin's environment variables, which 'wasi:config' answers too.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub configuration: BTreeMap<String, String>,
@@ -138,6 +141,11 @@ pub struct Grants {
     #[cfg_attr(test, schemars(length(max = 64)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub deployments: Vec<DeploymentName>,
+    /// Subjects of messages that it may publish with 'wasmcloud:messaging', such as 'orders.new', 'orders.*' or 'audit.>'.
+    /// None if omitted.
+    #[cfg_attr(test, schemars(with = "Vec<String>", length(max = 32)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub messages: Vec<SubjectPattern>,
 }
 
 impl Grants {
@@ -274,6 +282,10 @@ impl Manifest {
             return refuse("cors", problem);
         }
         check_settings(&self.routes, self.jobs.as_ref(), &self.cron)?;
+        if let Some(messages) = &self.messages {
+            messages.check(&self.routes)?;
+        }
+        check_subjects("grants.messages", &self.grants.messages)?;
         self.linked.check()?;
         if self.grants.outbound.len() > MAX_OUTBOUND {
             let problem = format!(

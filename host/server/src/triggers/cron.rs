@@ -150,7 +150,11 @@ fn new_run(
         scheduled_ms,
     });
     debug_assert_eq!(record.trigger(), Trigger::Cron);
-    NewJob { record, body }
+    NewJob {
+        record,
+        body,
+        queued: usize::MAX,
+    }
 }
 
 #[cfg(test)]
@@ -166,7 +170,7 @@ mod tests {
 
     fn settings(text: &str) -> TriggerSettings {
         let entry: CronEntry = toml::from_str(text).expect("an entry");
-        TriggerSettings::of(None, &[entry])
+        TriggerSettings::of(None, &[entry], None)
     }
 
     fn open(directory: &Path) -> RedbQueue {
@@ -262,7 +266,7 @@ mod tests {
         let entries = ["path = '/a'\nbody = 'large'", "path = '/b'"];
         let entries = entries.map(|entry| format!("schedule = '* * * * *'\n{entry}"));
         let entries = entries.map(|entry| toml::from_str(&entry).expect("an entry"));
-        let both = TriggerSettings::of(None, &entries);
+        let both = TriggerSettings::of(None, &entries, None);
         look(&small, &both, START);
         let looked = pass(&small, "a", &both, START + MINUTE).expect("no failure");
         assert_eq!((looked.runs.len(), looked.no_room.len()), (1, 1));

@@ -4,35 +4,18 @@
 //! [`MAX_POLL_INTERVAL`] while there is anything. Each attempt is a task of its own. At shutdown attempts get the time of running
 //! requests; then they are stopped, and their jobs return to the queue without counting the attempt.
 
-use super::job::{JobClaim, JobKey, JobRecord, JobResponse, JobState, Outcome, millis};
-use super::queue::{ClaimedJob, JobCounts};
-use super::{TriggerSettings, Triggers, cron, now_ms, schedule};
+use super::attempt::Attempt;
+use super::job::{JobClaim, millis};
+use super::queue::JobCounts;
+use super::{TriggerSettings, Triggers, cron, now_ms};
 use crate::deployments::{Deployments, ServingDeployment};
-use crate::problem::Problem;
-use crate::request_log::REQUEST_ID;
-use crate::request_policy::Access;
 use crate::shutdown::{ListenerPhase, reached};
 use crate::state::ServerState;
-use crate::telemetry::{JobAttempt, TraceCaller};
-use bytes::Bytes;
-use corral_runtime::CallOptions;
-use http::header::{CONTENT_TYPE, HOST};
-use http::{HeaderName, HeaderValue, Request, StatusCode};
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
-
-/// Header with a job's id.
-pub(crate) const JOB_ID: HeaderName = HeaderName::from_static("x-corral-job-id");
-/// Header with the number of the attempt, from 1.
-pub(crate) const JOB_ATTEMPT: HeaderName = HeaderName::from_static("x-corral-job-attempt");
-/// Header with what made the job.
-pub(crate) const TRIGGER: HeaderName = HeaderName::from_static("x-corral-trigger");
-/// Header with the time of the schedule.
-pub(crate) const SCHEDULED: HeaderName = HeaderName::from_static("x-corral-scheduled");
 
 /// Longest wait while jobs or schedules exist: the clock may be set, and deployments recover by themselves.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(10);
@@ -40,10 +23,6 @@ const MAX_POLL_INTERVAL: Duration = Duration::from_secs(10);
 const IDLE_WAIT: Duration = Duration::from_secs(3600);
 /// Pause between searches for expired jobs.
 const EXPIRE_INTERVAL_MS: u64 = 10_000;
-/// Wait before the next attempt of a job whose deployment is unavailable.
-const UNAVAILABLE_WAIT: Duration = Duration::from_secs(5);
-/// Pause after an operation that failed on the store.
-const STORAGE_PAUSE: Duration = Duration::from_secs(1);
 
 /// The task that runs jobs. Dropping it stops all.
 pub(crate) struct Executor {
@@ -314,235 +293,5 @@ impl Worker {
             }
         }
         has_claimed
-    }
-}
-
-struct Attempt {
-    claim: JobClaim,
-    state: Arc<ServerState>,
-    deployments: Deployments,
-    triggers: Arc<Triggers>,
-}
-
-impl Attempt {
-    async fn run(self, job: ClaimedJob) {
-        let outcome = self.call(&job.record, job.body).await;
-        let deferred = matches!(outcome, Outcome::Deferred { .. });
-        if let Some(record) = self.finish(outcome).await {
-            let event = match record.state {
-                JobState::Waiting if deferred => "deferred",
-                JobState::Waiting => "retried",
-                state => state.name(),
-            };
-            self.triggers.counters.count(&record, event);
-            if record.state == JobState::Dead {
-                let JobKey { deployment, id } = &self.claim.key;
-                let error = record.error.as_deref();
-                tracing::warn!(deployment, job = id, error, "a job became a dead letter");
-            }
-        }
-        self.triggers.running().remove(&self.claim);
-    }
-
-    /// Stores the outcome, as soon as the store allows it.
-    async fn finish(&self, outcome: Outcome) -> Option<JobRecord> {
-        let mut outcome = outcome;
-        loop {
-            let (finished, again) = (self.claim.clone(), copy(&outcome));
-            let operation =
-                move |queue: &dyn super::JobQueue| queue.finish(&finished, outcome, now_ms());
-            match self.triggers.operate(operation).await {
-                Ok(record) => return record,
-                Err(error) => {
-                    tracing::warn!(%error, "the outcome of a job could not be stored yet")
-                }
-            }
-            outcome = again;
-            tokio::time::sleep(STORAGE_PAUSE).await;
-        }
-    }
-
-    /// Calls the handler.
-    async fn call(&self, job: &JobRecord, body: Bytes) -> Outcome {
-        let Some(deployment) = self.deployments.get(&job.deployment) else {
-            return unavailable("the deployment is not loaded");
-        };
-        let Ok((plugin, policy)) = deployment.pick() else {
-            return unavailable("the deployment is paused or not loaded");
-        };
-        let keys = self.state.api_keys.as_deref();
-        let holder = job.sender.as_ref().and_then(|sender| {
-            keys.and_then(|keys| keys.holder(&sender.tenant, &sender.key, &deployment.name))
-        });
-        // A schedule is the deployment's own.
-        let needs_key = policy.access == Access::Keys && job.scheduled.is_none();
-        if holder.is_none() && (needs_key || job.sender.is_some()) {
-            let error = "its API key is no longer valid for this deployment";
-            return refused(error.to_owned());
-        }
-        let tenant = holder.as_ref().map(|holder| holder.tenant);
-        let _memory = match self.state.memory.get() {
-            Some(memory) => match memory.admit(tenant).await {
-                Ok(permit) => Some(permit),
-                Err(problem) => return deferred(&problem),
-            },
-            None => None,
-        };
-        let quota_permit = match policy.acquire_quotas(holder.as_ref()) {
-            Ok(permit) => permit,
-            Err(problem) => return deferred(&problem),
-        };
-        let id = self.state.request_ids.next();
-        let mut request = match request(job, body, id.header()) {
-            Ok(request) => request,
-            Err(error) => return refused(format!("it is no valid request: {error}")),
-        };
-        let telemetry = self.state.telemetry.as_ref();
-        let trace = telemetry.and_then(|telemetry| {
-            telemetry.trace_job(|| JobAttempt {
-                id: job.id.clone(),
-                trigger: job.trigger().name(),
-                attempt: job.attempts.into(),
-                caller: TraceCaller {
-                    deployment: Some(deployment.name.clone()),
-                    revision: plugin.revision(),
-                    tenant: holder
-                        .as_ref()
-                        .map(|holder| Arc::clone(&holder.tenant_name)),
-                    key: holder.as_ref().map(|holder| Arc::clone(&holder.key_name)),
-                },
-            })
-        });
-        if let Some(trace) = &trace {
-            trace.set_headers(request.headers_mut());
-        }
-        let options = CallOptions {
-            id: Some(id.to_string()),
-            tenant,
-            tenant_name: holder.map(|holder| holder.tenant_name),
-            quota_permit,
-            trace: trace.map(|trace| trace as _),
-            ..CallOptions::default()
-        };
-        deployment.count_request();
-        let response = match plugin.handle(request, options).await {
-            Ok(response) => response,
-            Err(error) => {
-                let busy = error.retry_after().is_some();
-                let problem = Problem::from(error);
-                deployment
-                    .context
-                    .deployment
-                    .count_refused_request(problem.code());
-                return match busy {
-                    true => deferred(&problem),
-                    false => failed(problem.detail().to_owned(), None),
-                };
-            }
-        };
-        let (head, body) = response.into_parts();
-        let limit = usize::try_from(job.max_result_bytes).unwrap_or(usize::MAX);
-        let body = match Limited::new(body, limit).collect().await {
-            Ok(body) => body.to_bytes(),
-            Err(error) if error.is::<LengthLimitError>() => {
-                return refused(format!(
-                    "its result is larger than {limit} bytes; raise 'jobs.result-kib' or answer less"
-                ));
-            }
-            Err(error) => return failed(format!("the response broke off: {error}"), None),
-        };
-        let content_type = head.headers.get(CONTENT_TYPE);
-        let content_type = content_type.and_then(|value| value.to_str().ok());
-        let response = JobResponse {
-            status: head.status.as_u16(),
-            content_type: content_type.map(str::to_owned),
-            body,
-        };
-        match head.status {
-            status if status.as_u16() < 400 => Outcome::Response(response),
-            status => {
-                let error = format!("the plugin answered with status {}", status.as_u16());
-                let can_retry = status.is_server_error()
-                    || status == StatusCode::REQUEST_TIMEOUT
-                    || status == StatusCode::TOO_MANY_REQUESTS;
-                Outcome::Failed {
-                    error,
-                    can_retry,
-                    response: Some(response),
-                }
-            }
-        }
-    }
-}
-
-/// The request that a job becomes.
-fn request(
-    job: &JobRecord,
-    body: Bytes,
-    id: HeaderValue,
-) -> Result<Request<Full<Bytes>>, http::Error> {
-    let mut request = Request::post(format!("http://localhost{}", job.path))
-        .header(HOST, "localhost")
-        .header(REQUEST_ID, id)
-        .header(JOB_ID, &job.id)
-        .header(JOB_ATTEMPT, job.attempts)
-        .header(TRIGGER, job.trigger().name());
-    if let Some(content_type) = &job.content_type {
-        request = request.header(CONTENT_TYPE, content_type);
-    }
-    if let Some(run) = &job.scheduled {
-        request = request.header(SCHEDULED, schedule::rfc_3339(run.scheduled_ms));
-    }
-    request.body(Full::new(body))
-}
-
-fn unavailable(reason: &str) -> Outcome {
-    Outcome::Deferred {
-        reason: reason.to_owned(),
-        wait: UNAVAILABLE_WAIT,
-    }
-}
-
-fn deferred(problem: &Problem) -> Outcome {
-    Outcome::Deferred {
-        reason: problem.detail().to_owned(),
-        wait: problem.wait().unwrap_or(UNAVAILABLE_WAIT),
-    }
-}
-
-fn failed(error: String, response: Option<JobResponse>) -> Outcome {
-    Outcome::Failed {
-        error,
-        can_retry: true,
-        response,
-    }
-}
-
-/// A failure that another attempt would repeat.
-fn refused(error: String) -> Outcome {
-    Outcome::Failed {
-        error,
-        can_retry: false,
-        response: None,
-    }
-}
-
-/// The outcome once more; bodies are shared.
-fn copy(outcome: &Outcome) -> Outcome {
-    match outcome {
-        Outcome::Response(response) => Outcome::Response(response.clone()),
-        Outcome::Failed {
-            error,
-            can_retry,
-            response,
-        } => Outcome::Failed {
-            error: error.clone(),
-            can_retry: *can_retry,
-            response: response.clone(),
-        },
-        Outcome::Deferred { reason, wait } => Outcome::Deferred {
-            reason: reason.clone(),
-            wait: *wait,
-        },
     }
 }

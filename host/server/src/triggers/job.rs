@@ -1,6 +1,7 @@
 //! A job: its record, its states, and what follows from the outcome of an attempt. Knows no storage and no clock.
 
 use super::settings::JobSettings;
+use corral_runtime::{Message, Subject};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ pub(crate) enum Trigger {
     Job,
     /// A schedule of the manifest.
     Cron,
+    /// A message to whose subject the deployment subscribes.
+    Message,
 }
 
 impl Trigger {
@@ -30,6 +33,7 @@ impl Trigger {
         match self {
             Trigger::Job => "job",
             Trigger::Cron => "cron",
+            Trigger::Message => "message",
         }
     }
 }
@@ -43,7 +47,7 @@ pub(crate) enum JobState {
     Waiting,
     /// The plugin handles it.
     Running,
-    /// The plugin answered with a status below 400.
+    /// The plugin answered with a status below 400, or handled the message.
     Succeeded,
     /// A dead letter: it failed, and is not tried again.
     Dead,
@@ -97,8 +101,8 @@ pub(crate) struct JobClaim {
 /// Whom a job belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum JobOwner {
-    /// The deployment, by a schedule.
-    Schedule,
+    /// The deployment: by a schedule, or by a message that a plugin published without an API key.
+    Deployment,
     /// Every client: it was sent without an API key.
     Anyone,
     /// A tenant of API keys.
@@ -121,12 +125,35 @@ pub(crate) struct ScheduledRun {
     pub(crate) scheduled_ms: u64,
 }
 
+/// The message that a job delivers, without its body.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct JobMessage {
+    pub(crate) subject: Subject,
+    pub(crate) reply_to: Option<Subject>,
+    /// The deployment whose plugin published it. None if a client did.
+    pub(crate) publisher: Option<String>,
+    /// Messages in a row that led to it, each published while the one before was handled.
+    pub(crate) depth: u8,
+}
+
+impl JobMessage {
+    /// The message as a plugin gets it.
+    pub(crate) fn with_body(&self, body: bytes::Bytes) -> Message {
+        Message {
+            subject: self.subject.clone(),
+            body,
+            reply_to: self.reply_to.clone(),
+        }
+    }
+}
+
 /// A job without its body and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct JobRecord {
     pub(crate) deployment: String,
     pub(crate) id: String,
-    /// Its sender. None for a schedule, and if the deployment is open.
+    /// Its sender. None for a schedule, for a message of a plugin that was called without an API key, and if the deployment
+    /// is open.
     pub(crate) sender: Option<JobSender>,
     pub(crate) idempotency_key: Option<String>,
     /// SHA-256 of the body, in hexadecimal digits.
@@ -136,6 +163,7 @@ pub(crate) struct JobRecord {
     /// Path and query of the request.
     pub(crate) path: String,
     pub(crate) scheduled: Option<ScheduledRun>,
+    pub(crate) message: Option<JobMessage>,
     pub(crate) state: JobState,
     /// Attempts that began, without those that do not count.
     pub(crate) attempts: u32,
@@ -165,6 +193,8 @@ pub(crate) struct JobRecord {
 pub(crate) enum Outcome {
     /// The plugin answered with a status below 400.
     Response(JobResponse),
+    /// The plugin handled the message.
+    Handled,
     /// It failed. A response of the plugin is kept.
     Failed {
         error: String,
@@ -204,6 +234,7 @@ impl JobRecord {
             content_type,
             path,
             scheduled: None,
+            message: None,
             state: JobState::Waiting,
             attempts: 0,
             max_attempts: settings.attempts(),
@@ -245,17 +276,24 @@ impl JobRecord {
 
     /// Whom it belongs to.
     pub(crate) fn owner(&self) -> JobOwner {
-        match (&self.scheduled, &self.sender) {
-            (Some(_), _) => JobOwner::Schedule,
-            (None, Some(sender)) => JobOwner::Tenant(sender.tenant.clone()),
-            (None, None) => JobOwner::Anyone,
+        match &self.sender {
+            Some(sender) => JobOwner::Tenant(sender.tenant.clone()),
+            None if self.is_host_made() => JobOwner::Deployment,
+            None => JobOwner::Anyone,
         }
     }
 
+    /// Whether no client sent it: it is the run of a schedule, or a plugin published it.
+    pub(crate) fn is_host_made(&self) -> bool {
+        let message = self.message.as_ref();
+        self.scheduled.is_some() || message.is_some_and(|message| message.publisher.is_some())
+    }
+
     pub(crate) fn trigger(&self) -> Trigger {
-        match self.scheduled {
-            Some(_) => Trigger::Cron,
-            None => Trigger::Job,
+        match (&self.scheduled, &self.message) {
+            (Some(_), _) => Trigger::Cron,
+            (None, Some(_)) => Trigger::Message,
+            (None, None) => Trigger::Job,
         }
     }
 
@@ -289,6 +327,11 @@ impl JobRecord {
                 self.error = None;
                 self.finish(JobState::Succeeded, now_ms);
                 Some(self.store_response(response))
+            }
+            Outcome::Handled => {
+                self.error = None;
+                self.finish(JobState::Succeeded, now_ms);
+                None
             }
             Outcome::Failed {
                 error,

@@ -4,8 +4,8 @@ use super::job::{JobOwner, JobRecord, JobState};
 use super::queue::{CronState, JobCounts};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-/// Tenant and idempotency key.
-type ClientKey = (Option<String>, String);
+/// Tenant, subject of the message if it is one, and idempotency key.
+type ClientKey = (Option<String>, Option<String>, String);
 
 /// All jobs and schedules.
 #[derive(Debug, Default)]
@@ -60,7 +60,9 @@ impl OwnedJobs {
 
 fn client_key(record: &JobRecord) -> Option<ClientKey> {
     let key = record.idempotency_key.clone()?;
-    Some((record.tenant().map(str::to_owned), key))
+    let message = record.message.as_ref();
+    let subject = message.map(|message| message.subject.to_string());
+    Some((record.tenant().map(str::to_owned), subject, key))
 }
 
 impl JobIndex {

@@ -4,7 +4,6 @@
 //! manifest may not name a route below `/jobs`. Access is that of the deployment's requests; a tenant of API keys sees its
 //! own jobs only.
 
-use super::executor::{JOB_ATTEMPT, JOB_ID, SCHEDULED, TRIGGER};
 use super::job::{JobOwner, JobRecord, JobSender};
 use super::queue::{NewJob, QueueError};
 use super::settings::JobSettings;
@@ -30,14 +29,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Headers that only the host sets.
-pub(crate) const HOST_HEADERS: [HeaderName; 4] = [JOB_ID, JOB_ATTEMPT, TRIGGER, SCHEDULED];
 /// Header with a client's idempotency key.
-const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+pub(super) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// Longest idempotency key, in bytes.
-const MAX_KEY: usize = 255;
+pub(super) const MAX_KEY: usize = 255;
 /// Longest content type, in bytes.
-const MAX_CONTENT_TYPE: usize = 255;
+pub(super) const MAX_CONTENT_TYPE: usize = 255;
 /// Jobs of a list, unless the client asks for another number.
 const DEFAULT_LISTED: usize = 100;
 /// Most jobs of a list.
@@ -47,7 +44,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(300);
 /// `Retry-After` of a full queue, and of a job that has not finished.
 const RETRY: Duration = Duration::from_secs(1);
 
-type Answer = Result<Response<Body>, Problem>;
+pub(super) type Answer = Result<Response<Body>, Problem>;
 
 /// The deployment that takes jobs at `path`, with its settings.
 pub(crate) fn target(
@@ -113,10 +110,9 @@ pub(crate) async fn answer(
             if let Some(memory) = state.memory.get() {
                 details.memory_permit = Some(memory.admit(tenant).await?);
             }
-            let limit = jobs.max_body_bytes();
-            let announced = body.size_hint().exact().unwrap_or(limit);
-            let memory = triggers.reserve(announced.min(limit))?;
-            let body = collect(state, &head.headers, (body, body_status), limit).await?;
+            let limit = max_body_bytes(&deployment, &settings);
+            let request = (&head.headers, body, body_status);
+            let (body, memory) = collect(state, triggers, request, limit).await?;
             jobs.submit(&head.headers, body, memory).await
         }
         ([], &Method::GET | &Method::HEAD) => jobs.list(&head).await,
@@ -143,13 +139,6 @@ struct Jobs<'a> {
 }
 
 impl Jobs<'_> {
-    /// Largest body: what the deployment's requests may have, too.
-    fn max_body_bytes(&self) -> u64 {
-        let limit = self.settings.max_body_bytes();
-        let requests = self.deployment.request_bytes();
-        requests.map_or(limit, |requests| limit.min(requests))
-    }
-
     /// Refuses a job before its body is read if the queue is full. A repeated one may be there already.
     fn check_room(&self, headers: &HeaderMap) -> Result<(), QueueError> {
         let queue = &self.triggers.queue;
@@ -166,12 +155,7 @@ impl Jobs<'_> {
         memory: OwnedSemaphorePermit,
     ) -> Answer {
         let deployment = self.deployment.name.clone();
-        let first_route = self.deployment.routes.first();
-        let path = match (&self.settings.path, first_route) {
-            (Some(path), _) => path.clone(),
-            (None, Some(route)) => route.to_string(),
-            (None, None) => "/".to_owned(),
-        };
+        let path = path(self.deployment, self.settings.path.as_ref());
         let content_type = text(headers, &CONTENT_TYPE, MAX_CONTENT_TYPE)?;
         let idempotency_key = text(headers, &IDEMPOTENCY_KEY, MAX_KEY)?;
         let now = now_ms();
@@ -180,11 +164,13 @@ impl Jobs<'_> {
         let mut record = JobRecord::new(key, path, content_type, &body, self.settings, now);
         record.sender.clone_from(&self.sender);
         record.idempotency_key = idempotency_key;
-        let job = NewJob { record, body };
-        let record = self
-            .triggers
-            .submit(job, self.settings.queued(), memory)
-            .await?;
+        let job = NewJob {
+            record,
+            body,
+            queued: self.settings.queued(),
+        };
+        let mut submitted = self.triggers.submit(vec![job], memory).await?;
+        let record = submitted.pop().ok_or_else(|| super::stopped(()))?;
         let mut response = json(StatusCode::ACCEPTED, &JobStatus::of(&record));
         let location = format!("/jobs/{}/{}", record.deployment, record.id);
         if let Ok(location) = HeaderValue::try_from(location) {
@@ -286,8 +272,28 @@ pub(crate) fn list_query(query: Option<&str>) -> Result<(Option<JobState>, usize
     Ok((state, most))
 }
 
+/// Largest body of a job: what the deployment's requests may have, too.
+pub(super) fn max_body_bytes(deployment: &ServingDeployment, settings: &JobSettings) -> u64 {
+    let limit = settings.max_body_bytes();
+    let requests = deployment.request_bytes();
+    requests.map_or(limit, |requests| limit.min(requests))
+}
+
+/// The path of the request that a job becomes: the first route, unless the manifest names one.
+pub(super) fn path(deployment: &ServingDeployment, named: Option<&String>) -> String {
+    match (named, deployment.routes.first()) {
+        (Some(path), _) => path.clone(),
+        (None, Some(route)) => route.to_string(),
+        (None, None) => "/".to_owned(),
+    }
+}
+
 /// The value of a header that the request may have: visible ASCII of 1 to `max` bytes.
-fn text(headers: &HeaderMap, name: &HeaderName, max: usize) -> Result<Option<String>, Problem> {
+pub(super) fn text(
+    headers: &HeaderMap,
+    name: &HeaderName,
+    max: usize,
+) -> Result<Option<String>, Problem> {
     let Some(value) = headers.get(name) else {
         return Ok(None);
     };
@@ -303,12 +309,15 @@ fn text(headers: &HeaderMap, name: &HeaderName, max: usize) -> Result<Option<Str
     value.map(str::to_owned).map(Some).ok_or_else(refuse)
 }
 
-async fn collect(
+/// Reads the whole body, and reserves memory for it.
+pub(super) async fn collect(
     state: &ServerState,
-    headers: &HeaderMap,
-    (mut body, status): (RequestBody<Incoming>, BodyStatus),
+    triggers: &Triggers,
+    (headers, mut body, status): (&HeaderMap, RequestBody<Incoming>, BodyStatus),
     limit: u64,
-) -> Result<Bytes, Problem> {
+) -> Result<(Bytes, OwnedSemaphorePermit), Problem> {
+    let announced = body.size_hint().exact().unwrap_or(limit);
+    let memory = triggers.reserve(announced.min(limit))?;
     body.set_limit(limit, || ());
     if body.refuse_announced_length(headers) {
         return Err(Problem::too_large(limit));
@@ -317,13 +326,14 @@ async fn collect(
     let collected = tokio::time::timeout(BODY_TIMEOUT, body.collect()).await;
     match (status.state(), collected) {
         (BodyState::TooLarge, _) => Err(Problem::too_large(limit)),
-        (BodyState::Good, Ok(Ok(body))) => Ok(body.to_bytes()),
+        (BodyState::Good, Ok(Ok(body))) => Ok((body.to_bytes(), memory)),
         (BodyState::Stalled, _) | (_, Err(_)) => Err(Problem::body_stalled(idle)),
         (_, Ok(_)) => Err(Problem::body_incomplete()),
     }
 }
 
-fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
+/// A JSON answer that is not to be cached.
+pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
     // These types have text keys only, so this does not fail.
     let text = serde_json::to_string(value).unwrap_or_default();
     crate::admin::json_response(status, text)

@@ -1,6 +1,6 @@
 //! The durable queue behind all triggers: what a trigger needs of a store.
 //!
-//! A trigger turns an event into a job; the [executor](super::executor) runs jobs of any trigger alike, and also calls
+//! A trigger turns an event into jobs; the [executor](super::executor) runs jobs of any trigger alike, and also calls
 //! [`cron`](super::cron) when a schedule is due. Another trigger calls [`JobQueue::submit`], with an idempotency key
 //! for events that must count once. [`JobQueue::record_due_run`] is for schedules.
 //!
@@ -41,6 +41,8 @@ impl Default for QueueLimits {
 pub(crate) struct NewJob {
     pub(crate) record: JobRecord,
     pub(crate) body: Bytes,
+    /// Bound of the unfinished jobs of its deployment. Runs of schedules have none.
+    pub(crate) queued: usize,
 }
 
 /// A job whose attempt has begun.
@@ -116,9 +118,9 @@ pub(crate) enum QueueError {
 
 /// A durable queue of jobs. See the module for its rules.
 pub(crate) trait JobQueue: Send + Sync + std::fmt::Debug {
-    /// Adds a job, and returns it with true. If one has the same idempotency key and sender, returns that with false.
-    /// `queued` bounds the unfinished jobs of the deployment.
-    fn submit(&self, job: NewJob, queued: usize) -> Result<(JobRecord, bool), QueueError>;
+    /// Adds jobs, each of another deployment: all or, with an error, none. Returns each with true. If one has the same
+    /// idempotency key, subject and sender as a job that is there already, returns that with false.
+    fn submit(&self, jobs: Vec<NewJob>) -> Result<Vec<(JobRecord, bool)>, QueueError>;
 
     /// Refuses a further job of `owner` as [`submit`](JobQueue::submit) does if too many are unfinished. A tenant has at
     /// most half of `queued`, so that none keeps the others out.

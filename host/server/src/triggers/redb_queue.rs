@@ -15,7 +15,7 @@ use super::queue::{
 };
 use bytes::Bytes;
 use redb::{Builder, ReadableDatabase, TableDefinition};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -36,6 +36,13 @@ pub(crate) struct RedbQueue {
     /// `None` after a failed write, until the next access.
     database: Mutex<Option<redb::Database>>,
     index: Mutex<JobIndex>,
+}
+
+/// What a change adds to a deployment.
+struct Added<'a> {
+    deployment: &'a str,
+    jobs: usize,
+    bytes: u64,
 }
 
 /// The database, held during a change.
@@ -118,53 +125,61 @@ impl RedbQueue {
         Ok(())
     }
 
-    /// The finished jobs to remove for one more job of `deployment` with `bytes` more bytes.
-    fn evict_finished(
-        &self,
-        deployment: &str,
-        jobs: usize,
-        bytes: u64,
-    ) -> Result<Vec<Change>, QueueError> {
+    /// The finished jobs to remove so that there is room for what is added.
+    fn evict_finished(&self, added: &[Added<'_>]) -> Result<Vec<Change>, QueueError> {
         let limits = &self.limits;
         let index = self.index();
         let none = DeploymentJobs::default();
-        let own = index.deployments.get(deployment).unwrap_or(&none);
-        let mut removed = Vec::new();
-        let (mut own_jobs, mut own_bytes) = (own.jobs.len() + jobs, own.bytes + bytes);
-        let (mut all_jobs, mut all_bytes) = (index.jobs + jobs, index.bytes + bytes);
-        let mut finished = own.evictable();
-        while own_jobs > limits.jobs_per_deployment || own_bytes > limits.bytes_per_deployment {
-            let scope = || format!("jobs of '{deployment}'");
-            let Some(job) = finished.next() else {
-                return Err(match own_jobs > limits.jobs_per_deployment {
-                    true => no_room("entries", limits.jobs_per_deployment as u64, scope()),
-                    false => no_room("bytes", limits.bytes_per_deployment, scope()),
-                });
-            };
-            (own_jobs, own_bytes) = (own_jobs - 1, own_bytes - job.bytes());
-            (all_jobs, all_bytes) = (all_jobs - 1, all_bytes - job.bytes());
-            removed.push(Change::Remove(job.key()));
+        let mut removed = BTreeSet::new();
+        let (mut all_jobs, mut all_bytes) = (index.jobs, index.bytes);
+        for one in added {
+            all_jobs += one.jobs;
+            all_bytes += one.bytes;
+        }
+        for one in added {
+            let own = index.deployments.get(one.deployment).unwrap_or(&none);
+            let (mut own_jobs, mut own_bytes) = (own.jobs.len() + one.jobs, own.bytes + one.bytes);
+            let mut finished = own.evictable();
+            while own_jobs > limits.jobs_per_deployment || own_bytes > limits.bytes_per_deployment {
+                let scope = || format!("jobs of '{}'", one.deployment);
+                let Some(job) = finished.next() else {
+                    return Err(match own_jobs > limits.jobs_per_deployment {
+                        true => no_room("entries", limits.jobs_per_deployment as u64, scope()),
+                        false => no_room("bytes", limits.bytes_per_deployment, scope()),
+                    });
+                };
+                (own_jobs, own_bytes) = (own_jobs - 1, own_bytes - job.bytes());
+                (all_jobs, all_bytes) = (all_jobs - 1, all_bytes - job.bytes());
+                removed.insert(job.key());
+            }
         }
         // Of the deployment that stores most, so that a small one keeps its results.
-        let largest = index.largest_with_finished();
-        let largest = largest.filter(|name| *name != deployment);
-        let others = largest.and_then(|name| index.deployments.get(name));
-        let mut finished = others
-            .into_iter()
-            .flat_map(DeploymentJobs::evictable)
-            .chain(finished);
+        let own = added.iter().map(|one| one.deployment);
+        let candidates = index.largest_with_finished().into_iter().chain(own);
+        let candidates = candidates.filter_map(|name| index.deployments.get(name));
+        let mut finished = candidates.flat_map(DeploymentJobs::evictable);
         while all_jobs > limits.jobs || all_bytes > limits.bytes {
             let scope = || "jobs of all deployments".to_owned();
-            let Some(job) = finished.next() else {
+            let Some(job) = finished.find(|job| !removed.contains(&job.key())) else {
                 return Err(match all_jobs > limits.jobs {
                     true => no_room("entries", limits.jobs as u64, scope()),
                     false => no_room("bytes", limits.bytes, scope()),
                 });
             };
             (all_jobs, all_bytes) = (all_jobs - 1, all_bytes - job.bytes());
-            removed.push(Change::Remove(job.key()));
+            removed.insert(job.key());
         }
-        Ok(removed)
+        Ok(removed.into_iter().map(Change::Remove).collect())
+    }
+
+    /// The job that the same sender sent with the same idempotency key.
+    fn repeated(&self, record: &JobRecord) -> Result<Option<JobRecord>, QueueError> {
+        let index = self.index();
+        let jobs = index.deployments.get(&record.deployment);
+        match jobs.and_then(|jobs| jobs.with_client_key(record)) {
+            Some(same) if same.body_digest != record.body_digest => Err(QueueError::KeyReused),
+            same => Ok(same.cloned()),
+        }
     }
 
     /// How often attempts of this owner were deferred in a row. Those that run at once count as one.
@@ -215,25 +230,31 @@ impl RedbQueue {
 }
 
 impl JobQueue for RedbQueue {
-    fn submit(&self, job: NewJob, queued: usize) -> Result<(JobRecord, bool), QueueError> {
+    fn submit(&self, jobs: Vec<NewJob>) -> Result<Vec<(JobRecord, bool)>, QueueError> {
         let writer = self.write()?;
-        let NewJob { record, body } = job;
-        {
-            let index = self.index();
-            let jobs = index.deployments.get(&record.deployment);
-            if let Some(same) = jobs.and_then(|jobs| jobs.with_client_key(&record)) {
-                return match same.body_digest == record.body_digest {
-                    true => Ok((same.clone(), false)),
-                    false => Err(QueueError::KeyReused),
-                };
+        let (mut submitted, mut new) = (Vec::new(), Vec::new());
+        for job in jobs {
+            if let Some(same) = self.repeated(&job.record)? {
+                submitted.push((same, false));
+                continue;
             }
+            let record = &job.record;
+            self.check_room(&record.deployment, &record.owner(), job.queued)?;
+            submitted.push((record.clone(), true));
+            new.push(job);
         }
-        self.check_room(&record.deployment, &record.owner(), queued)?;
-        let mut changes = self.evict_finished(&record.deployment, 1, record.bytes())?;
-        changes.push(Change::Body(record.key(), body));
-        changes.push(Change::Job(Box::new(record.clone())));
+        let added = new.iter().map(|job| Added {
+            deployment: &job.record.deployment,
+            jobs: 1,
+            bytes: job.record.bytes(),
+        });
+        let mut changes = self.evict_finished(&Vec::from_iter(added))?;
+        for NewJob { record, body, .. } in new {
+            changes.push(Change::Body(record.key(), body));
+            changes.push(Change::Job(Box::new(record)));
+        }
         self.commit(writer, changes)?;
-        Ok((record, true))
+        Ok(submitted)
     }
 
     fn check_room(
@@ -315,7 +336,12 @@ impl JobQueue for RedbQueue {
         };
         let result = record.end(outcome, now_ms);
         if let Some(result) = result {
-            match self.evict_finished(&key.deployment, 0, result.len() as u64) {
+            let added = Added {
+                deployment: &key.deployment,
+                jobs: 0,
+                bytes: result.len() as u64,
+            };
+            match self.evict_finished(&[added]) {
                 Ok(removed) => {
                     changes = removed;
                     changes.push(Change::Result(key.clone(), result));
@@ -443,8 +469,12 @@ impl JobQueue for RedbQueue {
             return Ok(false);
         }
         let mut changes = Vec::new();
-        if let Some(NewJob { record, body }) = job {
-            changes = self.evict_finished(&deployment, 1, record.bytes())?;
+        if let Some(NewJob { record, body, .. }) = job {
+            changes = self.evict_finished(&[Added {
+                deployment: &deployment,
+                jobs: 1,
+                bytes: record.bytes(),
+            }])?;
             changes.push(Change::Body(record.key(), body));
             changes.push(Change::Job(Box::new(record)));
         }

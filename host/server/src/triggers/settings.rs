@@ -1,9 +1,10 @@
-//! The triggers of a manifest: which deployments take jobs, and their schedules.
+//! The triggers of a manifest: which deployments take jobs and messages, and their schedules.
 
 use super::job::MAX_BACKOFF;
 use super::schedule::Schedule;
 use crate::deployments::{BoundedInteger, BoundedSeconds, ManifestError};
 use crate::routes::Route;
+use corral_runtime::{Subject, SubjectPattern};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,6 +13,8 @@ use std::time::Duration;
 const MAX_SCHEDULES: usize = 32;
 /// Longest body of a schedule, in bytes.
 const MAX_CRON_BODY: usize = 64 << 10;
+/// Most subscriptions of a deployment, and most subjects of its grant.
+const MAX_SUBJECTS: usize = 32;
 /// Longest path of a job, in bytes.
 const MAX_PATH: usize = 1024;
 
@@ -72,17 +75,41 @@ pub struct CronEntry {
     pub attempts: Option<BoundedInteger<1, 100>>,
 }
 
+/// The messages that a deployment gets. Each becomes a job, with the settings of 'jobs' or their defaults.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct MessageSettings {
+    /// Subjects of the messages, such as 'orders.new', 'orders.*' or 'audit.>': '*' stands for one token, and '>' at the end
+    /// for one or more.
+    #[cfg_attr(test, schemars(with = "Vec<String>", length(min = 1, max = 32)))]
+    pub subscriptions: Vec<SubjectPattern>,
+    /// Path of the request that a message becomes if the plugin does not export 'wasmcloud:messaging/handler', at or below a
+    /// route of the deployment. If omitted, its first route.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Attempts until a message becomes a dead letter. If omitted, those of 'jobs'.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempts: Option<BoundedInteger<1, 100>>,
+}
+
 /// The triggers of a revision, ready for use.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TriggerSettings {
     /// How it takes jobs, if it does.
     pub(crate) jobs: Option<JobSettings>,
     pub(crate) cron: Vec<(CronEntry, Schedule)>,
+    /// The messages that it gets, if any.
+    pub(crate) messages: Option<MessageSettings>,
 }
 
 impl TriggerSettings {
     /// Those of a manifest. A schedule that a newer database of time zones no longer knows is left out.
-    pub(crate) fn of(jobs: Option<&JobSettings>, cron: &[CronEntry]) -> Self {
+    pub(crate) fn of(
+        jobs: Option<&JobSettings>,
+        cron: &[CronEntry],
+        messages: Option<&MessageSettings>,
+    ) -> Self {
         let parsed = cron.iter().filter_map(|entry| match Schedule::of(entry) {
             Ok(schedule) => Some((entry.clone(), schedule)),
             Err(error) => {
@@ -93,10 +120,22 @@ impl TriggerSettings {
         TriggerSettings {
             jobs: jobs.cloned(),
             cron: parsed.collect(),
+            messages: messages.cloned(),
         }
     }
 
-    /// How jobs run, those of schedules included.
+    /// How it gets messages with this subject, if it subscribes to it.
+    pub(crate) fn subscription(&self, subject: &Subject) -> Option<&MessageSettings> {
+        let mut messages = self.messages.iter();
+        messages.find(|messages| {
+            messages
+                .subscriptions
+                .iter()
+                .any(|one| one.matches(subject))
+        })
+    }
+
+    /// How jobs run, those of schedules and messages included.
     pub(crate) fn job_settings(&self) -> JobSettings {
         self.jobs.clone().unwrap_or_default()
     }
@@ -143,6 +182,29 @@ impl JobSettings {
     }
 }
 
+impl MessageSettings {
+    /// Checks the settings of a manifest with these routes.
+    pub(crate) fn check(&self, routes: &[Route]) -> Result<(), ManifestError> {
+        if self.subscriptions.is_empty() {
+            let problem = "is empty; name a subject, such as \"orders.*\"";
+            return Err(ManifestError::field("messages.subscriptions", problem));
+        }
+        check_subjects("messages.subscriptions", &self.subscriptions)?;
+        match &self.path {
+            Some(path) => check_path(routes, path)
+                .map_err(|error| ManifestError::field("messages.path", error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Attempts of a message.
+    pub(crate) fn attempts(&self) -> Option<u32> {
+        // The range fits.
+        let attempts = self.attempts.map(BoundedInteger::get);
+        attempts.map(|attempts| u32::try_from(attempts).unwrap_or(u32::MAX))
+    }
+}
+
 impl CronEntry {
     /// Its identity, which stays if its body changes.
     pub(crate) fn identity(&self) -> String {
@@ -157,13 +219,15 @@ pub(crate) fn check(
     jobs: Option<&JobSettings>,
     cron: &[CronEntry],
 ) -> Result<(), ManifestError> {
-    let reserved = |route: &&Route| {
-        let below = route.as_str().strip_prefix("/jobs");
-        below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    };
-    if let Some(route) = routes.iter().find(reserved) {
-        let problem = format!("names '{route}', which is reserved for jobs; choose another");
-        return Err(ManifestError::field("routes", problem));
+    for (reserved, what) in [("/jobs", "jobs"), ("/messages", "messages")] {
+        let is_below = |route: &&Route| {
+            let below = route.as_str().strip_prefix(reserved);
+            below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        if let Some(route) = routes.iter().find(is_below) {
+            let problem = format!("names '{route}', which is reserved for {what}; choose another");
+            return Err(ManifestError::field("routes", problem));
+        }
     }
     if jobs.is_some_and(|jobs| jobs.backoff() > MAX_BACKOFF) {
         let problem = format!("is too long; give at most {}", MAX_BACKOFF.as_secs());
@@ -208,6 +272,28 @@ pub(crate) fn check(
     Ok(())
 }
 
+/// Checks the subjects that a field of a manifest lists.
+pub(crate) fn check_subjects(
+    field: &str,
+    subjects: &[SubjectPattern],
+) -> Result<(), ManifestError> {
+    if subjects.len() > MAX_SUBJECTS {
+        let problem = format!(
+            "has {} entries; at most {MAX_SUBJECTS} are allowed",
+            subjects.len()
+        );
+        return Err(ManifestError::field(field, problem));
+    }
+    let mut seen = BTreeSet::new();
+    match subjects.iter().find(|one| !seen.insert(*one)) {
+        Some(twice) => {
+            let problem = format!("names '{}' twice; remove one", twice.as_str());
+            Err(ManifestError::field(field, problem))
+        }
+        None => Ok(()),
+    }
+}
+
 fn check_path(routes: &[Route], path: &str) -> Result<(), String> {
     let is_valid = path.starts_with('/')
         && path.len() <= MAX_PATH
@@ -237,13 +323,45 @@ mod tests {
         let head = "name = 'a'\ncomponent = 'a.wasm'\n";
         let good = format!(
             "{head}routes = ['/a']\njobs = {{ path = '/a/b?c=1' }}\n\
-             cron = [{{ schedule = '0 3 * * *', time-zone = 'Europe/Berlin', path = '/a' }}]"
+             cron = [{{ schedule = '0 3 * * *', time-zone = 'Europe/Berlin', path = '/a' }}]\n\
+             messages = {{ subscriptions = ['a.*', '>'], path = '/a', attempts = 2 }}\n\
+             grants = {{ messages = ['a.>'] }}"
         );
         Manifest::from_toml(&good).expect("good");
+        let messages = |table: &str| format!("{head}routes = ['/a']\nmessages = {{ {table} }}");
         let cron = |entry: &str| format!("{head}routes = ['/a']\ncron = [{{ {entry} }}]");
         for (text, expected) in [
             (format!("{head}routes = ['/jobs/a']"), "reserved for jobs"),
             (format!("{head}routes = ['/jobs']"), "reserved for jobs"),
+            (
+                format!("{head}routes = ['/messages/a']"),
+                "reserved for messages",
+            ),
+            (
+                messages("subscriptions = []"),
+                "'messages.subscriptions' is empty",
+            ),
+            (
+                messages("subscriptions = ['a..b']"),
+                "'a..b' does not select subjects",
+            ),
+            (messages("subscriptions = ['a', 'a']"), "names 'a' twice"),
+            (messages("path = '/a'"), "missing field `subscriptions`"),
+            (
+                messages("subscriptions = ['a'], path = '/b'"),
+                "not at or below a route",
+            ),
+            (
+                format!("{head}routes = ['/a']\n[grants]\nmessages = ['a b']"),
+                "'a b' does not select subjects",
+            ),
+            (
+                format!(
+                    "{head}routes = ['/a']\n[grants]\nmessages = [{}]",
+                    (0..33).map(|n| format!("'a{n}', ")).collect::<String>()
+                ),
+                "'grants.messages' has 33 entries",
+            ),
             (
                 format!("{head}routes = ['/a']\njobs = {{ path = '/b' }}"),
                 "not at or below a route",

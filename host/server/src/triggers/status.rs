@@ -49,6 +49,9 @@ pub(crate) struct JobStatus {
     /// The time of the schedule that it is the run of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) scheduled_ms: Option<u64>,
+    /// The subject of the message that it delivers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) subject: Option<String>,
     /// The tenant of the API key that it was sent with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tenant: Option<String>,
@@ -110,6 +113,10 @@ impl JobStatus {
             result_bytes: record.result_bytes,
             error: record.error.clone(),
             scheduled_ms: record.scheduled.as_ref().map(|run| run.scheduled_ms),
+            subject: record
+                .message
+                .as_ref()
+                .map(|message| message.subject.to_string()),
             tenant: record.tenant().map(str::to_owned),
         }
     }

@@ -95,7 +95,8 @@ fn handler() -> Vec<u8> {
         {LIFTED}
         (export "wasi:http/handler@0.3.0" (instance $handler))
         (instance $nothing)
-        (export "wasi:http/incoming-handler@0.2.0" (instance $nothing)))"#
+        (export "wasi:http/incoming-handler@0.2.0" (instance $nothing))
+        (export "wasmcloud:messaging/handler@0.3.0" (instance $nothing)))"#
     );
     wat::parse_str(text).unwrap()
 }

@@ -9,7 +9,14 @@ fn job(id: &str, body: &'static [u8]) -> NewJob {
     NewJob {
         record: record("a", id, body, 1),
         body: Bytes::from_static(body),
+        queued: 0,
     }
+}
+
+/// Submits one job.
+fn submit(queue: &RedbQueue, job: NewJob, queued: usize) -> Result<(JobRecord, bool), QueueError> {
+    let mut submitted = queue.submit(vec![NewJob { queued, ..job }])?;
+    Ok(submitted.pop().expect("one"))
 }
 
 fn with_key(mut job: NewJob, key: &str, tenant: Option<&str>) -> NewJob {
@@ -49,7 +56,7 @@ fn jobs_survive_reopening_and_run_again() {
     let dir = tempfile::tempdir().expect("there is room");
     let queue = open(dir.path());
     for id in ["1", "2", "3"] {
-        queue.submit(job(id, b"body"), 9).expect("there is room");
+        submit(&queue, job(id, b"body"), 9).expect("there is room");
     }
     let claimed = queue.claim("a", 2, 5).expect("two");
     assert_eq!(
@@ -90,7 +97,7 @@ fn jobs_survive_reopening_and_run_again() {
 fn repeated_idempotency_key_returns_the_same_job() {
     let dir = tempfile::tempdir().expect("there is room");
     let queue = open(dir.path());
-    let send = |id, body, tenant| queue.submit(with_key(job(id, body), "k", tenant), 9);
+    let send = |id, body, tenant| submit(&queue, with_key(job(id, body), "k", tenant), 9);
     let first = send("1", b"x", Some("alice")).expect("new");
     assert!(first.1);
     let again = send("2", b"x", Some("alice")).expect("the same");
@@ -102,6 +109,46 @@ fn repeated_idempotency_key_returns_the_same_job() {
 }
 
 #[test]
+fn jobs_of_several_deployments_are_added_together() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let limits = QueueLimits {
+        jobs: 4,
+        ..QueueLimits::default()
+    };
+    let queue = RedbQueue::open(dir.path(), limits, 1).expect("opens");
+    let jobs = |id: &str, queued: [usize; 2]| {
+        let deployments = ["a", "b"].into_iter().zip(queued);
+        let jobs = deployments.map(|(deployment, queued)| NewJob {
+            record: record(deployment, id, b"x", 1),
+            body: Bytes::from_static(b"x"),
+            queued,
+        });
+        jobs.collect()
+    };
+    queue.submit(jobs("1", [9, 9])).expect("there is room");
+    let full = queue.submit(jobs("2", [9, 1])).expect_err("b is full");
+    assert!(matches!(full, QueueError::Full { deployment, .. } if deployment == "b"));
+    assert_eq!(queue.counts()["a"].waiting, 1, "neither has it");
+    queue.submit(jobs("2", [9, 9])).expect("there is room");
+    let full = queue.submit(jobs("3", [9, 9])).expect_err("no entry");
+    assert!(full.to_string().contains("all 4 entries"), "{full}");
+    // Two finished jobs make room for two.
+    for deployment in ["a", "b"] {
+        queue.claim(deployment, 1, 2).expect("one");
+        let key = JobKey {
+            deployment: deployment.to_owned(),
+            id: "1".to_owned(),
+        };
+        let claim = JobClaim { key, number: 1 };
+        queue.finish(&claim, Outcome::Handled, 3).expect("stored");
+    }
+    queue.submit(jobs("3", [9, 9])).expect("there is room");
+    let counts = queue.counts();
+    assert_eq!((counts["a"].waiting, counts["a"].finished), (2, 0));
+    assert_eq!((counts["b"].waiting, counts["b"].finished), (2, 0));
+}
+
+#[test]
 fn only_finished_jobs_are_evicted() {
     let dir = tempfile::tempdir().expect("there is room");
     let limits = QueueLimits {
@@ -110,22 +157,18 @@ fn only_finished_jobs_are_evicted() {
         ..QueueLimits::default()
     };
     let queue = RedbQueue::open(dir.path(), limits, 1).expect("opens");
-    queue.submit(job("1", b"12345"), 9).expect("there is room");
+    submit(&queue, job("1", b"12345"), 9).expect("there is room");
     queue.claim("a", 1, 2).expect("one");
     queue.finish(&first("1"), done(b"1"), 3).expect("stored");
-    queue
-        .submit(job("2", b"12345"), 9)
-        .expect("in place of the first");
+    submit(&queue, job("2", b"12345"), 9).expect("in place of the first");
     assert!(queue.job(&key("1")).is_none());
-    queue.submit(job("3", b"12345"), 9).expect("there is room");
-    let full = queue.submit(job("4", b"1"), 9).expect_err("no bytes");
+    submit(&queue, job("3", b"12345"), 9).expect("there is room");
+    let full = submit(&queue, job("4", b"1"), 9).expect_err("no bytes");
     assert!(full.to_string().contains("all 10 bytes"), "{full}");
-    queue.submit(job("5", b""), 9).expect("there is room");
-    let full = queue.submit(job("6", b""), 9).expect_err("no entry");
+    submit(&queue, job("5", b""), 9).expect("there is room");
+    let full = submit(&queue, job("6", b""), 9).expect_err("no entry");
     assert!(full.to_string().contains("all 3 entries"), "{full}");
-    let full = queue
-        .submit(job("6", b""), 3)
-        .expect_err("the queue is full");
+    let full = submit(&queue, job("6", b""), 3).expect_err("the queue is full");
     assert!(matches!(full, QueueError::Full { limit: 3, .. }));
     let counts = queue.counts()["a"];
     assert_eq!((counts.waiting, counts.bytes), (3, 10));
@@ -136,7 +179,7 @@ fn canceled_dead_and_expired_jobs_end() {
     let dir = tempfile::tempdir().expect("there is room");
     let queue = open(dir.path());
     for id in ["1", "2"] {
-        queue.submit(job(id, b"x"), 9).expect("there is room");
+        submit(&queue, job(id, b"x"), 9).expect("there is room");
     }
     queue.claim("a", 1, 2).expect("one");
     queue.cancel(&key("1"), 3).expect("it runs");
@@ -196,12 +239,12 @@ fn tenants_share_the_queue_and_take_turns() {
     let dir = tempfile::tempdir().expect("there is room");
     let queue = open(dir.path());
     for id in ["1", "2", "3"] {
-        queue.submit(job_of("alice", id), 6).expect("there is room");
+        submit(&queue, job_of("alice", id), 6).expect("there is room");
     }
-    let full = queue.submit(job_of("alice", "4"), 6).expect_err("half");
+    let full = submit(&queue, job_of("alice", "4"), 6).expect_err("half");
     assert!(full.to_string().contains("3 jobs of 'a' from this tenant"));
     for id in ["5", "6"] {
-        queue.submit(job_of("bob", id), 6).expect("there is room");
+        submit(&queue, job_of("bob", id), 6).expect("there is room");
     }
     assert_eq!(claim(&queue, 1, 9), ["1"]);
     assert_eq!(claim(&queue, 3, 9), ["5", "2", "6"]);
@@ -211,7 +254,7 @@ fn tenants_share_the_queue_and_take_turns() {
         queue.finish(&first(id), done(b""), 10).expect("it runs");
     }
     for (tenant, id) in [("alice", "7"), ("alice", "8"), ("bob", "9")] {
-        queue.submit(job_of(tenant, id), 6).expect("there is room");
+        submit(&queue, job_of(tenant, id), 6).expect("there is room");
     }
     let mut order = Vec::new();
     for _ in 0..3 {
@@ -229,7 +272,7 @@ fn deferral_lets_the_backlog_of_its_tenant_wait() {
     let dir = tempfile::tempdir().expect("there is room");
     let queue = open(dir.path());
     for (tenant, id) in [("alice", "1"), ("alice", "2"), ("bob", "3")] {
-        queue.submit(job_of(tenant, id), 9).expect("there is room");
+        submit(&queue, job_of(tenant, id), 9).expect("there is room");
     }
     let deferred = || Outcome::Deferred {
         reason: "no quota".to_owned(),
@@ -263,11 +306,11 @@ fn full_store_drops_results_of_whom_stores_most() {
     };
     let queue = RedbQueue::open(dir.path(), limits, 1).expect("opens");
     for (tenant, id) in [("bob", "1"), ("alice", "2"), ("alice", "3")] {
-        queue.submit(job_of(tenant, id), 9).expect("there is room");
+        submit(&queue, job_of(tenant, id), 9).expect("there is room");
         assert_eq!(claim(&queue, 1, 2), [id]);
         queue.finish(&first(id), done(b"abc"), 3).expect("it runs");
     }
-    queue.submit(job("4", b"1234"), 9).expect("there is room");
+    submit(&queue, job("4", b"1234"), 9).expect("there is room");
     assert!(queue.job(&key("2")).is_none(), "alice stored most");
     assert!(queue.job(&key("1")).is_some() && queue.job(&key("3")).is_some());
     claim(&queue, 1, 2);

@@ -1,0 +1,89 @@
+//! Calls of plugins that export `wasmcloud:messaging/handler`: one message each, in an instance of its own.
+
+use super::Plugin;
+use crate::call_error::CallError;
+use crate::config::CallOptions;
+use crate::interfaces::MESSAGES;
+use crate::messages::{Message, MessageError};
+use crate::store::store;
+use crate::trace::CallTrace;
+use bindings::exports::wasmcloud::messaging::handler::{BrokerMessage, Error};
+use std::future::poll_fn;
+use tokio::time::Instant;
+use tracing::Instrument;
+
+pub(crate) mod bindings {
+    //! Rust bindings of `wasmcloud:messaging/handler`.
+
+    wasmtime::component::bindgen!({
+        path: "../../wit",
+        world: "wasmcloud:messaging/handler-service",
+        exports: { default: async | store },
+    });
+}
+
+impl Plugin {
+    /// Lets a fresh instance handle a message. Dropping this future stops the plugin. Must run in a tokio runtime.
+    ///
+    /// # Errors
+    /// Why the call failed, or else what the plugin answered.
+    pub async fn handle_message(
+        &self,
+        message: Message,
+        options: CallOptions,
+    ) -> Result<Result<(), MessageError>, CallError> {
+        let plugin = &*self.0;
+        let trace = options.trace.as_deref().map(CallTrace::id);
+        let (outcome, span, id) = self.begin(options.id.as_deref(), trace);
+        let Some(pre) = &plugin.messages else {
+            let interface = MESSAGES;
+            return Err(outcome.fail(CallError::MissingExport { interface }));
+        };
+        let call = match self.admit(&outcome, &options).await {
+            Ok(call) => call,
+            Err(error) => return Err(outcome.fail(error)),
+        };
+        let began = Instant::now();
+        let context = self.context(&call, options, id);
+        let mut store = store(&plugin.engine, self.handler_state(&call, &context));
+        store.data_mut().begin_call(context);
+        let message = BrokerMessage {
+            subject: message.subject.into(),
+            body: message.body.into(),
+            reply_to: message.reply_to.map(Into::into),
+        };
+        let work = async {
+            let instance = pre.instantiate_async(&mut store).await?;
+            call.instance_started(began);
+            store
+                .run_concurrent(async |accessor| {
+                    let handler = instance.wasmcloud_messaging_handler();
+                    let handled = handler.call_handle_message(accessor, message).await?;
+                    poll_fn(|cx| accessor.poll_no_interesting_tasks(cx)).await;
+                    Ok(handled)
+                })
+                .await
+                .flatten()
+        };
+        let handled = call.run(work).instrument(span).await?;
+        Ok(handled.map_err(MessageError::from))
+    }
+}
+
+impl From<Error> for MessageError {
+    fn from(error: Error) -> Self {
+        let (text, can_retry) = match error {
+            Error::SubjectInvalid => ("subject-invalid".to_owned(), false),
+            Error::AccessDenied => ("access-denied".to_owned(), false),
+            Error::MessageTooLarge => ("message-too-large".to_owned(), false),
+            Error::Timeout => ("timeout".to_owned(), true),
+            Error::BrokerUnavailable => ("broker-unavailable".to_owned(), true),
+            Error::QuotaExceeded => ("quota-exceeded".to_owned(), true),
+            Error::Other(text) => (text, true),
+        };
+        Self {
+            message: text,
+            can_retry,
+        }
+    }
+}
