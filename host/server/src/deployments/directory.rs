@@ -5,8 +5,8 @@ use crate::problem::{ErrorFormat, Problem};
 use crate::public::unavailable;
 use crate::triggers::{HOST_HEADERS, messages};
 use corral_runtime::{
-    Body, CallError, CallLimit, CallTarget, DeploymentDirectory, Message, MessageSender, PublishError,
-    Publishing, QuotaPermit,
+    Body, CallError, CallLimit, CallTarget, DeploymentDirectory, Message, MessageSender,
+    PublishError, Publishing, QuotaPermit,
 };
 use http::{HeaderMap, Response, StatusCode};
 use std::sync::{Arc, Weak};
