@@ -317,7 +317,7 @@ fn wrong_composition_is_refused() {
         ),
         (
             vec!["compose", script, "--remote", "http://x/", "-o", out],
-            ["is not a component", "script.json"],
+            ["is not a valid component", "script.json"],
         ),
         (
             vec!["compose", plugin, "--remote", &long, "-o", out],
