@@ -195,7 +195,7 @@ async fn forms(
             .await?;
         forms.push(Form::new(name, "top", Host::Own(loaded), Vec::new()));
     }
-    // A table that is dear to compute: by each instance, and by the initialization.
+    // A table that is costly to compute: by each instance, and by the initialization.
     for (name, initialize) in [("Rust, table", false), ("Rust, table, initialized", true)] {
         let config = PluginConfig {
             limits: limits(),

@@ -1,4 +1,4 @@
-//! A plugin with a table that is dear to compute: all prime numbers below a million. It computes it in its initialization, or
+//! A plugin with a table that is costly to compute: all prime numbers below a million. It computes it in its initialization, or
 //! in each instance that needs it. The request's body is a number N. The response is the Nth prime number, how often this
 //! request computed the table, and how many requests the instance has had.
 
