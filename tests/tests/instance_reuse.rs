@@ -4,6 +4,7 @@ use corral_tests::deployments::deploy_plugin;
 use corral_tests::{Corral, concurrently, run, scratch_dir, wait_for};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// Deploys the plugin that counts the calls of its instance.
 fn deploy(corral: &Corral, name: &str, reuse: Value) {
@@ -86,6 +87,8 @@ fn old_instance_serves_no_call() {
     let corral = Corral::start_with_store(&[]);
     deploy(&corral, "turns", json!({"age-seconds": 0.3}));
     assert_eq!(call(&corral, "/turns/state"), "1");
+    // None waits before the call ends, either: so this waits for the age first.
+    std::thread::sleep(Duration::from_millis(400));
     wait_for_waiting(&corral, "turns", 0.0);
     assert_eq!(call(&corral, "/turns/state"), "1");
 }
