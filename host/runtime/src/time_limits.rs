@@ -140,8 +140,8 @@ mod tests {
             for _ in 0..30 {
                 assert!(once(&mut run).await.is_pending());
             }
-            // Few on a busy machine, where time passes and free time refills.
-            assert!(polls.load(Ordering::Relaxed) >= 10);
+            // About ten; fewer if polls take longer than they spin, on a busy machine.
+            assert!(polls.load(Ordering::Relaxed) >= 5);
         });
     }
 
