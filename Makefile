@@ -143,6 +143,7 @@ lint:
 	@$(SETUP); cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
 	@cargo clippy --manifest-path plugins/Cargo.toml --workspace --all-targets -- -D warnings
 	@cargo clippy --manifest-path plugins/componentize/Cargo.toml --all-targets -- -D warnings
+	@cargo clippy --manifest-path fuzz/Cargo.toml -p fuzz-plugins -p fuzz-grammars --all-targets -- -D warnings
 
 test: lint plugins
 	@cargo test --manifest-path plugins/Cargo.toml

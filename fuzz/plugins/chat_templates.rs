@@ -28,7 +28,8 @@ fuzz_target!(|data: &[u8]| {
         messages: list("messages"),
         tools: list("tools"),
         variables: chat["variables"].as_object().cloned().unwrap_or_default(),
-        begin_answer: chat["begin_answer"].as_bool().unwrap_or(true),
+        add_generation_prompt: chat["add_generation_prompt"].as_bool().unwrap_or(true),
+        images: Vec::new(),
     };
     let script = Script::new()
         .control_token("<s>")
