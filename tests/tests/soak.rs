@@ -276,7 +276,10 @@ fn damage_swap_files(dir: &Path, random: &mut ChaCha8Rng) {
             0 => std::fs::remove_file(file),
             1 => std::fs::write(file, b"short"),
             2 => std::fs::read(&file).and_then(|mut bytes| {
-                bytes[0] ^= 1;
+                // Empty if the server has just begun to write it.
+                if let Some(first) = bytes.first_mut() {
+                    *first ^= 1;
+                }
                 std::fs::write(file, bytes)
             }),
             _ => Ok(()),
