@@ -47,6 +47,10 @@ fuzz_target!(|data: &[u8]| {
         (response.status(), content_type, response.read().await)
     });
     let text = String::from_utf8(text).expect("responses are text");
+    // The script knows the embedding of one text.
+    if text.contains("the script has no embedding of") {
+        return;
+    }
     assert!(status < 500, "{status}: {text}");
     match content_type.as_deref() {
         Some("text/event-stream") => {
