@@ -9,8 +9,11 @@
 mod imports;
 pub(crate) mod isolated;
 mod state_access;
+#[cfg(test)]
+mod tests;
+
 use crate::config::TABLE_ELEMENTS;
-use crate::truncate::cause;
+use crate::truncate::{cause, reason};
 use crate::wasm_engine::initialization_engine;
 use imports::{HostCall, refuse_imports};
 use state_access::StateAccess;
@@ -152,11 +155,12 @@ async fn run(
 
 /// The error as a clause for the end of a sentence.
 fn describe(error: &Error) -> String {
+    // Both quote texts of the component.
     if let Some(error) = error.downcast_ref::<InitializationError>() {
-        return error.to_string();
+        return reason(&error.to_string());
     }
     if let Some(error) = error.downcast_ref::<HostCall>() {
-        return error.to_string();
+        return reason(&error.to_string());
     }
     match error.downcast_ref::<Trap>() {
         Some(Trap::OutOfFuel) => format!(
