@@ -12,6 +12,7 @@ mod state_access;
 #[cfg(test)]
 mod tests;
 
+use crate::composition::program::validate;
 use crate::config::TABLE_ELEMENTS;
 use crate::truncate::{cause, reason};
 use crate::wasm_engine::initialization_engine;
@@ -79,6 +80,8 @@ impl Snapshot {
 enum InitializationError {
     #[error("it exports no {INTERFACE}; export it, or deploy it without `initialize`")]
     NotExported,
+    #[error("it is not a valid component: {0}; build it anew")]
+    Invalid(String),
     #[error("its memory cannot be kept: {0}; deploy it without `initialize`")]
     Unsupported(String),
     #[error(
@@ -113,9 +116,12 @@ async fn run(
     let mut wizer = Wizer::new();
     wizer.keep_init_func(true);
     // The same component, with exports that show its memories and globals.
-    let (context, instrumented) = wizer
-        .instrument_component(bytes)
-        .map_err(|error| Error::new(InitializationError::Unsupported(cause(&error))))?;
+    let (context, instrumented) = wizer.instrument_component(bytes).map_err(|error| {
+        Error::new(match validate(bytes) {
+            Err(error) => InitializationError::Invalid(error.to_string()),
+            Ok(()) => InitializationError::Unsupported(cause(&error)),
+        })
+    })?;
     let engine = initialization_engine()?;
     let component = Component::from_binary(&engine, &instrumented)?;
     let interface = component.get_export_index(None, INTERFACE);

@@ -168,6 +168,11 @@ fn failed_initialization_names_the_cause() {
     ] {
         assert_eq!(error_of(&with_body(body)), expected);
     }
+    let invalid = error_of(&with_body(""));
+    assert!(
+        invalid.starts_with("it is not a valid component: type mismatch"),
+        "{invalid}"
+    );
     let plain = wat::parse_str("(component)").unwrap();
     assert_eq!(
         error_of(&plain),
