@@ -2,12 +2,14 @@
 
 use corral_tests::deployments::{deploy_plugin, manifest, try_deploy, upload};
 use corral_tests::{
-    Corral, Response, Sum, artifacts, distinct_sums, run, scratch_dir, seed, wait_for,
+    Corral, Response, Sum, artifacts, distinct_sums, new_key, run, scratch_dir, seed, wait_for,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::io::Write;
+use std::net::TcpStream;
 use std::time::Duration;
 
 /// Deploys `misbehave` as `name` with jobs for `behavior`; `more` is added to `jobs`.
@@ -220,6 +222,40 @@ fn queues_bodies_and_results_are_bounded() {
     wait_for("the end of the time to live", || {
         let answer = corral.get(&format!("/jobs/echo/{good}"));
         (answer.status == 404).then_some(())
+    });
+    corral.wait_until_idle();
+}
+
+#[test]
+fn slow_bodies_leave_room_for_other_tenants() {
+    let file = scratch_dir().join("keys.toml");
+    let key = |tenant: &str| format!("Bearer {}", new_key(&file, &["--tenant", tenant]));
+    let (alice, bob) = (key("alice"), key("bob"));
+    let corral = Corral::start_with_store(&["--keys", file.to_str().expect("a path in UTF-8")]);
+    deploy_jobs(&corral, "echo", "echo", json!({}));
+    let head = format!(
+        "POST /jobs/echo HTTP/1.1\r\nHost: x\r\nAuthorization: {alice}\r\nContent-Length: {}\r\n\r\n",
+        1 << 20
+    );
+    // Half of the memory for bodies takes 32 of them.
+    let slow = (0..40).map(|_| {
+        let mut stream = TcpStream::connect(corral.public()).expect("the server accepts");
+        stream.write_all(head.as_bytes()).expect("the server reads");
+        stream
+    });
+    let slow = Vec::from_iter(slow);
+    let send = |key: &str| {
+        let headers = [("authorization", key)];
+        corral.request("POST", "/jobs/echo", &headers, "x")
+    };
+    let refused = wait_for("a refusal", || {
+        Some(send(&alice)).filter(|answer| answer.status != 202)
+    });
+    refused.problem(503, "jobs-busy");
+    id_of(&send(&bob));
+    drop(slow);
+    wait_for("room for alice", || {
+        (send(&alice).status == 202).then_some(())
     });
     corral.wait_until_idle();
 }

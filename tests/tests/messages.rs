@@ -257,6 +257,25 @@ fn plugin_publishes_where_it_is_granted() {
 }
 
 #[test]
+fn plugin_leaves_half_of_a_queue_to_clients() {
+    let corral = Corral::start_with_store(&[]);
+    let small = json!({"queued": 2});
+    deploy_http(&corral, "small", "ok", json!(["news"]), small);
+    corral.cli_output(&["pause", "small"]);
+    let grants = json!({"grants": {"messages": ["news"]}});
+    deploy_plugin(&corral, "sender", "messages", grants);
+    let send = || publish_from(&corral, "sender", &json!({"subject": "news"}));
+    assert_eq!(send(), "published");
+    let full = send();
+    assert!(full.contains("QuotaExceeded"), "{full}");
+    check_stored(&publish(&corral, "news", "x"), 1);
+    publish(&corral, "news", "x").problem(429, "job-queue-full");
+    corral.cli_output(&["resume", "small"]);
+    finished(&corral, "small", 2);
+    corral.wait_until_idle();
+}
+
+#[test]
 fn loop_of_messages_ends() {
     let corral = Corral::start_with_store(&[]);
     let again = json!({"subscriptions": ["again"], "attempts": 1});

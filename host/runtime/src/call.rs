@@ -163,7 +163,7 @@ pub(crate) struct Call {
     pub(crate) limits: Arc<Limits>,
     pub(crate) meter: Arc<Meter>,
     /// Where its guest waits for turns to compute.
-    turns: TurnQueue,
+    pub(crate) turns: TurnQueue,
     pub(crate) outcome: Arc<CallOutcome>,
     pub(crate) time: CallTime,
     began: Instant,

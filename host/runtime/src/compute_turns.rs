@@ -144,7 +144,7 @@ impl ComputeTurns {
 #[derive(Clone, Debug)]
 pub(crate) struct TurnQueue {
     turns: Arc<ComputeTurns>,
-    tenant: Tenant,
+    pub(crate) tenant: Tenant,
     counters: Arc<DeploymentCounters>,
 }
 

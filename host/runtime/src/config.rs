@@ -249,7 +249,7 @@ pub struct CallOptions {
     pub usage: Option<Arc<TokenUsage>>,
     /// Receives the last line that the plugin writes to standard error.
     pub last_error_line: Option<Arc<LastLine>>,
-    /// Tenant that the engines charge for fairness; `tenant` if `None`. Isolation always uses `tenant`.
+    /// Tenant that the engines and compute turns charge for fairness; `tenant` if `None`. Isolation always uses `tenant`.
     pub fairness_tenant: Option<Tenant>,
     /// When the first token of a generation is due; only shortens the time of [`Limits::latency`].
     pub first_token: Option<Duration>,

@@ -50,6 +50,7 @@ pub trait DeploymentDirectory: Send + Sync {
 
     /// The response of a deployment to a request whose body has more than `limit` bytes, as its clients get it.
     fn too_large(&self, name: &str, limit: u64) -> Response<Body>;
+
     /// Stores a message for each deployment that subscribes to its subject; there may be none.
     fn publish(&self, message: Message, sender: MessageSender) -> Publishing;
 }

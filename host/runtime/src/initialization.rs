@@ -9,8 +9,12 @@
 mod imports;
 pub(crate) mod isolated;
 mod state_access;
+#[cfg(test)]
+mod tests;
+
+use crate::composition::program::validate;
 use crate::config::TABLE_ELEMENTS;
-use crate::truncate::cause;
+use crate::truncate::{cause, reason};
 use crate::wasm_engine::initialization_engine;
 use imports::{HostCall, refuse_imports};
 use state_access::StateAccess;
@@ -76,6 +80,8 @@ impl Snapshot {
 enum InitializationError {
     #[error("it exports no {INTERFACE}; export it, or deploy it without `initialize`")]
     NotExported,
+    #[error("it is not a valid component: {0}; build it anew")]
+    Invalid(String),
     #[error("its memory cannot be kept: {0}; deploy it without `initialize`")]
     Unsupported(String),
     #[error(
@@ -110,9 +116,12 @@ async fn run(
     let mut wizer = Wizer::new();
     wizer.keep_init_func(true);
     // The same component, with exports that show its memories and globals.
-    let (context, instrumented) = wizer
-        .instrument_component(bytes)
-        .map_err(|error| Error::new(InitializationError::Unsupported(cause(&error))))?;
+    let (context, instrumented) = wizer.instrument_component(bytes).map_err(|error| {
+        Error::new(match validate(bytes) {
+            Err(error) => InitializationError::Invalid(error.to_string()),
+            Ok(()) => InitializationError::Unsupported(cause(&error)),
+        })
+    })?;
     let engine = initialization_engine()?;
     let component = Component::from_binary(&engine, &instrumented)?;
     let interface = component.get_export_index(None, INTERFACE);
@@ -152,11 +161,12 @@ async fn run(
 
 /// The error as a clause for the end of a sentence.
 fn describe(error: &Error) -> String {
+    // Both quote texts of the component.
     if let Some(error) = error.downcast_ref::<InitializationError>() {
-        return error.to_string();
+        return reason(&error.to_string());
     }
     if let Some(error) = error.downcast_ref::<HostCall>() {
-        return error.to_string();
+        return reason(&error.to_string());
     }
     match error.downcast_ref::<Trap>() {
         Some(Trap::OutOfFuel) => format!(

@@ -198,6 +198,23 @@ mod tests {
     }
 
     #[test]
+    fn free_time_refills_slowly_and_is_bounded() {
+        let (mut free, now) = (FreeTime::default(), Instant::now());
+        free.use_up(FREE_TIME, now);
+        assert_eq!(free.used_at(now), FREE_TIME);
+        let half = now + FREE_TIME * REFILL_DIVISOR / 2;
+        assert_eq!(free.used_at(half), FREE_TIME / 2);
+        free.use_up(FREE_TIME / 2, half);
+        assert_eq!(free.used_at(half), FREE_TIME);
+        assert_eq!(
+            free.used_at(half + FREE_TIME * REFILL_DIVISOR),
+            Duration::ZERO
+        );
+        free.use_up(Duration::from_secs(9), half);
+        assert_eq!(free.used_at(half), MAX_FREE_TIME_USED);
+    }
+
+    #[test]
     fn part_charges_its_parent() {
         let parent = Arc::new(Meter::default());
         parent.charge(Duration::from_millis(1));

@@ -1,6 +1,8 @@
 //! A loaded plugin, and the ways to call it: for an HTTP request, for a message and as a command.
 
 mod message;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use message::bindings;
 
@@ -451,7 +453,7 @@ impl Plugin {
             plugin.shared.ticker.tick(),
             TurnQueue::new(
                 &plugin.shared.turns,
-                options.tenant.unwrap_or(self.tenant()),
+                self.fairness_tenant(options),
                 plugin.deployment.counters(),
             ),
             permit,
@@ -490,6 +492,12 @@ impl Plugin {
         }
     }
 
+    /// The tenant whose share of compute turns and of the engines' time a call uses.
+    fn fairness_tenant(&self, options: &CallOptions) -> Tenant {
+        let tenant = options.fairness_tenant.or(options.tenant);
+        tenant.unwrap_or(self.tenant())
+    }
+
     /// On whose behalf the engines run the requests of a call.
     fn caller(&self, call: &Call, options: &CallOptions) -> Caller {
         let tenant = options.tenant.unwrap_or(self.tenant());
@@ -503,7 +511,7 @@ impl Plugin {
             }
         };
         Caller {
-            tenant: options.fairness_tenant.unwrap_or(tenant),
+            tenant: self.fairness_tenant(options),
             prefix_group: match options.fairness_tenant {
                 _ if call.limits.share_prefixes => Some(0),
                 // Whoever the time is shared with, prefixes are the tenant's.
@@ -525,7 +533,7 @@ impl Plugin {
         }
     }
 
-    /// The state of a new instance of the HTTP handler.
+    /// The state of a new instance of a handler.
     fn handler_state(&self, call: &Call, context: &CallContext) -> State {
         let outputs =
             ["stdout", "stderr"].map(|stream| Output::new(stream, context.log_origin.clone()));

@@ -57,7 +57,7 @@ pub(crate) struct StoreGrants {
     pub(crate) turns: Option<Arc<ComputeTurns>>,
 }
 
-/// What belongs to one call of an HTTP handler.
+/// What belongs to one call of a handler.
 pub(crate) struct CallContext {
     pub(crate) caller: Caller,
     /// The tenant, and the one that the engines charge for fairness, if it is another.

@@ -19,7 +19,12 @@ pub(crate) fn list(names: &[String]) -> String {
 
 /// An error of wasmtime, which may quote a component's names.
 pub(crate) fn cause(error: &wasmtime::Error) -> String {
-    cut(&format!("{error:#}"), MAX_CAUSE_CHARS)
+    reason(&format!("{error:#}"))
+}
+
+/// A text of a plugin that says why something failed.
+pub(crate) fn reason(text: &str) -> String {
+    cut(text, MAX_CAUSE_CHARS)
 }
 
 fn cut(text: &str, most: usize) -> String {

@@ -5,11 +5,12 @@
 //! - [`cron`]: schedules of the manifest.
 //! - [`messages`]: clients and plugins publish them to subjects; each deployment that subscribes gets a job.
 //!
-//! A job becomes a request that the deployment's handler answers in this process; it holds no connection. It runs at least
-//! once, and once it has finished it does not run again. A plugin that is interrupted sees the same id in
+//! A job becomes a request or a message, which the deployment's handler gets in this process; it holds no connection. It
+//! runs at least once, and once it has finished it does not run again. A plugin that is interrupted sees the same id in
 //! `x-corral-job-id` when the job runs again.
 
 mod attempt;
+mod body_memory;
 mod counters;
 mod cron;
 mod executor;
@@ -33,6 +34,7 @@ pub(crate) use settings::{TriggerSettings, check as check_settings, check_subjec
 pub(crate) use status::{JobList, JobStatus, ScheduleStatus};
 
 use crate::prometheus::MetricFamilies;
+use body_memory::{BodyMemory, BodyPermit, BodySender};
 use job::{JobClaim, JobOwner, JobRecord};
 use queue::{JobQueue, NewJob, QueueLimits};
 use redb_queue::RedbQueue;
@@ -40,15 +42,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
 
 /// Operations on the queue that may occupy blocking threads at once; others wait.
 const MAX_OPERATIONS: usize = 16;
 /// Longest wait for such a thread.
 const OPERATION_WAIT: Duration = Duration::from_secs(10);
-/// Bytes of bodies that clients send at once; each is counted until its job is stored.
-const MAX_SENT_BYTES: usize = 64 << 20;
 
 /// The triggers of a server with a store.
 #[derive(Debug)]
@@ -60,8 +60,8 @@ pub(crate) struct Triggers {
     running: Mutex<BTreeMap<JobClaim, AbortHandle>>,
     counters: TriggerCounters,
     operations: Arc<Semaphore>,
-    /// Bytes of bodies that may be sent at once.
-    sent_bytes: Arc<Semaphore>,
+    /// Of each body until its jobs are stored.
+    body_memory: Arc<BodyMemory>,
 }
 
 impl Triggers {
@@ -82,7 +82,7 @@ impl Triggers {
             running: Mutex::default(),
             counters: TriggerCounters::default(),
             operations: Arc::new(Semaphore::new(MAX_OPERATIONS)),
-            sent_bytes: Arc::new(Semaphore::new(MAX_SENT_BYTES)),
+            body_memory: Arc::default(),
         })
     }
 
@@ -124,11 +124,10 @@ impl Triggers {
         task.await.map_err(stopped)?
     }
 
-    /// Reserves memory for the body of a job.
-    fn reserve(&self, bytes: u64) -> Result<OwnedSemaphorePermit, QueueError> {
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let permit = Arc::clone(&self.sent_bytes).try_acquire_many_owned(bytes);
-        permit.map_err(|_| QueueError::Busy)
+    /// Reserves memory for a body.
+    fn reserve(&self, sender: BodySender, bytes: u64) -> Result<BodyPermit, QueueError> {
+        let permit = self.body_memory.reserve(sender, bytes);
+        permit.ok_or(QueueError::Busy)
     }
 
     /// Adds jobs, each of another deployment: all or none. Returns in place of a job the one that is there already if it has
@@ -136,7 +135,7 @@ impl Triggers {
     async fn submit(
         self: &Arc<Self>,
         jobs: Vec<NewJob>,
-        memory: OwnedSemaphorePermit,
+        memory: BodyPermit,
     ) -> Result<Vec<JobRecord>, QueueError> {
         let operation = move |queue: &dyn JobQueue| {
             let submitted = queue.submit(jobs);

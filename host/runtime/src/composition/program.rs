@@ -152,7 +152,7 @@ fn not_a_component(part: &str, error: &BinaryReaderError) -> ProgramError {
 }
 
 /// Checks a component as a runtime does that knows all proposals of WebAssembly.
-fn validate(component: &[u8]) -> Result<(), BinaryReaderError> {
+pub(crate) fn validate(component: &[u8]) -> Result<(), BinaryReaderError> {
     let mut validator = Validator::new_with_features(WasmFeatures::all());
     validator.validate_all(component).map(drop)
 }

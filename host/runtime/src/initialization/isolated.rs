@@ -1,7 +1,7 @@
 //! Initializes components in child processes, and stores the results beside the compiled code, so that a restarted server
 //! initializes none of them again.
 //!
-//! A result that is gone is made again: it would be the same. If the disk is full, nothing is stored.
+//! A result that is gone or damaged is made again: it would be the same. If the disk is full, nothing is stored.
 
 use super::{InitializationLimits, Snapshot, initialize};
 use crate::isolated_compiler::TEMPORARY;
@@ -22,8 +22,10 @@ const CHILD_MEMORY: u64 = 768 << 20;
 
 /// Raise it when the same component would get another result.
 const VERSION: u32 = 1;
-/// Most results that are stored. The oldest is removed for a new one.
+/// Most results that are stored. The oldest ones are removed for a new one.
 const MAX_STORED: usize = 64;
+/// Most bytes of all that are stored.
+const MAX_STORED_BYTES: u64 = 1 << 30;
 
 /// Initializes a component in a child, unless the result is in the cache, the private directory of compiled code.
 pub(crate) fn initialize_in_child(
@@ -92,13 +94,18 @@ fn key(component: &[u8], memory: usize) -> String {
     format!("{:x}", hasher.finalize())
 }
 
+/// Where results are stored, each after its digest: a file may be incomplete after a power failure.
+const DIRECTORY: &str = "initialized";
+
 fn stored(cache: &Path, key: &str, limits: InitializationLimits) -> Option<Snapshot> {
     let bytes = fs::read(cache.join(DIRECTORY).join(key)).ok()?;
-    Snapshot::decode(bytes).filter(|snapshot| snapshot.component.len() <= limits.component)
+    let (digest, snapshot) = bytes.split_first_chunk::<32>()?;
+    if <[u8; 32]>::from(Sha256::digest(snapshot)) != *digest {
+        return None;
+    }
+    let snapshot = Snapshot::decode(snapshot.to_vec());
+    snapshot.filter(|snapshot| snapshot.component.len() <= limits.component)
 }
-
-/// Where results are stored.
-const DIRECTORY: &str = "initialized";
 
 fn store(cache: &Path, key: &str, snapshot: &Snapshot) -> io::Result<()> {
     let dir = cache.join(DIRECTORY);
@@ -107,15 +114,29 @@ fn store(cache: &Path, key: &str, snapshot: &Snapshot) -> io::Result<()> {
     let mut file = tempfile::Builder::new()
         .prefix(TEMPORARY)
         .tempfile_in(cache)?;
-    file.write_all(&snapshot.clone().encode())?;
+    let bytes = snapshot.clone().encode();
+    file.write_all(&Sha256::digest(&bytes))?;
+    file.write_all(&bytes)?;
     file.persist(dir.join(key)).map_err(|error| error.error)?;
+    remove_oldest(&dir, MAX_STORED, MAX_STORED_BYTES)
+}
+
+/// Removes files until there are at most this many with at most this many bytes together.
+fn remove_oldest(dir: &Path, most: usize, most_bytes: u64) -> io::Result<()> {
     let mut files = Vec::new();
-    for file in fs::read_dir(&dir)?.flatten() {
-        files.push((file.metadata()?.modified()?, file.path()));
+    for file in fs::read_dir(dir)?.flatten() {
+        // Another thread may have removed it.
+        if let Ok(metadata) = file.metadata() {
+            files.push((metadata.modified()?, metadata.len(), file.path()));
+        }
     }
     files.sort();
-    for (_, file) in files.iter().rev().skip(MAX_STORED) {
-        fs::remove_file(file)?;
+    let mut bytes = 0_u64;
+    for (number, (_, length, file)) in files.into_iter().rev().enumerate() {
+        bytes = bytes.saturating_add(length);
+        if number >= most || bytes > most_bytes {
+            let _ = fs::remove_file(file);
+        }
     }
     Ok(())
 }
@@ -149,6 +170,35 @@ mod tests {
             ..LIMITS
         };
         assert_eq!(stored(dir.path(), &newest, small), None);
+    }
+
+    #[test]
+    fn stored_results_are_bounded_in_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c"] {
+            fs::write(dir.path().join(name), [0; 10]).unwrap();
+        }
+        remove_oldest(dir.path(), 9, 29).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn damaged_result_is_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshot = Snapshot {
+            instructions: 7,
+            component: b"component".to_vec(),
+        };
+        store(dir.path(), "a", &snapshot).unwrap();
+        let file = dir.path().join(DIRECTORY).join("a");
+        let whole = fs::read(&file).unwrap();
+        let zeros = vec![0; whole.len()];
+        for damaged in [&whole[..0], &whole[..whole.len() - 1], &zeros[..]] {
+            fs::write(&file, damaged).unwrap();
+            assert_eq!(stored(dir.path(), "a", LIMITS), None);
+        }
+        store(dir.path(), "a", &snapshot).unwrap();
+        assert_eq!(stored(dir.path(), "a", LIMITS), Some(snapshot));
     }
 
     #[test]

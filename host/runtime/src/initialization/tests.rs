@@ -71,13 +71,21 @@ fn instances_begin_as_initialization_left_them() {
 
 #[test]
 fn grown_memory_is_kept() {
-    let original = with_body("(drop (memory.grow (i32.const 2))) (i32.store (i32.const 196604) (i32.const 1)) (i32.const 0)");
+    let original = with_body(
+        "(drop (memory.grow (i32.const 2))) (i32.store (i32.const 196604) (i32.const 1)) (i32.const 0)",
+    );
     let snapshot = initialize(&original, LIMITS).unwrap();
     let size = |bytes: &[u8]| {
         let component = Component::from_binary(&Engine::default(), bytes).unwrap();
-        component.resources_required().unwrap().max_initial_memory_size
+        component
+            .resources_required()
+            .unwrap()
+            .max_initial_memory_size
     };
-    assert_eq!((size(&original), size(&snapshot.component)), (Some(1), Some(3)));
+    assert_eq!(
+        (size(&original), size(&snapshot.component)),
+        (Some(1), Some(3))
+    );
     // Pages of zeros take no room.
     assert!(snapshot.component.len() < original.len() + 100);
 }
@@ -103,7 +111,10 @@ fn call_of_the_host_is_refused() {
          keys (a BTreeMap does not); an initialization may call nothing of the host"
     );
     let error = error_of(&random("clocks/monotonic-clock"));
-    assert!(error.contains("monotonic-clock@0.2.3.get of the host; "), "{error}");
+    assert!(
+        error.contains("monotonic-clock@0.2.3.get of the host; "),
+        "{error}"
+    );
 }
 
 #[test]
@@ -142,7 +153,10 @@ fn failed_initialization_names_the_cause() {
         (i32.const 128)"#;
     for (body, expected) in [
         (returned, "its initialization failed: no"),
-        ("unreachable", "its initialization ended with a trap: wasm trap: wasm `unreachable` instruction executed"),
+        (
+            "unreachable",
+            "its initialization ended with a trap: wasm trap: wasm `unreachable` instruction executed",
+        ),
         (
             "(drop (memory.grow (i32.const 16))) (i32.const 0)",
             "its initialization needs more than the 1 MiB of memory that its instances may have; keep less, or raise `memory-mib`",
@@ -154,6 +168,11 @@ fn failed_initialization_names_the_cause() {
     ] {
         assert_eq!(error_of(&with_body(body)), expected);
     }
+    let invalid = error_of(&with_body(""));
+    assert!(
+        invalid.starts_with("it is not a valid component: type mismatch"),
+        "{invalid}"
+    );
     let plain = wat::parse_str("(component)").unwrap();
     assert_eq!(
         error_of(&plain),
@@ -162,9 +181,27 @@ fn failed_initialization_names_the_cause() {
 }
 
 #[test]
+fn long_error_is_cut() {
+    let body = r#"
+        (memory.fill (i32.const 256) (i32.const 0x78) (i32.const 60000))
+        (i32.store8 (i32.const 128) (i32.const 1))
+        (i32.store (i32.const 132) (i32.const 256))
+        (i32.store (i32.const 136) (i32.const 60000))
+        (i32.const 128)"#;
+    let error = error_of(&with_body(body));
+    assert!(
+        error.starts_with("its initialization failed: xxx"),
+        "{error}"
+    );
+    assert!(error.len() < 10_000, "{}", error.len());
+}
+
+#[test]
 fn endless_initialization_ends() {
     let endless = with_body("(loop $again (br $again)) (i32.const 0)");
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
     let error = runtime.block_on(run(&endless, LIMITS, 1_000)).unwrap_err();
     assert_eq!(
         describe(&error),
@@ -174,7 +211,8 @@ fn endless_initialization_ends() {
 
 #[test]
 fn large_result_is_refused() {
-    let original = with_body("(memory.fill (i32.const 256) (i32.const 1) (i32.const 65000)) (i32.const 0)");
+    let original =
+        with_body("(memory.fill (i32.const 256) (i32.const 1) (i32.const 65000)) (i32.const 0)");
     let limits = InitializationLimits {
         component: 60_000,
         ..LIMITS

@@ -7,6 +7,7 @@ use crate::interfaces::MESSAGES;
 use crate::messages::{Message, MessageError};
 use crate::store::store;
 use crate::trace::CallTrace;
+use crate::truncate;
 use bindings::exports::wasmcloud::messaging::handler::{BrokerMessage, Error};
 use std::future::poll_fn;
 use tokio::time::Instant;
@@ -82,7 +83,7 @@ impl From<Error> for MessageError {
             Error::Other(text) => (text, true),
         };
         Self {
-            message: text,
+            message: truncate::reason(&text),
             can_retry,
         }
     }

@@ -1,10 +1,11 @@
 use super::*;
+use crate::compute_turns::ComputeTurns;
 use crate::counters::ProcessCounters;
 use crate::test_support::{engine_and_linker, grants};
 use crate::ticker::Ticker;
 use corral_engine::RequestId;
 use corral_engine::testing::{EngineWaker, SamplerMailbox};
-use corral_engine::{ExternalSampler, SamplingRequest, Token};
+use corral_engine::{ExternalSampler, SamplingRequest, Tenant, Token};
 use std::collections::VecDeque;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -22,6 +23,7 @@ struct Fixture {
     counters: Arc<ProcessCounters>,
     limits: Arc<Limits>,
     meter: Arc<Meter>,
+    turns: Option<Arc<ComputeTurns>>,
     mailbox: Arc<SamplerMailbox>,
     notified: mpsc::UnboundedReceiver<()>,
     /// Answers taken from the mailbox but not yet returned.
@@ -42,6 +44,7 @@ impl Fixture {
             counters,
             limits: Arc::default(),
             meter: Arc::default(),
+            turns: None,
             mailbox: SamplerMailbox::new(EngineWaker::new(move || {
                 let _ = notify.send(());
             })),
@@ -58,9 +61,11 @@ impl Fixture {
             .replace("{sample}", sample);
         let component = Component::new(&self.engine, wat::parse_str(text).unwrap()).unwrap();
         let pre = self.linker.instantiate_pre(&component).unwrap();
+        let mut grants = grants(Arc::clone(&self.resources));
+        grants.turns.clone_from(&self.turns);
         let mut state = State::new(
             &mut WasiCtxBuilder::new(),
-            grants(Arc::clone(&self.resources)),
+            grants,
             &self.limits,
             Arc::clone(&self.meter),
             Arc::default(),
@@ -98,6 +103,13 @@ impl Fixture {
         let metrics = self.counters.metrics();
         let metric = metrics.iter().find(|metric| metric.name == name);
         metric.unwrap().value
+    }
+
+    /// Waits until so many samplers wait for a turn.
+    async fn wait_until_waiting(&self, samplers: u64) {
+        while self.counters.calls_waiting_for_turn.get() != samplers {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
     }
 
     async fn wait_until_no_instances(&self) {
@@ -216,4 +228,32 @@ async fn sampler_stops_when_request_has_no_cpu_time() {
         // The handler is woken.
         fixture.meter.exhausted().await;
     }
+}
+
+#[tokio::test]
+async fn spinning_sampler_waits_for_turn_until_dropped() {
+    let mut fixture = Fixture::new();
+    // The runtime has one thread, so there is one turn.
+    let turns = ComputeTurns::for_workers(Arc::clone(&fixture.counters));
+    fixture.turns = Some(Arc::clone(&turns));
+    let factory = fixture.checked(["", "", SPIN]).await.factory(256);
+    let other = TurnQueue::new(&turns, Tenant(7), &Arc::default());
+    let turn = other.wait().await.expect("the turn is free");
+    let mut first = factory.start(1);
+    fixture.request(&mut *first, 1, 40);
+    fixture.wait_until_waiting(1).await;
+    drop(first);
+    fixture.wait_until_waiting(0).await;
+    let (key, answer) = fixture.answer().await;
+    assert!(key == 1 && answer.is_err(), "{key} {answer:?}");
+    let mut second = factory.start(2);
+    fixture.request(&mut *second, 2, 40);
+    fixture.wait_until_waiting(1).await;
+    drop(turn);
+    let (_, answer) = fixture.answer().await;
+    let Err(Error::Failed(text)) = answer else {
+        panic!("{answer:?}");
+    };
+    assert!(text.contains("exceeded the 50 ms of CPU time"), "{text}");
+    other.wait().await.expect("the turn is free again");
 }

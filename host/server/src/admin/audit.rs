@@ -2,10 +2,11 @@
 //! revision, with which outcome.
 
 use super::AdminState;
+use super::prefix_cache::owner_in;
 use crate::listener::ConnectionInfo;
 use crate::problem::Problem;
 use corral_runtime::Body;
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, Uri};
 use std::time::Instant;
 
 /// Target of these lines.
@@ -49,7 +50,7 @@ impl AuditedChange {
         if matches!(*request.method(), Method::GET | Method::HEAD) {
             return None;
         }
-        let action = action(request.method(), request.uri().path());
+        let action = action(request.method(), request.uri());
         Some(Self::new(state, request, action))
     }
 
@@ -144,9 +145,9 @@ fn outcome(status: StatusCode) -> &'static str {
     }
 }
 
-/// What a request to this path changes.
-fn action(method: &Method, path: &str) -> (&'static str, Option<Target>) {
-    let segments = Vec::from_iter(path.split('/').skip(1));
+/// What a request with this target changes.
+fn action(method: &Method, uri: &Uri) -> (&'static str, Option<Target>) {
+    let segments = Vec::from_iter(uri.path().split('/').skip(1));
     let name = |name: &str| name.chars().take(MAX_NAME_CHARS).collect::<String>();
     match segments[..] {
         ["components", digest] => ("upload", Some(Target::Component(name(digest)))),
@@ -173,7 +174,11 @@ fn action(method: &Method, path: &str) -> (&'static str, Option<Target>) {
             };
             (action, Some(Target::Model(name(model))))
         }
-        ["prefix-cache"] => ("clear-prefix-cache", None),
+        ["prefix-cache"] => {
+            let owner = owner_in(uri.query()).ok().flatten();
+            let owner = owner.map(|owner| Target::Deployment(name(&owner)));
+            ("clear-prefix-cache", owner)
+        }
         ["prefix-cache", model, _] => ("drop-prefix", Some(Target::Model(name(model)))),
         ["requests", id] => ("cancel-request", Some(Target::Request(name(id)))),
         _ => ("unknown", None),
@@ -186,6 +191,8 @@ mod tests {
 
     #[test]
     fn actions_are_named_as_commands() {
+        let action =
+            |method: &Method, target: &str| action(method, &target.parse::<Uri>().expect("a URI"));
         for (method, path, expected) in [
             (Method::POST, "/deployments/a", "deploy"),
             (Method::POST, "/deployments/a/artifact", "deploy"),
@@ -206,6 +213,8 @@ mod tests {
         ] {
             assert_eq!(action(&method, path).0, expected, "{method} {path}");
         }
+        let owner = action(&Method::DELETE, "/prefix-cache?deployment=%2Fchat").1;
+        assert!(matches!(owner, Some(Target::Deployment(name)) if name == "/chat"));
         let long = format!("/models/{}", "x".repeat(1000));
         let Some(Target::Model(name)) = action(&Method::PUT, &long).1 else {
             panic!("a model");

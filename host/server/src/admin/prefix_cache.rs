@@ -51,7 +51,7 @@ pub(super) async fn answer(
 }
 
 /// The owner that a query names: `deployment=NAME`. A mistyped query must not stand for all owners.
-fn owner_in(query: Option<&str>) -> Result<Option<String>, Problem> {
+pub(super) fn owner_in(query: Option<&str>) -> Result<Option<String>, Problem> {
     let Some(query) = query else {
         return Ok(None);
     };

@@ -5,7 +5,7 @@
 //!
 //! [`schedule`]: super::schedule
 
-use super::job::{JobKey, JobRecord, ScheduledRun, Trigger};
+use super::job::{BodyDigest, JobKey, JobRecord, ScheduledRun, Trigger};
 use super::queue::{CronState, DueRun, JobQueue, NewJob, QueueError};
 use super::schedule::{Due, Schedule};
 use super::settings::{CronEntry, TriggerSettings};
@@ -139,7 +139,7 @@ fn new_run(
         key,
         entry.path.clone(),
         Some(content_type.to_owned()),
-        &body,
+        BodyDigest::of(&body),
         &settings,
         now_ms,
     );

@@ -109,6 +109,13 @@ pub(crate) enum JobOwner {
     Tenant(String),
 }
 
+impl JobOwner {
+    /// The tenant of the API key, or `other` without one.
+    pub(crate) fn of(key: Option<&JobSender>, other: Self) -> Self {
+        key.map_or(other, |key| Self::Tenant(key.tenant.clone()))
+    }
+}
+
 /// The API key that a job was sent with.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct JobSender {
@@ -143,6 +150,24 @@ impl JobMessage {
             subject: self.subject.clone(),
             body,
             reply_to: self.reply_to.clone(),
+        }
+    }
+}
+
+/// What a record holds of its job's body.
+#[derive(Clone, Debug)]
+pub(crate) struct BodyDigest {
+    /// SHA-256, in hexadecimal digits.
+    sha256: String,
+    bytes: u64,
+}
+
+impl BodyDigest {
+    pub(crate) fn of(body: &[u8]) -> Self {
+        use sha2::{Digest, Sha256};
+        Self {
+            sha256: data_encoding::HEXLOWER.encode(&Sha256::digest(body)),
+            bytes: body.len() as u64,
         }
     }
 }
@@ -219,18 +244,17 @@ impl JobRecord {
         key: JobKey,
         path: String,
         content_type: Option<String>,
-        body: &[u8],
+        body: BodyDigest,
         settings: &JobSettings,
         now_ms: u64,
     ) -> Self {
-        use sha2::{Digest, Sha256};
         JobRecord {
             deployment: key.deployment,
             id: key.id,
             sender: None,
             idempotency_key: None,
-            body_digest: data_encoding::HEXLOWER.encode(&Sha256::digest(body)),
-            body_bytes: body.len() as u64,
+            body_digest: body.sha256,
+            body_bytes: body.bytes,
             content_type,
             path,
             scheduled: None,
@@ -276,11 +300,11 @@ impl JobRecord {
 
     /// Whom it belongs to.
     pub(crate) fn owner(&self) -> JobOwner {
-        match &self.sender {
-            Some(sender) => JobOwner::Tenant(sender.tenant.clone()),
-            None if self.is_host_made() => JobOwner::Deployment,
-            None => JobOwner::Anyone,
-        }
+        let other = match self.is_host_made() {
+            true => JobOwner::Deployment,
+            false => JobOwner::Anyone,
+        };
+        JobOwner::of(self.sender.as_ref(), other)
     }
 
     /// Whether no client sent it: it is the run of a schedule, or a plugin published it.
@@ -329,7 +353,8 @@ impl JobRecord {
                 Some(self.store_response(response))
             }
             Outcome::Handled => {
-                self.error = None;
+                // An earlier attempt may have been a request.
+                (self.error, self.status) = (None, None);
                 self.finish(JobState::Succeeded, now_ms);
                 None
             }
@@ -440,6 +465,7 @@ pub(super) fn record(deployment: &str, id: &str, body: &[u8], now_ms: u64) -> Jo
         id: id.to_owned(),
     };
     let settings = JobSettings::default();
+    let body = BodyDigest::of(body);
     JobRecord::new(key, "/a".to_owned(), None, body, &settings, now_ms)
 }
 
@@ -480,6 +506,27 @@ mod tests {
         job.requeue(9);
         assert_eq!((job.state, job.attempts), (JobState::Waiting, 0));
         assert_eq!(job.ready_ms, 9);
+    }
+
+    #[test]
+    fn handled_message_has_no_earlier_status() {
+        let mut job = record("a", "1", b"", 0);
+        job.begin(1);
+        let response = JobResponse {
+            status: 500,
+            content_type: None,
+            body: bytes::Bytes::new(),
+        };
+        let failed = Outcome::Failed {
+            error: "no".to_owned(),
+            can_retry: true,
+            response: Some(response),
+        };
+        job.end(failed, 2);
+        assert_eq!((job.state, job.status), (JobState::Waiting, Some(500)));
+        job.begin(3);
+        job.end(Outcome::Handled, 4);
+        assert_eq!((job.state, job.status), (JobState::Succeeded, None));
     }
 
     #[test]

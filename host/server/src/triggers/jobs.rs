@@ -4,7 +4,8 @@
 //! manifest may not name a route below `/jobs`. Access is that of the deployment's requests; a tenant of API keys sees its
 //! own jobs only.
 
-use super::job::{JobOwner, JobRecord, JobSender};
+use super::body_memory::{BodyPermit, BodySender};
+use super::job::{BodyDigest, JobOwner, JobRecord, JobSender};
 use super::queue::{NewJob, QueueError};
 use super::settings::JobSettings;
 use super::status::JobStatus;
@@ -27,7 +28,6 @@ use hyper::body::Incoming;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::OwnedSemaphorePermit;
 
 /// Header with a client's idempotency key.
 pub(super) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -112,7 +112,8 @@ pub(crate) async fn answer(
             }
             let limit = max_body_bytes(&deployment, &settings);
             let request = (&head.headers, body, body_status);
-            let (body, memory) = collect(state, triggers, request, limit).await?;
+            let sender = BodySender::client(jobs.sender.as_ref().map(|key| &*key.tenant));
+            let (body, memory) = collect(state, triggers, sender, request, limit).await?;
             jobs.submit(&head.headers, body, memory).await
         }
         ([], &Method::GET | &Method::HEAD) => jobs.list(&head).await,
@@ -148,12 +149,7 @@ impl Jobs<'_> {
         }
     }
 
-    async fn submit(
-        &self,
-        headers: &HeaderMap,
-        body: Bytes,
-        memory: OwnedSemaphorePermit,
-    ) -> Answer {
+    async fn submit(&self, headers: &HeaderMap, body: Bytes, memory: BodyPermit) -> Answer {
         let deployment = self.deployment.name.clone();
         let path = path(self.deployment, self.settings.path.as_ref());
         let content_type = text(headers, &CONTENT_TYPE, MAX_CONTENT_TYPE)?;
@@ -161,7 +157,8 @@ impl Jobs<'_> {
         let now = now_ms();
         let id = new_id(now);
         let key = JobKey { deployment, id };
-        let mut record = JobRecord::new(key, path, content_type, &body, self.settings, now);
+        let digest = BodyDigest::of(&body);
+        let mut record = JobRecord::new(key, path, content_type, digest, self.settings, now);
         record.sender.clone_from(&self.sender);
         record.idempotency_key = idempotency_key;
         let job = NewJob {
@@ -181,10 +178,7 @@ impl Jobs<'_> {
 
     /// Whose jobs the client may see.
     fn owner(&self) -> JobOwner {
-        match &self.sender {
-            Some(sender) => JobOwner::Tenant(sender.tenant.clone()),
-            None => JobOwner::Anyone,
-        }
+        JobOwner::of(self.sender.as_ref(), JobOwner::Anyone)
     }
 
     fn job(&self, id: &str) -> Result<JobRecord, Problem> {
@@ -313,11 +307,12 @@ pub(super) fn text(
 pub(super) async fn collect(
     state: &ServerState,
     triggers: &Triggers,
+    sender: BodySender,
     (headers, mut body, status): (&HeaderMap, RequestBody<Incoming>, BodyStatus),
     limit: u64,
-) -> Result<(Bytes, OwnedSemaphorePermit), Problem> {
+) -> Result<(Bytes, BodyPermit), Problem> {
     let announced = body.size_hint().exact().unwrap_or(limit);
-    let memory = triggers.reserve(announced.min(limit))?;
+    let memory = triggers.reserve(sender, announced.min(limit))?;
     body.set_limit(limit, || ());
     if body.refuse_announced_length(headers) {
         return Err(Problem::too_large(limit));

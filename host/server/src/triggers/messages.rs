@@ -5,7 +5,8 @@
 //! A client reaches those deployments that its API key may call. The paths below `/messages` belong to the host while a
 //! deployment subscribes to anything, and a manifest may not name a route there.
 
-use super::job::{JobKey, JobMessage, JobOwner, JobRecord, JobSender};
+use super::body_memory::{BodyPermit, BodySender};
+use super::job::{BodyDigest, JobKey, JobMessage, JobOwner, JobRecord, JobSender};
 use super::jobs::{
     Answer, IDEMPOTENCY_KEY, MAX_CONTENT_TYPE, MAX_KEY, collect, json, max_body_bytes, path, text,
 };
@@ -26,7 +27,6 @@ use http::{Method, StatusCode};
 use hyper::body::Incoming;
 use serde_json::json as object;
 use std::sync::Arc;
-use tokio::sync::OwnedSemaphorePermit;
 
 /// Most deployments that may get one message.
 const MAX_SUBSCRIBERS: usize = 32;
@@ -84,7 +84,7 @@ pub(crate) async fn answer(
     // One that is repeated may be there already.
     if !head.headers.contains_key(IDEMPOTENCY_KEY) {
         for subscriber in &subscribers {
-            subscriber.check_room(triggers)?;
+            subscriber.check_room(triggers, JobOwner::Anyone)?;
         }
     }
     if let Some(memory) = state.memory.get() {
@@ -96,7 +96,8 @@ pub(crate) async fn answer(
     let content_type = text(&head.headers, &CONTENT_TYPE, MAX_CONTENT_TYPE)?;
     let idempotency_key = text(&head.headers, &IDEMPOTENCY_KEY, MAX_KEY)?;
     let request = (&head.headers, body, body_status);
-    let (body, memory) = collect(state, triggers, request, limit).await?;
+    let sender = BodySender::client(holder.as_ref().map(|holder| &*holder.tenant_name));
+    let (body, memory) = collect(state, triggers, sender, request, limit).await?;
     let message = NewMessage {
         message: JobMessage {
             subject,
@@ -171,14 +172,15 @@ pub(crate) async fn publish_for_plugin(
         return Err(PublishError::TooLarge);
     }
     for subscriber in &subscribers {
-        subscriber.check_room(triggers)?;
+        subscriber.check_room(triggers, JobOwner::Deployment)?;
     }
-    let memory = triggers.reserve(bytes)?;
+    let publisher = sender.deployment.to_string();
+    let memory = triggers.reserve(BodySender::Plugin(publisher.clone()), bytes)?;
     let message = NewMessage {
         message: JobMessage {
             subject: message.subject,
             reply_to: message.reply_to,
-            publisher: Some(sender.deployment.to_string()),
+            publisher: Some(publisher),
             depth: sender.depth,
         },
         body: message.body,
@@ -230,12 +232,10 @@ impl Subscriber {
         max_body_bytes(&self.deployment, &self.job_settings())
     }
 
-    /// Refuses a message if the queue is full, before its body is read and without access to the disk.
-    fn check_room(&self, triggers: &Triggers) -> Result<(), QueueError> {
-        let owner = match &self.sender {
-            Some(sender) => JobOwner::Tenant(sender.tenant.clone()),
-            None => JobOwner::Anyone,
-        };
+    /// Refuses a message of the key's tenant, or else of `other`, if the queue is full, before its body is read and without
+    /// access to the disk.
+    fn check_room(&self, triggers: &Triggers, other: JobOwner) -> Result<(), QueueError> {
+        let owner = JobOwner::of(self.sender.as_ref(), other);
         let queued = self.job_settings().queued();
         triggers
             .queue
@@ -272,14 +272,14 @@ impl NewMessage {
         &self,
         triggers: &Arc<Triggers>,
         subscribers: &[Subscriber],
-        memory: OwnedSemaphorePermit,
+        memory: BodyPermit,
     ) -> Result<usize, QueueError> {
-        let now = now_ms();
-        let jobs = subscribers.iter().map(|one| self.job(one, now));
+        let (now, digest) = (now_ms(), BodyDigest::of(&self.body));
+        let jobs = subscribers.iter().map(|one| self.job(one, &digest, now));
         Ok(triggers.submit(jobs.collect(), memory).await?.len())
     }
 
-    fn job(&self, subscriber: &Subscriber, now_ms: u64) -> NewJob {
+    fn job(&self, subscriber: &Subscriber, digest: &BodyDigest, now_ms: u64) -> NewJob {
         let deployment = &subscriber.deployment;
         let settings = subscriber.job_settings();
         let messages = subscriber.settings.messages.as_ref();
@@ -292,7 +292,8 @@ impl NewMessage {
             id: new_id(now_ms),
         };
         let content_type = self.content_type.clone();
-        let mut record = JobRecord::new(key, path, content_type, &self.body, &settings, now_ms);
+        let digest = digest.clone();
+        let mut record = JobRecord::new(key, path, content_type, digest, &settings, now_ms);
         if let Some(attempts) = messages.and_then(|messages| messages.attempts()) {
             record.max_attempts = attempts;
         }

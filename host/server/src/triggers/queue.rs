@@ -123,7 +123,7 @@ pub(crate) trait JobQueue: Send + Sync + std::fmt::Debug {
     fn submit(&self, jobs: Vec<NewJob>) -> Result<Vec<(JobRecord, bool)>, QueueError>;
 
     /// Refuses a further job of `owner` as [`submit`](JobQueue::submit) does if too many are unfinished. A tenant has at
-    /// most half of `queued`, so that none keeps the others out.
+    /// most half of `queued`, and so have schedules and plugins together, so that none keeps the others out.
     fn check_room(
         &self,
         deployment: &str,

@@ -281,6 +281,9 @@ impl JobQueue for RedbQueue {
             JobOwner::Tenant(_) if own.waiting + own.running >= share => {
                 full(share, " from this tenant")
             }
+            JobOwner::Deployment if own.waiting + own.running >= share => {
+                full(share, " from schedules and plugins")
+            }
             _ => Ok(()),
         }
     }

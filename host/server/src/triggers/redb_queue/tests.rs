@@ -1,5 +1,5 @@
 use super::*;
-use crate::triggers::job::{JobResponse, JobSender, record};
+use crate::triggers::job::{JobMessage, JobResponse, JobSender, record};
 
 fn open(directory: &Path) -> RedbQueue {
     RedbQueue::open(directory, QueueLimits::default(), 100).expect("opens")
@@ -265,6 +265,32 @@ fn tenants_share_the_queue_and_take_turns() {
         order.extend(ids);
     }
     assert_eq!(order, ["9", "7", "8"], "alice was last served");
+}
+
+#[test]
+fn messages_of_plugins_leave_room_for_clients() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let queue = open(dir.path());
+    let published = |id| {
+        let mut job = job(id, b"");
+        job.record.message = Some(JobMessage {
+            subject: "news".parse().expect("a subject"),
+            reply_to: None,
+            publisher: Some("b".to_owned()),
+            depth: 1,
+        });
+        job
+    };
+    for id in ["1", "2"] {
+        submit(&queue, published(id), 4).expect("there is room");
+    }
+    let full = submit(&queue, published("3"), 4).expect_err("half");
+    let text = "2 jobs of 'a' from schedules and plugins";
+    assert!(full.to_string().contains(text), "{full}");
+    let room = queue.check_room("a", &JobOwner::Deployment, 4);
+    assert!(matches!(room, Err(QueueError::Full { limit: 2, .. })));
+    submit(&queue, job("4", b""), 4).expect("there is room for clients");
+    submit(&queue, job_of("alice", "5"), 4).expect("there is room for tenants");
 }
 
 #[test]
