@@ -5,6 +5,7 @@
 use crate::config::Limits;
 use crate::counters::CallLimit;
 use crate::meter::Meter;
+use crate::random::RandomDenied;
 use std::time::Duration;
 use wasmtime::{PoolConcurrencyLimitError, Trap};
 use wasmtime_wasi::I32Exit;
@@ -191,6 +192,11 @@ impl CallError {
         if meter.memory_refused() {
             return Self::Memory {
                 limit: limits.memory,
+            };
+        }
+        if let Some(denied) = error.downcast_ref::<RandomDenied>() {
+            return Self::Trapped {
+                message: denied.to_string(),
             };
         }
         let message = match error.downcast_ref::<Trap>() {

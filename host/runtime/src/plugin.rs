@@ -189,6 +189,7 @@ impl Plugin {
                         directory: Arc::clone(&shared.directory),
                     })
                 }),
+                system: config.system,
                 tokenization: Arc::clone(&shared.tokenization),
                 samplers: Arc::new(compiled.samplers),
                 sampling: Arc::clone(deployment.sampling()),

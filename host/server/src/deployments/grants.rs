@@ -17,7 +17,7 @@ const MAX_SECRETS: usize = 32;
 const MAX_FOLDERS: usize = 16;
 
 /// Permissions of a deployment.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Grants {
@@ -51,6 +51,37 @@ pub struct Grants {
     #[cfg_attr(test, schemars(with = "Vec<String>", length(max = 32)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<SubjectPattern>,
+    /// Clocks that run; true if omitted. With false they stand still at the start of a request, except for the plugin's own timers.
+    #[serde(default = "granted", skip_serializing_if = "is_granted")]
+    pub clocks: bool,
+    /// Random numbers; true if omitted. With false 'wasi:random/random' ends the request, and the insecure ones are always the same.
+    #[serde(default = "granted", skip_serializing_if = "is_granted")]
+    pub random: bool,
+}
+
+/// The value of a grant that is only taken away: language runtimes need it.
+fn granted() -> bool {
+    true
+}
+
+fn is_granted(grant: &bool) -> bool {
+    *grant
+}
+
+impl Default for Grants {
+    fn default() -> Self {
+        Self {
+            share_prefixes: false,
+            key_value_mib: None,
+            secrets: Vec::new(),
+            folders: Vec::new(),
+            outbound: Vec::new(),
+            deployments: Vec::new(),
+            messages: Vec::new(),
+            clocks: granted(),
+            random: granted(),
+        }
+    }
 }
 
 impl Grants {
@@ -125,6 +156,26 @@ mod tests {
     use crate::deployments::Manifest;
 
     const HEAD: &str = "name = 'a'\ncomponent = 'a.wasm'\nroutes = ['/a']\n";
+
+    #[test]
+    fn clocks_and_random_numbers_are_granted_unless_denied() {
+        let grants = |table: &str| {
+            let manifest = Manifest::from_toml(&format!("{HEAD}{table}"));
+            let manifest = manifest.expect(table);
+            let json = serde_json::to_value(&manifest).expect("serializable");
+            (manifest.grants, json["grants"].clone())
+        };
+        let (all, json) = grants("");
+        assert!(all.clocks && all.random && json.is_null(), "{json}");
+        let (same, json) = grants("[grants]\nclocks = true\nrandom = true\n");
+        assert!(same == all && json.is_null(), "{json}");
+        let (none, json) = grants("[grants]\nclocks = false\nrandom = false\n");
+        assert!(!none.clocks && !none.random);
+        assert_eq!(
+            json,
+            serde_json::json!({"share-prefixes": false, "clocks": false, "random": false})
+        );
+    }
 
     #[test]
     fn mistakes_in_grants_are_named() {

@@ -19,7 +19,7 @@ use crate::request_policy::RequestPolicy;
 use crate::routes::Route;
 use crate::triggers::TriggerSettings;
 use bytes::Bytes;
-use corral_runtime::{Limits, Plugin, PluginConfig, PluginError};
+use corral_runtime::{Limits, Plugin, PluginConfig, PluginError, SystemGrants};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -236,6 +236,10 @@ impl Inner {
                 .map(|name| name.as_str().to_owned())
                 .collect(),
             messages: manifest.grants.messages.clone(),
+            system: SystemGrants {
+                clocks: manifest.grants.clocks,
+                random: manifest.grants.random,
+            },
             // Added when their bytes have been read.
             linked: corral_runtime::LinkedComponents::default(),
         }
