@@ -5,6 +5,7 @@
 use crate::config::Limits;
 use crate::counters::CallLimit;
 use crate::meter::Meter;
+use crate::random::RandomDenied;
 use std::time::Duration;
 use wasmtime::{PoolConcurrencyLimitError, Trap};
 use wasmtime_wasi::I32Exit;
@@ -67,10 +68,15 @@ pub enum CallError {
         message: String,
     },
     /// The plugin lacks the export that the call needs.
-    #[error("the plugin does not export {interface}; build it with that export")]
+    #[error(
+        "the plugin does not export {interface}, only {}; call it through that, or build it with the missing export",
+        exports.join(" and ")
+    )]
     MissingExport {
         /// The interface that the call needs.
         interface: &'static str,
+        /// The interfaces through which it can be called.
+        exports: Vec<&'static str>,
     },
     /// An operator canceled the request.
     #[error("an operator of the server canceled this request")]
@@ -99,13 +105,14 @@ impl CallError {
     /// The HTTP status.
     pub fn status(&self) -> u16 {
         match self {
+            // There is nothing to call. Clients do not repeat a request after it.
+            Self::MissingExport { .. } => 404,
             Self::Busy { .. } => 503,
             Self::Deadline { .. } | Self::CpuTime { .. } => 504,
             Self::Memory { .. }
             | Self::Trapped { .. }
             | Self::NoResponse
             | Self::ReturnedError { .. }
-            | Self::MissingExport { .. }
             | Self::ResponseTooLarge { .. }
             | Self::Internal => 500,
             // Clients do not repeat a request after it, unlike 503.
@@ -193,6 +200,11 @@ impl CallError {
                 limit: limits.memory,
             };
         }
+        if let Some(denied) = error.downcast_ref::<RandomDenied>() {
+            return Self::Trapped {
+                message: denied.to_string(),
+            };
+        }
         let message = match error.downcast_ref::<Trap>() {
             Some(trap) => trap
                 .to_string()
@@ -245,7 +257,10 @@ mod tests {
             CallError::ReturnedError {
                 message: "x".into(),
             },
-            CallError::MissingExport { interface: "x" },
+            CallError::MissingExport {
+                interface: "x",
+                exports: vec!["y", "z"],
+            },
             CallError::Internal,
             CallError::ResponseTooLarge { limit: 1 },
             CallError::Canceled,
@@ -255,6 +270,10 @@ mod tests {
             assert_eq!(error.index(), index);
             assert!((400..600).contains(&error.status()));
         }
+        assert_eq!(
+            all[7].to_string(),
+            "the plugin does not export x, only y and z; call it through that, or build it with the missing export"
+        );
         assert_eq!(all[0].code(), "busy");
         assert!(all[0].to_string().ends_with("try again in 2 s"));
         assert_eq!(all[0].retry_after(), Some(Duration::from_millis(1500)));

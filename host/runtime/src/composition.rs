@@ -2,9 +2,10 @@
 //! import itself.
 //!
 //! A linked component is third-party code and gets nothing that its handler is granted: no inference, no values, no
-//! configuration or secrets, no outbound requests, no messages, no folders, and an empty environment and standard input ([`DENIED`]). Clocks,
-//! random numbers and standard output are available; sockets refuse every use, as they do for every plugin. A template
-//! inherits the handler's grants if the deployment says so; a sampler never does.
+//! configuration or secrets, no outbound requests, no messages, no folders, and an empty environment and standard input ([`DENIED`]).
+//! Standard output is available, and so are clocks and random numbers, unless the deployment denies them to all its components.
+//! Sockets refuse every use, as they do for every plugin. A template inherits the handler's grants if the deployment says so; a
+//! sampler never does.
 //!
 //! A linked component shares the call with its handler: `wasi:cli/exit` ends the call, as a trap does.
 //!

@@ -200,8 +200,28 @@ pub struct PluginConfig {
     pub deployments: BTreeSet<String>,
     /// Subjects of messages that it may publish; none if empty.
     pub messages: Vec<SubjectPattern>,
+    /// What it may use of this machine's clocks and random numbers.
+    pub system: SystemGrants,
     /// Components that answer its imports.
     pub linked: LinkedComponents,
+}
+
+/// What a plugin and its linked components may use of this machine. Everything by default: language runtimes need it to start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SystemGrants {
+    /// Clocks that run. Otherwise they stand still during a call, except for the plugin's own timers.
+    pub clocks: bool,
+    /// Random numbers. Otherwise `wasi:random/random` ends the call, and the insecure ones are always the same.
+    pub random: bool,
+}
+
+impl Default for SystemGrants {
+    fn default() -> Self {
+        Self {
+            clocks: true,
+            random: true,
+        }
+    }
 }
 
 /// Components linked to a plugin. Each of them, the plugin, and their composition must fit into

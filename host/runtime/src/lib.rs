@@ -19,6 +19,7 @@ mod admission;
 mod body;
 mod call;
 mod call_error;
+mod clocks;
 mod compiler;
 mod component_instances;
 mod component_source;
@@ -53,6 +54,7 @@ mod output;
 mod plugin;
 mod plugin_error;
 mod quota;
+mod random;
 mod repoll;
 mod runtime;
 mod sampling;
@@ -80,7 +82,7 @@ pub use component_source::ComponentSource;
 pub use composition::program::{ProgramError, compose_program, write_setting};
 pub use config::{
     CallOptions, Limits, LinkedComponent, LinkedComponents, MAX_MIDDLEWARE, OutboundConfig,
-    PluginConfig, Reuse, RuntimeConfig, TlsSource,
+    PluginConfig, Reuse, RuntimeConfig, SystemGrants, TlsSource,
 };
 pub use counters::CallLimit;
 pub use deployment::DeploymentState;

@@ -60,6 +60,26 @@ pub struct Roles {
     pub cli: bool,
 }
 
+impl Roles {
+    /// Names of the exports, without versions.
+    const HTTP: &'static str = "wasi:http/handler";
+    const MESSAGES: &'static str = "wasmcloud:messaging/handler";
+    const CLI: &'static str = "wasi:cli/run";
+
+    /// The exports through which it can be called.
+    fn exports(self) -> Vec<&'static str> {
+        let all = [
+            (self.http, Self::HTTP),
+            (self.messages, Self::MESSAGES),
+            (self.cli, Self::CLI),
+        ];
+        all.iter()
+            .filter(|(has, _)| *has)
+            .map(|(_, export)| *export)
+            .collect()
+    }
+}
+
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExitStatus(i32);
@@ -191,6 +211,7 @@ impl Plugin {
                         directory: Arc::clone(&shared.directory),
                     })
                 }),
+                system: config.system,
                 tokenization: Arc::clone(&shared.tokenization),
                 samplers: Arc::new(compiled.samplers),
                 sampling: Arc::clone(deployment.sampling()),
@@ -247,6 +268,14 @@ impl Plugin {
         }
     }
 
+    /// The error of a call that needs this export.
+    fn missing_export(&self, interface: &'static str) -> CallError {
+        CallError::MissingExport {
+            interface,
+            exports: self.roles().exports(),
+        }
+    }
+
     /// What its initialization did, if it had one.
     pub fn initialized(&self) -> Option<Initialized> {
         self.0.initialized
@@ -274,9 +303,7 @@ impl Plugin {
         let (outcome, span, id) = self.begin(options.id.as_deref(), trace);
         let fail = |error| Err(outcome.fail(error));
         let Some(pre) = &plugin.http else {
-            return fail(CallError::MissingExport {
-                interface: "wasi:http/handler",
-            });
+            return fail(self.missing_export(Roles::HTTP));
         };
         let mut call = match self.admit(&outcome, &options).await {
             Ok(call) => call,
@@ -353,9 +380,7 @@ impl Plugin {
         let plugin = &*self.0;
         let (outcome, span, _) = self.begin(None, None);
         let Some(pre) = &plugin.cli else {
-            return Err(outcome.fail(CallError::MissingExport {
-                interface: "wasi:cli/run",
-            }));
+            return Err(outcome.fail(self.missing_export(Roles::CLI)));
         };
         let call = match self.admit(&outcome, &CallOptions::default()).await {
             Ok(call) => call,

@@ -121,6 +121,7 @@ impl UncheckedSampler {
                 outbound: None,
                 deployments: None,
                 messages: None,
+                system: state.grants.system,
                 tokenization: Arc::clone(&state.grants.tokenization),
                 samplers: Arc::default(),
                 sampling: Arc::clone(&state.grants.sampling),

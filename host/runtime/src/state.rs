@@ -1,7 +1,8 @@
 //! The data of an instance's store.
 
+use crate::clocks::StoppedClocks;
 use crate::compute_turns::ComputeTurns;
-use crate::config::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
+use crate::config::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES, SystemGrants};
 use crate::counters::DeploymentCounters;
 use crate::deployment_calls::{DeploymentCaller, DeploymentGrants};
 use crate::deployment_snapshots::DeploymentSnapshots;
@@ -12,12 +13,14 @@ use crate::host::GuestConfig;
 use crate::http_bytes;
 use crate::key_values::KeyValues;
 use crate::limiter::Limiter;
+use crate::logs::LogLevel;
 use crate::messages::{MessageGrants, MessageSender};
 use crate::meter::Meter;
 use crate::models::VisibleModels;
 use crate::outbound::{Outbound, OutboundAccess};
 use crate::output::{LogOrigin, Output};
 use crate::quota::QuotaPermit;
+use crate::random;
 use crate::sampling::bindings::SamplingPre;
 use crate::sampling::resources::SamplerResources;
 use crate::tokenization::TokenizationPermits;
@@ -49,6 +52,7 @@ pub(crate) struct StoreGrants {
     pub(crate) deployments: Option<Arc<DeploymentGrants>>,
     /// Messages that it may publish, if any.
     pub(crate) messages: Option<Arc<MessageGrants>>,
+    pub(crate) system: SystemGrants,
     pub(crate) tokenization: Arc<TokenizationPermits>,
     /// Linked sampling plugins, by name.
     pub(crate) samplers: Arc<BTreeMap<String, SamplerPre>>,
@@ -100,6 +104,8 @@ pub(crate) struct State {
     pub(crate) counters: Arc<DeploymentCounters>,
     /// Files in folders that the instance has open.
     pub(crate) open_files: OpenFiles,
+    /// Its clocks, if it is granted none that run.
+    pub(crate) stopped_clocks: Option<StoppedClocks>,
     wasi: WasiCtx,
     http: WasiHttpCtx,
     outbound: Outbound,
@@ -131,6 +137,10 @@ impl State {
         table.set_max_capacity(RESOURCES);
         let mut http = WasiHttpCtx::new();
         http.set_field_size_limit(FIELD_BYTES);
+        let stopped_clocks = (!grants.system.clocks).then(|| StoppedClocks::install(wasi));
+        if !grants.system.random {
+            random::install_fixed(wasi);
+        }
         let limiter = Limiter::new(limits.memory, Arc::clone(&meter), Arc::clone(&counters));
         let outbound = Outbound::new(&grants, &counters, limiter.memory(), None);
         Self {
@@ -148,6 +158,7 @@ impl State {
             meter,
             counters,
             open_files: OpenFiles::default(),
+            stopped_clocks,
             wasi: wasi
                 .allow_tcp(false)
                 .allow_udp(false)
@@ -167,6 +178,9 @@ impl State {
 
     /// Begins the first call, or another one of the same tenant after [`Self::end_call`].
     pub(crate) fn begin_call(&mut self, call: CallContext) {
+        if let Some(clocks) = &self.stopped_clocks {
+            clocks.begin_call();
+        }
         let caller = self
             .grants
             .deployments
@@ -227,6 +241,14 @@ impl State {
         let mut values = self.grants.key_values.clone()?;
         values.tenant = Arc::clone(&self.tenant_name);
         Some(values)
+    }
+
+    /// Logs a line of the host for whoever deploys the plugin.
+    pub(crate) fn log_line(&mut self, level: LogLevel, text: &str) {
+        match self.log_output() {
+            Some(output) => output.log(level, text),
+            None => tracing::warn!("{text}"),
+        }
     }
 
     /// The output of `wasi:logging`; none for a command.

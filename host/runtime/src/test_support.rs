@@ -1,7 +1,7 @@
 //! Builders for unit tests.
 
 use crate::compiler::Compiler;
-use crate::config::RuntimeConfig;
+use crate::config::{RuntimeConfig, SystemGrants};
 use crate::deployment_snapshots::{DeploymentSnapshots, snapshot_permits};
 use crate::linker::linker;
 use crate::models::VisibleModels;
@@ -44,6 +44,7 @@ pub(crate) fn grants(sampling: Arc<SamplerResources>) -> StoreGrants {
         outbound: None,
         deployments: None,
         messages: None,
+        system: SystemGrants::default(),
         tokenization: Arc::default(),
         samplers: Arc::default(),
         sampling,

@@ -26,6 +26,8 @@ mod host {
     };
     #[cfg(feature = "logging")]
     pub(crate) use crate::bindings::logging::wasi::logging::logging::log;
+    #[cfg(feature = "messages")]
+    pub(crate) use crate::bindings::messages::wasmcloud::messaging::consumer::publish;
     pub(crate) use crate::bindings::models::{Model, available};
     #[cfg(feature = "linked-templating")]
     pub(crate) use crate::bindings::templated::corral::plugin::templating::render;

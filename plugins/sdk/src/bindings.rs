@@ -48,6 +48,20 @@ pub mod logging {
     });
 }
 
+/// Import and export of a plugin that publishes and handles messages.
+#[cfg(feature = "messages")]
+pub mod messages {
+    wit_bindgen::generate!({
+        inline: "package corral:sdk; world messages {
+            import wasmcloud:messaging/consumer@0.3.0;
+            export wasmcloud:messaging/handler@0.3.0;
+        }",
+        path: "../../wit",
+        generate_all,
+        pub_export_macro: true,
+    });
+}
+
 /// Imports of a handler with a linked templating plugin.
 #[cfg(feature = "linked-templating")]
 pub mod templated {

@@ -34,6 +34,7 @@
 //! - [`fields`] validates JSON objects and names the offending field.
 //! - [`templating!`] and [`sampling!`] define plugins that are linked to other plugins; [`middleware!`] one that stands before a
 //!   handler.
+//! - [`messages`] handles messages with [`message_handler!`], and publishes them to other deployments.
 //! - [`initialize!`] prepares the memory of all instances when the plugin is deployed.
 //! - [`testing`] runs plugins natively against a scripted model.
 #![warn(missing_docs)]
@@ -58,6 +59,8 @@ mod key_values;
 pub mod linked;
 #[cfg(feature = "logging")]
 pub mod log;
+#[cfg(feature = "messages")]
+pub mod messages;
 pub mod middleware;
 pub mod model;
 mod next_token;
@@ -84,6 +87,6 @@ pub use sequence::{Sequence, next_many};
 pub type Token = u32;
 
 /// Compiles and runs the snippets of the authors' guide.
-#[cfg(all(doctest, feature = "jinja"))]
+#[cfg(all(doctest, feature = "jinja", feature = "messages"))]
 #[doc = include_str!("../../README.md")]
 struct Guide;

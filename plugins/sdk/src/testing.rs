@@ -42,6 +42,9 @@ mod key_values;
 #[cfg(feature = "logging")]
 #[cfg_attr(target_family = "wasm", allow(dead_code))]
 mod logging;
+#[cfg(feature = "messages")]
+#[cfg_attr(target_family = "wasm", allow(dead_code))]
+mod messages;
 #[allow(missing_docs)]
 mod model;
 #[allow(missing_docs)]

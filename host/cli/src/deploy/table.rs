@@ -80,6 +80,11 @@ pub(super) fn detail(detail: &Value) -> String {
         for folder in grants("folders") {
             page += &format!("revision {number} may read the folder {}\n", text(folder));
         }
+        for (name, denied) in [("clocks", "running clocks"), ("random", "random numbers")] {
+            if manifest["grants"][name] == Value::Bool(false) {
+                page += &format!("revision {number} has no {denied}\n");
+            }
+        }
         if let Some(subjects) = manifest["messages"]["subscriptions"].as_array() {
             let subjects = Vec::from_iter(subjects.iter().map(text)).join(", ");
             page += &format!("revision {number} gets messages to {subjects}\n");
@@ -343,7 +348,7 @@ mod tests {
         let outbound = json!(["https://*.example.com", {"url": "http://127.0.0.1:9", "methods": ["GET", "POST"]}]);
         let revision = json!({"number": 2, "component": "sha256:0", "component_bytes": 9, "created_ms": 0,
                               "manifest": {"grants": {"outbound": outbound, "messages": ["orders.*"], "secrets": ["key"],
-                                                      "folders": ["docs"]},
+                                                      "folders": ["docs"], "clocks": false, "random": false},
                                            "messages": {"subscriptions": ["a.>", "b"]},
                                            "configuration": {"GREETING": "hidden", "URL": "hidden"}}});
         let deployment = json!({"name": "a", "state": "serving", "routes": ["/a"], "traffic": []});
@@ -353,6 +358,8 @@ mod tests {
                         revision 2 may publish to orders.*\n\
                         revision 2 may read the secret key\n\
                         revision 2 may read the folder docs\n\
+                        revision 2 has no running clocks\n\
+                        revision 2 has no random numbers\n\
                         revision 2 gets messages to a.>, b\n\
                         revision 2 has the configuration GREETING, URL\n";
         assert!(page.ends_with(expected), "{page}");

@@ -32,6 +32,8 @@ struct Inner {
     /// the sequence alive.
     sequence: Option<SharedSequence>,
     counters: Arc<DeploymentCounters>,
+    /// Whether the outcome has times.
+    has_clocks: bool,
     /// Tokens that it may use, if a quota applies.
     reservation: Option<TokenReservation>,
     /// Its record, if it is traced.
@@ -47,6 +49,7 @@ impl GenerationHandle {
         generation: Generation,
         sequence: SharedSequence,
         counters: Arc<DeploymentCounters>,
+        has_clocks: bool,
         reservation: Option<TokenReservation>,
         trace: Option<Arc<GenerationTrace>>,
     ) -> Self {
@@ -54,6 +57,7 @@ impl GenerationHandle {
             generation: Some(generation),
             sequence: Some(sequence),
             counters,
+            has_clocks,
             reservation,
             trace,
             unread: None,
@@ -135,7 +139,17 @@ impl Inner {
                     Err(Error::Failed("the engine ended without an outcome".into()))
                 });
                 let outcome = self.counters.count_queue_timeout(outcome);
-                self.end(outcome.map(Into::into).map_err(Into::into));
+                let has_clocks = self.has_clocks;
+                let outcome = outcome.map(|outcome| match has_clocks {
+                    true => outcome.into(),
+                    false => Outcome {
+                        queue_time: 0,
+                        prefill_time: 0,
+                        decode_time: 0,
+                        ..outcome.into()
+                    },
+                });
+                self.end(outcome.map_err(Into::into));
                 Poll::Ready(None)
             }
         }

@@ -69,10 +69,7 @@ impl State {
             "refused to publish to '{subject}': it needs a grant; add the subject to 'grants.messages' in the manifest if \
              the deployment may publish to it"
         );
-        match self.log_output() {
-            Some(output) => output.log(LogLevel::Warn, &text),
-            None => tracing::warn!("{text}"),
-        }
+        self.log_line(LogLevel::Warn, &text);
     }
 }
 

@@ -187,7 +187,14 @@ impl State {
         locked.count_all();
         drop(locked);
         let counters = Arc::clone(&self.counters);
-        let generation = GenerationHandle::new(generation, shared, counters, reservation, trace);
+        let generation = GenerationHandle::new(
+            generation,
+            shared,
+            counters,
+            self.grants.system.clocks,
+            reservation,
+            trace,
+        );
         self.table.get_mut(sequence)?.generation = Some(generation.clone());
         Ok(generation)
     }

@@ -1,9 +1,8 @@
 //! Calls of plugins that export `wasmcloud:messaging/handler`: one message each, in an instance of its own.
 
-use super::Plugin;
+use super::{Plugin, Roles};
 use crate::call_error::CallError;
 use crate::config::CallOptions;
-use crate::interfaces::MESSAGES;
 use crate::messages::{Message, MessageError};
 use crate::store::store;
 use crate::trace::CallTrace;
@@ -12,6 +11,9 @@ use bindings::exports::wasmcloud::messaging::handler::{BrokerMessage, Error};
 use std::future::poll_fn;
 use tokio::time::Instant;
 use tracing::Instrument;
+
+/// How the text of `other` begins if another attempt would fail, too.
+const PERMANENT: &str = "permanent: ";
 
 pub(crate) mod bindings {
     //! Rust bindings of `wasmcloud:messaging/handler`.
@@ -37,8 +39,7 @@ impl Plugin {
         let trace = options.trace.as_deref().map(CallTrace::id);
         let (outcome, span, id) = self.begin(options.id.as_deref(), trace);
         let Some(pre) = &plugin.messages else {
-            let interface = MESSAGES;
-            return Err(outcome.fail(CallError::MissingExport { interface }));
+            return Err(outcome.fail(self.missing_export(Roles::MESSAGES)));
         };
         let call = match self.admit(&outcome, &options).await {
             Ok(call) => call,
@@ -80,11 +81,40 @@ impl From<Error> for MessageError {
             Error::Timeout => ("timeout".to_owned(), true),
             Error::BrokerUnavailable => ("broker-unavailable".to_owned(), true),
             Error::QuotaExceeded => ("quota-exceeded".to_owned(), true),
-            Error::Other(text) => (text, true),
+            Error::Other(text) => match text.strip_prefix(PERMANENT) {
+                Some(text) => (text.to_owned(), false),
+                None => (text, true),
+            },
         };
         Self {
             message: truncate::reason(&text),
             can_retry,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_last_are_not_retried() {
+        let other = |text: &str| Error::Other(text.to_owned());
+        for (error, message, can_retry) in [
+            (Error::AccessDenied, "access-denied", false),
+            (Error::SubjectInvalid, "subject-invalid", false),
+            (Error::MessageTooLarge, "message-too-large", false),
+            (Error::BrokerUnavailable, "broker-unavailable", true),
+            (Error::QuotaExceeded, "quota-exceeded", true),
+            (Error::Timeout, "timeout", true),
+            (other("no room"), "no room", true),
+            (other("permanent: no number"), "no number", false),
+        ] {
+            let expected = MessageError {
+                message: message.to_owned(),
+                can_retry,
+            };
+            assert_eq!(MessageError::from(error), expected);
         }
     }
 }

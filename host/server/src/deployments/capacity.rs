@@ -7,8 +7,8 @@
 //! since bodies are streamed and never held as a whole.
 
 use super::bounded_number::BoundedSeconds;
-use super::manifest::RequestedLimits;
 use super::manifest_error::ManifestError;
+use super::requested_limits::RequestedLimits;
 use corral_runtime::Limits;
 use std::time::Duration;
 

@@ -12,13 +12,14 @@ use super::manifest::Manifest;
 use super::refused_compilations::RefusedCompilations;
 use super::requested_reuse::RequestedReuse;
 use super::revision::TrafficShare;
-use super::serving::{Inner, LARGE_COMPONENT_BYTES, LoadError, ServingRevision};
+use super::serving::{Inner, LARGE_COMPONENT_BYTES};
+use super::serving_deployment::{LoadError, ServingRevision};
 use super::store::{Store, StoreError, StoredDeployment};
 use crate::request_policy::RequestPolicy;
 use crate::routes::Route;
 use crate::triggers::TriggerSettings;
 use bytes::Bytes;
-use corral_runtime::{Limits, Plugin, PluginConfig, PluginError};
+use corral_runtime::{Limits, Plugin, PluginConfig, PluginError, SystemGrants};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -235,6 +236,10 @@ impl Inner {
                 .map(|name| name.as_str().to_owned())
                 .collect(),
             messages: manifest.grants.messages.clone(),
+            system: SystemGrants {
+                clocks: manifest.grants.clocks,
+                random: manifest.grants.random,
+            },
             // Added when their bytes have been read.
             linked: corral_runtime::LinkedComponents::default(),
         }

@@ -7,9 +7,8 @@
 
 use super::change_error::ChangeError;
 use super::name::DeploymentName;
-use super::serving::{
-    COMPILE_QUEUE_TIMEOUT, Deployments, Inner, LoadError, ServingDeployment, ServingRevision,
-};
+use super::serving::{COMPILE_QUEUE_TIMEOUT, Deployments, Inner};
+use super::serving_deployment::{LoadError, ServingDeployment, ServingRevision};
 use super::store::{StoreError, StoredDeployment};
 use corral_runtime::PluginError;
 use std::sync::{Arc, Weak};

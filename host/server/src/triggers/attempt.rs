@@ -164,12 +164,14 @@ impl Attempt {
         };
         outcome.unwrap_or_else(|error| {
             let busy = error.retry_after().is_some();
+            let can_retry = !matches!(error, CallError::MissingExport { .. });
             let problem = Problem::from(error);
             let state = &deployment.context.deployment;
             state.count_refused_request(problem.code());
             match busy {
                 true => deferred(&problem),
-                false => failed(problem.detail().to_owned(), None),
+                false if can_retry => failed(problem.detail().to_owned(), None),
+                false => refused(problem.detail().to_owned()),
             }
         })
     }

@@ -18,6 +18,9 @@ pub(crate) use super::key_values::{Bucket, open_bucket};
 #[cfg(feature = "logging")]
 #[cfg_attr(target_family = "wasm", allow(unused_imports))]
 pub(crate) use super::logging::log;
+#[cfg(feature = "messages")]
+#[cfg_attr(target_family = "wasm", allow(unused_imports))]
+pub(crate) use super::messages::publish;
 pub use super::model::{Model, available, embed, open_model};
 pub use super::options::{Options, sample_with};
 use super::script_state::{GenerateCall, HostCall, ScriptState, invalid};

@@ -74,6 +74,10 @@ impl Script {
             secrets: BTreeMap::new(),
             #[cfg(feature = "logging")]
             logs: RefCell::default(),
+            #[cfg(feature = "messages")]
+            message_grants: Vec::new(),
+            #[cfg(feature = "messages")]
+            published: RefCell::default(),
             #[cfg(feature = "key-values")]
             key_values: RefCell::default(),
             #[cfg(feature = "key-values")]
@@ -110,6 +114,13 @@ impl Script {
     #[cfg(feature = "key-values")]
     pub fn key_values(self, bytes: usize) -> Self {
         self.with(|state| state.key_value_bytes = bytes)
+    }
+
+    /// Grants messages with these subjects: `orders.new`, `orders.*` or `audit.>`.
+    #[cfg(feature = "messages")]
+    pub fn grants_messages(self, subjects: &[&str]) -> Self {
+        let subjects = subjects.iter().map(|subject| (*subject).to_owned());
+        self.with(|state| state.message_grants.extend(subjects))
     }
 
     /// Generates `text` and an end-of-generation token after text that ends with `after`. `after`
@@ -308,6 +319,12 @@ impl Script {
     #[cfg(feature = "logging")]
     pub fn logs(&self) -> Vec<ScriptedLog> {
         self.0.logs.borrow().clone()
+    }
+
+    /// The messages that the plugin published so far, in order.
+    #[cfg(feature = "messages")]
+    pub fn published(&self) -> Vec<crate::messages::Message> {
+        self.0.published.borrow().clone()
     }
 
     /// The generations among the calls.

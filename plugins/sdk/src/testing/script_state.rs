@@ -119,6 +119,12 @@ pub(crate) struct ScriptState {
     pub(super) secrets: BTreeMap<String, String>,
     #[cfg(feature = "logging")]
     pub(super) logs: RefCell<Vec<super::script::ScriptedLog>>,
+    /// Subjects that it may publish to.
+    #[cfg(feature = "messages")]
+    #[cfg_attr(target_family = "wasm", allow(dead_code))]
+    pub(super) message_grants: Vec<String>,
+    #[cfg(feature = "messages")]
+    pub(super) published: RefCell<Vec<crate::messages::Message>>,
     /// The values of the deployment.
     #[cfg(feature = "key-values")]
     #[cfg_attr(target_family = "wasm", allow(dead_code))]

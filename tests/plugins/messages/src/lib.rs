@@ -4,96 +4,58 @@
 //!
 //! | body | behavior |
 //! |---|---|
-//! | `when ready` | fails with `broker-unavailable` unless the environment has `READY` |
-//! | `refuse` | fails with `access-denied` |
+//! | `when ready` | fails unless the environment has `READY` |
+//! | `refuse` | fails, and would again |
 //! | `trap` | traps |
 //! | `loop` | publishes the message again, and fails if that does |
 //! | else | succeeds; publishes the body to the subject for an answer, if there is one |
 //!
 //! An HTTP request has a JSON body with `subject`, `body` and `reply_to`, which it publishes, or with `wait`, which makes it
-//! wait for an answer. The response is `published`, or the error.
-// Not `forbid`: the generated bindings contain unsafe code.
-#![deny(unsafe_code)]
+//! wait for an answer. The response is `published`, or the code and the text of the error.
 
+use corral_sdk::bindings::messages::wasmcloud::messaging::consumer;
+use corral_sdk::messages::{Message, publish};
+use corral_sdk::{Error, Request, Response};
 use serde_json::Value;
-use wasip3::http::types::{ErrorCode, Fields, Request, Response};
-use wasip3::{spawn_local, wit_future, wit_stream};
 
-use bindings::wasmcloud::messaging::consumer;
-use bindings::wasmcloud::messaging::types::{BrokerMessage, Error};
+corral_sdk::message_handler!(handle_message);
+corral_sdk::handler!(handle_request);
 
-#[allow(unsafe_code)]
-mod bindings {
-    wit_bindgen::generate!({
-        world: "corral:inference/message-handler",
-        path: "../../../wit",
-        generate_all,
-    });
-}
-
-struct Messages;
-
-#[allow(unsafe_code)]
-mod exports {
-    use super::Messages;
-    use super::bindings;
-    wasip3::http::service::export!(Messages);
-    bindings::export!(Messages with_types_in bindings);
-}
-
-impl bindings::exports::wasmcloud::messaging::handler::Guest for Messages {
-    async fn handle_message(message: BrokerMessage) -> Result<(), Error> {
-        let body = String::from_utf8_lossy(&message.body).into_owned();
-        let reply_to = message.reply_to.clone().unwrap_or_default();
-        println!("handled {} {body} {reply_to}", message.subject);
-        match &*body {
-            "when ready" if std::env::var_os("READY").is_none() => Err(Error::BrokerUnavailable),
-            "refuse" => Err(Error::AccessDenied),
-            "trap" => panic!("the plugin traps"),
-            "loop" => consumer::publish(message).await,
-            _ => match message.reply_to {
-                Some(subject) => publish(subject, &body, None).await,
-                None => Ok(()),
-            },
+async fn handle_message(message: Message) -> Result<(), Error> {
+    let body = message.text()?;
+    let reply_to = message.reply_to.as_deref().unwrap_or_default();
+    println!("handled {} {body} {reply_to}", message.subject);
+    match body {
+        "when ready" if std::env::var_os("READY").is_none() => {
+            Err(Error::Failed("it is not ready".to_owned()))
         }
+        "refuse" => Err(Error::NotGranted("it is refused on request".to_owned())),
+        "trap" => panic!("the plugin traps"),
+        "loop" => publish(message).await,
+        _ => match message.reply_to {
+            Some(subject) => publish(Message::new(subject, message.body)).await,
+            None => Ok(()),
+        },
     }
 }
 
-async fn publish(subject: String, body: &str, reply_to: Option<String>) -> Result<(), Error> {
-    let body = body.as_bytes().to_vec();
-    consumer::publish(BrokerMessage {
-        subject,
-        body,
-        reply_to,
-    })
-    .await
-}
-
-impl wasip3::exports::http::handler::Guest for Messages {
-    async fn handle(request: Request) -> Result<Response, ErrorCode> {
-        let (_, done) = wit_future::new(|| Ok(()));
-        let (body, end) = Request::consume_body(request, done);
-        let body = body.collect().await;
-        end.await?;
-        let wanted: Value = serde_json::from_slice(&body)
-            .map_err(|error| ErrorCode::InternalError(Some(error.to_string())))?;
-        let text = |name: &str| wanted[name].as_str().map(str::to_owned);
-        let subject = text("subject").unwrap_or_default();
-        let body = text("body").unwrap_or_default();
-        let published = match wanted["wait"].as_bool() {
-            Some(true) => {
-                let answer = consumer::request(subject, body.into_bytes(), 1000).await;
-                answer.map(|_| ())
-            }
-            _ => publish(subject, &body, text("reply_to")).await,
-        };
-        let answer = match published {
-            Ok(()) => "published".to_owned(),
-            Err(error) => format!("{error:?}"),
-        };
-        let (mut writer, reader) = wit_stream::new();
-        spawn_local(async move { writer.write_all(answer.into_bytes()).await });
-        let (_, trailers) = wit_future::new(|| Ok(None));
-        Ok(Response::new(Fields::new(), Some(reader), trailers).0)
-    }
+async fn handle_request(request: Request) -> Result<Response, Error> {
+    let wanted: Value = request.with_body_limit(2 << 20).json().await?;
+    let text = |name: &str| wanted[name].as_str().map(str::to_owned);
+    let subject = text("subject").unwrap_or_default();
+    let mut message = Message::new(subject, text("body").unwrap_or_default());
+    message.reply_to = text("reply_to");
+    let published = match wanted["wait"].as_bool() {
+        Some(true) => {
+            let answer = consumer::request(message.subject, message.body, 1000).await;
+            answer
+                .map(|_| ())
+                .map_err(|error| Error::Failed(format!("{error:?}")))
+        }
+        _ => publish(message).await,
+    };
+    Ok(Response::text(match published {
+        Ok(()) => "published".to_owned(),
+        Err(error) => format!("{}: {error}", error.code()),
+    }))
 }

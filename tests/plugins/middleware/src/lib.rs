@@ -8,12 +8,17 @@
 //! | `deny` | responds with 401 |
 //! | `environment` | responds with its environment variables, one per line |
 //! | `folder` | responds with the file `/docs/file`, or nothing if it cannot read it |
+//! | `clock` | responds with the nanoseconds that pass while it computes |
+//! | `keys` | responds with the hash of a text with the keys of the standard library, which are random |
 //! | `upper` | responds with the handler's body in upper case, piece by piece |
 //! | `rewrite` | sends the handler the request's body in upper case |
 //! | `stand-in` | responds with "stand-in" if the handler does not answer |
 //! | `trap` | panics |
 //! | `trap-late` | panics after the first piece of the response |
 //! | `spin` | loops forever |
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Instant;
 
 use corral_sdk::middleware::Next;
 use corral_sdk::{Error, Request, Response};
@@ -42,6 +47,17 @@ async fn stand_before(request: Request, next: Next) -> Result<Response, Error> {
         "folder" => {
             let text = std::fs::read_to_string("/docs/file");
             return Ok(Response::text(text.unwrap_or_default()));
+        }
+        "clock" => {
+            let start = Instant::now();
+            for number in 0..1_000_000_u32 {
+                std::hint::black_box(number);
+            }
+            return Ok(Response::text(start.elapsed().as_nanos().to_string()));
+        }
+        "keys" => {
+            let hash = RandomState::new().hash_one("text");
+            return Ok(Response::text(hash.to_string()));
         }
         "upper" => in_pieces(next.handle(request).await?, false),
         "trap-late" => in_pieces(next.handle(request).await?, true),

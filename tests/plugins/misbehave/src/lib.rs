@@ -28,19 +28,27 @@
 //! | `headers` | responds with the request's headers, one per line, sorted |
 //! | `models` | responds with the available models, the default first |
 //! | `embed` | responds with the embeddings of the body's lines, one per line |
+//! | `clocks` | responds with how far each clock moves while it computes and while it waits for 40 ms, see [`clocks`] |
+//! | `random` | responds with a random number of WASI 0.3 |
+//! | `keys` | responds with the hash of a text with the keys of the standard library, which it takes from WASI 0.2 |
+//! | `insecure` | responds with insecure random numbers and the insecure seed |
 //! | `log` | writes a line to standard output and one to standard error |
 //!
 //! Other segments get a 404.
 // Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use wasip3::clocks::monotonic_clock;
+use wasip3::clocks::{monotonic_clock, system_clock};
 use wasip3::http::types::{ErrorCode, Fields, Method, Request, Response};
+use wasip3::random::{insecure, insecure_seed, random};
 use wasip3::wit_bindgen::StreamReader;
 use wasip3::{spawn_local, wit_future, wit_stream};
 
+use bindings::corral::inference::budget;
 use bindings::corral::inference::inference::{Options, Sequence};
 use bindings::corral::inference::inference_async::{embed as embed_tokens, generate, open_model};
 use bindings::corral::inference::models::available;
@@ -135,6 +143,15 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
                 Ok(text) => text,
                 Err(error) => format!("{error:?}"),
             },
+            "clocks" => clocks().await,
+            "random" => random::get_random_u64().to_string(),
+            "keys" => RandomState::new().hash_one("text").to_string(),
+            "insecure" => format!(
+                "{} {:?} {:?}",
+                insecure::get_insecure_random_u64(),
+                insecure::get_insecure_random_bytes(4),
+                insecure_seed::get_insecure_seed()
+            ),
             "log" => {
                 println!("a line on the standard output");
                 eprintln!("a line on the standard error");
@@ -152,6 +169,47 @@ fn environment() -> String {
         .collect();
     variables.sort();
     variables.concat()
+}
+
+/// Nanoseconds that pass on each clock: the monotonic clocks of WASI 0.3 and 0.2, both clocks of the time of day, and the time
+/// of the budget. On the first line while this computes, on the second while it waits for 20 ms with a timer of each version.
+/// Then the time of day, in milliseconds.
+async fn clocks() -> String {
+    let start = read_clocks();
+    for number in 0..1_000_000_u32 {
+        std::hint::black_box(number);
+    }
+    let computing = passed_since(start);
+    let start = read_clocks();
+    monotonic_clock::wait_for(SECOND / 50).await;
+    std::thread::sleep(Duration::from_millis(20));
+    let waiting = passed_since(start);
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH);
+    let time = unix.unwrap_or_default().as_millis();
+    format!("{computing}\n{waiting}\n{time}\n")
+}
+
+fn read_clocks() -> (u64, Instant, i128, SystemTime, u64) {
+    let system = system_clock::now();
+    (
+        monotonic_clock::now(),
+        Instant::now(),
+        i128::from(system.seconds) * i128::from(SECOND) + i128::from(system.nanoseconds),
+        SystemTime::now(),
+        budget::remaining().time,
+    )
+}
+
+fn passed_since(start: (u64, Instant, i128, SystemTime, u64)) -> String {
+    let now = read_clocks();
+    format!(
+        "{} {} {} {} {}",
+        now.0 - start.0,
+        (now.1 - start.1).as_nanos(),
+        now.2 - start.2,
+        now.3.duration_since(start.3).unwrap_or_default().as_nanos(),
+        start.4 - now.4,
+    )
 }
 
 /// Embeds each line of the body.
