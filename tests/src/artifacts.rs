@@ -1,7 +1,7 @@
 //! Paths of the binary, the components and the model.
 //!
 //! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS`, `CORRAL_CLIENTS`, `CORRAL_CONSOLE`, `CORRAL_LLAMA_SERVER_SUITE`,
-//! `CORRAL_PROMTOOL`, `CORRAL_DOCKER_REGISTRY` and `CORRAL_WASMTIME`. The defaults are where `make` puts them: the binary beside the test binaries,
+//! `CORRAL_PROMTOOL`, `CORRAL_DOCKER_REGISTRY`, `CORRAL_WASMTIME` and `CORRAL_NATS_SERVER`. The defaults are where `make` puts them: the binary beside the test binaries,
 //! `plugins` in the target directory, and the model of this checkout (`CORRAL_MODEL` names another).
 
 use std::path::{Path, PathBuf};
@@ -169,6 +169,11 @@ pub fn prometheus() -> PathBuf {
 /// The command line of wasmtime. `make test` fetches it with `tests/wasmtime.sh`.
 pub fn wasmtime() -> PathBuf {
     installed("make test", "CORRAL_WASMTIME", "tests/wasmtime.sh")
+}
+
+/// `nats-server`. `make test` fetches it with `tests/nats-server.sh`.
+pub fn nats_server() -> PathBuf {
+    installed("make test", "CORRAL_NATS_SERVER", "tests/nats-server.sh")
 }
 
 /// A directory in the target directory for files that tests write.

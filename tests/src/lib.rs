@@ -20,6 +20,7 @@ mod hub;
 mod keys;
 pub mod linked;
 mod metrics;
+mod nats;
 mod neighbors;
 mod registry;
 mod response;
@@ -41,6 +42,7 @@ pub use example_forms::{EXAMPLES_IN_ALL_LANGUAGES, EXAMPLES_IN_C, start_examples
 pub use hub::{HUB_REPO, Hub, HubFile, HubRequest, HubState, Storage};
 pub use keys::{key_file, new_key};
 pub use metrics::{Histogram, Metrics, NOT_WORTH_WAITING};
+pub use nats::Nats;
 pub use neighbors::SetOnDrop;
 pub use registry::Registry;
 pub use response::{EventStream, Response, check_results, raw_exchange};

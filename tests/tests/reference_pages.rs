@@ -16,7 +16,10 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "corral_tokenization",
         ],
     ),
-    ("Deployments", &["corral_deployment"]),
+    (
+        "Deployments",
+        &["corral_cluster", "corral_deployment", "corral_job"],
+    ),
     (
         "Keys, quotas and TLS",
         &["corral_api_key", "corral_quota", "corral_tls"],
@@ -122,7 +125,11 @@ fn metrics_page_is_current() {
     let [certificate, key, keys] =
         [&certificate, &key, &keys].map(|file| file.to_str().expect("UTF-8"));
     new_key(keys, &["--tenant", "alice"]);
-    let corral = Corral::start_with(&[
+    // Nothing answers there.
+    let cluster = "nats://127.0.0.1:1";
+    let corral = Corral::start_with_store(&[
+        "--cluster",
+        cluster,
         "--tls-cert",
         certificate,
         "--tls-key",

@@ -1,5 +1,6 @@
 //! Arguments of `serve` and `run`, and those that several commands share. Other commands define theirs beside their code.
 
+mod cluster;
 mod devices;
 mod folders;
 mod linked;

@@ -6,6 +6,7 @@ mod commands;
 mod invoke;
 mod manifest;
 mod table;
+mod wait;
 
 pub(crate) use args::{ConfigurationArg, DeployArgs, DeployCommand, ManifestArgs, ServerArgs};
 pub(crate) use commands::{deploy_if_changed, is_developing};

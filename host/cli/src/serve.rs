@@ -12,7 +12,7 @@ use corral_runtime::{
     DeploymentState, Folders, Limits, OutboundConfig, Plugin, PluginConfig, Runtime, RuntimeConfig,
     Secrets,
 };
-use corral_server::deployments::{Deployments, Store, StoreLimits};
+use corral_server::deployments::{ClusterConfig, Deployments, Store, StoreLimits};
 use corral_server::{
     Access, InheritedSockets, Listeners, Route, Server, Services, StartingRoutes, StopSignals,
     Telemetry,
@@ -82,6 +82,7 @@ async fn serve_until_stopped(
     if let Some(file) = &args.verify_key {
         options.verify_key = Some(registry::read_verify_key(file)?.into());
     }
+    let cluster = args.cluster.read()?;
     options.console = !args.no_console;
     options.starting = starting_routes(&args, store.as_ref());
     // Watch signals before models load, which takes long.
@@ -119,8 +120,10 @@ async fn serve_until_stopped(
         folder_files: size(shares.folder_files),
         ..RuntimeConfig::default()
     };
+    let address = server.public_address().to_string();
+    let cluster = cluster.map(|cluster| (cluster, address));
     let services = tokio::select! {
-        loaded = load(&args, &models, store, config) => match loaded {
+        loaded = load(&args, &models, store, config, cluster) => match loaded {
             Ok(services) => services,
             Err(error) => {
                 tracing::error!(target: "corral", "the server cannot start: {}", error.message(false));
@@ -135,6 +138,7 @@ async fn serve_until_stopped(
         }
     };
     live.serve(&services.deployments).await;
+    let deployments = services.deployments.clone();
     server.serve(services);
     // What was logged before stands above the addresses on a terminal.
     logs::flush();
@@ -146,6 +150,8 @@ async fn serve_until_stopped(
         never = service_manager::run_watchdog(&server) => match never {},
     }
     service_manager::notify_stopping();
+    deployments.leave().await;
+    drop(deployments);
     reloading.abort();
     let args = live.current();
     if let Some(delay) = args.drain_delay {
@@ -214,12 +220,13 @@ fn starting_routes(args: &ServeArgs, store: Option<&Store>) -> StartingRoutes {
     routes
 }
 
-/// Loads models, plugins and deployments.
+/// Loads models, plugins and deployments, those of the cluster included.
 async fn load(
     args: &ServeArgs,
     models: &ModelPool,
     store: Option<Store>,
     config: RuntimeConfig,
+    cluster: Option<(ClusterConfig, String)>,
 ) -> Result<Services, Error> {
     // First what fails soon: heads of model files, then plugins. Loading models takes longest.
     startup::check_models(&args.models, models, warn).await?;
@@ -260,6 +267,9 @@ async fn load(
     match args.develop {
         true => deployments.restore_in_background(),
         false => deployments.restore().await,
+    }
+    if let Some((config, address)) = cluster {
+        deployments.join(config, address).await?;
     }
     Ok(Services {
         runtime,

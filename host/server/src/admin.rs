@@ -58,11 +58,12 @@ corral admin
 /metrics        counters, as Prometheus text
 /deployments, /components
                 list and change deployments; 'corral deploy' does
+/cluster        hosts of the cluster, as JSON; 'corral list' shows them
 /call/PATH      a request to PATH of the public listener
 /session        what the caller may do
 /ui             the console, a page for browsers
 /openapi.json   description of the API for programs
-If there is an admin token, every change needs it, and so does all of /deployments and /components.
+If there is an admin token, every change needs it, and so does all of /deployments, /components and /cluster.
 ";
 
 /// State of the admin listener.

@@ -3,16 +3,20 @@
 //! [`Store`] persists components and revisions and knows neither HTTP nor plugins. [`Manifest`] is an author's
 //! description of a deployment. [`Deployments`] serves: requests read its table, and changes replace the
 //! table as a whole. A change is compiled without blocking requests, stored, and then activated. A request
-//! keeps the revision that it started on, which is freed after its last request.
+//! keeps the revision that it started on, which is freed after its last request. In a [cluster], all hosts follow the
+//! changes that any of them makes.
 
 pub mod artifact;
 mod bounded_number;
 mod capacity;
 mod change;
 mod change_error;
+mod cluster;
 mod context;
+mod deployment_store;
 mod digest;
 mod directory;
+mod entry;
 mod grants;
 mod linked_components;
 mod load;
@@ -34,8 +38,13 @@ mod test_support;
 
 pub use bounded_number::{BoundedInteger, BoundedSeconds};
 pub(crate) use change_error::ChangeError;
+pub use cluster::{
+    ClusterConfig, ClusterServers, ClusterServersError, HostDeployment, HostStatus, JetStreamStore,
+};
 pub(crate) use context::DeploymentContext;
+pub use deployment_store::{DeploymentStore, StoreFuture};
 pub use digest::{Digest, DigestError};
+pub use entry::{Entry, NewRevision, StoredDeployment};
 pub use grants::Grants;
 pub use linked_components::{LinkedComponent, LinkedComponents, check_sampler_name};
 pub use manifest::{MANIFEST_SCHEMA, Manifest};
@@ -46,4 +55,4 @@ pub use requested_limits::RequestedLimits;
 pub use revision::{DeploymentRecord, MAX_WEIGHT, Revision, TrafficShare};
 pub use serving::Deployments;
 pub(crate) use serving_deployment::{ServingDeployment, ServingRevision, Unavailable};
-pub use store::{Store, StoreError, StoreLimits, StoredDeployment};
+pub use store::{Store, StoreError, StoreLimits};

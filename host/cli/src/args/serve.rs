@@ -1,5 +1,6 @@
 //! Arguments of `corral serve`.
 
+use super::cluster::ClusterArgs;
 use super::folders::FolderArgs;
 use super::models::ModelArgs;
 use super::parsers::{route_and_value, seconds};
@@ -53,6 +54,8 @@ pub struct ServeArgs {
     pub(crate) log: LogArgs,
     #[command(flatten)]
     pub(crate) telemetry: TelemetryArgs,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
     /// Address of the public listener, HOST:PORT; port 0 picks a free one
     #[arg(
         long,
@@ -101,6 +104,7 @@ impl ServeArgs {
         self.models.check()?;
         self.secrets.check()?;
         self.folders.check()?;
+        self.cluster.check(self.store.is_some())?;
         if self.admin.starts_with("unix:") && self.admin_token_file.is_some() {
             return Err(Error::usage(
                 "--admin-token-file has no effect with --admin unix:PATH, which needs no token; \

@@ -37,6 +37,7 @@ pub(crate) fn watch(args: WatchArgs, verbose: bool) -> Result<ExitCode, Error> {
             middleware: Vec::new(),
         },
         no_traffic: false,
+        wait: false,
         schema: false,
         artifact: ArtifactArgs::default(),
         server: ServerArgs {

@@ -76,6 +76,9 @@ pub struct DeployArgs {
     /// Route no requests to the new revision yet
     #[arg(long)]
     pub(crate) no_traffic: bool,
+    /// In a cluster, return once all live hosts serve the deploy, or one of them cannot
+    #[arg(long)]
+    pub(crate) wait: bool,
     /// Print the JSON Schema of corral.toml and exit
     #[arg(long)]
     pub(crate) schema: bool,

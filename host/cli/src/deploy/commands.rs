@@ -2,6 +2,7 @@
 
 use super::args::{DeployArgs, DeployCommand, JobsArgs, LogsArgs, NamedArgs, ServerArgs};
 use super::manifest::{PreparedManifest, Replacement, Upload, is_component, prepare};
+use super::wait::wait_for_hosts;
 use super::{invoke, table};
 use crate::Error;
 use crate::admin::{AdminClient, RequestBody};
@@ -23,9 +24,12 @@ pub(super) async fn run(command: &DeployCommand) -> Result<ExitCode, Error> {
         DeployCommand::Deploy(args) => deploy(args).await,
         DeployCommand::List(args) => {
             let client = client(&args.server)?;
-            let list = client
-                .request(Method::GET, "/deployments", RequestBody::Empty)
-                .await?;
+            let get =
+                async |path: &str| client.request(Method::GET, path, RequestBody::Empty).await;
+            let mut list = get("/deployments").await?;
+            if list["cluster"] == true {
+                list["cluster"] = get("/cluster").await?;
+            }
             show(&args.server, &list, table::list)
         }
         DeployCommand::Show(named) => {
@@ -97,7 +101,18 @@ async fn deploy(args: &DeployArgs) -> Result<ExitCode, Error> {
         }
     };
     let deployed = send(args, deployable).await?;
-    show(&args.server, &deployed, deployed_line)
+    let shown = show(&args.server, &deployed, deployed_line)?;
+    if args.wait
+        && let Some(hosts) = wait_for_hosts(&client(&args.server)?, &deployed).await?
+        && !args.server.json
+    {
+        let line = match hosts {
+            1 => "the only host serves it\n".to_owned(),
+            hosts => format!("all {hosts} hosts serve it\n"),
+        };
+        return print(&line);
+    }
+    Ok(shown)
 }
 
 /// Whether the server runs with `--develop`.

@@ -1,5 +1,6 @@
 //! Deployments as text for a terminal.
 
+use super::wait::host_name;
 use crate::terminal::{align, printable};
 use serde_json::Value;
 use std::time::{Duration, UNIX_EPOCH};
@@ -26,7 +27,54 @@ pub(super) fn list(list: &Value) -> String {
             sources(deployment),
         ]);
     }
-    align(&rows, |_| false)
+    let mut page = align(&rows, |_| false);
+    if list["cluster"].is_object() {
+        page += &cluster(&list["cluster"]);
+    }
+    page
+}
+
+/// A line for each host of a cluster and each of its deployments, after an empty line.
+fn cluster(cluster: &Value) -> String {
+    let mut rows = vec![
+        ["HOST", "DEPLOYMENT", "TRAFFIC", "PROBLEM"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    for host in cluster["hosts"].as_array().into_iter().flatten() {
+        let shown = host_name(host);
+        let deployments = host["deployments"].as_object();
+        let deployments = deployments.filter(|deployments| !deployments.is_empty());
+        let Some(deployments) = deployments else {
+            rows.push(vec![
+                shown,
+                "(none)".to_owned(),
+                String::new(),
+                String::new(),
+            ]);
+            continue;
+        };
+        for (name, deployment) in deployments {
+            let paused = if deployment["paused"] == true {
+                " (paused)"
+            } else {
+                ""
+            };
+            rows.push(vec![
+                shown.clone(),
+                printable(name),
+                traffic(deployment) + paused,
+                deployment["error"]
+                    .as_str()
+                    .map_or_else(String::new, printable),
+            ]);
+        }
+    }
+    let problem = cluster["error"].as_str().map(printable);
+    let problem = problem.map_or_else(String::new, |problem| {
+        format!("other hosts are unknown: {problem}\n")
+    });
+    format!("\n{}{problem}", align(&rows, |_| false))
 }
 
 /// A deployment with its revisions.
@@ -291,6 +339,34 @@ mod tests {
                         /x    serving  /x      (not stored)\n\
                         chat  paused   /a /b   3=90 4=10\n";
         assert_eq!(page, expected);
+    }
+
+    #[test]
+    fn hosts_of_cluster_have_lines() {
+        let serving = json!({"version": 2, "traffic": [{"revision": 3, "weight": 1}]});
+        let failed =
+            json!({"version": 0, "traffic": [], "failed_version": 2, "error": "no secret"});
+        let host = |name: &str, deployments: Value| json!({"name": name, "address": "h:1", "deployments": deployments});
+        let hosts = [
+            host("one", json!({"a": serving, "b": failed})),
+            host("two", json!({})),
+        ];
+        let cluster = json!({"hosts": hosts, "connected": true});
+        let page = list(&json!({"deployments": [], "cluster": cluster}));
+        let expected = "NAME  STATE  ROUTES  TRAFFIC\n\n\
+                        HOST       DEPLOYMENT  TRAFFIC  PROBLEM\n\
+                        one (h:1)  a           3\n\
+                        one (h:1)  b                    no secret\n\
+                        two (h:1)  (none)\n";
+        let lines =
+            |page: &str| Vec::from_iter(page.lines().map(|line| line.trim_end().to_owned()));
+        assert_eq!(lines(&page), lines(expected));
+        let cluster = json!({"hosts": [], "connected": false, "error": "no answer"});
+        let page = list(&json!({"deployments": [], "cluster": cluster}));
+        assert!(
+            page.ends_with("other hosts are unknown: no answer\n"),
+            "{page}"
+        );
     }
 
     #[test]

@@ -205,6 +205,11 @@ impl CheckReport {
                 Err(error) => self.problem(args, "verify-key", 0, error.message(false)),
             }
         }
+        match args.cluster.read() {
+            Ok(Some(cluster)) => self.plan(format!("cluster of {}", cluster.servers)),
+            Ok(None) => {}
+            Err(error) => self.problem(args, "cluster", 0, error.message(false)),
+        }
         match args.telemetry.settings() {
             Ok(Some(settings)) => {
                 self.plan(format!("telemetry: {settings}"));

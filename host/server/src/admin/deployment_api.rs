@@ -6,8 +6,8 @@
 
 use super::audit::ChangeResult;
 use super::types::{
-    ComponentInfo, DeployResponse, DeploymentDetails, DeploymentList, DeploymentStatus,
-    PauseRequest, RemoveResponse, RollbackRequest, TrafficRequest,
+    ClusterStatus, ComponentInfo, DeployResponse, DeploymentDetails, DeploymentList,
+    DeploymentStatus, PauseRequest, RemoveResponse, RollbackRequest, TrafficRequest,
 };
 use super::{AdminState, json_response, no_store};
 use super::{jobs, logs};
@@ -53,7 +53,10 @@ type Answer = Result<Response<Body>, Problem>;
 /// Whether `path` belongs to this API.
 pub(super) fn owns(path: &str) -> bool {
     let first = path.split('/').nth(1);
-    matches!(first, Some("components" | "deployments" | "openapi.json"))
+    matches!(
+        first,
+        Some("cluster" | "components" | "deployments" | "openapi.json")
+    )
 }
 
 /// Answers a request to this API.
@@ -120,6 +123,10 @@ impl Api<'_> {
                     _ => Err(Problem::method("GET, HEAD, PUT")),
                 }
             }
+            ["cluster"] => match request.head.method {
+                Method::GET | Method::HEAD => self.cluster().await,
+                _ => Err(Problem::method("GET, HEAD")),
+            },
             ["deployments"] => match request.head.method {
                 Method::GET | Method::HEAD => self.list(),
                 _ => Err(Problem::method("GET, HEAD")),
@@ -234,6 +241,23 @@ impl Api<'_> {
         Ok(json(status, &component))
     }
 
+    /// The hosts of the cluster, and what each serves.
+    async fn cluster(&self) -> Answer {
+        let Some(cluster) = self.deployments.cluster() else {
+            let detail = "this server is in no cluster; start it with 'corral serve --cluster nats://HOST:PORT'";
+            return Err(Problem::new(StatusCode::NOT_FOUND, "no-cluster", detail));
+        };
+        let (hosts, error) = cluster.hosts(self.deployments).await;
+        let status = ClusterStatus {
+            servers: cluster.servers().to_owned(),
+            host: cluster.host_id().to_owned(),
+            connected: error.is_none(),
+            error: error.map(|error| error.to_string()),
+            hosts,
+        };
+        Ok(json(StatusCode::OK, &status))
+    }
+
     fn list(&self) -> Answer {
         let store = self.store()?;
         let serving = self.deployments.all();
@@ -246,6 +270,7 @@ impl Api<'_> {
             public_address: self.state.server.public_address.to_string(),
             public_tls: self.state.server.tls.is_some(),
             develop: self.state.server.develop,
+            cluster: self.deployments.cluster().is_some(),
             deployments,
         };
         Ok(json(StatusCode::OK, &list))
@@ -311,7 +336,9 @@ impl Api<'_> {
     /// The response to a deploy.
     fn deployed(&self, name: &DeploymentName, revision: Revision) -> Answer {
         let stored = self.store()?.get(name).map_err(ChangeError::from)?;
+        let cluster = self.deployments.cluster();
         let response = DeployResponse {
+            cluster_version: cluster.map(|cluster| cluster.known_version(name)),
             deployment: DeploymentStatus::of(name, &stored, self.deployments),
             revision,
         };
@@ -517,6 +544,7 @@ fn status_and_code(error: &ChangeError) -> (StatusCode, &'static str) {
         ChangeError::RouteTaken { .. } => (StatusCode::CONFLICT, "route-taken"),
         ChangeError::RoutesDiffer { .. } => (StatusCode::CONFLICT, "routes-differ"),
         ChangeError::NoPreviousTraffic(_) => (StatusCode::CONFLICT, "no-previous-traffic"),
+        ChangeError::NotServedHere { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "not-served-here"),
         ChangeError::Busy => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
         ChangeError::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
         ChangeError::Plugin(error) => match error {
@@ -546,6 +574,16 @@ fn status_and_code(error: &ChangeError) -> (StatusCode, &'static str) {
             }
             StoreError::TooManyUnreferenced { .. } => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
             StoreError::Damaged(_) => (StatusCode::INTERNAL_SERVER_ERROR, "component-damaged"),
+            StoreError::Conflict { .. } => (StatusCode::CONFLICT, "changed-meanwhile"),
+            StoreError::Unreachable { .. } => {
+                (StatusCode::SERVICE_UNAVAILABLE, "cluster-unreachable")
+            }
+            StoreError::Unconfirmed(_) => (StatusCode::GATEWAY_TIMEOUT, "change-unconfirmed"),
+            StoreError::Record { .. } => (unprocessable, "invalid-record"),
+            StoreError::ClusterComponent { .. } => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "component-damaged")
+            }
+            StoreError::Stopped => (StatusCode::SERVICE_UNAVAILABLE, "shutting-down"),
             StoreError::Locked(_)
             | StoreError::NoDatabase { .. }
             | StoreError::Unreadable { .. }

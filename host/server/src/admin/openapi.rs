@@ -2,8 +2,9 @@
 //! only paths, statuses and descriptions.
 
 use super::types::{
-    ComponentInfo, DeployResponse, DeploymentDetails, DeploymentList, DeploymentStatus, LogLine,
-    PauseRequest, ProblemDocument, PurgeResponse, RemoveResponse, RollbackRequest, TrafficRequest,
+    ClusterStatus, ComponentInfo, DeployResponse, DeploymentDetails, DeploymentList,
+    DeploymentStatus, LogLine, PauseRequest, ProblemDocument, PurgeResponse, RemoveResponse,
+    RollbackRequest, TrafficRequest,
 };
 use crate::deployments::Manifest;
 use crate::deployments::artifact::ArtifactRequest;
@@ -36,6 +37,9 @@ const LOGGED_NAME: &str =
 const NO_DEPLOYMENT: (u16, &str) = (404, "The deployment or its revision does not exist.");
 const BAD_BODY: (u16, &str) = (400, "The body is invalid.");
 const LARGE_BODY: (u16, &str) = (413, "The body is too large.");
+const CONFLICT: &str =
+    "A route belongs to another deployment, or another change in the cluster came first.";
+const OVERTAKEN: (u16, &str) = (409, "Another change in the cluster came first.");
 const AFTER_CHANGE: &str = "The deployment after the change.";
 const TRAFFIC: [QueryParameter; 1] = [(
     "traffic",
@@ -103,6 +107,16 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             ],
         },
         Operation {
+            id: "getCluster",
+            method: "get",
+            path: "/cluster",
+            summary: "List the hosts of the cluster, and what each of them serves.",
+            query: &[],
+            request: None,
+            responses: ok::<ClusterStatus>(schemas, "The cluster."),
+            problems: &[(404, "The server is in no cluster.")],
+        },
+        Operation {
             id: "listDeployments",
             method: "get",
             path: "/deployments",
@@ -134,7 +148,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
                 BAD_BODY,
                 NOT_SIGNED,
                 (404, "A component has not been uploaded."),
-                (409, "A route belongs to another deployment."),
+                (409, CONFLICT),
                 LARGE_BODY,
                 (
                     422,
@@ -155,7 +169,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
                 BAD_BODY,
                 NOT_SIGNED,
                 (404, "A component has not been uploaded."),
-                (409, "A route belongs to another deployment."),
+                (409, CONFLICT),
                 LARGE_BODY,
                 (
                     422,
@@ -172,7 +186,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             query: &[],
             request: None,
             responses: ok::<RemoveResponse>(schemas, "The deployment is removed."),
-            problems: &[(400, "The name is malformed."), NO_DEPLOYMENT],
+            problems: &[(400, "The name is malformed."), NO_DEPLOYMENT, OVERTAKEN],
         },
         Operation {
             id: "setTraffic",
@@ -187,7 +201,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
                 NO_DEPLOYMENT,
                 (
                     409,
-                    "The routes of the revisions differ, or belong to another deployment.",
+                    "The routes of the revisions differ, or belong to another deployment; or another change in the cluster came first.",
                 ),
                 LARGE_BODY,
                 (
@@ -209,7 +223,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
                 NO_DEPLOYMENT,
                 (
                     409,
-                    "There is no previous traffic, or a route belongs to another deployment.",
+                    "There is no previous traffic, or a route belongs to another deployment; or another change in the cluster came first.",
                 ),
                 LARGE_BODY,
                 (422, "The component cannot be loaded any more."),
@@ -223,7 +237,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             query: &[],
             request: Some((JSON, schema(schemas.subschema_for::<PauseRequest>()))),
             responses: ok::<DeploymentStatus>(schemas, AFTER_CHANGE),
-            problems: &[BAD_BODY, NO_DEPLOYMENT, LARGE_BODY],
+            problems: &[BAD_BODY, NO_DEPLOYMENT, OVERTAKEN, LARGE_BODY],
         },
         Operation {
             id: "getLogs",
@@ -371,7 +385,11 @@ fn document() -> Value {
             (500, "The server failed; its log says why."),
             (
                 503,
-                "Unavailable: models are loading, other changes are in progress, or the server has no store.",
+                "Unavailable: models are loading, other changes are in progress, the server has no store, or it cannot reach the cluster's.",
+            ),
+            (
+                504,
+                "The cluster's store did not confirm the change in time: it may have been made.",
             ),
         ];
         for (status, what) in common.iter().chain(operation.problems) {

@@ -2,7 +2,7 @@
 
 use crate::deployments::artifact::ArtifactReference;
 use crate::deployments::{
-    DeploymentName, Deployments, Digest, LinkedComponents, Revision, ServingDeployment,
+    DeploymentName, Deployments, Digest, HostStatus, LinkedComponents, Revision, ServingDeployment,
     ServingRevision, StoredDeployment, TrafficShare,
 };
 use crate::triggers::ScheduleStatus;
@@ -90,8 +90,28 @@ pub(super) struct DeploymentList {
     pub(super) public_tls: bool,
     /// Whether the server runs with '--develop'.
     pub(super) develop: bool,
+    /// Whether the server is in a cluster, whose hosts 'GET /cluster' lists.
+    pub(super) cluster: bool,
     /// The deployments, by name.
     pub(super) deployments: Vec<DeploymentStatus>,
+}
+
+/// A cluster, as one of its hosts knows it.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct ClusterStatus {
+    /// Addresses of NATS.
+    pub(super) servers: String,
+    /// Id of the host that answers.
+    pub(super) host: String,
+    /// Whether that host could ask NATS. Otherwise it lists itself alone.
+    pub(super) connected: bool,
+    /// Why it could not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) error: Option<String>,
+    /// The live hosts.
+    pub(super) hosts: Vec<HostStatus>,
 }
 
 /// A deployment with its revisions.
@@ -123,6 +143,9 @@ pub(super) struct DeployResponse {
     pub(super) deployment: DeploymentStatus,
     /// The new revision.
     pub(super) revision: Revision,
+    /// In a cluster, version of the deployment's record: hosts whose version is as high serve the revision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) cluster_version: Option<u64>,
 }
 
 /// The result of a removal.

@@ -2,18 +2,21 @@
 //!
 //! A change is validated and compiled first, then written to the store, then activated, and acknowledged
 //! last. It runs in a task of its own, so a client that disconnects leaves no partial change. One lock
-//! covers the store and the table of serving deployments, so the two always agree.
+//! covers the store and the table of serving deployments, so the two always agree. In a cluster, a change compares and
+//! sets the cluster's record as it was before the change began, and this host then takes the record as all others do.
 
 use super::artifact::ArtifactReference;
 use super::change_error::ChangeError;
 use super::context::DeploymentContext;
+use super::deployment_store::DeploymentStore;
 use super::digest::Digest;
+use super::entry::{Entry, StoredDeployment, check_traffic};
 use super::manifest::Manifest;
 use super::name::DeploymentName;
 use super::revision::{DeploymentRecord, Revision, TrafficShare};
 use super::serving::{COMPILE_QUEUE_TIMEOUT, Deployments, Inner};
 use super::serving_deployment::ServingDeployment;
-use super::store::{Store, StoredDeployment, check_traffic};
+use super::store::{Store, StoreError};
 use crate::request_policy::Access;
 use crate::routes::Route;
 use corral_runtime::Plugin;
@@ -55,7 +58,8 @@ impl Deployments {
         traffic: Vec<TrafficShare>,
     ) -> Result<DeploymentRecord, ChangeError> {
         self.spawn_change(move |inner| async move {
-            let changed = inner.set_traffic(&name, traffic).await;
+            let base = inner.cluster_entry(&name).await?;
+            let changed = inner.set_traffic(&name, base, traffic).await;
             inner.remove_unused_context(name.as_str());
             changed
         })
@@ -69,15 +73,20 @@ impl Deployments {
         revision: Option<u64>,
     ) -> Result<DeploymentRecord, ChangeError> {
         self.spawn_change(move |inner| async move {
-            let stored = inner.store()?.get(&name)?;
+            let base = inner.cluster_entry(&name).await?;
+            let entry = match &base {
+                Some(base) => base,
+                None => &inner.store()?.get_entry(&name),
+            };
+            let record = &entry.existing(&name)?.record;
             let traffic = match revision {
                 Some(revision) => vec![TrafficShare::all(revision)],
-                None if stored.record.previous_traffic.is_empty() => {
+                None if record.previous_traffic.is_empty() => {
                     return Err(ChangeError::NoPreviousTraffic(name));
                 }
-                None => stored.record.previous_traffic,
+                None => record.previous_traffic.clone(),
             };
-            let changed = inner.set_traffic(&name, traffic).await;
+            let changed = inner.set_traffic(&name, base, traffic).await;
             inner.remove_unused_context(name.as_str());
             changed
         })
@@ -91,15 +100,18 @@ impl Deployments {
         paused: bool,
     ) -> Result<DeploymentRecord, ChangeError> {
         self.spawn_change(move |inner| async move {
+            let pause = |entry: &mut Entry| entry.set_paused(&name, paused);
+            if inner.cluster.get().is_some() {
+                let changed = inner.change_in_cluster(&name, None, pause, |()| Vec::new());
+                let (entry, ()) = changed.await?;
+                return Ok(entry.existing(&name)?.record.clone());
+            }
             let _lock = inner.change_lock.lock().await;
-            let writer = Arc::clone(&inner);
-            let written = name.clone();
-            let record =
-                run_blocking(move || Ok(writer.store()?.set_paused(&written, paused)?)).await?;
+            let (entry, ()) = inner.commit(&name, None, pause).await?;
             if let Some(serving) = inner.table().by_name.get(name.as_str()) {
                 inner.activate(serving.with(paused, serving.revisions.clone()));
             }
-            Ok(record)
+            Ok(entry.existing(&name)?.record.clone())
         })
         .await
     }
@@ -107,25 +119,14 @@ impl Deployments {
     /// Removes a deployment. Its running requests continue.
     pub(crate) async fn remove(&self, name: DeploymentName) -> Result<(), ChangeError> {
         self.spawn_change(move |inner| async move {
+            let remove = |entry: &mut Entry| entry.remove(&name);
+            if inner.cluster.get().is_some() {
+                let changed = inner.change_in_cluster(&name, None, remove, |()| Vec::new());
+                return changed.await.map(drop);
+            }
             let _lock = inner.change_lock.lock().await;
-            let writer = Arc::clone(&inner);
-            let removed = name.clone();
-            let remove = move || {
-                writer.store()?.remove(&removed)?;
-                writer.context(removed.as_str()).deployment.set_removed();
-                writer.runtime.remove_key_values(removed.as_str());
-                if let Some(triggers) = writer.triggers.get() {
-                    triggers.remove_deployment(removed.as_str());
-                }
-                Ok(())
-            };
-            run_blocking(remove).await?;
-            // Fewer routes cannot conflict.
-            let _ = inner.update_table(|by_name| {
-                by_name.remove(name.as_str());
-            });
-            inner.remove_context(name.as_str());
-            Ok(())
+            inner.commit(&name, None, remove).await?;
+            inner.forget(&name).await
         })
         .await
     }
@@ -149,20 +150,78 @@ impl Deployments {
             drop(permit);
             changed
         });
-        task.await.map_err(|_| ChangeError::Internal)?
+        let changed = task.await.map_err(|_| ChangeError::Internal)?;
+        if let Some(cluster) = self.cluster() {
+            match &changed {
+                Ok(_) => cluster.clean_up(),
+                Err(error) => cluster.count_refusal(error),
+            }
+        }
+        changed
     }
 }
 
 impl Inner {
-    fn store(&self) -> Result<&Store, ChangeError> {
+    fn store(&self) -> Result<&Arc<Store>, ChangeError> {
         self.store.as_ref().ok_or(ChangeError::NoStore)
     }
 
-    fn check_routes(&self, name: &DeploymentName, routes: &[Route]) -> Result<(), ChangeError> {
+    pub(super) fn check_routes(
+        &self,
+        name: &DeploymentName,
+        routes: &[Route],
+    ) -> Result<(), ChangeError> {
         match self.other_owner(name.as_str(), routes) {
             Some((route, owner)) => Err(ChangeError::RouteTaken { route, owner }),
             None => Ok(()),
         }
+    }
+
+    /// Checks what a manifest asks of this server.
+    pub(super) fn check_manifest(&self, manifest: &Manifest) -> Result<(), ChangeError> {
+        manifest.check()?;
+        // The default requires keys if there are any.
+        if (manifest.access, self.access) == (Some(Access::Keys), Access::Open) {
+            return Err(ChangeError::NoApiKeys);
+        }
+        Ok(self.capacity.check(&manifest.limits, &self.limits)?)
+    }
+
+    /// Makes a change of what the store holds under a name, in the cluster's store if there is one. Returns what the
+    /// store then holds. `base` is what the change starts from, if it was read before. Without a cluster it requires the
+    /// lock, so that no other change comes first.
+    async fn commit<T>(
+        &self,
+        name: &DeploymentName,
+        base: Option<Entry>,
+        change: impl FnOnce(&mut Entry) -> Result<T, StoreError>,
+    ) -> Result<(Entry, T), ChangeError> {
+        let store: &dyn DeploymentStore = match self.cluster.get() {
+            Some(cluster) => &cluster.store,
+            None => self.store()?,
+        };
+        let mut entry = match base {
+            Some(base) => base,
+            None => store.entry(name).await?,
+        };
+        let changed = change(&mut entry)?;
+        entry.version = store.compare_and_set(name, entry.version, &entry).await?;
+        Ok((entry, changed))
+    }
+
+    /// Makes a change in the cluster, and takes the record that it makes. `loaded` gives the revisions of it that are
+    /// loaded already.
+    async fn change_in_cluster<T>(
+        self: &Arc<Self>,
+        name: &DeploymentName,
+        base: Option<Entry>,
+        change: impl FnOnce(&mut Entry) -> Result<T, StoreError>,
+        loaded: impl FnOnce(&T) -> Vec<(u64, Plugin)>,
+    ) -> Result<(Entry, T), ChangeError> {
+        let _own = self.begin_own_change(name);
+        let (entry, changed) = self.commit(name, base, change).await?;
+        self.take_own(name, &entry, loaded(&changed)).await?;
+        Ok((entry, changed))
     }
 
     async fn deploy(
@@ -171,12 +230,8 @@ impl Inner {
         source: Option<ArtifactReference>,
         activate: bool,
     ) -> Result<Revision, ChangeError> {
-        manifest.check()?;
-        // The default requires keys if there are any.
-        if (manifest.access, self.access) == (Some(Access::Keys), Access::Open) {
-            return Err(ChangeError::NoApiKeys);
-        }
-        self.capacity.check(&manifest.limits, &self.limits)?;
+        self.check_manifest(&manifest)?;
+        let base = self.cluster_entry(&manifest.name).await?;
         let component: Digest = manifest.component.parse()?;
         let mut holds = Vec::new();
         for digest in manifest.digests()? {
@@ -189,7 +244,11 @@ impl Inner {
             let plugin = self
                 .load(&context, &manifest, component, COMPILE_QUEUE_TIMEOUT)
                 .await?;
-
+            if let Some(base) = base {
+                return self
+                    .deploy_in_cluster(base, manifest, source, activate, plugin)
+                    .await;
+            }
             let _lock = self.change_lock.lock().await;
             if !self.is_current(&manifest.name, &context) {
                 // The deployment was removed, and with it the context of the plugin.
@@ -212,26 +271,22 @@ impl Inner {
         context: &Arc<DeploymentContext>,
         plugin: Plugin,
     ) -> Result<Revision, ChangeError> {
-        let writer = Arc::clone(self);
-        let add = move || {
-            let store = writer.store()?;
-            if store.get(&manifest.name).is_err() {
-                // A removed deployment of this name may have left values if the server crashed.
-                writer.runtime.remove_key_values(manifest.name.as_str());
-                // A client may have sent a job while it was removed.
-                if let Some(triggers) = writer.triggers.get() {
-                    triggers.remove_deployment(manifest.name.as_str());
-                }
-            }
-            Ok(store.add_from(manifest, source, activate)?)
-        };
-        let revision = run_blocking(add).await?;
+        let store = self.store()?;
+        let name = manifest.name.clone();
+        if store.get(&name).is_err() {
+            self.remove_leftovers(&name).await?;
+        }
+        let new = store.new_revision(manifest, source)?;
+        let limit = store.limits().max_revisions;
+        let (entry, revision) = self
+            .commit(&name, None, |entry| Ok(entry.deploy(new, activate, limit)))
+            .await?;
         plugin.set_revision(revision.number);
-        let stored = self.store()?.get(&revision.manifest.name)?;
+        let stored = entry.existing(&name)?;
         if let [share] = stored.record.traffic[..]
             && share.revision == revision.number
         {
-            let revisions = self.serving_revisions(context, &stored, vec![(share, Ok(plugin))]);
+            let revisions = self.serving_revisions(context, stored, vec![(share, Ok(plugin))]);
             self.activate(ServingDeployment::new(
                 revision.manifest.name.to_string(),
                 Arc::clone(context),
@@ -243,11 +298,40 @@ impl Inner {
         Ok(revision)
     }
 
+    /// Makes a new revision the cluster's, and lets it serve. A change that came after `base` was read wins.
+    async fn deploy_in_cluster(
+        self: &Arc<Self>,
+        base: Entry,
+        manifest: Manifest,
+        source: Option<ArtifactReference>,
+        activate: bool,
+        plugin: Plugin,
+    ) -> Result<Revision, ChangeError> {
+        let store = self.store()?;
+        let name = manifest.name.clone();
+        let count = store.list().len();
+        let limit = store.limits().max_deployments;
+        if base.deployment.is_none() && count >= limit {
+            return Err(StoreError::TooManyDeployments { limit }.into());
+        }
+        self.upload_components(manifest.digests()?).await?;
+        let new = store.new_revision(manifest, source)?;
+        let limit = store.limits().max_revisions;
+        let deploy = |entry: &mut Entry| Ok(entry.deploy(new, activate, limit));
+        let loaded = |revision: &Revision| vec![(revision.number, plugin)];
+        let changed = self.change_in_cluster(&name, Some(base), deploy, loaded);
+        Ok(changed.await?.1)
+    }
+
     async fn set_traffic(
         self: &Arc<Self>,
         name: &DeploymentName,
+        base: Option<Entry>,
         traffic: Vec<TrafficShare>,
     ) -> Result<DeploymentRecord, ChangeError> {
+        if let Some(base) = base {
+            return self.set_traffic_in_cluster(name, base, traffic).await;
+        }
         for _ in 0..MAX_ATTEMPTS {
             // Compiles without the lock what is not loaded, then checks under the lock that the
             // revisions have not changed.
@@ -277,9 +361,10 @@ impl Inner {
                 continue;
             }
             self.check_routes(name, &routes)?;
-            let (writer, written) = (Arc::clone(self), name.clone());
-            let record =
-                run_blocking(move || Ok(writer.store()?.set_traffic(&written, traffic)?)).await?;
+            let (entry, ()) = self
+                .commit(name, None, |entry| entry.set_traffic(name, traffic))
+                .await?;
+            let record = entry.existing(name)?.record.clone();
             let revisions = self.serving_revisions(&context, &now, plugins);
             self.activate(ServingDeployment::new(
                 name.to_string(),
@@ -291,6 +376,37 @@ impl Inner {
             return Ok(record);
         }
         Err(ChangeError::Busy)
+    }
+
+    /// Distributes requests in the whole cluster, once this host could load the revisions that get some.
+    async fn set_traffic_in_cluster(
+        self: &Arc<Self>,
+        name: &DeploymentName,
+        base: Entry,
+        traffic: Vec<TrafficShare>,
+    ) -> Result<DeploymentRecord, ChangeError> {
+        let stored = base.existing(name)?;
+        check_traffic(name, stored, &traffic)?;
+        let routes = Self::common_routes(stored, &traffic)?;
+        self.check_routes(name, &routes)?;
+        let context = self.context(name.as_str());
+        let mut holds = Vec::new();
+        let mut loaded = Vec::new();
+        for share in &traffic {
+            if self.loaded_plugin(name.as_str(), share).is_some() {
+                continue;
+            }
+            if let Some(revision) = stored.revisions.get(&share.revision) {
+                holds.extend(self.fetch_components(revision).await?);
+            }
+            let plugin = self.load_stored(&context, stored, share).await?;
+            loaded.push((share.revision, plugin));
+        }
+        let set_traffic = |entry: &mut Entry| entry.set_traffic(name, traffic);
+        let base = Some(base.clone());
+        let changed = self.change_in_cluster(name, base, set_traffic, |()| loaded);
+        let (entry, ()) = changed.await?;
+        Ok(entry.existing(name)?.record.clone())
     }
 
     async fn load_stored(
@@ -311,6 +427,35 @@ impl Inner {
             COMPILE_QUEUE_TIMEOUT,
         )
         .await
+    }
+
+    /// Removes what a removed deployment of this name may have left: values, if the server crashed, and jobs that a
+    /// client sent meanwhile.
+    pub(super) async fn remove_leftovers(
+        self: &Arc<Self>,
+        name: &DeploymentName,
+    ) -> Result<(), ChangeError> {
+        let (inner, name) = (Arc::clone(self), name.clone());
+        run_blocking(move || {
+            inner.runtime.remove_key_values(name.as_str());
+            if let Some(triggers) = inner.triggers.get() {
+                triggers.remove_deployment(name.as_str());
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Stops serving a deployment that the store no longer has. Requires the lock.
+    pub(super) async fn forget(self: &Arc<Self>, name: &DeploymentName) -> Result<(), ChangeError> {
+        self.context(name.as_str()).deployment.set_removed();
+        self.remove_leftovers(name).await?;
+        // Fewer routes cannot conflict.
+        let _ = self.update_table(|by_name| {
+            by_name.remove(name.as_str());
+        });
+        self.remove_context(name.as_str());
+        Ok(())
     }
 
     /// Routes new requests to `deployment`. Requires the lock, under which its routes were free.

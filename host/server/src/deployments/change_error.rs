@@ -59,6 +59,10 @@ pub(crate) enum ChangeError {
     RoutesDiffer { one: u64, other: u64 },
     #[error("'{0}' has no earlier split of requests to return to; name a revision")]
     NoPreviousTraffic(DeploymentName),
+    #[error(
+        "'{name}' is changed in the cluster, but this host cannot serve the change: {cause}; 'corral list' shows what each host serves"
+    )]
+    NotServedHere { name: DeploymentName, cause: String },
     #[error("other changes are in progress; try again")]
     Busy,
     #[error("the server failed; see its log")]

@@ -24,6 +24,11 @@ impl Digest {
         HEXLOWER.encode(&self.0)
     }
 
+    /// The 32 bytes.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     /// Parses 64 hexadecimal digits. Refuses upper case, so that each digest has one textual form.
     pub fn from_hex(hex: &str) -> Option<Self> {
         let bytes = HEXLOWER.decode(hex.as_bytes()).ok()?;

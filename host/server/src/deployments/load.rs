@@ -7,6 +7,7 @@
 use super::change_error::ChangeError;
 use super::context::DeploymentContext;
 use super::digest::Digest;
+use super::entry::StoredDeployment;
 use super::linked_components::{LinkedComponent, LinkedComponents};
 use super::manifest::Manifest;
 use super::refused_compilations::RefusedCompilations;
@@ -14,7 +15,7 @@ use super::requested_reuse::RequestedReuse;
 use super::revision::TrafficShare;
 use super::serving::{Inner, LARGE_COMPONENT_BYTES};
 use super::serving_deployment::{LoadError, ServingRevision};
-use super::store::{Store, StoreError, StoredDeployment};
+use super::store::{Store, StoreError};
 use crate::request_policy::RequestPolicy;
 use crate::routes::Route;
 use crate::triggers::TriggerSettings;

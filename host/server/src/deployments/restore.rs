@@ -6,10 +6,11 @@
 //! deployment. A damaged component is not retried.
 
 use super::change_error::ChangeError;
+use super::entry::StoredDeployment;
 use super::name::DeploymentName;
 use super::serving::{COMPILE_QUEUE_TIMEOUT, Deployments, Inner};
 use super::serving_deployment::{LoadError, ServingDeployment, ServingRevision};
-use super::store::{StoreError, StoredDeployment};
+use super::store::StoreError;
 use corral_runtime::PluginError;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -102,7 +103,7 @@ async fn retry_until_loaded(inner: Weak<Inner>, name: String) {
 
 impl ChangeError {
     /// Whether the cause may pass without a change of the deployment.
-    fn is_temporary(&self) -> bool {
+    pub(super) fn is_temporary(&self) -> bool {
         match self {
             ChangeError::Busy
             | ChangeError::CompileTimeout { .. }

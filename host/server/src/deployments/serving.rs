@@ -4,6 +4,7 @@
 //! either all of a change or nothing of it.
 
 use super::capacity::Capacity;
+use super::cluster::Cluster;
 use super::context::DeploymentContext;
 use super::directory::Directory;
 use super::name::DeploymentName;
@@ -43,7 +44,10 @@ pub struct Deployments(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
     pub(super) runtime: Runtime,
-    pub(super) store: Option<Store>,
+    /// In a cluster, the copy of what this host serves.
+    pub(super) store: Option<Arc<Store>>,
+    /// The cluster, once this host has joined one.
+    pub(super) cluster: OnceLock<Arc<Cluster>>,
     /// Defaults for what a manifest omits.
     pub(super) limits: Limits,
     pub(super) access: Access,
@@ -83,7 +87,8 @@ impl Deployments {
         Deployments(Arc::new(Inner {
             runtime,
             capacity,
-            store,
+            store: store.map(Arc::new),
+            cluster: OnceLock::new(),
             limits,
             access,
             table: RwLock::default(),
@@ -233,7 +238,7 @@ impl Deployments {
 
     /// The store, if the server has one.
     pub fn store(&self) -> Option<&Store> {
-        self.0.store.as_ref()
+        self.0.store.as_deref()
     }
 
     /// The deployment that owns the route of `path`.
@@ -283,6 +288,9 @@ impl Deployments {
         }
         if let Some(triggers) = self.triggers() {
             triggers.write_metrics(families);
+        }
+        if let Some(cluster) = self.cluster() {
+            cluster.write_metrics(families);
         }
     }
 }

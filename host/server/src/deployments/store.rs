@@ -4,7 +4,8 @@
 //! Invariants that hold at every moment, even if the process is killed:
 //!
 //! - A component's file is complete: it is written under another name, synced, renamed, and its directory
-//!   synced. It exists before the first revision that references it.
+//!   synced. It exists before the first revision that references it, except in the copy of a cluster's store, where it
+//!   exists before the revision serves.
 //! - A revision and the deployment's new state are stored together, in one transaction. An acknowledged
 //!   change survives a restart.
 //! - A file is removed after the last revision that references it, but never while a change
@@ -22,7 +23,7 @@
 mod component_files;
 mod database;
 mod error;
-mod private_files;
+pub(super) mod private_files;
 #[cfg(test)]
 mod tests;
 
@@ -30,9 +31,10 @@ pub use error::StoreError;
 
 use super::artifact::ArtifactReference;
 use super::digest::Digest;
+use super::entry::{Entry, NewRevision, StoredDeployment, now_ms};
 use super::manifest::Manifest;
 use super::name::DeploymentName;
-use super::revision::{DeploymentRecord, MAX_WEIGHT, Revision, TrafficShare};
+use super::revision::Revision;
 use component_files::ComponentFiles;
 use database::Database;
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,7 +42,7 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Limits of a store.
 #[derive(Clone, Copy, Debug)]
@@ -78,15 +80,6 @@ impl Default for StoreLimits {
 /// Removed deployments whose revision numbers are remembered; the oldest are forgotten.
 const MAX_REMOVED: usize = 4096;
 
-/// A deployment in the store.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StoredDeployment {
-    /// Its mutable state.
-    pub record: DeploymentRecord,
-    /// Its revisions, by number.
-    pub revisions: BTreeMap<u64, Revision>,
-}
-
 /// What the store remembers of a removed deployment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Removed {
@@ -115,6 +108,8 @@ struct Inner {
     /// Content of the database.
     deployments: BTreeMap<DeploymentName, StoredDeployment>,
     removed: BTreeMap<DeploymentName, Removed>,
+    /// Changes of each deployment since the store was opened.
+    changes: BTreeMap<DeploymentName, u64>,
 }
 
 impl Store {
@@ -145,6 +140,7 @@ impl Store {
                 components,
                 deployments: content.deployments,
                 removed: content.removed,
+                changes: BTreeMap::new(),
             }),
             upload_lock: Mutex::new(()),
             _lock_file: lock_file,
@@ -257,153 +253,68 @@ impl Store {
         Err(StoreError::Damaged(digest))
     }
 
-    /// Adds a revision, whose components must be stored. With `activate`, or as the first of its
-    /// deployment, it receives all requests. Returns once the revision is durable.
-    pub fn add(&self, manifest: Manifest, activate: bool) -> Result<Revision, StoreError> {
-        self.add_from(manifest, None, activate)
+    /// The names of all deployments, and of the removed ones that are remembered.
+    pub fn all_names(&self) -> Vec<DeploymentName> {
+        let inner = self.lock();
+        let existing = inner.deployments.keys();
+        existing.chain(inner.removed.keys()).cloned().collect()
     }
 
-    /// The same for a deployment from an artifact.
-    pub fn add_from(
+    /// What the store holds under a name.
+    pub fn get_entry(&self, name: &DeploymentName) -> Entry {
+        self.lock().entry(name)
+    }
+
+    /// A revision with this manifest, whose components must be stored.
+    pub fn new_revision(
         &self,
         manifest: Manifest,
         source: Option<ArtifactReference>,
-        activate: bool,
-    ) -> Result<Revision, StoreError> {
+    ) -> Result<NewRevision, StoreError> {
         let parse = |component: &str| {
             let digest = component.parse::<Digest>();
             digest.map_err(|_| StoreError::NotADigest(component.to_owned()))
         };
-        let digest = parse(&manifest.component)?;
-        let mut linked = Vec::new();
-        for (_, component) in manifest.linked.all() {
-            linked.push(parse(&component.component)?);
-        }
-        let inner = &mut *self.lock();
-        inner.reopen_database()?;
-        let Some(bytes) = inner.components.bytes(digest) else {
-            return Err(StoreError::NoComponent(digest));
+        let component = parse(&manifest.component)?;
+        let components = &self.lock().components;
+        let bytes_of = |digest| {
+            let bytes = components.bytes(digest);
+            bytes.ok_or(StoreError::NoComponent(digest))
         };
-        let is_missing = |digest: &&Digest| inner.components.bytes(**digest).is_none();
-        if let Some(missing) = linked.iter().find(is_missing) {
-            return Err(StoreError::NoComponent(*missing));
+        let component_bytes = bytes_of(component)?;
+        for (_, linked) in manifest.linked.all() {
+            bytes_of(parse(&linked.component)?)?;
         }
-        let name = manifest.name.clone();
-        let before = inner.deployments.get(&name);
-        if before.is_none() && inner.deployments.len() >= self.limits.max_deployments {
-            return Err(StoreError::TooManyDeployments {
-                limit: self.limits.max_deployments,
-            });
-        }
-        let number = match before {
-            Some(deployment) => deployment.record.latest_revision,
-            None => inner
-                .removed
-                .get(&name)
-                .map_or(0, |removed| removed.latest_revision),
-        } + 1;
-        let revision = Revision {
-            number,
-            component: digest,
-            component_bytes: bytes,
-            created_ms: now_ms(),
+        Ok(NewRevision {
+            component,
+            component_bytes,
             source,
             manifest,
-        };
-        let all = vec![TrafficShare::all(number)];
-        let mut deployment = before.cloned().unwrap_or_else(|| StoredDeployment {
-            record: DeploymentRecord {
-                latest_revision: number,
-                traffic: all.clone(),
-                previous_traffic: Vec::new(),
-                paused: false,
-            },
-            revisions: BTreeMap::new(),
-        });
-        deployment.record.latest_revision = number;
-        if activate {
-            deployment.record.set_traffic(all);
-        }
-        deployment.revisions.insert(number, revision.clone());
-        let dropped = drop_old_revisions(&mut deployment, self.limits.max_revisions);
-        inner
-            .database
-            .write(&name, &deployment.record, Some(&revision), &dropped)?;
-        inner.removed.remove(&name);
-        inner.deployments.insert(name, deployment);
-        for digest in revision.components() {
-            inner.components.mark_referenced(digest);
-        }
-        inner.sweep(self.limits.grace_period);
-        Ok(revision)
-    }
-
-    /// Distributes a deployment's requests among its revisions.
-    pub fn set_traffic(
-        &self,
-        name: &DeploymentName,
-        traffic: Vec<TrafficShare>,
-    ) -> Result<DeploymentRecord, StoreError> {
-        self.update(name, |deployment| {
-            check_traffic(name, deployment, &traffic)?;
-            deployment.record.set_traffic(traffic);
-            Ok(())
         })
     }
 
-    /// Pauses or resumes a deployment.
-    pub fn set_paused(
+    /// Replaces what the store holds under a name, if its version is still `expected`. Returns the new version once
+    /// the change is durable.
+    pub fn swap_entry(
         &self,
         name: &DeploymentName,
-        paused: bool,
-    ) -> Result<DeploymentRecord, StoreError> {
-        self.update(name, |deployment| {
-            deployment.record.paused = paused;
-            Ok(())
-        })
-    }
-
-    /// Removes a deployment with all its revisions, and the components that are no longer referenced. A
-    /// later deployment of the same name continues the revision numbers, unless 4,096 others were removed
-    /// in between.
-    pub fn remove(&self, name: &DeploymentName) -> Result<(), StoreError> {
+        expected: u64,
+        entry: &Entry,
+    ) -> Result<u64, StoreError> {
         let inner = &mut *self.lock();
         inner.reopen_database()?;
-        let Some(deployment) = inner.deployments.get(name) else {
-            return Err(unknown(name));
-        };
-        let numbers = Vec::from_iter(deployment.revisions.keys().copied());
-        let removed = Removed {
-            latest_revision: deployment.record.latest_revision,
-            removed_ms: now_ms(),
-        };
-        let forgotten = oldest_removed(&inner.removed);
-        inner
-            .database
-            .remove(name, &numbers, removed, forgotten.as_ref())?;
-        if let Some(forgotten) = forgotten {
-            inner.removed.remove(&forgotten);
+        let now = inner.entry(name);
+        match now.version == expected {
+            true => inner.write(name, entry, &self.limits),
+            false => Err(StoreError::conflict(name, &now)),
         }
-        inner.removed.insert(name.clone(), removed);
-        inner.deployments.remove(name);
-        inner.sweep(self.limits.grace_period);
-        Ok(())
     }
 
-    fn update(
-        &self,
-        name: &DeploymentName,
-        change: impl FnOnce(&mut StoredDeployment) -> Result<(), StoreError>,
-    ) -> Result<DeploymentRecord, StoreError> {
+    /// Replaces what the store holds under a name with what another store holds.
+    pub(crate) fn replace(&self, name: &DeploymentName, entry: &Entry) -> Result<(), StoreError> {
         let inner = &mut *self.lock();
         inner.reopen_database()?;
-        let deployment = inner.deployments.get(name);
-        let mut deployment = deployment.ok_or_else(|| unknown(name))?.clone();
-        change(&mut deployment)?;
-        let record = deployment.record.clone();
-        inner.database.write(name, &record, None, &[])?;
-        inner.deployments.insert(name.clone(), deployment);
-        Ok(record)
+        inner.write(name, entry, &self.limits).map(drop)
     }
 
     /// Memory changes after the database, so a panic in between leaves both valid.
@@ -435,6 +346,98 @@ impl Inner {
         Ok(())
     }
 
+    fn entry(&self, name: &DeploymentName) -> Entry {
+        let deployment = self.deployments.get(name);
+        let latest_revision = match deployment {
+            Some(deployment) => deployment.record.latest_revision,
+            None => self
+                .removed
+                .get(name)
+                .map_or(0, |removed| removed.latest_revision),
+        };
+        // A name that was used before the store was opened has version 1.
+        let changes = self.changes.get(name).copied().unwrap_or(0);
+        Entry {
+            version: changes + u64::from(latest_revision > 0 && changes == 0),
+            latest_revision,
+            first_revision: 0,
+            deployment: deployment.cloned(),
+        }
+    }
+
+    /// Writes an entry and returns its version. The database must be open.
+    fn write(
+        &mut self,
+        name: &DeploymentName,
+        entry: &Entry,
+        limits: &StoreLimits,
+    ) -> Result<u64, StoreError> {
+        let version = self.entry(name).version + 1;
+        match &entry.deployment {
+            Some(deployment) => self.write_deployment(name, deployment, limits)?,
+            None => self.write_removal(name, entry.latest_revision)?,
+        }
+        self.changes.insert(name.clone(), version);
+        self.sweep(limits.grace_period);
+        Ok(version)
+    }
+
+    fn write_deployment(
+        &mut self,
+        name: &DeploymentName,
+        deployment: &StoredDeployment,
+        limits: &StoreLimits,
+    ) -> Result<(), StoreError> {
+        let before = self.deployments.get(name);
+        if before.is_none() && self.deployments.len() >= limits.max_deployments {
+            return Err(StoreError::TooManyDeployments {
+                limit: limits.max_deployments,
+            });
+        }
+        let before = before.map(|before| &before.revisions);
+        let stored = |number: &u64| before.and_then(|before| before.get(number));
+        let revisions = deployment.revisions.iter();
+        let new = revisions.filter(|(number, revision)| stored(number) != Some(*revision));
+        let new: Vec<_> = new.map(|(_, revision)| revision).collect();
+        let old = before.into_iter().flat_map(BTreeMap::keys);
+        let dropped = old.filter(|number| !deployment.revisions.contains_key(number));
+        let dropped: Vec<_> = dropped.copied().collect();
+        self.database
+            .write(name, &deployment.record, &new, &dropped)?;
+        for digest in new.iter().flat_map(|revision| revision.components()) {
+            self.components.mark_referenced(digest);
+        }
+        self.removed.remove(name);
+        self.deployments.insert(name.clone(), deployment.clone());
+        Ok(())
+    }
+
+    /// Removes a deployment, if it exists, and remembers the number of its latest revision, unless 4,096 others are
+    /// removed later.
+    fn write_removal(
+        &mut self,
+        name: &DeploymentName,
+        latest_revision: u64,
+    ) -> Result<(), StoreError> {
+        let deployment = self.deployments.get(name);
+        let numbers = deployment.into_iter().flat_map(|one| one.revisions.keys());
+        let numbers: Vec<_> = numbers.copied().collect();
+        let removed = Removed {
+            latest_revision,
+            removed_ms: now_ms(),
+        };
+        let forgotten = oldest_removed(&self.removed);
+        self.database
+            .remove(name, &numbers, removed, forgotten.as_ref())?;
+        if let Some(forgotten) = forgotten {
+            self.removed.remove(&forgotten);
+            self.changes.remove(&forgotten);
+        }
+        self.removed.insert(name.clone(), removed);
+        self.deployments.remove(name);
+        Ok(())
+    }
+
     /// Removes components that are neither referenced nor within their grace period.
     fn sweep(&mut self, grace_period: Duration) {
         let referenced = referenced(&self.deployments);
@@ -443,66 +446,8 @@ impl Inner {
     }
 }
 
-/// Checks that `traffic` names existing revisions, with valid weights.
-pub(crate) fn check_traffic(
-    name: &DeploymentName,
-    deployment: &StoredDeployment,
-    traffic: &[TrafficShare],
-) -> Result<(), StoreError> {
-    let invalid = |message: String| Err(StoreError::InvalidTraffic(message));
-    if traffic.is_empty() {
-        return invalid("no revision is given; name at least one".to_owned());
-    }
-    let mut seen = BTreeSet::new();
-    for share in traffic {
-        let revision = share.revision;
-        if !deployment.revisions.contains_key(&revision) {
-            return Err(StoreError::NoRevision {
-                name: name.clone(),
-                revision,
-                existing: Vec::from_iter(deployment.revisions.keys().copied()),
-            });
-        }
-        if !(1..=MAX_WEIGHT).contains(&share.weight) {
-            return invalid(format!(
-                "revision {revision} has the weight {}; give 1 to {MAX_WEIGHT}, or omit the revision",
-                share.weight
-            ));
-        }
-        if !seen.insert(revision) {
-            return invalid(format!(
-                "revision {revision} is given twice; name each once"
-            ));
-        }
-    }
-    Ok(())
-}
-
 fn unknown(name: &DeploymentName) -> StoreError {
     StoreError::NoDeployment(name.clone())
-}
-
-/// Drops the oldest revisions until `limit` are left, except the latest and those in current or previous
-/// traffic. Returns the dropped numbers.
-fn drop_old_revisions(deployment: &mut StoredDeployment, limit: usize) -> Vec<u64> {
-    let record = &deployment.record;
-    let shares = record.traffic.iter().chain(&record.previous_traffic);
-    let needed: BTreeSet<_> = shares
-        .map(|share| share.revision)
-        .chain([record.latest_revision])
-        .collect();
-    let surplus = deployment.revisions.len().saturating_sub(limit);
-    let dropped: Vec<_> = deployment
-        .revisions
-        .keys()
-        .filter(|number| !needed.contains(number))
-        .take(surplus)
-        .copied()
-        .collect();
-    for number in &dropped {
-        deployment.revisions.remove(number);
-    }
-    dropped
 }
 
 /// The deployment that was removed first, if there is no room for one more.
@@ -523,11 +468,4 @@ fn referenced(deployments: &BTreeMap<DeploymentName, StoredDeployment>) -> BTree
         .flat_map(|deployment| deployment.revisions.values())
         .flat_map(Revision::components)
         .collect()
-}
-
-fn now_ms() -> u64 {
-    // A clock before 1970 counts as 1970.
-    #[expect(clippy::disallowed_methods, reason = "the date of a revision")]
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0))
 }

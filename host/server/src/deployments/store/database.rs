@@ -5,7 +5,8 @@
 
 use super::component_files::ComponentFiles;
 use super::private_files::{file_options, restrict_to_owner, sync_directory};
-use super::{Removed, StoreError, StoredDeployment};
+use super::{Removed, StoreError};
+use crate::deployments::entry::StoredDeployment;
 use crate::deployments::name::DeploymentName;
 use crate::deployments::revision::{DeploymentRecord, Revision};
 use redb::{Builder, ReadableDatabase, TableDefinition, WriteTransaction};
@@ -104,13 +105,13 @@ impl Database {
         Ok(content)
     }
 
-    /// Writes, in one transaction, a deployment's record, a new revision, and the removal of `dropped`
-    /// revisions. Durable when this returns.
+    /// Writes, in one transaction, a deployment's record, new revisions, and the removal of `dropped`
+    /// ones. Durable when this returns.
     pub(super) fn write(
         &mut self,
         name: &DeploymentName,
         record: &DeploymentRecord,
-        revision: Option<&Revision>,
+        new: &[&Revision],
         dropped: &[u64],
     ) -> Result<(), StoreError> {
         let name = name.as_str();
@@ -118,10 +119,10 @@ impl Database {
             value.map_err(|error| failed(&self.path, &error))
         };
         let record = json(serde_json::to_vec(record))?;
-        let revision = match revision {
-            Some(revision) => Some((revision.number, json(serde_json::to_vec(revision))?)),
-            None => None,
-        };
+        let mut written = Vec::new();
+        for revision in new {
+            written.push((revision.number, json(serde_json::to_vec(revision))?));
+        }
         self.transact(|writing| {
             writing
                 .open_table(DEPLOYMENTS)?
@@ -130,8 +131,10 @@ impl Database {
             for number in dropped {
                 revisions.remove((name, *number))?;
             }
-            if let Some((number, json)) = &revision {
+            for (number, json) in &written {
                 revisions.insert((name, *number), json.as_slice())?;
+            }
+            if !written.is_empty() {
                 writing.open_table(REMOVED)?.remove(name)?;
             }
             Ok(())

@@ -1,6 +1,7 @@
 //! Errors of the store.
 
 use crate::deployments::digest::Digest;
+use crate::deployments::entry::Entry;
 use crate::deployments::name::DeploymentName;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -122,6 +123,52 @@ pub enum StoreError {
         /// The existing revisions.
         existing: Vec<u64>,
     },
+    /// Another change of the deployment came first.
+    #[error(
+        "another change of '{name}' came first: it {now}; look at it with 'corral show {name}', and try again"
+    )]
+    Conflict {
+        /// The deployment.
+        name: DeploymentName,
+        /// What it is now.
+        now: String,
+    },
+    /// The cluster's store cannot be reached, or fails.
+    #[error(
+        "this host cannot use the cluster's store, {servers}: {cause}; it serves what it has, and takes no changes; check NATS, or try again on another host"
+    )]
+    Unreachable {
+        /// Addresses of NATS, without passwords.
+        servers: String,
+        /// What failed.
+        cause: String,
+    },
+    /// The cluster's store did not confirm a change in time.
+    #[error(
+        "NATS did not confirm the change of '{0}' in time, so it may have been made or not; look with 'corral show {0}' before you try again"
+    )]
+    Unconfirmed(DeploymentName),
+    /// A record of the cluster's store cannot be used.
+    #[error("the cluster's record of '{name}' cannot be used: {problem}")]
+    Record {
+        /// The deployment.
+        name: DeploymentName,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// A component of the cluster's store cannot be used.
+    #[error(
+        "the component {digest} in the cluster's store {problem}; deploy it again from its file, which repairs it"
+    )]
+    ClusterComponent {
+        /// The component.
+        digest: Digest,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The server is stopping.
+    #[error("the server is stopping; try again on another one")]
+    Stopped,
     /// The distribution of requests is invalid.
     #[error("the split of requests is invalid: {0}")]
     InvalidTraffic(String),
@@ -132,6 +179,28 @@ impl StoreError {
         StoreError::Directory {
             directory: directory.to_owned(),
             cause,
+        }
+    }
+
+    /// The error of a change that another one overtook.
+    pub(crate) fn conflict(name: &DeploymentName, now: &Entry) -> Self {
+        let now = match &now.deployment {
+            Some(deployment) => {
+                let record = &deployment.record;
+                let shares = record.traffic.iter();
+                let shares = shares.map(|share| format!("{}={}", share.revision, share.weight));
+                let paused = if record.paused { ", paused" } else { "" };
+                format!(
+                    "is now at revision {}, traffic {}{paused}",
+                    record.latest_revision,
+                    Vec::from_iter(shares).join(" ")
+                )
+            }
+            None => "does not exist now".to_owned(),
+        };
+        StoreError::Conflict {
+            name: name.clone(),
+            now,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// Creates a directory and its missing parents with mode 0700, durably. An existing directory keeps its
 /// mode, since it may hold other files.
-pub(super) fn create_directory(directory: &Path) -> io::Result<()> {
+pub(in crate::deployments) fn create_directory(directory: &Path) -> io::Result<()> {
     if directory.is_dir() {
         return Ok(());
     }
@@ -25,18 +25,18 @@ pub(super) fn create_directory(directory: &Path) -> io::Result<()> {
 }
 
 /// Syncs the entries of a directory to disk.
-pub(super) fn sync_directory(directory: &Path) -> io::Result<()> {
+pub(in crate::deployments) fn sync_directory(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
 /// Options that create files with mode 0600.
-pub(super) fn file_options() -> OpenOptions {
+pub(in crate::deployments) fn file_options() -> OpenOptions {
     let mut options = File::options();
     options.write(true).create(true).mode(0o600);
     options
 }
 
 /// Sets the mode of an existing file to 0600.
-pub(super) fn restrict_to_owner(file: &Path) -> io::Result<()> {
+pub(in crate::deployments) fn restrict_to_owner(file: &Path) -> io::Result<()> {
     fs::set_permissions(file, Permissions::from_mode(0o600))
 }

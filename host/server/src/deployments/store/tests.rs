@@ -1,5 +1,5 @@
 use super::*;
-use crate::deployments::revision::TrafficShare;
+use crate::deployments::revision::{DeploymentRecord, TrafficShare};
 use crate::deployments::test_support::{manifest, name};
 use std::os::unix::fs::PermissionsExt;
 
@@ -48,6 +48,49 @@ impl TemporaryStore {
             .collect();
         names.sort();
         names
+    }
+}
+
+impl Store {
+    /// Adds a revision, whose components must be stored.
+    fn add(&self, manifest: Manifest, activate: bool) -> Result<Revision, StoreError> {
+        let name = manifest.name.clone();
+        let new = self.new_revision(manifest, None)?;
+        let limit = self.limits.max_revisions;
+        self.change(&name, |entry| Ok(entry.deploy(new, activate, limit)))
+    }
+
+    fn set_traffic(
+        &self,
+        name: &DeploymentName,
+        traffic: Vec<TrafficShare>,
+    ) -> Result<DeploymentRecord, StoreError> {
+        self.change(name, |entry| entry.set_traffic(name, traffic))?;
+        self.get(name).map(|deployment| deployment.record)
+    }
+
+    fn set_paused(
+        &self,
+        name: &DeploymentName,
+        paused: bool,
+    ) -> Result<DeploymentRecord, StoreError> {
+        self.change(name, |entry| entry.set_paused(name, paused))?;
+        self.get(name).map(|deployment| deployment.record)
+    }
+
+    fn remove(&self, name: &DeploymentName) -> Result<(), StoreError> {
+        self.change(name, |entry| entry.remove(name))
+    }
+
+    fn change<T>(
+        &self,
+        name: &DeploymentName,
+        change: impl FnOnce(&mut Entry) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut entry = self.get_entry(name);
+        let changed = change(&mut entry)?;
+        self.swap_entry(name, entry.version, &entry)?;
+        Ok(changed)
     }
 }
 

@@ -1,0 +1,214 @@
+//! A cluster of hosts that serve the same deployments, through NATS JetStream.
+//!
+//! The deployments' records live in a bucket of keys and values, their components in a bucket of objects
+//! ([`JetStreamStore`]). A change on any host compares and sets the record. Every host follows the records and
+//! [takes](take) each of them: it downloads and compiles what is new beside the serving path, writes its own
+//! [`Store`](super::Store), the local copy, and lets the revision serve. A record that cannot be taken leaves what serves
+//! as it is, and the error goes into the host's status, which all hosts can read.
+//!
+//! Without NATS a host serves its local copy, also after a restart, and refuses changes. What NATS lost, such as after the
+//! loss of its disk, the hosts write again from their copies.
+//!
+//! Hosts do not share jobs, schedules, messages, quotas, keys or plugins' values: each has its own.
+
+mod cleanup;
+mod config;
+mod connection;
+mod follow;
+mod host;
+mod jetstream;
+mod progress;
+mod record;
+mod report;
+mod take;
+
+pub use config::{ClusterConfig, ClusterServers, ClusterServersError};
+pub use host::{HostDeployment, HostStatus};
+pub use jetstream::JetStreamStore;
+
+use super::change_error::ChangeError;
+use super::name::DeploymentName;
+use super::serving::Deployments;
+use super::store::StoreError;
+use crate::prometheus::MetricFamilies;
+use corral_engine::MetricKind;
+use host::HostIdentity;
+use progress::Progress;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::time::timeout;
+
+/// Records that are taken at once. Each may download components, and waits for a permit to compile.
+const MAX_TAKES: usize = 2;
+/// How long a starting host waits for NATS before it serves its local copy.
+const CONNECT_TIME: Duration = Duration::from_secs(5);
+/// How long a starting host waits until it has taken the records before it serves what it has.
+const FIRST_TAKES_TIME: Duration = Duration::from_secs(60);
+/// How long a stopping host tries to remove its status.
+const LEAVE_TIME: Duration = Duration::from_secs(1);
+
+/// This host's membership of a cluster.
+pub(crate) struct Cluster {
+    pub(super) store: JetStreamStore,
+    host: HostIdentity,
+    progress: Mutex<Progress>,
+    /// Permits for records that are being taken.
+    takes: Semaphore,
+    /// Wakes the task that reports this host's status.
+    status_changed: Notify,
+    /// Grows with each record that arrives.
+    arrivals: watch::Sender<u64>,
+    /// Whether the records of the first connection were taken, or could not be.
+    is_settled: watch::Sender<bool>,
+    has_left: AtomicBool,
+    /// When this host last removed unused components.
+    cleaned_up: Mutex<Option<Instant>>,
+    conflicts: AtomicU64,
+    refusals: AtomicU64,
+}
+
+impl Deployments {
+    /// Joins a cluster, for as long as the deployments exist. `address` is where this host listens, for people. Returns
+    /// once this host has taken what the cluster holds, or could not in time; it goes on in the background.
+    ///
+    /// # Errors
+    /// Without a store, which keeps the local copy; if the configuration is invalid.
+    pub async fn join(&self, config: ClusterConfig, address: String) -> Result<(), StoreError> {
+        let store = self.0.store.as_ref().ok_or(StoreError::Stopped)?;
+        let host = HostIdentity::read_or_create(store.directory(), address)?;
+        let limit = store.limits().max_component_bytes;
+        let cluster = Arc::new(Cluster {
+            store: JetStreamStore::connect(config, limit).await?,
+            host,
+            progress: Mutex::default(),
+            takes: Semaphore::new(MAX_TAKES),
+            status_changed: Notify::new(),
+            arrivals: watch::Sender::new(0),
+            is_settled: watch::Sender::new(false),
+            has_left: AtomicBool::new(false),
+            cleaned_up: Mutex::default(),
+            conflicts: AtomicU64::new(0),
+            refusals: AtomicU64::new(0),
+        });
+        if self.0.cluster.set(Arc::clone(&cluster)).is_err() {
+            tracing::error!("this server is in a cluster already; the second one is ignored");
+            return Ok(());
+        }
+        let inner = Arc::downgrade(&self.0);
+        tokio::spawn(follow::follow(inner.clone(), Arc::clone(&cluster)));
+        tokio::spawn(report::report(inner, Arc::clone(&cluster)));
+        if timeout(CONNECT_TIME, cluster.store.connected())
+            .await
+            .is_err()
+        {
+            let error = cluster.store.unreachable();
+            tracing::warn!("serving the local copy of the deployments: {error}");
+            return Ok(());
+        }
+        let mut settled = cluster.is_settled.subscribe();
+        let settled = settled.wait_for(|is_settled| *is_settled);
+        if !matches!(timeout(FIRST_TAKES_TIME, settled).await, Ok(Ok(_))) {
+            tracing::warn!(
+                "not all deployments of the cluster are taken after {} s; serving those that are",
+                FIRST_TAKES_TIME.as_secs()
+            );
+        }
+        // Before this host is ready, so that deploys wait for it from then on.
+        if let Err(error) = cluster.store.put_host(&cluster.host_status(&self.0)).await {
+            tracing::warn!("cannot report the status of this host: {error}");
+        }
+        Ok(())
+    }
+
+    /// Removes this host from the list of hosts, before it stops.
+    pub async fn leave(&self) {
+        if let Some(cluster) = self.cluster() {
+            cluster.has_left.store(true, Ordering::Release);
+            // Otherwise the status expires.
+            let _ = timeout(LEAVE_TIME, cluster.store.remove_host(&cluster.host.id)).await;
+        }
+    }
+
+    /// The cluster that this host is in.
+    pub(crate) fn cluster(&self) -> Option<&Arc<Cluster>> {
+        self.0.cluster.get()
+    }
+}
+
+impl Cluster {
+    /// Addresses of NATS, without passwords.
+    pub(crate) fn servers(&self) -> &str {
+        self.store.servers()
+    }
+
+    /// Id of this host.
+    pub(crate) fn host_id(&self) -> &str {
+        &self.host.id
+    }
+
+    /// The status of all live hosts, or that of this one with the reason why the others are unknown.
+    pub(crate) async fn hosts(
+        &self,
+        deployments: &Deployments,
+    ) -> (Vec<HostStatus>, Option<StoreError>) {
+        let own = self.host_status(&deployments.0);
+        match self.store.hosts().await {
+            Ok(mut hosts) => {
+                // What it reported may be older.
+                match hosts.iter_mut().find(|host| host.id == own.id) {
+                    Some(host) => *host = own,
+                    None => hosts.push(own),
+                }
+                (hosts, None)
+            }
+            Err(error) => (vec![own], Some(error)),
+        }
+    }
+
+    /// Version of the last record of a deployment that arrived.
+    pub(crate) fn known_version(&self, name: &DeploymentName) -> u64 {
+        self.progress().known_version(name)
+    }
+
+    /// Counts a change that the cluster refused.
+    pub(super) fn count_refusal(&self, error: &ChangeError) {
+        let counter = match error {
+            ChangeError::Store(StoreError::Conflict { .. }) => &self.conflicts,
+            ChangeError::Store(StoreError::Unreachable { .. } | StoreError::Unconfirmed(_)) => {
+                &self.refusals
+            }
+            _ => return,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Writes the metrics of this host's membership.
+    pub(super) fn write_metrics(&self, families: &mut MetricFamilies) {
+        families.sample(
+            "corral_cluster_connected",
+            "1 while this host has a connection to the cluster's NATS.",
+            MetricKind::Gauge,
+            &[],
+            f64::from(u8::from(self.store.is_connected())),
+        );
+        families.sample(
+            "corral_cluster_deployments_behind",
+            "Deployments whose newest record this host has not taken, because it is being loaded or cannot be.",
+            MetricKind::Gauge,
+            &[],
+            self.progress().behind() as f64,
+        );
+        for (reason, counter) in [("conflict", &self.conflicts), ("nats", &self.refusals)] {
+            families.sample(
+                "corral_cluster_changes_refused_total",
+                "Changes that this host refused because another one came first (conflict), or because NATS did not \
+                 answer (nats).",
+                MetricKind::Counter,
+                &[("reason", reason)],
+                counter.load(Ordering::Relaxed) as f64,
+            );
+        }
+    }
+}

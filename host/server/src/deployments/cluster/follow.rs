@@ -1,0 +1,203 @@
+//! Follows the cluster's records, and takes each that is new.
+//!
+//! After every connection all records are read again, so that nothing depends on what arrived before.
+
+use super::Cluster;
+use super::connection::with_jitter;
+use crate::deployments::deployment_store::DeploymentStore;
+use crate::deployments::digest::Digest;
+use crate::deployments::entry::Entry;
+use crate::deployments::name::DeploymentName;
+use crate::deployments::serving::{Deployments, Inner};
+use crate::deployments::store::StoreError;
+use bytes::Bytes;
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::time::sleep;
+
+/// The first pause after a failure; each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+
+/// Follows the records until the deployments end.
+pub(super) async fn follow(inner: Weak<Inner>, cluster: Arc<Cluster>) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let number = cluster.store.connected().await;
+        let followed = tokio::select! {
+            followed = follow_connection(&inner, &cluster) => followed,
+            () = cluster.store.lost(number) => {
+                pause = FIRST_PAUSE;
+                continue;
+            }
+        };
+        let Err(error) = followed;
+        if inner.strong_count() == 0 {
+            return;
+        }
+        tracing::warn!("cannot follow the cluster's records, trying again: {error}");
+        sleep(with_jitter(pause)).await;
+        pause = (2 * pause).min(MAX_PAUSE);
+    }
+}
+
+/// Follows the records of one connection. Ends only with an error.
+async fn follow_connection(
+    inner: &Weak<Inner>,
+    cluster: &Arc<Cluster>,
+) -> Result<Infallible, StoreError> {
+    let store = &cluster.store;
+    cluster.begin_bucket(store.open().await?);
+    let names = store.names().await?;
+    adopt(inner, cluster, &BTreeSet::from_iter(&names)).await?;
+    let mut changes = store.changes().await?;
+    cluster.expect_first(names);
+    cluster.status_changed.notify_one();
+    loop {
+        let change = changes.next().await;
+        let change = change.map_err(|cause| store.failed(cause))?;
+        match change.entry {
+            Ok(entry) => offer(inner, cluster, change.name, entry),
+            Err(error) => {
+                tracing::error!("{error}");
+                let error = error.to_string();
+                cluster.set_failed(&change.name, change.version, &error, false);
+            }
+        }
+    }
+}
+
+/// Writes the deployments that only the local copy has: NATS lost them, or this host had them before it joined.
+async fn adopt(
+    inner: &Weak<Inner>,
+    cluster: &Cluster,
+    names: &BTreeSet<&DeploymentName>,
+) -> Result<(), StoreError> {
+    let Some(inner) = inner.upgrade() else {
+        return Ok(());
+    };
+    let Some(local) = &inner.store else {
+        return Ok(());
+    };
+    for (name, deployment) in local.list() {
+        if names.contains(&name) {
+            continue;
+        }
+        let revisions = deployment.revisions.values();
+        let components: BTreeSet<_> = revisions.flat_map(|one| one.components()).collect();
+        for digest in components {
+            // A host has the components of revisions that it served.
+            if local.component(digest).is_none() {
+                continue;
+            }
+            match upload(&inner, cluster, digest).await {
+                Err(error @ StoreError::Unreachable { .. }) => return Err(error),
+                // The others are added all the same.
+                Err(error) => {
+                    tracing::error!("the cluster does not get a component of '{name}': {error}")
+                }
+                Ok(()) => {}
+            }
+        }
+        let entry = Entry {
+            version: 0,
+            latest_revision: deployment.record.latest_revision,
+            first_revision: 1,
+            deployment: Some(deployment),
+        };
+        match cluster.store.compare_and_set(&name, 0, &entry).await {
+            Ok(_) => tracing::info!("the cluster did not have '{name}'; this host has added it"),
+            // Another host was faster.
+            Err(StoreError::Conflict { .. }) => {}
+            Err(error @ StoreError::Record { .. }) => tracing::error!("{error}"),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Uploads a component of the local copy, unless the cluster has it.
+pub(super) async fn upload(
+    inner: &Arc<Inner>,
+    cluster: &Cluster,
+    digest: Digest,
+) -> Result<(), StoreError> {
+    let local = inner.store.as_ref().ok_or(StoreError::Stopped)?;
+    let bytes: Bytes = local.read_component(digest).await?;
+    cluster.store.put_component(digest, bytes).await
+}
+
+/// Keeps the records of a deployment from being taken while this host changes it, so that its change is not loaded twice.
+pub(in crate::deployments) struct OwnChange {
+    inner: Weak<Inner>,
+    cluster: Arc<Cluster>,
+    name: DeploymentName,
+}
+
+impl Inner {
+    /// Begins a change of this host. `None` if a record of this name is being taken.
+    pub(in crate::deployments) fn begin_own_change(
+        self: &Arc<Self>,
+        name: &DeploymentName,
+    ) -> Option<OwnChange> {
+        let cluster = self.cluster.get()?;
+        cluster.reserve(name).then(|| OwnChange {
+            inner: Arc::downgrade(self),
+            cluster: Arc::clone(cluster),
+            name: name.clone(),
+        })
+    }
+}
+
+impl Drop for OwnChange {
+    fn drop(&mut self) {
+        // Takes what arrived meanwhile.
+        let (inner, cluster) = (self.inner.clone(), Arc::clone(&self.cluster));
+        tokio::spawn(take_targets(inner, cluster, self.name.clone()));
+    }
+}
+
+/// Starts to take a record that arrived, unless this host has taken it, or a task takes another of this name.
+fn offer(inner: &Weak<Inner>, cluster: &Arc<Cluster>, name: DeploymentName, entry: Entry) {
+    if cluster.add_target(&name, entry) {
+        tokio::spawn(take_targets(inner.clone(), Arc::clone(cluster), name));
+    }
+}
+
+/// Takes the records of one deployment until none is left. What fails for a possibly temporary reason is tried again.
+async fn take_targets(inner: Weak<Inner>, cluster: Arc<Cluster>, name: DeploymentName) {
+    let mut pause = FIRST_PAUSE;
+    let mut arrivals = cluster.arrivals.subscribe();
+    while let Some(entry) = cluster.target(&name) {
+        arrivals.mark_unchanged();
+        let Some(deployments) = inner.upgrade().map(Deployments) else {
+            return;
+        };
+        let version = entry.version;
+        let taken = {
+            let Ok(_permit) = cluster.takes.acquire().await else {
+                return;
+            };
+            deployments.take(&name, entry, Vec::new()).await
+        };
+        drop(deployments);
+        let Err(error) = taken else {
+            pause = FIRST_PAUSE;
+            continue;
+        };
+        let retry = error.may_pass_in_cluster();
+        if !error.is_unreachable() {
+            tracing::error!("the cluster's record of '{name}' cannot serve here: {error}");
+            cluster.set_failed(&name, version, &error.to_string(), retry);
+        }
+        if retry {
+            tokio::select! {
+                () = sleep(with_jitter(pause)) => {}
+                _ = arrivals.changed() => {}
+            }
+            pause = (2 * pause).min(MAX_PAUSE);
+        }
+    }
+}

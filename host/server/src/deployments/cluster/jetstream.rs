@@ -1,0 +1,422 @@
+//! The store of a cluster: buckets of NATS JetStream.
+//!
+//! | bucket | content |
+//! |---|---|
+//! | keys and values `corral_deployments` | a [record] for each name |
+//! | objects `corral_components` | components, by the digits of their digests |
+//! | keys and values `corral_hosts` | the [`HostStatus`] of each live host; entries expire |
+//!
+//! Missing buckets are created; existing ones may have more replicas, or other limits. A version is the number of the
+//! record's message in its stream, which JetStream compares when it stores a new one.
+
+use super::cleanup::MIN_AGE;
+use super::config::ClusterConfig;
+use super::connection::{Connection, REQUEST_TIME};
+use super::host::{HOST_LIFETIME, HostStatus, MAX_HOSTS};
+use super::record;
+use crate::deployments::deployment_store::{DeploymentStore, StoreFuture};
+use crate::deployments::digest::Digest;
+use crate::deployments::entry::{Entry, now_ms};
+use crate::deployments::name::DeploymentName;
+use crate::deployments::store::StoreError;
+use async_nats::jetstream::kv::{self, UpdateErrorKind};
+use async_nats::jetstream::object_store::{self, GetErrorKind, ObjectStore};
+use async_nats::jetstream::stream::LastRawMessageErrorKind;
+use async_nats::jetstream::{Context, ContextBuilder};
+use bytes::Bytes;
+use data_encoding::BASE64URL;
+use futures_util::{StreamExt, TryStreamExt};
+use std::fmt::Display;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
+use tokio::time::timeout;
+
+const DEPLOYMENTS: &str = "corral_deployments";
+const COMPONENTS: &str = "corral_components";
+const HOSTS: &str = "corral_hosts";
+/// Names in the bucket, those of removed deployments included; more are not read.
+pub(super) const MAX_NAMES: usize = 10_000;
+/// What JetStream adds to a value that counts toward the largest message.
+const MESSAGE_OVERHEAD: usize = 4 << 10;
+/// Components of a list; more are left for the next one.
+const MAX_COMPONENTS: usize = 100_000;
+/// Time limit for one component.
+const COMPONENT_TIME: Duration = Duration::from_secs(300);
+/// Time limit for a list of keys.
+const LIST_TIME: Duration = Duration::from_secs(15);
+/// Hosts' statuses that are read at once.
+const MAX_READS: usize = 16;
+
+/// Deployments in NATS JetStream.
+pub struct JetStreamStore {
+    connection: Connection,
+    context: Context,
+    /// `None` until they are opened.
+    buckets: RwLock<Option<Arc<Buckets>>>,
+    max_component_bytes: u64,
+}
+
+struct Buckets {
+    deployments: kv::Store,
+    components: ObjectStore,
+    hosts: kv::Store,
+}
+
+/// The records, and then each change of one.
+pub(super) struct RecordChanges(kv::Watch);
+
+/// A record that arrived.
+pub(super) struct RecordChange {
+    pub(super) name: DeploymentName,
+    pub(super) version: u64,
+    /// It may be unusable.
+    pub(super) entry: Result<Entry, StoreError>,
+}
+
+impl JetStreamStore {
+    /// Begins to connect, and returns before there is a connection.
+    ///
+    /// # Errors
+    /// If the credentials are invalid.
+    pub async fn connect(
+        config: ClusterConfig,
+        max_component_bytes: u64,
+    ) -> Result<Self, StoreError> {
+        let servers = config.servers.to_string();
+        let connection = Connection::open(config).await;
+        let connection = connection.map_err(|error| StoreError::Unreachable {
+            servers,
+            cause: error.to_string(),
+        })?;
+        let context = ContextBuilder::new().timeout(REQUEST_TIME);
+        Ok(JetStreamStore {
+            context: context.build(connection.client.clone()),
+            connection,
+            buckets: RwLock::default(),
+            max_component_bytes,
+        })
+    }
+
+    /// Waits for a connection, and returns its number.
+    pub async fn connected(&self) -> u64 {
+        self.connection.connected().await
+    }
+
+    /// Waits until the connection of this number is lost.
+    pub(super) async fn lost(&self, number: u64) {
+        self.connection.lost(number).await;
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.connection.is_connected()
+    }
+
+    pub(super) fn servers(&self) -> &str {
+        &self.connection.servers
+    }
+
+    /// Opens the buckets, and creates those that are missing. Returns when the one of the records was created, in
+    /// nanoseconds since 1970: the versions of another one mean nothing.
+    pub async fn open(&self) -> Result<i128, StoreError> {
+        let max_value = i32::try_from(record::MAX_BYTES + MESSAGE_OVERHEAD).unwrap_or(i32::MAX);
+        let deployments = self.key_value(kv::Config {
+            bucket: DEPLOYMENTS.to_owned(),
+            description: "Corral's deployments".to_owned(),
+            history: 1,
+            max_value_size: max_value,
+            ..kv::Config::default()
+        });
+        let deployments = deployments.await?;
+        let hosts = self.key_value(kv::Config {
+            bucket: HOSTS.to_owned(),
+            description: "Corral's hosts".to_owned(),
+            history: 1,
+            max_age: HOST_LIFETIME,
+            ..kv::Config::default()
+        });
+        let hosts = hosts.await?;
+        let components = match self.context.get_object_store(COMPONENTS).await {
+            Ok(components) => components,
+            Err(_) => {
+                let config = object_store::Config {
+                    bucket: COMPONENTS.to_owned(),
+                    description: Some("Components of Corral's deployments".to_owned()),
+                    num_replicas: 1,
+                    ..object_store::Config::default()
+                };
+                let created = self.context.create_object_store(config).await;
+                created.map_err(|error| self.failed(error))?
+            }
+        };
+        let created = deployments.stream.cached_info().created;
+        let buckets = Buckets {
+            deployments,
+            components,
+            hosts,
+        };
+        *self.buckets.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(buckets));
+        Ok(created.unix_timestamp_nanos())
+    }
+
+    async fn key_value(&self, config: kv::Config) -> Result<kv::Store, StoreError> {
+        match self.context.get_key_value(&config.bucket).await {
+            Ok(bucket) => Ok(bucket),
+            Err(_) => {
+                let created = self.context.create_key_value(config).await;
+                created.map_err(|error| self.failed(error))
+            }
+        }
+    }
+
+    /// The buckets. Fails at once without a connection: the client would send requests later.
+    fn buckets(&self) -> Result<Arc<Buckets>, StoreError> {
+        if !self.is_connected() {
+            return Err(self.unreachable());
+        }
+        let buckets = self.buckets.read().unwrap_or_else(PoisonError::into_inner);
+        let buckets = buckets.clone();
+        buckets.ok_or_else(|| self.failed("its buckets are not open yet"))
+    }
+
+    /// Why there is no connection.
+    pub(super) fn unreachable(&self) -> StoreError {
+        self.failed(self.connection.last_error())
+    }
+
+    pub(super) fn failed(&self, cause: impl Display) -> StoreError {
+        StoreError::Unreachable {
+            servers: self.servers().to_owned(),
+            cause: cause.to_string(),
+        }
+    }
+
+    /// All records, and then each change of one.
+    pub(super) async fn changes(&self) -> Result<RecordChanges, StoreError> {
+        let bucket = &self.buckets()?.deployments;
+        let watch = bucket.watch_with_history(">").await;
+        watch.map(RecordChanges).map_err(|error| self.failed(error))
+    }
+
+    /// The keys of a bucket, at most `limit`.
+    async fn keys(&self, bucket: &kv::Store, limit: usize) -> Result<Vec<String>, StoreError> {
+        let read = async {
+            let keys = bucket.keys().await.map_err(|error| self.failed(error))?;
+            let keys = keys.take(limit).try_collect::<Vec<_>>().await;
+            keys.map_err(|error| self.failed(error))
+        };
+        let late = |_| self.failed("it did not list its keys in time");
+        timeout(LIST_TIME, read).await.map_err(late)?
+    }
+
+    /// Stores the status of a host, for a while.
+    pub(super) async fn put_host(&self, status: &HostStatus) -> Result<(), StoreError> {
+        let bytes = serde_json::to_vec(status).map_err(|error| self.failed(error))?;
+        let put = self.buckets()?.hosts.put(&status.id, bytes.into()).await;
+        put.map(drop).map_err(|error| self.failed(error))
+    }
+
+    pub(super) async fn remove_host(&self, id: &str) -> Result<(), StoreError> {
+        let removed = self.buckets()?.hosts.delete(id).await;
+        removed.map_err(|error| self.failed(error))
+    }
+
+    /// The statuses of the live hosts, by address; at most 256.
+    pub(super) async fn hosts(&self) -> Result<Vec<HostStatus>, StoreError> {
+        let bucket = &self.buckets()?.hosts;
+        let keys = self.keys(bucket, MAX_HOSTS).await?;
+        let reads = keys.into_iter().map(|key| async move {
+            let entry = bucket
+                .entry(key)
+                .await
+                .map_err(|error| self.failed(error))?;
+            // It may have expired meanwhile, or be of another version of Corral.
+            let status = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
+            Ok::<Option<HostStatus>, StoreError>(status)
+        });
+        let reads = futures_util::stream::iter(reads).buffer_unordered(MAX_READS);
+        let read: Vec<_> = reads.try_collect().await?;
+        let mut hosts: Vec<_> = read.into_iter().flatten().collect();
+        hosts.sort_by(|one, other| (&one.name, &one.address).cmp(&(&other.name, &other.address)));
+        Ok(hosts)
+    }
+
+    async fn read_entry(&self, name: &DeploymentName) -> Result<Entry, StoreError> {
+        let bucket = &self.buckets()?.deployments;
+        let subject = format!("{}{name}", bucket.prefix);
+        // From the leader, which has all acknowledged changes; a read of the bucket may ask a replica.
+        let last = bucket.stream.get_last_raw_message_by_subject(&subject);
+        match last.await {
+            Ok(message) => record::decode(name, message.sequence, &message.payload),
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {
+                Ok(Entry::default())
+            }
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    async fn write_entry(
+        &self,
+        name: &DeploymentName,
+        expected: u64,
+        entry: &Entry,
+    ) -> Result<u64, StoreError> {
+        let bytes = record::encode(name, entry)?;
+        let buckets = self.buckets()?;
+        let updated = buckets.deployments.update(name.as_str(), bytes, expected);
+        match updated.await {
+            Ok(version) => Ok(version),
+            Err(error) => Err(match error.kind() {
+                UpdateErrorKind::WrongLastRevision => {
+                    StoreError::conflict(name, &self.read_entry(name).await?)
+                }
+                UpdateErrorKind::TimedOut => StoreError::Unconfirmed(name.clone()),
+                UpdateErrorKind::InvalidKey | UpdateErrorKind::Other => self.failed(error),
+            }),
+        }
+    }
+
+    async fn write_component(&self, digest: Digest, bytes: Bytes) -> Result<(), StoreError> {
+        let actual = Digest::of(&bytes);
+        if actual != digest {
+            return Err(StoreError::DigestMismatch { digest, actual });
+        }
+        let buckets = self.buckets()?;
+        let name = digest.hex();
+        let stated = format!("SHA-256={}", BASE64URL.encode(digest.bytes()));
+        if let Ok(info) = buckets.components.info(&name).await
+            && !info.deleted
+            && info.size == bytes.len()
+            && info.digest.as_ref() == Some(&stated)
+            && age(&info) < MIN_AGE / 2
+        {
+            return Ok(());
+        }
+        let mut reader = &bytes[..];
+        let put = buckets.components.put(name.as_str(), &mut reader);
+        match timeout(COMPONENT_TIME, put).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(self.failed(error)),
+            Err(_) => Err(self.failed("the upload of a component took too long")),
+        }
+    }
+
+    /// The components that were uploaded longer than `min_age` ago.
+    pub(super) async fn components_before(
+        &self,
+        min_age: Duration,
+    ) -> Result<Vec<Digest>, StoreError> {
+        let buckets = self.buckets()?;
+        let read = async {
+            let list = buckets.components.list().await;
+            let list = list
+                .map_err(|error| self.failed(error))?
+                .take(MAX_COMPONENTS);
+            let infos = list.try_collect::<Vec<_>>().await;
+            infos.map_err(|error| self.failed(error))
+        };
+        let late = |_| self.failed("it did not list its components in time");
+        let infos = timeout(LIST_TIME, read).await.map_err(late)??;
+        let old = infos.iter().filter(|info| age(info) >= min_age);
+        Ok(old
+            .filter_map(|info| Digest::from_hex(&info.name))
+            .collect())
+    }
+
+    pub(super) async fn remove_component(&self, digest: Digest) -> Result<(), StoreError> {
+        let removed = self.buckets()?.components.delete(digest.hex()).await;
+        removed.map_err(|error| self.failed(error))
+    }
+
+    async fn download(&self, digest: Digest) -> Result<Bytes, StoreError> {
+        let unusable = |problem: String| StoreError::ClusterComponent { digest, problem };
+        let buckets = self.buckets()?;
+        let object = buckets.components.get(digest.hex()).await;
+        let object = object.map_err(|error| match error.kind() {
+            GetErrorKind::NotFound => unusable("is missing".to_owned()),
+            _ => self.failed(error),
+        })?;
+        let (size, limit) = (object.info.size as u64, self.max_component_bytes);
+        if size > limit {
+            return Err(unusable(format!("has {size} bytes, the limit is {limit}")));
+        }
+        let mut bytes = Vec::with_capacity(object.info.size);
+        let mut reader = object.take(limit + 1);
+        match timeout(COMPONENT_TIME, reader.read_to_end(&mut bytes)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) if error.kind() == std::io::ErrorKind::InvalidData => {
+                return Err(unusable("is damaged".to_owned()));
+            }
+            Ok(Err(error)) => return Err(self.failed(error)),
+            Err(_) => return Err(self.failed("the download of a component took too long")),
+        }
+        match Digest::of(&bytes) {
+            actual if actual == digest => Ok(bytes.into()),
+            actual => Err(unusable(format!("has another digest, {actual}"))),
+        }
+    }
+}
+
+/// The time since the upload of an object, by the clocks of two hosts.
+fn age(info: &object_store::ObjectInfo) -> Duration {
+    let uploaded = info.modified.map_or(0, |time| time.unix_timestamp());
+    let uploaded = u64::try_from(uploaded).unwrap_or(0);
+    Duration::from_secs((now_ms() / 1000).saturating_sub(uploaded))
+}
+
+impl RecordChanges {
+    /// The next record.
+    ///
+    /// # Errors
+    /// If no more follow, with the reason.
+    pub(super) async fn next(&mut self) -> Result<RecordChange, String> {
+        loop {
+            let change = match self.0.next().await {
+                Some(Ok(change)) => change,
+                Some(Err(error)) => return Err(error.to_string()),
+                None => return Err("the stream of changes ended".to_owned()),
+            };
+            let Ok(name) = change.key.parse::<DeploymentName>() else {
+                let key = &change.key;
+                tracing::warn!(key, "the cluster has a key that is no name of a deployment");
+                continue;
+            };
+            return Ok(RecordChange {
+                entry: record::decode(&name, change.revision, &change.value),
+                version: change.revision,
+                name,
+            });
+        }
+    }
+}
+
+impl DeploymentStore for JetStreamStore {
+    fn names(&self) -> StoreFuture<'_, Vec<DeploymentName>> {
+        Box::pin(async {
+            let keys = self.keys(&self.buckets()?.deployments, MAX_NAMES).await?;
+            let names = keys.iter().filter_map(|key| key.parse().ok());
+            Ok(names.collect())
+        })
+    }
+
+    fn entry<'a>(&'a self, name: &'a DeploymentName) -> StoreFuture<'a, Entry> {
+        Box::pin(self.read_entry(name))
+    }
+
+    fn compare_and_set<'a>(
+        &'a self,
+        name: &'a DeploymentName,
+        expected: u64,
+        entry: &'a Entry,
+    ) -> StoreFuture<'a, u64> {
+        Box::pin(self.write_entry(name, expected, entry))
+    }
+
+    fn put_component(&self, digest: Digest, bytes: Bytes) -> StoreFuture<'_, ()> {
+        Box::pin(self.write_component(digest, bytes))
+    }
+
+    fn read_component(&self, digest: Digest) -> StoreFuture<'_, Bytes> {
+        Box::pin(self.download(digest))
+    }
+}

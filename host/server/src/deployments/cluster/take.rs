@@ -1,0 +1,236 @@
+//! Takes a record of the cluster: from its components to the revision that serves.
+//!
+//! What serves stays as it is until all that the record needs is loaded, and if something cannot be loaded.
+
+use super::follow::upload;
+use crate::deployments::change_error::ChangeError;
+use crate::deployments::deployment_store::DeploymentStore;
+use crate::deployments::digest::Digest;
+use crate::deployments::entry::{Entry, StoredDeployment};
+use crate::deployments::name::DeploymentName;
+use crate::deployments::revision::{Revision, TrafficShare};
+use crate::deployments::serving::{COMPILE_QUEUE_TIMEOUT, Deployments, Inner};
+use crate::deployments::serving_deployment::ServingDeployment;
+use crate::deployments::store::{ComponentHold, StoreError};
+use corral_runtime::Plugin;
+use std::sync::Arc;
+
+impl Deployments {
+    /// Takes a record. `loaded` has revisions of it that are loaded already.
+    pub(super) async fn take(
+        &self,
+        name: &DeploymentName,
+        entry: Entry,
+        loaded: Vec<(u64, Plugin)>,
+    ) -> Result<(), ChangeError> {
+        let taken = self.0.take(name, &entry, loaded).await;
+        self.0.remove_unused_context(name.as_str());
+        taken
+    }
+}
+
+impl Inner {
+    /// The entry that a change in the cluster starts from; `None` if this host is in no cluster.
+    pub(in crate::deployments) async fn cluster_entry(
+        &self,
+        name: &DeploymentName,
+    ) -> Result<Option<Entry>, ChangeError> {
+        match self.cluster.get() {
+            Some(cluster) => Ok(Some(cluster.store.entry(name).await?)),
+            None => Ok(None),
+        }
+    }
+
+    /// Uploads components of the local copy that the cluster lacks.
+    pub(in crate::deployments) async fn upload_components(
+        self: &Arc<Self>,
+        components: impl IntoIterator<Item = Digest>,
+    ) -> Result<(), ChangeError> {
+        if let Some(cluster) = self.cluster.get() {
+            for digest in components {
+                upload(self, cluster, digest).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a record that a change of this host has made.
+    ///
+    /// # Errors
+    /// If this host cannot serve it, although the change is made. The host takes it later if it can.
+    pub(in crate::deployments) async fn take_own(
+        self: &Arc<Self>,
+        name: &DeploymentName,
+        entry: &Entry,
+        loaded: Vec<(u64, Plugin)>,
+    ) -> Result<(), ChangeError> {
+        let cluster = self.cluster.get().ok_or(ChangeError::Internal)?;
+        let taken = self.take(name, entry, loaded).await;
+        taken.map_err(|error| {
+            let cause = error.to_string();
+            cluster.set_failed(name, entry.version, &cause, true);
+            let name = name.clone();
+            ChangeError::NotServedHere { name, cause }
+        })
+    }
+
+    /// Downloads the components that the local copy lacks, and keeps all of them from being removed.
+    pub(in crate::deployments) async fn fetch_components(
+        &self,
+        revision: &Revision,
+    ) -> Result<Vec<ComponentHold<'_>>, ChangeError> {
+        let store = self.store.as_ref().ok_or(ChangeError::NoStore)?;
+        let mut holds = Vec::new();
+        for digest in revision.components() {
+            if store.component(digest).is_none()
+                && let Some(cluster) = self.cluster.get()
+            {
+                let bytes = cluster.store.read_component(digest).await?;
+                store.put_component(digest, bytes).await?;
+            }
+            holds.push(store.hold(digest)?);
+        }
+        Ok(holds)
+    }
+
+    async fn take(
+        self: &Arc<Self>,
+        name: &DeploymentName,
+        entry: &Entry,
+        loaded: Vec<(u64, Plugin)>,
+    ) -> Result<(), ChangeError> {
+        let cluster = self.cluster.get().ok_or(ChangeError::Internal)?;
+        let local = self.store.as_ref().ok_or(ChangeError::NoStore)?;
+        let is_taken = || cluster.progress().taken(name) >= entry.version;
+        let mut before = local.get_entry(name);
+        let was_removed = before.latest_revision < entry.first_revision;
+        if before.deployment.is_some() && (entry.deployment.is_none() || was_removed) {
+            let _lock = self.change_lock.lock().await;
+            if is_taken() {
+                return Ok(());
+            }
+            before.remove(name)?;
+            before.latest_revision = before.latest_revision.max(entry.latest_revision);
+            self.write_copy(name, &before).await?;
+            self.forget(name).await?;
+        }
+        let Some(wanted) = &entry.deployment else {
+            cluster.set_taken(name, entry.version);
+            return Ok(());
+        };
+        let mut holds = Vec::new();
+        for share in &wanted.record.traffic {
+            let revision = revision_of(wanted, share)?;
+            self.check_manifest(&revision.manifest)?;
+            holds.extend(self.fetch_components(revision).await?);
+        }
+        let routes = Self::common_routes(wanted, &wanted.record.traffic)?;
+        self.check_routes(name, &routes)?;
+        let context = self.context(name.as_str());
+        let mut plugins = Vec::new();
+        for share in &wanted.record.traffic {
+            let revision = revision_of(wanted, share)?;
+            let number = share.revision;
+            let given = loaded.iter().find(|(given, _)| *given == number);
+            let given = given.map(|(_, plugin)| plugin.clone());
+            let known = given.or_else(|| self.serving_plugin(&before, revision));
+            let plugin = match known {
+                // Not one of a deployment that was removed meanwhile.
+                Some(plugin) if plugin.tenant() == context.deployment.tenant() => plugin,
+                _ => {
+                    let (manifest, component) = (&revision.manifest, revision.component);
+                    self.load(&context, manifest, component, COMPILE_QUEUE_TIMEOUT)
+                        .await?
+                }
+            };
+            plugin.set_revision(number);
+            plugins.push((*share, Ok(plugin)));
+        }
+        let _lock = self.change_lock.lock().await;
+        if is_taken() {
+            return Ok(());
+        }
+        if !self.is_current(name, &context) {
+            return Err(ChangeError::Busy);
+        }
+        self.check_routes(name, &routes)?;
+        if before.deployment.is_none() {
+            self.remove_leftovers(name).await?;
+        }
+        if before.deployment != entry.deployment {
+            self.write_copy(name, entry).await?;
+        }
+        let revisions = self.serving_revisions(&context, wanted, plugins);
+        self.activate(ServingDeployment::new(
+            name.to_string(),
+            context,
+            routes,
+            wanted.record.paused,
+            revisions,
+        ));
+        cluster.set_taken(name, entry.version);
+        let version = entry.version;
+        tracing::info!(version, "'{name}' serves as the cluster has it");
+        Ok(())
+    }
+
+    /// The plugin of a revision, if it serves and is the same in the local copy.
+    fn serving_plugin(&self, local: &Entry, revision: &Revision) -> Option<Plugin> {
+        let stored = local.deployment.as_ref()?.revisions.get(&revision.number)?;
+        let share = TrafficShare::all(revision.number);
+        let name = revision.manifest.name.as_str();
+        let is_same = stored == revision;
+        is_same.then(|| self.loaded_plugin(name, &share)).flatten()
+    }
+
+    /// Writes an entry of the cluster into the local copy. Requires the lock.
+    async fn write_copy(
+        self: &Arc<Self>,
+        name: &DeploymentName,
+        entry: &Entry,
+    ) -> Result<(), ChangeError> {
+        let (inner, name, entry) = (Arc::clone(self), name.clone(), entry.clone());
+        let written = tokio::task::spawn_blocking(move || {
+            let store = inner.store.as_ref().ok_or(ChangeError::NoStore)?;
+            Ok(store.replace(&name, &entry)?)
+        });
+        written.await.map_err(|_| ChangeError::Internal)?
+    }
+}
+
+fn revision_of<'a>(
+    deployment: &'a StoredDeployment,
+    share: &TrafficShare,
+) -> Result<&'a Revision, ChangeError> {
+    // A record without it is refused when it is read.
+    let revision = deployment.revisions.get(&share.revision);
+    revision.ok_or(ChangeError::Internal)
+}
+
+impl ChangeError {
+    /// Whether this host may be able to take the record later.
+    pub(super) fn may_pass_in_cluster(&self) -> bool {
+        self.is_temporary()
+            || matches!(
+                self,
+                ChangeError::RouteTaken { .. }
+                    | ChangeError::NoApiKeys
+                    | ChangeError::Store(
+                        StoreError::Unreachable { .. }
+                            | StoreError::ClusterComponent { .. }
+                            | StoreError::NoComponent(_)
+                            | StoreError::Damaged(_)
+                            | StoreError::Full { .. }
+                            | StoreError::TooManyUnreferenced { .. }
+                            | StoreError::TooManyDeployments { .. }
+                            | StoreError::Directory { .. }
+                            | StoreError::Database { .. }
+                    )
+            )
+    }
+
+    /// Whether the connection to NATS failed, which concerns no record.
+    pub(super) fn is_unreachable(&self) -> bool {
+        matches!(self, ChangeError::Store(StoreError::Unreachable { .. }))
+    }
+}

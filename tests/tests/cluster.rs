@@ -1,0 +1,483 @@
+//! Hosts of a cluster serve the same deployments: with NATS, without it, and after it is back.
+
+use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload, variant};
+use corral_tests::{Corral, Identity, Nats, Response, artifacts, scratch_dir, wait_for};
+use data_encoding::BASE64URL_NOPAD;
+use nkeys::KeyPair;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+/// Rounds of changes that race.
+const RACES: usize = 20;
+
+/// A host of the cluster with this store. It has no model loaded, so it is ready soon.
+fn host_in(store: &Path, nats: &Nats, more: &[&str]) -> Corral {
+    let url = nats.url();
+    let cluster = ["--preload", "none", "--cluster", &url];
+    Corral::start_in(store, &[&cluster, more].concat())
+}
+
+fn host(nats: &Nats) -> Corral {
+    host_in(&scratch_dir(), nats, &[])
+}
+
+/// A directory with a `corral.toml` that deploys `misbehave` as `NAME` at `/NAME`, whose `/env` returns `version`.
+fn project(name: &str, version: u64, more: &str) -> PathBuf {
+    let dir = scratch_dir();
+    std::fs::copy(artifacts::plugin("misbehave"), dir.join("plugin.wasm")).expect("copied");
+    let text = format!(
+        "name = '{name}'\ncomponent = 'plugin.wasm'\nroutes = ['/{name}']\n{more}\n\
+         [configuration]\nVERSION = '{version}'\n"
+    );
+    std::fs::write(dir.join("corral.toml"), text).expect("written");
+    dir
+}
+
+/// Arguments of a deploy that waits for all hosts.
+fn deploy_and_wait(corral: &Corral, project: &Path) -> String {
+    let project = project.to_str().expect("a path in UTF-8");
+    corral.cli_output(&["deploy", project, "--wait"])
+}
+
+/// A manifest of `misbehave` whose `/env` returns `version`.
+fn versioned(name: &str, component: &str, version: u64) -> Value {
+    let configuration = json!({"configuration": {"VERSION": version.to_string()}});
+    manifest(name, component, configuration)
+}
+
+/// The version that answers at `/NAME`, if one does.
+fn try_version(corral: &Corral, name: &str) -> Option<u64> {
+    let answer = corral.get(&format!("/{name}/env"));
+    let version = answer.body.trim().strip_prefix("VERSION=");
+    version.filter(|_| answer.status == 200)?.parse().ok()
+}
+
+fn version(corral: &Corral, name: &str) -> u64 {
+    let answer = try_version(corral, name);
+    answer.unwrap_or_else(|| panic!("{name} does not serve: {}", corral.stderr()))
+}
+
+fn wait_for_version(corral: &Corral, name: &str, version: u64) {
+    wait_for(&format!("version {version} of {name}"), || {
+        (try_version(corral, name) == Some(version)).then_some(())
+    });
+}
+
+/// What `GET /cluster` of this host says.
+fn cluster(corral: &Corral) -> Value {
+    let answer = corral.request_admin("GET", "/cluster", "");
+    assert_eq!(answer.status, 200, "{answer:?}");
+    answer.json()
+}
+
+/// The status of the host at this address, as another host reports it.
+fn status_of(of: &Corral, by: &Corral) -> Option<Value> {
+    let cluster = cluster(by);
+    let mut hosts = cluster["hosts"].as_array().expect("hosts").iter();
+    hosts.find(|host| host["address"] == of.public()).cloned()
+}
+
+fn wait_for_error(of: &Corral, by: &Corral, name: &str, expected: &str) -> Value {
+    wait_for(expected, || {
+        let status = status_of(of, by)?["deployments"][name].clone();
+        let error = status["error"].as_str()?;
+        error.contains(expected).then(|| status.clone())
+    })
+}
+
+#[test]
+fn change_on_one_host_reaches_all() {
+    let nats = Nats::start();
+    let [a, b] = [host(&nats), host(&nats)];
+    let deployed = deploy_and_wait(&a, &project("one", 1, ""));
+    assert_eq!(
+        deployed,
+        "deployed revision 1: one is serving at /one, traffic 1\nall 2 hosts serve it\n"
+    );
+    assert_eq!([version(&a, "one"), version(&b, "one")], [1, 1]);
+    deploy_and_wait(&b, &project("one", 2, ""));
+    assert_eq!([version(&a, "one"), version(&b, "one")], [2, 2]);
+    // A new host has all deployments when it is ready.
+    let c = host(&nats);
+    assert_eq!(version(&c, "one"), 2);
+
+    a.cli_output(&["rollback", "one"]);
+    for host in [&b, &c] {
+        wait_for_version(host, "one", 1);
+    }
+    c.cli_output(&["split", "one", "1=1", "2=1"]);
+    for host in [&a, &b] {
+        wait_for("both revisions", || {
+            let traffic = &show(host, "one")["deployment"]["traffic"];
+            (traffic.as_array()?.len() == 2).then_some(())
+        });
+        let mut seen: Vec<_> = (0..10).map(|_| version(host, "one")).collect();
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen, [1, 2]);
+    }
+    b.cli_output(&["pause", "one"]);
+    wait_for("the pause", || {
+        (a.get("/one/env").status == 503).then_some(())
+    });
+    let list = c.cli_output(&["list"]);
+    for host in [&a, &b, &c] {
+        let mut lines = list.lines();
+        let line = lines.find(|line| line.contains(host.public()));
+        let line = line.unwrap_or_else(|| panic!("{list}"));
+        assert!(line.contains("one"), "{list}");
+    }
+    wait_for("its status", || {
+        let list = c.cli_output(&["list"]);
+        (list.matches("1=1 2=1 (paused)").count() == 3).then_some(())
+    });
+
+    a.cli_output(&["remove", "one"]);
+    for host in [&b, &c] {
+        wait_for("the removal", || {
+            (host.get("/one/env").status == 404).then_some(())
+        });
+    }
+    let again = deploy_and_wait(&b, &project("one", 3, ""));
+    assert!(again.starts_with("deployed revision 3: "), "{again}");
+    assert_eq!([version(&a, "one"), version(&c, "one")], [3, 3]);
+    let metrics = a.metrics();
+    assert_eq!(metrics.get("corral_cluster_connected"), 1.0);
+    assert_eq!(metrics.get("corral_cluster_deployments_behind"), 0.0);
+}
+
+#[test]
+fn one_of_two_racing_changes_wins() {
+    let nats = Nats::start();
+    let [a, b] = [host(&nats), host(&nats)];
+    let component = artifacts::component("misbehave");
+    let digests = [&a, &b].map(|host| upload(host, &component));
+    deploy(&a, &versioned("race", &digests[0], 0));
+    let mut conflicts = 0;
+    for round in 1..=RACES as u64 {
+        let race = |host: &Corral, number: u64| {
+            try_deploy(host, &versioned("race", &digests[0], 2 * round + number))
+        };
+        let [one, two] = thread::scope(|scope| {
+            let racers =
+                [(&a, 0), (&b, 1)].map(|(host, number)| scope.spawn(move || race(host, number)));
+            racers.map(|racer| racer.join().expect("an answer"))
+        });
+        let made = |answer: &Response| answer.status == 201;
+        assert!(made(&one) || made(&two), "{one:?} {two:?}");
+        let winner = if made(&two) { 1 } else { 0 };
+        if let Some(lost) = [&one, &two].into_iter().find(|answer| !made(answer)) {
+            conflicts += 1;
+            let detail = lost.problem(409, "changed-meanwhile");
+            assert!(detail.contains("it is now at revision "), "{detail}");
+            for host in [&a, &b] {
+                wait_for_version(host, "race", 2 * round + winner);
+            }
+        } else {
+            // They did not overlap; the later one serves everywhere.
+            wait_for("one version", || {
+                let versions =
+                    [&a, &b].map(|host| show(host, "race")["deployment"]["traffic"].clone());
+                (versions[0] == versions[1]).then_some(())
+            });
+        }
+        if conflicts >= 3 {
+            break;
+        }
+    }
+    assert!(
+        conflicts > 0,
+        "no change overlapped another in {RACES} rounds"
+    );
+    let counted = |host: &Corral| {
+        let metrics = host.metrics();
+        metrics.get("corral_cluster_changes_refused_total{reason=\"conflict\"}")
+    };
+    assert_eq!(counted(&a) + counted(&b), f64::from(conflicts));
+}
+
+#[test]
+fn host_that_cannot_serve_is_named() {
+    let nats = Nats::start();
+    let secrets = scratch_dir();
+    let file = secrets.join("key");
+    std::fs::write(&file, "value").expect("written");
+    let secret = format!("key=file:{}", file.display());
+    let a = host_in(&scratch_dir(), &nats, &["--secret", &secret]);
+    let store = scratch_dir();
+    let b = host_in(&store, &nats, &[]);
+    deploy_and_wait(&a, &project("x", 1, ""));
+    let needs_secret = project("x", 2, "[grants]\nsecrets = ['key']");
+    let failed = a.cli(&["deploy", needs_secret.to_str().expect("UTF-8"), "--wait"]);
+    assert_eq!(failed.code, Some(1), "{failed:?}");
+    for expected in [
+        "'x' is deployed, but the host",
+        b.public(),
+        "cannot serve it",
+        "key",
+    ] {
+        assert!(failed.stderr.contains(expected), "{failed:?}");
+    }
+    // Each host serves what it can.
+    assert_eq!([version(&a, "x"), version(&b, "x")], [2, 1]);
+    wait_for_error(&b, &a, "x", "key");
+    let list = a.cli_output(&["list"]);
+    let line = list.lines().find(|line| line.contains(b.public()));
+    assert!(line.is_some_and(|line| line.contains("key")), "{list}");
+    assert_eq!(b.metrics().get("corral_cluster_deployments_behind"), 1.0);
+    // It still takes other changes.
+    deploy_and_wait(&b, &project("y", 1, ""));
+    drop(b);
+    let b = host_in(&store, &nats, &["--secret", &secret]);
+    wait_for_version(&b, "x", 2);
+    assert_eq!(version(&b, "y"), 1);
+}
+
+#[test]
+fn hosts_serve_without_nats_and_converge() {
+    let mut nats = Nats::start();
+    let a = host(&nats);
+    let store = scratch_dir();
+    let b = host_in(&store, &nats, &[]);
+    deploy_and_wait(&a, &project("x", 1, ""));
+    let (is_over, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+    let component = upload(&a, &artifacts::component("misbehave"));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                version(&a, "x");
+                answered.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let end = corral_tests::SetOnDrop(&is_over);
+        nats.stop();
+        a.wait_until("the loss of the connection", |metrics| {
+            metrics.get("corral_cluster_connected") == 0.0
+        });
+        let refused = try_deploy(&a, &versioned("x", &component, 2));
+        let detail = refused.problem(503, "cluster-unreachable");
+        assert!(detail.contains(&nats.url()), "{detail}");
+        for change in [&["pause", "x"][..], &["remove", "x"], &["rollback", "x"]] {
+            let refused = a.cli(change);
+            refused.check_error(1, &["it serves what it has, and takes no changes"]);
+        }
+        let list = a.cli_output(&["list"]);
+        assert!(list.contains("other hosts are unknown: "), "{list}");
+        assert!(list.contains(a.public()), "{list}");
+        // A restart without NATS serves the local copy.
+        drop(b);
+        let b = host_in(&store, &nats, &[]);
+        assert_eq!(version(&b, "x"), 1);
+        b.cli(&["pause", "x"]).check_error(1, &["takes no changes"]);
+        drop(b);
+
+        nats.start_again();
+        a.wait_until("the connection", |metrics| {
+            metrics.get("corral_cluster_connected") == 1.0
+        });
+        wait_for("a change", || {
+            let answer = try_deploy(&a, &versioned("x", &component, 2));
+            match answer.status {
+                201 => Some(()),
+                // The buckets are opened soon after the connection.
+                503 | 504 => None,
+                _ => panic!("{answer:?}"),
+            }
+        });
+        // It was away while the change was made.
+        let b = host_in(&store, &nats, &[]);
+        assert_eq!(version(&b, "x"), 2);
+        let before = answered.load(Ordering::Relaxed);
+        wait_for("another request", || {
+            (answered.load(Ordering::Relaxed) > before).then_some(())
+        });
+        drop(end);
+    });
+    let refused = "corral_cluster_changes_refused_total{reason=\"nats\"}";
+    assert!(a.metrics().get(refused) >= 4.0);
+}
+
+#[test]
+fn changed_component_is_refused() {
+    let nats = Nats::start();
+    let a = host(&nats);
+    let store = scratch_dir();
+    let b = host_in(&store, &nats, &[]);
+    deploy_and_wait(&a, &project("x", 1, ""));
+    drop(b);
+    let new = variant(&artifacts::component("misbehave"), 1);
+    let new_digest = upload(&a, &new);
+    deploy(&a, &versioned("x", &new_digest, 2));
+    let other = variant(&artifacts::component("misbehave"), 2);
+    nats.replace_component(&new_digest, &other);
+    let b = host_in(&store, &nats, &[]);
+    assert_eq!(version(&b, "x"), 1, "the local copy serves on");
+    let status = wait_for_error(&b, &a, "x", "has another digest");
+    let error = status["error"].as_str().expect("a text");
+    assert!(
+        error.contains(&new_digest) && error.contains(&digest(&other)),
+        "{error}"
+    );
+    // Another deploy of the file repairs the store.
+    deploy(&a, &versioned("x", &new_digest, 3));
+    wait_for_version(&b, "x", 3);
+}
+
+#[test]
+fn hosts_restore_what_nats_lost() {
+    let mut nats = Nats::start();
+    let a = host(&nats);
+    deploy_and_wait(&a, &project("x", 1, ""));
+    deploy_and_wait(&a, &project("x", 2, ""));
+    nats.stop();
+    nats.lose_data();
+    nats.start_again();
+    a.wait_for_stderr("the cluster did not have 'x'; this host has added it");
+    let b = host(&nats);
+    wait_for_version(&b, "x", 2);
+    b.cli_output(&["rollback", "x"]);
+    wait_for_version(&a, "x", 1);
+}
+
+#[test]
+fn store_of_single_host_joins_cluster() {
+    let store = scratch_dir();
+    let alone = Corral::start_bare(&store);
+    let answer = alone.request_admin("GET", "/cluster", "");
+    answer.problem(404, "no-cluster");
+    let project = project("x", 7, "");
+    let printed = deploy_and_wait(&alone, &project);
+    assert_eq!(printed.lines().count(), 1, "there are no other hosts");
+    drop(alone);
+    let nats = Nats::start();
+    let a = host_in(&store, &nats, &[]);
+    assert_eq!(version(&a, "x"), 7);
+    let b = host(&nats);
+    wait_for_version(&b, "x", 7);
+}
+
+#[test]
+fn stopped_host_leaves_list() {
+    let nats = Nats::start();
+    let [a, mut b] = [host(&nats), host(&nats)];
+    wait_for("both hosts", || status_of(&b, &a));
+    b.signal("TERM");
+    b.wait_for_success();
+    assert!(status_of(&b, &a).is_none());
+    assert!(deploy_and_wait(&a, &project("x", 1, "")).ends_with("the only host serves it\n"));
+}
+
+/// A JSON Web Token of NATS about `subject`, which `issuer` signs.
+fn token(issuer: &KeyPair, subject: &KeyPair, nats: Value) -> String {
+    let part = |value: Value| BASE64URL_NOPAD.encode(value.to_string().as_bytes());
+    let subject = subject.public_key();
+    let claims = json!({"jti": subject, "iat": 1, "iss": issuer.public_key(), "sub": subject, "name": subject,
+                        "nats": nats});
+    let head = part(json!({"typ": "JWT", "alg": "ed25519-nkey"}));
+    let signed = format!("{head}.{}", part(claims));
+    let signature = issuer.sign(signed.as_bytes()).expect("a private key");
+    format!("{signed}.{}", BASE64URL_NOPAD.encode(&signature))
+}
+
+/// Writes a configuration of NATS that wants credentials, and a user's credentials. Returns their files.
+fn write_credentials(dir: &Path) -> [String; 2] {
+    let operator = KeyPair::new_operator();
+    let [account, system] = [KeyPair::new_account(), KeyPair::new_account()];
+    let user = KeyPair::new_user();
+    let mut limits = json!({"wildcards": true});
+    for limit in [
+        "subs", "data", "payload", "imports", "exports", "conn", "leaf",
+    ] {
+        limits[limit] = json!(-1);
+    }
+    let without_jetstream = limits.clone();
+    for limit in ["mem_storage", "disk_storage", "streams", "consumer"] {
+        limits[limit] = json!(-1);
+    }
+    let of_account = |key: &KeyPair, limits: &Value| {
+        token(
+            &operator,
+            key,
+            json!({"type": "account", "version": 2, "limits": limits}),
+        )
+    };
+    let config = format!(
+        "operator: {}\nresolver: MEMORY\nsystem_account: {}\nresolver_preload: {{\n{}: {}\n{}: {}\n}}\n",
+        token(
+            &operator,
+            &operator,
+            json!({"type": "operator", "version": 2})
+        ),
+        system.public_key(),
+        account.public_key(),
+        of_account(&account, &limits),
+        system.public_key(),
+        of_account(&system, &without_jetstream),
+    );
+    let of_user = json!({"type": "user", "version": 2, "subs": -1, "data": -1, "payload": -1});
+    let credentials = format!(
+        "-----BEGIN NATS USER JWT-----\n{}\n------END NATS USER JWT------\n\n\
+         -----BEGIN USER NKEY SEED-----\n{}\n------END USER NKEY SEED------\n",
+        token(&account, &user, of_user),
+        user.seed().expect("a private key"),
+    );
+    [("nats.conf", config), ("user.creds", credentials)].map(|(name, text)| {
+        let file = dir.join(name);
+        std::fs::write(&file, text).expect("written");
+        file.to_str().expect("a path in UTF-8").to_owned()
+    })
+}
+
+#[test]
+fn nats_with_credentials_is_used() {
+    let [config, credentials] = write_credentials(&scratch_dir());
+    let nats = Nats::start_with(&["--config", &config]);
+    let a = host_in(&scratch_dir(), &nats, &["--cluster-creds", &credentials]);
+    let printed = deploy_and_wait(&a, &project("x", 1, ""));
+    assert!(printed.ends_with("the only host serves it\n"), "{printed}");
+    let without = host(&nats);
+    let refused = without.cli(&["remove", "x"]);
+    refused.check_error(1, &["takes no changes"]);
+    assert!(refused.stderr.contains("uthorization"), "{refused:?}");
+}
+
+#[test]
+fn nats_with_tls_and_password_is_used() {
+    let dir = scratch_dir();
+    let [certificate, key] = Identity::new()
+        .write(&dir)
+        .map(|path| path.to_str().expect("UTF-8").to_owned());
+    let nats = Nats::start_with(&[
+        "--tls",
+        "--tlscert",
+        &certificate,
+        "--tlskey",
+        &key,
+        "--user",
+        "corral",
+        "--pass",
+        "secret",
+    ]);
+    let url = |password: &str| format!("tls://corral:{password}@localhost:{}", nats.port());
+    let start = |url: &str| {
+        let options = [
+            "--preload",
+            "none",
+            "--cluster",
+            url,
+            "--cluster-ca",
+            &certificate,
+        ];
+        Corral::start_in(&scratch_dir(), &options)
+    };
+    let a = start(&url("secret"));
+    let printed = deploy_and_wait(&a, &project("x", 1, ""));
+    assert!(printed.ends_with("the only host serves it\n"), "{printed}");
+    let wrong = start(&url("wrong"));
+    let problem = wrong.cli(&["remove", "x"]);
+    problem.check_error(1, &["uthorization"]);
+    assert!(!problem.stderr.contains("wrong@"), "{problem:?}");
+    assert!(!wrong.stderr().contains("secret"), "{}", wrong.stderr());
+}
