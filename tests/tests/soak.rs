@@ -31,7 +31,7 @@ const LENGTHS: [usize; 4] = [32, 100, 300, 600];
 /// Resources of an idle server.
 #[derive(Clone, Copy, Debug)]
 struct Usage {
-    /// Bytes of the process.
+    /// Bytes of the process, without those of mapped files: the kernel drops these and reads them again.
     resident: f64,
     /// Of these, blocks of the heap in use.
     allocated: f64,
@@ -58,7 +58,7 @@ impl Usage {
         };
         let metrics = corral.metrics();
         Usage {
-            resident: metrics.get("process_resident_memory_bytes"),
+            resident: anonymous_bytes(&process),
             allocated: metrics.get("corral_heap_allocated_bytes"),
             free: metrics.get("corral_heap_free_bytes"),
             idle_pool: metrics.get("corral_plugin_pool_idle_bytes"),
@@ -66,6 +66,16 @@ impl Usage {
             threads: list("task").count(),
         }
     }
+}
+
+/// Resident memory of a process that is no file's.
+fn anonymous_bytes(process: &Path) -> f64 {
+    let status = std::fs::read_to_string(process.join("status")).expect("Linux");
+    let field = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = field.and_then(|value| value.trim().strip_suffix(" kB"));
+    1024.0 * kib.and_then(|kib| kib.parse::<f64>().ok()).expect("Linux")
 }
 
 /// How much the median grows from `early` to `late`.
