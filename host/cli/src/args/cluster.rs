@@ -14,7 +14,7 @@ const MAX_CREDENTIALS_BYTES: u64 = 64 << 10;
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Cluster")]
 pub struct ClusterArgs {
-    /// NATS of a cluster of hosts that serve the same deployments, e.g. nats://HOST:4222; needs --store, see docs/cluster.md
+    /// NATS of a cluster of hosts that serve the same deployments: nats://HOST:PORT; needs --store
     #[arg(long, value_name = "URL")]
     pub(crate) cluster: Option<ClusterServers>,
     /// Credentials file for NATS, with a JWT and the seed of a key
