@@ -3,7 +3,7 @@
 
 use corral_tests::artifacts::component;
 use corral_tests::deployments::{deploy_plugin, digest, manifest};
-use corral_tests::{Corral, Response, TIMEOUT, raw_exchange, schema, wait_for};
+use corral_tests::{Corral, Nats, Response, TIMEOUT, raw_exchange, schema, wait_for};
 use data_encoding::BASE64;
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -116,7 +116,8 @@ fn artifact(component: &str, name: &str) -> Value {
 
 #[test]
 fn operations_match_openapi_document() {
-    let corral = Corral::start_with_store(&[]);
+    let nats = Nats::start();
+    let corral = Corral::start_with_store(&["--cluster", &nats.url()]);
     let document = corral.get_admin("/openapi.json");
     assert_eq!(document.status, 200);
     let client = DocumentClient {
@@ -221,6 +222,7 @@ fn operations_match_openapi_document() {
     send(404, "setPaused", &b, json!({"paused": true}));
     send(400, "setPaused", &a, json!({"paused": 1}));
     get(200, "listDeployments", &[]);
+    get(200, "getCluster", &[]);
     // While the deployment is paused, jobs wait.
     let job = client.corral.post("/jobs/a", "{}");
     assert_eq!(job.status, 202, "{job:?}");

@@ -121,11 +121,13 @@ impl MemoryGuard {
     pub(crate) async fn admit(&self, tenant: Option<Tenant>) -> Result<MemoryPermit, Problem> {
         self.shared.wake();
         if let Some(permit) = self.shared.try_start() {
+            self.shared.keep_awake();
             return Ok(permit);
         }
         if !self.shared.refuses()
             && let Some(_held) = HeldRequest::take(&self.shared, tenant)
         {
+            self.shared.keep_awake();
             self.shared.requests_delayed.fetch_add(1, Ordering::Relaxed);
             let permit = match timeout(self.hold_time, self.shared.wait_to_start()).await {
                 Ok(permit) => permit,
@@ -281,6 +283,15 @@ impl Shared {
         }
     }
 
+    /// Wakes the thread if it fell asleep before the caller's request counted as running or waiting.
+    fn keep_awake(&self) {
+        let mut thread = self.lock();
+        if thread.asleep {
+            thread.arrived = true;
+            self.work.notify_one();
+        }
+    }
+
     /// Reads and acts until the guard is dropped.
     fn run(&self, models: &ModelPool) {
         loop {
@@ -298,8 +309,7 @@ impl Shared {
                 MemoryPressure::Hold | MemoryPressure::SwapOut => {}
             }
             let risen = pressure > before;
-            let idle = self.running.load(Ordering::Relaxed) == 0 && self.waiting().is_empty();
-            if !self.wait_for_reading(idle && !risen) {
+            if !self.wait_for_reading(risen) {
                 return;
             }
             if risen {
@@ -309,10 +319,13 @@ impl Shared {
         }
     }
 
-    /// Waits for the next reading: until a request arrives if the server is idle. False if the guard is dropped.
-    fn wait_for_reading(&self, idle: bool) -> bool {
+    /// Waits for the next reading: until a request arrives if the server is idle, unless the pressure has `risen`. False
+    /// if the guard is dropped.
+    fn wait_for_reading(&self, risen: bool) -> bool {
         let mut thread = self.lock();
-        if idle && !thread.arrived {
+        // With the lock, so that a request that starts now either counts or finds the thread asleep.
+        let idle = self.running.load(Ordering::Relaxed) == 0 && self.waiting().is_empty();
+        if idle && !risen && !thread.arrived {
             thread.asleep = true;
             thread.fresh = false;
             while !thread.arrived && !thread.stopped {

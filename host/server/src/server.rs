@@ -470,7 +470,7 @@ mod tests {
         assert!(answer.ends_with(INDEX_END), "{answer}");
         server.stop(std::future::pending()).await;
     }
-    const INDEX_END: &str = "all of /deployments and /components.\n";
+    const INDEX_END: &str = "all of /deployments, /components and /cluster.\n";
 
     #[tokio::test]
     async fn oversized_header_answers_431() {
