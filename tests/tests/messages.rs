@@ -294,7 +294,7 @@ fn plugin_leaves_half_of_a_queue_to_clients() {
     let send = || publish_from(&corral, "sender", &json!({"subject": "news"}));
     assert_eq!(send(), "published");
     let full = send();
-    assert!(full.contains("QuotaExceeded"), "{full}");
+    assert!(full.contains("queue of a subscriber"), "{full}");
     check_stored(&publish(&corral, "news", "x"), 1);
     publish(&corral, "news", "x").problem(429, "job-queue-full");
     corral.cli_output(&["resume", "small"]);
