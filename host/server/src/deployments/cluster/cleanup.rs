@@ -1,7 +1,7 @@
 //! Removes components from the cluster's store that no record references any more.
 //!
 //! A deploy uploads its components before it changes the record. So a component stays for an hour after its upload, and an
-//! upload of one that is older than half an hour stores it again, which starts the hour anew.
+//! upload of one that is older than half an hour stores it again, which starts the hour again.
 
 use super::Cluster;
 use super::jetstream::JetStreamStore;

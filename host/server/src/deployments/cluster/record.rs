@@ -60,7 +60,7 @@ pub(super) fn encode(name: &DeploymentName, entry: &Entry) -> Result<Bytes, Stor
             name,
             format!(
                 "it would have {} bytes, the limit is {MAX_BYTES}; make the manifest smaller, or remove the deployment \
-                 and deploy it anew",
+                 and deploy it again",
                 bytes.len()
             ),
         )),
