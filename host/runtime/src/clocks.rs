@@ -7,6 +7,7 @@
 //!
 //! The functions that make timers are linked in place of those of `wasmtime-wasi`, which they call where clocks are granted.
 
+use crate::linker::replace;
 use crate::state::State;
 use std::future::pending;
 use std::sync::Arc;
@@ -136,10 +137,7 @@ impl Pollable for Timer {
 
 /// Links the functions that make timers.
 pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    linker.allow_shadowing(true);
-    let linked = link_p2(linker).and_then(|()| link_p3(linker));
-    linker.allow_shadowing(false);
-    linked
+    replace(linker, &[link_p2, link_p3])
 }
 
 fn link_p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
@@ -221,19 +219,11 @@ async fn wait(clocks: &StoppedClocks, time: u64, nanoseconds: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_support::engine_and_linker;
+    use crate::test_support::check_wasmtime_links_too;
 
     #[test]
     fn wasmtime_links_the_same_functions() {
-        let (engine, _) = engine_and_linker();
-        let mut linker = Linker::new(&engine);
-        wasmtime_wasi::p2::add_to_linker_async(&mut linker).unwrap();
-        wasmtime_wasi::p3::add_to_linker(&mut linker).unwrap();
-        // Without shadowing, a function of the same name in the same interface is an error.
-        for linked in [link_p2(&mut linker), link_p3(&mut linker)] {
-            let error = linked.unwrap_err().to_string();
-            assert!(error.contains("defined twice"), "{error}");
-        }
+        check_wasmtime_links_too(&[link_p2, link_p3]);
     }
 
     #[tokio::test]

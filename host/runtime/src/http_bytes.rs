@@ -6,6 +6,7 @@
 //! bytes stay with the guest. The count falls only when a call ends without any of them, since resources pass their bytes on to
 //! others.
 
+use crate::linker::replace;
 use crate::outbound::P2_BODY_BYTES;
 use crate::state::State;
 use wasmtime::StoreContextMut;
@@ -41,10 +42,7 @@ pub(crate) fn is_any_held(table: &mut ResourceTable) -> bool {
 
 /// Links the counting functions in place of those of `wasmtime-wasi-http`.
 pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    linker.allow_shadowing(true);
-    let linked = p2(linker).and_then(|()| p3(linker));
-    linker.allow_shadowing(false);
-    linked
+    replace(linker, &[p2, p3])
 }
 
 /// Links functions of `fields` and of the request resource `$request` of one version of WASI.

@@ -4,6 +4,7 @@
 //! `wasi:random/random` promises numbers that nobody can guess, so it refuses to answer rather than to answer others.
 //! `insecure` and `insecure-seed` promise less: standard libraries take the keys of their hash tables from them.
 
+use crate::linker::replace;
 use crate::logs::LogLevel;
 use crate::state::State;
 use rand_chacha::ChaCha8Rng;
@@ -30,15 +31,12 @@ pub(crate) fn install_fixed(wasi: &mut WasiCtxBuilder) {
 
 /// Links the functions of `wasi:random/random` in place of those of `wasmtime-wasi`, which they call if they are granted.
 pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    linker.allow_shadowing(true);
-    let linked = link(linker);
-    linker.allow_shadowing(false);
-    linked
+    replace(linker, &[link_p2, link_p3])
 }
 
 type Store<'a> = StoreContextMut<'a, State>;
 
-fn link(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+fn link_p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     let mut random = linker.instance("wasi:random/random@0.2.12")?;
     random.func_wrap("get-random-bytes", |mut store: Store<'_>, (length,)| {
         let state = granted(store.data_mut())?;
@@ -47,7 +45,10 @@ fn link(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     random.func_wrap("get-random-u64", |mut store: Store<'_>, (): ()| {
         let state = granted(store.data_mut())?;
         Ok((P2::get_random_u64(state.random())?,))
-    })?;
+    })
+}
+
+fn link_p3(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     let mut random = linker.instance("wasi:random/random@0.3.0")?;
     random.func_wrap("get-random-bytes", |mut store: Store<'_>, (length,)| {
         let state = granted(store.data_mut())?;
@@ -74,16 +75,10 @@ fn granted(state: &mut State) -> Result<&mut State, RandomDenied> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_support::engine_and_linker;
+    use crate::test_support::check_wasmtime_links_too;
 
     #[test]
     fn wasmtime_links_the_same_functions() {
-        let (engine, _) = engine_and_linker();
-        let mut linker = Linker::new(&engine);
-        wasmtime_wasi::p2::add_to_linker_async(&mut linker).unwrap();
-        wasmtime_wasi::p3::add_to_linker(&mut linker).unwrap();
-        // Without shadowing, a function of the same name in the same interface is an error.
-        let error = link(&mut linker).unwrap_err().to_string();
-        assert!(error.contains("defined twice"), "{error}");
+        check_wasmtime_links_too(&[link_p2, link_p3]);
     }
 }
