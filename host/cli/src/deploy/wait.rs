@@ -69,13 +69,15 @@ fn hosts_behind(cluster: &Value, name: &str, version: u64) -> Result<Vec<String>
         let deployment = &host["deployments"][name];
         let shown = host_name(host);
         let number = |field: &str| deployment[field].as_u64().unwrap_or(0);
+        if number("version") >= version {
+            // It may have failed at a later change.
+            continue;
+        }
         if number("failed_version") >= version {
             let error = printable(deployment["error"].as_str().unwrap_or_default());
             return Err(format!("the host {shown} cannot serve it: {error}"));
         }
-        if number("version") < version {
-            behind.push(shown);
-        }
+        behind.push(shown);
     }
     Ok(behind)
 }
@@ -99,7 +101,10 @@ mod tests {
     fn hosts_are_behind_until_they_serve() {
         let host = |name: &str, deployment: Value| json!({"name": name, "address": "h:1", "deployments": {"a": deployment}});
         let cluster = |hosts: &[Value]| json!({"connected": true, "hosts": hosts});
-        let serving = host("one", json!({"version": 8}));
+        let serving = host(
+            "one",
+            json!({"version": 8, "failed_version": 9, "error": "later"}),
+        );
         let old = host(
             "two",
             json!({"version": 6, "failed_version": 6, "error": "old"}),
