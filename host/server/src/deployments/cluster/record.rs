@@ -1,6 +1,6 @@
 //! The form of an [`Entry`] in the cluster's bucket: JSON.
 
-use crate::deployments::entry::{Entry, StoredDeployment};
+use crate::deployments::entry::{Entry, StoredDeployment, check_traffic};
 use crate::deployments::name::DeploymentName;
 use crate::deployments::revision::{DeploymentRecord, Revision};
 use crate::deployments::store::StoreError;
@@ -107,13 +107,17 @@ pub(super) fn decode(
             .collect(),
     });
     if let Some(deployment) = &deployment {
-        let serving = deployment.record.traffic.iter();
-        let mut serving = serving.map(|share| share.revision).peekable();
-        let is_complete =
-            serving.peek().is_some() && serving.all(|one| deployment.revisions.contains_key(&one));
+        check_traffic(name, deployment, &deployment.record.traffic)
+            .map_err(|error| invalid(name, format!("{error}; {advice}")))?;
         let mut revisions = deployment.revisions.values();
-        if !is_complete || revisions.any(|revision| revision.manifest.name != *name) {
-            let problem = format!("it lacks revisions, or has those of another name; {advice}");
+        if revisions.any(|revision| revision.manifest.name != *name) {
+            let problem = format!("it has revisions of another name; {advice}");
+            return Err(invalid(name, problem));
+        }
+        let newest = deployment.revisions.keys().next_back().copied();
+        let latest = deployment.record.latest_revision;
+        if record.latest_revision != latest || newest.is_some_and(|newest| newest > latest) {
+            let problem = format!("its latest revision is not the newest; {advice}");
             return Err(invalid(name, problem));
         }
     }
@@ -181,7 +185,12 @@ mod tests {
             (text.replace("\"paused\"", "\"stopped\""), "newer version"),
             (
                 text.replace("\"revision\":1", "\"revision\":2"),
-                "lacks revisions",
+                "has no revision 2",
+            ),
+            (text.replace("\"weight\":1", "\"weight\":0"), "weight 0"),
+            (
+                text.replacen("\"latest_revision\":1", "\"latest_revision\":0", 1),
+                "is not the newest",
             ),
             (
                 text.replace("\"name\":\"a\"", "\"name\":\"b\""),
