@@ -1,7 +1,9 @@
 //! Where a cluster's NATS is, and how to connect to it.
 
 use async_nats::ServerAddr;
+use percent_encoding::percent_decode_str;
 use std::fmt;
+use std::io;
 use std::str::FromStr;
 
 /// Most addresses.
@@ -28,6 +30,30 @@ pub struct ClusterServers(pub(super) Vec<ServerAddr>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write nats://HOST:PORT or tls://HOST:PORT, several of one cluster with commas")]
 pub struct ClusterServersError;
+
+impl ClusterServers {
+    /// The first user, or token, that stands before a host, and the password.
+    pub(super) fn user_and_password(&self) -> Option<(String, Option<String>)> {
+        // A URL has `%40` for `@`.
+        let decode = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+        self.0.iter().find_map(|server| {
+            let user = server.username()?;
+            Some((decode(user), server.password().map(decode)))
+        })
+    }
+
+    /// The addresses without users and passwords, which the client of NATS may log.
+    pub(super) fn addresses(&self) -> io::Result<Vec<ServerAddr>> {
+        let without_password = |server: &ServerAddr| {
+            let mut url = server.clone().into_inner();
+            url.set_username("")
+                .and_then(|()| url.set_password(None))
+                .map_err(|()| io::Error::other(ClusterServersError))?;
+            ServerAddr::from_url(url)
+        };
+        self.0.iter().map(without_password).collect()
+    }
+}
 
 impl FromStr for ClusterServers {
     type Err = ClusterServersError;
@@ -80,6 +106,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn password_is_decoded() {
+        let login = |text: &str| {
+            let servers: ClusterServers = text.parse().expect("valid");
+            let (user, password) = servers.user_and_password()?;
+            Some(format!("{user} {}", password.unwrap_or_default()))
+        };
+        for (text, expected) in [
+            ("nats://one,two", None),
+            ("nats://one,nats://a:p%40s%3As@two", Some("a p@s:s")),
+            ("nats://t%2Fken@one", Some("t/ken ")),
+        ] {
+            assert_eq!(login(text).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
     fn servers_are_shown_without_passwords() {
         let servers: ClusterServers = "nats://a:secret@one:4222, two,tls://[::1]:9"
             .parse()
@@ -87,6 +129,8 @@ mod tests {
         let shown = "nats://one:4222,nats://two:4222,tls://[::1]:9";
         assert_eq!(servers.to_string(), shown);
         assert_eq!(format!("{servers:?}"), shown);
+        let addresses = format!("{:?}", servers.addresses().expect("valid"));
+        assert!(!addresses.contains("secret"), "{addresses}");
         for bad in ["", "http://a", "ws://a", "nats://", "a,,b"] {
             assert!(bad.parse::<ClusterServers>().is_err(), "{bad}");
         }

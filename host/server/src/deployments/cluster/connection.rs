@@ -62,17 +62,15 @@ impl Connection {
             options = options.credentials(credentials)?;
         }
         let servers = config.servers;
-        if let Some((user, password)) = servers.0.iter().find_map(|server| {
-            let user = server.username()?;
-            Some((user.to_owned(), server.password().map(str::to_owned)))
-        }) {
+        if let Some((user, password)) = servers.user_and_password() {
             options = match password {
                 Some(password) => options.user_and_password(user, password),
                 None => options.token(user),
             };
         }
         let shown = servers.to_string();
-        let client = options.connect(servers.0).await.map_err(io::Error::other)?;
+        let client = options.connect(servers.addresses()?).await;
+        let client = client.map_err(io::Error::other)?;
         Ok(Connection {
             client,
             servers: shown,
