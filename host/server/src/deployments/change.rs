@@ -218,9 +218,11 @@ impl Inner {
         change: impl FnOnce(&mut Entry) -> Result<T, StoreError>,
         loaded: impl FnOnce(&T) -> Vec<(u64, Plugin)>,
     ) -> Result<(Entry, T), ChangeError> {
+        let cluster = self.cluster.get().ok_or(ChangeError::Internal)?;
         let _own = self.begin_own_change(name);
+        let epoch = cluster.epoch();
         let (entry, changed) = self.commit(name, base, change).await?;
-        self.take_own(name, &entry, loaded(&changed)).await?;
+        self.take_own(name, &entry, epoch, loaded(&changed)).await?;
         Ok((entry, changed))
     }
 
@@ -309,11 +311,7 @@ impl Inner {
     ) -> Result<Revision, ChangeError> {
         let store = self.store()?;
         let name = manifest.name.clone();
-        let count = store.list().len();
-        let limit = store.limits().max_deployments;
-        if base.deployment.is_none() && count >= limit {
-            return Err(StoreError::TooManyDeployments { limit }.into());
-        }
+        store.check_room_for(&name)?;
         self.upload_components(manifest.digests()?).await?;
         let new = store.new_revision(manifest, source)?;
         let limit = store.limits().max_revisions;

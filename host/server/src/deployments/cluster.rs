@@ -12,6 +12,7 @@
 //! Hosts do not share jobs, schedules, messages, quotas, keys or plugins' values: each has its own.
 
 mod cleanup;
+mod components;
 mod config;
 mod connection;
 mod follow;
@@ -44,6 +45,8 @@ use tokio::time::timeout;
 const MAX_TAKES: usize = 2;
 /// How long a starting host waits for NATS before it serves its local copy.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
+/// How long a starting host waits until it can read the records.
+const OPEN_TIME: Duration = Duration::from_secs(20);
 /// How long a starting host waits until it has taken the records before it serves what it has.
 const FIRST_TAKES_TIME: Duration = Duration::from_secs(60);
 /// How long a stopping host tries to remove its status.
@@ -60,8 +63,8 @@ pub(crate) struct Cluster {
     status_changed: Notify,
     /// Grows with each record that arrives.
     arrivals: watch::Sender<u64>,
-    /// Whether the records of the first connection were taken, or could not be.
-    is_settled: watch::Sender<bool>,
+    /// Whether the records of the first connection were taken, or could not be. `None` until they are known.
+    first_taken: watch::Sender<Option<bool>>,
     has_left: AtomicBool,
     /// When this host last removed unused components.
     cleaned_up: Mutex<Option<Instant>>,
@@ -79,19 +82,7 @@ impl Deployments {
         let store = self.0.store.as_ref().ok_or(StoreError::Stopped)?;
         let host = HostIdentity::read_or_create(store.directory(), address)?;
         let limit = store.limits().max_component_bytes;
-        let cluster = Arc::new(Cluster {
-            store: JetStreamStore::connect(config, limit).await?,
-            host,
-            progress: Mutex::default(),
-            takes: Semaphore::new(MAX_TAKES),
-            status_changed: Notify::new(),
-            arrivals: watch::Sender::new(0),
-            is_settled: watch::Sender::new(false),
-            has_left: AtomicBool::new(false),
-            cleaned_up: Mutex::default(),
-            conflicts: AtomicU64::new(0),
-            refusals: AtomicU64::new(0),
-        });
+        let cluster = Cluster::new(JetStreamStore::connect(config, limit).await?, host);
         if self.0.cluster.set(Arc::clone(&cluster)).is_err() {
             tracing::error!("this server is in a cluster already; the second one is ignored");
             return Ok(());
@@ -107,9 +98,17 @@ impl Deployments {
             tracing::warn!("serving the local copy of the deployments: {error}");
             return Ok(());
         }
-        let mut settled = cluster.is_settled.subscribe();
-        let settled = settled.wait_for(|is_settled| *is_settled);
-        if !matches!(timeout(FIRST_TAKES_TIME, settled).await, Ok(Ok(_))) {
+        let mut taken = cluster.first_taken.subscribe();
+        let known = taken.wait_for(Option::is_some);
+        if !matches!(timeout(OPEN_TIME, known).await, Ok(Ok(_))) {
+            tracing::warn!(
+                "the cluster's records cannot be read after {} s; serving the local copy of the deployments",
+                OPEN_TIME.as_secs()
+            );
+            return Ok(());
+        }
+        let all_taken = taken.wait_for(|taken| *taken == Some(true));
+        if !matches!(timeout(FIRST_TAKES_TIME, all_taken).await, Ok(Ok(_))) {
             tracing::warn!(
                 "not all deployments of the cluster are taken after {} s; serving those that are",
                 FIRST_TAKES_TIME.as_secs()
@@ -138,6 +137,22 @@ impl Deployments {
 }
 
 impl Cluster {
+    fn new(store: JetStreamStore, host: HostIdentity) -> Arc<Self> {
+        Arc::new(Cluster {
+            store,
+            host,
+            progress: Mutex::default(),
+            takes: Semaphore::new(MAX_TAKES),
+            status_changed: Notify::new(),
+            arrivals: watch::Sender::new(0),
+            first_taken: watch::Sender::new(None),
+            has_left: AtomicBool::new(false),
+            cleaned_up: Mutex::default(),
+            conflicts: AtomicU64::new(0),
+            refusals: AtomicU64::new(0),
+        })
+    }
+
     /// Addresses of NATS, without passwords.
     pub(crate) fn servers(&self) -> &str {
         self.store.servers()

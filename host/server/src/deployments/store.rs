@@ -34,7 +34,7 @@ use super::digest::Digest;
 use super::entry::{Entry, NewRevision, StoredDeployment, now_ms};
 use super::manifest::Manifest;
 use super::name::DeploymentName;
-use super::revision::Revision;
+use super::revision::{DeploymentRecord, Revision};
 use component_files::ComponentFiles;
 use database::Database;
 use std::collections::{BTreeMap, BTreeSet};
@@ -160,6 +160,19 @@ impl Store {
     /// All deployments.
     pub fn list(&self) -> BTreeMap<DeploymentName, StoredDeployment> {
         self.lock().deployments.clone()
+    }
+
+    /// The mutable state of all deployments, which is smaller than their revisions.
+    pub(crate) fn records(&self) -> BTreeMap<DeploymentName, DeploymentRecord> {
+        let inner = self.lock();
+        let deployments = inner.deployments.iter();
+        let records = deployments.map(|(name, stored)| (name.clone(), stored.record.clone()));
+        records.collect()
+    }
+
+    /// Checks that the deployment of this name exists or may be added.
+    pub(crate) fn check_room_for(&self, name: &DeploymentName) -> Result<(), StoreError> {
+        self.lock().check_room_for(name, &self.limits)
     }
 
     /// The deployment of this name.
@@ -382,19 +395,26 @@ impl Inner {
         Ok(version)
     }
 
+    fn check_room_for(
+        &self,
+        name: &DeploymentName,
+        limits: &StoreLimits,
+    ) -> Result<(), StoreError> {
+        let limit = limits.max_deployments;
+        match self.deployments.contains_key(name) || self.deployments.len() < limit {
+            true => Ok(()),
+            false => Err(StoreError::TooManyDeployments { limit }),
+        }
+    }
+
     fn write_deployment(
         &mut self,
         name: &DeploymentName,
         deployment: &StoredDeployment,
         limits: &StoreLimits,
     ) -> Result<(), StoreError> {
-        let before = self.deployments.get(name);
-        if before.is_none() && self.deployments.len() >= limits.max_deployments {
-            return Err(StoreError::TooManyDeployments {
-                limit: limits.max_deployments,
-            });
-        }
-        let before = before.map(|before| &before.revisions);
+        self.check_room_for(name, limits)?;
+        let before = self.deployments.get(name).map(|before| &before.revisions);
         let stored = |number: &u64| before.and_then(|before| before.get(number));
         let revisions = deployment.revisions.iter();
         let new = revisions.filter(|(number, revision)| stored(number) != Some(*revision));

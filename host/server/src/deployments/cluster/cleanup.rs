@@ -4,7 +4,7 @@
 //! upload of one that is older than half an hour stores it again, which starts the hour again.
 
 use super::Cluster;
-use super::jetstream::JetStreamStore;
+use super::jetstream::{JetStreamStore, MAX_NAMES};
 use crate::deployments::deployment_store::DeploymentStore;
 use crate::deployments::store::StoreError;
 use std::collections::BTreeSet;
@@ -53,7 +53,12 @@ impl JetStreamStore {
             return Ok(0);
         }
         let mut used = BTreeSet::new();
-        for name in self.names().await? {
+        let names = self.names().await?;
+        if names.len() >= MAX_NAMES {
+            // The others may use some of them.
+            return Ok(0);
+        }
+        for name in names {
             let entry = self.entry(&name).await?;
             let deployments = entry.deployment.iter();
             let revisions = deployments.flat_map(|deployment| deployment.revisions.values());
@@ -61,8 +66,7 @@ impl JetStreamStore {
         }
         let mut count = 0;
         for digest in candidates {
-            if !used.contains(&digest) {
-                self.remove_component(digest).await?;
+            if !used.contains(&digest) && self.remove_component(digest, min_age).await? {
                 count += 1;
             }
         }

@@ -1,9 +1,12 @@
 //! Follows the cluster's records, and takes each that is new.
 //!
-//! After every connection all records are read again, so that nothing depends on what arrived before.
+//! After every connection all records are read again, so that nothing depends on what arrived before; so they are if a check
+//! finds that a record did not arrive.
 
 use super::Cluster;
 use super::connection::with_jitter;
+use super::jetstream::{BucketState, RecordChanges};
+use super::progress::Epoch;
 use crate::deployments::deployment_store::DeploymentStore;
 use crate::deployments::digest::Digest;
 use crate::deployments::entry::Entry;
@@ -15,17 +18,20 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, timeout};
 
 /// The first pause after a failure; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// How long no record arrives until the bucket is compared with those that did.
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Follows the records until the deployments end.
 pub(super) async fn follow(inner: Weak<Inner>, cluster: Arc<Cluster>) {
     let mut pause = FIRST_PAUSE;
     loop {
         let number = cluster.store.connected().await;
+        let began = Instant::now();
         let followed = tokio::select! {
             followed = follow_connection(&inner, &cluster) => followed,
             () = cluster.store.lost(number) => {
@@ -38,6 +44,9 @@ pub(super) async fn follow(inner: Weak<Inner>, cluster: Arc<Cluster>) {
             return;
         }
         tracing::warn!("cannot follow the cluster's records, trying again: {error}");
+        if began.elapsed() > MAX_PAUSE {
+            pause = FIRST_PAUSE;
+        }
         sleep(with_jitter(pause)).await;
         pause = (2 * pause).min(MAX_PAUSE);
     }
@@ -49,32 +58,71 @@ async fn follow_connection(
     cluster: &Arc<Cluster>,
 ) -> Result<Infallible, StoreError> {
     let store = &cluster.store;
-    cluster.begin_bucket(store.open().await?);
-    let names = store.names().await?;
-    adopt(inner, cluster, &BTreeSet::from_iter(&names)).await?;
-    let mut changes = store.changes().await?;
-    cluster.expect_first(names);
+    store.open().await?;
+    let bucket = store.bucket_state().await?;
+    let epoch = cluster.begin_bucket(bucket);
+    cluster.expect_first(store.names().await?);
+    let changes = store.changes().await?;
     cluster.status_changed.notify_one();
+    tokio::select! {
+        followed = follow_changes(inner, cluster, bucket, epoch, changes) => followed,
+        never = add_missing(inner, cluster) => match never {},
+    }
+}
+
+async fn follow_changes(
+    inner: &Weak<Inner>,
+    cluster: &Arc<Cluster>,
+    bucket: BucketState,
+    epoch: Epoch,
+    mut changes: RecordChanges,
+) -> Result<Infallible, StoreError> {
+    let store = &cluster.store;
+    let mut newest = bucket.last_version;
+    // What the bucket had at the last check has arrived at the next one.
+    let mut expected = newest;
     loop {
-        let change = changes.next().await;
+        let Ok(change) = timeout(CHECK_INTERVAL, changes.next()).await else {
+            let now = store.bucket_state().await?;
+            if now.created != bucket.created || now.last_version < newest {
+                return Err(store.failed("the bucket of the records is another one"));
+            }
+            if expected > newest {
+                return Err(store.failed("a record did not arrive"));
+            }
+            expected = now.last_version;
+            continue;
+        };
         let change = change.map_err(|cause| store.failed(cause))?;
+        newest = newest.max(change.version);
+        let Some(name) = change.name else {
+            continue;
+        };
         match change.entry {
-            Ok(entry) => offer(inner, cluster, change.name, entry),
+            Ok(entry) => offer(inner, cluster, name, entry),
             Err(error) => {
                 tracing::error!("{error}");
                 let error = error.to_string();
-                cluster.set_failed(&change.name, change.version, &error, false);
+                cluster.set_failed(&name, change.version, epoch, &error, false);
             }
         }
     }
 }
 
+/// Adds the deployments that only the local copy has, and tries again until it can. Returns never.
+async fn add_missing(inner: &Weak<Inner>, cluster: &Cluster) -> Infallible {
+    let mut pause = FIRST_PAUSE;
+    while let Err(error) = adopt(inner, cluster).await {
+        tracing::warn!("cannot add all local deployments to the cluster, trying again: {error}");
+        sleep(with_jitter(pause)).await;
+        pause = (2 * pause).min(MAX_PAUSE);
+    }
+    std::future::pending().await
+}
+
 /// Writes the deployments that only the local copy has: NATS lost them, or this host had them before it joined.
-async fn adopt(
-    inner: &Weak<Inner>,
-    cluster: &Cluster,
-    names: &BTreeSet<&DeploymentName>,
-) -> Result<(), StoreError> {
+async fn adopt(inner: &Weak<Inner>, cluster: &Cluster) -> Result<(), StoreError> {
+    let names = BTreeSet::from_iter(cluster.store.names().await?);
     let Some(inner) = inner.upgrade() else {
         return Ok(());
     };
@@ -170,8 +218,13 @@ fn offer(inner: &Weak<Inner>, cluster: &Arc<Cluster>, name: DeploymentName, entr
 async fn take_targets(inner: Weak<Inner>, cluster: Arc<Cluster>, name: DeploymentName) {
     let mut pause = FIRST_PAUSE;
     let mut arrivals = cluster.arrivals.subscribe();
-    while let Some(entry) = cluster.target(&name) {
+    loop {
+        // Before the target is read, so that none that arrives later is missed.
         arrivals.mark_unchanged();
+        let target = cluster.progress().target(&name);
+        let Some((entry, epoch)) = target else {
+            return;
+        };
         let Some(deployments) = inner.upgrade().map(Deployments) else {
             return;
         };
@@ -180,7 +233,7 @@ async fn take_targets(inner: Weak<Inner>, cluster: Arc<Cluster>, name: Deploymen
             let Ok(_permit) = cluster.takes.acquire().await else {
                 return;
             };
-            deployments.take(&name, entry, Vec::new()).await
+            deployments.take(&name, entry, epoch).await
         };
         drop(deployments);
         let Err(error) = taken else {
@@ -190,7 +243,7 @@ async fn take_targets(inner: Weak<Inner>, cluster: Arc<Cluster>, name: Deploymen
         let retry = error.may_pass_in_cluster();
         if !error.is_unreachable() {
             tracing::error!("the cluster's record of '{name}' cannot serve here: {error}");
-            cluster.set_failed(&name, version, &error.to_string(), retry);
+            cluster.set_failed(&name, version, epoch, &error.to_string(), retry);
         }
         if retry {
             tokio::select! {

@@ -9,58 +9,60 @@
 //! Missing buckets are created; existing ones may have more replicas, or other limits. A version is the number of the
 //! record's message in its stream, which JetStream compares when it stores a new one.
 
-use super::cleanup::MIN_AGE;
 use super::config::ClusterConfig;
 use super::connection::{Connection, REQUEST_TIME};
 use super::host::{HOST_LIFETIME, HostStatus, MAX_HOSTS};
 use super::record;
 use crate::deployments::deployment_store::{DeploymentStore, StoreFuture};
 use crate::deployments::digest::Digest;
-use crate::deployments::entry::{Entry, now_ms};
+use crate::deployments::entry::Entry;
 use crate::deployments::name::DeploymentName;
 use crate::deployments::store::StoreError;
 use async_nats::jetstream::kv::{self, UpdateErrorKind};
-use async_nats::jetstream::object_store::{self, GetErrorKind, ObjectStore};
+use async_nats::jetstream::object_store::{self, ObjectStore};
 use async_nats::jetstream::stream::LastRawMessageErrorKind;
 use async_nats::jetstream::{Context, ContextBuilder};
 use bytes::Bytes;
-use data_encoding::BASE64URL;
 use futures_util::{StreamExt, TryStreamExt};
 use std::fmt::Display;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
-use tokio::io::AsyncReadExt;
 use tokio::time::timeout;
 
 const DEPLOYMENTS: &str = "corral_deployments";
-const COMPONENTS: &str = "corral_components";
+pub(super) const COMPONENTS: &str = "corral_components";
 const HOSTS: &str = "corral_hosts";
 /// Names in the bucket, those of removed deployments included; more are not read.
 pub(super) const MAX_NAMES: usize = 10_000;
 /// What JetStream adds to a value that counts toward the largest message.
 const MESSAGE_OVERHEAD: usize = 4 << 10;
-/// Components of a list; more are left for the next one.
-const MAX_COMPONENTS: usize = 100_000;
-/// Time limit for one component.
-const COMPONENT_TIME: Duration = Duration::from_secs(300);
-/// Time limit for a list of keys.
-const LIST_TIME: Duration = Duration::from_secs(15);
+/// Time limit for a list of keys, or of components.
+pub(super) const LIST_TIME: Duration = Duration::from_secs(15);
 /// Hosts' statuses that are read at once.
 const MAX_READS: usize = 16;
 
 /// Deployments in NATS JetStream.
 pub struct JetStreamStore {
     connection: Connection,
-    context: Context,
+    pub(super) context: Context,
     /// `None` until they are opened.
     buckets: RwLock<Option<Arc<Buckets>>>,
-    max_component_bytes: u64,
+    pub(super) max_component_bytes: u64,
 }
 
-struct Buckets {
+pub(super) struct Buckets {
     deployments: kv::Store,
-    components: ObjectStore,
+    pub(super) components: ObjectStore,
     hosts: kv::Store,
+}
+
+/// Which bucket has the records, and how far it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct BucketState {
+    /// When it was created, in nanoseconds since 1970. The versions of another one mean nothing.
+    pub(super) created: i128,
+    /// The newest version that a record has, or had.
+    pub(super) last_version: u64,
 }
 
 /// The records, and then each change of one.
@@ -68,7 +70,8 @@ pub(super) struct RecordChanges(kv::Watch);
 
 /// A record that arrived.
 pub(super) struct RecordChange {
-    pub(super) name: DeploymentName,
+    /// `None` for a key that is no name of a deployment.
+    pub(super) name: Option<DeploymentName>,
     pub(super) version: u64,
     /// It may be unusable.
     pub(super) entry: Result<Entry, StoreError>,
@@ -116,9 +119,8 @@ impl JetStreamStore {
         &self.connection.servers
     }
 
-    /// Opens the buckets, and creates those that are missing. Returns when the one of the records was created, in
-    /// nanoseconds since 1970: the versions of another one mean nothing.
-    pub async fn open(&self) -> Result<i128, StoreError> {
+    /// Opens the buckets, and creates those that are missing.
+    pub async fn open(&self) -> Result<(), StoreError> {
         let max_value = i32::try_from(record::MAX_BYTES + MESSAGE_OVERHEAD).unwrap_or(i32::MAX);
         let deployments = self.key_value(kv::Config {
             bucket: DEPLOYMENTS.to_owned(),
@@ -149,14 +151,23 @@ impl JetStreamStore {
                 created.map_err(|error| self.failed(error))?
             }
         };
-        let created = deployments.stream.cached_info().created;
         let buckets = Buckets {
             deployments,
             components,
             hosts,
         };
         *self.buckets.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(buckets));
-        Ok(created.unix_timestamp_nanos())
+        Ok(())
+    }
+
+    /// The present state of the bucket of the records.
+    pub(super) async fn bucket_state(&self) -> Result<BucketState, StoreError> {
+        let info = self.buckets()?.deployments.stream.get_info().await;
+        let info = info.map_err(|error| self.failed(error))?;
+        Ok(BucketState {
+            created: info.created.unix_timestamp_nanos(),
+            last_version: info.state.last_sequence,
+        })
     }
 
     async fn key_value(&self, config: kv::Config) -> Result<kv::Store, StoreError> {
@@ -170,7 +181,7 @@ impl JetStreamStore {
     }
 
     /// The buckets. Fails at once without a connection: the client would send requests later.
-    fn buckets(&self) -> Result<Arc<Buckets>, StoreError> {
+    pub(super) fn buckets(&self) -> Result<Arc<Buckets>, StoreError> {
         if !self.is_connected() {
             return Err(self.unreachable());
         }
@@ -275,93 +286,6 @@ impl JetStreamStore {
             }),
         }
     }
-
-    async fn write_component(&self, digest: Digest, bytes: Bytes) -> Result<(), StoreError> {
-        let actual = Digest::of(&bytes);
-        if actual != digest {
-            return Err(StoreError::DigestMismatch { digest, actual });
-        }
-        let buckets = self.buckets()?;
-        let name = digest.hex();
-        let stated = format!("SHA-256={}", BASE64URL.encode(digest.bytes()));
-        if let Ok(info) = buckets.components.info(&name).await
-            && !info.deleted
-            && info.size == bytes.len()
-            && info.digest.as_ref() == Some(&stated)
-            && age(&info) < MIN_AGE / 2
-        {
-            return Ok(());
-        }
-        let mut reader = &bytes[..];
-        let put = buckets.components.put(name.as_str(), &mut reader);
-        match timeout(COMPONENT_TIME, put).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(self.failed(error)),
-            Err(_) => Err(self.failed("the upload of a component took too long")),
-        }
-    }
-
-    /// The components that were uploaded longer than `min_age` ago.
-    pub(super) async fn components_before(
-        &self,
-        min_age: Duration,
-    ) -> Result<Vec<Digest>, StoreError> {
-        let buckets = self.buckets()?;
-        let read = async {
-            let list = buckets.components.list().await;
-            let list = list
-                .map_err(|error| self.failed(error))?
-                .take(MAX_COMPONENTS);
-            let infos = list.try_collect::<Vec<_>>().await;
-            infos.map_err(|error| self.failed(error))
-        };
-        let late = |_| self.failed("it did not list its components in time");
-        let infos = timeout(LIST_TIME, read).await.map_err(late)??;
-        let old = infos.iter().filter(|info| age(info) >= min_age);
-        Ok(old
-            .filter_map(|info| Digest::from_hex(&info.name))
-            .collect())
-    }
-
-    pub(super) async fn remove_component(&self, digest: Digest) -> Result<(), StoreError> {
-        let removed = self.buckets()?.components.delete(digest.hex()).await;
-        removed.map_err(|error| self.failed(error))
-    }
-
-    async fn download(&self, digest: Digest) -> Result<Bytes, StoreError> {
-        let unusable = |problem: String| StoreError::ClusterComponent { digest, problem };
-        let buckets = self.buckets()?;
-        let object = buckets.components.get(digest.hex()).await;
-        let object = object.map_err(|error| match error.kind() {
-            GetErrorKind::NotFound => unusable("is missing".to_owned()),
-            _ => self.failed(error),
-        })?;
-        let (size, limit) = (object.info.size as u64, self.max_component_bytes);
-        if size > limit {
-            return Err(unusable(format!("has {size} bytes, the limit is {limit}")));
-        }
-        let mut bytes = Vec::with_capacity(object.info.size);
-        let mut reader = object.take(limit + 1);
-        match timeout(COMPONENT_TIME, reader.read_to_end(&mut bytes)).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) if error.kind() == std::io::ErrorKind::InvalidData => {
-                return Err(unusable("is damaged".to_owned()));
-            }
-            Ok(Err(error)) => return Err(self.failed(error)),
-            Err(_) => return Err(self.failed("the download of a component took too long")),
-        }
-        match Digest::of(&bytes) {
-            actual if actual == digest => Ok(bytes.into()),
-            actual => Err(unusable(format!("has another digest, {actual}"))),
-        }
-    }
-}
-
-/// The time since the upload of an object, by the clocks of two hosts.
-fn age(info: &object_store::ObjectInfo) -> Duration {
-    let uploaded = info.modified.map_or(0, |time| time.unix_timestamp());
-    let uploaded = u64::try_from(uploaded).unwrap_or(0);
-    Duration::from_secs((now_ms() / 1000).saturating_sub(uploaded))
 }
 
 impl RecordChanges {
@@ -370,23 +294,22 @@ impl RecordChanges {
     /// # Errors
     /// If no more follow, with the reason.
     pub(super) async fn next(&mut self) -> Result<RecordChange, String> {
-        loop {
-            let change = match self.0.next().await {
-                Some(Ok(change)) => change,
-                Some(Err(error)) => return Err(error.to_string()),
-                None => return Err("the stream of changes ended".to_owned()),
-            };
-            let Ok(name) = change.key.parse::<DeploymentName>() else {
-                let key = &change.key;
-                tracing::warn!(key, "the cluster has a key that is no name of a deployment");
-                continue;
-            };
-            return Ok(RecordChange {
-                entry: record::decode(&name, change.revision, &change.value),
-                version: change.revision,
-                name,
-            });
+        let change = match self.0.next().await {
+            Some(Ok(change)) => change,
+            Some(Err(error)) => return Err(error.to_string()),
+            None => return Err("the stream of changes ended".to_owned()),
+        };
+        let name = change.key.parse::<DeploymentName>().ok();
+        if name.is_none() {
+            let key = &change.key;
+            tracing::warn!(key, "the cluster has a key that is no name of a deployment");
         }
+        let decode = |name: &DeploymentName| record::decode(name, change.revision, &change.value);
+        Ok(RecordChange {
+            entry: name.as_ref().map_or_else(|| Ok(Entry::default()), decode),
+            version: change.revision,
+            name,
+        })
     }
 }
 

@@ -12,6 +12,9 @@ use tokio::time::sleep;
 /// Changes of the status within this time are reported together.
 const REPORT_DELAY: Duration = Duration::from_millis(50);
 
+/// Records that could not be taken in a status, which must fit into a message of NATS.
+const MAX_FAILURES: usize = 256;
+
 /// Reports the status at intervals, and after each change of it, until the deployments end.
 pub(super) async fn report(inner: Weak<Inner>, cluster: Arc<Cluster>) {
     loop {
@@ -37,24 +40,24 @@ pub(super) async fn report(inner: Weak<Inner>, cluster: Arc<Cluster>) {
 impl Cluster {
     /// What this host serves of the cluster's deployments, and what is wrong.
     pub(super) fn host_status(&self, inner: &Inner) -> HostStatus {
-        let stored = inner.store.as_ref().map(|store| store.list());
+        let records = inner.store.as_ref().map(|store| store.records());
         let table = inner.table();
         let progress = self.progress();
         let mut deployments = BTreeMap::new();
-        for (name, stored) in stored.unwrap_or_default() {
+        for (name, record) in records.unwrap_or_default() {
             let serving = table.by_name.get(name.as_str());
             let error = serving.map(|serving| serving.load_errors());
             let error = error.filter(|error| !error.is_empty());
             let status = HostDeployment {
                 version: progress.taken(&name),
-                traffic: stored.record.traffic,
-                paused: stored.record.paused,
+                traffic: record.traffic,
+                paused: record.paused,
                 failed_version: None,
                 error: error.map(|error| error.chars().take(MAX_ERROR_CHARS).collect()),
             };
             deployments.insert(name.to_string(), status);
         }
-        for (name, version, error) in progress.failures() {
+        for (name, version, error) in progress.failures().take(MAX_FAILURES) {
             let status = deployments.entry(name.to_string());
             let status = status.or_insert_with(HostDeployment::default);
             status.failed_version = Some(version);

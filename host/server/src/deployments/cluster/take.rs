@@ -3,6 +3,7 @@
 //! What serves stays as it is until all that the record needs is loaded, and if something cannot be loaded.
 
 use super::follow::upload;
+use super::progress::Epoch;
 use crate::deployments::change_error::ChangeError;
 use crate::deployments::deployment_store::DeploymentStore;
 use crate::deployments::digest::Digest;
@@ -16,14 +17,14 @@ use corral_runtime::Plugin;
 use std::sync::Arc;
 
 impl Deployments {
-    /// Takes a record. `loaded` has revisions of it that are loaded already.
+    /// Takes a record.
     pub(super) async fn take(
         &self,
         name: &DeploymentName,
         entry: Entry,
-        loaded: Vec<(u64, Plugin)>,
+        epoch: Epoch,
     ) -> Result<(), ChangeError> {
-        let taken = self.0.take(name, &entry, loaded).await;
+        let taken = self.0.take(name, &entry, epoch, Vec::new()).await;
         self.0.remove_unused_context(name.as_str());
         taken
     }
@@ -54,7 +55,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes a record that a change of this host has made.
+    /// Takes a record that a change of this host has made. `loaded` has revisions of it that are loaded already.
     ///
     /// # Errors
     /// If this host cannot serve it, although the change is made. The host takes it later if it can.
@@ -62,13 +63,14 @@ impl Inner {
         self: &Arc<Self>,
         name: &DeploymentName,
         entry: &Entry,
+        epoch: Epoch,
         loaded: Vec<(u64, Plugin)>,
     ) -> Result<(), ChangeError> {
         let cluster = self.cluster.get().ok_or(ChangeError::Internal)?;
-        let taken = self.take(name, entry, loaded).await;
+        let taken = self.take(name, entry, epoch, loaded).await;
         taken.map_err(|error| {
             let cause = error.to_string();
-            cluster.set_failed(name, entry.version, &cause, true);
+            cluster.set_failed(name, entry.version, epoch, &cause, true);
             let name = name.clone();
             ChangeError::NotServedHere { name, cause }
         })
@@ -97,27 +99,30 @@ impl Inner {
         self: &Arc<Self>,
         name: &DeploymentName,
         entry: &Entry,
+        epoch: Epoch,
         loaded: Vec<(u64, Plugin)>,
     ) -> Result<(), ChangeError> {
         let cluster = self.cluster.get().ok_or(ChangeError::Internal)?;
         let local = self.store.as_ref().ok_or(ChangeError::NoStore)?;
-        let is_taken = || cluster.progress().taken(name) >= entry.version;
+        let is_taken = || cluster.progress().is_taken(name, entry.version, epoch);
         let mut before = local.get_entry(name);
         let was_removed = before.latest_revision < entry.first_revision;
         if before.deployment.is_some() && (entry.deployment.is_none() || was_removed) {
             let _lock = self.change_lock.lock().await;
-            if is_taken() {
+            if is_taken()? {
                 return Ok(());
             }
-            before.remove(name)?;
+            before = local.get_entry(name);
+            before.deployment = None;
             before.latest_revision = before.latest_revision.max(entry.latest_revision);
             self.write_copy(name, &before).await?;
             self.forget(name).await?;
         }
         let Some(wanted) = &entry.deployment else {
-            cluster.set_taken(name, entry.version);
+            cluster.set_taken(name, entry, epoch);
             return Ok(());
         };
+        local.check_room_for(name)?;
         let mut holds = Vec::new();
         for share in &wanted.record.traffic {
             let revision = revision_of(wanted, share)?;
@@ -147,17 +152,19 @@ impl Inner {
             plugins.push((*share, Ok(plugin)));
         }
         let _lock = self.change_lock.lock().await;
-        if is_taken() {
+        if is_taken()? {
             return Ok(());
         }
         if !self.is_current(name, &context) {
             return Err(ChangeError::Busy);
         }
         self.check_routes(name, &routes)?;
-        if before.deployment.is_none() {
+        // Another record may have been taken meanwhile.
+        let now = local.get_entry(name).deployment;
+        if now.is_none() {
             self.remove_leftovers(name).await?;
         }
-        if before.deployment != entry.deployment {
+        if now != entry.deployment {
             self.write_copy(name, entry).await?;
         }
         let revisions = self.serving_revisions(&context, wanted, plugins);
@@ -168,7 +175,7 @@ impl Inner {
             wanted.record.paused,
             revisions,
         ));
-        cluster.set_taken(name, entry.version);
+        cluster.set_taken(name, entry, epoch);
         let version = entry.version;
         tracing::info!(version, "'{name}' serves as the cluster has it");
         Ok(())
@@ -232,5 +239,70 @@ impl ChangeError {
     /// Whether the connection to NATS failed, which concerns no record.
     pub(super) fn is_unreachable(&self) -> bool {
         matches!(self, ChangeError::Store(StoreError::Unreachable { .. }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::deployments::cluster::Cluster;
+    use crate::deployments::cluster::config::ClusterConfig;
+    use crate::deployments::cluster::host::HostIdentity;
+    use crate::deployments::cluster::jetstream::{BucketState, JetStreamStore};
+    use crate::deployments::entry::NewRevision;
+    use crate::deployments::test_support::{Fixture, manifest, name};
+
+    /// Makes the host one of a cluster whose NATS does not answer.
+    async fn join(fixture: &Fixture) -> Arc<Cluster> {
+        let config = ClusterConfig {
+            servers: "nats://127.0.0.1:1".parse().expect("valid"),
+            credentials: None,
+            tls: None,
+            require_tls: false,
+        };
+        let store = JetStreamStore::connect(config, 1 << 20)
+            .await
+            .expect("valid");
+        let host = HostIdentity::read_or_create(fixture.directory(), "host:1".to_owned());
+        let cluster = Cluster::new(store, host.expect("writable"));
+        let set = fixture.deployments.0.cluster.set(Arc::clone(&cluster));
+        assert!(set.is_ok(), "it was in none");
+        cluster
+    }
+
+    #[tokio::test]
+    async fn record_of_lost_bucket_changes_nothing() {
+        let fixture = Fixture::new();
+        let cluster = join(&fixture).await;
+        let deployments = &fixture.deployments;
+        let component = fixture.upload(1);
+        let mut entry = Entry::default();
+        let new = NewRevision {
+            component,
+            component_bytes: 1,
+            source: None,
+            manifest: manifest("a", component),
+        };
+        entry.deploy(new, true, 20);
+        let a = name("a");
+        let mut take = async |version, epoch| {
+            entry.version = version;
+            deployments.take(&a, entry.clone(), epoch).await
+        };
+        let begin = |created, last_version| {
+            cluster.begin_bucket(BucketState {
+                created,
+                last_version,
+            })
+        };
+        let (old, new) = (begin(1, 50), begin(2, 3));
+        let late = take(50, old).await;
+        assert!(matches!(late, Err(ChangeError::Busy)), "{late:?}");
+        let local = || deployments.store().expect("there is one").get(&name("a"));
+        assert!(deployments.get("a").is_none() && local().is_err());
+        take(3, new).await.expect("it has the component");
+        let serving = deployments.get("a").expect("it is taken");
+        assert!(serving.pick().is_ok() && local().is_ok());
+        assert_eq!(cluster.progress().taken(&name("a")), 3);
     }
 }
