@@ -2,7 +2,7 @@
 
 use crate::{TIMEOUT, artifacts, block_on, scratch_dir};
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
@@ -78,10 +78,43 @@ impl Nats {
         }
     }
 
+    /// Sends a signal, by its name without `SIG`. `STOP` leaves its connections open, without answers, until `CONT`.
+    pub fn signal(&self, name: &str) {
+        let child = self.child.as_ref().expect("it runs");
+        let status = Command::new("kill")
+            .arg(format!("-{name}"))
+            .arg(child.id().to_string())
+            .status()
+            .expect("kill is there");
+        assert!(status.success(), "kill -{name}");
+    }
+
     /// Removes all data of the stopped server.
     pub fn lose_data(&self) {
         assert!(self.child.is_none(), "it runs");
         std::fs::remove_dir_all(self.directory.join("jetstream")).expect("its own directory");
+    }
+
+    /// Copies all data of the stopped server. Returns the copy.
+    pub fn back_up(&self) -> PathBuf {
+        let copy = scratch_dir();
+        self.copy(&self.directory, &copy);
+        copy
+    }
+
+    /// Gives the stopped server, which has no data, that of a copy.
+    pub fn restore(&self, copy: &Path) {
+        self.copy(copy, &self.directory);
+    }
+
+    fn copy(&self, from: &Path, to: &Path) {
+        assert!(self.child.is_none(), "it runs");
+        let status = Command::new("cp")
+            .arg("-r")
+            .args([from.join("jetstream"), to.join("jetstream")])
+            .status()
+            .expect("cp is there");
+        assert!(status.success(), "cp -r {}", from.display());
     }
 
     /// `nats://127.0.0.1:PORT`.

@@ -8,9 +8,12 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 /// Rounds of changes that race.
 const RACES: usize = 20;
+/// Longest wait of a change for a NATS that does not answer: 5 s, and what a busy machine takes.
+const STALL_TIME: Duration = Duration::from_secs(20);
 
 /// A host of the cluster with this store. It has no model loaded, so it is ready soon.
 fn host_in(store: &Path, nats: &Nats, more: &[&str]) -> Corral {
@@ -300,6 +303,113 @@ fn hosts_serve_without_nats_and_converge() {
 }
 
 #[test]
+fn stalled_nats_does_not_stop_serving() {
+    let nats = Nats::start();
+    let store = scratch_dir();
+    let [a, b] = [host(&nats), host_in(&store, &nats, &[])];
+    deploy_and_wait(&a, &project("x", 1, ""));
+    let component = upload(&a, &artifacts::component("misbehave"));
+    let try_change = || {
+        let began = Instant::now();
+        let answer = try_deploy(&a, &versioned("x", &component, 2));
+        assert!(began.elapsed() < STALL_TIME, "{:?}", began.elapsed());
+        answer
+    };
+    nats.signal("STOP");
+    let mut tries = 0;
+    // Until the host gives the connection up, after 15 s.
+    while a.metrics().get("corral_cluster_connected") == 1.0 {
+        let refused = try_change();
+        assert!(matches!(refused.status, 503 | 504), "{refused:?}");
+        assert_eq!([version(&a, "x"), version(&b, "x")], [1, 1]);
+        tries += 1;
+    }
+    assert!(tries > 0, "the connection was lost at once");
+    try_change().problem(503, "cluster-unreachable");
+    let list = a.cli_output(&["list"]);
+    assert!(list.contains("other hosts are unknown: "), "{list}");
+    drop(b);
+    let b = host_in(&store, &nats, &[]);
+    assert_eq!(version(&b, "x"), 1, "it serves its copy");
+
+    nats.signal("CONT");
+    wait_for("a change", || {
+        let answer = try_deploy(&a, &versioned("x", &component, 2));
+        match answer.status {
+            201 => Some(()),
+            503 | 504 => None,
+            _ => panic!("{answer:?}"),
+        }
+    });
+    wait_for_version(&b, "x", 2);
+    deploy_and_wait(&b, &project("x", 3, ""));
+    assert_eq!([version(&a, "x"), version(&b, "x")], [3, 3]);
+}
+
+/// A NATS server with room for this many bytes.
+fn small_nats(bytes: usize) -> Nats {
+    let config = scratch_dir().join("nats.conf");
+    let text = format!("jetstream {{ max_memory_store: 64MB, max_file_store: {bytes} }}\n");
+    std::fs::write(&config, text).expect("written");
+    Nats::start_with(&["--config", config.to_str().expect("a path in UTF-8")])
+}
+
+#[test]
+fn full_jetstream_refuses_upload_alone() {
+    let component = artifacts::component("misbehave");
+    let nats = small_nats(component.len() * 7 / 2);
+    let a = host(&nats);
+    let mut made = 0;
+    let refused = (1..20).find_map(|number| {
+        let digest = upload(&a, &variant(&component, number));
+        let answer = try_deploy(&a, &versioned("x", &digest, number));
+        if answer.status == 201 {
+            made = number;
+            return None;
+        }
+        Some(answer)
+    });
+    let refused = refused.expect("there is room for three");
+    let detail = refused.problem(503, "cluster-unreachable");
+    assert!(detail.contains("insufficient resources"), "{detail}");
+    assert!(made > 0, "there is room for three");
+    assert_eq!(version(&a, "x"), made);
+    let revisions = show(&a, "x")["revisions"].as_array().map(Vec::len);
+    assert_eq!(revisions, Some(made as usize));
+    // The part of the component that was uploaded is gone, so that there is room for small changes.
+    a.cli_output(&["pause", "x"]);
+    a.cli_output(&["resume", "x"]);
+    assert_eq!(version(&a, "x"), made);
+}
+
+#[test]
+fn host_that_joins_full_jetstream_follows_it() {
+    let component = artifacts::component("misbehave");
+    let store = scratch_dir();
+    let alone = Corral::start_bare(&store);
+    for number in 1..=4 {
+        let name = format!("own{number}");
+        let digest = upload(&alone, &variant(&component, number));
+        deploy(&alone, &versioned(&name, &digest, number));
+    }
+    drop(alone);
+    let nats = small_nats(component.len() * 5 / 2);
+    let a = host(&nats);
+    deploy_and_wait(&a, &project("x", 1, ""));
+    let b = host_in(&store, &nats, &[]);
+    wait_for_version(&b, "x", 1);
+    assert_eq!(version(&b, "own4"), 4);
+    b.wait_for_stderr("cannot add all local deployments to the cluster");
+    // Its uploads may fill NATS for a moment.
+    wait_for("a change", || {
+        (a.cli(&["pause", "x"]).code == Some(0)).then_some(())
+    });
+    wait_for("the pause", || {
+        (b.get("/x/env").status == 503).then_some(())
+    });
+}
+
+#[test]
 fn changed_component_is_refused() {
     let nats = Nats::start();
     let a = host(&nats);
@@ -337,8 +447,40 @@ fn hosts_restore_what_nats_lost() {
     a.wait_for_stderr("the cluster did not have 'x'; this host has added it");
     let b = host(&nats);
     wait_for_version(&b, "x", 2);
+    // Versions have started over.
+    deploy_and_wait(&b, &project("x", 3, ""));
+    assert_eq!([version(&a, "x"), version(&b, "x")], [3, 3]);
     b.cli_output(&["rollback", "x"]);
-    wait_for_version(&a, "x", 1);
+    wait_for_version(&a, "x", 2);
+}
+
+#[test]
+fn hosts_follow_restored_backup() {
+    let mut nats = Nats::start();
+    let [a, b] = [host(&nats), host(&nats)];
+    deploy_and_wait(&a, &project("x", 1, ""));
+    nats.stop();
+    let backup = nats.back_up();
+    nats.start_again();
+    for number in 2..=5 {
+        wait_for("a change", || {
+            let project = project("x", number, "");
+            let deployed = a.cli(&["deploy", project.to_str()?]);
+            (deployed.code == Some(0)).then_some(())
+        });
+    }
+    for host in [&a, &b] {
+        wait_for_version(host, "x", 5);
+    }
+    nats.stop();
+    nats.lose_data();
+    nats.restore(&backup);
+    nats.start_again();
+    for host in [&a, &b] {
+        wait_for_version(host, "x", 1);
+    }
+    deploy_and_wait(&b, &project("x", 6, ""));
+    assert_eq!([version(&a, "x"), version(&b, "x")], [6, 6]);
 }
 
 #[test]
