@@ -129,17 +129,44 @@ impl Nats {
 
     /// Replaces the bytes of a component in the cluster's store, by its digest.
     pub fn replace_component(&self, digest: &str, bytes: &[u8]) {
-        let url = self.url();
-        let digits = digest.strip_prefix("sha256:").expect("a digest");
         block_on(async {
-            let client = async_nats::connect(url).await.expect("it runs");
-            let context = async_nats::jetstream::new(client);
+            let context = self.context().await;
             let bucket = context.get_object_store("corral_components").await;
             let bucket = bucket.expect("the hosts have made it");
             let mut reader = bytes;
-            bucket.put(digits, &mut reader).await.expect("stored");
+            bucket
+                .put(digits(digest), &mut reader)
+                .await
+                .expect("stored");
         });
     }
+
+    /// Removes the bytes of a component from the cluster's store, but not what names them.
+    pub fn remove_parts(&self, digest: &str) {
+        block_on(async {
+            let context = self.context().await;
+            let bucket = context.get_object_store("corral_components").await;
+            let bucket = bucket.expect("the hosts have made it");
+            let info = bucket.info(digits(digest)).await;
+            let id = info.expect("it was uploaded").nuid;
+            let stream = context.get_stream("OBJ_corral_components").await;
+            let stream = stream.expect("the hosts have made it");
+            let parts = stream
+                .purge()
+                .filter(format!("$O.corral_components.C.{id}"));
+            parts.await.expect("removed");
+        });
+    }
+
+    async fn context(&self) -> async_nats::jetstream::Context {
+        let client = async_nats::connect(self.url()).await.expect("it runs");
+        async_nats::jetstream::new(client)
+    }
+}
+
+/// The digits of a digest.
+fn digits(digest: &str) -> &str {
+    digest.strip_prefix("sha256:").expect("a digest")
 }
 
 impl Drop for Nats {

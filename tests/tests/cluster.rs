@@ -436,6 +436,50 @@ fn changed_component_is_refused() {
 }
 
 #[test]
+fn incomplete_component_is_named_and_repaired() {
+    let nats = Nats::start();
+    let a = host(&nats);
+    let store = scratch_dir();
+    let b = host_in(&store, &nats, &[]);
+    deploy_and_wait(&a, &project("x", 1, ""));
+    drop(b);
+    let new = variant(&artifacts::component("misbehave"), 1);
+    let new_digest = upload(&a, &new);
+    deploy(&a, &versioned("x", &new_digest, 2));
+    nats.remove_parts(&new_digest);
+    let b = host_in(&store, &nats, &[]);
+    assert_eq!(version(&b, "x"), 1, "the local copy serves on");
+    wait_for_error(&b, &a, "x", "ended after 0 of ");
+    deploy(&a, &versioned("x", &new_digest, 3));
+    wait_for_version(&b, "x", 3);
+}
+
+#[test]
+fn newest_copy_wins_after_loss() {
+    let mut nats = Nats::start();
+    let file = scratch_dir().join("key");
+    std::fs::write(&file, "value").expect("written");
+    let secret = format!("key=file:{}", file.display());
+    let a = host_in(&scratch_dir(), &nats, &["--secret", &secret]);
+    let b = host(&nats);
+    deploy_and_wait(&a, &project("x", 1, ""));
+    let needs_secret = project("x", 2, "[grants]\nsecrets = ['key']");
+    a.cli_output(&["deploy", needs_secret.to_str().expect("UTF-8")]);
+    wait_for_error(&b, &a, "x", "key");
+    // The host that could not take the last change is the first to write.
+    nats.stop();
+    a.stop();
+    nats.lose_data();
+    nats.start_again();
+    b.wait_for_stderr("the cluster did not have 'x'; this host has added it");
+    a.signal("CONT");
+    a.wait_for_stderr("the cluster had an earlier revision of 'x'");
+    let c = host_in(&scratch_dir(), &nats, &["--secret", &secret]);
+    wait_for_version(&c, "x", 2);
+    assert_eq!([version(&a, "x"), version(&b, "x")], [2, 1]);
+}
+
+#[test]
 fn hosts_restore_what_nats_lost() {
     let mut nats = Nats::start();
     let a = host(&nats);

@@ -19,6 +19,8 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::time::timeout;
 
+/// The stream of the bucket.
+const STREAM: &str = "OBJ_corral_components";
 /// Components of a list; more are left for the next one.
 const MAX_COMPONENTS: usize = 100_000;
 /// Size of a part.
@@ -48,6 +50,7 @@ impl JetStreamStore {
             && info.size == bytes.len()
             && info.digest.as_ref() == Some(&stated)
             && age(info) < MIN_AGE / 2
+            && self.has_parts(info).await
         {
             return Ok(());
         }
@@ -86,6 +89,17 @@ impl JetStreamStore {
         named.map_err(|error| self.failed(format!("the upload of {digest} failed: {error}")))
     }
 
+    /// Whether no part of a component is missing.
+    async fn has_parts(&self, info: &ObjectInfo) -> bool {
+        let count = async {
+            let stream = self.context.get_stream_no_info(STREAM).await.ok()?;
+            let parts = stream.info_with_subjects(parts_subject(&info.nuid)).await;
+            let counts = parts.ok()?.try_collect::<Vec<_>>().await.ok()?;
+            Some(counts.iter().map(|(_, count)| count).sum::<usize>())
+        };
+        count.await == Some(info.chunks)
+    }
+
     async fn store_parts(&self, id: &str, bytes: Bytes) -> Result<(), PublishError> {
         for start in (0..bytes.len()).step_by(PART_BYTES) {
             let part = bytes.slice(start..bytes.len().min(start + PART_BYTES));
@@ -109,9 +123,8 @@ impl JetStreamStore {
 
     /// Removes the parts of a component that is not stored, or no longer. If that fails, they take room.
     async fn remove_parts(&self, id: &str) {
-        let stream = format!("OBJ_{COMPONENTS}");
         let removed = async {
-            let stream = self.context.get_stream_no_info(stream).await;
+            let stream = self.context.get_stream_no_info(STREAM).await;
             let stream = stream.map_err(|error| self.failed(error))?;
             let removed = stream.purge().filter(parts_subject(id)).await;
             removed.map_err(|error| self.failed(error))

@@ -62,6 +62,12 @@ async fn follow_connection(
     let bucket = store.bucket_state().await?;
     let epoch = cluster.begin_bucket(bucket);
     cluster.expect_first(store.names().await?);
+    if cluster.has_lost() {
+        // Before an older record, which another host has written, replaces the local copy.
+        if let Err(error) = adopt(inner, cluster).await {
+            tracing::warn!("cannot restore all deployments that NATS has lost: {error}");
+        }
+    }
     let changes = store.changes().await?;
     cluster.status_changed.notify_one();
     tokio::select! {
@@ -120,8 +126,10 @@ async fn add_missing(inner: &Weak<Inner>, cluster: &Cluster) -> Infallible {
     std::future::pending().await
 }
 
-/// Writes the deployments that only the local copy has: NATS lost them, or this host had them before it joined.
+/// Writes the deployments that only the local copy has: NATS lost them, or this host had them before it joined. After a loss,
+/// also those of which another host has written an earlier revision.
 async fn adopt(inner: &Weak<Inner>, cluster: &Cluster) -> Result<(), StoreError> {
+    let has_lost = cluster.has_lost();
     let names = BTreeSet::from_iter(cluster.store.names().await?);
     let Some(inner) = inner.upgrade() else {
         return Ok(());
@@ -130,9 +138,14 @@ async fn adopt(inner: &Weak<Inner>, cluster: &Cluster) -> Result<(), StoreError>
         return Ok(());
     };
     for (name, deployment) in local.list() {
-        if names.contains(&name) {
+        let latest = deployment.record.latest_revision;
+        let replaced = match has_lost {
+            true => replaced_version(cluster, &name, latest).await?,
+            false => (!names.contains(&name)).then_some(0),
+        };
+        let Some(mut expected) = replaced else {
             continue;
-        }
+        };
         let revisions = deployment.revisions.values();
         let components: BTreeSet<_> = revisions.flat_map(|one| one.components()).collect();
         for digest in components {
@@ -151,19 +164,52 @@ async fn adopt(inner: &Weak<Inner>, cluster: &Cluster) -> Result<(), StoreError>
         }
         let entry = Entry {
             version: 0,
-            latest_revision: deployment.record.latest_revision,
+            latest_revision: latest,
             first_revision: 1,
             deployment: Some(deployment),
         };
-        match cluster.store.compare_and_set(&name, 0, &entry).await {
-            Ok(_) => tracing::info!("the cluster did not have '{name}'; this host has added it"),
-            // Another host was faster.
-            Err(StoreError::Conflict { .. }) => {}
-            Err(error @ StoreError::Record { .. }) => tracing::error!("{error}"),
-            Err(error) => return Err(error),
+        loop {
+            let set = cluster.store.compare_and_set(&name, expected, &entry).await;
+            match set {
+                Ok(_) if expected > 0 => tracing::warn!(
+                    "the cluster had an earlier revision of '{name}'; this host has written the one that NATS had lost"
+                ),
+                Ok(_) => {
+                    tracing::info!("the cluster did not have '{name}'; this host has added it");
+                }
+                // Another host was faster, perhaps with an earlier revision.
+                Err(StoreError::Conflict { .. }) if has_lost => {
+                    if let Some(now) = replaced_version(cluster, &name, latest).await? {
+                        expected = now;
+                        continue;
+                    }
+                }
+                Err(StoreError::Conflict { .. }) => {}
+                Err(error @ StoreError::Record { .. }) => tracing::error!("{error}"),
+                Err(error) => return Err(error),
+            }
+            break;
         }
     }
+    cluster.set_restored();
     Ok(())
+}
+
+/// Version of the record that one with this latest revision replaces after a loss; 0 if there is none. `None` if the one that is
+/// there counts.
+async fn replaced_version(
+    cluster: &Cluster,
+    name: &DeploymentName,
+    latest: u64,
+) -> Result<Option<u64>, StoreError> {
+    match cluster.store.entry(name).await {
+        Ok(now) => {
+            let is_earlier = now.deployment.is_some() && now.latest_revision < latest;
+            Ok((now.version == 0 || is_earlier).then_some(now.version))
+        }
+        Err(StoreError::Record { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Uploads a component of the local copy, unless the cluster has it.

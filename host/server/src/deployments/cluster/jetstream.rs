@@ -138,6 +138,11 @@ impl JetStreamStore {
             ..kv::Config::default()
         });
         let hosts = hosts.await?;
+        if hosts.stream.cached_info().config.max_age.is_zero() {
+            tracing::warn!(
+                "the bucket {HOSTS} keeps the hosts that are gone, for which deploys wait; make it with '--ttl 20s'"
+            );
+        }
         let components = match self.context.get_object_store(COMPONENTS).await {
             Ok(components) => components,
             Err(_) => {

@@ -19,6 +19,8 @@ pub(super) struct Progress {
     /// When the bucket of the records was created.
     created: i128,
     epoch: Epoch,
+    /// Whether the bucket was made anew, and the local deployments were not written into it yet.
+    has_lost: bool,
     /// Names of the first connection that were neither taken nor failed yet; `None` until they are known.
     first: Option<BTreeSet<DeploymentName>>,
 }
@@ -56,6 +58,16 @@ impl Cluster {
         let epoch = self.progress().begin_bucket(bucket);
         self.arrivals.send_modify(|arrivals| *arrivals += 1);
         epoch
+    }
+
+    /// Whether NATS has lost records that this host may have.
+    pub(super) fn has_lost(&self) -> bool {
+        self.progress().has_lost
+    }
+
+    /// Records that the cluster has what this host had.
+    pub(super) fn set_restored(&self) {
+        self.progress().has_lost = false;
     }
 
     /// Remembers the names that the cluster had at the first connection.
@@ -134,7 +146,9 @@ impl Progress {
     fn begin_bucket(&mut self, bucket: BucketState) -> Epoch {
         let names = self.deployments.keys();
         let newest = names.map(|name| self.known_version(name)).max();
-        let is_other = std::mem::replace(&mut self.created, bucket.created) != bucket.created;
+        let before = std::mem::replace(&mut self.created, bucket.created);
+        let is_other = before != bucket.created;
+        self.has_lost |= is_other && before != 0;
         if is_other || newest.is_some_and(|newest| newest > bucket.last_version) {
             self.epoch.0 += 1;
             self.deployments.retain(|_, one| {
@@ -376,8 +390,10 @@ mod tests {
         let old = progress.begin_bucket(bucket(1, 50));
         progress.add_target(&a, record(50));
         // A task takes it, while NATS loses its data.
+        assert!(!progress.has_lost);
         let new = progress.begin_bucket(bucket(2, 3));
         assert_ne!(old, new);
+        assert!(progress.has_lost);
         assert_eq!(progress.add_target(&a, record(3)), Added::Waiting);
         let late = progress.is_taken(&a, 50, old);
         assert!(matches!(late, Err(ChangeError::Busy)), "{late:?}");
@@ -397,6 +413,7 @@ mod tests {
         assert_eq!(progress.taken(&a), 50);
         // A backup has the same date of creation, and fewer records.
         assert_ne!(progress.begin_bucket(bucket(1, 40)), first);
+        assert!(!progress.has_lost, "its records count");
         assert_eq!(progress.taken(&a), 0);
         assert_ne!(progress.add_target(&a, record(40)), Added::Known);
     }
