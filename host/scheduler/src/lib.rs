@@ -35,6 +35,7 @@ mod admission;
 mod batch;
 mod batch_plan;
 mod batch_window;
+mod cache_changes;
 mod compaction;
 mod config;
 mod cost_model;
@@ -78,6 +79,7 @@ mod swap_costs;
 mod tenant_schedule;
 mod timers;
 
+pub use cache_changes::CacheChange;
 pub use config::SchedulerConfig;
 pub use cost_model::CostModel;
 pub use draft_acceptance::{DraftSource, accepted_drafts};
@@ -87,6 +89,7 @@ pub use model_drafts::{DraftPlan, DraftState};
 pub use overlap_state::Overlap;
 pub use prefill_budget::PrefillPolicy;
 pub use prefill_profile::CHUNK_SIZES;
+pub use prefix_cache::PrefixHolder;
 pub use prefix_tree::PrefixTree;
 pub use request::{
     AdapterId, CellQuota, LogitsKind, PrefixScope, Priority, QuotaGroup, Request, RequestId,

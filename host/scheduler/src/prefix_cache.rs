@@ -13,6 +13,7 @@ use crate::kv_cells::PositionOrder;
 use crate::prefix_tree::PrefixTree;
 use crate::request::{PrefixScope, RequestId, length};
 use crate::retention::{Retention, WeakRetention};
+use crate::status::EntryLocation;
 use crate::step::{EntryId, SeqId};
 use crate::{Time, Token};
 use std::cmp::Reverse;
@@ -27,9 +28,11 @@ const SWEEP_INTERVAL: Time = Time::from_secs(1);
 pub(crate) const SWEEP_ENTRIES: usize = 128;
 
 /// Whose tokens a path of the tree is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PrefixHolder {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PrefixHolder {
+    /// A prefix cache entry.
     Entry(EntryId),
+    /// A running request.
     Running(RequestId),
 }
 
@@ -83,6 +86,15 @@ impl Entry {
         self.durable
     }
 
+    /// Where its state is, as far as the scheduler knows.
+    pub fn location(&self) -> EntryLocation {
+        match self.state {
+            EntryState::Resident(_) => EntryLocation::Cells,
+            EntryState::SwappedOut(_) if self.durable => EntryLocation::Disk,
+            EntryState::SwappedOut(_) => EntryLocation::Memory,
+        }
+    }
+
     /// Its id, if it is resident.
     pub fn seq(&self) -> Option<SeqId> {
         match self.state {
@@ -111,6 +123,8 @@ pub(crate) struct PrefixCache {
     swept_at: Time,
     /// Where the sweep in progress continues.
     sweep_next: Option<EntryId>,
+    /// Entries that came, went or moved since [`PrefixCache::take_changed`], if they are recorded.
+    changed: Option<Vec<EntryId>>,
     /// Entries that were visited, for tests.
     #[cfg(test)]
     visits: std::cell::Cell<u64>,
@@ -120,6 +134,25 @@ impl PrefixCache {
     /// All entries.
     pub fn iter(&self) -> impl Iterator<Item = (EntryId, &Entry)> {
         self.entries.iter().map(|(id, entry)| (*id, entry))
+    }
+
+    /// From now on, records which entries change; at first all.
+    pub fn record_changes(&mut self) {
+        self.changed = Some(self.entries.keys().copied().collect());
+    }
+
+    /// Takes the recorded entries. Some may be gone, some are listed twice.
+    pub fn take_changed(&mut self) -> Vec<EntryId> {
+        self.changed
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
+    }
+
+    fn record_change(&mut self, id: EntryId) {
+        if let Some(changed) = &mut self.changed {
+            changed.push(id);
+        }
     }
 
     /// All entries in the order of the prefix tree, each with the number of tokens that it shares with the one before it.
@@ -174,6 +207,7 @@ impl PrefixCache {
             durable: false,
         };
         self.entries.insert(id, entry);
+        self.record_change(id);
         id
     }
 
@@ -206,6 +240,7 @@ impl PrefixCache {
             .tree
             .remove(entry.scope, &entry.tokens, PrefixHolder::Entry(id));
         debug_assert!(removed, "{id:?} is not in the tree");
+        self.record_change(id);
         Some(entry)
     }
 
@@ -216,6 +251,7 @@ impl PrefixCache {
             entry.offloaded = offloaded;
             let last_used = entry.last_used;
             self.remove_from_lru(last_used);
+            self.record_change(id);
         }
     }
 
@@ -224,6 +260,7 @@ impl PrefixCache {
         if let Some(entry) = self.entries.get_mut(&id) {
             (entry.offloaded, entry.durable) = (true, true);
             self.has_disk = true;
+            self.record_change(id);
         }
     }
 

@@ -5,6 +5,7 @@ use crate::Time;
 use crate::adapter_schedule::AdapterSchedule;
 use crate::admission::{Admission, PrefixSource};
 use crate::batch_window::BatchWindow;
+use crate::cache_changes::CacheReport;
 use crate::compaction::Compaction;
 use crate::config::SchedulerConfig;
 use crate::cost_model::CostModel;
@@ -41,6 +42,8 @@ pub struct Scheduler {
     pub(crate) failure: FailureHandling,
     pub(crate) compaction: Compaction,
     pub(crate) overlap: OverlapState,
+    /// What was reported of the cache, if changes are recorded.
+    pub(crate) cache_report: Option<CacheReport>,
     /// The rows of the planned step until [`Scheduler::step_done`].
     pub(crate) planned: Vec<Row>,
     /// When a step was last planned.
@@ -76,6 +79,7 @@ impl Scheduler {
             failure: FailureHandling::new(config.max_step_tokens),
             compaction: Compaction::default(),
             overlap: OverlapState::default(),
+            cache_report: None,
             planned: Vec::new(),
             planned_at: Time::ZERO,
             shape: StepShape::default(),

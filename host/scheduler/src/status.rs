@@ -90,7 +90,7 @@ pub struct RequestStatus {
 }
 
 /// Where the state of a prefix cache entry is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EntryLocation {
     /// In the KV cells.
     Cells,
@@ -158,11 +158,7 @@ fn entry_status(id: EntryId, entry: &Entry, shared: u32) -> EntryStatus {
         seq: entry.seq(),
         tokens: entry.length(),
         retained: entry.is_retained(),
-        location: match entry.seq() {
-            Some(_) => EntryLocation::Cells,
-            None if entry.is_durable() => EntryLocation::Disk,
-            None => EntryLocation::Memory,
-        },
+        location: entry.location(),
         shared,
         hits: entry.hits,
     }

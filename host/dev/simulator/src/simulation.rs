@@ -1,6 +1,7 @@
 //! Drives a scheduler over the simulated backend in virtual time, as the engine thread does, and checks the invariants
 //! in every step. A violation panics.
 
+mod cache_follower;
 mod check;
 mod draft_model;
 mod overlap;
@@ -10,6 +11,7 @@ mod swap;
 mod text;
 
 use crate::{Fault, Input, Machine, POISON, Simulator, Size};
+use cache_follower::CacheFollower;
 use corral_scheduler::{
     EntryId, MemoryOp, PrefixScope, Request, RequestId, RequestProgress, Retention, Row, Scheduler,
     SchedulerConfig, SchedulerCounters, Step, StepResult, Time, Token,
@@ -66,6 +68,7 @@ pub struct Simulation {
     arrivals: Vec<Arrival>,
     alive: HashMap<RequestId, Alive>,
     strikes: StrikeCount,
+    follower: Option<CacheFollower>,
     records: Vec<Option<Record>>,
     /// The texts of finished arrivals.
     texts: HashMap<usize, Vec<Token>>,
@@ -120,6 +123,7 @@ impl Simulation {
             arrivals: Vec::new(),
             alive: HashMap::new(),
             strikes: StrikeCount::default(),
+            follower: None,
             records: Vec::new(),
             texts: HashMap::new(),
             retentions: HashMap::new(),
@@ -213,6 +217,7 @@ impl Simulation {
         self.retentions.clear();
         self.scheduler.clear_prefix_cache();
         self.run_memory_ops();
+        self.check_cache_changes();
         assert!(self.store.is_empty(), "swapped-out states are left");
         assert_eq!(self.scheduler.seq_ids_used(), 0, "ids are left");
         assert_eq!(self.scheduler.cells_committed(), 0, "cells are left");
@@ -395,12 +400,14 @@ impl Simulation {
             // Failed operations may have queued others.
             self.run_memory_ops();
             self.check_cells(&[]);
+            self.check_cache_changes();
             return compacted || !self.swap_ins.is_empty();
         }
         self.compute(&step);
         let pending = self.scheduler.take_memory_ops();
         self.apply_memory_ops(&pending);
         self.check_cells(&pending);
+        self.check_cache_changes();
         self.propose(&step.rows);
         true
     }

@@ -229,10 +229,14 @@ fn simulate(
     (faults, machine): (&[(u64, Fault)], Machine),
     store_fails: Option<u64>,
     state_faults: BTreeSet<u64>,
+    follows_cache: bool,
 ) -> Result<(), TestCaseError> {
     let mut simulation = simulation_on(machine, config, faults)
         .with_failing_store(store_fails)
         .with_state_faults(state_faults);
+    if follows_cache {
+        simulation = simulation.with_cache_follower();
+    }
     let records = simulation.run(arrivals.to_vec());
     for (arrival, record) in arrivals.iter().zip(&records) {
         check_end(&config, arrival, record)?;
@@ -254,9 +258,11 @@ proptest! {
         (faults, attention, compute_bound) in (faults(), attention(), proptest::bool::weighted(0.3)),
         store_fails in proptest::option::weighted(0.3, 1..9u64),
         state_faults in proptest::collection::btree_set(0..40u64, 0..6),
+        follows_cache in proptest::bool::weighted(0.05),
     ) {
         let machine = machine_of(&config, attention, compute_bound);
-        simulate(config, &arrivals, (&faults, machine), store_fails, state_faults)?;
+        let faults = (&faults[..], machine);
+        simulate(config, &arrivals, faults, store_fails, state_faults, follows_cache)?;
     }
 
     /// The same with few ids, cells and queue places.
@@ -269,7 +275,7 @@ proptest! {
         state_faults in proptest::collection::btree_set(0..10u64, 0..6),
     ) {
         let machine = machine_of(&config, attention, compute_bound);
-        simulate(config, &arrivals, (&faults, machine), store_fails, state_faults)?;
+        simulate(config, &arrivals, (&faults, machine), store_fails, state_faults, true)?;
     }
 
     /// Equal requests of one tenant start in order of arrival. While one is the first of its tenant, no other tenant
