@@ -36,7 +36,7 @@ impl PrefixOwner {
     }
 
     /// The digest of kind and name.
-    pub(crate) fn digest(&self) -> &[u8; 32] {
+    pub fn digest(&self) -> &[u8; 32] {
         &self.0
     }
 }

@@ -11,6 +11,7 @@
 
 mod backend;
 mod block_on;
+mod cache_feed;
 mod caller;
 mod compute_threads;
 mod cpu_time;
@@ -54,6 +55,7 @@ mod worker;
 
 pub use self::image::picture::{DECODE_IMAGE_JOB, decode_image_job};
 pub use self::image::{Image, MAX_IMAGE_BYTES};
+pub use cache_feed::{CACHE_BLOCK, CacheFeed, CacheUpdate, OwnedChange};
 pub use caller::{Caller, CellShare, PrefixOwner};
 pub use corral_constraint::{Constraint, Error as ConstraintError, Grammar, Matcher};
 pub use corral_llama::{
@@ -64,8 +66,8 @@ pub use corral_llama::{
 };
 pub use corral_sampling::{self as sampling, Sampler, Statistics, TokenLogprobs};
 pub use corral_scheduler::{
-    AdapterId, EntryId, Latency, LatencyError, Overlap, PrefillPolicy, PrefixScope, Priority,
-    RequestId, RequestState, Retention, SeqId, Tenant, WeakRetention,
+    AdapterId, CacheChange, EntryId, Latency, LatencyError, Overlap, PrefillPolicy, PrefixHolder,
+    PrefixScope, Priority, RequestId, RequestState, Retention, SeqId, Tenant, WeakRetention,
 };
 pub use device_placement::{DeviceSelection, GpuLayers, PlacementOptions};
 pub use embedding::{

@@ -1,5 +1,6 @@
 //! Configuration of a model, and facts about a loaded one.
 
+use crate::cache_feed::CacheFeed;
 use crate::device_placement::{GpuLayers, PlacementOptions};
 use crate::embedding::EmbeddingConfig;
 use crate::memory_estimate::MemoryEstimate;
@@ -117,6 +118,8 @@ pub struct ModelConfig {
     /// Directory and bytes of disk for prefixes, which are there again after a restart. A model has a subdirectory of its
     /// name, which one process at a time can use.
     pub prefix_disk: Option<(PathBuf, u64)>,
+    /// Gets the changes of the prefix cache.
+    pub cache_feed: Option<Arc<CacheFeed>>,
     /// Store of named snapshots.
     pub snapshots: Option<Arc<Snapshots>>,
     /// LoRA adapters: name and path of the GGUF file; at most 16.
@@ -154,6 +157,7 @@ impl ModelConfig {
             prefix_offload_ram: DEFAULT_PREFIX_OFFLOAD_RAM,
             swap_disk: None,
             prefix_disk: None,
+            cache_feed: None,
             snapshots: None,
             adapters: Vec::new(),
             projector: None,

@@ -4,6 +4,7 @@
 //! The [`Scheduler`] decides what a step contains; the worker executes it and reports the result. Each request has one
 //! entry in `requests`, from [`Worker::enqueue`] to its end.
 
+mod cache_feed;
 mod constrained;
 mod device_top_k;
 mod draft_model;
@@ -27,6 +28,7 @@ pub use prompt::Prompt;
 pub use swap::{ExportState, ExportedState, ImportState, MAX_COMPACTION_BYTES, Swap};
 
 use crate::backend::{Backend, TokenInput};
+use crate::cache_feed::CacheFeedWriter;
 use crate::caller::Caller;
 use crate::compute_threads::ComputeThreads;
 use crate::draft_model::DraftModel;
@@ -272,6 +274,7 @@ pub struct Worker<B> {
     overlap: OverlapEstimate,
     compute_threads: ComputeThreads,
     draft_model: Option<DraftModel<B>>,
+    cache_feed: Option<CacheFeedWriter>,
     inputs: Vec<TokenInput>,
     scratch: Scratch,
     text: String,
@@ -312,6 +315,7 @@ impl<B: Backend> Worker<B> {
             sampler_mailbox,
             overlap: OverlapEstimate::default(),
             draft_model: None,
+            cache_feed: None,
             inputs: Vec::with_capacity(config.max_step_tokens as usize),
             scratch: Scratch::default(),
             text: String::new(),
@@ -350,6 +354,7 @@ impl<B: Backend> Worker<B> {
             let step = self.scheduler.plan(self.time(now));
             has_work = self.run_step(&step, now);
             self.report(&step);
+            self.report_cache_changes();
         }
         while let Ok(command) = self.commands.try_recv() {
             refuse(command);

@@ -181,6 +181,9 @@ impl Engine {
         if config.adaptive_threads {
             worker.enable_adaptive_threads();
         }
+        if let Some(feed) = &config.cache_feed {
+            worker.enable_cache_feed(feed, &info.name, &info.adapters);
+        }
         let thread = std::thread::Builder::new()
             .name(format!("engine {}", info.name))
             .spawn(move || worker.run())

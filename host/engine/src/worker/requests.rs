@@ -37,6 +37,9 @@ impl<B: Backend> Worker<B> {
         let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         let scope = caller.scope().with(adapter);
         self.find_prefixes(scope, caller.prefix_owner);
+        if let Some(feed) = &mut self.cache_feed {
+            feed.set_owner(scope, caller.prefix_owner);
+        }
         let external = work.external_sampling(&prompt);
         let arrived_at = self.time(arrived);
         let request = Request {
