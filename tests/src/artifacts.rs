@@ -176,6 +176,11 @@ pub fn nats_server() -> PathBuf {
     installed("make test", "CORRAL_NATS_SERVER", "tests/nats-server.sh")
 }
 
+/// The directory with Python's packages for ZeroMQ and MessagePack. `make test` fills it with `tests/zmq.sh`.
+pub fn zmq() -> PathBuf {
+    installed("make test", "CORRAL_ZMQ", "tests/zmq.sh")
+}
+
 /// A directory in the target directory for files that tests write.
 pub fn scratch() -> PathBuf {
     let dir = target_dir().join("tests-scratch");

@@ -3,6 +3,7 @@
 mod cluster;
 mod devices;
 mod folders;
+mod kv_events;
 mod linked;
 mod memory;
 mod model_pool;

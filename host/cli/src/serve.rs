@@ -14,8 +14,8 @@ use corral_runtime::{
 };
 use corral_server::deployments::{ClusterConfig, Deployments, Store, StoreLimits};
 use corral_server::{
-    Access, InheritedSockets, Listeners, Route, Server, Services, StartingRoutes, StopSignals,
-    Telemetry,
+    Access, InheritedSockets, KvEvents, Listeners, Route, Server, Services, StartingRoutes,
+    StopSignals, Telemetry,
 };
 use reload::LiveOptions;
 use std::io::Write;
@@ -83,6 +83,8 @@ async fn serve_until_stopped(
         options.verify_key = Some(registry::read_verify_key(file)?.into());
     }
     let cluster = args.cluster.read()?;
+    let kv_events = args.kv_events.bind(warn).await?;
+    options.kv_events.clone_from(&kv_events);
     options.console = !args.no_console;
     options.starting = starting_routes(&args, store.as_ref());
     // Watch signals before models load, which takes long.
@@ -105,7 +107,8 @@ async fn serve_until_stopped(
         Server::start(listeners, options).map_err(Error::context("cannot start the listeners"))?;
     server.admin_warning().into_iter().for_each(warn);
 
-    let models = startup::model_pool(&args.models)?;
+    let cache_feed = kv_events.as_ref().map(|events| events.feed());
+    let models = startup::model_pool_to_serve(&args.models, cache_feed)?;
     let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
     let outbound = OutboundConfig {
         connections: size(shares.outbound),
@@ -142,7 +145,7 @@ async fn serve_until_stopped(
     server.serve(services);
     // What was logged before stands above the addresses on a terminal.
     logs::flush();
-    announce(&args, &server, token.as_ref());
+    announce(&args, &server, kv_events.as_deref(), token.as_ref());
     service_manager::notify_ready();
 
     tokio::select! {
@@ -326,7 +329,12 @@ async fn load_plugin(
 }
 
 /// Prints on stdout that the server is ready, and its addresses. Programs wait for these lines.
-fn announce(args: &ServeArgs, server: &Server, token: Option<&ConfiguredToken>) {
+fn announce(
+    args: &ServeArgs,
+    server: &Server,
+    kv_events: Option<&KvEvents>,
+    token: Option<&ConfiguredToken>,
+) {
     let mut text = String::new();
     for plugin in &args.plugins {
         text += &format!("route {} is {}\n", plugin.route, plugin.file.display());
@@ -338,6 +346,9 @@ fn announce(args: &ServeArgs, server: &Server, token: Option<&ConfiguredToken>) 
         Some(_) => "https",
         None => "http",
     };
+    for address in kv_events.map_or(&[][..], KvEvents::addresses) {
+        text += &format!("KV events on tcp://{address}\n");
+    }
     text += &format!("listening on {scheme}://{}\n", server.public_address());
     text += &format!("admin on {}\n", server.admin_address());
     // The server runs on if nothing reads this.

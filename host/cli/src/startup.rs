@@ -6,7 +6,7 @@ use crate::args::{ModelArg, ModelArgs};
 use crate::isolated_job;
 use crate::terminal::mebibytes;
 use corral_engine::{
-    Caller, FileAccess, ModelCheck, ModelConfig, ModelPool, ModelState, Snapshots,
+    CacheFeed, Caller, FileAccess, ModelCheck, ModelConfig, ModelPool, ModelState, Snapshots,
 };
 use corral_runtime::{OutboundConfig, Runtime, RuntimeConfig};
 use std::path::{Path, PathBuf};
@@ -61,16 +61,25 @@ pub fn tokio_runtime(workers: usize) -> Result<tokio::runtime::Runtime, Error> {
 
 /// The models of the command line, none of them loaded.
 pub(crate) fn model_pool(args: &ModelArgs) -> Result<ModelPool, Error> {
-    model_pool_with(args, || args.memory.open_snapshots())
+    model_pool_to_serve(args, None)
+}
+
+/// The same, which tells a feed what their caches hold.
+pub(crate) fn model_pool_to_serve(
+    args: &ModelArgs,
+    cache_feed: Option<Arc<CacheFeed>>,
+) -> Result<ModelPool, Error> {
+    model_pool_with(args, cache_feed, || args.memory.open_snapshots())
 }
 
 /// The same without the directory of snapshots, which only one process can use.
 pub(crate) fn model_pool_to_check(args: &ModelArgs) -> Result<ModelPool, Error> {
-    model_pool_with(args, || Ok(None))
+    model_pool_with(args, None, || Ok(None))
 }
 
 fn model_pool_with(
     args: &ModelArgs,
+    cache_feed: Option<Arc<CacheFeed>>,
     snapshots: impl FnOnce() -> Result<Option<Arc<Snapshots>>, Error>,
 ) -> Result<ModelPool, Error> {
     args.devices.backends.load()?;
@@ -97,6 +106,7 @@ fn model_pool_with(
         config.placement = args.devices.for_model(name);
         config.device_top_k = args.device_top_k;
         config.overlap = args.overlap;
+        config.cache_feed.clone_from(&cache_feed);
         args.memory.apply(&mut config, snapshots.as_ref());
         config
     };

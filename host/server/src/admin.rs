@@ -262,6 +262,9 @@ pub(crate) fn metric_families(admin: &AdminState) -> MetricFamilies {
     state.telemetry_counters.write(&mut families);
     state.counters.write(&mut families);
     admin.events.write_metrics(&mut families);
+    if let Some(kv_events) = &state.kv_events {
+        kv_events.write_metrics(&mut families);
+    }
     if let Some(memory) = state.memory.get() {
         memory.write(&mut families);
     }

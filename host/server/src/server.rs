@@ -4,6 +4,7 @@ use crate::admin::{self, AdminExposure, AdminGuard, AdminState};
 use crate::api_keys::ApiKeys;
 use crate::deployments::artifact::VerifyKey;
 use crate::file_watcher::watch;
+use crate::kv_events::KvEvents;
 use crate::listener::{HttpLimits, Listener, ListenerConfig, Socket, SpareFiles, UnixSocketFile};
 use crate::listeners::{AdminSocket, Listeners, UNIX, on_loopback};
 use crate::liveness;
@@ -59,6 +60,8 @@ pub struct ServerOptions {
     pub lost_log_lines: Arc<AtomicU64>,
     /// Traces, metrics and logs for collectors.
     pub telemetry: Option<Arc<Telemetry>>,
+    /// Publishes what the models' caches hold.
+    pub kv_events: Option<Arc<KvEvents>>,
 }
 
 impl From<HttpLimits> for ServerOptions {
@@ -138,7 +141,11 @@ impl Server {
                 .cloned()
                 .unwrap_or_default(),
             telemetry: options.telemetry.clone(),
+            kv_events: options.kv_events,
         });
+        if let Some(kv_events) = &state.kv_events {
+            kv_events.start(state.public_address);
+        }
         let spare_files = Arc::new(SpareFiles::new(SPARE_ADMIN_FILES));
         let public_state = state.clone();
         let public = Listener::start(

@@ -2,6 +2,7 @@
 
 use crate::api_keys::ApiKeys;
 use crate::http_counters::HttpCounters;
+use crate::kv_events::KvEvents;
 use crate::listener::HttpLimits;
 use crate::memory_guard::MemoryGuard;
 use crate::problem::Problem;
@@ -41,6 +42,8 @@ pub(crate) struct ServerState {
     /// Traces, metrics and logs for collectors, if there is an endpoint.
     pub(crate) telemetry: Option<Arc<Telemetry>>,
     pub(crate) telemetry_counters: Arc<TelemetryCounters>,
+    /// Publishes what the models' caches hold.
+    pub(crate) kv_events: Option<Arc<KvEvents>>,
 }
 
 impl ServerState {

@@ -2,6 +2,7 @@
 
 use super::cluster::ClusterArgs;
 use super::folders::FolderArgs;
+use super::kv_events::KvEventArgs;
 use super::models::ModelArgs;
 use super::parsers::{route_and_value, seconds};
 use super::public::PublicArgs;
@@ -56,6 +57,8 @@ pub struct ServeArgs {
     pub(crate) telemetry: TelemetryArgs,
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
+    #[command(flatten)]
+    pub(crate) kv_events: KvEventArgs,
     /// Address of the public listener, HOST:PORT; port 0 picks a free one
     #[arg(
         long,

@@ -262,6 +262,12 @@ impl CheckReport {
             Ok(_) => self.plan(format!("listening on {scheme}://{}", args.listen)),
             Err(problem) => self.problem(args, "listen", 0, problem),
         }
+        for (option, address) in args.kv_events.addresses() {
+            match resolve(address.authority()) {
+                Ok(_) => self.plan(format!("{option} on {address}")),
+                Err(problem) => self.problem(args, option, 0, problem),
+            }
+        }
         let checked = match args.admin.strip_prefix("unix:") {
             Some(path) => check_socket(Path::new(path)),
             None => resolve(&args.admin).and_then(|addresses| check_token(args, &addresses)),

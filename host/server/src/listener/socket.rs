@@ -92,7 +92,8 @@ impl Socket {
     }
 }
 
-fn set_options(stream: &TcpStream) -> io::Result<()> {
+/// Sets the options of a connection.
+pub(crate) fn set_options(stream: &TcpStream) -> io::Result<()> {
     // Nagle's algorithm would delay small chunks of a stream by 40 ms.
     stream.set_nodelay(true)?;
     // A client that vanishes without closing its connection would hold its request until the time limit.
