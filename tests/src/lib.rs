@@ -22,6 +22,7 @@ pub mod linked;
 mod metrics;
 mod nats;
 mod neighbors;
+pub mod pictures;
 mod registry;
 mod response;
 pub mod schema;

@@ -1,14 +1,12 @@
 //! Images through the APIs of the plugins: the demo model sees with a projector that makes a picture a row of characters, so it
 //! answers a sum that is drawn, and a wrong embedding, cell or cache entry shows as a wrong answer.
 
-use corral_random_model::projector::{PATCH, SIDE, picture, write_projector};
+use corral_random_model::projector::SIDE;
+use corral_tests::pictures::{drawn, drawn_sum, projector};
 use corral_tests::{Corral, RELIABLE_SUMS, Response, Sum, artifacts, run, scratch_dir};
 use data_encoding::{BASE64, HEXLOWER};
-use image::{DynamicImage, GrayImage, ImageFormat};
+use image::ImageFormat;
 use serde_json::{Value, json};
-use std::io::Cursor;
-use std::path::PathBuf;
-use std::sync::LazyLock;
 
 const ROUTES: [(&str, &str); 3] = [
     ("/v1", "openai"),
@@ -18,35 +16,8 @@ const ROUTES: [(&str, &str); 3] = [
 /// Positions of a picture.
 const POSITIONS: u64 = (SIDE * SIDE) as u64;
 
-fn projector() -> PathBuf {
-    static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
-        let file = scratch_dir().join("mmproj.gguf");
-        write_projector(&artifacts::model(), &file).expect("the projector is written");
-        file
-    });
-    FILE.clone()
-}
-
 fn start() -> Corral {
-    let projector = projector();
-    let projector = projector.to_str().expect("a path in UTF-8");
-    Corral::start_with_routes(&ROUTES, &["--mmproj", projector])
-}
-
-/// A picture of a text, as a file.
-fn drawn(text: &str, format: ImageFormat) -> Vec<u8> {
-    let side = SIDE * PATCH;
-    let pixels = picture(text.as_bytes(), b'\n');
-    let image = GrayImage::from_raw(side, side, pixels).expect("all pixels");
-    let mut file = Cursor::new(Vec::new());
-    let image = DynamicImage::from(image).into_rgb8();
-    image.write_to(&mut file, format).expect("in memory");
-    file.into_inner()
-}
-
-/// The sum without `=`, as a PNG.
-fn png(sum: Sum) -> Vec<u8> {
-    drawn(sum.question().trim_end_matches('='), ImageFormat::Png)
+    Corral::start_with_routes(&ROUTES, &["--mmproj", projector()])
 }
 
 fn url(file: &[u8]) -> String {
@@ -74,7 +45,7 @@ fn answer(response: &Response) -> String {
 fn pictures_are_read_through_every_api() {
     let corral = start();
     for sum in RELIABLE_SUMS {
-        let file = png(sum);
+        let file = drawn_sum(sum);
         let base64 = BASE64.encode(&file);
         assert_eq!(answer(&ask(&corral, &file)), sum.answer());
 
@@ -113,7 +84,7 @@ fn pictures_are_read_through_every_api() {
 fn blocking_guests_see_pictures() {
     let corral = start();
     for sum in RELIABLE_SUMS {
-        let file = HEXLOWER.encode(&png(sum));
+        let file = HEXLOWER.encode(&drawn_sum(sum));
         let answer = corral.post("/blocking/see", file);
         assert_eq!((answer.status, answer.body), (200, sum.answer()));
     }
@@ -141,7 +112,7 @@ fn only_the_same_picture_is_cached() {
     let corral = start();
     let [one, other, ..] = RELIABLE_SUMS;
     let cached = |sum: Sum| {
-        let response = ask(&corral, &png(sum));
+        let response = ask(&corral, &drawn_sum(sum));
         assert_eq!(answer(&response), sum.answer());
         let usage = response.json()["usage"].clone();
         let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
@@ -176,7 +147,7 @@ fn counted_tokens_include_pictures() {
         response.json()["input_tokens"].as_u64().expect("a number")
     };
     let text = json!({"type": "text", "text": "="});
-    let data = BASE64.encode(&png(RELIABLE_SUMS[0]));
+    let data = BASE64.encode(&drawn_sum(RELIABLE_SUMS[0]));
     let source = json!({"type": "base64", "media_type": "image/png", "data": data});
     let image = json!({"type": "image", "source": source});
     let without = count(json!([text]));
@@ -194,7 +165,7 @@ fn concurrent_pictures_are_right() {
                 scope.spawn(move || {
                     for round in 0..5 {
                         let sum = RELIABLE_SUMS[(number + round) % RELIABLE_SUMS.len()];
-                        assert_eq!(answer(&ask(corral, &png(sum))), sum.answer());
+                        assert_eq!(answer(&ask(corral, &drawn_sum(sum))), sum.answer());
                     }
                 });
             }
@@ -253,10 +224,13 @@ fn broken_pictures_harm_no_other_request() {
 #[test]
 fn text_models_refuse_pictures() {
     let corral = Corral::start_with_routes(&ROUTES, &[]);
-    let refused = ask(&corral, &png(RELIABLE_SUMS[0]));
+    let refused = ask(&corral, &drawn_sum(RELIABLE_SUMS[0]));
     assert_eq!(refused.status, 400, "{refused:?}");
     assert!(refused.body.contains("reads text only"), "{refused:?}");
-    let refused = corral.post("/blocking/see", HEXLOWER.encode(&png(RELIABLE_SUMS[0])));
+    let refused = corral.post(
+        "/blocking/see",
+        HEXLOWER.encode(&drawn_sum(RELIABLE_SUMS[0])),
+    );
     assert!(refused.body.contains("--mmproj"), "{refused:?}");
     let models = corral.get("/v1/models").json();
     let inputs = models["data"][0]["architecture"]["input_modalities"].clone();
@@ -276,7 +250,7 @@ fn text_models_refuse_pictures() {
 #[test]
 fn too_many_pictures_are_refused() {
     let corral = start();
-    let file = url(&png(RELIABLE_SUMS[0]));
+    let file = url(&drawn_sum(RELIABLE_SUMS[0]));
     let image = json!({"type": "image_url", "image_url": file});
     let mut parts = vec![image; 65];
     parts.push(json!({"type": "text", "text": "="}));

@@ -4,7 +4,8 @@ use corral_remote_client::{
     CallError, ConnectOptions, Error, GenerateOptions, Grammar, Model, Part, Sequence, Session,
     Setting, next_many,
 };
-use corral_tests::{Corral, RELIABLE_SUMS, Sum, block_on, key_file};
+use corral_tests::pictures::{drawn_sum, projector};
+use corral_tests::{Corral, RELIABLE_SUMS, Sum, block_on, key_file, scratch_dir};
 use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
@@ -46,9 +47,13 @@ fn keys(limits: &str) -> (String, String) {
 
 /// Checks the answer of a sequence that asks [`SUM`].
 async fn check_answer(sequence: &Sequence) {
+    check_sum(sequence, SUM).await;
+}
+
+async fn check_sum(sequence: &Sequence, sum: Sum) {
     let answer = sequence.generate(&GenerateOptions::new(8)).await;
     let answer = answer.expect("it starts").text().await;
-    assert_eq!(answer.expect("an answer"), SUM.answer());
+    assert_eq!(answer.expect("an answer"), sum.answer());
 }
 
 async fn vote(url: &str) -> Result<String, Error> {
@@ -187,6 +192,70 @@ fn constraints_and_embeddings_work() {
             session.remaining_budget().await.expect("a budget").tokens,
             None
         );
+    });
+    corral.wait_until_idle();
+}
+
+#[test]
+fn pictures_are_part_of_sequences() {
+    let corral = start(&["--mmproj", projector()]);
+    block_on(async {
+        let (_session, model) = open(&corral).await;
+        assert!(model.info().accepts_images);
+        for sum in RELIABLE_SUMS {
+            let sequence = model.empty_sequence().await.expect("a sequence");
+            let positions = sequence.append_image(drawn_sum(sum)).await;
+            assert_eq!(positions.expect("a picture"), sequence.len());
+            sequence.append("=").await.expect("appended");
+            check_sum(&sequence.fork().await.expect("a fork"), sum).await;
+            let broken = sequence.append_image(b"hello".to_vec()).await;
+            let Err(Error::Call(CallError::Invalid { .. })) = broken else {
+                panic!("{broken:?}");
+            };
+            check_sum(&sequence, sum).await;
+        }
+    });
+    corral.wait_until_idle();
+    block_on(async {
+        let corral = start(&[]);
+        let (_session, model) = open(&corral).await;
+        assert!(!model.info().accepts_images);
+        let sequence = model.empty_sequence().await.expect("a sequence");
+        let refused = sequence.append_image(drawn_sum(SUM)).await;
+        let Err(Error::Call(CallError::Invalid { detail })) = refused else {
+            panic!("{refused:?}");
+        };
+        assert!(detail.contains("--mmproj"), "{detail}");
+    });
+}
+
+#[test]
+fn snapshots_outlive_their_session() {
+    let dir = scratch_dir();
+    let arguments = ["--snapshot-dir", dir.to_str().expect("UTF-8")];
+    let corral = start(&[&arguments[..], &["--mmproj", projector()]].concat());
+    block_on(async {
+        let (session, model) = open(&corral).await;
+        let sequence = model.sequence(&SUM.question()).await.expect("a sequence");
+        sequence.save("text").await.expect("saved");
+        let seen = model.empty_sequence().await.expect("a sequence");
+        seen.append_image(drawn_sum(SUM)).await.expect("a picture");
+        seen.append("=").await.expect("appended");
+        seen.save("picture").await.expect("saved");
+        session.close().await;
+
+        let (_session, model) = open(&corral).await;
+        for (name, length) in [("text", sequence.len()), ("picture", seen.len())] {
+            let restored = model.restore(name).await.expect("restored");
+            assert_eq!(restored.len(), length, "{name}");
+            check_answer(&restored).await;
+            model.delete_snapshot(name).await.expect("deleted");
+            let gone = model.restore(name).await.err();
+            assert!(
+                matches!(gone, Some(Error::Call(CallError::NotFound { .. }))),
+                "{gone:?}"
+            );
+        }
     });
     corral.wait_until_idle();
 }

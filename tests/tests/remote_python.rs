@@ -1,6 +1,9 @@
 //! Programs in Python outside WebAssembly, over a session: the package `corral_remote`. They lie in `remote_python`.
 
-use corral_tests::{Corral, RELIABLE_SUMS, Sum, TIMEOUT, artifacts, key_file, run_command};
+use corral_tests::pictures::{drawn_sum, projector};
+use corral_tests::{
+    Corral, RELIABLE_SUMS, Sum, TIMEOUT, artifacts, key_file, run_command, scratch_dir,
+};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -123,6 +126,25 @@ fn forks_compute_the_prompt_once() {
     assert_eq!(answer["text"], SUM.answer(), "{answer}");
     let after = corral.wait_until_idle();
     after.check_prompt_was_shared(PROMPT, ANSWERS, &before);
+}
+
+#[test]
+fn pictures_and_snapshots_are_kept() {
+    let dir = scratch_dir();
+    let picture = dir.join("sum.png");
+    std::fs::write(&picture, drawn_sum(SUM)).expect("own directory");
+    let [snapshots, picture] = [&dir, &picture].map(|path| path.to_str().expect("UTF-8"));
+    let corral = start(&["--snapshot-dir", snapshots, "--mmproj", projector()]);
+    let found = line("keep", &[&url(&corral), picture]);
+    for (member, value) in [
+        ("broken", json!("Invalid")),
+        ("kept", json!(true)),
+        ("texts", json!([SUM.answer(), SUM.answer()])),
+        ("gone", json!("NotFound")),
+    ] {
+        assert_eq!(found[member], value, "{member} of {found}");
+    }
+    corral.wait_until_idle();
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Plugins under the command line of wasmtime: with a script, and with the models of a Corral host. The results are those
 //! of the same plugin on the host, and the engine computes no more tokens.
 
+use corral_tests::pictures::{drawn_sum, projector};
 use corral_tests::{Corral, Program, RELIABLE_SUMS, Sum, key_file, run, scratch_dir};
+use data_encoding::HEXLOWER;
 use serde_json::{Value, json};
 
 const SUM: Sum = RELIABLE_SUMS[0];
@@ -155,6 +157,9 @@ fn remote_guest_loops_answer_as_on_the_host() {
 
 #[test]
 fn remote_plugin_of_wasi_0_2_answers_as_on_the_host() {
+    let snapshots = scratch_dir();
+    let snapshots = snapshots.to_str().expect("UTF-8");
+    let picture = HEXLOWER.encode(&drawn_sum(SUM));
     let requests = [
         ("generate", "12+7="),
         ("outcome", "12+7="),
@@ -165,8 +170,13 @@ fn remote_plugin_of_wasi_0_2_answers_as_on_the_host() {
         ("match", "[0-9]{1,3}\n12+7="),
         ("embed", "12+7=\nowl"),
         ("drop", "12+7="),
+        ("see", picture.as_str()),
+        ("keep", "sum\n12+7="),
+        ("kept", "sum"),
+        ("forget", "sum"),
     ];
-    check_same_answers("blocking", &requests, &[]);
+    let arguments = ["--snapshot-dir", snapshots, "--mmproj", projector()];
+    check_same_answers("blocking", &requests, &arguments);
 }
 
 #[test]

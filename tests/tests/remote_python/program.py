@@ -151,6 +151,31 @@ async def errors(url, *keys):
             show(details(error))
 
 
+async def keep(url, picture):
+    """Saves a sequence with a picture, and restores it in another session."""
+    async with connect(url):
+        sequence = (await Model.open()).sequence()
+        with open(picture, "rb") as file:
+            positions = await sequence.append_image(file.read())
+        kept = len(sequence) == positions
+        try:
+            await sequence.append_image(b"hello")
+        except Error as error:
+            broken = type(error).__name__
+        await sequence.append("=").save("picture")
+        texts = [await sequence.generate(8).text()]
+    async with connect(url):
+        model = await Model.open()
+        restored = await model.restore("picture")
+        kept = kept and len(restored) == positions + 1
+        texts.append(await restored.generate(8).text())
+        await model.delete_snapshot("picture")
+        try:
+            await model.restore("picture")
+        except Error as error:
+            show({"broken": broken, "kept": kept, "texts": texts, "gone": type(error).__name__})
+
+
 async def quota(url, key):
     """A second session, and more tokens than the session may take."""
     async with connect(url, key):
