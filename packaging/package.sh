@@ -4,8 +4,8 @@
 #   packaging/package.sh BUILD PLUGINS OUT
 #   packaging/package.sh --check                checks that the programs that it calls are installed
 #
-#   OUT/corral-VERSION-MACHINE.tar.xz           for a prefix such as /usr/local: program, plugins, completions, man
-#                                               pages, units, documents, licenses, bill of materials
+#   OUT/corral-VERSION-MACHINE.tar.xz           for a prefix such as /usr/local: program, plugins, Python packages,
+#                                               completions, man pages, units, documents, licenses, bill of materials
 #   OUT/corral-VERSION-MACHINE-symbols.tar.xz   debug information of the program and its libraries
 #   OUT/corral_VERSION_ARCHITECTURE.deb         the same tree under /usr, where dpkg-deb exists
 #   OUT/SHA256SUMS
@@ -43,7 +43,7 @@ tree=$scratch/$name
 symbols=$scratch/$name-symbols
 lib=$tree/lib/corral
 doc=$tree/share/doc/corral
-mkdir -p "$lib" "$tree/bin" "$tree/lib/systemd/system" "$tree/share/corral/"{plugins,models} "$doc" "$symbols"
+mkdir -p "$lib" "$tree/bin" "$tree/lib/systemd/system" "$tree/share/corral/"{plugins,models,python} "$doc" "$symbols"
 
 cd "$build"
 for file in corral libllama.* libggml* backends/libggml-*; do
@@ -70,6 +70,7 @@ for plugin in $shipped_plugins; do
   cp "$plugins/$plugin.wasm" "$tree/share/corral/plugins/"
   [ ! -f "$plugins/$plugin.toml" ] || cp "$plugins/$plugin.toml" "$tree/share/corral/plugins/"
 done
+packaging/wheel.py "$tree/share/corral/python" >&2
 cp models/tiny/tiny.gguf "$tree/share/corral/models/"
 cp packaging/corral.{service,socket} "$tree/lib/systemd/system/"
 cp packaging/corral.default packaging/server.toml host/cli/server.schema.json "$tree/share/corral/"

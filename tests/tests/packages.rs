@@ -1,4 +1,4 @@
-//! What packages need: allowed licenses, their texts, and a bill of materials.
+//! What packages need: allowed licenses, their texts, a bill of materials, and a wheel.
 
 use corral_tests::{artifacts, run_command, scratch_dir};
 use serde_json::Value;
@@ -42,6 +42,28 @@ fn packages_serve_the_same_apis() {
     assert!(
         shipped.is_some_and(|line| line.contains(" openai ollama ")),
         "{shipped:?}"
+    );
+}
+
+#[test]
+fn wheel_has_the_python_packages() {
+    let dir = scratch_dir();
+    let python = artifacts::clients().join("python/bin/python");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/wheel.py");
+    let ended = run_command(Command::new(&python).arg(script).arg(&dir), LIMIT);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let mut install = Command::new(&python);
+    install.args(["-m", "pip", "install", "--quiet", "--no-index", "--target"]);
+    install.args([dir.join("installed"), dir.join(ended.stdout.trim())]);
+    let ended = run_command(&mut install, LIMIT);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let mut import = Command::new(&python);
+    import.env("PYTHONPATH", dir.join("installed"));
+    import.args(["-c", "import corral_remote; print(corral_remote.__file__)"]);
+    let ended = run_command(&mut import, LIMIT);
+    assert!(
+        ended.stdout.contains("/installed/corral_remote/"),
+        "{ended:?}"
     );
 }
 
