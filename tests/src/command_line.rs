@@ -54,6 +54,16 @@ pub fn serve(arguments: &[&str]) -> RunOutput {
 
 /// Runs `corral run` with a plugin, the demo model as `tiny`, these options, and these arguments of the plugin.
 pub fn run_plugin(plugin: &Path, options: &[&str], arguments: &[&str]) -> RunOutput {
+    run_plugin_with(&[], plugin, options, arguments)
+}
+
+/// [`run_plugin`] with environment variables.
+pub(crate) fn run_plugin_with(
+    variables: &[(&str, &str)],
+    plugin: &Path,
+    options: &[&str],
+    arguments: &[&str],
+) -> RunOutput {
     let mut line: Vec<OsString> = vec!["run".into(), plugin.into(), "--model".into()];
     line.push(argument("tiny", &artifacts::model()));
     // One thread: see `Corral::start`.
@@ -66,7 +76,7 @@ pub fn run_plugin(plugin: &Path, options: &[&str], arguments: &[&str]) -> RunOut
             .chain(arguments)
             .map(OsString::from),
     );
-    run(line)
+    run_with(variables, line)
 }
 
 /// Runs `corral` with these arguments. Panics if it takes longer than [`TIMEOUT`].

@@ -1,6 +1,6 @@
 //! Self-signed certificates, and clients that trust them.
 
-use rcgen::{CertificateParams, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -22,8 +22,18 @@ pub struct Identity {
 impl Identity {
     /// Generates a key and a certificate.
     pub fn new() -> Self {
+        Self::generate(IsCa::NoCa)
+    }
+
+    /// The same with a CA certificate, as `openssl req -x509` makes.
+    pub fn authority() -> Self {
+        Self::generate(IsCa::Ca(BasicConstraints::Unconstrained))
+    }
+
+    fn generate(is_ca: IsCa) -> Self {
         let key = KeyPair::generate().expect("a key");
-        let params = CertificateParams::new(["localhost".to_owned()]).expect("a name");
+        let mut params = CertificateParams::new(["localhost".to_owned()]).expect("a name");
+        params.is_ca = is_ca;
         Identity {
             certificate: params.self_signed(&key).expect("signed").pem(),
             key: key.serialize_pem(),

@@ -1,5 +1,6 @@
 //! Plugins as programs under the command line of wasmtime, without a Corral host in the process.
 
+use crate::command_line::run_plugin_with;
 use crate::response::Response;
 use crate::server::TIMEOUT;
 use crate::{Corral, RunOutput, artifacts, run, run_command, scratch_dir};
@@ -14,8 +15,12 @@ pub struct Program(PathBuf);
 impl Program {
     /// The models are those of a server's sessions, at the route `/sessions`.
     pub fn remote(plugin: &str, corral: &Corral) -> Self {
-        let url = format!("http://{}/sessions", corral.public());
-        Self::compose(plugin, "--remote", &url)
+        Self::remote_at(plugin, &format!("http://{}/sessions", corral.public()))
+    }
+
+    /// The models are those of the sessions at a URL.
+    pub fn remote_at(plugin: &str, url: &str) -> Self {
+        Self::compose(plugin, "--remote", url)
     }
 
     /// The model is a script.
@@ -51,6 +56,16 @@ impl Program {
         let mut command = self.wasmtime("run", variables);
         command.arg(&self.0).args(arguments);
         run_command(&mut command, TIMEOUT)
+    }
+
+    /// Runs the program's command with `corral run`, these environment variables of it, options and arguments.
+    pub fn run_on_corral(
+        &self,
+        variables: &[(&str, &str)],
+        options: &[&str],
+        arguments: &[&str],
+    ) -> RunOutput {
+        run_plugin_with(variables, &self.0, options, arguments)
     }
 
     /// Serves the program's handler on a free port.

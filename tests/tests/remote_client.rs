@@ -5,9 +5,9 @@ use corral_remote_client::{
     Setting, next_many,
 };
 use corral_tests::pictures::{drawn_sum, projector};
-use corral_tests::{Corral, RELIABLE_SUMS, Sum, block_on, key_file, scratch_dir};
+use corral_tests::{Corral, Identity, RELIABLE_SUMS, Sum, block_on, key_file, scratch_dir};
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const SUM: Sum = RELIABLE_SUMS[0];
@@ -258,6 +258,47 @@ fn snapshots_outlive_their_session() {
         }
     });
     corral.wait_until_idle();
+}
+
+#[test]
+fn https_needs_a_trusted_certificate() {
+    let [other, _] = Identity::new().write(&scratch_dir());
+    for identity in [Identity::new(), Identity::authority()] {
+        let files = identity.write(&scratch_dir());
+        let [certificate, key] = files.each_ref().map(|file| file.to_str().expect("UTF-8"));
+        let corral = start(&["--tls-cert", certificate, "--tls-key", key]);
+        let (_, port) = corral.public().rsplit_once(':').expect("an address");
+        let connect = async |host: &str, ca_file: Option<&PathBuf>| {
+            let options = ConnectOptions {
+                ca_file: ca_file.cloned(),
+                ..ConnectOptions::default()
+            };
+            Session::connect(&format!("https://{host}:{port}/sessions"), &options).await
+        };
+        block_on(async {
+            let session = connect("localhost", Some(&files[0])).await;
+            let model = session.expect("a session").open_model(None).await;
+            let model = model.expect("the model");
+            check_answer(&model.sequence(&SUM.question()).await.expect("a sequence")).await;
+            // The certificate is for a name.
+            for (host, ca_file) in [
+                ("localhost", None),
+                ("localhost", Some(&other)),
+                ("127.0.0.1", Some(&files[0])),
+            ] {
+                let refused = connect(host, ca_file).await.err();
+                let Some(Error::Disconnected(detail)) = refused else {
+                    panic!("{refused:?}");
+                };
+                assert!(
+                    detail.contains("cannot reach the host at https://"),
+                    "{detail}"
+                );
+                assert!(detail.contains("ConnectOptions::ca_file"), "{detail}");
+            }
+        });
+        corral.wait_until_idle();
+    }
 }
 
 #[test]

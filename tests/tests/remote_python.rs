@@ -2,7 +2,7 @@
 
 use corral_tests::pictures::{drawn_sum, projector};
 use corral_tests::{
-    Corral, RELIABLE_SUMS, Sum, TIMEOUT, artifacts, key_file, run_command, scratch_dir,
+    Corral, Identity, RELIABLE_SUMS, Sum, TIMEOUT, artifacts, key_file, run_command, scratch_dir,
 };
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -145,6 +145,35 @@ fn pictures_and_snapshots_are_kept() {
         assert_eq!(found[member], value, "{member} of {found}");
     }
     corral.wait_until_idle();
+}
+
+#[test]
+fn https_needs_a_trusted_certificate() {
+    let [other, _] = Identity::new().write(&scratch_dir());
+    let other = other.to_str().expect("UTF-8");
+    for identity in [Identity::new(), Identity::authority()] {
+        let files = identity.write(&scratch_dir());
+        let [certificate, key] = files.each_ref().map(|file| file.to_str().expect("UTF-8"));
+        let corral = start(&["--tls-cert", certificate, "--tls-key", key]);
+        let (_, port) = corral.public().rsplit_once(':').expect("an address");
+        let [named, unnamed] =
+            ["localhost", "127.0.0.1"].map(|host| format!("https://{host}:{port}/sessions"));
+        let found = lines("https", &[&named, certificate, "", other]);
+        assert_eq!(found[0], json!({"text": SUM.answer()}));
+        let refused = line("https", &[&unnamed, certificate]);
+        for refused in [&found[1], &found[2], &refused] {
+            assert_eq!(refused["error"], "Disconnected", "{refused}");
+            let detail = refused["detail"].as_str().unwrap_or_default();
+            assert!(detail.contains("`ca_file`"), "{refused}");
+        }
+        // Those that the system trusts.
+        let mut program = program("https", &[&named, ""]);
+        let ended = run_command(program.env("SSL_CERT_FILE", certificate), TIMEOUT);
+        assert!(ended.stdout.contains(&SUM.answer()), "{ended:?}");
+        let missing = line("https", &[&named, key]);
+        assert_eq!(missing["error"], "Invalid", "{missing}");
+        corral.wait_until_idle();
+    }
 }
 
 #[test]

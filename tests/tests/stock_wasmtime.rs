@@ -2,7 +2,7 @@
 //! of the same plugin on the host, and the engine computes no more tokens.
 
 use corral_tests::pictures::{drawn_sum, projector};
-use corral_tests::{Corral, Program, RELIABLE_SUMS, Sum, key_file, run, scratch_dir};
+use corral_tests::{Corral, Identity, Program, RELIABLE_SUMS, Sum, key_file, run, scratch_dir};
 use data_encoding::HEXLOWER;
 use serde_json::{Value, json};
 
@@ -277,6 +277,30 @@ fn session_needs_a_key_where_the_host_does() {
     assert!(ended.stderr.contains("answers 401: "), "{ended:?}");
     let ended = program.run(&[("CORRAL_REMOTE_KEY", &key)], &["12+7="]);
     assert_eq!(ended.stdout.trim(), SUM.answer(), "{ended:?}");
+}
+
+#[test]
+fn runtime_checks_the_certificate() {
+    let identity = Identity::new();
+    let files = identity.write(&scratch_dir());
+    let [certificate, key] = files.each_ref().map(|file| file.to_str().expect("UTF-8"));
+    let corral = start(&[], &["--tls-cert", certificate, "--tls-key", key]);
+    let (_, port) = corral.public().rsplit_once(':').expect("an address");
+    let origin = format!("https://localhost:{port}");
+    let program = Program::remote_at("generate", &format!("{origin}/sessions"));
+    // wasmtime trusts public authorities only.
+    let ended = program.run(&[], &["12+7="]);
+    assert_ne!(ended.code, Some(0), "{ended:?}");
+    assert!(
+        ended.stderr.contains("cannot reach the host at https://"),
+        "{ended:?}"
+    );
+    let trusting = [("SSL_CERT_FILE", certificate)];
+    let ended = program.run_on_corral(&trusting, &["--outbound", &origin], &["12+7="]);
+    assert_eq!(ended.stdout.trim(), SUM.answer(), "{ended:?}");
+    let ended = program.run_on_corral(&[], &["--outbound", &origin], &["12+7="]);
+    assert!(ended.stderr.contains("TlsCertificateError"), "{ended:?}");
+    corral.wait_until_idle();
 }
 
 #[test]

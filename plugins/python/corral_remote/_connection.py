@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import io
+import os
 import ssl
 import sys
 from collections.abc import AsyncIterator
@@ -49,6 +50,18 @@ def parse(url: str) -> Target:
     return Target(url, is_secure, parts.hostname, port or (443 if is_secure else 80), parts.netloc, path)
 
 
+def trusting(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext:
+    """Settings of TLS that trust the certificates in a file, or those of the system."""
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise Invalid(f"ca_file is {str(ca_file)!r}, which has no certificates in PEM: {error}") from None
+    if ca_file is not None:
+        # Since Python 3.13, contexts refuse what `openssl req -x509` makes.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
 class Connection:
     """An open request. One task writes at a time, another one reads."""
 
@@ -58,15 +71,16 @@ class Connection:
 
     @staticmethod
     async def open(target: Target, key: str | None, context: ssl.SSLContext | None) -> Connection:
-        """Connects and sends the request's head."""
+        """Connects and sends the request's head. `context` is that of `trusting`, if the URL is one of https."""
         if key is not None and not (key.isascii() and key.isprintable()):
             raise Invalid("the API key contains characters that no key has; check for a line break at its end")
-        secure = (context or ssl.create_default_context()) if target.is_secure else None
         try:
-            opened = asyncio.open_connection(target.host, target.port, ssl=secure, limit=_READ)
+            opened = asyncio.open_connection(target.host, target.port, ssl=context, limit=_READ)
             reader, writer = await opened
         except (OSError, UnicodeError) as error:
-            raise Disconnected(f"cannot reach the host at {target.url}: {error}") from None
+            is_untrusted = isinstance(error, ssl.SSLCertVerificationError)
+            hint = "; `ca_file` names the certificates to trust" if is_untrusted else ""
+            raise Disconnected(f"cannot reach the host at {target.url}: {error}{hint}") from None
         head = [
             f"POST {target.path} HTTP/1.1",
             f"Host: {target.authority}",

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from corral_sdk.errors import Error, Failed, Invalid
 
-from ._connection import Connection, parse
+from ._connection import Connection, Target, parse, trusting
 from .errors import Disconnected, TimedOut, from_reply
 
 # The protocol's version, and the longest line that a host takes.
@@ -40,19 +40,23 @@ def connect(
     timeout: float = 300.0,
     connect_timeout: float = 10.0,
     renew_every: float = 10.0,
+    ca_file: str | os.PathLike[str] | None = None,
     ssl: ssl.SSLContext | None = None,
 ) -> Session:
     """A session, for `async with`.
 
     `url` is the route of the host's plugin `sessions`, by default `$CORRAL_REMOTE_URL`; `key` is an API key, by default
     `$CORRAL_REMOTE_KEY`. Times are in seconds: `timeout` is the longest silence of the host while a call waits, and
-    `renew_every` the pause between renewals of the lease, less than the host's `--io-timeout`."""
+    `renew_every` the pause between renewals of the lease, less than the host's `--io-timeout`. For https, `ca_file` is a PEM
+    file of the certificates to trust, by default the system's; `ssl` has all settings of TLS and takes its place."""
     url = url or os.environ.get("CORRAL_REMOTE_URL")
     if not url:
         example = "http://127.0.0.1:8080/sessions"
         raise Invalid(f"there is no host; pass the URL of its sessions or set CORRAL_REMOTE_URL, e.g. {example}")
     key = key or os.environ.get("CORRAL_REMOTE_KEY") or None
-    return Session(url, key, timeout, connect_timeout, renew_every, ssl)
+    target = parse(url)
+    context = (ssl or trusting(ca_file)) if target.is_secure else None
+    return Session(target, key, timeout, connect_timeout, renew_every, context)
 
 
 def current() -> Session:
@@ -128,14 +132,14 @@ class Session:
 
     def __init__(
         self,
-        url: str,
+        target: Target,
         key: str | None,
         timeout: float,
         connect_timeout: float,
         renew_every: float,
         context: ssl.SSLContext | None,
     ):
-        self._target, self._key, self._context = parse(url), key, context
+        self._target, self._key, self._context = target, key, context
         self._timeout, self._connect_timeout, self._renew_every = timeout, connect_timeout, renew_every
         self.numbers, self._ids = itertools.count(1), itertools.count(1)
         self._loop: Any = None

@@ -1,6 +1,7 @@
 //! One HTTP request whose body and response stay open.
 
 use crate::error::Error;
+use crate::tls;
 use bytes::Bytes;
 use http::{Request, Uri, header};
 use http_body::{Body, Frame};
@@ -8,12 +9,11 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
 use serde_json::Value;
 use std::convert::Infallible;
 use std::fmt;
+use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -21,7 +21,6 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 
 /// Largest body of a refusal that is read, in bytes.
 const MAX_REFUSAL: usize = 64 << 10;
@@ -39,8 +38,10 @@ pub struct ConnectOptions {
     pub timeout: Duration,
     /// Pause between renewals of the lease, less than the host's `--io-timeout`.
     pub renew_every: Duration,
-    /// The certificates to trust, for URLs with `https`.
-    pub tls: Option<Arc<rustls::ClientConfig>>,
+    /// For `https`: a PEM file of the certificates to trust, in place of the system's.
+    pub ca_file: Option<PathBuf>,
+    /// For `https`: all settings of TLS, such as a certificate of the client, in place of `ca_file`.
+    pub tls: Option<rustls::ClientConfig>,
 }
 
 impl Default for ConnectOptions {
@@ -50,6 +51,7 @@ impl Default for ConnectOptions {
             connect_timeout: Duration::from_secs(10),
             timeout: Duration::from_secs(300),
             renew_every: Duration::from_secs(10),
+            ca_file: None,
             tls: None,
         }
     }
@@ -174,7 +176,7 @@ fn parse(url: &str) -> Result<Uri, Error> {
     })
 }
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 async fn connect(
     uri: &Uri,
@@ -190,10 +192,7 @@ async fn connect(
     if !is_secure {
         return handshake(stream, tasks).await;
     }
-    let config = options.tls.clone();
-    let config = config.ok_or("https needs certificates to trust; set ConnectOptions::tls")?;
-    let name = ServerName::try_from(name.to_owned())?;
-    let stream = TlsConnector::from(config).connect(name, stream).await?;
+    let stream = tls::connect(stream, name, options).await?;
     handshake(stream, tasks).await
 }
 

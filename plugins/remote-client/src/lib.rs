@@ -28,6 +28,7 @@ mod handle;
 mod model;
 mod sequence;
 mod session;
+mod tls;
 
 pub use connection::ConnectOptions;
 pub use error::Error;

@@ -151,6 +151,16 @@ async def errors(url, *keys):
             show(details(error))
 
 
+async def https(url, *ca_files):
+    """With each file of certificates; without a name, with those of the system."""
+    for ca_file in ca_files:
+        try:
+            async with connect(url, ca_file=ca_file or None):
+                show({"text": await (await Model.open()).sequence("12+7=").generate(8).text()})
+        except Error as error:
+            show(details(error))
+
+
 async def keep(url, picture):
     """Saves a sequence with a picture, and restores it in another session."""
     async with connect(url):
