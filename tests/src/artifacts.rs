@@ -1,8 +1,9 @@
 //! Paths of the binary, the components and the model.
 //!
 //! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS`, `CORRAL_CLIENTS`, `CORRAL_CONSOLE`, `CORRAL_LLAMA_SERVER_SUITE`,
-//! `CORRAL_PROMTOOL`, `CORRAL_DOCKER_REGISTRY`, `CORRAL_WASMTIME` and `CORRAL_NATS_SERVER`. The defaults are where `make` puts them: the binary beside the test binaries,
-//! `plugins` in the target directory, and the model of this checkout (`CORRAL_MODEL` names another).
+//! `CORRAL_PROMTOOL`, `CORRAL_DOCKER_REGISTRY`, `CORRAL_WASMTIME`, `CORRAL_NATS_SERVER`, `CORRAL_SMG`, `CORRAL_ENVOY` and
+//! `CORRAL_HAPROXY`. The defaults are where `make` puts them: the binary beside the test binaries, `plugins` in the target
+//! directory, and the model of this checkout (`CORRAL_MODEL` names another).
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -176,9 +177,19 @@ pub fn nats_server() -> PathBuf {
     installed("make test", "CORRAL_NATS_SERVER", "tests/nats-server.sh")
 }
 
-/// The directory with Python's packages for ZeroMQ and MessagePack. `make test` fills it with `tests/zmq.sh`.
-pub fn zmq() -> PathBuf {
-    installed("make test", "CORRAL_ZMQ", "tests/zmq.sh")
+/// `smg`, a router. `make test` fetches it with `tests/smg.sh`.
+pub fn smg() -> PathBuf {
+    installed("make test", "CORRAL_SMG", "tests/smg.sh")
+}
+
+/// `envoy`. `make test` fetches it with `tests/envoy.sh`.
+pub fn envoy() -> PathBuf {
+    installed("make test", "CORRAL_ENVOY", "tests/envoy.sh")
+}
+
+/// `haproxy`. `make test` fetches it with `tests/haproxy.sh`.
+pub fn haproxy() -> PathBuf {
+    installed("make test", "CORRAL_HAPROXY", "tests/haproxy.sh")
 }
 
 /// A directory in the target directory for files that tests write.

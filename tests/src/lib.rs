@@ -11,6 +11,7 @@ pub mod artifacts;
 pub mod authoring;
 pub mod benches;
 mod client;
+mod cluster_run;
 pub mod collector;
 mod command_line;
 mod connection;
@@ -37,6 +38,7 @@ mod wasmtime;
 mod watch;
 
 pub use client::{ENDLESS_TOKENS, MANY_CELLS};
+pub use cluster_run::{ClusterHost, ClusterRun};
 pub use command_line::{RunOutput, run, run_command, run_plugin, run_with, scratch_dir, serve};
 pub use connection::{BodySender, Connection, HttpVersion, PendingResponse, block_on};
 pub use example_forms::{EXAMPLES_IN_ALL_LANGUAGES, EXAMPLES_IN_C, start_examples};
