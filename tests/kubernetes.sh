@@ -18,6 +18,8 @@ if ! [ -f "$folder/ready" ]; then
   touch "$folder/ready"
 fi
 cp kubernetes/validate.mjs "$folder/node"
+patched=$(mktemp)
+trap 'rm -f "$patched"' EXIT
+node "$folder/node/validate.mjs" "$manifests" >"$patched"
 cd "$manifests/base"
-"$folder/python/bin/kubernetes-validate" --strict deployment.yaml service.yaml disruption-budget.yaml
-node "$folder/node/validate.mjs" "$manifests"
+"$folder/python/bin/kubernetes-validate" --strict deployment.yaml service.yaml disruption-budget.yaml ../cluster/nats.yaml "$patched"
