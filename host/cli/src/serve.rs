@@ -249,7 +249,9 @@ async fn load(
         None => Access::Open,
     };
     let deployments = Deployments::new(runtime.clone(), store, limits.clone(), access);
-    deployments.open_triggers()?;
+    if cluster.is_none() {
+        deployments.open_triggers()?;
+    }
     for arg in &args.plugins {
         let limits = plugin_limits(args, &arg.route, &limits);
         let policy = args.public.request_policy(&arg.route);

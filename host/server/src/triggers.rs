@@ -1,5 +1,5 @@
 //! Triggers: what calls a deployment besides its own requests. All of them put jobs into one durable [queue], which one
-//! [executor] runs.
+//! [executor] runs, or, in a cluster, one on each host.
 //!
 //! - [`jobs`]: clients send them with `POST /jobs/NAME` on the public listener.
 //! - [`cron`]: schedules of the manifest.
@@ -16,10 +16,13 @@ mod cron;
 mod executor;
 mod job;
 mod job_index;
+mod job_store;
+mod job_stream;
 pub(crate) mod jobs;
 pub(crate) mod messages;
 mod queue;
-mod redb_queue;
+mod queue_error;
+mod redb_store;
 mod schedule;
 mod settings;
 mod status;
@@ -28,16 +31,17 @@ pub(crate) use attempt::HOST_HEADERS;
 use counters::TriggerCounters;
 pub(crate) use executor::Executor;
 pub(crate) use job::{JobKey, JobState};
-pub(crate) use queue::QueueError;
+pub(crate) use queue_error::QueueError;
 pub use settings::{CronEntry, JobSettings, MessageSettings};
 pub(crate) use settings::{TriggerSettings, check as check_settings, check_subjects};
 pub(crate) use status::{JobList, JobStatus, ScheduleStatus};
 
+use crate::deployments::Cluster;
 use crate::prometheus::MetricFamilies;
 use body_memory::{BodyMemory, BodyPermit, BodySender};
 use job::{JobClaim, JobOwner, JobRecord};
+use job_stream::JobStream;
 use queue::{JobQueue, NewJob, QueueLimits};
-use redb_queue::RedbQueue;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -53,9 +57,11 @@ const OPERATION_WAIT: Duration = Duration::from_secs(10);
 /// The triggers of a server with a store.
 #[derive(Debug)]
 pub(crate) struct Triggers {
-    queue: Arc<dyn JobQueue>,
+    queue: Arc<JobQueue>,
+    /// The jobs of the cluster, if the queue is in one.
+    shared: Option<Arc<JobStream>>,
     /// Wakes the executor.
-    changed: Notify,
+    changed: Arc<Notify>,
     /// Abort handles of running attempts.
     running: Mutex<BTreeMap<JobClaim, AbortHandle>>,
     counters: TriggerCounters,
@@ -70,20 +76,42 @@ impl Triggers {
         directory: &Path,
         deployments: &BTreeSet<String>,
     ) -> Result<Self, QueueError> {
-        let queue = RedbQueue::open(directory, QueueLimits::default(), now_ms())?;
+        let queue = redb_store::open(directory, QueueLimits::default(), now_ms())?;
         for known in queue.deployments() {
             if !deployments.contains(&known) {
                 queue.remove_deployment(&known)?;
             }
         }
-        Ok(Triggers {
+        Ok(Triggers::with(queue, None, Arc::default()))
+    }
+
+    /// The jobs of a cluster. `directory` is that of the store. Must be called in a tokio runtime.
+    pub(crate) fn join(directory: &Path, cluster: &Arc<Cluster>) -> Self {
+        warn_of_own_jobs(directory);
+        let changed = Arc::<Notify>::default();
+        let stream = JobStream::follow(Arc::clone(cluster), Arc::clone(&changed));
+        let store = Arc::clone(&stream);
+        let queue = JobQueue::new(store, QueueLimits::default());
+        Triggers::with(queue, Some(stream), changed)
+    }
+
+    fn with(queue: JobQueue, shared: Option<Arc<JobStream>>, changed: Arc<Notify>) -> Self {
+        Triggers {
             queue: Arc::new(queue),
-            changed: Notify::new(),
+            shared,
+            changed,
             running: Mutex::default(),
             counters: TriggerCounters::default(),
             operations: Arc::new(Semaphore::new(MAX_OPERATIONS)),
             body_memory: Arc::default(),
-        })
+        }
+    }
+
+    /// Waits until the jobs of the cluster are known, if there is one.
+    pub(crate) async fn ready(&self) {
+        if let Some(stream) = &self.shared {
+            stream.ready().await;
+        }
     }
 
     /// Lets the executor look for work.
@@ -94,7 +122,7 @@ impl Triggers {
     /// Runs an operation on the queue on a blocking thread. It runs to its end, even if the caller goes away.
     async fn operate<T: Send + 'static>(
         &self,
-        operation: impl FnOnce(&dyn JobQueue) -> Result<T, QueueError> + Send + 'static,
+        operation: impl FnOnce(&JobQueue) -> Result<T, QueueError> + Send + 'static,
     ) -> Result<T, QueueError> {
         let permit = Arc::clone(&self.operations).acquire_owned();
         let permit = tokio::time::timeout(OPERATION_WAIT, permit).await;
@@ -103,7 +131,7 @@ impl Triggers {
         let task = tokio::task::spawn_blocking(move || {
             // Held until the thread is free again, not only while the caller waits.
             let _permit = permit;
-            operation(&*queue)
+            operation(&queue)
         });
         task.await.map_err(stopped)?
     }
@@ -111,7 +139,7 @@ impl Triggers {
     /// Runs a change of the queue with what follows from it to the end, even if the caller goes away.
     async fn change<T: Send + 'static>(
         self: &Arc<Self>,
-        operation: impl FnOnce(&dyn JobQueue) -> Result<T, QueueError> + Send + 'static,
+        operation: impl FnOnce(&JobQueue) -> Result<T, QueueError> + Send + 'static,
         then: impl FnOnce(&Self, &T) + Send + 'static,
     ) -> Result<T, QueueError> {
         let triggers = Arc::clone(self);
@@ -137,8 +165,8 @@ impl Triggers {
         jobs: Vec<NewJob>,
         memory: BodyPermit,
     ) -> Result<Vec<JobRecord>, QueueError> {
-        let operation = move |queue: &dyn JobQueue| {
-            let submitted = queue.submit(jobs);
+        let operation = move |queue: &JobQueue| {
+            let submitted = queue.submit(&jobs);
             drop(memory);
             submitted
         };
@@ -153,7 +181,7 @@ impl Triggers {
 
     /// Cancels an unfinished job, and stops its plugin if it runs.
     pub(crate) async fn cancel(self: &Arc<Self>, key: JobKey) -> Result<JobStatus, QueueError> {
-        let operation = move |queue: &dyn JobQueue| queue.cancel(&key, now_ms());
+        let operation = move |queue: &JobQueue| queue.cancel(&key, now_ms());
         let stop = |triggers: &Self, record: &JobRecord| {
             if let Some(task) = triggers.running().remove(&record.claim()) {
                 task.abort();
@@ -166,7 +194,7 @@ impl Triggers {
 
     /// Makes a dead or canceled job wait again.
     pub(crate) async fn retry(self: &Arc<Self>, key: JobKey) -> Result<JobStatus, QueueError> {
-        let operation = move |queue: &dyn JobQueue| queue.retry(&key, now_ms());
+        let operation = move |queue: &JobQueue| queue.retry(&key, now_ms());
         let record = self.change(operation, |_, _| ()).await?;
         Ok(JobStatus::of(&record))
     }
@@ -181,11 +209,19 @@ impl Triggers {
             .await
     }
 
-    /// Removes all jobs and schedules of a removed deployment, and stops its running jobs. Blocks.
-    pub(crate) fn remove_deployment(&self, deployment: &str) {
+    /// Removes all jobs and schedules of a removed deployment. Blocks.
+    pub(crate) fn remove_jobs(&self, deployment: &str) {
         if let Err(error) = self.queue.remove_deployment(deployment) {
-            // The next start removes them.
+            // The next start removes them, and in a cluster the next deploy of this name.
             tracing::error!(%error, deployment, "jobs of a removed deployment are left");
+        }
+    }
+
+    /// Stops the running jobs of a deployment that this host serves no longer, and removes all jobs, unless a cluster
+    /// shares them: there the host that changes the record does so. Blocks.
+    pub(crate) fn remove_deployment(&self, deployment: &str) {
+        if self.shared.is_none() {
+            self.remove_jobs(deployment);
         }
         self.counters.remove(deployment);
         self.running().retain(|claim, task| {
@@ -205,11 +241,12 @@ impl Triggers {
         state: Option<JobState>,
         most: usize,
     ) -> Result<JobList, QueueError> {
-        let operation = move |queue: &dyn JobQueue| {
+        let operation = move |queue: &JobQueue| {
             let matches = |job: &JobRecord| {
                 state.is_none_or(|state| job.state == state)
                     && owner.as_ref().is_none_or(|owner| job.owner() == *owner)
             };
+            queue.prepare()?;
             let jobs = queue.list(&deployment, most, &matches);
             let counts = queue.counts_of(&deployment, owner.as_ref());
             Ok(JobList {
@@ -228,7 +265,7 @@ impl Triggers {
         deployment: String,
         settings: Arc<TriggerSettings>,
     ) -> Result<Vec<ScheduleStatus>, QueueError> {
-        let operation = move |queue: &dyn JobQueue| {
+        let operation = move |queue: &JobQueue| {
             let mut states = queue.cron_states(&deployment);
             let views = settings.cron.iter().map(|(entry, schedule)| {
                 let identity = entry.identity();
@@ -252,6 +289,21 @@ impl Triggers {
 
     fn running(&self) -> MutexGuard<'_, BTreeMap<JobClaim, AbortHandle>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Warns of jobs that a host had before it joined a cluster.
+fn warn_of_own_jobs(directory: &Path) {
+    if !redb_store::exists(directory) {
+        return;
+    }
+    let queue = redb_store::open(directory, QueueLimits::default(), now_ms());
+    let counts = queue.map(|queue| queue.counts()).unwrap_or_default();
+    let waiting: usize = counts.values().map(|counts| counts.waiting).sum();
+    if waiting > 0 {
+        tracing::warn!(
+            "{waiting} jobs from before this host joined the cluster do not run; start it without --cluster to run them"
+        );
     }
 }
 

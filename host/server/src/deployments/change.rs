@@ -122,7 +122,8 @@ impl Deployments {
             let remove = |entry: &mut Entry| entry.remove(&name);
             if inner.cluster.get().is_some() {
                 let changed = inner.change_in_cluster(&name, None, remove, |()| Vec::new());
-                return changed.await.map(drop);
+                changed.await?;
+                return inner.remove_jobs(&name).await;
             }
             let _lock = inner.change_lock.lock().await;
             inner.commit(&name, None, remove).await?;
@@ -313,6 +314,9 @@ impl Inner {
         let name = manifest.name.clone();
         store.check_room_for(&name)?;
         self.upload_components(manifest.digests()?).await?;
+        if base.deployment.is_none() {
+            self.remove_jobs(&name).await?;
+        }
         let new = store.new_revision(manifest, source)?;
         let limit = store.limits().max_revisions;
         let deploy = |entry: &mut Entry| Ok(entry.deploy(new, activate, limit));
@@ -438,6 +442,18 @@ impl Inner {
             inner.runtime.remove_key_values(name.as_str());
             if let Some(triggers) = inner.triggers.get() {
                 triggers.remove_deployment(name.as_str());
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Removes the jobs that the cluster has of a removed deployment.
+    async fn remove_jobs(self: &Arc<Self>, name: &DeploymentName) -> Result<(), ChangeError> {
+        let (inner, name) = (Arc::clone(self), name.clone());
+        run_blocking(move || {
+            if let Some(triggers) = inner.triggers.get() {
+                triggers.remove_jobs(name.as_str());
             }
             Ok(())
         })

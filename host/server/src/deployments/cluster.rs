@@ -9,7 +9,7 @@
 //! Without NATS a host serves its local copy, also after a restart, and refuses changes. What NATS lost, such as after the
 //! loss of its disk, the hosts write again from their copies.
 //!
-//! Hosts do not share jobs, schedules, messages, quotas, keys or plugins' values: each has its own.
+//! The hosts share [jobs](crate::triggers), too, but not quotas, keys or plugins' values: each has its own.
 
 mod cleanup;
 mod components;
@@ -24,6 +24,7 @@ mod report;
 mod take;
 
 pub use config::{ClusterConfig, ClusterServers, ClusterServersError};
+pub(crate) use connection::with_jitter;
 pub use host::{HostDeployment, HostStatus};
 pub use jetstream::JetStreamStore;
 
@@ -32,6 +33,9 @@ use super::name::DeploymentName;
 use super::serving::Deployments;
 use super::store::StoreError;
 use crate::prometheus::MetricFamilies;
+use crate::triggers::Triggers;
+use async_nats::jetstream::Context;
+use connection::Connection;
 use corral_engine::MetricKind;
 use host::HostIdentity;
 use progress::Progress;
@@ -87,6 +91,10 @@ impl Deployments {
             tracing::error!("this server is in a cluster already; the second one is ignored");
             return Ok(());
         }
+        let triggers = Arc::new(Triggers::join(store.directory(), &cluster));
+        if self.0.triggers.set(Arc::clone(&triggers)).is_err() {
+            tracing::error!("the jobs of this host are open already; those of the cluster are not");
+        }
         let inner = Arc::downgrade(&self.0);
         tokio::spawn(follow::follow(inner.clone(), Arc::clone(&cluster)));
         tokio::spawn(report::report(inner, Arc::clone(&cluster)));
@@ -114,6 +122,7 @@ impl Deployments {
                 FIRST_TAKES_TIME.as_secs()
             );
         }
+        triggers.ready().await;
         // Before this host is ready, so that deploys wait for it from then on.
         if let Err(error) = cluster.store.put_host(&cluster.host_status(&self.0)).await {
             tracing::warn!("cannot report the status of this host: {error}");
@@ -128,6 +137,12 @@ impl Deployments {
             // Otherwise the status expires.
             let _ = timeout(LEAVE_TIME, cluster.store.remove_host(&cluster.host.id)).await;
         }
+    }
+
+    /// Whether this host serves the newest record of a deployment, as far as it knows. Always so without a cluster.
+    pub(crate) fn is_newest(&self, name: &str) -> bool {
+        let newest = |cluster: &Arc<Cluster>| cluster.progress().is_newest(name);
+        self.cluster().is_none_or(newest)
     }
 
     /// The cluster that this host is in.
@@ -156,6 +171,16 @@ impl Cluster {
     /// Addresses of NATS, without passwords.
     pub(crate) fn servers(&self) -> &str {
         self.store.servers()
+    }
+
+    /// The connection to NATS.
+    pub(crate) fn connection(&self) -> &Connection {
+        self.store.connection()
+    }
+
+    /// JetStream of the connection.
+    pub(crate) fn context(&self) -> &Context {
+        self.store.context()
     }
 
     /// Id of this host.

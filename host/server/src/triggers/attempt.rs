@@ -3,7 +3,7 @@
 //! The handler gets an HTTP request, or, if the job is a message and the plugin handles messages, the message.
 
 use super::job::{JobClaim, JobKey, JobRecord, JobResponse, JobState, Outcome};
-use super::queue::ClaimedJob;
+use super::queue::{ClaimedJob, JobQueue};
 use super::{Triggers, now_ms, schedule};
 use crate::deployments::Deployments;
 use crate::problem::Problem;
@@ -71,18 +71,19 @@ impl Attempt {
 
     /// Stores the outcome, as soon as the store allows it.
     async fn finish(&self, outcome: Outcome) -> Option<JobRecord> {
-        let mut outcome = outcome;
+        let outcome = Arc::new(outcome);
+        let mut is_logged = false;
         loop {
-            let (finished, again) = (self.claim.clone(), copy(&outcome));
-            let operation =
-                move |queue: &dyn super::JobQueue| queue.finish(&finished, outcome, now_ms());
+            let (claim, outcome) = (self.claim.clone(), Arc::clone(&outcome));
+            let operation = move |queue: &JobQueue| queue.finish(&claim, &outcome, now_ms());
             match self.triggers.operate(operation).await {
                 Ok(record) => return record,
-                Err(error) => {
-                    tracing::warn!(%error, "the outcome of a job could not be stored yet")
+                Err(error) if !is_logged => {
+                    tracing::warn!(%error, "the outcome of a job could not be stored yet");
+                    is_logged = true;
                 }
+                Err(_) => {}
             }
-            outcome = again;
             tokio::time::sleep(STORAGE_PAUSE).await;
         }
     }
@@ -290,26 +291,5 @@ fn refused(error: String) -> Outcome {
         error,
         can_retry: false,
         response: None,
-    }
-}
-
-/// The outcome once more; bodies are shared.
-fn copy(outcome: &Outcome) -> Outcome {
-    match outcome {
-        Outcome::Response(response) => Outcome::Response(response.clone()),
-        Outcome::Handled => Outcome::Handled,
-        Outcome::Failed {
-            error,
-            can_retry,
-            response,
-        } => Outcome::Failed {
-            error: error.clone(),
-            can_retry: *can_retry,
-            response: response.clone(),
-        },
-        Outcome::Deferred { reason, wait } => Outcome::Deferred {
-            reason: reason.clone(),
-            wait: *wait,
-        },
     }
 }

@@ -1,12 +1,13 @@
 //! Schedules: turns the times of manifests into jobs.
 //!
-//! A time is handled in the transaction that adds its job, so a restart neither repeats nor loses a run. While a deployment
-//! is paused no run begins; once it resumes, what it missed is caught up as after a restart (see [`schedule`]).
+//! A time is handled in the change that adds its job, so a restart neither repeats nor loses a run, and of the hosts of a
+//! cluster, which all find a time due, one adds the job. While a deployment is paused no run begins; once it resumes, what it missed is caught up as after a restart (see [`schedule`]).
 //!
 //! [`schedule`]: super::schedule
 
 use super::job::{BodyDigest, JobKey, JobRecord, ScheduledRun, Trigger};
-use super::queue::{CronState, DueRun, JobQueue, NewJob, QueueError};
+use super::queue::{CronState, DueRun, JobQueue, NewJob};
+use super::queue_error::QueueError;
 use super::schedule::{Due, Schedule};
 use super::settings::{CronEntry, TriggerSettings};
 use bytes::Bytes;
@@ -25,7 +26,7 @@ pub(super) struct CronPass {
 
 /// Handles the times of a deployment's schedules that have come. Blocks on the queue.
 pub(super) fn pass(
-    queue: &dyn JobQueue,
+    queue: &JobQueue,
     deployment: &str,
     settings: &TriggerSettings,
     now_ms: u64,
@@ -62,7 +63,7 @@ pub(super) fn pass(
 }
 
 fn handle(
-    queue: &dyn JobQueue,
+    queue: &JobQueue,
     deployment: &str,
     (entry, schedule): (&CronEntry, &Schedule),
     identity: String,
@@ -75,10 +76,12 @@ fn handle(
         // A new schedule has missed nothing.
         None => Due::Reset,
     };
-    let mut state = state.cloned().unwrap_or_default();
+    let before = state.cloned();
+    let mut state = before.clone().unwrap_or_default();
     let due_run = |state, job| DueRun {
         deployment: deployment.to_owned(),
         entry: identity.clone(),
+        before: before.clone(),
         state,
         job,
     };
@@ -86,7 +89,7 @@ fn handle(
         Due::At(_) => Ok(None),
         Due::Reset => {
             state.handled_ms = now_ms;
-            queue.record_due_run(due_run(state, None))?;
+            queue.record_due_run(&due_run(state, None))?;
             Ok(None)
         }
         Due::Now {
@@ -110,10 +113,10 @@ fn handle(
             };
             if !entry.overlap && !queue.list(deployment, 1, &is_unfinished).is_empty() {
                 state.overlaps += 1;
-                queue.record_due_run(due_run(state, None))?;
-                return Ok(Some((record, "skipped")));
+                let is_new = queue.record_due_run(&due_run(state, None))?;
+                return Ok(is_new.then_some((record, "skipped")));
             }
-            let is_new = queue.record_due_run(due_run(state, Some(job)))?;
+            let is_new = queue.record_due_run(&due_run(state, Some(job)))?;
             Ok(is_new.then_some((record, "submitted")))
         }
     }
@@ -162,7 +165,7 @@ mod tests {
     use super::*;
     use crate::triggers::job::JobState;
     use crate::triggers::queue::QueueLimits;
-    use crate::triggers::redb_queue::RedbQueue;
+    use crate::triggers::redb_store;
     use std::path::Path;
 
     const MINUTE: u64 = 60_000;
@@ -173,16 +176,16 @@ mod tests {
         TriggerSettings::of(None, &[entry], None)
     }
 
-    fn open(directory: &Path) -> RedbQueue {
-        RedbQueue::open(directory, QueueLimits::default(), START).expect("opens")
+    fn open(directory: &Path) -> JobQueue {
+        redb_store::open(directory, QueueLimits::default(), START).expect("opens")
     }
 
-    fn look(queue: &RedbQueue, settings: &TriggerSettings, now_ms: u64) -> Vec<&'static str> {
+    fn look(queue: &JobQueue, settings: &TriggerSettings, now_ms: u64) -> Vec<&'static str> {
         let pass = pass(queue, "a", settings, now_ms).expect("no failure");
         pass.runs.into_iter().map(|(_, event)| event).collect()
     }
 
-    fn finish_all(queue: &RedbQueue, now_ms: u64) {
+    fn finish_all(queue: &JobQueue, now_ms: u64) {
         for job in queue.claim("a", 99, now_ms).expect("no failure") {
             queue.cancel(&job.record.key(), now_ms).expect("it runs");
         }
@@ -262,7 +265,7 @@ mod tests {
             ..QueueLimits::default()
         };
         let small_dir = tempfile::tempdir().expect("there is room");
-        let small = RedbQueue::open(small_dir.path(), limits, START).expect("opens");
+        let small = redb_store::open(small_dir.path(), limits, START).expect("opens");
         let entries = ["path = '/a'\nbody = 'large'", "path = '/b'"];
         let entries = entries.map(|entry| format!("schedule = '* * * * *'\n{entry}"));
         let entries = entries.map(|entry| toml::from_str(&entry).expect("an entry"));

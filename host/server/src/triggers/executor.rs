@@ -5,8 +5,8 @@
 //! requests; then they are stopped, and their jobs return to the queue without counting the attempt.
 
 use super::attempt::Attempt;
-use super::job::{JobClaim, millis};
-use super::queue::JobCounts;
+use super::job::{JobClaim, JobState, millis};
+use super::queue::{JobCounts, JobQueue};
 use super::{TriggerSettings, Triggers, cron, now_ms};
 use crate::deployments::{Deployments, ServingDeployment};
 use crate::shutdown::{ListenerPhase, reached};
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 /// Longest wait while jobs or schedules exist: the clock may be set, and deployments recover by themselves.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(10);
@@ -127,6 +127,9 @@ impl Worker {
 
     /// Begins what may begin. Returns how long nothing else is due.
     async fn pass(&mut self, attempts: &mut JoinSet<()>) -> Duration {
+        if !self.triggers.queue.is_ready() {
+            return MAX_POLL_INTERVAL;
+        }
         let now = now_ms();
         if now.abs_diff(self.expired_ms) >= EXPIRE_INTERVAL_MS {
             self.expired_ms = now;
@@ -134,7 +137,9 @@ impl Worker {
         }
         self.recover(now).await;
         let mut all = self.deployments.all();
-        all.retain(|deployment| deployment.stored && !deployment.paused);
+        all.retain(|deployment| {
+            deployment.stored && !deployment.paused && self.deployments.is_newest(&deployment.name)
+        });
         // Another deployment comes first in each pass, so that none waits for the others.
         let first = self.passes.checked_rem(all.len()).unwrap_or(0);
         all.rotate_left(first);
@@ -178,20 +183,29 @@ impl Worker {
         }
     }
 
-    /// Returns running jobs to the queue that no attempt has: it panicked, or the store reported a failed claim that it
-    /// made.
+    /// Returns running jobs to the queue that no attempt has: it panicked, the store reported a failed claim that it
+    /// made, or the host of the attempt is lost. Stops attempts whose job another host has canceled, removed or taken over.
     async fn recover(&self, now: u64) {
         let running = self.triggers.queue.running();
         let lost = {
             let mut attempts = self.triggers.running();
-            attempts.retain(|_, task| !task.is_finished());
+            attempts.retain(|claim, task| {
+                let job = self.triggers.queue.job(&claim.key);
+                let is_current = job.is_some_and(|job| {
+                    job.claims == claim.number && job.state != JobState::Canceled
+                });
+                if !is_current {
+                    task.abort();
+                }
+                is_current && !task.is_finished()
+            });
             let is_lost = |claim: &JobClaim| !attempts.contains_key(claim);
             Vec::from_iter(running.into_iter().filter(is_lost))
         };
         if lost.is_empty() {
             return;
         }
-        let operation = move |queue: &dyn super::JobQueue| queue.interrupt(&lost, now);
+        let operation = move |queue: &JobQueue| queue.interrupt(&lost, now);
         if let Err(error) = self.triggers.operate(operation).await {
             tracing::warn!(%error, "jobs without an attempt could not be returned to the queue");
         }
@@ -214,8 +228,7 @@ impl Worker {
         };
         // A deployment without schedules may have had some.
         if !settings.cron.is_empty() || !self.triggers.queue.cron_states(&name).is_empty() {
-            let operation =
-                move |queue: &dyn super::JobQueue| cron::pass(queue, &name, &settings, now);
+            let operation = move |queue: &JobQueue| cron::pass(queue, &name, &settings, now);
             match self.triggers.operate(operation).await {
                 Ok(pass) => {
                     for (job, event) in &pass.runs {
@@ -260,7 +273,12 @@ impl Worker {
         };
         let name = deployment.name.clone();
         let concurrency = settings.job_settings().concurrency();
-        let free = concurrency.saturating_sub(counts.running);
+        // Of this host.
+        let running = |claims: &BTreeMap<JobClaim, AbortHandle>| {
+            let own = claims.keys().filter(|claim| claim.key.deployment == name);
+            own.count()
+        };
+        let free = concurrency.saturating_sub(running(&self.triggers.running()));
         let most = free.min(self.max_running.saturating_sub(attempts.len()));
         if most == 0 || counts.next_ready_ms.is_none_or(|ready| ready > now) {
             return false;

@@ -193,8 +193,14 @@ pub(crate) struct JobRecord {
     /// Attempts that began, without those that do not count.
     pub(crate) attempts: u32,
     pub(crate) max_attempts: u32,
-    /// Times that the process ended during an attempt.
+    /// Times that the process ended during an attempt, or its host was lost.
     pub(crate) interruptions: u32,
+    /// Host of its last attempt, if it is in a cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Option<String>,
+    /// Version of the stored record, in a store that hosts share; 0 if it is new.
+    #[serde(skip)]
+    pub(crate) version: u64,
     /// Times that it was claimed. Never reset, so it tells one attempt from another.
     pub(crate) claims: u64,
     pub(crate) backoff_ms: u64,
@@ -213,8 +219,8 @@ pub(crate) struct JobRecord {
     pub(crate) error: Option<String>,
 }
 
-/// How an attempt ended.
-#[derive(Debug)]
+/// How an attempt ended. Copies share bodies.
+#[derive(Clone, Debug)]
 pub(crate) enum Outcome {
     /// The plugin answered with a status below 400.
     Response(JobResponse),
@@ -263,6 +269,8 @@ impl JobRecord {
             attempts: 0,
             max_attempts: settings.attempts(),
             interruptions: 0,
+            host: None,
+            version: 0,
             claims: 0,
             backoff_ms: millis(settings.backoff()),
             ttl_ms: millis(settings.ttl()),

@@ -1,7 +1,9 @@
 //! An in-memory index of the queue, without bodies and results, with one ordering for each lookup.
 
-use super::job::{JobOwner, JobRecord, JobState};
-use super::queue::{CronState, JobCounts};
+use super::job::{JobKey, JobOwner, JobRecord, JobState};
+use super::job_store::Change;
+use super::queue::{CronState, JobCounts, QueueLimits};
+use super::queue_error::QueueError;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// Tenant, subject of the message if it is one, and idempotency key.
@@ -15,6 +17,25 @@ pub(super) struct JobIndex {
     pub(super) jobs: usize,
     /// Bytes of bodies and results.
     pub(super) bytes: u64,
+    /// Versions of the schedules of each deployment, in a store that hosts share.
+    cron_versions: BTreeMap<String, u64>,
+}
+
+/// What a change adds to a deployment.
+pub(super) struct Added<'a> {
+    pub(super) deployment: &'a str,
+    pub(super) jobs: usize,
+    pub(super) bytes: u64,
+}
+
+impl<'a> Added<'a> {
+    pub(super) fn job(record: &'a JobRecord) -> Self {
+        Added {
+            deployment: &record.deployment,
+            jobs: 1,
+            bytes: record.bytes(),
+        }
+    }
 }
 
 /// Those of one deployment.
@@ -137,12 +158,37 @@ impl JobIndex {
         self.jobs -= 1;
     }
 
-    /// Removes a schedule, if it is there.
-    pub(super) fn remove_schedule(&mut self, deployment: &str, entry: &str) {
-        if let Some(jobs) = self.deployments.get_mut(deployment) {
-            jobs.cron.remove(entry);
-        }
+    /// Replaces the schedules of a deployment.
+    pub(super) fn set_schedules(
+        &mut self,
+        deployment: &str,
+        cron: BTreeMap<String, CronState>,
+        version: u64,
+    ) {
+        self.cron_versions.insert(deployment.to_owned(), version);
+        let jobs = self.deployments.entry(deployment.to_owned()).or_default();
+        jobs.cron = cron;
         self.drop_if_empty(deployment);
+    }
+
+    /// Replaces the state of a schedule, or removes it.
+    pub(super) fn set_schedule(
+        &mut self,
+        deployment: String,
+        entry: String,
+        state: Option<CronState>,
+    ) {
+        let jobs = self.deployments.entry(deployment.clone()).or_default();
+        match state {
+            Some(state) => drop(jobs.cron.insert(entry, state)),
+            None => drop(jobs.cron.remove(&entry)),
+        }
+        self.drop_if_empty(&deployment);
+    }
+
+    /// Version of a deployment's schedules.
+    pub(super) fn cron_version(&self, deployment: &str) -> u64 {
+        self.cron_versions.get(deployment).copied().unwrap_or(0)
     }
 
     fn drop_if_empty(&mut self, deployment: &str) {
@@ -156,8 +202,102 @@ impl JobIndex {
         self.deployments.get(deployment)?.jobs.get(id)
     }
 
+    pub(super) fn known(&self, key: &JobKey) -> Result<&JobRecord, QueueError> {
+        let found = self.get(&key.deployment, &key.id);
+        found.ok_or_else(|| QueueError::Unknown(key.deployment.clone()))
+    }
+
+    /// The job that the same sender sent with the same idempotency key.
+    pub(super) fn repeated(&self, record: &JobRecord) -> Result<Option<&JobRecord>, QueueError> {
+        let jobs = self.deployments.get(&record.deployment);
+        match jobs.and_then(|jobs| jobs.with_client_key(record)) {
+            Some(same) if same.body_digest != record.body_digest => Err(QueueError::KeyReused),
+            same => Ok(same),
+        }
+    }
+
+    /// Refuses a further job of `owner` if too many are unfinished.
+    pub(super) fn check_room(
+        &self,
+        deployment: &str,
+        owner: &JobOwner,
+        queued: usize,
+    ) -> Result<(), QueueError> {
+        let Some(jobs) = self.deployments.get(deployment) else {
+            return Ok(());
+        };
+        let full = |limit, whose| {
+            Err(QueueError::Full {
+                deployment: deployment.to_owned(),
+                limit,
+                whose,
+            })
+        };
+        let share = queued.div_ceil(2);
+        let own = jobs.counts(Some(owner));
+        match owner {
+            _ if jobs.unfinished() >= queued => full(queued, ""),
+            JobOwner::Tenant(_) if own.waiting + own.running >= share => {
+                full(share, " from this tenant")
+            }
+            JobOwner::Deployment if own.waiting + own.running >= share => {
+                full(share, " from schedules and plugins")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The finished jobs to remove so that there is room for what is added.
+    pub(super) fn evict_finished(
+        &self,
+        limits: &QueueLimits,
+        added: &[Added<'_>],
+    ) -> Result<Vec<Change>, QueueError> {
+        let none = DeploymentJobs::default();
+        let mut removed = BTreeMap::new();
+        let (mut all_jobs, mut all_bytes) = (self.jobs, self.bytes);
+        for one in added {
+            all_jobs += one.jobs;
+            all_bytes += one.bytes;
+        }
+        for one in added {
+            let own = self.deployments.get(one.deployment).unwrap_or(&none);
+            let (mut own_jobs, mut own_bytes) = (own.jobs.len() + one.jobs, own.bytes + one.bytes);
+            let mut finished = own.evictable();
+            while own_jobs > limits.jobs_per_deployment || own_bytes > limits.bytes_per_deployment {
+                let scope = || format!("jobs of '{}'", one.deployment);
+                let Some(job) = finished.next() else {
+                    return Err(match own_jobs > limits.jobs_per_deployment {
+                        true => no_room("entries", limits.jobs_per_deployment as u64, scope()),
+                        false => no_room("bytes", limits.bytes_per_deployment, scope()),
+                    });
+                };
+                (own_jobs, own_bytes) = (own_jobs - 1, own_bytes - job.bytes());
+                (all_jobs, all_bytes) = (all_jobs - 1, all_bytes - job.bytes());
+                removed.insert(job.key(), job);
+            }
+        }
+        // Of the deployment that stores most, so that a small one keeps its results.
+        let own = added.iter().map(|one| one.deployment);
+        let candidates = self.largest_with_finished().into_iter().chain(own);
+        let candidates = candidates.filter_map(|name| self.deployments.get(name));
+        let mut finished = candidates.flat_map(DeploymentJobs::evictable);
+        while all_jobs > limits.jobs || all_bytes > limits.bytes {
+            let scope = || "jobs of all deployments".to_owned();
+            let Some(job) = finished.find(|job| !removed.contains_key(&job.key())) else {
+                return Err(match all_jobs > limits.jobs {
+                    true => no_room("entries", limits.jobs as u64, scope()),
+                    false => no_room("bytes", limits.bytes, scope()),
+                });
+            };
+            (all_jobs, all_bytes) = (all_jobs - 1, all_bytes - job.bytes());
+            removed.insert(job.key(), job);
+        }
+        Ok(removed.into_values().map(Change::remove).collect())
+    }
+
     /// The deployment that stores the most bytes in finished jobs, or in number the most.
-    pub(super) fn largest_with_finished(&self) -> Option<&str> {
+    fn largest_with_finished(&self) -> Option<&str> {
         let all = self.deployments.iter();
         let with_finished = all.filter(|(_, jobs)| jobs.finished().next().is_some());
         let largest = with_finished.max_by_key(|(_, jobs)| (jobs.bytes, jobs.jobs.len()));
@@ -165,14 +305,18 @@ impl JobIndex {
     }
 }
 
+fn no_room(what: &'static str, limit: u64, scope: String) -> QueueError {
+    QueueError::NoRoom { what, limit, scope }
+}
+
 impl DeploymentJobs {
     /// The job that a client sent with this key.
-    pub(super) fn with_client_key(&self, record: &JobRecord) -> Option<&JobRecord> {
+    fn with_client_key(&self, record: &JobRecord) -> Option<&JobRecord> {
         self.jobs.get(self.by_client_key.get(&client_key(record)?)?)
     }
 
     /// Jobs that wait or run.
-    pub(super) fn unfinished(&self) -> usize {
+    fn unfinished(&self) -> usize {
         self.waiting_ids.len() + self.running.len()
     }
 
@@ -261,7 +405,7 @@ impl DeploymentJobs {
     }
 
     /// The finished jobs in the order in which they make room: of the owner that stores most, the oldest first.
-    pub(super) fn evictable(&self) -> impl Iterator<Item = &JobRecord> {
+    fn evictable(&self) -> impl Iterator<Item = &JobRecord> {
         let owners = self.owners.values();
         let mut owners = Vec::from_iter(owners.map(|owned| {
             let jobs = owned.waiting.len() + owned.running + owned.finished.len();

@@ -6,7 +6,8 @@
 
 use super::body_memory::{BodyPermit, BodySender};
 use super::job::{BodyDigest, JobOwner, JobRecord, JobSender};
-use super::queue::{NewJob, QueueError};
+use super::queue::NewJob;
+use super::queue_error::QueueError;
 use super::settings::JobSettings;
 use super::status::JobStatus;
 use super::{JobKey, JobState, Triggers, new_id, now_ms};
@@ -119,10 +120,10 @@ pub(crate) async fn answer(
         ([], &Method::GET | &Method::HEAD) => jobs.list(&head).await,
         ([], _) => Err(Problem::method("GET, HEAD, POST")),
         ([id], &Method::GET | &Method::HEAD) => {
-            Ok(json(StatusCode::OK, &JobStatus::of(&jobs.job(id)?)))
+            Ok(json(StatusCode::OK, &JobStatus::of(&jobs.job(id).await?)))
         }
         ([id], &Method::DELETE) => {
-            let key = jobs.job(id)?.key();
+            let key = jobs.job(id).await?.key();
             Ok(json(StatusCode::OK, &triggers.cancel(key).await?))
         }
         ([_], _) => Err(Problem::method("DELETE, GET, HEAD")),
@@ -181,12 +182,16 @@ impl Jobs<'_> {
         JobOwner::of(self.sender.as_ref(), JobOwner::Anyone)
     }
 
-    fn job(&self, id: &str) -> Result<JobRecord, Problem> {
+    async fn job(&self, id: &str) -> Result<JobRecord, Problem> {
         let key = JobKey {
             deployment: self.deployment.name.clone(),
             id: id.to_owned(),
         };
-        let job = self.triggers.queue.job(&key);
+        let mut job = self.triggers.queue.job(&key);
+        if job.is_none() {
+            let key = key.clone();
+            job = self.triggers.operate(move |queue| queue.find(&key)).await?;
+        }
         let job = job.filter(|job| job.owner() == self.owner());
         job.ok_or_else(|| QueueError::Unknown(key.deployment).into())
     }
@@ -200,7 +205,7 @@ impl Jobs<'_> {
 
     /// The plugin's response to the job.
     async fn result(&self, id: &str) -> Answer {
-        let job = self.job(id)?;
+        let job = self.job(id).await?;
         let refuse = |code, detail: String| Problem::new(StatusCode::CONFLICT, code, detail);
         match job.state {
             JobState::Succeeded => {
@@ -349,6 +354,9 @@ impl From<QueueError> for Problem {
             QueueError::WrongState(_) => (StatusCode::CONFLICT, "wrong-job-state"),
             QueueError::Storage(_) => (StatusCode::SERVICE_UNAVAILABLE, "job-store-failed"),
             QueueError::Busy => (StatusCode::SERVICE_UNAVAILABLE, "jobs-busy"),
+            QueueError::Unreachable { .. } => {
+                (StatusCode::SERVICE_UNAVAILABLE, "cluster-unreachable")
+            }
         };
         let problem = Problem::new(status, code, detail);
         match status {

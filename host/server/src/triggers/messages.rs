@@ -10,7 +10,8 @@ use super::job::{BodyDigest, JobKey, JobMessage, JobOwner, JobRecord, JobSender}
 use super::jobs::{
     Answer, IDEMPOTENCY_KEY, MAX_CONTENT_TYPE, MAX_KEY, collect, json, max_body_bytes, path, text,
 };
-use super::queue::{NewJob, QueueError};
+use super::queue::NewJob;
+use super::queue_error::QueueError;
 use super::settings::JobSettings;
 use super::{TriggerSettings, Triggers, new_id, now_ms};
 use crate::api_keys::KeyHolder;

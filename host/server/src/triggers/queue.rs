@@ -1,17 +1,35 @@
-//! The durable queue behind all triggers: what a trigger needs of a store.
+//! The durable queue behind all triggers: the rules of jobs, over a [store](super::job_store).
 //!
 //! A trigger turns an event into jobs; the [executor](super::executor) runs jobs of any trigger alike, and also calls
 //! [`cron`](super::cron) when a schedule is due. Another trigger calls [`JobQueue::submit`], with an idempotency key
 //! for events that must count once. [`JobQueue::record_due_run`] is for schedules.
 //!
-//! Rules for an implementation: a change that a method returned is durable. A job is claimed by one executor at a time. An
-//! unfinished job is never dropped; a finished one stays finished, unless it is [retried](JobQueue::retry). Methods block,
-//! so async code calls them through [`Triggers`](super::Triggers).
+//! A change that a method returned is durable. A job is claimed by one executor at a time. An unfinished job is never
+//! dropped; a finished one stays finished, unless it is [retried](JobQueue::retry). Methods that change something block, so
+//! async code calls them through [`Triggers`](super::Triggers); lookups read the index, which is in memory.
 
-use super::job::{JobClaim, JobKey, JobOwner, JobRecord, JobState, Outcome};
+#[cfg(test)]
+mod tests;
+
+use super::job::{JobClaim, JobKey, JobOwner, JobRecord, JobState, Outcome, millis};
+use super::job_index::{Added, JobIndex};
+use super::job_store::{Change, JobStore};
+use super::queue_error::QueueError;
+use crate::deployments::with_jitter;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Longest wait of a deferred job, unless the cause demands a longer one.
+const MAX_DEFERRED_WAIT: Duration = Duration::from_secs(60);
+/// Most jobs that one change changes, or removes for an operator.
+const MAX_CHANGED: usize = 500;
+/// How often a change is computed, if other hosts are faster each time.
+const MAX_CONFLICTS: u32 = 8;
+/// The pause before the third time; each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Bounds of the jobs of all deployments together, and of each.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +55,8 @@ impl Default for QueueLimits {
     }
 }
 
-#[derive(Debug)]
+/// A job that is not in the queue yet.
+#[derive(Clone, Debug)]
 pub(crate) struct NewJob {
     pub(crate) record: JobRecord,
     pub(crate) body: Bytes,
@@ -69,6 +88,8 @@ pub(crate) struct DueRun {
     pub(crate) deployment: String,
     /// Identity of the schedule.
     pub(crate) entry: String,
+    /// Its state before. None if it is new.
+    pub(crate) before: Option<CronState>,
     pub(crate) state: CronState,
     /// The run. None if there is none for this time.
     pub(crate) job: Option<NewJob>,
@@ -87,119 +108,429 @@ pub(crate) struct JobCounts {
     pub(crate) next_ready_ms: Option<u64>,
 }
 
-/// Why the queue refuses something.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum QueueError {
-    #[error("{limit} jobs of '{deployment}'{whose} wait or run already; try again later")]
-    Full {
-        deployment: String,
-        limit: usize,
-        whose: &'static str,
-    },
-    #[error(
-        "unfinished jobs occupy all {limit} {what} that the server has for {scope}; try again later"
-    )]
-    NoRoom {
-        what: &'static str,
-        limit: u64,
-        scope: String,
-    },
-    #[error("the idempotency key was used for another body; send the same body, or another key")]
-    KeyReused,
-    #[error("'{0}' has no job with this id, or no longer; 'GET /jobs/{0}' lists those there are")]
-    Unknown(String),
-    #[error("the job is {}, so this does not apply to it", .0.name())]
-    WrongState(JobState),
-    #[error("the store of jobs failed: {0}; the server's log says more")]
-    Storage(String),
-    #[error("too many operations on jobs wait already; try again later")]
-    Busy,
+/// A durable queue of jobs. See the module for its rules.
+#[derive(Debug)]
+pub(crate) struct JobQueue {
+    store: Arc<dyn JobStore>,
+    limits: QueueLimits,
+    /// Held from the check of a change to its commit.
+    changes: Mutex<()>,
 }
 
-/// A durable queue of jobs. See the module for its rules.
-pub(crate) trait JobQueue: Send + Sync + std::fmt::Debug {
+impl JobQueue {
+    pub(super) fn new(store: Arc<dyn JobStore>, limits: QueueLimits) -> Self {
+        JobQueue {
+            store,
+            limits,
+            changes: Mutex::new(()),
+        }
+    }
+
+    /// Whether the store takes changes now.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.store.is_ready()
+    }
+
+    /// Fails if the store cannot tell its jobs now.
+    pub(crate) fn prepare(&self) -> Result<(), QueueError> {
+        self.store.prepare()
+    }
+
+    fn index(&self) -> MutexGuard<'_, JobIndex> {
+        self.store.index()
+    }
+
+    /// Computes changes from the index, and makes them. If another host was faster, they are computed again.
+    fn change<T>(
+        &self,
+        compute: impl Fn(&JobIndex) -> Result<(Vec<Change>, T), QueueError>,
+    ) -> Result<T, QueueError> {
+        let _lock = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        for attempt in 0..MAX_CONFLICTS {
+            if attempt > 1 {
+                std::thread::sleep(with_jitter(FIRST_PAUSE * (1 << (attempt - 2))));
+            }
+            self.store.prepare()?;
+            let (changes, value) = compute(&self.index())?;
+            if changes.is_empty() || self.store.commit(changes)? {
+                return Ok(value);
+            }
+        }
+        Err(QueueError::Busy)
+    }
+
     /// Adds jobs, each of another deployment: all or, with an error, none. Returns each with true. If one has the same
     /// idempotency key, subject and sender as a job that is there already, returns that with false.
-    fn submit(&self, jobs: Vec<NewJob>) -> Result<Vec<(JobRecord, bool)>, QueueError>;
+    pub(crate) fn submit(&self, jobs: &[NewJob]) -> Result<Vec<(JobRecord, bool)>, QueueError> {
+        self.change(|index| {
+            let (mut submitted, mut added, mut new) = (Vec::new(), Vec::new(), Vec::new());
+            for NewJob {
+                record,
+                body,
+                queued,
+            } in jobs
+            {
+                if let Some(same) = index.repeated(record)? {
+                    submitted.push((same.clone(), false));
+                    continue;
+                }
+                index.check_room(&record.deployment, &record.owner(), *queued)?;
+                submitted.push((record.clone(), true));
+                added.push(Added::job(record));
+                new.push(Change::Body(record.key(), body.clone()));
+                new.push(Change::job(record.clone()));
+            }
+            let mut changes = index.evict_finished(&self.limits, &added)?;
+            changes.extend(new);
+            Ok((changes, submitted))
+        })
+    }
 
     /// Refuses a further job of `owner` as [`submit`](JobQueue::submit) does if too many are unfinished. A tenant has at
     /// most half of `queued`, and so have schedules and plugins together, so that none keeps the others out.
-    fn check_room(
+    pub(crate) fn check_room(
         &self,
         deployment: &str,
         owner: &JobOwner,
         queued: usize,
-    ) -> Result<(), QueueError>;
+    ) -> Result<(), QueueError> {
+        self.index().check_room(deployment, owner, queued)
+    }
 
     /// Takes up to `most` jobs of a deployment that may run at `now_ms`: of each owner in turn, those that waited longest
     /// first.
-    fn claim(
+    pub(crate) fn claim(
         &self,
         deployment: &str,
         most: usize,
         now_ms: u64,
-    ) -> Result<Vec<ClaimedJob>, QueueError>;
+    ) -> Result<Vec<ClaimedJob>, QueueError> {
+        let claimed = self.change(|index| {
+            let jobs = index.deployments.get(deployment);
+            let ready = jobs.map_or_else(Vec::new, |jobs| jobs.ready(most, now_ms));
+            let mut claimed = Vec::from_iter(ready.into_iter().cloned());
+            for record in &mut claimed {
+                record.begin(now_ms);
+                record.host = self.store.host().map(str::to_owned);
+            }
+            Ok((claimed.iter().cloned().map(Change::job).collect(), claimed))
+        })?;
+        let with_body = |record: JobRecord| {
+            let body = self.store.body(&record)?;
+            Ok(ClaimedJob { record, body })
+        };
+        claimed.into_iter().map(with_body).collect()
+    }
 
     /// Ends an attempt. One that is deferred lets the other jobs of its owner wait, too, for longer each time. If there is
-    /// no room for a result, it is dropped. Returns nothing if this attempt no longer runs: its job was canceled or removed meanwhile.
-    fn finish(
+    /// no room for a result, it is dropped. Returns nothing if this attempt no longer runs: its job was canceled or removed
+    /// meanwhile, or another host has taken it over.
+    pub(crate) fn finish(
         &self,
         claim: &JobClaim,
-        outcome: Outcome,
+        outcome: &Outcome,
         now_ms: u64,
-    ) -> Result<Option<JobRecord>, QueueError>;
+    ) -> Result<Option<JobRecord>, QueueError> {
+        let JobKey { deployment, id } = &claim.key;
+        let ended = self.change(|index| {
+            let running = index.get(deployment, id).filter(|job| job.runs_as(claim));
+            let Some(mut record) = running.cloned() else {
+                return Ok((Vec::new(), None));
+            };
+            let mut outcome = outcome.clone();
+            let pause = match &mut outcome {
+                Outcome::Deferred { wait, .. } => {
+                    let jobs = index.deployments.get(deployment);
+                    let deferrals = jobs.map_or(1, |jobs| jobs.deferrals(&record.owner(), now_ms));
+                    *wait = deferred_wait(*wait, deferrals, rand::random_range(0.75..=1.0));
+                    Some((now_ms.saturating_add(millis(*wait)), deferrals))
+                }
+                _ => None,
+            };
+            let mut changes = Vec::new();
+            if let Some(result) = record.end(outcome, now_ms) {
+                let added = Added {
+                    deployment,
+                    jobs: 0,
+                    bytes: result.len() as u64,
+                };
+                match index.evict_finished(&self.limits, &[added]) {
+                    Ok(removed) => {
+                        changes = removed;
+                        changes.push(Change::Result(claim.key.clone(), result));
+                    }
+                    Err(error) => {
+                        record.result_bytes = 0;
+                        if record.state == JobState::Succeeded {
+                            let dropped = "it succeeded, but there was no room for its result";
+                            record.error = Some(format!("{dropped}: {error}"));
+                        }
+                    }
+                }
+            }
+            changes.push(Change::job(record.clone()));
+            Ok((changes, Some((record, pause))))
+        })?;
+        let Some((record, pause)) = ended else {
+            return Ok(None);
+        };
+        if let Some(jobs) = self.index().deployments.get_mut(deployment) {
+            jobs.set_pause(record.owner(), pause);
+        }
+        Ok(Some(record))
+    }
 
     /// Returns the jobs of running attempts to the queue, without counting these attempts.
-    fn release(&self, claims: &[JobClaim], now_ms: u64) -> Result<(), QueueError>;
+    pub(crate) fn release(&self, claims: &[JobClaim], now_ms: u64) -> Result<(), QueueError> {
+        self.change_running(claims, |job| job.release(now_ms))
+    }
 
     /// The same for attempts that ended without an outcome. Jobs to which this happens too often become dead letters.
-    fn interrupt(&self, claims: &[JobClaim], now_ms: u64) -> Result<(), QueueError>;
+    pub(crate) fn interrupt(&self, claims: &[JobClaim], now_ms: u64) -> Result<(), QueueError> {
+        self.change_running(claims, |job| job.interrupt(now_ms))
+    }
 
-    /// Running attempts of all deployments.
-    fn running(&self) -> Vec<JobClaim>;
+    /// Changes the jobs of those attempts that run.
+    fn change_running(
+        &self,
+        claims: &[JobClaim],
+        change: impl Fn(&mut JobRecord),
+    ) -> Result<(), QueueError> {
+        for claims in claims.chunks(MAX_CHANGED) {
+            self.change(|index| {
+                let mut changes = Vec::new();
+                for claim in claims {
+                    let job = index.get(&claim.key.deployment, &claim.key.id);
+                    if let Some(mut job) = job.filter(|job| job.runs_as(claim)).cloned() {
+                        change(&mut job);
+                        changes.push(Change::job(job));
+                    }
+                }
+                Ok((changes, ()))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Running attempts of all deployments: of this host, and of those that the cluster has lost.
+    pub(crate) fn running(&self) -> Vec<JobClaim> {
+        let index = self.index();
+        let running = index.deployments.values().flat_map(|jobs| jobs.running());
+        let own = running.filter(|job| {
+            let host = job.host.as_deref();
+            host == self.store.host() || host.is_none_or(|host| self.store.has_lost(host))
+        });
+        own.map(JobRecord::claim).collect()
+    }
 
     /// Cancels an unfinished job.
-    fn cancel(&self, key: &JobKey, now_ms: u64) -> Result<JobRecord, QueueError>;
+    pub(crate) fn cancel(&self, key: &JobKey, now_ms: u64) -> Result<JobRecord, QueueError> {
+        self.store.catch_up(key)?;
+        self.change(|index| {
+            let mut job = index.known(key)?.clone();
+            if job.state.is_finished() {
+                return Err(QueueError::WrongState(job.state));
+            }
+            job.finish(JobState::Canceled, now_ms);
+            Ok((vec![Change::job(job.clone())], job))
+        })
+    }
 
     /// Makes a dead or canceled job wait again.
-    fn retry(&self, key: &JobKey, now_ms: u64) -> Result<JobRecord, QueueError>;
+    pub(crate) fn retry(&self, key: &JobKey, now_ms: u64) -> Result<JobRecord, QueueError> {
+        self.store.catch_up(key)?;
+        self.change(|index| {
+            let mut job = index.known(key)?.clone();
+            if !matches!(job.state, JobState::Dead | JobState::Canceled) {
+                return Err(QueueError::WrongState(job.state));
+            }
+            let removed = Change::RemoveResult(key.clone(), job.result_bytes);
+            job.requeue(now_ms);
+            Ok((vec![removed, Change::job(job.clone())], job))
+        })
+    }
 
     /// Removes finished jobs of a deployment, those in this state if one is given. Returns their number.
-    fn purge(&self, deployment: &str, state: Option<JobState>) -> Result<usize, QueueError>;
+    pub(crate) fn purge(
+        &self,
+        deployment: &str,
+        state: Option<JobState>,
+    ) -> Result<usize, QueueError> {
+        let is_chosen = |job: &JobRecord| {
+            job.state.is_finished() && state.is_none_or(|state| job.state == state)
+        };
+        self.remove_jobs(deployment, &is_chosen)
+    }
+
+    /// Removes the jobs of a deployment that `is_chosen`. Returns their number.
+    fn remove_jobs(
+        &self,
+        deployment: &str,
+        is_chosen: &dyn Fn(&JobRecord) -> bool,
+    ) -> Result<usize, QueueError> {
+        let mut count = 0;
+        loop {
+            let removed = self.change(|index| {
+                let jobs = index.deployments.get(deployment);
+                let jobs = jobs.into_iter().flat_map(|jobs| jobs.jobs.values());
+                let chosen = jobs.filter(|job| is_chosen(job)).take(MAX_CHANGED);
+                let removed = Vec::from_iter(chosen.map(Change::remove));
+                let count = removed.len();
+                Ok((removed, count))
+            })?;
+            if removed == 0 {
+                return Ok(count);
+            }
+            count += removed;
+        }
+    }
 
     /// Removes finished jobs whose time has ended. Jobs that waited for too long become dead letters, which it returns.
-    fn expire(&self, now_ms: u64) -> Result<Vec<JobRecord>, QueueError>;
+    pub(crate) fn expire(&self, now_ms: u64) -> Result<Vec<JobRecord>, QueueError> {
+        self.change(|index| {
+            let (mut changes, mut dead) = (Vec::new(), Vec::new());
+            for jobs in index.deployments.values() {
+                let ended = jobs.finished().filter(|(at, _)| *at <= now_ms);
+                changes.extend(ended.map(|(_, job)| Change::remove(job)));
+                for job in jobs.waiting() {
+                    let mut job = job.clone();
+                    if job.dead_letter_if_too_old(now_ms) {
+                        dead.push(job);
+                    }
+                }
+            }
+            dead.truncate(MAX_CHANGED);
+            changes.extend(dead.iter().cloned().map(Change::job));
+            Ok((changes, dead))
+        })
+    }
+
+    /// Deployments with jobs or schedules.
+    pub(crate) fn deployments(&self) -> Vec<String> {
+        self.index().deployments.keys().cloned().collect()
+    }
 
     /// Removes everything of a deployment.
-    fn remove_deployment(&self, deployment: &str) -> Result<(), QueueError>;
+    pub(crate) fn remove_deployment(&self, deployment: &str) -> Result<(), QueueError> {
+        self.remove_jobs(deployment, &|_| true)?;
+        self.keep_schedules(deployment, &[])
+    }
 
-    /// Records that a time of a schedule was handled, and adds its run, unless this or a later time was handled before.
-    /// Returns whether it did.
-    fn record_due_run(&self, due: DueRun) -> Result<bool, QueueError>;
+    /// Records that a time of a schedule was handled, and adds its run, unless this or a later time was handled before,
+    /// or another host was faster. Returns whether it did.
+    pub(crate) fn record_due_run(&self, due: &DueRun) -> Result<bool, QueueError> {
+        let DueRun {
+            deployment,
+            entry,
+            before,
+            state,
+            job,
+        } = due;
+        self.change(|index| {
+            let jobs = index.deployments.get(deployment);
+            let known = jobs.and_then(|jobs| jobs.cron.get(entry));
+            // A schedule that begins anew has an earlier time, and no run.
+            let is_handled = known.is_some_and(|known| known.handled_ms >= state.handled_ms);
+            if known != before.as_ref() || (job.is_some() && is_handled) {
+                return Ok((Vec::new(), false));
+            }
+            let mut changes = Vec::new();
+            if let Some(NewJob { record, body, .. }) = job {
+                changes = index.evict_finished(&self.limits, &[Added::job(record)])?;
+                changes.push(Change::Body(record.key(), body.clone()));
+                changes.push(Change::job(record.clone()));
+            }
+            changes.push(Change::Cron {
+                deployment: deployment.clone(),
+                entry: entry.clone(),
+                state: Some(state.clone()),
+                version: index.cron_version(deployment),
+            });
+            Ok((changes, true))
+        })
+    }
 
     /// The job, if it was not removed.
-    fn job(&self, key: &JobKey) -> Option<JobRecord>;
+    pub(crate) fn job(&self, key: &JobKey) -> Option<JobRecord> {
+        self.index().get(&key.deployment, &key.id).cloned()
+    }
+
+    /// The same for a job that another host may just have added.
+    pub(crate) fn find(&self, key: &JobKey) -> Result<Option<JobRecord>, QueueError> {
+        self.store.catch_up(key)?;
+        Ok(self.job(key))
+    }
 
     /// The result of a finished job.
-    fn result(&self, key: &JobKey) -> Result<Bytes, QueueError>;
+    pub(crate) fn result(&self, key: &JobKey) -> Result<Bytes, QueueError> {
+        let record = self.index().known(key)?.clone();
+        self.store.result(&record)
+    }
 
     /// At most `most` jobs of a deployment that `matches`, newest first.
-    fn list(
+    pub(crate) fn list(
         &self,
         deployment: &str,
         most: usize,
         matches: &dyn Fn(&JobRecord) -> bool,
-    ) -> Vec<JobRecord>;
+    ) -> Vec<JobRecord> {
+        let index = self.index();
+        let jobs = index.deployments.get(deployment);
+        let newest = jobs.into_iter().flat_map(|jobs| jobs.jobs.values().rev());
+        newest
+            .filter(|job| matches(job))
+            .take(most)
+            .cloned()
+            .collect()
+    }
 
     /// Forgets the schedules of a deployment that are not among `entries`.
-    fn keep_schedules(&self, deployment: &str, entries: &[String]) -> Result<(), QueueError>;
+    pub(crate) fn keep_schedules(
+        &self,
+        deployment: &str,
+        entries: &[String],
+    ) -> Result<(), QueueError> {
+        self.change(|index| {
+            let jobs = index.deployments.get(deployment);
+            let known = jobs.into_iter().flat_map(|jobs| jobs.cron.keys());
+            let old = known.filter(|entry| !entries.contains(entry));
+            let removed = old.map(|entry| Change::Cron {
+                deployment: deployment.to_owned(),
+                entry: entry.clone(),
+                state: None,
+                version: index.cron_version(deployment),
+            });
+            Ok((removed.collect(), ()))
+        })
+    }
 
     /// The schedules of a deployment that it knows.
-    fn cron_states(&self, deployment: &str) -> BTreeMap<String, CronState>;
+    pub(crate) fn cron_states(&self, deployment: &str) -> BTreeMap<String, CronState> {
+        let index = self.index();
+        let jobs = index.deployments.get(deployment);
+        jobs.map(|jobs| jobs.cron.clone()).unwrap_or_default()
+    }
 
     /// Counts by deployment.
-    fn counts(&self) -> BTreeMap<String, JobCounts>;
+    pub(crate) fn counts(&self) -> BTreeMap<String, JobCounts> {
+        let index = self.index();
+        let all = index.deployments.iter();
+        all.map(|(name, jobs)| (name.clone(), jobs.counts(None)))
+            .collect()
+    }
 
     /// Counts of a deployment's jobs, of those of `owner` if one is given.
-    fn counts_of(&self, deployment: &str, owner: Option<&JobOwner>) -> JobCounts;
+    pub(crate) fn counts_of(&self, deployment: &str, owner: Option<&JobOwner>) -> JobCounts {
+        let index = self.index();
+        let jobs = index.deployments.get(deployment);
+        jobs.map(|jobs| jobs.counts(owner)).unwrap_or_default()
+    }
+}
+
+/// The wait of a deferred job: doubles with each deferral in a row, and is a little less by chance (`part` is from 0.75 to 1),
+/// but not less than what the cause demands.
+fn deferred_wait(wait: Duration, deferrals: u32, part: f64) -> Duration {
+    let doublings = deferrals.saturating_sub(1).min(16);
+    let longest = wait.saturating_mul(1 << doublings).min(MAX_DEFERRED_WAIT);
+    longest.mul_f64(part).max(wait)
 }

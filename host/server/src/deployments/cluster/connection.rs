@@ -19,8 +19,8 @@ const MAX_DOUBLINGS: u32 = 5;
 const CAPACITY: usize = 1024;
 
 /// A connection that is restored when it is lost.
-pub(super) struct Connection {
-    pub(super) client: Client,
+pub(crate) struct Connection {
+    pub(crate) client: Client,
     /// Addresses without passwords.
     pub(super) servers: String,
     state: watch::Receiver<ConnectionState>,
@@ -79,12 +79,12 @@ impl Connection {
     }
 
     /// Whether there is a connection now.
-    pub(super) fn is_connected(&self) -> bool {
+    pub(crate) fn is_connected(&self) -> bool {
         self.client.connection_state() == State::Connected
     }
 
     /// Waits for a connection, and returns its number.
-    pub(super) async fn connected(&self) -> u64 {
+    pub(crate) async fn connected(&self) -> u64 {
         let mut state = self.state.clone();
         let connected = state.wait_for(|state| state.is_connected).await;
         let number = connected.ok().map(|state| state.connections);
@@ -96,7 +96,7 @@ impl Connection {
     }
 
     /// Waits until the connection of this number is lost.
-    pub(super) async fn lost(&self, number: u64) {
+    pub(crate) async fn lost(&self, number: u64) {
         let mut state = self.state.clone();
         // An error means that the client has ended.
         let _ = state
@@ -105,7 +105,7 @@ impl Connection {
     }
 
     /// Why there is no connection.
-    pub(super) fn last_error(&self) -> String {
+    pub(crate) fn last_error(&self) -> String {
         let error = self.state.borrow().last_error.clone();
         error.unwrap_or_else(|| "nothing has answered yet".to_owned())
     }
@@ -145,7 +145,7 @@ fn pause(attempt: usize) -> Duration {
 }
 
 /// Half of this duration to all of it, so that hosts do not act at the same moment.
-pub(super) fn with_jitter(longest: Duration) -> Duration {
+pub(crate) fn with_jitter(longest: Duration) -> Duration {
     longest.mul_f64(rand::random_range(0.5..=1.0))
 }
 

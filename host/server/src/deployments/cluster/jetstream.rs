@@ -101,6 +101,14 @@ impl JetStreamStore {
         })
     }
 
+    pub(super) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
     /// Waits for a connection, and returns its number.
     pub async fn connected(&self) -> u64 {
         self.connection.connected().await

@@ -297,6 +297,13 @@ impl Progress {
         })
     }
 
+    /// Whether no record of this name is newer than the one that this host serves.
+    pub(super) fn is_newest(&self, name: &str) -> bool {
+        let mut all = self.deployments.iter();
+        let one = all.find(|(known, _)| known.as_str() == name);
+        one.is_none_or(|(_, one)| one.target.is_none() && one.failure.is_none())
+    }
+
     /// Deployments whose newest record is not taken.
     pub(super) fn behind(&self) -> usize {
         let all = self.deployments.values();

@@ -1,9 +1,7 @@
 //! The tables of `triggers.redb`: what a change writes there, what is read at the start, and an empty file.
 
-use crate::triggers::job::{JobKey, JobRecord};
 use crate::triggers::job_index::JobIndex;
-use crate::triggers::queue::CronState;
-use bytes::Bytes;
+use crate::triggers::job_store::Change;
 use redb::{Builder, ReadableDatabase, TableDefinition};
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -13,24 +11,14 @@ use std::path::Path;
 const FORMAT: u64 = 1;
 
 const METADATA: TableDefinition<&str, u64> = TableDefinition::new("metadata");
-/// Deployment and id → [`JobRecord`] as JSON.
+/// Deployment and id → record of the job as JSON.
 const JOBS: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("jobs");
 /// The same → body of the request.
 pub(super) const BODIES: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("bodies");
 /// The same → body of the response.
 pub(super) const RESULTS: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("results");
-/// Deployment and schedule → [`CronState`] as JSON.
+/// Deployment and schedule → state of the schedule as JSON.
 const CRON: TableDefinition<(&str, &str), &[u8]> = TableDefinition::new("cron");
-
-/// One part of a transaction.
-pub(super) enum Change {
-    Job(Box<JobRecord>),
-    Body(JobKey, Bytes),
-    Result(JobKey, Bytes),
-    Remove(JobKey),
-    Cron(String, String, CronState),
-    RemoveCron(String, String),
-}
 
 /// Writes the changes in one transaction, durable when this returns.
 pub(super) fn transact(database: &redb::Database, changes: &[Change]) -> Result<(), redb::Error> {
@@ -54,18 +42,29 @@ pub(super) fn transact(database: &redb::Database, changes: &[Change]) -> Result<
                 Change::Result(key, result) => {
                     results.insert((key.deployment.as_str(), key.id.as_str()), &**result)?;
                 }
-                Change::Remove(key) => {
-                    let key = (key.deployment.as_str(), key.id.as_str());
+                Change::RemoveResult(key, _) => {
+                    results.remove((key.deployment.as_str(), key.id.as_str()))?;
+                }
+                Change::Remove(record) => {
+                    let key = (record.deployment.as_str(), record.id.as_str());
                     jobs.remove(key)?;
                     bodies.remove(key)?;
                     results.remove(key)?;
                 }
-                Change::Cron(deployment, entry, state) => {
-                    let value = serde_json::to_vec(state).map_err(json)?;
-                    cron.insert((deployment.as_str(), entry.as_str()), value.as_slice())?;
-                }
-                Change::RemoveCron(deployment, entry) => {
-                    cron.remove((deployment.as_str(), entry.as_str()))?;
+                Change::Cron {
+                    deployment,
+                    entry,
+                    state,
+                    ..
+                } => {
+                    let key = (deployment.as_str(), entry.as_str());
+                    match state {
+                        Some(state) => {
+                            let value = serde_json::to_vec(state).map_err(json)?;
+                            cron.insert(key, value.as_slice())?;
+                        }
+                        None => drop(cron.remove(key)?),
+                    }
                 }
             }
         }

@@ -1,8 +1,10 @@
 use super::*;
 use crate::triggers::job::{JobMessage, JobResponse, JobSender, record};
+use crate::triggers::redb_store;
+use std::path::Path;
 
-fn open(directory: &Path) -> RedbQueue {
-    RedbQueue::open(directory, QueueLimits::default(), 100).expect("opens")
+fn open(directory: &Path) -> JobQueue {
+    redb_store::open(directory, QueueLimits::default(), 100).expect("opens")
 }
 
 fn job(id: &str, body: &'static [u8]) -> NewJob {
@@ -14,8 +16,8 @@ fn job(id: &str, body: &'static [u8]) -> NewJob {
 }
 
 /// Submits one job.
-fn submit(queue: &RedbQueue, job: NewJob, queued: usize) -> Result<(JobRecord, bool), QueueError> {
-    let mut submitted = queue.submit(vec![NewJob { queued, ..job }])?;
+fn submit(queue: &JobQueue, job: NewJob, queued: usize) -> Result<(JobRecord, bool), QueueError> {
+    let mut submitted = queue.submit(&[NewJob { queued, ..job }])?;
     Ok(submitted.pop().expect("one"))
 }
 
@@ -68,7 +70,7 @@ fn jobs_survive_reopening_and_run_again() {
     );
     assert_eq!(claimed[0].body, "body");
     queue
-        .finish(&first("1"), done(b"result"), 6)
+        .finish(&first("1"), &done(b"result"), 6)
         .expect("stored");
     drop(queue);
     let queue = open(dir.path());
@@ -88,7 +90,7 @@ fn jobs_survive_reopening_and_run_again() {
         ["3", "2"]
     );
     let late = queue
-        .finish(&first("1"), done(b"other"), 7)
+        .finish(&first("1"), &done(b"other"), 7)
         .expect("no failure");
     assert!(late.is_none(), "a finished job stays finished");
 }
@@ -115,22 +117,22 @@ fn jobs_of_several_deployments_are_added_together() {
         jobs: 4,
         ..QueueLimits::default()
     };
-    let queue = RedbQueue::open(dir.path(), limits, 1).expect("opens");
+    let queue = redb_store::open(dir.path(), limits, 1).expect("opens");
     let jobs = |id: &str, queued: [usize; 2]| {
         let deployments = ["a", "b"].into_iter().zip(queued);
-        let jobs = deployments.map(|(deployment, queued)| NewJob {
+        let jobs = deployments.map(move |(deployment, queued)| NewJob {
             record: record(deployment, id, b"x", 1),
             body: Bytes::from_static(b"x"),
             queued,
         });
-        jobs.collect()
+        Vec::from_iter(jobs)
     };
-    queue.submit(jobs("1", [9, 9])).expect("there is room");
-    let full = queue.submit(jobs("2", [9, 1])).expect_err("b is full");
+    queue.submit(&jobs("1", [9, 9])).expect("there is room");
+    let full = queue.submit(&jobs("2", [9, 1])).expect_err("b is full");
     assert!(matches!(full, QueueError::Full { deployment, .. } if deployment == "b"));
     assert_eq!(queue.counts()["a"].waiting, 1, "neither has it");
-    queue.submit(jobs("2", [9, 9])).expect("there is room");
-    let full = queue.submit(jobs("3", [9, 9])).expect_err("no entry");
+    queue.submit(&jobs("2", [9, 9])).expect("there is room");
+    let full = queue.submit(&jobs("3", [9, 9])).expect_err("no entry");
     assert!(full.to_string().contains("all 4 entries"), "{full}");
     // Two finished jobs make room for two.
     for deployment in ["a", "b"] {
@@ -140,9 +142,9 @@ fn jobs_of_several_deployments_are_added_together() {
             id: "1".to_owned(),
         };
         let claim = JobClaim { key, number: 1 };
-        queue.finish(&claim, Outcome::Handled, 3).expect("stored");
+        queue.finish(&claim, &Outcome::Handled, 3).expect("stored");
     }
-    queue.submit(jobs("3", [9, 9])).expect("there is room");
+    queue.submit(&jobs("3", [9, 9])).expect("there is room");
     let counts = queue.counts();
     assert_eq!((counts["a"].waiting, counts["a"].finished), (2, 0));
     assert_eq!((counts["b"].waiting, counts["b"].finished), (2, 0));
@@ -156,10 +158,10 @@ fn only_finished_jobs_are_evicted() {
         bytes_per_deployment: 10,
         ..QueueLimits::default()
     };
-    let queue = RedbQueue::open(dir.path(), limits, 1).expect("opens");
+    let queue = redb_store::open(dir.path(), limits, 1).expect("opens");
     submit(&queue, job("1", b"12345"), 9).expect("there is room");
     queue.claim("a", 1, 2).expect("one");
-    queue.finish(&first("1"), done(b"1"), 3).expect("stored");
+    queue.finish(&first("1"), &done(b"1"), 3).expect("stored");
     submit(&queue, job("2", b"12345"), 9).expect("in place of the first");
     assert!(queue.job(&key("1")).is_none());
     submit(&queue, job("3", b"12345"), 9).expect("there is room");
@@ -185,7 +187,7 @@ fn canceled_dead_and_expired_jobs_end() {
     queue.cancel(&key("1"), 3).expect("it runs");
     assert!(
         queue
-            .finish(&first("1"), done(b""), 4)
+            .finish(&first("1"), &done(b""), 4)
             .expect("no failure")
             .is_none()
     );
@@ -196,13 +198,13 @@ fn canceled_dead_and_expired_jobs_end() {
     let stale = [first("1")];
     queue.release(&stale, 9).expect("no failure");
     queue.interrupt(&stale, 9).expect("no failure");
-    let ended = queue.finish(&stale[0], done(b""), 9).expect("no failure");
+    let ended = queue.finish(&stale[0], &done(b""), 9).expect("no failure");
     assert!(ended.is_none(), "the first attempt was canceled");
     queue.release(&[first("2")], 9).expect("it runs");
     let second = queue.running();
     assert_eq!(second, [queue.job(&key("1")).expect("it is there").claim()]);
     assert_eq!(queue.job(&key("2")).expect("it is there").attempts, 0);
-    let ended = queue.finish(&second[0], done(b""), 10).expect("it runs");
+    let ended = queue.finish(&second[0], &done(b""), 10).expect("it runs");
     assert_eq!(ended.expect("it runs").state, JobState::Succeeded);
     let day = 24 * 3600 * 1000;
     queue.expire(day).expect("no failure");
@@ -229,7 +231,7 @@ fn job_of(tenant: &str, id: &str) -> NewJob {
     with_key(job(id, b""), id, Some(tenant))
 }
 
-fn claim(queue: &RedbQueue, most: usize, now_ms: u64) -> Vec<String> {
+fn claim(queue: &JobQueue, most: usize, now_ms: u64) -> Vec<String> {
     let claimed = queue.claim("a", most, now_ms).expect("no failure");
     claimed.into_iter().map(|job| job.record.id).collect()
 }
@@ -251,7 +253,7 @@ fn tenants_share_the_queue_and_take_turns() {
     assert_eq!(claim(&queue, 3, 9), ["3"]);
     // One at a time they take turns as well.
     for id in ["1", "2", "3", "5", "6"] {
-        queue.finish(&first(id), done(b""), 10).expect("it runs");
+        queue.finish(&first(id), &done(b""), 10).expect("it runs");
     }
     for (tenant, id) in [("alice", "7"), ("alice", "8"), ("bob", "9")] {
         submit(&queue, job_of(tenant, id), 6).expect("there is room");
@@ -260,7 +262,7 @@ fn tenants_share_the_queue_and_take_turns() {
     for _ in 0..3 {
         let ids = claim(&queue, 1, 20);
         queue
-            .finish(&first(&ids[0]), done(b""), 21)
+            .finish(&first(&ids[0]), &done(b""), 21)
             .expect("it runs");
         order.extend(ids);
     }
@@ -305,18 +307,20 @@ fn deferral_lets_the_backlog_of_its_tenant_wait() {
         wait: Duration::from_secs(1),
     };
     assert_eq!(claim(&queue, 1, 9), ["1"]);
-    queue.finish(&first("1"), deferred(), 10).expect("it runs");
+    queue.finish(&first("1"), &deferred(), 10).expect("it runs");
     assert_eq!(claim(&queue, 9, 20), ["3"], "alice waits");
     assert_eq!(queue.counts()["a"].next_ready_ms, Some(1010));
     assert_eq!(claim(&queue, 9, 1010), ["2"], "one of alice tries");
     queue
-        .finish(&first("2"), deferred(), 1010)
+        .finish(&first("2"), &deferred(), 1010)
         .expect("it runs");
     let next = queue.counts()["a"].next_ready_ms.expect("alice waits");
     assert!((2510..=3010).contains(&next), "{next}");
     assert_eq!(claim(&queue, 9, 3010).len(), 1);
     let running = queue.running();
-    queue.finish(&running[0], done(b""), 3011).expect("it runs");
+    queue
+        .finish(&running[0], &done(b""), 3011)
+        .expect("it runs");
     assert_eq!(claim(&queue, 9, 3011).len(), 1, "the pause is over");
     let second = Duration::from_secs(1);
     assert_eq!(deferred_wait(second, 99, 1.0), MAX_DEFERRED_WAIT);
@@ -330,17 +334,17 @@ fn full_store_drops_results_of_whom_stores_most() {
         bytes_per_deployment: 10,
         ..QueueLimits::default()
     };
-    let queue = RedbQueue::open(dir.path(), limits, 1).expect("opens");
+    let queue = redb_store::open(dir.path(), limits, 1).expect("opens");
     for (tenant, id) in [("bob", "1"), ("alice", "2"), ("alice", "3")] {
         submit(&queue, job_of(tenant, id), 9).expect("there is room");
         assert_eq!(claim(&queue, 1, 2), [id]);
-        queue.finish(&first(id), done(b"abc"), 3).expect("it runs");
+        queue.finish(&first(id), &done(b"abc"), 3).expect("it runs");
     }
     submit(&queue, job("4", b"1234"), 9).expect("there is room");
     assert!(queue.job(&key("2")).is_none(), "alice stored most");
     assert!(queue.job(&key("1")).is_some() && queue.job(&key("3")).is_some());
     claim(&queue, 1, 2);
-    let ended = queue.finish(&first("4"), done(b"1234567"), 3);
+    let ended = queue.finish(&first("4"), &done(b"1234567"), 3);
     let ended = ended.expect("no failure").expect("it runs");
     assert_eq!((ended.state, ended.result_bytes), (JobState::Succeeded, 0));
     assert!(ended.error.expect("why").contains("no room for its result"));
@@ -349,26 +353,30 @@ fn full_store_drops_results_of_whom_stores_most() {
 #[test]
 fn schedule_runs_once_for_a_time() {
     let dir = tempfile::tempdir().expect("there is room");
-    let record = |queue: &RedbQueue, id: &str, handled_ms| {
-        queue.record_due_run(DueRun {
+    let at = |handled_ms| CronState {
+        handled_ms,
+        ..CronState::default()
+    };
+    let record = |queue: &JobQueue, id: &str, before: Option<u64>, handled_ms| {
+        queue.record_due_run(&DueRun {
             deployment: "a".to_owned(),
             entry: "daily".to_owned(),
-            state: CronState {
-                handled_ms,
-                ..CronState::default()
-            },
+            before: before.map(at),
+            state: at(handled_ms),
             job: Some(job(id, b"")),
         })
     };
     let queue = open(dir.path());
-    assert!(record(&queue, "1", 50).expect("no failure"));
+    assert!(record(&queue, "1", None, 50).expect("no failure"));
     drop(queue);
     let queue = open(dir.path());
     assert!(
-        !record(&queue, "2", 50).expect("no failure"),
+        !record(&queue, "2", Some(50), 50).expect("no failure"),
         "after a restart"
     );
-    assert!(record(&queue, "3", 60).expect("no failure"));
+    let stale = record(&queue, "2", Some(40), 60);
+    assert!(!stale.expect("no failure"), "another host was faster");
+    assert!(record(&queue, "3", Some(50), 60).expect("no failure"));
     assert_eq!(queue.counts()["a"].waiting, 2);
     queue.remove_deployment("a").expect("no failure");
     drop(queue);

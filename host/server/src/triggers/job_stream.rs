@@ -1,0 +1,347 @@
+//! The jobs of a cluster: the stream `corral_jobs` of NATS JetStream, which all hosts share.
+//!
+//! | subject below `corral.jobs` | last message |
+//! |---|---|
+//! | `job.DEPLOYMENT.ID` | record of a job; an empty message removes it |
+//! | `body.DEPLOYMENT.ID.N`, `result.DEPLOYMENT.ID.N` | a part of its body or result |
+//! | `key.DEPLOYMENT.DIGITS` | the id of the job with an idempotency key |
+//! | `cron.DEPLOYMENT` | states of the schedules |
+//! | `host.ID` | sign of life of a host |
+//!
+//! Each host [follows](follow) the records, schedules and signs of life, and keeps them in an index. A change is an atomic
+//! [batch], in which each record names the version that it replaces: of two hosts that claim a job, add one with the same
+//! idempotency key, or handle the same time of a schedule, one is told that the other was faster. So the hosts need neither a
+//! leader nor a queue beside the records. A host gives signs of life; the jobs of one that gives none for
+//! [`HOST_LIFETIME`] are returned to the queue by the others. It may run them still, and store no outcome then.
+
+mod batch;
+mod follow;
+
+use super::job::{JobKey, JobRecord};
+use super::job_index::JobIndex;
+use super::job_store::{Change, JobStore};
+use super::queue::CronState;
+use super::queue_error::QueueError;
+use crate::deployments::Cluster;
+use async_nats::jetstream::stream::{LastRawMessageErrorKind, Stream};
+use batch::{Batch, Committed};
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt};
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::{self, Display};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
+
+const STREAM: &str = "corral_jobs";
+const PREFIX: &str = "corral.jobs";
+/// Bytes of a part of a body or result. A message may have 1 MiB.
+const PART_BYTES: u64 = 512 << 10;
+/// Parts that are read at once.
+const MAX_READS: usize = 4;
+/// After so long without a sign of life of a host, its jobs are taken over.
+const HOST_LIFETIME: Duration = Duration::from_secs(20);
+/// Longest wait for what NATS has confirmed, and for the first index.
+const ARRIVAL_TIME: Duration = Duration::from_secs(5);
+/// Longest wait for what another host was faster to change, if its sequence is unknown.
+const CONFLICT_TIME: Duration = Duration::from_millis(50);
+
+/// Jobs in NATS JetStream.
+pub(super) struct JobStream {
+    cluster: Arc<Cluster>,
+    runtime: Handle,
+    /// `None` until it is opened.
+    stream: RwLock<Option<Arc<Stream>>>,
+    index: Mutex<JobIndex>,
+    /// Sequence of the last message in the index. None while there is no connection, or the index is being read.
+    arrived: watch::Sender<Option<u64>>,
+    hosts: Mutex<SignsOfLife>,
+}
+
+/// When hosts gave their last sign of life.
+struct SignsOfLife {
+    /// When this host began to follow them.
+    since: Instant,
+    last: HashMap<String, Instant>,
+}
+
+impl JobStream {
+    /// Follows the jobs of a cluster until the process ends, and notifies `changed` when jobs change.
+    pub(super) fn follow(cluster: Arc<Cluster>, changed: Arc<Notify>) -> Arc<Self> {
+        let jobs = Arc::new(JobStream {
+            cluster,
+            runtime: Handle::current(),
+            stream: RwLock::default(),
+            index: Mutex::default(),
+            arrived: watch::Sender::new(None),
+            hosts: Mutex::new(SignsOfLife {
+                since: Instant::now(),
+                last: HashMap::new(),
+            }),
+        });
+        tokio::spawn(follow::follow(Arc::clone(&jobs), changed));
+        jobs
+    }
+
+    /// Waits until the jobs are known, but not for long.
+    pub(super) async fn ready(&self) {
+        let mut arrived = self.arrived.subscribe();
+        // Without them, changes are refused.
+        let _ = timeout(ARRIVAL_TIME, arrived.wait_for(Option::is_some)).await;
+    }
+
+    fn hosts(&self) -> MutexGuard<'_, SignsOfLife> {
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stream(&self) -> Result<Arc<Stream>, QueueError> {
+        let stream = self.stream.read().unwrap_or_else(PoisonError::into_inner);
+        let stream = stream.clone().filter(|_| self.is_ready());
+        let connection = self.cluster.connection();
+        stream.ok_or_else(|| match connection.is_connected() {
+            true => self.unreachable("they are not read yet"),
+            false => self.unreachable(connection.last_error()),
+        })
+    }
+
+    fn unreachable(&self, cause: impl Display) -> QueueError {
+        QueueError::Unreachable {
+            servers: self.cluster.servers().to_owned(),
+            cause: cause.to_string(),
+        }
+    }
+
+    /// Waits until the index has the message of this sequence.
+    async fn wait_for(&self, sequence: u64) {
+        let mut arrived = self.arrived.subscribe();
+        let has_arrived = |arrived: &Option<u64>| arrived.is_none_or(|at| at >= sequence);
+        // What is late only makes other changes fail.
+        let _ = timeout(ARRIVAL_TIME, arrived.wait_for(has_arrived)).await;
+    }
+
+    /// Publishes a batch. Returns false if a record has another version.
+    async fn publish(&self, batch: Batch) -> Result<bool, QueueError> {
+        if batch.is_empty() {
+            return Ok(true);
+        }
+        let client = &self.cluster.connection().client;
+        let committed = batch.commit(client).await;
+        match committed.map_err(|cause| self.unreachable(cause))? {
+            Committed::At(sequence) => {
+                self.wait_for(sequence).await;
+                Ok(true)
+            }
+            Committed::WrongVersion(Some(sequence)) => {
+                self.wait_for(sequence).await;
+                Ok(false)
+            }
+            Committed::WrongVersion(None) => {
+                let mut arrived = self.arrived.subscribe();
+                // Without an arrival, the change is tried again as it is.
+                let _ = timeout(CONFLICT_TIME, arrived.changed()).await;
+                Ok(false)
+            }
+            Committed::Refused(cause) => {
+                tracing::error!("NATS refuses a change of jobs: {cause}");
+                Err(QueueError::Storage(cause))
+            }
+        }
+    }
+
+    /// The states of a deployment's schedules, if they have this version.
+    fn schedules(&self, deployment: &str, version: u64) -> Option<BTreeMap<String, CronState>> {
+        let index = self.index();
+        if index.cron_version(deployment) != version {
+            return None;
+        }
+        let jobs = index.deployments.get(deployment);
+        Some(jobs.map(|jobs| jobs.cron.clone()).unwrap_or_default())
+    }
+
+    async fn change(&self, changes: Vec<Change>) -> Result<bool, QueueError> {
+        let (mut batch, mut records) = (Batch::default(), Vec::new());
+        let mut schedules = BTreeMap::new();
+        for change in changes {
+            match change {
+                Change::Remove(job) => {
+                    let mut removal = Batch::default();
+                    removal.remove_parts("body", &job.key(), job.body_bytes);
+                    removal.remove_parts("result", &job.key(), job.result_bytes);
+                    if let Some(subject) = client_key(&job) {
+                        removal.remove(subject);
+                    }
+                    removal.remove_record(subject("job", &job.key()), job.version);
+                    if !batch.has_room_for(&removal) && !self.publish(batch.take()).await? {
+                        return Ok(false);
+                    }
+                    batch.append(removal);
+                }
+                change => records.push(change),
+            }
+        }
+        // What is removed makes room first, so that one batch need not hold everything.
+        if !self.publish(batch.take()).await? {
+            return Ok(false);
+        }
+        for change in &records {
+            match change {
+                Change::Body(key, body) => batch.put_parts("body", key, body),
+                Change::Result(key, result) => batch.put_parts("result", key, result),
+                Change::RemoveResult(key, bytes) => batch.remove_parts("result", key, *bytes),
+                Change::Job(job) if job.version == 0 => {
+                    if let Some(subject) = client_key(job) {
+                        batch.put_version(subject, 0, job.id.clone().into());
+                    }
+                }
+                _ => {}
+            }
+        }
+        // Last, since the index waits for the last message.
+        for change in records {
+            match change {
+                Change::Job(job) => {
+                    let record = serde_json::to_vec(&*job).map_err(|error| {
+                        QueueError::Storage(format!("the record of a job: {error}"))
+                    })?;
+                    batch.put_version(subject("job", &job.key()), job.version, record.into());
+                }
+                Change::Cron {
+                    deployment,
+                    entry,
+                    state,
+                    version,
+                } => {
+                    let Some(states) = self.schedules(&deployment, version) else {
+                        return Ok(false);
+                    };
+                    let changed = schedules.entry((deployment, version)).or_insert(states);
+                    match state {
+                        Some(state) => drop(changed.insert(entry, state)),
+                        None => drop(changed.remove(&entry)),
+                    }
+                }
+                _ => {}
+            }
+        }
+        for ((deployment, version), states) in schedules {
+            let states = serde_json::to_vec(&states).map_err(|error| {
+                QueueError::Storage(format!("the state of a schedule: {error}"))
+            })?;
+            batch.put_version(
+                format!("{PREFIX}.cron.{deployment}"),
+                version,
+                states.into(),
+            );
+        }
+        self.publish(batch).await
+    }
+
+    /// The parts of a body or result of so many bytes.
+    async fn parts(&self, kind: &str, key: JobKey, bytes: u64) -> Result<Bytes, QueueError> {
+        let stream = self.stream()?;
+        let subjects = (0..bytes.div_ceil(PART_BYTES)).map(|part| self::part(kind, &key, part));
+        let reads = futures_util::stream::iter(subjects).map(|subject| {
+            let stream = &stream;
+            async move { stream.get_last_raw_message_by_subject(&subject).await }
+        });
+        let parts: Vec<_> = reads
+            .buffered(MAX_READS)
+            .try_collect()
+            .await
+            .map_err(|error| self.unreachable(error))?;
+        let parts = Vec::from_iter(parts.iter().map(|part| &part.payload[..])).concat();
+        match parts.len() as u64 {
+            read if read == bytes => Ok(parts.into()),
+            read => Err(QueueError::Storage(format!(
+                "the {kind} of job {} has {read} bytes in NATS instead of {bytes}",
+                key.id
+            ))),
+        }
+    }
+}
+
+impl JobStore for JobStream {
+    fn prepare(&self) -> Result<(), QueueError> {
+        self.stream().map(drop)
+    }
+
+    fn index(&self) -> MutexGuard<'_, JobIndex> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn commit(&self, changes: Vec<Change>) -> Result<bool, QueueError> {
+        self.runtime.block_on(self.change(changes))
+    }
+
+    fn body(&self, record: &JobRecord) -> Result<Bytes, QueueError> {
+        let parts = self.parts("body", record.key(), record.body_bytes);
+        self.runtime.block_on(parts)
+    }
+
+    fn result(&self, record: &JobRecord) -> Result<Bytes, QueueError> {
+        let parts = self.parts("result", record.key(), record.result_bytes);
+        self.runtime.block_on(parts)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.arrived.borrow().is_some() && self.cluster.connection().is_connected()
+    }
+
+    fn host(&self) -> Option<&str> {
+        Some(self.cluster.host_id())
+    }
+
+    fn has_lost(&self, host: &str) -> bool {
+        let hosts = self.hosts();
+        let last = hosts.last.get(host).copied();
+        let last = last.map_or(hosts.since, |last| last.max(hosts.since));
+        self.is_ready() && last.elapsed() > HOST_LIFETIME
+    }
+
+    fn catch_up(&self, key: &JobKey) -> Result<(), QueueError> {
+        // An id is a part of a subject.
+        let is_id = !key.id.is_empty() && key.id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        if !is_id || self.index().get(&key.deployment, &key.id).is_some() {
+            return Ok(());
+        }
+        let stream = self.stream()?;
+        let subject = subject("job", key);
+        let read = stream.get_last_raw_message_by_subject(&subject);
+        match self.runtime.block_on(read) {
+            Ok(message) => self.runtime.block_on(self.wait_for(message.sequence)),
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {}
+            Err(error) => return Err(self.unreachable(error)),
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for JobStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JobStream({})", self.cluster.servers())
+    }
+}
+
+/// The subject of a job's record.
+fn subject(kind: &str, JobKey { deployment, id }: &JobKey) -> String {
+    format!("{PREFIX}.{kind}.{deployment}.{id}")
+}
+
+/// The subject of a part of a job's body or result.
+fn part(kind: &str, key: &JobKey, part: u64) -> String {
+    format!("{}.{part}", subject(kind, key))
+}
+
+/// The subject of a job's idempotency key, if it has one.
+fn client_key(record: &JobRecord) -> Option<String> {
+    let message = record.message.as_ref();
+    let subject = message.map(|message| message.subject.as_str());
+    let key = (record.tenant(), subject, record.idempotency_key.as_ref()?);
+    // A tuple of texts is JSON.
+    let text = serde_json::to_vec(&key).ok()?;
+    let digits = data_encoding::HEXLOWER.encode(&Sha256::digest(text));
+    Some(format!("{PREFIX}.key.{}.{digits}", record.deployment))
+}

@@ -1,0 +1,199 @@
+//! Follows the stream of jobs, and gives signs of life.
+//!
+//! After every connection all records are read again into a new index, so that nothing depends on what arrived before.
+
+use super::{HOST_LIFETIME, JobStream, PREFIX, STREAM};
+use crate::deployments::with_jitter;
+use crate::triggers::job::JobRecord;
+use crate::triggers::job_index::JobIndex;
+use crate::triggers::job_store::JobStore;
+use async_nats::jetstream::consumer::{DeliverPolicy, push};
+use async_nats::jetstream::stream::{Config, DiscardPolicy, StorageType, Stream};
+use async_nats::{HeaderMap, header};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+/// How often a host gives a sign of life.
+const SIGN_INTERVAL: Duration = Duration::from_secs(5);
+/// Hosts that are remembered after they gave no more signs.
+const MAX_HOSTS: usize = 1024;
+/// How long a sign stays.
+const SIGN_LIFETIME: &str = "60s";
+/// The first pause after a failure; each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(10);
+
+/// Follows the stream until the process ends.
+pub(super) async fn follow(jobs: Arc<JobStream>, changed: Arc<Notify>) {
+    let connection = jobs.cluster.connection();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let number = connection.connected().await;
+        let followed = tokio::select! {
+            followed = jobs.follow_connection(&changed) => Some(followed),
+            () = connection.lost(number) => None,
+        };
+        if jobs.arrived.send_replace(None).is_some() {
+            pause = FIRST_PAUSE;
+        }
+        let Some(Err(error)) = followed else {
+            continue;
+        };
+        tracing::warn!("cannot follow the cluster's jobs, trying again: {error}");
+        sleep(with_jitter(pause)).await;
+        pause = (2 * pause).min(MAX_PAUSE);
+    }
+}
+
+impl JobStream {
+    /// Follows the stream of one connection. Ends only with an error.
+    async fn follow_connection(
+        &self,
+        changed: &Notify,
+    ) -> Result<Infallible, Box<dyn std::error::Error + Send + Sync>> {
+        let stream = self.open().await?;
+        // The index is complete when the sign of this host arrives, since it is the newest message.
+        let newest = self.give_sign().await?;
+        let consumer = stream.create_consumer(push::OrderedConfig {
+            deliver_subject: self.cluster.connection().client.new_inbox(),
+            filter_subjects: ["job.>", "cron.>", "host.>"]
+                .map(|subjects| format!("{PREFIX}.{subjects}"))
+                .to_vec(),
+            deliver_policy: DeliverPolicy::LastPerSubject,
+            ..push::OrderedConfig::default()
+        });
+        let mut messages = consumer.await?.messages().await?;
+        *self.stream.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(stream));
+        {
+            let mut hosts = self.hosts();
+            hosts.since = Instant::now();
+            hosts.last = HashMap::new();
+        }
+        let mut loading = Some(JobIndex::default());
+        let mut signs = interval(SIGN_INTERVAL);
+        signs.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let message = tokio::select! {
+                _ = signs.tick() => {
+                    // Without it, the next one follows soon.
+                    if let Err(error) = self.give_sign().await {
+                        tracing::debug!("cannot give a sign of life: {error}");
+                    }
+                    continue;
+                }
+                message = messages.next() => message.ok_or("the stream of changes ended")??,
+            };
+            let sequence = message.info()?.stream_sequence;
+            let is_record = match &mut loading {
+                Some(index) => self.apply(index, &message.subject, sequence, &message.payload),
+                None => {
+                    let index = &mut *self.index();
+                    self.apply(index, &message.subject, sequence, &message.payload)
+                }
+            };
+            if sequence >= newest
+                && let Some(index) = loading.take()
+            {
+                *self.index() = index;
+                changed.notify_one();
+            }
+            if loading.is_none() {
+                self.arrived.send_replace(Some(sequence));
+                if is_record {
+                    changed.notify_one();
+                }
+            }
+        }
+    }
+
+    /// Opens the stream, and creates it if it is missing.
+    async fn open(&self) -> Result<Stream, String> {
+        let config = Config {
+            name: STREAM.to_owned(),
+            description: Some("Jobs of Corral's deployments".to_owned()),
+            subjects: vec![format!("{PREFIX}.>")],
+            max_messages_per_subject: 1,
+            discard: DiscardPolicy::New,
+            storage: StorageType::File,
+            allow_message_ttl: true,
+            allow_atomic_publish: true,
+            ..Config::default()
+        };
+        let opened = self.cluster.context().get_or_create_stream(config).await;
+        let stream = opened.map_err(|error| format!("the stream {STREAM}: {error}"))?;
+        let config = &stream.cached_info().config;
+        let is_usable = config.allow_atomic_publish
+            && config.allow_message_ttl
+            && config.max_messages_per_subject == 1;
+        if !is_usable {
+            return Err(format!(
+                "the stream {STREAM} does not allow atomic batches and times to live, with one message per subject; jobs \
+                 need NATS 2.12 or later, and a stream that Corral has created"
+            ));
+        }
+        Ok(stream)
+    }
+
+    /// Tells the other hosts that this one lives. Returns the sequence of the message.
+    async fn give_sign(&self) -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::NATS_MESSAGE_TTL, SIGN_LIFETIME);
+        let subject = format!("{PREFIX}.host.{}", self.cluster.host_id());
+        let context = self.cluster.context();
+        let published = context.publish_with_headers(subject, headers, Bytes::new());
+        Ok(published.await?.await?.sequence)
+    }
+
+    /// Puts a message into the index. Returns whether it is a record.
+    fn apply(&self, index: &mut JobIndex, subject: &str, version: u64, payload: &[u8]) -> bool {
+        let below = subject.strip_prefix(PREFIX).unwrap_or_default();
+        let parts = Vec::from_iter(below.split('.').skip(1));
+        let applied = match parts[..] {
+            ["host", id] => {
+                let last = &mut self.hosts().last;
+                if last.len() >= MAX_HOSTS {
+                    last.retain(|_, last| last.elapsed() < HOST_LIFETIME);
+                }
+                last.insert(id.to_owned(), Instant::now());
+                return false;
+            }
+            ["job", deployment, id] if payload.is_empty() => {
+                index.remove(deployment, id);
+                Ok(())
+            }
+            ["job", deployment, id] => {
+                let is_own = |job: &JobRecord| job.deployment == deployment && job.id == id;
+                match serde_json::from_slice::<JobRecord>(payload) {
+                    Ok(mut job) if is_own(&job) => {
+                        job.version = version;
+                        index.insert(job);
+                        Ok(())
+                    }
+                    Ok(_) => Err("it is the record of another job".to_owned()),
+                    Err(error) => Err(error.to_string()),
+                }
+            }
+            ["cron", deployment] => match serde_json::from_slice(payload) {
+                Ok(states) => {
+                    index.set_schedules(deployment, states, version);
+                    Ok(())
+                }
+                Err(error) => Err(error.to_string()),
+            },
+            _ => Err("its subject is unknown".to_owned()),
+        };
+        if let Err(error) = applied {
+            tracing::error!(
+                subject,
+                "the cluster has an unusable record of jobs: {error}"
+            );
+        }
+        true
+    }
+}
