@@ -1,0 +1,358 @@
+//! Jobs and schedules that the hosts of a cluster share: each job is done, and each time of a schedule runs once, although
+//! hosts are killed and NATS restarts.
+
+use corral_tests::deployments::{deploy_plugin, show};
+use corral_tests::{Corral, Nats, Response, Sum, distinct_sums, scratch_dir, seed, wait_for};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+fn host_in(store: &Path, nats: &Nats) -> Corral {
+    Corral::start_in(store, &["--preload", "none", "--cluster", &nats.url()])
+}
+
+fn hosts<const COUNT: usize>(nats: &Nats) -> [Corral; COUNT] {
+    [(); COUNT].map(|()| host_in(&scratch_dir(), nats))
+}
+
+/// Deploys a plugin through the first host, and waits until all take its jobs.
+fn deploy_jobs(hosts: &[&Corral], name: &str, plugin: &str, more: Value) {
+    deploy_plugin(hosts[0], name, plugin, more);
+    for host in hosts {
+        wait_for("the deployment", || {
+            (host.get(&format!("/jobs/{name}")).status == 200).then_some(())
+        });
+    }
+}
+
+/// Deploys `misbehave`, whose jobs have this behavior.
+fn deploy_behavior(hosts: &[&Corral], name: &str, behavior: &str, more: Value) {
+    let mut jobs = json!({"path": format!("/{name}/{behavior}")});
+    let more = more.as_object().expect("an object").clone();
+    jobs.as_object_mut().expect("an object").extend(more);
+    deploy_jobs(hosts, name, "misbehave", json!({ "jobs": jobs }));
+}
+
+fn id_of(answer: &Response) -> String {
+    assert_eq!(answer.status, 202, "{answer:?}");
+    answer.json()["id"].as_str().expect("an id").to_owned()
+}
+
+fn send(host: &Corral, name: &str, body: &str) -> String {
+    id_of(&host.post(&format!("/jobs/{name}"), body))
+}
+
+fn status(host: &Corral, name: &str, id: &str) -> Value {
+    let answer = host.get(&format!("/jobs/{name}/{id}"));
+    assert_eq!(answer.status, 200, "{answer:?}");
+    answer.json()
+}
+
+fn wait_for_state(host: &Corral, name: &str, id: &str, state: &str) -> Value {
+    wait_for(state, || {
+        Some(status(host, name, id)).filter(|job| job["state"] == state)
+    })
+}
+
+fn result(host: &Corral, name: &str, id: &str) -> Response {
+    host.get(&format!("/jobs/{name}/{id}/result"))
+}
+
+/// Attempts that ended on this host with this event.
+fn events(host: &Corral, name: &str, trigger: &str, event: &str) -> f64 {
+    let labels = format!("deployment=\"{name}\",trigger=\"{trigger}\",event=\"{event}\"");
+    let metric = format!("corral_job_events_total{{{labels}}}");
+    host.metrics().get_or_zero(&metric)
+}
+
+/// Sends the jobs of these sums, each through one of the hosts.
+fn send_sums(hosts: &[&Corral], sums: &[Sum]) -> Vec<(Sum, String)> {
+    let sent = hosts.iter().cycle().zip(sums).map(|(host, sum)| {
+        let body = json!({"prompt": sum.question(), "max_tokens": 20});
+        (*sum, send(host, "sums", &body.to_string()))
+    });
+    sent.collect()
+}
+
+/// Asserts that each job of these sums has succeeded, once.
+fn check_sums(host: &Corral, sent: &[(Sum, String)]) {
+    for (sum, id) in sent {
+        let job = wait_for_state(host, "sums", id, "succeeded");
+        assert_eq!(job["attempts"], 1, "interruptions do not count: {job}");
+        assert_eq!(result(host, "sums", id).json()["text"], sum.answer());
+    }
+    let list = host.cli_json(&["jobs", "sums", "-n", "1000"]);
+    let jobs = list["jobs"].as_array().expect("a list").iter();
+    let ids: BTreeSet<_> = jobs.map(|job| job["id"].as_str().expect("an id")).collect();
+    let sent_ids = sent.iter().map(|(_, id)| id.as_str()).collect();
+    assert_eq!(ids, sent_ids, "no other jobs");
+}
+
+fn deploy_sums(hosts: &[&Corral]) {
+    // One at a time on each host, so that a kill interrupts some.
+    let jobs = json!({"queued": 10_000, "concurrency": 1});
+    deploy_jobs(hosts, "sums", "generate", json!({ "jobs": jobs }));
+}
+
+#[test]
+fn hosts_share_jobs_and_their_results() {
+    let nats = Nats::start();
+    let [a, b, c] = hosts(&nats);
+    let all = [&a, &b, &c];
+    deploy_sums(&all);
+    let sent = send_sums(&[&a], &distinct_sums(30));
+    check_sums(&b, &sent);
+    let done = all.map(|host| events(host, "sums", "job", "succeeded"));
+    assert_eq!(done.iter().sum::<f64>(), 30.0);
+    assert!(
+        done.iter().filter(|done| **done > 0.0).count() > 1,
+        "{done:?}"
+    );
+    // The plugin gets the id as on a single host.
+    deploy_behavior(&all, "headers", "headers", json!({}));
+    let id = send(&a, "headers", "x");
+    wait_for_state(&c, "headers", &id, "succeeded");
+    let seen = result(&c, "headers", &id).body;
+    assert!(seen.contains(&format!("x-corral-job-id: {id}\n")), "{seen}");
+    // A body and result of several messages.
+    let large = json!({"body-kib": 4096, "result-kib": 4096});
+    deploy_behavior(&all, "echo", "echo", large);
+    let body = "0123456789abcdef".repeat(3 << 16);
+    let id = send(&b, "echo", &body);
+    wait_for_state(&a, "echo", &id, "succeeded");
+    assert!(result(&a, "echo", &id).body == body, "it is another body");
+    // What is removed on one host is gone on all.
+    let removed = c.cli_output(&["jobs", "sums", "--purge"]);
+    assert_eq!(removed, "removed 30 finished jobs\n");
+    wait_for("the removal", || {
+        (a.get("/jobs/sums").json()["finished"] == 0).then_some(())
+    });
+    b.cli_output(&["remove", "echo"]);
+    for host in all {
+        wait_for("the removal", || {
+            (host.get("/echo/ok").status == 404).then_some(())
+        });
+    }
+    deploy_behavior(&all, "echo", "echo", json!({}));
+    assert_eq!(a.get("/jobs/echo").json()["finished"], 0);
+}
+
+#[test]
+fn key_used_on_all_hosts_makes_one_job() {
+    let nats = Nats::start();
+    let [a, b, c] = hosts(&nats);
+    deploy_behavior(&[&a, &b, &c], "echo", "echo", json!({}));
+    for round in 0..10 {
+        let key = round.to_string();
+        let send = |host: &Corral, body: &str| {
+            host.request("POST", "/jobs/echo", &[("idempotency-key", &key)], body)
+        };
+        let ids = thread::scope(|scope| {
+            let senders = [&a, &b, &c].map(|host| scope.spawn(move || id_of(&send(host, "x"))));
+            senders.map(|sender| sender.join().expect("an answer"))
+        });
+        assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+        send(&b, "y").problem(422, "idempotency-key-reused");
+    }
+    wait_for("ten jobs", || {
+        (c.get("/jobs/echo").json()["finished"] == 10).then_some(())
+    });
+}
+
+#[test]
+fn failed_and_canceled_jobs_end_on_all_hosts() {
+    let nats = Nats::start();
+    let [a, b] = hosts(&nats);
+    let retries = json!({"attempts": 3, "backoff-seconds": 0.1});
+    deploy_behavior(&[&a, &b], "bad", "trap", retries);
+    let id = send(&a, "bad", "x");
+    for host in [&b, &a] {
+        let dead = wait_for_state(host, "bad", &id, "dead");
+        assert_eq!(dead["attempts"], 3, "{dead}");
+    }
+    let retried = b.cli_output(&["jobs", "bad", "--retry", &id]);
+    assert_eq!(retried, format!("{id} is waiting\n"));
+    wait_for_state(&a, "bad", &id, "dead");
+    let listed = b.cli_json(&["jobs", "bad", "--state", "dead"]);
+    assert_eq!(listed["jobs"][0]["id"], id);
+
+    deploy_behavior(&[&a, &b], "slow", "sleeper", json!({"concurrency": 1}));
+    let ids = [(); 3].map(|()| send(&a, "slow", "x"));
+    // One on each host.
+    wait_for("two running jobs", || {
+        let list = a.get("/jobs/slow").json();
+        (list["running"] == 2 && list["waiting"] == 1).then_some(())
+    });
+    for id in ids.iter().rev() {
+        let path = format!("/jobs/slow/{id}");
+        let canceled = b.request("DELETE", &path, &[], "");
+        assert_eq!(canceled.json()["state"], "canceled", "{canceled:?}");
+        wait_for_state(&a, "slow", id, "canceled");
+    }
+    // Their plugins have stopped.
+    for host in [&a, &b] {
+        host.wait_until_idle();
+    }
+}
+
+#[test]
+fn jobs_of_killed_host_are_taken_over() {
+    let nats = Nats::start();
+    let [a, b, c] = hosts(&nats);
+    deploy_sums(&[&a, &b, &c]);
+    deploy_behavior(&[&a, &b, &c], "slow", "sleeper", json!({"concurrency": 1}));
+    // One job runs on each host.
+    let slow = [(); 3].map(|()| send(&c, "slow", "x"));
+    wait_for("three running jobs", || {
+        (b.get("/jobs/slow").json()["running"] == 3).then_some(())
+    });
+    let sums = distinct_sums(60);
+    let mut sent = send_sums(&[&a, &b, &c], &sums[..30]);
+    c.signal("KILL");
+    let killed = Instant::now();
+    sent.extend(send_sums(&[&a, &b], &sums[30..]));
+    check_sums(&a, &sent);
+    // The job that ran there waits for one of the others, which have one each.
+    wait_for("the takeover", || {
+        let list = a.get("/jobs/slow").json();
+        (list["running"] == 2 && list["waiting"] == 1).then_some(())
+    });
+    assert!(killed.elapsed() > Duration::from_secs(10), "too soon");
+    for id in &slow {
+        b.cli_output(&["jobs", "slow", "--cancel", id]);
+    }
+    for host in [&a, &b] {
+        host.wait_until_idle();
+    }
+}
+
+#[test]
+fn restarted_nats_loses_no_job() {
+    let mut nats = Nats::start();
+    let [a, b] = hosts(&nats);
+    deploy_sums(&[&a, &b]);
+    let sums = distinct_sums(40);
+    let mut sent = send_sums(&[&a, &b], &sums[..20]);
+    nats.stop();
+    let refused = wait_for("a refusal", || {
+        let answer = a.post("/jobs/sums", "{}");
+        (answer.status != 202).then_some(answer)
+    });
+    let detail = refused.problem(503, "cluster-unreachable");
+    assert!(detail.contains(&nats.url()), "{detail}");
+    assert!(refused.retry_after() >= 1);
+    nats.start_again();
+    for host in [&a, &b] {
+        wait_for("the connection", || {
+            let answer = host.get("/jobs/sums/unknown");
+            (answer.status == 404).then_some(())
+        });
+    }
+    sent.extend(send_sums(&[&a, &b], &sums[20..]));
+    check_sums(&b, &sent);
+}
+
+#[test]
+fn schedule_fires_once_in_the_cluster() {
+    let nats = Nats::start();
+    let [a, b, c] = hosts(&nats);
+    let entry = |path: &str| json!({"schedule": "* * * * *", "path": path, "overlap": true});
+    let cron = [entry("/tick/headers"), entry("/tick/ok")];
+    deploy_plugin(&a, "tick", "misbehave", json!({ "cron": cron }));
+    for host in [&a, &b, &c] {
+        wait_for("the deployment", || {
+            (host.get("/tick/ok").status == 200).then_some(())
+        });
+    }
+    let times = |host: &Corral| {
+        let schedules = show(host, "tick")["schedules"].clone();
+        let schedules = schedules.as_array().cloned().unwrap_or_default();
+        Vec::from_iter(schedules.iter().map(|schedule| {
+            let runs = schedule["runs"].as_array().expect("a list").iter();
+            Vec::from_iter(runs.map(|run| run["scheduled_ms"].as_u64().expect("a time")))
+        }))
+    };
+    wait_for("two times", || {
+        let times = times(&c);
+        (times.len() == 2 && times.iter().all(|times| times.len() >= 2)).then_some(())
+    });
+    for host in [&a, &b, &c] {
+        for mut times in times(host) {
+            let count = times.len();
+            times.dedup();
+            assert_eq!(times.len(), count, "a time ran twice: {times:?}");
+            let apart = times.windows(2).all(|pair| pair[0] - pair[1] == 60_000);
+            assert!(apart, "a time is missing: {times:?}");
+        }
+    }
+    wait_for("the end of all runs", || {
+        let ended = |host| events(host, "tick", "cron", "succeeded");
+        let ended: f64 = [&a, &b, &c].map(ended).iter().sum();
+        let listed: usize = times(&a).iter().map(Vec::len).sum();
+        (ended == listed as f64).then_some(())
+    });
+}
+
+/// Sends a job with an idempotency key through a host that may be killed meanwhile.
+fn try_send(host: &Corral, sum: Sum, number: usize) -> Option<String> {
+    let url = format!("http://{}/jobs/sums", host.public());
+    let body = json!({"prompt": sum.question(), "max_tokens": 20});
+    let request = ureq::post(&url).header("idempotency-key", format!("job-{number}"));
+    let mut answer = request.send(body.to_string()).ok()?;
+    let text = answer.body_mut().read_to_string().ok()?;
+    let job: Value = serde_json::from_str(&text).ok()?;
+    Some(job["id"].as_str()?.to_owned())
+}
+
+/// Sends jobs while hosts are killed at random, and start again.
+fn survive_kills(count: usize, kills: usize) {
+    let nats = Nats::start();
+    let mut random = ChaCha8Rng::seed_from_u64(seed());
+    let stores: [PathBuf; 3] = [(); 3].map(|()| scratch_dir());
+    let mut hosts = stores.each_ref().map(|store| host_in(store, &nats));
+    deploy_sums(&hosts.each_ref());
+    let sums = distinct_sums(count);
+    let mut sent: Vec<(Sum, String)> = Vec::new();
+    for kill in 0..=kills {
+        let target = (kill + 1) * count / (kills + 1);
+        let victim = random.random_range(0..hosts.len());
+        let moment = Duration::from_millis(random.random_range(0..500));
+        let all = &hosts;
+        thread::scope(|scope| {
+            let killer = scope.spawn(move || {
+                thread::sleep(moment);
+                if kill < kills {
+                    all[victim].signal("KILL");
+                }
+            });
+            for attempt in 0.. {
+                let Some(sum) = sums[..target].get(sent.len()) else {
+                    break;
+                };
+                // The same key through the next host if this one was killed.
+                if let Some(id) = try_send(&all[attempt % all.len()], *sum, sent.len()) {
+                    sent.push((*sum, id));
+                }
+            }
+            killer.join().expect("no panic");
+        });
+        if kill < kills {
+            hosts[victim].wait();
+            hosts[victim] = host_in(&stores[victim], &nats);
+        }
+    }
+    check_sums(&hosts[0], &sent);
+    let done = hosts
+        .each_ref()
+        .map(|host| events(host, "sums", "job", "succeeded"));
+    println!("{count} jobs, {kills} kills; done by the last processes: {done:?}");
+}
+
+#[test]
+fn five_hundred_jobs_survive_kills_of_hosts() {
+    survive_kills(500, 20);
+}
