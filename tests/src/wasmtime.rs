@@ -58,14 +58,14 @@ impl Program {
         run_command(&mut command, TIMEOUT)
     }
 
-    /// Runs the program's command with `corral run`, these environment variables of it, options and arguments.
-    pub fn run_on_corral(
-        &self,
-        variables: &[(&str, &str)],
-        options: &[&str],
-        arguments: &[&str],
-    ) -> RunOutput {
-        run_plugin_with(variables, &self.0, options, arguments)
+    /// The program's file.
+    pub fn path(&self) -> &str {
+        self.0.to_str().expect("a path in UTF-8")
+    }
+
+    /// The program's bytes.
+    pub fn component(&self) -> Vec<u8> {
+        std::fs::read(&self.0).expect("own file")
     }
 
     /// Serves the program's handler on a free port.

@@ -1,8 +1,11 @@
 //! Plugins under the command line of wasmtime: with a script, and with the models of a Corral host. The results are those
 //! of the same plugin on the host, and the engine computes no more tokens.
 
+use corral_tests::deployments::{deploy, deploy_plugin, manifest, upload};
 use corral_tests::pictures::{drawn_sum, projector};
-use corral_tests::{Corral, Identity, Program, RELIABLE_SUMS, Sum, key_file, run, scratch_dir};
+use corral_tests::{
+    Corral, Identity, Program, RELIABLE_SUMS, Sum, artifacts, key_file, run, scratch_dir,
+};
 use data_encoding::HEXLOWER;
 use serde_json::{Value, json};
 
@@ -101,6 +104,47 @@ fn remote_fork_computes_the_prompt_once() {
     );
     let after = corral.wait_until_idle();
     after.check_prompt_was_shared(PROMPT, ANSWERS, &before);
+}
+
+#[test]
+fn program_run_by_corral_ends_with_its_answer() {
+    let corral = start(&[], &[]);
+    let origin = format!("http://{}", corral.public());
+    let model = artifacts::model();
+    let model = model.to_str().expect("UTF-8");
+    for program in [
+        Program::mock("generate", &script()),
+        Program::remote("generate", &corral),
+    ] {
+        let options = ["--model", model, "--outbound", &origin];
+        let line = [&["run", program.path()], &options[..], &["--", "12+7="]];
+        let ended = run(line.concat());
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert_eq!(ended.stdout.trim(), "19", "{ended:?}");
+    }
+    corral.wait_until_idle();
+}
+
+#[test]
+fn deployed_program_leaves_no_call_running() {
+    let corral = Corral::start_with_store(&[]);
+    deploy_plugin(&corral, "sessions", "sessions", json!({}));
+    let origin = format!("http://{}", corral.public());
+    for (name, program) in [
+        ("remote", Program::remote("loops", &corral)),
+        ("mock", Program::mock("loops", &script())),
+    ] {
+        let digest = upload(&corral, &program.component());
+        let grants = json!({"grants": {"outbound": [&origin]}});
+        deploy(&corral, &manifest(name, &digest, grants));
+        for way in [
+            "generate", "collect", "outlived", "frame", "late", "dropped", "body", "leave",
+        ] {
+            let answer = corral.post(&format!("/{name}/{way}"), "12+7=");
+            assert_eq!(answer.status, 200, "{name}, {way}: {answer:?}");
+            corral.wait_until_idle();
+        }
+    }
 }
 
 /// The same requests to a plugin on the host and under wasmtime have the same answers.
@@ -205,7 +249,7 @@ fn remote_reports_tokens_above_the_limit() {
     let corral = Corral::start_with_store(&["--context", "65536"]);
     let limits = json!({"limits": {"request-kib": 65536}});
     for plugin in ["sessions", "blocking"] {
-        corral_tests::deployments::deploy_plugin(&corral, plugin, plugin, limits.clone());
+        deploy_plugin(&corral, plugin, plugin, limits.clone());
     }
     let served = Program::remote("blocking", &corral).serve(&[]);
     let here = corral.post("/blocking/full", "");

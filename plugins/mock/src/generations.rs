@@ -16,7 +16,7 @@ use crate::bindings::exports::corral::inference::types::{Error, Token};
 use crate::models::{MockConstraint, MockMatcher, MockModel};
 use crate::options::MockOptions;
 use crate::sequences::MockSequence;
-use crate::{Mock, convert};
+use crate::{Mock, OriginGuard, convert};
 use provider::collect::collect;
 
 impl Guest for Mock {
@@ -25,7 +25,7 @@ impl Guest for Mock {
     fn open_model(name: Option<String>) -> Result<Model, Error> {
         Mock::start();
         let model = block_on(host::open_model(name)).map_err(convert::error)?;
-        Ok(Model::new(MockModel(model)))
+        Ok(Model::new(MockModel(model, OriginGuard::new())))
     }
 
     fn embed(
@@ -111,7 +111,7 @@ impl Guest for Mock {
         let model = &model.get::<MockModel>().0;
         let restored = block_on(host::restore_snapshot(model, name));
         let sequence = restored.map_err(convert::error)?;
-        Ok(Sequence::new(MockSequence(sequence)))
+        Ok(Sequence::new(MockSequence::new(sequence)))
     }
 
     fn delete_snapshot(model: ModelBorrow<'_>, name: String) -> Result<(), Error> {

@@ -17,7 +17,7 @@ mod options;
 mod script;
 mod sequences;
 
-use provider::{SettingSlot, bindings};
+use provider::{OriginGuard, SettingSlot, bindings};
 
 #[allow(unsafe_code)]
 mod exports {

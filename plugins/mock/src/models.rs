@@ -3,11 +3,11 @@
 use corral_sdk::testing::host;
 
 use crate::bindings::exports::corral::inference::{budget, constraints, models, types};
-use crate::{Mock, convert};
+use crate::{Mock, OriginGuard, convert};
 use types::{Error, Token};
 
 /// A model of the script.
-pub(crate) struct MockModel(pub(crate) host::Model);
+pub(crate) struct MockModel(pub(crate) host::Model, pub(crate) OriginGuard);
 /// The texts that a grammar allows.
 pub(crate) struct MockConstraint(pub(crate) host::Constraint);
 pub(crate) struct MockMatcher(pub(crate) host::Matcher);

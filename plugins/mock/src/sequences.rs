@@ -7,9 +7,15 @@ use crate::bindings::exports::corral::inference::models::ModelBorrow;
 use crate::bindings::exports::corral::inference::types::{Error, Token};
 use crate::models::MockModel;
 use crate::options::MockOptions;
-use crate::{Mock, convert};
+use crate::{Mock, OriginGuard, convert};
 
-pub(crate) struct MockSequence(pub(crate) host::Sequence);
+pub(crate) struct MockSequence(pub(crate) host::Sequence, OriginGuard);
+
+impl MockSequence {
+    pub(crate) fn new(sequence: host::Sequence) -> Self {
+        MockSequence(sequence, OriginGuard::new())
+    }
+}
 
 impl inference::Guest for Mock {
     type Options = MockOptions;
@@ -20,7 +26,7 @@ impl GuestSequence for MockSequence {
     fn create(model: ModelBorrow<'_>) -> Result<Sequence, Error> {
         let created = host::Sequence::create(&model.get::<MockModel>().0);
         let sequence = created.map_err(convert::error)?;
-        Ok(Sequence::new(MockSequence(sequence)))
+        Ok(Sequence::new(MockSequence::new(sequence)))
     }
 
     fn append(&self, tokens: Vec<Token>) -> Result<(), Error> {
@@ -33,7 +39,7 @@ impl GuestSequence for MockSequence {
 
     fn fork(&self) -> Result<Sequence, Error> {
         let fork = self.0.fork().map_err(convert::error)?;
-        Ok(Sequence::new(MockSequence(fork)))
+        Ok(Sequence::new(MockSequence::new(fork)))
     }
 
     fn set_adapter(&self, adapter: Option<String>) -> Result<(), Error> {

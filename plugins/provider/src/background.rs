@@ -2,7 +2,8 @@
 //!
 //! `generate` and `frame` are synchronous functions, and a task of theirs ends when they return. So they pass their
 //! generations to a task of the component model that an async function has started, and that goes on after it has
-//! returned.
+//! returned. A host may wait for all tasks of a call. So the background task ends once the program holds nothing that a
+//! generation could start from, and no stream is left to write; the next async function starts another one.
 //!
 //! `collect` and `frame` get a stream that `generate` has returned. A component must not read a stream of records that
 //! it writes, and a handle does not tell which stream it is. So the background task drops the stream, and looks for the
@@ -65,8 +66,33 @@ impl Queue {
 }
 
 thread_local! {
-    /// The queue of the background task, once it runs. It runs until the program ends.
+    /// The queue of the background task, while it runs.
     static QUEUE: RefCell<Option<Rc<Queue>>> = const { RefCell::new(None) };
+    /// The program's models and sequences.
+    static ORIGINS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Part of each model and sequence of the program: the background task runs while there is one.
+pub struct OriginGuard(());
+
+impl OriginGuard {
+    /// Counts a model or a sequence.
+    #[allow(clippy::new_without_default, reason = "it changes a count")]
+    pub fn new() -> Self {
+        ORIGINS.set(ORIGINS.get() + 1);
+        OriginGuard(())
+    }
+}
+
+impl Drop for OriginGuard {
+    fn drop(&mut self) {
+        ORIGINS.set(ORIGINS.get() - 1);
+        if ORIGINS.get() == 0
+            && let Some(queue) = QUEUE.with_borrow(Clone::clone)
+        {
+            queue.wake.notify();
+        }
+    }
 }
 
 fn queue() -> Result<Rc<Queue>, Error> {
@@ -116,6 +142,7 @@ pub(crate) fn generate(
 
 /// Waits for the end of a generation and returns its remaining output.
 pub(crate) async fn collect(chunks: StreamReader<Chunk>) -> Result<Chunk, Error> {
+    start();
     let (done, mut notified) = signal();
     let result = Rc::new(Cell::new(None));
     queue()?.push(Job::Collect {
@@ -142,17 +169,26 @@ pub(crate) fn frame(
         return Err(Error::Invalid(text));
     }
     let (body, reader) = wit_stream::new();
-    queue()?.push(Job::Frame {
-        chunks,
-        framing,
-        rest,
-        body,
-    });
+    // Without the task, no generation is left. Dropping the body ends it.
+    if let Ok(queue) = queue() {
+        queue.push(Job::Frame {
+            chunks,
+            framing,
+            rest,
+            body,
+        });
+    }
     Ok(reader)
 }
 
 /// Writes that go on until the plugin has read them.
 type Writes = FuturesUnordered<Pin<Box<dyn Future<Output = ()>>>>;
+
+/// What the background task does next.
+enum Next {
+    Jobs,
+    End,
+}
 
 async fn run(queue: Rc<Queue>, mut woken: Notified) {
     let mut live = Vec::new();
@@ -164,12 +200,18 @@ async fn run(queue: Rc<Queue>, mut woken: Notified) {
         let poll = |context: &mut Context<'_>| {
             poll_all(&mut live, &mut writes, context);
             // A write may have caused further jobs.
-            match queue.jobs.borrow().is_empty() {
-                true => Poll::Pending,
-                false => Poll::Ready(()),
+            if !queue.jobs.borrow().is_empty() {
+                return Poll::Ready(Next::Jobs);
+            }
+            match ORIGINS.get() == 0 && live.is_empty() && writes.is_empty() {
+                true => Poll::Ready(Next::End),
+                false => Poll::Pending,
             }
         };
-        woken.wait(poll).await;
+        if let Next::End = woken.wait(poll).await {
+            QUEUE.set(None);
+            return;
+        }
     }
 }
 

@@ -14,6 +14,7 @@ mod live_generation;
 mod setting;
 mod signal;
 
+pub use background::OriginGuard;
 pub use setting::SettingSlot;
 
 /// The exports of such a component. `bindings::export!` exports a type that implements them.

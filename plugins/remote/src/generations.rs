@@ -19,7 +19,7 @@ use crate::models::{RemoteConstraint, RemoteMatcher, RemoteModel};
 use crate::options::RemoteOptions;
 use crate::sequences::{RemoteSequence, SequenceState};
 use crate::session::{self, HandleGuard, OwnedHandle, call, check, new_number, settle};
-use crate::{Remote, convert};
+use crate::{OriginGuard, Remote, convert};
 
 impl Guest for Remote {
     type Generation = RemoteGeneration;
@@ -34,6 +34,7 @@ impl Guest for Remote {
         Ok(Model::new(RemoteModel {
             handle,
             info: Rc::new(info),
+            _origin: OriginGuard::new(),
         }))
     }
 

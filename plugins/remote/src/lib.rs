@@ -21,7 +21,7 @@ mod options;
 mod sequences;
 mod session;
 
-use provider::{SettingSlot, bindings, collect};
+use provider::{OriginGuard, SettingSlot, bindings, collect};
 
 #[allow(unsafe_code)]
 mod exports {

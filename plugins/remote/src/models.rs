@@ -6,13 +6,14 @@ use session_protocol::{Bytes, Call, Kind, ModelInfo, RemainingBudget, Words};
 
 use crate::bindings::exports::corral::inference::{budget, constraints, models, types};
 use crate::session::{OwnedHandle, call};
-use crate::{Remote, convert};
+use crate::{OriginGuard, Remote, convert};
 use types::{Error, Token};
 
 /// A model of the host. Sequences share its metadata.
 pub(crate) struct RemoteModel {
     pub(crate) handle: OwnedHandle,
     pub(crate) info: Rc<ModelInfo>,
+    pub(crate) _origin: OriginGuard,
 }
 
 impl models::Guest for Remote {

@@ -12,11 +12,12 @@ use crate::bindings::exports::corral::inference::types::{ContextLimit, Error, To
 use crate::models::RemoteModel;
 use crate::options::RemoteOptions;
 use crate::session::{OwnedHandle, call_about, check, post};
-use crate::{Remote, convert};
+use crate::{OriginGuard, Remote, convert};
 
 pub(crate) struct RemoteSequence {
     pub(crate) state: Rc<SequenceState>,
     _handle: OwnedHandle,
+    _origin: OriginGuard,
 }
 
 /// What a sequence shares with its generation, which may outlive it.
@@ -39,6 +40,7 @@ impl RemoteSequence {
         RemoteSequence {
             state: Rc::new(state),
             _handle: handle,
+            _origin: OriginGuard::new(),
         }
     }
 }
