@@ -284,7 +284,7 @@ mod tests {
         stream.write_all(&zmtp::message(&[b"\x01"])).await.unwrap();
         let model = Arc::<str>::from("a");
         let moment = Duration::from_millis(50);
-        while timeout(moment, stream.readable()).await.is_err() {
+        while timeout(moment, stream.peek(&mut [0])).await.is_err() {
             log.push(&model, vec![1]);
         }
         // The connection has no time to send these.

@@ -145,7 +145,7 @@ mod tests {
 
     #[tokio::test]
     async fn both_ends_shake_hands() {
-        let (mut a, mut b) = tokio::io::duplex(256);
+        let (mut a, mut b) = tokio::io::duplex(1024);
         let both = tokio::join!(handshake(&mut a, "PUB"), handshake(&mut b, "SUB"));
         assert!(both.0.is_ok() && both.1.is_ok(), "{both:?}");
         let long = vec![7; 300];
@@ -171,11 +171,11 @@ mod tests {
             frame(&[4, 3, 1, 2, 3]),
             frame(&[2, 0xff, 0, 0, 0, 0, 0, 0, 0]),
         ] {
-            let (mut a, mut b) = tokio::io::duplex(256);
+            let (mut a, mut b) = tokio::io::duplex(1024);
             a.write_all(&bytes).await.unwrap();
             assert!(handshake(&mut b, "PUB").await.is_err(), "{bytes:?}");
         }
-        let (mut a, mut b) = tokio::io::duplex(256);
+        let (mut a, mut b) = tokio::io::duplex(1024);
         a.write_all(&[1, 0].repeat(MAX_FRAMES + 1)).await.unwrap();
         assert!(receive(&mut b).await.is_err());
     }
