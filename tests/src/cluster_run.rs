@@ -81,9 +81,11 @@ impl ClusterRun {
         &self.hosts
     }
 
-    /// Sends a chat to a router or host, with the session in a header unless it is empty; returns the answer, or what came
-    /// in its place.
-    pub fn chat(&self, url: &str, session: &str, messages: &Value) -> String {
+    /// Sends a chat to a router or host, with the session in a header unless it is empty. Returns the answer.
+    ///
+    /// # Errors
+    /// With what came instead of an answer.
+    pub fn chat(&self, url: &str, session: &str, messages: &Value) -> Result<String, String> {
         let body = json!({"model": "tiny", "messages": messages, "max_tokens": 8});
         let mut request = self
             .agent
@@ -93,16 +95,13 @@ impl ClusterRun {
             request = request.header("x-session-id", session);
         }
         let sent = request.send(body.to_string());
-        let mut answer = match sent {
-            Ok(answer) => answer,
-            Err(error) => return error.to_string(),
-        };
+        let mut answer = sent.map_err(|error| error.to_string())?;
         let text = answer.body_mut().read_to_string().unwrap_or_default();
         let content = serde_json::from_str::<Value>(&text).ok().and_then(|body| {
             let content = body["choices"][0]["message"]["content"].as_str()?;
             Some(content.to_owned())
         });
-        content.unwrap_or_else(|| format!("{}: {text}", answer.status()))
+        content.ok_or_else(|| format!("{}: {text}", answer.status()))
     }
 
     /// The metrics of a host.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 /// Conversations, turns of each, and conversations at once.
 const CONVERSATIONS: usize = 64;
 const TURNS: usize = 8;
-const CLIENTS: usize = 8;
+const CLIENTS: usize = 4;
 
 fn user(content: String) -> Value {
     json!({"role": "user", "content": content})
@@ -30,7 +30,8 @@ fn each_script_serves_a_chat() {
             urls.push(run.router());
         }
         for url in urls {
-            assert_eq!(run.chat(url, "", &question), "19", "{script}: {url}");
+            let answer = run.chat(url, "", &question);
+            assert_eq!(answer.as_deref(), Ok("19"), "{script}: {url}");
         }
         run.stop();
     }
@@ -49,8 +50,7 @@ fn requests_succeed_after_host_is_killed() {
         for (session, sum) in sums.iter().enumerate() {
             let question = json!([user(sum.question())]);
             let answer = run.chat(run.router(), &session.to_string(), &question);
-            // The demo model is sometimes wrong.
-            assert!(answer.parse::<u32>().is_ok(), "{answer}");
+            answer.expect("an answer");
         }
     };
     for script in ["haproxy", "envoy", "smg"] {
@@ -81,6 +81,7 @@ fn computed(script: &str, hosts: usize, has_sessions: bool) -> f64 {
         };
         for turn in 0..TURNS {
             let answer = run.chat(run.router(), &session, &json!(messages));
+            let answer = answer.expect("an answer");
             messages.push(json!({"role": "assistant", "content": answer}));
             messages.push(user(format!("{}+{turn}=", number + 10)));
         }
