@@ -129,11 +129,8 @@ mod tests {
             let answer = batch_map(request(&["1+1"; 100], 3)).await.unwrap();
             answer.read_events(1).await;
         });
-        assert!(
-            script.generations().len() <= 4,
-            "{:?}",
-            script.generations()
-        );
+        let found = script.generations().len();
+        assert!(found <= 4, "{:?}", script.generations());
     }
 
     #[test]

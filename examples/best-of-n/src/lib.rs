@@ -101,22 +101,12 @@ mod tests {
     use super::*;
     use corral_sdk::testing::{HostCall, Script};
 
-    fn ask(script: &Script, body: Value) -> (u16, String) {
-        script.run(async {
-            let request = Request::post("/best-of-n").with_json(&body);
-            let answer = handle(request).await.unwrap_or_else(Response::from);
-            let status = answer.status();
-            (status, String::from_utf8(answer.read().await).unwrap())
-        })
-    }
-
     #[test]
     fn every_fork_has_its_own_seed() {
         let script = Script::new().answers("12+7=", "19");
         let body = json!({"prompt": "12+7=", "n": 3, "seed": 5, "max_tokens": 4});
-        let (status, body) = ask(&script, body);
-        assert_eq!(status, 200, "{body}");
-        let answer: Value = serde_json::from_str(&body).unwrap();
+        let (status, answer) = script.post(handle, &body);
+        assert_eq!(status, 200, "{answer}");
         assert_eq!(answer["text"], "19");
         assert_eq!(answer["answers"].as_array().unwrap().len(), 3);
         let generations = script.generations();
@@ -131,7 +121,7 @@ mod tests {
     #[test]
     fn failed_answer_cancels_the_others() {
         let script = Script::new().fails_after("1+1=", "2", Error::Deadline);
-        let (status, _) = ask(&script, json!({"prompt": "1+1=", "n": 2}));
+        let (status, _) = script.post(handle, &json!({"prompt": "1+1=", "n": 2}));
         assert_eq!(status, 504);
         assert_eq!(script.calls().last(), Some(&HostCall::Cancelled));
     }
@@ -143,21 +133,19 @@ mod tests {
             let body = json!({"prompt": "12+7=", "n": 1, "ignore_eos": ignore_eos});
             // The script has nothing after the end.
             let expected = if ignore_eos { 500 } else { 200 };
-            assert_eq!(ask(&script, body).0, expected);
+            assert_eq!(script.post(handle, &body).0, expected);
             let settings = &script.generations()[0].settings;
-            assert_eq!(
-                settings.iter().any(|setting| setting == "ignore-eos"),
-                ignore_eos
-            );
+            let found = settings.iter().any(|setting| setting == "ignore-eos");
+            assert_eq!(found, ignore_eos);
         }
     }
 
     #[test]
     fn count_out_of_range_is_refused() {
         for n in [0, 65] {
-            let (status, body) = ask(&Script::new(), json!({"prompt": "1+1=", "n": n}));
+            let (status, body) = Script::new().post(handle, &json!({"prompt": "1+1=", "n": n}));
             assert_eq!(status, 400);
-            assert!(body.contains("expected 1 to 64"), "{body}");
+            assert!(body.to_string().contains("expected 1 to 64"), "{body}");
         }
     }
 }

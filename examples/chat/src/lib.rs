@@ -119,15 +119,6 @@ mod tests {
             .next("y", &[("!", 2.0), ("<|im_end|>", 1.0)])
     }
 
-    fn ask(script: &Script, body: Value) -> (u16, String) {
-        script.run(async {
-            let request = Request::post("/chat").with_json(&body);
-            let answer = chat(request).await.unwrap_or_else(Response::from);
-            let status = answer.status();
-            (status, String::from_utf8(answer.read().await).unwrap())
-        })
-    }
-
     fn user(content: &str) -> Value {
         json!([{"role": "user", "content": content}])
     }
@@ -135,29 +126,23 @@ mod tests {
     #[test]
     fn linked_template_renders_the_prompt() {
         let script = script();
-        let (status, body) = ask(&script, json!({"messages": user("12+7=")}));
-        assert_eq!(
-            (status, body.as_str()),
-            (200, r#"{"text":"19","finish_reason":"stop"}"#)
-        );
-        assert_eq!(
-            script.generations()[0].settings,
-            ["max-tokens 128", "stop \".\""]
-        );
-        let (status, body) = ask(&script, json!({"messages": []}));
+        let (status, body) = script.post(chat, &json!({"messages": user("12+7=")}));
+        let expected = r#"{"text":"19","finish_reason":"stop"}"#;
+        assert_eq!((status, &*body.to_string()), (200, expected));
+        let expected = ["max-tokens 128", "stop \".\""];
+        assert_eq!(script.generations()[0].settings, expected);
+        let (status, body) = script.post(chat, &json!({"messages": []}));
         assert_eq!(status, 400);
-        assert!(body.contains("there is no message"), "{body}");
+        assert!(body.to_string().contains("there is no message"), "{body}");
     }
 
     #[test]
     fn linked_sampler_chooses_tokens() {
         let body = json!({"messages": user("no?"), "sampler": "second", "stream": true});
-        let (status, body) = ask(&script(), body);
+        let (status, body) = script().post(chat, &body);
         assert_eq!(status, 200);
-        assert_eq!(
-            body,
-            "data: {\"text\":\"y\"}\n\ndata: {\"finish_reason\":\"end\"}\n\n"
-        );
+        let expected = "data: {\"text\":\"y\"}\n\ndata: {\"finish_reason\":\"end\"}\n\n";
+        assert_eq!(body, expected);
     }
 
     #[test]
@@ -165,8 +150,7 @@ mod tests {
         let wrong = |field: &str, value: Value| {
             let mut body = json!({"messages": user("12+7="), "sampler": "second"});
             body[field] = value;
-            let (status, body) = ask(&script(), body);
-            (status, body)
+            script().post(chat, &body)
         };
         for (field, value, status, detail) in [
             ("settings", json!({"x": 1}), 400, "expected no settings"),
@@ -177,7 +161,7 @@ mod tests {
         ] {
             let (found, body) = wrong(field, value);
             assert_eq!(found, status, "{field}: {body}");
-            assert!(body.contains(detail), "{field}: {body}");
+            assert!(body.to_string().contains(detail), "{field}: {body}");
         }
     }
 

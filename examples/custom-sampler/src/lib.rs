@@ -119,11 +119,8 @@ mod tests {
         // The end token, whose distribution has no others, adds one.
         let all = 2 * u64::from(CANDIDATES);
         for (epsilon, considered) in [(0.0, all), (0.001, 5), (0.01, 4), (0.3, 3), (1.0, 2)] {
-            assert_eq!(
-                ask(epsilon, 1)["considered_tokens"],
-                considered,
-                "{epsilon}"
-            );
+            let found = &ask(epsilon, 1)["considered_tokens"];
+            assert_eq!(*found, considered, "{epsilon}");
         }
     }
 

@@ -128,10 +128,8 @@ mod tests {
 
     #[test]
     fn wrong_requests_are_refused() {
-        assert_eq!(
-            ask(&script(), body(&[])).unwrap_err().code(),
-            "invalid-texts"
-        );
+        let error = ask(&script(), body(&[])).unwrap_err();
+        assert_eq!(error.code(), "invalid-texts");
         let mut body = body(&["Ada is 36"]);
         body["schema"] = json!({"type": "oject"});
         assert_eq!(ask(&script(), body).unwrap_err().status(), 400);

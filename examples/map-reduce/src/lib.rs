@@ -108,14 +108,7 @@ mod tests {
             .answers("50}\nnothing\n", "nothing")
             .answers("36+4=", "40")
             .answers("40+50=", "90");
-        script.run(async {
-            let request = Request::post("/").with_json(&json!({"documents": documents}));
-            let answer = map_reduce(request).await.unwrap_or_else(Response::from);
-            (
-                answer.status(),
-                serde_json::from_slice(&answer.read().await).unwrap(),
-            )
-        })
+        script.post(map_reduce, &json!({"documents": documents}))
     }
 
     #[test]
@@ -128,10 +121,8 @@ mod tests {
         assert_eq!((status, &body["total"]), (200, &json!(90)), "{body}");
         assert_eq!(body["people"][1], json!({"name": "Tim", "age": 4}));
         let (_, body) = ask(&["Ada is 36 years old"]);
-        assert_eq!(
-            (&body["total"], &body["people"][0]["name"]),
-            (&json!(36), &json!("Ada"))
-        );
+        assert_eq!(body["total"], 36);
+        assert_eq!(body["people"][0]["name"], "Ada");
     }
 
     #[test]

@@ -76,15 +76,7 @@ mod tests {
             .answers("12+7=", "19")
             .next("Hamlet?", &[("B", 1.0), ("S", 1.0), ("M", 1.0)])
             .answers("Hamlet?B", "acon");
-        script.run(async {
-            let answer = route(Request::post("/").with_json(&body))
-                .await
-                .unwrap_or_else(Response::from);
-            (
-                answer.status(),
-                serde_json::from_slice(&answer.read().await).unwrap(),
-            )
-        })
+        script.post(route, &body)
     }
 
     fn large() -> Script {
@@ -96,10 +88,9 @@ mod tests {
     fn sure_model_answers_alone() {
         let large = large();
         let (status, body) = ask(&large, json!({"prompt": "12+7="}));
-        assert_eq!(
-            (status, &body["model"], &body["text"]),
-            (200, &json!("small"), &json!("19"))
-        );
+        assert_eq!(status, 200);
+        assert_eq!(body["model"], "small");
+        assert_eq!(body["text"], "19");
         assert_eq!(large.calls(), [] as [HostCall; 0]);
     }
 
@@ -107,19 +98,13 @@ mod tests {
     fn unsure_model_passes_the_prompt_on() {
         let large = large();
         let (_, body) = ask(&large, json!({"prompt": "Hamlet?"}));
-        assert_eq!(
-            (&body["model"], &body["text"]),
-            (&json!("large"), &json!("Shakespeare"))
-        );
-        assert!(
-            body["tried"][0]["confidence"].as_f64().unwrap() < 0.34,
-            "{body}"
-        );
+        assert_eq!(body["model"], "large");
+        assert_eq!(body["text"], "Shakespeare");
+        let found = body["tried"][0]["confidence"].as_f64().unwrap();
+        assert!(found < 0.34, "{body}");
         assert_eq!(large.generations().len(), 1);
         let (_, body) = ask(&large, json!({"prompt": "Hamlet?", "threshold": 0.3}));
-        assert_eq!(
-            (&body["model"], &body["text"]),
-            (&json!("small"), &json!("Bacon"))
-        );
+        assert_eq!(body["model"], "small");
+        assert_eq!(body["text"], "Bacon");
     }
 }

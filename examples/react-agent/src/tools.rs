@@ -105,14 +105,10 @@ mod tests {
 
     #[test]
     fn search_finds_the_fact_with_most_words() {
-        let found = run(
-            "search",
-            &json!({"query": "How many owls live in the barn?"}),
-        );
+        let body = json!({"query": "How many owls live in the barn?"});
+        let found = run("search", &body);
         assert_eq!(found, FACTS[0]);
-        assert_eq!(
-            run("search", &json!({"query": "xylophones"})),
-            "nothing found"
-        );
+        let expected = "nothing found";
+        assert_eq!(run("search", &json!({"query": "xylophones"})), expected);
     }
 }

@@ -74,10 +74,8 @@ mod tests {
         let expected = json!([{"role": "user", "content": "I am [EMAIL-1], and [EMAIL-2] is Bob."},
             {"role": "user", "content": "Write to [EMAIL-1]!"},
             {"role": "user", "content": [{"image_url": "data:image/png;base64,a@b.example"}]}]);
-        assert_eq!(
-            seen(request),
-            json!({"n": 1, "messages": expected}).to_string()
-        );
+        let expected = json!({"n": 1, "messages": expected}).to_string();
+        assert_eq!(seen(request), expected);
         let text = Request::post("/").with_body("call +49 (0)30 1234567\n");
         assert_eq!(seen(text), "call [PHONE-1]\n");
         assert_eq!(seen(Request::get("/")), "");

@@ -131,10 +131,8 @@ mod tests {
             let script = Script::new().answers("12+7=", "so it is 19.");
             let answer = ask(&script, votes).unwrap();
             assert_eq!(answer["answer"], "19");
-            assert_eq!(
-                (&answer["votes"], &answer["samples"]),
-                (&json!(majority), &json!(majority))
-            );
+            assert_eq!(answer["votes"], json!(majority));
+            assert_eq!(answer["samples"], json!(majority));
             assert_eq!(script.generations().len(), majority);
         }
     }

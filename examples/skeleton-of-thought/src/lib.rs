@@ -129,15 +129,7 @@ mod tests {
             .answers(&point("2+2"), "4")
             .answers(&numbered(1), "one")
             .answers(&numbered(2), "two");
-        script.run(async {
-            let answer = skeleton(Request::post("/").with_json(&body))
-                .await
-                .unwrap_or_else(Response::from);
-            (
-                answer.status(),
-                serde_json::from_slice(&answer.read().await).unwrap(),
-            )
-        })
+        script.post(skeleton, &body)
     }
 
     #[test]
@@ -167,10 +159,7 @@ mod tests {
     #[test]
     fn cut_outline_is_an_error() {
         let (status, body) = run("sums", 3);
-        assert_eq!(
-            (status, &body["code"]),
-            (422, &json!("long-outline")),
-            "{body}"
-        );
+        assert_eq!(status, 422, "{body}");
+        assert_eq!(body["code"], "long-outline", "{body}");
     }
 }

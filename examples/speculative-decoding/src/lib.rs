@@ -148,17 +148,12 @@ mod tests {
             .answers("?", &DIGITS.concat())
             .next("x", &[("x", 1.0)])
             .other_model(&small);
-        script.run(async {
-            let request = Request::post("/").with_json(&body);
-            let answer = handle(request).await.unwrap_or_else(Response::from);
-            let status = answer.status();
-            let body = serde_json::from_slice(&answer.read().await).unwrap();
-            let verified = script.calls().into_iter().filter_map(|call| match call {
-                HostCall::Next(text) => Some(text),
-                _ => None,
-            });
-            (status, body, verified.collect())
-        })
+        let (status, body) = script.post(handle, &body);
+        let verified = script.calls().into_iter().filter_map(|call| match call {
+            HostCall::Next(text) => Some(text),
+            _ => None,
+        });
+        (status, body, verified.collect())
     }
 
     #[test]

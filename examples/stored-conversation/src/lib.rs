@@ -84,10 +84,8 @@ mod tests {
             let (_, body) = send("POST", "ada", "Hi").await;
             assert_eq!(body["text"], "Hello!");
             let (_, body) = send("POST", "bob", "Hi").await;
-            assert_eq!(
-                (&body["text"], &body["history_tokens"]),
-                (&json!("Hi!"), &json!(0))
-            );
+            assert_eq!(body["text"], "Hi!");
+            assert_eq!(body["history_tokens"], 0);
             assert_eq!(send("DELETE", "ada", "").await.0, 204);
             assert_eq!(send("DELETE", "ada", "").await.0, 404);
             let (_, body) = send("POST", "ada", "Hi").await;

@@ -188,10 +188,8 @@ mod tests {
     fn best_step_first_needs_no_rollback() {
         let answer = ask(json!({"numbers": [20, 40, 5], "target": 65})).unwrap();
         assert_eq!(answer["steps"], json!(["20+40=60", "60+5=65"]));
-        assert_eq!(
-            (&answer["thoughts"], &answer["rollbacks"]),
-            (&json!(6), &json!(0))
-        );
+        assert_eq!(answer["thoughts"], 6);
+        assert_eq!(answer["rollbacks"], 0);
     }
 
     #[test]
@@ -199,20 +197,16 @@ mod tests {
         let answer = ask(json!({"numbers": [12, 7, 45, 20], "target": 25})).unwrap();
         // 12+7 is nearer to 25 than 12+20, but leads nowhere.
         assert_eq!(answer["steps"], json!(["12+20=32", "32-7=25"]));
-        assert_eq!(
-            (&answer["thoughts"], &answer["rollbacks"]),
-            (&json!(18), &json!(3))
-        );
+        assert_eq!(answer["thoughts"], 18);
+        assert_eq!(answer["rollbacks"], 3);
     }
 
     #[test]
     fn search_ends_without_a_solution() {
         let answer = ask(json!({"numbers": [20, 40], "target": 99})).unwrap();
         // 20-40 is below 0, so one step remains.
-        assert_eq!(
-            answer,
-            json!({"solved": false, "steps": [], "thoughts": 2, "rollbacks": 0})
-        );
+        let expected = json!({"solved": false, "steps": [], "thoughts": 2, "rollbacks": 0});
+        assert_eq!(answer, expected);
         let limited = json!({"numbers": [20, 40, 5, 7], "target": 98, "max_thoughts": 7});
         assert_eq!(ask(limited).unwrap()["thoughts"], 6);
     }
@@ -229,10 +223,8 @@ mod tests {
             script.run(solve(&puzzle))
         };
         let answer = ask(2).unwrap();
-        assert_eq!(
-            (&answer["thoughts"], &answer["rollbacks"]),
-            (&json!(2), &json!(1))
-        );
+        assert_eq!(answer["thoughts"], 2);
+        assert_eq!(answer["rollbacks"], 1);
         for generation in script.generations() {
             let mut settings = generation.settings.iter();
             assert!(settings.any(|one| one == "constrain"), "{generation:?}");

@@ -103,10 +103,8 @@ mod tests {
     fn answer_stops_at_the_end_token() {
         let prompt = render(Chat::new().message("user", "Hi"), ModelFacts::default()).unwrap();
         assert_eq!(prompt.stop, ["<|im_end|>"]);
-        assert_eq!(
-            prompt.to_string(),
-            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-        );
+        let expected = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
+        assert_eq!(prompt.to_string(), expected);
         let none: Result<_, Error> = Chat::from_messages(vec![]);
         let prompt = render(none.unwrap(), ModelFacts::default()).unwrap();
         assert_eq!(prompt.to_string(), "<|im_start|>assistant\n");

@@ -58,10 +58,8 @@ mod tests {
         }
         let tokens = ask(script).unwrap();
         // Control tokens in the client's text are plain characters.
-        assert_eq!(
-            (&tokens[..4], tokens.len()),
-            (&[259, 97, 260, 98][..], 5 + "<|fim_middle|>".len())
-        );
+        assert_eq!(tokens[..4], [259, 97, 260, 98][..]);
+        assert_eq!(tokens.len(), 5 + "<|fim_middle|>".len());
         assert_eq!(tokens.last(), Some(&261));
     }
 }

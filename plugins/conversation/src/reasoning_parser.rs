@@ -163,18 +163,12 @@ mod tests {
             (true, "é</think>é", "é", "é"),
         ] {
             let expected = (reasoning.to_owned(), content.to_owned());
-            assert_eq!(
-                parse(ReasoningParser::new(open), &[text]),
-                expected,
-                "{text}"
-            );
+            let found = parse(ReasoningParser::new(open), &[text]);
+            assert_eq!(found, expected, "{text}");
             let characters: Vec<_> = text.chars().map(String::from).collect();
             let characters: Vec<_> = characters.iter().map(String::as_str).collect();
-            assert_eq!(
-                parse(ReasoningParser::new(open), &characters),
-                expected,
-                "{text} by characters"
-            );
+            let found = parse(ReasoningParser::new(open), &characters);
+            assert_eq!(found, expected, "{text} by characters");
         }
         let plain = parse(ReasoningParser::disabled(), &["<think>", "a</think>"]);
         assert_eq!(plain, (String::new(), "<think>a</think>".to_owned()));

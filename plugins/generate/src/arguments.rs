@@ -169,10 +169,8 @@ mod tests {
         let Input::Chat(chat) = request.input else {
             panic!("not a chat")
         };
-        assert_eq!(
-            chat.messages,
-            [json!({"role": "user", "content": "--hello you"})]
-        );
+        let expected = [json!({"role": "user", "content": "--hello you"})];
+        assert_eq!(chat.messages, expected);
         assert_eq!(request.model.as_deref(), Some("m"));
         assert_eq!(request.settings.max_tokens, 3);
         assert!(request.settings.ignore_eos);

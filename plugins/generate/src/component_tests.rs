@@ -66,14 +66,10 @@ fn errors_have_their_status() {
         assert_eq!((status, &answer["code"]), (404, &"unknown-model".into()));
         let (status, answer) = post(&script, json!({"prompt": "x", "adapter": "y"}));
         assert_eq!((status, &answer["code"]), (404, &"unknown-adapter".into()));
-        let (status, answer) = post(
-            &script,
-            json!({"prompt": "x", "constraint": {"regex": "("}}),
-        );
-        assert_eq!(
-            (status, &answer["code"]),
-            (400, &"invalid-constraint".into())
-        );
+        let body = json!({"prompt": "x", "constraint": {"regex": "("}});
+        let (status, answer) = post(&script, body);
+        assert_eq!(status, 400);
+        assert_eq!(answer["code"], "invalid-constraint");
     }
     let (response, _) = answer(&Script::new(), Request::get("/generate"));
     assert_eq!(response.status(), 405);
@@ -91,10 +87,8 @@ fn stream_ends_with_report_or_error() {
     let (response, events) = ask("a");
     assert_eq!(response.header("content-type"), Some("text/event-stream"));
     let events: Vec<_> = events.split("\n\n").collect();
-    assert_eq!(
-        events[..2],
-        [r#"data: {"text":"b"}"#, r#"data: {"text":"c"}"#]
-    );
+    let expected = [r#"data: {"text":"b"}"#, r#"data: {"text":"c"}"#];
+    assert_eq!(events[..2], expected);
     assert!(events[2].contains(r#""finish_reason":"end""#), "{events:?}");
     assert_eq!(events[3..], ["data: [DONE]", ""]);
 

@@ -128,10 +128,8 @@ mod tests {
             logprobs: vec![json!({"token": 97}), json!({"token": 1})],
         };
         let expected = r#""logprobs":[{"token":97},{"token":1}]"#;
-        assert_eq!(
-            chunk_event(&output),
-            format!("{{\"text\":\"ab\",{expected}}}")
-        );
+        let found = chunk_event(&output);
+        assert_eq!(found, format!("{{\"text\":\"ab\",{expected}}}"));
         assert!(!report().to_json(&output).contains("logprobs"));
         let report = Report {
             logprobs: true,
@@ -163,10 +161,7 @@ mod tests {
         let mut report = report();
         report.outcome.prefill_time = 0;
         report.outcome.decode_time = 0;
-        assert!(
-            report
-                .to_json(&text(""))
-                .contains(r#""tokens_per_second":0.0"#)
-        );
+        let found = report.to_json(&text(""));
+        assert!(found.contains(r#""tokens_per_second":0.0"#));
     }
 }

@@ -96,11 +96,8 @@ mod tests {
             (r#"{"temperature": 0}"#, &[10]),
             (r#"{"temperature": 0, "min_p": 0}"#, &[10]),
         ] {
-            assert_eq!(
-                sampled(settings),
-                tokens.iter().copied().collect(),
-                "{settings}"
-            );
+            let found = sampled(settings);
+            assert_eq!(found, tokens.iter().copied().collect(), "{settings}");
         }
     }
 

@@ -82,11 +82,8 @@ mod tests {
             let drawn = (0..1000).map(|_| harness.sample(&tokens).unwrap());
             // The limit starts at twice `tau` and falls.
             let drawn: BTreeSet<_> = drawn.skip(300).collect();
-            assert!(
-                (least..=most).contains(&drawn.len()),
-                "{tau}: {}",
-                drawn.len()
-            );
+            let count = drawn.len();
+            assert!((least..=most).contains(&count), "{tau}: {count}");
         }
     }
 
@@ -129,9 +126,8 @@ mod tests {
             ),
             ("5", "invalid settings 5: invalid type: integer"),
         ] {
-            let error = SamplerHarness::<MirostatSampler>::start(settings, 1)
-                .err()
-                .unwrap();
+            let error = SamplerHarness::<MirostatSampler>::start(settings, 1).err();
+            let error = error.unwrap();
             assert!(error.contains(detail), "{settings}: {error}");
         }
     }

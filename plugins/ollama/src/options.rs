@@ -177,10 +177,9 @@ mod tests {
     #[test]
     fn defaults_are_those_of_ollama() {
         let settings = read(json!({})).unwrap();
-        assert_eq!(
-            (settings.temperature, settings.top_k, settings.top_p),
-            (0.8, Some(40), Some(0.9))
-        );
+        assert_eq!(settings.temperature, 0.8);
+        assert_eq!(settings.top_k, Some(40));
+        assert_eq!(settings.top_p, Some(0.9));
         assert_eq!((settings.repeat_penalty, settings.repeat_last), (1.1, 64));
         assert_eq!(settings.max_tokens, None);
     }

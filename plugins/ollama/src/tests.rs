@@ -55,10 +55,9 @@ fn chat_streams_lines() {
     assert_eq!(text, "19");
     let (last, others) = lines.split_last().unwrap();
     assert!(others.iter().all(|line| line["done"] == false));
-    assert_eq!(
-        (&last["done"], &last["done_reason"], &last["model"]),
-        (&true.into(), &"stop".into(), &model().into())
-    );
+    assert_eq!(last["done"], true);
+    assert_eq!(last["done_reason"], "stop");
+    assert_eq!(last["model"], model());
     assert!(last["prompt_eval_count"].as_u64().unwrap() > 5, "{last}");
     assert!(last["eval_count"].as_u64().unwrap() >= 2, "{last}");
     assert!(last["created_at"].as_str().unwrap().ends_with('Z'));
@@ -76,10 +75,8 @@ fn chat_without_stream_is_one_object() {
     let (status, answer) = post(&script, "/api/chat", &body);
     assert_eq!((status, &answer["message"]["content"]), (200, &"19".into()));
     let settings = &script.generations()[0].settings;
-    assert!(
-        settings.contains(&"max-tokens 4".to_owned()),
-        "{settings:?}"
-    );
+    let expected = "max-tokens 4".to_owned();
+    assert!(settings.contains(&expected), "{settings:?}");
 }
 
 #[test]
@@ -108,10 +105,8 @@ fn tool_call_is_complete_and_has_an_object() {
     // The length limit cuts the arguments off.
     body["options"] = json!({"num_predict": answer.find("}}").unwrap()});
     let (_, whole) = post(&script(answer), "/api/chat", &body);
-    assert_eq!(
-        (&whole["done_reason"], &whole["message"]["tool_calls"]),
-        (&"length".into(), &Value::Null)
-    );
+    assert_eq!(whole["done_reason"], "length");
+    assert_eq!(whole["message"]["tool_calls"], Value::Null);
     body["stream"] = true.into();
     let streamed = lines(&script(answer), "/api/chat", &body);
     assert!(
@@ -130,10 +125,8 @@ fn generate_renders_the_template_unless_raw() {
     let raw = Script::new().answers("12+7=", "19");
     let body = json!({"model": model(), "prompt": "12+7=", "raw": true});
     let lines = lines(&raw, "/api/generate", &body);
-    let text: String = lines
-        .iter()
-        .map(|line| line["response"].as_str().unwrap())
-        .collect();
+    let text = lines.iter().map(|line| line["response"].as_str().unwrap());
+    let text: String = text.collect();
     assert_eq!(text, "19");
 }
 
@@ -162,47 +155,31 @@ fn reasoning_has_a_member_of_its_own() {
         "messages": [{"role": "user", "content": "12+7="}],
     });
     let (_, answer) = post(&script, "/api/chat", &body);
-    assert_eq!(
-        answer["message"],
-        json!({"role": "assistant", "content": "19", "thinking": "hm"})
-    );
+    let expected = json!({"role": "assistant", "content": "19", "thinking": "hm"});
+    assert_eq!(answer["message"], expected);
 }
+
+/// Status, path and body, and the text of the error.
+const ERRORS: &str = r#"
+404 /api/chat {"model": "nope"} => model 'nope' not found
+400 /api/chat {} => `model` is missing
+400 /api/chat {"model": "MODEL", "messages": [{"role": "user", "content": "x"}], "think": true} => does not support thinking
+400 /api/generate {"model": "MODEL", "prompt": "x", "context": [1]} => deprecated
+501 /api/delete {"model": "MODEL"} => corral model
+404 /api/nope {} => no route
+"#;
 
 #[test]
 fn errors_have_one_member() {
-    let user = json!([{"role": "user", "content": "x"}]);
-    for (path, body, status, text) in [
-        (
-            "/api/chat",
-            json!({"model": "nope"}),
-            404,
-            "model 'nope' not found",
-        ),
-        ("/api/chat", json!({}), 400, "`model` is missing"),
-        (
-            "/api/chat",
-            json!({"model": model(), "messages": user, "think": true}),
-            400,
-            "does not support thinking",
-        ),
-        (
-            "/api/generate",
-            json!({"model": model(), "prompt": "x", "context": [1]}),
-            400,
-            "deprecated",
-        ),
-        (
-            "/api/delete",
-            json!({"model": model()}),
-            501,
-            "corral model",
-        ),
-        ("/api/nope", json!({}), 404, "no route"),
-    ] {
-        let (found, answer) = post(&script("x"), path, &body);
-        assert_eq!(found, status, "{path} {body}: {answer}");
+    for line in ERRORS.trim().lines() {
+        let words: Vec<_> = line.splitn(3, ' ').collect();
+        let (body, text) = words[2].split_once(" => ").unwrap();
+        let body = serde_json::from_str(&body.replace("MODEL", &model())).unwrap();
+        let (found, answer) = post(&script("x"), words[1], &body);
+        assert_eq!(found.to_string(), words[0], "{line}: {answer}");
         assert!(answer["error"].as_str().unwrap().contains(text), "{answer}");
     }
+    let user = json!([{"role": "user", "content": "x"}]);
     let failing =
         Script::new()
             .chat_template(TEMPLATE)
@@ -220,19 +197,14 @@ fn models_are_listed_and_shown() {
     for path in ["/api/tags", "/api/ps"] {
         let (status, text) = ask(&script, Request::get(path));
         let list: Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(
-            (status, &list["models"][0]["name"]),
-            (200, &name.as_str().into())
-        );
+        assert_eq!(status, 200);
+        assert_eq!(list["models"][0]["name"], name.as_str());
     }
     let (_, shown) = post(&script, "/api/show", &json!({"name": name}));
     assert_eq!(shown["capabilities"], json!(["completion", "tools"]));
     assert_eq!(shown["template"], TEMPLATE);
-    let (_, pulled) = post(
-        &script,
-        "/api/pull",
-        &json!({"model": model(), "stream": false}),
-    );
+    let body = json!({"model": model(), "stream": false});
+    let (_, pulled) = post(&script, "/api/pull", &body);
     assert_eq!(pulled["status"], "success");
     assert_eq!(ask(&script, Request::get("/")).1, "Ollama is running");
     assert_eq!(ask(&script, Request::post("/api/tags")).0, 405);

@@ -132,18 +132,14 @@ mod tests {
             read("aliases", "gpt-4o = tiny,a=b=c, ").unwrap().aliases,
             [pair("gpt-4o", "tiny"), pair("a", "b=c")]
         );
-        assert_eq!(
-            read("tags", "chat, small,").unwrap().tags,
-            ["chat", "small"]
-        );
+        let expected = ["chat", "small"];
+        assert_eq!(read("tags", "chat, small,").unwrap().tags, expected);
         assert_eq!(read("slots", "4").unwrap().slots, Some(4));
         let stored = read("store", "true").unwrap().store_seconds;
         assert_eq!(stored, Some(STORE_SECONDS));
         assert_eq!(read("store_seconds", "9").unwrap().store_seconds, None);
-        assert_eq!(
-            read("temperature", "0.5").unwrap().defaults["temperature"],
-            0.5
-        );
+        let found = &read("temperature", "0.5").unwrap().defaults["temperature"];
+        assert_eq!(*found, 0.5);
     }
 
     #[test]

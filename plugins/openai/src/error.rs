@@ -153,14 +153,10 @@ mod tests {
         ] {
             let response = body(ApiFormat::OpenAi, &error);
             assert_eq!(response["error"]["message"], error.to_string());
-            assert_eq!(
-                (&response["error"]["type"], &response["error"]["code"]),
-                (&kind.into(), &code.into())
-            );
-            assert_eq!(
-                Response::from(ApiError(ApiFormat::OpenAi, error)).status(),
-                status
-            );
+            assert_eq!(response["error"]["type"], kind);
+            assert_eq!(response["error"]["code"], code);
+            let found = Response::from(ApiError(ApiFormat::OpenAi, error)).status();
+            assert_eq!(found, status);
         }
         let response = Response::from(ApiError(ApiFormat::Anthropic, refused.clone()));
         assert_eq!(response.header("retry-after"), Some("2"));
@@ -176,9 +172,7 @@ mod tests {
             ApiFormat::OpenAi,
             &unsupported("audio", "models generate text only"),
         );
-        assert_eq!(
-            (&response["error"]["param"], &response["error"]["code"]),
-            (&"audio".into(), &"unsupported".into())
-        );
+        assert_eq!(response["error"]["param"], "audio");
+        assert_eq!(response["error"]["code"], "unsupported");
     }
 }

@@ -88,9 +88,7 @@ mod tests {
         let response = respond(&(array, object)).unwrap();
         assert_eq!(response.header("content-type"), Some("application/json"));
         let body = block_on(response.read());
-        assert_eq!(
-            String::from_utf8(body).unwrap(),
-            "[[null,1,2],{\"a\":0.5,\"\u{e9}\\\"\":-1.0}]"
-        );
+        let expected = "[[null,1,2],{\"a\":0.5,\"\u{e9}\\\"\":-1.0}]";
+        assert_eq!(String::from_utf8(body).unwrap(), expected);
     }
 }

@@ -72,11 +72,8 @@ fn assert_error(script: &Script, path: &str, body: &Value, expected: (u16, &str,
 /// The status and JSON of a whole response.
 fn post(script: &Script, path: &str, body: &Value) -> (u16, Value) {
     let (head, text) = ask(script, Request::post(path).with_json(body));
-    assert_eq!(
-        head.header("content-type"),
-        Some("application/json"),
-        "{text}"
-    );
+    let found = head.header("content-type");
+    assert_eq!(found, Some("application/json"), "{text}");
     (head.status(), serde_json::from_str(&text).unwrap())
 }
 

@@ -284,10 +284,8 @@ mod tests {
                 retry_after_ms: ms,
             };
             let error = Error::from(types::Error::Refused(refusal));
-            assert_eq!(
-                error.headers(),
-                [("retry-after".to_owned(), seconds.to_owned())]
-            );
+            let expected = [("retry-after".to_owned(), seconds.to_owned())];
+            assert_eq!(error.headers(), expected);
         }
         assert_eq!(Error::Deadline.headers(), []);
     }

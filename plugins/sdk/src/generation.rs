@@ -158,12 +158,8 @@ mod tests {
     fn wait_for_start_works_after_the_end() {
         let script = Script::new().answers("a", "b");
         let (nothing, outcome) = script.run(async {
-            let mut generation = generation("a")
-                .await
-                .unwrap()
-                .wait_for_start()
-                .await
-                .unwrap();
+            let generation = generation("a").await.unwrap().wait_for_start().await;
+            let mut generation = generation.unwrap();
             while generation.next().await.is_some() {}
             let generation = generation.wait_for_start().await.unwrap();
             let mut generation = generation.wait_for_start().await.unwrap();
@@ -179,19 +175,13 @@ mod tests {
             .fails_after("a", "b", Error::Deadline)
             .fails_after("c", "", Error::Deadline);
         script.run(async {
-            let mut started = generation("a")
-                .await
-                .unwrap()
-                .wait_for_start()
-                .await
-                .unwrap();
+            let started = generation("a").await.unwrap().wait_for_start().await;
+            let mut started = started.unwrap();
             assert_eq!(started.next().await.unwrap().text, "b");
             assert_eq!(started.next().await, None);
             assert_eq!(started.outcome().await, Err(Error::Deadline));
-            assert_eq!(
-                generation("a").await.unwrap().text().await,
-                Err(Error::Deadline)
-            );
+            let expected = Err(Error::Deadline);
+            assert_eq!(generation("a").await.unwrap().text().await, expected);
             let none = generation("c").await.unwrap().wait_for_start().await;
             assert_eq!(none.err(), Some(Error::Deadline));
         });

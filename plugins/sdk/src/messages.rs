@@ -216,10 +216,8 @@ mod tests {
         let error = publish("audit.new").unwrap_err();
         assert_eq!(error.code(), "not-granted");
         let text = error.to_string();
-        assert!(
-            text.contains("'audit.new'") && text.contains("`grants.messages`"),
-            "{text}"
-        );
+        assert!(text.contains("'audit.new'"), "{text}");
+        assert!(text.contains("`grants.messages`"), "{text}");
         assert_eq!(publish("orders..new").unwrap_err().code(), "invalid");
         assert_eq!(script.published().len(), 1);
     }

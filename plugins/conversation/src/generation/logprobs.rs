@@ -177,22 +177,14 @@ mod tests {
     #[test]
     fn entries_match_the_text() {
         // The tokens that end or stop a text have no entries.
-        assert_eq!(
-            entries("xy", || GenerateOptions::new(9)),
-            expected(&[("x", 0), ("y", 1)])
-        );
-        assert_eq!(
-            entries("xyz", || GenerateOptions::new(9).stop("yz")),
-            expected(&[("x", 0)])
-        );
-        assert_eq!(
-            entries("xyz", || GenerateOptions::new(9).stop("y!")),
-            expected(&[("x", 0), ("y", 1), ("z", 2)])
-        );
-        assert_eq!(
-            entries("xyz", || GenerateOptions::new(2)),
-            expected(&[("x", 0), ("y", 1)])
-        );
+        let found = entries("xy", || GenerateOptions::new(9));
+        assert_eq!(found, expected(&[("x", 0), ("y", 1)]));
+        let found = entries("xyz", || GenerateOptions::new(9).stop("yz"));
+        assert_eq!(found, expected(&[("x", 0)]));
+        let found = entries("xyz", || GenerateOptions::new(9).stop("y!"));
+        assert_eq!(found, expected(&[("x", 0), ("y", 1), ("z", 2)]));
+        let found = entries("xyz", || GenerateOptions::new(2));
+        assert_eq!(found, expected(&[("x", 0), ("y", 1)]));
         // The two bytes of one character are two tokens.
         assert_eq!(
             entries("éx", || GenerateOptions::new(9)),
@@ -206,22 +198,16 @@ mod tests {
             entries_with(PendingLogprobs::with_end(), answer, options)
         };
         let end = "<|im_end|>";
-        assert_eq!(
-            entries("", || GenerateOptions::new(1)),
-            expected(&[(end, 0)])
-        );
+        let found = entries("", || GenerateOptions::new(1));
+        assert_eq!(found, expected(&[(end, 0)]));
         assert_eq!(
             entries("é", || GenerateOptions::new(9))[2..],
             expected(&[(end, 1)])
         );
-        assert_eq!(
-            entries("xy", || GenerateOptions::new(1)),
-            expected(&[("x", 0)])
-        );
+        let found = entries("xy", || GenerateOptions::new(1));
+        assert_eq!(found, expected(&[("x", 0)]));
         // A stop string is not an end-of-generation token.
-        assert_eq!(
-            entries("xyz", || GenerateOptions::new(9).stop("yz")),
-            expected(&[("x", 0)])
-        );
+        let found = entries("xyz", || GenerateOptions::new(9).stop("yz"));
+        assert_eq!(found, expected(&[("x", 0)]));
     }
 }

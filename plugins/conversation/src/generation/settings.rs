@@ -328,14 +328,10 @@ mod tests {
     #[test]
     fn all_settings_reach_the_host() {
         assert_eq!(host_settings(json!({})), ["max-tokens 99", "temperature 1"]);
-        assert_eq!(
-            host_settings(json!({"temperature": 0, "top_p": 0.5, "seed": -1})),
-            ["max-tokens 99", "seed 1", "temperature 0"]
-        );
-        assert_eq!(
-            host_settings(json!({"top_k": -1})),
-            ["max-tokens 99", "temperature 1"]
-        );
+        let found = host_settings(json!({"temperature": 0, "top_p": 0.5, "seed": -1}));
+        assert_eq!(found, ["max-tokens 99", "seed 1", "temperature 0"]);
+        let expected = ["max-tokens 99", "temperature 1"];
+        assert_eq!(host_settings(json!({"top_k": -1})), expected);
         let penalties = |last_n: u32, repeat: f32, frequency: f32, presence: f32| {
             let penalties = Penalties {
                 last_n,

@@ -290,6 +290,7 @@ impl CallParser {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use CallFormat::{Hermes, Llama, Mistral};
 
     fn parse_all(
         mut calls: CallParser,
@@ -322,11 +323,8 @@ mod tests {
         let calls = || CallParser::new(format, vec!["f".to_owned(), "g".to_owned()], parallel);
         assert_eq!(parse_all(calls(), [text].iter()), expected, "{text}");
         let characters = text.chars().map(String::from);
-        assert_eq!(
-            parse_all(calls(), characters),
-            expected,
-            "{text} by characters"
-        );
+        let found = parse_all(calls(), characters);
+        assert_eq!(found, expected, "{text} by characters");
     }
 
     #[test]
@@ -338,77 +336,52 @@ mod tests {
         let [g, b] = call("g", "{\"b\": \"</tool_call>\"}");
         let both = format!("Well.\n{one}\n{other}\n");
         let all = [content("Well."), f.clone(), a.clone(), g, b];
-        check(CallFormat::Hermes, true, &both, &all);
-        check(CallFormat::Hermes, false, &both, &all[..3]);
-        check(
-            CallFormat::Hermes,
-            true,
-            &format!("{one} Done. "),
-            &[f, a, content(" Done.")],
-        );
-        check(CallFormat::Hermes, true, "a <tool", &[content("a <tool")]);
-        let none = "<tool_call>\n{\"nam\": 1}\n</tool_call>";
-        check(CallFormat::Hermes, true, none, &[content(none)]);
+        check(Hermes, true, &both, &all);
+        check(Hermes, false, &both, &all[..3]);
+        let text = format!("{one} Done. ");
+        check(Hermes, true, &text, &[f, a, content(" Done.")]);
         for none in [
+            "a <tool",
+            "<tool_call>\n{\"nam\": 1}\n</tool_call>",
+            "<tool_call>f(1)",
+            "<tool_call>{\"name\": ",
             " a \n\n<tool_call>\n {\"nam\": 1} b",
             "a\n<tool_call>\n f(1)",
             "<tool_call>\n",
             "a <tool_call>\n{\"name\": ",
         ] {
-            check(CallFormat::Hermes, true, none, &[content(none)]);
+            check(Hermes, true, none, &[content(none)]);
         }
         let again = format!("<tool_call> f <tool_call>f {one}");
         let [f2, a2] = call("f", "{\"a\": 1}");
         check(
-            CallFormat::Hermes,
+            Hermes,
             true,
             &again,
             &[content("<tool_call> f <tool_call>f"), f2, a2],
         );
         check(
-            CallFormat::Hermes,
-            true,
-            "<tool_call>f(1)",
-            &[content("<tool_call>f(1)")],
-        );
-        check(
-            CallFormat::Hermes,
-            true,
-            "<tool_call>{\"name\": ",
-            &[content("<tool_call>{\"name\": ")],
-        );
-        check(
-            CallFormat::Hermes,
+            Hermes,
             true,
             "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\"",
             &call("f", "{\"a\""),
         );
         let unclosed = "<tool_call>{\"name\": \"h\", \"arguments\": {}} and";
         let [h, none] = call("h", "{}");
-        check(
-            CallFormat::Hermes,
-            true,
-            unclosed,
-            &[h, none, content(" and")],
-        );
+        check(Hermes, true, unclosed, &[h, none, content(" and")]);
     }
 
     #[test]
     fn llama_call_is_the_whole_answer() {
         let one = "{\"name\": \"f\", \"parameters\": {\"a\": 1}}";
         let expected = call("f", "{\"a\": 1}");
-        check(CallFormat::Llama, true, one, &expected);
-        check(
-            CallFormat::Llama,
-            true,
-            &format!("<|python_tag|>{one}"),
-            &expected,
-        );
+        check(Llama, true, one, &expected);
+        check(Llama, true, &format!("<|python_tag|>{one}"), &expected);
         let [g, b] = call("g", "{}");
         let two = format!("{one}; {{\"name\": \"g\", \"parameters\": {{}}}}");
         let [f, a] = expected;
-        check(CallFormat::Llama, true, &two, &[f.clone(), a.clone(), g, b]);
-        check(CallFormat::Llama, false, &two, &[f, a]);
+        check(Llama, true, &two, &[f.clone(), a.clone(), g, b]);
+        check(Llama, false, &two, &[f, a]);
         for text in [
             "Hi",
             "{\"name\": \"Ada\", \"age\": 36}",
@@ -418,7 +391,7 @@ mod tests {
             "\n{\"name\": \"Ada\"} ",
             " {\"name",
         ] {
-            check(CallFormat::Llama, true, text, &[content(text)]);
+            check(Llama, true, text, &[content(text)]);
         }
     }
 
@@ -426,26 +399,16 @@ mod tests {
     fn mistral_calls_are_a_list() {
         let text = "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\": [1]}}, {\"name\": \"g\", \"arguments\": {}}]";
         let ([f, a], [g, b]) = (call("f", "{\"a\": [1]}"), call("g", "{}"));
-        check(
-            CallFormat::Mistral,
-            true,
-            text,
-            &[f.clone(), a.clone(), g, b],
-        );
-        check(CallFormat::Mistral, false, text, &[f, a]);
-        check(
-            CallFormat::Mistral,
-            true,
-            "[1] [TOOL",
-            &[content("[1] [TOOL")],
-        );
+        check(Mistral, true, text, &[f.clone(), a.clone(), g, b]);
+        check(Mistral, false, text, &[f, a]);
+        check(Mistral, true, "[1] [TOOL", &[content("[1] [TOOL")]);
         let none = "a [TOOL_CALLS] [{\"nam\": 1}] b";
-        check(CallFormat::Mistral, true, none, &[content(none)]);
-        check(CallFormat::Mistral, true, "[TOOL_CALLS] []", &[]);
+        check(Mistral, true, none, &[content(none)]);
+        check(Mistral, true, "[TOOL_CALLS] []", &[]);
         let text = "[TOOL_CALLS][{\"name\": \"f\"}, {\"nam\": 1}]";
         let [f, none] = call("f", "{}");
         let rest = content(", {\"nam\": 1}]");
-        check(CallFormat::Mistral, true, text, &[f, none, rest]);
+        check(Mistral, true, text, &[f, none, rest]);
     }
 
     #[test]
@@ -454,14 +417,14 @@ mod tests {
         let llama = "{\"name\": \"f\", \"parameters\": {}}";
         let mistral = "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}";
         for (format, text, over) in [
-            (CallFormat::Hermes, hermes.to_owned(), false),
-            (CallFormat::Hermes, format!("{hermes}<tool_call>"), true),
-            (CallFormat::Hermes, format!("{hermes}Done"), true),
-            (CallFormat::Llama, llama.to_owned(), false),
-            (CallFormat::Llama, format!("{llama};"), true),
-            (CallFormat::Llama, format!("{llama} x"), true),
-            (CallFormat::Mistral, format!("{mistral}]"), false),
-            (CallFormat::Mistral, format!("{mistral},"), true),
+            (Hermes, hermes.to_owned(), false),
+            (Hermes, format!("{hermes}<tool_call>"), true),
+            (Hermes, format!("{hermes}Done"), true),
+            (Llama, llama.to_owned(), false),
+            (Llama, format!("{llama};"), true),
+            (Llama, format!("{llama} x"), true),
+            (Mistral, format!("{mistral}]"), false),
+            (Mistral, format!("{mistral},"), true),
         ] {
             for parallel in [true, false] {
                 let mut calls = CallParser::new(format, vec!["f".to_owned()], parallel);
@@ -475,9 +438,7 @@ mod tests {
     #[test]
     fn text_without_tools_is_content() {
         let text = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
-        assert_eq!(
-            parse_all(CallParser::disabled(), [text].iter()),
-            [content(text)]
-        );
+        let found = parse_all(CallParser::disabled(), [text].iter());
+        assert_eq!(found, [content(text)]);
     }
 }

@@ -262,43 +262,31 @@ mod tests {
         ]
     }
 
+    /// Calls of `f`, and their arguments.
+    const CALLS: &str = r#"
+{"name": "f", "arguments": {"a": "}\"{"}} => {"a": "}\"{"}
+{"parameters":{"a":[1,{"b":"\\"}]},"name":"f"} => {"a":[1,{"b":"\\"}]}
+{"id": 7, "name": "\u0066" , "arguments": "{\"a\": 1}"} => {"a": 1}
+{"name": "f", "arguments": null} => {}
+{"name": "f", "arguments": null } => {}
+{"name": "f"} => {}
+{"name": "f", "arguments": {"a": 1}, "parameters": {"b": 2}} => {"a": 1}
+{"parameters": {"b": 2}, "arguments": {"a": 1}, "name": "f"} => {"b": 2}
+{"arguments": {"a": 1}, "name": "f", "parameters": {"b": 2}} => {"a": 1}
+"#;
+
     #[test]
     fn calls_are_read_in_every_order() {
-        for (text, arguments) in [
-            (
-                r#" {"name": "f", "arguments": {"a": "}\"{"}}"#,
-                r#"{"a": "}\"{"}"#,
-            ),
-            (
-                r#"{"parameters":{"a":[1,{"b":"\\"}]},"name":"f"}"#,
-                r#"{"a":[1,{"b":"\\"}]}"#,
-            ),
-            (
-                r#"{"id": 7, "name": "\u0066" , "arguments": "{\"a\": 1}"}"#,
-                r#"{"a": 1}"#,
-            ),
-            (r#"{"name": "f", "arguments": null}"#, "{}"),
-            (r#"{"name": "f", "arguments": null }"#, "{}"),
-            (r#"{"name": "f"}"#, "{}"),
-            (
-                r#"{"name": "f", "arguments": {"a": 1}, "parameters": {"b": 2}}"#,
-                r#"{"a": 1}"#,
-            ),
-            (
-                r#"{"parameters": {"b": 2}, "arguments": {"a": 1}, "name": "f"}"#,
-                r#"{"b": 2}"#,
-            ),
-            (
-                r#"{"arguments": {"a": 1}, "name": "f", "parameters": {"b": 2}}"#,
-                r#"{"a": 1}"#,
-            ),
+        let lines = CALLS.trim().lines();
+        let lines = lines.map(|line| line.split_once(" => ").unwrap());
+        let spaced = [
+            (" {\"name\": \"f\"}", "{}"),
             ("{\"name\":\"f\",\n\"arguments\":{}\n}", "{}"),
-        ] {
-            assert_eq!(
-                read(text, None),
-                (ScanResult::Complete, call("f", arguments)),
-                "{text}"
-            );
+        ];
+        for (text, arguments) in lines.chain(spaced) {
+            let found = read(text, None);
+            let expected = (ScanResult::Complete, call("f", arguments));
+            assert_eq!(found, expected, "{text}");
         }
         let known = read(
             r#"{"type": "function", "name": "f", "parameters": {}}"#,
@@ -319,11 +307,8 @@ mod tests {
             (r#"{"city""#, Some(&["f"])),
             (r#"{"name": "f"}"#, Some(&["f"])),
         ] {
-            assert_eq!(
-                read(text, known),
-                (ScanResult::NotACall, Vec::new()),
-                "{text}"
-            );
+            let found = read(text, known);
+            assert_eq!(found, (ScanResult::NotACall, Vec::new()), "{text}");
         }
     }
 

@@ -268,13 +268,9 @@ mod tests {
                  arguments_{index}: {ANY}\n"
             )
         };
+        let named = |name: &str| ToolChoice::Named(name.to_owned());
         assert_eq!(
-            grammar(
-                CallFormat::Hermes,
-                ToolChoice::Named("g".to_owned()),
-                false,
-                false
-            ),
+            grammar(CallFormat::Hermes, named("g"), false, false),
             one(1, "g", "arguments")
                 + "call: call_1\ntagged: \"\\n\" call \"\\n\" \"</tool_call>\"\nstart: \"<tool_call>\" tagged\n"
         );
@@ -284,12 +280,7 @@ mod tests {
             both + "start: <[259]> \"[\" call (\", \" call)* \"]\"\n"
         );
         assert_eq!(
-            grammar(
-                CallFormat::Llama,
-                ToolChoice::Named("f".to_owned()),
-                true,
-                true
-            ),
+            grammar(CallFormat::Llama, named("f"), true, true),
             one(0, "f", "parameters")
                 + "call: call_0\nstart: thought \"\\n\\n\"? call\nthought[lazy]: /(.|\\n)*/ \"</think>\"\n"
         );
@@ -336,10 +327,8 @@ mod tests {
                 .text(&model, false)
                 .unwrap()
         });
-        assert!(
-            text.starts_with(&format!("value: {ANY}\ncall_0: ")),
-            "{text}"
-        );
+        let expected = format!("value: {ANY}\ncall_0: ");
+        assert!(text.starts_with(&expected), "{text}");
         assert!(text.ends_with("\nstart: (value | call)\n"), "{text}");
     }
 
@@ -351,10 +340,8 @@ mod tests {
         assert_eq!(rule.and_then(LarkGrammar::tool_of_rule), Some(12));
         assert_eq!(text, "the JSON schema is invalid: at /type: no");
         let (rule, text) = LarkGrammar::schema_error("the JSON schema is invalid: at /: no");
-        assert_eq!(
-            (rule, text.as_str()),
-            (None, "the JSON schema is invalid: at /: no")
-        );
+        assert_eq!(rule, None);
+        assert_eq!(text.as_str(), "the JSON schema is invalid: at /: no");
         assert_eq!(LarkGrammar::tool_of_rule("value"), None);
     }
 
@@ -370,10 +357,8 @@ mod tests {
             let calls = LarkGrammar::calls(&tools, CallFormat::Llama, &model).unwrap();
             calls.text(&model, false).unwrap()
         });
-        let lenient: Vec<_> = text
-            .lines()
-            .filter(|line| line.contains("lenient"))
-            .collect();
+        let lenient = text.lines().filter(|line| line.contains("lenient"));
+        let lenient: Vec<_> = lenient.collect();
         assert!(
             matches!(lenient[..], [line] if line.starts_with("arguments_1: ")),
             "{text}"

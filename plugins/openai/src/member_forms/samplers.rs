@@ -149,10 +149,8 @@ mod tests {
         for samplers in [json!(["temperature", "top_k"]), json!("tk")] {
             let error = applied(json!({"samplers": samplers})).unwrap_err();
             assert_eq!(error.field(), Some("samplers"));
-            assert!(
-                error.to_string().contains("\"xtc\", \"temperature\"]"),
-                "{error}"
-            );
+            let text = error.to_string();
+            assert!(text.contains("\"xtc\", \"temperature\"]"), "{error}");
         }
         let error = applied(json!({"samplers": [1]})).unwrap_err();
         assert_eq!(error.field(), Some("samplers[0]"));

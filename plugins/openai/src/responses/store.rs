@@ -356,11 +356,8 @@ mod tests {
             ("/v1/responses", None),
         ] {
             let id = "resp_1".to_owned();
-            assert_eq!(
-                stored_path(path),
-                of.map(|of| StoredPath { id, of }),
-                "{path}"
-            );
+            let found = stored_path(path);
+            assert_eq!(found, of.map(|of| StoredPath { id, of }), "{path}");
         }
     }
 }

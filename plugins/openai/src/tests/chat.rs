@@ -122,21 +122,16 @@ fn stream_equals_the_whole_response() {
         assert_eq!(events.last(), Some(&"[DONE]".into()));
         let count = whole["choices"].as_array().unwrap().len();
         for index in 0..count {
-            assert_eq!(
-                combined_stream(&events, index),
-                combined_response(&whole, index),
-                "{answer}"
-            );
+            let found = combined_stream(&events, index);
+            assert_eq!(found, combined_response(&whole, index), "{answer}");
             let first = events
                 .iter()
                 .find(|event| event["choices"][0]["index"] == index);
             assert_eq!(first.unwrap()["choices"][0]["delta"]["role"], "assistant");
         }
         let usage = &events[events.len() - 2];
-        assert_eq!(
-            (&usage["choices"], &usage["usage"]),
-            (&json!([]), &whole["usage"])
-        );
+        assert_eq!(usage["choices"], json!([]));
+        assert_eq!(usage["usage"], whole["usage"]);
         assert!(
             events[..events.len() - 2]
                 .iter()
@@ -153,22 +148,16 @@ fn reasoning_and_stop_strings_are_separated() {
         .answers("assistant\n", "<think>\nhm\n</think>\n\nHi");
     let (_, answer) = post(&script, PATH, &hi(json!({})));
     let response = combined_response(&answer, 0);
-    assert_eq!(
-        (&response["reasoning"], &response["content"]),
-        (&"hm".into(), &"Hi".into())
-    );
-    assert_eq!(
-        answer["usage"]["completion_tokens_details"]["reasoning_tokens"],
-        2
-    );
+    assert_eq!(response["reasoning"], "hm");
+    assert_eq!(response["content"], "Hi");
+    let found = &answer["usage"]["completion_tokens_details"]["reasoning_tokens"];
+    assert_eq!(*found, 2);
 
     let body = hi(json!({"stop": "lo", "logprobs": true}));
     let (_, answer) = post(&self::script("Hello!"), PATH, &body);
     let response = combined_response(&answer, 0);
-    assert_eq!(
-        (&response["content"], &response["finish"]),
-        (&"Hel".into(), &"stop".into())
-    );
+    assert_eq!(response["content"], "Hel");
+    assert_eq!(response["finish"], "stop");
     let tokens = response["logprobs"].as_array().unwrap().iter();
     let tokens: Vec<_> = tokens.map(|one| one["token"].as_str().unwrap()).collect();
     assert_eq!(tokens, ["H", "e", "l"]);
@@ -188,10 +177,8 @@ fn tool_call_and_result_make_a_round_trip() {
     assert_eq!(message["content"], Value::Null);
     assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
     let called = &message["tool_calls"][0];
-    assert_eq!(
-        called["function"],
-        json!({"name": "calculator", "arguments": "{\"e\": \"1+1\"}"})
-    );
+    let expected = json!({"name": "calculator", "arguments": "{\"e\": \"1+1\"}"});
+    assert_eq!(called["function"], expected);
 
     let mut body = calculator("auto".into());
     let messages = body["messages"].as_array_mut().unwrap();
@@ -200,10 +187,8 @@ fn tool_call_and_result_make_a_round_trip() {
     let (_, answer) = post(&script, PATH, &body);
     assert_eq!(answer["choices"][0]["message"]["content"], "2");
     let prompt = script.generations()[1].after.clone();
-    assert!(
-        prompt.contains("{\"name\": \"calculator\", \"arguments\": {\"e\": \"1+1\"}}"),
-        "{prompt}"
-    );
+    let expected = "{\"name\": \"calculator\", \"arguments\": {\"e\": \"1+1\"}}";
+    assert!(prompt.contains(expected), "{prompt}");
     // The model does not see fields of the API.
     assert!(!prompt.contains("strict"), "{prompt}");
 }
@@ -227,14 +212,10 @@ fn answer_ends_after_the_only_call() {
         let script = script(&says);
         let (_, answer) = post(&script, PATH, &body);
         let response = combined_response(&answer, 0);
-        assert_eq!(
-            response["calls"],
-            json!([{"name": "calculator", "arguments": "{\"e\": \"1\"}"}])
-        );
-        assert_eq!(
-            (&response["finish"], &response["content"]),
-            (&"tool_calls".into(), &"".into())
-        );
+        let expected = json!([{"name": "calculator", "arguments": "{\"e\": \"1\"}"}]);
+        assert_eq!(response["calls"], expected);
+        assert_eq!(response["finish"], "tool_calls");
+        assert_eq!(response["content"], "");
         assert_eq!(answer["usage"]["completion_tokens"], generated, "{says}");
         let cancelled = script.calls().contains(&HostCall::Cancelled);
         assert_eq!(cancelled, generated != length + 1, "{says}");
@@ -347,10 +328,8 @@ fn errors_have_status_and_format() {
             );
         let body = hi(json!({"stream": stream}));
         let (head, text) = ask(&script, Request::post(PATH).with_json(&body));
-        assert_eq!(
-            (head.status(), head.header("retry-after")),
-            (429, Some("2"))
-        );
+        assert_eq!(head.status(), 429);
+        assert_eq!(head.header("retry-after"), Some("2"));
         assert!(text.contains("\"code\":\"rate_limit_exceeded\""), "{text}");
         assert_eq!(post(&script, PATH, &body).0, 504);
         let mut bye = body.clone();
@@ -415,10 +394,8 @@ fn fields_unknown_to_the_template_are_named() {
         };
         let (head, text) = ask_with(strict, &script("Hi"), request());
         assert_eq!(head.status(), 400, "{text}");
-        assert!(
-            text.contains("the chat template of the model script"),
-            "{text}"
-        );
+        let expected = "the chat template of the model script";
+        assert!(text.contains(expected), "{text}");
     }
     let reserved = hi(json!({"chat_template_kwargs": {"bos_token": "x"}}));
     let expected = (400, "param", "chat_template_kwargs.bos_token");

@@ -20,17 +20,13 @@ fn logprobs_are_parallel_lists() {
     assert_eq!(response["tokens"], json!(["d", "e", "f", "g"]));
     assert_eq!(response["text_offset"], json!([0, 1, 2, 3]));
     let first = &response["top_logprobs"][0];
-    assert_eq!(
-        (first.as_object().unwrap().len(), &first["d"]),
-        (2, &response["token_logprobs"][0])
-    );
+    assert_eq!(first.as_object().unwrap().len(), 2);
+    assert_eq!(first["d"], response["token_logprobs"][0]);
     let mut none = body.clone();
     none["logprobs"] = 0.into();
     let (_, answer) = post(&script(), PATH, &none);
-    assert_eq!(
-        answer["choices"][0]["logprobs"]["top_logprobs"],
-        Value::Null
-    );
+    let found = &answer["choices"][0]["logprobs"]["top_logprobs"];
+    assert_eq!(*found, Value::Null);
 
     check_stream(&script(), &body, response);
 }
@@ -69,28 +65,20 @@ fn echo_returns_prompt_logprobs() {
     let (status, answer) = post(&script, PATH, &body);
     assert_eq!(status, 200, "{answer}");
     let choice = &answer["choices"][0];
-    assert_eq!(
-        (&choice["text"], &choice["finish_reason"]),
-        (&"abé".into(), &"length".into())
-    );
+    assert_eq!(choice["text"], "abé");
+    assert_eq!(choice["finish_reason"], "length");
     let usage = &answer["usage"];
-    assert_eq!(
-        (&usage["prompt_tokens"], &usage["completion_tokens"]),
-        (&4.into(), &0.into())
-    );
+    assert_eq!(usage["prompt_tokens"], 4);
+    assert_eq!(usage["completion_tokens"], 0);
     let response = &choice["logprobs"];
-    assert_eq!(
-        response["tokens"],
-        json!(["a", "b", "\u{fffd}", "\u{fffd}"])
-    );
+    let found = &response["tokens"];
+    assert_eq!(*found, json!(["a", "b", "\u{fffd}", "\u{fffd}"]));
     assert_eq!(response["text_offset"], json!([0, 1, 2, 3]));
     let (logs, top) = (&response["token_logprobs"], &response["top_logprobs"]);
     assert_eq!((&logs[0], &top[0]), (&Value::Null, &Value::Null));
     let near = |value: &Value, expected: f64| {
-        assert!(
-            (value.as_f64().unwrap() - expected).abs() < 1e-4,
-            "{value}, {expected}"
-        );
+        let found = (value.as_f64().unwrap() - expected).abs();
+        assert!(found < 1e-4, "{value}, {expected}");
     };
     let all = |one: f64, other: f64| (one.exp() + other.exp()).ln();
     near(&logs[1], 2.0 - all(2.0, 1.0));
@@ -126,10 +114,8 @@ fn model_without_fork_requests_more_tokens() {
     let script = script_with_logits().info(|info| info.can_fork = false);
     let (_, answer) = post(&script, PATH, &body);
     let (_, forking) = post(&script_with_logits(), PATH, &body);
-    assert_eq!(
-        answer["choices"][0]["logprobs"],
-        forking["choices"][0]["logprobs"]
-    );
+    let found = &answer["choices"][0]["logprobs"];
+    assert_eq!(*found, forking["choices"][0]["logprobs"]);
     assert_eq!(next_token_requests(&script), 3);
 }
 
@@ -140,17 +126,13 @@ fn end_token_has_an_entry_after_echo() {
     let body = json!({"prompt": "ab", "echo": true, "logprobs": 1, "max_tokens": 1});
     let (_, answer) = post(&script(), PATH, &body);
     let choice = &answer["choices"][0];
-    assert_eq!(
-        (&choice["text"], &choice["finish_reason"]),
-        (&"ab".into(), &"stop".into())
-    );
+    assert_eq!(choice["text"], "ab");
+    assert_eq!(choice["finish_reason"], "stop");
     let response = &choice["logprobs"];
     assert_eq!(response["tokens"], json!(["a", "b", "<|im_end|>"]));
     assert_eq!(response["text_offset"], json!([0, 1, 2]));
-    assert_eq!(
-        response["top_logprobs"][2]["<|im_end|>"],
-        response["token_logprobs"][2]
-    );
+    let found = &response["top_logprobs"][2]["<|im_end|>"];
+    assert_eq!(*found, response["token_logprobs"][2]);
     check_stream(&script(), &body, response);
     // Without echo it has no entry.
     let mut alone = body;
@@ -187,10 +169,8 @@ fn prompts_are_scored_concurrently_within_context() {
     // At first only the long prompt fits.
     assert_eq!(room(5), ["a", "ab", "abc", "a", "a"]);
     let of = |a, ab| [vec!["a"; a], vec!["ab"; ab]].concat();
-    assert_eq!(
-        requested_texts(Script::new(), &["abc"; 17]),
-        [of(16, 16), of(1, 1)].concat()
-    );
+    let expected = [of(16, 16), of(1, 1)].concat();
+    assert_eq!(requested_texts(Script::new(), &["abc"; 17]), expected);
     // A prompt of one token is complete at the start.
     assert_eq!(requested_texts(Script::new(), &["a"; 40]), of(0, 0));
 }
@@ -218,17 +198,13 @@ fn completion_continues_the_scored_prompt() {
         let response = &choice["logprobs"];
         assert_eq!(response["tokens"][4], "!");
         assert_eq!(response["text_offset"], json!([0, 1, 2, 3, 3]));
-        assert_eq!(
-            response["top_logprobs"][4]["!"],
-            response["token_logprobs"][4]
-        );
+        let found = &response["top_logprobs"][4]["!"];
+        assert_eq!(*found, response["token_logprobs"][4]);
     }
     assert_eq!(script.generations()[1].after, "abé");
     let usage = &answer["usage"];
-    assert_eq!(
-        (&usage["prompt_tokens"], &usage["completion_tokens"]),
-        (&4.into(), &2.into())
-    );
+    assert_eq!(usage["prompt_tokens"], 4);
+    assert_eq!(usage["completion_tokens"], 2);
     // This request computed it.
     assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
     check_stream(
@@ -240,17 +216,14 @@ fn completion_continues_the_scored_prompt() {
 
 #[test]
 fn scored_prompts_keep_their_order() {
-    let prompts: Vec<_> = (0..100)
-        .map(|at| ["a", "ab", "abé"][at % 3].to_owned())
-        .collect();
+    let prompts = (0..100).map(|at| ["a", "ab", "abé"][at % 3].to_owned());
+    let prompts: Vec<_> = prompts.collect();
     let body = json!({"prompt": prompts, "echo": true, "logprobs": 1, "max_tokens": 0});
     let (_, answer) = post(&script_with_logits(), PATH, &body);
     for (index, prompt) in prompts.iter().enumerate() {
         let choice = &answer["choices"][index];
-        assert_eq!(
-            (&choice["index"], &choice["text"]),
-            (&index.into(), &prompt.clone().into())
-        );
+        assert_eq!(choice["index"], index);
+        assert_eq!(choice["text"], prompt.clone());
         let logs = choice["logprobs"]["token_logprobs"].as_array().unwrap();
         assert_eq!(logs.len(), prompt.len());
         assert!(logs[1..].iter().all(Value::is_number));
@@ -284,17 +257,14 @@ fn zero_max_tokens_gives_empty_text() {
     let scripted = script();
     let (status, answer) = post(&scripted, PATH, &body);
     assert_eq!(status, 200, "{answer}");
-    assert_eq!(
-        (next_token_requests(&scripted), scripted.generations().len()),
-        (0, 0)
-    );
+    assert_eq!(next_token_requests(&scripted), 0);
+    assert_eq!(scripted.generations().len(), 0);
     let choices = answer["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 4);
     for (index, choice) in choices.iter().enumerate() {
-        assert_eq!(
-            (&choice["index"], &choice["text"], &choice["finish_reason"]),
-            (&index.into(), &"".into(), &"length".into())
-        );
+        assert_eq!(choice["index"], index);
+        assert_eq!(choice["text"], "");
+        assert_eq!(choice["finish_reason"], "length");
         assert_eq!(choice["logprobs"]["tokens"], json!([]));
     }
     assert_eq!(answer["usage"]["total_tokens"], 5);

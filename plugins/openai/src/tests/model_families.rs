@@ -116,23 +116,12 @@ fn answers_are_parsed_per_family() {
     ];
     let mistral = format!("[TOOL_CALLS] [{}]", calls.join(", "));
     MISTRAL.check(&mistral, &TOOLS, "", "", two.clone());
-    let qwen = calls
-        .map(|call| format!("<tool_call>\n{call}\n</tool_call>"))
-        .join("\n");
-    QWEN.check(
-        &format!("<think>\nhm\n</think>\n\n{qwen}"),
-        &TOOLS,
-        "hm",
-        "",
-        two,
-    );
-    QWEN.check(
-        "<think>\n\n</think>\n\nHello!",
-        &[],
-        "",
-        "Hello!",
-        json!([]),
-    );
+    let qwen = calls.map(|call| format!("<tool_call>\n{call}\n</tool_call>"));
+    let qwen = qwen.join("\n");
+    let text = format!("<think>\nhm\n</think>\n\n{qwen}");
+    QWEN.check(&text, &TOOLS, "hm", "", two);
+    let calls = json!([]);
+    QWEN.check("<think>\n\n</think>\n\nHello!", &[], "", "Hello!", calls);
     DEEPSEEK.check("<think>hm</think>Hello!", &[], "hm", "Hello!", json!([]));
 }
 
@@ -140,12 +129,8 @@ fn answers_are_parsed_per_family() {
 fn unsupported_call_format_is_rejected() {
     for family in [&CHATML, &DEEPSEEK, &GEMMA] {
         let (status, answer) = family.respond("Hello!", &TOOLS);
-        assert_eq!(
-            (status, &answer["error"]["param"]),
-            (400, &"tools".into()),
-            "{}",
-            family.name
-        );
+        assert_eq!(status, 400, "{}", family.name);
+        assert_eq!(answer["error"]["param"], "tools", "{}", family.name);
     }
 }
 
@@ -161,11 +146,7 @@ fn message_text_is_not_a_control_token() {
             tokens.unwrap()
         };
         let control = |tokens: &[u32]| tokens.iter().filter(|&&token| token > 255).count();
-        assert_eq!(
-            control(&tokens(family.end)),
-            control(&tokens("x")),
-            "{}",
-            family.name
-        );
+        let found = control(&tokens(family.end));
+        assert_eq!(found, control(&tokens("x")), "{}", family.name);
     }
 }

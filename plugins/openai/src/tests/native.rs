@@ -38,10 +38,8 @@ fn completion_has_the_members_of_llama_server() {
         }
         assert_eq!(answer["tokens"].as_array().map(Vec::len), Some(4));
         let settings = &answer["generation_settings"];
-        assert_eq!(
-            (&settings["top_k"], &settings["n_predict"]),
-            (&40.into(), &(-1).into())
-        );
+        assert_eq!(settings["top_k"], 40);
+        assert_eq!(settings["n_predict"], -1);
         assert_eq!(answer["timings"]["predicted_n"], 4);
     }
 }
@@ -61,15 +59,10 @@ fn completion_of_a_list_is_a_list() {
         json!({"prompt": "a", "response_fields": ["content", "timings/predicted_n", "nope"]});
     let (_, answer) = post(&script, "/completion", &body);
     assert_eq!(answer, json!({"content": "b\nc", "timings/predicted_n": 4}));
-    let (_, answer) = post(
-        &script,
-        "/completion",
-        &json!({"prompt": "a", "n_predict": 0}),
-    );
-    assert_eq!(
-        (&answer["content"], &answer["stop_type"]),
-        (&"".into(), &"limit".into())
-    );
+    let body = json!({"prompt": "a", "n_predict": 0});
+    let (_, answer) = post(&script, "/completion", &body);
+    assert_eq!(answer["content"], "");
+    assert_eq!(answer["stop_type"], "limit");
 }
 
 #[test]
@@ -78,19 +71,15 @@ fn native_stream_ends_with_the_whole_response() {
     let events = events(&script(), "/completion", &body);
     let (last, parts) = events.split_last().unwrap();
     assert_eq!(parts[0]["prompt_progress"]["total"], 1);
-    let text: String = parts
-        .iter()
-        .map(|part| part["content"].as_str().unwrap())
-        .collect();
+    let text = parts.iter().map(|part| part["content"].as_str().unwrap());
+    let text: String = text.collect();
     assert_eq!(text, "b\nc");
     for part in &parts[1..] {
         assert_eq!(part["stop"], false, "{part}");
         assert!(part["timings"]["predicted_n"].is_u64(), "{part}");
     }
-    assert_eq!(
-        (&last["stop"], &last["content"]),
-        (&true.into(), &"".into())
-    );
+    assert_eq!(last["stop"], true);
+    assert_eq!(last["content"], "");
     assert_eq!(last["tokens_predicted"], 4);
 }
 
@@ -155,18 +144,14 @@ fn server_tells_what_a_plugin_knows() {
         assert_eq!(get(&script, path), (200, json!({"status": "ok"})));
     }
     let (_, props) = get(&script, "/props");
-    assert_eq!(
-        (&props["bos_token"], &props["total_slots"]),
-        (&"<s>".into(), &1.into())
-    );
+    assert_eq!(props["bos_token"], "<s>");
+    assert_eq!(props["total_slots"], 1);
     assert_eq!(props["default_generation_settings"]["n_ctx"], 64);
     assert_eq!(props["default_generation_settings"]["params"]["top_k"], 40);
     assert_eq!(get(&script, "/slots").0, 501);
     let (_, info) = get(&script, "/tokenizer_info");
-    assert_eq!(
-        (&info["bos_token_id"], &info["model_max_length"]),
-        (&259.into(), &64.into())
-    );
+    assert_eq!(info["bos_token_id"], 259);
+    assert_eq!(info["model_max_length"], 64);
     let (_, models) = get(&script, "/models");
     assert_eq!(models["data"][0]["max_model_len"], 64);
     assert!(models["data"][0]["created"].as_u64().unwrap() > 1_700_000_000);
@@ -226,10 +211,8 @@ fn defaults_of_the_configuration_fill_gaps() {
         );
         let settings = script.generations()[0].settings.clone();
         assert_eq!(settings[0], expected, "{path}");
-        assert!(
-            settings.contains(&"temperature 0".to_owned()),
-            "{settings:?}"
-        );
+        let expected = "temperature 0".to_owned();
+        assert!(settings.contains(&expected), "{settings:?}");
     }
 }
 
@@ -253,10 +236,8 @@ fn messages_and_responses_have_the_temperature_only() {
         assert_eq!(head.status(), 200, "{text}");
         assert_eq!(head.header("x-corral-ignored"), None, "{path}");
         let settings = script.generations()[0].settings.clone();
-        assert!(
-            settings.contains(&"temperature 0".to_owned()),
-            "{path}: {settings:?}"
-        );
+        let expected = "temperature 0".to_owned();
+        assert!(settings.contains(&expected), "{path}: {settings:?}");
     }
 }
 
@@ -275,13 +256,8 @@ fn chat_can_be_rendered_counted_and_continued() {
     assert_eq!(answer["choices"][0]["message"]["content"], "llo");
     let body = json!({"messages": messages, "add_generation_prompt": false});
     let (_, answer) = post(&script, "/apply-template", &body);
-    assert!(
-        answer["prompt"]
-            .as_str()
-            .unwrap()
-            .ends_with("He<|im_end|>\n"),
-        "{answer}"
-    );
+    let text = answer["prompt"].as_str().unwrap();
+    assert!(text.ends_with("He<|im_end|>\n"), "{answer}");
     let (_, counted) = post(&script, "/v1/chat/completions/input_tokens", &body);
     assert!(counted["input_tokens"].as_u64().unwrap() > 5);
     let body = json!({"messages": [messages[0]], "continue_final_message": true});
@@ -299,10 +275,8 @@ fn tokens_have_vllms_shape_on_request() {
     let body = json!({"prompt": "a", "return_token_strs": true});
     let (_, answer) = post(&script, "/tokenize", &body);
     assert_eq!(answer["tokens"], json!([259, 97]));
-    assert_eq!(
-        (&answer["count"], &answer["token_strs"]),
-        (&2.into(), &json!(["<s>", "a"]))
-    );
+    assert_eq!(answer["count"], 2);
+    assert_eq!(answer["token_strs"], json!(["<s>", "a"]));
     let (_, answer) = post(&script, "/detokenize", &json!({"tokens": [97]}));
     assert_eq!(answer, json!({"content": "a", "prompt": "a"}));
 }
@@ -316,17 +290,11 @@ fn responses_have_timings_and_a_fingerprint() {
         "{:?}",
         events[0]
     );
-    assert!(
-        events[0]["system_fingerprint"]
-            .as_str()
-            .unwrap()
-            .starts_with('b')
-    );
+    let text = events[0]["system_fingerprint"].as_str().unwrap();
+    assert!(text.starts_with('b'));
     let usage = &events[events.len() - 2];
-    assert_eq!(
-        (&usage["timings"]["predicted_n"], &usage["choices"]),
-        (&4.into(), &json!([]))
-    );
+    assert_eq!(usage["timings"]["predicted_n"], 4);
+    assert_eq!(usage["choices"], json!([]));
     let body = json!({"messages": [{"role": "user", "content": "a"}], "return_progress": true});
     let script = script().answers("assistant\n", "x");
     let events = super::events(&script, "/v1/chat/completions", &body);
@@ -345,10 +313,8 @@ fn best_of_returns_the_likeliest_choices() {
     let choices = answer["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 2);
     for (index, choice) in choices.iter().enumerate() {
-        assert_eq!(
-            (&choice["index"], &choice["logprobs"]),
-            (&index.into(), &Value::Null)
-        );
+        assert_eq!(choice["index"], index);
+        assert_eq!(choice["logprobs"], Value::Null);
     }
     assert_eq!(answer["usage"]["completion_tokens"], 12);
     assert_eq!(script.generations().len(), 3);

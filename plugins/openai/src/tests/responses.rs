@@ -46,16 +46,10 @@ fn stream_and_whole_response_have_same_items() {
     let says = format!("<think>\nhm\n</think>\n\n{CALL}");
     let scripted = script(&says);
     let (status, answer) = post(&scripted, "/v1/responses", &body);
-    assert_eq!(
-        (status, &answer["status"]),
-        (200, &"completed".into()),
-        "{answer}"
-    );
-    assert!(
-        scripted.generations()[0]
-            .after
-            .contains("system\nBe brief.")
-    );
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(answer["status"], "completed", "{answer}");
+    let expected = "system\nBe brief.";
+    assert!(scripted.generations()[0].after.contains(expected));
     assert_eq!(
         without_ids(answer["output"].clone()),
         json!([
@@ -65,28 +59,20 @@ fn stream_and_whole_response_have_same_items() {
             {"type": "function_call", "name": "add", "arguments": "{\"a\": 1}"},
         ])
     );
-    assert_eq!(
-        (&answer["tools"], &answer["metadata"]),
-        (&tools, &json!({"a": "b"}))
-    );
-    assert_eq!(
-        answer["usage"]["output_tokens_details"]["reasoning_tokens"],
-        2
-    );
+    assert_eq!(answer["tools"], tools);
+    assert_eq!(answer["metadata"], json!({"a": "b"}));
+    let found = &answer["usage"]["output_tokens_details"]["reasoning_tokens"];
+    assert_eq!(*found, 2);
 
     let events = events(&script(&says), "/v1/responses", &body);
     for (number, event) in events.iter().enumerate() {
         assert_eq!(event["sequence_number"], number);
     }
     let last = events.last().unwrap();
-    assert_eq!(
-        (&events[0]["type"], &last["type"]),
-        (&"response.created".into(), &"response.completed".into())
-    );
-    assert_eq!(
-        without_ids(last["response"]["output"].clone()),
-        without_ids(answer["output"].clone())
-    );
+    assert_eq!(events[0]["type"], "response.created");
+    assert_eq!(last["type"], "response.completed");
+    let found = without_ids(last["response"]["output"].clone());
+    assert_eq!(found, without_ids(answer["output"].clone()));
     assert_eq!(last["response"]["usage"], answer["usage"]);
     // The parts add up to the final items.
     for (kind, member) in [
@@ -100,9 +86,8 @@ fn stream_and_whole_response_have_same_items() {
                 .iter()
                 .filter(move |event| event["type"] == kind.as_str())
         };
-        let pieces: String = of("delta")
-            .map(|event| event["delta"].as_str().unwrap())
-            .collect();
+        let pieces = of("delta").map(|event| event["delta"].as_str().unwrap());
+        let pieces: String = pieces.collect();
         let done = of("done").next().unwrap();
         assert_eq!(done[member], pieces);
         let id = &done["item_id"];
@@ -182,14 +167,10 @@ fn error_event_precedes_failed_response() {
     let failed = event(count - 1, "response.failed");
     assert_eq!(failed["sequence_number"], count - 1);
     assert_eq!(failed["response"]["status"], "failed");
-    assert_eq!(
-        failed["response"]["error"],
-        json!({"code": "context_length_exceeded", "message": error["message"]})
-    );
-    assert_eq!(
-        failed["response"]["id"],
-        event(0, "response.created")["response"]["id"]
-    );
+    let expected = json!({"code": "context_length_exceeded", "message": error["message"]});
+    assert_eq!(failed["response"]["error"], expected);
+    let found = &failed["response"]["id"];
+    assert_eq!(*found, event(0, "response.created")["response"]["id"]);
 }
 
 /// Fields of a request, and the field of the error.
@@ -263,10 +244,8 @@ fn members_of_agents_are_accepted() {
     assert!(!prompt.contains("web_search"), "{prompt}");
 
     let (status, count) = post(&script, "/v1/responses/input_tokens", &body);
-    assert_eq!(
-        (status, &count["object"]),
-        (200, &"response.input_tokens".into())
-    );
+    assert_eq!(status, 200);
+    assert_eq!(count["object"], "response.input_tokens");
     assert_eq!(count["input_tokens"], answer["usage"]["input_tokens"]);
 }
 
@@ -297,23 +276,15 @@ fn calls_have_the_form_of_their_tools() {
         assert_eq!(without_ids(answer["output"].clone()), json!([expected]));
         let events = events(&script(&says), "/v1/responses", &body);
         let last = events.last().unwrap();
-        assert_eq!(
-            without_ids(last["response"]["output"].clone()),
-            json!([expected])
-        );
+        let found = without_ids(last["response"]["output"].clone());
+        assert_eq!(found, json!([expected]));
         if name == "patch" {
-            let kinds: Vec<_> = events
-                .iter()
-                .filter_map(|event| event["type"].as_str())
-                .collect();
-            assert!(
-                kinds.contains(&"response.custom_tool_call_input.delta"),
-                "{kinds:?}"
-            );
-            assert!(
-                kinds.contains(&"response.custom_tool_call_input.done"),
-                "{kinds:?}"
-            );
+            let kinds = events.iter().filter_map(|event| event["type"].as_str());
+            let kinds: Vec<_> = kinds.collect();
+            let expected = "response.custom_tool_call_input.delta";
+            assert!(kinds.contains(&expected), "{kinds:?}");
+            let expected = "response.custom_tool_call_input.done";
+            assert!(kinds.contains(&expected), "{kinds:?}");
         }
     }
 }

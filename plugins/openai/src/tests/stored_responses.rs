@@ -40,28 +40,19 @@ fn id(response: &Value) -> &str {
 #[test]
 fn later_request_continues_the_conversation() {
     let script = script();
-    let first = post(
-        &script,
-        &json!({"input": "Hi", "instructions": "Be brief."}),
-    );
+    let body = json!({"input": "Hi", "instructions": "Be brief."});
+    let first = post(&script, &body);
     let asked =
         json!({"previous_response_id": id(&first), "input": [{"role": "user", "content": "More"}]});
     let second = post(&script, &asked);
-    let third = post(
-        &script,
-        &json!({"previous_response_id": id(&second), "input": "End"}),
-    );
-    let prompts: Vec<_> = script
-        .generations()
-        .into_iter()
-        .map(|call| call.after)
-        .collect();
+    let body = json!({"previous_response_id": id(&second), "input": "End"});
+    let third = post(&script, &body);
+    let prompts = script.generations().into_iter().map(|call| call.after);
+    let prompts: Vec<_> = prompts.collect();
     let turn = |text: &str| format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
     // Instructions apply to their request only.
-    assert_eq!(
-        prompts[0],
-        format!("<|im_start|>system\nBe brief.<|im_end|>\n{}", turn("Hi"))
-    );
+    let expected = format!("<|im_start|>system\nBe brief.<|im_end|>\n{}", turn("Hi"));
+    assert_eq!(prompts[0], expected);
     let two = format!("{}So.<|im_end|>\n{}", turn("Hi"), turn("More"));
     assert_eq!(prompts[1], two);
     assert_eq!(prompts[2], format!("{two}So.<|im_end|>\n{}", turn("End")));
@@ -100,10 +91,8 @@ fn input_items_are_listed_in_pages() {
         let (status, list) = get(&script, &format!("{}/input_items?{query}", id(&second)));
         assert_eq!(status, 200, "{list}");
         let items = list["data"].as_array().expect("a list").clone();
-        assert_eq!(
-            items.first().map(|item| &item["id"]),
-            Some(&list["first_id"])
-        );
+        let found = items.first().map(|item| &item["id"]);
+        assert_eq!(found, Some(&list["first_id"]));
         assert_eq!(items.last().map(|item| &item["id"]), Some(&list["last_id"]));
         (items, list["has_more"] == true)
     };
@@ -118,19 +107,15 @@ fn input_items_are_listed_in_pages() {
             "function_call_output"
         ]
     );
-    assert_eq!(
-        all[0]["content"],
-        json!([{"type": "input_text", "text": "Hi"}])
-    );
+    let expected = json!([{"type": "input_text", "text": "Hi"}]);
+    assert_eq!(all[0]["content"], expected);
     assert_eq!((&all[1], more), (&first["output"][0], false));
     let reversed: Vec<_> = all.iter().rev().cloned().collect();
     assert_eq!(list(""), (reversed.clone(), false));
     assert_eq!(list("limit=3"), (reversed[..3].to_vec(), true));
     let after = all[1]["id"].as_str().expect("an id");
-    assert_eq!(
-        list(&format!("after={after}")),
-        (reversed[3..].to_vec(), false)
-    );
+    let found = list(&format!("after={after}"));
+    assert_eq!(found, (reversed[3..].to_vec(), false));
     for query in ["order=up", "limit=0", "limit=101", "after=x"] {
         assert_eq!(
             get(&script, &format!("{}/input_items?{query}", id(&second))).0,
@@ -152,10 +137,8 @@ fn streamed_response_is_stored_at_its_end() {
     let last = text.trim_end().rsplit_once("data: ").expect("an event").1;
     let last: Value = serde_json::from_str(last).expect("JSON");
     let response = &last["response"];
-    assert_eq!(
-        (&last["type"], &response["store"]),
-        (&"response.completed".into(), &true.into())
-    );
+    assert_eq!(last["type"], "response.completed");
+    assert_eq!(response["store"], true);
     assert_eq!(get(&script, id(response)), (200, response.clone()));
 }
 
@@ -163,29 +146,21 @@ fn streamed_response_is_stored_at_its_end() {
 fn deleted_response_is_gone_but_later_ones_stay() {
     let script = script();
     let first = post(&script, &json!({"input": "Hi"}));
-    let second = post(
-        &script,
-        &json!({"previous_response_id": id(&first), "input": "More"}),
-    );
+    let body = json!({"previous_response_id": id(&first), "input": "More"});
+    let second = post(&script, &body);
     let path = format!("{PATH}/{}", id(&first));
     let deleted = ask(&script, Request::new("DELETE", &path));
-    assert_eq!(
-        deleted,
-        (
-            200,
-            json!({"id": id(&first), "object": "response", "deleted": true})
-        )
+    let expected = (
+        200,
+        json!({"id": id(&first), "object": "response", "deleted": true}),
     );
+    assert_eq!(deleted, expected);
     let (status, answer) = ask(&script, Request::new("DELETE", &path));
-    assert_eq!(
-        (status, &answer["error"]["code"]),
-        (404, &"response_not_found".into())
-    );
+    assert_eq!(status, 404);
+    assert_eq!(answer["error"]["code"], "response_not_found");
     assert_eq!(get(&script, id(&first)).0, 404);
-    post(
-        &script,
-        &json!({"previous_response_id": id(&second), "input": "End"}),
-    );
+    let body = json!({"previous_response_id": id(&second), "input": "End"});
+    post(&script, &body);
     let (status, answer) = ask(
         &script,
         Request::post(PATH).with_json(&json!({
@@ -211,10 +186,8 @@ fn full_grant_deletes_the_oldest() {
     let kept: Vec<_> = ids.iter().map(|id| get(&script, id).0 == 200).collect();
     assert!(!kept[0] && kept[7], "{kept:?}");
     // One that can never fit deletes no others.
-    let response = post(
-        &script,
-        &json!({"input": "x".repeat(3000), "metadata": {"a": "y".repeat(500)}}),
-    );
+    let body = json!({"input": "x".repeat(3000), "metadata": {"a": "y".repeat(500)}});
+    let response = post(&script, &body);
     assert_eq!(response["store"], false);
     assert_eq!(get(&script, id(&response)).0, 404);
     assert_eq!(get(&script, &ids[7]).0, 200);
@@ -288,9 +261,6 @@ fn errors_name_items_by_their_place_in_the_request() {
             "previous_response_id": id(&first), "input": [{"role": "tool", "content": "x"}],
         })),
     );
-    assert_eq!(
-        (status, &answer["error"]["param"]),
-        (400, &"input[0].role".into()),
-        "{answer}"
-    );
+    assert_eq!(status, 400, "{answer}");
+    assert_eq!(answer["error"]["param"], "input[0].role", "{answer}");
 }

@@ -147,11 +147,8 @@ mod tests {
             ),
         ] {
             let error = decompress(encodings, body, 1000).unwrap_err();
-            assert_eq!(
-                (error.status(), error.code()),
-                (status, code),
-                "{encodings:?}"
-            );
+            assert_eq!(error.status(), status, "{encodings:?}");
+            assert_eq!(error.code(), code, "{encodings:?}");
         }
     }
 }

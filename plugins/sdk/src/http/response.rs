@@ -266,10 +266,8 @@ mod tests {
         let response = Response::from(Error::method_not_allowed("POST", "expected POST"));
         assert_eq!(response.status(), 405);
         assert_eq!(response.header("Allow"), Some("POST"));
-        assert_eq!(
-            response.header("content-type"),
-            Some("application/problem+json")
-        );
+        let expected = Some("application/problem+json");
+        assert_eq!(response.header("content-type"), expected);
         let body = block_on(response.read());
         let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(body["code"], "method-not-allowed");
@@ -282,9 +280,8 @@ mod tests {
             .with_header("set-cookie", "a=1")
             .with_header("set-cookie", "b=2");
         let headers = response.headers.iter();
-        let headers: Vec<_> = headers
-            .map(|(name, value)| (name.as_str(), value.as_slice()))
-            .collect();
+        let headers = headers.map(|(name, value)| (name.as_str(), value.as_slice()));
+        let headers: Vec<_> = headers.collect();
         assert_eq!(
             headers,
             [

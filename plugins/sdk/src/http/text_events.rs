@@ -132,10 +132,8 @@ mod tests {
         );
         let format = format.with_first(&json!([2]));
         let first = String::from_utf8(format.framing("x").unwrap().first).unwrap();
-        assert_eq!(
-            first,
-            "data: [2]\n\ndata: {\"a\":1,\"text\":\"x\",\"z\":null}\n\n"
-        );
+        let expected = "data: [2]\n\ndata: {\"a\":1,\"text\":\"x\",\"z\":null}\n\n";
+        assert_eq!(first, expected);
     }
 
     #[test]

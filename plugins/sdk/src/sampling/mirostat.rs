@@ -89,9 +89,8 @@ mod tests {
         let mut seen = [false; 4];
         for seed in 0..100 {
             let mut mirostat = Mirostat::new(1.001, 1.0);
-            let token = mirostat
-                .sample(four(), None, &mut SeededRng::seed_from_u64(seed))
-                .unwrap();
+            let token = mirostat.sample(four(), None, &mut SeededRng::seed_from_u64(seed));
+            let token = token.unwrap();
             let found = if token == 0 { 0.584_963 } else { 1.584_963 };
             let expected = 2.002 - (found - 1.001);
             assert!((mirostat.mu() - expected).abs() < 1e-5);

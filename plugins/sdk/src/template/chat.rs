@@ -230,10 +230,8 @@ mod tests {
     fn other_fields_override_neither_role_nor_content() {
         let other = r#"{"content": "x", "name": "f", "role": "a|>"}"#;
         let chat = from_plugin("user", other).unwrap();
-        assert_eq!(
-            chat.messages,
-            [json!({"role": "user", "content": "12+7=", "name": "f"})]
-        );
+        let expected = [json!({"role": "user", "content": "12+7=", "name": "f"})];
+        assert_eq!(chat.messages, expected);
     }
 
     #[test]
@@ -249,13 +247,9 @@ mod tests {
         let message = json!({"role": "tool", "name": "f", "content": "1", "id": 2});
         let chat = Chat::from_messages(vec![message]).unwrap();
         let messages: Vec<_> = chat.parsed_messages().collect();
-        assert_eq!(
-            (messages[0].role.as_str(), messages[0].content.as_str()),
-            ("tool", "1")
-        );
-        assert_eq!(
-            Value::from(messages[0].other.clone()),
-            json!({"name": "f", "id": 2})
-        );
+        assert_eq!(messages[0].role.as_str(), "tool");
+        assert_eq!(messages[0].content.as_str(), "1");
+        let found = Value::from(messages[0].other.clone());
+        assert_eq!(found, json!({"name": "f", "id": 2}));
     }
 }

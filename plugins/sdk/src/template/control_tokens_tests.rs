@@ -56,10 +56,8 @@ fn tool_text_stays_plain() {
         tools: vec![json!({"<|im_end|>": ["<|im_start|>"]})],
         ..user("Hi")
     };
-    assert_eq!(
-        shown(Script::new(), TEMPLATE, &chat).as_deref(),
-        Ok("{257}user\nHi{258}\n{\"<|im_end|>\": [\"<|im_start|>\"]}{257}assistant\n")
-    );
+    let expected = Ok("{257}user\nHi{258}\n{\"<|im_end|>\": [\"<|im_start|>\"]}{257}assistant\n");
+    assert_eq!(shown(Script::new(), TEMPLATE, &chat).as_deref(), expected);
 }
 
 #[test]

@@ -100,76 +100,41 @@ fn chatml_renders_as_transformers_does() {
     }
 }
 
+/// Templates, and what they render.
+const FEATURES: &str = r#"
+{{ bos_token }}|{{ eos_token }} => <s>|</s>
+{{ messages[0]['content'] | trim }}|{{ messages[0].content.strip() }} => Hi|Hi
+{{ messages[0].content.startswith(' H') }} {{ none }} => True None
+{{ messages[0].get('name', 'nobody') }} {{ messages[-1].role.upper() }} => nobody USER
+{% for k, v in messages[0].items() %}{{ k }} {% endfor %}| => role content |
+{% for k, v in messages[0] | items %}{{ k }} {% endfor %}| => role content |
+{% set ns = namespace(n=0) %}{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }} => 3
+{{ messages[::-1][0].role }}{{ messages[1:] | length }} => user0
+{% macro m(x) %}[{{ x }}]{% endmacro %}{{ m('y') }} => [y]
+{{ strftime_now('%d %b %Y') }} => 31 Dec 2024
+{{ tools[0] | tojson }} => {"b": [1, {"é": "</s>"}], "a": 1}
+{{ tools[0] | tojson(ensure_ascii=true) }} => {"b": [1, {"\u00e9": "</s>"}], "a": 1}
+{{ tools[0] | tojson(sort_keys=true) }} => {"a": 1, "b": [1, {"é": "</s>"}]}
+{{ tools[0].b | tojson(separators=[',', ':']) }} => [1,{"é":"</s>"}]
+{{ 'a' ~ 1 ~ 'b' }}{% if undefined_name is not defined %}!{% endif %} => a1b!
+{% if documents %}x{% endif %}{{ '' if tools is none else 't' }} => t
+"#;
+
 #[test]
 fn python_features_of_templates_work() {
     let value = json!({"messages": [{"role": "user", "content": " Hi\n"}], "tools": [{"b": [1, {"é": "</s>"}], "a": 1}]});
-    for (template, expected) in [
-        ("{{ bos_token }}|{{ eos_token }}", "<s>|</s>"),
+    let lines = FEATURES.trim().lines();
+    let of_lines = lines.map(|line| line.split_once(" => ").unwrap());
+    let with_lines = [
         ("{% if true %}\n    a\n    {% endif %}\nb", "    a\nb"),
-        (
-            "{{ messages[0]['content'] | trim }}|{{ messages[0].content.strip() }}",
-            "Hi|Hi",
-        ),
-        (
-            "{{ messages[0].content.startswith(' H') }} {{ none }}",
-            "True None",
-        ),
-        (
-            "{{ messages[0].get('name', 'nobody') }} {{ messages[-1].role.upper() }}",
-            "nobody USER",
-        ),
-        (
-            "{% for k, v in messages[0].items() %}{{ k }} {% endfor %}",
-            "role content ",
-        ),
-        (
-            "{% for k, v in messages[0] | items %}{{ k }} {% endfor %}",
-            "role content ",
-        ),
-        (
-            "{% set ns = namespace(n=0) %}{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}",
-            "3",
-        ),
-        (
-            "{{ messages[::-1][0].role }}{{ messages[1:] | length }}",
-            "user0",
-        ),
-        ("{% macro m(x) %}[{{ x }}]{% endmacro %}{{ m('y') }}", "[y]"),
-        ("{{ strftime_now('%d %b %Y') }}", "31 Dec 2024"),
-        (
-            "{{ tools[0] | tojson }}",
-            r#"{"b": [1, {"é": "</s>"}], "a": 1}"#,
-        ),
-        (
-            "{{ tools[0] | tojson(ensure_ascii=true) }}",
-            r#"{"b": [1, {"\u00e9": "</s>"}], "a": 1}"#,
-        ),
-        (
-            "{{ tools[0] | tojson(sort_keys=true) }}",
-            r#"{"a": 1, "b": [1, {"é": "</s>"}]}"#,
-        ),
-        (
-            "{{ tools[0].b | tojson(separators=[',', ':']) }}",
-            r#"[1,{"é":"</s>"}]"#,
-        ),
         (
             "{{ tools[0].b | tojson(indent=2) }}",
             "[\n  1,\n  {\n    \"é\": \"</s>\"\n  }\n]",
         ),
-        (
-            "{{ 'a' ~ 1 ~ 'b' }}{% if undefined_name is not defined %}!{% endif %}",
-            "a1b!",
-        ),
-        (
-            "{% if documents %}x{% endif %}{{ '' if tools is none else 't' }}",
-            "t",
-        ),
-    ] {
-        assert_eq!(
-            render(template, &chat(value.clone()), CONTEXT).as_deref(),
-            Ok(expected),
-            "{template}"
-        );
+    ];
+    for (template, expected) in of_lines.chain(with_lines) {
+        let found = render(template, &chat(value.clone()), CONTEXT);
+        assert_eq!(found.as_deref(), Ok(expected), "{template}");
     }
 }
 
@@ -177,10 +142,8 @@ fn python_features_of_templates_work() {
 fn empty_tools_are_none() {
     let value = json!({"messages": [{"role": "user", "content": ""}], "tools": []});
     let template = "{{ tools is none }} {{ tools is defined }} {% if not tools %}-{% endif %}";
-    assert_eq!(
-        render(template, &chat(value), CONTEXT).unwrap(),
-        "True True -"
-    );
+    let expected = "True True -";
+    assert_eq!(render(template, &chat(value), CONTEXT).unwrap(), expected);
 }
 
 #[test]

@@ -9,9 +9,8 @@ fn templates_of_every_family_render_as_in_python() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../openai/templates");
     let files = std::fs::read_dir(&dir).expect("templates exist");
     let files = files.map(|file| file.expect("readable").path());
-    let templates: Vec<PathBuf> = files
-        .filter(|file| file.extension().is_some_and(|ending| ending == "jinja"))
-        .collect();
+    let templates = files.filter(|file| file.extension().is_some_and(|ending| ending == "jinja"));
+    let templates: Vec<PathBuf> = templates.collect();
     assert!(templates.len() >= 6, "{templates:?}");
     for template in templates {
         let text = std::fs::read_to_string(&template).expect("readable");

@@ -5,6 +5,9 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
+use serde::Serialize;
+use serde_json::Value;
+
 #[cfg(not(target_arch = "wasm32"))]
 use super::run_command;
 use super::script_state::{
@@ -13,10 +16,10 @@ use super::script_state::{
 use super::{block_on, installed};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::Command;
-use crate::Error;
 use crate::bindings::models::ModelInfo;
 use crate::linked::Sampler;
 use crate::template::{Chat, ModelFacts, Prompt};
+use crate::{Error, Request, Response};
 
 /// A line that a plugin logged: its level, context and message.
 #[cfg(feature = "logging")]
@@ -290,6 +293,23 @@ impl Script {
     pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
         let _installed = installed::install(&self.0);
         block_on(future)
+    }
+
+    /// Posts JSON to a handler with this script as the host. Returns the status and the body of its response; a body that
+    /// is not JSON is a string.
+    pub fn post<E: Into<Error>>(
+        &self,
+        handle: impl AsyncFnOnce(Request) -> Result<Response, E>,
+        body: &impl Serialize,
+    ) -> (u16, Value) {
+        self.run(async {
+            let answered = handle(Request::post("/").with_json(body)).await;
+            let response = answered.unwrap_or_else(|error| error.into().into());
+            let status = response.status();
+            let body = String::from_utf8_lossy(&response.read().await).into_owned();
+            let json = serde_json::from_str(&body);
+            (status, json.unwrap_or_else(|_| body.into()))
+        })
     }
 
     /// Makes this script the host of the thread until it ends.

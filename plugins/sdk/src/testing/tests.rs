@@ -51,9 +51,8 @@ fn chunks_withhold_a_stop_string_prefix() {
     let script = Script::new().answers("a", "x--y");
     let chunks = script.run(async {
         let sequence = sequence("a").await.unwrap();
-        let mut generation = sequence
-            .generate(&GenerateOptions::new(9).stop("--z"))
-            .unwrap();
+        let generation = sequence.generate(&GenerateOptions::new(9).stop("--z"));
+        let mut generation = generation.unwrap();
         let mut chunks = Vec::new();
         while let Some(chunk) = generation.next().await {
             chunks.push(chunk.text);
@@ -98,10 +97,8 @@ fn sequences_fork_truncate_and_snapshot() {
                 limit: 4
             })
         );
-        let next = restored
-            .next(NextTokenRequest::top(2).with_statistics())
-            .await
-            .unwrap();
+        let next = restored.next(NextTokenRequest::top(2).with_statistics());
+        let next = next.await.unwrap();
         assert_eq!((next.most_likely(), next.position), (Some(51), 3));
         assert!(next.statistics.unwrap().log_normalizer > 9.9);
         one.model().delete_snapshot("saved").await.unwrap();
@@ -122,10 +119,8 @@ fn grammar_applies_to_next_and_generate() {
         let sequence = sequence("?").await.unwrap();
         let constraint = Constraint::regex(sequence.model(), "yes|no").await.unwrap();
         let matcher = Matcher::start(&constraint).unwrap();
-        let next = sequence
-            .next(NextTokenRequest::top(5).allowed_by(&matcher))
-            .await
-            .unwrap();
+        let next = sequence.next(NextTokenRequest::top(5).allowed_by(&matcher));
+        let next = next.await.unwrap();
         let tokens: Vec<_> = next.candidates.iter().map(|one| one.token).collect();
         assert_eq!(tokens, [b'y', b'n'].map(u32::from));
         assert_eq!(matcher.allowed(1).unwrap(), None);
@@ -138,17 +133,11 @@ fn grammar_applies_to_next_and_generate() {
         sequence.truncate(1).unwrap();
         // The most likely allowed token: y. The script has no answer after it.
         let options = GenerateOptions::new(9).constrain(&constraint);
-        let error = sequence
-            .generate(&options)
-            .unwrap()
-            .text()
-            .await
-            .unwrap_err();
+        let error = sequence.generate(&options).unwrap().text();
+        let error = error.await.unwrap_err();
         assert!(error.to_string().contains("\"?y\""), "{error}");
-        let unknown = Constraint::regex(sequence.model(), "a")
-            .await
-            .err()
-            .unwrap();
+        let unknown = Constraint::regex(sequence.model(), "a").await.err();
+        let unknown = unknown.unwrap();
         assert_eq!(unknown.code(), "invalid");
     });
 }
@@ -159,10 +148,8 @@ fn unscripted_input_is_an_error() {
     script.run(async {
         let sequence = sequence("a").await.unwrap();
         let error = sequence.next(NextTokenRequest::top(1)).await.unwrap_err();
-        assert_eq!(
-            (error.status(), error.to_string().contains("\"a\"")),
-            (500, true)
-        );
+        assert_eq!(error.status(), 500);
+        assert!(error.to_string().contains("\"a\""));
         assert_eq!(Model::open("other").await.unwrap_err().status(), 404);
         assert_eq!(sequence.model().embed(&["a"]).await, Ok(vec![vec![1.0]]));
         assert!(sequence.model().embed(&["b"]).await.is_err());

@@ -131,10 +131,8 @@ pub fn rest(prompt: &str) -> Result<String, Error> {
     let model = OpenModel::new()?;
     let sequence = model.sequence(prompt)?;
     let generation = inference_sync::generate(&sequence, &Options::new(MAX_TOKENS))?;
-    let first = generation
-        .read()
-        .map(|chunk| chunk.text)
-        .unwrap_or_default();
+    let first = generation.read().map(|chunk| chunk.text);
+    let first = first.unwrap_or_default();
     let rest = generation.collect();
     match (
         generation.collect().tokens.len(),

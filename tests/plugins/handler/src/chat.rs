@@ -47,8 +47,7 @@ pub async fn chat(request: &Value) -> Result<Value, GuestError> {
     }
     outcome.await.map_err(GuestError::at("outcome"))?;
     let pieces = prompt.pieces.iter();
-    let pieces: Vec<_> = pieces
-        .map(|piece| json!([piece.text, piece.special]))
-        .collect();
+    let pieces = pieces.map(|piece| json!([piece.text, piece.special]));
+    let pieces: Vec<_> = pieces.collect();
     Ok(json!({ "pieces": pieces, "stop": prompt.stop, "text": answer }))
 }

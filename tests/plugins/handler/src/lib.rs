@@ -25,9 +25,8 @@ mod error;
 mod generate;
 mod model;
 
+use corral_sdk::{Error, Request, Response};
 use serde_json::{Value, json};
-use wasip3::http::types::{ErrorCode, Fields, Request, Response};
-use wasip3::{spawn_local, wit_future, wit_stream};
 
 use error::GuestError;
 
@@ -41,25 +40,16 @@ mod linked {
     wit_bindgen::generate!({ world: "corral:plugin/templated", path: "../../../wit" });
 }
 
-struct Handler;
+corral_sdk::handler!(handle);
 
-#[allow(unsafe_code)]
-mod exports {
-    use super::Handler;
-    wasip3::http::service::export!(Handler);
-}
-
-impl wasip3::exports::http::handler::Guest for Handler {
-    async fn handle(request: Request) -> Result<Response, ErrorCode> {
-        let path = request.get_path_with_query().unwrap_or_default();
-        let (path, query) = path.split_once('?').unwrap_or((&path, ""));
-        let body = read(request).await;
-        let which = path.rsplit('/').next().unwrap_or_default();
-        match answer(which, query.strip_prefix("sampler="), &body).await {
-            Ok(answer) => response(200, &answer),
-            Err(error) => response(400, &error.to_json()),
-        }
-    }
+async fn handle(mut request: Request) -> Result<Response, Error> {
+    let body = request.text().await?;
+    let which = request.path().rsplit('/').next().unwrap_or_default();
+    let sampler = request.query_parameter("sampler");
+    Ok(match answer(which, sampler.as_deref(), &body).await {
+        Ok(answer) => Response::json(&answer),
+        Err(error) => Response::json(&error.to_json()).with_status(400),
+    })
 }
 
 async fn answer(which: &str, sampler: Option<&str>, body: &str) -> Result<Value, GuestError> {
@@ -70,26 +60,4 @@ async fn answer(which: &str, sampler: Option<&str>, body: &str) -> Result<Value,
         "environment" => Ok(Value::from_iter(std::env::vars())),
         other => Ok(json!({ "nothing": other })),
     }
-}
-
-async fn read(request: Request) -> String {
-    let (_, processed) = wit_future::new(|| Ok(()));
-    let mut body = Request::consume_body(request, processed).0;
-    let mut bytes = Vec::new();
-    while let Some(byte) = body.next().await {
-        bytes.push(byte);
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-fn response(status: u16, answer: &Value) -> Result<Response, ErrorCode> {
-    let (mut writer, reader) = wit_stream::new();
-    let text = answer.to_string().into_bytes();
-    spawn_local(async move { writer.write_all(text).await });
-    let (_, trailers) = wit_future::new(|| Ok(None));
-    let (response, _) = Response::new(Fields::new(), Some(reader), trailers);
-    response
-        .set_status_code(status)
-        .map_err(|()| ErrorCode::InternalError(None))?;
-    Ok(response)
 }

@@ -126,9 +126,8 @@ pub async fn errors() -> Result<String, Error> {
         "the same again",
         unwrap_result(results.next()).map(position),
     );
-    let requests = (0..257)
-        .map(|_| (&empty, request(DistributionPart::Top(1))))
-        .collect();
+    let requests = (0..257).map(|_| (&empty, request(DistributionPart::Top(1))));
+    let requests = requests.collect();
     let results = next_many(requests).await;
     let refused = results.iter().filter(|result| result.is_err()).count();
     lines.add("of 257 at once", Ok(refused));

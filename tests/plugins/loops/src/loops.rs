@@ -145,9 +145,8 @@ pub async fn logits(prompt: &str) -> Result<String, Error> {
             )));
         }
         let all = (0..).zip(&distribution.logits);
-        let all: Vec<_> = all
-            .map(|(token, &logit)| Candidate { token, logit })
-            .collect();
+        let all = all.map(|(token, &logit)| Candidate { token, logit });
+        let all: Vec<_> = all.collect();
         most_likely(&all)
     };
     let sequence = model.sequence(prompt)?;

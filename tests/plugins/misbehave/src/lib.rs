@@ -164,9 +164,8 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
 }
 
 fn environment() -> String {
-    let mut variables: Vec<_> = std::env::vars()
-        .map(|(key, value)| format!("{key}={value}\n"))
-        .collect();
+    let variables = std::env::vars().map(|(key, value)| format!("{key}={value}\n"));
+    let mut variables: Vec<_> = variables.collect();
     variables.sort();
     variables.concat()
 }

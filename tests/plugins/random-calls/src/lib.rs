@@ -379,10 +379,8 @@ impl Calls {
                         statistics,
                         matcher,
                     };
-                    let requests = all
-                        .iter()
-                        .map(|sequence| (&**sequence, request()))
-                        .collect();
+                    let requests = all.iter().map(|sequence| (&**sequence, request()));
+                    let requests = requests.collect();
                     Ok(inference_async::next_many(requests).await)
                 };
                 self.finish(call).await;
