@@ -196,11 +196,8 @@ fn check_requests(result: &Value) -> Result<(), String> {
 
 /// Runs a command for at most `limit`; returns the JSON object on its last line.
 fn json_output(command: &mut Command, limit: Duration) -> Result<Value, String> {
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| format!("cannot start it: {error}"))?;
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut child = child.map_err(|error| format!("cannot start it: {error}"))?;
     let mut stdout = child.stdout.take();
     // The output is larger than a pipe, so a thread reads it meanwhile.
     let reader = std::thread::spawn(move || {
@@ -273,10 +270,8 @@ mod tests {
             let arguments: Vec<_> = arguments.split(' ').map(str::to_owned).collect();
             format!("{:?}", programs.command(&arguments))
         };
-        assert_eq!(
-            line("load http://a"),
-            r#""corral" "bench" "load" "http://a""#
-        );
+        let expected = r#""corral" "bench" "load" "http://a""#;
+        assert_eq!(line("load http://a"), expected);
         assert_eq!(line("gap --json"), r#""bench" "gap" "--json""#);
     }
 

@@ -5,7 +5,7 @@
 //! of a variant is its throughput to that of the host's loop in the same round.
 
 use crate::args::EngineArgs;
-use crate::local_server::NO_TIME_LIMIT;
+use crate::local_server::no_time_limits;
 use crate::workload::{check_context, config, value};
 use clap::Args;
 use corral_cli::args::whole;
@@ -15,7 +15,7 @@ use corral_cli::bench::table::{self, Column, Unit};
 use corral_cli::{Error, startup};
 use corral_engine::{Engine, ModelPool};
 use corral_runtime::{
-    CallOptions, ComponentSource, Limits, LinkedComponents, Plugin, PluginConfig, Runtime,
+    CallOptions, ComponentSource, LinkedComponents, Plugin, PluginConfig, Runtime,
 };
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
@@ -169,11 +169,7 @@ fn variants(streams: u64) -> Vec<Variant> {
 async fn load(runtime: &Runtime, args: &BoundaryArgs) -> Result<Plugin, Error> {
     let sampler = ComponentSource::from(args.sampler.as_path());
     let config = PluginConfig {
-        limits: Limits {
-            time: NO_TIME_LIMIT,
-            cpu: NO_TIME_LIMIT,
-            ..Limits::default()
-        },
+        limits: no_time_limits(),
         linked: LinkedComponents {
             sampling: BTreeMap::from([("sampler".to_owned(), sampler)]),
             ..LinkedComponents::default()

@@ -41,6 +41,7 @@ const MAX_TOKENS: u32 = 80;
 const STREAM_CELLS: u64 = 512;
 
 /// Figures of one number of streams.
+#[derive(Default)]
 struct StreamsRow {
     streams: u16,
     /// Of each round, without and with the draft model.
@@ -89,11 +90,11 @@ pub(crate) async fn measure(args: &DraftsArgs) -> Result<(), Error> {
     let mut config = config(&args.engine, u64::from(most) * STREAM_CELLS)?;
     config.draft = Some(args.draft.clone());
     let engine = Engine::load(config)?;
-    let mut rows: Vec<_> = args
-        .streams
-        .iter()
-        .map(|&streams| StreamsRow::new(streams))
-        .collect();
+    let row = |&streams: &u16| StreamsRow {
+        streams,
+        ..StreamsRow::default()
+    };
+    let mut rows: Vec<_> = args.streams.iter().map(row).collect();
     let mut rounds = Rounds::with_warmup(args.rounds);
     for round in rounds.by_ref() {
         for row in &mut rows {
@@ -129,20 +130,10 @@ pub(crate) async fn measure(args: &DraftsArgs) -> Result<(), Error> {
 }
 
 impl StreamsRow {
-    fn new(streams: u16) -> Self {
-        Self {
-            streams,
-            plain: Vec::new(),
-            drafted: Vec::new(),
-            different: 0,
-        }
-    }
-
     fn report(&self) -> Value {
         let ratios = self.plain.iter().zip(&self.drafted);
-        let ratios: Vec<_> = ratios
-            .map(|(plain, drafted)| drafted.rate() / plain.rate())
-            .collect();
+        let ratios = ratios.map(|(plain, drafted)| drafted.rate() / plain.rate());
+        let ratios: Vec<_> = ratios.collect();
         let [ratio, min, max] = median_min_max(&ratios);
         let sum = |of: fn(&Run) -> f64| self.drafted.iter().map(of).sum::<f64>();
         let accepted = sum(|run| run.counted.accepted);

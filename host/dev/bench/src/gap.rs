@@ -203,11 +203,8 @@ impl Policy {
         let prefilled = count("corral_engine_mixed_prefill_tokens_total");
         let budget = count("corral_engine_mixed_prefill_budget_tokens_total");
         let quantile = |times: &Quantiles, at| (!times.is_empty()).then(|| times.at(at));
-        let p99s: Vec<_> = self
-            .rounds
-            .iter()
-            .map(|round| round.gaps.at(0.99))
-            .collect();
+        let p99s = self.rounds.iter().map(|round| round.gaps.at(0.99));
+        let p99s: Vec<_> = p99s.collect();
         let [p99, p99_min, p99_max] = median_min_max(&p99s);
         let (mut first, mut short) = (Quantiles::default(), Quantiles::default());
         for round in &self.rounds {

@@ -14,7 +14,7 @@ mod remote;
 use crate::args::EngineArgs;
 use crate::boundary;
 use crate::deploy::{DeployServer, Variant};
-use crate::local_server::{NO_TIME_LIMIT, exchange};
+use crate::local_server::{exchange, no_time_limits as limits};
 use crate::workload::{check_context, config, metric, status};
 use clap::Args;
 use corral_cli::Error;
@@ -23,7 +23,7 @@ use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::stats::{float, median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_engine::Engine;
-use corral_runtime::{Limits, Plugin, PluginConfig, Reuse};
+use corral_runtime::{Plugin, PluginConfig, Reuse};
 use remote::{ServedProgram, compose};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -226,14 +226,6 @@ async fn forms(
         forms.push(Form::new("Rust, remote", "top", host, Vec::new()));
     }
     Ok(forms)
-}
-
-fn limits() -> Limits {
-    Limits {
-        time: NO_TIME_LIMIT,
-        cpu: NO_TIME_LIMIT,
-        ..Limits::default()
-    }
 }
 
 /// Reads a component.

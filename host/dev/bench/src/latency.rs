@@ -352,10 +352,8 @@ mod tests {
     fn policies_are_read_and_checked() {
         let parsed = parse::<LatencyArgs>("--model x.gguf --latency 2,3,500 --latency stream");
         let policies = policies(&parsed.expect("valid arguments"));
-        assert_eq!(
-            policies,
-            ["2,3,500".parse().expect("valid"), Latency::STREAM]
-        );
+        let expected = ["2,3,500".parse().expect("valid"), Latency::STREAM];
+        assert_eq!(policies, expected);
         let error = parse::<LatencyArgs>("--model x.gguf --latency 1,1,1").expect_err("too strict");
         assert!(error.contains("from 1.5 to 1000"), "{error}");
     }

@@ -21,6 +21,15 @@ pub(crate) const ROUTE: &str = "/generate";
 /// A limit that no request reaches: a large model takes minutes.
 pub(crate) const NO_TIME_LIMIT: Duration = Duration::from_secs(86_400);
 
+/// Limits of time that no request reaches.
+pub(crate) fn no_time_limits() -> corral_runtime::Limits {
+    corral_runtime::Limits {
+        time: NO_TIME_LIMIT,
+        cpu: NO_TIME_LIMIT,
+        ..corral_runtime::Limits::default()
+    }
+}
+
 /// One thread for all clients, apart from the server's.
 pub(crate) fn client_runtime() -> Result<tokio::runtime::Runtime, Error> {
     tokio::runtime::Builder::new_current_thread()

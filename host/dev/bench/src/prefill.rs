@@ -38,6 +38,7 @@ pub(crate) struct PrefillArgs {
 }
 
 /// Seconds per prompt of each round.
+#[derive(Default)]
 struct Row {
     length: u64,
     own: Vec<f64>,
@@ -61,11 +62,11 @@ pub(crate) async fn measure(args: &PrefillArgs) -> Result<(), Error> {
     let engine = Engine::load(config)?;
     check_context(engine.info().context, "--lengths", longest, 1)?;
     let server = local_server::start(&engine, &args.plugin).await?;
-    let mut rows: Vec<_> = args
-        .lengths
-        .iter()
-        .map(|length| Row::new(*length))
-        .collect();
+    let row = |&length: &u64| Row {
+        length,
+        ..Row::default()
+    };
+    let mut rows: Vec<_> = args.lengths.iter().map(row).collect();
     let mut prompts = 0;
     let mut rounds = Rounds::with_warmup(args.rounds);
     for round in rounds.by_ref() {
@@ -96,14 +97,6 @@ pub(crate) async fn measure(args: &PrefillArgs) -> Result<(), Error> {
 }
 
 impl Row {
-    fn new(length: u64) -> Self {
-        Self {
-            length,
-            own: Vec::new(),
-            peer: Vec::new(),
-        }
-    }
-
     fn report(&self) -> Value {
         let speed = |seconds: &[f64]| self.length as f64 / median(seconds.iter().copied());
         let ratios = self.peer.iter().zip(&self.own);

@@ -25,7 +25,7 @@ mod skeleton_of_thought;
 mod tree_of_thought;
 
 use crate::args::{EngineArgs, check_distinct};
-use crate::local_server::{NO_TIME_LIMIT, client_runtime, open};
+use crate::local_server::{NO_TIME_LIMIT, client_runtime, no_time_limits, open};
 use crate::workload::{check_context, config, count, metric, status};
 use clap::{Args, ValueEnum};
 use client::{Client, Endpoint, Order};
@@ -34,7 +34,6 @@ use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::url::Url;
 use corral_cli::{Error, startup};
 use corral_engine::{Engine, ModelPool};
-use corral_runtime::Limits;
 use corral_server::deployments::Deployments;
 use corral_server::{Access, RequestPolicy, Server};
 use input::{Input, Lengths};
@@ -126,11 +125,8 @@ pub(crate) fn measure(args: &ProgramsArgs) -> Result<(), Error> {
     let server = workers.block_on(start(&engine, &args.plugins, &programs))?;
     let url = format!("http://{}", server.public_address());
     let own = Arc::new(Endpoint::new(&url.parse().map_err(Error::failed)?));
-    let peers: Vec<_> = args
-        .peer
-        .iter()
-        .map(|url| Arc::new(Endpoint::new(url)))
-        .collect();
+    let peers = args.peer.iter().map(|url| Arc::new(Endpoint::new(url)));
+    let peers: Vec<_> = peers.collect();
     let mut sides = vec![
         (Side::Plugin, vec![Arc::clone(&own)]),
         (Side::Client, vec![Arc::clone(&own)]),
@@ -181,11 +177,7 @@ pub(crate) fn measure(args: &ProgramsArgs) -> Result<(), Error> {
 
 /// Starts a server with the programs at their names, and OpenAI's API, with that of llama.cpp's server, at all other paths.
 async fn start(engine: &Engine, dir: &Path, programs: &[Program]) -> Result<Server, Error> {
-    let limits = Limits {
-        time: NO_TIME_LIMIT,
-        cpu: NO_TIME_LIMIT,
-        ..Limits::default()
-    };
+    let limits = no_time_limits();
     let models = ModelPool::loaded(vec![engine.clone()]);
     let runtime = startup::runtime(None, &models)?;
     let deployments = Deployments::new(runtime.clone(), None, limits.clone(), Access::Open);

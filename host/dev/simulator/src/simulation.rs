@@ -24,7 +24,7 @@ use swap::PendingSwapIn;
 use text::SampledStep;
 
 /// A request that has not ended, as its caller sees it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Alive {
     index: usize,
     prompt: u32,
@@ -269,18 +269,7 @@ impl Simulation {
             index,
             prompt,
             text: tokens,
-            submitted: 0,
-            drafts: (0, 0),
-            last_gained: 0,
-            uncomputed: 0,
-            admitted: None,
-            tokens: Vec::new(),
-            overtaken: 0,
-            adapter_wait: 0,
-            tenant_wait: 0,
-            sampling: false,
-            needs_all_logits: false,
-            drafted: 0,
+            ..Alive::default()
         };
         self.alive.insert(id, alive);
         if let Err(error) = self.scheduler.enqueue(self.now, request) {

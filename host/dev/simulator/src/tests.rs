@@ -28,10 +28,8 @@ fn steps_predict_and_take_cells_and_time() {
     assert_eq!(simulator.decode(&next), Err(DecodeError::Failed(-2)));
     assert_eq!(simulator.decode(&next), Ok(()));
     assert!(simulator.took() > 5 * took);
-    assert_eq!(
-        simulator.decode(&[input(1, 3, true)]),
-        Err(DecodeError::NoRoom)
-    );
+    let expected = Err(DecodeError::NoRoom);
+    assert_eq!(simulator.decode(&[input(1, 3, true)]), expected);
     assert_eq!(simulator.held(SeqId(1)), [7, 8, 9]);
     simulator.clear(SeqId(1));
     assert_eq!((simulator.used(), simulator.length(SeqId(1))), (0, 0));
@@ -66,10 +64,8 @@ fn shared_cells_free_with_last_holder() {
     simulator.share(b, c, 2);
     assert_eq!((simulator.used(), simulator.length(b)), (5, 3));
     feed(&mut simulator, b, &[9]).unwrap();
-    assert_eq!(
-        (simulator.held(b), simulator.held(a)[3]),
-        (&[1, 2, 3, 9][..], 4)
-    );
+    let expected = (&[1, 2, 3, 9][..], 4);
+    assert_eq!((simulator.held(b), simulator.held(a)[3]), expected);
     simulator.truncate(a, 1);
     assert_eq!((simulator.used(), simulator.held(a)), (4, &[1][..]));
     simulator.clear(b);
@@ -93,10 +89,8 @@ fn saved_state_loads_unless_damaged_or_full() {
     let state = simulator.save(a, 20).unwrap();
     let bytes = state.len();
     assert_eq!(simulator.save(a, 20), Err(SaveError::NoMemory { bytes }));
-    assert_eq!(
-        simulator.save(a, 19),
-        Err(SaveError::TooLarge { bytes, limit: 19 })
-    );
+    let found = simulator.save(a, 19);
+    assert_eq!(found, Err(SaveError::TooLarge { bytes, limit: 19 }));
     assert!(!simulator.load(b, &state), "a fault");
     for damaged in [
         &state[..0],

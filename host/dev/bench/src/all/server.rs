@@ -31,11 +31,8 @@ pub(super) struct Server {
 impl Server {
     /// Starts a server and waits for its address, which it prints when it is ready.
     pub(super) fn start(command: &mut Command, timeout: Duration) -> Result<Self, String> {
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| format!("cannot start the server: {error}"))?;
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let mut child = child.map_err(|error| format!("cannot start the server: {error}"))?;
         let stdout = child.stdout.take();
         // From here on drop stops the child.
         let mut server = Self {

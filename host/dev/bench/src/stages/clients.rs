@@ -95,9 +95,8 @@ mod tests {
     #[tokio::test]
     async fn short_response_is_an_error() {
         let clients = vec![TestClient(Arc::default())];
-        let error = run_clients(clients, 100)
-            .await
-            .expect_err("the last is short");
+        let error = run_clients(clients, 100).await;
+        let error = error.expect_err("the last is short");
         let message = error.message(false);
         assert!(message.contains("4 tokens, and 5"), "{message}");
     }

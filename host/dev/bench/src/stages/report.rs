@@ -41,9 +41,8 @@ pub(super) fn rows(stages: &[StageRounds]) -> Vec<Value> {
 
 fn row(stage: &StageRounds, below: Option<&StageRounds>) -> Value {
     let pairs = stage.own.iter().zip(&stage.raw);
-    let ratios: Vec<_> = pairs
-        .map(|(own, raw)| throughput(own) / throughput(raw))
-        .collect();
+    let ratios = pairs.map(|(own, raw)| throughput(own) / throughput(raw));
+    let ratios: Vec<_> = ratios.collect();
     let [ratio, min, max] = median_min_max(&ratios);
     let added = below.and_then(|below| {
         let pairs = stage.own.iter().zip(&below.own);

@@ -2,7 +2,7 @@
 
 use super::http::{GENERATE_ROUTE, OPENAI_ROUTE};
 use super::stage::Stage;
-use crate::local_server::{NO_TIME_LIMIT, open};
+use crate::local_server::{no_time_limits, open};
 use corral_cli::{Error, startup};
 use corral_engine::{Engine, ModelPool};
 use corral_runtime::{Limits, Plugin, Runtime};
@@ -24,11 +24,7 @@ impl Services {
         dir: &Path,
         stages: &[Stage],
     ) -> Result<Self, Error> {
-        let limits = Limits {
-            time: NO_TIME_LIMIT,
-            cpu: NO_TIME_LIMIT,
-            ..Limits::default()
-        };
+        let limits = no_time_limits();
         let models = ModelPool::loaded(vec![engine.clone()]);
         let runtime = startup::runtime(None, &models)?;
         let load = async |name: &'static str| -> Result<Option<Plugin>, Error> {

@@ -26,11 +26,8 @@ fn vocabulary_depends_on_size_and_seed() {
 fn each_token_encodes_its_own_text() {
     let vocabulary = Vocabulary::new(20_000, 1).unwrap();
     for (id, text) in vocabulary.tokens.iter().enumerate() {
-        assert_eq!(
-            vocabulary.encode(text),
-            [u32::try_from(id).unwrap()],
-            "{text:?}"
-        );
+        let expected = [u32::try_from(id).unwrap()];
+        assert_eq!(vocabulary.encode(text), expected, "{text:?}");
     }
     for word in WORDS.split_whitespace() {
         for piece in [word.to_owned(), format!(" {word}")] {

@@ -41,10 +41,8 @@ impl Simulation {
             let mut requests = self.scheduler.requests();
             let request = requests.find(|request| request.id == row.request);
             let request = request.expect("it runs");
-            assert_eq!(
-                (request.state, request.adapter),
-                (RequestState::Prefill, step.adapter)
-            );
+            assert_eq!(request.state, RequestState::Prefill);
+            assert_eq!(request.adapter, step.adapter);
             assert!(!row.output && row.from >= request.computed);
         }
     }
