@@ -83,9 +83,8 @@ fn write_long_model() -> PathBuf {
     let value_type = name.expect("the file has a context length") + NAME.len();
     let value = value_type + TYPE_U32.len();
     assert_eq!(bytes[value_type..value], TYPE_U32, "a u32 value");
-    let length = bytes[value..]
-        .first_chunk_mut()
-        .expect("a value of four bytes");
+    let length = bytes[value..].first_chunk_mut();
+    let length = length.expect("a value of four bytes");
     *length = (16 * u32::from_le_bytes(*length)).to_le_bytes();
     let file = scratch().join("long.gguf");
     // Test binaries run concurrently: rename, so that none reads a partial file.
@@ -175,6 +174,11 @@ pub fn wasmtime() -> PathBuf {
 /// `nats-server`. `make test` fetches it with `tests/nats-server.sh`.
 pub fn nats_server() -> PathBuf {
     installed("make test", "CORRAL_NATS_SERVER", "tests/nats-server.sh")
+}
+
+/// The directory with Python's packages for ZeroMQ and MessagePack. `make test` fills it with `tests/zmq.sh`.
+pub fn zmq() -> PathBuf {
+    installed("make test", "CORRAL_ZMQ", "tests/zmq.sh")
 }
 
 /// `smg`, a router. `make test` fetches it with `tests/smg.sh`.

@@ -1,6 +1,6 @@
 //! Projects of authors in languages other than Rust.
 
-use crate::{Corral, RELIABLE_SUMS, RunOutput, run_command, watch_until};
+use crate::{Corral, RELIABLE_SUMS, RunOutput, Watch, run_command, wait_for};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -42,7 +42,10 @@ pub fn check_saved_change(
     let changed = source.replace(old, new);
     assert_ne!(changed, source);
     std::fs::write(file, changed).expect("written");
-    let question = RELIABLE_SUMS[0].question();
-    let printed = watch_until(watch, server, "/shout", &question, expected);
-    assert!(printed.contains("deployed revision 2"), "{printed}");
+    let watch = Watch::start(watch, server);
+    wait_for("the changed answer", || {
+        let answer = server.post("/shout", RELIABLE_SUMS[0].question());
+        (answer.body == expected).then_some(())
+    });
+    watch.wait_for("deployed revision 2", 1);
 }

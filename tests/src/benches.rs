@@ -73,14 +73,10 @@ pub fn check_positive(value: &Value, members: &[&str]) {
 
 /// Asserts that these members are numbers in ascending order.
 pub fn check_rising(value: &Value, members: &[&str]) {
-    let numbers: Vec<_> = members
-        .iter()
-        .map(|member| value[member].as_f64())
-        .collect();
-    assert!(
-        numbers[0].is_some() && numbers.is_sorted(),
-        "{members:?} in {value}"
-    );
+    let numbers = members.iter().map(|member| value[member].as_f64());
+    let numbers: Vec<_> = numbers.collect();
+    assert!(numbers[0].is_some(), "{members:?} in {value}");
+    assert!(numbers.is_sorted(), "{members:?} in {value}");
 }
 
 /// Asserts that an object contains all members of `expected`.

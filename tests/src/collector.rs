@@ -1,6 +1,7 @@
 //! An OpenTelemetry collector that keeps what it gets. Over gRPC it is the service that `tonic` generates from
 //! OpenTelemetry's own definitions.
 
+use crate::upstream::listen;
 use crate::{Identity, wait_for};
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
@@ -36,7 +37,6 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tonic::codegen::Service;
 use tonic::{Response as GrpcResponse, Status};
@@ -142,34 +142,21 @@ impl Collector {
     }
 
     fn start(is_grpc: bool, tls: Option<TlsAcceptor>) -> Self {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = listener.local_addr().expect("bound");
-        listener.set_nonblocking(true).expect("a socket");
         let scheme = if tls.is_some() { "https" } else { "http" };
         let received = Arc::<Received>::default();
         let shared = Arc::clone(&received);
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .expect("a runtime");
-            runtime.block_on(async {
-                let listener = TcpListener::from_std(listener).expect("a socket");
-                loop {
-                    let (stream, _) = listener.accept().await.expect("a connection");
-                    let (tls, received) = (tls.clone(), Arc::clone(&shared));
-                    tokio::spawn(async move {
-                        match tls {
-                            None => serve(stream, is_grpc, received).await,
-                            Some(tls) => {
-                                if let Ok(stream) = tls.accept(stream).await {
-                                    serve(stream, is_grpc, received).await;
-                                }
-                            }
+        let address = listen(move |stream| {
+            let (tls, received) = (tls.clone(), Arc::clone(&shared));
+            async move {
+                match tls {
+                    None => serve(stream, is_grpc, received).await,
+                    Some(tls) => {
+                        if let Ok(stream) = tls.accept(stream).await {
+                            serve(stream, is_grpc, received).await;
                         }
-                    });
+                    }
                 }
-            });
+            }
         });
         Collector {
             address,

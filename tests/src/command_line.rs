@@ -54,16 +54,6 @@ pub fn serve(arguments: &[&str]) -> RunOutput {
 
 /// Runs `corral run` with a plugin, the demo model as `tiny`, these options, and these arguments of the plugin.
 pub fn run_plugin(plugin: &Path, options: &[&str], arguments: &[&str]) -> RunOutput {
-    run_plugin_with(&[], plugin, options, arguments)
-}
-
-/// [`run_plugin`] with environment variables.
-pub(crate) fn run_plugin_with(
-    variables: &[(&str, &str)],
-    plugin: &Path,
-    options: &[&str],
-    arguments: &[&str],
-) -> RunOutput {
     let mut line: Vec<OsString> = vec!["run".into(), plugin.into(), "--model".into()];
     line.push(argument("tiny", &artifacts::model()));
     // One thread: see `Corral::start`.
@@ -76,7 +66,7 @@ pub(crate) fn run_plugin_with(
             .chain(arguments)
             .map(OsString::from),
     );
-    run_with(variables, line)
+    run(line)
 }
 
 /// Runs `corral` with these arguments. Panics if it takes longer than [`TIMEOUT`].
@@ -154,6 +144,11 @@ fn read_all(pipe: &mut impl Read) -> String {
     let mut bytes = Vec::new();
     pipe.read_to_end(&mut bytes).expect("a pipe can be read");
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The words of a command line, which are separated by blanks.
+pub fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
 }
 
 /// A new, empty directory that no other test uses.

@@ -20,10 +20,8 @@ pub const EXAMPLES_IN_C: [&str; 2] = ["best-of-n", "custom-sampler"];
 pub fn start_examples(route: &str, names: &[&'static str], plugins: &[String]) -> Corral {
     let rust = names.iter().map(|name| (format!("/rust/{name}"), *name));
     let rust: Vec<_> = rust.collect();
-    let rust: Vec<_> = rust
-        .iter()
-        .map(|(route, name)| (route.as_str(), *name))
-        .collect();
+    let rust = rust.iter().map(|(route, name)| (route.as_str(), *name));
+    let rust: Vec<_> = rust.collect();
     let arguments = plugins
         .iter()
         .flat_map(|plugin| ["--plugin", plugin.as_str()]);
@@ -83,70 +81,39 @@ pub fn start_examples(route: &str, names: &[&'static str], plugins: &[String]) -
     corral
 }
 
+/// Requests, and the codes of their errors. `LONG` stands for a text that exceeds the context.
+const WRONG_REQUESTS: &str = r#"
+best-of-n {"prompt": "LONG"} => context-full
+best-of-n {"prompt": "x", "max_tokens": 0} => invalid
+json-extraction {"texts": ["x"], "schema": {"type": "nope"}} => invalid
+best-of-n {"prompt": 5} => invalid-prompt
+best-of-n {"prompt": "x", "n": 65} => invalid-n
+best-of-n {"prompt": "x", "m": 1} => invalid-body
+best-of-n 5 => invalid-body
+classifier {"prompt": "x"} => invalid-labels
+classifier {"prompt": "x", "labels": ["a", 5]} => invalid-labels
+classifier {"prompt": "x", "labels": ["a", "ab"]} => invalid-labels
+custom-sampler {"prompt": "x", "temperature": "0"} => invalid-temperature
+custom-sampler {"prompt": "x", "epsilon": 2} => invalid-epsilon
+json-extraction {"texts": [], "schema": {}} => invalid-texts
+json-extraction {"texts": ["x"], "schema": {}, "instructions": 5} => invalid-instructions
+self-consistency {"prompt": "x", "max_tokens": 1.5} => invalid-max-tokens
+"#;
+
 /// The host's errors and the SDK's have their status: 400 for the caller's mistakes, in Rust, too.
 fn refuse_wrong_requests(corral: &Corral, route: &str, names: &[&str]) {
-    let long = "x".repeat(40_000);
-    for (name, body, code) in [
-        ("best-of-n", json!({"prompt": long}), "context-full"),
-        (
-            "best-of-n",
-            json!({"prompt": "x", "max_tokens": 0}),
-            "invalid",
-        ),
-        (
-            "json-extraction",
-            json!({"texts": ["x"], "schema": {"type": "nope"}}),
-            "invalid",
-        ),
-        ("best-of-n", json!({"prompt": 5}), "invalid-prompt"),
-        ("best-of-n", json!({"prompt": "x", "n": 65}), "invalid-n"),
-        ("best-of-n", json!({"prompt": "x", "m": 1}), "invalid-body"),
-        ("best-of-n", json!(5), "invalid-body"),
-        ("classifier", json!({"prompt": "x"}), "invalid-labels"),
-        (
-            "classifier",
-            json!({"prompt": "x", "labels": ["a", 5]}),
-            "invalid-labels",
-        ),
-        (
-            "classifier",
-            json!({"prompt": "x", "labels": ["a", "ab"]}),
-            "invalid-labels",
-        ),
-        (
-            "custom-sampler",
-            json!({"prompt": "x", "temperature": "0"}),
-            "invalid-temperature",
-        ),
-        (
-            "custom-sampler",
-            json!({"prompt": "x", "epsilon": 2}),
-            "invalid-epsilon",
-        ),
-        (
-            "json-extraction",
-            json!({"texts": [], "schema": {}}),
-            "invalid-texts",
-        ),
-        (
-            "json-extraction",
-            json!({"texts": ["x"], "schema": {}, "instructions": 5}),
-            "invalid-instructions",
-        ),
-        (
-            "self-consistency",
-            json!({"prompt": "x", "max_tokens": 1.5}),
-            "invalid-max-tokens",
-        ),
-    ] {
+    for line in WRONG_REQUESTS.trim().lines() {
+        let (request, code) = line.split_once(" => ").expect("a code");
+        let (name, body) = request.split_once(' ').expect("a body");
         if !names.contains(&name) {
             continue;
         }
-        let answer = corral.post(&format!("{route}/{name}"), body.to_string());
-        assert_eq!(answer.status, 400, "{name}: {answer:?}");
-        assert_eq!(answer.json()["code"], code, "{name}: {answer:?}");
-        let rust = corral.post(&format!("/rust/{name}"), body.to_string());
-        assert_eq!(rust.status, 400, "{name}: {rust:?}");
+        let body = body.replace("LONG", &"x".repeat(40_000));
+        let answer = corral.post(&format!("{route}/{name}"), &body);
+        assert_eq!(answer.status, 400, "{line}: {answer:?}");
+        assert_eq!(answer.json()["code"], code, "{line}: {answer:?}");
+        let rust = corral.post(&format!("/rust/{name}"), &body);
+        assert_eq!(rust.status, 400, "{line}: {rust:?}");
     }
 }
 

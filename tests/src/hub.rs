@@ -1,10 +1,9 @@
 //! A hub of models on this machine: its API, its redirects to a storage of another origin, and its failures.
 
+use crate::{StubRequest, serve_stub};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The repository of a [`Hub`], unless a test names another.
@@ -121,45 +120,21 @@ impl Hub {
 
 /// Serves on a free port; returns its address.
 fn listen(state: &Arc<Mutex<HubState>>, is_storage: bool) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = listener.local_addr().expect("bound");
     let state = state.clone();
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let state = state.clone();
-            // A client that goes away is no failure.
-            std::thread::spawn(move || serve(&stream, &state, is_storage));
+    let address = serve_stub(move |StubRequest { target, headers }| {
+        let request = HubRequest {
+            is_storage,
+            path: target,
+            headers,
+        };
+        let mut state = state.lock().expect("no panic while held");
+        state.requests.push(request.clone());
+        match is_storage {
+            true => stored(&mut state, &request),
+            false => answered(&state, &request),
         }
     });
     format!("http://{address}")
-}
-
-/// Answers one request.
-fn serve(stream: &TcpStream, state: &Mutex<HubState>, is_storage: bool) -> Option<()> {
-    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
-    let path = lines.next()?.split(' ').nth(1)?.to_owned();
-    let headers = lines.take_while(|line| !line.is_empty());
-    let headers = headers.filter_map(|line| {
-        let (name, value) = line.split_once(": ")?;
-        Some((name.to_lowercase(), value.to_owned()))
-    });
-    let request = HubRequest {
-        is_storage,
-        path,
-        headers: headers.collect(),
-    };
-    let mut state = state.lock().ok()?;
-    state.requests.push(request.clone());
-    let (head, body) = match is_storage {
-        true => stored(&mut state, &request),
-        false => answered(&state, &request),
-    };
-    drop(state);
-    let mut stream = stream;
-    stream
-        .write_all(format!("HTTP/1.1 {head}\r\nconnection: close\r\n\r\n").as_bytes())
-        .ok()?;
-    stream.write_all(&body).ok()
 }
 
 /// The hub's own answer: head and body.

@@ -10,6 +10,7 @@
 pub mod artifacts;
 pub mod authoring;
 pub mod benches;
+mod child;
 mod client;
 mod cluster_run;
 pub mod collector;
@@ -29,6 +30,7 @@ mod response;
 pub mod schema;
 mod seed;
 mod server;
+mod stub;
 mod suite;
 mod sums;
 mod tls;
@@ -37,9 +39,12 @@ mod waiting;
 mod wasmtime;
 mod watch;
 
+pub use child::{KilledOnDrop, http_agent};
 pub use client::{ENDLESS_TOKENS, MANY_CELLS};
 pub use cluster_run::{ClusterHost, ClusterRun};
-pub use command_line::{RunOutput, run, run_command, run_plugin, run_with, scratch_dir, serve};
+pub use command_line::{
+    RunOutput, run, run_command, run_plugin, run_with, scratch_dir, serve, words,
+};
 pub use connection::{BodySender, Connection, HttpVersion, PendingResponse, block_on};
 pub use example_forms::{EXAMPLES_IN_ALL_LANGUAGES, EXAMPLES_IN_C, start_examples};
 pub use hub::{HUB_REPO, Hub, HubFile, HubRequest, HubState, Storage};
@@ -51,9 +56,10 @@ pub use registry::Registry;
 pub use response::{EventStream, Response, check_results, raw_exchange};
 pub use seed::seed;
 pub use server::{Corral, TIMEOUT, peak_bytes, wait_for};
+pub use stub::{StubRequest, serve_stub};
 pub use suite::run_suite;
 pub use sums::{RELIABLE_SUMS, Sum, concurrently, distinct_sums};
 pub use tls::{Identity, TrustedRoot};
 pub use upstream::Upstream;
 pub use wasmtime::{Program, ServedProgram};
-use watch::watch_until;
+pub use watch::Watch;

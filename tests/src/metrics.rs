@@ -34,10 +34,8 @@ impl Metrics {
             }
             let (name, value) = line.rsplit_once(' ').expect(line);
             let value: f64 = value.parse().expect(line);
-            let bare = name
-                .split('{')
-                .next()
-                .expect("splitting gives one at least");
+            let bare = name.split('{').next();
+            let bare = bare.expect("splitting gives one at least");
             let part = bare.strip_prefix(family);
             let part = part.unwrap_or_else(|| panic!("not of the family {family}: {line}"));
             let parts: &[&str] = match typed.get(family) {

@@ -1,11 +1,11 @@
 //! An OCI registry on this machine: Debian's `docker-registry`, in a directory of its own.
 
 use crate::deployments::digest;
-use crate::{Identity, TIMEOUT, artifacts, scratch_dir};
+use crate::{Identity, KilledOnDrop, TIMEOUT, artifacts, http_agent, scratch_dir};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// Media type of image manifests.
@@ -16,7 +16,7 @@ pub struct Registry {
     /// `HOST:PORT`.
     pub host: String,
     directory: PathBuf,
-    child: Child,
+    _child: KilledOnDrop,
     agent: ureq::Agent,
 }
 
@@ -79,12 +79,11 @@ impl Registry {
         };
         // It ends with the process.
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
-        let agent = ureq::Agent::config_builder().http_status_as_error(false);
         Registry {
             host: format!("{name}:{port}"),
             directory,
-            child,
-            agent: agent.proxy(None).build().into(),
+            _child: KilledOnDrop(child),
+            agent: http_agent(),
         }
     }
 
@@ -158,13 +157,5 @@ impl Registry {
         });
         let tag = format!("{}.sig", artifact.replace(':', "-"));
         self.put_image(repository, &tag, &image);
-    }
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -56,11 +56,8 @@ impl Response {
     /// Asserts an RFC 9457 problem with this status and code; returns its detail.
     pub fn problem(&self, status: u16, code: &str) -> String {
         assert_eq!(self.status, status, "{self:?}");
-        assert_eq!(
-            self.header("content-type"),
-            Some("application/problem+json"),
-            "{self:?}"
-        );
+        let expected = Some("application/problem+json");
+        assert_eq!(self.header("content-type"), expected, "{self:?}");
         let body = self.json();
         assert_eq!(body["code"], code, "{self:?}");
         assert_eq!(body["status"], status, "{self:?}");

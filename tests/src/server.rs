@@ -1,6 +1,6 @@
 //! A running `corral serve`: its start, its output and its end. `client` sends requests, `waiting` reads metrics.
 
-use crate::{RunOutput, artifacts, run, scratch_dir};
+use crate::{RunOutput, artifacts, http_agent, run, scratch_dir};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
@@ -205,14 +205,7 @@ impl Corral {
             store: store.map(Path::to_owned),
             token_file: None,
             stderr,
-            agent: ureq::Agent::config_builder()
-                .http_status_as_error(false)
-                .proxy(None)
-                .timeout_global(Some(TIMEOUT))
-                .max_idle_connections(64)
-                .max_idle_connections_per_host(64)
-                .build()
-                .into(),
+            agent: http_agent(),
         };
         let deadline = Instant::now() + TIMEOUT;
         while corral.admin.is_empty() {
@@ -424,7 +417,7 @@ fn lines(pipe: impl Read + Send + 'static) -> mpsc::Receiver<String> {
 }
 
 /// Appends everything to `text` on a thread that ends with the pipe.
-fn collect(mut pipe: impl Read + Send + 'static, text: Arc<Mutex<String>>) {
+pub(crate) fn collect(mut pipe: impl Read + Send + 'static, text: Arc<Mutex<String>>) {
     std::thread::spawn(move || {
         let mut some = [0; 4096];
         while let Ok(count @ 1..) = pipe.read(&mut some) {

@@ -70,18 +70,12 @@ impl Upstream {
 
     fn listen(tls: Option<TlsAcceptor>) -> Self {
         let scheme = if tls.is_some() { "https" } else { "http" };
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = listener.local_addr().expect("bound");
-        listener.set_nonblocking(true).expect("a socket");
         let state = Arc::<UpstreamState>::default();
         let shared = Arc::clone(&state);
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build();
-            runtime
-                .expect("a runtime")
-                .block_on(accept(listener, tls, shared));
+        let address = listen(move |stream| {
+            shared.accepted.fetch_add(1, Ordering::Relaxed);
+            shared.open.fetch_add(1, Ordering::Relaxed);
+            serve(stream, tls.clone(), Open(Arc::clone(&shared)))
         });
         Upstream {
             address,
@@ -121,19 +115,26 @@ impl Upstream {
     }
 }
 
-async fn accept(
-    listener: std::net::TcpListener,
-    tls: Option<TlsAcceptor>,
-    state: Arc<UpstreamState>,
-) {
-    let listener = TcpListener::from_std(listener).expect("a socket");
-    loop {
-        let (stream, _) = listener.accept().await.expect("a connection");
-        state.accepted.fetch_add(1, Ordering::Relaxed);
-        state.open.fetch_add(1, Ordering::Relaxed);
-        let open = Open(Arc::clone(&state));
-        tokio::spawn(serve(stream, tls.clone(), open));
-    }
+/// Serves the connections to a free port of 127.0.0.1 on a thread that ends with the process. Returns the address.
+pub(crate) fn listen<F>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    listener.set_nonblocking(true).expect("a socket");
+    std::thread::spawn(move || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let listener = TcpListener::from_std(listener).expect("a socket");
+            loop {
+                let (stream, _) = listener.accept().await.expect("a connection");
+                tokio::spawn(serve(stream));
+            }
+        });
+    });
+    address
 }
 
 async fn serve(stream: TcpStream, tls: Option<TlsAcceptor>, open: Open) {

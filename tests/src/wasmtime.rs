@@ -1,13 +1,14 @@
 //! Plugins as programs under the command line of wasmtime, without a Corral host in the process.
 
-use crate::command_line::run_plugin_with;
 use crate::response::Response;
 use crate::server::TIMEOUT;
-use crate::{Corral, RunOutput, artifacts, run, run_command, scratch_dir};
+use crate::{
+    Corral, KilledOnDrop, RunOutput, artifacts, http_agent, run, run_command, scratch_dir,
+};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 /// A plugin that `corral compose` has composed with models elsewhere.
 pub struct Program(PathBuf);
@@ -88,11 +89,8 @@ impl Program {
 
     fn start(&self, mut command: Command) -> ServedProgram {
         command.args(["--addr", "127.0.0.1:0"]).arg(&self.0);
-        let mut child = command
-            .stderr(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("wasmtime starts");
+        let child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let mut child = child.expect("wasmtime starts");
         let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
         let mut address = None;
         for line in lines.by_ref().map_while(Result::ok) {
@@ -108,7 +106,10 @@ impl Program {
                 .for_each(|line| eprintln!("wasmtime: {line}"));
         });
         let address = address.expect("wasmtime says where it listens");
-        ServedProgram { child, address }
+        ServedProgram {
+            _child: KilledOnDrop(child),
+            address,
+        }
     }
 
     fn wasmtime(&self, command: &str, variables: &[(&str, &str)]) -> Command {
@@ -125,7 +126,7 @@ impl Program {
 
 /// A running `wasmtime serve`. Dropping it kills the process.
 pub struct ServedProgram {
-    child: Child,
+    _child: KilledOnDrop,
     address: String,
 }
 
@@ -133,26 +134,12 @@ impl ServedProgram {
     /// `POST` to the program.
     pub fn post(&self, path: &str, body: impl AsRef<[u8]>) -> Response {
         let url = format!("http://{}{path}", self.address);
-        let agent = ureq::Agent::new_with_config(
-            ureq::Agent::config_builder()
-                .timeout_global(Some(TIMEOUT))
-                .http_status_as_error(false)
-                .build(),
-        );
-        let answer = agent.post(&url).send(body.as_ref());
+        let answer = http_agent().post(&url).send(body.as_ref());
         Response::read(answer.unwrap_or_else(|error| panic!("POST {url}: {error}")))
     }
 
     /// The address, `HOST:PORT`.
     pub fn address(&self) -> &str {
         &self.address
-    }
-}
-
-impl Drop for ServedProgram {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

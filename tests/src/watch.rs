@@ -1,41 +1,51 @@
-//! `corral watch` beside a server, until a saved change is served.
+//! `corral watch` beside a server.
 
-use crate::{Corral, wait_for};
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use crate::authoring::BUILD_TIMEOUT;
+use crate::server::collect;
+use crate::{Corral, KilledOnDrop};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-/// Runs `watch`, a command without the server's address, until `path` answers `body` with `expected` and it has printed a
-/// deployment. Returns what it printed.
-pub fn watch_until(
-    mut watch: Command,
-    server: &Corral,
-    path: &str,
-    body: &str,
-    expected: &str,
-) -> String {
-    watch
-        .args(["--admin", server.admin()])
-        .env("CORRAL_ADMIN_TOKEN", server.token().expect("a store"))
-        .stdout(Stdio::piped());
-    let mut child = watch.spawn().expect("the binary starts");
-    let stdout = child.stdout.take().expect("piped");
-    let lines = Arc::new(Mutex::new(String::new()));
-    let printed = Arc::clone(&lines);
-    let reader = std::thread::spawn(move || {
-        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            *printed.lock().expect("no reader panics") += &format!("{line}\n");
+/// `corral watch` while it runs. Dropping it ends it.
+pub struct Watch {
+    child: KilledOnDrop,
+    output: Arc<Mutex<String>>,
+}
+
+impl Watch {
+    /// Starts `watch`, a command without the server's address.
+    pub fn start(mut watch: Command, server: &Corral) -> Self {
+        watch.args(["--admin", server.admin()]);
+        watch.env("CORRAL_ADMIN_TOKEN", server.token().expect("a store"));
+        let child = watch.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.expect("the binary starts");
+        let output = Arc::<Mutex<String>>::default();
+        collect(child.stdout.take().expect("piped"), output.clone());
+        collect(child.stderr.take().expect("piped"), output.clone());
+        Self {
+            child: KilledOnDrop(child),
+            output,
         }
-    });
-    wait_for("the changed answer", || {
-        (server.post(path, body).body == expected).then_some(())
-    });
-    let lines = || lines.lock().expect("no reader panics").clone();
-    wait_for("the line of the deployment", || {
-        lines().contains("deployed revision").then_some(())
-    });
-    child.kill().expect("a child process");
-    child.wait().expect("a child process");
-    reader.join().expect("it does not panic");
-    lines()
+    }
+
+    /// The process.
+    pub fn process(&mut self) -> &mut Child {
+        &mut self.child.0
+    }
+
+    /// What it printed so far.
+    pub fn output(&self) -> String {
+        self.output.lock().expect("no panic while held").clone()
+    }
+
+    /// Waits until the output contains `text` this many times.
+    pub fn wait_for(&self, text: &str, times: usize) {
+        let started = Instant::now();
+        while self.output().matches(text).count() < times {
+            let output = self.output();
+            assert!(started.elapsed() < BUILD_TIMEOUT, "no {text:?}: {output}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
 }

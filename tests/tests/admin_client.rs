@@ -72,6 +72,11 @@ impl Remote {
         run([arguments, &server].concat())
     }
 
+    fn list(&self, admin: &str, ca: &str) -> RunOutput {
+        let server = ["--admin", admin, "--admin-ca", ca];
+        run([&["list", "--store", &self.store][..], &server].concat())
+    }
+
     fn output(&self, arguments: &[&str]) -> String {
         let ended = self.run(&[arguments, &["--store", &self.store]].concat());
         assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
@@ -98,20 +103,11 @@ fn all_commands_reach_a_remote_server() {
     assert!(without_key.stderr.contains("'a' answered with 401"));
     // An unknown certificate, and a wrong name.
     let other = openssl_certificate(&scratch_dir(), &[]);
-    let list = |admin: &str, ca: &str| {
-        run([
-            "list",
-            "--admin",
-            admin,
-            "--admin-ca",
-            ca,
-            "--store",
-            &remote.store,
-        ])
-    };
-    list(&remote.admin, &other[0]).check_error(1, &["cannot verify", "--admin-ca FILE"]);
+    let listed = remote.list(&remote.admin, &other[0]);
+    listed.check_error(1, &["cannot verify", "--admin-ca FILE"]);
     let by_address = remote.admin.replace("localhost", "127.0.0.1");
-    list(&by_address, &remote.certificate).check_error(1, &["cannot verify"]);
+    let listed = remote.list(&by_address, &remote.certificate);
+    listed.check_error(1, &["cannot verify"]);
     assert!(!remote.corral.stderr().contains(&remote.key));
 }
 
@@ -120,22 +116,11 @@ fn certificate_with_alternative_names_is_accepted() {
     let names = ["-addext", "subjectAltName=IP:127.0.0.1"];
     let remote = Remote::start(&names);
     let by_address = remote.admin.replace("localhost", "127.0.0.1");
-    let list = |admin: &str| {
-        let ca = &remote.certificate;
-        run([
-            "list",
-            "--admin",
-            admin,
-            "--admin-ca",
-            ca,
-            "--store",
-            &remote.store,
-        ])
-    };
-    let listed = list(&by_address);
+    let listed = remote.list(&by_address, &remote.certificate);
     assert_eq!(listed.code, Some(0), "{listed:?}");
     // With alternative names the subject does not count.
-    list(&remote.admin).check_error(1, &["cannot verify"]);
+    let listed = remote.list(&remote.admin, &remote.certificate);
+    listed.check_error(1, &["cannot verify"]);
 }
 
 #[test]
@@ -144,10 +129,8 @@ fn token_comes_from_file_store_or_variable() {
     let port = corral.admin().rsplit(':').next().expect("a port");
     let admin = format!("http://127.0.0.1:{port}");
     let store = corral.store().to_str().expect("a path in UTF-8");
-    let (file, token) = (
-        format!("{store}/admin-token"),
-        corral.token().expect("a token"),
-    );
+    let file = format!("{store}/admin-token");
+    let token = corral.token().expect("a token");
     let top = ["top", "--once", "--admin", &admin];
     run(top).check_error(
         1,

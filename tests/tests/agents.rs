@@ -130,10 +130,8 @@ fn check_turns(corral: &Corral, path: &str, turn: impl Fn(usize, &str)) {
         println!("turn {number}: {finished} requests, {prompt} tokens of prompts, {cached} cached");
         assert!(prompt > 1000.0, "the prompts have instructions and tools");
         if number > 0 {
-            assert!(
-                cached > CACHED_SHARE * prompt,
-                "the turn computes its history again"
-            );
+            let least = CACHED_SHARE * prompt;
+            assert!(cached > least, "the turn computes its history again");
         }
         before = after;
     }
@@ -394,9 +392,8 @@ fn lm_eval_scores_right_answers() {
         let rows = output.lines().filter(|line| line.starts_with('|'));
         let cells = rows.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
         let mut values = cells.filter(|cells| cells.contains(&metric));
-        let row = values
-            .next()
-            .unwrap_or_else(|| panic!("no {metric}: {output}"));
+        let row = values.next();
+        let row = row.unwrap_or_else(|| panic!("no {metric}: {output}"));
         assert!(row.iter().any(|cell| cell.parse() == Ok(1.0)), "{row:?}");
     }
     corral.wait_until_idle();

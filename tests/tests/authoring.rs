@@ -4,14 +4,12 @@
 //! cache. All projects share one target directory and, except for one, the SDK of this checkout, so that it is built once.
 
 use corral_tests::{
-    Corral, RELIABLE_SUMS, RunOutput, Sum, artifacts, run_command, scratch_dir, wait_for,
+    Corral, RELIABLE_SUMS, RunOutput, Sum, Watch, artifacts, run_command, scratch_dir, wait_for,
 };
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 /// Longest build.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(900);
@@ -118,9 +116,8 @@ fn every_template_answers_after_deploy() {
         .map(|line| serde_json::from_str(line).expect("JSON"))
         .collect();
     let expected = RELIABLE_SUMS.iter().enumerate();
-    let expected: Vec<_> = expected
-        .map(|(index, sum)| json!({"prompt": index, "text": sum.answer()}))
-        .collect();
+    let expected = expected.map(|(index, sum)| json!({"prompt": index, "text": sum.answer()}));
+    let expected: Vec<_> = expected.collect();
     assert_eq!(lines, expected);
     let long = server.post("/try-middleware", "x".repeat(1001));
     assert_eq!(long.status, 400, "{long:?}");
@@ -204,63 +201,13 @@ fn written_wit_builds_a_sync_handler() {
     assert_eq!((answer.status, answer.body), (200, SUM.answer()));
 }
 
-/// `corral watch` while it runs; dropping it ends it.
-struct Watch {
-    child: Child,
-    output: Arc<Mutex<String>>,
-}
-
-impl Watch {
-    fn start(server: &Corral, project: &Path) -> Self {
-        let mut command = command(artifacts::binary(), project);
-        command.args(["watch", "--admin", server.admin()]);
-        command.env("CORRAL_ADMIN_TOKEN", server.token().expect("a store"));
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("the binary starts");
-        let output = Arc::new(Mutex::new(String::new()));
-        let stdout: Box<dyn std::io::Read + Send> = Box::new(child.stdout.take().expect("piped"));
-        let stderr: Box<dyn std::io::Read + Send> = Box::new(child.stderr.take().expect("piped"));
-        for pipe in [stdout, stderr] {
-            let output = Arc::clone(&output);
-            std::thread::spawn(move || {
-                for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-                    let mut output = output.lock().expect("no panic while held");
-                    *output += &line;
-                    *output += "\n";
-                }
-            });
-        }
-        Self { child, output }
-    }
-
-    fn output(&self) -> String {
-        self.output.lock().expect("no panic while held").clone()
-    }
-
-    /// Waits until the output contains `text` this many times.
-    fn wait_for(&self, text: &str, times: usize) {
-        let started = Instant::now();
-        while self.output().matches(text).count() < times {
-            let output = self.output();
-            assert!(started.elapsed() < BUILD_TIMEOUT, "no {text:?}: {output}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        // Both fail only if it has ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 #[test]
 fn watch_serves_what_is_saved() {
     let project = project("handler");
     let server = Corral::start_with_store(&[]);
-    let mut watch = Watch::start(&server, &project);
+    let mut command = command(artifacts::binary(), &project);
+    command.arg("watch");
+    let mut watch = Watch::start(command, &server);
     watch.wait_for("deployed revision 1", 1);
     assert_eq!(post(&server, "handler", SUM.question()), SUM.answer());
 
@@ -274,11 +221,8 @@ fn watch_serves_what_is_saved() {
     assert_ne!(louder, original);
     save(&louder);
     watch.wait_for("deployed revision 2", 1);
-    assert!(
-        watch.output().contains(" after the save"),
-        "{}",
-        watch.output()
-    );
+    let found = watch.output();
+    assert!(found.contains(" after the save"), "{found}");
     let expected = format!("it is {}", SUM.answer());
     assert_eq!(post(&server, "handler", SUM.question()), expected);
 
@@ -300,11 +244,11 @@ fn watch_serves_what_is_saved() {
     assert_eq!(post(&server, "handler", SUM.question()), SUM.answer());
 
     let interrupt = Command::new("kill")
-        .args(["-INT", &watch.child.id().to_string()])
+        .args(["-INT", &watch.process().id().to_string()])
         .status();
     assert!(interrupt.expect("kill is there").success());
     let status = wait_for("the end of the watch", || {
-        watch.child.try_wait().expect("own child")
+        watch.process().try_wait().expect("own child")
     });
     assert_eq!(status.code(), Some(0), "{}", watch.output());
 }

@@ -1,61 +1,43 @@
 //! Invalid requests get an explanation, and the next request is served.
 
 use corral_tests::{Corral, raw_exchange};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::time::Duration;
+
+/// Bodies, and the codes and details of their errors. The unit tests of `generate` have all fields.
+const WRONG_BODIES: &str = r#"
+{ => invalid-json: line 1 column 1
+{"prompt":"\ud800"} => invalid-json: not JSON
+[] => wrong-type: expected an object
+{} => missing-input: `prompt` nor `messages`
+{"prompt": "1+1=", "messages": []} => ambiguous-input: exactly one
+{"prompt": "1+1=", "max_token": 5} => unknown-field: `max_token`
+{"prompt": "1+1=", "max_tokens": 0} => out-of-range: `max_tokens`
+{"prompt": "1+1=", "stop": ["a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a"]} => invalid-stop: at most 16
+"#;
 
 #[test]
 fn invalid_fields_get_explained_400() {
     let corral = Corral::start_with(&["--context", "4096"]);
-    let prompt = |member: &str, value: Value| json!({"prompt": "1+1=", member: value}).to_string();
-    // The unit tests of `generate` have all fields.
-    for (body, code, expected) in [
+    let lines = WRONG_BODIES.trim().lines().map(|line| {
+        let (body, error) = line.split_once(" => ").expect("an error");
+        let (code, expected) = error.split_once(": ").expect("a detail");
+        (body.to_owned(), code, expected)
+    });
+    let long = |length| json!({"prompt": "a".repeat(length)}).to_string();
+    let others = [
         (String::new(), "invalid-json", "not JSON"),
-        ("{".to_owned(), "invalid-json", "line 1 column 1"),
         ("[".repeat(100_000), "invalid-json", "not JSON"),
-        (
-            "{\"prompt\":\"\\ud800\"}".to_owned(),
-            "invalid-json",
-            "not JSON",
-        ),
-        ("[]".to_owned(), "wrong-type", "expected an object"),
-        ("{}".to_owned(), "missing-input", "`prompt` nor `messages`"),
-        (
-            prompt("messages", json!([])),
-            "ambiguous-input",
-            "exactly one",
-        ),
-        (
-            prompt("max_token", json!(5)),
-            "unknown-field",
-            "`max_token`",
-        ),
-        (
-            prompt("max_tokens", json!(0)),
-            "out-of-range",
-            "`max_tokens`",
-        ),
-        (
-            prompt("stop", json!(vec!["a"; 17])),
-            "invalid-stop",
-            "at most 16",
-        ),
-        (
-            prompt("prompt", json!("a".repeat(4096))),
-            "prompt-too-long",
-            "4096",
-        ),
-        (
-            prompt("prompt", json!("a".repeat(100_000))),
-            "prompt-too-long",
-            "4096",
-        ),
-    ] {
+        (long(4096), "prompt-too-long", "4096"),
+        (long(100_000), "prompt-too-long", "4096"),
+    ];
+    for (body, code, expected) in lines.chain(others) {
         let answer = corral.post("/generate", &body);
         let detail = answer.problem(400, code);
         assert!(detail.contains(expected), "{body:.80}: {detail}");
     }
-    let unknown = corral.post("/generate", prompt("model", json!("other")));
+    let body = json!({"prompt": "1+1=", "model": "other"});
+    let unknown = corral.post("/generate", body.to_string());
     let detail = unknown.problem(404, "unknown-model");
     assert!(detail.contains("tiny"), "{detail}");
     let not_text = corral.post("/generate", b"{\"prompt\":\"\xff\"}");
@@ -64,9 +46,8 @@ fn invalid_fields_get_explained_400() {
     get.problem(405, "method-not-allowed");
     assert_eq!(get.header("allow"), Some("POST"));
     let huge = json!({"prompt": "a".repeat(2 << 20)}).to_string();
-    corral
-        .post("/generate", huge)
-        .problem(413, "request-too-large");
+    let answer = corral.post("/generate", huge);
+    answer.problem(413, "request-too-large");
     corral.check_alive();
     corral.wait_until_idle();
 }
@@ -164,12 +145,10 @@ fn body_over_limit_gets_413() {
 fn garbage_on_socket_leaves_others_unharmed() {
     let corral = Corral::start();
     let (short, long) = (Duration::from_millis(300), Duration::from_secs(20));
-    let noise: Vec<u8> = (0..100_000_u32)
-        .map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8)
-        .collect();
-    let many_headers: String = (0..1000)
-        .map(|number| format!("h{number}: x\r\n"))
-        .collect();
+    let noise = (0..100_000_u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8);
+    let noise: Vec<u8> = noise.collect();
+    let many_headers = (0..1000).map(|number| format!("h{number}: x\r\n"));
+    let many_headers: String = many_headers.collect();
     let many_headers = format!("GET / HTTP/1.1\r\nHost: x\r\n{many_headers}\r\n");
     let long_path = format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "a".repeat(60_000));
     // The server refuses two of these itself and would keep the connection open.

@@ -83,10 +83,8 @@ fn http_bench_measures_corral_traced_and_peer() {
         }
     }
     // A probe; then two rounds, warm-up included, of both numbers of connections.
-    assert_eq!(
-        request_count(&corral, "/classic"),
-        f64::from(1 + 2 * 2 * 20)
-    );
+    let found = request_count(&corral, "/classic");
+    assert_eq!(found, f64::from(1 + 2 * 2 * 20));
 }
 
 #[test]
@@ -226,10 +224,8 @@ fn requests_at_a_rate_are_sent_or_counted() {
     let line = format!("{line} --prompt-words 3 --mixed-lengths");
     for (options, tokens, not_sent) in [("--max-in-flight 1", 400, 1..=9), ("", 4, 0..=0)] {
         let found = measure(&format!("{line} --output-tokens {tokens} {options}"), &[]);
-        check_members(
-            &found,
-            &json!({"rounds": 1, "concurrency": null, "rate": 1000.0}),
-        );
+        let expected = json!({"rounds": 1, "concurrency": null, "rate": 1000.0});
+        check_members(&found, &expected);
         let row = &rows(&found)[0];
         let count = |member: &str| row[member].as_u64().expect(member);
         let (done, refused) = (count("done"), count("refused_by_client"));
@@ -296,10 +292,8 @@ fn programs_compute_each_token_once() {
     let plugins = artifacts::plugin("openai");
     let plugins = plugins.parent().expect("a directory of plugins").to_owned();
     let found = measure(&line, &[model(), ("--plugins", plugins)]);
-    check_members(
-        &found,
-        &json!({"prompt_tokens": 100, "output_tokens": 4, "rounds": 1}),
-    );
+    let expected = json!({"prompt_tokens": 100, "output_tokens": 4, "rounds": 1});
+    check_members(&found, &expected);
     let (programs, summaries) = rows(&found).split_at(PROGRAMS.len());
     for (row, (name, steps)) in programs.iter().zip(PROGRAMS) {
         check_members(row, &json!({"program": name, "at_once": AT_ONCE}));

@@ -63,11 +63,8 @@ fn shared_prefix_is_computed_once() {
         let named = |row: &&Value| row["prefix"] == prefix && row["interface"] == interface;
         let row = rows(&found).iter().find(named).expect(prefix);
         let counted = ["prompt_tokens", "cached_tokens_min", "decoded_tokens_max"];
-        assert_eq!(
-            counted.map(|key| &row[key]),
-            counts.map(Value::from).each_ref(),
-            "{row}"
-        );
+        let found = counted.map(|key| &row[key]);
+        assert_eq!(found, counts.map(Value::from).each_ref(), "{row}");
     }
     assert_eq!(found["fork"]["forks"], 1000, "{found}");
     assert_eq!(found["fork"]["tokens_decoded"], 0, "{found}");
@@ -111,10 +108,8 @@ fn flat_bench_neither_caches_nor_compacts() {
         assert_eq!(rows(&found)[0][member], 0, "{found}");
     }
     // A sequence is in high cells.
-    assert!(
-        rows(&found)[2]["n_kv_before"].as_u64() >= Some(256),
-        "{found}"
-    );
+    let least = Some(256);
+    assert!(rows(&found)[2]["n_kv_before"].as_u64() >= least, "{found}");
 }
 
 #[test]
@@ -215,10 +210,8 @@ fn language_bench_measures_each_form() {
         }
     }
     for row in rows(&found) {
-        assert!(
-            row["token_s"].is_f64() && row["token_ratio"].is_f64(),
-            "{row}"
-        );
+        assert!(row["token_s"].is_f64(), "{row}");
+        assert!(row["token_ratio"].is_f64(), "{row}");
     }
 }
 
@@ -230,62 +223,29 @@ fn wrong_arguments_are_explained() {
     let stages = "stages --rounds 1 --threads 1 --requests 5 --concurrency 2 --prompt-tokens 8 --output-tokens 4";
     let boundary = "boundary --rounds 1 --streams 1 --output-tokens 2";
     let http = "http --requests 2 --connections 1 --rounds 1";
-    for (words, files, code, expected) in [
-        (
-            stages.to_owned(),
-            vec![model(), ("--plugins", scratch_dir())],
-            1,
-            "measure.wasm",
-        ),
-        (
-            format!("{flat} 5000"),
-            vec![model(), plugin("generate")],
-            1,
-            "--low-cells 5000 needs a context of 5001, and the model's has 4096",
-        ),
-        (
-            format!("{flat} 256"),
-            vec![model(), plugin("classic")],
-            1,
-            "the plugin returned no token; is it 'generate'?",
-        ),
-        (
-            boundary.to_owned(),
-            vec![model(), plugin("generate"), sampler("min-p")],
-            1,
-            "the plugin did not do 'generate' 2 times; is it 'measure'?",
-        ),
-        (
-            boundary.to_owned(),
-            vec![model(), plugin("measure"), sampler("measure")],
-            1,
-            "exports no corral:plugin/sampling",
-        ),
-        (
-            boundary.to_owned(),
-            vec![model(), missing(), sampler("min-p")],
-            1,
-            "cannot read the plugin",
-        ),
-        (
-            "languages --rounds 1".to_owned(),
-            vec![model(), plugins(), ("--languages", scratch_dir())],
-            1,
-            "measure-python.wasm; build it with",
-        ),
-        (
-            http.to_owned(),
-            vec![missing()],
-            1,
-            "cannot read the plugin",
-        ),
-        (
-            http.to_owned(),
-            vec![plugin("generate")],
-            1,
-            "is there a component that needs no model?",
-        ),
+    let none_of_measure = vec![model(), ("--plugins", scratch_dir())];
+    bench(stages, &none_of_measure).check_error(1, &["measure.wasm"]);
+    let too_long = "--low-cells 5000 needs a context of 5001, and the model's has 4096";
+    let files = [model(), plugin("generate")];
+    bench(&format!("{flat} 5000"), &files).check_error(1, &[too_long]);
+    let no_token = "the plugin returned no token; is it 'generate'?";
+    let files = [model(), plugin("classic")];
+    bench(&format!("{flat} 256"), &files).check_error(1, &[no_token]);
+    let not_done = "the plugin did not do 'generate' 2 times; is it 'measure'?";
+    let no_export = "exports no corral:plugin/sampling";
+    let no_file = "cannot read the plugin";
+    for (plugin, sampler_name, expected) in [
+        (plugin("generate"), "min-p", not_done),
+        (plugin("measure"), "measure", no_export),
+        (missing(), "min-p", no_file),
     ] {
-        bench(&words, &files).check_error(code, &[expected]);
+        let files = [model(), plugin, sampler(sampler_name)];
+        bench(boundary, &files).check_error(1, &[expected]);
     }
+    let files = [model(), plugins(), ("--languages", scratch_dir())];
+    let unbuilt = "measure-python.wasm; build it with";
+    bench("languages --rounds 1", &files).check_error(1, &[unbuilt]);
+    bench(http, &[missing()]).check_error(1, &[no_file]);
+    let with_model = "is there a component that needs no model?";
+    bench(http, &[plugin("generate")]).check_error(1, &[with_model]);
 }

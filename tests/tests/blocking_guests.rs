@@ -153,9 +153,8 @@ fn hangup_during_blocking_call_frees_everything() {
     const GONE: usize = 8;
     let corral = start(&["--kv-cells", MANY_CELLS]);
     let before = corral.metrics();
-    let calls: Vec<TcpStream> = (0..GONE)
-        .map(|_| corral.begin_post("/blocking/endless", "1+1="))
-        .collect();
+    let calls = (0..GONE).map(|_| corral.begin_post("/blocking/endless", "1+1="));
+    let calls: Vec<TcpStream> = calls.collect();
     let ended =
         |metrics: &Metrics| metrics.growth("corral_engine_requests_finished_total", &before);
     corral.wait_until("all run", |metrics| {
@@ -214,11 +213,8 @@ fn sampling_plugin_serves_blocking_guest() {
     };
     concurrently(32, &distinct_sums(64), |&sum| {
         let answer = post("record history=4", &sum.question());
-        assert_eq!(
-            (answer.status, &answer.body),
-            (200, &sum.answer()),
-            "{sum:?}"
-        );
+        assert_eq!(answer.status, 200, "{sum:?}");
+        assert_eq!(answer.body, sum.answer(), "{sum:?}");
     });
     corral.with_neighbors(|| {
         for (settings, words) in [

@@ -1,7 +1,7 @@
 //! Model files that end llama.cpp's process, and files that change while they are served. The server refuses such a
 //! file, or serves what it has read; other models never notice.
 
-use corral_tests::{Corral, artifacts, scratch_dir};
+use corral_tests::{Corral, artifacts, scratch_dir, words};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
@@ -130,14 +130,7 @@ fn named(name: &str, file: &Path) -> String {
 /// A server with few cells for each model, and a cache of its own, so that it knows no file.
 fn start(dir: &Path, models: &[String]) -> Corral {
     let cache = dir.join("cache");
-    let mut line = vec![
-        "--context",
-        "512",
-        "--kv-cells",
-        "512",
-        "--max-running",
-        "8",
-    ];
+    let mut line = words("--context 512 --kv-cells 512 --max-running 8");
     line.extend(["--cache-dir", cache.to_str().expect("UTF-8")]);
     line.extend(models.iter().flat_map(|model| ["--model", model]));
     Corral::start_with(&line)
@@ -151,9 +144,8 @@ fn request(model: &str) -> Value {
 fn ask_all(mutants: &[Mutant]) -> Vec<u16> {
     let dir = scratch_dir();
     let models = mutants.iter();
-    let models: Vec<_> = models
-        .map(|mutant| named(&mutant.name, &mutant.write(&dir)))
-        .collect();
+    let models = models.map(|mutant| named(&mutant.name, &mutant.write(&dir)));
+    let models: Vec<_> = models.collect();
     let corral = start(&dir, &models);
     let mut statuses = Vec::new();
     let asked = corral.with_neighbors(|| {

@@ -38,10 +38,8 @@ fn build(project: &Path) -> PathBuf {
     assert_eq!(built.stderr, "");
     let name = project.file_name().expect("a name").to_string_lossy();
     let component = format!("{name}.wasm");
-    assert!(
-        built.stdout.starts_with(&format!("{component} (")),
-        "{built:?}"
-    );
+    let expected = format!("{component} (");
+    assert!(built.stdout.starts_with(&expected), "{built:?}");
     project.join(component)
 }
 

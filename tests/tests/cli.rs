@@ -93,11 +93,8 @@ fn cells_by_default_are_explained_at_start() {
     corral.signal("TERM");
     corral.wait_for_success();
     let corral = Corral::start_with(&["--kv-cells", "16384"]);
-    assert!(
-        !corral.stderr().contains("--kv-cells"),
-        "{}",
-        corral.stderr()
-    );
+    let text = corral.stderr();
+    assert!(!text.contains("--kv-cells"), "{text}");
 }
 
 #[test]

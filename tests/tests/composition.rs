@@ -98,118 +98,65 @@ fn guest_loop_uses_linked_sampler() {
     corral.check_alive();
 }
 
+/// A handler and what is linked with it, by the names of test plugins, and how the deploy is refused. UNKNOWN-IMPORT,
+/// UNKNOWN-EXPORT, JUNK and GONE are no such components.
+const MISFITS: &str = r#"
+handler {} => not-linked: imports corral:plugin/templating@0.1.0, which exactly one linked component must export
+misbehave {"templating": "templates"} => linked-not-imported: is linked with a template, but does not import
+handler {"templating": "samplers"} => linked-export-missing: a (linked component 'templating') exports no corral:plugin/templating@0.1.0, for which it is linked; it exports corral:plugin/sampling@0.1.0
+handler {"templating": "templates", "sampling": {"x": "templates"}} => linked-export-missing: a (linked component 'sampling.x') exports no corral:plugin/sampling@0.1.0
+handler {"templating": "UNKNOWN-EXPORT"} => linked-export-missing: exports no corral:plugin/templating
+handler {"templating": "linked-models"} => linked-import-refused: is not given: corral:inference/models@0.1.0
+handler {"templating": {"component": "UNKNOWN-IMPORT", "inherit": true}} => linked-export-missing: exports no corral:plugin/templating
+handler {"templating": "JUNK"} => not-a-component: a (linked component 'templating') is not a WebAssembly component
+handler {"templating": "GONE"} => no-component: "GONE"
+handler {"sampling": {"x": {"component": "samplers", "inherit": true}}} => invalid-manifest: 'linked.sampling.x.inherit' cannot be true
+templates {} => only-linkable: [linked] templating = "FILE.wasm"
+samplers {} => only-linkable: [linked] sampling.NAME = "FILE.wasm"
+"#;
+
 #[test]
 fn misfit_linked_components_say_why() {
     let corral = Corral::start_with_store(&[]);
-    let digests = [
+    let plugins = [
         "handler",
         "templates",
         "linked-models",
         "samplers",
         "misbehave",
-    ]
-    .map(|name| upload(&corral, &component(name)));
-    let [
-        handler,
-        template,
-        model_lister,
-        sampler_component,
-        misbehave,
-    ] = &digests;
-    let unknown_import = upload(&corral, &unknown_import());
-    let unknown_export = upload(&corral, &unknown_export());
-    let junk = upload(&corral, b"hello");
-    let gone = digest(b"never uploaded");
-    for (main, links, status, code, expected) in [
-        (
-            handler,
-            json!({}),
-            422,
-            "not-linked",
-            "imports corral:plugin/templating@0.1.0, which exactly one linked component must export",
-        ),
-        (
-            misbehave,
-            json!({"templating": template}),
-            422,
-            "linked-not-imported",
-            "is linked with a template, but does not import",
-        ),
-        (
-            handler,
-            json!({"templating": sampler_component}),
-            422,
-            "linked-export-missing",
-            "a (linked component 'templating') exports no corral:plugin/templating@0.1.0, for which it is linked; it exports corral:plugin/sampling@0.1.0",
-        ),
-        (
-            handler,
-            json!({"templating": template, "sampling": {"x": template}}),
-            422,
-            "linked-export-missing",
-            "a (linked component 'sampling.x') exports no corral:plugin/sampling@0.1.0",
-        ),
-        (
-            handler,
-            json!({"templating": unknown_export}),
-            422,
-            "linked-export-missing",
-            "exports no corral:plugin/templating",
-        ),
-        (
-            handler,
-            json!({"templating": model_lister}),
-            422,
-            "linked-import-refused",
-            "is not given: corral:inference/models@0.1.0",
-        ),
-        (
-            handler,
-            json!({"templating": {"component": unknown_import, "inherit": true}}),
-            422,
-            "linked-export-missing",
-            "exports no corral:plugin/templating",
-        ),
-        (
-            handler,
-            json!({"templating": junk}),
-            422,
-            "not-a-component",
-            "a (linked component 'templating') is not a WebAssembly component",
-        ),
-        (
-            handler,
-            json!({"templating": gone}),
-            404,
-            "no-component",
-            gone.as_str(),
-        ),
-        (
-            handler,
-            json!({"sampling": {"x": {"component": sampler_component, "inherit": true}}}),
-            422,
-            "invalid-manifest",
-            "'linked.sampling.x.inherit' cannot be true",
-        ),
-        (
-            template,
-            json!({}),
-            422,
-            "only-linkable",
-            "[linked] templating = \"FILE.wasm\"",
-        ),
-        (
-            sampler_component,
-            json!({}),
-            422,
-            "only-linkable",
-            "[linked] sampling.NAME = \"FILE.wasm\"",
-        ),
-    ] {
-        let answer = try_deploy(&corral, &linked("a", main, links));
+    ];
+    let mut digests = plugins
+        .map(|name| (name, upload(&corral, &component(name))))
+        .to_vec();
+    digests.extend([
+        ("UNKNOWN-IMPORT", upload(&corral, &unknown_import())),
+        ("UNKNOWN-EXPORT", upload(&corral, &unknown_export())),
+        ("JUNK", upload(&corral, b"hello")),
+        ("GONE", digest(b"never uploaded")),
+    ]);
+    let digest_of = |plugin: &str| {
+        let mut digests = digests.iter().filter(|(name, _)| *name == plugin);
+        &digests.next().expect(plugin).1
+    };
+    let with_digests = |text: &str| {
+        let mut text = text.to_owned();
+        for (name, digest) in &digests {
+            text = text.replace(&format!(": \"{name}\""), &format!(": \"{digest}\""));
+        }
+        text
+    };
+    for line in MISFITS.trim().lines() {
+        let (main, rest) = line.split_once(' ').expect("a handler");
+        let (links, error) = rest.split_once(" => ").expect("an error");
+        let (code, expected) = error.split_once(": ").expect("a detail");
+        let links = serde_json::from_str(&with_digests(links)).expect("JSON");
+        let answer = try_deploy(&corral, &linked("a", digest_of(main), links));
+        let status = if code == "no-component" { 404 } else { 422 };
         let detail = answer.problem(status, code);
-        assert!(detail.contains(expected), "{detail}");
+        let expected = expected.replace("\"GONE\"", digest_of("GONE"));
+        assert!(detail.contains(&expected), "{detail}");
     }
+    let handler = digest_of("handler");
     let no_digest = linked("a", handler, json!({"templating": "a file"}));
     assert_eq!(try_deploy(&corral, &no_digest).status, 400);
     corral.get("/a").problem(404, "no-route");
@@ -334,10 +281,8 @@ fn deploy_uploads_linked_components() {
     assert_eq!(environment(&corral), INHERITED);
     let page = corral.cli_output(&["show", "a"]);
     let sampler_digest = digest(&component("samplers"));
-    let (template_start, sampler_start) = (
-        &digest(&component("templates"))[..19],
-        &sampler_digest[..19],
-    );
+    let template_start = &digest(&component("templates"))[..19];
+    let sampler_start = &sampler_digest[..19];
     for inherits in ["", " (inherits)"] {
         let links =
             format!("templating={template_start}{inherits} sampling.least={sampler_start}\n");
@@ -345,14 +290,10 @@ fn deploy_uploads_linked_components() {
     }
     let listed = corral.cli_json(&["list"]);
     let all = listed["deployments"].as_array().expect("a list");
-    let one = all
-        .iter()
-        .find(|one| one["name"] == "a")
-        .expect("the deployment");
-    assert_eq!(
-        one["traffic"][0]["linked"]["sampling"]["least"],
-        *sampler_digest
-    );
+    let one = all.iter().find(|one| one["name"] == "a");
+    let one = one.expect("the deployment");
+    let found = &one["traffic"][0]["linked"]["sampling"]["least"];
+    assert_eq!(*found, *sampler_digest);
 
     let beside_manifest = ["deploy", manifest, "--linked", &template];
     corral

@@ -80,10 +80,8 @@ fn browsers_get_the_console() {
         assert_eq!((again.status, again.body.as_str()), (304, ""));
     }
     let page = get("/", &[HTML]).body;
-    assert!(
-        page.contains("/ui/app.js") && page.contains("/ui/app.css"),
-        "{page}"
-    );
+    assert!(page.contains("/ui/app.js"), "{page}");
+    assert!(page.contains("/ui/app.css"), "{page}");
     let list = corral.get_admin("/");
     assert!(list.body.starts_with("corral admin\n"), "{list:?}");
 
@@ -153,10 +151,8 @@ fn pages_of_other_origins_can_do_nothing() {
         }
     }
     let after = corral.metrics();
-    assert_eq!(
-        after.growth("corral_deployment_requests_total", &before),
-        0.0
-    );
+    let found = after.growth("corral_deployment_requests_total", &before);
+    assert_eq!(found, 0.0);
     assert_eq!(after.growth("corral_event_snapshots_total", &before), 0.0);
     // The console itself may.
     let own = format!("http://{}", corral.admin());
@@ -219,10 +215,8 @@ fn events_are_bounded_and_free_without_clients() {
     assert_eq!(histogram["count"], 1);
     let bounds = histogram["bounds"].as_array().expect("a list");
     let counts = histogram["counts"].as_array().expect("a list");
-    assert!(
-        !bounds.is_empty() && bounds.len() == counts.len(),
-        "{histogram}"
-    );
+    assert!(!bounds.is_empty(), "{histogram}");
+    assert!(bounds.len() == counts.len(), "{histogram}");
     assert_eq!(route(&seen)["requests"], 1);
 
     let mut others = Vec::from_iter((1..MAX_CLIENTS).map(|_| corral.stream_admin("/events")));
@@ -346,10 +340,8 @@ fn calls_go_through_the_public_code() {
     let unknown = corral.request_admin("POST", "/call/nothing", "");
     unknown.problem(404, "no-route");
     let after = corral.metrics();
-    assert_eq!(
-        after.growth("corral_deployment_requests_total", &before),
-        1.0
-    );
+    let found = after.growth("corral_deployment_requests_total", &before);
+    assert_eq!(found, 1.0);
     let log = corral.wait_for_stderr("action=\"call\"");
     assert!(log.contains("deployment=\"/generate\""), "{log}");
 
@@ -420,9 +412,8 @@ fn prefixes_are_listed_and_dropped() {
     let path = format!("/prefix-cache/tiny/{}", cached[0]["entry"]);
     assert_eq!(dropped(&corral.request_admin("DELETE", &path, "")), 1);
     for gone in [&path, "/prefix-cache/tiny/x", "/prefix-cache/other/1"] {
-        corral
-            .request_admin("DELETE", gone, "")
-            .problem(404, "no-entry");
+        let answer = corral.request_admin("DELETE", gone, "");
+        answer.problem(404, "no-entry");
     }
     assert_eq!(entries(&corral, "").len(), prompts.len() - 1);
     let other = corral.request_admin("DELETE", "/prefix-cache?deployment=%2Fhello", "");

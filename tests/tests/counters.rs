@@ -103,10 +103,8 @@ fn disconnected_clients_leave_nothing_behind() {
     assert!(metrics.get("corral_engine_discarded_tokens_total") > 0.0);
     // No client waited for so many tokens, so the engine did not compute them all.
     let computed = metrics.get("corral_engine_computed_tokens_total");
-    assert!(
-        computed < 16.0 * 3000.0,
-        "{computed} tokens that nobody reads"
-    );
+    let most = 16.0 * 3000.0;
+    assert!(computed < most, "{computed} tokens that nobody reads");
     // Clients that had received output are counted.
     assert!(metrics.get("corral_http_requests_aborted_total") >= 8.0);
 }
@@ -131,14 +129,10 @@ fn errors_leave_nothing_behind() {
     let cancelled = metrics.get("corral_engine_requests_canceled_total");
     let finished = metrics.get("corral_engine_requests_finished_total");
     assert_eq!(cancelled + finished, 20.0);
-    assert_eq!(
-        metrics.get_or_zero("corral_plugin_calls_failed_total{code=\"trapped\"}"),
-        20.0
-    );
-    assert_eq!(
-        metrics.get_or_zero("corral_http_responses_total{status=\"404\"}"),
-        20.0
-    );
+    let found = metrics.get_or_zero("corral_plugin_calls_failed_total{code=\"trapped\"}");
+    assert_eq!(found, 20.0);
+    let found = metrics.get_or_zero("corral_http_responses_total{status=\"404\"}");
+    assert_eq!(found, 20.0);
     corral.check_alive();
 }
 
@@ -158,11 +152,8 @@ fn request_cost_does_not_grow_over_time() {
             ("corral_engine_computed_tokens_total", 4.0),
             (FINISHED, 1.0),
         ] {
-            assert_eq!(
-                now.growth(counter, &before),
-                expected,
-                "request {number}: {counter}"
-            );
+            let found = now.growth(counter, &before);
+            assert_eq!(found, expected, "request {number}: {counter}");
         }
         // The engine may not have cleaned up yet, but at most one request is left.
         for (gauge, most) in [
@@ -228,10 +219,8 @@ fn batches_stay_full_while_requests_wait() {
         rows / steps
     );
     assert!(missing <= bound, "{rows} rows in {steps} steps");
-    assert!(
-        missing >= -(IDS as f64),
-        "a step has a row of each id at most"
-    );
+    let least = -(IDS as f64);
+    assert!(missing >= least, "a step has a row of each id at most");
 }
 
 /// The output of a `/generate` stream before its end.
@@ -384,10 +373,8 @@ fn token_read_by_plugin_wakes_it_once() {
     let (polls, chunks) = (count("guest_polls"), count("generation_chunks"));
 
     assert!(chunks >= CALLS as f64 && polls >= CALLS as f64);
-    assert!(
-        polls <= chunks + (24 * CALLS) as f64,
-        "{polls} polls, {chunks} chunks"
-    );
+    let most = chunks + (24 * CALLS) as f64;
+    assert!(polls <= most, "{polls} polls, {chunks} chunks");
 }
 
 /// The initial heap of `.cargo/config.toml` suffices for their requests.
@@ -426,10 +413,8 @@ fn idle_server_has_no_wakeups() {
 fn admin_listener_lists_its_routes() {
     let corral = Corral::start();
     let answer = corral.get_admin("/metrics");
-    assert_eq!(
-        answer.header("content-type"),
-        Some("text/plain; version=0.0.4; charset=utf-8")
-    );
+    let expected = Some("text/plain; version=0.0.4; charset=utf-8");
+    assert_eq!(answer.header("content-type"), expected);
     let index = corral.get_admin("/");
     assert_eq!(index.status, 200);
     for path in ["/healthz", "/readyz", "/metrics"] {

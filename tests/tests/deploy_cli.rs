@@ -9,10 +9,8 @@ fn deployment_lifecycle_on_command_line() {
     let plugin = artifacts::plugin("misbehave");
     let plugin = plugin.to_str().expect("a path in UTF-8");
     let printed = corral.cli_output(&["deploy", plugin, "--name", "a", "--route", "/a"]);
-    assert_eq!(
-        printed,
-        "deployed revision 1: a is serving at /a, traffic 1\n"
-    );
+    let expected = "deployed revision 1: a is serving at /a, traffic 1\n";
+    assert_eq!(printed, expected);
     let dir = scratch_dir();
     let manifest = dir.join("corral.toml");
     let text = format!(
@@ -22,15 +20,11 @@ fn deployment_lifecycle_on_command_line() {
     let dir = dir.to_str().expect("a path in UTF-8");
     let deployed = corral.cli_json(&["deploy", dir]);
     assert_eq!(deployed["revision"]["number"], 2);
-    assert_eq!(
-        corral.cli_output(&["invoke", "a", "--path", "/a/env"]),
-        "VERSION=2\n"
-    );
+    let found = corral.cli_output(&["invoke", "a", "--path", "/a/env"]);
+    assert_eq!(found, "VERSION=2\n");
     let answer = corral.cli_json(&["invoke", "a", "--path", "/a/echo", "--data", "hello"]);
-    assert_eq!(
-        (&answer["status"], &answer["body"]),
-        (&200.into(), &"hello".into())
-    );
+    assert_eq!(answer["status"], 200);
+    assert_eq!(answer["body"], "hello");
     let ended = corral.cli(&["invoke", "a"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("'a' answered with 404"), "{ended:?}");
@@ -40,10 +34,8 @@ fn deployment_lifecycle_on_command_line() {
     assert!(list.contains("\n/generate   serving  /generate"), "{list}");
     assert_eq!(corral.cli_json(&["list"])["deployments"][4]["name"], "a");
     let shown = corral.cli_output(&["show", "a"]);
-    assert!(
-        shown.starts_with("a is serving at /a, traffic 2\n"),
-        "{shown}"
-    );
+    let expected = "a is serving at /a, traffic 2\n";
+    assert!(shown.starts_with(expected), "{shown}");
     assert_eq!(corral.cli_json(&["show", "a"])["revisions"][1]["number"], 2);
     let printed = corral.cli_output(&["split", "a", "1=3", "2=1"]);
     assert_eq!(printed, "a is serving at /a, traffic 1=3 2=1\n");
@@ -54,31 +46,39 @@ fn deployment_lifecycle_on_command_line() {
     let printed = corral.cli_output(&["rollback", "a", "--revision", "1"]);
     assert_eq!(printed, "a is serving at /a, traffic 1\n");
     assert_eq!(corral.cli_output(&["invoke", "a", "--path", "/a/env"]), "");
-    assert_eq!(
-        corral.cli_output(&["pause", "a"]),
-        "a is paused at /a, traffic 1\n"
-    );
+    let found = corral.cli_output(&["pause", "a"]);
+    assert_eq!(found, "a is paused at /a, traffic 1\n");
     corral.get("/a/ok").problem(503, "paused");
     assert_eq!(corral.cli_json(&["resume", "a"])["state"], "serving");
     assert_eq!(corral.get("/a/log").status, 200);
     let logs = corral.cli_output(&["logs", "a"]);
-    assert!(
-        logs.contains(" stdout: a line on the standard output\n"),
-        "{logs}"
-    );
+    let expected = " stdout: a line on the standard output\n";
+    assert!(logs.contains(expected), "{logs}");
     let line = corral.cli_output(&["logs", "a", "--after", "1", "--json"]);
-    assert_eq!(
-        serde_json::from_str::<Value>(&line).expect("JSON")["number"],
-        2
-    );
+    let found = &serde_json::from_str::<Value>(&line).expect("JSON")["number"];
+    assert_eq!(*found, 2);
     assert_eq!(corral.cli_output(&["remove", "a"]), "removed a\n");
-    corral
-        .cli(&["show", "a"])
-        .check_error(1, &["there is no deployment 'a'"]);
+    let ended = corral.cli(&["show", "a"]);
+    ended.check_error(1, &["there is no deployment 'a'"]);
     let schema: Value =
         serde_json::from_str(&corral.cli_output(&["deploy", "--schema"])).expect("JSON");
     assert_eq!(schema["title"], "Manifest");
 }
+
+/// Exit codes and arguments, and their errors.
+const WRONG_COMMANDS: &str = "
+1 deploy COMPONENT --route /x => exports nothing that Corral can call
+2 deploy COMPONENT => give --route /unknown-export
+2 deploy COMPONENT --route x => write '/x'
+1 deploy /no.wasm --route /x => cannot read the component /no.wasm
+1 deploy /no.toml => cannot read the manifest /no.toml
+1 deploy MANIFEST => line 2, column 1: unknown field `color`
+2 deploy MANIFEST --route /x => are for a component
+2 show A => is not a valid name
+2 split a => <REVISION=WEIGHT>
+2 split a 1 => write REVISION=WEIGHT
+1 rollback a => there is no deployment 'a'
+";
 
 #[test]
 fn deploy_errors_are_one_line() {
@@ -89,45 +89,20 @@ fn deploy_errors_are_one_line() {
     let manifest = scratch_dir().join("corral.toml");
     std::fs::write(&manifest, "name = 'a'\ncolor = 'red'\n").expect("written");
     let manifest = manifest.to_str().expect("a path in UTF-8");
-    for (code, arguments, expected) in [
-        (
-            1,
-            vec!["deploy", component, "--route", "/x"],
-            "exports nothing that Corral can call",
-        ),
-        (2, vec!["deploy", component], "give --route /unknown-export"),
-        (2, vec!["deploy", component, "--route", "x"], "write '/x'"),
-        (
-            1,
-            vec!["deploy", "/no.wasm", "--route", "/x"],
-            "cannot read the component /no.wasm",
-        ),
-        (
-            1,
-            vec!["deploy", "/no.toml"],
-            "cannot read the manifest /no.toml",
-        ),
-        (
-            1,
-            vec!["deploy", manifest],
-            "line 2, column 1: unknown field `color`",
-        ),
-        (
-            2,
-            vec!["deploy", manifest, "--route", "/x"],
-            "are for a component",
-        ),
-        (2, vec!["show", "A"], "is not a valid name"),
-        (2, vec!["split", "a"], "<REVISION=WEIGHT>"),
-        (2, vec!["split", "a", "1"], "write REVISION=WEIGHT"),
-        (1, vec!["rollback", "a"], "there is no deployment 'a'"),
-    ] {
-        corral.cli(&arguments).check_error(code, &[expected]);
+    for line in WRONG_COMMANDS.trim().lines() {
+        let (command, expected) = line.split_once(" => ").expect("an error");
+        let (code, arguments) = command.split_once(' ').expect("arguments");
+        let arguments = arguments.split(' ').map(|argument| match argument {
+            "COMPONENT" => component,
+            "MANIFEST" => manifest,
+            other => other,
+        });
+        let ended = corral.cli(&arguments.collect::<Vec<_>>());
+        ended.check_error(code.parse().expect("a number"), &[expected]);
     }
     let without_store = Corral::start();
-    without_store
-        .cli(&["deploy", component, "--route", "/x"])
-        .check_error(1, &["no store", "corral serve --store DIR"]);
+    let ended = without_store.cli(&["deploy", component, "--route", "/x"]);
+    ended.check_error(1, &["no store", "corral serve --store DIR"]);
     let list = |admin: &str| run(["list", "--admin", admin]);
     list(corral.admin()).check_error(1, &["--token-file"]);
     list(corral.public()).check_error(1, &["is not an admin listener"]);

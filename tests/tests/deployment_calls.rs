@@ -85,10 +85,8 @@ fn errors_of_called_deployment_are_responses() {
     assert_eq!(missing, 404);
     assert!(text.contains("no-deployment"), "{text}");
     assert_eq!(status("http://faulty.corral.internal/trap").0, 500);
-    assert_eq!(
-        status("http://faulty.corral.internal/ok"),
-        (json!(200), "\"ok\"".to_owned())
-    );
+    let found = status("http://faulty.corral.internal/ok");
+    assert_eq!(found, (json!(200), "\"ok\"".to_owned()));
     let (refused, text) = status("http://faulty.corral.internal/ok");
     assert_eq!(refused, 429);
     assert!(text.contains("request-rate-exceeded"), "{text}");
@@ -202,10 +200,8 @@ fn headers_of_the_host_cannot_be_forged() {
     let id = answer.header("x-request-id").expect("an id").to_owned();
     let text = answer.json()["text"].as_str().expect("a text").to_owned();
     assert!(text.contains("x-own: kept\n"), "{text}");
-    assert!(
-        text.contains(&format!("x-request-id: {id}\n")),
-        "{id}: {text}"
-    );
+    let expected = format!("x-request-id: {id}\n");
+    assert!(text.contains(&expected), "{id}: {text}");
     assert!(!text.contains("x-corral-job-id"), "{text}");
 }
 

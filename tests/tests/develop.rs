@@ -4,10 +4,10 @@
 //! `tests/clients/setup.sh` installs componentize-py beside the clients.
 
 use corral_tests::{
-    Corral, RELIABLE_SUMS, Response, artifacts, run_command, scratch_dir, wait_for,
+    Corral, KilledOnDrop, RELIABLE_SUMS, Response, artifacts, run_command, scratch_dir, wait_for,
 };
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Longest build. Far above what it takes, because machines are busy.
@@ -50,10 +50,8 @@ fn ready_plugins_serve_while_others_compile() {
         &plugin("/broken", &broken),
     ]);
     let sum = RELIABLE_SUMS[0];
-    assert_eq!(
-        compiled(&corral, "/hello", &sum.question()).body,
-        sum.answer()
-    );
+    let expected = sum.answer();
+    assert_eq!(compiled(&corral, "/hello", &sum.question()).body, expected);
     assert_eq!(corral.get("/readyz").status, 200);
 
     let answer = corral.post("/slow", "");
@@ -118,17 +116,6 @@ fn corral(dir: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// `corral watch` while it runs; dropping it ends it.
-struct Watch(Child);
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        // Both fail only if it has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn python_edit_compiles_nothing() {
     let dir = scratch_dir();
@@ -145,7 +132,7 @@ fn python_edit_compiles_nothing() {
     let mut watch = corral(&project, &["watch", "--admin", server.admin()]);
     watch.env("CORRAL_ADMIN_TOKEN", server.token().expect("a store"));
     let watch = watch.stdout(Stdio::null()).spawn();
-    let _watch = Watch(watch.expect("the binary starts"));
+    let _watch = KilledOnDrop(watch.expect("the binary starts"));
     let sum = RELIABLE_SUMS[0];
     let ask = || server.post("/shout", sum.question());
     wait_for("the first revision", || {

@@ -48,10 +48,8 @@ fn doctor_json_lists_devices() {
     }
     // The tests run under cargo, and each tool is found or has a hint.
     let tools = found["authoring"].as_array().expect("a list");
-    assert!(
-        tools[0]["found"].as_str().expect("cargo").contains("cargo"),
-        "{found}"
-    );
+    let text = tools[0]["found"].as_str().expect("cargo");
+    assert!(text.contains("cargo"), "{found}");
     for tool in tools {
         assert_eq!(tool["found"].is_null(), tool["hint"].is_string(), "{tool}");
     }

@@ -82,16 +82,11 @@ fn custom_sampler_costs_no_more_tokens_than_the_host() {
     assert_eq!(answer["considered_tokens"], growth.distributions);
     let (answer, growth) = ask(&corral, "custom-sampler", &hot(0.0));
     assert_ne!(answer["text"], SUM.answer());
-    assert_eq!(
-        number(&answer, "considered_tokens"),
-        256.0 * growth.distributions
-    );
+    let found = number(&answer, "considered_tokens");
+    assert_eq!(found, 256.0 * growth.distributions);
     let expected = json!({"text": SUM.answer(), "distributions": 3});
-    check_command(
-        "custom-sampler",
-        &json!({"prompt": SUM.question(), "temperature": 0}),
-        &expected,
-    );
+    let body = json!({"prompt": SUM.question(), "temperature": 0});
+    check_command("custom-sampler", &body, &expected);
 }
 
 #[test]
@@ -164,11 +159,8 @@ fn tree_of_thought_keeps_the_state_of_earlier_steps() {
     let most = INSTRUCTIONS as f64 + thoughts * 20.0;
     assert!(growth.computed <= most, "{growth:?}");
     let expected = json!({"solved": true, "steps": ["12+20=32", "32+7=39"]});
-    check_command(
-        "tree-of-thought",
-        &json!({"numbers": [12, 7, 20], "target": 39}),
-        &expected,
-    );
+    let body = json!({"numbers": [12, 7, 20], "target": 39});
+    check_command("tree-of-thought", &body, &expected);
 }
 
 #[test]
@@ -218,16 +210,12 @@ fn classifier_generates_nothing() {
         let body = json!({"prompt": sum.question_in(PROMPT), "labels": labels});
         let (answer, growth) = ask(&corral, "classifier", &body);
         assert_eq!(answer["label"], sum.answer(), "{answer}");
-        assert!(
-            number(&list(&answer, "labels")[0], "share") > 0.9,
-            "{answer}"
-        );
+        let found = number(&list(&answer, "labels")[0], "share");
+        assert!(found > 0.9, "{answer}");
         assert_eq!(growth.requests, 0.0);
         // The prompt once, and the first digit of each label.
-        assert!(
-            growth.computed <= (PROMPT + labels.len()) as f64,
-            "{growth:?}"
-        );
+        let most = (PROMPT + labels.len()) as f64;
+        assert!(growth.computed <= most, "{growth:?}");
         assert_eq!(growth.distributions, 1.0 + labels.len() as f64);
     }
     let body = json!({"prompt": SUM.question(), "labels": ["18", "19", "27"]});
@@ -303,11 +291,8 @@ fn json_extraction_matches_the_schema() {
     assert_eq!(answer["results"], json!(values));
     assert_eq!(growth.requests, 3.0);
     // The engine appends the tokens that the schema forces without sampling them.
-    let (_, growth) = ask(
-        &corral,
-        "json-extraction",
-        &json!({"texts": [texts[2]], "schema": schema}),
-    );
+    let request = json!({"texts": [texts[2]], "schema": schema});
+    let (_, growth) = ask(&corral, "json-extraction", &request);
     assert!(growth.steps + 5.0 <= growth.generated, "{growth:?}");
     // Eight texts share their instructions.
     const INSTRUCTIONS: usize = 400;
@@ -318,27 +303,19 @@ fn json_extraction_matches_the_schema() {
     let (_, growth) = ask(&corral, "json-extraction", &body);
     assert!(growth.prompt <= 3.0 * INSTRUCTIONS as f64, "{growth:?}");
     // A text about something else gives an object of the schema, too.
-    let (answer, _) = ask(
-        &corral,
-        "json-extraction",
-        &json!({"texts": ["Hello"], "schema": schema}),
-    );
+    let body = json!({"texts": ["Hello"], "schema": schema});
+    let (answer, _) = ask(&corral, "json-extraction", &body);
     let value = &list(&answer, "results")[0]["value"];
-    assert!(
-        value["name"].is_string() && value["age"].is_u64(),
-        "{answer}"
-    );
+    assert!(value["name"].is_string(), "{answer}");
+    assert!(value["age"].is_u64(), "{answer}");
     let wrong = json!({"texts": ["Hello"], "schema": {"type": "oject"}});
     let detail = corral
         .post("/json-extraction", wrong.to_string())
         .problem(400, "invalid");
     assert!(detail.contains("oject"), "{detail}");
     let expected = json!({"results": [values[0]]});
-    check_command(
-        "json-extraction",
-        &json!({"texts": ["Ada is 36 years old"], "schema": schema}),
-        &expected,
-    );
+    let body = json!({"texts": ["Ada is 36 years old"], "schema": schema});
+    check_command("json-extraction", &body, &expected);
 }
 
 #[test]

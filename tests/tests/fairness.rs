@@ -60,10 +60,8 @@ fn prefill_stays_within_budget_without_skipped_rows() {
     assert_eq!(get("decode_rows_skipped"), 0.0);
     assert_eq!(get("tenant_left_out_rows"), 0.0);
     assert!(get("mixed_steps") > 0.0);
-    let (prefilled, budget) = (
-        get("mixed_prefill_tokens"),
-        get("mixed_prefill_budget_tokens"),
-    );
+    let prefilled = get("mixed_prefill_tokens");
+    let budget = get("mixed_prefill_budget_tokens");
     assert!(
         prefilled <= budget,
         "{prefilled} prompt tokens, {budget} allowed"
@@ -71,19 +69,15 @@ fn prefill_stays_within_budget_without_skipped_rows() {
 
     // The histograms agree with the counters. Two tokens of a request have one gap.
     let gaps = metrics.histogram("corral_engine_inter_token_latency_seconds");
-    assert_eq!(
-        gaps.count,
-        get("generated_tokens") - get("requests_finished")
-    );
+    let expected = get("generated_tokens") - get("requests_finished");
+    assert_eq!(gaps.count, expected);
     let steps = metrics.histogram("corral_engine_step_duration_seconds");
     assert_eq!(steps.count, get("steps"));
     let rows = metrics.histogram("corral_engine_step_rows");
     assert_eq!((rows.count, rows.sum), (get("steps"), get("rows")));
     let prompts = metrics.histogram("corral_engine_step_prefill_tokens");
-    assert_eq!(
-        (prompts.count, prompts.sum),
-        (get("steps"), get("prefill_tokens"))
-    );
+    assert_eq!(prompts.count, get("steps"));
+    assert_eq!(prompts.sum, get("prefill_tokens"));
 }
 
 /// Queues `waiting` requests at `/first`, then three at `/second`, behind a request at `holder` that has the only
@@ -187,9 +181,8 @@ fn tenant_with_all_ids_gives_one_to_another() {
         ),
     ] {
         let request = request.to_string();
-        let held: Vec<TcpStream> = (0..requests)
-            .map(|_| corral.begin_post(route, &request))
-            .collect();
+        let held = (0..requests).map(|_| corral.begin_post(route, &request));
+        let held: Vec<TcpStream> = held.collect();
         let before = corral.wait_until("one tenant holds many ids", |metrics| {
             metrics.get(RUNNING) >= HELD
         });
@@ -269,9 +262,8 @@ fn hangup_in_queue_leaves_nothing() {
     let stream = corral.endless("/generate");
     let before = corral.metrics();
     let long = json!({"prompt": RELIABLE_SUMS[0].question_in(1000)}).to_string();
-    let waiting: Vec<TcpStream> = (0..GONE)
-        .map(|_| corral.begin_post("/generate", &long))
-        .collect();
+    let waiting = (0..GONE).map(|_| corral.begin_post("/generate", &long));
+    let waiting: Vec<TcpStream> = waiting.collect();
     corral.wait_for_queue(GONE);
     drop(waiting);
     let metrics = corral.wait_until("none waits", |metrics| {
@@ -312,9 +304,8 @@ fn hangup_during_prefill_leaves_nothing() {
         let idle = corral.wait_until_idle();
         let mut stream = corral.endless("/generate");
         let before = corral.metrics();
-        let prompts: Vec<TcpStream> = (0..GONE)
-            .map(|_| corral.begin_post("/generate", &long))
-            .collect();
+        let prompts = (0..GONE).map(|_| corral.begin_post("/generate", &long));
+        let prompts: Vec<TcpStream> = prompts.collect();
         corral.wait_until("all run and one prefills, or has finished", |metrics| {
             let all_run = metrics.get(RUNNING) == (1 + GONE) as f64;
             let one_prefills = metrics.growth(PREFILL_TOKENS, &before) > 0.0;

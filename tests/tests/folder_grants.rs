@@ -1,7 +1,7 @@
 //! `grants.folders`: plugins read the folders that the operator gives and their deployment is granted, and nothing else.
 
 use corral_tests::deployments::{deploy_plugin, manifest, show, try_deploy, upload};
-use corral_tests::{Corral, artifacts, run, scratch_dir, wait_for};
+use corral_tests::{Corral, artifacts, run, scratch_dir, serve, wait_for};
 use serde_json::{Value, json};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -69,10 +69,8 @@ fn granted_folder_is_read() {
     let place = Place::new();
     let corral = place.start();
     deploy_plugin(&corral, "a", "folders", grants());
-    assert_eq!(
-        call(&corral, "a", json!({"preopens": {}})),
-        json!(["/docs"])
-    );
+    let found = call(&corral, "a", json!({"preopens": {}}));
+    assert_eq!(found, json!(["/docs"]));
     for read in ["read", "read-3"] {
         for (path, expected) in [
             ("/docs/file", "of the folder"),
@@ -80,11 +78,8 @@ fn granted_folder_is_read() {
             ("/docs/sub/../file", "of the folder"),
             ("/docs/inward", "below it"),
         ] {
-            assert_eq!(
-                call(&corral, "a", json!({read: path})),
-                expected,
-                "{read} {path}"
-            );
+            let found = call(&corral, "a", json!({read: path}));
+            assert_eq!(found, expected, "{read} {path}");
         }
     }
     let names = json!([
@@ -92,23 +87,17 @@ fn granted_folder_is_read() {
     ]);
     for list in ["list", "list-3"] {
         assert_eq!(call(&corral, "a", json!({list: "/docs"})), names, "{list}");
-        assert_eq!(
-            call(&corral, "a", json!({list: "/docs/sub"})),
-            json!(["deep"])
-        );
+        let expected = json!(["deep"]);
+        assert_eq!(call(&corral, "a", json!({list: "/docs/sub"})), expected);
     }
     // The operator changes files while it is served.
     std::fs::write(place.docs().join("file"), "another text").expect("written");
-    assert_eq!(
-        call(&corral, "a", json!({"read": "/docs/file"})),
-        "another text"
-    );
+    let expected = "another text";
+    assert_eq!(call(&corral, "a", json!({"read": "/docs/file"})), expected);
 
     let shown = corral.cli_output(&["show", "a"]);
-    assert!(
-        shown.contains("revision 1 may read the folder docs\n"),
-        "{shown}"
-    );
+    let expected = "revision 1 may read the folder docs\n";
+    assert!(shown.contains(expected), "{shown}");
     let names = &show(&corral, "a")["revisions"][0]["manifest"]["grants"]["folders"];
     assert_eq!(*names, json!(["docs"]));
     assert!(!shown.contains(text(&place.docs())), "{shown}");
@@ -165,10 +154,8 @@ fn folder_cannot_be_changed() {
     let before = modified();
     assert_eq!(call(&corral, "a", json!({"change": "/docs"})), json!([]));
     let file = std::fs::read_to_string(place.docs().join("file"));
-    assert_eq!(
-        (file.expect("there").as_str(), modified()),
-        ("of the folder", before)
-    );
+    assert_eq!(file.expect("there").as_str(), "of the folder");
+    assert_eq!(modified(), before);
     assert!(place.docs().join("empty").exists());
     assert!(!place.docs().join("new").exists());
 }
@@ -185,11 +172,8 @@ fn without_grant_there_is_no_folder() {
     }
     // A folder that the operator does not give.
     let digest = upload(&corral, &artifacts::component("folders"));
-    let wanted = manifest(
-        "a",
-        &digest,
-        json!({"grants": {"folders": ["docs", "other"]}}),
-    );
+    let more = json!({"grants": {"folders": ["docs", "other"]}});
+    let wanted = manifest("a", &digest, more);
     let detail = try_deploy(&corral, &wanted).problem(422, "no-folder");
     for part in [
         "the folder 'other'",
@@ -220,16 +204,11 @@ fn middleware_has_folders_only_if_inherited() {
         assert_eq!(deployed.status, 201, "{deployed:?}");
         let headers = [("x-middleware", "folder")];
         let answer = corral.request("POST", &format!("/{name}"), &headers, "");
-        assert_eq!(
-            (answer.status, answer.body.as_str()),
-            (200, expected),
-            "{name}"
-        );
+        assert_eq!(answer.status, 200, "{name}");
+        assert_eq!(answer.body.as_str(), expected, "{name}");
         // The handler has its grant in both.
-        assert_eq!(
-            call(&corral, name, json!({"read": "/docs/file"})),
-            "of the folder"
-        );
+        let expected = "of the folder";
+        assert_eq!(call(&corral, name, json!({"read": "/docs/file"})), expected);
     }
 }
 
@@ -256,10 +235,8 @@ fn open_files_listings_and_streams_are_bounded() {
     assert_eq!(call(&corral, "a", listings), 16);
     let streams = json!({"streams": {"path": "file", "count": 200}});
     assert_eq!(call(&corral, "a", streams), 128);
-    assert_eq!(
-        call(&corral, "b", json!({"read": "/docs/file"})),
-        "of the folder"
-    );
+    let expected = "of the folder";
+    assert_eq!(call(&corral, "b", json!({"read": "/docs/file"})), expected);
     // A directory that is too long to be listed.
     let long = place.docs().join("long");
     std::fs::create_dir(&long).expect("created");
@@ -355,26 +332,11 @@ fn reload_gives_and_takes_folders() {
 fn check_opens_folders() {
     let place = Place::new();
     let model = artifacts::long_model();
-    let check = |folder: &str| {
-        run([
-            "serve",
-            "--check",
-            "--listen",
-            "127.0.0.1:0",
-            "--admin",
-            "127.0.0.1:0",
-            "--model",
-            text(&model),
-            "--folder",
-            folder,
-        ])
-    };
+    let check = |folder: &str| serve(&["--check", "--model", text(&model), "--folder", folder]);
     let ended = check(&place.argument());
     let line = format!("folder docs is {}\n", place.docs().display());
-    assert!(
-        ended.code == Some(0) && ended.stdout.contains(&line),
-        "{ended:?}"
-    );
+    assert!(ended.code == Some(0), "{ended:?}");
+    assert!(ended.stdout.contains(&line), "{ended:?}");
     let file = format!("docs={}", place.0.join("outside").display());
     check(&file).check_error(
         2,

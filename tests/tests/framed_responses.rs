@@ -38,11 +38,8 @@ fn framed_response_equals_generated_text() {
         for operation in ["body", "forgotten"] {
             let body = ask(&corral, operation, &question);
             let unframed_text = unframed(&body, "<[\"", "\"]", "\"][\"");
-            assert_eq!(
-                unframed_text.as_deref(),
-                Some(&*text),
-                "{operation}: {body}"
-            );
+            let expected = Some(&*text);
+            assert_eq!(unframed_text.as_deref(), expected, "{operation}: {body}");
         }
         // The plugin read one chunk before the frames began.
         let late = ask(&corral, "late", &question);
@@ -86,12 +83,8 @@ fn abandoned_framed_response_cancels_generation() {
 #[test]
 fn deadline_cuts_framed_response() {
     let corral = Corral::start_with_store(&[]);
-    deploy_plugin(
-        &corral,
-        "held",
-        "loops",
-        json!({"limits": {"time-seconds": 1}}),
-    );
+    let more = json!({"limits": {"time-seconds": 1}});
+    deploy_plugin(&corral, "held", "loops", more);
     // All text arrives early, except its end.
     let stream = corral.post_stream("/held/held", RELIABLE_SUMS[0].question());
     stream.check_cut_off();

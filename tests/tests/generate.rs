@@ -29,10 +29,8 @@ fn repeated_request_gives_same_answer() {
 fn concurrent_answers_equal_sequential_ones() {
     let corral = Corral::start();
     let sums = distinct_sums(200);
-    let alone: HashMap<Sum, String> = sums
-        .iter()
-        .map(|sum| (*sum, corral.text(&sum.question())))
-        .collect();
+    let alone = sums.iter().map(|sum| (*sum, corral.text(&sum.question())));
+    let alone: HashMap<Sum, String> = alone.collect();
     let before = corral.wait_until_idle();
     let together = Mutex::new(HashMap::new());
     concurrently(16, &sums, |sum| {
@@ -267,10 +265,8 @@ fn readyz_answers_when_ready() {
     assert_eq!(corral.get("/healthz").body, "ok\n");
     assert_eq!(corral.get_admin("/readyz").status, 200);
     let announced = corral.announced();
-    let routes: Vec<_> = announced
-        .iter()
-        .filter(|line| line.starts_with("route /"))
-        .collect();
+    let routes = announced.iter().filter(|line| line.starts_with("route /"));
+    let routes: Vec<_> = routes.collect();
     assert_eq!(routes.len(), 4, "{announced:?}");
     assert_eq!(announced.len(), 6, "{announced:?}");
     // The public listener serves nothing of the operator's.

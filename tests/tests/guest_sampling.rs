@@ -66,10 +66,8 @@ fn guest_loop_computes_each_token_once() {
     let between = corral.wait_until_idle();
     let (question, answer) = (sum.question().len() as f64, sum.answer().len() as f64);
     let requests = answer + 1.0;
-    assert_eq!(
-        between.growth("corral_engine_next_token_requests_total", &before),
-        requests
-    );
+    let found = between.growth("corral_engine_next_token_requests_total", &before);
+    assert_eq!(found, requests);
     let recomputed = (0..requests as u32).map(|step| question + f64::from(step));
     let computed = between.growth("corral_engine_computed_tokens_total", &before);
     assert_eq!(computed, recomputed.sum::<f64>());
@@ -92,10 +90,8 @@ fn guest_loop_computes_each_token_once() {
     let steps = after.growth("corral_engine_steps_total", &before_many);
     // A step takes at most four prompts; then one step for each of two or three digits.
     assert!(steps <= 4.0 + 3.0, "{steps} steps");
-    assert_eq!(
-        after.growth("corral_engine_preemptions_total", &before),
-        0.0
-    );
+    let found = after.growth("corral_engine_preemptions_total", &before);
+    assert_eq!(found, 0.0);
 }
 
 #[test]
@@ -109,10 +105,8 @@ fn forks_share_computed_tokens() {
         let computed = after.growth("corral_engine_computed_tokens_total", &before);
         let requests = after.growth("corral_engine_next_token_requests_total", &before);
         // The text at most once, and one token for each call after the first.
-        assert!(
-            computed <= 200.0 + requests - 1.0,
-            "{computed} of {requests} requests"
-        );
+        let most = 200.0 + requests - 1.0;
+        assert!(computed <= most, "{computed} of {requests} requests");
     }
 }
 
@@ -120,9 +114,8 @@ fn forks_share_computed_tokens() {
 fn truncated_sequence_generates_again() {
     let corral = start(&[]);
     let text = RELIABLE_SUMS[0].question_in(150);
-    let story = text
-        .strip_suffix(&RELIABLE_SUMS[0].question())
-        .expect("the question is its end");
+    let story = text.strip_suffix(&RELIABLE_SUMS[0].question());
+    let story = story.expect("the question is its end");
     let (questions, answers) = lines(&RELIABLE_SUMS);
     let body = format!("{}\n{questions}", story.replace('\n', "|"));
     // The story is computed once, for any number of forks.
@@ -139,10 +132,8 @@ fn guest_follows_grammar_step_by_step() {
     let corral = start(&[]);
     for sum in RELIABLE_SUMS {
         let question = sum.question();
-        assert_eq!(
-            post(&corral, "match", &format!("[0-9]+\n{question}")),
-            sum.answer()
-        );
+        let found = post(&corral, "match", &format!("[0-9]+\n{question}"));
+        assert_eq!(found, sum.answer());
         let output = post(&corral, "match", &format!("x[0-9]{{2}}y\n{question}"));
         let digits = output
             .strip_prefix('x')
@@ -286,11 +277,8 @@ fn oversized_calls_fail_only_their_request() {
         });
         let output = post(&corral, "bomb", "");
         let counts: Vec<_> = output.lines().map(|line| line.split(' ').next()).collect();
-        assert_eq!(
-            counts[..3],
-            [Some("256"), Some("255"), Some("16")],
-            "{output}"
-        );
+        let expected = [Some("256"), Some("255"), Some("16")];
+        assert_eq!(counts[..3], expected, "{output}");
         assert_eq!(output.matches("Invalid").count(), 4, "{output}");
         // Of 20 rows as many wait as may; one that is ready at once does not wait.
         let output = post(&corral, "rows", "");

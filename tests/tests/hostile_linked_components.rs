@@ -38,10 +38,8 @@ impl Fault {
         failed.check(at, case);
         let is_explained = words.iter().any(|words| failed.text.contains(words));
         assert!(is_explained, "{start}: {failed:?}");
-        assert!(
-            !failed.text.contains("wasm-function"),
-            "{start}: {failed:?}"
-        );
+        let expected = "wasm-function";
+        assert!(!failed.text.contains(expected), "{start}: {failed:?}");
         assert_eq!(failed.tokens, *tokens, "{start}: {failed:?}");
     }
 }
@@ -124,11 +122,8 @@ fn each_sampler_fault_has_its_own_error() {
         for wrong in sampling.iter().chain(&start_faults()) {
             wrong.check(&post_failing(&corral, SAMPLED, &wrong.0));
             // The next generation of the same deployment works.
-            let answer = post(
-                &corral,
-                SAMPLED,
-                &json!({"prompt": "12+7=", "settings": "greedy"}),
-            );
+            let body = json!({"prompt": "12+7=", "settings": "greedy"});
+            let answer = post(&corral, SAMPLED, &body);
             assert_eq!(answer["text"], "19");
         }
         let unknown = post_failing(
@@ -183,9 +178,8 @@ fn hangup_during_sampling_leaves_nothing() {
         for _ in 0..3 {
             let before = corral.metrics();
             let body = endless().to_string();
-            let calls: Vec<TcpStream> = (0..GONE)
-                .map(|_| corral.begin_post(SAMPLED, &body))
-                .collect();
+            let calls = (0..GONE).map(|_| corral.begin_post(SAMPLED, &body));
+            let calls: Vec<TcpStream> = calls.collect();
             corral.wait_until("all samplers run", |metrics| {
                 metrics.growth(CALLS, &before) >= 5.0 * GONE as f64
                     && metrics.get("corral_sampling_plugin_instances") == GONE as f64

@@ -1,6 +1,6 @@
 //! A faulty plugin loses its own request. Others notice nothing.
 
-use corral_tests::{Corral, Metrics};
+use corral_tests::{Corral, Metrics, words};
 
 /// Short enough to wait for, long enough for 1+1 on a busy machine.
 const LIMITS: [&str; 4] = ["--time-limit", "12", "--cpu-limit", "1"];
@@ -177,28 +177,18 @@ fn plugin_output_is_logged_by_name() {
 
 #[test]
 fn full_queue_answers_503_with_retry_after() {
-    let limits = [
-        "--max-calls",
-        "1",
-        "--max-queued-calls",
-        "1",
-        "--time-limit",
-        "5",
-    ];
+    let limits = words("--max-calls 1 --max-queued-calls 1 --time-limit 5");
     let corral = Corral::start_with(&limits);
     std::thread::scope(|scope| {
         // One runs and one waits; chance decides which.
-        let answers: Vec<_> = (0..4)
-            .map(|_| scope.spawn(|| corral.post("/misbehave/sleeper", "")))
-            .collect();
+        let answers = (0..4).map(|_| scope.spawn(|| corral.post("/misbehave/sleeper", "")));
+        let answers: Vec<_> = answers.collect();
         let answers: Vec<_> = answers
             .into_iter()
             .map(|answer| answer.join().expect("a response"))
             .collect();
-        let busy: Vec<_> = answers
-            .iter()
-            .filter(|answer| answer.status == 503)
-            .collect();
+        let busy = answers.iter().filter(|answer| answer.status == 503);
+        let busy: Vec<_> = busy.collect();
         assert!(busy.len() >= 2, "{answers:?}");
         for answer in busy {
             answer.problem(503, "busy");
@@ -219,9 +209,8 @@ fn headers_in_the_host_count_as_memory() {
     let before = corral.peak_bytes();
     corral.with_neighbors(|| {
         for fault in ["fields", "methods"].repeat(5) {
-            corral
-                .post(&format!("/misbehave/{fault}"), "")
-                .problem(500, "memory");
+            let answer = corral.post(&format!("/misbehave/{fault}"), "");
+            answer.problem(500, "memory");
         }
     });
     let peak = corral.peak_bytes();

@@ -8,10 +8,8 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 async fn check_sum(client: &Connection, sum: Sum) {
     let request = json!({"prompt": sum.question(), "max_tokens": 20}).to_string();
-    let answer = client
-        .request("/generate", &[], &request)
-        .await
-        .expect("a response");
+    let answer = client.request("/generate", &[], &request).await;
+    let answer = answer.expect("a response");
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(answer.json()["text"], sum.answer(), "{sum:?}");
 }
@@ -35,10 +33,8 @@ fn hundred_streams_on_one_connection_are_answered() {
     });
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_http_connections_total"), 1.0);
-    assert_eq!(
-        metrics.get("corral_http_responses_total{status=\"200\"}"),
-        100.0
-    );
+    let found = metrics.get("corral_http_responses_total{status=\"200\"}");
+    assert_eq!(found, 100.0);
 }
 
 #[test]
@@ -52,10 +48,8 @@ fn http1_and_http2_get_same_answer() {
             let echoed = echoed.expect("a response");
             assert_eq!((echoed.status, &*echoed.body), (200, "as it came"));
             assert!(echoed.header("x-request-id").is_some(), "{version:?}");
-            let unknown = client
-                .request("/nowhere", &[], "")
-                .await
-                .expect("a response");
+            let unknown = client.request("/nowhere", &[], "").await;
+            let unknown = unknown.expect("a response");
             unknown.problem(404, "no-route");
             let large = "x".repeat(9 << 20);
             let refused = client.request("/misbehave/echo", &[], &large).await;
@@ -80,10 +74,8 @@ fn unread_stream_is_reset_alone() {
     block_on(async {
         let client = Connection::connect(corral.public(), HttpVersion::Http2, None);
         let client = client.await.expect("accepted");
-        let mut unread = client
-            .send("/misbehave/flood", &[], "")
-            .await
-            .expect("begun");
+        let unread = client.send("/misbehave/flood", &[], "").await;
+        let mut unread = unread.expect("begun");
         assert_eq!(unread.status(), 200);
         let instances = |corral: &Corral| corral.metrics().get("corral_plugin_instances");
         while instances(&corral) > 0.0 {
@@ -102,10 +94,8 @@ fn unread_stream_is_reset_alone() {
         check_sum(&client, Sum { a: 1, b: 1 }).await;
     });
     let metrics = corral.wait_until_idle();
-    assert_eq!(
-        metrics.get("corral_http_terminations_total{reason=\"write-timeout\"}"),
-        1.0
-    );
+    let found = metrics.get("corral_http_terminations_total{reason=\"write-timeout\"}");
+    assert_eq!(found, 1.0);
     assert_eq!(metrics.get("corral_http_connections_total"), 1.0);
 }
 
@@ -138,10 +128,8 @@ fn stopped_process_continues_its_streams() {
     block_on(async {
         let client = Connection::connect(corral.public(), HttpVersion::Http2, None);
         let client = client.await.expect("accepted");
-        let mut drip = client
-            .send("/misbehave/drip", &[], "")
-            .await
-            .expect("begun");
+        let drip = client.send("/misbehave/drip", &[], "").await;
+        let mut drip = drip.expect("begun");
         drip.chunk().await.expect("not ended").expect("not cut off");
         let sums = distinct_sums(8).into_iter().map(|sum| {
             let client = client.clone();
@@ -179,10 +167,8 @@ fn rapid_reset_loses_connection() {
         {}
     });
     let metrics = corral.wait_until_idle();
-    assert_eq!(
-        metrics.get("corral_http_terminations_total{reason=\"resets\"}"),
-        1.0
-    );
+    let found = metrics.get("corral_http_terminations_total{reason=\"resets\"}");
+    assert_eq!(found, 1.0);
     corral.check_alive();
 }
 
@@ -195,12 +181,10 @@ fn noise_after_preface_leaves_others_unharmed() {
         [&head, payload].concat()
     };
     let settings = frame(0, 4, 0, 0, &[]);
-    let noise: Vec<u8> = (0..50_000_u32)
-        .map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8)
-        .collect();
-    let pings: Vec<u8> = (0..10_000)
-        .flat_map(|_| frame(8, 6, 0, 0, &[7; 8]))
-        .collect();
+    let noise = (0..50_000_u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8);
+    let noise: Vec<u8> = noise.collect();
+    let pings = (0..10_000).flat_map(|_| frame(8, 6, 0, 0, &[7; 8]));
+    let pings: Vec<u8> = pings.collect();
     let endless_head: Vec<u8> = std::iter::once(frame(1, 1, 0, 1, &[0x82]))
         .chain((0..5_000).map(|_| frame(1, 9, 0, 1, &[0x84])))
         .flatten()

@@ -146,9 +146,7 @@ fn refused_initialization_says_why() {
     let digest = upload(&corral, &initialization("(i32.const 0)"));
     let answer = try_deploy(&corral, &manifest("bad", &digest, initialize));
     answer.problem(422, "missing-export");
-    assert_eq!(
-        corral.metrics().get("corral_child_processes_failed_total"),
-        4.0
-    );
+    let found = corral.metrics().get("corral_child_processes_failed_total");
+    assert_eq!(found, 4.0);
     corral.check_alive();
 }

@@ -133,19 +133,15 @@ fn examples_answer_as_in_rust() {
         assert_eq!(answer.status, 200, "{answer:?}");
         let events = answer.body.split_terminator("\n\n");
         let events = events.map(|event| event.strip_prefix("data: ").expect("an event"));
-        let mut events: Vec<Value> = events
-            .map(|event| serde_json::from_str(event).expect("JSON"))
-            .collect();
+        let events = events.map(|event| serde_json::from_str(event).expect("JSON"));
+        let mut events: Vec<Value> = events.collect();
         let outcome = events.pop().expect("an outcome");
         let texts = events.iter().map(|event| event["text"].as_str());
         let text: String = texts.map(|text| text.expect("text")).collect();
         assert_eq!(text, SUM.answer(), "{name}");
         assert_eq!(outcome["finish"], "end", "{name}: {outcome}");
-        assert_eq!(
-            outcome["generatedTokens"],
-            SUM.answer().len() + 1,
-            "{name}: {outcome}"
-        );
+        let found = &outcome["generatedTokens"];
+        assert_eq!(*found, SUM.answer().len() + 1, "{name}: {outcome}");
     }
     // Instances draw different numbers, although all begin with the same state.
     let first = post(&corral, "random?name=a%20b", &json!({}));

@@ -29,10 +29,8 @@ fn ask(corral: &Corral, path: &str, authorization: Option<&str>, body: &str) -> 
         let client = Connection::connect(corral.public(), HttpVersion::Http1, None).await;
         let header = authorization.map(|text| ("authorization", text));
         let headers: Vec<_> = header.into_iter().collect();
-        let answer = client
-            .expect("connected")
-            .request(path, &headers, body)
-            .await;
+        let client = client.expect("connected");
+        let answer = client.request(path, &headers, body).await;
         answer.expect("a response")
     })
 }
@@ -129,10 +127,8 @@ fn open_route_hides_key_from_plugin() {
     }
     let seen = headers("Bearer of-the-plugin");
     // A header that is no key of this server belongs to the plugin.
-    assert!(
-        seen.contains("authorization: Bearer of-the-plugin\n"),
-        "{seen}"
-    );
+    let expected = "authorization: Bearer of-the-plugin\n";
+    assert!(seen.contains(expected), "{seen}");
     corral.wait_until_idle();
 }
 
@@ -286,10 +282,9 @@ fn each_key_limit_trips_alone() {
         let labels = format!("{{kind=\"tenant\",name=\"{name}\"}}");
         metrics.get(&format!("corral_quota_tokens_total{labels}"))
     };
-    assert_eq!(
-        (tokens("minute"), tokens("day"), tokens("request")),
-        (60.0, 60.0, 80.0)
-    );
+    assert_eq!(tokens("minute"), 60.0);
+    assert_eq!(tokens("day"), 60.0);
+    assert_eq!(tokens("request"), 80.0);
     assert_eq!(metrics.get("corral_quota_requests_running"), 0.0);
 }
 

@@ -198,10 +198,8 @@ fn response(corral: &Corral, route: &str) -> u32 {
 
 fn concurrent(corral: &Corral, route: &str) -> u32 {
     let held = [corral.drip(route), corral.drip(route)];
-    assert_eq!(
-        corral.metrics().get_or_zero(&gauge("calls_running", route)),
-        2.0
-    );
+    let found = corral.metrics().get_or_zero(&gauge("calls_running", route));
+    assert_eq!(found, 2.0);
     for _ in 0..3 {
         check_retry_after(&corral.get(&format!("{route}/ok")), 503, "busy");
     }

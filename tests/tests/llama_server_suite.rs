@@ -45,9 +45,8 @@ fn llama_server_suite_passes() {
     let passed = passed
         .rsplit(|letter: char| !letter.is_ascii_digit())
         .next();
-    let passed: u32 = passed
-        .and_then(|count| count.parse().ok())
-        .expect("a count");
+    let passed = passed.and_then(|count| count.parse().ok());
+    let passed: u32 = passed.expect("a count");
     assert!(passed >= PASSING, "only {passed} tests passed");
 }
 

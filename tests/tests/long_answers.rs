@@ -160,18 +160,12 @@ fn queued_stream_has_begun_and_gets_comments() {
 fn crash_in_event_stream_is_an_error_event() {
     let corral = Corral::start_with_store(&[]);
     for format in ["problem", "openai", "anthropic"] {
-        deploy_plugin(
-            &corral,
-            format,
-            "misbehave",
-            json!({"error-format": format}),
-        );
+        let more = json!({"error-format": format});
+        deploy_plugin(&corral, format, "misbehave", more);
         let stream = corral.post_stream(&format!("/{format}/eventtrap"), "");
         let events = events(stream);
-        let events: Vec<_> = events
-            .iter()
-            .map(|(name, data)| (&**name, &**data))
-            .collect();
+        let events = events.iter().map(|(name, data)| (&**name, &**data));
+        let events: Vec<_> = events.collect();
         let (first, rest) = events.split_first().expect("an event");
         assert_eq!(*first, ("", "begun"));
         match (format, rest) {

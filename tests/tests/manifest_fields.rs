@@ -87,12 +87,8 @@ fn quota_changes_with_its_revision() {
         let limits = json!({"limits": {"requests-per-minute": requests}});
         manifest("a", digest, limits).to_string()
     };
-    deploy_plugin(
-        &corral,
-        "a",
-        "misbehave",
-        json!({"limits": {"requests-per-minute": 3}}),
-    );
+    let more = json!({"limits": {"requests-per-minute": 3}});
+    deploy_plugin(&corral, "a", "misbehave", more);
     let missing = upload(&corral, &variant(&component("misbehave"), 1));
     for digest in [&digest, &missing] {
         let path = "/deployments/a?traffic=false";
@@ -140,10 +136,8 @@ fn access_field_overrides_key_requirement() {
     };
     assert_eq!(invoke("closed").stdout, "ok");
     let refused = invoke("other");
-    assert!(
-        refused.stderr.contains("'other' answered with 403"),
-        "{refused:?}"
-    );
+    let expected = "'other' answered with 403";
+    assert!(refused.stderr.contains(expected), "{refused:?}");
     check_neighbors(&corral);
 }
 
@@ -174,9 +168,8 @@ fn cell_share_bounds_its_deployment_only() {
     // One request fills the share, so the deployment's others run after it and are all cut there.
     let endless = json!({"prompt": "1+1=", "max_tokens": 900, "ignore_eos": true});
     std::thread::scope(|scope| {
-        let answers: Vec<_> = (0..3)
-            .map(|_| scope.spawn(|| corral.generate_at("/a", &endless)))
-            .collect();
+        let answers = (0..3).map(|_| scope.spawn(|| corral.generate_at("/a", &endless)));
+        let answers: Vec<_> = answers.collect();
         check_neighbors(&corral);
         for answer in answers {
             let answer = answer.join().expect("a response");

@@ -1,6 +1,6 @@
 //! As many sequences at once as llama.cpp allows.
 
-use corral_tests::{Corral, concurrently, distinct_sums};
+use corral_tests::{Corral, concurrently, distinct_sums, words};
 use std::sync::mpsc::{TryRecvError, channel};
 
 /// llama.cpp's limit.
@@ -12,14 +12,7 @@ const TOKENS: usize = 300;
 fn all_sequence_ids_run_at_once() {
     // One deployment has at most seven eighths of the instances.
     let routes = [("/one", "generate"), ("/other", "generate")];
-    let arguments = [
-        "--max-running",
-        "256",
-        "--kv-cells",
-        "98304",
-        "--max-calls",
-        "128",
-    ];
+    let arguments = words("--max-running 256 --kv-cells 98304 --max-calls 128");
     let corral = Corral::start_with_routes(&routes, &arguments);
     let sums: Vec<_> = (0..).zip(distinct_sums(SEQUENCES)).collect();
     // The watching thread ends with it, also if a check panics.

@@ -95,17 +95,14 @@ fn message_reaches_matching_deployments() {
     for subject in ["orders.*", "orders..new", "orders/new", ""] {
         publish(&corral, subject, "x").problem(400, "invalid-subject");
     }
-    corral
-        .get("/messages/orders.new")
-        .problem(405, "method-not-allowed");
+    let answer = corral.get("/messages/orders.new");
+    answer.problem(405, "method-not-allowed");
     let event =
         "corral_job_events_total{deployment=\"one\",trigger=\"message\",event=\"succeeded\"}";
     assert_eq!(corral.wait_until_idle().get(event), 1.0);
     let page = corral.cli_output(&["show", "two"]);
-    assert!(
-        page.contains("gets messages to orders.new, audit.>\n"),
-        "{page}"
-    );
+    let expected = "gets messages to orders.new, audit.>\n";
+    assert!(page.contains(expected), "{page}");
     let digest = upload(&corral, &artifacts::component("misbehave"));
     let refused = try_deploy(
         &corral,
@@ -158,10 +155,8 @@ fn http_request_to_message_handler_is_refused() {
     // A job is a request, too. Another attempt would fail as well.
     assert_eq!(corral.post("/jobs/audit", "x").status, 202);
     let job = finished(&corral, "audit", 2).remove(0);
-    assert_eq!(
-        (&job["state"], &job["attempts"]),
-        (&json!("dead"), &json!(1))
-    );
+    assert_eq!(job["state"], "dead");
+    assert_eq!(job["attempts"], 1);
     let error = job["error"].as_str().expect("an error");
     assert!(error.contains(expected), "{error}");
 }

@@ -96,10 +96,8 @@ fn pulled_model_answers_sums_offline() {
         "{ended:?}"
     );
     assert_eq!(read(&file), demo_model());
-    assert_eq!(
-        user.files(),
-        ["tiny-Q4_K_M.gguf", "tiny-Q4_K_M.gguf.sha256"]
-    );
+    let expected = ["tiny-Q4_K_M.gguf", "tiny-Q4_K_M.gguf.sha256"];
+    assert_eq!(user.files(), expected);
 
     // Nothing listens there any more.
     user.endpoint = "http://127.0.0.1:1".to_owned();
@@ -233,10 +231,8 @@ fn listed_names_outside_the_repository_are_ignored() {
     // Other files of such a repository can be used.
     hub.state().files.push(HubFile::new("x-Q8_0.gguf", &model));
     let file = user.output(&["model", "pull", "hf:org/tiny-GGUF"]);
-    assert_eq!(
-        file,
-        format!("{}\n", user.dir().join("x-Q8_0.gguf").display())
-    );
+    let expected = format!("{}\n", user.dir().join("x-Q8_0.gguf").display());
+    assert_eq!(file, expected);
 }
 
 #[test]
@@ -360,10 +356,8 @@ fn all_files_of_split_model_are_pulled() {
     hub.state().requests.clear();
     let ended = user.pull("hf:org/tiny-GGUF");
     assert_eq!((ended.code, &ended.stdout), (Some(0), &first), "{ended:?}");
-    assert!(
-        ended.stderr.contains("differs from that of the hub"),
-        "{ended:?}"
-    );
+    let expected = "differs from that of the hub";
+    assert!(ended.stderr.contains(expected), "{ended:?}");
     let contents = names.each_ref().map(|name| read(&user.dir().join(name)));
     assert_eq!(contents[0], b"new");
     assert_eq!(contents[1..], [names[1].as_bytes(), names[2].as_bytes()]);
@@ -378,10 +372,8 @@ fn cached_models_are_listed_verified_and_removed() {
     let file = user.output(&["model", "pull", "hf:org/tiny-GGUF:Q8_0"]);
     let file = file.trim_end();
     let list = user.output(&["model", "list"]);
-    assert!(
-        list.contains(reference) && list.contains("2.0 MiB"),
-        "{list}"
-    );
+    assert!(list.contains(reference), "{list}");
+    assert!(list.contains("2.0 MiB"), "{list}");
     let parsed: Value =
         serde_json::from_str(&user.output(&["model", "list", "--json"])).expect("JSON");
     let bytes = demo_model().len();
@@ -403,19 +395,15 @@ fn cached_models_are_listed_verified_and_removed() {
     assert_eq!(info["weight_bytes"], bytes);
     assert_eq!(info["kv_cell_bytes"]["f16"], 32 << 20);
 
-    assert_eq!(
-        user.output(&["model", "verify"]),
-        format!("{reference}: ok\n")
-    );
+    let found = user.output(&["model", "verify"]);
+    assert_eq!(found, format!("{reference}: ok\n"));
     let mut damaged = demo_model();
     damaged[1_000_000] ^= 1;
     std::fs::write(file, damaged).expect("written");
     let ended = user.run(&["model", "verify", "hf:org/tiny-GGUF"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(
-        ended.stdout.contains("differs from its checksum"),
-        "{ended:?}"
-    );
+    let expected = "differs from its checksum";
+    assert!(ended.stdout.contains(expected), "{ended:?}");
     assert!(ended.stderr.contains("download each again"), "{ended:?}");
 
     user.output(&["model", "rm", reference]);

@@ -2,7 +2,7 @@
 //! file under several names counts as several models.
 
 use corral_tests::{
-    Corral, MANY_CELLS, Metrics, RELIABLE_SUMS, artifacts, run_plugin, scratch_dir, serve,
+    Corral, MANY_CELLS, Metrics, RELIABLE_SUMS, artifacts, run_plugin, scratch_dir, serve, words,
 };
 use serde_json::{Value, json};
 use std::path::Path;
@@ -24,14 +24,8 @@ fn start_with_cells(names: &[&str], [context, cells]: [&str; 2], arguments: &[&s
         .iter()
         .map(|name| named(name, &artifacts::long_model()))
         .collect();
-    let mut line = vec![
-        "--context",
-        context,
-        "--kv-cells",
-        cells,
-        "--max-running",
-        "8",
-    ];
+    let sizes = format!("--context {context} --kv-cells {cells} --max-running 8");
+    let mut line = words(&sizes);
     for model in &models {
         line.extend(["--model", model]);
     }
@@ -208,10 +202,8 @@ fn three_models_alternate_in_memory_for_two() {
         }
     });
     let metrics = corral.wait_until_idle();
-    assert!(
-        metrics.get("corral_model_unloads_total") >= 6.0,
-        "{metrics:?}"
-    );
+    let found = metrics.get("corral_model_unloads_total");
+    assert!(found >= 6.0, "{metrics:?}");
     assert_eq!(metrics.get("corral_model_load_failures_total"), 0.0);
 }
 
@@ -243,9 +235,8 @@ fn broken_model_fails_until_file_is_replaced() {
         let error = status["error"].as_str().expect("the cause");
         assert!(error.contains(expected), "{status}");
         corral.wait_for_stderr(error);
-        corral
-            .request_admin("PUT", "/models/bad", "")
-            .problem(500, "model-failed");
+        let answer = corral.request_admin("PUT", "/models/bad", "");
+        answer.problem(500, "model-failed");
         corral.check_alive();
         assert_eq!(corral.get_admin("/readyz").status, 200);
     }
@@ -261,10 +252,8 @@ fn oversized_model_is_refused() {
     let corral = start(&[], &["--preload", "none", "--model-memory", "1"]);
     let answer = corral.post("/generate", r#"{"prompt": "1+1="}"#);
     let detail = answer.problem(500, "failed");
-    assert!(
-        detail.contains("all models together may use 1 MiB"),
-        "{detail}"
-    );
+    let expected = "all models together may use 1 MiB";
+    assert!(detail.contains(expected), "{detail}");
     // A plugin that needs no model is served.
     assert_eq!(corral.get("/misbehave/ok").status, 200);
 }

@@ -51,24 +51,16 @@ fn histograms_count_each_request_and_token() {
     let engine = metrics.growth(&format!("corral_engine_{first}"), &before);
     assert_eq!(engine, 25.0);
     let sum = |family: &str| of(&format!("{family}_sum"), LABELS);
-    let (whole, start) = (
-        sum("generation_duration_seconds"),
-        sum("time_to_first_token_seconds"),
-    );
-    assert!(
-        whole >= start && start > sum("queue_time_seconds"),
-        "{whole} {start}"
-    );
+    let whole = sum("generation_duration_seconds");
+    let start = sum("time_to_first_token_seconds");
+    assert!(whole >= start, "{whole} {start}");
+    assert!(start > sum("queue_time_seconds"), "{whole} {start}");
     let http = "deployment=\"/generate\"";
     assert_eq!(of("request_duration_seconds_count", http), 25.0);
-    assert_eq!(
-        of("responses_total", &format!("{http},status=\"200\"")),
-        24.0
-    );
-    assert_eq!(
-        of("responses_total", &format!("{http},status=\"400\"")),
-        1.0
-    );
+    let found = of("responses_total", &format!("{http},status=\"200\""));
+    assert_eq!(found, 24.0);
+    let found = of("responses_total", &format!("{http},status=\"400\""));
+    assert_eq!(found, 1.0);
     let other = "deployment=\"/other\",model=\"tiny\"";
     assert_eq!(of("generation_duration_seconds_count", other), 1.0);
 }

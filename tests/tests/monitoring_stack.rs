@@ -3,11 +3,12 @@
 
 use corral_tests::authoring::root;
 use corral_tests::{
-    Corral, Identity, SetOnDrop, TIMEOUT, artifacts, new_key, run_command, scratch_dir, wait_for,
+    Corral, Identity, KilledOnDrop, SetOnDrop, TIMEOUT, artifacts, http_agent, new_key,
+    run_command, scratch_dir, wait_for,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 fn read(file: &str) -> String {
@@ -30,7 +31,7 @@ fn list(value: &Value) -> &[Value] {
 
 /// A Prometheus with the example's configuration, in a directory of its own. Dropping it kills the process.
 struct Prometheus {
-    child: Child,
+    child: KilledOnDrop,
     url: String,
     agent: ureq::Agent,
 }
@@ -67,18 +68,13 @@ impl Prometheus {
             .spawn()
             .expect("prometheus starts");
         let mut prometheus = Prometheus {
-            child,
+            child: KilledOnDrop(child),
             url: String::new(),
-            agent: ureq::Agent::config_builder()
-                .http_status_as_error(false)
-                .proxy(None)
-                .timeout_global(Some(TIMEOUT))
-                .build()
-                .into(),
+            agent: http_agent(),
         };
         prometheus.url = wait_for("the start of Prometheus", || {
             let log = std::fs::read_to_string(&log).expect("readable");
-            let ended = prometheus.child.try_wait().expect("a child process");
+            let ended = prometheus.child.0.try_wait().expect("a child process");
             assert!(ended.is_none(), "{ended:?}: {log}");
             let (_, rest) = log.split_once("msg=\"Listening on\" address=")?;
             let ready = log.contains("Server is ready");
@@ -130,14 +126,6 @@ impl Prometheus {
     }
 }
 
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        // The process may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// The selectors of an expression, such as `up{job="corral"}`: names of metrics with their matchers.
 fn selectors(expression: &str) -> Vec<&str> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -178,9 +166,8 @@ fn variables(dashboard: &Value) -> Vec<(&str, &str, &str)> {
         .map(|variable| {
             let query = text(&variable["query"]["query"]);
             let inner = query.strip_prefix("label_values(");
-            let inner = inner
-                .and_then(|inner| inner.strip_suffix(')'))
-                .expect(query);
+            let inner = inner.and_then(|inner| inner.strip_suffix(')'));
+            let inner = inner.expect(query);
             let (metric, label) = inner.rsplit_once(", ").expect(query);
             (text(&variable["name"]), metric, label)
         })
@@ -225,7 +212,8 @@ fn dashboard_is_well_formed() {
         assert!(panel["fieldConfig"]["defaults"]["unit"].is_string());
         let mut names = BTreeSet::new();
         for target in list(&panel["targets"]) {
-            assert_eq!(target["datasource"], source, "{panel}");
+            // It has the panel's.
+            assert_eq!(target["datasource"], Value::Null, "{panel}");
             assert!(names.insert(text(&target["refId"])), "{panel}");
             queries.push_str(text(&target["expr"]));
         }
@@ -261,9 +249,8 @@ fn alerts_fire_on_their_series_only() {
     let sections = troubleshooting
         .lines()
         .filter_map(|line| line.strip_prefix("### "));
-    let sections: Vec<_> = sections
-        .map(|title| title.to_lowercase().replace(' ', "-"))
-        .collect();
+    let sections = sections.map(|title| title.to_lowercase().replace(' ', "-"));
+    let sections: Vec<_> = sections.collect();
     let mut used = BTreeSet::new();
     for alert in Prometheus::start(&["127.0.0.1:1"], "none").alerts() {
         let name = text(&alert["name"]);

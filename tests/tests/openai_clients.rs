@@ -258,9 +258,8 @@ fn node_client_suite_passes() {
     let servers = Servers::start();
     let files = std::fs::read_dir(suites()).expect("the suites are there");
     let files = files.map(|file| file.expect("readable").path());
-    let mut files: Vec<_> = files
-        .filter(|file| file.to_string_lossy().ends_with(".test.mjs"))
-        .collect();
+    let files = files.filter(|file| file.to_string_lossy().ends_with(".test.mjs"));
+    let mut files: Vec<_> = files.collect();
     files.sort();
     let node = ["--test", "--test-reporter=tap", "--test-concurrency=1"];
     let output = servers.suite(Command::new("node").args(node).args(&files));

@@ -71,56 +71,34 @@ fn granted_requests_reach_their_server() {
     let grants = json!([{"url": upstream.url(""), "methods": ["GET", "HEAD", "POST"]}]);
     deploy(&corral, "granted", grants.clone());
     let url = upstream.url("/text?a=b");
-    let answer = send(
-        &corral,
-        "granted",
-        &json!({"url": url, "headers": {"x-sent": "header"}}),
-    );
-    assert_eq!(
-        (&answer["status"], &answer["text"]),
-        (&json!(200), &json!("GET /text?a=b header 0"))
-    );
+    let asked = json!({"url": url, "headers": {"x-sent": "header"}});
+    let answer = send(&corral, "granted", &asked);
+    assert_eq!(answer["status"], 200);
+    assert_eq!(answer["text"], "GET /text?a=b header 0");
     let answer = send(&corral, "granted", &json!({"url": url, "method": "HEAD"}));
-    assert_eq!(
-        (&answer["status"], &answer["bytes"]),
-        (&json!(200), &json!(0))
-    );
-    let answer = send(
-        &corral,
-        "granted",
-        &json!({"url": url, "method": "POST", "body": "question"}),
-    );
+    assert_eq!(answer["status"], 200);
+    assert_eq!(answer["bytes"], 0);
+    let asked = json!({"url": url, "method": "POST", "body": "question"});
+    let answer = send(&corral, "granted", &asked);
     assert_eq!(answer["text"], "POST /text?a=b  8");
     // A body that is sent while the plugin writes it.
-    let answer = send(
-        &corral,
-        "granted",
-        &json!({"url": url, "method": "POST", "body_kib": 8192}),
-    );
+    let asked = json!({"url": url, "method": "POST", "body_kib": 8192});
+    let answer = send(&corral, "granted", &asked);
     assert_eq!(answer["text"], format!("POST /text?a=b  {}", 8192 << 10));
     let answer = get(&corral, "granted", &upstream.url("/large?8192"));
     assert_eq!(answer["bytes"], 8192 << 10);
     let metrics = no_connections(&corral);
     assert_eq!(metric(&metrics, "requests_total", "granted"), 5.0);
-    assert_eq!(
-        metric(&metrics, "sent_bytes_total", "granted"),
-        f64::from((8192 << 10) + 8)
-    );
+    let found = metric(&metrics, "sent_bytes_total", "granted");
+    assert_eq!(found, f64::from((8192 << 10) + 8));
     assert!(metric(&metrics, "received_bytes_total", "granted") > f64::from(8192 << 10));
     assert_eq!(refused(&corral, "granted"), BTreeMap::new());
-    assert_eq!(
-        upstream.accepted(),
-        5,
-        "each request has a connection of its own"
-    );
+    let found = upstream.accepted();
+    assert_eq!(found, 5, "each request has a connection of its own");
 
     // The same in WASI 0.2.
-    deploy_plugin(
-        &corral,
-        "classic",
-        "classic",
-        json!({"routes": ["/p2"], "grants": {"outbound": grants}}),
-    );
+    let more = json!({"routes": ["/p2"], "grants": {"outbound": grants}});
+    deploy_plugin(&corral, "classic", "classic", more);
     let path = format!("/p2/fetch?{}", upstream.url("/text"));
     let answer = corral.post(&path, "question").body;
     assert_eq!(answer, format!("{path}\n200\nPOST /text  8"));
@@ -178,10 +156,8 @@ fn refusal_names_the_missing_grant() {
     assert_eq!(get(&corral, "some", &upstream.url("/text"))["status"], 200);
 
     let shown = show(&corral, "some");
-    assert_eq!(
-        shown["revisions"][0]["manifest"]["grants"]["outbound"],
-        grants
-    );
+    let found = &shown["revisions"][0]["manifest"]["grants"]["outbound"];
+    assert_eq!(*found, grants);
     let shown = corral.cli_output(&["show", "some"]);
     let line = format!("revision 1 may call {} (GET)\n", upstream.url(""));
     assert!(shown.contains(&line), "{shown}");
@@ -242,10 +218,8 @@ fn special_addresses_need_their_own_grant() {
         let answer = get(&corral, "any", &format!("http://{host}:{port}/text"));
         check_error(&answer, "HttpRequestUriInvalid");
     }
-    assert_eq!(
-        refused(&corral, "any"),
-        reasons([("address", 20.0), ("host", 6.0)])
-    );
+    let found = refused(&corral, "any");
+    assert_eq!(found, reasons([("address", 20.0), ("host", 6.0)]));
     let named = format!("add \"http://127.0.0.1:{port}\" to 'grants.outbound'");
     corral.wait_for_stderr(&named);
     assert_eq!(upstream.accepted(), 0);
@@ -256,10 +230,8 @@ fn special_addresses_need_their_own_grant() {
         ("localhost", "localhost", ["127.0.0.1", "127.0.0.2"]),
     ] {
         deploy(&corral, name, json!([format!("http://{host}:{port}")]));
-        assert_eq!(
-            get(&corral, name, &format!("http://{host}:{port}/text"))["status"],
-            200
-        );
+        let found = &get(&corral, name, &format!("http://{host}:{port}/text"))["status"];
+        assert_eq!(*found, 200);
         for other in others {
             let answer = get(&corral, name, &format!("http://{other}:{port}/text"));
             check_error(&answer, "HttpRequestDenied");
@@ -272,21 +244,13 @@ fn admin_listener_needs_its_port_in_a_grant() {
     let corral = Corral::start_with_store(&[]);
     let upstream = Upstream::start();
     let ready = format!("http://{}/readyz", corral.admin());
-    deploy(
-        &corral,
-        "any-port",
-        json!(["http://127.0.0.1:*", "http://*:*"]),
-    );
-    assert_eq!(
-        get(&corral, "any-port", &upstream.url("/text"))["status"],
-        200
-    );
+    let grants = json!(["http://127.0.0.1:*", "http://*:*"]);
+    deploy(&corral, "any-port", grants);
+    let found = &get(&corral, "any-port", &upstream.url("/text"))["status"];
+    assert_eq!(*found, 200);
     check_error(&get(&corral, "any-port", &ready), "DestinationIpProhibited");
-    deploy(
-        &corral,
-        "named",
-        json!([format!("http://{}", corral.admin())]),
-    );
+    let grants = json!([format!("http://{}", corral.admin())]);
+    deploy(&corral, "named", grants);
     assert_eq!(get(&corral, "named", &ready)["status"], 200);
 }
 
@@ -297,11 +261,8 @@ fn https_needs_a_trusted_certificate() {
     let setup = format!("export SSL_CERT_FILE='{}'", file.display());
     let corral = Corral::start_after(&setup, Some(&scratch_dir()), &[]);
     let servers = [Upstream::start_tls(&trusted), Upstream::start_tls(&other)];
-    deploy(
-        &corral,
-        "tls",
-        json!(["https://localhost:*", "https://127.0.0.1:*"]),
-    );
+    let grants = json!(["https://localhost:*", "https://127.0.0.1:*"]);
+    deploy(&corral, "tls", grants);
     let [trusted, other] = servers.each_ref().map(|server| {
         get(
             &corral,
@@ -326,10 +287,8 @@ fn bodies_and_heads_over_their_bound_end() {
     let upstream = Upstream::start();
     deploy(&corral, "bounds", json!([upstream.url("")]));
     let large = |kib: usize| upstream.url(&format!("/large?{kib}"));
-    assert_eq!(
-        get(&corral, "bounds", &large(BODY_KIB))["bytes"],
-        BODY_KIB << 10
-    );
+    let found = &get(&corral, "bounds", &large(BODY_KIB))["bytes"];
+    assert_eq!(*found, BODY_KIB << 10);
     let answer = get(&corral, "bounds", &large(4 * BODY_KIB));
     check_error(&answer, "HttpResponseBodySize");
     assert!(
@@ -416,10 +375,8 @@ fn silent_server_ends_at_its_time_limit() {
     let limits = json!({"limits": {"time-seconds": 1}, "grants": {"outbound": [upstream.url("")]}});
     deploy_plugin(&corral, "limited", "outbound", limits);
     let asked = corral.with_neighbors(|| {
-        let answer = corral.post(
-            "/limited",
-            json!({"url": upstream.url("/never")}).to_string(),
-        );
+        let body = json!({"url": upstream.url("/never")}).to_string();
+        let answer = corral.post("/limited", body);
         answer.problem(504, "deadline");
     });
     assert!(asked > 0);

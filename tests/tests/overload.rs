@@ -52,9 +52,8 @@ fn descriptors(corral: &Corral) -> Vec<u64> {
 #[test]
 fn one_client_leaves_connections_to_others() {
     let corral = Corral::start();
-    let held: Vec<_> = (0..1024)
-        .map(|_| TcpStream::connect(corral.public()).expect("accepted"))
-        .collect();
+    let held = (0..1024).map(|_| TcpStream::connect(corral.public()).expect("accepted"));
+    let held: Vec<_> = held.collect();
     let full = "corral_http_terminations_total{reason=\"address-full\"}";
     // It is refused and counted while no more than a quarter of all connections is free.
     let metrics = corral.wait_until("all are accepted", |metrics| {
@@ -284,9 +283,8 @@ fn stopped_process_continues_its_requests() {
     let request = json!({"prompt": "1+1=", "ignore_eos": true, "max_tokens": 4000});
     let stream = corral.generate_stream(&request);
     let body = json!({"prompt": "12+7=", "max_tokens": 5}).to_string();
-    let mut uploads: Vec<TcpStream> = (0..8)
-        .map(|_| TcpStream::connect(corral.public()).expect("accepted"))
-        .collect();
+    let uploads = (0..8).map(|_| TcpStream::connect(corral.public()).expect("accepted"));
+    let mut uploads: Vec<TcpStream> = uploads.collect();
     let (begin, end) = body.split_at(10);
     for upload in &mut uploads {
         upload.set_read_timeout(Some(TIMEOUT)).expect("a limit");

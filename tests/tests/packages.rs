@@ -80,10 +80,8 @@ fn licenses_of_dependencies_are_allowed() {
     let bill: Value = serde_json::from_str(&read("sbom.cdx.json")).expect("JSON");
     assert_eq!(bill["bomFormat"], "CycloneDX");
     let components = bill["components"].as_array().expect("a list");
-    let mut names: Vec<_> = components
-        .iter()
-        .filter_map(|c| c["name"].as_str())
-        .collect();
+    let names = components.iter().filter_map(|c| c["name"].as_str());
+    let mut names: Vec<_> = names.collect();
     names.dedup();
     for name in ["wasmtime", "llama-cpp-sys-2", "tokio", "sd-notify"] {
         assert!(names.contains(&name), "{name}");

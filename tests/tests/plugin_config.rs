@@ -2,7 +2,7 @@
 //! secret, and a reload replaces it.
 
 use corral_tests::deployments::{deploy_plugin, manifest, show, try_deploy, upload};
-use corral_tests::{Corral, Response, artifacts, run, scratch_dir, wait_for};
+use corral_tests::{Corral, Response, artifacts, run, scratch_dir, serve, wait_for};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -117,20 +117,14 @@ fn granted_secrets_are_read_and_never_shown() {
     assert_eq!(environment.json(), configuration, "without secrets");
 
     // What is not granted.
-    deploy_plugin(
-        &corral,
-        "some",
-        "config",
-        json!({"grants": {"secrets": ["file-key"]}}),
-    );
+    let more = json!({"grants": {"secrets": ["file-key"]}});
+    deploy_plugin(&corral, "some", "config", more);
     assert_eq!(value(&corral, "some", "file-key"), FILE);
     assert_eq!(value(&corral, "some", "variable-key"), Value::Null);
     let answer = call(&corral, "some", &json!({"require": "variable-key"}));
     let detail = answer.problem(403, "not-granted");
-    assert!(
-        detail.contains("'variable-key'") && detail.contains("`grants.secrets`"),
-        "{detail}"
-    );
+    assert!(detail.contains("'variable-key'"), "{detail}");
+    assert!(detail.contains("`grants.secrets`"), "{detail}");
     check_hidden(&answer.body);
     deploy_plugin(&corral, "none", "config", json!({}));
     for question in [json!({"get": "file-key"}), json!({"all": {}})] {
@@ -183,11 +177,8 @@ fn granted_secrets_are_read_and_never_shown() {
 fn undefined_secret_refuses_its_deployment() {
     let corral = Corral::start_with_store(&["--secret", "other=env:PATH"]);
     let digest = upload(&corral, &artifacts::component("config"));
-    let wanted = manifest(
-        "a",
-        &digest,
-        json!({"grants": {"secrets": ["other", "openai-key"]}}),
-    );
+    let more = json!({"grants": {"secrets": ["other", "openai-key"]}});
+    let wanted = manifest("a", &digest, more);
     let detail = try_deploy(&corral, &wanted).problem(422, "no-secret");
     for part in [
         "the secret 'openai-key'",
@@ -196,11 +187,8 @@ fn undefined_secret_refuses_its_deployment() {
     ] {
         assert!(detail.contains(part), "{detail}");
     }
-    let wanted = manifest(
-        "a",
-        &digest,
-        json!({"grants": {"secrets": ["s3cret-VALUE"]}}),
-    );
+    let more = json!({"grants": {"secrets": ["s3cret-VALUE"]}});
+    let wanted = manifest("a", &digest, more);
     let answer = try_deploy(&corral, &wanted);
     answer.problem(422, "invalid-manifest");
     check_hidden(&answer.body);
@@ -253,18 +241,14 @@ fn check_reads_secrets_and_shows_their_places() {
     let dir = Directory::new(&["key", "other"]);
     dir.set("key", "s3cret-first");
     let model = artifacts::long_model();
+    let config = dir.config();
     let check = || {
-        run([
-            "serve",
+        serve(&[
             "--check",
-            "--listen",
-            "127.0.0.1:0",
-            "--admin",
-            "127.0.0.1:0",
             "--model",
             text(&model),
             "--config",
-            text(&dir.config()),
+            text(&config),
         ])
     };
     let ended = check();

@@ -1,7 +1,7 @@
 //! Plugins that call the functions of `corral:inference` in any order, with any arguments. Each call of a function
 //! succeeds or is an error, and neighbors notice nothing.
 
-use corral_tests::{Corral, concurrently, seed};
+use corral_tests::{Corral, concurrently, seed, words};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -12,17 +12,9 @@ const BYTES: usize = 800;
 #[test]
 fn random_calls_only_return_errors() {
     let seed = seed();
-    let corral = Corral::start_with_routes(
-        &[("/random-calls", "random-calls")],
-        &[
-            "--context",
-            "512",
-            "--kv-cells",
-            "1024",
-            "--max-running",
-            "8",
-        ],
-    );
+    let arguments = words("--context 512 --kv-cells 1024 --max-running 8");
+    let routes = [("/random-calls", "random-calls")];
+    let corral = Corral::start_with_routes(&routes, &arguments);
     let seeds = Vec::from_iter((0..REQUESTS).map(|number| seed.wrapping_add(number)));
     let asked = corral.with_neighbors(|| {
         concurrently(8, &seeds, |&seed| {

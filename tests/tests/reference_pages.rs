@@ -99,14 +99,10 @@ fn metrics_page(families: &BTreeMap<String, Family>) -> String {
             .iter()
             .filter(|(name, _)| group_of(name) == Some(number))
         {
-            let labels: Vec<_> = family
-                .labels
-                .iter()
-                .map(|label| format!("`{label}`"))
-                .collect();
-            let kind = [std::slice::from_ref(&family.kind), &*labels]
-                .concat()
-                .join(", ");
+            let labels = family.labels.iter().map(|label| format!("`{label}`"));
+            let labels: Vec<_> = labels.collect();
+            let kind = [std::slice::from_ref(&family.kind), &*labels].concat();
+            let kind = kind.join(", ");
             let _ = writeln!(
                 page,
                 "| `{name}` | {kind} | {} |",

@@ -57,10 +57,8 @@ fn pushed_deployment_is_deployed_and_pinned() {
     // The same files make the same artifact.
     assert_eq!(output(&["push", &tag, &project("a", "1")]), first);
     let printed = corral.cli_output(&["deploy", &tag]);
-    assert_eq!(
-        printed,
-        "deployed revision 1: a is serving at /a, traffic 1\n"
-    );
+    let expected = "deployed revision 1: a is serving at /a, traffic 1\n";
+    assert_eq!(printed, expected);
     assert_eq!(corral.get("/a/env").body, "VERSION=1\n");
 
     // The tag moves on; what is deployed stays.
@@ -83,21 +81,16 @@ fn pushed_deployment_is_deployed_and_pinned() {
     let status = corral.cli_json(&["list"]);
     let deployments = status["deployments"].as_array().expect("deployments");
     let a = deployments.iter().find(|one| one["name"] == "a");
-    assert_eq!(
-        a.expect("it is listed")["traffic"][0]["source"],
-        json!(first)
-    );
+    let expected = json!(first);
+    assert_eq!(a.expect("it is listed")["traffic"][0]["source"], expected);
 
     let missing = registry.reference("team/a:none");
-    corral
-        .cli(&["deploy", &missing])
-        .check_error(1, &["has no team/a:none; check the name and the tag"]);
-    corral
-        .cli(&["deploy", &first, "--route", "/b"])
-        .check_error(2, &["has a manifest with a name and routes"]);
-    corral
-        .cli(&["deploy", &project("a", "1"), "--registry-http"])
-        .check_error(2, &["--registry-http is for an artifact"]);
+    let ended = corral.cli(&["deploy", &missing]);
+    ended.check_error(1, &["has no team/a:none; check the name and the tag"]);
+    let ended = corral.cli(&["deploy", &first, "--route", "/b"]);
+    ended.check_error(2, &["has a manifest with a name and routes"]);
+    let ended = corral.cli(&["deploy", &project("a", "1"), "--registry-http"]);
+    ended.check_error(2, &["--registry-http is for an artifact"]);
     run(["push", &first]).check_error(2, &["without a digest"]);
 }
 
@@ -291,18 +284,16 @@ fn other_images_are_refused() {
         ("two", "holds 2 components and no manifest of Corral"),
     ] {
         let reference = registry.reference(&format!("c:{tag}"));
-        corral
-            .cli(&["deploy", &reference, "--route", "/c"])
-            .check_error(1, &[expected]);
+        let ended = corral.cli(&["deploy", &reference, "--route", "/c"]);
+        ended.check_error(1, &[expected]);
     }
     // An older artifact of Spin.
     let kind = "application/vnd.wasm.content.layer.v1+wasm";
     let old = registry.put_blob("c", kind, &artifacts::component("misbehave"));
     registry.put_image("c", "old", &image(&[&old]));
     let reference = registry.reference("c:old");
-    corral
-        .cli(&["deploy", &reference])
-        .check_error(2, &["give --route /c"]);
+    let ended = corral.cli(&["deploy", &reference]);
+    ended.check_error(2, &["give --route /c"]);
     corral.cli_output(&["deploy", &reference, "--route", "/c", "--name", "old"]);
     assert_eq!(corral.get("/c/ok").status, 200);
     let source = &show(&corral, "old")["revisions"][0]["source"];
@@ -399,10 +390,8 @@ fn cut_first_download(registry: &Registry, bytes: u64) -> String {
         for client in listener.incoming() {
             let mut client = client.expect("a connection");
             let mut server = TcpStream::connect(&registry).expect("it accepts");
-            let (mut requests, mut sink) = (
-                client.try_clone().expect("a socket"),
-                server.try_clone().expect("a socket"),
-            );
+            let mut requests = client.try_clone().expect("a socket");
+            let mut sink = server.try_clone().expect("a socket");
             thread::spawn(move || std::io::copy(&mut requests, &mut sink));
             let was_cut = Arc::clone(&was_cut);
             thread::spawn(move || {
@@ -430,10 +419,8 @@ fn cut_download_is_tried_again() {
     let pulled = run(["pull", &reference, "--out", text(&out)]);
     assert_eq!(pulled.code, Some(0), "{pulled:?}");
     assert!(pulled.stderr.contains("trying again in"), "{pulled:?}");
-    assert_eq!(
-        std::fs::read(out.join("a.wasm")).expect("written"),
-        artifacts::component("misbehave")
-    );
+    let found = std::fs::read(out.join("a.wasm")).expect("written");
+    assert_eq!(found, artifacts::component("misbehave"));
 }
 
 #[test]
@@ -449,10 +436,8 @@ fn wit_packages_are_wasm_artifacts() {
         text(&file),
     ]);
     let image = registry.image("corral/inference", "0.1.0");
-    assert_eq!(
-        image["config"]["mediaType"],
-        "application/vnd.wasm.config.v0+json"
-    );
+    let expected = "application/vnd.wasm.config.v0+json";
+    assert_eq!(image["config"]["mediaType"], expected);
     assert_eq!(image["layers"].as_array().map(Vec::len), Some(1));
     let layer = &image["layers"][0];
     assert_eq!(layer["mediaType"], "application/wasm");

@@ -1,19 +1,9 @@
 //! What `corral pull` does with registries that `docker-registry` is not: tokens, redirects, failures and lies.
 
 use corral_tests::deployments::digest;
-use corral_tests::{artifacts, run_with, scratch_dir};
+use corral_tests::{StubRequest, artifacts, run_with, scratch_dir, serve_stub};
 use serde_json::json;
-use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-
-/// A request: its target and its headers by lower-case name.
-#[derive(Clone, Debug)]
-struct Seen {
-    target: String,
-    headers: HashMap<String, String>,
-}
 
 /// An answer: the status line's rest, headers and the body.
 type Answer = (&'static str, Vec<(&'static str, String)>, Vec<u8>);
@@ -21,68 +11,34 @@ type Answer = (&'static str, Vec<(&'static str, String)>, Vec<u8>);
 /// A server that answers each request as a function says. Its threads end with the process.
 struct Fake {
     host: String,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<StubRequest>>>,
 }
 
 impl Fake {
-    fn start(answer: impl Fn(&Seen, &[Seen]) -> Answer + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let host = listener.local_addr().expect("an address").to_string();
-        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+    fn start(
+        answer: impl Fn(&StubRequest, &[StubRequest]) -> Answer + Send + Sync + 'static,
+    ) -> Self {
+        let seen: Arc<Mutex<Vec<StubRequest>>> = Arc::default();
         let all = Arc::clone(&seen);
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                // The client may be gone.
-                let _ = serve(client.expect("a connection"), &all, &answer);
+        let host = serve_stub(move |request| {
+            let mut all = all.lock().expect("not poisoned");
+            let (status, more, body) = answer(&request, &all);
+            all.push(request);
+            let mut head = status.to_owned();
+            if !more.iter().any(|(name, _)| *name == "content-length") {
+                head += &format!("\r\ncontent-length: {}", body.len());
             }
+            for (name, value) in more {
+                head += &format!("\r\n{name}: {value}");
+            }
+            (head, body)
         });
         Fake { host, seen }
     }
 
-    fn seen(&self) -> Vec<Seen> {
+    fn seen(&self) -> Vec<StubRequest> {
         self.seen.lock().expect("not poisoned").clone()
     }
-}
-
-/// Answers one request and closes the connection.
-fn serve(
-    client: TcpStream,
-    all: &Mutex<Vec<Seen>>,
-    answer: &impl Fn(&Seen, &[Seen]) -> Answer,
-) -> std::io::Result<()> {
-    let mut reader = BufReader::new(client);
-    let mut line = String::new();
-    reader.read_line(&mut line)?;
-    let target = line.split(' ').nth(1).unwrap_or_default().to_owned();
-    let mut headers = HashMap::new();
-    loop {
-        let mut line = String::new();
-        reader.read_line(&mut line)?;
-        let Some((name, value)) = line.split_once(':') else {
-            break;
-        };
-        headers.insert(name.to_lowercase(), value.trim().to_owned());
-    }
-    let length = headers.get("content-length");
-    let length = length.and_then(|length| length.parse().ok()).unwrap_or(0);
-    std::io::copy(
-        &mut Read::by_ref(&mut reader).take(length),
-        &mut std::io::sink(),
-    )?;
-    let seen = Seen { target, headers };
-    let earlier = all.lock().expect("not poisoned").clone();
-    let (status, more, body) = answer(&seen, &earlier);
-    all.lock().expect("not poisoned").push(seen);
-    let mut head = format!("HTTP/1.1 {status}\r\nconnection: close\r\n");
-    if !more.iter().any(|(name, _)| *name == "content-length") {
-        head += &format!("content-length: {}\r\n", body.len());
-    }
-    for (name, value) in more {
-        head += &format!("{name}: {value}\r\n");
-    }
-    let mut client = reader.into_inner();
-    client.write_all(format!("{head}\r\n").as_bytes())?;
-    client.write_all(&body)
 }
 
 /// The image manifest of a plain artifact, and its component.
@@ -157,10 +113,8 @@ fn token_is_fetched_and_not_sent_to_storage() {
     });
     let (ended, out) = pull(&registry.host);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert_eq!(
-        std::fs::read(out.join("plugin.wasm")).expect("written"),
-        component
-    );
+    let found = std::fs::read(out.join("plugin.wasm")).expect("written");
+    assert_eq!(found, component);
     let asked = tokens.seen();
     assert_eq!(asked.len(), 1, "one token serves all requests: {asked:?}");
     let scope = "scope=repository%3Ateam%2Fplugin%3Apull&service=the%20registry";

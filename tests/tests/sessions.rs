@@ -102,21 +102,16 @@ fn commands_reply_without_being_waited_for() {
                 assert_eq!(session.value(id).await, Value::Null);
             }
             let next = session.value(6).await;
-            assert_eq!(
-                next["candidates"][0][0],
-                json!(SUM.answer().as_bytes()[0]),
-                "{next}"
-            );
+            let expected = json!(SUM.answer().as_bytes()[0]);
+            assert_eq!(next["candidates"][0][0], expected, "{next}");
             assert_eq!(next["position"], SUM.question().len());
 
             let generate =
                 json!({"id": 7, "call": "generate", "generation": 1, "sequence": 2, "options": 1});
             session.send(&generate);
             let started = session.line().await.expect("a chunk");
-            assert_eq!(
-                started,
-                json!({"id": 7, "chunk": {"tokens": [], "text": ""}})
-            );
+            let expected = json!({"id": 7, "chunk": {"tokens": [], "text": ""}});
+            assert_eq!(started, expected);
             let mut text = String::new();
             let outcome = loop {
                 let line = session.line().await.expect("a line");
@@ -139,11 +134,8 @@ fn mistakes_are_replies() {
         let mut session = Session::open(&corral, HttpVersion::Http1).await;
         session.body.send("\n  \nwhat\n");
         let (code, detail) = session.error(0).await;
-        assert_eq!(
-            (code.as_str(), detail.contains("is no command")),
-            ("invalid", true),
-            "{detail}"
-        );
+        assert_eq!(code.as_str(), "invalid", "{detail}");
+        assert!(detail.contains("is no command"), "{detail}");
         for (call, expected) in [
             (
                 json!({"call": "append", "sequence": 7, "tokens": []}),
@@ -167,10 +159,8 @@ fn mistakes_are_replies() {
         session.send(&question()[0]);
         session.value(1).await;
         session.send(&question()[0]);
-        assert_eq!(
-            session.error(1).await.1,
-            "the session has a model 1; choose another number"
-        );
+        let expected = "the session has a model 1; choose another number";
+        assert_eq!(session.error(1).await.1, expected);
     });
     corral.get("/sessions").problem(405, "method-not-allowed");
     corral.check_alive();
@@ -248,10 +238,8 @@ fn number_of_running_generation_is_taken() {
         ended.sort();
         let (ids, details): (Vec<_>, Vec<_>) = ended.into_iter().unzip();
         assert_eq!(ids, [4, 5, 6, 7, 8, 9, 10, 11]);
-        assert_eq!(
-            details[4],
-            "the session has a generation 1; choose another number"
-        );
+        let expected = "the session has a generation 1; choose another number";
+        assert_eq!(details[4], expected);
     });
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_engine_requests_canceled_total"), 2.0);

@@ -84,10 +84,8 @@ fn client_that_reads_nothing_is_dropped() {
         metrics.get("corral_plugin_instances") == 0.0
     });
     let metrics = corral.wait_until_idle();
-    assert_eq!(
-        metrics.get("corral_http_terminations_total{reason=\"write-timeout\"}"),
-        1.0
-    );
+    let found = metrics.get("corral_http_terminations_total{reason=\"write-timeout\"}");
+    assert_eq!(found, 1.0);
     drop(unread);
 }
 
@@ -113,10 +111,8 @@ fn connections_per_address_are_bounded() {
     }
     // Only public connections count, not those of the admin listener.
     let metrics = corral.metrics();
-    assert_eq!(
-        metrics.get("corral_http_terminations_total{reason=\"address-full\"}"),
-        5.0
-    );
+    let found = metrics.get("corral_http_terminations_total{reason=\"address-full\"}");
+    assert_eq!(found, 5.0);
     drop(held);
     corral.wait_until("all are closed", |metrics| {
         metrics.get("corral_http_connections") == 0.0

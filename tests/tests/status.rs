@@ -1,6 +1,6 @@
 //! The memory status of the admin listener and of `corral top` is consistent.
 
-use corral_tests::{Corral, RELIABLE_SUMS, run, wait_for};
+use corral_tests::{Corral, RELIABLE_SUMS, run, wait_for, words};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -47,10 +47,8 @@ fn cached_entries_add_up_and_can_be_dropped() {
         assert!(index.body.contains(path), "{index:?}");
     }
     let before = status(&corral);
-    assert_eq!(
-        before["sequence_ids"],
-        json!({"total": 64, "running": 0, "cached": 0})
-    );
+    let expected = json!({"total": 64, "running": 0, "cached": 0});
+    assert_eq!(before["sequence_ids"], expected);
     assert_eq!(before["cells"]["cached"], 0);
     assert_eq!(*list(&before, "prefix_cache"), [] as [Value; 0]);
 
@@ -74,10 +72,8 @@ fn cached_entries_add_up_and_can_be_dropped() {
             "there is room in the cells: {model}"
         );
     }
-    assert_eq!(
-        number(&model["sequence_ids"]["cached"]),
-        RELIABLE_SUMS.len() as u64
-    );
+    let found = number(&model["sequence_ids"]["cached"]);
+    assert_eq!(found, RELIABLE_SUMS.len() as u64);
     // All share a prefix, which has its cells once.
     let computed = metrics.get("corral_engine_computed_tokens_total");
     assert_eq!(
@@ -99,30 +95,17 @@ fn cached_entries_add_up_and_can_be_dropped() {
 
 #[test]
 fn running_requests_survive_cache_clear() {
-    let corral = Corral::start_with_routes(
-        &[("/urgent", "generate"), ("/open", "generate")],
-        &[
-            "--priority",
-            "/urgent=7",
-            "--latency",
-            "/urgent=1.5,3,250",
-            "--share-prefixes",
-            "/open",
-        ],
-    );
-    corral.generate_at(
-        "/open",
-        &json!({"prompt": RELIABLE_SUMS[0].question_in(100)}),
-    );
+    let arguments = "--priority /urgent=7 --latency /urgent=1.5,3,250 --share-prefixes /open";
+    let routes = [("/urgent", "generate"), ("/open", "generate")];
+    let corral = Corral::start_with_routes(&routes, &words(arguments));
+    let body = json!({"prompt": RELIABLE_SUMS[0].question_in(100)});
+    corral.generate_at("/open", &body);
     let stream = corral.endless("/urgent");
     let model = status(&corral);
     let cached = list(&model, "prefix_cache");
     assert_eq!(cached.len(), 1, "{model}");
-    assert_eq!(
-        cached[0]["owner"],
-        Value::Null,
-        "a shared entry has no owner"
-    );
+    let found = &cached[0]["owner"];
+    assert_eq!(*found, Value::Null, "a shared entry has no owner");
     for model in [model, clear(&corral)] {
         let sequences = list(&model, "requests");
         assert_eq!(sequences.len(), 1, "{model}");
@@ -134,10 +117,8 @@ fn running_requests_survive_cache_clear() {
         assert_eq!(sequence["cached_tokens"], 0);
         let generated = number(&sequence["generated_tokens"]);
         assert!(generated >= 1, "{model}");
-        let (prompt, computed) = (
-            number(&sequence["prompt_tokens"]),
-            number(&sequence["computed_tokens"]),
-        );
+        let prompt = number(&sequence["prompt_tokens"]);
+        let computed = number(&sequence["computed_tokens"]);
         assert_eq!(computed, prompt + generated - 1, "{model}");
         assert_eq!(number(&model["cells"]["running"]), computed, "{model}");
         assert_eq!(model["requests_waiting"], 0);

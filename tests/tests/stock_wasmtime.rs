@@ -15,10 +15,8 @@ const SUM: Sum = RELIABLE_SUMS[0];
 fn start(plugins: &[&str], arguments: &[&str]) -> Corral {
     let mut routes = vec![("/sessions".to_owned(), "sessions")];
     routes.extend(plugins.iter().map(|name| (format!("/{name}"), *name)));
-    let routes: Vec<_> = routes
-        .iter()
-        .map(|(route, name)| (route.as_str(), *name))
-        .collect();
+    let routes = routes.iter().map(|(route, name)| (route.as_str(), *name));
+    let routes: Vec<_> = routes.collect();
     Corral::start_with_routes(&routes, arguments)
 }
 
@@ -33,11 +31,8 @@ fn script() -> Value {
 fn script_answers_commands_and_requests() {
     let program = Program::mock("generate", &script());
     let ended = program.run(&[], &["12+7="]);
-    assert_eq!(
-        (ended.code, ended.stdout.trim()),
-        (Some(0), "19"),
-        "{ended:?}"
-    );
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(ended.stdout.trim(), "19", "{ended:?}");
     let ended = program.run(&[], &["1+1="]);
     assert_ne!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stderr.contains("no answer after"), "{ended:?}");
@@ -53,14 +48,11 @@ fn script_answers_commands_and_requests() {
         "/",
         r#"{"prompt": "12+7=", "max_tokens": 8, "stream": true}"#,
     );
-    assert!(
-        answer.body.starts_with("data: {\"text\":\"1\"}\n\n"),
-        "{answer:?}"
-    );
+    let expected = "data: {\"text\":\"1\"}\n\n";
+    assert!(answer.body.starts_with(expected), "{answer:?}");
     assert!(answer.body.ends_with("data: [DONE]\n\n"), "{answer:?}");
-    served
-        .post("/", r#"{"prompt": "late=", "max_tokens": 8}"#)
-        .problem(504, "deadline");
+    let answer = served.post("/", r#"{"prompt": "late=", "max_tokens": 8}"#);
+    answer.problem(504, "deadline");
 }
 
 #[test]
@@ -97,11 +89,8 @@ fn remote_fork_computes_the_prompt_once() {
     let before = corral.wait_until_idle();
     let body = json!({"prompt": SUM.question_in(PROMPT), "n": ANSWERS, "max_tokens": 8});
     let answer = served.post("/best-of-n", body.to_string());
-    assert_eq!(
-        (answer.status, &answer.json()["text"]),
-        (200, &json!(SUM.answer())),
-        "{answer:?}"
-    );
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.json()["text"], json!(SUM.answer()), "{answer:?}");
     let after = corral.wait_until_idle();
     after.check_prompt_was_shared(PROMPT, ANSWERS, &before);
 }
@@ -161,11 +150,8 @@ fn check_same_answers(plugin: &str, requests: &[(&str, &str)], arguments: &[&str
             false => body.to_owned(),
         };
         let (here_text, there_text) = (uncut(&here.body), uncut(&there.body));
-        assert_eq!(
-            (there.status, there_text),
-            (here.status, here_text),
-            "{way}"
-        );
+        assert_eq!(there.status, here.status, "{way}");
+        assert_eq!(there_text, here_text, "{way}");
         assert_eq!(here.status, 200, "{way}: {here:?}");
     }
     drop(served);
@@ -304,10 +290,8 @@ fn end_of_client_frees_its_sequences() {
     });
     drop(served);
     let after = corral.wait_until_idle();
-    assert_eq!(
-        after.growth("corral_engine_requests_canceled_total", &before),
-        1.0
-    );
+    let found = after.growth("corral_engine_requests_canceled_total", &before);
+    assert_eq!(found, 1.0);
     client.join().expect("the client ends");
 }
 
@@ -331,19 +315,28 @@ fn runtime_checks_the_certificate() {
     let corral = start(&[], &["--tls-cert", certificate, "--tls-key", key]);
     let (_, port) = corral.public().rsplit_once(':').expect("an address");
     let origin = format!("https://localhost:{port}");
-    let program = Program::remote_at("generate", &format!("{origin}/sessions"));
+    let program = Program::remote_at("blocking", &format!("{origin}/sessions"));
     // wasmtime trusts public authorities only.
-    let ended = program.run(&[], &["12+7="]);
-    assert_ne!(ended.code, Some(0), "{ended:?}");
+    let served = program.serve(&[]);
+    let refused = served.post("/generate", SUM.question());
     assert!(
-        ended.stderr.contains("cannot reach the host at https://"),
-        "{ended:?}"
+        refused.body.contains("cannot reach the host at https://"),
+        "{refused:?}"
     );
-    let trusting = [("SSL_CERT_FILE", certificate)];
-    let ended = program.run_on_corral(&trusting, &["--outbound", &origin], &["12+7="]);
-    assert_eq!(ended.stdout.trim(), SUM.answer(), "{ended:?}");
-    let ended = program.run_on_corral(&[], &["--outbound", &origin], &["12+7="]);
-    assert!(ended.stderr.contains("TlsCertificateError"), "{ended:?}");
+    // A Corral host trusts those of its system, or those in a file.
+    let ask = |variables: &[(&str, &str)]| {
+        let host = Corral::start_with_store_and_env(variables, &[]);
+        let digest = upload(&host, &program.component());
+        let grants = json!({"grants": {"outbound": [&origin]}});
+        deploy(&host, &manifest("remote", &digest, grants));
+        let answer = host.post("/remote/generate", SUM.question());
+        (answer.status, answer.body)
+    };
+    let trusting = ask(&[("SSL_CERT_FILE", certificate)]);
+    assert_eq!(trusting, (200, SUM.answer()));
+    let (status, body) = ask(&[]);
+    assert_eq!(status, 400, "{body}");
+    assert!(body.contains("TlsCertificateError"), "{body}");
     corral.wait_until_idle();
 }
 
@@ -375,11 +368,8 @@ fn unreachable_host_is_named() {
 #[test]
 fn wrong_composition_is_refused() {
     let plugin = corral_tests::artifacts::plugin("generate");
-    let components = plugin
-        .parent()
-        .expect("a directory")
-        .to_str()
-        .expect("UTF-8");
+    let components = plugin.parent().expect("a directory").to_str();
+    let components = components.expect("UTF-8");
     let plugin = plugin.to_str().expect("UTF-8");
     let dir = scratch_dir();
     let out = dir.join("out.wasm");

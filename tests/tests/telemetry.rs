@@ -52,10 +52,8 @@ fn named<'a>(spans: &'a [Span], name: &str) -> &'a Span {
 /// The child begins and ends within its parent.
 fn check_below(child: &Span, parent: &Span) {
     check_begins_below(child, parent);
-    assert!(
-        child.end_time_unix_nano <= parent.end_time_unix_nano,
-        "{child:?} {parent:?}"
-    );
+    let most = parent.end_time_unix_nano;
+    assert!(child.end_time_unix_nano <= most, "{child:?} {parent:?}");
 }
 
 /// The child begins within its parent, but may end after it, as a call may after its response.
@@ -157,10 +155,8 @@ fn chat_over_grpc_has_nested_spans() {
     let all = format!("{spans:?}");
     assert!(!all.contains("riddle") && !all.contains("secret"), "{all}");
     let resource = &collector.resources()[0];
-    assert_eq!(
-        attribute(resource, "service.name").as_deref(),
-        Some("corral")
-    );
+    let expected = Some("corral");
+    assert_eq!(attribute(resource, "service.name").as_deref(), expected);
 }
 
 #[test]
@@ -182,10 +178,8 @@ fn http_collector_gets_headers_and_resource() {
     let answer = generate(&corral, TRACE, true);
     let spans = collector.wait_for_trace(TRACE);
     let generation = named(&spans, "text_completion tiny");
-    assert_eq!(
-        text(generation, "gen_ai.usage.output_tokens"),
-        answer["tokens"].to_string()
-    );
+    let found = text(generation, "gen_ai.usage.output_tokens");
+    assert_eq!(found, answer["tokens"].to_string());
     for headers in collector.headers() {
         assert_eq!(headers["x-tenant"], "a b");
         assert_eq!(headers["api-key"], "secret-key");
@@ -197,11 +191,17 @@ fn http_collector_gets_headers_and_resource() {
     ] {
         assert_eq!(attribute(resource, name).as_deref(), Some(value));
     }
-    assert!(
-        !corral.stderr().contains("secret-key"),
-        "{}",
-        corral.stderr()
-    );
+    let text = corral.stderr();
+    assert!(!text.contains("secret-key"), "{text}");
+}
+
+/// Asserts that no trace has been sent yet. Traces are sent in the order of their ends.
+fn check_next_trace_is_first(corral: &Corral, collector: &Collector) {
+    generate(corral, TRACE, true);
+    collector.wait_for_trace(TRACE);
+    let spans = collector.spans();
+    let mut traces = spans.iter().map(|span| hex(&span.trace_id));
+    assert!(traces.all(|trace| trace == TRACE), "{spans:#?}");
 }
 
 #[test]
@@ -211,14 +211,7 @@ fn unsampled_parent_gives_no_spans() {
     let corral = Corral::start_with_env(&with(&url, "grpc", &[]), &[]);
     generate(&corral, OTHER_TRACE, false);
     assert_eq!(corral.get("/healthz").status, 200);
-    generate(&corral, TRACE, true);
-    collector.wait_for_trace(TRACE);
-    // Traces are sent in the order of their ends.
-    let spans = collector.spans();
-    assert!(
-        spans.iter().all(|span| hex(&span.trace_id) == TRACE),
-        "{spans:#?}"
-    );
+    check_next_trace_is_first(&corral, &collector);
 }
 
 #[test]
@@ -232,13 +225,7 @@ fn sampler_decides_without_parent() {
     let corral = Corral::start_with_env(&with(&url, "grpc", &more), &[]);
     let body = json!({"prompt": "1+1=", "max_tokens": 20}).to_string();
     assert_eq!(corral.post("/generate", &body).status, 200);
-    generate(&corral, TRACE, true);
-    collector.wait_for_trace(TRACE);
-    let spans = collector.spans();
-    assert!(
-        spans.iter().all(|span| hex(&span.trace_id) == TRACE),
-        "{spans:#?}"
-    );
+    check_next_trace_is_first(&corral, &collector);
 }
 
 #[test]
@@ -341,11 +328,9 @@ fn outgoing_request_carries_trace() {
         let (got, state) = got.split_once(' ').expect("two headers");
         assert_eq!(state, "vendor=1");
         let parts: Vec<_> = got.split('-').collect();
-        assert_eq!(
-            (parts[0], parts[1], parts[3]),
-            ("00", trace, flags),
-            "{got}"
-        );
+        assert_eq!(parts[0], "00", "{got}");
+        assert_eq!(parts[1], trace, "{got}");
+        assert_eq!(parts[3], flags, "{got}");
         assert_ne!(parts[2], PARENT, "a span of the host is the parent");
         if flags == "01" {
             let spans = collector.wait_for_trace(TRACE);
@@ -503,10 +488,8 @@ fn disabled_telemetry_is_off() {
     let corral = Corral::start_with_env(&with(&url, "http/protobuf", &disabled), &[]);
     generate(&corral, TRACE, true);
     let stderr = corral.stderr();
-    assert!(
-        !stderr.contains("trace_id") && !stderr.contains("telemetry"),
-        "{stderr}"
-    );
+    assert!(!stderr.contains("trace_id"), "{stderr}");
+    assert!(!stderr.contains("telemetry"), "{stderr}");
     assert!(collector.headers().is_empty());
 }
 

@@ -15,10 +15,8 @@ fn start(files: &[PathBuf; 2], arguments: &[&str]) -> Corral {
 
 async fn check_alive(client: &Connection) {
     let request = json!({"prompt": "1+1=", "max_tokens": 20}).to_string();
-    let answer = client
-        .request("/generate", &[], &request)
-        .await
-        .expect("a response");
+    let answer = client.request("/generate", &[], &request).await;
+    let answer = answer.expect("a response");
     assert_eq!(answer.json()["text"], "2", "{answer:?}");
 }
 
