@@ -32,12 +32,12 @@ def replay(address, start, topic=None):
     request = [b"", int(start).to_bytes(8, "big")]
     socket.send_multipart(request + ([topic.encode()] if topic else []))
     while True:
-        delimiter, sequence, payload = socket.recv_multipart()
+        delimiter, of, sequence, payload = socket.recv_multipart()
         assert delimiter == b""
         if sequence == b"\xff" * 8:
-            assert payload == b""
+            assert of == payload == b""
             return
-        show(topic, sequence, payload)
+        show(of.decode(), sequence, payload)
 
 
 {"follow": follow, "replay": replay}[sys.argv[1]](*sys.argv[2:])

@@ -8,7 +8,7 @@ use std::sync::Arc;
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Network")]
 pub struct KvEventArgs {
-    /// Publish which prefixes are cached, for routers: tcp://HOST:PORT; readers see the tokens of all prompts
+    /// Publish which prefixes are cached, for routers: tcp://HOST:PORT; readers see the tokens of all prompts and answers
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) kv_events: Option<ZmqAddress>,
     /// Repeat such events to those that missed them, at another tcp://HOST:PORT
@@ -33,7 +33,7 @@ impl KvEventArgs {
         for ((option, _), address) in self.addresses().zip(events.addresses()) {
             if !address.ip().is_loopback() {
                 warn(format!(
-                    "--{option} shows the tokens of all prompts to whoever reaches tcp://{address}; let only routers reach it"
+                    "--{option} shows the tokens of all prompts and answers to whoever reaches tcp://{address}; let only routers reach it"
                 ));
             }
         }

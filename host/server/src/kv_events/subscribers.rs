@@ -1,8 +1,8 @@
 //! The connections of subscribers and of those that ask for a replay.
 //!
 //! A subscriber is a socket SUB. It gets the batches after its connection, of the topics `kv@HOST@MODEL` that it subscribes to.
-//! A DEALER asks for a replay with a sequence number, and perhaps a topic: it gets the number and the payload of each batch
-//! from there on, then the number -1 and nothing.
+//! A DEALER asks for a replay with a sequence number, and perhaps a topic: it gets the topic, number and payload of each
+//! batch from there on, then the number -1 with an empty topic and payload.
 
 use super::batch_log::{Batch, BatchLog};
 use super::zmtp::{self, Received};
@@ -184,13 +184,14 @@ async fn replay(mut stream: TcpStream, log: &BatchLog, host: SocketAddr) -> io::
         let mut next = start;
         while let Some(batch) = log.first_from(next) {
             next = batch.sequence + 1;
-            if wanted.is_none_or(|wanted| topic(host, &batch) == wanted) {
+            let topic = topic(host, &batch);
+            if wanted.is_none_or(|wanted| topic == wanted) {
                 let sequence = batch.sequence.to_be_bytes();
-                let message = zmtp::message(&[b"", &sequence, &batch.payload]);
+                let message = zmtp::message(&[b"", &topic, &sequence, &batch.payload]);
                 in_time(WRITE_TIME, stream.write_all(&message)).await?;
             }
         }
-        let end = zmtp::message(&[b"", &END, b""]);
+        let end = zmtp::message(&[b"", b"", &END, b""]);
         in_time(WRITE_TIME, stream.write_all(&end)).await?;
     }
 }
@@ -318,12 +319,14 @@ mod tests {
             stream.write_all(&zmtp::message(&request)).await.unwrap();
             for number in expected {
                 let frames = message(&mut stream).await;
-                let payload = if number % 2 == 0 { b"a" } else { b"b" };
+                let model = if number % 2 == 0 { "a" } else { "b" };
+                let topic = format!("kv@127.0.0.1:80@{model}").into_bytes();
                 let number = u64::to_be_bytes(number).to_vec();
-                assert_eq!(frames, [Vec::new(), number, payload.to_vec()]);
+                assert_eq!(frames, [Vec::new(), topic, number, model.into()]);
             }
             let frames = message(&mut stream).await;
-            assert_eq!(frames, [Vec::new(), vec![0xff; 8], Vec::new()]);
+            let end = [Vec::new(), Vec::new(), vec![0xff; 8], Vec::new()];
+            assert_eq!(frames, end);
         }
         stream.write_all(&zmtp::message(&[b"?"])).await.unwrap();
         assert!(stream.read_u8().await.is_err(), "the connection is closed");
