@@ -79,7 +79,7 @@ impl Triggers {
         let queue = redb_store::open(directory, QueueLimits::default(), now_ms())?;
         for known in queue.deployments() {
             if !deployments.contains(&known) {
-                queue.remove_deployment(&known)?;
+                queue.remove_deployment(&known, u64::MAX)?;
             }
         }
         Ok(Triggers::with(queue, None, Arc::default()))
@@ -108,9 +108,9 @@ impl Triggers {
     }
 
     /// Waits until the jobs of the cluster are known, if there is one.
-    pub(crate) async fn ready(&self) {
+    pub(crate) async fn wait_until_loaded(&self) {
         if let Some(stream) = &self.shared {
-            stream.ready().await;
+            stream.wait_until_loaded().await;
         }
     }
 
@@ -209,9 +209,9 @@ impl Triggers {
             .await
     }
 
-    /// Removes all jobs and schedules of a removed deployment. Blocks.
-    pub(crate) fn remove_jobs(&self, deployment: &str) {
-        if let Err(error) = self.queue.remove_deployment(deployment) {
+    /// Removes the schedules of a removed deployment, and its jobs that were sent before this time. Blocks.
+    pub(crate) fn remove_jobs(&self, deployment: &str, before_ms: u64) {
+        if let Err(error) = self.queue.remove_deployment(deployment, before_ms) {
             // The next start removes them, and in a cluster the next deploy of this name.
             tracing::error!(%error, deployment, "jobs of a removed deployment are left");
         }
@@ -221,7 +221,7 @@ impl Triggers {
     /// shares them: there the host that changes the record does so. Blocks.
     pub(crate) fn remove_deployment(&self, deployment: &str) {
         if self.shared.is_none() {
-            self.remove_jobs(deployment);
+            self.remove_jobs(deployment, u64::MAX);
         }
         self.counters.remove(deployment);
         self.running().retain(|claim, task| {

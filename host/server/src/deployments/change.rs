@@ -10,7 +10,7 @@ use super::change_error::ChangeError;
 use super::context::DeploymentContext;
 use super::deployment_store::DeploymentStore;
 use super::digest::Digest;
-use super::entry::{Entry, StoredDeployment, check_traffic};
+use super::entry::{Entry, StoredDeployment, check_traffic, now_ms};
 use super::manifest::Manifest;
 use super::name::DeploymentName;
 use super::revision::{DeploymentRecord, Revision, TrafficShare};
@@ -123,7 +123,7 @@ impl Deployments {
             if inner.cluster.get().is_some() {
                 let changed = inner.change_in_cluster(&name, None, remove, |()| Vec::new());
                 changed.await?;
-                return inner.remove_jobs(&name).await;
+                return inner.remove_jobs(&name, now_ms()).await;
             }
             let _lock = inner.change_lock.lock().await;
             inner.commit(&name, None, remove).await?;
@@ -234,6 +234,7 @@ impl Inner {
         activate: bool,
     ) -> Result<Revision, ChangeError> {
         self.check_manifest(&manifest)?;
+        let began_ms = now_ms();
         let base = self.cluster_entry(&manifest.name).await?;
         let component: Digest = manifest.component.parse()?;
         let mut holds = Vec::new();
@@ -249,7 +250,7 @@ impl Inner {
                 .await?;
             if let Some(base) = base {
                 return self
-                    .deploy_in_cluster(base, manifest, source, activate, plugin)
+                    .deploy_in_cluster(base, began_ms, manifest, source, activate, plugin)
                     .await;
             }
             let _lock = self.change_lock.lock().await;
@@ -301,10 +302,11 @@ impl Inner {
         Ok(revision)
     }
 
-    /// Makes a new revision the cluster's, and lets it serve. A change that came after `base` was read wins.
+    /// Makes a new revision the cluster's, and lets it serve. A change that came after `base` was read, at `began_ms`, wins.
     async fn deploy_in_cluster(
         self: &Arc<Self>,
         base: Entry,
+        began_ms: u64,
         manifest: Manifest,
         source: Option<ArtifactReference>,
         activate: bool,
@@ -315,7 +317,8 @@ impl Inner {
         store.check_room_for(&name)?;
         self.upload_components(manifest.digests()?).await?;
         if base.deployment.is_none() {
-            self.remove_jobs(&name).await?;
+            // Later jobs are of a deploy through another host, which wins.
+            self.remove_jobs(&name, began_ms).await?;
         }
         let new = store.new_revision(manifest, source)?;
         let limit = store.limits().max_revisions;
@@ -448,12 +451,16 @@ impl Inner {
         .await
     }
 
-    /// Removes the jobs that the cluster has of a removed deployment.
-    async fn remove_jobs(self: &Arc<Self>, name: &DeploymentName) -> Result<(), ChangeError> {
+    /// Removes the jobs that the cluster has of a removed deployment, of those sent before this time.
+    async fn remove_jobs(
+        self: &Arc<Self>,
+        name: &DeploymentName,
+        before_ms: u64,
+    ) -> Result<(), ChangeError> {
         let (inner, name) = (Arc::clone(self), name.clone());
         run_blocking(move || {
             if let Some(triggers) = inner.triggers.get() {
-                triggers.remove_jobs(name.as_str());
+                triggers.remove_jobs(name.as_str(), before_ms);
             }
             Ok(())
         })

@@ -122,7 +122,7 @@ impl Deployments {
                 FIRST_TAKES_TIME.as_secs()
             );
         }
-        triggers.ready().await;
+        triggers.wait_until_loaded().await;
         // Before this host is ready, so that deploys wait for it from then on.
         if let Err(error) = cluster.store.put_host(&cluster.host_status(&self.0)).await {
             tracing::warn!("cannot report the status of this host: {error}");

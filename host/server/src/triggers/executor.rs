@@ -186,7 +186,7 @@ impl Worker {
     /// Returns running jobs to the queue that no attempt has: it panicked, the store reported a failed claim that it
     /// made, or the host of the attempt is lost. Stops attempts whose job another host has canceled, removed or taken over.
     async fn recover(&self, now: u64) {
-        let running = self.triggers.queue.running();
+        let running = self.triggers.queue.running_here_or_lost();
         let lost = {
             let mut attempts = self.triggers.running();
             attempts.retain(|claim, task| {

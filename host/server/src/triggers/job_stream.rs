@@ -12,7 +12,7 @@
 //! [batch], in which each record names the version that it replaces: of two hosts that claim a job, add one with the same
 //! idempotency key, or handle the same time of a schedule, one is told that the other was faster. So the hosts need neither a
 //! leader nor a queue beside the records. A host gives signs of life; the jobs of one that gives none for
-//! [`HOST_LIFETIME`] are returned to the queue by the others. It may run them still, and store no outcome then.
+//! [`HOST_LIFETIME`] are returned to the queue by the others. If it still runs them, their outcomes are dropped.
 
 mod batch;
 mod follow;
@@ -42,8 +42,12 @@ const PREFIX: &str = "corral.jobs";
 const PART_BYTES: u64 = 512 << 10;
 /// Parts that are read at once.
 const MAX_READS: usize = 4;
+/// How often a host gives a sign of life.
+const SIGN_INTERVAL: Duration = Duration::from_secs(5);
 /// After so long without a sign of life of a host, its jobs are taken over.
 const HOST_LIFETIME: Duration = Duration::from_secs(20);
+/// Hosts that are remembered after they gave no more signs.
+const MAX_HOSTS: usize = 1024;
 /// Longest wait for what NATS has confirmed, and for the first index.
 const ARRIVAL_TIME: Duration = Duration::from_secs(5);
 /// Longest wait for what another host was faster to change, if its sequence is unknown.
@@ -63,9 +67,44 @@ pub(super) struct JobStream {
 
 /// When hosts gave their last sign of life.
 struct SignsOfLife {
-    /// When this host began to follow them.
+    /// Since when signs arrive without a gap, as far as those of this host tell.
     since: Instant,
     last: HashMap<String, Instant>,
+}
+
+impl SignsOfLife {
+    fn new() -> Self {
+        SignsOfLife {
+            since: Instant::now(),
+            last: HashMap::new(),
+        }
+    }
+
+    /// A sign has arrived. `own` is the id of this host.
+    fn arrive(&mut self, host: &str, own: &str, now: Instant) {
+        // After a gap, those of the other hosts may be on their way.
+        if host == own && self.has_gap(own, now) {
+            self.since = now;
+        }
+        if self.last.len() >= MAX_HOSTS {
+            self.last
+                .retain(|_, last| now.duration_since(*last) < HOST_LIFETIME);
+        }
+        self.last.insert(host.to_owned(), now);
+    }
+
+    /// Whether not even the signs of this host arrive.
+    fn has_gap(&self, own: &str, now: Instant) -> bool {
+        let last = self.last.get(own).unwrap_or(&self.since);
+        now.duration_since(*last) > 2 * SIGN_INTERVAL
+    }
+
+    /// Whether a host has given no sign for too long, although those of this host arrive.
+    fn has_lost(&self, host: &str, own: &str, now: Instant) -> bool {
+        let last = self.last.get(host).copied();
+        let last = last.map_or(self.since, |last| last.max(self.since));
+        !self.has_gap(own, now) && now.duration_since(last) > HOST_LIFETIME
+    }
 }
 
 impl JobStream {
@@ -77,17 +116,14 @@ impl JobStream {
             stream: RwLock::default(),
             index: Mutex::default(),
             arrived: watch::Sender::new(None),
-            hosts: Mutex::new(SignsOfLife {
-                since: Instant::now(),
-                last: HashMap::new(),
-            }),
+            hosts: Mutex::new(SignsOfLife::new()),
         });
         tokio::spawn(follow::follow(Arc::clone(&jobs), changed));
         jobs
     }
 
     /// Waits until the jobs are known, but not for long.
-    pub(super) async fn ready(&self) {
+    pub(super) async fn wait_until_loaded(&self) {
         let mut arrived = self.arrived.subscribe();
         // Without them, changes are refused.
         let _ = timeout(ARRIVAL_TIME, arrived.wait_for(Option::is_some)).await;
@@ -295,10 +331,8 @@ impl JobStore for JobStream {
     }
 
     fn has_lost(&self, host: &str) -> bool {
-        let hosts = self.hosts();
-        let last = hosts.last.get(host).copied();
-        let last = last.map_or(hosts.since, |last| last.max(hosts.since));
-        self.is_ready() && last.elapsed() > HOST_LIFETIME
+        let own = self.cluster.host_id();
+        self.is_ready() && self.hosts().has_lost(host, own, Instant::now())
     }
 
     fn catch_up(&self, key: &JobKey) -> Result<(), QueueError> {
@@ -344,4 +378,42 @@ fn client_key(record: &JobRecord) -> Option<String> {
     let text = serde_json::to_vec(&key).ok()?;
     let digits = data_encoding::HEXLOWER.encode(&Sha256::digest(text));
     Some(format!("{PREFIX}.key.{}.{digits}", record.deployment))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silent_host_is_lost() {
+        let mut signs = SignsOfLife::new();
+        let start = signs.since;
+        let at = |seconds| start + Duration::from_secs(seconds);
+        for seconds in (0..=25).step_by(5) {
+            signs.arrive("own", "own", at(seconds));
+            if seconds < 5 {
+                signs.arrive("other", "own", at(seconds));
+            }
+        }
+        assert!(!signs.has_lost("other", "own", at(20)));
+        assert!(signs.has_lost("other", "own", at(25)));
+        assert!(signs.has_lost("unknown", "own", at(25)));
+    }
+
+    #[test]
+    fn no_host_is_lost_while_own_signs_are_missing() {
+        let mut signs = SignsOfLife::new();
+        let start = signs.since;
+        let at = |seconds| start + Duration::from_secs(seconds);
+        signs.arrive("own", "own", at(0));
+        signs.arrive("other", "own", at(0));
+        // This host stood still, or NATS stored nothing.
+        assert!(!signs.has_lost("other", "own", at(60)));
+        signs.arrive("own", "own", at(60));
+        assert!(!signs.has_lost("other", "own", at(61)));
+        for seconds in (65..=85).step_by(5) {
+            signs.arrive("own", "own", at(seconds));
+        }
+        assert!(signs.has_lost("other", "own", at(85)));
+    }
 }

@@ -24,6 +24,8 @@ use std::time::Duration;
 
 /// Longest wait of a deferred job, unless the cause demands a longer one.
 const MAX_DEFERRED_WAIT: Duration = Duration::from_secs(60);
+/// How long a job waits whose body could not be read.
+const UNREADABLE_PAUSE: Duration = Duration::from_secs(60);
 /// Most jobs that one change changes, or removes for an operator.
 const MAX_CHANGED: usize = 500;
 /// How often a change is computed, if other hosts are faster each time.
@@ -198,7 +200,7 @@ impl JobQueue {
     }
 
     /// Takes up to `most` jobs of a deployment that may run at `now_ms`: of each owner in turn, those that waited longest
-    /// first.
+    /// first. A job whose body cannot be read waits again.
     pub(crate) fn claim(
         &self,
         deployment: &str,
@@ -215,11 +217,22 @@ impl JobQueue {
             }
             Ok((claimed.iter().cloned().map(Change::job).collect(), claimed))
         })?;
-        let with_body = |record: JobRecord| {
-            let body = self.store.body(&record)?;
-            Ok(ClaimedJob { record, body })
-        };
-        claimed.into_iter().map(with_body).collect()
+        let (mut begun, mut unreadable) = (Vec::new(), Vec::new());
+        for record in claimed {
+            match self.store.body(&record) {
+                Ok(body) => begun.push(ClaimedJob { record, body }),
+                Err(error) => {
+                    tracing::error!(%error, deployment, job = record.id, "the body of a job cannot be read");
+                    unreadable.push(record.claim());
+                }
+            }
+        }
+        // The others run meanwhile.
+        let again = now_ms.saturating_add(millis(UNREADABLE_PAUSE));
+        if let Err(error) = self.release(&unreadable, again) {
+            tracing::warn!(%error, deployment, "jobs without a readable body could not be returned to the queue");
+        }
+        Ok(begun)
     }
 
     /// Ends an attempt. One that is deferred lets the other jobs of its owner wait, too, for longer each time. If there is
@@ -313,7 +326,7 @@ impl JobQueue {
     }
 
     /// Running attempts of all deployments: of this host, and of those that the cluster has lost.
-    pub(crate) fn running(&self) -> Vec<JobClaim> {
+    pub(crate) fn running_here_or_lost(&self) -> Vec<JobClaim> {
         let index = self.index();
         let running = index.deployments.values().flat_map(|jobs| jobs.running());
         let own = running.filter(|job| {
@@ -410,9 +423,14 @@ impl JobQueue {
         self.index().deployments.keys().cloned().collect()
     }
 
-    /// Removes everything of a deployment.
-    pub(crate) fn remove_deployment(&self, deployment: &str) -> Result<(), QueueError> {
-        self.remove_jobs(deployment, &|_| true)?;
+    /// Removes the schedules of a deployment, and its jobs that were sent before this time: later ones are of another
+    /// deployment with its name.
+    pub(crate) fn remove_deployment(
+        &self,
+        deployment: &str,
+        before_ms: u64,
+    ) -> Result<(), QueueError> {
+        self.remove_jobs(deployment, &|job| job.created_ms < before_ms)?;
         self.keep_schedules(deployment, &[])
     }
 

@@ -45,7 +45,7 @@ pub(super) fn open(
     };
     drop(store.database()?);
     let queue = JobQueue::new(Arc::new(store), limits);
-    queue.interrupt(&queue.running(), now_ms)?;
+    queue.interrupt(&queue.running_here_or_lost(), now_ms)?;
     Ok(queue)
 }
 

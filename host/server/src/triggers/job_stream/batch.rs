@@ -17,9 +17,12 @@ const BATCH_TIME: Duration = Duration::from_secs(20);
 const REMOVAL_LIFETIME: &str = "60s";
 /// How long other removals stay. Hosts do not follow them.
 const SHORT_LIFETIME: &str = "1s";
-/// Codes of JetStream's error for a subject whose last message is not the one expected: the second one, of a stream with
-/// replicas, tells no sequence.
+/// Codes of JetStream's errors for a subject whose last message is not the one expected. A stream with replicas answers
+/// with the second one, which does not name the sequence of the last message.
 const WRONG_LAST_SEQUENCE: [u64; 2] = [10071, 10164];
+
+/// Codes of its errors for a batch of which messages are missing, and for too many open batches: nothing is stored.
+const TRY_AGAIN: [u64; 2] = [10176, 10210];
 
 /// Messages to store together.
 #[derive(Default)]
@@ -29,7 +32,8 @@ pub(super) struct Batch(Vec<(String, HeaderMap, Bytes)>);
 pub(super) enum Committed {
     /// Its last message has this sequence.
     At(u64),
-    /// A record has another version: the sequence of its last message, if JetStream tells it.
+    /// Nothing is stored; it can be computed again. If a record has another version, this is the sequence of its last
+    /// message, if JetStream tells it.
     WrongVersion(Option<u64>),
     /// JetStream refuses it, for this reason.
     Refused(String),
@@ -121,6 +125,7 @@ impl Batch {
                 if number == count {
                     headers.insert(header::NATS_BATCH_COMMIT, header::NATS_BATCH_COMMIT_FINAL);
                     let request = Request::new().headers(headers).payload(payload);
+                    let request = request.timeout(Some(BATCH_TIME));
                     let answer = client.send_request(subject, request).await;
                     last = Some(answer.map_err(|error| text(&error))?.payload);
                 } else {
@@ -137,6 +142,9 @@ impl Batch {
             Answer {
                 seq, error: None, ..
             } => Committed::At(seq),
+            Answer {
+                error: Some(error), ..
+            } if TRY_AGAIN.contains(&error.err_code) => Committed::WrongVersion(None),
             Answer {
                 error: Some(error), ..
             } if WRONG_LAST_SEQUENCE.contains(&error.err_code) => {

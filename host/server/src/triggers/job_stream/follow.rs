@@ -2,7 +2,7 @@
 //!
 //! After every connection all records are read again into a new index, so that nothing depends on what arrived before.
 
-use super::{HOST_LIFETIME, JobStream, PREFIX, STREAM};
+use super::{JobStream, PREFIX, SIGN_INTERVAL, STREAM, SignsOfLife};
 use crate::deployments::with_jitter;
 use crate::triggers::job::JobRecord;
 use crate::triggers::job_index::JobIndex;
@@ -12,17 +12,16 @@ use async_nats::jetstream::stream::{Config, DiscardPolicy, StorageType, Stream};
 use async_nats::{HeaderMap, header};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-/// How often a host gives a sign of life.
-const SIGN_INTERVAL: Duration = Duration::from_secs(5);
-/// Hosts that are remembered after they gave no more signs.
-const MAX_HOSTS: usize = 1024;
+/// Signs of this host that were stored and have not arrived, after which everything is read again.
+const MAX_MISSING_SIGNS: u32 = 3;
+/// More bytes than a body or result has.
+const MAX_BYTES: u64 = 16 << 20;
 /// How long a sign stays.
 const SIGN_LIFETIME: &str = "60s";
 /// The first pause after a failure; each further one is twice as long.
@@ -70,26 +69,33 @@ impl JobStream {
         });
         let mut messages = consumer.await?.messages().await?;
         *self.stream.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(stream));
-        {
-            let mut hosts = self.hosts();
-            hosts.since = Instant::now();
-            hosts.last = HashMap::new();
-        }
+        *self.hosts() = SignsOfLife::new();
         let mut loading = Some(JobIndex::default());
+        let (mut newest_sign, mut missing_signs) = (newest, 0);
         let mut signs = interval(SIGN_INTERVAL);
         signs.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let message = tokio::select! {
                 _ = signs.tick() => {
-                    // Without it, the next one follows soon.
-                    if let Err(error) = self.give_sign().await {
-                        tracing::debug!("cannot give a sign of life: {error}");
+                    match self.give_sign().await {
+                        Ok(_) if loading.is_none() && missing_signs >= MAX_MISSING_SIGNS => {
+                            return Err("NATS has stored changes that do not arrive".into());
+                        }
+                        Ok(sequence) => {
+                            newest_sign = sequence;
+                            missing_signs += 1;
+                        }
+                        // The next one follows soon.
+                        Err(error) => tracing::debug!("cannot give a sign of life: {error}"),
                     }
                     continue;
                 }
                 message = messages.next() => message.ok_or("the stream of changes ended")??,
             };
             let sequence = message.info()?.stream_sequence;
+            if sequence >= newest_sign {
+                missing_signs = 0;
+            }
             let is_record = match &mut loading {
                 Some(index) => self.apply(index, &message.subject, sequence, &message.payload),
                 None => {
@@ -156,11 +162,8 @@ impl JobStream {
         let parts = Vec::from_iter(below.split('.').skip(1));
         let applied = match parts[..] {
             ["host", id] => {
-                let last = &mut self.hosts().last;
-                if last.len() >= MAX_HOSTS {
-                    last.retain(|_, last| last.elapsed() < HOST_LIFETIME);
-                }
-                last.insert(id.to_owned(), Instant::now());
+                let own = self.cluster.host_id();
+                self.hosts().arrive(id, own, Instant::now());
                 return false;
             }
             ["job", deployment, id] if payload.is_empty() => {
@@ -170,6 +173,9 @@ impl JobStream {
             ["job", deployment, id] => {
                 let is_own = |job: &JobRecord| job.deployment == deployment && job.id == id;
                 match serde_json::from_slice::<JobRecord>(payload) {
+                    Ok(job) if job.body_bytes.max(job.result_bytes) > MAX_BYTES => {
+                        Err("its body or result is too large".to_owned())
+                    }
                     Ok(mut job) if is_own(&job) => {
                         job.version = version;
                         index.insert(job);
@@ -189,6 +195,10 @@ impl JobStream {
             _ => Err("its subject is unknown".to_owned()),
         };
         if let Err(error) = applied {
+            // The version before is no longer the job's.
+            if let ["job", deployment, id] = parts[..] {
+                index.remove(deployment, id);
+            }
             tracing::error!(
                 subject,
                 "the cluster has an unusable record of jobs: {error}"

@@ -201,7 +201,7 @@ fn canceled_dead_and_expired_jobs_end() {
     let ended = queue.finish(&stale[0], &done(b""), 9).expect("no failure");
     assert!(ended.is_none(), "the first attempt was canceled");
     queue.release(&[first("2")], 9).expect("it runs");
-    let second = queue.running();
+    let second = queue.running_here_or_lost();
     assert_eq!(second, [queue.job(&key("1")).expect("it is there").claim()]);
     assert_eq!(queue.job(&key("2")).expect("it is there").attempts, 0);
     let ended = queue.finish(&second[0], &done(b""), 10).expect("it runs");
@@ -317,7 +317,7 @@ fn deferral_lets_the_backlog_of_its_tenant_wait() {
     let next = queue.counts()["a"].next_ready_ms.expect("alice waits");
     assert!((2510..=3010).contains(&next), "{next}");
     assert_eq!(claim(&queue, 9, 3010).len(), 1);
-    let running = queue.running();
+    let running = queue.running_here_or_lost();
     queue
         .finish(&running[0], &done(b""), 3011)
         .expect("it runs");
@@ -378,9 +378,69 @@ fn schedule_runs_once_for_a_time() {
     assert!(!stale.expect("no failure"), "another host was faster");
     assert!(record(&queue, "3", Some(50), 60).expect("no failure"));
     assert_eq!(queue.counts()["a"].waiting, 2);
-    queue.remove_deployment("a").expect("no failure");
+    queue.remove_deployment("a", u64::MAX).expect("no failure");
     drop(queue);
     let queue = open(dir.path());
     assert!(queue.counts().is_empty());
     assert!(queue.cron_states("a").is_empty());
+}
+
+#[test]
+fn jobs_of_a_later_deployment_stay() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let queue = open(dir.path());
+    let mut later = job("2", b"");
+    later.record.created_ms = 60;
+    for job in [job("1", b""), later] {
+        submit(&queue, job, 9).expect("there is room");
+    }
+    queue.remove_deployment("a", 60).expect("no failure");
+    assert!(queue.job(&key("1")).is_none());
+    assert!(queue.job(&key("2")).is_some());
+}
+
+/// A store that cannot read the body of job 1.
+#[derive(Debug)]
+struct Damaged(Arc<dyn JobStore>);
+
+impl JobStore for Damaged {
+    fn prepare(&self) -> Result<(), QueueError> {
+        self.0.prepare()
+    }
+
+    fn index(&self) -> MutexGuard<'_, JobIndex> {
+        self.0.index()
+    }
+
+    fn commit(&self, changes: Vec<Change>) -> Result<bool, QueueError> {
+        self.0.commit(changes)
+    }
+
+    fn body(&self, record: &JobRecord) -> Result<Bytes, QueueError> {
+        match &*record.id {
+            "1" => Err(QueueError::Storage("damaged".to_owned())),
+            _ => self.0.body(record),
+        }
+    }
+
+    fn result(&self, record: &JobRecord) -> Result<Bytes, QueueError> {
+        self.0.result(record)
+    }
+}
+
+#[test]
+fn unreadable_body_leaves_other_jobs_alone() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let mut queue = open(dir.path());
+    queue.store = Arc::new(Damaged(Arc::clone(&queue.store)));
+    for id in ["1", "2"] {
+        submit(&queue, job(id, b"body"), 9).expect("there is room");
+    }
+    let claimed = queue.claim("a", 2, 5).expect("no failure");
+    let ids = Vec::from_iter(claimed.iter().map(|job| &*job.record.id));
+    assert_eq!(ids, ["2"]);
+    let waiting = queue.job(&key("1")).expect("it is not removed");
+    assert_eq!(waiting.state, JobState::Waiting);
+    assert_eq!((waiting.attempts, waiting.interruptions), (0, 0));
+    assert!(queue.claim("a", 2, 6).expect("no failure").is_empty());
 }
