@@ -72,7 +72,8 @@ start_hosts() {
   done
 }
 
-# serve_until_stopped URL: says what to try, and waits until the last process ends or the script is stopped.
+# serve_until_stopped URL: says what to try, and waits until the router ends (without one, the last host) or the script is
+# stopped.
 serve_until_stopped() {
   echo "try: curl -s $1/v1/chat/completions -H 'content-type: application/json' \\"
   echo "  -d '{\"model\": \"tiny\", \"messages\": [{\"role\": \"user\", \"content\": \"12+7=\"}]}'"

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Tokens of a block: the number that other servers and their routers use by default.
 pub const CACHE_BLOCK: u32 = 16;
-/// Most tokens of changes that a model adds to the contents that the publisher has not taken.
+/// Most tokens in the changes of a model that wait for the publisher. The contents of a reset do not count.
 const MAX_PENDING_TOKENS: usize = 1 << 20;
 /// Tokens that a change counts as beside its own, for its other fields.
 const CHANGE_TOKENS: usize = 32;
@@ -92,7 +92,7 @@ pub(crate) struct CacheFeedWriter {
 }
 
 impl CacheFeedWriter {
-    /// Names the owner of a scope, which never changes.
+    /// Tells the owner of a scope. A scope always has the same owner.
     pub(crate) fn set_owner(&mut self, scope: PrefixScope, owner: Option<PrefixOwner>) {
         if let Some(owner) = owner {
             self.owners.insert(scope, owner);

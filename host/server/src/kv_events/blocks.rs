@@ -2,8 +2,8 @@
 //!
 //! A block is named by a hash of its tokens and of the block before it, so its hash stands for all tokens up to its end. The
 //! first block begins with the salt: a digest of the owner and the adapter. A block is stored in a location with its first
-//! holder there, and removed with its last. Whoever holds a block holds all before it; so of the blocks that a holder gets,
-//! the new ones are the last ones.
+//! holder there, and removed with its last. Whoever holds a block holds all before it, so what
+//! a holder adds to a location begins with blocks that are stored there, if any, and ends with new ones.
 
 use corral_engine::{CACHE_BLOCK, EntryLocation, OwnedChange, PrefixHolder, PrefixOwner, Token};
 use data_encoding::HEXLOWER;

@@ -1,7 +1,8 @@
 //! Schedules: turns the times of manifests into jobs.
 //!
-//! A time is handled in the change that adds its job, so a restart neither repeats nor loses a run, and of the hosts of a
-//! cluster, which all find a time due, one adds the job. While a deployment is paused no run begins; once it resumes, what it missed is caught up as after a restart (see [`schedule`]).
+//! A time is handled in the change that adds its job, so a restart neither repeats nor loses a run. All hosts of a cluster
+//! find the time due, and the first one adds the job. While a deployment is paused no run begins; once it resumes, what it
+//! missed is caught up as after a restart (see [`schedule`]).
 //!
 //! [`schedule`]: super::schedule
 
