@@ -115,7 +115,8 @@ mod tests {
             let (queue, meter, polls) = (queue(), Meter::default(), AtomicU32::new(0));
             let other = queue.wait().await.expect("the turn is free");
             let end = Instant::now() + Duration::from_secs(600);
-            let work = pin!(spin(FREE_TIME, &polls));
+            // More than its free time, which refills if this thread is interrupted between two polls.
+            let work = pin!(spin(FREE_TIME * 4, &polls));
             let mut run = pin!(run_within(&meter, Some(&queue), |_| false, end, work));
             for _ in 0..3 {
                 assert!(once(&mut run).await.is_pending());

@@ -236,10 +236,7 @@ mod tests {
         let path = "/".repeat(1 << 20);
         let started = std::time::Instant::now();
         assert_eq!(routes.find(&path), None);
-        assert!(
-            started.elapsed().as_millis() < 500,
-            "{:?}",
-            started.elapsed()
-        );
+        // Looking up each prefix would take minutes.
+        assert!(started.elapsed().as_secs() < 10, "{:?}", started.elapsed());
     }
 }
