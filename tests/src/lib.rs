@@ -41,7 +41,7 @@ mod watch;
 
 pub use child::{KilledOnDrop, http_agent};
 pub use client::{ENDLESS_TOKENS, MANY_CELLS};
-pub use cluster_run::{ClusterHost, ClusterRun};
+pub use cluster_run::{ClusterHost, ClusterRun, free_ports};
 pub use command_line::{
     RunOutput, run, run_command, run_plugin, run_with, scratch_dir, serve, words,
 };

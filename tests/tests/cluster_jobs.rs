@@ -106,8 +106,11 @@ fn hosts_share_jobs_and_their_results() {
     deploy_sums(&all);
     let sent = send_sums(&[&a], &distinct_sums(30));
     check_sums(&b, &sent);
-    let done = all.map(|host| events(host, "sums", "job", "succeeded"));
-    assert_eq!(done.iter().sum::<f64>(), 30.0);
+    // A host counts a job after all can see its end.
+    let done = wait_for("the counts of all jobs", || {
+        let done = all.map(|host| events(host, "sums", "job", "succeeded"));
+        (done.iter().sum::<f64>() == 30.0).then_some(done)
+    });
     assert!(
         done.iter().filter(|done| **done > 0.0).count() > 1,
         "{done:?}"
@@ -176,7 +179,8 @@ fn failed_and_canceled_jobs_end_on_all_hosts() {
     }
     let retried = b.cli_output(&["jobs", "bad", "--retry", &id]);
     assert_eq!(retried, format!("{id} is waiting\n"));
-    wait_for_state(&a, "bad", &id, "dead");
+    // The other host may not have seen the retry yet.
+    wait_for_state(&b, "bad", &id, "dead");
     let listed = b.cli_json(&["jobs", "bad", "--state", "dead"]);
     assert_eq!(listed["jobs"][0]["id"], id);
 
@@ -238,6 +242,10 @@ fn restarted_nats_loses_no_job() {
     let sums = distinct_sums(40);
     let mut sent = send_sums(&[&a, &b], &sums[..20]);
     nats.stop();
+    // A job that is sent before may reach the next NATS although it was refused.
+    a.wait_until("the loss of the connection", |metrics| {
+        metrics.get("corral_cluster_connected") == 0.0
+    });
     let refused = wait_for("a refusal", || {
         let answer = a.post("/jobs/sums", "{}");
         (answer.status != 202).then_some(answer)
