@@ -12,6 +12,7 @@ pub mod authoring;
 pub mod benches;
 mod child;
 mod client;
+pub mod cluster;
 mod cluster_run;
 pub mod collector;
 mod command_line;
