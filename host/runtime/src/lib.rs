@@ -33,6 +33,7 @@ mod deployment_calls;
 mod deployment_snapshots;
 mod folders;
 mod framed_bodies;
+mod free_time;
 mod handles;
 mod host;
 mod http_bytes;

@@ -12,7 +12,7 @@ use crate::model_config::{DeviceTopKMode, MAX_RUNNING, ModelConfig, STEP_TOKENS}
 use crate::worker::MAX_COMPACTION_BYTES;
 use corral_llama::{
     ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadGate, LoadProgress,
-    Model, VisionEncoder, check_magic, take_buffer_sizes,
+    Model, VisionEncoder, take_buffer_sizes,
 };
 use corral_scheduler::AdapterId;
 use std::path::PathBuf;
@@ -48,9 +48,10 @@ impl LoadedModel {
         progress: &LoadProgress,
         gate: LoadGate<'_>,
     ) -> Result<Self, LoadError> {
-        check_magic(&config.path)?;
+        let estimate = MemoryEstimate::read(&config.path)?;
+        let plan = PlacementPlan::new(config, &estimate)?;
         let Some(check) = &config.check else {
-            return Self::load_gated(config, progress, gate);
+            return Self::load_planned(config, &estimate, &plan, progress, gate);
         };
         let model = ModelCheckInput {
             path: config.path.clone(),
@@ -58,25 +59,27 @@ impl LoadedModel {
             context: config.context,
             adapters: config.adapters.clone(),
             projector: config.projector.clone(),
+            // With layers on devices, llama.cpp reads the tensors in another order than the check.
+            same_order: (!plan.has_devices()).then_some(config.file_access),
         };
         check.check_beside(&model, &|| progress.is_canceled(), |gate| {
-            Self::load_gated(config, progress, gate)
+            Self::load_planned(config, &estimate, &plan, progress, gate)
         })
     }
 
-    fn load_gated(
+    fn load_planned(
         config: &ModelConfig,
+        estimate: &MemoryEstimate,
+        plan: &PlacementPlan,
         progress: &LoadProgress,
         gate: LoadGate<'_>,
     ) -> Result<Self, LoadError> {
-        let estimate = MemoryEstimate::read(&config.path)?;
-        let plan = PlacementPlan::new(config, &estimate)?;
         let mut tries = plan.attempts().into_iter().peekable();
         loop {
             let layers = tries.next().unwrap_or(0);
             // Forgets the buffers of a failed attempt.
             take_buffer_sizes();
-            let error = match Self::attempt(config, &estimate, &plan, layers, progress, gate) {
+            let error = match Self::attempt(config, estimate, plan, layers, progress, gate) {
                 Ok(loaded) => return Ok(loaded),
                 Err(error) => error,
             };
