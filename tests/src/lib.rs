@@ -25,6 +25,7 @@ mod metrics;
 mod nats;
 mod neighbors;
 pub mod pictures;
+pub mod recordings;
 mod registry;
 mod response;
 pub mod schema;

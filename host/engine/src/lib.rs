@@ -53,7 +53,7 @@ mod vocabulary;
 mod wake_batch;
 mod worker;
 
-pub use self::image::picture::{DECODE_IMAGE_JOB, decode_image_job};
+pub use self::image::decoder::{DECODE_MEDIA_JOB, decode_media_job};
 pub use self::image::{Image, MAX_IMAGE_BYTES};
 pub use cache_feed::{CACHE_BLOCK, CacheFeed, CacheUpdate, OwnedChange};
 pub use caller::{Caller, CellShare, PrefixOwner};
