@@ -6,7 +6,7 @@ use corral_tests::pictures::{drawn_sum, projector};
 use corral_tests::recordings::{
     Samples, audio_projector, recorded, recorded_as, recorded_sum, silence,
 };
-use corral_tests::{Corral, RELIABLE_SUMS, Response, Sum};
+use corral_tests::{Corral, RELIABLE_SUMS, Response, Sum, run};
 use data_encoding::{BASE64, HEXLOWER};
 use serde_json::{Value, json};
 
@@ -192,4 +192,20 @@ fn models_refuse_what_they_cannot_hear() {
     let refused = hearing.post("/blocking/see", HEXLOWER.encode(&drawn_sum(sum)));
     assert_eq!(refused.status, 400, "{refused:?}");
     assert!(refused.body.contains("no vision encoder"), "{refused:?}");
+}
+
+#[test]
+fn model_info_names_encoders() {
+    for (projector, encodes) in [(projector(), "images"), (audio_projector(), "audio")] {
+        let output = run(["model", "info", projector]);
+        assert_eq!(output.code, Some(0), "{output:?}");
+        let row = output
+            .stdout
+            .lines()
+            .find(|line| line.starts_with("projector for"));
+        assert!(row.is_some_and(|row| row.ends_with(encodes)), "{output:?}");
+        let output = run(["model", "info", projector, "--json"]);
+        let facts: Value = serde_json::from_str(&output.stdout).expect("JSON");
+        assert_eq!(facts["encodes"], json!([encodes]));
+    }
 }

@@ -114,6 +114,7 @@ pub mod testing {
     pub use crate::backend::{Backend, DecodeError, LogitsCopied, SaveError, TokenInput};
     pub use crate::engine_waker::EngineWaker;
     pub use crate::external_sampler::SamplerMailbox;
+    pub use crate::image::audio::decode_audio;
     pub use crate::image::picture::decode_picture;
     pub use crate::prefix_files::has_state as prefix_file_has_state;
     pub use crate::raw_context::RawContext;

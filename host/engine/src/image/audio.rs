@@ -45,6 +45,15 @@ pub fn decode(file: &[u8]) -> Result<Audio, String> {
     read(file).map_err(|what| format!("the audio is no valid WAV file: {what}"))
 }
 
+/// Rate and samples of a WAV file, decoded in this process, for tests.
+///
+/// # Errors
+/// What is wrong with the file.
+pub fn decode_audio(file: &[u8]) -> Result<(u32, Vec<f32>), String> {
+    let audio = decode(file)?;
+    Ok((audio.rate, audio.samples))
+}
+
 fn read(file: &[u8]) -> Result<Audio, String> {
     let damaged = |what: &str| format!("{what}; send an undamaged file");
     let mut format = None;
