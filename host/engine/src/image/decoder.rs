@@ -68,7 +68,7 @@ impl MediaDecoder {
             ))),
             Err(ChildError::Canceled) => Err(Error::ShuttingDown),
             Err(ChildError::Busy) => Err(Error::Overloaded {
-                reason: "too many images are being decoded".into(),
+                reason: "too many files are being decoded".into(),
                 retry_after: Duration::from_secs(1),
             }),
             Err(error) => Err(Error::Failed(format!(
