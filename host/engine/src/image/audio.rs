@@ -72,7 +72,7 @@ fn read(file: &[u8]) -> Result<Audio, String> {
             let name = head[..4].escape_ascii();
             let missing = length - after.len();
             return Err(damaged(&format!(
-                "{missing} bytes of its part {name:?} are missing"
+                "{missing} bytes of its part \"{name}\" are missing"
             )));
         };
         match &head[..4] {
