@@ -26,6 +26,7 @@ mod metrics;
 mod nats;
 mod neighbors;
 pub mod pictures;
+pub mod recordings;
 mod registry;
 mod response;
 pub mod schema;

@@ -296,16 +296,16 @@ metrics! {
     embed_failed: Counter = "corral_engine_embedding_requests_failed_total",
     /// Embedding requests that wait or run.
     embed_open: Gauge = "corral_engine_embedding_requests_in_flight",
-    /// Pictures encoded for sequences.
+    /// Images and audio files encoded for sequences.
     images_encoded: Counter = "corral_engine_images_encoded_total",
-    /// Pictures whose embeddings were cached.
+    /// Images and audio files whose embeddings were cached.
     image_cache_hits: Counter = "corral_engine_image_cache_hits_total",
-    /// Pictures refused because their file is damaged, too large or of another format.
+    /// Images and audio files refused because their file is damaged, too large or of another format.
     images_refused: Counter = "corral_engine_images_refused_total",
-    /// Pictures that failed although their file may be good: no decoder or no memory for images was free, or a fault of the
+    /// Images and audio files that failed although their file may be good: no decoder or no memory for images was free, or a fault of the
     /// server.
     images_failed: Counter = "corral_engine_images_failed_total",
-    /// Seconds decoding and encoding pictures.
+    /// Seconds decoding and encoding images and audio.
     image_nanos: Counter = "corral_engine_image_encode_seconds_total" / 1e9,
     /// Inputs of finished embedding requests.
     embed_inputs: Counter = "corral_engine_embedding_inputs_total",

@@ -12,7 +12,7 @@ use crate::model_config::{DeviceTopKMode, MAX_RUNNING, ModelConfig, STEP_TOKENS}
 use crate::worker::MAX_COMPACTION_BYTES;
 use corral_llama::{
     ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadGate, LoadProgress,
-    Model, VisionEncoder, take_buffer_sizes,
+    MediaEncoder, Model, take_buffer_sizes,
 };
 use corral_scheduler::AdapterId;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub(super) struct LoadedModel {
     /// Positions per sequence.
     pub context: u32,
     pub memory: MemoryUse,
-    pub vision: Option<VisionEncoder>,
+    pub encoder: Option<MediaEncoder>,
     /// Tokens of the longest sequence that compaction may move.
     pub max_compaction_tokens: u32,
 }
@@ -148,11 +148,11 @@ impl LoadedModel {
             device_top_k,
         };
         let backend = LlamaContext::new(model.clone(), settings)?;
-        let vision = config.projector.as_ref().map(|projector| {
+        let encoder = config.projector.as_ref().map(|projector| {
             // As many threads as embeddings have while requests generate.
-            VisionEncoder::load(projector, model.clone(), threads.div_ceil(2))
+            MediaEncoder::load(projector, model.clone(), threads.div_ceil(2))
         });
-        let vision = vision.transpose()?;
+        let encoder = encoder.transpose()?;
         buffers.extend(take_buffer_sizes());
         let separate = plan.devices_with_memory();
         let mut memory = MemoryUse::of(buffers, model.placement(), &separate);
@@ -162,7 +162,7 @@ impl LoadedModel {
         }
         Ok(Self {
             memory,
-            vision,
+            encoder,
             model,
             backend,
             settings,

@@ -2,6 +2,7 @@
 
 use crate::block_on::block_on;
 use crate::device_placement::{DeviceSelection, GpuLayers, PlacementOptions};
+use crate::image::audio::{SECONDS, test_audio};
 use crate::image::picture::test_picture;
 use crate::memory_estimate::MemoryEstimate;
 use crate::model_check::input::ModelCheckInput;
@@ -51,7 +52,7 @@ pub fn check_model_job(job: ChildJob) -> Result<Vec<u8>, String> {
         .and_then(|config| Engine::load_gated(config, &LoadProgress::default(), &report))
         .map_err(|error| error.to_string())?;
     generate(&engine)
-        .and_then(|()| see(&engine))
+        .and_then(|()| encode(&engine))
         .map_err(|error| format!("the model file {path} does not compute: {error}"))?;
     engine.shutdown();
     Ok(Vec::new())
@@ -120,13 +121,15 @@ fn generate(engine: &Engine) -> Result<(), crate::Error> {
     Ok(())
 }
 
-/// Encodes pictures of extreme shapes, and computes a prompt with one of them if it fits.
-fn see(engine: &Engine) -> Result<(), crate::Error> {
-    if !engine.info().accepts_images {
-        return Ok(());
-    }
-    for (width, height) in PICTURES {
-        let file = test_picture(width, height);
+/// Encodes pictures of extreme shapes and audio of extreme lengths, and computes a prompt with each that fits.
+fn encode(engine: &Engine) -> Result<(), crate::Error> {
+    let info = engine.info();
+    let pictures = PICTURES.iter().filter(|_| info.accepts_images);
+    let pictures = pictures.map(|(width, height)| test_picture(*width, *height));
+    // llama.cpp aborts on audio with more positions than an encoder has.
+    let lengths = [*SECONDS.start(), *SECONDS.end()].into_iter();
+    let audio = lengths.filter(|_| info.accepts_audio).map(test_audio);
+    for file in pictures.chain(audio) {
         let image = block_on(engine.encode_image(file, Caller::default())?)?;
         let mut sequence = Sequence::new(engine.clone(), Caller::default());
         sequence.append(&engine.tokenize(TEXT, true)?)?;
