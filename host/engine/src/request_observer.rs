@@ -12,6 +12,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use strum::IntoStaticStr;
 
 /// Upper bounds in seconds for requests and their waits: from a cached prompt of a small model to five minutes.
 pub const REQUEST_SECONDS: [f64; 17] = [
@@ -25,7 +26,8 @@ const TOKEN_SECONDS: [f64; 16] = [
 ];
 
 /// How far a generation is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum GenerationPhase {
     /// It is in the model's queue for the first time.
     Waiting,
@@ -40,11 +42,7 @@ impl GenerationPhase {
 
     /// Its name in status reports.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-        }
+        self.into()
     }
 }
 

@@ -188,7 +188,7 @@ impl Quota {
 
     /// How often each limit refused a request or generation, over all quotas that share the usage.
     pub fn refusals(&self) -> impl Iterator<Item = (QuotaLimit, u64)> {
-        let counts = QuotaLimit::ALL.into_iter().zip(&self.shared.refusals);
+        let counts = QuotaLimit::ALL.iter().copied().zip(&self.shared.refusals);
         counts.map(|(limit, count)| (limit, count.load(Ordering::Relaxed)))
     }
 }

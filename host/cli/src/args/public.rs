@@ -244,17 +244,15 @@ impl FromStr for QuotaArg {
             let wrong = || format!("'{number}' is not a valid number for {name}; {expected}");
             let number = || number.parse::<u64>().map_err(|_| wrong());
             let small = || u32::try_from(number()?).map_err(|_| wrong());
-            let known = QuotaLimit::ALL
-                .into_iter()
-                .find(|limit| limit.name() == name);
-            match known {
-                Some(QuotaLimit::Concurrent) => quota.concurrent = Some(small()?),
-                Some(QuotaLimit::RequestsPerMinute) => quota.requests_per_minute = Some(small()?),
-                Some(QuotaLimit::TokensPerRequest) => quota.tokens_per_request = Some(number()?),
-                Some(QuotaLimit::TokensPerMinute) => quota.tokens_per_minute = Some(number()?),
-                Some(QuotaLimit::TokensPerDay) => quota.tokens_per_day = Some(number()?),
-                None => {
-                    let names = QuotaLimit::ALL.map(QuotaLimit::name).join(", ");
+            match name.parse::<QuotaLimit>() {
+                Ok(QuotaLimit::Concurrent) => quota.concurrent = Some(small()?),
+                Ok(QuotaLimit::RequestsPerMinute) => quota.requests_per_minute = Some(small()?),
+                Ok(QuotaLimit::TokensPerRequest) => quota.tokens_per_request = Some(number()?),
+                Ok(QuotaLimit::TokensPerMinute) => quota.tokens_per_minute = Some(number()?),
+                Ok(QuotaLimit::TokensPerDay) => quota.tokens_per_day = Some(number()?),
+                Err(_) => {
+                    let names = QuotaLimit::ALL.iter().map(|limit| limit.name());
+                    let names = names.collect::<Vec<_>>().join(", ");
                     return Err(format!("unknown limit '{name}'; write one of {names}"));
                 }
             }
@@ -308,10 +306,10 @@ impl FromStr for ErrorFormatArg {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (route, format) = route_and_value(text, "write ROUTE=FORMAT, e.g. /v1=openai")?;
-        Ok(ErrorFormatArg {
-            route,
-            format: format.parse()?,
-        })
+        let format = format.parse().map_err(|_| {
+            "unknown error format; write problem, openai, anthropic or ollama".to_owned()
+        })?;
+        Ok(ErrorFormatArg { route, format })
     }
 }
 

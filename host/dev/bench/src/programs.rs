@@ -99,7 +99,7 @@ const TURN_AFTER_LIMIT: &str = "<|im_end|>\n<|im_start|>user\n";
 
 /// The names of the components that the bench needs, besides `openai`.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    Program::ALL.into_iter().map(Program::name)
+    Program::value_variants().iter().map(|one| one.name())
 }
 
 /// Measures and prints the figures.
@@ -118,7 +118,7 @@ pub(crate) fn measure(args: &ProgramsArgs) -> Result<(), Error> {
         answers + OTHER_TOKENS,
     )?;
     let programs = match args.programs.as_slice() {
-        [] => Program::ALL.to_vec(),
+        [] => Program::value_variants().to_vec(),
         chosen => chosen.to_vec(),
     };
     let workers = startup::tokio_runtime(startup::workers(None))?;

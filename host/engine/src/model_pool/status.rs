@@ -5,9 +5,11 @@ use super::{ModelPool, PoolState, Slot};
 use crate::engine::Engine;
 use crate::metrics::{EngineMetrics, Metric, MetricKind};
 use std::time::Duration;
+use strum::{IntoStaticStr, VariantNames};
 
 /// The state of a model.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "lowercase")]
 pub enum ModelState {
     /// Not in memory; the next open loads it.
     Unloaded,
@@ -29,17 +31,11 @@ pub enum ModelState {
 
 impl ModelState {
     /// The names of all states.
-    pub const NAMES: [&'static str; 5] = ["unloaded", "loading", "loaded", "unloading", "failed"];
+    pub const NAMES: &'static [&'static str] = Self::VARIANTS;
 
     /// The state's name, which is stable.
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::Unloaded => "unloaded",
-            Self::Loading { .. } => "loading",
-            Self::Loaded => "loaded",
-            Self::Unloading => "unloading",
-            Self::Failed { .. } => "failed",
-        }
+        self.into()
     }
 }
 
