@@ -7,7 +7,7 @@
 use crate::generation_trace::GenerationTrace;
 use crate::histogram::Histogram;
 use crate::histogram_names;
-use crate::metrics::{Metric, MetricKind, add, get};
+use crate::metrics::{Metric, add, get};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -115,26 +115,18 @@ impl Default for GenerationMetrics {
 impl GenerationMetrics {
     /// The current samples.
     pub fn samples(&self) -> Vec<Metric> {
-        let count = |name, help, value: u64| Metric {
-            name,
-            help,
-            kind: MetricKind::Counter,
-            labels: Vec::new(),
-            #[allow(clippy::cast_precision_loss)]
-            value: value as f64,
-        };
         let mut samples = vec![
-            count(
+            Metric::counter(
                 "corral_deployment_prompt_tokens_total",
                 "Prompt tokens of generations, by deployment and model.",
                 self.usage.prompt(),
             ),
-            count(
+            Metric::counter(
                 "corral_deployment_cached_tokens_total",
                 "Prompt tokens of generations that came from the prefix cache, by deployment and model.",
                 self.usage.cached(),
             ),
-            count(
+            Metric::counter(
                 "corral_deployment_generated_tokens_total",
                 "Tokens generated, by deployment and model.",
                 self.usage.generated(),

@@ -1,7 +1,7 @@
 //! Counters of one deployment, over all its revisions.
 
-use super::{Counter, metric};
-use corral_engine::{Error, GenerationMetrics, Metric, MetricKind};
+use super::Counter;
+use corral_engine::{Error, GenerationMetrics, Metric};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use strum::{IntoStaticStr, VariantArray};
@@ -278,14 +278,12 @@ impl DeploymentCounters {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         for (code, count) in &*refused {
-            let mut metric = metric(
+            let metric = Metric::counter(
                 "corral_deployment_requests_refused_total",
                 "Requests that the host answered with an error, by deployment and error code.",
-                MetricKind::Counter,
-                *count as f64,
+                *count,
             );
-            metric.labels.push(("code", (*code).to_owned()));
-            metrics.push(metric);
+            metrics.push(metric.with_label("code", *code));
         }
         for (model, generations) in self.all_generations() {
             for mut metric in generations.samples() {
@@ -295,24 +293,22 @@ impl DeploymentCounters {
         }
         let refused = OutboundRefusal::VARIANTS.iter();
         for (reason, count) in refused.zip(&self.outbound_refusals) {
-            let mut metric = metric(
+            let metric = Metric::counter(
                 "corral_deployment_outbound_refused_total",
                 "Outgoing HTTP requests that the host refused or ended, by deployment and reason.",
-                MetricKind::Counter,
-                count.get() as f64,
+                count.get(),
             );
             let reason: &str = reason.into();
-            metric.labels.push(("reason", reason.to_owned()));
-            metrics.push(metric);
+            metrics.push(metric.with_label("reason", reason));
         }
         for kind in ResourceKind::VARIANTS.iter().copied() {
             let (name, help, label) = kind.metric();
             let count = self.resource_count(kind).get() as f64;
-            let mut metric = metric(name, help, MetricKind::Gauge, count);
-            metric
-                .labels
-                .extend(label.map(|label| ("kind", label.to_owned())));
-            metrics.push(metric);
+            let metric = Metric::gauge(name, help, count);
+            metrics.push(match label {
+                Some(label) => metric.with_label("kind", label),
+                None => metric,
+            });
         }
         metrics
     }
