@@ -35,7 +35,7 @@ use corral_cli::bench::url::Url;
 use corral_cli::{Error, startup};
 use corral_engine::{Engine, ModelPool};
 use corral_server::deployments::Deployments;
-use corral_server::{Access, RequestPolicy, Server};
+use corral_server::{Access, RequestPolicy, Server, ServerOptions};
 use input::{Input, Lengths};
 use program::Program;
 use report::{Choice, Row, Sample, Side};
@@ -189,7 +189,7 @@ async fn start(engine: &Engine, dir: &Path, programs: &[Program]) -> Result<Serv
         let plugin = runtime.load_plugin(name, file, limits.clone()).await?;
         deployments.add_static(route.parse()?, plugin, RequestPolicy::default())?;
     }
-    open(models, runtime, deployments, None).await
+    open(models, runtime, deployments, None, ServerOptions::default()).await
 }
 
 struct Bench {
