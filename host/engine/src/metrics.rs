@@ -43,6 +43,37 @@ pub struct Metric {
     pub value: f64,
 }
 
+impl Metric {
+    /// A sample without labels.
+    pub fn new(name: &'static str, help: &'static str, kind: MetricKind, value: f64) -> Self {
+        Self {
+            name,
+            help,
+            kind,
+            labels: Vec::new(),
+            value,
+        }
+    }
+
+    /// A sample of a counter, without labels.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn counter(name: &'static str, help: &'static str, count: u64) -> Self {
+        Self::new(name, help, MetricKind::Counter, count as f64)
+    }
+
+    /// A sample of a gauge, without labels.
+    pub fn gauge(name: &'static str, help: &'static str, value: f64) -> Self {
+        Self::new(name, help, MetricKind::Gauge, value)
+    }
+
+    /// The same with one more label.
+    #[must_use]
+    pub fn with_label(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.labels.push((name, value.into()));
+        self
+    }
+}
+
 macro_rules! metrics {
     (
         $(
@@ -349,43 +380,31 @@ const COUNTS: [f64; 11] = [
 /// The metrics of the grammar compiler.
 #[allow(clippy::cast_precision_loss)]
 pub fn grammar_metrics(counters: &GrammarCounters) -> [Metric; 5] {
-    let metric = |name, help, kind, value: u64| Metric {
-        name,
-        help,
-        kind,
-        labels: Vec::new(),
-        value: value as f64,
-    };
     [
-        metric(
+        Metric::counter(
             "corral_engine_grammar_cache_hits_total",
             "Compilations that the grammar cache saved.",
-            MetricKind::Counter,
             counters.hits,
         ),
-        metric(
+        Metric::counter(
             "corral_engine_grammar_compilations_total",
             "Grammars compiled.",
-            MetricKind::Counter,
             counters.compiled,
         ),
-        metric(
+        Metric::counter(
             "corral_engine_grammar_compilation_failures_total",
             "Grammars that could not be compiled.",
-            MetricKind::Counter,
             counters.failed,
         ),
-        metric(
+        Metric::gauge(
             "corral_engine_grammar_cache_entries",
             "Compiled grammars in the cache.",
-            MetricKind::Gauge,
-            counters.cached,
+            counters.cached as f64,
         ),
-        metric(
+        Metric::gauge(
             "corral_engine_grammar_cache_bytes",
             "Estimated memory of the cached grammars, in bytes.",
-            MetricKind::Gauge,
-            counters.cached_bytes,
+            counters.cached_bytes as f64,
         ),
     ]
 }

@@ -60,6 +60,7 @@ mod repoll;
 mod runtime;
 mod sampling;
 mod secrets;
+mod serde_as_text;
 mod shared;
 mod state;
 mod store;
