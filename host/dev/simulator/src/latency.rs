@@ -1,8 +1,10 @@
-//! What a load costs its callers: the time to the first token, and the gaps between the others.
+//! What a [trace](crate::traces) costs its callers: the time to the first token, and the gaps between the others.
+//! `cargo run --release -p corral-simulator --example latency` prints a table.
 
 use crate::Machine;
-use crate::simulation::{Arrival, End, Simulation};
-use corral_scheduler::{Latency, Overlap, PrefillPolicy, SchedulerConfig};
+use crate::simulation::{End, Simulation};
+use crate::traces::Trace;
+use corral_scheduler::{Overlap, PrefillPolicy, SchedulerConfig};
 use std::collections::BTreeMap;
 
 /// Most requests that run at once.
@@ -12,7 +14,7 @@ const CELLS: u32 = 1 << 18;
 /// `n_batch` of llama.cpp's server.
 const PEER_STEP_TOKENS: u32 = 2048;
 
-/// A scheduler with room for any load.
+/// A scheduler with room for all traces.
 pub fn config() -> SchedulerConfig {
     SchedulerConfig {
         seq_ids: RUNNING,
@@ -42,20 +44,7 @@ pub fn peer() -> SchedulerConfig {
     }
 }
 
-/// Eight clients, each of which sends its next request when it has its answer: the requests of `corral-bench latency`.
-pub fn mixed(requests: usize, latency: Latency) -> Vec<Arrival> {
-    let of = |index: usize| Arrival {
-        latency,
-        after: index.checked_sub(8),
-        prompt: if index.is_multiple_of(4) { 600 } else { 32 },
-        max_tokens: 40,
-        ends_after: 40,
-        ..Arrival::default()
-    };
-    (0..requests).map(of).collect()
-}
-
-/// The figures of a load.
+/// The figures of a trace.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     /// Seconds to the first token: the median and the 99th percentile.
@@ -66,15 +55,15 @@ pub struct Figures {
     pub tokens_per_second: f64,
 }
 
-/// Simulates a load.
+/// Simulates a trace.
 ///
 /// # Panics
 ///
-/// If a request fails.
+/// If a request of the trace fails.
 #[allow(clippy::cast_precision_loss)]
-pub fn measure(config: SchedulerConfig, machine: Machine, load: Vec<Arrival>) -> Figures {
+pub fn measure(config: SchedulerConfig, machine: Machine, trace: &Trace) -> Figures {
     let mut simulation = Simulation::new(config, machine, BTreeMap::new());
-    let records = simulation.run(load);
+    let records = simulation.run(trace.arrivals.clone());
     let mut first = Vec::new();
     let (mut tokens, mut end) = (0, 0.0_f64);
     for record in &records {

@@ -20,6 +20,7 @@ mod state;
 mod step;
 #[cfg(test)]
 mod tests;
+pub mod traces;
 
 use corral_scheduler::Token;
 pub use machine::{Fault, Machine};

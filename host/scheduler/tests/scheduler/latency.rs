@@ -2,7 +2,7 @@
 
 use super::prefill_budget::relative_step_times;
 use super::*;
-use corral_simulator::latency;
+use corral_simulator::{latency, traces};
 
 /// The default machine with delays.
 fn noisy() -> Machine {
@@ -93,8 +93,9 @@ fn late_prompts_pass_no_other_tenant() {
 /// The mixed bench, against llama.cpp's server as the simulator models it.
 #[test]
 fn balanced_first_tokens_are_near_the_peers() {
+    let trace = traces::mixed(80);
     let measure =
-        |config, latency| latency::measure(config, noisy(), latency::mixed(80, latency));
+        |config, latency| latency::measure(config, noisy(), &trace.clone().with_latency(latency));
     let peer = measure(latency::peer(), Latency::BALANCED);
     let [stream, balanced] =
         [Latency::STREAM, Latency::BALANCED].map(|one| measure(latency::config(), one));
