@@ -302,6 +302,12 @@ mod tests {
         let now = START + 40 * MINUTE;
         assert!(look_with(&early, &hourly, &remembered, now).is_empty());
         assert_eq!(early.cron_states("a"), remembered);
+        // A revision without schedules forgets them, also if another host was faster.
+        let without = TriggerSettings::of(None, &[], None);
+        early.keep_schedules("a", &[]).expect("no failure");
+        let forgotten = pass(&early, "a", &without, remembered, now);
+        assert!(forgotten.expect("no failure").states.is_empty());
+        assert!(early.cron_states("a").is_empty());
     }
 
     #[test]

@@ -239,35 +239,33 @@ impl Worker {
             no_room: BTreeMap::new(),
             states: last.map(|last| last.states.clone()).unwrap_or_default(),
         };
-        // A deployment without schedules may have had some.
-        if !settings.cron.is_empty() || !self.triggers.queue.cron_states(&name).is_empty() {
-            let remembered = check.states.clone();
-            let operation =
-                move |queue: &JobQueue| cron::pass(queue, &name, &settings, remembered, now);
-            match self.triggers.operate(operation).await {
-                Ok(pass) => {
-                    for (job, event) in &pass.runs {
-                        self.triggers.counters.count(job, event);
-                    }
-                    for (schedule, error) in &pass.no_room {
-                        let logged = last.and_then(|last| last.no_room.get(schedule));
-                        if logged != Some(error) {
-                            tracing::warn!(
-                                error,
-                                schedule,
-                                deployment = deployment.name,
-                                "a scheduled run could not be stored"
-                            );
-                        }
-                    }
-                    let retry = (!pass.no_room.is_empty()).then_some(again);
-                    check.next_ms = pass.next_ms.into_iter().chain(retry).min();
-                    (check.no_room, check.states) = (pass.no_room, pass.states);
+        // Also without schedules: the deployment may have had some, which are forgotten.
+        let remembered = check.states.clone();
+        let operation =
+            move |queue: &JobQueue| cron::pass(queue, &name, &settings, remembered, now);
+        match self.triggers.operate(operation).await {
+            Ok(pass) => {
+                for (job, event) in &pass.runs {
+                    self.triggers.counters.count(job, event);
                 }
-                Err(error) => {
-                    tracing::warn!(%error, deployment = deployment.name, "schedules could not be checked");
-                    check.next_ms = Some(again);
+                for (schedule, error) in &pass.no_room {
+                    let logged = last.and_then(|last| last.no_room.get(schedule));
+                    if logged != Some(error) {
+                        tracing::warn!(
+                            error,
+                            schedule,
+                            deployment = deployment.name,
+                            "a scheduled run could not be stored"
+                        );
+                    }
                 }
+                let retry = (!pass.no_room.is_empty()).then_some(again);
+                check.next_ms = pass.next_ms.into_iter().chain(retry).min();
+                (check.no_room, check.states) = (pass.no_room, pass.states);
+            }
+            Err(error) => {
+                tracing::warn!(%error, deployment = deployment.name, "schedules could not be checked");
+                check.next_ms = Some(again);
             }
         }
         let next_ms = check.next_ms;

@@ -216,7 +216,7 @@ impl JobIndex {
         }
     }
 
-    /// Hosts with jobs whose records have an earlier version, and run.
+    /// Hosts of running jobs whose records have an earlier version.
     pub(super) fn hosts_running_since(&self, version: u64) -> BTreeSet<String> {
         let running = self.deployments.values().flat_map(DeploymentJobs::running);
         let running = running.filter(|job| job.version < version);

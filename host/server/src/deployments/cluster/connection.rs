@@ -1,7 +1,6 @@
 //! The connection to NATS. The client connects again by itself, forever, with pauses that grow to some seconds.
 
 use super::config::ClusterConfig;
-use async_nats::connection::State;
 use async_nats::{Client, ConnectOptions, Event};
 use std::io;
 use std::time::Duration;
@@ -82,9 +81,9 @@ impl Connection {
         })
     }
 
-    /// Whether there is a connection now.
+    /// Whether there is a connection now. Not what the client says: it reports that it has connected before it says so.
     pub(crate) fn is_connected(&self) -> bool {
-        self.client.connection_state() == State::Connected
+        self.state.borrow().is_connected
     }
 
     /// Fails without a usable connection, with the reason.

@@ -2,7 +2,7 @@
 //!
 //! A host follows its own signs only, and reads the last sign of another host when it must know about that host: so the
 //! messages grow with the number of hosts, and not with its square. An own sign that arrived [`HOST_LIFETIME`] ago, without
-//! a gap since, is *settled*. A host that gave its last sign before a settled one is lost: its signs would have arrived, too.
+//! a gap since, is *settled*. A host that gave its last sign before a settled one is lost: it has given none for that long.
 //! Clocks are not compared. A job whose record is newer than the settled sign is not taken over, since that is a sign of life.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -18,7 +18,7 @@ const MAX_CHECKED: usize = 4;
 
 /// The signs of this host, and what follows for others.
 pub(super) struct SignsOfLife {
-    /// Sequences of this host's signs since the last gap, and when they arrived. All but the first are not settled.
+    /// Sequences of this host's signs since the last gap, and when they arrived. Of settled ones only the newest is needed.
     own: VecDeque<(u64, Instant)>,
     /// Hosts that the last check found lost, with the sequence of the settled sign.
     lost: HashMap<String, u64>,
