@@ -136,7 +136,7 @@ fn open_route_hides_key_from_plugin() {
 fn keys_never_reach_the_log() {
     let file = file();
     let key = new_key(&file, &["--tenant", "alice", "--name", "the-laptop"]);
-    let corral = start(&file, &["--verbose"]);
+    let mut corral = start(&file, &["--verbose"]);
     check_sum(&corral, &key, Sum { a: 1, b: 1 });
     ask(
         &corral,
@@ -146,6 +146,8 @@ fn keys_never_reach_the_log() {
     );
     ask(&corral, "/misbehave/trap", Some(&bearer(&key)), "");
     corral.wait_until_idle();
+    corral.signal("TERM");
+    corral.wait_for_success();
     let text = std::fs::read_to_string(&file).expect("read");
     for text in [corral.stderr(), text] {
         assert!(!text.contains(&key["corral_".len()..]), "{text}");

@@ -118,8 +118,11 @@ fn upgrade_under_load_loses_no_request() {
         answers_more();
         corral.signal("TERM");
         corral.wait_for_success();
+        // Some errors of clients are accepted above; the server knows what it has left unanswered.
         let stderr = corral.stderr();
-        assert!(!stderr.contains("cut off"), "{stderr}");
+        for text in ["cut off", "complete=false"] {
+            assert!(!stderr.contains(text), "{stderr}");
+        }
         // Clients wait in the backlog until this one is ready.
         corral = manager.start(None);
     }

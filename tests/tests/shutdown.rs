@@ -171,7 +171,10 @@ fn open_connections_lose_no_request() {
         sent
     });
     corral.wait_for_success();
-    assert!(!corral.stderr().contains("cut off"), "{}", corral.stderr());
+    // Some errors of clients are accepted above; the server knows what it has left unanswered.
+    for text in ["cut off", "complete=false"] {
+        assert!(!corral.stderr().contains(text), "{}", corral.stderr());
+    }
     assert!(sent.iter().all(|sent| *sent > 0), "{sent:?}");
 }
 

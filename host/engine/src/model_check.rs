@@ -171,16 +171,9 @@ impl ModelCheck {
             adapters: adapters.collect(),
             same_order: model.same_order.filter(|_| pace == Pace::ByTensor),
         };
-        let mut readable: Vec<_> = checked
-            .adapters
-            .iter()
-            .map(|(_, path)| path.clone())
-            .collect();
+        let mut readable = files(&checked);
+        let bytes = total_bytes(&readable);
         readable.extend(backend_dir.clone().or_else(default_backend_dir));
-        let mut parts = split_files(&path);
-        parts.extend(checked.projector.clone());
-        let bytes = total_bytes(&parts);
-        readable.extend(parts);
         let time = BASE_TIME + Duration::from_secs(bytes / SLOWEST_DISK);
         let time = time.min(MAX_TIME);
         let job = Job {
@@ -245,12 +238,18 @@ impl ModelCheck {
 
 /// Whether memory suffices for the check and the load at once.
 fn has_room_beside(model: &ModelCheckInput) -> bool {
-    let mut parts = split_files(&model.path);
-    parts.extend(model.projector.clone());
-    let needed = total_bytes(&parts)
+    let needed = total_bytes(&files(model))
         .saturating_mul(2)
         .saturating_add(BASE_MEMORY);
     free_memory().is_some_and(|free| free >= needed)
+}
+
+/// All that is in memory with a model: its parts, its projector and its adapters.
+fn files(model: &ModelCheckInput) -> Vec<PathBuf> {
+    let mut files = split_files(&model.path);
+    files.extend(model.projector.clone());
+    files.extend(model.adapters.iter().map(|(_, path)| path.clone()));
+    files
 }
 
 fn total_bytes(files: &[PathBuf]) -> u64 {
