@@ -333,8 +333,8 @@ metrics! {
     image_cache_hits: Counter = "corral_engine_image_cache_hits_total",
     /// Images and audio files refused because their file is damaged, too large or of another format.
     images_refused: Counter = "corral_engine_images_refused_total",
-    /// Images and audio files that failed although their file may be good: no decoder or no memory for images was free, or a fault of the
-    /// server.
+    /// Images and audio files that failed although their file may be good: no decoder or no memory for images was free, or a
+    /// fault of the server.
     images_failed: Counter = "corral_engine_images_failed_total",
     /// Seconds decoding and encoding images and audio.
     image_nanos: Counter = "corral_engine_image_encode_seconds_total" / 1e9,

@@ -126,6 +126,8 @@ pub struct ModelConfig {
     pub adapters: Vec<(String, PathBuf)>,
     /// Projector file (`mmproj`), with which the model accepts images or audio.
     pub projector: Option<PathBuf>,
+    /// Whether the embeddings of a window of audio are repeated for others with as many positions, as a check does to be short.
+    pub(crate) repeat_windows: bool,
     /// Starts the child processes that decode images and audio; without it this process decodes them.
     pub image_decoders: Option<ChildProcesses>,
     /// Configuration of embeddings.
@@ -161,6 +163,7 @@ impl ModelConfig {
             snapshots: None,
             adapters: Vec::new(),
             projector: None,
+            repeat_windows: false,
             image_decoders: None,
             embedding: EmbeddingConfig::default(),
             placement: PlacementOptions::default(),

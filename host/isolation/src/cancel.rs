@@ -18,9 +18,14 @@ impl Cancel {
         self.0.store(true, Ordering::Relaxed);
     }
 
+    /// Whether the jobs are canceled.
+    pub fn is_canceled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
     /// How long to wait before the next call; `None` from the deadline on.
     pub(crate) fn wait(&self, deadline: Instant) -> Result<Option<Duration>, ChildError> {
-        if self.0.load(Ordering::Relaxed) {
+        if self.is_canceled() {
             return Err(ChildError::Canceled);
         }
         let left = deadline.checked_duration_since(Instant::now());

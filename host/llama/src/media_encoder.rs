@@ -19,6 +19,9 @@ const BATCH_TOKENS: i32 = 1024;
 /// Sample rates that an encoder may ask for, in Hz. Known ones ask for 16,000 or 24,000.
 const SAMPLE_RATES: RangeInclusive<u32> = 8_000..=48_000;
 
+/// Samples of a recording: llama.cpp counts them and its padding in an `int`.
+const MAX_SAMPLES: usize = 1 << 30;
+
 /// A part of an image or a recording in a sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ImagePart {
@@ -36,6 +39,7 @@ pub struct MediaEncoder {
     length: usize,
     accepts_images: bool,
     sample_rate: Option<u32>,
+    repeats_windows: bool,
     _model: Arc<Model>,
 }
 
@@ -169,18 +173,26 @@ impl MediaEncoder {
             length: usize::try_from(length).unwrap_or(0).max(1),
             accepts_images,
             sample_rate: rate.filter(|_| accepts_audio),
+            repeats_windows: false,
             _model: model,
         })
     }
 
-    /// Encodes a picture of `width` by `height` pixels, three bytes each.
+    /// Encodes one of the windows of a recording that have as many positions, and repeats its embeddings for the others. For a
+    /// check, which asks only whether llama.cpp computes them.
+    pub fn repeat_windows(&mut self) {
+        self.repeats_windows = true;
+    }
+
+    /// Encodes a picture of `width` by `height` pixels, three bytes each. Asks before each part of it whether it is canceled.
     ///
     /// # Errors
-    /// A text if the picture has another number of bytes, there is no vision encoder, or llama.cpp fails.
+    /// A text if the picture has another number of bytes, there is no vision encoder, it is canceled, or llama.cpp fails.
     pub fn encode_picture(
         &mut self,
         (width, height): (u32, u32),
         pixels: &[u8],
+        is_canceled: &dyn Fn() -> bool,
     ) -> Result<Vec<ImagePart>, String> {
         let bytes = u64::from(width) * u64::from(height) * 3;
         if pixels.is_empty() || bytes != pixels.len() as u64 {
@@ -191,27 +203,35 @@ impl MediaEncoder {
         }
         // SAFETY: llama.cpp copies as many bytes as were checked above.
         let bitmap = unsafe { sys::mtmd_bitmap_init(width, height, pixels.as_ptr()) };
-        self.encode(&Bitmap::own(bitmap)?)
+        self.encode(&Bitmap::own(bitmap)?, is_canceled)
     }
 
-    /// Encodes a recording of one channel at the [sample rate](Self::sample_rate), with samples from -1 to 1.
+    /// Encodes a recording of one channel at the [sample rate](Self::sample_rate), with samples from -1 to 1. Asks before each
+    /// window of it whether it is canceled.
     ///
     /// # Errors
-    /// A text if it has no samples, there is no audio encoder, or llama.cpp fails.
-    pub fn encode_audio(&mut self, samples: &[f32]) -> Result<Vec<ImagePart>, String> {
-        if samples.is_empty() || u32::try_from(samples.len()).is_err() {
+    /// A text if it has no samples or too many, there is no audio encoder, it is canceled, or llama.cpp fails.
+    pub fn encode_audio(
+        &mut self,
+        samples: &[f32],
+        is_canceled: &dyn Fn() -> bool,
+    ) -> Result<Vec<ImagePart>, String> {
+        if !(1..=MAX_SAMPLES).contains(&samples.len()) {
             return Err(format!(
-                "a recording has 1 to {} samples, not {}",
-                u32::MAX,
+                "a recording has 1 to {MAX_SAMPLES} samples, not {}",
                 samples.len()
             ));
         }
         // SAFETY: llama.cpp copies as many samples as it is told.
         let bitmap = unsafe { sys::mtmd_bitmap_init_from_audio(samples.len(), samples.as_ptr()) };
-        self.encode(&Bitmap::own(bitmap)?)
+        self.encode(&Bitmap::own(bitmap)?, is_canceled)
     }
 
-    fn encode(&mut self, bitmap: &Bitmap) -> Result<Vec<ImagePart>, String> {
+    fn encode(
+        &mut self,
+        bitmap: &Bitmap,
+        is_canceled: &dyn Fn() -> bool,
+    ) -> Result<Vec<ImagePart>, String> {
         // SAFETY: no arguments.
         let chunks = unsafe { sys::mtmd_input_chunks_init() };
         let chunks = Chunks(NonNull::new(chunks).ok_or("there is no memory for its parts")?);
@@ -234,19 +254,39 @@ impl MediaEncoder {
         check(code)?;
         // SAFETY: the chunks are alive.
         let count = unsafe { sys::mtmd_input_chunks_size(chunks.0.as_ptr()) };
-        (0..count)
-            .map(|index| {
-                // SAFETY: the chunks are alive and the index below their number; the chunk lives as long.
-                let chunk = unsafe { sys::mtmd_input_chunks_get(chunks.0.as_ptr(), index) };
-                let chunk = NonNull::new(chunk.cast_mut()).ok_or("a part is missing")?;
-                // SAFETY: the chunk is alive.
-                let kind = unsafe { sys::mtmd_input_chunk_get_type(chunk.as_ptr()) };
-                match kind {
-                    sys::MTMD_INPUT_CHUNK_TYPE_TEXT => Self::marking_tokens(chunk),
-                    _ => self.embeddings(chunk),
-                }
-            })
-            .collect()
+        let mut parts = Vec::with_capacity(count);
+        for index in 0..count {
+            // SAFETY: the chunks are alive and the index below their number; the chunk lives as long.
+            let chunk = unsafe { sys::mtmd_input_chunks_get(chunks.0.as_ptr(), index) };
+            let chunk = NonNull::new(chunk.cast_mut()).ok_or("a part is missing")?;
+            // SAFETY: the chunk is alive.
+            let kind = unsafe { sys::mtmd_input_chunk_get_type(chunk.as_ptr()) };
+            let repeated = (self.repeats_windows && kind == sys::MTMD_INPUT_CHUNK_TYPE_AUDIO)
+                .then(|| self.repeated(chunk, &parts))
+                .flatten();
+            parts.push(match (kind, repeated) {
+                (sys::MTMD_INPUT_CHUNK_TYPE_TEXT, _) => Self::marking_tokens(chunk)?,
+                (_, Some(part)) => part,
+                _ if is_canceled() => return Err("it was canceled".into()),
+                _ => self.embeddings(chunk)?,
+            });
+        }
+        Ok(parts)
+    }
+
+    /// The embeddings of an earlier window with as many positions.
+    fn repeated(
+        &self,
+        chunk: NonNull<sys::mtmd_input_chunk>,
+        parts: &[ImagePart],
+    ) -> Option<ImagePart> {
+        // SAFETY: the chunk is alive.
+        let tokens = unsafe { sys::mtmd_input_chunk_get_n_tokens(chunk.as_ptr()) };
+        let is_same = |part: &&ImagePart| match part {
+            ImagePart::Tokens(_) => false,
+            ImagePart::Embeddings(numbers) => numbers.len() == tokens * self.length,
+        };
+        parts.iter().find(is_same).cloned()
     }
 
     fn marking_tokens(chunk: NonNull<sys::mtmd_input_chunk>) -> Result<ImagePart, String> {

@@ -30,7 +30,7 @@ export class Sequence {
   /** Appends an image or audio, the bytes of a PNG, JPEG, GIF, WebP or WAV file, for a model with a projector. Append text
    * before generating. Returns the number of positions that it takes. */
   async appendImage(file) {
-    if (!(file instanceof Uint8Array)) throw new TypeError("`file` is no Uint8Array; expected the bytes of a picture");
+    if (!(file instanceof Uint8Array)) throw new TypeError("`file` is no Uint8Array; expected the bytes of a picture or audio");
     return call(() => host().waiting.appendImage(this.handle, file));
   }
 

@@ -152,7 +152,12 @@ impl LoadedModel {
             // As many threads as embeddings have while requests generate.
             MediaEncoder::load(projector, model.clone(), threads.div_ceil(2))
         });
-        let encoder = encoder.transpose()?;
+        let mut encoder = encoder.transpose()?;
+        if let Some(encoder) = &mut encoder
+            && config.repeat_windows
+        {
+            encoder.repeat_windows();
+        }
         buffers.extend(take_buffer_sizes());
         let separate = plan.devices_with_memory();
         let mut memory = MemoryUse::of(buffers, model.placement(), &separate);

@@ -196,6 +196,15 @@ impl Sample {
 }
 
 impl Audio {
+    /// Whether its rate, length and samples are within the limits of files.
+    pub fn is_valid(&self) -> bool {
+        let seconds = self.samples.len() as f64 / f64::from(self.rate);
+        let is_in_range = |sample: &f32| sample.abs() <= 1.0;
+        RATES.contains(&self.rate)
+            && SECONDS.contains(&seconds)
+            && self.samples.iter().all(is_in_range)
+    }
+
     /// The samples at another rate, through a low-pass filter: a sinc with a Hann window.
     pub fn resampled(self, rate: u32) -> Vec<f32> {
         if rate == self.rate {

@@ -112,8 +112,8 @@ impl ImageEncoder {
         })
     }
 
-    /// Encodes a picture or audio, or finds it in the cache. Dropping the reply cancels it unless its turn has come. Hashes the
-    /// file, which blocks for up to 0.1 s.
+    /// Encodes a picture or audio, or finds it in the cache. Dropping the reply cancels it before its next part. Hashes the file,
+    /// which blocks for up to 0.1 s.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for audio or a picture that the projector cannot encode, [`Error::Invalid`] for a file that is
@@ -182,8 +182,7 @@ impl ImageEncoder {
         &self.store
     }
 
-    /// Refuses all files that wait or are decoded, and waits until the thread has ended. One whose contents are being encoded
-    /// is finished first.
+    /// Refuses all files, and waits until the thread has ended. The part of a file that is being encoded is finished first.
     pub fn shutdown(&self) {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
@@ -191,7 +190,7 @@ impl ImageEncoder {
             // Fails only if the thread has ended already.
             let _ = self.commands.send(Command::Shutdown);
             if thread.join().is_err() {
-                tracing::error!("the thread for images panicked");
+                tracing::error!("the thread for images and audio panicked");
             }
         }
     }
@@ -247,7 +246,7 @@ impl Worker {
             return;
         };
         if !job.sender.is_abandoned() {
-            let result = match expired(&job) {
+            let result = match expired(&job, &self.cancel) {
                 Some(error) => Err(error),
                 None => self.encode(&job),
             };
@@ -269,18 +268,25 @@ impl Worker {
             return Ok(image);
         }
         let began = Instant::now();
-        let parts = match self.decoder.decode(&job.file, &self.cancel)? {
+        let media = self.decoder.decode(&job.file, &self.cancel)?;
+        let stopped = || stopped(job, &self.cancel);
+        let is_stopped = || stopped().is_some();
+        let parts = match media {
             Media::Picture(picture) => {
                 let size = (picture.width, picture.height);
-                self.encoder.encode_picture(size, &picture.pixels)
+                self.encoder
+                    .encode_picture(size, &picture.pixels, &is_stopped)
             }
             Media::Audio(audio) => {
                 let rate = self.encoder.sample_rate().unwrap_or(audio.rate);
-                self.encoder.encode_audio(&audio.resampled(rate))
+                self.encoder
+                    .encode_audio(&audio.resampled(rate), &is_stopped)
             }
         };
-        let parts =
-            parts.map_err(|error| Error::Failed(format!("the file cannot be encoded: {error}")))?;
+        let parts = parts.map_err(|error| {
+            let failed = || Error::Failed(format!("the file cannot be encoded: {error}"));
+            stopped().unwrap_or_else(failed)
+        })?;
         let tenant = job.caller.tenant;
         let image = self
             .store
@@ -300,10 +306,23 @@ fn count_failure<T>(result: &Result<T, Error>, metrics: &EngineMetrics) {
     }
 }
 
-/// Why a file is not encoded any more.
-fn expired(job: &Job) -> Option<Error> {
-    if job.caller.deadline.is_some_and(|at| at <= Instant::now()) {
-        return Some(Error::DeadlineExceeded);
+/// Why encoding of a file ends between two of its parts. A recording has many, and each may take seconds.
+fn stopped(job: &Job, cancel: &Cancel) -> Option<Error> {
+    if cancel.is_canceled() {
+        return Some(Error::ShuttingDown);
+    }
+    if job.sender.is_abandoned() {
+        return Some(Error::Canceled);
+    }
+    let deadline = job.caller.deadline;
+    let is_over = deadline.is_some_and(|at| at <= Instant::now());
+    is_over.then_some(Error::DeadlineExceeded)
+}
+
+/// Why encoding of a file does not begin.
+fn expired(job: &Job, cancel: &Cancel) -> Option<Error> {
+    if let Some(error) = stopped(job, cancel) {
+        return Some(error);
     }
     let waited = job.arrived.elapsed();
     let is_late = job.caller.queue_time.is_some_and(|most| waited > most);
