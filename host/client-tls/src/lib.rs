@@ -2,8 +2,8 @@
 //! `corral-remote-client`.
 //!
 //! A server's certificate must lead to a trusted one. A server may also present a certificate of the named file itself:
-//! `openssl req -x509` makes CA certificates, which webpki refuses as a server's. Only CA certificates (`CA:TRUE`) are
-//! trusted as issuers.
+//! `openssl req -x509` makes CA certificates, which webpki refuses as a server's. Of the file's certificates only CA
+//! certificates (`CA:TRUE`) are trusted as issuers.
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -22,6 +22,13 @@ use std::sync::Arc;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::time::ASN1Time;
 
+/// Files of trusted certificates by system. Others, and systems without such a file, are left to rustls-native-certs.
+const SYSTEM_FILES: [&str; 3] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+];
+
 /// Configures TLS to a server, whose certificate must be in the PEM file `ca` or lead to one there, or to one that the
 /// system trusts.
 pub fn client_config(ca: Option<&Path>) -> io::Result<ClientConfig> {
@@ -38,8 +45,8 @@ pub fn client_config(ca: Option<&Path>) -> io::Result<ClientConfig> {
 
 /// The certificates in the PEM file `ca`, or those that the system trusts; at least one.
 pub fn certificates(ca: Option<&Path>) -> io::Result<Vec<CertificateDer<'static>>> {
-    let found = match ca {
-        Some(_) => load_certs_from_paths(ca, None),
+    let found = match ca.or(system_file()) {
+        Some(file) => load_certs_from_paths(Some(file), None),
         None => load_native_certs(),
     };
     let is_empty = found.certs.is_empty();
@@ -55,6 +62,17 @@ pub fn certificates(ca: Option<&Path>) -> io::Result<Vec<CertificateDer<'static>
              SSL_CERT_FILE"
         ),
     }))
+}
+
+/// The system's file, unless a variable names other certificates. The directory of the file is not read: it also has
+/// certificates of this machine's servers, such as `ssl-cert-snakeoil.pem`, which may not sign others.
+fn system_file() -> Option<&'static Path> {
+    let is_set = |name| std::env::var_os(name).is_some();
+    let mut known = SYSTEM_FILES.iter().map(Path::new);
+    match is_set("SSL_CERT_FILE") || is_set("SSL_CERT_DIR") {
+        true => None,
+        false => known.find(|file| file.is_file()),
+    }
 }
 
 /// Whether this is a CA certificate, which may sign others.
