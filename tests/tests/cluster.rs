@@ -1,6 +1,8 @@
 //! Hosts of a cluster serve the same deployments: with NATS, without it, and after it is back.
 
-use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload, variant};
+use corral_tests::deployments::{
+    deploy, digest, host_status, manifest, show, try_deploy, upload, variant, versioned_project,
+};
 use corral_tests::{Corral, Identity, Nats, Response, artifacts, scratch_dir, wait_for};
 use data_encoding::BASE64URL_NOPAD;
 use nkeys::KeyPair;
@@ -28,14 +30,7 @@ fn host(nats: &Nats) -> Corral {
 
 /// A directory with a `corral.toml` that deploys `misbehave` as `NAME` at `/NAME`, whose `/env` returns `version`.
 fn project(name: &str, version: u64, more: &str) -> PathBuf {
-    let dir = scratch_dir();
-    std::fs::copy(artifacts::plugin("misbehave"), dir.join("plugin.wasm")).expect("copied");
-    let text = format!(
-        "name = '{name}'\ncomponent = 'plugin.wasm'\nroutes = ['/{name}']\n{more}\n\
-         [configuration]\nVERSION = '{version}'\n"
-    );
-    std::fs::write(dir.join("corral.toml"), text).expect("written");
-    dir
+    versioned_project(name, &artifacts::component("misbehave"), version, more)
 }
 
 /// Arguments of a deploy that waits for all hosts.
@@ -68,23 +63,9 @@ fn wait_for_version(corral: &Corral, name: &str, version: u64) {
     });
 }
 
-/// What `GET /cluster` of this host says.
-fn cluster(corral: &Corral) -> Value {
-    let answer = corral.request_admin("GET", "/cluster", "");
-    assert_eq!(answer.status, 200, "{answer:?}");
-    answer.json()
-}
-
-/// The status of the host at this address, as another host reports it.
-fn status_of(of: &Corral, by: &Corral) -> Option<Value> {
-    let cluster = cluster(by);
-    let mut hosts = cluster["hosts"].as_array().expect("hosts").iter();
-    hosts.find(|host| host["address"] == of.public()).cloned()
-}
-
 fn wait_for_error(of: &Corral, by: &Corral, name: &str, expected: &str) -> Value {
     wait_for(expected, || {
-        let status = status_of(of, by)?["deployments"][name].clone();
+        let status = host_status(of, by)?["deployments"][name].clone();
         let error = status["error"].as_str()?;
         error.contains(expected).then(|| status.clone())
     })
@@ -548,10 +529,10 @@ fn store_of_single_host_joins_cluster() {
 fn stopped_host_leaves_list() {
     let nats = Nats::start();
     let [a, mut b] = [host(&nats), host(&nats)];
-    wait_for("both hosts", || status_of(&b, &a));
+    wait_for("both hosts", || host_status(&b, &a));
     b.signal("TERM");
     b.wait_for_success();
-    assert!(status_of(&b, &a).is_none());
+    assert!(host_status(&b, &a).is_none());
     assert!(deploy_and_wait(&a, &project("x", 1, "")).ends_with("the only host serves it\n"));
 }
 
