@@ -206,7 +206,7 @@ impl Inner {
         };
         let (kills, oldest) = (target.kills.load(SeqCst), target.oldest.load(SeqCst));
         let sum = self.sums[number / SUM_INTERVAL % self.sums.len()];
-        let sum = (number % SUM_INTERVAL == 0).then_some(sum);
+        let sum = number.is_multiple_of(SUM_INTERVAL).then_some(sum);
         let sent = async {
             let Some(sum) = sum else {
                 return target.send("/x/env", "").await;
