@@ -160,7 +160,7 @@ export class Sequence {
   tokens(start?: number): Token[];
   /** Appends text or tokens, and returns the sequence. */
   append(text: string | Token[], options?: { special?: boolean }): this;
-  /** Appends an image, the bytes of a PNG, JPEG, GIF or WebP file. Returns the number of positions that it takes. */
+  /** Appends an image or audio, the bytes of a PNG, JPEG, GIF, WebP or WAV file. Returns the number of positions that it takes. */
   appendImage(file: Uint8Array): Promise<number>;
   /** Shortens the sequence to its first tokens. */
   truncate(length: number): void;

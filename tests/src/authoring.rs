@@ -43,9 +43,10 @@ pub fn check_saved_change(
     assert_ne!(changed, source);
     std::fs::write(file, changed).expect("written");
     let watch = Watch::start(watch, server);
+    // Waits as long as a build may take.
+    watch.wait_for("deployed revision 2", 1);
     wait_for("the changed answer", || {
         let answer = server.post("/shout", RELIABLE_SUMS[0].question());
         (answer.body == expected).then_some(())
     });
-    watch.wait_for("deployed revision 2", 1);
 }

@@ -191,9 +191,9 @@ fn search_path() -> std::ffi::OsString {
     std::env::join_paths(directories).expect("no colon in a path")
 }
 
-/// The first of [`PORTS`] free ports. They are below those that the system gives to outgoing connections; each test process
-/// begins elsewhere.
-fn free_ports() -> u16 {
+/// The first of 30 free ports. They are below those that the system gives to listeners of any port and to outgoing
+/// connections, so nobody else takes them before or between their uses; each test process begins elsewhere.
+pub fn free_ports() -> u16 {
     const SLOTS: u16 = 400;
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let process = (std::process::id() % u32::from(SLOTS)) as u16;

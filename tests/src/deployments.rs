@@ -3,7 +3,6 @@
 use crate::{Corral, Response, artifacts, scratch_dir};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use std::path::PathBuf;
 
 /// The digest of a component: `sha256:` and hexadecimal digits.
 pub fn digest(bytes: &[u8]) -> String {
@@ -63,19 +62,6 @@ pub fn deploy_dir(corral: &Corral, manifest: &str, components: &[&str]) {
     corral.cli_output(&["deploy", dir.to_str().expect("a path in UTF-8")]);
 }
 
-/// A directory with a `corral.toml` that deploys `component`, a variant of `misbehave`, as `NAME` at `/NAME`, whose `/env` returns
-/// `version`.
-pub fn versioned_project(name: &str, component: &[u8], version: u64, more: &str) -> PathBuf {
-    let dir = scratch_dir();
-    std::fs::write(dir.join("plugin.wasm"), component).expect("written");
-    let text = format!(
-        "name = '{name}'\ncomponent = 'plugin.wasm'\nroutes = ['/{name}']\n{more}\n\
-         [configuration]\nVERSION = '{version}'\n"
-    );
-    std::fs::write(dir.join("corral.toml"), text).expect("written");
-    dir
-}
-
 /// A manifest with the route `/NAME`; `more` is added to it.
 pub fn manifest(name: &str, digest: &str, more: Value) -> Value {
     let mut manifest = json!({
@@ -93,13 +79,4 @@ pub fn show(corral: &Corral, name: &str) -> Value {
     let answer = corral.request_admin("GET", &format!("/deployments/{name}"), "");
     assert_eq!(answer.status, 200, "{answer:?}");
     answer.json()
-}
-
-/// The status of a host of a cluster, as another one or the host itself reports it, if it is listed.
-pub fn host_status(of: &Corral, by: &Corral) -> Option<Value> {
-    let answer = by.request_admin("GET", "/cluster", "");
-    assert_eq!(answer.status, 200, "{answer:?}");
-    let cluster = answer.json();
-    let mut hosts = cluster["hosts"].as_array().expect("hosts").iter();
-    hosts.find(|host| host["address"] == of.public()).cloned()
 }

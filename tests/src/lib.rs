@@ -12,6 +12,7 @@ pub mod authoring;
 pub mod benches;
 mod child;
 mod client;
+pub mod cluster;
 mod cluster_run;
 pub mod collector;
 mod command_line;
@@ -27,6 +28,7 @@ mod nats;
 mod neighbors;
 pub mod pictures;
 mod proxy;
+pub mod recordings;
 mod registry;
 mod response;
 pub mod schema;
@@ -43,7 +45,7 @@ mod watch;
 
 pub use child::{KilledOnDrop, http_agent};
 pub use client::{ENDLESS_TOKENS, MANY_CELLS};
-pub use cluster_run::{ClusterHost, ClusterRun};
+pub use cluster_run::{ClusterHost, ClusterRun, free_ports};
 pub use command_line::{
     RunOutput, run, run_command, run_plugin, run_with, scratch_dir, serve, words,
 };

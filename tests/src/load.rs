@@ -20,8 +20,8 @@ const MAX_IDLE: usize = 16;
 /// Faults that are kept.
 const MAX_FAULTS: usize = 5;
 
-/// 200 requests a second, to each host in turn: most to `/x/env` of a
-/// [versioned project](crate::deployments::versioned_project), some to `generate` at `/sums`.
+/// 200 requests a second, to each host in turn: most to `/x/env` of a [project](crate::cluster::project), some to `generate` at
+/// `/sums`.
 ///
 /// A version may answer if it has traffic in one of the states that the host may serve: from the last one
 /// [confirmed](Load::confirm) when the request was sent, to the last one [begun](Load::begin) when the answer came.

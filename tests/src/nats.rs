@@ -1,6 +1,6 @@
 //! A NATS server with JetStream on this machine, in a directory of its own.
 
-use crate::{TIMEOUT, artifacts, block_on, scratch_dir};
+use crate::{TIMEOUT, artifacts, block_on, free_ports, scratch_dir};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -28,7 +28,7 @@ impl Nats {
                 .iter()
                 .map(|&argument| argument.to_owned())
                 .collect(),
-            port: 0,
+            port: free_ports(),
             child: None,
         };
         nats.start_again();
@@ -38,12 +38,9 @@ impl Nats {
     /// Starts the stopped server, at the same port.
     pub fn start_again(&mut self) {
         assert!(self.child.is_none(), "it runs");
-        let port = match self.port {
-            0 => "-1".to_owned(),
-            port => port.to_string(),
-        };
         let mut child = Command::new(artifacts::nats_server())
-            .args(["--jetstream", "--addr", "127.0.0.1", "--port", &port])
+            .args(["--jetstream", "--addr", "127.0.0.1"])
+            .args(["--port", &self.port.to_string()])
             .arg("--store_dir")
             .arg(&self.directory)
             .args(&self.arguments)
@@ -61,9 +58,6 @@ impl Nats {
             let count = log.read_line(&mut line).expect("readable");
             read += &line;
             assert!(count > 0 && started.elapsed() < TIMEOUT, "{read}");
-            if let Some((_, rest)) = line.split_once("client connections on 127.0.0.1:") {
-                self.port = rest.trim().parse().expect("a port");
-            }
         }
         // It ends with the process.
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));

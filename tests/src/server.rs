@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Time limit of any single wait in a test. Far above what it takes, because machines are busy.
@@ -36,6 +37,8 @@ pub struct Corral {
     /// The file with the admin token.
     token_file: Option<PathBuf>,
     stderr: Arc<Mutex<String>>,
+    /// Reads standard error to its end.
+    stderr_reader: JoinHandle<()>,
     pub(crate) agent: ureq::Agent,
 }
 
@@ -194,7 +197,7 @@ impl Corral {
             .stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary starts");
         let stderr = Arc::new(Mutex::new(String::new()));
-        collect(child.stderr.take().expect("piped"), stderr.clone());
+        let stderr_reader = collect(child.stderr.take().expect("piped"), stderr.clone());
         let lines = lines(child.stdout.take().expect("piped"));
         // From here on, dropping `corral` kills the process.
         let mut corral = Corral {
@@ -205,6 +208,7 @@ impl Corral {
             store: store.map(Path::to_owned),
             token_file: None,
             stderr,
+            stderr_reader,
             agent: http_agent(),
         };
         let deadline = Instant::now() + TIMEOUT;
@@ -257,10 +261,12 @@ impl Corral {
         self.stderr.lock().expect("no panic while held").clone()
     }
 
-    /// Waits until standard error contains `text`, and returns all of it.
+    /// Waits until whole lines of standard error contain `text`, and returns all of them.
     pub fn wait_for_stderr(&self, text: &str) -> String {
         wait_for(text, || {
-            Some(self.stderr()).filter(|all| all.contains(text))
+            let mut all = self.stderr();
+            all.truncate(all.rfind('\n').map_or(0, |end| end + 1));
+            Some(all).filter(|all| all.contains(text))
         })
     }
 
@@ -347,11 +353,15 @@ impl Corral {
         });
     }
 
-    /// Waits for the process to end by itself.
+    /// Waits for the process to end by itself. Then [`stderr`](Self::stderr) is complete.
     pub fn wait(&mut self) -> ExitStatus {
-        wait_for("the end of the process", || {
+        let status = wait_for("the end of the process", || {
             self.child.try_wait().expect("a child process")
-        })
+        });
+        wait_for("the end of its output", || {
+            self.stderr_reader.is_finished().then_some(())
+        });
+        status
     }
 
     /// Waits for the process to end by itself, which must succeed.
@@ -417,12 +427,15 @@ fn lines(pipe: impl Read + Send + 'static) -> mpsc::Receiver<String> {
 }
 
 /// Appends everything to `text` on a thread that ends with the pipe.
-pub(crate) fn collect(mut pipe: impl Read + Send + 'static, text: Arc<Mutex<String>>) {
+pub(crate) fn collect(
+    mut pipe: impl Read + Send + 'static,
+    text: Arc<Mutex<String>>,
+) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut some = [0; 4096];
         while let Ok(count @ 1..) = pipe.read(&mut some) {
             let more = String::from_utf8_lossy(&some[..count]);
             text.lock().expect("no panic while held").push_str(&more);
         }
-    });
+    })
 }

@@ -86,8 +86,8 @@ fn help_fits_the_terminal_under_headings() {
 #[test]
 fn cells_by_default_are_explained_at_start() {
     let mut corral = Corral::start();
-    let stderr = corral.stderr();
-    for text in ["KV cells of f16", "a quarter of the memory", "--kv-cells N"] {
+    let stderr = corral.wait_for_stderr("a quarter of the memory");
+    for text in ["KV cells of f16", "--kv-cells N"] {
         assert!(stderr.contains(text), "{stderr}");
     }
     corral.signal("TERM");

@@ -1,22 +1,19 @@
 //! Jobs and schedules that the hosts of a cluster share: each job is done, and each time of a schedule runs once, although
 //! hosts are killed and NATS restarts.
 
+use corral_tests::cluster::{host, host_in};
 use corral_tests::deployments::{deploy_plugin, show};
 use corral_tests::{Corral, Nats, Response, Sum, distinct_sums, scratch_dir, seed, wait_for};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-fn host_in(store: &Path, nats: &Nats) -> Corral {
-    Corral::start_in(store, &["--preload", "none", "--cluster", &nats.url()])
-}
-
 fn hosts<const COUNT: usize>(nats: &Nats) -> [Corral; COUNT] {
-    [(); COUNT].map(|()| host_in(&scratch_dir(), nats))
+    [(); COUNT].map(|()| host(nats))
 }
 
 /// Deploys a plugin through the first host, and waits until all take its jobs.
@@ -106,8 +103,11 @@ fn hosts_share_jobs_and_their_results() {
     deploy_sums(&all);
     let sent = send_sums(&[&a], &distinct_sums(30));
     check_sums(&b, &sent);
-    let done = all.map(|host| events(host, "sums", "job", "succeeded"));
-    assert_eq!(done.iter().sum::<f64>(), 30.0);
+    // A host counts a job after all can see its end.
+    let done = wait_for("the counts of all jobs", || {
+        let done = all.map(|host| events(host, "sums", "job", "succeeded"));
+        (done.iter().sum::<f64>() == 30.0).then_some(done)
+    });
     assert!(
         done.iter().filter(|done| **done > 0.0).count() > 1,
         "{done:?}"
@@ -161,6 +161,15 @@ fn key_used_on_all_hosts_makes_one_job() {
     wait_for("ten jobs", || {
         (c.get("/jobs/echo").json()["finished"] == 10).then_some(())
     });
+    // The key of a removed job is free at once.
+    c.cli_output(&["jobs", "echo", "--purge"]);
+    let send = |host: &Corral| {
+        let key = [("idempotency-key", "0")];
+        id_of(&host.request("POST", "/jobs/echo", &key, "y"))
+    };
+    let id = send(&c);
+    wait_for_state(&b, "echo", &id, "succeeded");
+    assert_eq!(send(&b), id);
 }
 
 #[test]
@@ -176,7 +185,8 @@ fn failed_and_canceled_jobs_end_on_all_hosts() {
     }
     let retried = b.cli_output(&["jobs", "bad", "--retry", &id]);
     assert_eq!(retried, format!("{id} is waiting\n"));
-    wait_for_state(&a, "bad", &id, "dead");
+    // The other host may not have seen the retry yet.
+    wait_for_state(&b, "bad", &id, "dead");
     let listed = b.cli_json(&["jobs", "bad", "--state", "dead"]);
     assert_eq!(listed["jobs"][0]["id"], id);
 
@@ -238,6 +248,10 @@ fn restarted_nats_loses_no_job() {
     let sums = distinct_sums(40);
     let mut sent = send_sums(&[&a, &b], &sums[..20]);
     nats.stop();
+    // A job that is sent before may reach the next NATS although it was refused.
+    a.wait_until("the loss of the connection", |metrics| {
+        metrics.get("corral_cluster_connected") == 0.0
+    });
     let refused = wait_for("a refusal", || {
         let answer = a.post("/jobs/sums", "{}");
         (answer.status != 202).then_some(answer)
@@ -256,6 +270,31 @@ fn restarted_nats_loses_no_job() {
     check_sums(&b, &sent);
 }
 
+/// The times of the last runs of each schedule of `tick`, newest first.
+fn times(host: &Corral) -> Vec<Vec<u64>> {
+    let schedules = show(host, "tick")["schedules"].clone();
+    let schedules = schedules.as_array().cloned().unwrap_or_default();
+    Vec::from_iter(schedules.iter().map(|schedule| {
+        let runs = schedule["runs"].as_array().expect("a list").iter();
+        Vec::from_iter(runs.map(|run| run["scheduled_ms"].as_u64().expect("a time")))
+    }))
+}
+
+#[test]
+fn schedule_misses_no_time_after_loss() {
+    let mut nats = Nats::start();
+    let [a, b] = hosts(&nats);
+    let cron = json!([{"schedule": "* * * * *", "path": "/tick/ok"}]);
+    deploy_plugin(&a, "tick", "misbehave", json!({ "cron": cron }));
+    let last = |host: &Corral| times(host).concat().into_iter().max();
+    let first = wait_for("a run", || last(&b));
+    nats.stop();
+    nats.lose_data();
+    nats.start_again();
+    let next = wait_for("the next run", || last(&a).filter(|next| *next > first));
+    assert_eq!(next - first, 60_000);
+}
+
 #[test]
 fn schedule_fires_once_in_the_cluster() {
     let nats = Nats::start();
@@ -268,14 +307,6 @@ fn schedule_fires_once_in_the_cluster() {
             (host.get("/tick/ok").status == 200).then_some(())
         });
     }
-    let times = |host: &Corral| {
-        let schedules = show(host, "tick")["schedules"].clone();
-        let schedules = schedules.as_array().cloned().unwrap_or_default();
-        Vec::from_iter(schedules.iter().map(|schedule| {
-            let runs = schedule["runs"].as_array().expect("a list").iter();
-            Vec::from_iter(runs.map(|run| run["scheduled_ms"].as_u64().expect("a time")))
-        }))
-    };
     wait_for("two times", || {
         let times = times(&c);
         (times.len() == 2 && times.iter().all(|times| times.len() >= 2)).then_some(())
@@ -313,7 +344,7 @@ fn survive_kills(count: usize, kills: usize) {
     let nats = Nats::start();
     let mut random = ChaCha8Rng::seed_from_u64(seed());
     let stores: [PathBuf; 3] = [(); 3].map(|()| scratch_dir());
-    let mut hosts = stores.each_ref().map(|store| host_in(store, &nats));
+    let mut hosts = stores.each_ref().map(|store| host_in(store, &nats, &[]));
     deploy_sums(&hosts.each_ref());
     let sums = distinct_sums(count);
     let mut sent: Vec<(Sum, String)> = Vec::new();
@@ -342,7 +373,7 @@ fn survive_kills(count: usize, kills: usize) {
         });
         if kill < kills {
             hosts[victim].wait();
-            hosts[victim] = host_in(&stores[victim], &nats);
+            hosts[victim] = host_in(&stores[victim], &nats, &[]);
         }
     }
     check_sums(&hosts[0], &sent);

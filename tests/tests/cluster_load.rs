@@ -1,7 +1,8 @@
 //! A cluster of three hosts under load: deployments change while a host is killed, stopped, cut off from NATS or suspended. No
 //! acknowledged change is lost, no answer is wrong, and no request fails but those to a killed host.
 
-use corral_tests::deployments::{deploy_plugin, host_status, show, variant, versioned_project};
+use corral_tests::cluster::{project_of, status_of};
+use corral_tests::deployments::{deploy_plugin, show, variant};
 use corral_tests::{
     Corral, Load, Nats, Proxy, SetOnDrop, TIMEOUT, artifacts, scratch_dir, seed, wait_for,
 };
@@ -98,7 +99,7 @@ impl Cluster {
     /// The version of the record that a host serves.
     fn version(&self, host: usize) -> u64 {
         let host = &self.hosts[host];
-        let status = host_status(host, host).expect("its own");
+        let status = status_of(host, host).expect("its own");
         status["deployments"]["x"]["version"].as_u64().unwrap_or(0)
     }
 
@@ -140,7 +141,7 @@ impl Cluster {
         let version = self.load.next_state();
         self.load.begin(&[version]);
         let component = variant(&self.component, version);
-        let project = versioned_project("x", &component, version, "");
+        let project = project_of(&component, "x", version, "");
         (version, project.to_str().expect("UTF-8").to_owned())
     }
 
@@ -287,7 +288,7 @@ impl Cluster {
             for of in &self.hosts {
                 wait_for("its status", || {
                     thread::sleep(POLL_INTERVAL);
-                    let status = host_status(of, host)?;
+                    let status = status_of(of, host)?;
                     (status["deployments"]["x"]["version"] == newest).then_some(())
                 });
             }

@@ -4,10 +4,11 @@
 //! background, on free ports that replace those of the text. Downloads come from a hub on this machine. A `json` or
 //! `text` block after a block is the end of its output: of JSON, at least the members shown.
 
-use corral_tests::{Hub, HubFile, Registry, RunOutput, artifacts, run_command, scratch_dir};
+use corral_tests::{
+    Hub, HubFile, Registry, RunOutput, artifacts, free_ports, run_command, scratch_dir,
+};
 use serde_json::Value;
 use std::fmt::Write;
-use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -95,8 +96,8 @@ impl Scratch {
         let link = |from: PathBuf, to: PathBuf| symlink(from, to).expect("own directory");
         let examples = example_names().map(|name| format!("examples/{name}"));
         let plugins = ["plugins/ollama", "plugins/openai"].map(str::to_owned);
-        let sockets = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"));
-        let ports = sockets.map(|socket| socket.local_addr().expect("bound").port());
+        let port = free_ports();
+        let ports = [port, port + 1];
         for crate_dir in examples.chain(plugins) {
             std::fs::create_dir_all(dir.join(&crate_dir)).expect("own directory");
             let manifest = format!("{crate_dir}/corral.toml");

@@ -233,6 +233,8 @@ fn open_files_listings_and_streams_are_bounded() {
     }
     let listings = json!({"listings-3": {"path": "/docs", "count": 100}});
     assert_eq!(call(&corral, "a", listings), 16);
+    // A call may end a little after its response.
+    corral.wait_until_idle();
     let streams = json!({"streams": {"path": "file", "count": 200}});
     assert_eq!(call(&corral, "a", streams), 128);
     let expected = "of the folder";

@@ -83,7 +83,7 @@ fn abandoned_framed_response_cancels_generation() {
 #[test]
 fn deadline_cuts_framed_response() {
     let corral = Corral::start_with_store(&[]);
-    let more = json!({"limits": {"time-seconds": 1}});
+    let more = json!({"limits": {"time-seconds": 3}});
     deploy_plugin(&corral, "held", "loops", more);
     // All text arrives early, except its end.
     let stream = corral.post_stream("/held/held", RELIABLE_SUMS[0].question());

@@ -204,12 +204,7 @@ fn queues_bodies_and_results_are_bounded() {
     corral
         .post("/jobs/slow", "x".repeat(1025))
         .problem(413, "request-too-large");
-    deploy_jobs(
-        &corral,
-        "echo",
-        "echo",
-        json!({"result-kib": 1, "ttl-seconds": 1}),
-    );
+    deploy_jobs(&corral, "echo", "echo", json!({"result-kib": 1}));
     let (good, large) = (
         send(&corral, "echo", &"x".repeat(1024)),
         send(&corral, "echo", &"x".repeat(1025)),
@@ -218,9 +213,12 @@ fn queues_bodies_and_results_are_bounded() {
     let error = dead["error"].as_str().expect("an error");
     assert!(error.contains("larger than 1024 bytes"), "{error}");
     assert_eq!(dead["attempts"], 1);
+    wait_for_state(&corral, "echo", &good, "succeeded");
     assert_eq!(result(&corral, "echo", &good).body.len(), 1024);
+    deploy_jobs(&corral, "brief", "echo", json!({"ttl-seconds": 1}));
+    let brief = send(&corral, "brief", "x");
     wait_for("the end of the time to live", || {
-        let answer = corral.get(&format!("/jobs/echo/{good}"));
+        let answer = corral.get(&format!("/jobs/brief/{brief}"));
         (answer.status == 404).then_some(())
     });
     corral.wait_until_idle();
@@ -394,7 +392,10 @@ fn shutdown_waits_for_jobs_and_returns_the_rest() {
     deploy_plugin(&corral, "sums", "generate", json!({"jobs": {}}));
     let sum = distinct_sums(1)[0];
     let id = send(&corral, "sums", &sum.long_request(1500).to_string());
-    wait_for_state(&corral, "sums", &id, "running");
+    // A delayed test may find that it has ended.
+    wait_for("its start", || {
+        (status(&corral, "sums", &id)["state"] != "waiting").then_some(())
+    });
     corral.signal("TERM");
     corral.wait_for_success();
     let mut corral = Corral::start_in(&store, &["--grace-period", "0.2"]);

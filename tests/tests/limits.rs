@@ -137,7 +137,9 @@ fn memory(corral: &Corral, route: &str) -> u32 {
     assert_eq!(corral.get(&format!("{route}/ok")).status, 200);
     assert_eq!(refused(corral, route, "memory"), 2.0);
     let failed = "corral_plugin_calls_failed_total{code=\"memory\"}";
-    assert_eq!(corral.metrics().get_or_zero(failed), 2.0);
+    corral.wait_until("both failures are counted", |metrics| {
+        metrics.get_or_zero(failed) == 2.0
+    });
     2
 }
 

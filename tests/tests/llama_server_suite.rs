@@ -1,8 +1,7 @@
 //! The suite of llama.cpp's server against the `openai` plugin. `tests/clients/llama_server` has the program that takes
 //! the place of llama-server, and the list of tests that do not apply.
 
-use corral_tests::{artifacts, run_suite, scratch_dir};
-use std::net::TcpListener;
+use corral_tests::{artifacts, free_ports, run_suite, scratch_dir};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -38,7 +37,7 @@ fn llama_server_suite_passes() {
         .env("CORRAL_MODEL", artifacts::model())
         .env("CORRAL_PLUGINS", plugin.parent().expect("a directory"))
         // The suite starts its servers at this port.
-        .env("PORT", free_port().to_string())
+        .env("PORT", free_ports().to_string())
         .env("TMPDIR", &scratch);
     let output = run_suite(&mut python, TIMEOUT);
     let passed = output.split_once(" passed").expect("a count").0;
@@ -48,10 +47,4 @@ fn llama_server_suite_passes() {
     let passed = passed.and_then(|count| count.parse().ok());
     let passed: u32 = passed.expect("a count");
     assert!(passed >= PASSING, "only {passed} tests passed");
-}
-
-/// A port that is free now.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("bound").port()
 }

@@ -94,7 +94,7 @@ fn wait_for_limit_hits(corral: &Corral, count: f64) {
 
 #[test]
 fn queued_request_ends_with_error_of_its_api() {
-    let corral = start(1);
+    let corral = start(2);
     for (path, request) in requests() {
         let held = corral.endless("/generate");
         let answer = corral.post(path, request.to_string());
@@ -114,7 +114,7 @@ fn queued_request_ends_with_error_of_its_api() {
 
 #[test]
 fn running_stream_ends_with_error_of_its_api() {
-    let corral = start(1);
+    let corral = start(2);
     // The host streams one choice; the plugin streams two.
     for n in [1, 2] {
         let messages = json!([{"role": "user", "content": "12+7="}]);

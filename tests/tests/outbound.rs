@@ -340,23 +340,26 @@ fn deployment_has_a_bounded_number_of_connections() {
     wait_for("all requests", || {
         (upstream.requests().len() == CONNECTIONS).then_some(())
     });
-    let more = json!({"url": upstream.url("/text"), "connect_ms": 100});
+    let patient = json!({"url": upstream.url("/text")});
+    let hasty = json!({"url": upstream.url("/text"), "connect_ms": 100});
     let asked = corral.with_neighbors(|| {
         for _ in 0..5 {
-            check_error(&send(&corral, "many", &more), "ConnectionLimitReached");
-            assert_eq!(send(&corral, "neighbor", &more)["status"], 200);
+            check_error(&send(&corral, "many", &hasty), "ConnectionLimitReached");
+            assert_eq!(send(&corral, "neighbor", &patient)["status"], 200);
         }
     });
     assert!(asked > 0);
     assert_eq!(refused(&corral, "many"), reasons([("connections", 5.0)]));
-    assert_eq!(upstream.open(), CONNECTIONS);
+    wait_for("the end of the neighbor's connections", || {
+        (upstream.open() == CONNECTIONS).then_some(())
+    });
     // A client that goes away ends its call, and with it the connection.
     drop(holding);
     no_connections(&corral);
     wait_for("the end of the connections", || {
         (upstream.open() == 0).then_some(())
     });
-    assert_eq!(send(&corral, "many", &more)["status"], 200);
+    assert_eq!(send(&corral, "many", &patient)["status"], 200);
 }
 
 #[test]

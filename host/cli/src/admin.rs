@@ -1,19 +1,23 @@
 //! The admin listener of a server: its address, and connections and requests to it.
 
 mod client;
-mod tls;
 
 pub(crate) use client::{AdminClient, Outgoing, RequestBody, exchange};
-pub(crate) use tls::{certificates, collector_config, outbound_config};
 
 use crate::{Error, admin_token};
 use clap::Args;
+use corral_client_tls::client_config;
 use http::uri::Authority;
+use rustls::pki_types::ServerName;
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 const EXPECTED: &str = "write http://HOST:PORT, e.g. http://127.0.0.1:8081, https://HOST:PORT or \
                         unix:PATH";
@@ -93,7 +97,7 @@ impl Address {
             Address::Http(authority) => Box::new(tcp(authority).await?),
             Address::Https(authority) => {
                 let stream = tcp(authority).await?;
-                let stream = tls::connect(stream, authority, ca).await;
+                let stream = connect_tls(stream, authority, ca).await;
                 Box::new(stream.map_err(|cause| {
                     let message = format!(
                         "cannot verify {self}: {cause}; name its certificate or that of its issuer with --admin-ca FILE"
@@ -116,6 +120,23 @@ impl Address {
             Address::Unix(_) => "localhost",
         }
     }
+}
+
+/// Starts TLS with this host, whose certificate must be in `ca` or lead to one there, or to one that the system trusts.
+async fn connect_tls(
+    stream: TcpStream,
+    authority: &Authority,
+    ca: Option<&Path>,
+) -> io::Result<TlsStream<TcpStream>> {
+    let host = authority.host();
+    let address = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    let name = ServerName::try_from(address.unwrap_or(host).to_owned());
+    let connector = TlsConnector::from(Arc::new(client_config(ca)?));
+    connector
+        .connect(name.map_err(io::Error::other)?, stream)
+        .await
 }
 
 impl fmt::Display for Address {

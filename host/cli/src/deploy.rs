@@ -8,7 +8,7 @@ mod manifest;
 mod table;
 mod wait;
 
-pub(crate) use args::{ConfigurationArg, DeployArgs, DeployCommand, ManifestArgs, ServerArgs};
+pub(crate) use args::{DeployArgs, DeployCommand, ManifestArgs, ServerArgs};
 pub(crate) use commands::{deploy_if_changed, is_developing};
 pub(crate) use manifest::{
     PreparedManifest, Replacement, Upload, is_component, plain_manifest, prepare,

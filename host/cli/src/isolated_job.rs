@@ -1,7 +1,7 @@
 //! The hidden command that runs a job on untrusted input. See `corral_isolation`.
 
 use crate::Error;
-use corral_engine::{CHECK_MODEL_JOB, DECODE_IMAGE_JOB, check_model_job, decode_image_job};
+use corral_engine::{CHECK_MODEL_JOB, DECODE_MEDIA_JOB, check_model_job, decode_media_job};
 use corral_isolation::{ChildProcesses, Handler, run_as_child};
 use corral_runtime::COMPILE_JOBS;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 /// The engine's jobs of children.
 const ENGINE_JOBS: [(&str, Handler); 2] = [
     (CHECK_MODEL_JOB, check_model_job),
-    (DECODE_IMAGE_JOB, decode_image_job),
+    (DECODE_MEDIA_JOB, decode_media_job),
 ];
 
 /// Runs the job of this process if it is a child. A `main` that starts a runtime calls this first.

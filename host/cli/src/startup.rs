@@ -1,14 +1,17 @@
 //! Startup: from arguments to threads, loaded models and plugins.
 
 use crate::Error;
-use crate::admin::outbound_config;
 use crate::args::{ModelArg, ModelArgs};
 use crate::isolated_job;
 use crate::terminal::mebibytes;
+use corral_client_tls::client_config;
 use corral_engine::{
     CacheFeed, Caller, FileAccess, ModelCheck, ModelConfig, ModelPool, ModelState, Snapshots,
 };
 use corral_runtime::{OutboundConfig, Runtime, RuntimeConfig};
+use rustls::ClientConfig;
+use rustls::client::Resumption;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -226,9 +229,17 @@ pub fn runtime(cache_dir: Option<PathBuf>, models: &ModelPool) -> Result<Runtime
 /// Outgoing requests that trust what the system trusts.
 pub(crate) fn outbound() -> OutboundConfig {
     OutboundConfig {
-        tls: Some(outbound_config),
+        tls: Some(outbound_tls),
         ..OutboundConfig::default()
     }
+}
+
+/// Sessions are not resumed, since they would tell a server that two deployments are on one host.
+fn outbound_tls() -> io::Result<ClientConfig> {
+    let mut config = client_config(None)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(config)
 }
 
 /// The same for a server, whose plugins keep values in its store. `config` has what the directories do not tell.

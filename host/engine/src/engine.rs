@@ -413,13 +413,13 @@ impl Engine {
             .transpose()
     }
 
-    /// Encodes the picture in a file, PNG, JPEG, GIF (its first frame) or WebP, for [`Sequence::append_image`]. Dropping the
-    /// reply cancels it. The same file is encoded once while it stays in the cache. Hashes the file, which blocks for up to
-    /// 0.1 s.
+    /// Encodes the picture in a file, PNG, JPEG, GIF (its first frame) or WebP, or the audio of a WAV file, for
+    /// [`Sequence::append_image`]. Dropping the reply cancels it. The same file is encoded once while it stays in the cache.
+    /// Hashes the file, which blocks for up to 0.1 s.
     ///
-    /// [`Error::Unsupported`] for a model without a projector, [`Error::Invalid`] for a file that is empty or larger than
-    /// [`MAX_IMAGE_BYTES`](crate::MAX_IMAGE_BYTES), [`Error::Overloaded`] if too many images wait. The reply fails with
-    /// [`Error::Invalid`] if the file is no picture.
+    /// [`Error::Unsupported`] for a model without a projector for it, [`Error::Invalid`] for a file that is empty or larger than
+    /// [`MAX_IMAGE_BYTES`](crate::MAX_IMAGE_BYTES), [`Error::Overloaded`] if too many files wait. The reply fails with
+    /// [`Error::Invalid`] if the file is neither a picture nor audio.
     ///
     /// [`Sequence::append_image`]: crate::Sequence::append_image
     pub fn encode_image(&self, file: Vec<u8>, caller: Caller) -> Result<Reply<Arc<Image>>, Error> {
@@ -430,7 +430,7 @@ impl Engine {
         self.0.images.as_ref().ok_or_else(|| {
             let name = &self.0.info.name;
             Error::Unsupported(format!(
-                "the model {name} does not accept images; use a vision model, which the operator gives its projector file \
+                "the model {name} accepts neither images nor audio; use a model whose projector file the operator gives \
                  with --mmproj"
             ))
         })

@@ -5,9 +5,11 @@
 use corral_llama::LlamaError;
 use std::path::PathBuf;
 use std::time::Duration;
+use strum::IntoStaticStr;
 
 /// Why a request failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Error {
     /// An argument is invalid. The text names it and what was expected.
     #[error("{0}")]
@@ -65,20 +67,7 @@ pub enum Error {
 impl Error {
     /// A stable name of its kind, without what the text says about the request.
     pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Invalid(_) => "invalid",
-            Self::ContextFull { .. } => "context_full",
-            Self::Overloaded { .. } => "overloaded",
-            Self::QueueTimeout { .. } => "queue_timeout",
-            Self::DeadlineExceeded => "deadline_exceeded",
-            Self::ShuttingDown => "shutting_down",
-            Self::Canceled => "canceled",
-            Self::Unsupported(_) => "unsupported",
-            Self::NotFound(_) => "not_found",
-            Self::SnapshotsFull(_) => "snapshots_full",
-            Self::Snapshot(_) => "snapshot",
-            Self::Failed(_) => "failed",
-        }
+        self.into()
     }
 }
 

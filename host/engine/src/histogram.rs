@@ -43,13 +43,7 @@ impl Histogram {
         help: &'static str,
         samples: &mut Vec<Metric>,
     ) {
-        let metric = |name, labels, value| Metric {
-            name,
-            help,
-            kind: MetricKind::Histogram,
-            labels,
-            value,
-        };
+        let metric = |name, value| Metric::new(name, help, MetricKind::Histogram, value);
         let mut total = 0.0;
         for (i, count) in self.counts.iter().enumerate() {
             #[allow(clippy::cast_precision_loss)]
@@ -57,11 +51,11 @@ impl Histogram {
             total += count;
             let bound = self.bounds.get(i);
             let bound = bound.map_or_else(|| "+Inf".to_owned(), f64::to_string);
-            samples.push(metric(names[0], vec![("le", bound)], total));
+            samples.push(metric(names[0], total).with_label("le", bound));
         }
         let sum = f64::from_bits(self.sum.load(Ordering::Relaxed));
-        samples.push(metric(names[1], Vec::new(), sum));
-        samples.push(metric(names[2], Vec::new(), total));
+        samples.push(metric(names[1], sum));
+        samples.push(metric(names[2], total));
     }
 }
 

@@ -1,7 +1,8 @@
-//! Images in sequences: decodes a picture, encodes it, and keeps its embeddings.
+//! Images and audio in sequences: decodes a file, encodes its contents, and keeps their embeddings. In this module an image is
+//! what was encoded, a picture or audio.
 //!
-//! - [`picture`] decodes files, in a child process.
-//! - [`encoder`] is a thread that does this and encodes pictures, one after another, so that no step waits for either.
+//! - [`decoder`] decodes files in a child process: [`picture`] those of pictures, [`audio`] WAV.
+//! - [`encoder`] is a thread that does this and encodes, one file after another, so that no step waits for either.
 //! - [`store`] gives each position of an image a token that stands for its embedding, and caches images.
 //!
 //! From then on an image is tokens: the scheduler, the prefix cache and swapping treat its positions as any others, and a
@@ -9,6 +10,8 @@
 //!
 //! An image is known by its tenant and the SHA-256 of its file.
 
+pub(crate) mod audio;
+pub(crate) mod decoder;
 mod encoder;
 pub(crate) mod estimate;
 pub(crate) mod picture;

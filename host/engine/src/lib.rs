@@ -53,7 +53,7 @@ mod vocabulary;
 mod wake_batch;
 mod worker;
 
-pub use self::image::picture::{DECODE_IMAGE_JOB, decode_image_job};
+pub use self::image::decoder::{DECODE_MEDIA_JOB, decode_media_job};
 pub use self::image::{Image, MAX_IMAGE_BYTES};
 pub use cache_feed::{CACHE_BLOCK, CacheFeed, CacheUpdate, OwnedChange};
 pub use caller::{Caller, CellShare, PrefixOwner};
@@ -114,6 +114,7 @@ pub mod testing {
     pub use crate::backend::{Backend, DecodeError, LogitsCopied, SaveError, TokenInput};
     pub use crate::engine_waker::EngineWaker;
     pub use crate::external_sampler::SamplerMailbox;
+    pub use crate::image::audio::decode_audio;
     pub use crate::image::picture::decode_picture;
     pub use crate::prefix_files::has_state as prefix_file_has_state;
     pub use crate::raw_context::RawContext;

@@ -4,6 +4,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use strum::VariantArray;
 
 /// If all processes wait for memory in this percentage of the time, and less than twice the reserve is free, the pressure
 /// is one level higher.
@@ -29,7 +30,7 @@ pub fn machine_memory() -> Option<u64> {
 }
 
 /// How short memory is, from its free bytes and the time that processes wait for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, VariantArray)]
 pub enum MemoryPressure {
     /// Enough is free.
     #[default]
@@ -42,16 +43,6 @@ pub enum MemoryPressure {
     SwapOut,
     /// Requests are refused.
     Refuse,
-}
-
-impl MemoryPressure {
-    const ALL: [MemoryPressure; 5] = [
-        MemoryPressure::None,
-        MemoryPressure::DropPrefixes,
-        MemoryPressure::Hold,
-        MemoryPressure::SwapOut,
-        MemoryPressure::Refuse,
-    ];
 }
 
 /// The machine's memory at one moment.
@@ -79,7 +70,7 @@ impl MemoryReading {
         let used = reserve.saturating_sub(self.free).div_ceil(quarter);
         let stalls = self.stalled >= STALL_PERCENT && self.free < reserve.saturating_mul(2);
         let level = usize::try_from(used + u64::from(stalls)).unwrap_or(usize::MAX);
-        let levels = MemoryPressure::ALL;
+        let levels = MemoryPressure::VARIANTS;
         levels[level.min(levels.len() - 1)]
     }
 }

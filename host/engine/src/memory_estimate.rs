@@ -76,17 +76,27 @@ impl MemoryEstimate {
     /// Reads the head of a file, or of the first of several. Fails as the load would: if the file can't be read, is
     /// not GGUF, or if llama.cpp would end the process on it.
     pub fn read(path: &Path) -> Result<Self, LoadError> {
+        Self::read_with(path, true)
+    }
+
+    /// [`Self::read`] that skips the vocabulary, in a process that llama.cpp may end. Later reads of the process give the
+    /// same.
+    pub fn read_without_vocabulary(path: &Path) -> Result<Self, LoadError> {
+        Self::read_with(path, false)
+    }
+
+    fn read_with(path: &Path, vocabulary: bool) -> Result<Self, LoadError> {
         check_magic(path)?;
         Ok(Self {
             path: path.to_owned(),
-            metadata: known_heads::metadata(path, || Self::read_metadata(path))?,
+            metadata: known_heads::metadata(path, || Self::read_metadata(path, vocabulary))?,
         })
     }
 
-    fn read_metadata(path: &Path) -> Result<Metadata, LoadError> {
+    fn read_metadata(path: &Path, vocabulary: bool) -> Result<Metadata, LoadError> {
         let wanted = |key: &str| {
             key == ARCHITECTURE
-                || key == VOCABULARY
+                || (vocabulary && key == VOCABULARY)
                 || SIZE_KEYS.iter().any(|suffix| key.ends_with(suffix))
         };
         let found = metadata_where(path, wanted).map_err(|error| head_error(path, error))?;

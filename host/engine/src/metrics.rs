@@ -43,6 +43,37 @@ pub struct Metric {
     pub value: f64,
 }
 
+impl Metric {
+    /// A sample without labels.
+    pub fn new(name: &'static str, help: &'static str, kind: MetricKind, value: f64) -> Self {
+        Self {
+            name,
+            help,
+            kind,
+            labels: Vec::new(),
+            value,
+        }
+    }
+
+    /// A sample of a counter, without labels.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn counter(name: &'static str, help: &'static str, count: u64) -> Self {
+        Self::new(name, help, MetricKind::Counter, count as f64)
+    }
+
+    /// A sample of a gauge, without labels.
+    pub fn gauge(name: &'static str, help: &'static str, value: f64) -> Self {
+        Self::new(name, help, MetricKind::Gauge, value)
+    }
+
+    /// The same with one more label.
+    #[must_use]
+    pub fn with_label(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.labels.push((name, value.into()));
+        self
+    }
+}
+
 macro_rules! metrics {
     (
         $(
@@ -296,16 +327,16 @@ metrics! {
     embed_failed: Counter = "corral_engine_embedding_requests_failed_total",
     /// Embedding requests that wait or run.
     embed_open: Gauge = "corral_engine_embedding_requests_in_flight",
-    /// Pictures encoded for sequences.
+    /// Images and audio files encoded for sequences.
     images_encoded: Counter = "corral_engine_images_encoded_total",
-    /// Pictures whose embeddings were cached.
+    /// Images and audio files whose embeddings were cached.
     image_cache_hits: Counter = "corral_engine_image_cache_hits_total",
-    /// Pictures refused because their file is damaged, too large or of another format.
+    /// Images and audio files refused because their file is damaged, too large or of another format.
     images_refused: Counter = "corral_engine_images_refused_total",
-    /// Pictures that failed although their file may be good: no decoder or no memory for images was free, or a fault of the
+    /// Images and audio files that failed although their file may be good: no decoder or no memory for images was free, or a fault of the
     /// server.
     images_failed: Counter = "corral_engine_images_failed_total",
-    /// Seconds decoding and encoding pictures.
+    /// Seconds decoding and encoding images and audio.
     image_nanos: Counter = "corral_engine_image_encode_seconds_total" / 1e9,
     /// Inputs of finished embedding requests.
     embed_inputs: Counter = "corral_engine_embedding_inputs_total",
@@ -349,43 +380,31 @@ const COUNTS: [f64; 11] = [
 /// The metrics of the grammar compiler.
 #[allow(clippy::cast_precision_loss)]
 pub fn grammar_metrics(counters: &GrammarCounters) -> [Metric; 5] {
-    let metric = |name, help, kind, value: u64| Metric {
-        name,
-        help,
-        kind,
-        labels: Vec::new(),
-        value: value as f64,
-    };
     [
-        metric(
+        Metric::counter(
             "corral_engine_grammar_cache_hits_total",
             "Compilations that the grammar cache saved.",
-            MetricKind::Counter,
             counters.hits,
         ),
-        metric(
+        Metric::counter(
             "corral_engine_grammar_compilations_total",
             "Grammars compiled.",
-            MetricKind::Counter,
             counters.compiled,
         ),
-        metric(
+        Metric::counter(
             "corral_engine_grammar_compilation_failures_total",
             "Grammars that could not be compiled.",
-            MetricKind::Counter,
             counters.failed,
         ),
-        metric(
+        Metric::gauge(
             "corral_engine_grammar_cache_entries",
             "Compiled grammars in the cache.",
-            MetricKind::Gauge,
-            counters.cached,
+            counters.cached as f64,
         ),
-        metric(
+        Metric::gauge(
             "corral_engine_grammar_cache_bytes",
             "Estimated memory of the cached grammars, in bytes.",
-            MetricKind::Gauge,
-            counters.cached_bytes,
+            counters.cached_bytes as f64,
         ),
     ]
 }

@@ -1,10 +1,11 @@
 //! Checks a model file in a child process before this process opens it.
 //!
-//! llama.cpp ends the process on many malformed files. The child opens the file as the server will, but on the CPU, with
-//! few cells and with the weights mapped, and generates some tokens. A file that ends the child is refused.
+//! llama.cpp ends the process on many malformed files. The child opens the file as the server will, but on the CPU and with
+//! few cells, and generates some tokens. A file that ends the child is refused.
 //!
 //! Where memory suffices for both, this process loads the file meanwhile: it begins each stage of the load after the
-//! child has ended it, and uses the model once the child has generated.
+//! child has ended it, and uses the model once the child has generated. Without devices both read the tensors in the same
+//! order, and each tensor is a stage; else the child maps the weights, and they are one stage.
 //!
 //! A passed check holds for the same files, all parts of a split model included (device, inode, size, times of
 //! modification and change), the same options and the same binary. Passed checks are recorded in a directory, so that a
@@ -28,7 +29,7 @@ use corral_isolation::{Cancel, ChildError, ChildProcesses, Job, JobLimits};
 use corral_llama::{LoadGate, LoadStage, default_backend_dir};
 use input::{CHECK_MODEL_JOB, ModelCheckInput};
 use sha2::{Digest, Sha256};
-use stages::CheckStages;
+use stages::{CheckStages, Pace};
 use std::collections::HashSet;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -39,6 +40,8 @@ use std::time::Duration;
 
 /// Memory of a check beside the weights: the vocabulary, and the buffers of a step of 512 tokens.
 const BASE_MEMORY: u64 = 2 << 30;
+/// One part in this many of the weights may be in memory twice: llama.cpp reads a tensor before it rearranges it.
+const TWICE_DIVISOR: u64 = 8;
 /// Time of a check beside reading the weights. Generous, because other processes may keep the cores busy.
 const BASE_TIME: Duration = Duration::from_secs(900);
 /// Bytes of weights a second, for the time limit.
@@ -103,13 +106,17 @@ impl ModelCheck {
             true => Ok(()),
             false => Err(refused(model, "it changed while it was checked; try again")),
         };
-        let early = has_room_beside(model);
+        let pace = match (has_room_beside(model), model.same_order) {
+            (false, _) => Pace::AfterCheck,
+            (true, None) => Pace::ByStage,
+            (true, Some(_)) => Pace::ByTensor,
+        };
         let stages = CheckStages::default();
         let cancel = Cancel::default();
         let check = || {
             let _ended = stages.end_on_drop();
             let checked = self
-                .run(model, &|| stages.report(), &cancel)
+                .run(model, pace, &|| stages.report(), &cancel)
                 .and_then(|()| changed());
             stages.end(checked.is_ok());
             checked
@@ -120,7 +127,7 @@ impl ModelCheck {
             let checking = thread.spawn_scoped(scope, check).map_err(|_| check());
             let loaded = load(&|stage| {
                 let is_same = || stage != LoadStage::Head || changed().is_ok();
-                stages.wait(stage, early, is_canceled) && is_same()
+                stages.wait(stage, pace, is_canceled) && is_same()
             });
             if is_canceled() {
                 cancel.cancel();
@@ -145,6 +152,7 @@ impl ModelCheck {
     fn run(
         &self,
         model: &ModelCheckInput,
+        pace: Pace,
         on_progress: &dyn Fn(),
         cancel: &Cancel,
     ) -> Result<(), LoadError> {
@@ -161,6 +169,7 @@ impl ModelCheck {
             context: model.context,
             projector,
             adapters: adapters.collect(),
+            same_order: model.same_order.filter(|_| pace == Pace::ByTensor),
         };
         let mut readable: Vec<_> = checked
             .adapters
@@ -180,7 +189,10 @@ impl ModelCheck {
             readable: &readable,
             writable: None,
             limits: JobLimits {
-                memory: bytes.saturating_add(BASE_MEMORY).min(MAX_MEMORY),
+                memory: bytes
+                    .saturating_add(bytes / TWICE_DIVISOR)
+                    .saturating_add(BASE_MEMORY)
+                    .min(MAX_MEMORY),
                 time,
                 cpu: time,
                 file_size: 0,
@@ -340,6 +352,7 @@ mod tests {
             context: None,
             projector: None,
             adapters: Vec::new(),
+            same_order: None,
         };
         let error = check.fingerprint(&model).unwrap_err();
         assert!(error.to_string().contains("cannot read"), "{error}");

@@ -124,9 +124,9 @@ pub struct ModelConfig {
     pub snapshots: Option<Arc<Snapshots>>,
     /// LoRA adapters: name and path of the GGUF file; at most 16.
     pub adapters: Vec<(String, PathBuf)>,
-    /// Projector file (`mmproj`), with which the model sees images.
+    /// Projector file (`mmproj`), with which the model accepts images or audio.
     pub projector: Option<PathBuf>,
-    /// Starts the child processes that decode images; without it this process decodes them.
+    /// Starts the child processes that decode images and audio; without it this process decodes them.
     pub image_decoders: Option<ChildProcesses>,
     /// Configuration of embeddings.
     pub embedding: EmbeddingConfig,
@@ -234,6 +234,8 @@ pub struct ModelInfo {
     pub adapters: Vec<String>,
     /// Whether sequences may hold images.
     pub accepts_images: bool,
+    /// Whether sequences may hold audio.
+    pub accepts_audio: bool,
     /// Whether the model generates text. False for an encoder, which only computes embeddings.
     pub can_generate: bool,
     /// Number of layers; the output counts as one.

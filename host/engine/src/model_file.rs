@@ -14,6 +14,11 @@ use std::path::Path;
 const ARCHITECTURE: &str = "general.architecture";
 const NAME: &str = "general.name";
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
+/// Keys of a projector, and what it encodes.
+const ENCODERS: [(&str, &str); 2] = [
+    ("clip.has_vision_encoder", "images"),
+    ("clip.has_audio_encoder", "audio"),
+];
 
 /// Facts about a model file, or about the files of a split model.
 #[derive(Clone, Debug)]
@@ -36,14 +41,25 @@ pub struct ModelFile {
     pub cell_bytes: Vec<(KvType, u64)>,
     /// The Jinja chat template.
     pub chat_template: Option<String>,
+    /// What a projector encodes: `images`, `audio`. Empty for a model.
+    pub encodes: Vec<&'static str>,
 }
 
 impl ModelFile {
     /// Reads the head of a file, or of the first of several. Fails if a file can't be read or is not GGUF.
     pub fn read(path: &Path) -> Result<Self, LoadError> {
         let estimate = MemoryEstimate::read(path)?;
-        let wanted = |key: &str| [ARCHITECTURE, NAME, CHAT_TEMPLATE].contains(&key);
+        let wanted = |key: &str| {
+            [ARCHITECTURE, NAME, CHAT_TEMPLATE].contains(&key)
+                || ENCODERS.iter().any(|(encoder, _)| *encoder == key)
+        };
         let found = metadata_where(path, wanted).map_err(|error| head_error(path, error))?;
+        let has = |encoder: &str| {
+            let mut found = found.iter();
+            found.any(|(key, value)| key == encoder && matches!(value, Value::Bool(true)))
+        };
+        let encodes = ENCODERS.iter().filter(|(encoder, _)| has(encoder));
+        let encodes = encodes.map(|(_, what)| *what).collect();
         let mut texts: HashMap<_, _> = found
             .into_iter()
             .filter_map(|(key, value)| match value {
@@ -76,6 +92,7 @@ impl ModelFile {
                 .map(|kv| (kv, estimate.cell_bytes(cells, kv)))
                 .collect(),
             chat_template: texts.remove(CHAT_TEMPLATE),
+            encodes,
         })
     }
 }

@@ -7,11 +7,12 @@
 use crate::generation_trace::GenerationTrace;
 use crate::histogram::Histogram;
 use crate::histogram_names;
-use crate::metrics::{Metric, MetricKind, add, get};
+use crate::metrics::{Metric, add, get};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use strum::IntoStaticStr;
 
 /// Upper bounds in seconds for requests and their waits: from a cached prompt of a small model to five minutes.
 pub const REQUEST_SECONDS: [f64; 17] = [
@@ -25,7 +26,8 @@ const TOKEN_SECONDS: [f64; 16] = [
 ];
 
 /// How far a generation is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum GenerationPhase {
     /// It is in the model's queue for the first time.
     Waiting,
@@ -40,11 +42,7 @@ impl GenerationPhase {
 
     /// Its name in status reports.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-        }
+        self.into()
     }
 }
 
@@ -117,26 +115,18 @@ impl Default for GenerationMetrics {
 impl GenerationMetrics {
     /// The current samples.
     pub fn samples(&self) -> Vec<Metric> {
-        let count = |name, help, value: u64| Metric {
-            name,
-            help,
-            kind: MetricKind::Counter,
-            labels: Vec::new(),
-            #[allow(clippy::cast_precision_loss)]
-            value: value as f64,
-        };
         let mut samples = vec![
-            count(
+            Metric::counter(
                 "corral_deployment_prompt_tokens_total",
                 "Prompt tokens of generations, by deployment and model.",
                 self.usage.prompt(),
             ),
-            count(
+            Metric::counter(
                 "corral_deployment_cached_tokens_total",
                 "Prompt tokens of generations that came from the prefix cache, by deployment and model.",
                 self.usage.cached(),
             ),
-            count(
+            Metric::counter(
                 "corral_deployment_generated_tokens_total",
                 "Tokens generated, by deployment and model.",
                 self.usage.generated(),

@@ -92,7 +92,7 @@ fn round(engine: &Engine, tokens: u32) -> Cost {
     let (release, held) = sync_channel::<()>(1);
     engine
         .status(move |_| {
-            let _ = held.recv_timeout(Duration::from_secs(20));
+            let _ = held.recv_timeout(Duration::from_secs(60));
         })
         .unwrap();
     std::thread::scope(|scope| {

@@ -156,7 +156,7 @@ impl Batch {
         let entries = entries.zip(self.seqs.iter().zip(&self.outputs));
         for ((&token, position), (&seq, &output)) in entries {
             // SAFETY: the batch is alive and copies what it is given: one position for each entry, since models with more
-            // are refused with images (`VisionEncoder::load`), and an embedding of the length that is passed with it.
+            // are refused with images (`MediaEncoder::load`), and an embedding of the length that is passed with it.
             let is_added = unsafe {
                 let batch = batch.0.as_ptr();
                 let index = match token {

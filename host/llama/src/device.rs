@@ -4,6 +4,7 @@ use crate::ggml::{self, text};
 use crate::{LlamaError, backends};
 use llama_cpp_sys_2 as sys;
 use std::mem::MaybeUninit;
+use strum::IntoStaticStr;
 
 /// A device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +26,8 @@ pub struct Device {
 }
 
 /// The kind of a device, as its backend reports it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum DeviceKind {
     /// The CPU.
     Cpu,
@@ -40,12 +42,7 @@ pub enum DeviceKind {
 impl DeviceKind {
     /// Its name in JSON and in `corral doctor`.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-            Self::Gpu => "gpu",
-            Self::Integrated => "integrated",
-            Self::Accelerator => "accelerator",
-        }
+        self.into()
     }
 }
 

@@ -6,7 +6,7 @@ mod tests;
 mod writer;
 
 pub(crate) use reader::data_end;
-pub use reader::{TensorInfo, data_start, metadata, metadata_where, tensors, weights};
+pub use reader::{TensorInfo, metadata, metadata_where, tensors, weights};
 pub use writer::{Tensor, TensorType, Writer};
 
 use llama_cpp_sys_2 as sys;

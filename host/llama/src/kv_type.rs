@@ -4,11 +4,12 @@
 //! (`raw_context.rs`), and the engine's memory estimate takes its size from [`KvType::bytes`].
 
 use llama_cpp_sys_2 as sys;
-use std::fmt;
 use std::str::FromStr;
+use strum::{Display, IntoStaticStr};
 
 /// The type in which cells store keys and values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum KvType {
     /// 16 bits a number.
     #[default]
@@ -23,10 +24,7 @@ impl KvType {
 
     /// Its name in llama.cpp.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::F16 => "f16",
-            Self::Q8_0 => "q8_0",
-        }
+        self.into()
     }
 
     /// Numbers of a block: the length of a head's keys and of its values must be a multiple.
@@ -60,12 +58,6 @@ impl FromStr for KvType {
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|kv| kv.name() == text);
         found.ok_or_else(|| format!("'{text}' is not a type of KV cells; write f16 or q8_0"))
-    }
-}
-
-impl fmt::Display for KvType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -28,6 +28,7 @@ mod heap;
 mod image_rows;
 mod kv_type;
 mod log;
+mod media_encoder;
 mod model;
 mod output;
 mod progress;
@@ -37,7 +38,6 @@ mod raw_context;
 mod reference;
 mod special_tokens;
 mod thread_pool;
-mod vision;
 
 pub use backend_status::{BackendStatus, backends, built_with};
 pub use backends::{BackendFile, default_backend_dir, load_backends};
@@ -52,12 +52,12 @@ pub use heap::{HeapUsage, heap_usage, limit_free_memory, release_free_memory};
 pub use image_rows::{IMAGE_TOKENS, ImageRows, ImageTable};
 pub use kv_type::KvType;
 pub use log::take_buffer_sizes;
+pub use media_encoder::{ImagePart, MediaEncoder};
 pub use model::{FileAccess, Model, check_magic};
 pub use output::{LogitsCopied, Output};
 pub use progress::{LoadGate, LoadProgress, LoadStage};
 pub use queue_delay::queue_delay;
 pub use reference::ReferenceChain;
-pub use vision::{ImagePart, VisionEncoder};
 
 /// Index into a model's vocabulary.
 pub type Token = u32;

@@ -101,7 +101,7 @@ impl Model {
         let observer = LoadObserver {
             progress,
             gate,
-            reads_weights: Cell::new(false),
+            tensors: Cell::new(0),
             refused: Cell::new(false),
         };
         params.progress_callback_user_data = std::ptr::from_ref(&observer).cast_mut().cast();
@@ -399,8 +399,8 @@ fn no_device(device: &str) -> LlamaError {
 struct LoadObserver<'a> {
     progress: &'a LoadProgress,
     gate: LoadGate<'a>,
-    /// Whether llama.cpp reads the weights.
-    reads_weights: Cell<bool>,
+    /// Tensors whose weights llama.cpp has begun to read.
+    tensors: Cell<usize>,
     /// Whether the gate has ended the load.
     refused: Cell<bool>,
 }
@@ -420,8 +420,9 @@ unsafe extern "C" fn on_progress(fraction: f32, data: *mut c_void) -> bool {
     // other threads may use it.
     let observer = unsafe { &*data.cast::<LoadObserver<'_>>() };
     observer.progress.set_fraction(fraction);
-    let passes = observer.reads_weights.replace(true) || observer.passes(LoadStage::Weights);
-    passes && !observer.progress.is_canceled()
+    let tensor = observer.tensors.get();
+    observer.tensors.set(tensor.saturating_add(1));
+    observer.passes(LoadStage::Weights(tensor)) && !observer.progress.is_canceled()
 }
 
 /// The bytes of every token, read once: llama.cpp would copy them, and look them up under its own rules, for each

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 pub enum LoadStage {
     /// llama.cpp reads metadata, vocabulary and the list of tensors.
     Head,
-    /// It reads the weights.
-    Weights,
+    /// It reads the weights of the tensor with this number, in its own order, or has read those of all tensors before it.
+    Weights(usize),
     /// The model is used.
     Use,
 }

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 
 /// A chain of llama.cpp's samplers, all with `min_keep` 1, and the candidates it works on. Its methods
 /// panic if numbers exceed `i32`.
+#[must_use]
 pub struct ReferenceChain {
     chain: NonNull<sys::llama_sampler>,
     vocabulary: i32,
@@ -38,84 +39,72 @@ impl ReferenceChain {
     }
 
     /// Appends the temperature.
-    #[must_use]
     pub fn temperature(self, value: f32) -> Self {
         // SAFETY: numbers in.
         self.add(unsafe { sys::llama_sampler_init_temp(value) })
     }
 
     /// Appends the dynamic temperature.
-    #[must_use]
     pub fn dynamic_temperature(self, value: f32, range: f32, exponent: f32) -> Self {
         // SAFETY: numbers in.
         self.add(unsafe { sys::llama_sampler_init_temp_ext(value, range, exponent) })
     }
 
     /// Appends top-k.
-    #[must_use]
     pub fn top_k(self, count: u32) -> Self {
         // SAFETY: numbers in.
         self.add(unsafe { sys::llama_sampler_init_top_k(signed(count)) })
     }
 
     /// Appends top-p.
-    #[must_use]
     pub fn top_p(self, mass: f32) -> Self {
         // SAFETY: numbers in.
         self.add(unsafe { sys::llama_sampler_init_top_p(mass, 1) })
     }
 
     /// Appends min-p.
-    #[must_use]
     pub fn min_p(self, ratio: f32) -> Self {
         // SAFETY: numbers in.
         self.add(unsafe { sys::llama_sampler_init_min_p(ratio, 1) })
     }
 
     /// Appends typical sampling.
-    #[must_use]
     pub fn typical(self, mass: f32) -> Self {
         // SAFETY: numbers in.
         self.add(unsafe { sys::llama_sampler_init_typical(mass, 1) })
     }
 
     /// Appends top-n-sigma.
-    #[must_use]
     pub fn top_n_sigma(self, count: f32) -> Self {
         // SAFETY: numbers in.
         self.add(unsafe { sys::llama_sampler_init_top_n_sigma(count) })
     }
 
     /// Appends XTC.
-    #[must_use]
     pub fn xtc(self, probability: f32, threshold: f32, seed: u32) -> Self {
         // SAFETY: numbers in.
         self.add(unsafe { sys::llama_sampler_init_xtc(probability, threshold, 1, seed) })
     }
 
     /// Appends mirostat 2, which draws.
-    #[must_use]
     pub fn mirostat(self, tau: f32, eta: f32, seed: u32) -> Self {
         // SAFETY: numbers in.
         self.add(unsafe { sys::llama_sampler_init_mirostat_v2(seed, tau, eta) })
     }
 
     /// Appends a draw by the softmax.
-    #[must_use]
     pub fn draw(self, seed: u32) -> Self {
         // SAFETY: numbers in.
         self.add(unsafe { sys::llama_sampler_init_dist(seed) })
     }
 
     /// Appends a choice of the most likely token.
-    #[must_use]
     pub fn greedy(self) -> Self {
         // SAFETY: numbers in.
         self.add(unsafe { sys::llama_sampler_init_greedy() })
     }
 
     /// Appends penalties.
-    #[must_use]
     pub fn penalties(self, last_n: u32, repeat: f32, frequency: f32, presence: f32) -> Self {
         let (vocabulary, last_n) = (self.vocabulary, signed(last_n));
         // SAFETY: numbers in.
@@ -125,7 +114,6 @@ impl ReferenceChain {
     }
 
     /// Appends a logit bias.
-    #[must_use]
     pub fn logit_bias(self, biases: &[(Token, f32)]) -> Self {
         let biases: Vec<_> = biases
             .iter()
@@ -141,7 +129,6 @@ impl ReferenceChain {
     }
 
     /// Appends DRY; with breakers, their texts and the model that tokenizes them.
-    #[must_use]
     pub fn dry(
         self,
         multiplier: f32,

@@ -7,6 +7,7 @@ use crate::counters::CallLimit;
 use crate::meter::Meter;
 use crate::random::RandomDenied;
 use std::time::Duration;
+use strum::{IntoStaticStr, VariantNames};
 use wasmtime::{PoolConcurrencyLimitError, Trap};
 use wasmtime_wasi::I32Exit;
 
@@ -16,7 +17,8 @@ const POOL_RETRY: Duration = Duration::from_secs(1);
 const OUTPARAM_UNUSED: &str = "guest never invoked `response-outparam::set`";
 
 /// Why a plugin's call failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "kebab-case")]
 pub enum CallError {
     /// The queue is full, or the call's time ended in the queue.
     #[error("too many requests are waiting for {}; try again in {} s", busy_part(*limit), retry_after.as_secs_f32().ceil())]
@@ -80,6 +82,7 @@ pub enum CallError {
     },
     /// An operator canceled the request.
     #[error("an operator of the server canceled this request")]
+    #[strum(serialize = "cancelled")]
     Canceled,
     /// The host failed or is shutting down.
     #[error("the host stopped this call; its log says why")]
@@ -88,19 +91,7 @@ pub enum CallError {
 
 impl CallError {
     /// All codes.
-    pub const CODES: [&'static str; 11] = [
-        "busy",
-        "deadline",
-        "cpu-time",
-        "memory",
-        "trapped",
-        "no-response",
-        "returned-error",
-        "missing-export",
-        "internal",
-        "response-too-large",
-        "cancelled",
-    ];
+    pub const CODES: &'static [&'static str] = Self::VARIANTS;
 
     /// The HTTP status.
     pub fn status(&self) -> u16 {
@@ -122,7 +113,7 @@ impl CallError {
 
     /// A stable name for programs.
     pub fn code(&self) -> &'static str {
-        Self::CODES[self.index()]
+        self.into()
     }
 
     /// How long to wait before a retry, if a retry makes sense.
@@ -152,19 +143,8 @@ impl CallError {
 
     /// Index into [`Self::CODES`].
     pub(crate) fn index(&self) -> usize {
-        match self {
-            Self::Busy { .. } => 0,
-            Self::Deadline { .. } => 1,
-            Self::CpuTime { .. } => 2,
-            Self::Memory { .. } => 3,
-            Self::Trapped { .. } => 4,
-            Self::NoResponse => 5,
-            Self::ReturnedError { .. } => 6,
-            Self::MissingExport { .. } => 7,
-            Self::Internal => 8,
-            Self::ResponseTooLarge { .. } => 9,
-            Self::Canceled => 10,
-        }
+        let codes = Self::CODES.iter();
+        codes.take_while(|code| **code != self.code()).count()
     }
 
     /// Converts an error of wasmtime, and logs what only the operator may see.
@@ -243,6 +223,7 @@ mod tests {
                 limit: CallLimit::Queue,
                 retry_after: Duration::from_millis(1500),
             },
+            CallError::ResponseTooLarge { limit: 1 },
             CallError::Deadline {
                 time: Duration::from_secs(1),
             },
@@ -261,9 +242,8 @@ mod tests {
                 interface: "x",
                 exports: vec!["y", "z"],
             },
-            CallError::Internal,
-            CallError::ResponseTooLarge { limit: 1 },
             CallError::Canceled,
+            CallError::Internal,
         ];
         assert_eq!(all.len(), CallError::CODES.len());
         for (index, error) in all.iter().enumerate() {
@@ -271,7 +251,7 @@ mod tests {
             assert!((400..600).contains(&error.status()));
         }
         assert_eq!(
-            all[7].to_string(),
+            all[8].to_string(),
             "the plugin does not export x, only y and z; call it through that, or build it with the missing export"
         );
         assert_eq!(all[0].code(), "busy");

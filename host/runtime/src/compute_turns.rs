@@ -1,18 +1,20 @@
 //! Turns of guests that compute.
 //!
-//! A guest needs no turn for short work: each has [`FREE_TIME`](crate::meter::FREE_TIME), which refills slowly. A guest that
-//! used more, in one go or in pieces, waits for a turn before each poll ([`run_within`](crate::time_limits::run_within)).
-//! There is one turn fewer than worker threads, so that one thread always serves other calls; a single thread has one
-//! turn. A turn ends with the poll that it allows, at the guest's next epoch at the latest.
+//! A guest needs no turn for short work: each tenant has [free time](crate::free_time). A guest waits for a turn before
+//! each poll while its tenant has no free time, and after each epoch in which it did not pause
+//! ([`run_within`](crate::time_limits::run_within)). There is one turn fewer than worker threads, so that one thread always
+//! serves other calls; a single thread has one turn. A turn ends with the poll that it allows, at the guest's next epoch at
+//! the latest.
 //!
 //! The tenant whose turns used the least CPU time goes next; within a tenant, the guest that waited longest.
 //! A tenant gets no credit for time in which it did not wait. The calls admitted bound the guests that wait.
 
 use crate::counters::{DeploymentCounters, ProcessCounters};
+use crate::free_time::{FreeTime, FreeTimes};
 use corral_engine::Tenant;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -22,6 +24,7 @@ pub(crate) struct ComputeTurns {
     /// Turns that guests may have at once.
     max: usize,
     state: Mutex<TurnState>,
+    free_times: FreeTimes,
     counters: Arc<ProcessCounters>,
 }
 
@@ -93,6 +96,7 @@ impl ComputeTurns {
         Arc::new(Self {
             max,
             state: Mutex::new(state),
+            free_times: FreeTimes::default(),
             counters,
         })
     }
@@ -145,6 +149,8 @@ impl ComputeTurns {
 pub(crate) struct TurnQueue {
     turns: Arc<ComputeTurns>,
     pub(crate) tenant: Tenant,
+    /// That of the tenant.
+    free_time: Arc<FreeTime>,
     counters: Arc<DeploymentCounters>,
 }
 
@@ -158,8 +164,19 @@ impl TurnQueue {
         Self {
             turns: Arc::clone(turns),
             tenant,
+            free_time: turns.free_times.of(tenant, Instant::now()),
             counters: Arc::clone(counters),
         }
+    }
+
+    /// Whether the guest may not compute without a turn.
+    pub(crate) fn needs_turn(&self) -> bool {
+        self.free_time.is_used_up(Instant::now)
+    }
+
+    /// Uses up free time of the tenant, for work that ended now.
+    pub(crate) fn use_free_time(&self, used: Duration) {
+        self.free_time.use_up(used, Instant::now());
     }
 
     /// Queues the guest: see [`ComputeTurns::wait`].

@@ -24,7 +24,7 @@ macro_rules! counters {
         impl $name {
             /// The metrics of the table, in its order.
             fn table_metrics(&self) -> Vec<corral_engine::Metric> {
-                vec![$($crate::counters::metric(
+                vec![$(corral_engine::Metric::new(
                     $metric,
                     concat!($($help),+).trim_ascii(),
                     corral_engine::MetricKind::$kind,
@@ -46,7 +46,6 @@ pub(crate) use deployment::{DeploymentCounters, OutboundRefusal, ResourceKind};
 pub(crate) use process::{CallEnd, ProcessCounters};
 pub(crate) use resource_count::ResourceCount;
 
-use corral_engine::{Metric, MetricKind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -84,20 +83,5 @@ impl Counter {
 
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
-    }
-}
-
-pub(crate) fn metric(
-    name: &'static str,
-    help: &'static str,
-    kind: MetricKind,
-    value: f64,
-) -> Metric {
-    Metric {
-        name,
-        help,
-        kind,
-        labels: Vec::new(),
-        value,
     }
 }

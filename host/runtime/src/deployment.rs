@@ -2,12 +2,12 @@
 
 use crate::admission::{Admission, CallQueue, InstancePermits};
 use crate::config::Limits;
-use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters, metric};
+use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters};
 use crate::key_values::KeyValueStore;
 use crate::logs::Logs;
 use crate::outbound::OutboundPermits;
 use crate::sampling::resources::SamplerResources;
-use corral_engine::{Metric, MetricKind, Tenant};
+use corral_engine::{Metric, Tenant};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Semaphore;
@@ -88,10 +88,9 @@ impl DeploymentState {
     /// Its counters and gauges. [`Self::limit_hits`] has those of limits.
     pub fn metrics(&self) -> Vec<Metric> {
         let mut metrics = self.0.counters.metrics();
-        metrics.push(metric(
+        metrics.push(Metric::gauge(
             "corral_deployment_log_bytes",
             "Bytes of log lines that the host keeps, by deployment.",
-            MetricKind::Gauge,
             self.0.logs.bytes() as f64,
         ));
         metrics

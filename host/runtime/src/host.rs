@@ -21,6 +21,7 @@ mod sampling;
 mod sequence;
 mod snapshots;
 mod store_access;
+mod waiting_functions;
 
 use crate::counters::ResourceCount;
 use crate::state::State;

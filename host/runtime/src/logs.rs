@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use strum::{EnumString, IntoStaticStr, VariantNames};
 use tokio::sync::watch;
 
 /// Most lines in the ring.
@@ -15,7 +16,10 @@ const MAX_LINES: usize = 1000;
 const MAX_BYTES: usize = 1 << 20;
 
 /// The level of a log line, as in `wasi:logging`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumString, IntoStaticStr, VariantNames,
+)]
+#[strum(serialize_all = "lowercase")]
 pub enum LogLevel {
     /// Values of variables and the flow of control.
     Trace,
@@ -32,31 +36,12 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// All levels, the lowest first.
-    pub const ALL: [Self; 6] = [
-        Self::Trace,
-        Self::Debug,
-        Self::Info,
-        Self::Warn,
-        Self::Error,
-        Self::Critical,
-    ];
+    /// The names of all levels, the lowest first.
+    pub const NAMES: &'static [&'static str] = Self::VARIANTS;
 
     /// Its name in logs and queries.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Trace => "trace",
-            Self::Debug => "debug",
-            Self::Info => "info",
-            Self::Warn => "warn",
-            Self::Error => "error",
-            Self::Critical => "critical",
-        }
-    }
-
-    /// The level of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|level| level.name() == name)
+        self.into()
     }
 }
 
@@ -251,10 +236,10 @@ mod tests {
         assert_eq!(numbers(&selected(Some(LogLevel::Error))), [2, 3]);
         let start = |tail| logs.start(Some(tail), Some(LogLevel::Error), None);
         assert_eq!([start(0), start(1), start(2), start(3)], [4, 2, 1, 0]);
-        for level in LogLevel::ALL {
-            assert_eq!(LogLevel::from_name(level.name()), Some(level));
+        for name in LogLevel::NAMES {
+            assert_eq!(name.parse::<LogLevel>().map(LogLevel::name), Ok(*name));
         }
-        assert_eq!(LogLevel::from_name("loud"), None);
+        assert!("loud".parse::<LogLevel>().is_err());
     }
 
     #[test]

@@ -7,22 +7,14 @@
 //! The thread's CPU clock costs a system call, the wall clock does not. A poll of at most [`SHORT_POLL`] by
 //! the wall clock, typical for a token, counts its wall time: that is never less than its CPU time.
 
-use crate::ticker::EPOCH;
 use rustix::time::{ClockId, clock_gettime};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// Longest poll that counts its wall time.
 const SHORT_POLL: Duration = Duration::from_micros(50);
-
-/// CPU time that a guest may use without a turn.
-pub(crate) const FREE_TIME: Duration = EPOCH;
-/// A guest gets one part in this many of the time that passes as new free time.
-const REFILL_DIVISOR: u32 = 20;
-/// Most free time that a guest can have used up, so that one long poll does not count for ever.
-const MAX_FREE_TIME_USED: Duration = Duration::from_millis(40);
 
 /// CPU time used by one call. The thread that polls the call writes it; threads that work for the call
 /// elsewhere add to it.
@@ -32,34 +24,10 @@ pub(crate) struct Meter {
     poll_began: AtomicU64,
     memory_refused: AtomicBool,
     exhausted: Notify,
-    free: Mutex<FreeTime>,
     /// Whether the guest yielded because it used its thread for an epoch.
     yielded: AtomicBool,
     /// A meter that is charged for the same work.
     parent: Option<Arc<Self>>,
-}
-
-/// Free time that a guest has used up.
-#[derive(Debug, Default)]
-struct FreeTime {
-    used: Duration,
-    /// When `used` was right.
-    at: Option<Instant>,
-}
-
-impl FreeTime {
-    /// What is used up at `now`, after the refill since.
-    fn used_at(&self, now: Instant) -> Duration {
-        let passed = self
-            .at
-            .map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
-        self.used.saturating_sub(passed / REFILL_DIVISOR)
-    }
-
-    fn use_up(&mut self, time: Duration, now: Instant) {
-        self.used = (self.used_at(now) + time).min(MAX_FREE_TIME_USED);
-        self.at = Some(now);
-    }
 }
 
 impl Meter {
@@ -71,8 +39,8 @@ impl Meter {
         }
     }
 
-    /// Runs `poll` and charges its CPU time, which it returns, too. Without a turn it uses up free time.
-    pub(crate) fn measure<R>(&self, has_turn: bool, poll: impl FnOnce() -> R) -> (R, Duration) {
+    /// Runs `poll` and charges its CPU time, which it returns, too.
+    pub(crate) fn measure<R>(&self, poll: impl FnOnce() -> R) -> (R, Duration) {
         let began = thread_nanos();
         self.poll_began.store(began, Ordering::Relaxed);
         let at = Instant::now();
@@ -83,20 +51,7 @@ impl Meter {
             false => Duration::from_nanos(thread_nanos().saturating_sub(began)),
         };
         self.charge(used);
-        if !has_turn {
-            self.free().use_up(used, at + wall);
-        }
         (result, used)
-    }
-
-    fn free(&self) -> MutexGuard<'_, FreeTime> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether the guest has used up its free time.
-    pub(crate) fn needs_turn(&self) -> bool {
-        let free = self.free();
-        free.used >= FREE_TIME && free.used_at(Instant::now()) >= FREE_TIME
     }
 
     /// Records that the guest yields at the end of an epoch.
@@ -146,7 +101,6 @@ impl Meter {
     /// Begins another call of the instance.
     pub(crate) fn reset(&self) {
         self.used.store(0, Ordering::Relaxed);
-        *self.free() = FreeTime::default();
         // Takes a report that the last call did not wait for.
         std::pin::pin!(self.exhausted.notified()).enable();
     }
@@ -172,9 +126,9 @@ mod tests {
     #[test]
     fn work_counts_and_sleep_does_not() {
         let meter = Meter::default();
-        meter.measure(false, || std::thread::sleep(Duration::from_millis(30)));
+        meter.measure(|| std::thread::sleep(Duration::from_millis(30)));
         assert!(meter.used() < Duration::from_millis(15));
-        meter.measure(false, || {
+        meter.measure(|| {
             while meter.in_poll() < Duration::from_millis(20) {
                 std::hint::spin_loop();
             }
@@ -186,7 +140,7 @@ mod tests {
     fn short_polls_count_too() {
         let meter = Meter::default();
         for _ in 0..1000 {
-            meter.measure(false, || {
+            meter.measure(|| {
                 let began = Instant::now();
                 while began.elapsed() < SHORT_POLL / 5 {
                     std::hint::spin_loop();
@@ -195,23 +149,6 @@ mod tests {
         }
         // A tenth of the wall time: another thread may have used the CPU meanwhile.
         assert!(meter.used() >= 100 * SHORT_POLL / 5);
-    }
-
-    #[test]
-    fn free_time_refills_slowly_and_is_bounded() {
-        let (mut free, now) = (FreeTime::default(), Instant::now());
-        free.use_up(FREE_TIME, now);
-        assert_eq!(free.used_at(now), FREE_TIME);
-        let half = now + FREE_TIME * REFILL_DIVISOR / 2;
-        assert_eq!(free.used_at(half), FREE_TIME / 2);
-        free.use_up(FREE_TIME / 2, half);
-        assert_eq!(free.used_at(half), FREE_TIME);
-        assert_eq!(
-            free.used_at(half + FREE_TIME * REFILL_DIVISOR),
-            Duration::ZERO
-        );
-        free.use_up(Duration::from_secs(9), half);
-        assert_eq!(free.used_at(half), MAX_FREE_TIME_USED);
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub use limits::{QuotaLimit, QuotaLimits};
 pub use permit::QuotaPermit;
 pub(crate) use permit::{ReserveError, TokenReservation};
 
-use corral_engine::{Metric, MetricKind};
+use corral_engine::Metric;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -134,61 +134,41 @@ impl Quota {
     /// Usage and refusals, labeled with the quota's kind and name.
     pub fn metrics(&self) -> Vec<Metric> {
         let shared = &*self.shared;
-        let labels = || {
-            vec![
-                ("kind", shared.kind.to_owned()),
-                ("name", shared.name.clone()),
-            ]
-        };
-        let metric = |name, help, kind, labels, value: u64| Metric {
-            name,
-            help,
-            kind,
-            labels,
-            value: value as f64,
+        let labeled = |metric: Metric| {
+            let metric = metric.with_label("kind", shared.kind);
+            metric.with_label("name", &shared.name)
         };
         let mut metrics = vec![
-            metric(
+            labeled(Metric::counter(
                 "corral_quota_requests_total",
                 "Requests that a quota admitted.",
-                MetricKind::Counter,
-                labels(),
                 shared.requests.load(Ordering::Relaxed),
-            ),
-            metric(
+            )),
+            labeled(Metric::counter(
                 "corral_quota_tokens_total",
                 "Tokens counted by a quota: appended to sequences, and generated.",
-                MetricKind::Counter,
-                labels(),
                 shared.tokens.load(Ordering::Relaxed),
-            ),
-            metric(
+            )),
+            labeled(Metric::gauge(
                 "corral_quota_requests_running",
                 "Running requests, by quota.",
-                MetricKind::Gauge,
-                labels(),
                 shared.usage().running().into(),
-            ),
+            )),
         ];
-        for (limit, count) in self.refusals() {
-            if count > 0 {
-                let mut labels = labels();
-                labels.push(("limit", limit.name().to_owned()));
-                metrics.push(metric(
-                    "corral_quota_refusals_total",
-                    "Requests and generations that a quota refused, by limit.",
-                    MetricKind::Counter,
-                    labels,
-                    count,
-                ));
-            }
+        for (limit, count) in self.refusals().filter(|(_, count)| *count > 0) {
+            let refusals = labeled(Metric::counter(
+                "corral_quota_refusals_total",
+                "Requests and generations that a quota refused, by limit.",
+                count,
+            ));
+            metrics.push(refusals.with_label("limit", limit.name()));
         }
         metrics
     }
 
     /// How often each limit refused a request or generation, over all quotas that share the usage.
     pub fn refusals(&self) -> impl Iterator<Item = (QuotaLimit, u64)> {
-        let counts = QuotaLimit::ALL.into_iter().zip(&self.shared.refusals);
+        let counts = QuotaLimit::ALL.iter().copied().zip(&self.shared.refusals);
         counts.map(|(limit, count)| (limit, count.load(Ordering::Relaxed)))
     }
 }

@@ -1,7 +1,6 @@
 //! Subjects of messages, and patterns that select some of them. They follow NATS: tokens with dots between them; in a
 //! pattern `*` stands for one token, and `>` at the end for one or more. Tokens consist of letters, digits, `-` and `_`.
 
-use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
@@ -9,13 +8,11 @@ use std::str::FromStr;
 const MAX_BYTES: usize = 256;
 
 /// The subject of a message, such as `orders.new`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject(String);
 
 /// Selects subjects, such as `orders.*` or `audit.>`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SubjectPattern(String);
 
 /// Why a text is no subject or pattern.
@@ -111,33 +108,14 @@ impl fmt::Display for Subject {
     }
 }
 
-impl TryFrom<String> for Subject {
-    type Error = SubjectError;
-
-    fn try_from(text: String) -> Result<Self, SubjectError> {
-        text.parse()
+impl fmt::Display for SubjectPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 
-impl From<Subject> for String {
-    fn from(subject: Subject) -> Self {
-        subject.0
-    }
-}
-
-impl TryFrom<String> for SubjectPattern {
-    type Error = SubjectError;
-
-    fn try_from(text: String) -> Result<Self, SubjectError> {
-        text.parse()
-    }
-}
-
-impl From<SubjectPattern> for String {
-    fn from(pattern: SubjectPattern) -> Self {
-        pattern.0
-    }
-}
+crate::serde_as_text!(Subject);
+crate::serde_as_text!(SubjectPattern);
 
 #[cfg(test)]
 mod tests {

@@ -19,7 +19,7 @@ pub(crate) enum TimeExceeded {
 
 /// Runs `work` until it ends, `is_exhausted` returns true, or `deadline` passes. Charges its CPU time to `meter`.
 ///
-/// Without free time, the work waits for a turn in `turns` before each poll; that is wall time, too. `is_exhausted` runs
+/// While its tenant has no free time, the work waits for a turn in `turns` before each poll; that is wall time, too. `is_exhausted` runs
 /// before and after each poll. It registers the task's waker if others may use up the CPU time.
 pub(crate) async fn run_within<W: Future>(
     meter: &Meter,
@@ -35,7 +35,7 @@ pub(crate) async fn run_within<W: Future>(
         if is_exhausted(cx) {
             return Poll::Ready(Err(TimeExceeded::Cpu));
         }
-        if let Some(queue) = turns.filter(|_| waiting.is_none() && meter.needs_turn()) {
+        if let Some(queue) = turns.filter(|turns| waiting.is_none() && turns.needs_turn()) {
             waiting = Some(Box::pin(queue.wait()));
         }
         let turn = match &mut waiting {
@@ -44,14 +44,16 @@ pub(crate) async fn run_within<W: Future>(
         };
         if let Poll::Ready(turn) = turn {
             waiting = None;
-            let (polled, used) = meter.measure(turn.is_some(), || work.as_mut().poll(cx));
+            let (polled, used) = meter.measure(|| work.as_mut().poll(cx));
             let yielded = meter.take_yielded() && polled.is_pending();
             // Before the turn ends, so that the tenant's time counts before the next guest is chosen.
             if let Some(queue) = turns.filter(|_| yielded) {
                 waiting = Some(Box::pin(queue.wait()));
             }
-            if let Some(turn) = turn {
-                turn.end(used);
+            match (turn, turns) {
+                (Some(turn), _) => turn.end(used),
+                (None, Some(turns)) => turns.use_free_time(used),
+                (None, None) => {}
             }
             if let Poll::Ready(done) = polled {
                 return Poll::Ready(Ok(done));
@@ -73,7 +75,7 @@ pub(crate) async fn run_within<W: Future>(
 mod tests {
     use super::*;
     use crate::compute_turns::ComputeTurns;
-    use crate::meter::FREE_TIME;
+    use crate::free_time::FREE_TIME;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
@@ -115,7 +117,7 @@ mod tests {
             let (queue, meter, polls) = (queue(), Meter::default(), AtomicU32::new(0));
             let other = queue.wait().await.expect("the turn is free");
             let end = Instant::now() + Duration::from_secs(600);
-            let work = pin!(spin(FREE_TIME, &polls));
+            let work = pin!(spin(FREE_TIME * 2, &polls));
             let mut run = pin!(run_within(&meter, Some(&queue), |_| false, end, work));
             for _ in 0..3 {
                 assert!(once(&mut run).await.is_pending());
@@ -135,13 +137,45 @@ mod tests {
             let (queue, meter, polls) = (queue(), Meter::default(), AtomicU32::new(0));
             let _other = queue.wait().await.expect("the turn is free");
             let end = Instant::now() + Duration::from_secs(600);
-            let work = pin!(spin(FREE_TIME / 10, &polls));
+            let work = pin!(spin(FREE_TIME / 20, &polls));
             let mut run = pin!(run_within(&meter, Some(&queue), |_| false, end, work));
-            for _ in 0..30 {
+            for _ in 0..9 {
                 assert!(once(&mut run).await.is_pending());
             }
-            // About ten; fewer if polls take longer than they spin, on a busy machine.
-            assert!(polls.load(Ordering::Relaxed) >= 5);
+            assert_eq!(polls.load(Ordering::Relaxed), 9);
+        });
+    }
+
+    #[test]
+    fn tenant_alone_never_waits() {
+        block_on(async {
+            let (queue, meter, polls) = (queue(), Meter::default(), AtomicU32::new(0));
+            let end = Instant::now() + Duration::from_secs(600);
+            let work = pin!(spin(FREE_TIME / 4, &polls));
+            let mut run = pin!(run_within(&meter, Some(&queue), |_| false, end, work));
+            for _ in 0..12 {
+                assert!(once(&mut run).await.is_pending());
+            }
+            assert_eq!(polls.load(Ordering::Relaxed), 12);
+        });
+    }
+
+    #[test]
+    fn short_calls_use_up_tenants_free_time() {
+        block_on(async {
+            let queue = queue();
+            let other_call = queue.clone();
+            let _turn = queue.wait().await.expect("the turn is free");
+            let end = Instant::now() + Duration::from_secs(600);
+            let (meter, polls) = (Meter::default(), AtomicU32::new(0));
+            let work = pin!(spin(FREE_TIME * 2, &polls));
+            let mut first = pin!(run_within(&meter, Some(&queue), |_| false, end, work));
+            assert!(once(&mut first).await.is_pending());
+            let (meter, polls) = (Meter::default(), AtomicU32::new(0));
+            let work = pin!(spin(FREE_TIME, &polls));
+            let mut second = pin!(run_within(&meter, Some(&other_call), |_| false, end, work));
+            assert!(once(&mut second).await.is_pending());
+            assert_eq!(polls.load(Ordering::Relaxed), 0);
         });
     }
 
@@ -150,7 +184,7 @@ mod tests {
         block_on(async {
             let (queue, meter, polls) = (queue(), Meter::default(), AtomicU32::new(0));
             let _other = queue.wait().await.expect("the turn is free");
-            let end = Instant::now() + Duration::from_millis(60);
+            let end = Instant::now() + FREE_TIME * 3;
             let work = pin!(spin(FREE_TIME * 2, &polls));
             let run = run_within(&meter, Some(&queue), |_| false, end, work);
             // The task is polled again only by the timer.

@@ -5,8 +5,8 @@
 //! for their tenant's permits, then for those of the process. The tenant's permits also bound its texts in the
 //! second queue, so another tenant delays a text by at most 4 MiB, however many texts it has.
 
-use crate::counters::{Counter, metric};
-use corral_engine::{Metric, MetricKind, Tenant};
+use crate::counters::Counter;
+use corral_engine::{Metric, Tenant};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -78,14 +78,13 @@ impl TokenizationPermits {
 
     /// Gauges of the texts that are tokenized and that wait.
     pub(crate) fn metrics(&self) -> [Metric; 2] {
-        let gauge = |name, help, value: f64| metric(name, help, MetricKind::Gauge, value);
         [
-            gauge(
+            Metric::gauge(
                 "corral_tokenization_bytes",
                 "Bytes for which long texts have permits to be tokenized, at least 262144 for each text.",
                 (TOTAL_BYTES - self.total.available_permits()) as f64,
             ),
-            gauge(
+            Metric::gauge(
                 "corral_tokenizations_waiting",
                 "Long texts that wait to be tokenized.",
                 self.waiting.get() as f64,

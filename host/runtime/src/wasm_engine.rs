@@ -4,8 +4,7 @@ use crate::config::{
     CORE_INSTANCES, MEMORIES, RuntimeConfig, TABLE_ELEMENTS, TABLES, check_instances,
     waiting_instances,
 };
-use crate::counters::metric;
-use corral_engine::{Metric, MetricKind};
+use corral_engine::Metric;
 use std::fs::{DirBuilder, Metadata};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -228,16 +227,14 @@ pub(crate) fn pool_metrics(engine: &Engine) -> Vec<Metric> {
     };
     let idle = pool.unused_memory_bytes_resident() + pool.unused_table_bytes_resident();
     vec![
-        metric(
+        Metric::gauge(
             "corral_plugin_stacks",
             "Stacks of running and blocked plugin tasks.",
-            MetricKind::Gauge,
             pool.stacks() as f64,
         ),
-        metric(
+        Metric::gauge(
             "corral_plugin_pool_idle_bytes",
             "Memory that ended plugin instances left in the instance pool for the next ones.",
-            MetricKind::Gauge,
             idle as f64,
         ),
     ]

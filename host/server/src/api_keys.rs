@@ -265,29 +265,21 @@ impl ApiKeys {
             ("invalid", &self.counters.invalid),
             ("not-granted", &self.counters.not_granted),
         ];
-        let counter = |name, help, labels, count: &AtomicU64| Metric {
-            name,
-            help,
-            kind: corral_engine::MetricKind::Counter,
-            labels,
-            value: count.load(Ordering::Relaxed) as f64,
-        };
         let mut metrics: Vec<Metric> = rejections
             .into_iter()
             .map(|(reason, count)| {
-                counter(
+                Metric::counter(
                     "corral_api_key_rejections_total",
                     "Requests rejected for lack of a valid API key, by reason.",
-                    vec![("reason", reason.to_owned())],
-                    count,
+                    count.load(Ordering::Relaxed),
                 )
+                .with_label("reason", reason)
             })
             .collect();
-        metrics.push(counter(
+        metrics.push(Metric::counter(
             "corral_api_keys_reload_failures_total",
             "Reloads of the key file that failed.",
-            Vec::new(),
-            &self.counters.failed_reloads,
+            self.counters.failed_reloads.load(Ordering::Relaxed),
         ));
         let mut quotas = Vec::new();
         for key in &self.index().keys {

@@ -29,8 +29,7 @@ const EXPOSED: HeaderValue =
 const ANY: &str = "*";
 
 /// The origin of a web page as browsers write it, `SCHEME://HOST[:PORT]`, or `*` for any.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin(HeaderValue);
 
 /// The text is not an origin.
@@ -74,19 +73,7 @@ impl FromStr for Origin {
     }
 }
 
-impl TryFrom<String> for Origin {
-    type Error = CorsError;
-
-    fn try_from(text: String) -> Result<Self, CorsError> {
-        text.parse()
-    }
-}
-
-impl From<Origin> for String {
-    fn from(origin: Origin) -> Self {
-        origin.to_string()
-    }
-}
+corral_runtime::serde_as_text!(Origin);
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -38,7 +38,7 @@ mod test_support;
 
 pub use bounded_number::{BoundedInteger, BoundedSeconds};
 pub(crate) use change_error::ChangeError;
-pub(crate) use cluster::{Cluster, with_jitter};
+pub(crate) use cluster::{Cluster, MAX_MESSAGE_BYTES, with_jitter};
 pub use cluster::{
     ClusterConfig, ClusterServers, ClusterServersError, HostDeployment, HostStatus, JetStreamStore,
 };

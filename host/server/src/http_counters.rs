@@ -6,12 +6,14 @@ use http::StatusCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use strum::{IntoStaticStr, VariantArray};
 
 /// Range of HTTP statuses.
 const STATUSES: std::ops::Range<u16> = 100..600;
 
 /// Why the server ended a connection or a stream that the client would have kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub(crate) enum TerminationReason {
     /// The client address has too many connections.
     AddressFull,
@@ -25,28 +27,6 @@ pub(crate) enum TerminationReason {
     Idle,
     /// The client reset too many requests before their response.
     Resets,
-}
-
-impl TerminationReason {
-    const ALL: [TerminationReason; 6] = [
-        TerminationReason::AddressFull,
-        TerminationReason::Handshake,
-        TerminationReason::HeaderTimeout,
-        TerminationReason::WriteTimeout,
-        TerminationReason::Idle,
-        TerminationReason::Resets,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            TerminationReason::AddressFull => "address-full",
-            TerminationReason::Handshake => "handshake",
-            TerminationReason::HeaderTimeout => "header-timeout",
-            TerminationReason::WriteTimeout => "write-timeout",
-            TerminationReason::Idle => "idle",
-            TerminationReason::Resets => "resets",
-        }
-    }
 }
 
 /// Counts of responses by status.
@@ -134,7 +114,7 @@ pub(crate) struct HttpCounters {
     in_flight: AtomicU64,
     aborted: AtomicU64,
     canceled: AtomicU64,
-    terminations: [AtomicU64; TerminationReason::ALL.len()],
+    terminations: [AtomicU64; TerminationReason::VARIANTS.len()],
     responses: StatusCounts,
 }
 
@@ -233,12 +213,13 @@ impl HttpCounters {
         ] {
             families.sample(name, help, kind, &[], read(count));
         }
-        for (reason, count) in TerminationReason::ALL.into_iter().zip(&self.terminations) {
+        let reasons = TerminationReason::VARIANTS.iter();
+        for (reason, count) in reasons.zip(&self.terminations) {
             families.sample(
                 "corral_http_terminations_total",
                 "Connections and HTTP/2 streams that the server terminated, by reason.",
                 MetricKind::Counter,
-                &[("reason", reason.name())],
+                &[("reason", reason.into())],
                 read(count),
             );
         }
@@ -306,8 +287,8 @@ mod tests {
         counters.count_response(http::StatusCode::OK);
         counters.count_response(http::StatusCode::OK);
         assert_eq!(line("corral_http_responses_total{status=\"200\"}"), "2");
-        for (at, reason) in TerminationReason::ALL.into_iter().enumerate() {
-            assert_eq!(reason as usize, at);
+        for (at, reason) in TerminationReason::VARIANTS.iter().enumerate() {
+            assert_eq!(*reason as usize, at);
         }
         counters.count_termination(TerminationReason::WriteTimeout);
         assert_eq!(

@@ -21,6 +21,7 @@ use batch_log::BatchLog;
 use blocks::{Event, PublishedBlocks};
 use corral_engine::{CacheFeed, CacheUpdate, MetricKind};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -149,57 +150,140 @@ impl KvEvents {
 
 /// Publishes changes for ever.
 async fn publish(feed: Arc<CacheFeed>, changed: Arc<Notify>, log: Arc<BatchLog>) {
-    let mut models: HashMap<Arc<str>, PublishedBlocks> = HashMap::new();
+    let mut publisher = Publisher {
+        models: HashMap::new(),
+        log,
+    };
     loop {
         changed.notified().await;
         for (model, update) in feed.take() {
-            let is_new = !models.contains_key(&model);
-            let blocks = models.entry(model.clone()).or_default();
-            publish_update(&model, update, blocks, is_new, &log).await;
+            publisher.publish(&model, update).await;
         }
         tokio::time::sleep(INTERVAL).await;
     }
 }
 
-/// Publishes the changes of a model. A `new` one is cleared, because an earlier process may have had its name.
-async fn publish_update(
-    model: &Arc<str>,
-    update: CacheUpdate,
-    blocks: &mut PublishedBlocks,
-    is_new: bool,
-    log: &BatchLog,
-) {
-    let mut events = Vec::new();
-    if update.is_reset {
-        if is_new || !blocks.is_empty() {
-            events.push(Event::Cleared);
+/// What was published.
+struct Publisher {
+    models: HashMap<Arc<str>, PublishedBlocks>,
+    log: Arc<BatchLog>,
+}
+
+impl Publisher {
+    /// Publishes the changes of a model.
+    async fn publish(&mut self, model: &Arc<str>, update: CacheUpdate) {
+        let mut batch = PendingBatch {
+            model,
+            log: &self.log,
+            events: Vec::new(),
+            numbers: 0,
+        };
+        let nothing_is_stored = self.models.values().all(PublishedBlocks::is_empty);
+        let blocks = match self.models.entry(model.clone()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                // An earlier process may have had its name. Routers take it for all models of this server.
+                if nothing_is_stored {
+                    batch.add(vec![Event::Cleared]).await;
+                }
+                new.insert(PublishedBlocks::default())
+            }
+        };
+        if update.is_reset {
+            for event in blocks.clear() {
+                batch.add(vec![event]).await;
+            }
         }
-        *blocks = PublishedBlocks::default();
+        for change in update.changes {
+            let mut events = Vec::new();
+            blocks.apply(change, &mut events);
+            batch.add(events).await;
+        }
+        batch.push();
     }
-    let mut numbers = 0;
-    for change in update.changes {
-        let before = events.len();
-        blocks.apply(change, &mut events);
-        numbers += events[before..].iter().map(Event::numbers).sum::<usize>();
-        if numbers >= BATCH_NUMBERS {
-            numbers = 0;
-            push(log, model, &std::mem::take(&mut events));
+}
+
+/// Events of a model that are not in a batch yet.
+struct PendingBatch<'a> {
+    model: &'a Arc<str>,
+    log: &'a BatchLog,
+    events: Vec<Event>,
+    /// Tokens and hashes of the events.
+    numbers: usize,
+}
+
+impl PendingBatch<'_> {
+    /// Adds events, and publishes the batch if it is large.
+    async fn add(&mut self, events: Vec<Event>) {
+        self.numbers += events.iter().map(Event::numbers).sum::<usize>();
+        self.events.extend(events);
+        if self.numbers >= BATCH_NUMBERS {
+            self.push();
             tokio::task::yield_now().await;
         }
     }
-    push(log, model, &events);
-}
 
-fn push(log: &BatchLog, model: &Arc<str>, events: &[Event]) {
-    if !events.is_empty() {
-        let seconds = unix_milliseconds() as f64 / 1000.0;
-        log.push(model, encoding::encode(seconds, events));
+    fn push(&mut self) {
+        if !self.events.is_empty() {
+            let seconds = unix_milliseconds() as f64 / 1000.0;
+            let events = encoding::encode(seconds, &self.events);
+            self.log.push(self.model, events);
+        }
+        self.events.clear();
+        self.numbers = 0;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use corral_engine::{
+        CacheChange, EntryLocation, OwnedChange, PrefixHolder, PrefixOwner, PrefixScope, RequestId,
+    };
+
+    #[tokio::test]
+    async fn later_model_clears_no_other() {
+        let log = Arc::<BatchLog>::default();
+        let mut publisher = Publisher {
+            models: HashMap::new(),
+            log: log.clone(),
+        };
+        let reset = || {
+            let mut update = CacheUpdate::default();
+            update.is_reset = true;
+            update
+        };
+        let mut stored = reset();
+        stored.changes.push(OwnedChange {
+            change: CacheChange {
+                holder: PrefixHolder::Running(RequestId(1)),
+                scope: PrefixScope(0),
+                location: EntryLocation::Cells,
+                kept: 0,
+                tokens: vec![1; 16],
+            },
+            owner: PrefixOwner::new("tenant", "a"),
+            adapter: None,
+        });
+        let [a, b] = ["a", "b"].map(Arc::<str>::from);
+        for (model, update) in [
+            (&a, reset()),
+            (&a, stored),
+            (&b, reset()),
+            (&a, reset()),
+            (&b, reset()),
+        ] {
+            publisher.publish(model, update).await;
+        }
+        let events = ["AllBlocksCleared", "BlockStored", "BlockRemoved"];
+        assert_eq!(log.published(), events.len() as u64);
+        for (number, event) in (0..).zip(events) {
+            let batch = log.first_from(number).expect("published");
+            let mut parts = batch.payload.windows(event.len());
+            assert!(parts.any(|part| part == event.as_bytes()), "{event}");
+            assert_eq!(batch.model, a);
+        }
+    }
 
     #[test]
     fn addresses_are_of_tcp() {

@@ -10,13 +10,15 @@ use corral_runtime::{Body, CallError, LastLine, QuotaExceeded, QuotaLimit};
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
 use serde::{Deserialize, Serialize};
-use std::str::FromStr;
 use std::time::Duration;
+use strum::{EnumString, IntoStaticStr};
 
 /// Format of the host's errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
+#[derive(EnumString, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum ErrorFormat {
     /// `{"type", "title", "status", "code", "detail"}`, RFC 9457.
     #[default]
@@ -33,12 +35,7 @@ pub enum ErrorFormat {
 impl ErrorFormat {
     /// Its name in options and manifests.
     pub fn name(self) -> &'static str {
-        match self {
-            ErrorFormat::Problem => "problem",
-            ErrorFormat::OpenAi => "openai",
-            ErrorFormat::Anthropic => "anthropic",
-            ErrorFormat::Ollama => "ollama",
-        }
+        self.into()
     }
 
     /// The format of errors at `path`.
@@ -48,20 +45,6 @@ impl ErrorFormat {
         match self {
             ErrorFormat::OpenAi if is_anthropic => ErrorFormat::Anthropic,
             format => format,
-        }
-    }
-}
-
-impl FromStr for ErrorFormat {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "problem" => Ok(ErrorFormat::Problem),
-            "openai" => Ok(ErrorFormat::OpenAi),
-            "anthropic" => Ok(ErrorFormat::Anthropic),
-            "ollama" => Ok(ErrorFormat::Ollama),
-            _ => Err("unknown error format; write problem, openai, anthropic or ollama".to_owned()),
         }
     }
 }

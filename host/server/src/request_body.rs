@@ -277,6 +277,7 @@ mod tests {
     use super::*;
     use http_body::Frame;
     use http_body_util::{BodyExt, Full};
+    use std::task::Waker;
 
     fn limited<B>(inner: B, discard_time: Option<Duration>) -> (RequestBody<B>, BodyStatus)
     where
@@ -381,30 +382,40 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stalled_body_fails_and_slow_body_does_not() {
-        const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
-        for (pauses, stops) in [(8, false), (1, true)] {
-            let (sender, body) = tokio::sync::mpsc::channel(1);
-            let (body, status) = RequestBody::new(Received(body), None, IDLE_TIMEOUT);
-            let began = Instant::now();
-            let reader = tokio::spawn(body.collect());
-            for _ in 0..pauses {
-                // Each pause is shorter than the timeout, their sum is longer.
-                sleep(IDLE_TIMEOUT / 6).await;
-                sender.send(Bytes::from_static(b"x")).await.expect("read");
-            }
-            let held = stops.then_some(sender);
-            let read = reader.await.expect("no panic");
-            assert!(began.elapsed() > IDLE_TIMEOUT);
-            assert_eq!(read.is_err(), stops);
-            let expected = if stops {
-                BodyState::Stalled
-            } else {
-                BodyState::Good
+    async fn stalled_body_fails() {
+        const IDLE_TIMEOUT: Duration = Duration::from_millis(100);
+        let (sender, body) = tokio::sync::mpsc::channel(1);
+        let (body, status) = RequestBody::new(Received(body), None, IDLE_TIMEOUT);
+        sender.send(Bytes::from_static(b"x")).await.expect("room");
+        let began = Instant::now();
+        assert!(body.collect().await.is_err());
+        assert!(began.elapsed() >= IDLE_TIMEOUT);
+        assert_eq!(status.state(), BodyState::Stalled);
+        drop(sender);
+    }
+
+    #[tokio::test]
+    async fn each_pause_has_its_own_timeout() {
+        // Longer than any test: only the deadlines show it.
+        let idle_timeout = Duration::from_secs(3600);
+        let (sender, body) = tokio::sync::mpsc::channel(1);
+        let (mut body, status) = RequestBody::new(Received(body), None, idle_timeout);
+        let mut last: Option<Instant> = None;
+        for _ in 0..3 {
+            let mut deadline = || {
+                let mut cx = Context::from_waker(Waker::noop());
+                assert!(Pin::new(&mut body).poll_frame(&mut cx).is_pending());
+                body.timer.as_ref().map(|timer| timer.deadline())
             };
-            assert_eq!(status.state(), expected);
-            drop(held);
+            let first = deadline();
+            assert!(first > last, "a new pause");
+            sleep(Duration::from_millis(1)).await;
+            assert_eq!(deadline(), first, "the same pause");
+            last = first;
+            sender.send(Bytes::from_static(b"x")).await.expect("room");
+            body.frame().await.expect("a piece").expect("no error");
         }
+        assert_eq!(status.state(), BodyState::Good);
     }
 
     #[tokio::test]

@@ -3,7 +3,6 @@
 //! A route is a path prefix. It matches whole segments only (`/chat` matches `/chat` and `/chat/x`, not
 //! `/chatter`), and the longest one wins. Paths are not decoded: `/%63hat` does not match `/chat`.
 
-use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
@@ -12,8 +11,7 @@ use std::str::FromStr;
 const RESERVED: [&str; 2] = ["/healthz", "/readyz"];
 
 /// A path prefix such as `/chat` or `/v1/models`; `/` matches every path.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Route(String);
 
 impl Route {
@@ -29,19 +27,7 @@ impl fmt::Display for Route {
     }
 }
 
-impl TryFrom<String> for Route {
-    type Error = RouteError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<Route> for String {
-    fn from(route: Route) -> Self {
-        route.0
-    }
-}
+corral_runtime::serde_as_text!(Route);
 
 /// Why a text is not a route.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -236,10 +222,7 @@ mod tests {
         let path = "/".repeat(1 << 20);
         let started = std::time::Instant::now();
         assert_eq!(routes.find(&path), None);
-        assert!(
-            started.elapsed().as_millis() < 500,
-            "{:?}",
-            started.elapsed()
-        );
+        // Looking up each prefix would take minutes.
+        assert!(started.elapsed().as_secs() < 10, "{:?}", started.elapsed());
     }
 }

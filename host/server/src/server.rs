@@ -349,7 +349,7 @@ mod tests {
         stream.write_all(request.as_bytes()).await.expect("sent");
         let mut answer = String::new();
         let reading = stream.read_to_string(&mut answer);
-        tokio::time::timeout(Duration::from_secs(20), reading)
+        tokio::time::timeout(Duration::from_secs(60), reading)
             .await
             .expect("closed in time")
             .expect("read");

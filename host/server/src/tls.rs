@@ -5,7 +5,7 @@
 //! why. Open connections keep the pair of their handshake.
 
 use crate::file_watcher::{FileWatcher, Reloadable};
-use corral_engine::{Metric, MetricKind};
+use corral_engine::Metric;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -179,34 +179,23 @@ impl Tls {
 
     /// Metrics of reloads and of the certificate's expiry.
     pub(crate) fn metrics(&self) -> Vec<Metric> {
-        let metric = |name, help, kind, value| Metric {
-            name,
-            help,
-            kind,
-            labels: Vec::new(),
-            value,
-        };
-        let count = |count: &AtomicU64| count.load(Ordering::Relaxed) as f64;
         let mut metrics = vec![
-            metric(
+            Metric::counter(
                 "corral_tls_reloads_total",
                 "Successful reloads of the certificate.",
-                MetricKind::Counter,
-                count(&self.reloads),
+                self.reloads.load(Ordering::Relaxed),
             ),
-            metric(
+            Metric::counter(
                 "corral_tls_reload_failures_total",
                 "Reloads of the certificate that failed; the old one stayed in use.",
-                MetricKind::Counter,
-                count(&self.failed_reloads),
+                self.failed_reloads.load(Ordering::Relaxed),
             ),
         ];
         let expiry = self.pair().validity.map(|validity| validity.not_after);
         if let Some(since) = expiry.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok()) {
-            metrics.push(metric(
+            metrics.push(Metric::gauge(
                 "corral_tls_certificate_expiry_timestamp_seconds",
                 "Expiry of the certificate, in seconds since 1970.",
-                MetricKind::Gauge,
                 since.as_secs_f64(),
             ));
         }

@@ -246,7 +246,7 @@ impl Triggers {
                 state.is_none_or(|state| job.state == state)
                     && owner.as_ref().is_none_or(|owner| job.owner() == *owner)
             };
-            queue.prepare()?;
+            queue.check_ready()?;
             let jobs = queue.list(&deployment, most, &matches);
             let counts = queue.counts_of(&deployment, owner.as_ref());
             Ok(JobList {

@@ -1,7 +1,7 @@
 //! A chat request, in a form independent of the API.
 
 use corral_sdk::fields::ignored;
-use corral_sdk::template::{Chat, is_image};
+use corral_sdk::template::{Chat, image_of, is_image};
 use corral_sdk::{Constraint, Error, Grammar, Model, Token};
 use serde_json::{Value, json};
 
@@ -148,12 +148,16 @@ fn name_ignored_keywords(constraint: &Constraint, field_of: impl Fn(&str) -> Str
 }
 
 impl ChatRequest {
-    /// The text of the prompt, with control tokens written out. `[image]` stands for an image.
+    /// The text of the prompt, with control tokens written out. `[image]` and `[audio]` stand for files.
     pub async fn prompt_text(mut self) -> Result<String, Error> {
         let Prompt { model, tokens, .. } = self.render().await?;
-        let texts = tokens.split(|token| is_image(*token));
-        let texts = texts.map(|tokens| model.detokenize_with_control(tokens));
-        Ok(texts.collect::<Result<Vec<_>, _>>()?.join("[image]"))
+        let parts = tokens.chunk_by(|one, other| !is_image(*one) && !is_image(*other));
+        let texts = parts.map(|part| match image_of(part[0], &self.chat.images) {
+            Some(image) if image.is_audio() => Ok("[audio]".to_owned()),
+            Some(_) => Ok("[image]".to_owned()),
+            None => model.detokenize_with_control(part),
+        });
+        texts.collect()
     }
 
     /// The number of tokens of the prompt. Images are encoded to count theirs.
@@ -172,13 +176,7 @@ impl ChatRequest {
     async fn render(&mut self) -> Result<Prompt, Error> {
         let model = Model::open_requested(self.model.as_deref()).await?;
         self.chat.images = images::take();
-        if !self.chat.images.is_empty() && !model.accepts_images() {
-            let why = format!(
-                "the model {} reads text only; use a vision model",
-                model.name()
-            );
-            return Err(unsupported(self.messages_field, &format!("images: {why}")));
-        }
+        self.check_images(&model)?;
         let call_format = match self.tools.are_offered() {
             true => Some(CallFormat::detect(&model)?),
             false => None,
@@ -212,6 +210,25 @@ impl ChatRequest {
             reasons,
             open,
         })
+    }
+
+    /// Refuses images and audio that the model does not accept.
+    fn check_images(&self, model: &Model) -> Result<(), Error> {
+        let (images, audio) = (model.accepts_images(), model.accepts_audio());
+        let has = |audio| self.chat.images.iter().any(|file| file.is_audio() == audio);
+        let (what, use_another) = match (has(false) && !images, has(true) && !audio) {
+            (false, false) => return Ok(()),
+            (true, _) => ("images", "use a vision model"),
+            (_, true) => ("audio", "use a model that accepts audio"),
+        };
+        let reads = match (images, audio) {
+            (true, _) => "text and images",
+            (_, true) => "text and audio",
+            _ => "text only",
+        };
+        let name = model.name();
+        let why = format!("{what}: the model {name} reads {reads}; {use_another}");
+        Err(unsupported(self.messages_field, &why))
     }
 
     /// Opens the model, renders the prompt and starts the generations.
@@ -323,11 +340,11 @@ impl ChatRequest {
     }
 }
 
-/// The host's errors about an image tell what is wrong with it.
+/// The host's errors about an image or audio tell what is wrong with it.
 fn image_error(error: Error, field: &str) -> Error {
-    match error {
-        Error::Invalid(text) => Error::bad_request("invalid-image", text).with_field(field),
-        other => other,
+    match error.code() {
+        "invalid-image" | "invalid-audio" => error.with_field(field),
+        _ => error,
     }
 }
 

@@ -33,44 +33,74 @@ pub fn take() -> Vec<ChatImage> {
     IMAGES.take()
 }
 
-/// Reads an image in base64 and returns the text that stands for it. Some clients send a data URL where base64 is
-/// expected.
-pub fn read_base64(path: &str, text: &str) -> Result<String, Error> {
-    let data = match text.strip_prefix("data:") {
-        Some(url) => data_of_url(path, url)?,
-        None => text,
-    };
-    let file = BASE64.decode(data.trim_ascii()).map_err(|error| {
-        let text = format!("`{path}` is not valid base64: {error}");
-        Error::bad_request("invalid-image", text).with_field(path)
-    })?;
-    let image = ChatImage::new(file);
+/// Adds an image to those of the request and returns the text that stands for it.
+pub(crate) fn add(image: ChatImage) -> String {
     let marker = image.marker().to_owned();
     IMAGES.with_borrow_mut(|images| images.push(image));
-    Ok(marker)
+    marker
+}
+
+/// What a file is, for errors.
+pub(crate) struct FileKind {
+    pub code: &'static str,
+    pub media_type: &'static str,
+}
+
+const IMAGE: FileKind = FileKind {
+    code: "invalid-image",
+    media_type: "image/png",
+};
+
+impl FileKind {
+    /// The bytes of a file in base64. Some clients send a data URL where base64 is expected.
+    pub fn of_base64(&self, path: &str, text: &str) -> Result<Vec<u8>, Error> {
+        let data = match text.strip_prefix("data:") {
+            Some(url) => self.data_of_url(path, url)?,
+            None => text,
+        };
+        BASE64
+            .decode(data.trim_ascii())
+            .map_err(|error| self.error(path, &format!("is not valid base64: {error}")))
+    }
+
+    /// The bytes of a file in a data URL.
+    pub fn of_url(&self, path: &str, url: &str) -> Result<Vec<u8>, Error> {
+        if url.starts_with("data:") {
+            return self.of_base64(path, url);
+        }
+        let why = format!(
+            "this server fetches no files; expected a data URL, `data:{};base64,...`",
+            self.media_type
+        );
+        Err(unsupported(path, &why))
+    }
+
+    /// The base64 of a data URL, after `data:`.
+    fn data_of_url<'a>(&self, path: &str, url: &'a str) -> Result<&'a str, Error> {
+        let parts = url.split_once(',');
+        let data = parts.and_then(|(head, data)| head.ends_with(";base64").then_some(data));
+        data.ok_or_else(|| {
+            let expected = format!("`data:{};base64,...`", self.media_type);
+            self.error(
+                path,
+                &format!("is no data URL in base64; expected {expected}"),
+            )
+        })
+    }
+
+    pub fn error(&self, path: &str, what: &str) -> Error {
+        Error::bad_request(self.code, format!("`{path}` {what}")).with_field(path)
+    }
+}
+
+/// Reads an image in base64 and returns the text that stands for it.
+pub fn read_base64(path: &str, text: &str) -> Result<String, Error> {
+    Ok(add(ChatImage::new(IMAGE.of_base64(path, text)?)))
 }
 
 /// Reads the image of a data URL.
 fn read_url(path: &str, url: &str) -> Result<String, Error> {
-    match url.starts_with("data:") {
-        true => read_base64(path, url),
-        false => {
-            let why =
-                "this server fetches no images; expected a data URL, `data:image/png;base64,...`";
-            Err(unsupported(path, why))
-        }
-    }
-}
-
-/// The base64 of a data URL, after `data:`.
-fn data_of_url<'a>(path: &str, url: &'a str) -> Result<&'a str, Error> {
-    let parts = url.split_once(',');
-    let data = parts.and_then(|(head, data)| head.ends_with(";base64").then_some(data));
-    data.ok_or_else(|| {
-        let text =
-            format!("`{path}` is no data URL in base64; expected `data:image/png;base64,...`");
-        Error::bad_request("invalid-image", text).with_field(path)
-    })
+    Ok(add(ChatImage::new(IMAGE.of_url(path, url)?)))
 }
 
 /// Reads a part of one of [`PART_TYPES`] and returns the text that stands for it.
@@ -164,7 +194,7 @@ mod tests {
         let table = r#"
 {"type": "image_url"} => content[0].image_url: is missing
 {"type": "image_url", "image_url": 1} => content[0].image_url: a number
-{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}} => content[0].image_url.url: fetches no images
+{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}} => content[0].image_url.url: fetches no files
 {"type": "image_url", "image_url": {"url": "data:image/png,hi"}} => content[0].image_url.url: no data URL
 {"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}} => content[0].image_url.url: not valid base64
 {"type": "input_image", "file_id": "file-1"} => content[0].file_id: stores no files

@@ -6,6 +6,7 @@
 //! requests, responses and errors belong to the plugins.
 
 mod answers;
+pub mod audio;
 mod chat_request;
 pub mod context_limit;
 mod control_tags;

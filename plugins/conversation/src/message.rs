@@ -4,10 +4,10 @@ use corral_sdk::Error;
 use corral_sdk::fields::{Fields, wrong_type};
 use serde_json::{Map, Value, json};
 
-use crate::{images, silently_ignored, unsupported};
+use crate::{audio, images, silently_ignored, unsupported};
 
 /// Reads a string or a list of strings and parts of these types. A part has its text in the field named after
-/// its type or in `text`. An [image](images) becomes its marker.
+/// its type or in `text`. An [image](images) or [audio] becomes its marker.
 pub fn text(path: &str, content: Value, kinds: &[&str]) -> Result<String, Error> {
     let parts = match content {
         Value::String(text) => return Ok(text),
@@ -33,6 +33,11 @@ pub fn text(path: &str, content: Value, kinds: &[&str]) -> Result<String, Error>
         if images::PART_TYPES.contains(&kind) {
             joined += &images::read_part(&mut part, kind)?;
             part.ignore_unknown(&["type", "image_url", "source"])?;
+            continue;
+        }
+        if audio::PART_TYPES.contains(&kind) {
+            joined += &audio::read_part(&mut part, kind)?;
+            part.ignore_unknown(&["type"])?;
             continue;
         }
         let field = if kind == "refusal" { kind } else { "text" };

@@ -27,8 +27,8 @@ export class Sequence {
     return this;
   }
 
-  /** Appends an image, the bytes of a PNG, JPEG, GIF or WebP file, for a model with a projector. Append text before
-   * generating. Returns the number of positions that it takes. */
+  /** Appends an image or audio, the bytes of a PNG, JPEG, GIF, WebP or WAV file, for a model with a projector. Append text
+   * before generating. Returns the number of positions that it takes. */
   async appendImage(file) {
     if (!(file instanceof Uint8Array)) throw new TypeError("`file` is no Uint8Array; expected the bytes of a picture");
     return call(() => host().waiting.appendImage(this.handle, file));

@@ -30,6 +30,10 @@ impl models::GuestModel for MockModel {
         self.0.accepts_images()
     }
 
+    fn accepts_audio(&self) -> bool {
+        self.0.accepts_audio()
+    }
+
     fn tokenize(&self, text: String, special: bool) -> Result<Vec<Token>, Error> {
         self.0.tokenize(&text, special).map_err(convert::error)
     }

@@ -82,10 +82,13 @@ fn model_json(name: &str, model: Option<&Model>, configuration: &Configuration) 
     });
     if let Some(model) = model {
         let info = model.info();
-        let inputs = match model.accepts_images() {
-            true => &["text", "image"][..],
-            false => &["text"],
-        };
+        let inputs = [
+            ("text", true),
+            ("image", model.accepts_images()),
+            ("audio", model.accepts_audio()),
+        ];
+        let inputs = inputs.iter().filter(|(_, is_accepted)| *is_accepted);
+        let inputs: Vec<_> = inputs.map(|(name, _)| *name).collect();
         // The names of OpenRouter.
         json["architecture"] = json!({"input_modalities": inputs, "output_modalities": ["text"]});
         json["max_model_len"] = info.context.into();

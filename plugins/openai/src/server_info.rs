@@ -35,7 +35,7 @@ pub async fn props(name: Option<String>, configuration: &Configuration) -> Resul
         "chat_template": info.chat_template.as_deref().unwrap_or_default(),
         "bos_token": name_of(info.bos, &model)?,
         "eos_token": name_of(info.eos, &model)?,
-        "modalities": {"vision": model.accepts_images(), "audio": false},
+        "modalities": {"vision": model.accepts_images(), "audio": model.accepts_audio()},
         "build_info": SYSTEM_FINGERPRINT,
         "is_sleeping": false,
     })))

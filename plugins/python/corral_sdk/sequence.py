@@ -36,8 +36,8 @@ class Sequence:
         return self
 
     async def append_image(self, file: bytes) -> int:
-        """Appends an image, the bytes of a PNG, JPEG, GIF or WebP file, for a model with a projector. Append text
-        before generating. Returns the number of positions that it takes."""
+        """Appends an image or audio, the bytes of a PNG, JPEG, GIF, WebP or WAV file, for a model with a projector.
+        Append text before generating. Returns the number of positions that it takes."""
         with converted():
             return await host().waiting.append_image(self.handle, file)
 

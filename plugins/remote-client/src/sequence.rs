@@ -188,7 +188,8 @@ impl Sequence {
         Ok(())
     }
 
-    /// Appends an image, the bytes of a PNG, JPEG, GIF or WebP file. Returns the number of positions that it takes.
+    /// Appends an image or audio, the bytes of a PNG, JPEG, GIF, WebP or WAV file. Returns the number of positions that it
+    /// takes.
     pub async fn append_image(&self, file: Vec<u8>) -> Result<usize, Error> {
         self.idle().await?;
         let call = Call::AppendImage {

@@ -37,6 +37,10 @@ impl models::GuestModel for RemoteModel {
         self.info.accepts_images
     }
 
+    fn accepts_audio(&self) -> bool {
+        self.info.accepts_audio
+    }
+
     fn tokenize(&self, text: String, special: bool) -> Result<Vec<Token>, Error> {
         let model = self.handle.number;
         call(Call::Tokenize {

@@ -88,6 +88,11 @@ impl Model {
         self.0.host.accepts_images()
     }
 
+    /// Whether sequences of the model may hold audio.
+    pub fn accepts_audio(&self) -> bool {
+        self.0.host.accepts_audio()
+    }
+
     /// Whether this token ends a generation.
     pub fn is_end_of_generation(&self, token: Token) -> bool {
         self.0.info.end_of_generation.contains(&token)

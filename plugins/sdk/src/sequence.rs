@@ -70,9 +70,9 @@ impl Sequence {
         Ok(self.host.append(tokens)?)
     }
 
-    /// Appends an image: the bytes of a PNG, JPEG, GIF (its first frame) or WebP file. Returns the number
-    /// of positions that it takes. Append text before generating. [`Error::Invalid`] if the file is damaged
-    /// or too large, or the model accepts no images ([`Model::accepts_images`]).
+    /// Appends an image: the bytes of a PNG, JPEG, GIF (its first frame) or WebP file; or audio: those of a
+    /// WAV file. Returns the number of positions that it takes. Append text before generating. [`Error::Invalid`] if the file is damaged
+    /// or too large, or the model does not accept it ([`Model::accepts_images`], [`Model::accepts_audio`]).
     pub async fn append_image(&self, file: Vec<u8>) -> Result<u32, Error> {
         Ok(backend::append_image(&self.host, file).await?)
     }

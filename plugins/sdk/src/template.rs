@@ -17,7 +17,7 @@ mod prompt;
 mod strftime;
 
 pub use chat::{Chat, ChatMessage};
-pub use image::{ChatImage, is_image};
+pub use image::{ChatImage, image_of, is_image};
 #[cfg(feature = "linked-templating")]
 pub use linked::render_linked;
 pub use prompt::{ModelFacts, Piece, Prompt};

@@ -140,7 +140,9 @@ fn lines_keep_their_form() {
         r#"{"finish":"stop","prompt_tokens":5,"cached_tokens":1,"generated_tokens":3,"queue_time":1,"prefill_time":2,"decode_time":3}"#,
     );
     let info = r#"{"name":"tiny","vocabulary":264,"context":4096,"embedding_length":128,"bos":null,"eos":256,"end_of_generation":[256],"chat_template":null,"can_fork":true,"adapters":["plus-one"]"#;
-    check_lines::<ModelInfo>(&format!("{info},\"accepts_images\":true}}"));
+    check_lines::<ModelInfo>(&format!(
+        "{info},\"accepts_images\":true,\"accepts_audio\":false}}"
+    ));
     // Of an older host, and of a newer one.
     for end in ["}", ",\"later\":[{}]}"] {
         assert!(is_read::<ModelInfo>(format!("{info}{end}").as_bytes()));

@@ -22,6 +22,9 @@ pub struct ModelInfo {
     /// See `accepts-images`. An older host leaves it out.
     #[serde(default)]
     pub accepts_images: bool,
+    /// See `accepts-audio`. An older host leaves it out.
+    #[serde(default)]
+    pub accepts_audio: bool,
 }
 
 /// See `pooling`.

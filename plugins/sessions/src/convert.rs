@@ -37,6 +37,7 @@ pub(crate) fn info(model: &models::Model) -> protocol::ModelInfo {
         can_fork: info.can_fork,
         adapters: info.adapters,
         accepts_images: model.accepts_images(),
+        accepts_audio: model.accepts_audio(),
     }
 }
 

@@ -1,8 +1,8 @@
 //! Arguments for a cluster of hosts.
 
 use crate::Error;
-use crate::admin::collector_config;
 use clap::Args;
+use corral_client_tls::client_config;
 use corral_server::deployments::{ClusterConfig, ClusterServers};
 use std::fs::File;
 use std::io::Read;
@@ -52,7 +52,7 @@ impl ClusterArgs {
             return Ok(None);
         };
         let credentials = self.cluster_creds.as_deref().map(read_credentials);
-        let tls = collector_config(self.cluster_ca.as_deref());
+        let tls = client_config(self.cluster_ca.as_deref());
         let tls = match (tls, &self.cluster_ca) {
             (Ok(tls), _) => Some(tls),
             (Err(error), Some(file)) => {

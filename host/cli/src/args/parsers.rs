@@ -52,6 +52,13 @@ pub(super) fn check_names<'a>(
     Ok(())
 }
 
+/// `ROUTE=VALUE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForRoute<T> {
+    pub(super) route: Route,
+    pub(super) value: T,
+}
+
 /// Splits `ROUTE=VALUE`, where no value contains `=`. `expected` tells what to write.
 pub(super) fn route_and_value<'a>(
     text: &'a str,

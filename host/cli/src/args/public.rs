@@ -1,6 +1,6 @@
 //! Arguments for the public listener: TLS, keys, quotas and error formats.
 
-use super::parsers::{route_and_value, seconds, whole};
+use super::parsers::{ForRoute, route_and_value, seconds, whole};
 use crate::Error;
 use crate::open_files::ConnectionLimits;
 use clap::Args;
@@ -11,7 +11,6 @@ use corral_server::{
 };
 use ipnet::IpNet;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,23 +78,26 @@ pub struct PublicArgs {
     #[arg(
         long = "quota",
         value_name = "ROUTE=LIMIT:N[,LIMIT:N..]",
+        value_parser = quota,
         help_heading = "Limits"
     )]
-    pub(crate) quotas: Vec<QuotaArg>,
+    pub(crate) quotas: Vec<ForRoute<QuotaLimits>>,
     /// Format of host errors at a route: problem (RFC 9457), openai, anthropic, ollama; repeatable [default: problem]
     #[arg(
         long = "error-format",
         value_name = "ROUTE=FORMAT",
+        value_parser = error_format,
         help_heading = "Plugins"
     )]
-    pub(crate) error_formats: Vec<ErrorFormatArg>,
+    pub(crate) error_formats: Vec<ForRoute<ErrorFormat>>,
     /// Origins whose web pages may read a route's responses, or * for all; a route's last one counts; repeatable
     #[arg(
         long,
         value_name = "ROUTE=ORIGIN[,ORIGIN..]",
+        value_parser = cors,
         help_heading = "Security"
     )]
-    pub(crate) cors: Vec<CorsArg>,
+    pub(crate) cors: Vec<ForRoute<Cors>>,
 }
 
 impl PublicArgs {
@@ -217,102 +219,64 @@ impl PublicArgs {
             } else {
                 Access::Open
             },
-            quota: quota.map(|arg| Quota::new("deployment", route.as_str(), arg.limits)),
-            error_format: format.map_or(ErrorFormat::default(), |arg| arg.format),
-            cors: cors.map_or_else(Cors::default, |arg| arg.cors.clone()),
+            quota: quota.map(|arg| Quota::new("deployment", route.as_str(), arg.value)),
+            error_format: format.map_or(ErrorFormat::default(), |arg| arg.value),
+            cors: cors.map_or_else(Cors::default, |arg| arg.value.clone()),
         }
     }
 }
 
 /// `ROUTE=LIMIT:N[,LIMIT:N..]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QuotaArg {
-    route: Route,
-    limits: QuotaLimits,
-}
-
-impl FromStr for QuotaArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let expected =
-            "write ROUTE=LIMIT:N, e.g. /chat=requests-per-minute:60,tokens-per-day:100000";
-        let (route, limits) = route_and_value(text, expected)?;
-        let mut quota = QuotaLimits::default();
-        for limit in limits.split(',') {
-            let (name, number) = limit.split_once(':').ok_or(expected)?;
-            let wrong = || format!("'{number}' is not a valid number for {name}; {expected}");
-            let number = || number.parse::<u64>().map_err(|_| wrong());
-            let small = || u32::try_from(number()?).map_err(|_| wrong());
-            let known = QuotaLimit::ALL
-                .into_iter()
-                .find(|limit| limit.name() == name);
-            match known {
-                Some(QuotaLimit::Concurrent) => quota.concurrent = Some(small()?),
-                Some(QuotaLimit::RequestsPerMinute) => quota.requests_per_minute = Some(small()?),
-                Some(QuotaLimit::TokensPerRequest) => quota.tokens_per_request = Some(number()?),
-                Some(QuotaLimit::TokensPerMinute) => quota.tokens_per_minute = Some(number()?),
-                Some(QuotaLimit::TokensPerDay) => quota.tokens_per_day = Some(number()?),
-                None => {
-                    let names = QuotaLimit::ALL.map(QuotaLimit::name).join(", ");
-                    return Err(format!("unknown limit '{name}'; write one of {names}"));
-                }
+fn quota(text: &str) -> Result<ForRoute<QuotaLimits>, String> {
+    let expected = "write ROUTE=LIMIT:N, e.g. /chat=requests-per-minute:60,tokens-per-day:100000";
+    let (route, limits) = route_and_value(text, expected)?;
+    let mut value = QuotaLimits::default();
+    for limit in limits.split(',') {
+        let (name, number) = limit.split_once(':').ok_or(expected)?;
+        let wrong = || format!("'{number}' is not a valid number for {name}; {expected}");
+        let number = || number.parse::<u64>().map_err(|_| wrong());
+        let small = || u32::try_from(number()?).map_err(|_| wrong());
+        match name.parse::<QuotaLimit>() {
+            Ok(QuotaLimit::Concurrent) => value.concurrent = Some(small()?),
+            Ok(QuotaLimit::RequestsPerMinute) => value.requests_per_minute = Some(small()?),
+            Ok(QuotaLimit::TokensPerRequest) => value.tokens_per_request = Some(number()?),
+            Ok(QuotaLimit::TokensPerMinute) => value.tokens_per_minute = Some(number()?),
+            Ok(QuotaLimit::TokensPerDay) => value.tokens_per_day = Some(number()?),
+            Err(_) => {
+                let names = QuotaLimit::ALL.iter().map(|limit| limit.name());
+                let names = names.collect::<Vec<_>>().join(", ");
+                return Err(format!("unknown limit '{name}'; write one of {names}"));
             }
         }
-        Ok(QuotaArg {
-            route,
-            limits: quota,
-        })
     }
+    Ok(ForRoute { route, value })
 }
 
 /// `ROUTE=ORIGIN[,ORIGIN..]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CorsArg {
-    route: Route,
-    cors: Cors,
-}
-
-impl FromStr for CorsArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let expected = "write ROUTE=ORIGIN, e.g. /v1=https://app.example";
-        let (route, origins) = route_and_value(text, expected)?;
-        let origins = origins.split(',').map(str::parse::<Origin>);
-        let origins: Result<Vec<_>, _> = origins.collect();
-        let origins = origins.map_err(|error| error.to_string())?;
-        if origins.len() > Cors::MAX_ORIGINS {
-            return Err(format!(
-                "{} origins are named; at most {} are allowed",
-                origins.len(),
-                Cors::MAX_ORIGINS
-            ));
-        }
-        Ok(CorsArg {
-            route,
-            cors: Cors::new(origins),
-        })
+fn cors(text: &str) -> Result<ForRoute<Cors>, String> {
+    let expected = "write ROUTE=ORIGIN, e.g. /v1=https://app.example";
+    let (route, origins) = route_and_value(text, expected)?;
+    let origins = origins.split(',').map(str::parse::<Origin>);
+    let origins: Result<Vec<_>, _> = origins.collect();
+    let origins = origins.map_err(|error| error.to_string())?;
+    if origins.len() > Cors::MAX_ORIGINS {
+        return Err(format!(
+            "{} origins are named; at most {} are allowed",
+            origins.len(),
+            Cors::MAX_ORIGINS
+        ));
     }
+    let value = Cors::new(origins);
+    Ok(ForRoute { route, value })
 }
 
 /// `ROUTE=FORMAT`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ErrorFormatArg {
-    route: Route,
-    format: ErrorFormat,
-}
-
-impl FromStr for ErrorFormatArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (route, format) = route_and_value(text, "write ROUTE=FORMAT, e.g. /v1=openai")?;
-        Ok(ErrorFormatArg {
-            route,
-            format: format.parse()?,
-        })
-    }
+fn error_format(text: &str) -> Result<ForRoute<ErrorFormat>, String> {
+    let (route, format) = route_and_value(text, "write ROUTE=FORMAT, e.g. /v1=openai")?;
+    let value = format.parse().map_err(|_| {
+        "unknown error format; write problem, openai, anthropic or ollama".to_owned()
+    })?;
+    Ok(ForRoute { route, value })
 }
 
 #[cfg(test)]
@@ -321,16 +285,15 @@ mod tests {
 
     #[test]
     fn quotas_parse() {
-        let arg: QuotaArg = "/a=b=concurrent-requests:0,tokens-per-day:5000000000"
-            .parse()
-            .expect("a valid argument");
+        let arg = quota("/a=b=concurrent-requests:0,tokens-per-day:5000000000");
+        let arg = arg.expect("a valid argument");
         assert_eq!(arg.route.as_str(), "/a=b");
         let limits = QuotaLimits {
             concurrent: Some(0),
             tokens_per_day: Some(5_000_000_000),
             ..QuotaLimits::default()
         };
-        assert_eq!(arg.limits, limits);
+        assert_eq!(arg.value, limits);
         for (text, expected) in [
             ("/a", "write ROUTE=LIMIT:N"),
             ("/a=", "write ROUTE=LIMIT:N"),
@@ -349,31 +312,29 @@ mod tests {
             ),
             ("a=concurrent-requests:5", "write '/a'"),
         ] {
-            let error = text.parse::<QuotaArg>().expect_err(text);
+            let error = quota(text).expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");
         }
     }
 
     #[test]
     fn cors_origins_parse() {
-        let arg: CorsArg = "/v1=https://a.example,http://localhost:3000"
-            .parse()
-            .expect("a valid argument");
+        let arg = cors("/v1=https://a.example,http://localhost:3000").expect("a valid argument");
         let origins = ["https://a.example", "http://localhost:3000"];
         let origins = origins.map(|origin| origin.parse().expect(origin));
-        assert_eq!(arg.cors, Cors::new(origins.to_vec()));
+        assert_eq!(arg.value, Cors::new(origins.to_vec()));
         for (text, expected) in [
             ("/v1", "write ROUTE=ORIGIN"),
             ("/v1=", "write SCHEME://HOST"),
             ("/v1=https://a/b", "'https://a/b' is not an origin"),
             ("v1=*", "write '/v1'"),
         ] {
-            let error = text.parse::<CorsArg>().expect_err(text);
+            let error = cors(text).expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");
         }
         let origins = |count: usize| {
             let text = format!("/v1={}", vec!["https://a.example"; count].join(","));
-            text.parse::<CorsArg>()
+            cors(&text)
         };
         assert!(origins(Cors::MAX_ORIGINS).is_ok());
         let error = origins(Cors::MAX_ORIGINS + 1).expect_err("too many");
@@ -382,13 +343,13 @@ mod tests {
 
     #[test]
     fn error_formats_parse() {
-        let arg: ErrorFormatArg = "/v1=openai".parse().expect("a valid argument");
-        assert_eq!(arg.format, ErrorFormat::OpenAi);
+        let arg = error_format("/v1=openai").expect("a valid argument");
+        assert_eq!(arg.value, ErrorFormat::OpenAi);
         for (text, expected) in [
             ("/v1", "write ROUTE=FORMAT"),
             ("/v1=xml", "write problem, openai, anthropic or ollama"),
         ] {
-            let error = text.parse::<ErrorFormatArg>().expect_err(text);
+            let error = error_format(text).expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");
         }
     }

@@ -4,7 +4,7 @@ use super::cluster::ClusterArgs;
 use super::folders::FolderArgs;
 use super::kv_events::KvEventArgs;
 use super::models::ModelArgs;
-use super::parsers::{route_and_value, seconds};
+use super::parsers::{ForRoute, route_and_value, seconds};
 use super::public::PublicArgs;
 use super::run::CallLimitArgs;
 use super::secrets::SecretArgs;
@@ -33,8 +33,8 @@ pub struct ServeArgs {
     #[arg(long)]
     pub(crate) develop: bool,
     /// Priority of a route's requests, up to 255; higher ones always run first; repeatable [default: 0]
-    #[arg(long = "priority", value_name = "ROUTE=N")]
-    pub priorities: Vec<PriorityArg>,
+    #[arg(long = "priority", value_name = "ROUTE=N", value_parser = priority)]
+    pub(crate) priorities: Vec<ForRoute<u8>>,
     /// Targets for gaps and first tokens: a policy or numbers (docs/serving.md); repeatable [default: balanced]
     #[arg(long = "latency", value_name = "[ROUTE=]POLICY")]
     pub(crate) latencies: Vec<LatencyArg>,
@@ -150,7 +150,7 @@ impl ServeArgs {
     /// The priority of a route: the last one given, or 0.
     pub(crate) fn priority(&self, route: &Route) -> u8 {
         let priority = self.priorities.iter().rfind(|arg| arg.route == *route);
-        priority.map_or(0, |arg| arg.priority)
+        priority.map_or(0, |arg| arg.value)
     }
 
     /// The latency of a route, or of all other deployments: the last one given.
@@ -186,23 +186,11 @@ impl FromStr for PluginArg {
 }
 
 /// `ROUTE=N`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PriorityArg {
-    route: Route,
-    priority: u8,
-}
-
-impl FromStr for PriorityArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let expected = "write ROUTE=N with N from 0 to 255, e.g. /chat=10";
-        let (route, priority) = route_and_value(text, expected)?;
-        Ok(PriorityArg {
-            route,
-            priority: priority.parse().map_err(|_| expected)?,
-        })
-    }
+fn priority(text: &str) -> Result<ForRoute<u8>, String> {
+    let expected = "write ROUTE=N with N from 0 to 255, e.g. /chat=10";
+    let (route, priority) = route_and_value(text, expected)?;
+    let value = priority.parse().map_err(|_| expected)?;
+    Ok(ForRoute { route, value })
 }
 
 /// `POLICY` or `ROUTE=POLICY`.

@@ -1,8 +1,8 @@
 //! Arguments for OpenTelemetry collectors. OpenTelemetry's variables set the rest.
 
 use crate::Error;
-use crate::admin::collector_config;
 use clap::Args;
+use corral_client_tls::client_config;
 use corral_server::{Telemetry, TelemetryOptions, TelemetrySettings};
 use std::sync::Arc;
 
@@ -40,6 +40,6 @@ impl TelemetryArgs {
     /// Telemetry that is collected from now on.
     pub(crate) fn open(&self) -> Result<Option<Arc<Telemetry>>, Error> {
         let settings = self.settings()?;
-        Ok(settings.map(|settings| Telemetry::new(settings, collector_config)))
+        Ok(settings.map(|settings| Telemetry::new(settings, client_config)))
     }
 }

@@ -12,6 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
+use strum::EnumString;
 
 /// Ignores what `corral build` and cargo write.
 const GIT_IGNORE: &str = "/target\n*.wasm\n";
@@ -139,7 +140,8 @@ impl FromStr for ProjectName {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString)]
+#[strum(serialize_all = "lowercase", parse_err_ty = String, parse_err_fn = no_language)]
 enum Language {
     Rust,
     Python,
@@ -147,21 +149,11 @@ enum Language {
     C,
 }
 
-impl FromStr for Language {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "rust" => Ok(Language::Rust),
-            "python" => Ok(Language::Python),
-            "javascript" => Ok(Language::JavaScript),
-            "c" => Ok(Language::C),
-            _ => Err(format!(
-                "there are no templates in {} yet; write rust, python, javascript or c",
-                text.escape_debug()
-            )),
-        }
-    }
+fn no_language(text: &str) -> String {
+    format!(
+        "there are no templates in {} yet; write rust, python, javascript or c",
+        text.escape_debug()
+    )
 }
 
 /// Writes the project and says what to do next.

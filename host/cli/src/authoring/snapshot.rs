@@ -115,8 +115,10 @@ mod tests {
                 }
             };
             tokio::select! {
-                seen = snapshot.wait_for_change(dir.path()) => seen.map_err(|error| error.message(true)),
+                // In this order, so that after a stall a change precedes the next look.
+                biased;
                 () = changing => unreachable!("it has no end"),
+                seen = snapshot.wait_for_change(dir.path()) => seen.map_err(|error| error.message(true)),
             }
         });
         assert!(seen.expect("readable").elapsed() >= MAX_SETTLE);

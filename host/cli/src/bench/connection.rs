@@ -103,40 +103,39 @@ async fn open(authority: &str) -> Result<SendRequest<Full<Bytes>>, ConnectionErr
     Ok(sender)
 }
 
-/// Runs `clients` clients in a closed loop: each has a connection of its own, takes the next of `numbers` and awaits
-/// `ask`. Returns all results, in no order.
-pub async fn closed_loop<T, F, A>(
-    url: &Url,
-    clients: u64,
+/// Runs clients, such as connections, in a closed loop: each takes the next of `numbers` and awaits `ask`, which returns
+/// the client and a result. Returns all results, in no order, or the first error.
+pub async fn closed_loop<C, T, F, A>(
+    clients: impl IntoIterator<Item = C>,
     numbers: Range<u64>,
     ask: F,
 ) -> Result<Vec<T>, Error>
 where
+    C: Send + 'static,
     T: Send + 'static,
-    F: Fn(Connection, u64) -> A + Clone + Send + Sync + 'static,
-    A: Future<Output = (Connection, T)> + Send + 'static,
+    F: Fn(C, u64) -> A + Clone + Send + Sync + 'static,
+    A: Future<Output = Result<(C, T), Error>> + Send + 'static,
 {
     let next = Arc::new(AtomicU64::new(numbers.start));
     let mut tasks = JoinSet::new();
-    for _ in 0..clients {
+    for mut client in clients {
         let (next, ask, end) = (Arc::clone(&next), ask.clone(), numbers.end);
-        let mut connection = Connection::new(url);
         tasks.spawn(async move {
             let mut results = Vec::new();
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 if number >= end {
-                    return results;
+                    return Ok::<_, Error>(results);
                 }
-                let (returned, result) = ask(connection, number).await;
-                connection = returned;
+                let (returned, result) = ask(client, number).await?;
+                client = returned;
                 results.push(result);
             }
         });
     }
     let mut results = Vec::new();
     while let Some(client) = tasks.join_next().await {
-        results.extend(client.map_err(Error::context("a client crashed"))?);
+        results.extend(client.map_err(Error::context("a client crashed"))??);
     }
     Ok(results)
 }

@@ -1,6 +1,7 @@
 //! Statistics of measured values.
 
 use hdrhistogram::Histogram;
+use serde_json::Value;
 
 /// Quantiles of values that are not negative, exact to three significant digits.
 #[derive(Clone, Debug)]
@@ -77,6 +78,18 @@ pub fn median_min_max(values: &[f64]) -> [f64; 3] {
     let min = values.iter().copied().fold(f64::INFINITY, f64::min);
     let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     [median(values.iter().copied()), min, max]
+}
+
+/// Sets a member of `row` to the median of these values, and two beside it to the minimum and the maximum. Does nothing
+/// without values.
+pub fn set_range(row: &mut Value, name: &str, values: &[f64]) {
+    if values.is_empty() {
+        return;
+    }
+    let [median, min, max] = median_min_max(values);
+    row[name] = median.into();
+    row[format!("{name}_min")] = min.into();
+    row[format!("{name}_max")] = max.into();
 }
 
 /// A count to calculate with.

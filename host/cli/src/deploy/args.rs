@@ -4,8 +4,8 @@ use crate::admin::{Address, AdminArgs};
 use crate::args::{LinkedArg, deployment_or_route, duration};
 use crate::registry::ArtifactArgs;
 use clap::{Args, Subcommand};
+use http::{HeaderName, HeaderValue};
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 #[derive(Debug, Subcommand)]
@@ -62,8 +62,8 @@ pub struct ManifestArgs {
     #[arg(long = "linked", value_name = "ROLE=FILE")]
     pub(crate) linked: Vec<LinkedArg>,
     /// Entry of [configuration], in place of one of the corral.toml with this name; repeatable
-    #[arg(long = "config", value_name = "NAME=VALUE")]
-    pub(crate) configuration: Vec<ConfigurationArg>,
+    #[arg(long = "config", value_name = "NAME=VALUE", value_parser = configuration)]
+    pub(crate) configuration: Vec<(String, String)>,
     /// Middleware before FILE.wasm; repeatable, the outermost first
     #[arg(long = "middleware", value_name = "FILE")]
     pub(crate) middleware: Vec<PathBuf>,
@@ -163,8 +163,8 @@ pub struct SplitArgs {
     #[command(flatten)]
     pub(crate) named: NamedArgs,
     /// Revisions and their weights; all others get no requests
-    #[arg(value_name = "REVISION=WEIGHT", required = true)]
-    pub(crate) weights: Vec<WeightArg>,
+    #[arg(value_name = "REVISION=WEIGHT", required = true, value_parser = weight)]
+    pub(crate) weights: Vec<(u64, u32)>,
 }
 
 #[derive(Args, Debug)]
@@ -181,8 +181,8 @@ pub struct InvokeArgs {
     #[arg(long, value_name = "PATH")]
     pub(crate) path: Option<String>,
     /// Header; repeatable
-    #[arg(long = "header", short = 'H', value_name = "NAME: VALUE")]
-    pub(crate) headers: Vec<HeaderArg>,
+    #[arg(long = "header", short = 'H', value_name = "NAME: VALUE", value_parser = header)]
+    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
     /// API key, for a deployment that needs one; ignored if a header is Authorization or X-Api-Key
     #[arg(
         long,
@@ -196,69 +196,27 @@ pub struct InvokeArgs {
     pub(crate) public: Option<Address>,
 }
 
-/// `NAME=VALUE` of the configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ConfigurationArg {
-    pub(crate) name: String,
-    pub(crate) value: String,
+fn configuration(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('=');
+    let (name, value) = parts.ok_or("write NAME=VALUE, e.g. GREETING=hello")?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
-impl FromStr for ConfigurationArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, value) = text
-            .split_once('=')
-            .ok_or_else(|| "write NAME=VALUE, e.g. GREETING=hello".to_owned())?;
-        Ok(ConfigurationArg {
-            name: name.to_owned(),
-            value: value.to_owned(),
-        })
-    }
+fn weight(text: &str) -> Result<(u64, u32), String> {
+    let parse = || {
+        let (revision, weight) = text.split_once('=')?;
+        Some((revision.parse().ok()?, weight.parse().ok()?))
+    };
+    parse().ok_or_else(|| "write REVISION=WEIGHT, e.g. 4=10".to_owned())
 }
 
-/// `REVISION=WEIGHT`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WeightArg {
-    pub(crate) revision: u64,
-    pub(crate) weight: u32,
-}
-
-impl FromStr for WeightArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parse = || {
-            let (revision, weight) = text.split_once('=')?;
-            Some(WeightArg {
-                revision: revision.parse().ok()?,
-                weight: weight.parse().ok()?,
-            })
-        };
-        parse().ok_or_else(|| "write REVISION=WEIGHT, e.g. 4=10".to_owned())
-    }
-}
-
-/// `NAME: VALUE`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HeaderArg {
-    pub(crate) name: http::HeaderName,
-    pub(crate) value: http::HeaderValue,
-}
-
-impl FromStr for HeaderArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parse = || {
-            let (name, value) = text.split_once(':')?;
-            Some(HeaderArg {
-                name: name.trim().parse().ok()?,
-                value: value.trim().parse().ok()?,
-            })
-        };
-        parse().ok_or_else(|| "write NAME: VALUE, e.g. 'accept: text/plain'".to_owned())
-    }
+/// Parses `NAME: VALUE`.
+pub(super) fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
+    let parse = || {
+        let (name, value) = text.split_once(':')?;
+        Some((name.trim().parse().ok()?, value.trim().parse().ok()?))
+    };
+    parse().ok_or_else(|| "write NAME: VALUE, e.g. 'accept: text/plain'".to_owned())
 }
 
 #[cfg(test)]
@@ -267,19 +225,15 @@ mod tests {
 
     #[test]
     fn weights_and_headers_parse() {
-        let weight = WeightArg {
-            revision: 3,
-            weight: 90,
-        };
-        assert_eq!("3=90".parse(), Ok(weight));
+        assert_eq!(weight("3=90"), Ok((3, 90)));
         for bad in ["3", "3=", "=3", "a=1", "3=-1"] {
-            assert!(bad.parse::<WeightArg>().is_err(), "{bad}");
+            assert!(weight(bad).is_err(), "{bad}");
         }
-        let header: HeaderArg = "X-A: b c".parse().expect("a valid header");
-        assert_eq!(header.name.as_str(), "x-a");
-        assert_eq!(header.value, "b c");
+        let (name, value) = header("X-A: b c").expect("a valid header");
+        assert_eq!(name.as_str(), "x-a");
+        assert_eq!(value, "b c");
         for bad in ["x", "a b: c", ": x"] {
-            assert!(bad.parse::<HeaderArg>().is_err(), "{bad}");
+            assert!(header(bad).is_err(), "{bad}");
         }
     }
 }

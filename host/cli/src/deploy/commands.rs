@@ -45,7 +45,7 @@ pub(super) async fn run(command: &DeployCommand) -> Result<ExitCode, Error> {
         DeployCommand::Split(args) => {
             let weights = args.weights.iter();
             let weights = weights
-                .map(|arg| json!({"revision": arg.revision, "weight": arg.weight}))
+                .map(|(revision, weight)| json!({"revision": revision, "weight": weight}))
                 .collect::<Vec<_>>();
             let body = json!({ "traffic": weights });
             change(&args.named, Method::PUT, "/traffic", body).await

@@ -1,12 +1,12 @@
 //! `corral invoke`: one request to a deployment through the public listener.
 
-use super::args::{HeaderArg, InvokeArgs};
+use super::args::InvokeArgs;
 use crate::Error;
 use crate::admin::{Address, AdminClient, Outgoing, RequestBody, exchange};
 use crate::terminal::print;
 use bytes::Bytes;
 use http::header::AUTHORIZATION;
-use http::{HeaderMap, Method, Request};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use http_body_util::{BodyExt, Limited};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -91,10 +91,10 @@ pub(super) async fn invoke(args: &InvokeArgs) -> Result<ExitCode, Error> {
 }
 
 /// The headers, and one with the API key unless a header has one: the key may come from the environment.
-fn headers(given: &[HeaderArg], key: Option<&str>) -> Result<HeaderMap, Error> {
+fn headers(given: &[(HeaderName, HeaderValue)], key: Option<&str>) -> Result<HeaderMap, Error> {
     let mut headers = HeaderMap::new();
-    for header in given {
-        headers.append(header.name.clone(), header.value.clone());
+    for (name, value) in given {
+        headers.append(name, value.clone());
     }
     let has_key = [AUTHORIZATION.as_str(), "x-api-key"]
         .iter()
@@ -150,13 +150,14 @@ fn body(data: Option<&str>) -> Result<Option<Bytes>, Error> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::args::header;
     use super::*;
 
     #[test]
     fn given_header_replaces_the_key() {
         let sent = |given: &[&str], name: &str| {
-            let given = given.iter().map(|text| text.parse().expect("a header"));
-            let given: Vec<HeaderArg> = given.collect();
+            let given = given.iter().map(|text| header(text).expect("a header"));
+            let given: Vec<_> = given.collect();
             let headers = headers(&given, Some("key")).expect("valid");
             let values = headers.get_all(name).iter();
             values

@@ -1,6 +1,6 @@
 //! Turns arguments or a corral.toml into a manifest and the components to upload.
 
-use super::args::{ConfigurationArg, ManifestArgs};
+use super::args::ManifestArgs;
 use crate::Error;
 use crate::args::{LinkedArg, check_linked};
 use bytes::Bytes;
@@ -55,7 +55,7 @@ pub(crate) fn prepare(
             .configuration
             .extend(replacement.configuration.clone());
     }
-    for ConfigurationArg { name, value } in &args.configuration {
+    for (name, value) in &args.configuration {
         manifest.configuration.insert(name.clone(), value.clone());
     }
     manifest

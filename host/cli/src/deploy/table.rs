@@ -8,11 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 /// A line for each deployment.
 pub(super) fn list(list: &Value) -> String {
     let deployments = || list["deployments"].as_array().into_iter().flatten();
-    let mut rows = vec![
-        ["NAME", "STATE", "ROUTES", "TRAFFIC"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
+    let mut rows = vec![head("NAME STATE ROUTES TRAFFIC")];
     let has_sources = deployments().any(|deployment| !sources(deployment).is_empty());
     rows[0].extend(has_sources.then(|| "SOURCE".to_owned()));
     for deployment in deployments() {
@@ -36,11 +32,7 @@ pub(super) fn list(list: &Value) -> String {
 
 /// A line for each host of a cluster and each of its deployments, after an empty line.
 fn cluster(cluster: &Value) -> String {
-    let mut rows = vec![
-        ["HOST", "DEPLOYMENT", "TRAFFIC", "PROBLEM"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
+    let mut rows = vec![head("HOST DEPLOYMENT TRAFFIC PROBLEM")];
     for host in cluster["hosts"].as_array().into_iter().flatten() {
         let shown = host_name(host);
         let deployments = host["deployments"].as_object();
@@ -88,20 +80,14 @@ pub(super) fn detail(detail: &Value) -> String {
         }
         page += &initialized_line(share);
     }
-    let mut rows = vec![
-        ["REVISION", "COMPONENT", "BYTES", "DEPLOYED", "LINKED"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
+    let mut rows = vec![head("REVISION COMPONENT BYTES DEPLOYED LINKED")];
     for revision in detail["revisions"].as_array().into_iter().flatten() {
         let digest: String = text(&revision["component"]).chars().take(19).collect();
         rows.push(vec![
             text(&revision["number"]),
             digest,
             text(&revision["component_bytes"]),
-            revision["created_ms"]
-                .as_u64()
-                .map_or_else(String::new, timestamp),
+            time(&revision["created_ms"]),
             linked(&revision["manifest"]["linked"]),
         ]);
     }
@@ -168,10 +154,11 @@ fn schedule_line(schedule: &Value) -> String {
     let last = match &schedule["runs"][0] {
         Value::Null => "has not run".to_owned(),
         run => {
-            let time = run["scheduled_ms"]
-                .as_u64()
-                .map_or_else(String::new, timestamp);
-            format!("last {time} {}", text(&run["state"]))
+            format!(
+                "last {} {}",
+                time(&run["scheduled_ms"]),
+                text(&run["state"])
+            )
         }
     };
     format!(
@@ -184,20 +171,14 @@ fn schedule_line(schedule: &Value) -> String {
 
 /// The jobs of a deployment.
 pub(super) fn jobs(list: &Value) -> String {
-    let mut rows = vec![
-        ["ID", "STATE", "TRIGGER", "ATTEMPTS", "SENT", "ERROR"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
+    let mut rows = vec![head("ID STATE TRIGGER ATTEMPTS SENT ERROR")];
     for job in list["jobs"].as_array().into_iter().flatten() {
         rows.push(vec![
             text(&job["id"]),
             text(&job["state"]),
             text(&job["trigger"]),
             format!("{}/{}", job["attempts"], job["max_attempts"]),
-            job["created_ms"]
-                .as_u64()
-                .map_or_else(String::new, timestamp),
+            time(&job["created_ms"]),
             job["error"].as_str().map_or_else(String::new, printable),
         ]);
     }
@@ -271,12 +252,21 @@ pub(super) fn log_line(line: &Value) -> String {
     };
     format!(
         "{} r{} {} {}: {}\n",
-        line["time_ms"].as_u64().map_or_else(String::new, timestamp),
+        time(&line["time_ms"]),
         revision.map_or_else(|| "-".to_owned(), |revision| revision.to_string()),
         text(&line["request_id"]),
         text(kind),
         text(&line["text"]),
     )
+}
+
+fn head(columns: &str) -> Vec<String> {
+    columns.split_whitespace().map(str::to_owned).collect()
+}
+
+/// A time in milliseconds, or nothing.
+fn time(value: &Value) -> String {
+    value.as_u64().map_or_else(String::new, timestamp)
 }
 
 fn text(value: &Value) -> String {

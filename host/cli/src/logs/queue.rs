@@ -3,6 +3,8 @@
 //! The queue is bounded in bytes, unlike that of `tracing-appender`, because plugins decide how long many lines are. A line
 //! that does not fit is lost and counted. A quarter of the queue is for warnings and the audit log, so that a flood of other
 //! lines does not displace them.
+//!
+//! Routine lines wait up to [`GATHER_TIME`] for others, since waking the thread and writing cost more than a line.
 
 use corral_server::AUDIT_TARGET;
 use std::io::{self, Write};
@@ -16,10 +18,14 @@ use tracing_subscriber::fmt::MakeWriter;
 const MAX_BYTES: usize = 1 << 20;
 /// Most bytes in the queue for a line that is neither a warning nor of the audit log.
 const MAX_ROUTINE_BYTES: usize = MAX_BYTES / 4 * 3;
+/// How long a routine line waits for others.
+const GATHER_TIME: Duration = Duration::from_millis(20);
+/// Bytes of lines that wait no longer.
+const GATHER_BYTES: usize = 64 << 10;
 
 pub(super) struct LogQueue {
     state: Mutex<QueueState>,
-    /// Notified when the first line waits.
+    /// Notified when the first line waits, and when the lines shall wait no longer.
     filled: Condvar,
     /// Notified when all lines are written.
     drained: Condvar,
@@ -29,6 +35,8 @@ pub(super) struct LogQueue {
 #[derive(Default)]
 struct QueueState {
     lines: Vec<u8>,
+    /// The lines are written at once.
+    is_urgent: bool,
     /// The thread writes lines that it has taken.
     is_writing: bool,
 }
@@ -59,6 +67,8 @@ impl LogQueue {
         let deadline = Instant::now() + time;
         let mut state = self.lock();
         while state.is_writing || !state.lines.is_empty() {
+            state.is_urgent = true;
+            self.filled.notify_one();
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
@@ -75,10 +85,13 @@ impl LogQueue {
             self.lost.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        let is_first = state.lines.is_empty();
+        let was_empty = state.lines.is_empty();
         state.lines.extend_from_slice(line);
+        let is_urgent = limit > MAX_ROUTINE_BYTES || state.lines.len() >= GATHER_BYTES;
+        let becomes_urgent = is_urgent && !state.is_urgent;
+        state.is_urgent |= is_urgent;
         drop(state);
-        if is_first {
+        if was_empty || becomes_urgent {
             self.filled.notify_one();
         }
     }
@@ -95,7 +108,12 @@ impl LogQueue {
                     .wait(state)
                     .unwrap_or_else(PoisonError::into_inner);
             }
+            let gathered = self
+                .filled
+                .wait_timeout_while(state, GATHER_TIME, |state| !state.is_urgent);
+            let mut state = gathered.unwrap_or_else(PoisonError::into_inner).0;
             std::mem::swap(&mut taken, &mut state.lines);
+            state.is_urgent = false;
             state.is_writing = true;
             drop(state);
             // There is no other place to report that stderr is closed.
@@ -219,6 +237,20 @@ mod tests {
         drop(subscriber);
         // It has blocked the thread.
         drop(received);
+    }
+
+    #[test]
+    fn routine_lines_are_written_together() {
+        let (sender, received) = mpsc::sync_channel(0);
+        let queue = LogQueue::start(Slow(sender)).expect("a thread");
+        for _ in 0..1000 {
+            queue.push(b"routine\n", MAX_ROUTINE_BYTES);
+        }
+        queue.push(b"warning\n", MAX_BYTES);
+        let writes = received
+            .iter()
+            .take_while(|lines| !lines.ends_with(b"warning\n"));
+        assert!(writes.count() < 100);
     }
 
     #[test]

@@ -8,8 +8,8 @@ mod error;
 
 use super::reference::{HubReference, is_safe_path};
 use crate::Error;
-use crate::admin::certificates;
 use crate::http_client::{MAX_REDIRECTS, Origin, RequestError, agent, resolve};
+use corral_client_tls::certificates;
 use error::{failure, refusal};
 use http::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONTENT_RANGE, ETAG, HeaderMap, HeaderValue, LOCATION, RANGE,
@@ -89,7 +89,7 @@ impl Hub {
         }
         let authorization = token.as_deref().map(bearer).transpose()?;
         let certificates = match certificates(None) {
-            Ok((_, certificates)) => certificates,
+            Ok(certificates) => certificates,
             Err(_) if origin.scheme == "http" => Vec::new(),
             Err(error) => {
                 let message = format!("cannot verify {endpoint}: {error}");

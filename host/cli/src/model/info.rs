@@ -84,6 +84,7 @@ fn as_json(path: &Path, file: &ModelFile) -> Value {
         "kv_cell_bytes": cells.map(bytes).collect::<serde_json::Map<_, _>>(),
         "chat_template": file.chat_template,
         "tool_calls": file.chat_template.as_deref().and_then(call_format),
+        "encodes": file.encodes,
     })
 }
 
@@ -104,7 +105,7 @@ fn as_text(path: &Path, file: &ModelFile) -> String {
         Some(None) => "not parsed by the plugin openai",
         Some(Some(format)) => format,
     };
-    let rows = [
+    let mut rows = vec![
         ("file", path.display().to_string()),
         ("name", file.name.clone().unwrap_or_else(unknown)),
         (
@@ -132,8 +133,11 @@ fn as_text(path: &Path, file: &ModelFile) -> String {
         ),
         ("tool calls", tools.to_owned()),
     ];
+    if !file.encodes.is_empty() {
+        rows.push(("projector for", file.encodes.join(", ")));
+    }
     let row = |(name, value): (&str, String)| vec![name.to_owned(), printable(&value)];
-    align(&rows.map(row), |_| false)
+    align(&rows.into_iter().map(row).collect::<Vec<_>>(), |_| false)
 }
 
 /// The format of tool calls that a template shows, if the plugin `openai` parses it.

@@ -10,13 +10,13 @@ use super::RegistryArgs;
 use super::challenge::Challenge;
 use super::credentials::Credentials;
 use crate::Error;
-use crate::admin::certificates;
 use crate::http_client::{
     MAX_REDIRECTS, Origin, RequestError, Transient, agent, resolve, retried, wait_after,
 };
 use crate::progress::Progress;
 use crate::terminal::note;
 use bytes::Bytes;
+use corral_client_tls::certificates;
 use corral_server::deployments::Digest;
 use corral_server::deployments::artifact::{
     ArtifactReference, Descriptor, IMAGE_INDEX_TYPES, IMAGE_MANIFEST_TYPE, IMAGE_MANIFEST_TYPES,
@@ -118,16 +118,12 @@ impl RepositoryClient {
             };
         let origin = origin(scheme).ok_or_else(invalid)?;
         let certificates = match certificates(args.registry_ca.as_deref()) {
-            Ok((file, none)) if none.is_empty() && scheme == "https" => {
-                let file = file.display();
-                return Err(Error::failed(format!(
-                    "there is no certificate in {file}; name a file in PEM with --registry-ca"
-                )));
-            }
-            Ok((_, certificates)) => certificates,
+            Ok(certificates) => certificates,
             Err(_) if scheme == "http" => Vec::new(),
             Err(error) => {
-                let message = format!("cannot verify the registry {host}: {error}");
+                let message = format!(
+                    "cannot verify the registry {host}: {error}; --registry-ca names a PEM file"
+                );
                 return Err(Error::context(message)(error));
             }
         };

@@ -4,7 +4,7 @@ use super::client::{Access, RepositoryClient};
 use super::push::refused;
 use super::{ArtifactArgs, default_name, read_verify_key};
 use crate::Error;
-use crate::deploy::{ConfigurationArg, ManifestArgs, PreparedManifest, Upload, plain_manifest};
+use crate::deploy::{ManifestArgs, PreparedManifest, Upload, plain_manifest};
 use bytes::Bytes;
 use corral_server::deployments::artifact::{
     ArtifactReference, ArtifactRequest, ArtifactSignature, Descriptor, ImageManifest,
@@ -139,7 +139,7 @@ pub(crate) fn fetch_to_deploy(
         (None, Some((digest, _))) => {
             let name = default_name(reference);
             let mut manifest = plain_manifest(args, &name, &digest.to_string())?;
-            for ConfigurationArg { name, value } in &args.configuration {
+            for (name, value) in &args.configuration {
                 manifest.configuration.insert(name.clone(), value.clone());
             }
             manifest

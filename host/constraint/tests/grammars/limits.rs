@@ -351,8 +351,8 @@ fn concurrent_compilations_are_shared() {
     std::thread::scope(|scope| {
         for _ in 0..16 {
             scope.spawn(|| {
-                let mut matcher = compiler.compile(0, &grammar).unwrap().start();
-                walk(&mut matcher, &mut ChaCha8Rng::seed_from_u64(9))
+                let constraint = compiler.compile(0, &grammar).unwrap();
+                walk(&constraint, &mut ChaCha8Rng::seed_from_u64(9))
             });
         }
     });

@@ -8,19 +8,15 @@
 //! A text must give the same tokens wherever it stands, as with the demo model, which has a token for each character.
 //! With other models a conversation may continue with other tokens than were generated, and the cache ends there.
 
-use bytes::Bytes;
+use crate::requests::{post, read_events};
 use clap::Args;
 use corral_cli::Error;
 use corral_cli::args::whole;
 use corral_cli::bench::connection::Connection;
 use corral_cli::bench::rounds::{RoundArgs, Rounds};
-use corral_cli::bench::sse::EventReader;
 use corral_cli::bench::stats::{Quantiles, float, median};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_cli::bench::url::Url;
-use http::Request;
-use http::header::{CONTENT_TYPE, HOST};
-use http_body_util::{BodyExt, Full};
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -241,42 +237,29 @@ async fn ask(
         "stream_options": {"include_usage": true},
         "cache_prompt": true,
     });
-    let request = Request::post(url.openai("/v1/completions"))
-        .header(HOST, &url.authority)
-        .header(CONTENT_TYPE, "application/json")
-        .body(Full::new(Bytes::from(body.to_string())));
-    let request = request.map_err(Error::context("the request is invalid"))?;
+    let path = url.openai("/v1/completions");
     let sent = Instant::now();
-    let response = connection.send(request).await;
-    let response = response.map_err(Error::context(format!("cannot ask {url}")))?;
-    let status = response.status();
-    let (mut body, mut events) = (response.into_body(), EventReader::default());
+    let response = post(connection, url, &path, &body).await?;
     let (mut text, mut first_token, mut usage, mut timings) =
         (String::new(), None, Value::Null, Value::Null);
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(Error::context(format!("a response of {url} broke off")))?;
-        let Some(bytes) = frame.data_ref() else {
-            continue;
-        };
-        let too_long = |_| Error::failed(format!("{url} sent an event larger than 1 MiB"));
-        for event in events.push(bytes).map_err(too_long)? {
-            let event: Value = serde_json::from_str(&event).unwrap_or_default();
-            let piece = event["choices"][0]["text"].as_str().unwrap_or_default();
-            if !piece.is_empty() {
-                first_token.get_or_insert_with(|| sent.elapsed());
-                text += piece;
-            }
-            for (found, key) in [(&mut usage, "usage"), (&mut timings, "timings")] {
-                if event[key].is_object() {
-                    *found = event[key].clone();
-                }
+    read_events(url, response, |data| {
+        let event: Value = serde_json::from_str(data).unwrap_or_default();
+        let piece = event["choices"][0]["text"].as_str().unwrap_or_default();
+        if !piece.is_empty() {
+            first_token.get_or_insert_with(|| sent.elapsed());
+            text += piece;
+        }
+        for (found, key) in [(&mut usage, "usage"), (&mut timings, "timings")] {
+            if event[key].is_object() {
+                *found = event[key].clone();
             }
         }
-    }
+    })
+    .await?;
     let prompt_tokens = usage["prompt_tokens"].as_u64();
     let (Some(first_token), Some(prompt_tokens)) = (first_token, prompt_tokens) else {
         return Err(Error::failed(format!(
-            "{url} answered {status} instead of a stream of /v1/completions with 'usage'; see its log"
+            "{url} answered without text or 'usage' in its stream of /v1/completions; see its log"
         )));
     };
     Ok(Answer {

@@ -10,7 +10,7 @@ use crate::workload::{check_context, config, value};
 use clap::Args;
 use corral_cli::args::whole;
 use corral_cli::bench::rounds::{RoundArgs, Rounds};
-use corral_cli::bench::stats::{Quantiles, float, median, median_min_max};
+use corral_cli::bench::stats::{Quantiles, float, median, set_range};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_cli::{Error, startup};
 use corral_engine::{Engine, ModelPool};
@@ -274,15 +274,13 @@ fn report(variant: &Variant, all: &[Variant], tokens: u64) -> Value {
     };
     let tokens = float(variant.streams * tokens);
     let ratios: Vec<_> = pairs("generate").map(|(own, other)| other / own).collect();
-    let [ratio, min, max] = median_min_max(&ratios);
     let over_next = pairs("top").map(|(own, other)| (own - other) / tokens);
-    json!({
+    let mut row = json!({
         "variant": variant.title,
         "streams": variant.streams,
         "tokens_per_second": tokens / median(variant.seconds.iter().copied()),
-        "ratio": ratio,
-        "ratio_min": min,
-        "ratio_max": max,
         "over_next_s": median(over_next),
-    })
+    });
+    set_range(&mut row, "ratio", &ratios);
+    row
 }

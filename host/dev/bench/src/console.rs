@@ -10,7 +10,7 @@ use clap::Args;
 use corral_cli::Error;
 use corral_cli::args::whole;
 use corral_cli::bench::rounds::{RoundArgs, Rounds};
-use corral_cli::bench::stats::{float, median, median_min_max};
+use corral_cli::bench::stats::{float, median, set_range};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_engine::Engine;
 use corral_server::Server;
@@ -82,18 +82,15 @@ pub(crate) async fn measure(args: &ConsoleArgs) -> Result<(), Error> {
     let rounds = rounds.measured();
     server.stop(std::future::ready(())).await;
     engine.shutdown();
-    let [ratio, least, most] = median_min_max(&ratios);
-    let rows = [
+    let mut rows = [
         json!({"consoles": 0, "tokens_per_second": median(closed).round()}),
         json!({
             "consoles": args.consoles,
             "tokens_per_second": median(open).round(),
-            "ratio": ratio,
-            "ratio_min": least,
-            "ratio_max": most,
             "snapshots": snapshots,
         }),
     ];
+    set_range(&mut rows[1], "ratio", &ratios);
     let setup = json!({
         "bench": "console",
         "concurrency": args.concurrency,

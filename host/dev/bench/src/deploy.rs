@@ -16,7 +16,7 @@ use corral_cli::bench::table::{self, Column, Unit};
 use corral_engine::{Engine, ModelPool};
 use corral_runtime::{Limits, Runtime, RuntimeConfig};
 use corral_server::deployments::{Deployments, Digest, Store, StoreLimits};
-use corral_server::{Access, AdminToken, Server};
+use corral_server::{Access, AdminToken, Server, ServerOptions};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -186,7 +186,9 @@ impl DeployServer {
         let limits = Limits::default();
         let deployments = Deployments::new(runtime.clone(), Some(store), limits, Access::Open);
         let token = Some(AdminToken::new(TOKEN)?);
-        let server = local_server::open(models, runtime.clone(), deployments, token).await?;
+        let options = ServerOptions::default();
+        let server =
+            local_server::open(models, runtime.clone(), deployments, token, options).await?;
         Ok(Self { runtime, server })
     }
 

@@ -5,25 +5,21 @@
 //! has middleware, and a server that sends traces.
 
 use crate::args::check_distinct;
-use crate::local_server::{client_runtime, serve_with};
+use crate::local_server::{client_runtime, serve};
+use crate::requests::get;
 use crate::trace_collector::TraceCollector;
-use bytes::Bytes;
 use clap::Args;
 use corral_cli::args::whole;
 use corral_cli::bench::MAX_SAMPLES;
 use corral_cli::bench::connection::{Connection, closed_loop};
 use corral_cli::bench::rounds::{RoundArgs, Rounds};
-use corral_cli::bench::stats::{Quantiles, float, median, median_min_max};
+use corral_cli::bench::stats::{Quantiles, float, median, set_range};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_cli::bench::url::Url;
-use corral_cli::terminal::printable;
 use corral_cli::{Error, startup};
 use corral_engine::ModelPool;
 use corral_runtime::{Limits, LinkedComponent, LinkedComponents};
 use corral_server::{Server, Telemetry};
-use http::Request;
-use http::header::HOST;
-use http_body_util::{BodyExt, Full, Limited};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -85,8 +81,6 @@ fn path(text: &str) -> Result<String, String> {
         _ => Err("write a path that begins with '/'".to_owned()),
     }
 }
-
-const MAX_BODY_BYTES: usize = 64 << 20;
 
 const COLUMNS: [Column; 12] = [
     ("connections", "connections", Unit::Plain),
@@ -220,7 +214,7 @@ async fn serve_chain(
         ..LinkedComponents::default()
     };
     let limits = Limits::default();
-    serve_with(models, "/", &args.plugin, limits, linked, telemetry).await
+    serve(models, "/", &args.plugin, limits, linked, telemetry).await
 }
 
 fn local_target(
@@ -261,7 +255,7 @@ async fn probe(targets: &[Arc<Target>]) -> Result<(), Error> {
     let mut responses = Vec::new();
     for target in targets {
         let mut connection = Connection::new(&target.url);
-        responses.push(target.get(&mut connection).await?);
+        responses.push(get(&mut connection, &target.url, &target.path).await?);
     }
     if responses.windows(2).any(|pair| pair[0] != pair[1]) {
         eprintln!("the peer's response differs from Corral's; is it the same component?");
@@ -283,35 +277,6 @@ impl Target {
     fn traced_bytes(&self) -> u64 {
         self.collector.as_ref().map_or(0, TraceCollector::bytes)
     }
-
-    /// Sends one request; the response must be a success.
-    async fn get(&self, connection: &mut Connection) -> Result<Bytes, Error> {
-        let request = Request::get(&self.path)
-            .header(HOST, &self.url.authority)
-            .body(Full::new(Bytes::new()))?;
-        let url = &self.url;
-        let response = connection.send(request).await.map_err(|error| {
-            let message =
-                format!("{url} did not answer ({error}); start the server, or name another URL");
-            Error::context(message)(error)
-        })?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_BODY_BYTES);
-        let body = body.collect().await;
-        let body = body
-            .map_err(Error::context(format!("a response of {url} broke off")))?
-            .to_bytes();
-        if status.is_success() {
-            return Ok(body);
-        }
-        let text: String = String::from_utf8_lossy(&body).chars().take(400).collect();
-        Err(Error::failed(format!(
-            "{} answered with {status} at {}: {}; is there a component that needs no model?",
-            self.name,
-            self.path,
-            printable(&text)
-        )))
-    }
 }
 
 impl Row {
@@ -324,18 +289,18 @@ impl Row {
                 // The first request of a connection opens it and is not measured.
                 let is_open = connection.is_open();
                 let start = Instant::now();
-                let response = target.get(&mut connection).await;
-                let time = response.map(|_| is_open.then(|| start.elapsed().as_secs_f64()));
-                (connection, time)
+                get(&mut connection, &target.url, &target.path).await?;
+                let time = is_open.then(|| start.elapsed().as_secs_f64());
+                Ok::<_, Error>((connection, time))
             }
         };
+        let clients = (0..self.connections).map(|_| Connection::new(&self.target.url));
         let (cpu, start) = (self.target.cpu_seconds(), Instant::now());
         let bytes = self.target.traced_bytes();
-        let times = closed_loop(&self.target.url, self.connections, 0..requests, ask).await?;
+        let times = closed_loop(clients, 0..requests, ask).await?;
         let seconds = start.elapsed().as_secs_f64();
         let cpu = self.target.cpu_seconds() - cpu;
         let bytes = self.target.traced_bytes() - bytes;
-        let times = times.into_iter().collect::<Result<Vec<_>, Error>>()?;
         if counts {
             self.throughput.push(float(requests) / seconds);
             self.times.extend(times.into_iter().flatten());
@@ -349,17 +314,14 @@ impl Row {
 
     /// The figures, with ratios to the peer's row with as many connections.
     fn report(&self, all: &[Row]) -> Value {
-        let [throughput, min, max] = median_min_max(&self.throughput);
         let mut row = json!({
             "connections": self.connections,
             "server": self.target.name,
-            "requests_per_second": throughput,
-            "requests_per_second_min": min,
-            "requests_per_second_max": max,
             "p50_s": self.times.at(0.5),
             "p99_s": self.times.at(0.99),
             "max_s": self.times.at(1.0),
         });
+        set_range(&mut row, "requests_per_second", &self.throughput);
         if self.target.is_local {
             row["cpu_s"] = median(self.cpu.iter().copied()).into();
         }
@@ -372,10 +334,7 @@ impl Row {
         if let Some(peer) = peer {
             let pairs = self.throughput.iter().zip(&peer.throughput);
             let ratios: Vec<f64> = pairs.map(|(own, peer)| own / peer).collect();
-            let [ratio, min, max] = median_min_max(&ratios);
-            row["ratio"] = ratio.into();
-            row["ratio_min"] = min.into();
-            row["ratio_max"] = max.into();
+            set_range(&mut row, "ratio", &ratios);
         }
         row
     }

@@ -5,24 +5,18 @@
 //! clients only decode: gaps are multiples of it, also those of the peer.
 
 use crate::args::EngineArgs;
+use crate::requests::{post, read_events};
 use crate::workload::{check_context, config, exactly, generate, prompt};
-use bytes::Bytes;
 use clap::Args;
 use corral_cli::Error;
 use corral_cli::args::whole;
-use corral_cli::bench::connection::Connection;
+use corral_cli::bench::connection::{Connection, closed_loop};
 use corral_cli::bench::rounds::{RoundArgs, Rounds};
-use corral_cli::bench::sse::EventReader;
 use corral_cli::bench::stats::{Quantiles, median};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_cli::bench::url::Url;
 use corral_engine::{Caller, Engine, Latency, Token};
-use http::Request;
-use http::header::{CONTENT_TYPE, HOST};
-use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use tokio::task::JoinSet;
 
@@ -219,31 +213,11 @@ async fn ask_peer(url: &Url, prompt: &[Token], tokens: u64) -> Result<Vec<Instan
         "prompt": prompt, "max_tokens": tokens, "stream": true, "temperature": 0, "ignore_eos": true,
         "cache_prompt": false,
     });
-    let request = Request::post(url.openai("/v1/completions"))
-        .header(HOST, &url.authority)
-        .header(CONTENT_TYPE, "application/json")
-        .body(Full::new(Bytes::from(body.to_string())))?;
-    let response = Connection::new(url).send(request).await;
-    let response = response.map_err(Error::context(format!(
-        "{url} did not answer; start the server, or name another URL"
-    )))?;
-    let status = response.status();
-    if !status.is_success() {
-        return Err(Error::failed(format!(
-            "{url} answered {status} instead of a stream of /v1/completions; see its log"
-        )));
-    }
-    let (mut body, mut events, mut times) = (response.into_body(), EventReader::default(), vec![]);
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(Error::context(format!("a response of {url} broke off")))?;
-        let now = Instant::now();
-        let Some(bytes) = frame.data_ref() else {
-            continue;
-        };
-        let too_long = |_| Error::failed(format!("{url} sent an event larger than 1 MiB"));
-        let events = events.push(bytes).map_err(too_long)?;
-        times.extend(events.iter().filter(|data| has_text(data)).map(|_| now));
-    }
+    let path = url.openai("/v1/completions");
+    let response = post(&mut Connection::new(url), url, &path, &body).await?;
+    let mut times = Vec::new();
+    let take = |data: &str| times.extend(has_text(data).then(Instant::now));
+    read_events(url, response, take).await?;
     match times.len() as u64 > tokens + 1 || times.is_empty() {
         true => Err(Error::failed(format!(
             "{url} sent {} events with text for {tokens} tokens",
@@ -269,35 +243,21 @@ impl Variant {
         step: f64,
         counts: bool,
     ) -> Result<(), Error> {
-        let next = Arc::new(AtomicU64::new(0));
         let (requests, output) = (args.requests, args.output_tokens);
-        let mut clients = JoinSet::new();
+        let long = args.prompt_tokens;
         let start = Instant::now();
-        for _ in 0..args.clients {
-            let (next, engine, server) = (Arc::clone(&next), engine.clone(), self.server.clone());
-            let long = args.prompt_tokens;
-            clients.spawn(async move {
-                let mut results = Vec::new();
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= requests {
-                        return Ok::<_, Error>(results);
-                    }
-                    let length = match number % 4 {
-                        0 => long,
-                        _ => SHORT_PROMPT,
-                    };
-                    let prompt = prompt(&engine, at * requests + number, length);
-                    let sent = Instant::now();
-                    let times = server.ask(prompt, output).await?;
-                    results.push((sent, times));
-                }
-            });
-        }
-        let mut results = Vec::new();
-        while let Some(client) = clients.join_next().await {
-            results.extend(client.map_err(Error::context("a client crashed"))??);
-        }
+        let clients = (0..args.clients).map(|_| (engine.clone(), self.server.clone()));
+        let ask = move |(engine, server): (Engine, Server), number: u64| async move {
+            let length = match number % 4 {
+                0 => long,
+                _ => SHORT_PROMPT,
+            };
+            let prompt = prompt(&engine, at * requests + number, length);
+            let sent = Instant::now();
+            let times = server.ask(prompt, output).await?;
+            Ok::<_, Error>(((engine, server), (sent, times)))
+        };
+        let results = closed_loop(clients, 0..requests, ask).await?;
         if counts {
             self.add(&results, step);
             let tokens = requests * output;

@@ -42,27 +42,16 @@ pub(crate) fn client_runtime() -> Result<tokio::runtime::Runtime, Error> {
 pub(crate) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Error> {
     let models = ModelPool::loaded(vec![engine.clone()]);
     let limits = corral_runtime::Limits {
-        time: NO_TIME_LIMIT,
         // Has no effect on an engine without a prefix cache.
         share_prefixes: true,
-        ..corral_runtime::Limits::default()
+        ..no_time_limits()
     };
-    serve(models, ROUTE, plugin, limits).await
-}
-
-/// Starts a server with one plugin at `route`.
-pub(crate) async fn serve(
-    models: ModelPool,
-    route: &str,
-    plugin: &Path,
-    limits: corral_runtime::Limits,
-) -> Result<Server, Error> {
     let linked = LinkedComponents::default();
-    serve_with(models, route, plugin, limits, linked, None).await
+    serve(models, ROUTE, plugin, limits, linked, None).await
 }
 
 /// Starts a server with one plugin and its linked components at `route`, which sends this telemetry.
-pub(crate) async fn serve_with(
+pub(crate) async fn serve(
     models: ModelPool,
     route: &str,
     plugin: &Path,
@@ -85,27 +74,11 @@ pub(crate) async fn serve_with(
         telemetry,
         ..ServerOptions::default()
     };
-    open_with(models, runtime, deployments, None, options).await
+    open(models, runtime, deployments, None, options).await
 }
 
 /// Starts a server with these deployments. `token` guards the admin listener.
 pub(crate) async fn open(
-    models: ModelPool,
-    runtime: Runtime,
-    deployments: Deployments,
-    token: Option<AdminToken>,
-) -> Result<Server, Error> {
-    open_with(
-        models,
-        runtime,
-        deployments,
-        token,
-        ServerOptions::default(),
-    )
-    .await
-}
-
-async fn open_with(
     models: ModelPool,
     runtime: Runtime,
     deployments: Deployments,

@@ -24,6 +24,7 @@ mod model;
 mod prefill;
 mod prefix;
 mod programs;
+mod requests;
 mod stages;
 mod trace_collector;
 mod workload;

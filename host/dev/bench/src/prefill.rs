@@ -10,7 +10,7 @@ use crate::workload::{check_context, config, random_digits};
 use clap::Args;
 use corral_cli::args::whole;
 use corral_cli::bench::rounds::{RoundArgs, Rounds};
-use corral_cli::bench::stats::{median, median_min_max};
+use corral_cli::bench::stats::{median, set_range};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_cli::{Error, startup};
 use corral_engine::Engine;
@@ -106,11 +106,8 @@ impl Row {
             "tokens_per_second": speed(&self.own),
         });
         if !ratios.is_empty() {
-            let [ratio, min, max] = median_min_max(&ratios);
             report["peer_tokens_per_second"] = json!(speed(&self.peer));
-            report["ratio"] = json!(ratio);
-            report["ratio_min"] = json!(min);
-            report["ratio_max"] = json!(max);
+            set_range(&mut report, "ratio", &ratios);
         }
         report
     }

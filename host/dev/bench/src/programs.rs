@@ -35,7 +35,7 @@ use corral_cli::bench::url::Url;
 use corral_cli::{Error, startup};
 use corral_engine::{Engine, ModelPool};
 use corral_server::deployments::Deployments;
-use corral_server::{Access, RequestPolicy, Server};
+use corral_server::{Access, RequestPolicy, Server, ServerOptions};
 use input::{Input, Lengths};
 use program::Program;
 use report::{Choice, Row, Sample, Side};
@@ -99,7 +99,7 @@ const TURN_AFTER_LIMIT: &str = "<|im_end|>\n<|im_start|>user\n";
 
 /// The names of the components that the bench needs, besides `openai`.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    Program::ALL.into_iter().map(Program::name)
+    Program::value_variants().iter().map(|one| one.name())
 }
 
 /// Measures and prints the figures.
@@ -118,7 +118,7 @@ pub(crate) fn measure(args: &ProgramsArgs) -> Result<(), Error> {
         answers + OTHER_TOKENS,
     )?;
     let programs = match args.programs.as_slice() {
-        [] => Program::ALL.to_vec(),
+        [] => Program::value_variants().to_vec(),
         chosen => chosen.to_vec(),
     };
     let workers = startup::tokio_runtime(startup::workers(None))?;
@@ -189,7 +189,7 @@ async fn start(engine: &Engine, dir: &Path, programs: &[Program]) -> Result<Serv
         let plugin = runtime.load_plugin(name, file, limits.clone()).await?;
         deployments.add_static(route.parse()?, plugin, RequestPolicy::default())?;
     }
-    open(models, runtime, deployments, None).await
+    open(models, runtime, deployments, None, ServerOptions::default()).await
 }
 
 struct Bench {

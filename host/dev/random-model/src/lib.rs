@@ -18,6 +18,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::path::Path;
 
+pub mod audio_projector;
 mod bert;
 mod padded;
 pub mod projector;

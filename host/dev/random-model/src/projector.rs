@@ -8,9 +8,7 @@
 //! noise of a lossy format has no effect, and the second one holds the model's embeddings.
 
 use crate::{GgufError, TensorType};
-use corral_llama::gguf::{Tensor, TensorInfo, Writer, data_start, tensors};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use corral_llama::gguf::{Tensor, Writer, tensors, weights};
 use std::path::Path;
 
 /// Squares of a picture in a row, and rows.
@@ -24,18 +22,9 @@ const PIXELS: u64 = (PATCH * PATCH) as u64;
 const SLOPE: f32 = 20.0;
 const EMBEDDINGS: &str = "token_embd.weight";
 
-/// Writes a projector for the text model `model`, whose embeddings are F16.
+/// Writes a projector for the text model `model`, whose embeddings are F32 or F16.
 pub fn write_projector(model: &Path, path: &Path) -> Result<(), GgufError> {
-    let unreadable = |cause: String| GgufError::Read {
-        path: model.to_owned(),
-        cause,
-    };
-    let all = tensors(model)?;
-    let table = all.iter().find(|tensor| tensor.name == EMBEDDINGS);
-    let table = table.filter(|table| table.type_name == "f16");
-    let table = table.ok_or_else(|| unreadable(format!("{EMBEDDINGS} is missing or not F16")))?;
-    let embeddings = read(model, table).map_err(|error| unreadable(error.to_string()))?;
-    let width = u64::try_from(table.dimensions[0]).unwrap_or(0);
+    let (width, embeddings) = read_embeddings(model)?;
     let mut writer = Writer::new().ok_or_else(|| {
         GgufError::Invalid("there is no memory for the header of the file".into())
     })?;
@@ -109,27 +98,13 @@ fn number(tensor: &Tensor, at: usize, embeddings: &[f32]) -> f32 {
     }
 }
 
-/// The numbers of an F16 tensor.
-fn read(path: &Path, tensor: &TensorInfo) -> std::io::Result<Vec<f32>> {
-    let start = data_start(path).map_err(std::io::Error::other)?;
-    let mut bytes = vec![0; usize::try_from(tensor.bytes).unwrap_or(0)];
-    File::open(path)?.read_exact_at(&mut bytes, start + tensor.offset)?;
-    let (numbers, _) = bytes.as_chunks::<2>();
-    Ok(numbers
-        .iter()
-        .map(|number| from_half(u16::from_le_bytes(*number)))
-        .collect())
-}
-
-/// Converts a finite number of 16 bits.
-fn from_half(bits: u16) -> f32 {
-    let sign = if bits >> 15 == 0 { 1.0 } else { -1.0 };
-    let exponent = i32::from(bits >> 10 & 0x1f);
-    let fraction = f32::from(bits & 0x3ff) / 1024.0;
-    match exponent {
-        0 => sign * fraction * 2.0_f32.powi(-14),
-        _ => sign * (1.0 + fraction) * 2.0_f32.powi(exponent - 15),
-    }
+/// The length of a model's embeddings, and their numbers.
+pub(crate) fn read_embeddings(model: &Path) -> Result<(u64, Vec<f32>), GgufError> {
+    let numbers = weights(model, EMBEDDINGS)?;
+    let all = tensors(model)?;
+    let table = all.iter().find(|tensor| tensor.name == EMBEDDINGS);
+    let width = table.map_or(0, |table| table.dimensions[0]);
+    Ok((u64::try_from(width).unwrap_or(0), numbers))
 }
 
 /// The pixels of a picture of these tokens, at most [`SIDE`]² of them, one byte each. `filler` fills the squares before them.
@@ -150,19 +125,6 @@ pub fn picture(tokens: &[u8], filler: u8) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn halves_are_converted() {
-        for (bits, number) in [
-            (0x0000, 0.0),
-            (0x3c00, 1.0),
-            (0xc000, -2.0),
-            (0x3555, 0.333_251_95),
-            (0x0001, 2.0_f32.powi(-24)),
-        ] {
-            assert_eq!(from_half(bits), number, "{bits:#x}");
-        }
-    }
 
     #[test]
     fn picture_has_a_pixel_for_each_token() {

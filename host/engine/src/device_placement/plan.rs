@@ -76,6 +76,11 @@ impl PlacementPlan {
         Ok(plan)
     }
 
+    /// Whether layers may be on devices.
+    pub fn has_devices(&self) -> bool {
+        !self.devices.is_empty()
+    }
+
     /// Total memory of the devices; `None` if one of them shares the machine's memory.
     fn device_memory(&self) -> Option<u64> {
         let bytes = self.devices.iter().map(|device| {

@@ -156,7 +156,7 @@ impl TestWorker {
 
     /// Waits for the next step without releasing it.
     fn wait_for_step(&self) -> FakeStep {
-        let step = self.steps.recv_timeout(Duration::from_secs(20));
+        let step = self.steps.recv_timeout(Duration::from_secs(60));
         step.expect("a step")
     }
 
@@ -293,7 +293,7 @@ fn idle_context_is_freed_and_created_again() {
         let embedding = worker.embed(&[input(1, 1)], tenant(1));
         worker.step();
         assert!(block_on(embedding).is_ok());
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + Duration::from_secs(60);
         while worker.count(|c| &c.embed_contexts) > 0 {
             assert!(Instant::now() < until, "the context is not freed");
             std::thread::sleep(Duration::from_millis(1));

@@ -12,7 +12,7 @@ use crate::model_config::{DeviceTopKMode, MAX_RUNNING, ModelConfig, STEP_TOKENS}
 use crate::worker::MAX_COMPACTION_BYTES;
 use corral_llama::{
     ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadGate, LoadProgress,
-    Model, VisionEncoder, check_magic, take_buffer_sizes,
+    MediaEncoder, Model, take_buffer_sizes,
 };
 use corral_scheduler::AdapterId;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub(super) struct LoadedModel {
     /// Positions per sequence.
     pub context: u32,
     pub memory: MemoryUse,
-    pub vision: Option<VisionEncoder>,
+    pub encoder: Option<MediaEncoder>,
     /// Tokens of the longest sequence that compaction may move.
     pub max_compaction_tokens: u32,
 }
@@ -48,9 +48,10 @@ impl LoadedModel {
         progress: &LoadProgress,
         gate: LoadGate<'_>,
     ) -> Result<Self, LoadError> {
-        check_magic(&config.path)?;
+        let estimate = MemoryEstimate::read(&config.path)?;
+        let plan = PlacementPlan::new(config, &estimate)?;
         let Some(check) = &config.check else {
-            return Self::load_gated(config, progress, gate);
+            return Self::load_planned(config, &estimate, &plan, progress, gate);
         };
         let model = ModelCheckInput {
             path: config.path.clone(),
@@ -58,25 +59,27 @@ impl LoadedModel {
             context: config.context,
             adapters: config.adapters.clone(),
             projector: config.projector.clone(),
+            // With layers on devices, llama.cpp reads the tensors in another order than the check.
+            same_order: (!plan.has_devices()).then_some(config.file_access),
         };
         check.check_beside(&model, &|| progress.is_canceled(), |gate| {
-            Self::load_gated(config, progress, gate)
+            Self::load_planned(config, &estimate, &plan, progress, gate)
         })
     }
 
-    fn load_gated(
+    fn load_planned(
         config: &ModelConfig,
+        estimate: &MemoryEstimate,
+        plan: &PlacementPlan,
         progress: &LoadProgress,
         gate: LoadGate<'_>,
     ) -> Result<Self, LoadError> {
-        let estimate = MemoryEstimate::read(&config.path)?;
-        let plan = PlacementPlan::new(config, &estimate)?;
         let mut tries = plan.attempts().into_iter().peekable();
         loop {
             let layers = tries.next().unwrap_or(0);
             // Forgets the buffers of a failed attempt.
             take_buffer_sizes();
-            let error = match Self::attempt(config, &estimate, &plan, layers, progress, gate) {
+            let error = match Self::attempt(config, estimate, plan, layers, progress, gate) {
                 Ok(loaded) => return Ok(loaded),
                 Err(error) => error,
             };
@@ -145,11 +148,11 @@ impl LoadedModel {
             device_top_k,
         };
         let backend = LlamaContext::new(model.clone(), settings)?;
-        let vision = config.projector.as_ref().map(|projector| {
+        let encoder = config.projector.as_ref().map(|projector| {
             // As many threads as embeddings have while requests generate.
-            VisionEncoder::load(projector, model.clone(), threads.div_ceil(2))
+            MediaEncoder::load(projector, model.clone(), threads.div_ceil(2))
         });
-        let vision = vision.transpose()?;
+        let encoder = encoder.transpose()?;
         buffers.extend(take_buffer_sizes());
         let separate = plan.devices_with_memory();
         let mut memory = MemoryUse::of(buffers, model.placement(), &separate);
@@ -159,7 +162,7 @@ impl LoadedModel {
         }
         Ok(Self {
             memory,
-            vision,
+            encoder,
             model,
             backend,
             settings,

@@ -7,7 +7,7 @@ use crate::embedding::Embedder;
 use crate::engine_waker::EngineWaker;
 use crate::external_sampler::SamplerMailbox;
 use crate::generate_options::MAX_DRAFTS;
-use crate::image::picture::PictureDecoder;
+use crate::image::decoder::MediaDecoder;
 use crate::image::{ImageEncoder, ImageStore};
 use crate::metrics::EngineMetrics;
 use crate::model_config::{DeviceTopKMode, ModelConfig, ModelInfo};
@@ -17,7 +17,7 @@ use crate::vocabulary::ModelVocabulary;
 use crate::worker::{Command, PrefixFiles, Swap, Worker};
 use crate::{Error, LoadError};
 use corral_constraint::GrammarCompiler;
-use corral_llama::{LoadGate, LoadProgress};
+use corral_llama::{LoadGate, LoadProgress, MediaEncoder};
 use corral_scheduler::SchedulerConfig;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU8;
@@ -80,7 +80,7 @@ impl Engine {
             settings,
             context,
             mut memory,
-            vision,
+            encoder,
             max_compaction_tokens,
         } = loaded;
         let draft_model = draft.map(|draft| {
@@ -123,7 +123,10 @@ impl Engine {
             chat_template: model.chat_template(),
             can_truncate: model.can_truncate(),
             adapters: config.adapters.iter().map(|a| a.0.clone()).collect(),
-            accepts_images: vision.is_some(),
+            accepts_images: encoder.as_ref().is_some_and(MediaEncoder::accepts_images),
+            accepts_audio: encoder
+                .as_ref()
+                .is_some_and(|encoder| encoder.sample_rate().is_some()),
             can_generate: backend.has_memory(),
             layers: model.layer_count(),
             gpu_layers: model.placement().gpu_layers,
@@ -147,8 +150,8 @@ impl Engine {
             &config.embedding,
             &metrics,
         )?;
-        let image_store = vision.as_ref().map(|vision| {
-            let store = Arc::new(ImageStore::new(vision.length()));
+        let image_store = encoder.as_ref().map(|encoder| {
+            let store = Arc::new(ImageStore::new(encoder.length()));
             backend.use_images(store.table().clone());
             store
         });
@@ -192,15 +195,15 @@ impl Engine {
                     "cannot start the engine thread: {error}; raise the limit of threads"
                 ))
             })?;
-        let images = match vision.zip(image_store) {
-            Some((vision, store)) => {
-                let decoder = PictureDecoder {
+        let images = match encoder.zip(image_store) {
+            Some((encoder, store)) => {
+                let decoder = MediaDecoder {
                     children: config.image_decoders,
                 };
                 let clear_prefixes = clear_prefixes(Arc::downgrade(&commands));
                 let metrics = metrics.clone();
                 Some(ImageEncoder::start(
-                    vision,
+                    encoder,
                     decoder,
                     store,
                     metrics,

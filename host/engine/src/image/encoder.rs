@@ -1,10 +1,11 @@
-//! The thread that decodes and encodes pictures, one at a time, in the order of [`FairQueue`].
+//! The thread that decodes and encodes pictures and audio, one file at a time, in the order of [`FairQueue`].
 //!
 //! No step waits for it. On Linux it runs at the low priority of embeddings, on half of the engine's compute threads.
 //! On a busy machine it takes at most a quarter of the time of half the cores from running steps. Its queue is bounded
-//! in pictures and bytes, in all and for each tenant.
+//! in files and bytes, in all and for each tenant.
 
-use super::picture::PictureDecoder;
+use super::audio::is_wav;
+use super::decoder::{Media, MediaDecoder};
 use super::store::{Image, ImageKey, ImageStore};
 use crate::embedding::{FairQueue, FairQueueId, lower_priority};
 use crate::metrics::{EngineMetrics, add, add_time};
@@ -12,7 +13,7 @@ use crate::open_request_limits::{OpenRequestLimits, RequestLoad, RequestPermit};
 use crate::reply::{Reply, ReplySender, reply};
 use crate::{Caller, Error, LoadError};
 use corral_isolation::Cancel;
-use corral_llama::VisionEncoder;
+use corral_llama::MediaEncoder;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -20,16 +21,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bytes of a picture's file.
+/// Bytes of a file.
 pub const MAX_IMAGE_BYTES: usize = 16 << 20;
-/// Pictures that wait or are encoded.
+/// Files that wait or are encoded.
 const MAX_WAITING: u64 = 256;
-/// Bytes of their files.
+/// Their bytes.
 const MAX_WAITING_BYTES: u64 = 256 << 20;
 /// A tenant may use one part in this many of each limit.
 const TENANT_DIVISOR: u64 = 4;
 
-/// A picture that waits.
+/// A file that waits.
 struct Job {
     key: ImageKey,
     file: Vec<u8>,
@@ -50,6 +51,8 @@ pub struct ImageEncoder {
     commands: Sender<Command>,
     waiting: OpenRequestLimits,
     store: Arc<ImageStore>,
+    accepts_images: bool,
+    accepts_audio: bool,
     metrics: Arc<EngineMetrics>,
     /// Cancels decoding.
     cancel: Cancel,
@@ -59,8 +62,8 @@ pub struct ImageEncoder {
 impl ImageEncoder {
     /// Starts the thread. `clear_prefixes` is that of [`ImageStore::insert`].
     pub fn start(
-        vision: VisionEncoder,
-        decoder: PictureDecoder,
+        encoder: MediaEncoder,
+        decoder: MediaDecoder,
         store: Arc<ImageStore>,
         metrics: Arc<EngineMetrics>,
         clear_prefixes: impl Fn() -> Result<(), Error> + Send + 'static,
@@ -68,8 +71,10 @@ impl ImageEncoder {
         // `waiting` bounds the number of commands.
         let (commands, receiver) = channel();
         let cancel = Cancel::default();
+        let accepts_images = encoder.accepts_images();
+        let accepts_audio = encoder.sample_rate().is_some();
         let mut worker = Worker {
-            vision,
+            encoder,
             decoder,
             store: Arc::clone(&store),
             metrics: Arc::clone(&metrics),
@@ -87,7 +92,7 @@ impl ImageEncoder {
             })
             .map_err(|error| {
                 LoadError::Config(format!(
-                    "cannot start the thread for images: {error}; raise the limit of threads"
+                    "cannot start the thread for images and audio: {error}; raise the limit of threads"
                 ))
             })?;
         let limit = RequestLoad {
@@ -99,22 +104,39 @@ impl ImageEncoder {
             commands,
             waiting: OpenRequestLimits::new(limit, limit.divided_by(TENANT_DIVISOR)),
             store,
+            accepts_images,
+            accepts_audio,
             metrics,
             cancel,
             thread: Mutex::new(Some(thread)),
         })
     }
 
-    /// Encodes a picture, or finds it in the cache. Dropping the reply cancels it unless its turn has come. Hashes the file,
-    /// which blocks for up to 0.1 s.
+    /// Encodes a picture or audio, or finds it in the cache. Dropping the reply cancels it unless its turn has come. Hashes the
+    /// file, which blocks for up to 0.1 s.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a file that is empty or too large, [`Error::Overloaded`] if too many pictures wait. The reply
-    /// fails with [`Error::Invalid`] if the file is no picture, and as a request does while it waits.
+    /// [`Error::Unsupported`] for audio or a picture that the projector cannot encode, [`Error::Invalid`] for a file that is
+    /// empty or too large, [`Error::Overloaded`] if too many files wait. The reply fails with [`Error::Invalid`] if the file
+    /// is neither a picture nor audio, and as a request does while it waits.
     pub fn encode(&self, file: Vec<u8>, caller: Caller) -> Result<Reply<Arc<Image>>, Error> {
+        match is_wav(&file) {
+            true if !self.accepts_audio => {
+                return Err(Error::Unsupported(
+                    "the model does not accept audio: its projector has no audio encoder; use a model that has one".into(),
+                ));
+            }
+            false if !self.accepts_images => {
+                return Err(Error::Unsupported(
+                    "the model accepts audio only: its projector has no vision encoder; send a WAV file, or use a vision model"
+                        .into(),
+                ));
+            }
+            _ => {}
+        }
         if file.is_empty() || file.len() > MAX_IMAGE_BYTES {
             return Err(Error::Invalid(format!(
-                "the image has {} bytes; it must have 1 to {MAX_IMAGE_BYTES}",
+                "the file has {} bytes; it must have 1 to {MAX_IMAGE_BYTES}",
                 file.len()
             )));
         }
@@ -136,7 +158,7 @@ impl ImageEncoder {
         let permit = self.waiting.acquire(caller.tenant, load);
         let permit = permit.map_err(|used| Error::Overloaded {
             reason: format!(
-                "{} images of {} MiB already wait to be encoded",
+                "{} files of {} MiB already wait to be encoded",
                 used.requests,
                 used.input_size >> 20
             ),
@@ -160,8 +182,8 @@ impl ImageEncoder {
         &self.store
     }
 
-    /// Refuses all pictures that wait or are decoded, and waits until the thread has ended. A picture whose pixels are being
-    /// encoded is finished first.
+    /// Refuses all files that wait or are decoded, and waits until the thread has ended. One whose contents are being encoded
+    /// is finished first.
     pub fn shutdown(&self) {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
@@ -177,8 +199,8 @@ impl ImageEncoder {
 
 /// The thread's state.
 struct Worker {
-    vision: VisionEncoder,
-    decoder: PictureDecoder,
+    encoder: MediaEncoder,
+    decoder: MediaDecoder,
     store: Arc<ImageStore>,
     metrics: Arc<EngineMetrics>,
     clear_prefixes: Box<dyn Fn() -> Result<(), Error> + Send>,
@@ -189,7 +211,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Runs until [`Command::Shutdown`], or until the handle is gone and no picture waits.
+    /// Runs until [`Command::Shutdown`], or until the handle is gone and no file waits.
     fn run(&mut self, commands: &Receiver<Command>) {
         loop {
             let command = match self.jobs.is_empty() {
@@ -233,7 +255,7 @@ impl Worker {
             if let Ok(image) = &result {
                 self.queue.charge(id, image.tokens().len() as u64);
             }
-            // Frees the file and the permit before the reply: the caller may send another picture at once.
+            // Frees the file and the permit before the reply: the caller may send another file at once.
             let Job { sender, .. } = job;
             sender.finish(result);
         }
@@ -241,17 +263,24 @@ impl Worker {
     }
 
     fn encode(&mut self, job: &Job) -> Result<Arc<Image>, Error> {
-        // The picture may have been encoded for another request meanwhile.
+        // The file may have been encoded for another request meanwhile.
         if let Some(image) = self.store.find(&job.key) {
             add(&self.metrics.image_cache_hits, 1);
             return Ok(image);
         }
         let began = Instant::now();
-        let picture = self.decoder.decode(&job.file, &self.cancel)?;
-        let size = (picture.width, picture.height);
-        let parts = self.vision.encode(size, &picture.pixels);
-        let parts = parts
-            .map_err(|error| Error::Failed(format!("the image cannot be encoded: {error}")))?;
+        let parts = match self.decoder.decode(&job.file, &self.cancel)? {
+            Media::Picture(picture) => {
+                let size = (picture.width, picture.height);
+                self.encoder.encode_picture(size, &picture.pixels)
+            }
+            Media::Audio(audio) => {
+                let rate = self.encoder.sample_rate().unwrap_or(audio.rate);
+                self.encoder.encode_audio(&audio.resampled(rate))
+            }
+        };
+        let parts =
+            parts.map_err(|error| Error::Failed(format!("the file cannot be encoded: {error}")))?;
         let tenant = job.caller.tenant;
         let image = self
             .store
@@ -262,7 +291,7 @@ impl Worker {
     }
 }
 
-/// Counts a picture that is not encoded, unless its time is over or the engine shuts down.
+/// Counts a file that is not encoded, unless its time is over or the engine shuts down.
 fn count_failure<T>(result: &Result<T, Error>, metrics: &EngineMetrics) {
     match result {
         Err(Error::Invalid(_)) => add(&metrics.images_refused, 1),
@@ -271,7 +300,7 @@ fn count_failure<T>(result: &Result<T, Error>, metrics: &EngineMetrics) {
     }
 }
 
-/// Why a picture is not encoded any more.
+/// Why a file is not encoded any more.
 fn expired(job: &Job) -> Option<Error> {
     if job.caller.deadline.is_some_and(|at| at <= Instant::now()) {
         return Some(Error::DeadlineExceeded);
@@ -280,7 +309,7 @@ fn expired(job: &Job) -> Option<Error> {
     let is_late = job.caller.queue_time.is_some_and(|most| waited > most);
     is_late.then(|| Error::QueueTimeout {
         reason: format!(
-            "the image was not encoded within {:.1} s",
+            "the file was not encoded within {:.1} s",
             waited.as_secs_f64()
         ),
         retry_after: Duration::from_secs(5),

@@ -1,17 +1,9 @@
-//! Decodes the files of pictures: PNG, JPEG, GIF (its first frame) and WebP.
-//!
-//! The decoders are Rust, with limits on size and memory. They run in a child process nevertheless: only a process can be
-//! stopped, and its limits on memory and time hold for every file. llama.cpp's own decoder, in C, never sees a file.
+//! Decodes the files of pictures: PNG, JPEG, GIF (its first frame) and WebP. The decoders are Rust, with limits on size and memory.
 
-use crate::Error;
-use corral_isolation::{Cancel, ChildError, ChildJob, ChildProcesses, Job, JobLimits};
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
 use std::io::Cursor;
-use std::time::Duration;
 
-/// Name of the job.
-pub const DECODE_IMAGE_JOB: &str = "decode-image";
 /// Pixels of a picture. Vision models see a few million at most.
 const MAX_PIXELS: u64 = 1 << 24;
 /// Width and height of a picture.
@@ -20,17 +12,8 @@ const MAX_SIDE: u32 = 1 << 14;
 const MAX_RATIO: u32 = 64;
 /// Memory of a decoder: at most eight bytes for each pixel, and the result.
 const DECODER_MEMORY: u64 = 256 << 20;
-/// Limits of the child. A picture of the largest size takes about a second.
-const LIMITS: JobLimits = JobLimits {
-    memory: 768 << 20,
-    time: Duration::from_secs(20),
-    cpu: Duration::from_secs(20),
-    file_size: 0,
-    output: HEADER + 3 * MAX_PIXELS as usize,
-    niceness: 5,
-};
-/// Bytes of width and height before the pixels in the output of the job.
-const HEADER: usize = 8;
+/// Bytes of the pixels of a picture.
+pub const MAX_BYTES: usize = 3 * MAX_PIXELS as usize;
 
 /// Pixels of three bytes: red, green and blue.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,80 +21,6 @@ pub struct Picture {
     pub width: u32,
     pub height: u32,
     pub pixels: Vec<u8>,
-}
-
-/// Decodes pictures in a child process, or without one in this process.
-pub struct PictureDecoder {
-    pub children: Option<ChildProcesses>,
-}
-
-impl PictureDecoder {
-    /// Decodes a file. Blocks.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if the file is at fault, [`Error::ShuttingDown`] once it is canceled.
-    pub fn decode(&self, file: &[u8], cancel: &Cancel) -> Result<Picture, Error> {
-        let Some(children) = &self.children else {
-            return decode(file).map_err(Error::Invalid);
-        };
-        let job = Job {
-            kind: DECODE_IMAGE_JOB,
-            input: file,
-            readable: &[],
-            writable: None,
-            limits: LIMITS,
-        };
-        match children.run_until(&job, cancel) {
-            Ok(output) => Picture::from_output(output)
-                .ok_or_else(|| Error::Failed("the image decoder's output is incomplete".into())),
-            Err(ChildError::Failed(text)) => Err(Error::Invalid(text)),
-            Err(error) if error.is_final() => Err(Error::Invalid(format!(
-                "the image cannot be decoded: {error}; send a smaller or undamaged file"
-            ))),
-            Err(ChildError::Canceled) => Err(Error::ShuttingDown),
-            Err(ChildError::Busy) => Err(Error::Overloaded {
-                reason: "too many images are being decoded".into(),
-                retry_after: Duration::from_secs(1),
-            }),
-            Err(error) => Err(Error::Failed(format!(
-                "the image cannot be decoded: {error}"
-            ))),
-        }
-    }
-}
-
-impl Picture {
-    fn from_output(mut output: Vec<u8>) -> Option<Self> {
-        let (head, pixels) = output.split_at_checked(HEADER)?;
-        let (width, height) = head.split_at(4);
-        let width = u32::from_le_bytes(width.try_into().ok()?);
-        let height = u32::from_le_bytes(height.try_into().ok()?);
-        if u64::from(width) * u64::from(height) * 3 != pixels.len() as u64 {
-            return None;
-        }
-        output.drain(..HEADER);
-        Some(Self {
-            width,
-            height,
-            pixels: output,
-        })
-    }
-
-    fn into_output(self) -> Vec<u8> {
-        let mut output = Vec::with_capacity(HEADER + self.pixels.len());
-        output.extend(self.width.to_le_bytes());
-        output.extend(self.height.to_le_bytes());
-        output.extend(self.pixels);
-        output
-    }
-}
-
-/// Decodes a picture in a child process.
-///
-/// # Errors
-/// What is wrong with the file.
-pub fn decode_image_job(job: ChildJob) -> Result<Vec<u8>, String> {
-    decode(&job.input).map(Picture::into_output)
 }
 
 /// Width, height and pixels of a picture, decoded in this process, for tests.
@@ -123,7 +32,11 @@ pub fn decode_picture(file: &[u8]) -> Result<(u32, u32, Vec<u8>), String> {
     Ok((picture.width, picture.height, picture.pixels))
 }
 
-fn decode(file: &[u8]) -> Result<Picture, String> {
+/// Decodes a file.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn decode(file: &[u8]) -> Result<Picture, String> {
     let format = image::guess_format(file).ok();
     let supported = [
         ImageFormat::Png,
@@ -281,15 +194,5 @@ mod tests {
         assert!(error.contains("scale it down"), "{error}");
         let wide = GrayImage::new(MAX_SIDE + 1, 300);
         assert!(decode(&file(wide, ImageFormat::Png)).is_err());
-    }
-
-    #[test]
-    fn pixels_survive_the_pipe() {
-        let picture = decode(&test_picture(5, 4)).unwrap();
-        let same = decode(&test_picture(5, 4)).unwrap();
-        assert_eq!(Picture::from_output(picture.into_output()), Some(same));
-        for short in [vec![], vec![1; 8], vec![0; 7]] {
-            assert_eq!(Picture::from_output(short), None);
-        }
     }
 }

@@ -288,7 +288,7 @@ impl ImageStore {
                 };
                 return Err(Error::Overloaded {
                     reason: format!(
-                        "the image has {} KiB, and those of {whose} may take {} MiB together",
+                        "its embeddings take {} KiB, and those of {whose} may take {} MiB together",
                         bytes.div_ceil(1 << 10),
                         limit >> 20
                     ),

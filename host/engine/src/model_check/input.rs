@@ -1,12 +1,16 @@
 //! What the parent tells the child of a check.
 
-use corral_llama::KvType;
+use corral_llama::{FileAccess, KvType};
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 /// Name of the job.
 pub const CHECK_MODEL_JOB: &str = "check-model";
+
+/// The values of [`ModelCheckInput::same_order`].
+const READ: &[u8] = b"read";
+const MAP: &[u8] = b"map";
 
 /// The model to check. It crosses the pipe, with the directory of `--backend-dir`, as fields that end with a zero byte.
 #[derive(Debug, PartialEq, Eq)]
@@ -17,6 +21,9 @@ pub(crate) struct ModelCheckInput {
     pub projector: Option<PathBuf>,
     /// Name and path.
     pub adapters: Vec<(String, PathBuf)>,
+    /// How the server reads the weights, if the check reads the tensors in the order of the server and reports each. Else
+    /// the check maps the file, which takes less memory.
+    pub same_order: Option<FileAccess>,
 }
 
 impl ModelCheckInput {
@@ -30,6 +37,11 @@ impl ModelCheckInput {
             self.kv_type.name().as_bytes(),
             context.as_bytes(),
             projector.as_os_str().as_bytes(),
+            match self.same_order {
+                Some(FileAccess::Read) => READ,
+                Some(FileAccess::Map) => MAP,
+                None => b"",
+            },
         ];
         for (name, path) in &self.adapters {
             fields.extend([name.as_bytes(), path.as_os_str().as_bytes()]);
@@ -51,6 +63,11 @@ impl ModelCheckInput {
             kv_type: text(fields.next()?)?.parse().ok()?,
             context: Some(text(fields.next()?)?.parse().ok()?).filter(|context| *context > 0),
             projector: optional(fields.next()?),
+            same_order: match fields.next()? {
+                READ => Some(FileAccess::Read),
+                MAP => Some(FileAccess::Map),
+                _ => None,
+            },
             adapters: Vec::new(),
         };
         while let Some(name) = fields.next() {

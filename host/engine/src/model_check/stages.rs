@@ -7,6 +7,17 @@ use std::time::Duration;
 /// How often a waiting load looks whether it is canceled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// How a load follows the check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// After its end.
+    AfterCheck,
+    /// The head after the head, and all weights after all weights.
+    ByStage,
+    /// The head after the head, and each tensor after the tensor: both read them in the same order.
+    ByTensor,
+}
+
 /// How far a check has come. A load waits until the check has passed the stage that it is about to begin.
 #[derive(Debug, Default)]
 pub(crate) struct CheckStages {
@@ -16,7 +27,8 @@ pub(crate) struct CheckStages {
 
 #[derive(Debug, Default)]
 struct CheckState {
-    /// Reports of the child: one after the head of the file, one after the weights.
+    /// Reports of the child: one after the head of the file, with [`Pace::ByTensor`] one after each tensor, and one after
+    /// the weights.
     reports: usize,
     /// Whether the check has passed, once it has ended.
     passed: Option<bool>,
@@ -44,13 +56,14 @@ impl CheckStages {
         EndOnDrop(self)
     }
 
-    /// Waits until the check has passed `stage`, or all of it if not `early`. False if it fails, or the load is canceled.
+    /// Waits until the check has passed `stage`, or all of it, as `pace` says. False if it fails, or the load is canceled.
     /// The check has a time limit.
-    pub fn wait(&self, stage: LoadStage, early: bool, is_canceled: &dyn Fn() -> bool) -> bool {
-        let reports = match stage {
-            LoadStage::Head if early => 1,
-            LoadStage::Weights if early => 2,
-            LoadStage::Head | LoadStage::Weights | LoadStage::Use => usize::MAX,
+    pub fn wait(&self, stage: LoadStage, pace: Pace, is_canceled: &dyn Fn() -> bool) -> bool {
+        let reports = match (stage, pace) {
+            (LoadStage::Use, _) | (_, Pace::AfterCheck) => usize::MAX,
+            (LoadStage::Head, _) => 1,
+            (LoadStage::Weights(_), Pace::ByStage) => 2,
+            (LoadStage::Weights(tensor), Pace::ByTensor) => tensor.saturating_add(2),
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while state.passed.is_none() && state.reports < reports {
@@ -74,26 +87,50 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    /// Waits for `stage` in a thread, which must not go on before `pass`.
+    fn waits_until(stages: &CheckStages, stage: LoadStage, pace: Pace, pass: impl FnOnce()) {
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| stages.wait(stage, pace, &|| false));
+            std::thread::sleep(POLL_INTERVAL / 2);
+            assert!(!waiting.is_finished(), "{stage:?} {pace:?}");
+            pass();
+            assert!(waiting.join().unwrap());
+        });
+    }
+
     #[test]
     fn load_stays_behind_check() {
-        let stages = CheckStages::default();
-        std::thread::scope(|scope| {
-            for (stage, report) in [(LoadStage::Head, 1), (LoadStage::Weights, 2)] {
-                let stages = &stages;
-                let waiting = scope.spawn(move || stages.wait(stage, true, &|| false));
-                assert!(!waiting.is_finished());
-                stages.report();
-                assert!(waiting.join().unwrap());
-                assert_eq!(stages.state.lock().unwrap().reports, report);
+        use LoadStage::{Head, Use, Weights};
+        for (pace, order) in [
+            (Pace::ByStage, &[Head, Weights(0)][..]),
+            (
+                Pace::ByTensor,
+                &[Head, Weights(0), Weights(1), Weights(2)][..],
+            ),
+        ] {
+            let stages = CheckStages::default();
+            for stage in order {
+                waits_until(&stages, *stage, pace, || stages.report());
             }
-            let waiting = [
-                scope.spawn(|| stages.wait(LoadStage::Use, true, &|| false)),
-                scope.spawn(|| stages.wait(LoadStage::Head, false, &|| false)),
-            ];
-            assert!(waiting.iter().all(|thread| !thread.is_finished()));
-            stages.end(true);
-            assert!(waiting.into_iter().all(|thread| thread.join().unwrap()));
-        });
+            waits_until(&stages, Use, pace, || stages.end(true));
+        }
+        for stage in [Head, Weights(0), Use] {
+            let stages = CheckStages::default();
+            stages.report();
+            stages.report();
+            waits_until(&stages, stage, Pace::AfterCheck, || stages.end(true));
+        }
+    }
+
+    #[test]
+    fn checked_weights_are_read_without_wait() {
+        let stages = CheckStages::default();
+        stages.report();
+        stages.report();
+        for tensor in 0..3 {
+            assert!(stages.wait(LoadStage::Weights(tensor), Pace::ByStage, &|| false));
+        }
+        assert!(stages.wait(LoadStage::Weights(0), Pace::ByTensor, &|| false));
     }
 
     #[test]
@@ -102,7 +139,7 @@ mod tests {
         let canceled = AtomicBool::new(false);
         let is_canceled = || canceled.load(Ordering::Relaxed);
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| stages.wait(LoadStage::Use, true, &is_canceled));
+            let waiting = scope.spawn(|| stages.wait(LoadStage::Use, Pace::ByTensor, &is_canceled));
             canceled.store(true, Ordering::Relaxed);
             assert!(!waiting.join().unwrap());
         });
@@ -113,8 +150,8 @@ mod tests {
         let stages = CheckStages::default();
         stages.report();
         stages.end(false);
-        for stage in [LoadStage::Head, LoadStage::Weights, LoadStage::Use] {
-            assert!(!stages.wait(stage, true, &|| false));
+        for stage in [LoadStage::Head, LoadStage::Weights(0), LoadStage::Use] {
+            assert!(!stages.wait(stage, Pace::ByTensor, &|| false));
         }
     }
 }

@@ -5,9 +5,11 @@ use super::{ModelPool, PoolState, Slot};
 use crate::engine::Engine;
 use crate::metrics::{EngineMetrics, Metric, MetricKind};
 use std::time::Duration;
+use strum::{IntoStaticStr, VariantNames};
 
 /// The state of a model.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "lowercase")]
 pub enum ModelState {
     /// Not in memory; the next open loads it.
     Unloaded,
@@ -29,17 +31,11 @@ pub enum ModelState {
 
 impl ModelState {
     /// The names of all states.
-    pub const NAMES: [&'static str; 5] = ["unloaded", "loading", "loaded", "unloading", "failed"];
+    pub const NAMES: &'static [&'static str] = Self::VARIANTS;
 
     /// The state's name, which is stable.
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::Unloaded => "unloaded",
-            Self::Loading { .. } => "loading",
-            Self::Loaded => "loaded",
-            Self::Unloading => "unloading",
-            Self::Failed { .. } => "failed",
-        }
+        self.into()
     }
 }
 
@@ -177,27 +173,15 @@ fn state(pool: &PoolState, slot: &Slot, model: usize, now: Duration) -> ModelSta
 fn device_memory(engine: &Engine) -> Vec<Metric> {
     let memory = engine.device_memory().iter();
     #[allow(clippy::cast_precision_loss)]
-    let metrics = memory.map(|(device, bytes)| Metric {
-        name: "corral_model_device_memory_bytes",
-        help: "Bytes of the model's weights and context on a device with its own memory.",
-        kind: MetricKind::Gauge,
-        labels: vec![("device", device.clone())],
-        value: *bytes as f64,
+    let metrics = memory.map(|(device, bytes)| {
+        let help = "Bytes of the model's weights and context on a device with its own memory.";
+        Metric::gauge("corral_model_device_memory_bytes", help, *bytes as f64)
+            .with_label("device", device)
     });
     metrics.collect()
 }
 
 fn pool_metrics(totals: &ModelTotals, status: &ModelStatus) -> Vec<Metric> {
-    let metric = |name, help, kind, value| Metric {
-        name,
-        help,
-        kind,
-        labels: Vec::new(),
-        value,
-    };
-    let gauge = |name, help, value| metric(name, help, MetricKind::Gauge, value);
-    #[allow(clippy::cast_precision_loss)]
-    let counter = |name, help, count: u64| metric(name, help, MetricKind::Counter, count as f64);
     let progress = match status.state {
         ModelState::Loading { progress } => f64::from(progress),
         ModelState::Loaded => 1.0,
@@ -211,48 +195,48 @@ fn pool_metrics(totals: &ModelTotals, status: &ModelStatus) -> Vec<Metric> {
     );
     let mut metrics: Vec<_> = ModelState::NAMES
         .iter()
-        .map(|state| Metric {
-            labels: vec![("state", (*state).to_owned())],
-            ..gauge(
+        .map(|state| {
+            Metric::gauge(
                 "corral_model_state",
                 "1 for the model's current state, 0 for the others.",
                 f64::from(u8::from(*state == status.state.name())),
             )
+            .with_label("state", *state)
         })
         .collect();
     metrics.extend([
-        gauge(
+        Metric::gauge(
             "corral_model_load_progress",
             "The fraction of the weights that is read; 1 once the model is loaded.",
             progress,
         ),
-        gauge(
+        Metric::gauge(
             "corral_model_memory_bytes",
             "Bytes of the model's weights and context.",
             memory,
         ),
-        gauge("corral_model_leases", "Calls that use the model.", leases),
-        gauge(
+        Metric::gauge("corral_model_leases", "Calls that use the model.", leases),
+        Metric::gauge(
             "corral_model_calls_waiting",
             "Calls that wait for the model to load.",
             waiting,
         ),
-        counter(
+        Metric::counter(
             "corral_model_loads_total",
             "Loads of the model.",
             totals.loads,
         ),
-        counter(
+        Metric::counter(
             "corral_model_unloads_total",
             "Unloads of the model.",
             totals.unloads,
         ),
-        counter(
+        Metric::counter(
             "corral_model_load_failures_total",
             "Loads of the model that failed.",
             totals.failures,
         ),
-        metric(
+        Metric::new(
             "corral_model_load_seconds_total",
             "Time spent loading the model, in seconds.",
             MetricKind::Counter,
@@ -298,19 +282,10 @@ mod tests {
 
     #[test]
     fn counters_of_earlier_engines_stay() {
-        let adapter = |value| Metric {
-            name: "x_total",
-            help: "x",
-            kind: MetricKind::Counter,
-            labels: vec![("adapter", "a".to_owned())],
-            value,
-        };
+        let adapter = |count| Metric::counter("x_total", "x", count).with_label("adapter", "a");
         let mut totals = ModelTotals::default();
-        totals.add(&[adapter(2.0)]);
+        totals.add(&[adapter(2)]);
         assert_eq!(value(&totals.with(Some(vec![])), "x_total"), 2.0);
-        assert_eq!(
-            value(&totals.with(Some(vec![adapter(5.0)])), "x_total"),
-            7.0
-        );
+        assert_eq!(value(&totals.with(Some(vec![adapter(5)])), "x_total"), 7.0);
     }
 }

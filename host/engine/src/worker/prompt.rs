@@ -19,7 +19,7 @@ impl Prompt {
         let wrong = match self.tokens.last() {
             None => "the sequence is empty; append at least one token before generating",
             Some(last) if IMAGE_TOKENS.contains(last) => {
-                "the sequence ends with an image; append at least one token before generating"
+                "the sequence ends with an image or audio; append at least one token before generating"
             }
             Some(_) => return Ok(()),
         };

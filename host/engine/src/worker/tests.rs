@@ -112,7 +112,7 @@ fn shutdown_cancels_running_waiting_and_unread_requests() {
     // Holds the worker until a request follows the shutdown.
     let (release, held) = sync_channel::<()>(1);
     let hold = move |_| {
-        let _ = held.recv_timeout(Duration::from_secs(20));
+        let _ = held.recv_timeout(Duration::from_secs(60));
     };
     engine.send(Command::Status(Box::new(hold)));
     engine.send(Command::Shutdown);

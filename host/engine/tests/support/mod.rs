@@ -161,7 +161,7 @@ pub fn status(engine: &Engine) -> EngineStatus {
 
 /// Waits until no request runs or waits and the metrics are up to date.
 pub fn settle(engine: &Engine) {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     let counted = || metric(engine, "sequence_ids_used") + metric(engine, "requests_waiting");
     // The status includes all earlier commands; the metrics may be older.
     let is_busy = |status: &EngineStatus| status.waiting > 0 || !status.requests.is_empty();
@@ -203,7 +203,7 @@ pub fn check_empty(engine: &Engine) {
     assert_eq!(status.prefix_offload_bytes, 0);
     assert_eq!(metric(engine, "kv_cells_leaked"), 0.0);
     // The status may be older than the next run of the draft model, which frees its sequences of ended requests.
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     while metric(engine, "draft_model_kv_cells_used") > 0.0 {
         assert!(Instant::now() < until, "the draft model keeps cells");
         std::thread::sleep(Duration::from_millis(2));

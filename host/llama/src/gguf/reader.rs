@@ -47,7 +47,7 @@ pub struct TensorInfo {
     pub is_plain: bool,
     /// Bytes of its weights.
     pub bytes: u64,
-    /// Offset of its weights from the [start of all weights](data_start).
+    /// Offset of its weights from the start of all weights.
     pub offset: u64,
 }
 
@@ -57,11 +57,6 @@ pub fn tensors(path: &Path) -> Result<Vec<TensorInfo>, GgufError> {
         head.metadata(|_| false)?;
         head.tensors()
     })
-}
-
-/// Offset of the weights in a file.
-pub fn data_start(path: &Path) -> Result<u64, GgufError> {
-    read_head(path, |head| Ok(head.data()?.0))
 }
 
 /// The weights of a tensor of F32 or F16.

@@ -1,13 +1,14 @@
 //! Counters of one deployment, over all its revisions.
 
-use super::{Counter, metric};
-use corral_engine::{Error, GenerationMetrics, Metric, MetricKind};
+use super::Counter;
+use corral_engine::{Error, GenerationMetrics, Metric};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use strum::{IntoStaticStr, VariantArray};
 
 /// A limit that can stop a call. Limits of requests and tokens over time are
 /// [`QuotaLimit`](crate::QuotaLimit)s.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub enum CallLimit {
     /// [`Limits::memory`](crate::Limits::memory)
     Memory,
@@ -34,18 +35,7 @@ pub enum CallLimit {
 
 impl CallLimit {
     /// All limits.
-    pub const ALL: [Self; 10] = [
-        Self::Memory,
-        Self::Cpu,
-        Self::Time,
-        Self::RequestBytes,
-        Self::ResponseBytes,
-        Self::Concurrent,
-        Self::Queue,
-        Self::QueueTime,
-        Self::Cells,
-        Self::Pool,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Its name in manifests and metrics.
     pub fn name(self) -> &'static str {
@@ -65,7 +55,8 @@ impl CallLimit {
 }
 
 /// Why the host refused or ended an outgoing request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub(crate) enum OutboundRefusal {
     /// There is no grant for its scheme, host and port.
     Grant,
@@ -87,23 +78,8 @@ pub(crate) enum OutboundRefusal {
     Depth,
 }
 
-impl OutboundRefusal {
-    /// All of them, with their names in metrics.
-    const ALL: [(Self, &str); 9] = [
-        (Self::Grant, "grant"),
-        (Self::Method, "method"),
-        (Self::Host, "host"),
-        (Self::Address, "address"),
-        (Self::Connections, "connections"),
-        (Self::Body, "body"),
-        (Self::Headers, "headers"),
-        (Self::Time, "time"),
-        (Self::Depth, "depth"),
-    ];
-}
-
 /// A kind of resources that a call holds in the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub(crate) enum ResourceKind {
     Models,
     Constraints,
@@ -121,19 +97,6 @@ pub(crate) enum ResourceKind {
 }
 
 impl ResourceKind {
-    /// All kinds.
-    const ALL: [Self; 9] = [
-        Self::Models,
-        Self::Constraints,
-        Self::Matchers,
-        Self::Options,
-        Self::OptionBytes,
-        Self::Sequences,
-        Self::Generations,
-        Self::Tokens,
-        Self::HttpBytes,
-    ];
-
     /// Name and help of its metric, and its label if several kinds share the metric.
     fn metric(self) -> (&'static str, &'static str, Option<&'static str>) {
         let label = match self {
@@ -181,8 +144,8 @@ counters! {
         /// By model that the deployment used; the command line bounds their number.
         generations: Mutex<BTreeMap<String, Arc<GenerationMetrics>>>,
         limit_hits: [Counter; CallLimit::ALL.len()],
-        resources: [Counter; ResourceKind::ALL.len()],
-        outbound_refusals: [Counter; OutboundRefusal::ALL.len()],
+        resources: [Counter; ResourceKind::VARIANTS.len()],
+        outbound_refusals: [Counter; OutboundRefusal::VARIANTS.len()],
     }
     /// Requests, by deployment.
     pub(crate) requests: Counter = "corral_deployment_requests_total",
@@ -303,7 +266,7 @@ impl DeploymentCounters {
 
     /// How often each limit stopped a call or generation.
     pub(crate) fn limit_hits(&self) -> impl Iterator<Item = (CallLimit, u64)> {
-        let counts = CallLimit::ALL.into_iter().zip(&self.limit_hits);
+        let counts = CallLimit::ALL.iter().copied().zip(&self.limit_hits);
         counts.map(|(limit, count)| (limit, count.get()))
     }
 
@@ -315,14 +278,12 @@ impl DeploymentCounters {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         for (code, count) in &*refused {
-            let mut metric = metric(
+            let metric = Metric::counter(
                 "corral_deployment_requests_refused_total",
                 "Requests that the host answered with an error, by deployment and error code.",
-                MetricKind::Counter,
-                *count as f64,
+                *count,
             );
-            metric.labels.push(("code", (*code).to_owned()));
-            metrics.push(metric);
+            metrics.push(metric.with_label("code", *code));
         }
         for (model, generations) in self.all_generations() {
             for mut metric in generations.samples() {
@@ -330,24 +291,24 @@ impl DeploymentCounters {
                 metrics.push(metric);
             }
         }
-        for ((_, reason), count) in OutboundRefusal::ALL.iter().zip(&self.outbound_refusals) {
-            let mut metric = metric(
+        let refused = OutboundRefusal::VARIANTS.iter();
+        for (reason, count) in refused.zip(&self.outbound_refusals) {
+            let metric = Metric::counter(
                 "corral_deployment_outbound_refused_total",
                 "Outgoing HTTP requests that the host refused or ended, by deployment and reason.",
-                MetricKind::Counter,
-                count.get() as f64,
+                count.get(),
             );
-            metric.labels.push(("reason", (*reason).to_owned()));
-            metrics.push(metric);
+            let reason: &str = reason.into();
+            metrics.push(metric.with_label("reason", reason));
         }
-        for kind in ResourceKind::ALL {
+        for kind in ResourceKind::VARIANTS.iter().copied() {
             let (name, help, label) = kind.metric();
             let count = self.resource_count(kind).get() as f64;
-            let mut metric = metric(name, help, MetricKind::Gauge, count);
-            metric
-                .labels
-                .extend(label.map(|label| ("kind", label.to_owned())));
-            metrics.push(metric);
+            let metric = Metric::gauge(name, help, count);
+            metrics.push(match label {
+                Some(label) => metric.with_label("kind", label),
+                None => metric,
+            });
         }
         metrics
     }
@@ -365,28 +326,28 @@ mod tests {
     #[test]
     fn each_limit_has_its_own_count() {
         let counters = DeploymentCounters::default();
-        for (times, limit) in CallLimit::ALL.into_iter().enumerate() {
+        for (times, limit) in CallLimit::ALL.iter().copied().enumerate() {
             (0..times).for_each(|_| counters.limit_hit(limit));
         }
-        let expected = CallLimit::ALL.into_iter().zip(0..);
+        let expected = CallLimit::ALL.iter().copied().zip(0..);
         assert!(counters.limit_hits().eq(expected));
     }
 
     #[test]
     fn each_refusal_has_its_own_count() {
         let counters = DeploymentCounters::default();
-        for (times, (refusal, _)) in OutboundRefusal::ALL.into_iter().enumerate() {
-            (0..times).for_each(|_| counters.outbound_refused(refusal));
+        for (times, refusal) in OutboundRefusal::VARIANTS.iter().enumerate() {
+            (0..times).for_each(|_| counters.outbound_refused(*refusal));
         }
         let counts = counters.outbound_refusals.iter().map(Counter::get);
-        assert!(counts.eq(0..OutboundRefusal::ALL.len() as u64));
+        assert!(counts.eq(0..OutboundRefusal::VARIANTS.len() as u64));
     }
 
     #[test]
     fn each_resource_has_its_own_metric() {
         let counters = DeploymentCounters::default();
-        for (count, kind) in (11..).zip(ResourceKind::ALL) {
-            counters.resource_count(kind).add(count);
+        for (count, kind) in (11..).zip(ResourceKind::VARIANTS) {
+            counters.resource_count(*kind).add(count);
         }
         let metrics = counters.metrics();
         let named: BTreeMap<_, _> = metrics

@@ -1,8 +1,8 @@
 //! Counters of all plugins of the process.
 
-use super::{Counter, metric};
+use super::Counter;
 use crate::call_error::CallError;
-use corral_engine::{Metric, MetricKind};
+use corral_engine::Metric;
 use std::time::Duration;
 
 /// How a call ended.
@@ -109,14 +109,12 @@ impl ProcessCounters {
         // Canceled calls have a counter of their own.
         let canceled = CallError::Canceled.code();
         for (code, count) in failures.filter(|(code, _)| **code != canceled) {
-            let mut metric = metric(
+            let metric = Metric::counter(
                 "corral_plugin_calls_failed_total",
                 "Plugin calls that failed, by error code.",
-                MetricKind::Counter,
-                count.get() as f64,
+                count.get(),
             );
-            metric.labels.push(("code", (*code).to_owned()));
-            metrics.push(metric);
+            metrics.push(metric.with_label("code", *code));
         }
         metrics
     }

@@ -6,6 +6,7 @@ use super::bindings::corral::inference::inference::{
 };
 use super::bindings::corral::inference::inference_async::{Framing, Host, HostWithStore, Token};
 use super::bindings::corral::inference::models::Pooling;
+use super::waiting_functions::waiting_functions;
 use super::{
     GuestConstraint, GuestModel, GuestOptions, GuestSequence, HostResult, constraints, framed_body,
     images, models, next_token, sampling, snapshots, wit,
@@ -21,39 +22,7 @@ type ChunksAndOutcome = (
 impl Host for State {}
 
 impl HostWithStore<State> for HasSelf<State> {
-    async fn open_model(
-        store: &Accessor<State, Self>,
-        name: Option<String>,
-    ) -> HostResult<Resource<GuestModel>> {
-        models::open(store, name).await
-    }
-
-    async fn embed(
-        store: &Accessor<State, Self>,
-        model: Resource<GuestModel>,
-        inputs: Vec<Vec<Token>>,
-        pooling: Option<Pooling>,
-        normalize: Option<bool>,
-    ) -> HostResult<Vec<Vec<f32>>> {
-        models::embed(store, model, inputs, pooling, normalize).await
-    }
-
-    async fn compile_constraint(
-        store: &Accessor<State, Self>,
-        model: Resource<GuestModel>,
-        grammar: Grammar,
-    ) -> HostResult<Resource<GuestConstraint>> {
-        constraints::compile(store, model, grammar).await
-    }
-
-    async fn sample_with(
-        store: &Accessor<State, Self>,
-        options: Resource<GuestOptions>,
-        name: String,
-        settings: String,
-    ) -> HostResult<()> {
-        sampling::sample_with(store, options, name, settings).await
-    }
+    waiting_functions!(store, (store: &Accessor<State, Self>));
 
     fn generate(
         mut store: Access<'_, State, Self>,
@@ -82,50 +51,11 @@ impl HostWithStore<State> for HasSelf<State> {
         framed_body::frame(store, chunks, framing, rest)
     }
 
-    async fn next(
-        store: &Accessor<State, Self>,
-        sequence: Resource<GuestSequence>,
-        request: NextTokenRequest,
-    ) -> HostResult<Distribution> {
-        next_token::next(store, sequence, request).await
-    }
-
-    async fn next_many(
-        store: &Accessor<State, Self>,
-        requests: Vec<(Resource<GuestSequence>, NextTokenRequest)>,
-    ) -> wasmtime::Result<Vec<Result<Distribution, wit::Error>>> {
-        next_token::next_many(store, requests).await
-    }
-
     async fn append_image(
         store: &Accessor<State, Self>,
         sequence: Resource<GuestSequence>,
         file: Vec<u8>,
     ) -> HostResult<u32> {
         images::append(store, sequence, file).await
-    }
-
-    async fn save_snapshot(
-        store: &Accessor<State, Self>,
-        sequence: Resource<GuestSequence>,
-        name: String,
-    ) -> HostResult<()> {
-        snapshots::save(store, sequence, name).await
-    }
-
-    async fn restore_snapshot(
-        store: &Accessor<State, Self>,
-        model: Resource<GuestModel>,
-        name: String,
-    ) -> HostResult<Resource<GuestSequence>> {
-        snapshots::restore(store, model, name).await
-    }
-
-    async fn delete_snapshot(
-        store: &Accessor<State, Self>,
-        model: Resource<GuestModel>,
-        name: String,
-    ) -> HostResult<()> {
-        snapshots::delete(store, model, name).await
     }
 }

@@ -10,6 +10,7 @@ use super::bindings::corral::inference::inference::{
 use super::bindings::corral::inference::inference_sync::{Host, HostGeneration, Token};
 use super::bindings::corral::inference::models::Pooling;
 use super::generation::GenerationChunks;
+use super::waiting_functions::waiting_functions;
 use super::{
     GuestConstraint, GuestModel, GuestOptions, GuestSequence, HostResult, constraints, images,
     models, next_token, sampling, snapshots, take_handle, wit,
@@ -21,51 +22,7 @@ use wasmtime::component::Resource;
 pub struct SyncGeneration(GenerationChunks);
 
 impl Host for State {
-    async fn open_model(&mut self, name: Option<String>) -> HostResult<Resource<GuestModel>> {
-        models::open(self, name).await
-    }
-
-    async fn embed(
-        &mut self,
-        model: Resource<GuestModel>,
-        inputs: Vec<Vec<Token>>,
-        pooling: Option<Pooling>,
-        normalize: Option<bool>,
-    ) -> HostResult<Vec<Vec<f32>>> {
-        models::embed(self, model, inputs, pooling, normalize).await
-    }
-
-    async fn compile_constraint(
-        &mut self,
-        model: Resource<GuestModel>,
-        grammar: Grammar,
-    ) -> HostResult<Resource<GuestConstraint>> {
-        constraints::compile(self, model, grammar).await
-    }
-
-    async fn sample_with(
-        &mut self,
-        options: Resource<GuestOptions>,
-        name: String,
-        settings: String,
-    ) -> HostResult<()> {
-        sampling::sample_with(self, options, name, settings).await
-    }
-
-    async fn next(
-        &mut self,
-        sequence: Resource<GuestSequence>,
-        request: NextTokenRequest,
-    ) -> HostResult<Distribution> {
-        next_token::next(self, sequence, request).await
-    }
-
-    async fn next_many(
-        &mut self,
-        requests: Vec<(Resource<GuestSequence>, NextTokenRequest)>,
-    ) -> wasmtime::Result<Vec<Result<Distribution, wit::Error>>> {
-        next_token::next_many(self, requests).await
-    }
+    waiting_functions!(self, (&mut self));
 
     async fn append_image(
         &mut self,
@@ -73,30 +30,6 @@ impl Host for State {
         file: Vec<u8>,
     ) -> HostResult<u32> {
         images::append(self, sequence, file).await
-    }
-
-    async fn save_snapshot(
-        &mut self,
-        sequence: Resource<GuestSequence>,
-        name: String,
-    ) -> HostResult<()> {
-        snapshots::save(self, sequence, name).await
-    }
-
-    async fn restore_snapshot(
-        &mut self,
-        model: Resource<GuestModel>,
-        name: String,
-    ) -> HostResult<Resource<GuestSequence>> {
-        snapshots::restore(self, model, name).await
-    }
-
-    async fn delete_snapshot(
-        &mut self,
-        model: Resource<GuestModel>,
-        name: String,
-    ) -> HostResult<()> {
-        snapshots::delete(self, model, name).await
     }
 
     fn generate(

@@ -188,6 +188,10 @@ impl HostModel for State {
         Ok(self.table.get(&model)?.0.info().accepts_images)
     }
 
+    fn accepts_audio(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<bool> {
+        Ok(self.table.get(&model)?.0.info().accepts_audio)
+    }
+
     async fn tokenize(
         &mut self,
         model: Resource<GuestModel>,

@@ -130,6 +130,21 @@ impl State {
     }
 }
 
+/// Functions that add the sampler of their arguments.
+macro_rules! samplers {
+    ($($function:ident($($argument:ident: $type:ty),*) => $sampler:expr;)*) => {
+        $(
+            fn $function(
+                &mut self,
+                options: Resource<GuestOptions>,
+                $($argument: $type),*
+            ) -> HostResult<()> {
+                self.add_sampler(&options, $sampler)
+            }
+        )*
+    };
+}
+
 impl HostOptions for State {
     fn new(&mut self, max_tokens: u32) -> wasmtime::Result<Resource<GuestOptions>> {
         if take_handle(&mut self.handles.options, "options").is_err() {
@@ -165,56 +180,19 @@ impl HostOptions for State {
         Ok(())
     }
 
-    fn temperature(&mut self, options: Resource<GuestOptions>, value: f32) -> HostResult<()> {
-        self.add_sampler(&options, Sampler::Temperature(value))
-    }
-
-    fn top_k(&mut self, options: Resource<GuestOptions>, count: u32) -> HostResult<()> {
-        self.add_sampler(&options, Sampler::TopK(count))
-    }
-
-    fn top_p(&mut self, options: Resource<GuestOptions>, mass: f32) -> HostResult<()> {
-        self.add_sampler(&options, Sampler::TopP(mass))
-    }
-
-    fn min_p(&mut self, options: Resource<GuestOptions>, ratio: f32) -> HostResult<()> {
-        self.add_sampler(&options, Sampler::MinP(ratio))
-    }
-
-    fn dynamic_temperature(
-        &mut self,
-        options: Resource<GuestOptions>,
-        temperature: f32,
-        delta: f32,
-        exponent: f32,
-    ) -> HostResult<()> {
-        let sampler = Sampler::DynamicTemperature {
-            temperature,
-            range: delta,
-            exponent,
-        };
-        self.add_sampler(&options, sampler)
-    }
-
-    fn typical_p(&mut self, options: Resource<GuestOptions>, mass: f32) -> HostResult<()> {
-        self.add_sampler(&options, Sampler::TypicalP(mass))
-    }
-
-    fn top_n_sigma(&mut self, options: Resource<GuestOptions>, count: f32) -> HostResult<()> {
-        self.add_sampler(&options, Sampler::TopNSigma(count))
-    }
-
-    fn xtc(
-        &mut self,
-        options: Resource<GuestOptions>,
-        probability: f32,
-        threshold: f32,
-    ) -> HostResult<()> {
-        let sampler = Sampler::Xtc {
-            probability,
-            threshold,
-        };
-        self.add_sampler(&options, sampler)
+    samplers! {
+        temperature(value: f32) => Sampler::Temperature(value);
+        top_k(count: u32) => Sampler::TopK(count);
+        top_p(mass: f32) => Sampler::TopP(mass);
+        min_p(ratio: f32) => Sampler::MinP(ratio);
+        dynamic_temperature(temperature: f32, range: f32, exponent: f32) =>
+            Sampler::DynamicTemperature { temperature, range, exponent };
+        typical_p(mass: f32) => Sampler::TypicalP(mass);
+        top_n_sigma(count: f32) => Sampler::TopNSigma(count);
+        xtc(probability: f32, threshold: f32) => Sampler::Xtc { probability, threshold };
+        penalties(settings: guest::Penalties) => Sampler::Penalties(settings.into());
+        output_penalties(settings: guest::Penalties) => Sampler::OutputPenalties(settings.into());
+        mirostat(tau: f32, eta: f32) => Sampler::Mirostat { tau, eta };
     }
 
     fn dry(&mut self, options: Resource<GuestOptions>, settings: guest::Dry) -> HostResult<()> {
@@ -233,22 +211,6 @@ impl HostOptions for State {
         self.count_option_bytes(&options)
     }
 
-    fn penalties(
-        &mut self,
-        options: Resource<GuestOptions>,
-        settings: guest::Penalties,
-    ) -> HostResult<()> {
-        self.add_sampler(&options, Sampler::Penalties(settings.into()))
-    }
-
-    fn output_penalties(
-        &mut self,
-        options: Resource<GuestOptions>,
-        settings: guest::Penalties,
-    ) -> HostResult<()> {
-        self.add_sampler(&options, Sampler::OutputPenalties(settings.into()))
-    }
-
     fn logit_bias(
         &mut self,
         options: Resource<GuestOptions>,
@@ -256,10 +218,6 @@ impl HostOptions for State {
     ) -> HostResult<()> {
         self.add_sampler(&options, Sampler::LogitBias(biases))?;
         self.count_option_bytes(&options)
-    }
-
-    fn mirostat(&mut self, options: Resource<GuestOptions>, tau: f32, eta: f32) -> HostResult<()> {
-        self.add_sampler(&options, Sampler::Mirostat { tau, eta })
     }
 
     fn constrain(

@@ -7,6 +7,7 @@ use http::{Method, Uri};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
+use strum::{EnumString, IntoStaticStr};
 
 /// Any host, or any port.
 const ANY: &str = "*";
@@ -43,7 +44,8 @@ pub struct OutboundUrl {
 )]
 pub struct OutboundUrlError(String);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(super) enum Scheme {
     Http,
     Https,
@@ -126,7 +128,7 @@ impl FromStr for OutboundUrl {
     fn from_str(text: &str) -> Result<Self, OutboundUrlError> {
         let parse = || {
             let (scheme, rest) = text.split_once("://")?;
-            let scheme = Scheme::parse(scheme)?;
+            let scheme = scheme.parse::<Scheme>().ok()?;
             // The colons of an IPv6 address stand in brackets.
             let (host, port) = match rest.rsplit_once(':') {
                 Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
@@ -168,19 +170,8 @@ impl fmt::Display for OutboundUrl {
 }
 
 impl Scheme {
-    fn parse(text: &str) -> Option<Self> {
-        match text {
-            "http" => Some(Scheme::Http),
-            "https" => Some(Scheme::Https),
-            _ => None,
-        }
-    }
-
     fn name(self) -> &'static str {
-        match self {
-            Scheme::Http => "http",
-            Scheme::Https => "https",
-        }
+        self.into()
     }
 
     fn default_port(self) -> u16 {
@@ -242,7 +233,7 @@ impl Target {
         if authority.contains('@') {
             return None;
         }
-        let scheme = Scheme::parse(uri.scheme_str()?)?;
+        let scheme = uri.scheme_str()?.parse::<Scheme>().ok()?;
         let (host, port) = match authority.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => (host, parse_port(port)?),
             _ => (authority, scheme.default_port()),

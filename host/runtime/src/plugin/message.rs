@@ -50,9 +50,9 @@ impl Plugin {
         let mut store = store(&plugin.engine, self.handler_state(&call, &context));
         store.data_mut().begin_call(context);
         let message = BrokerMessage {
-            subject: message.subject.into(),
+            subject: message.subject.to_string(),
             body: message.body.into(),
-            reply_to: message.reply_to.map(Into::into),
+            reply_to: message.reply_to.map(|subject| subject.to_string()),
         };
         let work = async {
             let instance = pre.instantiate_async(&mut store).await?;

@@ -1,5 +1,7 @@
 //! The limits of a quota.
 
+use strum::{EnumString, IntoStaticStr, VariantArray};
+
 /// Limits of a quota. `None` is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QuotaLimits {
@@ -23,9 +25,11 @@ impl QuotaLimits {
 }
 
 /// Names a limit of [`QuotaLimits`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub enum QuotaLimit {
     /// [`QuotaLimits::concurrent`]
+    #[strum(serialize = "concurrent-requests")]
     Concurrent,
     /// [`QuotaLimits::requests_per_minute`]
     RequestsPerMinute,
@@ -39,22 +43,10 @@ pub enum QuotaLimit {
 
 impl QuotaLimit {
     /// All limits.
-    pub const ALL: [Self; 5] = [
-        Self::Concurrent,
-        Self::RequestsPerMinute,
-        Self::TokensPerRequest,
-        Self::TokensPerMinute,
-        Self::TokensPerDay,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Its name in files, metrics and messages.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Concurrent => "concurrent-requests",
-            Self::RequestsPerMinute => "requests-per-minute",
-            Self::TokensPerRequest => "tokens-per-request",
-            Self::TokensPerMinute => "tokens-per-minute",
-            Self::TokensPerDay => "tokens-per-day",
-        }
+        self.into()
     }
 }

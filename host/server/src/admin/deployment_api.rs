@@ -364,9 +364,9 @@ impl Api<'_> {
         let level = match query(head, "level") {
             None => None,
             Some(name) => {
-                let names = LogLevel::ALL.map(LogLevel::name).join(", ");
-                let level = LogLevel::from_name(name);
-                Some(level.ok_or_else(|| bad_query("level", &format!("one of {names}")))?)
+                let names = LogLevel::NAMES.join(", ");
+                let level = name.parse::<LogLevel>();
+                Some(level.map_err(|_| bad_query("level", &format!("one of {names}")))?)
             }
         };
         let Some(deployment) = self.deployments.get(&name) else {

@@ -199,12 +199,10 @@ mod tests {
     use corral_engine::MetricKind;
 
     fn metric(name: &'static str, le: Option<&str>, value: f64) -> Metric {
-        Metric {
-            name,
-            help: "",
-            kind: MetricKind::Histogram,
-            labels: le.map(|le| ("le", le.to_owned())).into_iter().collect(),
-            value,
+        let metric = Metric::new(name, "", MetricKind::Histogram, value);
+        match le {
+            Some(le) => metric.with_label("le", le),
+            None => metric,
         }
     }
 

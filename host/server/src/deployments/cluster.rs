@@ -24,7 +24,7 @@ mod report;
 mod take;
 
 pub use config::{ClusterConfig, ClusterServers, ClusterServersError};
-pub(crate) use connection::with_jitter;
+pub(crate) use connection::{MAX_MESSAGE_BYTES, with_jitter};
 pub use host::{HostDeployment, HostStatus};
 pub use jetstream::JetStreamStore;
 
@@ -98,12 +98,10 @@ impl Deployments {
         let inner = Arc::downgrade(&self.0);
         tokio::spawn(follow::follow(inner.clone(), Arc::clone(&cluster)));
         tokio::spawn(report::report(inner, Arc::clone(&cluster)));
-        if timeout(CONNECT_TIME, cluster.store.connected())
-            .await
-            .is_err()
-        {
-            let error = cluster.store.unreachable();
-            tracing::warn!("serving the local copy of the deployments: {error}");
+        // It goes on in the background.
+        let _ = timeout(CONNECT_TIME, cluster.store.connected()).await;
+        if let Err(error) = cluster.store.check() {
+            tracing::error!("serving the local copy of the deployments: {error}");
             return Ok(());
         }
         let mut taken = cluster.first_taken.subscribe();

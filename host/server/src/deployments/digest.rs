@@ -1,7 +1,6 @@
 //! The digest that identifies a component: SHA-256 of its bytes.
 
 use data_encoding::HEXLOWER;
-use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
 use std::str::FromStr;
@@ -9,8 +8,7 @@ use std::str::FromStr;
 const PREFIX: &str = "sha256:";
 
 /// The SHA-256 of a component's bytes, written `sha256:` and 64 lower-case hexadecimal digits.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest([u8; 32]);
 
 impl Digest {
@@ -63,19 +61,7 @@ impl FromStr for Digest {
     }
 }
 
-impl TryFrom<String> for Digest {
-    type Error = DigestError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<Digest> for String {
-    fn from(digest: Digest) -> Self {
-        digest.to_string()
-    }
-}
+corral_runtime::serde_as_text!(Digest);
 
 #[cfg(test)]
 impl schemars::JsonSchema for Digest {

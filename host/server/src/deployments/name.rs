@@ -1,6 +1,5 @@
 //! The name of a deployment.
 
-use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
@@ -8,8 +7,7 @@ use std::str::FromStr;
 const MAX_LENGTH: usize = 63;
 
 /// A deployment's name: lower-case letters, digits and `-`, 1 to 63 of them, and no `-` at either end.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeploymentName(String);
 
 impl DeploymentName {
@@ -52,19 +50,7 @@ impl FromStr for DeploymentName {
     }
 }
 
-impl TryFrom<String> for DeploymentName {
-    type Error = DeploymentNameError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<DeploymentName> for String {
-    fn from(name: DeploymentName) -> Self {
-        name.0
-    }
-}
+corral_runtime::serde_as_text!(DeploymentName);
 
 #[cfg(test)]
 impl schemars::JsonSchema for DeploymentName {

@@ -118,7 +118,8 @@ impl Deployments {
             return Ok(());
         };
         let directory = store.directory();
-        let names = store.list().into_keys().map(String::from).collect();
+        let names = store.list().into_keys();
+        let names = names.map(|name| name.to_string()).collect();
         let failed = |error: QueueError| StoreError::Database {
             path: directory.to_owned(),
             cause: error.to_string(),

@@ -117,9 +117,25 @@ impl PublishedBlocks {
         }
         let is_moved = before.location != location;
         let released = if is_moved { 0 } else { kept };
+        events.extend(self.release(&before.hashes[released..], before.location));
+        if !hashes.is_empty() {
+            self.holders
+                .insert(change.holder, HeldBlocks { location, hashes });
+        }
+    }
+
+    /// Removes all blocks. Returns the events that tell it.
+    pub(super) fn clear(&mut self) -> Vec<Event> {
+        let holders = std::mem::take(&mut self.holders).into_values();
+        let released = holders.filter_map(|held| self.release(&held.hashes, held.location));
+        released.collect()
+    }
+
+    /// Ends that a holder has these blocks. The last ones are removed first.
+    fn release(&mut self, hashes: &[u64], location: EntryLocation) -> Option<Event> {
         let mut removed = Vec::new();
-        for hash in before.hashes[released..].iter().rev() {
-            let key = (*hash, before.location);
+        for hash in hashes.iter().rev() {
+            let key = (*hash, location);
             match self.copies.get_mut(&key) {
                 Some(copies) if *copies > 1 => *copies -= 1,
                 _ => {
@@ -128,16 +144,11 @@ impl PublishedBlocks {
                 }
             }
         }
-        if !removed.is_empty() {
-            events.push(Event::Removed {
-                hashes: removed,
-                location: before.location,
-            });
-        }
-        if !hashes.is_empty() {
-            self.holders
-                .insert(change.holder, HeldBlocks { location, hashes });
-        }
+        let is_empty = removed.is_empty();
+        (!is_empty).then_some(Event::Removed {
+            hashes: removed,
+            location,
+        })
     }
 }
 
@@ -262,6 +273,27 @@ mod tests {
         ));
         apply(&mut blocks, change(ENTRY, "a", MEMORY, 0, &[]));
         assert!(blocks.is_empty() && blocks.holders.is_empty());
+    }
+
+    #[test]
+    fn cleared_blocks_are_removed_once() {
+        let mut blocks = PublishedBlocks::default();
+        let tokens = Vec::from_iter(0..48);
+        apply(&mut blocks, change(REQUEST, "a", CELLS, 0, &tokens));
+        apply(&mut blocks, change(ENTRY, "a", CELLS, 0, &tokens[..32]));
+        let removed = blocks.clear().into_iter().map(|event| match event {
+            Event::Removed { hashes, .. } => hashes,
+            other => panic!("{other:?}"),
+        });
+        let removed = removed.collect::<Vec<_>>().concat();
+        assert_eq!(removed.len(), 3);
+        assert!(blocks.is_empty() && blocks.holders.is_empty());
+        let stored = apply(&mut blocks, change(REQUEST, "a", CELLS, 0, &tokens));
+        let [Event::Stored { hashes, .. }] = &stored[..] else {
+            panic!("{stored:?}");
+        };
+        let reversed = Vec::from_iter(hashes.iter().rev().copied());
+        assert_eq!(removed, reversed, "the last ones first");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
+use strum::{EnumString, IntoStaticStr};
 
 /// Options of the server that replace variables.
 #[derive(Clone, Debug, Default)]
@@ -25,7 +26,8 @@ pub struct TelemetryOptions {
 }
 
 /// What is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(super) enum Signal {
     Traces,
     Metrics,
@@ -37,31 +39,17 @@ impl Signal {
 
     /// Its name in variables, in lower case.
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Traces => "traces",
-            Self::Metrics => "metrics",
-            Self::Logs => "logs",
-        }
+        self.into()
     }
 }
 
 /// How messages are sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString)]
+#[strum(serialize_all = "lowercase")]
 pub(super) enum Protocol {
     Grpc,
+    #[strum(serialize = "http/protobuf")]
     HttpProtobuf,
-}
-
-impl FromStr for Protocol {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "grpc" => Ok(Self::Grpc),
-            "http/protobuf" => Ok(Self::HttpProtobuf),
-            _ => Err(()),
-        }
-    }
 }
 
 /// Where and how one signal is sent.
@@ -269,7 +257,7 @@ impl<G: Fn(&str) -> Option<String>> Variables<G> {
         let text = text.or_else(|| self.text("OTEL_EXPORTER_OTLP_PROTOCOL"));
         match text.filter(|text| !text.is_empty()) {
             None => Ok(Protocol::HttpProtobuf),
-            Some(text) => text.parse().map_err(|()| {
+            Some(text) => text.parse().map_err(|_| {
                 TelemetrySettingsError(format!(
                     "the protocol of {} is {text:?}; write grpc or http/protobuf in --otlp-protocol or \
                      OTEL_EXPORTER_OTLP_PROTOCOL",

@@ -4,6 +4,9 @@
 //! find the time due, and the first one adds the job. While a deployment is paused no run begins; once it resumes, what it
 //! missed is caught up as after a restart (see [`schedule`]).
 //!
+//! Each host remembers the states of the schedules that it checks. If the store loses its data, the first host that checks a
+//! schedule again stores its state again, so that no time is missed.
+//!
 //! [`schedule`]: super::schedule
 
 use super::job::{BodyDigest, JobKey, JobRecord, ScheduledRun, Trigger};
@@ -23,20 +26,31 @@ pub(super) struct CronPass {
     pub(super) runs: Vec<(JobRecord, &'static str)>,
     /// Schedules whose run found no room, with the error. They are due still.
     pub(super) no_room: BTreeMap<String, String>,
+    /// The states of all schedules, to remember until the next check.
+    pub(super) states: BTreeMap<String, CronState>,
 }
 
-/// Handles the times of a deployment's schedules that have come. Blocks on the queue.
+/// Handles the times of a deployment's schedules that have come. `remembered` are the states of the last check. Blocks on the
+/// queue.
 pub(super) fn pass(
     queue: &JobQueue,
     deployment: &str,
     settings: &TriggerSettings,
+    mut remembered: BTreeMap<String, CronState>,
     now_ms: u64,
 ) -> Result<CronPass, QueueError> {
     let mut pass = CronPass::default();
-    let states = queue.cron_states(deployment);
+    let mut states = queue.cron_states(deployment);
     let entries = Vec::from_iter(settings.cron.iter().map(|(entry, _)| entry.identity()));
     if states.keys().any(|known| !entries.contains(known)) {
         queue.keep_schedules(deployment, &entries)?;
+    }
+    remembered.retain(|entry, _| entries.contains(entry));
+    for (entry, state) in &remembered {
+        if !states.contains_key(entry) {
+            restore(queue, deployment, entry, state)?;
+            states = queue.cron_states(deployment);
+        }
     }
     for ((entry, schedule), identity) in settings.cron.iter().zip(entries) {
         let state = states.get(&identity);
@@ -60,7 +74,26 @@ pub(super) fn pass(
             pass.next_ms = Some(pass.next_ms.map_or(next, |first| first.min(next)));
         }
     }
+    pass.states = remembered;
+    pass.states.extend(queue.cron_states(deployment));
     Ok(pass)
+}
+
+/// Stores the state of a schedule that the store has lost, unless another host was faster.
+fn restore(
+    queue: &JobQueue,
+    deployment: &str,
+    entry: &str,
+    state: &CronState,
+) -> Result<(), QueueError> {
+    let lost = DueRun {
+        deployment: deployment.to_owned(),
+        entry: entry.to_owned(),
+        before: None,
+        state: state.clone(),
+        job: None,
+    };
+    queue.record_due_run(&lost).map(drop)
 }
 
 fn handle(
@@ -182,8 +215,19 @@ mod tests {
     }
 
     fn look(queue: &JobQueue, settings: &TriggerSettings, now_ms: u64) -> Vec<&'static str> {
-        let pass = pass(queue, "a", settings, now_ms).expect("no failure");
-        pass.runs.into_iter().map(|(_, event)| event).collect()
+        look_with(queue, settings, &BTreeMap::new(), now_ms)
+    }
+
+    /// The same on a host that remembers these states.
+    fn look_with(
+        queue: &JobQueue,
+        settings: &TriggerSettings,
+        remembered: &BTreeMap<String, CronState>,
+        now_ms: u64,
+    ) -> Vec<&'static str> {
+        let pass = pass(queue, "a", settings, remembered.clone(), now_ms);
+        let runs = pass.expect("no failure").runs;
+        runs.into_iter().map(|(_, event)| event).collect()
     }
 
     fn finish_all(queue: &JobQueue, now_ms: u64) {
@@ -235,6 +279,32 @@ mod tests {
     }
 
     #[test]
+    fn lost_store_misses_no_time() {
+        let dir = tempfile::tempdir().expect("there is room");
+        let hourly = settings("schedule = '0 * * * *'\npath = '/a'");
+        let queue = open(dir.path());
+        let checked = pass(&queue, "a", &hourly, BTreeMap::new(), START + MINUTE);
+        let remembered = checked.expect("no failure").states;
+        assert_eq!(remembered.len(), 1);
+        // The store loses its data at 00:30, and is there again at 01:10.
+        let lost_dir = tempfile::tempdir().expect("there is room");
+        let lost = open(lost_dir.path());
+        let now = START + 70 * MINUTE;
+        assert_eq!(look_with(&lost, &hourly, &remembered, now), ["submitted"]);
+        let other = look_with(&lost, &hourly, &remembered, now);
+        assert!(other.is_empty(), "another host was faster");
+        let last = lost.list("a", 1, &|_| true);
+        let run = last[0].scheduled.as_ref().expect("a run");
+        assert_eq!(run.scheduled_ms, START + 60 * MINUTE);
+        // Without a time meanwhile, only the state is stored.
+        let early_dir = tempfile::tempdir().expect("there is room");
+        let early = open(early_dir.path());
+        let now = START + 40 * MINUTE;
+        assert!(look_with(&early, &hourly, &remembered, now).is_empty());
+        assert_eq!(early.cron_states("a"), remembered);
+    }
+
+    #[test]
     fn run_waits_for_the_last_one_unless_overlap_is_allowed() {
         let dir = tempfile::tempdir().expect("there is room");
         let queue = open(dir.path());
@@ -272,7 +342,8 @@ mod tests {
         let entries = entries.map(|entry| toml::from_str(&entry).expect("an entry"));
         let both = TriggerSettings::of(None, &entries, None);
         look(&small, &both, START);
-        let looked = pass(&small, "a", &both, START + MINUTE).expect("no failure");
+        let looked = pass(&small, "a", &both, BTreeMap::new(), START + MINUTE);
+        let looked = looked.expect("no failure");
         assert_eq!((looked.runs.len(), looked.no_room.len()), (1, 1));
         // Another schedule takes its place; the old one is forgotten.
         let together = settings("schedule = '*/1 * * * *'\npath = '/a'\noverlap = true");

@@ -6,7 +6,7 @@
 
 use super::attempt::Attempt;
 use super::job::{JobClaim, JobState, millis};
-use super::queue::{JobCounts, JobQueue};
+use super::queue::{CronState, JobCounts, JobQueue};
 use super::{TriggerSettings, Triggers, cron, now_ms};
 use crate::deployments::{Deployments, ServingDeployment};
 use crate::shutdown::{ListenerPhase, reached};
@@ -86,6 +86,8 @@ struct ScheduleCheck {
     next_ms: Option<u64>,
     /// Errors by schedule, each logged once.
     no_room: BTreeMap<String, String>,
+    /// What is known of the schedules.
+    states: BTreeMap<String, CronState>,
 }
 
 impl ScheduleCheck {
@@ -127,7 +129,8 @@ impl Worker {
 
     /// Begins what may begin. Returns how long nothing else is due.
     async fn pass(&mut self, attempts: &mut JoinSet<()>) -> Duration {
-        if !self.triggers.queue.is_ready() {
+        let ready = self.triggers.operate(|queue| queue.check_ready());
+        if ready.await.is_err() {
             return MAX_POLL_INTERVAL;
         }
         let now = now_ms();
@@ -137,6 +140,9 @@ impl Worker {
         }
         self.recover(now).await;
         let mut all = self.deployments.all();
+        // Also of those that are paused, or whose newest record is not taken, the states of the schedules are remembered.
+        let names = BTreeSet::from_iter(all.iter().map(|deployment| &*deployment.name));
+        self.checks.retain(|name, _| names.contains(&**name));
         all.retain(|deployment| {
             deployment.stored && !deployment.paused && self.deployments.is_newest(&deployment.name)
         });
@@ -144,8 +150,6 @@ impl Worker {
         let first = self.passes.checked_rem(all.len()).unwrap_or(0);
         all.rotate_left(first);
         self.passes = self.passes.wrapping_add(1);
-        let names = BTreeSet::from_iter(all.iter().map(|deployment| &*deployment.name));
-        self.checks.retain(|name, _| names.contains(&**name));
         let mut next_ms = None;
         for deployment in &all {
             let next = self.fire_schedules(deployment, now).await;
@@ -173,13 +177,21 @@ impl Worker {
     }
 
     async fn expire(&self, now: u64) {
-        match self.triggers.operate(move |queue| queue.expire(now)).await {
-            Ok(dead) => {
-                for job in &dead {
-                    self.triggers.counters.count(job, "dead");
+        loop {
+            match self.triggers.operate(move |queue| queue.expire(now)).await {
+                Ok((dead, is_done)) => {
+                    for job in &dead {
+                        self.triggers.counters.count(job, "dead");
+                    }
+                    if is_done {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "finished jobs could not be removed");
+                    return;
                 }
             }
-            Err(error) => tracing::warn!(%error, "finished jobs could not be removed"),
         }
     }
 
@@ -225,10 +237,13 @@ impl Worker {
             checked_ms: now,
             next_ms: None,
             no_room: BTreeMap::new(),
+            states: last.map(|last| last.states.clone()).unwrap_or_default(),
         };
         // A deployment without schedules may have had some.
         if !settings.cron.is_empty() || !self.triggers.queue.cron_states(&name).is_empty() {
-            let operation = move |queue: &JobQueue| cron::pass(queue, &name, &settings, now);
+            let remembered = check.states.clone();
+            let operation =
+                move |queue: &JobQueue| cron::pass(queue, &name, &settings, remembered, now);
             match self.triggers.operate(operation).await {
                 Ok(pass) => {
                     for (job, event) in &pass.runs {
@@ -247,7 +262,7 @@ impl Worker {
                     }
                     let retry = (!pass.no_room.is_empty()).then_some(again);
                     check.next_ms = pass.next_ms.into_iter().chain(retry).min();
-                    check.no_room = pass.no_room;
+                    (check.no_room, check.states) = (pass.no_room, pass.states);
                 }
                 Err(error) => {
                     tracing::warn!(%error, deployment = deployment.name, "schedules could not be checked");

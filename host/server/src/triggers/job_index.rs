@@ -216,6 +216,13 @@ impl JobIndex {
         }
     }
 
+    /// Hosts with jobs whose records have an earlier version, and run.
+    pub(super) fn hosts_running_since(&self, version: u64) -> BTreeSet<String> {
+        let running = self.deployments.values().flat_map(DeploymentJobs::running);
+        let running = running.filter(|job| job.version < version);
+        running.filter_map(|job| job.host.clone()).collect()
+    }
+
     /// Refuses a further job of `owner` if too many are unfinished.
     pub(super) fn check_room(
         &self,
@@ -322,7 +329,7 @@ impl DeploymentJobs {
 
     /// Up to `most` jobs that may run at `now_ms`: of the owner that runs fewest, then of the one that was served longest ago,
     /// those that waited longest first.
-    pub(super) fn ready(&self, most: usize, now_ms: u64) -> Vec<&JobRecord> {
+    pub(super) fn claimable(&self, most: usize, now_ms: u64) -> Vec<&JobRecord> {
         let owners = self.owners.values();
         let owners = owners.filter(|owned| owned.next_ready_ms().is_some_and(|at| at <= now_ms));
         let mut owners = Vec::from_iter(owners.map(|owned| {

@@ -41,8 +41,8 @@ impl Change {
 
 /// Where jobs and the states of schedules are kept.
 pub(super) trait JobStore: Send + Sync + Debug {
-    /// Begins a change: the index is read, and the store takes changes.
-    fn prepare(&self) -> Result<(), QueueError>;
+    /// Fails if the index is not read, or the store takes no changes now, with the reason. May block.
+    fn check_ready(&self) -> Result<(), QueueError>;
 
     /// The records. Held for a moment only.
     fn index(&self) -> MutexGuard<'_, JobIndex>;
@@ -57,18 +57,13 @@ pub(super) trait JobStore: Send + Sync + Debug {
     /// The result of a finished job; empty if there is none.
     fn result(&self, record: &JobRecord) -> Result<Bytes, QueueError>;
 
-    /// Whether the store takes changes now.
-    fn is_ready(&self) -> bool {
-        true
-    }
-
     /// Id of this host, if it shares the store.
     fn host(&self) -> Option<&str> {
         None
     }
 
-    /// Whether another host has given no sign of life for so long that its jobs are taken over.
-    fn has_lost(&self, _host: &str) -> bool {
+    /// Whether the host of a running job has given no sign of life for so long that the job is taken over.
+    fn has_lost(&self, _job: &JobRecord) -> bool {
         false
     }
 

@@ -8,27 +8,30 @@
 //! | `cron.DEPLOYMENT` | states of the schedules |
 //! | `host.ID` | sign of life of a host |
 //!
-//! Each host [follows](follow) the records, schedules and signs of life, and keeps them in an index. A change is an atomic
+//! Each host [follows](follow) the records and schedules, and keeps them in an index. A change is an atomic
 //! [batch], in which each record names the version that it replaces: of two hosts that claim a job, add one with the same
 //! idempotency key, or handle the same time of a schedule, one is told that the other was faster. So the hosts need neither a
-//! leader nor a queue beside the records. A host gives signs of life; the jobs of one that gives none for
-//! [`HOST_LIFETIME`] are returned to the queue by the others. If it still runs them, their outcomes are dropped.
+//! leader nor a queue beside the records. A host gives [signs of life](signs); the jobs of one that gives none for 20 s are
+//! returned to the queue by the others. If it still runs them, their outcomes are dropped.
 
 mod batch;
 mod follow;
+mod signs;
 
 use super::job::{JobKey, JobRecord};
 use super::job_index::JobIndex;
 use super::job_store::{Change, JobStore};
 use super::queue::CronState;
 use super::queue_error::QueueError;
-use crate::deployments::Cluster;
-use async_nats::jetstream::stream::{LastRawMessageErrorKind, Stream};
+use crate::deployments::{Cluster, MAX_MESSAGE_BYTES};
+use async_nats::jetstream::message::StreamMessage;
+use async_nats::jetstream::stream::{LastRawMessageError, LastRawMessageErrorKind, Stream};
 use batch::{Batch, Committed};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use sha2::{Digest, Sha256};
-use std::collections::{BTreeMap, HashMap};
+use signs::SignsOfLife;
+use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -38,16 +41,10 @@ use tokio::time::timeout;
 
 const STREAM: &str = "corral_jobs";
 const PREFIX: &str = "corral.jobs";
-/// Bytes of a part of a body or result. A message may have 1 MiB.
-const PART_BYTES: u64 = 512 << 10;
+/// Bytes of a part of a body or result.
+const PART_BYTES: u64 = MAX_MESSAGE_BYTES as u64;
 /// Parts that are read at once.
 const MAX_READS: usize = 4;
-/// How often a host gives a sign of life.
-const SIGN_INTERVAL: Duration = Duration::from_secs(5);
-/// After so long without a sign of life of a host, its jobs are taken over.
-const HOST_LIFETIME: Duration = Duration::from_secs(20);
-/// Hosts that are remembered after they gave no more signs.
-const MAX_HOSTS: usize = 1024;
 /// Longest wait for what NATS has confirmed, and for the first index.
 const ARRIVAL_TIME: Duration = Duration::from_secs(5);
 /// Longest wait for what another host was faster to change, if its sequence is unknown.
@@ -62,61 +59,20 @@ pub(super) struct JobStream {
     index: Mutex<JobIndex>,
     /// Sequence of the last message in the index. None while there is no connection, or the index is being read.
     arrived: watch::Sender<Option<u64>>,
-    hosts: Mutex<SignsOfLife>,
-}
-
-/// When hosts gave their last sign of life.
-struct SignsOfLife {
-    /// Since when signs arrive without a gap, as far as those of this host tell.
-    since: Instant,
-    last: HashMap<String, Instant>,
-}
-
-impl SignsOfLife {
-    fn new() -> Self {
-        SignsOfLife {
-            since: Instant::now(),
-            last: HashMap::new(),
-        }
-    }
-
-    /// A sign has arrived. `own` is the id of this host.
-    fn arrive(&mut self, host: &str, own: &str, now: Instant) {
-        // After a gap, those of the other hosts may be on their way.
-        if host == own && self.has_gap(own, now) {
-            self.since = now;
-        }
-        if self.last.len() >= MAX_HOSTS {
-            self.last
-                .retain(|_, last| now.duration_since(*last) < HOST_LIFETIME);
-        }
-        self.last.insert(host.to_owned(), now);
-    }
-
-    /// Whether not even the signs of this host arrive.
-    fn has_gap(&self, own: &str, now: Instant) -> bool {
-        let last = self.last.get(own).unwrap_or(&self.since);
-        now.duration_since(*last) > 2 * SIGN_INTERVAL
-    }
-
-    /// Whether a host has given no sign for too long, although those of this host arrive.
-    fn has_lost(&self, host: &str, own: &str, now: Instant) -> bool {
-        let last = self.last.get(host).copied();
-        let last = last.map_or(self.since, |last| last.max(self.since));
-        !self.has_gap(own, now) && now.duration_since(last) > HOST_LIFETIME
-    }
+    signs: Mutex<SignsOfLife>,
 }
 
 impl JobStream {
     /// Follows the jobs of a cluster until the process ends, and notifies `changed` when jobs change.
     pub(super) fn follow(cluster: Arc<Cluster>, changed: Arc<Notify>) -> Arc<Self> {
+        let signs = Mutex::new(SignsOfLife::new(cluster.host_id()));
         let jobs = Arc::new(JobStream {
             cluster,
             runtime: Handle::current(),
             stream: RwLock::default(),
             index: Mutex::default(),
             arrived: watch::Sender::new(None),
-            hosts: Mutex::new(SignsOfLife::new()),
+            signs,
         });
         tokio::spawn(follow::follow(Arc::clone(&jobs), changed));
         jobs
@@ -129,18 +85,18 @@ impl JobStream {
         let _ = timeout(ARRIVAL_TIME, arrived.wait_for(Option::is_some)).await;
     }
 
-    fn hosts(&self) -> MutexGuard<'_, SignsOfLife> {
-        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn signs(&self) -> MutexGuard<'_, SignsOfLife> {
+        self.signs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The stream, if its jobs are in the index.
     fn stream(&self) -> Result<Arc<Stream>, QueueError> {
-        let stream = self.stream.read().unwrap_or_else(PoisonError::into_inner);
-        let stream = stream.clone().filter(|_| self.is_ready());
         let connection = self.cluster.connection();
-        stream.ok_or_else(|| match connection.is_connected() {
-            true => self.unreachable("they are not read yet"),
-            false => self.unreachable(connection.last_error()),
-        })
+        let usable = connection.check();
+        usable.map_err(|cause| self.unreachable(cause))?;
+        let stream = self.stream.read().unwrap_or_else(PoisonError::into_inner);
+        let stream = stream.clone().filter(|_| self.arrived.borrow().is_some());
+        stream.ok_or_else(|| self.unreachable("they are not read yet"))
     }
 
     fn unreachable(&self, cause: impl Display) -> QueueError {
@@ -199,7 +155,6 @@ impl JobStream {
 
     async fn change(&self, changes: Vec<Change>) -> Result<bool, QueueError> {
         let (mut batch, mut records) = (Batch::default(), Vec::new());
-        let mut schedules = BTreeMap::new();
         for change in changes {
             match change {
                 Change::Remove(job) => {
@@ -222,6 +177,7 @@ impl JobStream {
         if !self.publish(batch.take()).await? {
             return Ok(false);
         }
+        let mut keys = Vec::new();
         for change in &records {
             match change {
                 Change::Body(key, body) => batch.put_parts("body", key, body),
@@ -229,6 +185,7 @@ impl JobStream {
                 Change::RemoveResult(key, bytes) => batch.remove_parts("result", key, *bytes),
                 Change::Job(job) if job.version == 0 => {
                     if let Some(subject) = client_key(job) {
+                        keys.push(subject.clone());
                         batch.put_version(subject, 0, job.id.clone().into());
                     }
                 }
@@ -236,6 +193,22 @@ impl JobStream {
             }
         }
         // Last, since the index waits for the last message.
+        if !self.add_records(&mut batch, records)? {
+            return Ok(false);
+        }
+        let again = (!keys.is_empty()).then(|| batch.clone());
+        if self.publish(batch).await? {
+            return Ok(true);
+        }
+        match again {
+            Some(batch) => self.publish_freed(batch, &keys).await,
+            None => Ok(false),
+        }
+    }
+
+    /// Adds records of jobs and schedules to a batch. Returns false if the schedules have another version.
+    fn add_records(&self, batch: &mut Batch, records: Vec<Change>) -> Result<bool, QueueError> {
+        let mut schedules = BTreeMap::new();
         for change in records {
             match change {
                 Change::Job(job) => {
@@ -272,7 +245,26 @@ impl JobStream {
                 states.into(),
             );
         }
-        self.publish(batch).await
+        Ok(true)
+    }
+
+    /// Publishes a batch again whose idempotency keys had another version, if one of them was freed: the message that
+    /// removed it with its job stays for a moment. Returns false if none was, or another host was faster.
+    async fn publish_freed(&self, mut batch: Batch, keys: &[String]) -> Result<bool, QueueError> {
+        let stream = self.stream()?;
+        let mut has_freed = false;
+        for key in keys {
+            let last = last_message(&stream, key).await;
+            let last = last.map_err(|error| self.unreachable(error))?;
+            if let Some(last) = last.filter(|last| last.payload.is_empty()) {
+                batch.expect(key, last.sequence);
+                has_freed = true;
+            }
+        }
+        match has_freed {
+            true => self.publish(batch).await,
+            false => Ok(false),
+        }
     }
 
     /// The parts of a body or result of so many bytes.
@@ -300,7 +292,7 @@ impl JobStream {
 }
 
 impl JobStore for JobStream {
-    fn prepare(&self) -> Result<(), QueueError> {
+    fn check_ready(&self) -> Result<(), QueueError> {
         self.stream().map(drop)
     }
 
@@ -322,17 +314,16 @@ impl JobStore for JobStream {
         self.runtime.block_on(parts)
     }
 
-    fn is_ready(&self) -> bool {
-        self.arrived.borrow().is_some() && self.cluster.connection().is_connected()
-    }
-
     fn host(&self) -> Option<&str> {
         Some(self.cluster.host_id())
     }
 
-    fn has_lost(&self, host: &str) -> bool {
-        let own = self.cluster.host_id();
-        self.is_ready() && self.hosts().has_lost(host, own, Instant::now())
+    fn has_lost(&self, job: &JobRecord) -> bool {
+        let has_lost = |host: &String| {
+            let signs = self.signs();
+            signs.has_lost(host, job.version, Instant::now())
+        };
+        job.host.as_ref().is_none_or(has_lost)
     }
 
     fn catch_up(&self, key: &JobKey) -> Result<(), QueueError> {
@@ -343,11 +334,9 @@ impl JobStore for JobStream {
         }
         let stream = self.stream()?;
         let subject = subject("job", key);
-        let read = stream.get_last_raw_message_by_subject(&subject);
-        match self.runtime.block_on(read) {
-            Ok(message) => self.runtime.block_on(self.wait_for(message.sequence)),
-            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {}
-            Err(error) => return Err(self.unreachable(error)),
+        let last = self.runtime.block_on(last_message(&stream, &subject));
+        if let Some(message) = last.map_err(|error| self.unreachable(error))? {
+            self.runtime.block_on(self.wait_for(message.sequence));
         }
         Ok(())
     }
@@ -356,6 +345,18 @@ impl JobStore for JobStream {
 impl fmt::Debug for JobStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "JobStream({})", self.cluster.servers())
+    }
+}
+
+/// The last message of a subject, as the leader of the stream knows it.
+async fn last_message(
+    stream: &Stream,
+    subject: &str,
+) -> Result<Option<StreamMessage>, LastRawMessageError> {
+    match stream.get_last_raw_message_by_subject(subject).await {
+        Ok(message) => Ok(Some(message)),
+        Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -378,42 +379,4 @@ fn client_key(record: &JobRecord) -> Option<String> {
     let text = serde_json::to_vec(&key).ok()?;
     let digits = data_encoding::HEXLOWER.encode(&Sha256::digest(text));
     Some(format!("{PREFIX}.key.{}.{digits}", record.deployment))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn silent_host_is_lost() {
-        let mut signs = SignsOfLife::new();
-        let start = signs.since;
-        let at = |seconds| start + Duration::from_secs(seconds);
-        for seconds in (0..=25).step_by(5) {
-            signs.arrive("own", "own", at(seconds));
-            if seconds < 5 {
-                signs.arrive("other", "own", at(seconds));
-            }
-        }
-        assert!(!signs.has_lost("other", "own", at(20)));
-        assert!(signs.has_lost("other", "own", at(25)));
-        assert!(signs.has_lost("unknown", "own", at(25)));
-    }
-
-    #[test]
-    fn no_host_is_lost_while_own_signs_are_missing() {
-        let mut signs = SignsOfLife::new();
-        let start = signs.since;
-        let at = |seconds| start + Duration::from_secs(seconds);
-        signs.arrive("own", "own", at(0));
-        signs.arrive("other", "own", at(0));
-        // This host stood still, or NATS stored nothing.
-        assert!(!signs.has_lost("other", "own", at(60)));
-        signs.arrive("own", "own", at(60));
-        assert!(!signs.has_lost("other", "own", at(61)));
-        for seconds in (65..=85).step_by(5) {
-            signs.arrive("own", "own", at(seconds));
-        }
-        assert!(signs.has_lost("other", "own", at(85)));
-    }
 }

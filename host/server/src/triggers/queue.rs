@@ -128,14 +128,9 @@ impl JobQueue {
         }
     }
 
-    /// Whether the store takes changes now.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.store.is_ready()
-    }
-
-    /// Fails if the store cannot tell its jobs now.
-    pub(crate) fn prepare(&self) -> Result<(), QueueError> {
-        self.store.prepare()
+    /// Fails if the store cannot tell its jobs, or takes no changes now.
+    pub(crate) fn check_ready(&self) -> Result<(), QueueError> {
+        self.store.check_ready()
     }
 
     fn index(&self) -> MutexGuard<'_, JobIndex> {
@@ -152,7 +147,7 @@ impl JobQueue {
             if attempt > 1 {
                 std::thread::sleep(with_jitter(FIRST_PAUSE * (1 << (attempt - 2))));
             }
-            self.store.prepare()?;
+            self.store.check_ready()?;
             let (changes, value) = compute(&self.index())?;
             if changes.is_empty() || self.store.commit(changes)? {
                 return Ok(value);
@@ -209,8 +204,8 @@ impl JobQueue {
     ) -> Result<Vec<ClaimedJob>, QueueError> {
         let claimed = self.change(|index| {
             let jobs = index.deployments.get(deployment);
-            let ready = jobs.map_or_else(Vec::new, |jobs| jobs.ready(most, now_ms));
-            let mut claimed = Vec::from_iter(ready.into_iter().cloned());
+            let jobs = jobs.map_or_else(Vec::new, |jobs| jobs.claimable(most, now_ms));
+            let mut claimed = Vec::from_iter(jobs.into_iter().cloned());
             for record in &mut claimed {
                 record.begin(now_ms);
                 record.host = self.store.host().map(str::to_owned);
@@ -329,10 +324,8 @@ impl JobQueue {
     pub(crate) fn running_here_or_lost(&self) -> Vec<JobClaim> {
         let index = self.index();
         let running = index.deployments.values().flat_map(|jobs| jobs.running());
-        let own = running.filter(|job| {
-            let host = job.host.as_deref();
-            host == self.store.host() || host.is_none_or(|host| self.store.has_lost(host))
-        });
+        let own = running
+            .filter(|job| job.host.as_deref() == self.store.host() || self.store.has_lost(job));
         own.map(JobRecord::claim).collect()
     }
 
@@ -398,23 +391,24 @@ impl JobQueue {
         }
     }
 
-    /// Removes finished jobs whose time has ended. Jobs that waited for too long become dead letters, which it returns.
-    pub(crate) fn expire(&self, now_ms: u64) -> Result<Vec<JobRecord>, QueueError> {
+    /// Removes finished jobs whose time has ended, and makes dead letters of jobs that waited for too long, as many as one
+    /// change has. Returns these dead letters, and whether no job is left.
+    pub(crate) fn expire(&self, now_ms: u64) -> Result<(Vec<JobRecord>, bool), QueueError> {
         self.change(|index| {
-            let (mut changes, mut dead) = (Vec::new(), Vec::new());
-            for jobs in index.deployments.values() {
-                let ended = jobs.finished().filter(|(at, _)| *at <= now_ms);
-                changes.extend(ended.map(|(_, job)| Change::remove(job)));
-                for job in jobs.waiting() {
-                    let mut job = job.clone();
-                    if job.dead_letter_if_too_old(now_ms) {
-                        dead.push(job);
-                    }
-                }
-            }
-            dead.truncate(MAX_CHANGED);
+            let all = || index.deployments.values();
+            let finished = all().flat_map(|jobs| jobs.finished());
+            let ended = finished.filter(|(at, _)| *at <= now_ms);
+            let ended = ended.map(|(_, job)| Change::remove(job));
+            let mut changes = Vec::from_iter(ended.take(MAX_CHANGED));
+            let waiting = all().flat_map(|jobs| jobs.waiting());
+            let dead = waiting.filter_map(|job| {
+                let mut job = job.clone();
+                job.dead_letter_if_too_old(now_ms).then_some(job)
+            });
+            let dead = Vec::from_iter(dead.take(MAX_CHANGED - changes.len()));
             changes.extend(dead.iter().cloned().map(Change::job));
-            Ok((changes, dead))
+            let is_done = changes.len() < MAX_CHANGED;
+            Ok((changes, (dead, is_done)))
         })
     }
 

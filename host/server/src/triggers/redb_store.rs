@@ -91,7 +91,7 @@ impl RedbStore {
 }
 
 impl JobStore for RedbStore {
-    fn prepare(&self) -> Result<(), QueueError> {
+    fn check_ready(&self) -> Result<(), QueueError> {
         self.database().map(drop)
     }
 

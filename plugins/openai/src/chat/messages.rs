@@ -127,7 +127,7 @@ fn content(fields: &mut Fields, role: &str) -> Result<Option<String>, Error> {
     let path = fields.path("content");
     let kinds: &[&str] = match role {
         "assistant" => &["text", "refusal"],
-        "user" => &["text", "image_url"],
+        "user" => &["text", "image_url", "input_audio", "audio_url"],
         _ => &["text"],
     };
     match fields.take("content") {
@@ -215,7 +215,8 @@ mod tests {
 {"role": "user", "content": 1} => messages[0].content: a number
 {"role": "user", "content": [{"type": "image_url", "image_url": {}}]} => messages[0].content[0].image_url.url: is missing
 {"role": "system", "content": [{"type": "image_url", "image_url": {}}]} => messages[0].content[0].type: image_url
-{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]} => messages[0].content[0].type: input_audio
+{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]} => messages[0].content[0].input_audio.data: is missing
+{"role": "system", "content": [{"type": "input_audio", "input_audio": {}}]} => messages[0].content[0].type: input_audio
 {"role": "assistant", "content": "x", "prefix": true} => messages[0].prefix: `continue_final_message`
 {"role": "user", "content": "x", "function_call": {}} => messages[0].function_call: text and tool calls
 {"role": "assistant", "tool_calls": [{"id": "1"}]} => messages[0].tool_calls[0].function: is missing

@@ -105,7 +105,7 @@ impl Conversation<'_> {
         let role = item.text("role")?;
         let role = role.ok_or_else(|| item.missing("role", expected))?;
         let kinds: &[&str] = match role.as_str() {
-            "user" => &["input_text", "input_image"],
+            "user" => &["input_text", "input_image", "input_audio"],
             "system" | "developer" => &["input_text"],
             "assistant" => &["output_text", "refusal"],
             _ => {
@@ -340,6 +340,7 @@ mod tests {
 [{"type": "item_reference", "id": "x"}] => input[0].type: item_reference
 [{"role": "tool", "content": "x"}] => input[0].role: user or assistant
 [{"role": "user", "content": [{"type": "input_image"}]}] => input[0].content[0].image_url: is missing
+[{"role": "user", "content": [{"type": "input_audio"}]}] => input[0].content[0].input_audio: is missing
 [{"role": "system", "content": [{"type": "input_image"}]}] => input[0].content[0].type: input_image
 [{"type": "function_call", "call_id": "x", "name": "f"}] => input[0].arguments: is missing
 "#;

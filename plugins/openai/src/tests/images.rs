@@ -1,4 +1,4 @@
-//! Images in all APIs.
+//! Images and audio in the APIs.
 
 use corral_sdk::Error;
 use corral_sdk::testing::{HostCall, Script};
@@ -99,4 +99,62 @@ fn counted_and_shown_prompts_have_images() {
     let names = 3;
     let length = text.len() - 2 * "<|im_start|>".len() - "<|im_end|>".len() + names;
     assert_eq!(found["input_tokens"], length);
+}
+
+/// `RIFF1234WAVE` in base64.
+const WAV: &str = "UklGRjEyMzRXQVZF";
+
+/// Requests with audio, for the APIs that have it.
+fn audio_requests() -> [(&'static str, Value, &'static str); 2] {
+    let [chat, responses, _] = requests();
+    let audio = json!({"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}});
+    [(chat, "messages"), (responses, "input")].map(|((path, mut body, answer), member)| {
+        body[member][0]["content"][1] = audio.clone();
+        (path, body, answer)
+    })
+}
+
+#[test]
+fn audio_stands_where_the_message_has_it() {
+    for (path, body, answer) in audio_requests() {
+        let prompt = "user\na[audio of 12 bytes]b<|im_end|>\n<|im_start|>assistant\n";
+        let script = Script::new().accepts_audio().chat_template(TEMPLATE);
+        let script = script.answers(prompt, "A bark.");
+        let (status, found) = post(&script, path, &body);
+        assert_eq!(status, 200, "{path}: {found}");
+        assert_eq!(found.pointer(answer), Some(&"A bark.".into()), "{path}");
+        let audio = HostCall::AppendImage(b"RIFF1234WAVE".to_vec());
+        assert!(script.calls().contains(&audio), "{path}");
+    }
+    let [(_, body, _), _] = audio_requests();
+    let script = Script::new().accepts_audio().chat_template(TEMPLATE);
+    let (_, found) = post(&script, "/apply-template", &body);
+    let prompt = "<|im_start|>user\na[audio]b<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(found["prompt"], prompt);
+}
+
+#[test]
+fn other_models_refuse_audio() {
+    for (path, body, _) in audio_requests() {
+        for (script, reads) in [
+            (Script::new(), "reads text only"),
+            (Script::new().accepts_images(), "reads text and images"),
+        ] {
+            let (status, found) = post(&script.chat_template(TEMPLATE), path, &body);
+            assert_eq!(status, 400, "{path}: {found}");
+            let text = found["error"]["message"].as_str().unwrap_or_default();
+            assert!(text.contains(reads), "{path}: {text}");
+            assert!(text.contains("accepts audio"), "{path}: {text}");
+        }
+    }
+}
+
+#[test]
+fn damaged_audio_is_a_bad_request() {
+    for (path, body, _) in audio_requests() {
+        let damaged = Error::Invalid("the audio is no valid WAV file".to_owned());
+        let script = Script::new().accepts_audio().chat_template(TEMPLATE);
+        let script = script.fails("append-image", damaged);
+        assert_error(&script, path, &body, (400, "code", "invalid-audio"));
+    }
 }

@@ -1,4 +1,4 @@
-//! Images in chats.
+//! Images and audio in chats.
 
 #[cfg(feature = "jinja")]
 use std::collections::HashMap;
@@ -14,8 +14,8 @@ use crate::{Error, Sequence, Token};
 /// Begins and ends a marker; no text that means something has it.
 const MARK: char = '\u{f1000}';
 
-/// An image of a chat: the bytes of a PNG, JPEG, GIF or WebP file, and the text that stands for it in the
-/// messages.
+/// An image of a chat: the bytes of a PNG, JPEG, GIF or WebP file, or audio: those of a WAV file. A text
+/// stands for it in the messages.
 ///
 /// ```
 /// use corral_sdk::template::{Chat, ChatImage};
@@ -51,6 +51,11 @@ impl ChatImage {
     pub fn file(&self) -> &[u8] {
         &self.file
     }
+
+    /// Whether its file begins as a WAV file, as the host looks at it.
+    pub fn is_audio(&self) -> bool {
+        self.file.starts_with(b"RIFF") && self.file.get(8..12) == Some(b"WAVE")
+    }
 }
 
 impl fmt::Debug for ChatImage {
@@ -64,6 +69,11 @@ impl fmt::Debug for ChatImage {
 /// Whether a token of a prompt stands for an image, which [`Sequence::append_prompt`] appends.
 pub fn is_image(token: Token) -> bool {
     token > Token::MAX / 2
+}
+
+/// The image of a chat that a token of its prompt stands for.
+pub fn image_of(token: Token, images: &[ChatImage]) -> Option<&ChatImage> {
+    images.get((Token::MAX - token) as usize)
 }
 
 /// The token that stands for the image of this index.
@@ -105,18 +115,24 @@ pub(super) fn tokens(
 }
 
 impl Sequence {
-    /// Appends the tokens of a [`Chat`](super::Chat) with its images.
+    /// Appends the tokens of a [`Chat`](super::Chat) with its images and audio. If the host refuses a file,
+    /// the error is a 400 with the code `invalid-image` or `invalid-audio`.
     pub async fn append_prompt(&self, tokens: &[Token], images: &[ChatImage]) -> Result<(), Error> {
         let mut rest = tokens;
         while let Some(at) = rest.iter().position(|token| is_image(*token)) {
             self.append_tokens(&rest[..at])?;
-            let index = (Token::MAX - rest[at]) as usize;
-            let image = images.get(index).ok_or_else(|| {
-                Error::Invalid(format!(
-                    "the prompt refers to image {index}, which is missing"
-                ))
+            let image = image_of(rest[at], images).ok_or_else(|| {
+                Error::Invalid("the prompt refers to an image that is missing".to_owned())
             })?;
-            self.append_image(image.file().to_vec()).await?;
+            let code = match image.is_audio() {
+                true => "invalid-audio",
+                false => "invalid-image",
+            };
+            let appended = self.append_image(image.file().to_vec()).await;
+            appended.map_err(|error| match error {
+                Error::Invalid(text) => Error::bad_request(code, text),
+                other => other,
+            })?;
             rest = &rest[at + 1..];
         }
         self.append_tokens(rest)

@@ -238,10 +238,17 @@ pub async fn next(
 pub async fn append_image(sequence: &Sequence, file: Vec<u8>) -> Result<u32, Error> {
     sequence.check_idle()?;
     sequence.script.scripted_error("append-image")?;
-    if !sequence.script.accepts_images {
-        return invalid("the scripted model does not accept images; see `Script::accepts_images`");
+    let is_audio = crate::template::ChatImage::new(file.clone()).is_audio();
+    let (what, is_accepted) = match is_audio {
+        true => ("audio", sequence.script.accepts_audio),
+        false => ("image", sequence.script.accepts_images),
+    };
+    if !is_accepted {
+        return invalid(&format!(
+            "the scripted model does not accept {what}; see `Script::accepts_audio` and `accepts_images`"
+        ));
     }
-    let name = format!("[image of {} bytes]", file.len());
+    let name = format!("[{what} of {} bytes]", file.len());
     let tokens = sequence.script.tokenize(name, false);
     let length = tokens.len() as u32;
     sequence.script.record(HostCall::AppendImage(file));

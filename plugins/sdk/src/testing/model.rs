@@ -29,6 +29,10 @@ impl Model {
         self.0.accepts_images
     }
 
+    pub fn accepts_audio(&self) -> bool {
+        self.0.accepts_audio
+    }
+
     pub fn tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, Error> {
         self.0.scripted_error("tokenize")?;
         Ok(self.0.tokenize(text, special))

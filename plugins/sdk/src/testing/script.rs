@@ -57,6 +57,7 @@ impl Script {
                 adapters: Vec::new(),
             },
             accepts_images: false,
+            accepts_audio: false,
             others: BTreeMap::new(),
             control: control.to_vec(),
             answers: Vec::new(),
@@ -205,6 +206,11 @@ impl Script {
     /// Makes the model accept images. An image is the text `[image of N bytes]`, a token for each byte.
     pub fn accepts_images(self) -> Self {
         self.with(|state| state.accepts_images = true)
+    }
+
+    /// Makes the model accept audio. A WAV file is the text `[audio of N bytes]`, a token for each byte.
+    pub fn accepts_audio(self) -> Self {
+        self.with(|state| state.accepts_audio = true)
     }
 
     /// Sets the number of positions.

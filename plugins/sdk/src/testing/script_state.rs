@@ -94,6 +94,7 @@ pub(super) type Render = Rc<dyn Fn(Chat, ModelFacts) -> Result<Prompt, String>>;
 pub(crate) struct ScriptState {
     pub(super) info: ModelInfo,
     pub(super) accepts_images: bool,
+    pub(super) accepts_audio: bool,
     /// The other models by name.
     pub(super) others: BTreeMap<String, Rc<ScriptState>>,
     /// Names of the control tokens, numbered from 256.

@@ -101,14 +101,15 @@ pub fn generate(prompt: &str) -> Result<String, Error> {
     run(&model.sequence(prompt)?, &Options::new(MAX_TOKENS))
 }
 
-/// Generates after the picture in a file, whose bytes the body has in hexadecimal, and `=`.
+/// Generates after the picture or audio in a file, whose bytes the body has in hexadecimal, and `=`.
 pub fn see(hex: &str) -> Result<String, Error> {
     let model = OpenModel::new()?;
     let sequence = Sequence::create(&model.handle)?;
     let digits = hex.as_bytes().chunks(2).map(String::from_utf8_lossy);
     let bytes = digits.map(|digits| u8::from_str_radix(&digits, 16).unwrap_or_default());
     let positions = inference_sync::append_image(&sequence, &bytes.collect::<Vec<_>>())?;
-    if positions != sequence.length() || !model.handle.accepts_images() {
+    let is_accepted = model.handle.accepts_images() || model.handle.accepts_audio();
+    if positions != sequence.length() || !is_accepted {
         return Err(Error::Failed(format!("{positions} positions")));
     }
     sequence.append(&model.handle.tokenize("=", false)?)?;

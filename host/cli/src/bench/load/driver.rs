@@ -44,10 +44,11 @@ pub(super) async fn run_round(
                 let endpoint = Arc::clone(&shared);
                 async move {
                     let result = endpoint.ask(&mut connection, number, None).await;
-                    (connection, result)
+                    Ok::<_, Error>((connection, result))
                 }
             };
-            let results = closed_loop(&endpoint.url, clients, numbers, ask).await?;
+            let clients = (0..clients).map(|_| Connection::new(&endpoint.url));
+            let results = closed_loop(clients, numbers, ask).await?;
             Ok(RoundResults {
                 results,
                 seconds: start.elapsed().as_secs_f64(),

@@ -1,15 +1,12 @@
 //! A client of `/completion`, which llama.cpp's server and the plugin `openai` have. Unlike `/v1/completions` it takes and
 //! returns tokens, so a client that continues a text is not served worse because its tokens split differently.
 
+use crate::requests;
 use bytes::Bytes;
 use corral_cli::Error;
 use corral_cli::bench::connection::Connection;
 use corral_cli::bench::url::Url;
-use corral_cli::terminal::printable;
 use corral_engine::Token;
-use http::Request;
-use http::header::{CONTENT_TYPE, HOST};
-use http_body_util::{BodyExt, Full, Limited};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::HashSet;
@@ -19,7 +16,6 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::task::JoinSet;
 
-const MAX_BODY_BYTES: usize = 64 << 20;
 /// A bias that no logit exceeds: these tokens only are chosen.
 const FORCED: f32 = 100.0;
 
@@ -47,30 +43,12 @@ impl Endpoint {
     /// Posts a JSON object; returns the body of the response, which must be a success.
     pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Bytes, Error> {
         let url = &self.url;
-        let request = Request::post(url.join(path))
-            .header(HOST, &url.authority)
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(body.to_string())))?;
         let unused = self.lock().pop();
         let mut connection = unused.unwrap_or_else(|| Connection::new(url));
-        let response = connection.send(request).await;
-        let response = response.map_err(Error::context(format!(
-            "{url} did not answer; start the server, or name another URL"
-        )))?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_BODY_BYTES);
-        let body = body.collect().await;
-        let body = body.map_err(Error::context(format!("a response of {url} broke off")))?;
-        let body = body.to_bytes();
+        let response = requests::post(&mut connection, url, &url.join(path), body).await?;
+        let body = requests::read(url, response).await?;
         self.lock().push(connection);
-        if status.is_success() {
-            return Ok(body);
-        }
-        let text: String = String::from_utf8_lossy(&body).chars().take(400).collect();
-        let text = printable(&text);
-        Err(Error::failed(format!(
-            "{url}{path} answered {status}: {text}"
-        )))
+        Ok(body)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {

@@ -10,8 +10,10 @@ use clap::ValueEnum;
 use corral_cli::Error;
 use corral_cli::terminal::printable;
 use serde_json::Value;
+use strum::IntoStaticStr;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, ValueEnum)]
+#[strum(serialize_all = "kebab-case")]
 pub(super) enum Program {
     BestOfN,
     SelfConsistency,
@@ -24,29 +26,9 @@ pub(super) enum Program {
 }
 
 impl Program {
-    pub(super) const ALL: [Self; 8] = [
-        Self::BestOfN,
-        Self::SelfConsistency,
-        Self::BeamSearch,
-        Self::TreeOfThought,
-        Self::Classifier,
-        Self::BatchMap,
-        Self::SkeletonOfThought,
-        Self::ReactAgent,
-    ];
-
     /// The name of the example.
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::BestOfN => "best-of-n",
-            Self::SelfConsistency => "self-consistency",
-            Self::BeamSearch => "beam-search",
-            Self::TreeOfThought => "tree-of-thought",
-            Self::Classifier => "classifier",
-            Self::BatchMap => "batch-map",
-            Self::SkeletonOfThought => "skeleton-of-thought",
-            Self::ReactAgent => "react-agent",
-        }
+        self.into()
     }
 
     /// The route of the plugin.
@@ -131,7 +113,7 @@ mod tests {
 
     #[test]
     fn names_are_those_of_options() {
-        for program in Program::ALL {
+        for program in Program::value_variants() {
             let value = program.to_possible_value().expect("not skipped");
             assert_eq!(value.get_name(), program.name());
         }

@@ -3,7 +3,7 @@
 use super::ProgramsArgs;
 use super::client::{Endpoint, Order};
 use super::program::Program;
-use corral_cli::bench::stats::{median, median_min_max};
+use corral_cli::bench::stats::{median, set_range};
 use corral_cli::bench::table::{self, Column, Unit};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -129,21 +129,10 @@ impl Row {
             row[format!("{name}_url")] = choice.map(|choice| choice.endpoint.to_string()).into();
         }
         for (side, name) in [(Side::Client, "client_ratio"), (Side::Peer, "peer_ratio")] {
-            set_ratio(&mut row, name, &self.ratios(side));
+            set_range(&mut row, name, &self.ratios(side));
         }
         row
     }
-}
-
-/// Sets median, minimum and maximum of the rounds.
-fn set_ratio(row: &mut Value, name: &str, ratios: &[f64]) {
-    if ratios.is_empty() {
-        return;
-    }
-    let [median, min, max] = median_min_max(ratios);
-    row[name] = median.into();
-    row[format!("{name}_min")] = min.into();
-    row[format!("{name}_max")] = max.into();
 }
 
 /// A figure of the ratios of all programs.
@@ -168,7 +157,7 @@ fn summaries(rows: &[Row], at_once: u64) -> [Value; 2] {
                 of_programs(&ratios)
             };
             let of_rounds: Vec<f64> = (0..rounds).map(of_round).collect();
-            set_ratio(&mut summary, member, &of_rounds);
+            set_range(&mut summary, member, &of_rounds);
             // The figure is that of the programs' medians: a single slow round of one program does not count.
             if rounds > 0 {
                 let medians = of_rows.iter().map(|ratios| median(ratios.iter().copied()));

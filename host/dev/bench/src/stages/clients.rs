@@ -2,9 +2,8 @@
 
 use crate::workload::finish;
 use corral_cli::Error;
+use corral_cli::bench::connection::closed_loop;
 use corral_engine::Generation;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::task::JoinSet;
 
 pub(super) trait Client: Send + 'static {
@@ -15,31 +14,13 @@ pub(super) trait Client: Send + 'static {
 
 /// Runs the clients until `requests` requests have been answered. Returns the number of generated tokens.
 pub(super) async fn run_clients<C: Client>(clients: Vec<C>, requests: usize) -> Result<u64, Error> {
-    let next = Arc::new(AtomicUsize::new(0));
-    let mut tasks = JoinSet::new();
-    for mut client in clients {
-        let next = next.clone();
-        tasks.spawn(async move {
-            let mut tokens = 0;
-            loop {
-                let number = next.fetch_add(1, Ordering::Relaxed);
-                if number >= requests {
-                    return Ok(tokens);
-                }
-                tokens += client.ask(number).await?;
-            }
-        });
-    }
-    sum(tasks).await
-}
-
-/// The sum of the tasks' tokens.
-async fn sum(mut tasks: JoinSet<Result<u64, Error>>) -> Result<u64, Error> {
-    let mut tokens = 0;
-    while let Some(finished) = tasks.join_next().await {
-        tokens += finished.map_err(Error::context("a client crashed"))??;
-    }
-    Ok(tokens)
+    let ask = |mut client: C, number: u64| async move {
+        let number = usize::try_from(number).unwrap_or(usize::MAX);
+        let tokens = client.ask(number).await?;
+        Ok::<_, Error>((client, tokens))
+    };
+    let tokens = closed_loop(clients, 0..requests as u64, ask).await?;
+    Ok(tokens.iter().sum())
 }
 
 /// Reads generations in parallel, each of `expected` tokens.
@@ -48,7 +29,11 @@ pub(super) async fn read_all(generations: Vec<Generation>, expected: u64) -> Res
     for generation in generations {
         tasks.spawn(read(generation, expected));
     }
-    sum(tasks).await
+    let mut tokens = 0;
+    while let Some(finished) = tasks.join_next().await {
+        tokens += finished.map_err(Error::context("a client crashed"))??;
+    }
+    Ok(tokens)
 }
 
 /// Reads a generation of `expected` tokens to its end.
@@ -70,7 +55,7 @@ pub(super) fn check_length(expected: u64, tokens: u64) -> Result<u64, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
+    use std::sync::{Arc, Mutex};
 
     struct TestClient(Arc<Mutex<Vec<usize>>>);
 

@@ -2,8 +2,8 @@
 
 use super::clients::{Client, check_length};
 use super::prompts::Prompt;
+use crate::requests::read_events;
 use bytes::Bytes;
-use corral_cli::bench::sse::EventReader;
 use corral_cli::{Cause, Error};
 use corral_engine::Engine;
 use corral_server::Server;
@@ -147,22 +147,12 @@ fn streamed(prompt: &Prompt, tokens: u64) -> Value {
 
 /// Reads a stream to its end; returns the usage in the event before `[DONE]`.
 async fn read_usage(response: Response<Incoming>) -> Result<Value, Error> {
-    let mut body = response.into_body();
-    let mut reader = EventReader::default();
     let (mut last, mut is_done) = (String::new(), false);
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(cut_off())?;
-        let Some(bytes) = frame.data_ref() else {
-            continue;
-        };
-        let too_long = |_| Error::failed("an event of the plugin openai is too long");
-        for data in reader.push(bytes).map_err(too_long)? {
-            match data.as_str() {
-                "[DONE]" => is_done = true,
-                _ => last = data,
-            }
-        }
-    }
+    read_events(&"the plugin openai", response, |data| match data {
+        "[DONE]" => is_done = true,
+        _ => data.clone_into(&mut last),
+    })
+    .await?;
     if !is_done {
         return Err(Error::failed(
             "a stream ended without [DONE]; see the log of the plugin openai",

@@ -2,7 +2,7 @@
 
 use super::cpu_time::Measurement;
 use super::stage::Stage;
-use corral_cli::bench::stats::{float, median, median_min_max};
+use corral_cli::bench::stats::{float, median, set_range};
 use corral_cli::bench::table::{Column, Unit};
 use serde_json::{Value, json};
 
@@ -43,27 +43,25 @@ fn row(stage: &StageRounds, below: Option<&StageRounds>) -> Value {
     let pairs = stage.own.iter().zip(&stage.raw);
     let ratios = pairs.map(|(own, raw)| throughput(own) / throughput(raw));
     let ratios: Vec<_> = ratios.collect();
-    let [ratio, min, max] = median_min_max(&ratios);
     let added = below.and_then(|below| {
         let pairs = stage.own.iter().zip(&below.own);
         median_of(pairs.map(|(own, below)| Some(cpu_micros(own)? - cpu_micros(below)?)))
     });
     let pairs = stage.own.iter().zip(&stage.raw);
     let over_raw = median_of(pairs.map(|(own, raw)| Some(cpu_micros(own)? - cpu_micros(raw)?)));
-    json!({
+    let mut row = json!({
         "stage": stage.stage.number,
         "name": stage.stage.name,
         "tokens_per_second": median(stage.own.iter().map(throughput)),
         "raw_tokens_per_second": median(stage.raw.iter().map(throughput)),
-        "ratio": ratio,
-        "ratio_min": min,
-        "ratio_max": max,
         "tokens_per_step": median(stage.own.iter().map(tokens_per_step)),
         "raw_tokens_per_step": median(stage.raw.iter().map(tokens_per_step)),
         "cpu_us_per_token": median_of(stage.own.iter().map(cpu_micros)),
         "cpu_us_added": added,
         "cpu_us_over_raw": over_raw,
-    })
+    });
+    set_range(&mut row, "ratio", &ratios);
+    row
 }
 
 /// Tokens a second.

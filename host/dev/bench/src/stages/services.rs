@@ -7,7 +7,7 @@ use corral_cli::{Error, startup};
 use corral_engine::{Engine, ModelPool};
 use corral_runtime::{Limits, Plugin, Runtime};
 use corral_server::deployments::Deployments;
-use corral_server::{Access, RequestPolicy, Server};
+use corral_server::{Access, RequestPolicy, Server, ServerOptions};
 use std::path::Path;
 
 /// Plugins and server for stages 4 to 9.
@@ -45,7 +45,7 @@ impl Services {
                 deployments.add_static(route.parse()?, plugin, RequestPolicy::default())?;
             }
         }
-        let server = open(models, runtime, deployments, None).await?;
+        let server = open(models, runtime, deployments, None, ServerOptions::default()).await?;
         Ok(Self { measure, server })
     }
 

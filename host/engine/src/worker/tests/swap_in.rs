@@ -62,7 +62,8 @@ fn canceled_request_leaves_swap_in_of_another() {
             retention: retention.downgrade(),
         };
         engine.send(Command::ImportState(Box::new(import)));
-        std::thread::sleep(Duration::from_millis(200));
+        // The third state needs the room of the first.
+        wait_until(|| first == 0 || get(&engine.metrics.swap_disk_written_bytes) > 0);
     }
     let prompt = |last| (0..60).chain([last]).collect::<Vec<Token>>();
     let records = Arc::new(Records::default());

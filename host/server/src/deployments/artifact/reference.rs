@@ -2,7 +2,6 @@
 
 use super::super::digest::Digest;
 use super::error::ArtifactError;
-use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
@@ -16,8 +15,7 @@ const MAX_TAG: usize = 128;
 const MAX_HOST: usize = 261;
 
 /// The address of an artifact: a registry, a repository, and a tag, a digest or both.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ArtifactReference {
     /// `HOST` or `HOST:PORT` of the registry.
     pub host: String,
@@ -90,19 +88,7 @@ impl fmt::Display for ArtifactReference {
     }
 }
 
-impl TryFrom<String> for ArtifactReference {
-    type Error = ArtifactError;
-
-    fn try_from(text: String) -> Result<Self, ArtifactError> {
-        text.parse()
-    }
-}
-
-impl From<ArtifactReference> for String {
-    fn from(reference: ArtifactReference) -> Self {
-        reference.to_string()
-    }
-}
+corral_runtime::serde_as_text!(ArtifactReference);
 
 /// `HOST`, `HOST:PORT`, or the same with an IPv6 address in brackets.
 fn is_host(text: &str) -> bool {

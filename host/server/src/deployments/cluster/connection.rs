@@ -17,6 +17,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_DOUBLINGS: u32 = 5;
 /// Commands and messages that wait in the client.
 const CAPACITY: usize = 1024;
+/// Largest content of a message: half of what NATS takes by default.
+pub(crate) const MAX_MESSAGE_BYTES: usize = 512 << 10;
+/// What the headers of a message, and JetStream, add.
+pub(super) const MESSAGE_OVERHEAD: usize = 4 << 10;
 
 /// A connection that is restored when it is lost.
 pub(crate) struct Connection {
@@ -83,6 +87,14 @@ impl Connection {
         self.client.connection_state() == State::Connected
     }
 
+    /// Fails without a usable connection, with the reason.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        match self.is_connected() {
+            true => check_message_size(self.client.max_payload()),
+            false => Err(self.last_error()),
+        }
+    }
+
     /// Waits for a connection, and returns its number.
     pub(crate) async fn connected(&self) -> u64 {
         let mut state = self.state.clone();
@@ -134,6 +146,18 @@ impl ConnectionState {
     }
 }
 
+/// Refuses a server whose largest message is too small.
+fn check_message_size(max_payload: usize) -> Result<(), String> {
+    const NEEDED: usize = MAX_MESSAGE_BYTES + MESSAGE_OVERHEAD;
+    match max_payload < NEEDED {
+        true => Err(format!(
+            "NATS takes messages of at most {max_payload} bytes, and Corral needs {NEEDED}; set 'max_payload: 1MB' in the \
+             configuration of NATS"
+        )),
+        false => Ok(()),
+    }
+}
+
 /// The pause before an attempt to connect, counted from 1.
 fn pause(attempt: usize) -> Duration {
     let doublings = u32::try_from(attempt.saturating_sub(2)).unwrap_or(MAX_DOUBLINGS);
@@ -152,6 +176,15 @@ pub(crate) fn with_jitter(longest: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn server_with_small_messages_is_refused() {
+        let error = check_message_size(512 << 10).expect_err("no room for headers");
+        for expected in ["524288 bytes", "528384", "max_payload: 1MB"] {
+            assert!(error.contains(expected), "{error}");
+        }
+        check_message_size(1 << 20).expect("the default of NATS");
+    }
 
     #[test]
     fn pauses_grow_to_a_bound() {

@@ -1,5 +1,6 @@
 //! The status that a host reports to the cluster, and the host's identity.
 
+use super::connection::MAX_MESSAGE_BYTES;
 use crate::deployments::revision::TrafficShare;
 use crate::deployments::store::StoreError;
 use crate::deployments::store::private_files::{file_options, sync_directory};
@@ -17,6 +18,8 @@ pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) const MAX_HOSTS: usize = 256;
 /// Longest error in a status.
 pub(super) const MAX_ERROR_CHARS: usize = 400;
+/// The same if the status would not fit into a message.
+const SHORT_ERROR_CHARS: usize = 100;
 /// File of the identity in the store's directory.
 const FILE: &str = "cluster-host";
 const ID_DIGITS: usize = 16;
@@ -56,6 +59,22 @@ pub struct HostDeployment {
     /// What is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+impl HostStatus {
+    /// Its form in the cluster: JSON. If it does not fit into a message, its errors are shortened.
+    pub(super) fn encode(&self) -> serde_json::Result<Vec<u8>> {
+        let whole = serde_json::to_vec(self)?;
+        if whole.len() <= MAX_MESSAGE_BYTES {
+            return Ok(whole);
+        }
+        let mut short = self.clone();
+        for deployment in short.deployments.values_mut() {
+            let error = deployment.error.take();
+            deployment.error = error.map(|error| error.chars().take(SHORT_ERROR_CHARS).collect());
+        }
+        serde_json::to_vec(&short)
+    }
 }
 
 /// Who this host is.
@@ -110,6 +129,25 @@ fn read_or_create_id(store: &Path) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn status_with_many_errors_fits_into_message() {
+        let deployment = HostDeployment {
+            error: Some("\u{1}".repeat(MAX_ERROR_CHARS)),
+            ..HostDeployment::default()
+        };
+        // Those that are served, and those that cannot be taken.
+        let deployments = (0..512).map(|number| (format!("{number:064}"), deployment.clone()));
+        let status = HostStatus {
+            id: String::new(),
+            name: String::new(),
+            address: String::new(),
+            version: String::new(),
+            deployments: deployments.collect(),
+        };
+        let bytes = status.encode().expect("JSON");
+        assert!(bytes.len() <= MAX_MESSAGE_BYTES, "{}", bytes.len());
+    }
 
     #[test]
     fn host_keeps_its_id() {

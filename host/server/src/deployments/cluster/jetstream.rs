@@ -10,7 +10,7 @@
 //! record's message in its stream, which JetStream compares when it stores a new one.
 
 use super::config::ClusterConfig;
-use super::connection::{Connection, REQUEST_TIME};
+use super::connection::{Connection, MESSAGE_OVERHEAD, REQUEST_TIME};
 use super::host::{HOST_LIFETIME, HostStatus, MAX_HOSTS};
 use super::record;
 use crate::deployments::deployment_store::{DeploymentStore, StoreFuture};
@@ -34,8 +34,6 @@ pub(super) const COMPONENTS: &str = "corral_components";
 const HOSTS: &str = "corral_hosts";
 /// Names in the bucket, those of removed deployments included; more are not read.
 pub(super) const MAX_NAMES: usize = 10_000;
-/// What JetStream adds to a value that counts toward the largest message.
-const MESSAGE_OVERHEAD: usize = 4 << 10;
 /// Time limit for a list of keys, or of components.
 pub(super) const LIST_TIME: Duration = Duration::from_secs(15);
 /// Hosts' statuses that are read at once.
@@ -127,8 +125,14 @@ impl JetStreamStore {
         &self.connection.servers
     }
 
+    /// Fails without a usable connection.
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        self.connection.check().map_err(|cause| self.failed(cause))
+    }
+
     /// Opens the buckets, and creates those that are missing.
     pub async fn open(&self) -> Result<(), StoreError> {
+        self.check()?;
         let max_value = i32::try_from(record::MAX_BYTES + MESSAGE_OVERHEAD).unwrap_or(i32::MAX);
         let deployments = self.key_value(kv::Config {
             bucket: DEPLOYMENTS.to_owned(),
@@ -195,9 +199,7 @@ impl JetStreamStore {
 
     /// The buckets. Fails at once without a connection: the client would send requests later.
     pub(super) fn buckets(&self) -> Result<Arc<Buckets>, StoreError> {
-        if !self.is_connected() {
-            return Err(self.unreachable());
-        }
+        self.check()?;
         let buckets = self.buckets.read().unwrap_or_else(PoisonError::into_inner);
         let buckets = buckets.clone();
         buckets.ok_or_else(|| self.failed("its buckets are not open yet"))
@@ -222,20 +224,24 @@ impl JetStreamStore {
         watch.map(RecordChanges).map_err(|error| self.failed(error))
     }
 
-    /// The keys of a bucket, at most `limit`.
+    /// The keys of a bucket, at most `limit`, removed ones included. The client's own list of keys leaves a consumer for 30 s.
     async fn keys(&self, bucket: &kv::Store, limit: usize) -> Result<Vec<String>, StoreError> {
         let read = async {
-            let keys = bucket.keys().await.map_err(|error| self.failed(error))?;
-            let keys = keys.take(limit).try_collect::<Vec<_>>().await;
-            keys.map_err(|error| self.failed(error))
+            let all = format!("{}>", bucket.prefix);
+            let subjects = bucket.stream.info_with_subjects(all).await?;
+            subjects.take(limit).try_collect::<Vec<_>>().await
         };
         let late = |_| self.failed("it did not list its keys in time");
-        timeout(LIST_TIME, read).await.map_err(late)?
+        let subjects = timeout(LIST_TIME, read).await.map_err(late)?;
+        let subjects = subjects.map_err(|error| self.failed(error))?;
+        let key =
+            |(subject, _): (String, usize)| Some(subject.strip_prefix(&bucket.prefix)?.to_owned());
+        Ok(subjects.into_iter().filter_map(key).collect())
     }
 
     /// Stores the status of a host, for a while.
     pub(super) async fn put_host(&self, status: &HostStatus) -> Result<(), StoreError> {
-        let bytes = serde_json::to_vec(status).map_err(|error| self.failed(error))?;
+        let bytes = status.encode().map_err(|error| self.failed(error))?;
         let put = self.buckets()?.hosts.put(&status.id, bytes.into()).await;
         put.map(drop).map_err(|error| self.failed(error))
     }
@@ -254,7 +260,7 @@ impl JetStreamStore {
                 .entry(key)
                 .await
                 .map_err(|error| self.failed(error))?;
-            // It may have expired meanwhile, or be of another version of Corral.
+            // It may have expired meanwhile, be removed, or be of another version of Corral.
             let status = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
             Ok::<Option<HostStatus>, StoreError>(status)
         });

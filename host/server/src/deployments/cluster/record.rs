@@ -1,5 +1,6 @@
 //! The form of an [`Entry`] in the cluster's bucket: JSON.
 
+use super::connection::MAX_MESSAGE_BYTES;
 use crate::deployments::entry::{Entry, StoredDeployment, check_traffic};
 use crate::deployments::name::DeploymentName;
 use crate::deployments::revision::{DeploymentRecord, Revision};
@@ -9,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 /// Version of the form. Others are refused.
 const FORMAT: u32 = 1;
-/// Largest record: half of what NATS takes by default.
-pub(super) const MAX_BYTES: usize = 512 << 10;
+/// Largest record.
+pub(super) const MAX_BYTES: usize = MAX_MESSAGE_BYTES;
 
 #[derive(Deserialize, Serialize)]
 struct Record {

@@ -24,8 +24,8 @@ const WRONG_LAST_SEQUENCE: [u64; 2] = [10071, 10164];
 /// Codes of its errors for a batch of which messages are missing, and for too many open batches: nothing is stored.
 const TRY_AGAIN: [u64; 2] = [10176, 10210];
 
-/// Messages to store together.
-#[derive(Default)]
+/// Messages to store together. Copies share their contents.
+#[derive(Clone, Default)]
 pub(super) struct Batch(Vec<(String, HeaderMap, Bytes)>);
 
 /// What became of a batch.
@@ -76,6 +76,13 @@ impl Batch {
     /// Replaces a message that has this version; 0 if there is none.
     pub(super) fn put_version(&mut self, subject: String, version: u64, payload: Bytes) {
         self.0.push((subject, expecting(version), payload));
+    }
+
+    /// Lets a message replace one that has another version.
+    pub(super) fn expect(&mut self, subject: &str, version: u64) {
+        for (_, headers, _) in self.0.iter_mut().filter(|(other, ..)| other == subject) {
+            *headers = expecting(version);
+        }
     }
 
     pub(super) fn put_parts(&mut self, kind: &str, key: &JobKey, bytes: &Bytes) {
@@ -163,4 +170,23 @@ fn expecting(version: u64) -> HeaderMap {
     let version = version.to_string();
     headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, version);
     headers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_message_expects_another_version() {
+        let mut batch = Batch::default();
+        for subject in ["a", "b"] {
+            batch.put_version(subject.to_owned(), 0, Bytes::new());
+        }
+        batch.expect("a", 7);
+        let versions = batch.0.iter().map(|(_, headers, _)| {
+            let version = headers.get(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE);
+            version.map(|version| version.as_str())
+        });
+        assert_eq!(Vec::from_iter(versions), [Some("7"), Some("0")]);
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! After every connection all records are read again into a new index, so that nothing depends on what arrived before.
 
-use super::{JobStream, PREFIX, SIGN_INTERVAL, STREAM, SignsOfLife};
+use super::signs::{SIGN_INTERVAL, SignsOfLife};
+use super::{JobStream, PREFIX, STREAM, last_message};
 use crate::deployments::with_jitter;
 use crate::triggers::job::JobRecord;
 use crate::triggers::job_index::JobIndex;
@@ -12,6 +13,8 @@ use async_nats::jetstream::stream::{Config, DiscardPolicy, StorageType, Stream};
 use async_nats::{HeaderMap, header};
 use bytes::Bytes;
 use futures_util::StreamExt;
+use futures_util::future::join_all;
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,8 +25,8 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 const MAX_MISSING_SIGNS: u32 = 3;
 /// More bytes than a body or result has.
 const MAX_BYTES: u64 = 16 << 20;
-/// How long a sign stays.
-const SIGN_LIFETIME: &str = "60s";
+/// How long a sign stays: longer than the clock of NATS may be set forward.
+const SIGN_LIFETIME: &str = "24h";
 /// The first pause after a failure; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(10);
@@ -61,15 +64,18 @@ impl JobStream {
         let newest = self.give_sign().await?;
         let consumer = stream.create_consumer(push::OrderedConfig {
             deliver_subject: self.cluster.connection().client.new_inbox(),
-            filter_subjects: ["job.>", "cron.>", "host.>"]
-                .map(|subjects| format!("{PREFIX}.{subjects}"))
-                .to_vec(),
+            filter_subjects: vec![
+                format!("{PREFIX}.job.>"),
+                format!("{PREFIX}.cron.>"),
+                sign_subject(self.cluster.host_id()),
+            ],
             deliver_policy: DeliverPolicy::LastPerSubject,
             ..push::OrderedConfig::default()
         });
         let mut messages = consumer.await?.messages().await?;
-        *self.stream.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(stream));
-        *self.hosts() = SignsOfLife::new();
+        let stream = Arc::new(stream);
+        *self.stream.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&stream));
+        *self.signs() = SignsOfLife::new(self.cluster.host_id());
         let mut loading = Some(JobIndex::default());
         let (mut newest_sign, mut missing_signs) = (newest, 0);
         let mut signs = interval(SIGN_INTERVAL);
@@ -84,6 +90,9 @@ impl JobStream {
                         Ok(sequence) => {
                             newest_sign = sequence;
                             missing_signs += 1;
+                            if loading.is_none() && self.find_lost_hosts(&stream).await {
+                                changed.notify_one();
+                            }
                         }
                         // The next one follows soon.
                         Err(error) => tracing::debug!("cannot give a sign of life: {error}"),
@@ -150,10 +159,38 @@ impl JobStream {
     async fn give_sign(&self) -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
         let mut headers = HeaderMap::new();
         headers.insert(header::NATS_MESSAGE_TTL, SIGN_LIFETIME);
-        let subject = format!("{PREFIX}.host.{}", self.cluster.host_id());
+        let subject = sign_subject(self.cluster.host_id());
         let context = self.cluster.context();
         let published = context.publish_with_headers(subject, headers, Bytes::new());
         Ok(published.await?.await?.sequence)
+    }
+
+    /// Checks some of the hosts whose jobs run since before a settled sign of this host. Returns whether one is lost.
+    async fn find_lost_hosts(&self, stream: &Stream) -> bool {
+        let Some(settled) = self.signs().settled(Instant::now()) else {
+            return false;
+        };
+        let mut hosts = self.index().hosts_running_since(settled);
+        hosts.remove(self.cluster.host_id());
+        let checked = self.signs().next_checked(&hosts);
+        let reads = checked.into_iter().map(|host| async move {
+            let last = last_message(stream, &sign_subject(&host)).await;
+            (host, last)
+        });
+        let mut lost = HashMap::new();
+        for (host, last) in join_all(reads).await {
+            match last {
+                Ok(last) if last.as_ref().is_none_or(|last| last.sequence < settled) => {
+                    lost.insert(host, settled);
+                }
+                Ok(_) => {}
+                // It counts as alive until the next check.
+                Err(error) => tracing::debug!(host, "cannot read a sign of life: {error}"),
+            }
+        }
+        let has_lost = !lost.is_empty();
+        self.signs().set_lost(lost);
+        has_lost
     }
 
     /// Puts a message into the index. Returns whether it is a record.
@@ -161,9 +198,8 @@ impl JobStream {
         let below = subject.strip_prefix(PREFIX).unwrap_or_default();
         let parts = Vec::from_iter(below.split('.').skip(1));
         let applied = match parts[..] {
-            ["host", id] => {
-                let own = self.cluster.host_id();
-                self.hosts().arrive(id, own, Instant::now());
+            ["host", _] => {
+                self.signs().arrive(version, Instant::now());
                 return false;
             }
             ["job", deployment, id] if payload.is_empty() => {
@@ -206,4 +242,8 @@ impl JobStream {
         }
         true
     }
+}
+
+fn sign_subject(host: &str) -> String {
+    format!("{PREFIX}.host.{host}")
 }

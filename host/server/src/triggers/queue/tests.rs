@@ -211,7 +211,7 @@ fn canceled_dead_and_expired_jobs_end() {
     assert!(queue.job(&key("1")).is_some());
     queue.expire(day + 10).expect("no failure");
     assert!(queue.job(&key("1")).is_none());
-    let dead = queue.expire(8 * day).expect("no failure");
+    let (dead, _) = queue.expire(8 * day).expect("no failure");
     assert_eq!((dead.len(), dead[0].state), (1, JobState::Dead));
     assert_eq!(
         queue
@@ -224,6 +224,29 @@ fn canceled_dead_and_expired_jobs_end() {
         1
     );
     assert!(queue.counts().is_empty(), "an empty entry is dropped");
+}
+
+#[test]
+fn change_removes_few_of_many_expired_jobs() {
+    let dir = tempfile::tempdir().expect("there is room");
+    let queue = open(dir.path());
+    let jobs = (0..=MAX_CHANGED).map(|number| NewJob {
+        queued: usize::MAX,
+        ..job(&format!("{number:04}"), b"")
+    });
+    queue
+        .submit(&Vec::from_iter(jobs))
+        .expect("there is room for all");
+    let day = 24 * 3600 * 1000;
+    let expire = |now_ms| {
+        let (dead, is_done) = queue.expire(now_ms).expect("no failure");
+        (dead.len(), queue.counts().len(), is_done)
+    };
+    assert_eq!(expire(8 * day), (MAX_CHANGED, 1, false));
+    assert_eq!(expire(8 * day), (1, 1, true));
+    assert_eq!(expire(10 * day), (0, 1, false));
+    assert_eq!(queue.counts()["a"].finished, 1);
+    assert_eq!(expire(10 * day), (0, 0, true));
 }
 
 /// A job of a tenant.
@@ -404,8 +427,8 @@ fn jobs_of_a_later_deployment_stay() {
 struct Damaged(Arc<dyn JobStore>);
 
 impl JobStore for Damaged {
-    fn prepare(&self) -> Result<(), QueueError> {
-        self.0.prepare()
+    fn check_ready(&self) -> Result<(), QueueError> {
+        self.0.check_ready()
     }
 
     fn index(&self) -> MutexGuard<'_, JobIndex> {

@@ -1,12 +1,14 @@
-//! The vision encoder of a model: turns a picture into embeddings that the model computes in place of tokens.
+//! The vision and audio encoders of a model: turn a picture or a recording into embeddings that the model computes in place of
+//! tokens.
 //!
-//! It is llama.cpp's `mtmd`, without its decoders of files: a picture arrives as pixels. Models for which an image is more
-//! than a row of positions are refused: those with two-dimensional positions (M-RoPE), and those whose positions of an image
-//! see each other (attention that is not causal), since such an image cannot be computed in parts.
+//! It is llama.cpp's `mtmd`, without its decoders of files: a picture arrives as pixels, a recording as samples. Models for
+//! which an image is more than a row of positions are refused: those with two-dimensional positions (M-RoPE), and those whose
+//! positions of an image see each other (attention that is not causal), since such an image cannot be computed in parts.
 
 use crate::{LlamaError, Model, Token, backends, gguf, log};
 use llama_cpp_sys_2 as sys;
 use std::ffi::CString;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -14,7 +16,10 @@ use std::sync::Arc;
 /// Positions of an image that llama.cpp encodes at once, where a picture is cut into tiles.
 const BATCH_TOKENS: i32 = 1024;
 
-/// A part of an image in a sequence.
+/// Sample rates that an encoder may ask for, in Hz. Known ones ask for 16,000 or 24,000.
+const SAMPLE_RATES: RangeInclusive<u32> = 8_000..=48_000;
+
+/// A part of an image or a recording in a sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ImagePart {
     /// Tokens that mark it.
@@ -23,17 +28,20 @@ pub enum ImagePart {
     Embeddings(Vec<f32>),
 }
 
-/// A vision encoder and the projector to its model. Belongs to one thread; it may be moved there after it was made.
-pub struct VisionEncoder {
+/// A vision encoder, an audio encoder or both, and the projector to their model. Belongs to one thread; it may be moved there
+/// after it was made.
+pub struct MediaEncoder {
     // Dropped before the model.
     context: ContextPointer,
     length: usize,
+    accepts_images: bool,
+    sample_rate: Option<u32>,
     _model: Arc<Model>,
 }
 
 struct ContextPointer(NonNull<sys::mtmd_context>);
 
-// SAFETY: any one thread at a time may use it; `VisionEncoder` is not Sync and encodes with `&mut self`.
+// SAFETY: any one thread at a time may use it; `MediaEncoder` is not Sync and encodes with `&mut self`.
 unsafe impl Send for ContextPointer {}
 
 impl Drop for ContextPointer {
@@ -43,17 +51,25 @@ impl Drop for ContextPointer {
     }
 }
 
-/// Frees a picture when dropped.
+/// Frees a picture or a recording when dropped.
 struct Bitmap(NonNull<sys::mtmd_bitmap>);
+
+impl Bitmap {
+    /// Takes what `mtmd_bitmap_init` or `mtmd_bitmap_init_from_audio` returned.
+    fn own(bitmap: *mut sys::mtmd_bitmap) -> Result<Self, String> {
+        let bitmap = NonNull::new(bitmap).ok_or("there is no memory for its contents")?;
+        Ok(Self(bitmap))
+    }
+}
 
 impl Drop for Bitmap {
     fn drop(&mut self) {
-        // SAFETY: made by `mtmd_bitmap_init` and freed once.
+        // SAFETY: made by llama.cpp and freed once.
         unsafe { sys::mtmd_bitmap_free(self.0.as_ptr()) };
     }
 }
 
-/// Frees the parts of an image when dropped.
+/// Frees the parts of an image or a recording when dropped.
 struct Chunks(NonNull<sys::mtmd_input_chunks>);
 
 impl Drop for Chunks {
@@ -63,7 +79,7 @@ impl Drop for Chunks {
     }
 }
 
-impl VisionEncoder {
+impl MediaEncoder {
     /// Loads the projector file of a model (`mmproj`). It computes on the CPU.
     pub fn load(path: &Path, model: Arc<Model>, threads: u32) -> Result<Self, LlamaError> {
         let failed = |cause: String| LlamaError::Projector {
@@ -111,25 +127,23 @@ impl VisionEncoder {
                 "{cause}; give the mmproj file that belongs to the model"
             ))
         })?;
+        let context = ContextPointer(context);
         // SAFETY: the model is alive.
         let length = unsafe { sys::llama_model_n_embd_inp(model.as_ptr()) };
-        let encoder = Self {
-            context: ContextPointer(context),
-            length: usize::try_from(length).unwrap_or(0).max(1),
-            _model: model,
-        };
         // SAFETY: the context is alive; a null chunk asks about images.
-        let (sees, is_mrope, non_causal) = unsafe {
-            let context = context.as_ptr();
+        let (accepts_images, accepts_audio, sample_rate, is_mrope, non_causal) = unsafe {
+            let context = context.0.as_ptr();
             (
                 sys::mtmd_support_vision(context),
+                sys::mtmd_support_audio(context),
+                sys::mtmd_get_audio_sample_rate(context),
                 sys::mtmd_decode_use_mrope(context),
                 sys::mtmd_decode_use_non_causal(context, std::ptr::null()),
             )
         };
-        if !sees {
+        if !accepts_images && !accepts_audio {
             return Err(failed(
-                "it has no vision encoder; give the mmproj file of a vision model".into(),
+                "it has no encoder of images or audio; give the mmproj file of a vision or audio model".into(),
             ));
         }
         if is_mrope || non_causal {
@@ -138,17 +152,32 @@ impl VisionEncoder {
                 false => "positions of an image see each other (as in Gemma 3)",
             };
             return Err(failed(format!(
-                "{what}, which is not supported; use a model such as LLaVA, SmolVLM, InternVL or Pixtral"
+                "{what}, which is not supported; use a model such as LLaVA, SmolVLM, InternVL, Pixtral, Ultravox or Voxtral"
             )));
         }
-        Ok(encoder)
+        let rate = u32::try_from(sample_rate).ok();
+        let rate = rate.filter(|rate| SAMPLE_RATES.contains(rate));
+        if accepts_audio && rate.is_none() {
+            return Err(failed(format!(
+                "its audio encoder needs {sample_rate} samples per second; expected {} to {}",
+                SAMPLE_RATES.start(),
+                SAMPLE_RATES.end()
+            )));
+        }
+        Ok(Self {
+            context,
+            length: usize::try_from(length).unwrap_or(0).max(1),
+            accepts_images,
+            sample_rate: rate.filter(|_| accepts_audio),
+            _model: model,
+        })
     }
 
     /// Encodes a picture of `width` by `height` pixels, three bytes each.
     ///
     /// # Errors
-    /// A text if the picture has another number of bytes, or llama.cpp fails.
-    pub fn encode(
+    /// A text if the picture has another number of bytes, there is no vision encoder, or llama.cpp fails.
+    pub fn encode_picture(
         &mut self,
         (width, height): (u32, u32),
         pixels: &[u8],
@@ -160,13 +189,32 @@ impl VisionEncoder {
                 pixels.len()
             ));
         }
-        let no_memory = || "there is no memory for the picture".to_owned();
         // SAFETY: llama.cpp copies as many bytes as were checked above.
         let bitmap = unsafe { sys::mtmd_bitmap_init(width, height, pixels.as_ptr()) };
-        let bitmap = Bitmap(NonNull::new(bitmap).ok_or_else(no_memory)?);
+        self.encode(&Bitmap::own(bitmap)?)
+    }
+
+    /// Encodes a recording of one channel at the [sample rate](Self::sample_rate), with samples from -1 to 1.
+    ///
+    /// # Errors
+    /// A text if it has no samples, there is no audio encoder, or llama.cpp fails.
+    pub fn encode_audio(&mut self, samples: &[f32]) -> Result<Vec<ImagePart>, String> {
+        if samples.is_empty() || u32::try_from(samples.len()).is_err() {
+            return Err(format!(
+                "a recording has 1 to {} samples, not {}",
+                u32::MAX,
+                samples.len()
+            ));
+        }
+        // SAFETY: llama.cpp copies as many samples as it is told.
+        let bitmap = unsafe { sys::mtmd_bitmap_init_from_audio(samples.len(), samples.as_ptr()) };
+        self.encode(&Bitmap::own(bitmap)?)
+    }
+
+    fn encode(&mut self, bitmap: &Bitmap) -> Result<Vec<ImagePart>, String> {
         // SAFETY: no arguments.
         let chunks = unsafe { sys::mtmd_input_chunks_init() };
-        let chunks = Chunks(NonNull::new(chunks).ok_or_else(no_memory)?);
+        let chunks = Chunks(NonNull::new(chunks).ok_or("there is no memory for its parts")?);
         let part = sys::mtmd_input_part {
             text: std::ptr::null(),
             bitmap: bitmap.0.as_ptr(),
@@ -211,7 +259,7 @@ impl VisionEncoder {
             // SAFETY: a pointer that is not null points to `count` tokens, which live as long as the chunk.
             let token = (!tokens.is_null()).then(|| unsafe { *tokens.add(index) });
             let token = token.and_then(|token| Token::try_from(token).ok());
-            list.push(token.ok_or("the model lacks a token that marks images")?);
+            list.push(token.ok_or("the model lacks a token that marks images or audio")?);
         }
         Ok(ImagePart::Tokens(list))
     }
@@ -227,7 +275,7 @@ impl VisionEncoder {
         };
         check(code)?;
         // SAFETY: the context is alive. As mtmd.h says, the result has an embedding of the model's input length for each token,
-        // and stays until the next picture is encoded, which needs `&mut self`.
+        // and stays until the next chunk is encoded, which needs `&mut self`.
         let numbers = unsafe {
             let output = sys::mtmd_get_output_embd(context);
             (!output.is_null())
@@ -242,6 +290,16 @@ impl VisionEncoder {
     /// Numbers in an embedding.
     pub fn length(&self) -> usize {
         self.length
+    }
+
+    /// Whether it encodes pictures.
+    pub fn accepts_images(&self) -> bool {
+        self.accepts_images
+    }
+
+    /// Samples per second of recordings, if it encodes them.
+    pub fn sample_rate(&self) -> Option<u32> {
+        self.sample_rate
     }
 }
 

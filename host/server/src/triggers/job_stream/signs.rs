@@ -1,0 +1,148 @@
+//! Which hosts live, by the order of their signs of life in the stream.
+//!
+//! A host follows its own signs only, and reads the last sign of another host when it must know about that host: so the
+//! messages grow with the number of hosts, and not with its square. An own sign that arrived [`HOST_LIFETIME`] ago, without
+//! a gap since, is *settled*. A host that gave its last sign before a settled one is lost: its signs would have arrived, too.
+//! Clocks are not compared. A job whose record is newer than the settled sign is not taken over, since that is a sign of life.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ops::Bound;
+use std::time::{Duration, Instant};
+
+/// How often a host gives a sign of life.
+pub(super) const SIGN_INTERVAL: Duration = Duration::from_secs(5);
+/// After so long without a sign of life of a host, its jobs are taken over.
+const HOST_LIFETIME: Duration = Duration::from_secs(20);
+/// Hosts that are checked at once.
+const MAX_CHECKED: usize = 4;
+
+/// The signs of this host, and what follows for others.
+pub(super) struct SignsOfLife {
+    /// Sequences of this host's signs since the last gap, and when they arrived. All but the first are not settled.
+    own: VecDeque<(u64, Instant)>,
+    /// Hosts that the last check found lost, with the sequence of the settled sign.
+    lost: HashMap<String, u64>,
+    /// The last host that was checked.
+    checked: String,
+}
+
+impl SignsOfLife {
+    /// `own` is the id of this host. The first host that it checks is the next one, so that hosts check different ones.
+    pub(super) fn new(own: &str) -> Self {
+        SignsOfLife {
+            own: VecDeque::new(),
+            lost: HashMap::new(),
+            checked: own.to_owned(),
+        }
+    }
+
+    /// A sign of this host has arrived.
+    pub(super) fn arrive(&mut self, sequence: u64, now: Instant) {
+        if self.has_gap(now) {
+            // Signs of the other hosts may be on their way.
+            self.own.clear();
+            self.lost.clear();
+        }
+        self.own.push_back((sequence, now));
+        while self.own.get(1).is_some_and(|sign| is_settled(sign, now)) {
+            self.own.pop_front();
+        }
+    }
+
+    /// Whether not even the signs of this host arrive.
+    fn has_gap(&self, now: Instant) -> bool {
+        let last = self.own.back();
+        last.is_none_or(|(_, at)| now.duration_since(*at) > 2 * SIGN_INTERVAL)
+    }
+
+    /// The sequence of the newest settled sign.
+    pub(super) fn settled(&self, now: Instant) -> Option<u64> {
+        let settled = self.own.iter().rfind(|sign| is_settled(sign, now));
+        settled
+            .filter(|_| !self.has_gap(now))
+            .map(|(sequence, _)| *sequence)
+    }
+
+    /// The next hosts to check, in turn.
+    pub(super) fn next_checked(&mut self, hosts: &BTreeSet<String>) -> Vec<String> {
+        let after: (Bound<&str>, Bound<&str>) = (Bound::Excluded(&self.checked), Bound::Unbounded);
+        let next = hosts.range::<str, _>(after).chain(hosts);
+        let next = Vec::from_iter(next.take(MAX_CHECKED.min(hosts.len())).cloned());
+        if let Some(last) = next.last() {
+            self.checked.clone_from(last);
+        }
+        next
+    }
+
+    /// Replaces the hosts that are lost, each with the sequence of the settled sign before which it gave its last one.
+    pub(super) fn set_lost(&mut self, lost: HashMap<String, u64>) {
+        self.lost = lost;
+    }
+
+    /// Whether the host of a running job is lost. `version` is that of the job's record.
+    pub(super) fn has_lost(&self, host: &str, version: u64, now: Instant) -> bool {
+        let settled = self.lost.get(host);
+        !self.has_gap(now) && settled.is_some_and(|settled| version < *settled)
+    }
+}
+
+fn is_settled((_, at): &(u64, Instant), now: Instant) -> bool {
+    now.duration_since(*at) >= HOST_LIFETIME
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn sign_is_settled_after_lifetime_without_gap() {
+        let (mut signs, start) = (SignsOfLife::new("own"), Instant::now());
+        for number in 0..=5 {
+            let now = start + number * SIGN_INTERVAL;
+            // The newest that arrived 20 s ago.
+            let settled = number.checked_sub(4).map(u64::from);
+            assert_eq!(signs.settled(now), settled, "{number}");
+            signs.arrive(u64::from(number), now);
+        }
+        assert!(signs.own.len() <= 5, "older ones are forgotten");
+        // This host stood still, or NATS stored nothing.
+        let late = start + 60 * SECOND;
+        assert_eq!(signs.settled(late), None);
+        signs.arrive(6, late);
+        assert_eq!(signs.settled(late), None, "other signs may be on their way");
+        for number in 1..=4 {
+            signs.arrive(6 + u64::from(number), late + number * SIGN_INTERVAL);
+        }
+        assert_eq!(signs.settled(late + 4 * SIGN_INTERVAL), Some(6));
+    }
+
+    #[test]
+    fn host_is_lost_while_own_signs_arrive() {
+        let (mut signs, start) = (SignsOfLife::new("own"), Instant::now());
+        signs.arrive(10, start);
+        signs.set_lost(HashMap::from([("other".to_owned(), 10)]));
+        assert!(signs.has_lost("other", 9, start));
+        assert!(
+            !signs.has_lost("other", 11, start),
+            "it claimed a job later"
+        );
+        assert!(!signs.has_lost("third", 9, start));
+        let gap = start + 11 * SECOND;
+        assert!(!signs.has_lost("other", 9, gap));
+        signs.arrive(12, gap);
+        assert!(!signs.has_lost("other", 9, gap), "it is checked again");
+    }
+
+    #[test]
+    fn all_hosts_are_checked_in_turn() {
+        let hosts = BTreeSet::from_iter(["a", "c", "d", "e", "f", "g"].map(str::to_owned));
+        let mut signs = SignsOfLife::new("b");
+        assert_eq!(signs.next_checked(&hosts), ["c", "d", "e", "f"]);
+        assert_eq!(signs.next_checked(&hosts), ["g", "a", "c", "d"]);
+        let two = BTreeSet::from(["a", "c"].map(str::to_owned));
+        assert_eq!(signs.next_checked(&two), ["a", "c"]);
+        assert!(signs.next_checked(&BTreeSet::new()).is_empty());
+    }
+}
