@@ -19,8 +19,13 @@ pub fn host(nats: &Nats) -> Corral {
 
 /// A directory with a `corral.toml` that deploys `misbehave` as `NAME` at `/NAME`, whose `/env` returns `version`.
 pub fn project(name: &str, version: u64, more: &str) -> PathBuf {
+    project_of(&artifacts::component("misbehave"), name, version, more)
+}
+
+/// The same of a [variant](crate::deployments::variant) of `misbehave`.
+pub fn project_of(component: &[u8], name: &str, version: u64, more: &str) -> PathBuf {
     let dir = scratch_dir();
-    std::fs::copy(artifacts::plugin("misbehave"), dir.join("plugin.wasm")).expect("copied");
+    std::fs::write(dir.join("plugin.wasm"), component).expect("written");
     let text = format!(
         "name = '{name}'\ncomponent = 'plugin.wasm'\nroutes = ['/{name}']\n{more}\n\
          [configuration]\nVERSION = '{version}'\n"

@@ -125,6 +125,14 @@ impl Connection {
         })
     }
 
+    /// Whether the server has not closed the connection.
+    pub async fn is_open(&self) -> bool {
+        match &self.sender {
+            Sender::Http1(sender) => !sender.lock().await.is_closed(),
+            Sender::Http2(sender) => !sender.is_closed(),
+        }
+    }
+
     /// Sends a request with these headers, `POST` if it has a body, and waits for the response head.
     pub async fn send(
         &self,
