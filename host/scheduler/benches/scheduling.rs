@@ -18,14 +18,17 @@ fn main() {
     divan::main();
 }
 
-const LOADS: [Load; 8] = [
+/// The engine runs at most 256 requests, which is llama.cpp's limit; the scheduler has none.
+const LOADS: [Load; 10] = [
     (1, 0),
     (8, 0),
     (64, 0),
+    (256, 0),
     (512, 0),
     (1, 1000),
     (8, 1000),
     (64, 1000),
+    (256, 1000),
     (512, 1000),
 ];
 

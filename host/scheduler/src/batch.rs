@@ -30,7 +30,7 @@ pub(crate) fn prompts<'a>(
     if prefill.is_unbudgeted() {
         return prompts;
     }
-    prompts.sort_by_key(|running| {
+    prompts.sort_by_cached_key(|running| {
         let request = &running.request;
         let counter = queue.counter(request.tenant);
         let priority = Reverse(request.priority);

@@ -127,7 +127,9 @@ impl Queue {
         tenant: Tenant,
         candidates: impl Iterator<Item = Tenant>,
     ) -> Option<Tenant> {
-        let waiting = self.active.get(&tenant)?;
+        let waiting = self.active.get(&tenant);
+        // Usually it runs some, and no candidate has to be looked at.
+        let waiting = waiting.filter(|share| share.running == 0)?;
         let share = |tenant: Tenant| Some((tenant, self.active.get(&tenant)?));
         let yielding = candidates.filter_map(share);
         let yielding = yielding.filter(|(_, other)| other.yields_to(waiting));

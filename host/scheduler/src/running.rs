@@ -5,6 +5,7 @@ use crate::draft_acceptance::RequestDrafts;
 use crate::request::{AdapterId, QuotaGroup, Request, RequestId, RequestProgress, length};
 use crate::step::{EntryId, Row, SeqId};
 use crate::strikes::Strikes;
+use std::cell::Cell;
 use std::collections::BTreeSet;
 
 /// Known tokens that a decoding request may have beside the first: forced by a grammar, or appended by a guest. With
@@ -208,7 +209,12 @@ pub(crate) struct DecodingCount {
 
 /// All running requests, in order of admission except after a failed step.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct RunningRequests(Vec<RunningRequest>);
+pub(crate) struct RunningRequests {
+    requests: Vec<RunningRequest>,
+    /// The index that was last found. A search begins there, since most callers look for one request after the other: a
+    /// search for each of 512 rows from the start takes 60 µs.
+    last_found: Cell<usize>,
+}
 
 pub(crate) fn count(requests: impl Iterator) -> u32 {
     u32::try_from(requests.count()).unwrap_or(u32::MAX)
@@ -217,43 +223,55 @@ pub(crate) fn count(requests: impl Iterator) -> u32 {
 impl RunningRequests {
     /// All of them.
     pub fn iter(&self) -> std::slice::Iter<'_, RunningRequest> {
-        self.0.iter()
+        self.requests.iter()
     }
 
     /// All of them.
     pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, RunningRequest> {
-        self.0.iter_mut()
+        self.requests.iter_mut()
     }
 
     /// Number of running requests.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.requests.len()
     }
 
     /// Whether none runs.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.requests.is_empty()
+    }
+
+    /// The index of a request.
+    fn index(&self, id: RequestId) -> Option<usize> {
+        let last = self.last_found.get().min(self.len());
+        let (before, rest) = self.requests.split_at(last);
+        let is_it = |running: &RunningRequest| running.id() == id;
+        let index = match rest.iter().position(is_it) {
+            Some(index) => last + index,
+            None => before.iter().position(is_it)?,
+        };
+        self.last_found.set(index);
+        Some(index)
     }
 
     /// One of them.
     pub fn get(&self, id: RequestId) -> Option<&RunningRequest> {
-        self.iter().find(|running| running.id() == id)
+        self.index(id).map(|index| &self.requests[index])
     }
 
     /// One of them.
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut RunningRequest> {
-        self.iter_mut().find(|running| running.id() == id)
+        self.index(id).map(|index| &mut self.requests[index])
     }
 
     /// Adds one.
     pub fn push(&mut self, running: RunningRequest) {
-        self.0.push(running);
+        self.requests.push(running);
     }
 
     /// Removes one.
     pub fn remove(&mut self, id: RequestId) -> Option<RunningRequest> {
-        let index = self.iter().position(|running| running.id() == id)?;
-        Some(self.0.remove(index))
+        self.index(id).map(|index| self.requests.remove(index))
     }
 
     /// Moves one to the end, where failure handling tries it last.
@@ -265,7 +283,7 @@ impl RunningRequests {
 
     /// Moves the requests of `rows` to the end.
     pub fn move_rows_to_end(&mut self, rows: &[Row]) {
-        self.0
+        self.requests
             .sort_by_key(|running| rows.iter().any(|row| row.request == running.id()));
     }
 
@@ -384,6 +402,25 @@ mod tests {
         let first = all.least_important(|one| one.id() == RequestId(1));
         assert_eq!(first, Some(RequestId(1)));
         assert_eq!(all.least_important(|_| false), None);
+    }
+
+    #[test]
+    fn requests_are_found_in_any_order() {
+        let mut all = RunningRequests::default();
+        (0..4).for_each(|id| all.push(running(id, 0, 5)));
+        let find = |all: &RunningRequests, ids: &[u64]| {
+            for &id in ids {
+                assert_eq!(all.get(RequestId(id)).map(|one| one.id().0), Some(id));
+            }
+        };
+        find(&all, &[0, 1, 2, 3, 3, 0, 2, 1, 3]);
+        assert!(all.get(RequestId(9)).is_none());
+        // The one that was last found is gone, and the list is shorter.
+        assert!(all.remove(RequestId(3)).is_some());
+        assert!(all.get(RequestId(3)).is_none());
+        find(&all, &[2, 0]);
+        all.move_to_end(RequestId(0));
+        find(&all, &[1, 0, 2]);
     }
 
     #[test]
