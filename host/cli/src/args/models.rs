@@ -21,7 +21,7 @@ pub struct ModelArgs {
     /// LoRA adapter in a GGUF file, of the first model unless named; repeatable, up to 16 for a model
     #[arg(long = "adapter", value_name = "[MODEL:]NAME=FILE")]
     pub adapters: Vec<AdapterArg>,
-    /// Projector file (mmproj) with which a model accepts images or audio, of the first model unless named; repeatable
+    /// Projector file (mmproj) for images or audio, of the first model unless named; repeatable
     #[arg(long = "mmproj", value_name = "[MODEL=]FILE")]
     pub projectors: Vec<ModelFileArg>,
     /// GGUF file of a smaller model of the same family, which drafts tokens for the first model unless one is named
