@@ -286,12 +286,17 @@ fn schedule_misses_no_time_after_loss() {
     let [a, b] = hosts(&nats);
     let cron = json!([{"schedule": "* * * * *", "path": "/tick/ok"}]);
     deploy_plugin(&a, "tick", "misbehave", json!({ "cron": cron }));
-    let last = |host: &Corral| times(host).concat().into_iter().max();
-    let first = wait_for("a run", || last(&b));
+    wait_for("the deployment", || {
+        (b.get("/tick/ok").status == 200).then_some(())
+    });
+    let first = wait_for("a run", || times(&b).concat().into_iter().max());
     nats.stop();
     nats.lose_data();
     nats.start_again();
-    let next = wait_for("the next run", || last(&a).filter(|next| *next > first));
+    let next = wait_for("the next run", || {
+        let later = times(&a).concat().into_iter().filter(|time| *time > first);
+        later.min()
+    });
     assert_eq!(next - first, 60_000);
 }
 
