@@ -246,6 +246,6 @@ fn wrong_arguments_are_explained() {
     let unbuilt = "measure-python.wasm; build it with";
     bench("languages --rounds 1", &files).check_error(1, &[unbuilt]);
     bench(http, &[missing()]).check_error(1, &[no_file]);
-    let with_model = "is there a component that needs no model?";
+    let with_model = "is it the right server, with the right plugin?";
     bench(http, &[plugin("generate")]).check_error(1, &[with_model]);
 }
