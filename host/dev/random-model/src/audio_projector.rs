@@ -8,7 +8,7 @@
 //! compares the loudness of each frequency with a threshold. The projector looks at the middle of each tone; its norm makes the
 //! result independent of the loudness, and its last matrix holds the model's embeddings.
 
-use crate::projector::read_embeddings;
+use crate::projector::{read_embeddings, write_numbers};
 use crate::{GgufError, TensorType};
 use corral_llama::gguf::{Tensor, Writer};
 use std::f64::consts::PI;
@@ -85,17 +85,7 @@ pub fn write_audio_projector(model: &Path, path: &Path) -> Result<(), GgufError>
     ] {
         writer.tensor(name, TensorType::F32, dimensions)?;
     }
-    let mut current = usize::MAX;
-    let mut at = 0;
-    writer.write(path, |index, tensor, weights| {
-        if index != current {
-            (current, at) = (index, 0);
-        }
-        for weight in weights {
-            *weight = number(tensor, at, &embeddings);
-            at += 1;
-        }
-    })
+    write_numbers(writer, path, |tensor, at| number(tensor, at, &embeddings))
 }
 
 /// The number at an index of a tensor.

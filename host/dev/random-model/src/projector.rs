@@ -64,6 +64,15 @@ pub fn write_projector(model: &Path, path: &Path) -> Result<(), GgufError> {
     ] {
         writer.tensor(name, TensorType::F32, dimensions)?;
     }
+    write_numbers(writer, path, |tensor, at| number(tensor, at, &embeddings))
+}
+
+/// Writes the file with the number of each index of each tensor.
+pub(crate) fn write_numbers(
+    writer: Writer,
+    path: &Path,
+    number: impl Fn(&Tensor, usize) -> f32,
+) -> Result<(), GgufError> {
     let mut current = usize::MAX;
     let mut at = 0;
     writer.write(path, |index, tensor, weights| {
@@ -71,7 +80,7 @@ pub fn write_projector(model: &Path, path: &Path) -> Result<(), GgufError> {
             (current, at) = (index, 0);
         }
         for weight in weights {
-            *weight = number(tensor, at, &embeddings);
+            *weight = number(tensor, at);
             at += 1;
         }
     })
