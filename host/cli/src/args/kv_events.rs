@@ -8,7 +8,7 @@ use std::sync::Arc;
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Network")]
 pub struct KvEventArgs {
-    /// Publish which prefixes are cached, for routers: tcp://HOST:PORT; readers see the tokens of all prompts and answers
+    /// Publish which prefixes are cached: tcp://HOST:PORT; its readers see the tokens of all prompts and answers
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) kv_events: Option<ZmqAddress>,
     /// Repeat such events to those that missed them, at another tcp://HOST:PORT
