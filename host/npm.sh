@@ -1,4 +1,16 @@
-# Source this from a script that defines a function `say`.
+# Source this from a script that defines a function `say`, and apt_install (apt.sh) if it calls need_node.
+
+# Whether there is Node.js 18 or later, with npm.
+node_works() {
+  command -v node >/dev/null && command -v npm >/dev/null && [ "$(node -p 'parseInt(process.versions.node)')" -ge 18 ]
+}
+
+# Installs them from Debian's packages, unless they are there.
+need_node() {
+  node_works && return
+  apt_install nodejs npm || true
+  node_works || { say "Node.js (18 or later) with npm is needed; on Debian: apt-get install nodejs npm"; exit 1; }
+}
 
 # npm_packages NAME: installs the packages of package.json and package-lock.json in the working directory into a folder of
 # $CORRAL_CACHE (default ~/.cache/corral) that NAME begins, unless they are there, and sets $folder to it.

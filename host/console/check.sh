@@ -7,13 +7,12 @@ set -euo pipefail
 say() { echo "host/console/check.sh: $*" >&2; }
 
 cd "$(dirname "$0")"
-if ! command -v node >/dev/null || ! command -v npm >/dev/null || [ "$(node -p 'parseInt(process.versions.node)')" -lt 18 ]; then
+# shellcheck source=../npm.sh
+source ../npm.sh
+if ! node_works; then
   say "no Node.js 18 or later with npm; the console's bundle is not checked"
   exit 0
 fi
-
-# shellcheck source=../npm.sh
-source ../npm.sh
 npm_packages console
 
 # Node finds packages in the directories above the program, so a copy of the sources is built beside them.

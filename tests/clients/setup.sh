@@ -12,6 +12,8 @@ die() { say "$*"; exit 1; }
 cd "$(dirname "$0")"
 # shellcheck source=../../host/apt.sh
 source ../../host/apt.sh
+# shellcheck source=../../host/npm.sh
+source ../../host/npm.sh
 
 programs_work() { command -v openssl >/dev/null && command -v curl >/dev/null && command -v script >/dev/null; }
 
@@ -45,12 +47,8 @@ install() {
   timeout 600 "$folder/$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r "$2" >&2
 }
 
-# Node.js 18 or later, with npm.
-node_works() {
-  command -v node >/dev/null && command -v npm >/dev/null && [ "$(node -p 'parseInt(process.versions.node)')" -ge 18 ]
-}
-
-if ! ready || ! node_works; then
+need_node
+if ! ready; then
   python=python3
   can_make_environments() {
     "$1" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
@@ -61,13 +59,6 @@ if ! ready || ! node_works; then
     can_make_environments "$python" ||
       die "Python 3.11 or later with its module venv is needed; on Debian: apt-get install python3 python3-venv"
   fi
-  if ! node_works; then
-    apt_install nodejs npm || true
-    node_works || die "Node.js (18 or later) with npm is needed; on Debian: apt-get install nodejs npm"
-  fi
-fi
-
-if ! ready; then
   mkdir -p "$cache"
   # Other checkouts may share the cache.
   if command -v flock >/dev/null; then

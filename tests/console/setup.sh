@@ -9,22 +9,14 @@ die() { say "$*"; exit 1; }
 cd "$(dirname "$0")"
 # shellcheck source=../../host/apt.sh
 source ../../host/apt.sh
+# shellcheck source=../../host/npm.sh
+source ../../host/npm.sh
 
-# Node.js 18 or later, with npm.
-node_works() {
-  command -v node >/dev/null && command -v npm >/dev/null && [ "$(node -p 'parseInt(process.versions.node)')" -ge 18 ]
-}
-
-if ! node_works; then
-  apt_install nodejs npm || true
-  node_works || die "Node.js (18 or later) with npm is needed; on Debian: apt-get install nodejs npm"
-fi
+need_node
 if ! command -v chromium >/dev/null; then
   apt_install chromium fonts-dejavu-core || true
   command -v chromium >/dev/null || die "Chromium is needed; on Debian: apt-get install chromium fonts-dejavu-core"
 fi
 
-# shellcheck source=../../host/npm.sh
-source ../../host/npm.sh
 npm_packages console-tests
 echo "$folder"

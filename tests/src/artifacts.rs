@@ -1,9 +1,9 @@
 //! Paths of the binary, the components and the model.
 //!
 //! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS`, `CORRAL_CLIENTS`, `CORRAL_CONSOLE`, `CORRAL_LLAMA_SERVER_SUITE`,
-//! `CORRAL_PROMTOOL`, `CORRAL_DOCKER_REGISTRY`, `CORRAL_WASMTIME`, `CORRAL_NATS_SERVER`, `CORRAL_SMG`, `CORRAL_ENVOY` and
-//! `CORRAL_HAPROXY`. The defaults are where `make` puts them: the binary beside the test binaries, `plugins` in the target
-//! directory, and the model of this checkout (`CORRAL_MODEL` names another).
+//! `CORRAL_PROMTOOL`, `CORRAL_DOCKER_REGISTRY`, `CORRAL_WASMTIME`, `CORRAL_NATS_SERVER`, `CORRAL_ZMQ`, `CORRAL_SMG`,
+//! `CORRAL_ENVOY`, `CORRAL_HAPROXY` and `CORRAL_KUBERNETES`. The defaults are where `make` puts them: the binary beside the test
+//! binaries, `plugins` in the target directory, and the model of this checkout (`CORRAL_MODEL` names another).
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -194,6 +194,15 @@ pub fn envoy() -> PathBuf {
 /// `haproxy`. `make test` fetches it with `tests/haproxy.sh`.
 pub fn haproxy() -> PathBuf {
     installed("make test", "CORRAL_HAPROXY", "tests/haproxy.sh")
+}
+
+/// The directory with `kubectl` and the schemas of Kubernetes. `make test` fills it with `tests/kubernetes/setup.sh`.
+pub fn kubernetes() -> PathBuf {
+    installed(
+        "make test",
+        "CORRAL_KUBERNETES",
+        "tests/kubernetes/setup.sh",
+    )
 }
 
 /// A directory in the target directory for files that tests write.
