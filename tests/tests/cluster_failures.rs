@@ -187,49 +187,39 @@ fn host_that_joins_full_jetstream_follows_it() {
     });
 }
 
-#[test]
-fn changed_component_is_refused() {
+/// Damages the component of version 2 before a host that was away gets it. The host serves version 1 on and reports `error`,
+/// until another deploy of the file repairs the store. Returns the whole error, which names the component.
+fn refuse_and_repair(damage: impl FnOnce(&Nats, &str), error: &str) -> String {
     let nats = Nats::start();
     let a = host(&nats);
     let store = scratch_dir();
     let b = host_in(&store, &nats, &[]);
     deploy_and_wait(&a, &project("x", 1, ""));
     drop(b);
-    let new = variant(&artifacts::component("misbehave"), 1);
-    let new_digest = upload(&a, &new);
+    let new_digest = upload(&a, &variant(&artifacts::component("misbehave"), 1));
     deploy(&a, &versioned("x", &new_digest, 2));
-    let other = variant(&artifacts::component("misbehave"), 2);
-    nats.replace_component(&new_digest, &other);
+    damage(&nats, &new_digest);
     let b = host_in(&store, &nats, &[]);
     assert_eq!(version(&b, "x"), 1, "the local copy serves on");
-    let status = wait_for_error(&b, &a, "x", "has another digest");
-    let error = status["error"].as_str().expect("a text");
-    assert!(
-        error.contains(&new_digest) && error.contains(&digest(&other)),
-        "{error}"
-    );
-    // Another deploy of the file repairs the store.
+    let status = wait_for_error(&b, &a, "x", error);
     deploy(&a, &versioned("x", &new_digest, 3));
     wait_for_version(&b, "x", 3);
+    let error = status["error"].as_str().expect("a text");
+    assert!(error.contains(&new_digest), "{error}");
+    error.to_owned()
+}
+
+#[test]
+fn changed_component_is_refused_and_repaired() {
+    let other = variant(&artifacts::component("misbehave"), 2);
+    let change = |nats: &Nats, digest: &str| nats.replace_component(digest, &other);
+    let error = refuse_and_repair(change, "has another digest");
+    assert!(error.contains(&digest(&other)), "{error}");
 }
 
 #[test]
 fn incomplete_component_is_named_and_repaired() {
-    let nats = Nats::start();
-    let a = host(&nats);
-    let store = scratch_dir();
-    let b = host_in(&store, &nats, &[]);
-    deploy_and_wait(&a, &project("x", 1, ""));
-    drop(b);
-    let new = variant(&artifacts::component("misbehave"), 1);
-    let new_digest = upload(&a, &new);
-    deploy(&a, &versioned("x", &new_digest, 2));
-    nats.remove_parts(&new_digest);
-    let b = host_in(&store, &nats, &[]);
-    assert_eq!(version(&b, "x"), 1, "the local copy serves on");
-    wait_for_error(&b, &a, "x", "ended after 0 of ");
-    deploy(&a, &versioned("x", &new_digest, 3));
-    wait_for_version(&b, "x", 3);
+    refuse_and_repair(Nats::remove_parts, "ended after 0 of ");
 }
 
 #[test]

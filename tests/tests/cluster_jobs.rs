@@ -231,7 +231,7 @@ fn jobs_of_killed_host_are_taken_over() {
         let list = a.get("/jobs/slow").json();
         (list["running"] == 2 && list["waiting"] == 1).then_some(())
     });
-    assert!(killed.elapsed() > Duration::from_secs(10), "too soon");
+    assert!(killed.elapsed() > Duration::from_secs(20), "too soon");
     for id in &slow {
         b.cli_output(&["jobs", "slow", "--cancel", id]);
     }

@@ -4,8 +4,8 @@
 //! find the time due, and the first one adds the job. While a deployment is paused no run begins; once it resumes, what it
 //! missed is caught up as after a restart (see [`schedule`]).
 //!
-//! Each host remembers the states of the schedules that it checks. If the store loses its data, the first host that checks a
-//! schedule again stores its state again, so that no time is missed.
+//! Each host remembers the states of the schedules that it checks. If the store loses its data, or gets those of a backup, the
+//! first host that checks a schedule again stores its state again, so that no time is missed or repeated.
 //!
 //! [`schedule`]: super::schedule
 
@@ -47,8 +47,12 @@ pub(super) fn pass(
     }
     remembered.retain(|entry, _| entries.contains(entry));
     for (entry, state) in &remembered {
-        if !states.contains_key(entry) {
-            restore(queue, deployment, entry, state)?;
+        let stored = states.get(entry).cloned();
+        // A remembered time that has not come is of a clock that was wrong.
+        let is_older =
+            |stored: &CronState| stored.handled_ms < state.handled_ms && state.handled_ms <= now_ms;
+        if stored.as_ref().is_none_or(is_older) {
+            restore(queue, deployment, entry, stored, state)?;
             states = queue.cron_states(deployment);
         }
     }
@@ -79,17 +83,18 @@ pub(super) fn pass(
     Ok(pass)
 }
 
-/// Stores the state of a schedule that the store has lost, unless another host was faster.
+/// Stores the state of a schedule of which the store has none or an older one, unless another host was faster.
 fn restore(
     queue: &JobQueue,
     deployment: &str,
     entry: &str,
+    stored: Option<CronState>,
     state: &CronState,
 ) -> Result<(), QueueError> {
     let lost = DueRun {
         deployment: deployment.to_owned(),
         entry: entry.to_owned(),
-        before: None,
+        before: stored,
         state: state.clone(),
         job: None,
     };
@@ -308,6 +313,33 @@ mod tests {
         let forgotten = pass(&early, "a", &without, remembered, now);
         assert!(forgotten.expect("no failure").states.is_empty());
         assert!(early.cron_states("a").is_empty());
+    }
+
+    #[test]
+    fn store_from_backup_repeats_no_time() {
+        let hourly = settings("schedule = '0 * * * *'\npath = '/a'");
+        // The backup is of 00:01; the hosts have handled 01:00, and look again at 01:10.
+        let state = |minute| CronState {
+            handled_ms: START + minute * MINUTE,
+            ..CronState::default()
+        };
+        let look_at_backup = |remembered: Option<CronState>| {
+            let dir = tempfile::tempdir().expect("there is room");
+            let backup = open(dir.path());
+            look(&backup, &hourly, START + MINUTE);
+            let entry = backup.cron_states("a").into_keys().next().expect("one");
+            let remembered = remembered.map(|state| (entry, state));
+            let remembered = BTreeMap::from_iter(remembered);
+            let runs = look_with(&backup, &hourly, &remembered, START + 70 * MINUTE);
+            (runs, backup.cron_states("a").into_values().next())
+        };
+        let (runs, stored) = look_at_backup(Some(state(60)));
+        assert!(runs.is_empty(), "{runs:?}");
+        assert_eq!(stored, Some(state(60)));
+        let (runs, _) = look_at_backup(None);
+        assert_eq!(runs, ["submitted"], "a new host knows the backup only");
+        let (_, stored) = look_at_backup(Some(state(180)));
+        assert_eq!(stored, Some(state(60)), "the clock was wrong");
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! Each host [follows](follow) the records and schedules, and keeps them in an index. A change is an atomic
 //! [batch], in which each record names the version that it replaces: of two hosts that claim a job, add one with the same
 //! idempotency key, or handle the same time of a schedule, one is told that the other was faster. So the hosts need neither a
-//! leader nor a queue beside the records. A host gives [signs of life](signs); the jobs of one that gives none for 20 s are
+//! leader nor a queue beside the records. A host gives [signs of life](signs); the jobs of one that gives none for 30 s are
 //! returned to the queue by the others. If it still runs them, their outcomes are dropped.
 
 mod batch;
