@@ -311,6 +311,44 @@ fn replay_gives_what_was_missed() {
 }
 
 #[test]
+fn rendered_tokens_are_those_of_events() {
+    let corral = Corral::start_with_routes(&[("/v1", "openai")], &OPTIONS);
+    let messages = json!([{"role": "user", "content": prompt("a chat ")}]);
+    for (path, request) in [
+        (
+            "/v1/completions",
+            json!({"prompt": prompt("a text "), "max_tokens": 1}),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": messages, "max_tokens": 1}),
+        ),
+    ] {
+        let post = |path: &str| {
+            let answer = corral.post(path, &request.to_string());
+            assert_eq!(answer.status, 200, "{path}: {answer:?}");
+            answer.json()
+        };
+        let rendered = post(&format!("{path}/render"));
+        // Completions may have several prompts.
+        let rendered = rendered.get(0).unwrap_or(&rendered);
+        let tokens = rendered["token_ids"].as_array().expect("tokens");
+        assert!(tokens.len() >= PROMPT, "{rendered}");
+        post(path);
+        wait_for("blocks of these tokens", || {
+            let mut blocks = Blocks::default();
+            let batches = replay(&corral, 0, &[]);
+            batches.iter().for_each(|batch| blocks.apply_batch(batch));
+            let is_known = |block: &[Value]| {
+                let block = json!(block);
+                blocks.known.values().any(|known| known.1 == block)
+            };
+            tokens.chunks_exact(BLOCK).all(is_known).then_some(())
+        });
+    }
+}
+
+#[test]
 fn stopped_subscriber_delays_nobody() {
     let corral = start(&[]);
     let (mut stopped, mut other) = (Subscriber::start(&corral), Subscriber::start(&corral));

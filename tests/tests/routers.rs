@@ -1,6 +1,6 @@
 //! What routers of several servers ask one of them, and what they tell it.
 
-use corral_tests::{Corral, Metrics, wait_for};
+use corral_tests::{Corral, Metrics, artifacts, wait_for};
 use serde_json::json;
 use std::io::Write;
 
@@ -14,7 +14,8 @@ fn public_listener_has_metrics_on_request() {
     for path in ["/metrics", "/v1/loads"] {
         assert_eq!(closed.get(path).status, 404, "{path}");
     }
-    let corral = Corral::start_with(&["--metrics-public"]);
+    let adapter = format!("plus-one={}", artifacts::adapter().display());
+    let corral = Corral::start_with(&["--metrics-public", "--adapter", &adapter]);
     let metrics = || Metrics::read(&corral.get("/metrics").body);
     let idle = metrics();
     assert_eq!(idle.get("corral_ready"), 1.0);
@@ -22,6 +23,9 @@ fn public_listener_has_metrics_on_request() {
     assert_eq!(idle.get(&of_model("num_requests_running")), 0.0);
     let cells = idle.samples("vllm:cache_config_info");
     assert_eq!(cells.len(), 1, "{cells:?}");
+    let adapters = "max_lora=\"1\",running_lora_adapters=\"plus-one\",waiting_lora_adapters=\"\"";
+    let adapters = format!("vllm:lora_requests_info{{model_name=\"tiny\",{adapters}}}");
+    assert!(idle.get(&adapters) > 1e9);
     let running = corral.endless("/generate");
     wait_for("a running request", || {
         let metrics = metrics();

@@ -99,7 +99,29 @@ fn write(models: &ModelPool, families: &mut MetricFamilies) {
             &labels,
             1.0,
         );
+        let adapters = &engine.info().adapters;
+        if adapters.is_empty() {
+            continue;
+        }
+        let (count, names) = (adapters.len().to_string(), adapters.join(","));
+        let labels = [
+            ("model_name", engine.info().name.as_str()),
+            ("max_lora", &count),
+            ("running_lora_adapters", &names),
+            ("waiting_lora_adapters", ""),
+        ];
+        families.sample(
+            "vllm:lora_requests_info",
+            "The adapters of each loaded model, which are always in memory: the time now.",
+            MetricKind::Gauge,
+            &labels,
+            unix_seconds(),
+        );
     }
+}
+
+fn unix_seconds() -> f64 {
+    process_metrics::unix_milliseconds() as f64 / 1000.0
 }
 
 fn value(metrics: &[Metric], name: &str) -> Option<f64> {
@@ -125,7 +147,7 @@ fn loads(state: &ServerState) -> Response<Body> {
         "token_usage": values(USAGE).fold(0.0, f64::max),
     });
     let body = json!({
-        "timestamp": process_metrics::unix_milliseconds() as f64 / 1000.0,
+        "timestamp": unix_seconds(),
         "dp_rank_count": 1,
         "loads": [load],
     });

@@ -160,6 +160,14 @@ impl ChatRequest {
         texts.collect()
     }
 
+    /// The tokens of the prompt, up to its first image or audio, which has none.
+    pub async fn prompt_tokens(mut self) -> Result<Vec<Token>, Error> {
+        let mut tokens = self.render().await?.tokens;
+        let text = tokens.iter().position(|token| is_image(*token));
+        tokens.truncate(text.unwrap_or(tokens.len()));
+        Ok(tokens)
+    }
+
     /// The number of tokens of the prompt. Images are encoded to count theirs.
     pub async fn count_tokens(mut self) -> Result<usize, Error> {
         let Prompt { model, tokens, .. } = self.render().await?;

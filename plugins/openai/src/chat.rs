@@ -43,6 +43,12 @@ async fn prompt_text(fields: Fields) -> Result<String, Error> {
     request::read(fields)?.chat.prompt_text().await
 }
 
+/// `/v1/chat/completions/render`: the tokens of a chat's prompt.
+pub async fn render(fields: Fields) -> Result<Response, Error> {
+    let tokens = request::read(fields)?.chat.prompt_tokens().await?;
+    Ok(Response::json(&json!({"token_ids": tokens})))
+}
+
 /// `/v1/chat/completions/input_tokens`: the number of tokens of a chat's prompt.
 pub async fn count_tokens(fields: Fields) -> Result<Response, Error> {
     let tokens = request::read(fields)?.chat.count_tokens().await?;

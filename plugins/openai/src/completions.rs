@@ -7,6 +7,7 @@ mod stream;
 
 use corral_sdk::fields::Fields;
 use corral_sdk::{Error, Model, Response};
+use serde_json::{Value, json};
 
 use conversation::context_limit::check_prompt;
 use conversation::generation::{Choices, check_choice_count};
@@ -65,4 +66,13 @@ pub async fn respond(fields: Fields) -> Result<Response, Error> {
         Some(options) => Ok(stream::respond(choices, format, options)),
         None => response::respond(choices, &format).await,
     }
+}
+
+/// `/v1/completions/render`: the tokens of each prompt.
+pub async fn render(fields: Fields) -> Result<Response, Error> {
+    let request = request::read(fields)?;
+    let model = Model::open_requested(request.model.as_deref()).await?;
+    let prompts = request::prompts(&request.prompt, request.suffix.as_deref(), &model)?;
+    let rendered = prompts.iter().map(|tokens| json!({"token_ids": tokens}));
+    Ok(Response::json(&Value::from_iter(rendered)))
 }

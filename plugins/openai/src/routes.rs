@@ -95,8 +95,12 @@ fn api(path: &str) -> Option<fn(Fields, &Configuration) -> Responding> {
         "/v1/chat/completions/input_tokens" | "/chat/completions/input_tokens" => {
             |fields, _| Box::pin(chat::count_tokens(fields))
         }
+        "/v1/chat/completions/render" | "/chat/completions/render" => {
+            |fields, _| Box::pin(chat::render(fields))
+        }
         "/apply-template" => |fields, _| Box::pin(chat::apply_template(fields)),
         "/v1/completions" => |fields, _| Box::pin(completions::respond(fields)),
+        "/v1/completions/render" => |fields, _| Box::pin(completions::render(fields)),
         "/completion" | "/completions" => |fields, _| Box::pin(native::completion(fields)),
         "/infill" => |fields, _| Box::pin(native::infill(fields)),
         "/v1/embeddings" => |fields, _| Box::pin(embeddings::respond(fields)),

@@ -260,6 +260,13 @@ fn chat_can_be_rendered_counted_and_continued() {
     assert!(text.ends_with("He<|im_end|>\n"), "{answer}");
     let (_, counted) = post(&script, "/v1/chat/completions/input_tokens", &body);
     assert!(counted["input_tokens"].as_u64().unwrap() > 5);
+    let (_, rendered) = post(&script, "/v1/chat/completions/render", &body);
+    let (_, tokenized) = post(&script, "/tokenize", &json!({"content": text}));
+    assert_eq!(rendered["token_ids"], tokenized["tokens"]);
+    let prompts = json!({"prompt": ["a", [98, 99]]});
+    let (_, rendered) = post(&script, "/v1/completions/render", &prompts);
+    let expected = json!([{"token_ids": [97]}, {"token_ids": [98, 99]}]);
+    assert_eq!(rendered, expected);
     let body = json!({"messages": [messages[0]], "continue_final_message": true});
     assert_error(
         &script,
