@@ -3,14 +3,20 @@
 
 use corral_tests::cluster::{host, host_in};
 use corral_tests::deployments::{deploy_plugin, show};
-use corral_tests::{Corral, Nats, Response, Sum, distinct_sums, scratch_dir, seed, wait_for};
+use corral_tests::{
+    Corral, Nats, Response, Sum, distinct_sums, scratch_dir, seed, serve_stub, wait_for,
+};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// How long what a job does elsewhere takes.
+const EFFECT_TIME: Duration = Duration::from_millis(20);
 
 fn hosts<const COUNT: usize>(nats: &Nats) -> [Corral; COUNT] {
     [(); COUNT].map(|()| host(nats))
@@ -75,18 +81,25 @@ fn send_sums(hosts: &[&Corral], sums: &[Sum]) -> Vec<(Sum, String)> {
     sent.collect()
 }
 
-/// Asserts that each job of these sums has succeeded, once.
-fn check_sums(host: &Corral, sent: &[(Sum, String)]) {
-    for (sum, id) in sent {
-        let job = wait_for_state(host, "sums", id, "succeeded");
+/// Asserts that each of these jobs has succeeded, and that a deployment has no others.
+fn check_done(host: &Corral, name: &str, sent: &BTreeSet<&str>) {
+    for id in sent {
+        let job = wait_for_state(host, name, id, "succeeded");
         assert_eq!(job["attempts"], 1, "interruptions do not count: {job}");
-        assert_eq!(result(host, "sums", id).json()["text"], sum.answer());
     }
-    let list = host.cli_json(&["jobs", "sums", "-n", "1000"]);
+    let list = host.cli_json(&["jobs", name, "-n", "1000"]);
     let jobs = list["jobs"].as_array().expect("a list").iter();
     let ids: BTreeSet<_> = jobs.map(|job| job["id"].as_str().expect("an id")).collect();
-    let sent_ids = sent.iter().map(|(_, id)| id.as_str()).collect();
-    assert_eq!(ids, sent_ids, "no other jobs");
+    assert_eq!(ids, *sent, "no other jobs");
+}
+
+/// Asserts that each job of these sums has succeeded, once.
+fn check_sums(host: &Corral, sent: &[(Sum, String)]) {
+    let ids = sent.iter().map(|(_, id)| id.as_str());
+    check_done(host, "sums", &ids.collect());
+    for (sum, id) in sent {
+        assert_eq!(result(host, "sums", id).json()["text"], sum.answer());
+    }
 }
 
 fn deploy_sums(hosts: &[&Corral]) {
@@ -333,26 +346,38 @@ fn schedule_fires_once_in_the_cluster() {
     });
 }
 
-/// Sends a job with an idempotency key through a host that may be killed meanwhile.
-fn try_send(host: &Corral, sum: Sum, number: usize) -> Option<String> {
-    let url = format!("http://{}/jobs/sums", host.public());
-    let body = json!({"prompt": sum.question(), "max_tokens": 20});
+/// Sends a job of `effects` with an idempotency key through a host that may be killed meanwhile.
+fn try_send(host: &Corral, body: &str, number: usize) -> Option<String> {
+    let url = format!("http://{}/jobs/effects", host.public());
     let request = ureq::post(&url).header("idempotency-key", format!("job-{number}"));
-    let mut answer = request.send(body.to_string()).ok()?;
+    let mut answer = request.send(body).ok()?;
     let text = answer.body_mut().read_to_string().ok()?;
     let job: Value = serde_json::from_str(&text).ok()?;
     Some(job["id"].as_str()?.to_owned())
 }
 
-/// Sends jobs while hosts are killed at random, and start again.
+/// Sends jobs while hosts are killed at random, and start again. Each has an effect elsewhere, by its id.
 fn survive_kills(count: usize, kills: usize) {
     let nats = Nats::start();
     let mut random = ChaCha8Rng::seed_from_u64(seed());
     let stores: [PathBuf; 3] = [(); 3].map(|()| scratch_dir());
     let mut hosts = stores.each_ref().map(|store| host_in(store, &nats, &[]));
-    deploy_sums(&hosts.each_ref());
-    let sums = distinct_sums(count);
-    let mut sent: Vec<(Sum, String)> = Vec::new();
+    let effects = Arc::<Mutex<BTreeMap<String, usize>>>::default();
+    let sink = Arc::clone(&effects);
+    let address = serve_stub(move |request| {
+        let job = request.headers["x-job"].clone();
+        *sink.lock().expect("no panic").entry(job).or_default() += 1;
+        // A kill during this time repeats the request.
+        thread::sleep(EFFECT_TIME);
+        ("200 OK".to_owned(), Vec::new())
+    });
+    let url = format!("http://{address}");
+    let grants = json!({"outbound": [url]});
+    let jobs = json!({"queued": 10_000, "concurrency": 1});
+    let more = json!({"jobs": jobs, "grants": grants});
+    deploy_jobs(&hosts.each_ref(), "effects", "outbound", more);
+    let body = json!({"url": format!("{url}/")}).to_string();
+    let mut sent: Vec<String> = Vec::new();
     for kill in 0..=kills {
         let target = (kill + 1) * count / (kills + 1);
         let victim = random.random_range(0..hosts.len());
@@ -366,13 +391,12 @@ fn survive_kills(count: usize, kills: usize) {
                 }
             });
             for attempt in 0.. {
-                let Some(sum) = sums[..target].get(sent.len()) else {
+                if sent.len() == target {
                     break;
-                };
-                // The same key through the next host if this one was killed.
-                if let Some(id) = try_send(&all[attempt % all.len()], *sum, sent.len()) {
-                    sent.push((*sum, id));
                 }
+                // The same key through the next host if this one was killed.
+                let host = &all[attempt % all.len()];
+                sent.extend(try_send(host, &body, sent.len()));
             }
             killer.join().expect("no panic");
         });
@@ -381,11 +405,17 @@ fn survive_kills(count: usize, kills: usize) {
             hosts[victim] = host_in(&stores[victim], &nats, &[]);
         }
     }
-    check_sums(&hosts[0], &sent);
-    let done = hosts
-        .each_ref()
-        .map(|host| events(host, "sums", "job", "succeeded"));
-    println!("{count} jobs, {kills} kills; done by the last processes: {done:?}");
+    let ids = BTreeSet::from_iter(sent.iter().map(String::as_str));
+    assert_eq!(ids.len(), count, "each key made a job of its own");
+    check_done(&hosts[0], "effects", &ids);
+    for id in &ids {
+        assert_eq!(result(&hosts[0], "effects", id).json()["status"], 200);
+    }
+    let effects = effects.lock().expect("no panic");
+    let by_id = BTreeSet::from_iter(effects.keys().map(String::as_str));
+    assert_eq!(by_id, ids, "each has its effect, once by its id");
+    let repeated = effects.values().filter(|&&times| times > 1).count();
+    println!("{count} jobs, {kills} kills; {repeated} ran more than once");
 }
 
 #[test]

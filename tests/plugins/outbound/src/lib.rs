@@ -10,8 +10,8 @@
 //! | `connect_ms`, `first_byte_ms`, `between_ms` | time limits |
 //! | `hold` | keeps the response without reading it, for a year |
 //!
-//! The answer has `status`, `headers`, `bytes` (the length of the body) and its first `text`; or `error`, the error code,
-//! with the `status` if the body failed.
+//! In a job, the request has the header `x-job` with the job's id. The answer has `status`, `headers`, `bytes` (the length of
+//! the body) and its first `text`; or `error`, the error code, with the `status` if the body failed.
 // Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
@@ -38,9 +38,13 @@ const MILLISECOND: u64 = 1_000_000;
 
 impl wasip3::exports::http::handler::Guest for Outbound {
     async fn handle(request: Request) -> Result<Response, ErrorCode> {
+        let job = request.get_headers().get("x-corral-job-id");
         let wanted = read(request).await?;
-        let wanted: Value = serde_json::from_slice(&wanted)
+        let mut wanted: Value = serde_json::from_slice(&wanted)
             .map_err(|error| ErrorCode::InternalError(Some(error.to_string())))?;
+        if let Some(id) = job.first() {
+            wanted["headers"]["x-job"] = String::from_utf8_lossy(id).into();
+        }
         let answer = match exchange(&wanted).await {
             Ok(answer) => answer,
             Err(error) => json!({"error": format!("{error:?}")}),
