@@ -5,7 +5,10 @@ use corral_tests::cluster::{
     wait_for_version,
 };
 use corral_tests::deployments::{deploy, show, try_deploy, upload};
-use corral_tests::{Corral, Nats, Response, artifacts, scratch_dir, wait_for};
+use corral_tests::{
+    Corral, Nats, RELIABLE_SUMS, Response, artifacts, linked, scratch_dir, wait_for,
+};
+use serde_json::json;
 use std::thread;
 
 /// Rounds of changes that race.
@@ -70,6 +73,20 @@ fn change_on_one_host_reaches_all() {
     let metrics = a.metrics();
     assert_eq!(metrics.get("corral_cluster_connected"), 1.0);
     assert_eq!(metrics.get("corral_cluster_deployments_behind"), 0.0);
+}
+
+#[test]
+fn linked_components_reach_all_hosts() {
+    let nats = Nats::start();
+    let [a, b] = [host(&nats), host(&nats)];
+    linked::deploy(&a, "roles", linked::TEMPLATE, "");
+    let sum = RELIABLE_SUMS[0];
+    let request = json!({"prompt": sum.question(), "max_tokens": 60, "settings": "greedy"});
+    let answer = wait_for("the deployment", || {
+        let answer = b.post("/roles/generate?sampler=any", request.to_string());
+        (answer.status == 200).then_some(answer)
+    });
+    assert_eq!(answer.json()["text"], sum.answer());
 }
 
 #[test]
