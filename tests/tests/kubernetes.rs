@@ -1,8 +1,8 @@
 //! `examples/kubernetes/` as kustomize builds it: each resource is one by the schema of its kind, and mistakes are refused.
-//! There is no cluster: `tests/kubernetes/validate.mjs` validates.
+//! Options that the pods give exist. There is no cluster: `tests/kubernetes/validate.mjs` validates.
 
 use corral_tests::authoring::{root, succeeds};
-use corral_tests::{RunOutput, TIMEOUT, artifacts, run_command, scratch_dir};
+use corral_tests::{RunOutput, TIMEOUT, artifacts, run, run_command, scratch_dir};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -114,4 +114,25 @@ fn mistakes_in_manifests_are_refused() {
         assert_eq!(ended.code, Some(1), "{wrong}: {ended:?}");
         assert!(ended.stderr.contains(error), "{wrong}: {ended:?}");
     }
+}
+
+#[test]
+fn options_of_pods_exist() {
+    let help = run(["serve", "--help"]).stdout;
+    let mut count = 0;
+    for file in ["base/deployment.yaml", "cluster/join.yaml"] {
+        let text = std::fs::read_to_string(manifests().join(file)).expect("readable");
+        let arguments = text.lines().filter_map(|line| {
+            let line = line.trim_start();
+            let argument = line.strip_prefix("- ").or(line.strip_prefix("value: "));
+            argument.filter(|argument| argument.starts_with("--"))
+        });
+        for argument in arguments {
+            let option = argument.split('=').next().expect("a part");
+            let exists = help.split_whitespace().any(|word| word == option);
+            assert!(exists, "{file}: {argument}");
+            count += 1;
+        }
+    }
+    assert_eq!(count, 12);
 }
