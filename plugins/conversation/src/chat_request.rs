@@ -163,8 +163,8 @@ impl ChatRequest {
     /// The tokens of the prompt, up to its first image or audio, which has none.
     pub async fn prompt_tokens(mut self) -> Result<Vec<Token>, Error> {
         let mut tokens = self.render().await?.tokens;
-        let text = tokens.iter().position(|token| is_image(*token));
-        tokens.truncate(text.unwrap_or(tokens.len()));
+        let end = tokens.iter().position(|token| is_image(*token));
+        tokens.truncate(end.unwrap_or(tokens.len()));
         Ok(tokens)
     }
 
