@@ -1,16 +1,16 @@
 //! Turns of guests that compute.
 //!
-//! A guest needs no turn for short work: each tenant has [free time](crate::free_time). A guest waits for a turn before
-//! each poll while its tenant has no free time, and after each epoch in which it did not pause
-//! ([`run_within`](crate::time_limits::run_within)). There is one turn fewer than worker threads, so that one thread always
-//! serves other calls; a single thread has one turn. A turn ends with the poll that it allows, at the guest's next epoch at
-//! the latest.
+//! A guest needs no turn for short work: each tenant has [free time](crate::free_time), which does not refill while guests of
+//! the tenant take turns. A guest waits for a turn before each poll while its tenant has no free time, and after each epoch in
+//! which it did not pause ([`run_within`](crate::time_limits::run_within)). There is one turn fewer than worker threads, so
+//! that one thread always serves other calls; a single thread has one turn. A turn ends with the poll that it allows, at the
+//! guest's next epoch at the latest.
 //!
 //! The tenant whose turns used the least CPU time goes next; within a tenant, the guest that waited longest.
 //! A tenant gets no credit for time in which it did not wait. The calls admitted bound the guests that wait.
 
 use crate::counters::{DeploymentCounters, ProcessCounters};
-use crate::free_time::{FreeTime, FreeTimes};
+use crate::free_time::{FreeTime, FreeTimes, RefillPause};
 use corral_engine::Tenant;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -139,6 +139,7 @@ impl ComputeTurns {
                 turns: Arc::clone(self),
                 tenant,
                 used: Duration::ZERO,
+                _pause: None,
             }));
         }
     }
@@ -179,16 +180,16 @@ impl TurnQueue {
         self.free_time.use_up(used, Instant::now());
     }
 
-    /// Queues the guest: see [`ComputeTurns::wait`].
+    /// Queues the guest: see [`ComputeTurns::wait`]. The tenant's free time does not refill until the turn ends.
     pub(crate) fn wait(&self) -> impl Future<Output = Option<Turn>> + Send + use<> {
+        let pause = self.free_time.pause_refill(Instant::now());
         let waiter = self.turns.wait(self.tenant);
         let counters = Arc::clone(&self.counters);
         async move {
-            let turn = waiter.turn().await;
-            if turn.is_some() {
-                counters.compute_turns.increment();
-            }
-            turn
+            let mut turn = waiter.turn().await?;
+            turn._pause = Some(pause);
+            counters.compute_turns.increment();
+            Some(turn)
         }
     }
 }
@@ -229,6 +230,7 @@ pub(crate) struct Turn {
     turns: Arc<ComputeTurns>,
     tenant: Tenant,
     used: Duration,
+    _pause: Option<RefillPause>,
 }
 
 impl Turn {

@@ -2,7 +2,10 @@
 //!
 //! It belongs to a tenant, not to a call: many short calls get no more of it than one long call. What is used refills with
 //! time, and the tenants that compute share the refill equally, so all of them together use up at most half a thread for
-//! long. A call that begins creates its tenant's free time; it is removed when it is full and the tenant has no calls.
+//! long. Nothing refills for a tenant whose guests wait for turns or have them, unless it is the only tenant: a tenant that
+//! computes all the time would else use a turn and its free time at once, and so all threads of a small machine.
+//!
+//! A call that begins creates its tenant's free time; it is removed when it is full and the tenant has no calls.
 
 use corral_engine::Tenant;
 use std::collections::BTreeMap;
@@ -14,7 +17,7 @@ use std::time::{Duration, Instant};
 pub(crate) const FREE_TIME: Duration = Duration::from_millis(100);
 /// Most that counts as used, so that long polls of many threads do not count for ever.
 const MAX_USED: Duration = Duration::from_millis(200);
-/// All tenants together get one part in this many of the time that passes as new free time.
+/// The tenants that share the refill get one part in this many of the time that passes as new free time.
 const REFILL_DIVISOR: u32 = 2;
 /// How often free time that is not needed is removed.
 const REMOVAL_INTERVAL: Duration = Duration::from_millis(100);
@@ -29,17 +32,23 @@ pub(crate) struct FreeTimes(Mutex<Tenants>);
 #[derive(Debug, Default)]
 struct Tenants {
     free: BTreeMap<Tenant, Arc<FreeTime>>,
-    /// The number of entries of `free`.
-    count: Arc<AtomicU32>,
+    counts: Arc<TenantCounts>,
     next_removal: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct TenantCounts {
+    /// Tenants with free time.
+    all: AtomicU32,
+    /// Those of them that wait for turns or have them.
+    paused: AtomicU32,
 }
 
 /// The free time of a tenant.
 #[derive(Debug)]
 pub(crate) struct FreeTime {
     used: Mutex<UsedTime>,
-    /// The tenants that share the refill.
-    tenants: Arc<AtomicU32>,
+    tenants: Arc<TenantCounts>,
 }
 
 #[derive(Debug)]
@@ -47,21 +56,29 @@ struct UsedTime {
     used: Duration,
     /// When `used` was right.
     at: Instant,
+    /// Guests of the tenant that wait for a turn or have one.
+    in_turns: u32,
 }
+
+/// A guest of a tenant waits for a turn or has one. Until this is dropped, the tenant's free time does not refill, unless it
+/// is the only tenant.
+#[derive(Debug)]
+pub(crate) struct RefillPause(Arc<FreeTime>);
 
 impl FreeTimes {
     /// The free time of `tenant`, for a call that begins `now`.
     pub(crate) fn of(&self, tenant: Tenant, now: Instant) -> Arc<FreeTime> {
         let mut tenants = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         tenants.remove_unneeded(now);
-        let count = Arc::clone(&tenants.count);
+        let counts = Arc::clone(&tenants.counts);
         let new = || {
             Arc::new(FreeTime {
                 used: Mutex::new(UsedTime {
                     used: Duration::ZERO,
                     at: now,
+                    in_turns: 0,
                 }),
-                tenants: count,
+                tenants: counts,
             })
         };
         let free = Arc::clone(tenants.free.entry(tenant).or_insert_with(new));
@@ -85,7 +102,7 @@ impl Tenants {
 
     fn update_count(&self) {
         let count = u32::try_from(self.free.len()).unwrap_or(u32::MAX);
-        self.count.store(count, Ordering::Relaxed);
+        self.counts.all.store(count, Ordering::Relaxed);
     }
 }
 
@@ -107,6 +124,17 @@ impl FreeTime {
         used.used = used.used.saturating_add(time).min(MAX_USED);
     }
 
+    /// Pauses the refill from `now` on, for a guest that waits for a turn.
+    pub(crate) fn pause_refill(self: &Arc<Self>, now: Instant) -> RefillPause {
+        let mut used = self.lock();
+        self.refill(&mut used, now);
+        used.in_turns += 1;
+        if used.in_turns == 1 {
+            self.tenants.paused.fetch_add(1, Ordering::Relaxed);
+        }
+        RefillPause(Arc::clone(self))
+    }
+
     fn is_full(&self, now: Instant) -> bool {
         let mut used = self.lock();
         self.refill(&mut used, now);
@@ -116,14 +144,31 @@ impl FreeTime {
     fn refill(&self, used: &mut UsedTime, now: Instant) {
         // Another thread may have looked at the clock later.
         let passed = now.saturating_duration_since(used.at);
-        let tenants = self.tenants.load(Ordering::Relaxed).max(1);
-        let refill = passed / tenants.saturating_mul(REFILL_DIVISOR);
-        used.used = used.used.saturating_sub(refill);
         used.at += passed;
+        let all = self.tenants.all.load(Ordering::Relaxed);
+        if used.in_turns > 0 && all > 1 {
+            return;
+        }
+        let paused = self.tenants.paused.load(Ordering::Relaxed);
+        let sharing = all.saturating_sub(paused).max(1);
+        let refill = passed / sharing.saturating_mul(REFILL_DIVISOR);
+        used.used = used.used.saturating_sub(refill);
     }
 
     fn lock(&self) -> MutexGuard<'_, UsedTime> {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for RefillPause {
+    fn drop(&mut self) {
+        let free = &self.0;
+        let mut used = free.lock();
+        free.refill(&mut used, Instant::now());
+        used.in_turns -= 1;
+        if used.in_turns == 0 {
+            free.tenants.paused.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -210,6 +255,38 @@ mod tests {
         }
         let refilled = MILLISECOND * 1000 / REFILL_DIVISOR;
         assert!(without_turn <= (FREE_TIME + MILLISECOND) * 10 + refilled);
+    }
+
+    #[test]
+    fn tenant_in_turns_gets_no_refill() {
+        // Later than the clock that a dropped pause reads.
+        let (times, mut now) = (FreeTimes::default(), Instant::now() + FREE_TIME * 100);
+        let (busy, light) = (times.of(BUSY, now), times.of(LIGHT, now));
+        busy.use_up(FREE_TIME, now);
+        light.use_up(FREE_TIME, now);
+        let waits = busy.pause_refill(now);
+        let has_turn = busy.pause_refill(now);
+        now += FREE_TIME * REFILL_DIVISOR;
+        // The other tenant gets the whole refill.
+        assert!(light.is_full(now));
+        for pause in [waits, has_turn] {
+            assert!(busy.is_used_up(|| now));
+            drop(pause);
+        }
+        assert!(busy.is_used_up(|| now));
+        now += MILLISECOND;
+        assert!(!busy.is_used_up(|| now));
+        assert!(!busy.is_full(now + FREE_TIME * REFILL_DIVISOR));
+        assert!(busy.is_full(now + FREE_TIME * REFILL_DIVISOR * 2));
+    }
+
+    #[test]
+    fn only_tenant_gets_refill_during_turns() {
+        let (times, now) = (FreeTimes::default(), Instant::now());
+        let free = times.of(BUSY, now);
+        free.use_up(FREE_TIME, now);
+        let _turn = free.pause_refill(now);
+        assert!(free.is_full(now + FREE_TIME * REFILL_DIVISOR));
     }
 
     #[test]

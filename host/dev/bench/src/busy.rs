@@ -30,6 +30,9 @@ pub(crate) struct BusyArgs {
     /// Requests for each number of processes
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = whole(1..=100_000))]
     requests: u64,
+    /// Start each busy process in a session of its own, as a service has it, instead of the bench's
+    #[arg(long)]
+    own_sessions: bool,
 }
 
 /// Tokens that a request generates, as many as a sum of two numbers.
@@ -54,14 +57,16 @@ const COLUMNS: [Column; 8] = [
 struct BusyProcesses(Vec<Child>);
 
 impl BusyProcesses {
-    fn start(count: u64) -> Result<Self, Error> {
+    /// `own_sessions`: see [`BusyArgs`].
+    fn start(count: u64, own_sessions: bool) -> Result<Self, Error> {
         let mut processes = Self(Vec::new());
+        let shell = ["setsid", "sh", "-c", "while :; do :; done"];
+        let shell = &shell[usize::from(!own_sessions)..];
         for _ in 0..count {
-            let mut shell = Command::new("sh");
-            shell
-                .args(["-c", "while :; do :; done"])
-                .stdin(Stdio::null());
-            processes.0.push(shell.spawn()?);
+            // The shell replaces `setsid`, so the child is the busy process.
+            let mut command = Command::new(shell[0]);
+            command.args(&shell[1..]).stdin(Stdio::null());
+            processes.0.push(command.spawn()?);
         }
         Ok(processes)
     }
@@ -90,7 +95,7 @@ pub(crate) fn measure(args: &BusyArgs, workers: &Runtime) -> Result<(), Error> {
         let mut quiet = None;
         for processes in 0..=args.processes {
             eprintln!("{processes} busy processes, adaptive threads: {adaptive}");
-            let busy = BusyProcesses::start(processes)?;
+            let busy = BusyProcesses::start(processes, args.own_sessions)?;
             std::thread::sleep(SETTLE_TIME);
             let times = clients.block_on(ask(&server, args.requests))?;
             let at_end = metric(&engine, "corral_engine_compute_threads");
@@ -101,7 +106,9 @@ pub(crate) fn measure(args: &BusyArgs, workers: &Runtime) -> Result<(), Error> {
         }
         engine.shutdown();
     }
-    let setup = json!({"bench": "busy", "output_tokens": OUTPUT_TOKENS});
+    let own_sessions = args.own_sessions;
+    let setup =
+        json!({"bench": "busy", "output_tokens": OUTPUT_TOKENS, "own_sessions": own_sessions});
     let title = format!(
         "requests of {OUTPUT_TOKENS} tokens over HTTP, one after the other, beside busy processes; ms"
     );
