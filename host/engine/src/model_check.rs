@@ -4,8 +4,9 @@
 //! few cells, and generates some tokens. A file that ends the child is refused.
 //!
 //! Where memory suffices for both, this process loads the file meanwhile: it begins each stage of the load after the
-//! child has ended it, and uses the model once the child has generated. Without devices both read the tensors in the same
-//! order, and each tensor is a stage; else the child maps the weights, and they are one stage.
+//! child has ended it, and computes with the model once the child has generated. Without devices both read the tensors in
+//! the same order, and each tensor is a stage; else the child maps the weights, and they are one stage. The context, whose
+//! cells may take as long to clear as the weights to read, is made while the child generates.
 //!
 //! A passed check holds for the same files, all parts of a split model included (device, inode, size, times of
 //! modification and change), the same options and the same binary. Passed checks are recorded in a directory, so that a
@@ -91,10 +92,12 @@ impl ModelCheck {
     }
 
     /// Loads the files of a model with `load`, and checks them beside it unless they passed before. The load must ask
-    /// its gate before each stage. Once `is_canceled`, the gate ends it, and the check ends with it.
+    /// its gate before each stage; its context takes `context_bytes`. Once `is_canceled`, the gate ends it, and the check
+    /// ends with it.
     pub(crate) fn check_beside<T>(
         &self,
         model: &ModelCheckInput,
+        context_bytes: u64,
         is_canceled: &dyn Fn() -> bool,
         load: impl FnOnce(LoadGate<'_>) -> Result<T, LoadError>,
     ) -> Result<T, LoadError> {
@@ -106,7 +109,8 @@ impl ModelCheck {
             true => Ok(()),
             false => Err(refused(model, "it changed while it was checked; try again")),
         };
-        let pace = match (has_room_beside(model), model.same_order) {
+        let weights = total_bytes(&files(model)).saturating_mul(2);
+        let pace = match (has_room_beside(weights), model.same_order) {
             (false, _) => Pace::AfterCheck,
             (true, None) => Pace::ByStage,
             (true, Some(_)) => Pace::ByTensor,
@@ -127,6 +131,10 @@ impl ModelCheck {
             let checking = thread.spawn_scoped(scope, check).map_err(|_| check());
             let loaded = load(&|stage| {
                 let is_same = || stage != LoadStage::Head || changed().is_ok();
+                let pace = match stage {
+                    LoadStage::Context(_) if !has_room_beside(context_bytes) => Pace::AfterCheck,
+                    _ => pace,
+                };
                 stages.wait(stage, pace, is_canceled) && is_same()
             });
             if is_canceled() {
@@ -236,11 +244,9 @@ impl ModelCheck {
     }
 }
 
-/// Whether memory suffices for the check and the load at once.
-fn has_room_beside(model: &ModelCheckInput) -> bool {
-    let needed = total_bytes(&files(model))
-        .saturating_mul(2)
-        .saturating_add(BASE_MEMORY);
+/// Whether memory suffices for these bytes of the load and the check, beside what a check takes without weights.
+fn has_room_beside(bytes: u64) -> bool {
+    let needed = bytes.saturating_add(BASE_MEMORY);
     free_memory().is_some_and(|free| free >= needed)
 }
 

@@ -59,7 +59,8 @@ impl Model {
     }
 
     /// Loads a GGUF file, without adapters, with its last layers on the devices of `placement`. Blocks for as long as
-    /// the disk takes, or until `progress` is canceled or `gate` ends it.
+    /// the disk takes, or until `progress` is canceled or `gate` ends it, which is asked before all stages up to
+    /// [`LoadStage::Context`].
     pub fn load_gated(
         path: &Path,
         placement: DevicePlacement,
@@ -118,7 +119,7 @@ impl Model {
             }
             damaged(log::take_first_error().unwrap_or_else(|| "llama.cpp refused it".into()))
         })?;
-        if !observer.passes(LoadStage::Use) {
+        if !observer.passes(LoadStage::Context(observer.tensors.get())) {
             // SAFETY: just loaded, used by nothing.
             unsafe { sys::llama_model_free(model.as_ptr()) };
             return Err(LlamaError::Canceled);

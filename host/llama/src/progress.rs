@@ -10,7 +10,10 @@ pub enum LoadStage {
     /// It reads the weights of a tensor. Tensors are numbered in the order in which they are read; the number after the last
     /// one says that all are read.
     Weights(usize),
-    /// The model is used.
+    /// The vocabulary, the adapters, the projector and the context follow; no step is computed. The number is the next after
+    /// those of [`LoadStage::Weights`].
+    Context(usize),
+    /// The model computes steps.
     Use,
 }
 

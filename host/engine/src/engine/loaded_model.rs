@@ -12,7 +12,7 @@ use crate::model_config::{DeviceTopKMode, MAX_RUNNING, ModelConfig, STEP_TOKENS}
 use crate::worker::MAX_COMPACTION_BYTES;
 use corral_llama::{
     ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadGate, LoadProgress,
-    MediaEncoder, Model, take_buffer_sizes,
+    LoadStage, MediaEncoder, Model, take_buffer_sizes,
 };
 use corral_scheduler::AdapterId;
 use std::path::PathBuf;
@@ -62,7 +62,10 @@ impl LoadedModel {
             // With layers on devices, llama.cpp reads the tensors in another order than the check.
             same_order: (!plan.has_devices()).then_some(config.file_access),
         };
-        check.check_beside(&model, &|| progress.is_canceled(), |gate| {
+        let kv_type = config.placement.kv_type;
+        let cells = estimate.cell_bytes(plan.first_cells(), kv_type);
+        let context_bytes = cells.saturating_add(estimate.state_bytes(config.max_running));
+        check.check_beside(&model, context_bytes, &|| progress.is_canceled(), |gate| {
             Self::load_planned(config, &estimate, &plan, progress, gate)
         })
     }
@@ -164,6 +167,9 @@ impl LoadedModel {
         // llama.cpp logs the buffers of its computation, and not of its weights.
         if let Some(projector) = &config.projector {
             memory.host = memory.host.saturating_add(projector_weights(projector)?);
+        }
+        if !gate(LoadStage::Use) {
+            return Err(LlamaError::Canceled.into());
         }
         Ok(Self {
             memory,
@@ -271,6 +277,35 @@ fn load_adapters(model: &mut Model, adapters: &[(String, PathBuf)]) -> Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device_placement::DeviceSelection;
+    use std::cell::RefCell;
+    use std::path::Path;
+
+    #[test]
+    fn gate_is_asked_before_context_and_use() {
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
+        let mut config = ModelConfig::new("tiny", tiny);
+        config.context = Some(256);
+        config.cells = Some(256);
+        config.threads = Some(1);
+        config.placement.devices = DeviceSelection::Cpu;
+        let ends_at = |is_last: fn(LoadStage) -> bool| {
+            let seen = RefCell::new(Vec::new());
+            let gate = |stage| {
+                seen.borrow_mut().push(stage);
+                !is_last(stage)
+            };
+            let error = LoadedModel::load(&config, &LoadProgress::default(), &gate).err();
+            let is_canceled = matches!(error, Some(LoadError::Llama(LlamaError::Canceled)));
+            assert!(is_canceled, "{error:?}");
+            seen.into_inner()
+        };
+        let to_context = ends_at(|stage| matches!(stage, LoadStage::Context(_)));
+        let mut all = to_context.clone();
+        all.push(LoadStage::Use);
+        assert_eq!(ends_at(|stage| stage == LoadStage::Use), all);
+        assert_eq!(to_context.last(), Some(&LoadStage::Context(all.len() - 3)));
+    }
 
     #[test]
     fn separate_device_memory_is_counted_per_device() {

@@ -13,6 +13,8 @@ pub const SECONDS: RangeInclusive<f64> = 0.1..=120.0;
 /// Samples per second.
 const RATES: RangeInclusive<u32> = 1_000..=192_000;
 const MAX_CHANNELS: u16 = 8;
+/// Many encoders take half a minute at once, and the rest alone.
+const WINDOW_SECONDS: usize = 30;
 /// A writer that does not know the length of the samples, since it writes to a pipe, states this one or a larger one.
 const UNKNOWN_LENGTH: u32 = 0x7fff_0000;
 /// Bytes that name a format in an extended description, after those of the usual one.
@@ -109,8 +111,11 @@ impl Format {
             let bytes = chunk.get(at..at + 2)?;
             Some(u16::from_le_bytes([bytes[0], bytes[1]]))
         };
-        let numbers = || Some((number(0)?, number(2)?, number(4)?, number(6)?, number(14)?));
-        let (mut code, channels, low, high, bits) = numbers()
+        let numbers = || {
+            let rate = u32::from(number(4)?) | u32::from(number(6)?) << 16;
+            Some((number(0)?, number(2)?, rate, number(12)?, number(14)?))
+        };
+        let (mut code, channels, rate, frame, bits) = numbers()
             .ok_or("the description of its samples is incomplete; send an undamaged file")?;
         if code == EXTENDED {
             code = number(24).unwrap_or(EXTENDED);
@@ -125,7 +130,6 @@ impl Format {
                 ));
             }
         };
-        let rate = u32::from(low) | u32::from(high) << 16;
         if !RATES.contains(&rate) {
             let (start, end) = RATES.into_inner();
             return Err(format!(
@@ -135,6 +139,13 @@ impl Format {
         if !(1..=MAX_CHANNELS).contains(&channels) {
             return Err(format!(
                 "it has {channels} channels; expected 1 to {MAX_CHANNELS}"
+            ));
+        }
+        // Writers of other sizes differ in where the bits of a sample lie.
+        let expected = bits / 8 * channels;
+        if frame != expected {
+            return Err(format!(
+                "{channels} samples of {bits} bits take {frame} bytes; expected {expected}; convert it to samples of 16 bits"
             ));
         }
         Ok(Self {
@@ -236,6 +247,17 @@ impl Audio {
             products.sum::<f32>()
         };
         (0..length).map(sample).collect()
+    }
+}
+
+/// Lengthens the rest after whole half minutes with silence to the shortest audio, which a check encodes too: llama.cpp fails
+/// on a rest of one sample for Gemma 4's encoder.
+pub fn pad_rest(samples: &mut Vec<f32>, rate: u32) {
+    let window = WINDOW_SECONDS * (rate as usize).max(1);
+    let shortest = (SECONDS.start() * f64::from(rate)).ceil() as usize;
+    let rest = samples.len() % window;
+    if (1..shortest).contains(&rest) {
+        samples.resize(samples.len() - rest + shortest, 0.0);
     }
 }
 
@@ -384,6 +406,34 @@ mod tests {
         refused(&constant(2, 16, &[0, 0]), "in the format 2");
         refused(&wav(1, 8, 0, RATE, &[0; 200]), "0 channels");
         refused(&wav(1, 8, 1, 0, &[0; 200]), "0 samples per second");
+    }
+
+    #[test]
+    fn frames_of_other_sizes_are_refused() {
+        // 24 bits in four bytes.
+        let mut wide = wav(1, 24, 2, RATE, &[0; 1_600]);
+        wide[32] = 8;
+        refused(&wide, "2 samples of 24 bits take 8 bytes; expected 6");
+    }
+
+    #[test]
+    fn short_rest_is_padded() {
+        for (length, padded) in [
+            (1, 100),
+            (100, 100),
+            (30_000, 30_000),
+            (30_001, 30_100),
+            (60_099, 60_100),
+            (60_101, 60_101),
+        ] {
+            let mut samples = vec![0.5; length];
+            pad_rest(&mut samples, RATE);
+            assert_eq!(samples.len(), padded, "{length}");
+            assert_eq!(
+                samples.iter().filter(|sample| **sample > 0.0).count(),
+                length
+            );
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! On a busy machine it takes at most a quarter of the time of half the cores from running steps. Its queue is bounded
 //! in files and bytes, in all and for each tenant.
 
-use super::audio::is_wav;
+use super::audio::{is_wav, pad_rest};
 use super::decoder::{Media, MediaDecoder};
 use super::store::{Image, ImageKey, ImageStore};
 use crate::embedding::{FairQueue, FairQueueId, lower_priority};
@@ -279,8 +279,9 @@ impl Worker {
             }
             Media::Audio(audio) => {
                 let rate = self.encoder.sample_rate().unwrap_or(audio.rate);
-                self.encoder
-                    .encode_audio(&audio.resampled(rate), &is_stopped)
+                let mut samples = audio.resampled(rate);
+                pad_rest(&mut samples, rate);
+                self.encoder.encode_audio(&samples, &is_stopped)
             }
         };
         let parts = parts.map_err(|error| {

@@ -27,8 +27,8 @@ const IMAGE_CELLS: u32 = 4096;
 /// A text with words, digits, other scripts, an emoji, spaces and a control token.
 const TEXT: &str = "The cat sat on 12 mats.\n\tÄpfel, 猫 и кот 🐈  <|im_start|>";
 
-/// Opens the model as the server will and generates. Reports when the head of the file is read, when the weights are, and
-/// between these after each tensor if the server reads them in the same order.
+/// Opens the model as the server will and generates. Reports when the head of the file is read, when the weights are, when the
+/// context is made, and after each tensor if the server reads them in the same order.
 ///
 /// # Errors
 /// Why the server would refuse the file.
@@ -44,7 +44,7 @@ pub fn check_model_job(job: ChildJob) -> Result<Vec<u8>, String> {
         match stage {
             LoadStage::Head => {}
             LoadStage::Weights(tensor) if tensor > 0 && !each_tensor => {}
-            LoadStage::Weights(_) | LoadStage::Use => report_progress(),
+            LoadStage::Weights(_) | LoadStage::Context(_) | LoadStage::Use => report_progress(),
         }
         true
     };

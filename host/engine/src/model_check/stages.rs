@@ -12,9 +12,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub(crate) enum Pace {
     /// After its end.
     AfterCheck,
-    /// The head after the head, and all weights after all weights.
+    /// The head after the head, all weights after all weights, and the context after the context.
     ByStage,
-    /// The head after the head, and each tensor after the tensor: both read them in the same order.
+    /// The head after the head, each tensor after the tensor, since both read them in the same order, and the context after the
+    /// context.
     ByTensor,
 }
 
@@ -27,8 +28,8 @@ pub(crate) struct CheckStages {
 
 #[derive(Debug, Default)]
 struct CheckState {
-    /// Reports of the child: one after the head of the file, with [`Pace::ByTensor`] one after each tensor, and one after
-    /// the weights.
+    /// Reports of the child: one after the head of the file, with [`Pace::ByTensor`] one after each tensor, one after the
+    /// weights, and one after the context.
     reports: usize,
     /// Whether the check has passed, once it has ended.
     passed: Option<bool>,
@@ -63,7 +64,10 @@ impl CheckStages {
             (LoadStage::Use, _) | (_, Pace::AfterCheck) => usize::MAX,
             (LoadStage::Head, _) => 1,
             (LoadStage::Weights(_), Pace::ByStage) => 2,
-            (LoadStage::Weights(tensor), Pace::ByTensor) => tensor.saturating_add(2),
+            (LoadStage::Context(_), Pace::ByStage) => 3,
+            (LoadStage::Weights(number) | LoadStage::Context(number), Pace::ByTensor) => {
+                number.saturating_add(2)
+            }
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while state.passed.is_none() && state.reports < reports {
@@ -100,12 +104,12 @@ mod tests {
 
     #[test]
     fn load_stays_behind_check() {
-        use LoadStage::{Head, Use, Weights};
+        use LoadStage::{Context, Head, Use, Weights};
         for (pace, order) in [
-            (Pace::ByStage, &[Head, Weights(0)][..]),
+            (Pace::ByStage, &[Head, Weights(0), Context(1)][..]),
             (
                 Pace::ByTensor,
-                &[Head, Weights(0), Weights(1), Weights(2)][..],
+                &[Head, Weights(0), Weights(1), Weights(2), Context(3)][..],
             ),
         ] {
             let stages = CheckStages::default();
@@ -114,10 +118,11 @@ mod tests {
             }
             waits_until(&stages, Use, pace, || stages.end(true));
         }
-        for stage in [Head, Weights(0), Use] {
+        for stage in [Head, Weights(0), Context(1), Use] {
             let stages = CheckStages::default();
-            stages.report();
-            stages.report();
+            for _ in 0..3 {
+                stages.report();
+            }
             waits_until(&stages, stage, Pace::AfterCheck, || stages.end(true));
         }
     }
