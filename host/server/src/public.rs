@@ -70,6 +70,8 @@ pub(crate) async fn answer_from(
         // The sender may be gone without a word: the request is not listed.
         Ok(()) = &mut canceled => Err(CallError::Canceled.into()),
     };
+    // Before its sender, whose end would wake this task once more.
+    drop(canceled);
     let mut response = match answered {
         Ok(response) => with_event_stream_end(response, response_policy.format, last_error_line),
         Err(problem) => {
