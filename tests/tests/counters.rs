@@ -313,9 +313,9 @@ fn check_costs(answers: Answers) {
         Answers::Framed | Answers::Whole => 0.0,
     };
     at_most("host calls", calls, logprob_reads + 64.0 * streams);
-    // One event per chunk, then the report and the end.
+    // One event per chunk, then the report with the end.
     let frames = count("deployment_response_frames");
-    at_most("response_frames", frames, chunks + 4.0 * streams);
+    at_most("response_frames", frames, chunks + 3.0 * streams);
     // Plugins start with a large enough heap.
     at_most(
         "growths of memories",

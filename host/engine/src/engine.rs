@@ -16,6 +16,7 @@ use crate::raw_context::RawContext;
 use crate::snapshot::{Snapshots, digest_of_parts};
 use crate::split_files::split_files;
 use crate::status::{DroppedPrefixes, EngineStatus, EntryStatus};
+use crate::wake_queue::{WakeQueue, WakeTask};
 use crate::worker::{Command, DropPrefixes, NewRequest, NewWork, Prompt, Vocabulary};
 use crate::{
     Caller, Constraint, Error, GenerateOptions, Generation, LoadError, ModelInfo, Reply, Token,
@@ -58,6 +59,7 @@ struct Inner {
     open_requests: OpenRequestLimits,
     metrics: Arc<EngineMetrics>,
     waker: EngineWaker,
+    wake_queue: Arc<WakeQueue>,
     /// Settings of the context.
     settings: ContextSettings,
     /// KV cells of the context.
@@ -272,6 +274,12 @@ impl Engine {
             work: NewWork::Generate { options, sender },
         };
         Ok((request, generation))
+    }
+
+    /// A task that wakes the readers of generations, to spawn on the threads that run them: the engine's thread then wakes
+    /// one task after a step. `None` while there is one.
+    pub fn wake_task(&self) -> Option<WakeTask> {
+        self.0.wake_queue.task()
     }
 
     /// A second context with the engine's weights, sizes and number of compute threads, as the baseline of

@@ -51,6 +51,7 @@ mod swap_store;
 mod text_decoder;
 mod vocabulary;
 mod wake_batch;
+mod wake_queue;
 mod worker;
 
 pub use self::image::decoder::{DECODE_MEDIA_JOB, decode_media_job};
@@ -105,6 +106,7 @@ pub use split_files::split_files;
 pub use status::{
     DroppedPrefixes, EngineStatus, EntryLocation, EntryStatus, RequestStatus, SchedulerCounters,
 };
+pub use wake_queue::WakeTask;
 
 /// Index into a model's vocabulary.
 pub type Token = u32;

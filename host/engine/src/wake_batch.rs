@@ -1,25 +1,38 @@
 //! Wakes readers in batches.
 //!
 //! A step produces tokens for many readers. Readers woken one by one may each find their thread asleep again;
-//! woken together they run one after another on threads that are awake.
+//! woken together they run one after another on threads that are awake. Several go through the [`WakeQueue`].
 
 use crate::next_token::Distribution;
 use crate::reply;
+use crate::wake_queue::WakeQueue;
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 /// Longest delay of the first reader of a batch. Sampling a row of a large vocabulary takes 0.1 ms.
 const MAX_DELAY: Duration = Duration::from_micros(250);
 
-/// Readers to wake and replies to send. Flushes when dropped.
+/// Readers to wake and replies to send. Flushes when dropped, and ends the queue's task.
 #[derive(Debug, Default)]
 pub struct WakeBatch {
     wakers: Vec<Waker>,
     replies: Vec<(reply::ReplySender<Distribution>, Distribution)>,
     since: Option<Instant>,
+    queue: Arc<WakeQueue>,
 }
 
 impl WakeBatch {
+    /// A batch whose readers the task of `queue` wakes, while it has one.
+    pub fn new(queue: Arc<WakeQueue>) -> Self {
+        Self {
+            wakers: Vec::new(),
+            replies: Vec::new(),
+            since: None,
+            queue,
+        }
+    }
+
     /// Adds a reader, if there is one.
     pub fn add(&mut self, waker: Option<Waker>) {
         if let Some(waker) = waker {
@@ -44,6 +57,9 @@ impl WakeBatch {
     /// Wakes all readers and sends all replies.
     pub fn flush(&mut self) {
         self.since = None;
+        if self.wakers.len() > 1 {
+            self.queue.wake(&mut self.wakers);
+        }
         for waker in self.wakers.drain(..) {
             waker.wake();
         }
@@ -56,6 +72,7 @@ impl WakeBatch {
 impl Drop for WakeBatch {
     fn drop(&mut self) {
         self.flush();
+        self.queue.close();
     }
 }
 

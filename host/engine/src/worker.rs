@@ -45,6 +45,7 @@ use crate::request_observer::{GenerationPhase, ObservedGeneration};
 use crate::status::EngineStatus;
 use crate::text_decoder::TextDecoder;
 use crate::wake_batch::WakeBatch;
+use crate::wake_queue::WakeQueue;
 use crate::{Error, GenerateOptions, Token, reply};
 use constrained::ConstrainedSampler;
 use corral_sampling::{SamplerChain, Scratch};
@@ -325,6 +326,13 @@ impl<B: Backend> Worker<B> {
             deferred: Vec::new(),
             generated_tokens: 0,
         }
+    }
+
+    /// Wakes readers through this queue.
+    #[must_use]
+    pub fn with_wake_queue(mut self, queue: Arc<WakeQueue>) -> Self {
+        self.wake_batch = WakeBatch::new(queue);
+        self
     }
 
     /// Drafts with this model, if there is one.

@@ -335,7 +335,8 @@ impl Plugin {
         let meter = Arc::clone(&call.meter);
         let (reply, response) = oneshot::channel();
         let request = request.map(request_body);
-        let task = serve(call, instance, context, idle, request, reply);
+        // Boxed, because spawning moves a future several times.
+        let task = Box::pin(serve(call, instance, context, idle, request, reply));
         let task = tokio::spawn(task.instrument(span.clone()));
         let handle = CallHandle::new(task.abort_handle(), Arc::clone(&outcome));
         match response.await {

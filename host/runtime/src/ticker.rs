@@ -17,6 +17,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct TickerState {
     calls: usize,
+    /// The thread waits for a call.
+    waiting: bool,
     stop: bool,
 }
 
@@ -24,9 +26,23 @@ impl Shared {
     fn update(&self, change: impl FnOnce(&mut TickerState)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state);
-        if state.calls == 1 || state.stop {
+        // A thread that sleeps for an epoch looks at the state by itself.
+        if state.waiting && (state.calls > 0 || state.stop) {
+            state.waiting = false;
             self.changed.notify_one();
         }
+    }
+
+    /// Waits until calls run. False if the thread must end.
+    fn wait_for_calls(&self) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while state.calls == 0 && !state.stop {
+            state.waiting = true;
+            let waited = self.changed.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        state.waiting = false;
+        !state.stop
     }
 }
 
@@ -45,19 +61,7 @@ impl Ticker {
         std::thread::Builder::new()
             .name("corral-epoch".into())
             .spawn(move || {
-                loop {
-                    let state = thread_shared
-                        .state
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner);
-                    let state = thread_shared
-                        .changed
-                        .wait_while(state, |state| state.calls == 0 && !state.stop)
-                        .unwrap_or_else(PoisonError::into_inner);
-                    if state.stop {
-                        return;
-                    }
-                    drop(state);
+                while thread_shared.wait_for_calls() {
                     std::thread::sleep(EPOCH);
                     let mut alive = engines.iter().filter_map(EngineWeak::upgrade).peekable();
                     if alive.peek().is_none() {

@@ -6,6 +6,7 @@
 
 mod address_limiter;
 mod connection;
+mod header_timer;
 mod log_interval;
 mod preface;
 mod response_body;

@@ -319,10 +319,12 @@ impl Shared {
         }
     }
 
-    /// Waits for the next reading: until a request arrives if the server is idle, unless the pressure has `risen`. False
-    /// if the guard is dropped.
+    /// Waits for the next reading: for the interval, and then until a request arrives if the server is idle, unless the
+    /// pressure has `risen`. So requests that come one after another share a reading. False if the guard is dropped.
     fn wait_for_reading(&self, risen: bool) -> bool {
-        let mut thread = self.lock();
+        let is_kept = |thread: &mut ThreadState| !thread.stopped;
+        let waited = self.work.wait_timeout_while(self.lock(), INTERVAL, is_kept);
+        let mut thread = waited.unwrap_or_else(PoisonError::into_inner).0;
         // With the lock, so that a request that starts now either counts or finds the thread asleep.
         let idle = self.running.load(Ordering::Relaxed) == 0 && self.waiting().is_empty();
         if idle && !risen && !thread.arrived {
@@ -333,9 +335,6 @@ impl Shared {
                 thread = waited.unwrap_or_else(PoisonError::into_inner);
             }
             thread.asleep = false;
-        } else if !thread.stopped {
-            let waited = self.work.wait_timeout(thread, INTERVAL);
-            thread = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         // Requests that arrive from here on see the next reading, or cause one more.
         thread.arrived = false;

@@ -70,6 +70,8 @@ pub(crate) async fn answer_from(
         // The sender may be gone without a word: the request is not listed.
         Ok(()) = &mut canceled => Err(CallError::Canceled.into()),
     };
+    // Before its sender, whose end would wake this task once more.
+    drop(canceled);
     let mut response = match answered {
         Ok(response) => with_event_stream_end(response, response_policy.format, last_error_line),
         Err(problem) => {
@@ -145,20 +147,23 @@ async fn route(
     if let Some(target) = jobs::target(&services.deployments, path) {
         let request = (head, body, body_status);
         let deployments = &services.deployments;
-        return jobs::answer(
+        // Boxed, like the other rare answers, so that the future of each request stays small.
+        return Box::pin(jobs::answer(
             state,
             deployments,
             target,
             request,
             details,
             response_policy,
-        )
+        ))
         .await;
     }
     if let Some(subject) = messages::target(&services.deployments, path) {
         let subject = subject.to_owned();
         let request = (head, body, body_status);
-        return messages::answer(state, &services.deployments, &subject, request, details).await;
+        let deployments = &services.deployments;
+        let answer = messages::answer(state, deployments, &subject, request, details);
+        return Box::pin(answer).await;
     }
     let Some(deployment) = services.deployments.find(path) else {
         let no_jobs = jobs::no_jobs(&services.deployments, path);
@@ -251,7 +256,8 @@ async fn route(
             let last_line = last_error_line.as_deref();
             let mut response = answer.map_err(|error| Problem::of_call(error, last_line))?;
             if let Some(last_line) = last_line {
-                response = development::explain_response(response, last_line).await?;
+                let explained = development::explain_response(response, last_line);
+                response = Box::pin(explained).await?;
             }
             policy.cors.remove_plugin_headers(response.headers_mut());
             if response.headers().contains_key(IGNORED_MEMBERS) {

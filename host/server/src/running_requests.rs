@@ -127,7 +127,11 @@ impl RunningRequests {
         };
         let cancel = std::mem::replace(&mut *request.cancel(), Cancel::Done);
         match cancel {
-            Cancel::Waiting(sender) => sender.send(()).is_ok(),
+            Cancel::Waiting(sender) => {
+                // Without a receiver, the response begins just now; `answered` cancels it.
+                let _ = sender.send(());
+                true
+            }
             Cancel::Call(call) => {
                 call.cancel();
                 true

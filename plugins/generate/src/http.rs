@@ -50,6 +50,6 @@ async fn stream(generation: Generation) -> Result<Response, Error> {
 }
 
 async fn end(report: Report, events: &mut EventWriter) -> Result<(), Error> {
-    events.data(&report.last_event()).await?;
-    events.data(DONE).await
+    let all = [report.last_event(), DONE.to_owned()];
+    events.data_events(&all).await
 }

@@ -47,19 +47,22 @@ impl CompletionChunks {
         chunk
     }
 
-    /// Writes the events after all choices. `first`: the outcome of the first one.
+    /// Writes `finish`, if any, and the events after all choices. `first`: the outcome of the first choice.
     pub async fn close(
         &self,
+        finish: Option<&Value>,
         usage: Usage,
         first: &Outcome,
         events: &mut EventWriter,
     ) -> Result<(), Error> {
+        let mut all: Vec<_> = finish.map(Value::to_string).into_iter().collect();
         if self.usage {
             let mut last = self.chunk(&[(); 0]);
             last["usage"] = usage.to_json();
             last["timings"] = timings::of_outcome(first);
-            events.json(&last).await?;
+            all.push(last.to_string());
         }
-        events.data(DONE).await
+        all.push(DONE.to_owned());
+        events.data_events(&all).await
     }
 }

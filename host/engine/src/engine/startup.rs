@@ -14,6 +14,7 @@ use crate::model_config::{DeviceTopKMode, ModelConfig, ModelInfo};
 use crate::open_request_limits::{OpenRequestLimits, RequestLoad};
 use crate::swap_store::{SwapBudget, SwapStore};
 use crate::vocabulary::ModelVocabulary;
+use crate::wake_queue::WakeQueue;
 use crate::worker::{Command, PrefixFiles, Swap, Worker};
 use crate::{Error, LoadError};
 use corral_constraint::GrammarCompiler;
@@ -171,6 +172,7 @@ impl Engine {
         )?
         .with_files(prefix_files);
         let samplers = SamplerMailbox::new(waker.clone());
+        let wake_queue = Arc::<WakeQueue>::default();
         let mut worker = Worker::new(
             backend,
             limits,
@@ -180,6 +182,7 @@ impl Engine {
             swap,
             samplers,
         )
+        .with_wake_queue(Arc::clone(&wake_queue))
         .with_draft_model(draft_model);
         if config.adaptive_threads {
             worker.enable_adaptive_threads();
@@ -232,6 +235,7 @@ impl Engine {
             open_requests,
             metrics,
             waker,
+            wake_queue,
             settings: settings.without_device_top_k(),
             cells: limits.cells,
             memory: memory.host,

@@ -11,7 +11,7 @@ use super::generation::GenerationChunks;
 use super::{HostResult, invalid};
 use crate::state::State;
 use crate::use_count::UseGuard;
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use http_body::Frame;
 use http_body_util::BodyExt;
 use std::convert::Infallible;
@@ -139,7 +139,7 @@ fn body_stream(
 impl FramedBody {
     /// Polls for the next bytes. None at the end.
     fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        let mut bytes = BytesMut::from(&*std::mem::take(&mut self.framing.first));
+        let mut bytes = std::mem::take(&mut self.framing.first);
         while bytes.is_empty() {
             let Some(chunks) = &self.chunks else {
                 let rest = self.rest.poll_recv(cx);
@@ -153,21 +153,30 @@ impl FramedBody {
                 None => self.chunks = None,
             }
         }
-        Poll::Ready(Some(bytes.freeze()))
+        Poll::Ready(Some(bytes.into()))
     }
 
-    fn write_frame(&self, bytes: &mut BytesMut, text: &str) {
+    fn write_frame(&self, bytes: &mut Vec<u8>, text: &str) {
         if text.is_empty() {
             return;
         }
-        bytes.extend_from_slice(&self.framing.before);
-        if self.framing.json {
+        let Framing {
+            before,
+            after,
+            json,
+            ..
+        } = &self.framing;
+        // The length of most frames: one allocation, which the connection then holds.
+        let quotes = if *json { 2 } else { 0 };
+        bytes.reserve_exact(before.len() + text.len() + quotes + after.len());
+        bytes.extend_from_slice(before);
+        if *json {
             // Writing a string to memory cannot fail.
-            let _ = serde_json::to_writer(bytes.writer(), text);
+            let _ = serde_json::to_writer(&mut *bytes, text);
         } else {
             bytes.extend_from_slice(text.as_bytes());
         }
-        bytes.extend_from_slice(&self.framing.after);
+        bytes.extend_from_slice(after);
     }
 }
 

@@ -11,6 +11,7 @@ use crate::state::State;
 use corral_engine::{Engine, GenerationTrace, RequestObserver};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use wasmtime::component::Resource;
 
 fn check_can_fork(engine: &Engine) -> Result<(), wit::Error> {
@@ -23,6 +24,17 @@ fn check_can_fork(engine: &Engine) -> Result<(), wit::Error> {
          sliding window; create a new sequence",
         info.name
     )))
+}
+
+/// Lets the engine wake the readers of a step together, on a thread of this runtime. A runtime of one thread may not be driven
+/// while readers of others wait, so it gets no such task.
+fn spawn_wake_task(engine: &Engine) {
+    if let Ok(runtime) = Handle::try_current()
+        && runtime.runtime_flavor() == RuntimeFlavor::MultiThread
+        && let Some(task) = engine.wake_task()
+    {
+        runtime.spawn(task);
+    }
 }
 
 impl HostSequence for State {
@@ -181,6 +193,7 @@ impl State {
             trace.failed(error);
         }
         let generation = self.counters.count_cells_limit(started, context)?;
+        spawn_wake_task(&engine);
         if let Some(reservation) = &mut reservation {
             reservation.mark_used(appended);
         }

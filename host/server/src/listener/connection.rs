@@ -1,5 +1,6 @@
 //! One connection: TLS handshake, protocol detection, requests, and shutdown.
 
+use super::header_timer::HeaderTimer;
 use super::preface::{Rewind, detect_http2};
 use super::response_body::ResponseBody;
 use super::socket::{AcceptedStream, Peer};
@@ -114,7 +115,7 @@ where
         let activity = ConnectionActivity::new();
         let mut builder = http1::Builder::new();
         builder
-            .timer(TokioTimer::new())
+            .timer(HeaderTimer::new(limits.header_timeout))
             .header_read_timeout(limits.header_timeout)
             .max_header_size(limits.max_header_bytes)
             .max_buf_size(limits.max_header_bytes.saturating_mul(2).max(8192));

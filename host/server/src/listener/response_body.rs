@@ -266,7 +266,9 @@ impl EventBoundary {
     }
 
     fn advance(&mut self, data: &[u8]) {
-        for byte in data {
+        // What is before the last other byte changes nothing.
+        let last = data.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r'));
+        for byte in &data[last.unwrap_or(0)..] {
             match byte {
                 b'\n' => {
                     self.between_events = self.line_is_empty;

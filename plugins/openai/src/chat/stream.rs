@@ -49,9 +49,10 @@ pub fn respond(mut answers: AnswerStream, logprobs: bool, options: StreamOptions
                 let outcome = outcome?;
                 answers.set_outcome(outcome);
                 let finish = outcome.finish.into();
-                stream.write_finish(0, finish, events).await?;
+                let finish = stream.finish_event(0, finish);
                 let usage = answers.usage()?;
-                stream.chunks.close(usage, &outcome, events).await
+                let chunks = &stream.chunks;
+                chunks.close(Some(&finish), usage, &outcome, events).await
             },
         );
     }
@@ -75,7 +76,8 @@ impl Stream {
             self.write_delta(delta, &answers, events).await?;
         }
         let first = answers.outcome(0)?;
-        self.chunks.close(answers.usage()?, &first, events).await
+        let usage = answers.usage()?;
+        self.chunks.close(None, usage, &first, events).await
     }
 
     async fn write_delta(
@@ -109,22 +111,16 @@ impl Stream {
             events.json(&self.event(index, delta, logprobs)).await?;
         }
         if let Some(finish) = answer.finish {
-            self.write_finish(index, finish, events).await?;
+            events.json(&self.finish_event(index, finish)).await?;
         }
         Ok(())
     }
 
-    /// Writes the last event of a choice.
-    async fn write_finish(
-        &self,
-        index: usize,
-        finish: FinishReason,
-        events: &mut EventWriter,
-    ) -> Result<(), Error> {
+    /// The last event of a choice.
+    fn finish_event(&self, index: usize, finish: FinishReason) -> Value {
         let mut last = self.choice(index, json!({}), &[]);
         last["finish_reason"] = finish_reason(finish).into();
-        let event = self.with_extra(self.chunks.chunk(&[last]));
-        events.json(&event).await
+        self.with_extra(self.chunks.chunk(&[last]))
     }
 
     fn part_delta(&mut self, index: usize, part: OutputPart, answers: &AnswerStream) -> Value {

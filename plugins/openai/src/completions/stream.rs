@@ -26,8 +26,9 @@ pub fn respond(mut choices: Choices, format: ResponseShape, options: StreamOptio
                 let outcome = outcome?;
                 choices.set_outcome(outcome);
                 let last = format.choice(0, "", &[], &[], Some(outcome.finish));
-                events.json(&chunks.chunk(&[last])).await?;
-                chunks.close(choices.usage(), &outcome, events).await
+                let last = chunks.chunk(&[last]);
+                let usage = choices.usage();
+                chunks.close(Some(&last), usage, &outcome, events).await
             },
         );
     }
@@ -68,5 +69,5 @@ async fn write(
         events.json(&event).await?;
     }
     let first = choices.outcome(0)?;
-    chunks.close(choices.usage(), &first, events).await
+    chunks.close(None, choices.usage(), &first, events).await
 }

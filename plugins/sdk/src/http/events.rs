@@ -44,6 +44,12 @@ impl EventWriter {
         self.write(encode(None, data)).await
     }
 
+    /// Sends an event for each of `all`, in one write.
+    pub async fn data_events(&mut self, all: &[String]) -> Result<(), Error> {
+        let events: String = all.iter().map(|data| encode(None, data)).collect();
+        self.write(events).await
+    }
+
     /// Sends an event with a value as JSON.
     pub async fn json(&mut self, value: &impl Serialize) -> Result<(), Error> {
         let text = serde_json::to_string(value)
