@@ -32,6 +32,8 @@ struct Servers {
     stored_keys: [String; 2],
     /// Has a model with a long context.
     long: Corral,
+    /// Has a reranking model.
+    rank: Corral,
 }
 
 /// A chat template with reasoning: the prompt ends in the opening tag, and the model writes `</think>`.
@@ -102,8 +104,8 @@ fn reasoning_model() -> PathBuf {
     file
 }
 
-/// A random model that computes long prompts in seconds: its one layer has one head, and the demo model's tokens.
-fn long_model() -> PathBuf {
+/// A server with a random model that computes long prompts in seconds: its one layer has one head, and the demo model's tokens.
+fn start_long() -> Corral {
     let sizes = Qwen3 {
         layers: 1,
         heads: 1,
@@ -111,30 +113,29 @@ fn long_model() -> PathBuf {
         context: LONG_CONTEXT,
         ..Qwen3::tiny()
     };
-    let file = scratch_dir().join("long.gguf");
-    let sizes = Architecture::Qwen3(sizes);
-    write_model(&sizes, &artifacts::model(), &file, 1).expect("written");
-    file
+    let context = LONG_CONTEXT.to_string();
+    let more = ["--context", &context, "--event-keep-alive=1"];
+    start_random("long", &Architecture::Qwen3(sizes), &more)
 }
 
-fn start_long() -> Corral {
-    let model = format!("long={}", long_model().display());
+/// A server with one model of random weights.
+fn start_random(name: &str, architecture: &Architecture, more: &[&str]) -> Corral {
+    let file = scratch_dir().join("random.gguf");
+    write_model(architecture, &artifacts::model(), &file, 1).expect("written");
+    let model = format!("{name}={}", file.display());
     let plugin = format!("/={}", artifacts::plugin("openai").display());
-    let context = LONG_CONTEXT.to_string();
     let cache = artifacts::scratch().join("compiled");
-    Corral::start_exactly(&[
+    let arguments = [
         "--model",
         &model,
-        "--context",
-        &context,
         "--plugin",
         &plugin,
         "--cache-dir",
         cache.to_str().expect("UTF-8"),
         "--listen=127.0.0.1:0",
         "--admin=127.0.0.1:0",
-        "--event-keep-alive=1",
-    ])
+    ];
+    Corral::start_exactly(&[&arguments[..], more].concat())
 }
 
 /// A new file with the keys of these tenants and deployments, and the keys.
@@ -178,6 +179,7 @@ impl Servers {
             stored,
             stored_keys,
             long: start_long(),
+            rank: start_random("rank", &Architecture::Bert { ranks: true }, &[]),
         }
     }
 
@@ -192,6 +194,7 @@ impl Servers {
             ("CORRAL_THINKING_URL", &self.thinking),
             ("CORRAL_STORED_URL", &self.stored),
             ("CORRAL_LONG_URL", &self.long),
+            ("CORRAL_RANK_URL", &self.rank),
         ];
         for (variable, corral) in servers {
             command.env(variable, format!("http://{}", corral.public()));
