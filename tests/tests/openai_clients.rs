@@ -1,8 +1,8 @@
 //! The `openai` and `ollama` plugins with Python and Node clients: runs the suites in `tests/clients` against real servers.
 
-use corral_random_model::{Architecture, Qwen3, write_model};
+use corral_random_model::Architecture;
 use corral_tests::deployments::deploy_dir;
-use corral_tests::{Corral, artifacts, new_key, run_suite, scratch_dir};
+use corral_tests::{Corral, artifacts, long_context, new_key, run_suite, scratch_dir};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -104,38 +104,10 @@ fn reasoning_model() -> PathBuf {
     file
 }
 
-/// A server with a random model that computes long prompts in seconds: its one layer has one head, and the demo model's tokens.
 fn start_long() -> Corral {
-    let sizes = Qwen3 {
-        layers: 1,
-        heads: 1,
-        kv_heads: 1,
-        context: LONG_CONTEXT,
-        ..Qwen3::tiny()
-    };
     let context = LONG_CONTEXT.to_string();
     let more = ["--context", &context, "--event-keep-alive=1"];
-    start_random("long", &Architecture::Qwen3(sizes), &more)
-}
-
-/// A server with one model of random weights.
-fn start_random(name: &str, architecture: &Architecture, more: &[&str]) -> Corral {
-    let file = scratch_dir().join("random.gguf");
-    write_model(architecture, &artifacts::model(), &file, 1).expect("written");
-    let model = format!("{name}={}", file.display());
-    let plugin = format!("/={}", artifacts::plugin("openai").display());
-    let cache = artifacts::scratch().join("compiled");
-    let arguments = [
-        "--model",
-        &model,
-        "--plugin",
-        &plugin,
-        "--cache-dir",
-        cache.to_str().expect("UTF-8"),
-        "--listen=127.0.0.1:0",
-        "--admin=127.0.0.1:0",
-    ];
-    Corral::start_exactly(&[&arguments[..], more].concat())
+    Corral::start_random("long", &long_context(LONG_CONTEXT), "/", &more)
 }
 
 /// A new file with the keys of these tenants and deployments, and the keys.
@@ -179,7 +151,7 @@ impl Servers {
             stored,
             stored_keys,
             long: start_long(),
-            rank: start_random("rank", &Architecture::Bert { ranks: true }, &[]),
+            rank: Corral::start_random("rank", &Architecture::Bert { ranks: true }, "/", &[]),
         }
     }
 
