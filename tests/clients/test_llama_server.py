@@ -1,6 +1,7 @@
 """Routes of llama.cpp's server and vLLM that its own suite does not check with the demo model."""
 
 import json
+import math
 
 import openai
 import pytest
@@ -105,6 +106,27 @@ def test_model_that_cannot_rerank_answers_501():
     for path in ["/rerank", "/v1/rerank", "/v1/reranking", "/v2/rerank"]:
         status, _, value = post(path, {"query": "a", "documents": ["b", "c"]})
         assert (status, value["error"]["code"]) == (501, "unsupported"), path
+
+
+def test_reranker_answers_in_each_shape():
+    texts = ["Paris", "learning", "a machine"]
+
+    def rerank(**more):
+        status, _, value = post("/rerank", {"query": "machine", **more}, which="CORRAL_RANK_URL")
+        assert status == 200, value
+        return value
+
+    results = rerank(documents=texts, return_documents=True)["results"]
+    scores = {result["index"]: result["relevance_score"] for result in results}
+    assert sorted(scores) == [0, 1, 2]
+    assert list(scores.values()) == sorted(scores.values(), reverse=True)
+    assert all(result["document"] == {"text": texts[result["index"]]} for result in results)
+    best = rerank(documents=[{"text": text} for text in texts], top_n=2)["results"]
+    assert [result["index"] for result in best] == list(scores)[:2]
+    for result in rerank(texts=texts, raw_scores=True):
+        assert result["score"] == pytest.approx(scores[result["index"]], rel=1e-3)
+    for result in rerank(texts=texts):
+        assert result["score"] == pytest.approx(1 / (1 + math.exp(-scores[result["index"]])), rel=1e-3)
 
 
 def test_infill_of_a_model_with_the_tokens():

@@ -100,6 +100,14 @@ def test_models_are_listed_and_shown():
     assert client().pull(MODEL).status == "success"
 
 
+def test_members_without_effect_are_named():
+    options = {**GREEDY, "num_ctx": 100}
+    body = {"model": MODEL, "messages": user("12+7="), "options": options, "mood": 1, "keep_alive": "5m", "stream": False}
+    status, headers, value = post("/api/chat", body)
+    assert (status, value["message"]["content"]) == (200, "19")
+    assert headers["x-corral-ignored"] == "options.num_ctx, mood"
+
+
 def test_errors_name_the_member():
     status, _, value = post("/api/chat", {"model": MODEL, "messages": user("x"), "format": "xml"})
     assert (status, list(value)) == (400, ["error"])

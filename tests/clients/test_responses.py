@@ -150,6 +150,19 @@ def test_custom_tool_is_called():
     assert (call.type, call.name) == ("custom_tool_call", "patch")
 
 
+def test_message_has_logprobs():
+    more = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    (message,) = respond("12+7=", **more).output
+    entries = message.content[0].logprobs
+    assert [entry.token for entry in entries] == ["1", "9"]
+    # The answer is greedy, so each token is the most likely one.
+    for entry in entries:
+        assert len(entry.top_logprobs) == 2
+        assert (entry.token, entry.logprob) == (entry.top_logprobs[0].token, entry.top_logprobs[0].logprob)
+    deltas = [event for event in respond("12+7=", stream=True, **more) if event.type == "response.output_text.delta"]
+    assert [entry.token for event in deltas for entry in event.logprobs] == ["1", "9"]
+
+
 def test_counted_tokens_are_those_of_the_prompt():
     counted = client().responses.input_tokens.count(model=MODEL, input="12+7=")
     assert counted.input_tokens == respond("12+7=").usage.input_tokens

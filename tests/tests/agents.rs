@@ -1,7 +1,9 @@
 //! Agents, as npm and pip install them, against a real server. The demo model says odd things to them, so the tests count
 //! requests and tokens: each request is answered, and the second turn's prompts come from the prefix cache.
 
-use corral_tests::{Corral, RELIABLE_SUMS, artifacts, run_command, scratch_dir, wait_for};
+use corral_tests::{
+    Corral, RELIABLE_SUMS, artifacts, long_context, run_command, scratch_dir, wait_for,
+};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -27,6 +29,17 @@ fn start() -> Corral {
     ];
     let arguments = arguments.concat();
     Corral::start_with_routes(&[("/v1", "openai")], &arguments)
+}
+
+/// A server for the instructions and all the tools that agents have unless told otherwise. Its model has random weights.
+fn start_long() -> Corral {
+    let arguments = [
+        ["--error-format", "/v1=openai"],
+        ["--context", "131072"],
+        ["--kv-cells", "262144"],
+        ["--response-limit", "1024"],
+    ];
+    Corral::start_random("tiny", &long_context(131_072), "/v1", &arguments.concat())
 }
 
 /// A text as a string of JSON, YAML and TOML.
@@ -150,10 +163,8 @@ fn sums() -> String {
     file.to_str().expect("a path in UTF-8").to_owned()
 }
 
-#[test]
-#[ignore = "run by make soak: the agents' packages take 2.5 GB"]
-fn claude_code_reuses_its_history() {
-    let corral = start();
+/// Claude Code as a client of this server.
+fn claude_code(corral: &Corral) -> Agent {
     let processor = if cfg!(target_arch = "aarch64") {
         "arm64"
     } else {
@@ -161,7 +172,6 @@ fn claude_code_reuses_its_history() {
     };
     // The program itself: the script that starts it requires a newer Node.js than the other suites.
     let package = format!("@anthropic-ai/claude-code-linux-{processor}/claude");
-    let mut agent = Agent::new(installed(&package));
     let variables = [
         (
             "ANTHROPIC_BASE_URL",
@@ -173,11 +183,17 @@ fn claude_code_reuses_its_history() {
         ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1"),
         ("CLAUDE_CODE_MAX_OUTPUT_TOKENS", "4096"),
         ("DISABLE_AUTOUPDATER", "1"),
-        ("ENABLE_TOOL_SEARCH", "false"),
     ];
-    agent.variables = variables
-        .map(|(name, value)| (name, value.to_owned()))
-        .to_vec();
+    Agent::new(installed(&package)).with_variables(variables)
+}
+
+#[test]
+#[ignore = "run by make soak: the agents' packages take 2.5 GB"]
+fn claude_code_reuses_its_history() {
+    let corral = start();
+    let mut agent = claude_code(&corral);
+    let search = ("ENABLE_TOOL_SEARCH", "false".to_owned());
+    agent.variables.push(search);
     let servers =
         serde_json::json!({"mcpServers": {"sums": {"command": "node", "args": [sums()]}}});
     let servers = servers.to_string();
@@ -196,21 +212,28 @@ fn claude_code_reuses_its_history() {
 
 #[test]
 #[ignore = "run by make soak: the agents' packages take 2.5 GB"]
-fn codex_reuses_its_history() {
-    let corral = start();
+fn claude_code_sends_all_its_tools() {
+    let corral = start_long();
+    let agent = claude_code(&corral);
+    check_turns(&corral, "\"/v1/messages", |number, question| {
+        let mut arguments = vec!["-p", question, "--max-turns", "4"];
+        if number > 0 {
+            arguments.push("--continue");
+        }
+        agent.turn(&arguments);
+    });
+}
+
+/// Codex as a client of this server, and its configuration, which begins with these lines.
+fn codex(corral: &Corral, first: &str) -> (Agent, String) {
     let mut agent = Agent::new(PathBuf::from("node"));
-    let instructions = agent.home.join("instructions.md");
-    std::fs::write(&instructions, "Be brief.").expect("written");
     let configuration = format!(
-        "model = \"tiny\"
+        "{first}
+model = \"tiny\"
 model_provider = \"corral\"
-model_instructions_file = {instructions:?}
 check_for_update_on_startup = false
 [analytics]
 enabled = false
-[features]
-multi_agent = false
-goals = false
 [model_providers.corral]
 name = \"Corral\"
 base_url = \"http://{}/v1\"
@@ -227,16 +250,44 @@ args = [{:?}]
     agent.write("config.toml", &configuration);
     let home = agent.home.to_str().expect("a path in UTF-8").to_owned();
     agent.variables = vec![("CODEX_HOME", home)];
+    (agent, configuration)
+}
+
+/// Runs a question, after the first in the same conversation.
+fn ask_codex(agent: &Agent, number: usize, question: &str) -> String {
     let script = installed("@openai/codex/bin/codex.js");
     let script = script.to_str().expect("a path in UTF-8");
+    // The model may call the tool that runs commands.
+    let mut arguments = vec![script, "exec", "--skip-git-repo-check", "-s", "read-only"];
+    if number > 0 {
+        arguments.extend(["resume", "--last"]);
+    }
+    arguments.push(question);
+    agent.turn(&arguments)
+}
+
+#[test]
+#[ignore = "run by make soak: the agents' packages take 2.5 GB"]
+fn codex_sends_all_its_tools() {
+    let corral = start_long();
+    let (agent, _) = codex(&corral, "");
     check_turns(&corral, "\"/v1/responses\"", |number, question| {
-        // The model may call the tool that runs commands.
-        let mut arguments = vec![script, "exec", "--skip-git-repo-check", "-s", "read-only"];
-        if number > 0 {
-            arguments.extend(["resume", "--last"]);
-        }
-        arguments.push(question);
-        agent.turn(&arguments);
+        ask_codex(&agent, number, question);
+    });
+}
+
+#[test]
+#[ignore = "run by make soak: the agents' packages take 2.5 GB"]
+fn codex_reuses_its_history() {
+    let corral = start();
+    let instructions = scratch_dir().join("instructions.md");
+    std::fs::write(&instructions, "Be brief.").expect("written");
+    let first = format!(
+        "model_instructions_file = {instructions:?}\nfeatures = {{multi_agent = false, goals = false}}"
+    );
+    let (agent, configuration) = codex(&corral, &first);
+    check_turns(&corral, "\"/v1/responses\"", |number, question| {
+        ask_codex(&agent, number, question);
     });
     // With a limit that the conversation exceeds, the next turn begins with a summary, which is an ordinary request.
     let configuration = format!(
@@ -244,9 +295,7 @@ args = [{:?}]
     );
     agent.write("config.toml", &configuration);
     let before = corral.wait_until_idle();
-    let last = ["resume", "--last", QUESTIONS[0]];
-    let exec = [script, "exec", "--skip-git-repo-check", "-s", "read-only"];
-    let output = agent.turn(&[&exec[..], &last].concat());
+    let output = ask_codex(&agent, 2, QUESTIONS[0]);
     assert!(output.contains("context compacted"), "{output}");
     let after = corral.wait_until_idle();
     let finished = after.growth("corral_engine_requests_finished_total", &before);

@@ -1,8 +1,8 @@
 //! The `openai` and `ollama` plugins with Python and Node clients: runs the suites in `tests/clients` against real servers.
 
-use corral_random_model::{Architecture, Qwen3, write_model};
+use corral_random_model::Architecture;
 use corral_tests::deployments::deploy_dir;
-use corral_tests::{Corral, artifacts, new_key, run_suite, scratch_dir};
+use corral_tests::{Corral, artifacts, long_context, new_key, run_suite, scratch_dir};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -32,6 +32,8 @@ struct Servers {
     stored_keys: [String; 2],
     /// Has a model with a long context.
     long: Corral,
+    /// Has a reranking model.
+    rank: Corral,
 }
 
 /// A chat template with reasoning: the prompt ends in the opening tag, and the model writes `</think>`.
@@ -102,39 +104,10 @@ fn reasoning_model() -> PathBuf {
     file
 }
 
-/// A random model that computes long prompts in seconds: its one layer has one head, and the demo model's tokens.
-fn long_model() -> PathBuf {
-    let sizes = Qwen3 {
-        layers: 1,
-        heads: 1,
-        kv_heads: 1,
-        context: LONG_CONTEXT,
-        ..Qwen3::tiny()
-    };
-    let file = scratch_dir().join("long.gguf");
-    let sizes = Architecture::Qwen3(sizes);
-    write_model(&sizes, &artifacts::model(), &file, 1).expect("written");
-    file
-}
-
 fn start_long() -> Corral {
-    let model = format!("long={}", long_model().display());
-    let plugin = format!("/={}", artifacts::plugin("openai").display());
     let context = LONG_CONTEXT.to_string();
-    let cache = artifacts::scratch().join("compiled");
-    Corral::start_exactly(&[
-        "--model",
-        &model,
-        "--context",
-        &context,
-        "--plugin",
-        &plugin,
-        "--cache-dir",
-        cache.to_str().expect("UTF-8"),
-        "--listen=127.0.0.1:0",
-        "--admin=127.0.0.1:0",
-        "--event-keep-alive=1",
-    ])
+    let more = ["--context", &context, "--event-keep-alive=1"];
+    Corral::start_random("long", &long_context(LONG_CONTEXT), "/", &more)
 }
 
 /// A new file with the keys of these tenants and deployments, and the keys.
@@ -178,6 +151,7 @@ impl Servers {
             stored,
             stored_keys,
             long: start_long(),
+            rank: Corral::start_random("rank", &Architecture::Bert { ranks: true }, "/", &[]),
         }
     }
 
@@ -192,6 +166,7 @@ impl Servers {
             ("CORRAL_THINKING_URL", &self.thinking),
             ("CORRAL_STORED_URL", &self.stored),
             ("CORRAL_LONG_URL", &self.long),
+            ("CORRAL_RANK_URL", &self.rank),
         ];
         for (variable, corral) in servers {
             command.env(variable, format!("http://{}", corral.public()));

@@ -30,8 +30,8 @@ pub use reasoning_parser::ReasoningParser;
 pub use template_kwargs::{TemplateKwarg, TemplateKwargs};
 pub use tools::{CallFormat, CallParser, Tools};
 
-use corral_sdk::Error;
 use corral_sdk::fields::ignored;
+use corral_sdk::{Error, Response};
 
 /// A part of an answer. Adjacent parts of one kind belong together.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,4 +83,12 @@ pub fn without_effect(field: &str, why: &str) -> Result<(), Error> {
     }
     ignored::add(field);
     Ok(())
+}
+
+/// Adds the header that names ignored members, if there are any.
+pub fn with_ignored(response: Response) -> Response {
+    match ignored::header_value() {
+        Some(names) => response.with_header(ignored::HEADER, &names),
+        None => response,
+    }
 }

@@ -19,6 +19,7 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
     let shared = SharedMembers::read(&mut fields)?;
     let messages = messages::read(fields.list("messages")?.unwrap_or_default())?;
     let tools = Tools::new(Tools::list(&mut fields, tool)?, None, true)?;
+    fields.ignore_unknown(&[])?;
     let model = Model::open(&models::resolve(&shared.name)?).await?;
     let frame = Frame::new(shared.name, start);
     if messages.is_empty() {

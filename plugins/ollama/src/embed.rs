@@ -18,6 +18,7 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
     let input = fields.required("input", "a string or a list of strings")?;
     let truncate = fields.boolean("truncate")?.unwrap_or(true);
     let dimensions = fields.integer("dimensions", 1..=u32::MAX)?;
+    ignore_rest(fields)?;
     let model = Model::open(&models::resolve(&name)?).await?;
     let load = start.elapsed();
     let length = model.info().embedding_length;
@@ -48,10 +49,17 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
 pub async fn respond_one(mut fields: Fields) -> Result<Response, Error> {
     let name = models::read_name(&mut fields)?;
     let prompt = fields.required_text("prompt")?;
+    ignore_rest(fields)?;
     let model = Model::open(&models::resolve(&name)?).await?;
     let inputs = vec![tokens("prompt", &prompt, true, &model)?];
     let embedding = model.embed_tokens(inputs, None, None).await?.pop();
     Ok(Response::json(&json!({"embedding": embedding})))
+}
+
+/// Names the members without effect. `keep_alive` needs none: the host keeps its models.
+fn ignore_rest(mut fields: Fields) -> Result<(), Error> {
+    fields.take("keep_alive");
+    fields.ignore_unknown(&[])
 }
 
 fn texts(input: Value) -> Result<Vec<(String, String)>, Error> {

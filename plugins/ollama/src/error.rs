@@ -1,5 +1,6 @@
 //! Errors in Ollama's format.
 
+use conversation::with_ignored;
 use corral_sdk::{Error, Response};
 use serde_json::{Value, json};
 
@@ -12,7 +13,7 @@ impl From<ApiError> for Response {
         for (name, value) in error.headers() {
             response = response.with_header(&name, &value);
         }
-        response
+        with_ignored(response)
     }
 }
 

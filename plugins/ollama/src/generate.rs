@@ -32,6 +32,7 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
         let why = "it is deprecated; expected the earlier messages in `/api/chat`";
         return Err(unsupported("context", why));
     }
+    fields.ignore_unknown(&[])?;
     let model = Model::open(&models::resolve(&shared.name)?).await?;
     let frame = Frame::new(shared.name.clone(), start);
     if prompt.is_empty() && images.is_empty() {

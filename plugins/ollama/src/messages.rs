@@ -9,7 +9,8 @@ use conversation::{images, unsupported};
 
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
-/// Reads the messages. Members that the API does not define are ignored, as Ollama does.
+/// Reads the messages. Members that the API does not define are ignored, as Ollama does, and named in
+/// the response.
 pub fn read(messages: Vec<Value>) -> Result<Vec<Value>, Error> {
     let messages = messages.into_iter().enumerate();
     messages
@@ -47,6 +48,7 @@ fn message(mut fields: Fields) -> Result<Value, Error> {
     }
     let path = fields.path("tool_calls");
     let calls = fields.list("tool_calls")?.unwrap_or_default();
+    fields.ignore_unknown(&[])?;
     if !calls.is_empty() {
         let calls = calls.into_iter().enumerate();
         let calls = calls.map(|(at, call)| tool_call(Fields::at(format!("{path}[{at}]"), call)?));

@@ -1,10 +1,11 @@
 //! Members that chat and generate share.
 
-use corral_sdk::fields::{Fields, out_of_range};
+use corral_sdk::fields::{Fields, ignored, out_of_range};
 use corral_sdk::{Error, Model};
 use serde_json::{Value, json};
 
 use conversation::generation::Settings;
+use conversation::generation::settings::LlamaSamplers;
 use conversation::{Format, TemplateKwarg, TemplateKwargs};
 
 /// Ollama's defaults.
@@ -15,9 +16,6 @@ const DEFAULTS: [(&str, f64); 5] = [
     ("repeat_penalty", 1.1),
     ("repeat_last_n", 64.0),
 ];
-
-/// The longest look-back of penalties; `repeat_last_n: -1` asks for the whole context.
-const WHOLE_CONTEXT: u32 = 65_536;
 
 /// What chat and generate have in common.
 pub struct SharedMembers {
@@ -59,10 +57,9 @@ impl SharedMembers {
 }
 
 /// Reads `options`. Those that concern Ollama's own engine, such as `num_gpu`, and unknown ones are
-/// ignored, as Ollama does.
+/// ignored, as Ollama does, and named in the response.
 fn settings(mut options: Fields) -> Result<Settings, Error> {
     let length = options.integer("num_predict", i64::MIN..=i64::from(u32::MAX))?;
-    let last = options.integer("repeat_last_n", -1..=i64::from(WHOLE_CONTEXT))?;
     let seed = options.integer("seed", i64::MIN..=i64::MAX)?;
     let mut members = options.into_map();
     // Members of the reader that Ollama does not have.
@@ -73,7 +70,9 @@ fn settings(mut options: Fields) -> Result<Settings, Error> {
         "repetition_penalty",
         "lora",
     ] {
-        members.remove(other);
+        if members.remove(other).is_some() {
+            ignored::add(&format!("options.{other}"));
+        }
     }
     for (name, default) in DEFAULTS {
         let member = members.entry(name).or_insert(Value::Null);
@@ -84,16 +83,17 @@ fn settings(mut options: Fields) -> Result<Settings, Error> {
             };
         }
     }
-    if let Some(last) = last {
-        let last = u32::try_from(last).unwrap_or(WHOLE_CONTEXT);
-        members.insert("repeat_last_n".to_owned(), last.into());
-    }
     // A negative seed asks for a random one.
     if let Some(seed) = seed.filter(|seed| *seed >= 0) {
         members.insert("seed".to_owned(), seed.into());
     }
     let mut members = Fields::at("options".to_owned(), members.into())?;
     let mut settings = Settings::read(&mut members)?;
+    members.ignore_unknown(&[])?;
+    if settings.llama_samplers.is_none() {
+        // The samplers have llama.cpp's order.
+        settings.llama_samplers = Some(LlamaSamplers::off()?);
+    }
     if settings.repeat_last == 0 {
         settings.repeat_penalty = 1.0;
     }
@@ -188,7 +188,7 @@ mod tests {
     fn negative_numbers_have_meanings() {
         let settings = read(json!({"num_predict": -1, "seed": -1, "repeat_last_n": -1})).unwrap();
         assert_eq!((settings.max_tokens, settings.seed), (None, None));
-        assert_eq!(settings.repeat_last, WHOLE_CONTEXT);
+        assert_eq!(settings.repeat_last, 65_536);
         let settings = read(json!({"num_predict": 5, "seed": 7, "repeat_last_n": 0})).unwrap();
         assert_eq!((settings.max_tokens, settings.seed), (Some(5), Some(7)));
         assert_eq!(settings.repeat_penalty, 1.0);
@@ -197,7 +197,12 @@ mod tests {
     #[test]
     fn options_of_the_engine_are_ignored() {
         let options = json!({"num_ctx": 8192, "num_gpu": 1, "use_mmap": true, "n": 3, "nope": {}});
+        ignored::begin(false);
         assert_eq!(read(options).unwrap(), read(json!({})).unwrap());
+        let names = ignored::header_value().unwrap();
+        for name in ["num_ctx", "num_gpu", "use_mmap", "n", "nope"] {
+            assert!(names.contains(&format!("options.{name}")), "{names}");
+        }
     }
 
     #[test]

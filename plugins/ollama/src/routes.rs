@@ -1,6 +1,7 @@
 //! Dispatches requests to the routes.
 
-use corral_sdk::fields::Fields;
+use conversation::with_ignored;
+use corral_sdk::fields::{Fields, ignored};
 use corral_sdk::{Error, Request, Response};
 
 use crate::error::ApiError;
@@ -13,8 +14,9 @@ const DEFAULT_BODY_LIMIT: usize = 8 << 20;
 const RUNNING: &str = "Ollama is running";
 
 pub async fn handle(request: Request) -> Result<Response, ApiError> {
+    ignored::begin(false);
     let response = dispatch(request.with_body_limit(DEFAULT_BODY_LIMIT)).await;
-    response.map_err(ApiError)
+    response.map(with_ignored).map_err(ApiError)
 }
 
 async fn dispatch(mut request: Request) -> Result<Response, Error> {

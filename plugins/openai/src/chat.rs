@@ -5,6 +5,9 @@ mod request;
 mod response;
 mod stream;
 
+pub use request::LOGPROBS_LIMIT;
+pub use response::logprob_json;
+
 use corral_sdk::fields::Fields;
 use corral_sdk::{Error, Response};
 use serde_json::json;

@@ -1,7 +1,7 @@
 //! Errors in the formats of OpenAI's and Anthropic's API.
 
 use conversation::context_limit::excess;
-use corral_sdk::fields::ignored;
+use conversation::with_ignored;
 use corral_sdk::{Error, Response};
 use serde_json::{Value, json};
 
@@ -22,14 +22,6 @@ impl From<ApiError> for Response {
             response = response.with_header(&name, &value);
         }
         with_ignored(response)
-    }
-}
-
-/// Adds the header that names ignored members, if there are any.
-pub fn with_ignored(response: Response) -> Response {
-    match ignored::header_value() {
-        Some(names) => response.with_header(ignored::HEADER, &names),
-        None => response,
     }
 }
 

@@ -1,7 +1,9 @@
 //! `/v1/responses`: OpenAI's Responses API. Responses are stored if the deployment's configuration says so.
 
+mod encoded_reasoning;
 mod input;
 mod items;
+mod logprobs;
 mod request;
 mod response;
 mod store;
@@ -18,7 +20,7 @@ pub async fn respond(fields: Fields, store_seconds: Option<u64>) -> Result<Respo
     let (fields, earlier, storing) = store::begin(fields, store_seconds)?;
     let request = request::read(fields, earlier)?;
     let answers = request.chat.start().await?;
-    let head = response::Head::new(&answers, request.repeated, request.names, storing);
+    let head = response::Head::new(&answers, request.repeated, request.items, storing);
     match request.stream {
         Some(options) => Ok(response::stream(answers, head, options)),
         None => response::respond(answers, head).await,

@@ -2,12 +2,13 @@
 
 use std::pin::Pin;
 
+use conversation::with_ignored;
 use corral_sdk::fields::{Fields, ignored};
 use corral_sdk::{Error, Request, Response};
 use serde_json::{Map, Value};
 
 use crate::configuration::Configuration;
-use crate::error::{ApiError, ApiFormat, with_ignored};
+use crate::error::{ApiError, ApiFormat};
 use crate::{
     chat, completions, embeddings, member_forms, messages, models, native, rerank, responses,
     server_info, tokenize,

@@ -130,9 +130,12 @@ impl Settings {
             frequency_penalty: fields.number("frequency_penalty", &PENALTY)?.unwrap_or(0.0),
             presence_penalty: fields.number("presence_penalty", &PENALTY)?.unwrap_or(0.0),
             repeat_penalty: repeat.or(repetition).unwrap_or(defaults.repeat_penalty),
-            repeat_last: fields
-                .integer("repeat_last_n", 0..=LOOK_BACK_LIMIT)?
-                .unwrap_or(defaults.repeat_last),
+            repeat_last: match take_unlimited(fields, "repeat_last_n") {
+                true => LOOK_BACK_LIMIT,
+                false => fields
+                    .integer("repeat_last_n", 0..=LOOK_BACK_LIMIT)?
+                    .unwrap_or(defaults.repeat_last),
+            },
             logit_bias: LogitBias::read(fields)?,
             seed: seed(fields)?,
             stop: fields.stop_strings("stop")?,
@@ -332,6 +335,8 @@ mod tests {
         assert_eq!(found, ["max-tokens 99", "seed 1", "temperature 0"]);
         let expected = ["max-tokens 99", "temperature 1"];
         assert_eq!(host_settings(json!({"top_k": -1})), expected);
+        let all = read(json!({"repeat_last_n": -1})).unwrap();
+        assert_eq!(all.repeat_last, LOOK_BACK_LIMIT);
         let penalties = |last_n: u32, repeat: f32, frequency: f32, presence: f32| {
             let penalties = Penalties {
                 last_n,

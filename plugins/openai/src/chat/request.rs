@@ -18,7 +18,7 @@ use conversation::{
 };
 
 /// The host's limit for logprobs.
-const LOGPROBS_LIMIT: u8 = 20;
+pub const LOGPROBS_LIMIT: u8 = 20;
 
 /// Fields of the API that are not supported, with the reason.
 const UNSUPPORTED: [(&str, &str); 2] = [

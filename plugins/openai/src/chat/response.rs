@@ -79,6 +79,11 @@ pub fn finish_reason(finish: FinishReason) -> &'static str {
     }
 }
 
+/// The entry of a token and of the most likely ones.
+pub fn logprob_json(entry: &LogprobEntry) -> Value {
+    serde_json::to_value(Entry::new(entry)).unwrap_or_default()
+}
+
 /// Log probabilities. Serialized entry by entry, since they are most of a long response.
 pub struct Logprobs<L>(pub L);
 

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use crate::shared_fields::{ignore_without_effect, reject_fields_of_other_servers};
 use crate::structured;
-use conversation::generation::{Settings, settings};
+use conversation::generation::Settings;
+use conversation::generation::settings::{self, LlamaSamplers};
 use conversation::{Format, silently_ignored, unsupported};
 
 /// The host's limit for log probabilities.
@@ -86,6 +87,10 @@ pub fn read(mut fields: Fields) -> Result<NativeRequest, Error> {
     let max_tokens = length(&mut fields)?;
     let mut settings = Settings::read(&mut fields)?;
     settings.max_tokens = max_tokens;
+    if settings.llama_samplers.is_none() {
+        // The order of the samplers, too, is that of llama.cpp's server.
+        settings.llama_samplers = Some(LlamaSamplers::off()?);
+    }
     settings.logprobs = fields
         .integer("n_probs", 0..=PROBS_LIMIT)?
         .filter(|count| *count > 0);
@@ -148,6 +153,7 @@ mod tests {
                 top_k: Some(40),
                 top_p: Some(0.95),
                 min_p: Some(0.05),
+                llama_samplers: Some(LlamaSamplers::off().unwrap()),
                 ..Settings::default()
             }
         );

@@ -28,24 +28,19 @@ pub fn json(settings: &Settings, format: &Format, model: Option<&Model>) -> Resu
         Format::Gbnf(text) | Format::Lark(text) => text.as_str(),
         _ => "",
     };
-    let samplers: &[&str] = match settings.llama_samplers {
-        None => &["penalties", "temperature", "top_k", "top_p", "min_p"],
-        Some(_) => &[
-            "penalties",
-            "dry",
-            "top_n_sigma",
-            "top_k",
-            "typ_p",
-            "top_p",
-            "min_p",
-            "xtc",
-            "temperature",
-        ],
-    };
-    let llama = match &settings.llama_samplers {
-        Some(samplers) => samplers.values(),
-        None => LlamaSamplers::off()?.values(),
-    };
+    let samplers = [
+        "penalties",
+        "dry",
+        "top_n_sigma",
+        "top_k",
+        "typ_p",
+        "top_p",
+        "min_p",
+        "xtc",
+        "temperature",
+    ];
+    let llama = settings.llama_samplers.as_ref();
+    let llama = llama.map(LlamaSamplers::values);
     let mut json = json!({
         "n_predict": settings.max_tokens.map_or(-1, i64::from),
         "max_tokens": settings.max_tokens.map_or(-1, i64::from),
@@ -65,7 +60,7 @@ pub fn json(settings: &Settings, format: &Format, model: Option<&Model>) -> Resu
         "grammar": grammar,
         "samplers": samplers,
     });
-    if let (Value::Object(json), Value::Object(llama)) = (&mut json, llama) {
+    if let (Value::Object(json), Some(Value::Object(llama))) = (&mut json, llama) {
         json.extend(llama);
     }
     Ok(json)

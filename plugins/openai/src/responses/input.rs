@@ -4,6 +4,7 @@ use corral_sdk::Error;
 use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use serde_json::{Map, Value, json};
 
+use super::encoded_reasoning;
 use super::tool_names::{TOOL_SEARCH, ToolNames, custom_arguments, joined};
 use crate::offered_tools::result_text;
 use conversation::message::{call, parse_arguments, text};
@@ -210,13 +211,16 @@ impl Conversation<'_> {
     }
 
     fn add_reasoning(&mut self, mut item: Fields) -> Result<(), Error> {
-        // Reasoning of this server is in `content`. That of another can't be decrypted.
-        if item.take("encrypted_content").is_some() && item.peek("content").is_none() {
+        let encoded = item.take("encrypted_content");
+        let encoded = encoded.filter(|_| item.peek("content").is_none());
+        let decoded = encoded.as_ref().and_then(Value::as_str);
+        let decoded = decoded.and_then(encoded_reasoning::decode);
+        if encoded.is_some() && decoded.is_none() {
             without_effect(&item.path("encrypted_content"), "it can't be decrypted")?;
         }
         let path = item.path("content");
         let earlier = self.reasoning.take().map(|(_, text)| text);
-        let mut texts: Vec<_> = earlier.into_iter().collect();
+        let mut texts: Vec<_> = earlier.into_iter().chain(decoded).collect();
         for (name, kind) in [("summary", "summary_text"), ("content", "reasoning_text")] {
             if let Some(value) = item.take(name) {
                 texts.push(text(&item.path(name), value, &[kind])?);

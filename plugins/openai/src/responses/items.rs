@@ -2,9 +2,21 @@
 
 use serde_json::{Value, json};
 
+use super::encoded_reasoning;
+use super::logprobs::WaitingLogprobs;
 use super::tool_names::{ToolKind, ToolNames, custom_input};
 use conversation::OutputPart;
+use conversation::generation::LogprobEntry;
 use conversation::ids::unique_id;
+
+/// What the request says about the items.
+#[derive(Clone, Default)]
+pub struct ItemOptions {
+    /// What the names of tools stand for.
+    pub names: ToolNames,
+    /// Whether reasoning has `encrypted_content`.
+    pub encodes_reasoning: bool,
+}
 
 /// The output items. An event is an object with a `type`.
 #[derive(Default)]
@@ -12,8 +24,8 @@ pub struct Items {
     /// The completed items.
     pub completed: Vec<Value>,
     open: Option<OpenItem>,
-    /// What the names of tools stand for.
-    names: ToolNames,
+    options: ItemOptions,
+    logprobs: WaitingLogprobs,
 }
 
 /// An item in progress.
@@ -22,6 +34,10 @@ struct OpenItem {
     id: String,
     /// The text or arguments so far.
     text: String,
+    /// The log probabilities of a message so far.
+    logprobs: Vec<Value>,
+    /// Whether reasoning has `encrypted_content`.
+    encodes_reasoning: bool,
 }
 
 #[derive(PartialEq)]
@@ -36,32 +52,44 @@ enum ItemKind {
 }
 
 impl Items {
-    pub fn new(names: ToolNames) -> Self {
+    pub fn new(options: ItemOptions) -> Self {
         Items {
-            names,
+            options,
             ..Items::default()
         }
+    }
+
+    /// Adds log probabilities of tokens whose parts follow.
+    pub fn add_logprobs(&mut self, entries: &[LogprobEntry]) {
+        self.logprobs.add(entries);
     }
 
     /// Adds a part and returns its events. `call_id` creates the id of a tool call.
     pub fn add(&mut self, part: OutputPart, call_id: impl FnOnce() -> String) -> Vec<Value> {
         let mut events = Vec::new();
+        let mut logprobs = Vec::new();
         let text = match part {
             OutputPart::Reasoning(text) => {
                 self.continue_or_open(ItemKind::Reasoning, &mut events);
+                self.logprobs.take(&text, false);
                 text
             }
             OutputPart::Content(text) => {
-                self.continue_or_open(ItemKind::Message, &mut events);
+                let opens = self.continue_or_open(ItemKind::Message, &mut events);
+                logprobs = self.logprobs.take(&text, opens);
                 text
             }
             OutputPart::ToolCall(name) => {
                 let id = call_id();
-                let kind = self.names.kind(&name);
+                let kind = self.options.names.kind(&name);
                 self.open(ItemKind::Call { id, name, kind }, &mut events);
+                self.logprobs.clear();
                 return events;
             }
-            OutputPart::Arguments(text) => text,
+            OutputPart::Arguments(text) => {
+                self.logprobs.clear();
+                text
+            }
         };
         let index = self.completed.len();
         if let Some(open) = &mut self.open {
@@ -69,17 +97,21 @@ impl Items {
             if open.arrives_whole() {
                 return events;
             }
-            let mut event = open.event("delta", index);
+            let mut event = open.event("delta", index, &logprobs);
             event["delta"] = text.into();
             events.push(event);
+            open.logprobs.append(&mut logprobs);
         }
         events
     }
 
-    fn continue_or_open(&mut self, kind: ItemKind, events: &mut Vec<Value>) {
-        if self.open.as_ref().is_none_or(|open| open.kind != kind) {
+    /// Whether it opens an item.
+    fn continue_or_open(&mut self, kind: ItemKind, events: &mut Vec<Value>) -> bool {
+        let opens = self.open.as_ref().is_none_or(|open| open.kind != kind);
+        if opens {
             self.open(kind, events);
         }
+        opens
     }
 
     fn open(&mut self, kind: ItemKind, events: &mut Vec<Value>) {
@@ -94,6 +126,8 @@ impl Items {
             kind,
             id: unique_id(prefix),
             text: String::new(),
+            logprobs: Vec::new(),
+            encodes_reasoning: self.options.encodes_reasoning,
         };
         events.push(json!({
             "type": "response.output_item.added",
@@ -122,11 +156,11 @@ impl Items {
         };
         if open.has_text_events() {
             if open.arrives_whole() {
-                let mut event = open.event("delta", index);
+                let mut event = open.event("delta", index, &[]);
                 event["delta"] = text.as_str().into();
                 events.push(event);
             }
-            let mut event = open.event("done", index);
+            let mut event = open.event("done", index, &open.logprobs);
             event[field] = text.into();
             events.push(event);
         }
@@ -176,8 +210,8 @@ impl OpenItem {
         )
     }
 
-    /// An event about the item's text.
-    fn event(&self, change: &str, index: usize) -> Value {
+    /// An event about the item's text, with the log probabilities if it is a message's.
+    fn event(&self, change: &str, index: usize, logprobs: &[Value]) -> Value {
         let kind = match self.kind {
             ItemKind::Reasoning => "reasoning_text",
             ItemKind::Message => "output_text",
@@ -196,7 +230,7 @@ impl OpenItem {
             event["content_index"] = 0.into();
         }
         if let ItemKind::Message = self.kind {
-            event["logprobs"] = json!([]);
+            event["logprobs"] = logprobs.into();
         }
         event
     }
@@ -216,9 +250,12 @@ impl OpenItem {
     fn content_part(&self) -> Option<Value> {
         match self.kind {
             ItemKind::Reasoning => Some(json!({"type": "reasoning_text", "text": self.text})),
-            ItemKind::Message => Some(
-                json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}),
-            ),
+            ItemKind::Message => Some(json!({
+                "type": "output_text",
+                "text": self.text,
+                "annotations": [],
+                "logprobs": self.logprobs,
+            })),
             ItemKind::Call { .. } => None,
         }
     }
@@ -230,13 +267,19 @@ impl OpenItem {
             .filter(|_| complete)
             .collect();
         match &self.kind {
-            ItemKind::Reasoning => json!({
-                "id": self.id,
-                "type": "reasoning",
-                "status": status,
-                "summary": [],
-                "content": parts,
-            }),
+            ItemKind::Reasoning => {
+                let mut item = json!({
+                    "id": self.id,
+                    "type": "reasoning",
+                    "status": status,
+                    "summary": [],
+                    "content": parts,
+                });
+                if complete && self.encodes_reasoning {
+                    item["encrypted_content"] = encoded_reasoning::encode(&self.text).into();
+                }
+                item
+            }
             ItemKind::Message => json!({
                 "id": self.id,
                 "type": "message",

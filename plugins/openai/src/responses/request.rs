@@ -6,7 +6,9 @@ use corral_sdk::template::Chat;
 use serde_json::{Map, Value, json};
 
 use super::input;
+use super::items::ItemOptions;
 use super::tool_names::{ToolNames, joined};
+use crate::chat::LOGPROBS_LIMIT;
 use crate::offered_tools::OfferedTools;
 use crate::shared_fields::{
     STREAM_FIELDS, StreamOptions, ignore, ignore_without_effect, reject,
@@ -19,21 +21,14 @@ use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
 use conversation::{unsupported, without_effect};
 
 /// Fields of the API that are not supported, with the reason.
-const UNSUPPORTED: [(&str, &str); 7] = [
+const UNSUPPORTED: [(&str, &str); 6] = [
     ("previous_response_id", NOT_STORED),
     ("conversation", NOT_STORED),
     ("prompt", "prompts are not stored"),
-    (
-        "top_logprobs",
-        "use /v1/chat/completions for log probabilities",
-    ),
     ("n", "a request has one answer"),
     ("max_tokens", "use `max_output_tokens`"),
     ("messages", "use `input`"),
 ];
-
-/// Fields that ask for more output than there is, which clients do not depend on.
-const HINTS: [&str; 1] = ["include"];
 
 /// Fields that have no effect, with the reason.
 const WITHOUT_EFFECT: [(&str, &str); 2] = [
@@ -70,8 +65,7 @@ pub struct ResponsesRequest {
     pub chat: ChatRequest,
     /// Fields of the request that the response repeats.
     pub repeated: Map<String, Value>,
-    /// What the names of tools in the prompt stand for.
-    pub names: ToolNames,
+    pub items: ItemOptions,
     /// `None` if not streamed.
     pub stream: Option<StreamOptions>,
 }
@@ -105,7 +99,6 @@ pub fn read(mut fields: Fields, earlier: usize) -> Result<ResponsesRequest, Erro
             ));
         }
     }
-    ignore(&mut fields, &HINTS);
     ignore_without_effect(&mut fields, &WITHOUT_EFFECT)?;
 
     let instructions = fields.text("instructions")?;
@@ -117,6 +110,8 @@ pub fn read(mut fields: Fields, earlier: usize) -> Result<ResponsesRequest, Erro
     let effort = reasoning(&mut fields)?;
     let template_kwargs = TemplateKwargs::read(&mut fields, effort.as_deref(), "reasoning.effort")?;
     let mut settings = Settings::read(&mut fields)?;
+    let included = fields.text_list("include")?.unwrap_or_default();
+    settings.logprobs = logprobs(&mut fields, &included)?;
     settings.max_tokens = fields.integer("max_output_tokens", 1..=u32::MAX)?;
     // Streams of this API always end with the usage.
     let stream = stream_options(&mut fields)?;
@@ -154,9 +149,33 @@ pub fn read(mut fields: Fields, earlier: usize) -> Result<ResponsesRequest, Erro
             format_field: "text.format",
         },
         repeated,
-        names,
+        items: ItemOptions {
+            names,
+            encodes_reasoning: includes(&included, "reasoning.encrypted_content"),
+        },
         stream,
     })
+}
+
+/// Whether `include` asks for this output. Other values ask for output that there is not, such as results of tools that
+/// servers run.
+fn includes(included: &[String], output: &str) -> bool {
+    included.iter().any(|included| included == output)
+}
+
+fn logprobs(fields: &mut Fields, included: &[String]) -> Result<Option<u8>, Error> {
+    const INCLUDED: &str = "message.output_text.logprobs";
+    let top = fields.integer("top_logprobs", 0..=LOGPROBS_LIMIT)?;
+    if includes(included, INCLUDED) {
+        return Ok(Some(top.unwrap_or(0)));
+    }
+    if top > Some(0) {
+        without_effect(
+            "top_logprobs",
+            "it requires `message.output_text.logprobs` in `include`",
+        )?;
+    }
+    Ok(None)
 }
 
 fn tools(fields: &mut Fields, names: &mut ToolNames) -> Result<Tools, Error> {
@@ -192,8 +211,7 @@ fn text(fields: &mut Fields) -> Result<(Format, Value), Error> {
     let Some(mut text) = fields.object("text")? else {
         return Ok(plain);
     };
-    // A wish that no template has a place for.
-    text.take("verbosity");
+    ignore_without_effect(&mut text, &[("verbosity", "models have no such setting")])?;
     let value = text.peek("format").cloned();
     let format = text.object("format")?;
     text.ignore_unknown(&["format"])?;

@@ -3,9 +3,8 @@
 use corral_sdk::{Error, EventWriter, Response};
 use serde_json::{Map, Value, json};
 
-use super::items::Items;
+use super::items::{ItemOptions, Items};
 use super::store::{Storing, new_id};
-use super::tool_names::ToolNames;
 use crate::error::{responses_error, responses_event};
 use crate::shared_fields::StreamOptions;
 use crate::timings::{self, Stopwatch};
@@ -20,7 +19,7 @@ pub struct Head {
     model: String,
     /// Fields of the request that the response repeats.
     repeated: Map<String, Value>,
-    names: ToolNames,
+    items: ItemOptions,
     storing: Storing,
 }
 
@@ -28,7 +27,7 @@ impl Head {
     pub fn new(
         answers: &AnswerStream,
         repeated: Map<String, Value>,
-        names: ToolNames,
+        items: ItemOptions,
         storing: Storing,
     ) -> Self {
         Head {
@@ -36,7 +35,7 @@ impl Head {
             created: now(),
             model: answers.model().name().to_owned(),
             repeated,
-            names,
+            items,
             storing,
         }
     }
@@ -107,9 +106,10 @@ fn status(finish: FinishReason) -> &'static str {
 
 /// Waits for the end and builds the response.
 pub async fn respond(mut answers: AnswerStream, head: Head) -> Result<Response, Error> {
-    let mut items = Items::new(head.names.clone());
+    let mut items = Items::new(head.items.clone());
     let mut finish = FinishReason::End;
     while let Some(delta) = answers.next().await? {
+        items.add_logprobs(&delta.logprobs);
         for part in delta.parts {
             items.add(part, || answers.new_call_id());
         }
@@ -124,7 +124,7 @@ pub async fn respond(mut answers: AnswerStream, head: Head) -> Result<Response, 
 pub fn stream(answers: AnswerStream, head: Head, options: StreamOptions) -> Response {
     Response::events(async move |events| {
         let mut events = SequencedEvents { events, next: 0 };
-        let mut items = Items::new(head.names.clone());
+        let mut items = Items::new(head.items.clone());
         let Err(error) = write(answers, &head, options, &mut items, &mut events).await else {
             return Ok(());
         };
@@ -176,6 +176,7 @@ async fn write(
         let timings = options
             .timings
             .then(|| stopwatch.at(answers.generated_tokens(0)));
+        items.add_logprobs(&delta.logprobs);
         for part in delta.parts {
             for mut event in items.add(part, || answers.new_call_id()) {
                 if let Some(timings) = &timings {

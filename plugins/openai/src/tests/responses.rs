@@ -1,5 +1,6 @@
 //! `/v1/responses`.
 
+use corral_sdk::fields::ignored;
 use corral_sdk::testing::Script;
 use corral_sdk::{Error, Request};
 use serde_json::{Value, json};
@@ -96,6 +97,62 @@ fn stream_and_whole_response_have_same_items() {
         assert_eq!(item["id"], *id);
         assert_eq!(combined_items(&events), last["response"]["output"]);
     }
+}
+
+#[test]
+fn message_has_logprobs_of_its_text() {
+    let include = json!(["message.output_text.logprobs"]);
+    let body = json!({"input": "Hi", "include": include, "top_logprobs": 2});
+    let says = "<think>\nhm\n</think>\n\nSo hm";
+    let (status, answer) = post(&script(says), "/v1/responses", &body);
+    assert_eq!(status, 200, "{answer}");
+    let whole = answer["output"][1]["content"][0]["logprobs"].clone();
+    let text = |entries: &Value| -> String {
+        let entries = entries.as_array().unwrap().iter();
+        entries
+            .map(|entry| entry["token"].as_str().unwrap())
+            .collect()
+    };
+    assert_eq!(text(&whole), "So hm");
+    assert_eq!(whole[0]["top_logprobs"].as_array().map(Vec::len), Some(2));
+    let events = events(&script(says), "/v1/responses", &body);
+    let of = |kind: &'static str| events.iter().filter(move |event| event["type"] == kind);
+    let deltas = of("response.output_text.delta").map(|event| text(&event["logprobs"]));
+    assert_eq!(deltas.collect::<String>(), "So hm");
+    let done = of("response.output_text.done").next().unwrap();
+    assert_eq!(done["logprobs"], whole);
+    // Alone it has no effect.
+    let body = json!({"input": "Hi", "top_logprobs": 2});
+    let request = Request::post("/v1/responses").with_json(&body);
+    let (head, text) = ask(&script("x"), request);
+    assert_eq!(head.header(ignored::HEADER), Some("top_logprobs"));
+    assert!(text.contains("\"logprobs\":[]"), "{text}");
+}
+
+#[test]
+fn encoded_reasoning_is_read_back() {
+    let template = TEMPLATE.replace(
+        "{{ m.content }}",
+        "{{ m.reasoning_content }}|{{ m.content }}",
+    );
+    let template = format!("{template}{{# </think> #}}");
+    let script = Script::new()
+        .chat_template(&template)
+        .answers("assistant\n", "<think>\nhm\n</think>\n\nSo.");
+    let include = json!(["reasoning.encrypted_content"]);
+    let body = json!({"input": "Hi", "include": include});
+    let (status, answer) = post(&script, "/v1/responses", &body);
+    assert_eq!(status, 200, "{answer}");
+    let mut output = answer["output"].as_array().unwrap().clone();
+    // As Codex sends it back.
+    output[0].as_object_mut().unwrap().remove("content");
+    output.insert(0, json!({"role": "user", "content": "Hi"}));
+    output.push(json!({"role": "user", "content": "More"}));
+    let (status, answer) = post(&script, "/v1/responses", &json!({"input": output}));
+    assert_eq!(status, 200, "{answer}");
+    let prompt = &script.generations()[1].after;
+    assert!(prompt.contains("assistant\nhm|So."), "{prompt}");
+    assert_eq!(answer["output"][0]["encrypted_content"], Value::Null);
 }
 
 /// Combines the items of a stream as OpenAI's Node client does: a delta needs its item and part.

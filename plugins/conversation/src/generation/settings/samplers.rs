@@ -135,6 +135,13 @@ impl LlamaSamplers {
         if self.dry.multiplier > 0.0 && self.dry.last_n > 0 {
             options = options.dry(&self.dry);
         }
+        // The host turns XTC off above this threshold.
+        let xtc = self.xtc.probability > 0.0 && self.xtc.threshold <= 0.5;
+        let DynamicTemperature { range, exponent } = self.dynamic_temperature;
+        if common.temperature == 0.0 && range <= 0.0 && self.typical >= 1.0 && !xtc {
+            // The other filters keep the most likely token.
+            return options.temperature(0.0);
+        }
         if self.top_n_sigma > 0.0 {
             options = options.top_n_sigma(self.top_n_sigma);
         }
@@ -150,11 +157,9 @@ impl LlamaSamplers {
         if let Some(ratio) = common.min_p {
             options = options.min_p(ratio);
         }
-        // The host turns XTC off above this threshold.
-        if self.xtc.probability > 0.0 && self.xtc.threshold <= 0.5 {
+        if xtc {
             options = options.xtc(self.xtc.probability, self.xtc.threshold);
         }
-        let DynamicTemperature { range, exponent } = self.dynamic_temperature;
         match range > 0.0 {
             true => options.dynamic_temperature(common.temperature, range, exponent),
             false => options.temperature(common.temperature),
@@ -293,6 +298,19 @@ mod tests {
         // `null` is absent.
         let absent = json!({"typical_p": null, "top_k": 9});
         assert_eq!(chain(absent), ["temperature 1", "top-k 9"]);
+    }
+
+    #[test]
+    fn greedy_answer_needs_no_filters() {
+        let filters = json!({
+            "temperature": 0, "top_k": 4, "top_p": 0.5, "min_p": 0.5, "top_n_sigma": 1, "typical_p": 1,
+        });
+        assert_eq!(chain(filters), ["temperature 0"]);
+        let typical = json!({"temperature": 0, "top_k": 4, "typical_p": 0.5});
+        assert_eq!(
+            chain(typical),
+            ["top-k 4", "typical-p 0.5", "temperature 0"]
+        );
     }
 
     #[test]
