@@ -377,6 +377,53 @@ fn token_read_by_plugin_wakes_it_once() {
     assert!(polls <= most, "{polls} polls, {chunks} chunks");
 }
 
+/// How often the threads that serve connections have gone to sleep.
+fn sleeps_of_workers(corral: &Corral) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", corral.pid())).expect("it runs");
+    let statuses = tasks.flatten().filter_map(|task| {
+        let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+        status
+            .starts_with("Name:\tcorral-worker\n")
+            .then_some(status)
+    });
+    let sleeps = statuses.map(|status| {
+        let count = |line: &str| {
+            line.strip_prefix("voluntary_ctxt_switches:")?
+                .trim()
+                .parse()
+                .ok()
+        };
+        let count: Option<u64> = status.lines().find_map(count);
+        count.expect("the kernel counts them")
+    });
+    sleeps.sum()
+}
+
+/// The worker that waits for the client sleeps after each request. The others sleep on.
+#[test]
+fn request_wakes_one_worker() {
+    const REQUESTS: u64 = 300;
+    let corral = Corral::start_with_routes(&[("/classic", "classic")], &[]);
+    let mut client = TcpStream::connect(corral.public()).expect("the server accepts");
+    let mut exchange = || {
+        let request = b"GET /classic HTTP/1.1\r\nHost: x\r\n\r\n";
+        client.write_all(request).expect("sent");
+        let (mut response, mut buffer) = (Vec::new(), [0; 1024]);
+        while !response.ends_with(b"\r\n0\r\n\r\n") {
+            let length = client.read(&mut buffer).expect("a response");
+            assert!(length > 0, "{}", String::from_utf8_lossy(&response));
+            response.extend_from_slice(&buffer[..length]);
+        }
+        assert!(response.starts_with(b"HTTP/1.1 200 OK"));
+    };
+    // The first request initializes everything lazy.
+    exchange();
+    let before = sleeps_of_workers(&corral);
+    (0..REQUESTS).for_each(|_| exchange());
+    let sleeps = sleeps_of_workers(&corral) - before;
+    assert!(2 * sleeps <= 3 * REQUESTS, "{sleeps} sleeps");
+}
+
 /// The initial heap of `.cargo/config.toml` suffices for their requests.
 #[test]
 fn openai_plugin_memory_does_not_grow() {
