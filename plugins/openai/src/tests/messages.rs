@@ -21,7 +21,7 @@ fn message_has_thinking_text_and_tool_blocks() {
     assert_eq!(answer["stop_reason"], "tool_use", "{answer}");
     answer["content"][2]["id"] = "x".into();
     let blocks = json!([
-        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "thinking", "thinking": "hm", "signature": "corral"},
         {"type": "text", "text": "So."},
         {"type": "tool_use", "id": "x", "name": "add", "input": {"a": 1}},
     ]);
@@ -41,6 +41,7 @@ fn message_has_thinking_text_and_tool_blocks() {
                 for (from, to) in [
                     ("text", "text"),
                     ("thinking", "thinking"),
+                    ("signature", "signature"),
                     ("partial_json", "json"),
                 ] {
                     if let Some(more) = delta[from].as_str() {
