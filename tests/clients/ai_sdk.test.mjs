@@ -60,6 +60,17 @@ for (const name of ["openai, responses", "openai, chat", "openai-compatible"]) {
   });
 }
 
+for (const name of ["openai, responses", "openai, chat"]) {
+  test(`${name}: log probabilities are those of the text`, async () => {
+    const asked = { ...common(MODELS[name]), prompt: "12+7=", providerOptions: { openai: { logprobs: 2 } } };
+    for (const answer of [await generateText(asked), streamText(asked)]) {
+      const text = await answer.text;
+      const { openai } = await answer.providerMetadata;
+      assert.equal(openai.logprobs.flat().map(({ token }) => token).join(""), text);
+    }
+  });
+}
+
 test("embeddings have the model's length", async () => {
   const model = compatible.textEmbeddingModel(MODEL);
   const { embeddings } = await embedMany({ model, values: ["a", "12+7="], maxRetries: 0 });

@@ -1,6 +1,8 @@
 """Reasoning content, with a model whose template has it."""
 
-from corral import client, in_chunks, user
+import anthropic
+
+from corral import address, client, in_chunks, user
 
 SUM = user("12+7=")
 
@@ -53,3 +55,18 @@ def test_responses_have_a_reasoning_item():
     assert kinds[0] == "reasoning", kinds
     assert answer.output_text == ""
     assert answer.status == "incomplete"
+
+
+def test_messages_have_signed_thinking():
+    asked = anthropic.Anthropic(base_url=address("CORRAL_THINKING_URL"), api_key="none")
+    request = {"model": "thinking", "max_tokens": 12, "messages": SUM, "extra_body": {"temperature": 0}}
+    whole = asked.messages.create(**request)
+    with asked.messages.stream(**request) as stream:
+        streamed = stream.get_final_message()
+    for answer in [whole, streamed]:
+        (block,) = answer.content
+        assert (block.type, block.signature) == ("thinking", "corral")
+    assert streamed.content[0].thinking == whole.content[0].thinking
+    # It may be sent back.
+    turns = [*SUM, {"role": "assistant", "content": streamed.content}, *SUM]
+    assert asked.messages.create(**{**request, "messages": turns}).content

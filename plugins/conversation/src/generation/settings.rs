@@ -121,10 +121,7 @@ impl Settings {
                 .number("temperature", &NON_NEGATIVE)?
                 .unwrap_or(defaults.temperature),
             top_p: fields.number("top_p", &ZERO_TO_ONE)?,
-            top_k: match take_unlimited(fields, "top_k") {
-                true => None,
-                false => fields.integer("top_k", 0..=u32::MAX)?,
-            },
+            top_k: top_k(fields)?,
             min_p: fields.number("min_p", &ZERO_TO_ONE)?,
             llama_samplers: LlamaSamplers::read(fields)?,
             frequency_penalty: fields.number("frequency_penalty", &PENALTY)?.unwrap_or(0.0),
@@ -242,6 +239,14 @@ pub fn check_choice_count(prompts: usize, n: u32, field: &str) -> Result<(), Err
     );
     let field = if n == 1 { "prompt" } else { field };
     Err(Error::bad_request("out-of-range", text).with_field(field))
+}
+
+/// Reads `top_k`.
+pub fn top_k(fields: &mut Fields) -> Result<Option<u32>, Error> {
+    match take_unlimited(fields, "top_k") {
+        true => Ok(None),
+        false => fields.integer("top_k", 0..=u32::MAX),
+    }
 }
 
 /// Removes the field if it is -1, which stands for no limit, as in llama.cpp and vLLM.

@@ -29,6 +29,11 @@ struct Parts {
     results: usize,
 }
 
+/// Whether a block is a call of a tool that another server ran, or its result.
+fn is_of_server_tool(kind: &str) -> bool {
+    kind == "server_tool_use" || kind == "mcp_tool_use" || kind.ends_with("_tool_result")
+}
+
 impl<'a> Conversation<'a> {
     pub fn new(tools: &'a Tools) -> Self {
         Conversation {
@@ -140,6 +145,9 @@ impl<'a> Conversation<'a> {
             }
             ("assistant", Some("redacted_thinking")) => {
                 return without_effect(&block.path("data"), "it can't be decrypted");
+            }
+            ("assistant", Some(kind)) if is_of_server_tool(kind) => {
+                return without_effect(&block.path(kind), "it can't be shown to the model");
             }
             ("system", Some("tool_addition" | "tool_removal")) => {
                 let mut tool = block.required_object("tool")?;

@@ -8,9 +8,10 @@ use serde_json::{Value, json};
 use super::conversation::Conversation;
 use crate::offered_tools::OfferedTools;
 use crate::shared_fields::{
-    ignore_without_effect, reject, reject_fields_of_other_servers, schema_format,
+    ignore_without_effect, length, reject, reject_fields_of_other_servers, schema_format,
 };
 use conversation::generation::Settings;
+use conversation::generation::settings::top_k;
 use conversation::tools::{Tool, ToolChoice};
 use conversation::{ChatRequest, Format, TemplateKwargs, Tools};
 use conversation::{check_unconstrained, message, silently_ignored};
@@ -86,18 +87,18 @@ pub fn read(mut fields: Fields, generates: bool) -> Result<MessagesRequest, Erro
     }
 
     let defaults = Settings::default();
-    let max_tokens = fields.integer("max_tokens", 1..=u32::MAX)?;
+    let max_tokens = length(&mut fields, &["max_tokens"], 1)?;
     if max_tokens.is_none() && generates {
         return Err(fields.missing("max_tokens", "an integer from 1"));
     }
     let settings = Settings {
-        max_tokens,
+        max_tokens: max_tokens.flatten(),
         stop: fields.stop_strings("stop_sequences")?,
         temperature: fields
             .number("temperature", &NON_NEGATIVE)?
             .unwrap_or(defaults.temperature),
         top_p: fields.number("top_p", &ZERO_TO_ONE)?,
-        top_k: fields.integer("top_k", 0..=u32::MAX)?,
+        top_k: top_k(&mut fields)?,
         ..defaults
     };
     let stream = fields.flag("stream")?;

@@ -9,12 +9,19 @@ use conversation::generation::Usage;
 use conversation::ids::unique_id;
 use conversation::{AnswerStream, FinishReason, OutputPart};
 
+/// The signature of reasoning, which signs nothing: clients do not send back reasoning without one.
+const SIGNATURE: &str = "corral";
+
 /// Waits for the end and builds the response.
 pub async fn respond(mut answers: AnswerStream, stops: Vec<String>) -> Result<Response, Error> {
     let mut blocks = Vec::new();
     let answer = answers.collect().await?.pop().unwrap_or_default();
     if !answer.reasoning.is_empty() {
-        blocks.push(json!({"type": "thinking", "thinking": answer.reasoning, "signature": ""}));
+        blocks.push(json!({
+            "type": "thinking",
+            "thinking": answer.reasoning,
+            "signature": SIGNATURE,
+        }));
     }
     if !answer.content.is_empty() {
         blocks.push(json!({"type": "text", "text": answer.content}));
@@ -59,12 +66,8 @@ async fn write(
             if let Some(block) = block
                 && (open != Some(kind) || kind == "tool_use")
             {
-                if open.is_some() {
-                    send(
-                        events,
-                        json!({"type": "content_block_stop", "index": index}),
-                    )
-                    .await?;
+                if let Some(open) = open {
+                    close(open, index, events).await?;
                     index += 1;
                 }
                 open = Some(kind);
@@ -79,12 +82,8 @@ async fn write(
         }
         finish = delta.finish.or(finish);
     }
-    if open.is_some() {
-        send(
-            events,
-            json!({"type": "content_block_stop", "index": index}),
-        )
-        .await?;
+    if let Some(open) = open {
+        close(open, index, events).await?;
     }
     let delta: serde_json::Map<_, _> = stop_fields(&answers, finish, stops)?
         .map(|(name, value)| (name.to_owned(), value))
@@ -128,6 +127,17 @@ fn block_event(
             Some(json!({"type": "input_json_delta", "partial_json": text})),
         ),
     }
+}
+
+/// Ends a block of this type. The signature of reasoning comes last.
+async fn close(kind: &str, index: usize, events: &mut EventWriter) -> Result<(), Error> {
+    if kind == "thinking" {
+        let delta = json!({"type": "signature_delta", "signature": SIGNATURE});
+        let delta = json!({"type": "content_block_delta", "index": index, "delta": delta});
+        send(events, delta).await?;
+    }
+    let stop = json!({"type": "content_block_stop", "index": index});
+    send(events, stop).await
 }
 
 async fn send(events: &mut EventWriter, event: Value) -> Result<(), Error> {

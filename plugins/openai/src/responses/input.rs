@@ -11,14 +11,24 @@ use conversation::message::{call, parse_arguments, text};
 use conversation::tools::Tools;
 use conversation::{unsupported, without_effect};
 
-/// Items of tools that a server runs and of compacted conversations, which only their server can read.
-const KNOWN_KINDS: [&str; 10] = [
+/// Items of another server's tools and of compacted conversations.
+const KNOWN_KINDS: [&str; 20] = [
     "web_search_call",
     "file_search_call",
     "code_interpreter_call",
     "image_generation_call",
     "mcp_list_tools",
     "mcp_call",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "computer_call",
+    "computer_call_output",
+    "local_shell_call",
+    "local_shell_call_output",
+    "shell_call",
+    "shell_call_output",
+    "apply_patch_call",
+    "apply_patch_call_output",
     "compaction",
     "compaction_summary",
     "context_compaction",

@@ -11,7 +11,7 @@ use super::tool_names::{ToolNames, joined};
 use crate::chat::LOGPROBS_LIMIT;
 use crate::offered_tools::OfferedTools;
 use crate::shared_fields::{
-    STREAM_FIELDS, StreamOptions, ignore, ignore_without_effect, reject,
+    STREAM_FIELDS, StreamOptions, ignore, ignore_without_effect, length, reject,
     reject_fields_of_other_servers, reject_other_values, schema_format, stream_options,
 };
 use conversation::generation::{Settings, settings};
@@ -112,7 +112,7 @@ pub fn read(mut fields: Fields, earlier: usize) -> Result<ResponsesRequest, Erro
     let mut settings = Settings::read(&mut fields)?;
     let included = fields.text_list("include")?.unwrap_or_default();
     settings.logprobs = logprobs(&mut fields, &included)?;
-    settings.max_tokens = fields.integer("max_output_tokens", 1..=u32::MAX)?;
+    settings.max_tokens = length(&mut fields, &["max_output_tokens"], 1)?.flatten();
     // Streams of this API always end with the usage.
     let stream = stream_options(&mut fields)?;
     let model = fields.text("model")?;

@@ -21,7 +21,7 @@ fn message_has_thinking_text_and_tool_blocks() {
     assert_eq!(answer["stop_reason"], "tool_use", "{answer}");
     answer["content"][2]["id"] = "x".into();
     let blocks = json!([
-        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "thinking", "thinking": "hm", "signature": "corral"},
         {"type": "text", "text": "So."},
         {"type": "tool_use", "id": "x", "name": "add", "input": {"a": 1}},
     ]);
@@ -41,6 +41,7 @@ fn message_has_thinking_text_and_tool_blocks() {
                 for (from, to) in [
                     ("text", "text"),
                     ("thinking", "thinking"),
+                    ("signature", "signature"),
                     ("partial_json", "json"),
                 ] {
                     if let Some(more) = delta[from].as_str() {
@@ -172,6 +173,7 @@ fn billing_header_does_not_change_the_prompt() {
 fn members_of_agents_are_accepted() {
     let mark = json!({"type": "ephemeral"});
     let text = prompt(json!({
+        "max_tokens": -1, "top_k": -1,
         "thinking": {"type": "adaptive", "display": "omitted"},
         "context_management": {"edits": []}, "output_config": {"effort": "high"},
         "service_tier": "priority", "metadata": {"user_id": "x"}, "cache_control": mark, "mcp_servers": [],
@@ -185,6 +187,8 @@ fn members_of_agents_are_accepted() {
             {"role": "system", "content": [{"type": "text", "text": "Be exact.", "cache_control": mark}]},
             {"role": "assistant", "content": [
                 {"type": "redacted_thinking", "data": "x"},
+                {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+                {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
                 {"type": "thinking", "thinking": "hm", "signature": "abc"},
                 {"type": "tool_use", "id": "a", "name": "add", "input": {}, "caller": {"type": "direct"}},
             ]},

@@ -283,10 +283,12 @@ fn members_of_agents_are_accepted() {
             {"type": "tool_search_output", "call_id": "2", "execution": "client", "status": "completed", "tools": [
                 {"type": "function", "name": "found", "description": "Finds.", "defer_loading": true}]},
             {"type": "web_search_call", "id": "w", "status": "completed"},
+            {"type": "local_shell_call", "id": "l", "call_id": "3", "status": "completed", "action": {"type": "exec"}},
+            {"type": "local_shell_call_output", "call_id": "3", "output": "a"},
             {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
             {"type": "message", "role": "user", "content": "Hi"},
         ],
-        "tools": tools_of_codex(), "include": ["reasoning.encrypted_content"], "store": false,
+        "max_output_tokens": -1, "tools": tools_of_codex(), "include": ["reasoning.encrypted_content"], "store": false,
         "reasoning": {"summary": "auto", "effort": "high"}, "text": {"verbosity": "low"},
         "prompt_cache_key": "x", "client_metadata": {"a": "b"}, "service_tier": "priority",
         "context_management": [{"type": "compaction", "compact_threshold": 9}],
