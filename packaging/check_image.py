@@ -5,7 +5,8 @@
     packaging/check_image.py PACKAGES     also runs the image, as root: with the .deb of this directory, which `make dist`
                                           fills, the steps of the last stage in a new Debian that debootstrap makes; then
                                           the commands of both files with the user, file systems and capabilities that
-                                          compose.yaml gives. Of the first stage it only resolves the Debian packages.
+                                          compose.yaml gives, but its ulimits. Of the first stage it only resolves the Debian
+                                          packages.
 
 All mounts and processes end with the namespaces that they are in. Needs Python 3.11 or later.
 """
@@ -160,10 +161,9 @@ def run_container(root, settings, service, arguments):
         die("compose.yaml: expected cap_drop: [ALL] and no-new-privileges")
     user, group = settings["USER"].split(":")
     environment = [f"{name}={value}" for name, value in settings["ENV"].items()]
-    limits = ["prlimit", f"--nofile={service['ulimits']['nofile']}"]
     drop = ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", "--bounding-set=-all", "--no-new-privs"]
-    inside = ["chroot", root, *limits, *drop, "env", "-i", *environment]
-    say(f"{shlex.join(settings['ENTRYPOINT'] + arguments)}")
+    inside = ["chroot", root, *drop, "env", "-i", *environment]
+    say(shlex.join(settings["ENTRYPOINT"] + arguments))
     server = subprocess.Popen([*inside, *settings["ENTRYPOINT"], *arguments])
     started = time.monotonic()
     while subprocess.run([*inside, *settings["HEALTHCHECK"]], capture_output=True).returncode:
