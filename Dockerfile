@@ -20,7 +20,7 @@ RUN --mount=type=bind,from=build,source=/packages,target=/packages \
  && install -d -o corral -g corral -m 0700 /var/lib/corral /var/cache/corral /run/corral
 # Models of a hub lie in /var/cache/corral/models.
 ENV XDG_CACHE_HOME=/var/cache
-USER corral
+USER 999:999
 VOLUME ["/var/lib/corral", "/var/cache/corral"]
 EXPOSE 8080
 STOPSIGNAL SIGTERM

@@ -2,7 +2,8 @@
 #   make run           build, and serve the demo model (or MODEL=FILE, MODEL=hf:ORG/REPO) with the first-party plugins
 #                      (STORE=DIR for what is deployed)
 #   make test          check format and lints, build, and run all tests
-#   make lint          check format and lints, and that the web console's bundle is what its sources give
+#   make lint          check format and lints, the Dockerfile and compose.yaml, and that the web console's bundle is what its
+#                      sources give
 #   make build         build the host workspace
 #   make plugins       build the plugins
 #   make wit-package   write the WIT packages as components, for registries of packages (DIR=PATH)
@@ -24,13 +25,15 @@
 #                      and to a plugin of one's own; half an hour on two cores
 #   make dist          build packages for other machines (BACKENDS="vulkan cuda", PACKAGES=PATH): tarball, .deb, symbols,
 #                      checksums; the program alone lies in DIR=PATH
+#   make check-image   run the steps of the Dockerfile's last stage in a chroot, as root, with the packages of make dist, and
+#                      ask the server as compose.yaml runs it (PACKAGES=PATH); make lint checks both files
 #   make audit         check licenses and security advisories of all dependencies with cargo-deny
 # FEATURES=cuda (or vulkan, rocm, metal) builds a GPU backend into the binary; its compiler must be installed.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run env test test-device build dist dist-program plugins wit-package console bundle where lint fuzz soak bench microbench instructions model audit newcomer
+.PHONY: help run env test test-device build dist dist-program plugins wit-package console bundle where lint fuzz soak bench microbench instructions model audit newcomer check-image
 
 # Build products are outside the checkout, for quick builds of a second clone. The directory is named after the processor
 # and the compiler, which native code depends on.
@@ -92,6 +95,9 @@ dist:
 newcomer:
 	@tests/newcomer.sh
 
+check-image:
+	@packaging/check_image.py "$(PACKAGES)"
+
 audit:
 	@packaging/licenses.py
 	@cargo deny --version >/dev/null 2>&1 || cargo install --locked cargo-deny
@@ -136,6 +142,7 @@ run: bundle plugins
 
 lint:
 	@host/console/check.sh
+	@packaging/check_image.py
 	@$(SETUP); cargo fmt --all --check
 	@cargo fmt --all --check --manifest-path plugins/Cargo.toml
 	@cargo fmt --all --check --manifest-path plugins/componentize/Cargo.toml

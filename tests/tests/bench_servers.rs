@@ -39,15 +39,18 @@ const OF_HTTP: [&str; 6] = [
 ];
 
 #[test]
-fn http_bench_measures_corral_traced_and_peer() {
+fn http_bench_measures_variants_and_peer() {
     let corral = Corral::start();
     let peer = url(&corral);
     let line = format!("http --path /classic --peer {peer} --connections 1,2 --requests 20");
-    let line = format!("{line} --rounds 1 --traces --json");
+    let line = format!("{line} --rounds 1 --traces --access-log --json");
     let ended = bench(&line, &[plugin("classic")]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     // Both respond with the path.
     assert!(!ended.stderr.contains("differs from"), "{ended:?}");
+    // The measured round and the one before it, with one connection and with two, and none of other servers.
+    let lines = ended.stderr.matches(r#"path="/classic""#).count();
+    assert!((60..=100).contains(&lines), "{lines} lines: {ended:?}");
     let found = object(&line, &ended);
     let setup = json!({"path": "/classic", "requests": 20, "rounds": 1, "peer": peer});
     check_members(&found, &setup);
@@ -57,9 +60,11 @@ fn http_bench_measures_corral_traced_and_peer() {
     let expected = json!([
         [1, "corral"],
         [1, "traced"],
+        [1, "logged"],
         [1, "peer"],
         [2, "corral"],
         [2, "traced"],
+        [2, "logged"],
         [2, "peer"],
     ]);
     assert_eq!(json!(servers.collect::<Vec<_>>()), expected);

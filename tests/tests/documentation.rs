@@ -374,6 +374,22 @@ fn links_between_documents_resolve() {
 }
 
 #[test]
+fn readme_and_guides_stay_short() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let guides = root.join("docs");
+    for document in documents() {
+        let limit = match &document {
+            file if *file == root.join("README.md") => 200,
+            file if file.starts_with(&guides) => 400,
+            _ => continue,
+        };
+        let text = std::fs::read_to_string(&document).expect("readable");
+        let lines = text.lines().count();
+        assert!(lines < limit, "{}: {lines} lines", document.display());
+    }
+}
+
+#[test]
 fn readme_shows_the_hello_example() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let read = |path: &str| std::fs::read_to_string(root.join(path)).expect("readable");

@@ -20,8 +20,8 @@ pub struct DoctorArgs {
     json: bool,
 }
 
-/// Width of the lines of a backend's features, which fit a terminal of 80 columns with their indentation.
-const FEATURES_WIDTH: usize = 70;
+/// Most characters of a line of words.
+const LINE_WIDTH: usize = 80;
 
 struct Report {
     features: Vec<&'static str>,
@@ -106,9 +106,10 @@ impl Report {
                 Some(problem) => format!("not used: {problem}"),
                 None => backend.devices.join(", "),
             };
-            let _ = writeln!(text, "  {:6}  {status}", backend.name);
-            for line in wrapped(&backend.features, FEATURES_WIDTH) {
-                let _ = writeln!(text, "          {line}");
+            let label = format!("  {:6}  ", backend.name);
+            text += &labeled(&label, &status);
+            if !backend.features.is_empty() {
+                text += &labeled(&" ".repeat(label.len()), &backend.features.join(" "));
             }
         }
         text += "\nwriting plugins\n";
@@ -117,22 +118,30 @@ impl Report {
                 Some(found) => found.clone(),
                 None => format!("missing: {}", tool.hint),
             };
-            let _ = writeln!(text, "  {:11}  {status}", tool.name);
+            text += &labeled(&format!("  {:11}  ", tool.name), &status);
         }
         text
     }
 }
 
-/// The words on lines of at most `width` characters.
-fn wrapped(words: &[String], width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in words {
-        match lines.last_mut() {
-            Some(line) if line.len() + 1 + word.len() <= width => *line += &format!(" {word}"),
-            _ => lines.push(word.clone()),
+/// Words after a label, on lines of at most [`LINE_WIDTH`] characters that begin below the first word.
+fn labeled(label: &str, words: &str) -> String {
+    let mut text = String::new();
+    let mut line = label.to_owned();
+    for word in words.split_whitespace() {
+        let mut is_first = line.len() == label.len();
+        if !is_first && line.len() + 1 + word.len() > LINE_WIDTH {
+            text += &line;
+            text.push('\n');
+            line = " ".repeat(label.len());
+            is_first = true;
         }
+        if !is_first {
+            line.push(' ');
+        }
+        line += word;
     }
-    lines
+    text + &line + "\n"
 }
 
 fn device_table(devices: &[Device]) -> String {
@@ -221,10 +230,11 @@ mod tests {
     }
 
     #[test]
-    fn features_wrap_between_words() {
-        let words = ["AVX", "AVX2", "FMA", "AVX512_VNNI"].map(str::to_owned);
-        assert_eq!(wrapped(&words, 8), ["AVX AVX2", "FMA", "AVX512_VNNI"]);
-        assert!(wrapped(&[], 8).is_empty());
+    fn long_lines_wrap_between_words() {
+        let word = "x".repeat(30);
+        let text = labeled("  CPU  ", &format!("{word} {word} {word}"));
+        assert_eq!(text, format!("  CPU  {word} {word}\n       {word}\n"));
+        assert_eq!(labeled("  CPU  ", ""), "  CPU  \n");
     }
 
     #[test]

@@ -51,6 +51,14 @@ impl Transient {
         }
     }
 
+    /// The failure of an error of the client that may pass.
+    pub fn of_error(error: &ureq::Error) -> Self {
+        match error {
+            ureq::Error::Io(error) => Self::new(error.to_string()),
+            error => Self::new(error.to_string()),
+        }
+    }
+
     /// The failure that a response of `server` means, if it may pass.
     pub fn of_response(server: &str, head: &Parts) -> Option<Self> {
         if !matches!(head.status.as_u16(), 408 | 429 | 500..=599) {
@@ -122,21 +130,25 @@ pub fn retried<T>(
     }
 }
 
-/// Waits before another attempt. After too many fails with a message about the cause of the last failure.
+/// Waits before another attempt; fails after too many. `what` is not possible, as notes and the error say; `advice` is for the
+/// error.
 pub fn wait_after(
     failure: &Transient,
     failures: u32,
     note: &dyn Fn(String),
-    message: impl FnOnce(&str) -> String,
+    what: &str,
+    advice: &str,
 ) -> Result<(), Error> {
     let Transient { cause, retry_after } = failure;
     if failures >= MAX_FAILURES {
-        return Err(Error::failed(message(cause)));
+        return Err(Error::failed(format!(
+            "{what}: {cause}, {failures} times in a row; {advice}"
+        )));
     }
     let delay = FIRST_DELAY * 2_u32.pow(failures - 1);
     let delay = retry_after.map_or(delay, |asked| asked.clamp(delay, MAX_DELAY));
     note(format!(
-        "{cause}; trying again in {:.1} s",
+        "{what}: {cause}; trying again in {:.1} s",
         delay.as_secs_f64()
     ));
     std::thread::sleep(delay);

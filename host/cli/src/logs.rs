@@ -86,6 +86,29 @@ pub(crate) fn start_server(verbose: bool, args: &LogArgs, telemetry: Option<&Arc
     init(filter, args.log_format, verbose, writer, telemetry);
 }
 
+/// Starts the log of a process that measures a server with its access log and without: as that of a server, but without
+/// the access log until [`set_access_log`] turns it on.
+pub fn start_without_access_log(verbose: bool) {
+    start_server(verbose, &LogArgs::default(), None);
+    set_access_log(false);
+}
+
+/// Turns the access log on, with the default filter of a server, or off. Has no effect in a process that does not log as a
+/// server.
+pub fn set_access_log(is_on: bool) {
+    if QUEUE.get().is_none() {
+        return;
+    }
+    let filter = match is_on {
+        true => SERVE.to_owned(),
+        false => format!("{SERVE},corral::access=off"),
+    };
+    if let (Some(handle), Ok(filter)) = (FILTER.get(), filter.parse::<Targets>()) {
+        // Fails only without a subscriber.
+        let _ = handle.reload(filter);
+    }
+}
+
 /// Replaces the filter of a server by that of these arguments.
 pub(crate) fn set_server_filter(verbose: bool, args: &LogArgs) {
     if let Some(filter) = FILTER.get() {
@@ -107,7 +130,7 @@ pub(crate) fn lost_lines() -> Arc<AtomicU64> {
 }
 
 /// Waits until all lines are written, within bounds.
-pub(crate) fn flush() {
+pub fn flush() {
     if let Some(queue) = QUEUE.get() {
         queue.flush(FLUSH_TIME);
     }

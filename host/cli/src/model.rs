@@ -23,6 +23,7 @@ pub enum ModelCommand {
     /// Download a model into the cache, unless it is there, and print the path of its file
     Pull(PullArgs),
     /// List the models in the cache
+    #[command(visible_alias = "ls")]
     List(ListArgs),
     /// Remove a model from the cache, or all of a repository
     Rm(CachedArgs),

@@ -3,6 +3,9 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Duration;
 
+/// Most characters of a name beside a bar: the line fits a terminal of 80 columns.
+const NAME_CHARS: usize = 34;
+
 /// A bar or a spinner, cleared on drop.
 #[derive(Clone)]
 pub(crate) struct Progress(ProgressBar);
@@ -12,11 +15,11 @@ impl Progress {
     pub(crate) fn upload(name: &str, bytes: usize) -> Self {
         let bar = ProgressBar::new(bytes as u64);
         if let Ok(style) =
-            ProgressStyle::with_template("uploading {msg} {bar:30} {bytes}/{total_bytes} {eta}")
+            ProgressStyle::with_template("uploading {msg} {wide_bar} {bytes}/{total_bytes} {eta}")
         {
             bar.set_style(style);
         }
-        bar.set_message(name.to_owned());
+        bar.set_message(shortened(name));
         Progress(bar)
     }
 
@@ -28,7 +31,7 @@ impl Progress {
         ) {
             bar.set_style(style);
         }
-        bar.set_message(name.to_owned());
+        bar.set_message(shortened(name));
         Progress(bar)
     }
 
@@ -62,5 +65,33 @@ impl Progress {
 
     pub(crate) fn finish(&self) {
         self.0.finish_and_clear();
+    }
+}
+
+/// A name that leaves room for the bar. Its end differs more often than its start.
+fn shortened(name: &str) -> String {
+    match name.chars().count().checked_sub(NAME_CHARS) {
+        None | Some(0) => name.to_owned(),
+        Some(excess) => {
+            let end = name.chars().skip(excess + 1);
+            format!("…{}", end.collect::<String>())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_names_are_shortened() {
+        let fits = "x".repeat(NAME_CHARS);
+        assert_eq!(shortened(&fits), fits);
+        let long = shortened(&format!("{fits}-Q4_K_M.gguf"));
+        assert_eq!(long.chars().count(), NAME_CHARS);
+        assert!(
+            long.starts_with("…x") && long.ends_with("x-Q4_K_M.gguf"),
+            "{long}"
+        );
     }
 }

@@ -105,6 +105,10 @@ impl IsolatedCompiler {
         {
             return Ok(());
         }
+        if cache.is_some() {
+            // It takes seconds, in which a starting server would otherwise seem to hang. A check of options has no cache.
+            tracing::info!("compiling {plugin}; its code stays in the cache");
+        }
         let not_stored = |error: io::Error| {
             tracing::warn!(plugin, %error, "compiled code cannot be stored; compiling again");
         };

@@ -9,7 +9,8 @@ use std::time::Duration;
 #[command(next_help_heading = "Model")]
 pub struct ModelPoolArgs {
     /// Models to load at startup; others load with their first request
-    #[arg(long, value_enum, default_value_t = Preload::First)]
+    #[arg(long, value_enum, value_name = "all|first|none", hide_possible_values = true,
+          default_value_t = Preload::First)]
     pub preload: Preload,
     /// Unload a model after this idle time, in seconds [default: never]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]

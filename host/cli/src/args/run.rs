@@ -15,6 +15,9 @@ pub struct RunArgs {
     /// Component that exports wasi:cli/run
     #[arg(value_name = "PLUGIN.wasm")]
     pub(crate) plugin: PathBuf,
+    /// Arguments of the plugin
+    #[arg(last = true, value_name = "ARGS")]
+    pub(crate) arguments: Vec<String>,
     /// Linked component: templating=FILE or sampling.NAME=FILE; repeatable
     #[arg(long = "linked", value_name = "ROLE=FILE", help_heading = "Plugins")]
     pub(crate) linked: Vec<LinkedArg>,
@@ -25,9 +28,6 @@ pub struct RunArgs {
     pub(crate) models: ModelArgs,
     #[command(flatten)]
     pub(crate) limits: CallLimitArgs,
-    /// Arguments of the plugin
-    #[arg(last = true, value_name = "ARGS")]
-    pub(crate) arguments: Vec<String>,
 }
 
 impl RunArgs {

@@ -9,7 +9,7 @@ use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use http_body_util::{BodyExt, Limited};
 use serde_json::{Value, json};
-use std::io::{Read, Write};
+use std::io::{IsTerminal, Read, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
@@ -76,12 +76,18 @@ pub(super) async fn invoke(args: &InvokeArgs) -> Result<ExitCode, Error> {
         print(&format!("{object}\n"))?;
     } else {
         let mut body = response.into_body();
+        let mut ends_line = true;
         while let Some(frame) = body.frame().await {
             if let Some(data) = frame.map_err(Error::context(CUT_OFF))?.data_ref() {
                 let mut stdout = std::io::stdout().lock();
                 stdout.write_all(data)?;
                 stdout.flush()?;
+                ends_line = data.last().map_or(ends_line, |byte| *byte == b'\n');
             }
+        }
+        // A prompt or the error below must not follow the last line.
+        if !ends_line && std::io::stdout().is_terminal() {
+            print("\n")?;
         }
     }
     match status.is_success() {

@@ -79,13 +79,10 @@ fn wait_after(
     failures: u32,
     note: &dyn Fn(String),
 ) -> Result<(), Error> {
-    http_client::wait_after(failure, failures, note, |cause| {
-        format!(
-            "cannot download from {}: {cause}, {failures} times in a row; check the network, or HF_ENDPOINT, and try \
-             again: a download continues where it stopped",
-            hub.endpoint()
-        )
-    })
+    let what = format!("cannot download from {}", hub.endpoint());
+    let advice =
+        "check the network, or HF_ENDPOINT, and try again: a download continues where it stopped";
+    http_client::wait_after(failure, failures, note, &what, advice)
 }
 
 /// Removes a file of an incomplete model unless it is the one that the hub has now.

@@ -259,13 +259,10 @@ impl RepositoryClient {
 
     /// Runs `attempt` again after failures that may pass.
     fn retried<T>(&self, attempt: impl FnMut() -> Result<T, RequestError>) -> Result<T, Error> {
+        let what = format!("cannot use the registry {}", self.host);
         let wait = |failure: &Transient, failures| {
-            wait_after(failure, failures, &note, |cause| {
-                format!(
-                    "cannot use the registry {}: {cause}, {failures} times in a row; check its address and the network",
-                    self.host
-                )
-            })
+            let advice = "check its address and the network";
+            wait_after(failure, failures, &note, &what, advice)
         };
         retried(wait, attempt)
     }

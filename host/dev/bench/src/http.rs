@@ -2,7 +2,7 @@
 //!
 //! It measures the path of a request: connection, route, new instance, response. The server runs in this process on
 //! threads of its own, and one more thread is all clients. The same clients measure a peer in turns, servers whose component
-//! has middleware, and a server that sends traces.
+//! has middleware, a server that sends traces, and one that writes its access log.
 
 use crate::args::check_distinct;
 use crate::local_server::{client_runtime, serve};
@@ -16,7 +16,7 @@ use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::stats::{Quantiles, float, median, set_range};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_cli::bench::url::Url;
-use corral_cli::{Error, startup};
+use corral_cli::{Error, logs, startup};
 use corral_engine::ModelPool;
 use corral_runtime::{Limits, LinkedComponent, LinkedComponents};
 use corral_server::{Server, Telemetry};
@@ -40,6 +40,9 @@ pub(crate) struct HttpArgs {
     /// Also measure, in turns, a server that sends a trace of each request to a collector of this process
     #[arg(long)]
     traces: bool,
+    /// Also measure, in turns, a server that writes a line for each request to standard error
+    #[arg(long)]
+    pub(crate) access_log: bool,
     /// Server with the same component, http://HOST:PORT, measured in turns with Corral's
     #[arg(long, value_name = "URL")]
     peer: Option<Url>,
@@ -100,6 +103,8 @@ const COLUMNS: [Column; 12] = [
 const CHAINS: [(&str, usize); 3] = [("corral", 0), ("1 before", 1), ("8 before", 8)];
 /// The measured server of this process that sends traces.
 const TRACED: &str = "traced";
+/// The measured server of this process that writes its access log.
+const LOGGED: &str = "logged";
 /// Columns without those of the peer.
 const OWN_COLUMNS: usize = 9;
 
@@ -150,6 +155,11 @@ pub(crate) fn measure(args: &HttpArgs) -> Result<(), Error> {
         targets.push(local_target(TRACED, &server, &args.path, Some(collector))?);
         servers.push(server);
     }
+    if args.access_log {
+        let server = server_runtime.block_on(serve_chain(args, 0, None))?;
+        targets.push(local_target(LOGGED, &server, &args.path, None)?);
+        servers.push(server);
+    }
     if let Some(peer) = &args.peer {
         targets.push(Arc::new(Target {
             name: "peer",
@@ -175,6 +185,7 @@ pub(crate) fn measure(args: &HttpArgs) -> Result<(), Error> {
     for server in servers {
         server_runtime.block_on(server.stop(std::future::ready(())));
     }
+    logs::flush();
     let reports: Vec<_> = rows.iter().map(|row| row.report(&rows)).collect();
     let rounds = rounds.measured();
     let setup = json!({
@@ -295,6 +306,7 @@ impl Row {
             }
         };
         let clients = (0..self.connections).map(|_| Connection::new(&self.target.url));
+        logs::set_access_log(self.target.name == LOGGED);
         let (cpu, start) = (self.target.cpu_seconds(), Instant::now());
         let bytes = self.target.traced_bytes();
         let times = closed_loop(clients, 0..requests, ask).await?;

@@ -93,7 +93,12 @@ fn main() -> ExitCode {
         Ok(None) => return ExitCode::SUCCESS,
         Err(error) => return error.report("corral-bench", false),
     };
-    logs::start(command_line.verbose, "error");
+    match &command_line.bench {
+        Bench::Http(args) if args.access_log => {
+            logs::start_without_access_log(command_line.verbose);
+        }
+        _ => logs::start(command_line.verbose, "error"),
+    }
     match run(&command_line.bench) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => error.report("corral-bench", command_line.verbose),

@@ -64,7 +64,7 @@ pub(super) fn failure(error: &ureq::Error) -> RequestError {
         (_, Client::Http(_) | Client::BadUri(_) | Client::LargeResponseHeader(..)) => {
             format!("cannot use the hub ({error}); check HF_ENDPOINT")
         }
-        _ => return RequestError::Transient(Transient::new(error.to_string())),
+        _ => return RequestError::Transient(Transient::of_error(error)),
     };
     RequestError::Final(Error::failed(message))
 }

@@ -67,7 +67,7 @@ impl RepositoryClient {
             (_, Client::Http(_) | Client::BadUri(_) | Client::LargeResponseHeader(..)) => {
                 format!("cannot use the registry {host} ({error}); check its address")
             }
-            _ => return RequestError::Transient(Transient::new(error.to_string())),
+            _ => return RequestError::Transient(Transient::of_error(error)),
         };
         RequestError::Final(Error::failed(message))
     }
