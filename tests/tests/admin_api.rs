@@ -70,7 +70,11 @@ impl DocumentClient {
 
     fn check(&self, id: &str, operation: &Value, answer: &Response) {
         let status = answer.status.to_string();
-        let described = &operation["responses"][&status];
+        let mut described = &operation["responses"][&status];
+        if let Some(reference) = described["$ref"].as_str() {
+            let named = self.document.pointer(reference.trim_start_matches('#'));
+            described = named.expect("the response is described");
+        }
         assert!(
             described.is_object(),
             "{id} may answer {status}: {answer:?}"
