@@ -23,6 +23,7 @@ mod hub;
 mod keys;
 pub mod linked;
 mod load;
+pub mod media;
 mod metrics;
 mod nats;
 mod neighbors;

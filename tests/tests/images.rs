@@ -2,8 +2,9 @@
 //! answers a sum that is drawn, and a wrong embedding, cell or cache entry shows as a wrong answer.
 
 use corral_random_model::projector::SIDE;
+use corral_tests::media::{answer, ask_about, check_only_same_file_is_cached};
 use corral_tests::pictures::{drawn, drawn_sum, projector};
-use corral_tests::{Corral, RELIABLE_SUMS, Response, Sum, artifacts, run, scratch_dir};
+use corral_tests::{Corral, RELIABLE_SUMS, Response, artifacts, run, scratch_dir};
 use data_encoding::{BASE64, HEXLOWER};
 use image::ImageFormat;
 use serde_json::{Value, json};
@@ -25,20 +26,9 @@ fn url(file: &[u8]) -> String {
     format!("data:image/png;base64,{}", BASE64.encode(file))
 }
 
-fn chat(file: &[u8]) -> Value {
-    let image = json!({"type": "image_url", "image_url": {"url": url(file), "detail": "low"}});
-    let content = json!([image, {"type": "text", "text": "="}]);
-    json!({"messages": [{"role": "user", "content": content}], "temperature": 0})
-}
-
 fn ask(corral: &Corral, file: &[u8]) -> Response {
-    corral.post("/v1/chat/completions", chat(file).to_string())
-}
-
-fn answer(response: &Response) -> String {
-    assert_eq!(response.status, 200, "{response:?}");
-    let content = &response.json()["choices"][0]["message"]["content"];
-    content.as_str().expect("text").to_owned()
+    let image = json!({"type": "image_url", "image_url": {"url": url(file), "detail": "low"}});
+    ask_about(corral, &image)
 }
 
 #[test]
@@ -110,29 +100,7 @@ fn every_format_of_pictures_is_read() {
 #[test]
 fn only_the_same_picture_is_cached() {
     let corral = start();
-    let [one, other, ..] = RELIABLE_SUMS;
-    let cached = |sum: Sum| {
-        let response = ask(&corral, &drawn_sum(sum));
-        assert_eq!(answer(&response), sum.answer());
-        let usage = response.json()["usage"].clone();
-        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
-        let prompt = usage["prompt_tokens"].as_u64().expect("a number");
-        (cached.expect("a number"), prompt)
-    };
-    let (none, prompt) = cached(one);
-    assert_eq!(none, 0);
-    assert_eq!(cached(one), (prompt - 1, prompt));
-    // Of another picture only the text before it.
-    let (before, same) = cached(other);
-    assert_eq!(same, prompt);
-    assert!(0 < before, "{before} of {prompt}");
-    assert!(before < prompt - POSITIONS, "{before} of {prompt}");
-    assert_eq!(cached(one), (prompt - 1, prompt));
-    let metrics = corral.metrics();
-    for metric in ["images_encoded", "image_cache_hits"] {
-        let count = metrics.get(&format!("corral_engine_{metric}_total"));
-        assert_eq!(count, 2.0, "{metric}");
-    }
+    check_only_same_file_is_cached(&corral, POSITIONS, |sum| ask(&corral, &drawn_sum(sum)));
 }
 
 #[test]
