@@ -33,7 +33,7 @@ impl DocumentClient {
 
     /// Whether a value matches a schema of the document.
     fn matches(&self, schema: &Value, value: &Value) -> Result<(), String> {
-        schema::matches(&self.document, schema, value, "$")
+        schema::validate_part(&self.document, schema, value)
     }
 
     /// Calls an operation as the document describes it; `path` has its path parameters filled in.
