@@ -6,7 +6,7 @@ use clap::error::ErrorKind;
 use clap::{Arg, Command};
 use serde_json::{Map, Value, json};
 
-/// The schema, draft 2020-12.
+/// Makes the schema.
 pub(super) fn schema() -> Value {
     // Values of the environment may be invalid, which `bounds` would take for errors of its own numbers.
     let command = serve_command().mut_args(|option| option.env(None::<&'static str>));
