@@ -32,7 +32,6 @@ mod proxy;
 pub mod recordings;
 mod registry;
 mod response;
-/// The validator of the tests of constraints.
 #[path = "../../host/constraint/tests/support/validator.rs"]
 pub mod schema;
 mod seed;
