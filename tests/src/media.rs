@@ -12,8 +12,7 @@ pub fn ask_about(corral: &Corral, part: &Value) -> Response {
 
 /// The text of the response to a chat.
 pub fn answer(response: &Response) -> String {
-    assert_eq!(response.status, 200, "{response:?}");
-    let content = &response.json()["choices"][0]["message"]["content"];
+    let content = &response.ok_json()["choices"][0]["message"]["content"];
     content.as_str().expect("text").to_owned()
 }
 

@@ -43,6 +43,13 @@ impl Response {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error} in {self:?}"))
     }
 
+    /// Asserts the status 200; returns the body as JSON.
+    #[track_caller]
+    pub fn ok_json(&self) -> Value {
+        assert_eq!(self.status, 200, "{self:?}");
+        self.json()
+    }
+
     /// The seconds of `Retry-After`, at least 1.
     pub fn retry_after(&self) -> u64 {
         let seconds = self

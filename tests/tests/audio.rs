@@ -44,8 +44,7 @@ fn recordings_are_heard_through_the_apis() {
         let content = json!([audio(&file, "wav"), text]);
         let body = json!({"input": [{"role": "user", "content": content}], "temperature": 0});
         let response = corral.post("/v1/responses", body.to_string());
-        assert_eq!(response.status, 200, "{response:?}");
-        let text = response.json()["output"][0]["content"][0]["text"].clone();
+        let text = response.ok_json()["output"][0]["content"][0]["text"].clone();
         assert_eq!(text, sum.answer());
 
         let answer = corral.post("/blocking/see", HEXLOWER.encode(&file));

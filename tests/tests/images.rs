@@ -43,8 +43,7 @@ fn pictures_are_read_through_every_api() {
         let content = json!([part, {"type": "input_text", "text": "="}]);
         let body = json!({"input": [{"role": "user", "content": content}], "temperature": 0});
         let response = corral.post("/v1/responses", body.to_string());
-        assert_eq!(response.status, 200, "{response:?}");
-        let text = response.json()["output"][0]["content"][0]["text"].clone();
+        let text = response.ok_json()["output"][0]["content"][0]["text"].clone();
         assert_eq!(text, sum.answer());
 
         let source = json!({"type": "base64", "media_type": "image/png", "data": base64});
@@ -52,21 +51,18 @@ fn pictures_are_read_through_every_api() {
         let body = json!({"model": "tiny", "max_tokens": 8, "temperature": 0,
             "messages": [{"role": "user", "content": content}]});
         let response = corral.post("/v1/messages", body.to_string());
-        assert_eq!(response.status, 200, "{response:?}");
-        assert_eq!(response.json()["content"][0]["text"], sum.answer());
+        assert_eq!(response.ok_json()["content"][0]["text"], sum.answer());
 
         let message = json!({"role": "user", "content": "=", "images": [base64]});
         let options = json!({"temperature": 0});
         let body =
             json!({"model": "tiny", "stream": false, "messages": [message], "options": options});
         let response = corral.post("/api/chat", body.to_string());
-        assert_eq!(response.status, 200, "{response:?}");
-        assert_eq!(response.json()["message"]["content"], sum.answer());
+        assert_eq!(response.ok_json()["message"]["content"], sum.answer());
 
         let body = json!({"model": "tiny", "stream": false, "prompt": "=", "images": [base64], "options": options});
         let response = corral.post("/api/generate", body.to_string());
-        assert_eq!(response.status, 200, "{response:?}");
-        assert_eq!(response.json()["response"], sum.answer());
+        assert_eq!(response.ok_json()["response"], sum.answer());
     }
 }
 
@@ -109,8 +105,8 @@ fn counted_tokens_include_pictures() {
     let count = |parts: Value| {
         let body = json!({"model": "tiny", "messages": [{"role": "user", "content": parts}]});
         let response = corral.post("/v1/messages/count_tokens", body.to_string());
-        assert_eq!(response.status, 200, "{response:?}");
-        response.json()["input_tokens"].as_u64().expect("a number")
+        let tokens = response.ok_json()["input_tokens"].as_u64();
+        tokens.expect("a number")
     };
     let text = json!({"type": "text", "text": "="});
     let data = BASE64.encode(&drawn_sum(RELIABLE_SUMS[0]));
