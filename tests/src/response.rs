@@ -50,6 +50,13 @@ impl Response {
         self.json()
     }
 
+    /// Asserts this status, and that the body contains this text.
+    #[track_caller]
+    pub fn check_refused(&self, status: u16, text: &str) {
+        assert_eq!(self.status, status, "{self:?}");
+        assert!(self.body.contains(text), "{text:?} is not in {self:?}");
+    }
+
     /// The seconds of `Retry-After`, at least 1.
     pub fn retry_after(&self) -> u64 {
         let seconds = self
