@@ -73,10 +73,11 @@ done
 packaging/wheel.py "$tree/share/corral/python" >&2
 cp models/tiny/tiny.gguf "$tree/share/corral/models/"
 cp packaging/corral.{service,socket} "$tree/lib/systemd/system/"
-cp packaging/corral.default packaging/server.toml host/cli/server.schema.json "$tree/share/corral/"
+cp packaging/corral.default packaging/server.toml "$tree/share/corral/"
 
 bin=$lib/corral
 mkdir -p "$tree/share/"{bash-completion/completions,zsh/site-functions,fish/vendor_completions.d}
+"$bin" config schema >"$tree/share/corral/server.schema.json"
 "$bin" completions bash >"$tree/share/bash-completion/completions/corral"
 "$bin" completions zsh >"$tree/share/zsh/site-functions/_corral"
 "$bin" completions fish >"$tree/share/fish/vendor_completions.d/corral.fish"

@@ -68,9 +68,7 @@ pub fn wait_for_version(corral: &Corral, name: &str, version: u64) {
 
 /// What `GET /cluster` of this host says.
 fn cluster(corral: &Corral) -> Value {
-    let answer = corral.request_admin("GET", "/cluster", "");
-    assert_eq!(answer.status, 200, "{answer:?}");
-    answer.json()
+    corral.request_admin("GET", "/cluster", "").ok_json()
 }
 
 /// The status of the host at this address, as another host reports it.

@@ -23,6 +23,7 @@ mod hub;
 mod keys;
 pub mod linked;
 mod load;
+pub mod media;
 mod metrics;
 mod nats;
 mod neighbors;
@@ -32,6 +33,7 @@ mod random_server;
 pub mod recordings;
 mod registry;
 mod response;
+#[path = "../../host/constraint/tests/support/validator.rs"]
 pub mod schema;
 mod seed;
 mod server;

@@ -43,6 +43,20 @@ impl Response {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error} in {self:?}"))
     }
 
+    /// Asserts the status 200; returns the body as JSON.
+    #[track_caller]
+    pub fn ok_json(&self) -> Value {
+        assert_eq!(self.status, 200, "{self:?}");
+        self.json()
+    }
+
+    /// Asserts this status, and that the body contains this text.
+    #[track_caller]
+    pub fn check_refused(&self, status: u16, text: &str) {
+        assert_eq!(self.status, status, "{self:?}");
+        assert!(self.body.contains(text), "{text:?} is not in {self:?}");
+    }
+
     /// The seconds of `Retry-After`, at least 1.
     pub fn retry_after(&self) -> u64 {
         let seconds = self

@@ -33,7 +33,7 @@ impl DocumentClient {
 
     /// Whether a value matches a schema of the document.
     fn matches(&self, schema: &Value, value: &Value) -> Result<(), String> {
-        schema::matches(&self.document, schema, value, "$")
+        schema::validate_part(&self.document, schema, value)
     }
 
     /// Calls an operation as the document describes it; `path` has its path parameters filled in.
@@ -70,7 +70,11 @@ impl DocumentClient {
 
     fn check(&self, id: &str, operation: &Value, answer: &Response) {
         let status = answer.status.to_string();
-        let described = &operation["responses"][&status];
+        let mut described = &operation["responses"][&status];
+        if let Some(reference) = described["$ref"].as_str() {
+            let named = self.document.pointer(reference.trim_start_matches('#'));
+            described = named.expect("the response is described");
+        }
         assert!(
             described.is_object(),
             "{id} may answer {status}: {answer:?}"

@@ -2,11 +2,12 @@
 //! answers a sum that is played as tones, and a wrong embedding, cell or cache entry shows as a wrong answer.
 
 use corral_random_model::audio_projector::TONES;
+use corral_tests::media::{answer, ask_about, check_only_same_file_is_cached};
 use corral_tests::pictures::{drawn_sum, projector};
 use corral_tests::recordings::{
     Samples, audio_projector, recorded, recorded_as, recorded_sum, silence,
 };
-use corral_tests::{Corral, RELIABLE_SUMS, Response, Sum, run};
+use corral_tests::{Corral, RELIABLE_SUMS, Response, run};
 use data_encoding::{BASE64, HEXLOWER};
 use serde_json::{Value, json};
 
@@ -18,11 +19,6 @@ fn start(projector: &str) -> Corral {
     Corral::start_with_routes(&ROUTES, &["--mmproj", projector])
 }
 
-fn chat(part: Value) -> Value {
-    let content = json!([part, {"type": "text", "text": "="}]);
-    json!({"messages": [{"role": "user", "content": content}], "temperature": 0})
-}
-
 /// A part of a chat with a file, of the format that the request names.
 fn audio(file: &[u8], format: &str) -> Value {
     let data = BASE64.encode(file);
@@ -30,13 +26,7 @@ fn audio(file: &[u8], format: &str) -> Value {
 }
 
 fn ask(corral: &Corral, file: &[u8]) -> Response {
-    corral.post("/v1/chat/completions", chat(audio(file, "wav")).to_string())
-}
-
-fn answer(response: &Response) -> String {
-    assert_eq!(response.status, 200, "{response:?}");
-    let content = &response.json()["choices"][0]["message"]["content"];
-    content.as_str().expect("text").to_owned()
+    ask_about(corral, &audio(file, "wav"))
 }
 
 #[test]
@@ -48,15 +38,13 @@ fn recordings_are_heard_through_the_apis() {
 
         let url = format!("data:audio/wav;base64,{}", BASE64.encode(&file));
         let part = json!({"type": "audio_url", "audio_url": {"url": url}});
-        let response = corral.post("/v1/chat/completions", chat(part).to_string());
-        assert_eq!(answer(&response), sum.answer());
+        assert_eq!(answer(&ask_about(&corral, &part)), sum.answer());
 
         let text = json!({"type": "input_text", "text": "="});
         let content = json!([audio(&file, "wav"), text]);
         let body = json!({"input": [{"role": "user", "content": content}], "temperature": 0});
         let response = corral.post("/v1/responses", body.to_string());
-        assert_eq!(response.status, 200, "{response:?}");
-        let text = response.json()["output"][0]["content"][0]["text"].clone();
+        let text = response.ok_json()["output"][0]["content"][0]["text"].clone();
         assert_eq!(text, sum.answer());
 
         let answer = corral.post("/blocking/see", HEXLOWER.encode(&file));
@@ -88,29 +76,7 @@ fn every_rate_and_type_of_sample_is_heard() {
 #[test]
 fn only_the_same_recording_is_cached() {
     let corral = start(audio_projector());
-    let [one, other, ..] = RELIABLE_SUMS;
-    let cached = |sum: Sum| {
-        let response = ask(&corral, &recorded_sum(sum));
-        assert_eq!(answer(&response), sum.answer());
-        let usage = response.json()["usage"].clone();
-        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
-        let prompt = usage["prompt_tokens"].as_u64().expect("a number");
-        (cached.expect("a number"), prompt)
-    };
-    let (none, prompt) = cached(one);
-    assert_eq!(none, 0);
-    assert_eq!(cached(one), (prompt - 1, prompt));
-    // Of another recording only the text before it.
-    let (before, same) = cached(other);
-    assert_eq!(same, prompt);
-    assert!(0 < before, "{before} of {prompt}");
-    assert!(before < prompt - POSITIONS, "{before} of {prompt}");
-    assert_eq!(cached(one), (prompt - 1, prompt));
-    let metrics = corral.metrics();
-    for metric in ["images_encoded", "image_cache_hits"] {
-        let count = metrics.get(&format!("corral_engine_{metric}_total"));
-        assert_eq!(count, 2.0, "{metric}");
-    }
+    check_only_same_file_is_cached(&corral, POSITIONS, |sum| ask(&corral, &recorded_sum(sum)));
 }
 
 #[test]
@@ -134,11 +100,7 @@ fn broken_recordings_harm_no_other_request() {
         }
         for file in [&b"hello"[..], b"", b"ID3\x04", b"RIFF"] {
             let refused = ask(&corral, file);
-            assert_eq!(refused.status, 400, "{refused:?}");
-            assert!(
-                refused.body.contains("convert the audio to WAV"),
-                "{refused:?}"
-            );
+            refused.check_refused(400, "convert the audio to WAV");
         }
     });
     assert!(answered > 0, "the neighbors answered meanwhile");
@@ -173,25 +135,21 @@ fn models_refuse_what_they_cannot_hear() {
         (&seeing, "reads text and images"),
     ] {
         let refused = ask(corral, &recorded_sum(sum));
-        assert_eq!(refused.status, 400, "{refused:?}");
-        assert!(refused.body.contains(reads), "{refused:?}");
+        refused.check_refused(400, reads);
         let refused = corral.post("/blocking/see", HEXLOWER.encode(&recorded_sum(sum)));
-        assert_eq!(refused.status, 400, "{refused:?}");
-        assert!(refused.body.contains("audio"), "{refused:?}");
+        refused.check_refused(400, "audio");
         assert_eq!(inputs(corral).0["audio"], false);
     }
 
     let hearing = start(audio_projector());
     let url = format!("data:image/png;base64,{}", BASE64.encode(&drawn_sum(sum)));
     let image = json!({"type": "image_url", "image_url": url});
-    let refused = hearing.post("/v1/chat/completions", chat(image).to_string());
-    assert_eq!(refused.status, 400, "{refused:?}");
-    assert!(refused.body.contains("reads text and audio"), "{refused:?}");
+    let refused = ask_about(&hearing, &image);
+    refused.check_refused(400, "reads text and audio");
     let modalities = json!({"vision": false, "audio": true});
     assert_eq!(inputs(&hearing), (modalities, json!(["text", "audio"])));
     let refused = hearing.post("/blocking/see", HEXLOWER.encode(&drawn_sum(sum)));
-    assert_eq!(refused.status, 400, "{refused:?}");
-    assert!(refused.body.contains("no vision encoder"), "{refused:?}");
+    refused.check_refused(400, "no vision encoder");
 }
 
 #[test]
@@ -202,7 +160,7 @@ fn model_info_names_encoders() {
         let row = output
             .stdout
             .lines()
-            .find(|line| line.starts_with("projector for"));
+            .find(|line| line.starts_with("encodes"));
         assert!(row.is_some_and(|row| row.ends_with(encodes)), "{output:?}");
         let output = run(["model", "info", projector, "--json"]);
         let facts: Value = serde_json::from_str(&output.stdout).expect("JSON");

@@ -12,8 +12,7 @@ async fn check_sum(client: &Connection, sum: Sum) {
     let request = json!({"prompt": sum.question(), "max_tokens": 20}).to_string();
     let answer = client.request("/generate", &[], &request).await;
     let answer = answer.expect("a response");
-    assert_eq!(answer.status, 200, "{answer:?}");
-    assert_eq!(answer.json()["text"], sum.answer(), "{sum:?}");
+    assert_eq!(answer.ok_json()["text"], sum.answer(), "{sum:?}");
 }
 
 #[test]

@@ -2,8 +2,9 @@
 //! answers a sum that is drawn, and a wrong embedding, cell or cache entry shows as a wrong answer.
 
 use corral_random_model::projector::SIDE;
+use corral_tests::media::{answer, ask_about, check_only_same_file_is_cached};
 use corral_tests::pictures::{drawn, drawn_sum, projector};
-use corral_tests::{Corral, RELIABLE_SUMS, Response, Sum, artifacts, run, scratch_dir};
+use corral_tests::{Corral, RELIABLE_SUMS, Response, artifacts, run, scratch_dir};
 use data_encoding::{BASE64, HEXLOWER};
 use image::ImageFormat;
 use serde_json::{Value, json};
@@ -25,20 +26,9 @@ fn url(file: &[u8]) -> String {
     format!("data:image/png;base64,{}", BASE64.encode(file))
 }
 
-fn chat(file: &[u8]) -> Value {
-    let image = json!({"type": "image_url", "image_url": {"url": url(file), "detail": "low"}});
-    let content = json!([image, {"type": "text", "text": "="}]);
-    json!({"messages": [{"role": "user", "content": content}], "temperature": 0})
-}
-
 fn ask(corral: &Corral, file: &[u8]) -> Response {
-    corral.post("/v1/chat/completions", chat(file).to_string())
-}
-
-fn answer(response: &Response) -> String {
-    assert_eq!(response.status, 200, "{response:?}");
-    let content = &response.json()["choices"][0]["message"]["content"];
-    content.as_str().expect("text").to_owned()
+    let image = json!({"type": "image_url", "image_url": {"url": url(file), "detail": "low"}});
+    ask_about(corral, &image)
 }
 
 #[test]
@@ -53,8 +43,7 @@ fn pictures_are_read_through_every_api() {
         let content = json!([part, {"type": "input_text", "text": "="}]);
         let body = json!({"input": [{"role": "user", "content": content}], "temperature": 0});
         let response = corral.post("/v1/responses", body.to_string());
-        assert_eq!(response.status, 200, "{response:?}");
-        let text = response.json()["output"][0]["content"][0]["text"].clone();
+        let text = response.ok_json()["output"][0]["content"][0]["text"].clone();
         assert_eq!(text, sum.answer());
 
         let source = json!({"type": "base64", "media_type": "image/png", "data": base64});
@@ -62,21 +51,18 @@ fn pictures_are_read_through_every_api() {
         let body = json!({"model": "tiny", "max_tokens": 8, "temperature": 0,
             "messages": [{"role": "user", "content": content}]});
         let response = corral.post("/v1/messages", body.to_string());
-        assert_eq!(response.status, 200, "{response:?}");
-        assert_eq!(response.json()["content"][0]["text"], sum.answer());
+        assert_eq!(response.ok_json()["content"][0]["text"], sum.answer());
 
         let message = json!({"role": "user", "content": "=", "images": [base64]});
         let options = json!({"temperature": 0});
         let body =
             json!({"model": "tiny", "stream": false, "messages": [message], "options": options});
         let response = corral.post("/api/chat", body.to_string());
-        assert_eq!(response.status, 200, "{response:?}");
-        assert_eq!(response.json()["message"]["content"], sum.answer());
+        assert_eq!(response.ok_json()["message"]["content"], sum.answer());
 
         let body = json!({"model": "tiny", "stream": false, "prompt": "=", "images": [base64], "options": options});
         let response = corral.post("/api/generate", body.to_string());
-        assert_eq!(response.status, 200, "{response:?}");
-        assert_eq!(response.json()["response"], sum.answer());
+        assert_eq!(response.ok_json()["response"], sum.answer());
     }
 }
 
@@ -89,8 +75,7 @@ fn blocking_guests_see_pictures() {
         assert_eq!((answer.status, answer.body), (200, sum.answer()));
     }
     let refused = corral.post("/blocking/see", "00ff");
-    assert_eq!(refused.status, 400, "{refused:?}");
-    assert!(refused.body.contains("neither PNG"), "{refused:?}");
+    refused.check_refused(400, "neither PNG");
 }
 
 #[test]
@@ -110,29 +95,7 @@ fn every_format_of_pictures_is_read() {
 #[test]
 fn only_the_same_picture_is_cached() {
     let corral = start();
-    let [one, other, ..] = RELIABLE_SUMS;
-    let cached = |sum: Sum| {
-        let response = ask(&corral, &drawn_sum(sum));
-        assert_eq!(answer(&response), sum.answer());
-        let usage = response.json()["usage"].clone();
-        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
-        let prompt = usage["prompt_tokens"].as_u64().expect("a number");
-        (cached.expect("a number"), prompt)
-    };
-    let (none, prompt) = cached(one);
-    assert_eq!(none, 0);
-    assert_eq!(cached(one), (prompt - 1, prompt));
-    // Of another picture only the text before it.
-    let (before, same) = cached(other);
-    assert_eq!(same, prompt);
-    assert!(0 < before, "{before} of {prompt}");
-    assert!(before < prompt - POSITIONS, "{before} of {prompt}");
-    assert_eq!(cached(one), (prompt - 1, prompt));
-    let metrics = corral.metrics();
-    for metric in ["images_encoded", "image_cache_hits"] {
-        let count = metrics.get(&format!("corral_engine_{metric}_total"));
-        assert_eq!(count, 2.0, "{metric}");
-    }
+    check_only_same_file_is_cached(&corral, POSITIONS, |sum| ask(&corral, &drawn_sum(sum)));
 }
 
 #[test]
@@ -141,8 +104,8 @@ fn counted_tokens_include_pictures() {
     let count = |parts: Value| {
         let body = json!({"model": "tiny", "messages": [{"role": "user", "content": parts}]});
         let response = corral.post("/v1/messages/count_tokens", body.to_string());
-        assert_eq!(response.status, 200, "{response:?}");
-        response.json()["input_tokens"].as_u64().expect("a number")
+        let tokens = response.ok_json()["input_tokens"].as_u64();
+        tokens.expect("a number")
     };
     let text = json!({"type": "text", "text": "="});
     let data = BASE64.encode(&drawn_sum(RELIABLE_SUMS[0]));
@@ -221,8 +184,7 @@ fn broken_pictures_harm_no_other_request() {
 fn text_models_refuse_pictures() {
     let corral = Corral::start_with_routes(&ROUTES, &[]);
     let refused = ask(&corral, &drawn_sum(RELIABLE_SUMS[0]));
-    assert_eq!(refused.status, 400, "{refused:?}");
-    assert!(refused.body.contains("reads text only"), "{refused:?}");
+    refused.check_refused(400, "reads text only");
     let refused = corral.post(
         "/blocking/see",
         HEXLOWER.encode(&drawn_sum(RELIABLE_SUMS[0])),
@@ -252,8 +214,7 @@ fn too_many_pictures_are_refused() {
     parts.push(json!({"type": "text", "text": "="}));
     let body = json!({"messages": [{"role": "user", "content": parts}]});
     let refused = corral.post("/v1/chat/completions", body.to_string());
-    assert_eq!(refused.status, 400, "{refused:?}");
-    assert!(refused.body.contains("65 images"), "{refused:?}");
+    refused.check_refused(400, "65 images");
     assert!(refused.body.contains("at most 64"), "{refused:?}");
 }
 

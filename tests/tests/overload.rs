@@ -156,8 +156,7 @@ fn short_memory_refuses_requests() {
     // A request that runs alone is served. Another one is refused until it ends.
     let running = corral.endless("/generate");
     let answer = corral.post("/generate", json!({"prompt": "1+1="}).to_string());
-    assert_eq!(answer.status, 503, "{answer:?}");
-    assert!(answer.body.contains("\"memory-pressure\""), "{answer:?}");
+    answer.check_refused(503, "\"memory-pressure\"");
     assert_eq!(answer.header("retry-after"), Some("5"));
     let metrics = corral.metrics();
     assert_eq!(metrics.get("corral_memory_pressure"), 4.0);
@@ -265,8 +264,7 @@ fn full_disk_fails_snapshots_only() {
     set_limit(&corral, "--fsize=0:");
     for name in ["old", "new"] {
         let answer = keep(name);
-        assert_eq!(answer.status, 400, "{answer:?}");
-        assert!(answer.body.contains("cannot write"), "{answer:?}");
+        answer.check_refused(400, "cannot write");
     }
     corral.check_sums(2);
     // The failed replacement left the old one.

@@ -18,9 +18,7 @@ fn call(corral: &Corral, name: &str, call: &Value) -> Response {
 }
 
 fn value(corral: &Corral, name: &str, key: &str) -> Value {
-    let answer = call(corral, name, &json!({"get": key}));
-    assert_eq!(answer.status, 200, "{answer:?}");
-    answer.json()
+    call(corral, name, &json!({"get": key})).ok_json()
 }
 
 /// Fails if a text contains a secret.

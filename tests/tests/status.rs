@@ -25,8 +25,7 @@ fn only_model(seen: &Value) -> Value {
 /// `DELETE /prefix-cache`; returns the status afterwards.
 fn clear(corral: &Corral) -> Value {
     let answer = corral.request_admin("DELETE", "/prefix-cache", "");
-    assert_eq!(answer.status, 200, "{answer:?}");
-    only_model(&answer.json())
+    only_model(&answer.ok_json())
 }
 
 fn list<'a>(model: &'a Value, member: &str) -> &'a Vec<Value> {

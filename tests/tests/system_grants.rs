@@ -74,8 +74,7 @@ fn clocks_stand_still_without_their_grant() {
     deploy_plugin(&corral, "timeless", "generate", more);
     let prefill = |route: &str| {
         let answer = corral.post(route, json!({"prompt": "12+7="}).to_string());
-        assert_eq!(answer.status, 200, "{answer:?}");
-        answer.json()["prefill_ms"].as_f64().expect("a number")
+        answer.ok_json()["prefill_ms"].as_f64().expect("a number")
     };
     assert!(prefill("/generate") > 0.0);
     assert_eq!(prefill("/timeless"), 0.0);

@@ -9,7 +9,6 @@
 
 mod fields;
 mod file;
-#[cfg(test)]
 mod schema;
 mod source;
 
@@ -20,9 +19,6 @@ use crate::terminal::print;
 use clap::Subcommand;
 use std::process::ExitCode;
 
-/// The JSON Schema of the file. A test compares it with the options.
-const SCHEMA: &str = include_str!("../server.schema.json");
-
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
     /// Print the JSON Schema of the file of `corral serve --config`
@@ -32,6 +28,6 @@ pub enum ConfigCommand {
 /// Runs `corral config`.
 pub(crate) fn config(command: &ConfigCommand) -> Result<ExitCode, Error> {
     match command {
-        ConfigCommand::Schema => print(SCHEMA),
+        ConfigCommand::Schema => print(&format!("{:#}\n", schema::schema())),
     }
 }

@@ -23,7 +23,7 @@ pub(crate) fn run(command: &DeployCommand) -> Result<ExitCode, Error> {
     if let DeployCommand::Deploy(deploy) = command
         && deploy.schema
     {
-        return print(corral_server::deployments::MANIFEST_SCHEMA);
+        return print(&format!("{:#}\n", corral_server::manifest_schema()));
     }
     startup::block_on(1, commands::run(command))?
 }

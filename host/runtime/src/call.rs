@@ -79,7 +79,7 @@ impl Drop for CallOutcome {
     fn drop(&mut self) {
         self.process.call_ended(match self.error.get() {
             Some(CallError::Canceled) => CallEnd::Canceled,
-            Some(error) => CallEnd::Failed(error.index()),
+            Some(error) => CallEnd::Failed(error.code_index()),
             None if *self.completed.get_mut() => CallEnd::Completed,
             None => CallEnd::Canceled,
         });

@@ -142,7 +142,7 @@ impl CallError {
     }
 
     /// Index into [`Self::CODES`].
-    pub(crate) fn index(&self) -> usize {
+    pub(crate) fn code_index(&self) -> usize {
         let codes = Self::CODES.iter();
         codes.take_while(|code| **code != self.code()).count()
     }
@@ -247,7 +247,7 @@ mod tests {
         ];
         assert_eq!(all.len(), CallError::CODES.len());
         for (index, error) in all.iter().enumerate() {
-            assert_eq!(error.index(), index);
+            assert_eq!(error.code_index(), index);
             assert!((400..600).contains(&error.status()));
         }
         assert_eq!(

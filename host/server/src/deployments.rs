@@ -48,7 +48,7 @@ pub use digest::{Digest, DigestError};
 pub use entry::{Entry, NewRevision, StoredDeployment};
 pub use grants::Grants;
 pub use linked_components::{LinkedComponent, LinkedComponents, check_sampler_name};
-pub use manifest::{MANIFEST_SCHEMA, Manifest};
+pub use manifest::Manifest;
 pub use manifest_error::ManifestError;
 pub use name::{DeploymentName, DeploymentNameError};
 pub use outbound_entry::OutboundEntry;

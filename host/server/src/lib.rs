@@ -12,6 +12,7 @@
 #![warn(missing_docs)]
 
 mod admin;
+mod api_description;
 mod api_keys;
 mod cors;
 pub mod deployments;
@@ -46,6 +47,7 @@ mod tls;
 mod triggers;
 
 pub use admin::{AUDIT_TARGET, AdminToken, AdminTokenError};
+pub use api_description::manifest_schema;
 pub use api_keys::{ApiKeys, ApiKeysError, NewApiKey};
 pub use cors::{Cors, CorsError, Origin};
 pub use inherited_sockets::{InheritedSockets, InheritedSocketsError};

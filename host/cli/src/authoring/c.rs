@@ -4,7 +4,7 @@
 
 use super::build::BuiltComponent;
 use super::component::from_core_module;
-use super::process::{find_in_path, query, run};
+use super::process::{find_in_path, query, run_to_file};
 use super::project::component_file;
 use super::toolchain::Tool;
 use super::wit::{cache_dir, sync_interface_dir};
@@ -70,7 +70,6 @@ impl CProject {
     pub(super) async fn build(&self) -> Result<Vec<BuiltComponent>, Error> {
         let file = component_file(&self.dir)?;
         let bindings = bindings()?;
-        let partial = file.with_extension(format!("{}.partial", std::process::id()));
         let mut command = self.compiler.command();
         command
             .current_dir(&self.dir)
@@ -87,19 +86,12 @@ impl CProject {
             .args(sources(&self.dir.join(SDK), SDK)?)
             .arg(bindings.join("handler_sync.c"))
             .arg(bindings.join("handler_sync_component_type.o"))
-            .args(["-lm", "-o"])
-            .arg(&partial);
-        let (status, _) = run(&mut command, "\0").await?;
-        let built = match status.success() {
-            true => fs::read(&partial).map_err(Error::context("cannot read the module")),
-            false => Err(Error::failed(
-                "the build failed; the compiler shows why above",
-            )),
-        };
-        let _ = fs::remove_file(&partial);
+            .args(["-lm", "-o"]);
+        let failure = "the build failed; the compiler shows why above";
+        let module = run_to_file(&mut command, &file, failure).await?;
         Ok(vec![BuiltComponent::write(
             file,
-            &from_core_module(&built?)?,
+            &from_core_module(&module)?,
         )?])
     }
 }

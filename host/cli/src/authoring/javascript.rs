@@ -3,11 +3,10 @@
 //! The SDK's own `build.js` runs it, since componentize-qjs needs a changed copy of the interface.
 
 use super::build::BuiltComponent;
-use super::process::{find_in_path, query, run};
+use super::process::{find_in_path, query, run_to_file};
 use super::project::component_file;
 use super::toolchain::Tool;
 use crate::Error;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -50,23 +49,15 @@ impl JavaScriptProject {
 
     pub(super) async fn build(&self) -> Result<Vec<BuiltComponent>, Error> {
         let file = component_file(&self.dir)?;
-        let partial = file.with_extension(format!("{}.partial", std::process::id()));
         let mut command = Command::new(&self.node);
         command
             .current_dir(&self.dir)
             // It calls `corral wit`.
             .env("CORRAL_BIN", std::env::current_exe()?)
-            .args([BUILD, MODULE, "-o"])
-            .arg(&partial);
-        let (status, _) = run(&mut command, "\0").await?;
-        let built = match status.success() {
-            true => fs::read(&partial).map_err(Error::context("cannot read the component")),
-            false => Err(Error::failed(
-                "the build failed; the message above says why",
-            )),
-        };
-        let _ = fs::remove_file(&partial);
-        Ok(vec![BuiltComponent::write(file, &built?)?])
+            .args([BUILD, MODULE, "-o"]);
+        let failure = "the build failed; the message above says why";
+        let built = run_to_file(&mut command, &file, failure).await?;
+        Ok(vec![BuiltComponent::write(file, &built)?])
     }
 }
 

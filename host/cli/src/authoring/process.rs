@@ -1,8 +1,9 @@
 //! Runs cargo and other programs for the authoring commands. No program outlives its command.
 
 use crate::Error;
+use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -65,6 +66,22 @@ pub(super) async fn run(
              end that program, and build again"
         ))),
     }
+}
+
+/// Runs a build whose last argument is the file that it writes, beside `file` for a moment. Returns what it wrote.
+pub(super) async fn run_to_file(
+    command: &mut Command,
+    file: &Path,
+    failure: impl Into<String>,
+) -> Result<Vec<u8>, Error> {
+    let partial = file.with_extension(format!("{}.partial", std::process::id()));
+    let (status, _) = run(command.arg(&partial), "\0").await?;
+    let written = match status.success() {
+        true => fs::read(&partial).map_err(Error::context("cannot read what the build wrote")),
+        false => Err(Error::failed(failure)),
+    };
+    let _ = fs::remove_file(&partial);
+    written
 }
 
 /// Standard output of a short query such as `rustc --version`, if it succeeds in time.

@@ -6,12 +6,11 @@
 mod develop;
 
 use super::build::BuiltComponent;
-use super::process::{find_in_path, query, run};
+use super::process::{find_in_path, query, run_to_file};
 use super::project::component_file;
 use super::toolchain::Tool;
 use super::wit::interface_dir;
 use crate::Error;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -49,22 +48,14 @@ impl PythonProject {
 
     pub(super) async fn build(&self) -> Result<Vec<BuiltComponent>, Error> {
         let file = component_file(&self.dir)?;
-        let partial = file.with_extension(format!("{}.partial", std::process::id()));
         let mut command = Command::new(&self.tool);
         command
             .current_dir(&self.dir)
             .args(["-d".as_ref(), interface_dir()?.as_os_str()])
-            .args(["-w", WORLD, "componentize", MODULE, "-o"])
-            .arg(&partial);
-        let (status, _) = run(&mut command, "\0").await?;
-        let built = match status.success() {
-            true => fs::read(&partial).map_err(Error::context("cannot read the component")),
-            false => Err(Error::failed(format!(
-                "the build failed; {TOOL} shows why above"
-            ))),
-        };
-        let _ = fs::remove_file(&partial);
-        Ok(vec![BuiltComponent::write(file, &built?)?])
+            .args(["-w", WORLD, "componentize", MODULE, "-o"]);
+        let failure = format!("the build failed; {TOOL} shows why above");
+        let built = run_to_file(&mut command, &file, failure).await?;
+        Ok(vec![BuiltComponent::write(file, &built)?])
     }
 }
 

@@ -134,7 +134,7 @@ fn as_text(path: &Path, file: &ModelFile) -> String {
         ("tool calls", tools.to_owned()),
     ];
     if !file.encodes.is_empty() {
-        rows.push(("projector for", file.encodes.join(", ")));
+        rows.push(("encodes", file.encodes.join(", ")));
     }
     let row = |(name, value): (&str, String)| vec![name.to_owned(), printable(&value)];
     align(&rows.into_iter().map(row).collect::<Vec<_>>(), |_| false)

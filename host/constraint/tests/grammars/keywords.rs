@@ -9,13 +9,13 @@ fn check(schema: &Value, right: &[Value], wrong: &[Value]) {
     let constraint = compile(&Grammar::JsonSchema(schema.to_string()));
     assert!(constraint.ignored().is_empty(), "{schema}");
     for value in right {
-        assert_eq!(schemas::validate(schema, value), Ok(()), "{schema}");
+        assert_eq!(validator::validate(schema, value), Ok(()), "{schema}");
         let text = value.to_string();
         assert!(accepts(&constraint, &text), "{schema} must accept {text}");
     }
     for value in wrong {
         assert!(
-            schemas::validate(schema, value).is_err(),
+            validator::validate(schema, value).is_err(),
             "{schema} {value}"
         );
         let text = value.to_string();
@@ -351,7 +351,7 @@ fn composed_keywords_accept_exactly_the_values_of_the_schema() {
             let alone = json!({"properties": {name: schema["properties"][name]}});
             let fit = list
                 .iter()
-                .filter(|member| schemas::validate(&alone, member).is_ok());
+                .filter(|member| validator::validate(&alone, member).is_ok());
             (fit.collect::<Vec<_>>(), list.iter().collect::<Vec<_>>())
         });
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -363,7 +363,7 @@ fn composed_keywords_accept_exactly_the_values_of_the_schema() {
                 value.extend(member.clone());
             }
             let value = Value::Object(value);
-            let fits = schemas::validate(&schema, &value);
+            let fits = validator::validate(&schema, &value);
             assert_eq!(
                 accepts(&constraint, &value.to_string()),
                 fits.is_ok(),
@@ -374,7 +374,7 @@ fn composed_keywords_accept_exactly_the_values_of_the_schema() {
         }
         let tokens = walk(&constraint, &mut rng);
         let value = serde_json::from_str(&vocabulary().decode(&tokens)).unwrap();
-        assert_eq!(schemas::validate(&schema, &value), Ok(()), "{schema}");
+        assert_eq!(validator::validate(&schema, &value), Ok(()), "{schema}");
     }
     assert!(
         accepted > 300 && judged > 1_500,

@@ -3,6 +3,8 @@
 
 #[path = "../support/schemas.rs"]
 mod schemas;
+#[path = "../support/validator.rs"]
+mod validator;
 #[path = "../support/vocabulary.rs"]
 mod vocabulary;
 
@@ -537,7 +539,7 @@ fn random_walks_match_their_schemas() {
             let text = vocabulary().decode(&tokens);
             let value = serde_json::from_str(&text)
                 .unwrap_or_else(|error| panic!("seed {seed}: {error}: {text}"));
-            schemas::validate(&schema, &value)
+            validator::validate(&schema, &value)
                 .unwrap_or_else(|error| panic!("seed {seed}: {error}\n{schema}\n{text}"));
             longest = longest.max(text.len());
         }

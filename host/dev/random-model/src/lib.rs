@@ -177,9 +177,7 @@ impl ModelBuilder {
             return Ok(None);
         };
         let mut builder = Self {
-            writer: Writer::new().ok_or_else(|| {
-                GgufError::Invalid("there is no memory for the header of the file".into())
-            })?,
+            writer: Writer::new()?,
             distributions: Vec::new(),
             name: match architecture {
                 Architecture::Mamba => "mamba",

@@ -71,9 +71,7 @@ impl Padded {
 
     /// Writes the file, or replaces it.
     pub fn write(&self, path: &Path) -> Result<(), GgufError> {
-        let mut writer = Writer::new().ok_or_else(|| {
-            GgufError::Invalid("there is no memory for the header of the file".into())
-        })?;
+        let mut writer = Writer::new()?;
         for (key, value) in metadata(&self.source, "")? {
             match key.as_str() {
                 "qwen3.block_count" => writer.set(&key, self.layers)?,

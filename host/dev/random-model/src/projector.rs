@@ -25,9 +25,7 @@ const EMBEDDINGS: &str = "token_embd.weight";
 /// Writes a projector for the text model `model`, whose embeddings are F32 or F16.
 pub fn write_projector(model: &Path, path: &Path) -> Result<(), GgufError> {
     let (width, embeddings) = read_embeddings(model)?;
-    let mut writer = Writer::new().ok_or_else(|| {
-        GgufError::Invalid("there is no memory for the header of the file".into())
-    })?;
+    let mut writer = Writer::new()?;
     writer.set("general.architecture", "clip")?;
     writer.set("general.name", "Squares as tokens")?;
     writer.set("clip.has_vision_encoder", true)?;

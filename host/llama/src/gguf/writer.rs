@@ -76,11 +76,13 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// An empty file. `None` if there is no memory for it.
-    pub fn new() -> Option<Self> {
+    /// An empty file. Fails if there is no memory for it.
+    pub fn new() -> Result<Self, GgufError> {
         // SAFETY: no arguments; `GgufContext` frees the result.
-        let context = NonNull::new(unsafe { sys::gguf_init_empty() })?;
-        Some(Self {
+        let context = NonNull::new(unsafe { sys::gguf_init_empty() }).ok_or_else(|| {
+            GgufError::Invalid("there is no memory for the header of the file".into())
+        })?;
+        Ok(Self {
             context: GgufContext(context),
             tensors: Vec::new(),
         })

@@ -11,6 +11,7 @@ use super::types::{
 };
 use super::{AdminState, json_response, no_store};
 use super::{jobs, logs};
+use crate::api_description::OPENAPI;
 use crate::deployments::artifact::{ArtifactError, ArtifactRequest};
 use crate::deployments::{
     ChangeError, DeploymentName, Deployments, Digest, Manifest, Revision, Store, StoreError,
@@ -33,8 +34,6 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-/// Description of the API.
-pub(super) const OPENAPI: &str = include_str!("../../openapi.json");
 /// Largest JSON body.
 const MAX_JSON_BYTES: u64 = 1 << 20;
 /// Largest deploy of an artifact: its image manifest in base64, its signatures and a manifest.

@@ -37,6 +37,41 @@ const LOGGED_NAME: &str =
 const NO_DEPLOYMENT: (u16, &str) = (404, "The deployment or its revision does not exist.");
 const BAD_BODY: (u16, &str) = (400, "The body is invalid.");
 const LARGE_BODY: (u16, &str) = (413, "The body is too large.");
+/// The problems of every operation, with their names in the document.
+const COMMON: [(&str, (u16, &str)); 5] = [
+    (
+        "Unauthorized",
+        (401, "The admin token is missing or wrong."),
+    ),
+    (
+        "OtherHost",
+        (
+            421,
+            "The server is reachable from its own machine only, and not by this host name.",
+        ),
+    ),
+    ("Failed", (500, "The server failed; its log says why.")),
+    (
+        "Unavailable",
+        (
+            503,
+            "Unavailable: models are loading, other changes are in progress, the server has no store, or it cannot reach the cluster's.",
+        ),
+    ),
+    (
+        "Unconfirmed",
+        (
+            504,
+            "The cluster's store did not confirm the change in time: it may have been made.",
+        ),
+    ),
+];
+/// The problems of several operations.
+const SHARED: [(&str, (u16, &str)); 3] = [
+    ("NoDeployment", NO_DEPLOYMENT),
+    ("InvalidBody", BAD_BODY),
+    ("LargeBody", LARGE_BODY),
+];
 const CONFLICT: &str =
     "A route belongs to another deployment, or another change in the cluster came first.";
 const OVERTAKEN: (u16, &str) = (409, "Another change in the cluster came first.");
@@ -345,6 +380,10 @@ fn document() -> Value {
         .with(|settings| settings.definitions_path = "/components/schemas".into());
     let mut schemas = settings.into_generator();
     let problem = Value::from(schemas.subschema_for::<ProblemDocument>());
+    let described_problem = |what: &str| {
+        let content = json!({"application/problem+json": {"schema": problem}});
+        json!({"description": what, "content": content})
+    };
     let mut paths = json!({});
     let mut all = operations(&mut schemas);
     all.extend(job_operations(&mut schemas));
@@ -376,27 +415,14 @@ fn document() -> Value {
             responses[status.to_string()] =
                 json!({"description": what, "content": {content: {"schema": schema}}});
         }
-        let common = [
-            (401, "The admin token is missing or wrong."),
-            (
-                421,
-                "The server is reachable from its own machine only, and not by this host name.",
-            ),
-            (500, "The server failed; its log says why."),
-            (
-                503,
-                "Unavailable: models are loading, other changes are in progress, the server has no store, or it cannot reach the cluster's.",
-            ),
-            (
-                504,
-                "The cluster's store did not confirm the change in time: it may have been made.",
-            ),
-        ];
-        for (status, what) in common.iter().chain(operation.problems) {
-            responses[status.to_string()] = json!({
-                "description": what,
-                "content": {"application/problem+json": {"schema": problem}},
-            });
+        let problems = COMMON.iter().map(|(_, problem)| problem);
+        for (status, what) in problems.chain(operation.problems) {
+            let mut named = COMMON.iter().chain(&SHARED);
+            let named = named.find(|(_, problem)| *problem == (*status, *what));
+            responses[status.to_string()] = match named {
+                Some((name, _)) => json!({"$ref": format!("#/components/responses/{name}")}),
+                None => described_problem(what),
+            };
         }
         let mut described = json!({
             "operationId": operation.id,
@@ -413,6 +439,10 @@ fn document() -> Value {
         paths[operation.path][operation.method] = described;
     }
     let schemas = schemas.take_definitions(true);
+    let mut named = json!({});
+    for (name, (_, what)) in COMMON.iter().chain(&SHARED) {
+        named[*name] = described_problem(what);
+    }
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -426,6 +456,7 @@ fn document() -> Value {
         "paths": paths,
         "components": {
             "schemas": schemas,
+            "responses": named,
             "securitySchemes": {"adminToken": {"type": "http", "scheme": "bearer"}},
         },
     })
@@ -441,7 +472,7 @@ fn openapi_json_matches_the_types() {
         return;
     }
     // Compared as values: the order of members depends on features of other crates.
-    let served: Value = serde_json::from_str(super::deployment_api::OPENAPI).expect("JSON");
+    let served: Value = serde_json::from_str(crate::api_description::OPENAPI).expect("JSON");
     assert_eq!(
         served, generated,
         "the API has changed; regenerate its description: CORRAL_WRITE_SCHEMAS=1 cargo test"

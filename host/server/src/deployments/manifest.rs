@@ -2,7 +2,7 @@
 //!
 //! The admin API receives the same structure as JSON, with digests instead of files, and the store holds it.
 //! Unknown fields are refused, and so are planned ones: a setting without effect is worse than none.
-//! `manifest.schema.json` is the JSON Schema for editors; a test keeps it current.
+//! Its JSON Schema, for editors, is a part of `openapi.json`; a test keeps it current.
 
 use super::digest::{Digest, DigestError};
 use super::grants::Grants;
@@ -19,9 +19,6 @@ use crate::routes::Route;
 use crate::triggers::{CronEntry, JobSettings, MessageSettings, check_settings};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// The manifest's JSON Schema, draft 2020-12.
-pub const MANIFEST_SCHEMA: &str = include_str!("../../manifest.schema.json");
 
 /// Most routes of a deployment.
 const MAX_ROUTES: usize = 32;
@@ -232,6 +229,7 @@ fn syntax(text: &str, error: &toml::de::Error) -> ManifestError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api_description::manifest_schema;
     use crate::deployments::{BoundedInteger, BoundedSeconds};
 
     const FULL: &str = r#"
@@ -405,7 +403,7 @@ GREETING = "hello"
         let (_, from) = guide.split_once("```toml\n").expect("it has one");
         let (text, _) = from.split_once("```").expect("it ends");
         let manifest = Manifest::from_toml(text).expect("good");
-        let schema: serde_json::Value = serde_json::from_str(MANIFEST_SCHEMA).expect("JSON");
+        let schema = manifest_schema();
         let shown = serde_json::to_value(&manifest).expect("serializable");
         for name in schema["properties"].as_object().expect("fields").keys() {
             assert!(shown.get(name).is_some(), "the guide shows '{name}'");
@@ -420,20 +418,16 @@ GREETING = "hello"
 
     #[test]
     fn manifest_schema_matches_the_type() {
-        let settings = schemars::generate::SchemaSettings::draft2020_12();
-        let schema = settings.into_generator().into_root_schema_for::<Manifest>();
-        let generated = serde_json::Value::from(schema);
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/manifest.schema.json");
         if std::env::var_os("CORRAL_WRITE_SCHEMAS").is_some() {
-            let text = serde_json::to_string_pretty(&generated).expect("serializable");
-            std::fs::write(file, text + "\n").expect("the source can be written");
+            // `openapi.json` is being written.
             return;
         }
-        // Compared as values: the order of members depends on features of other crates.
-        let published: serde_json::Value = serde_json::from_str(MANIFEST_SCHEMA).expect("JSON");
+        let settings = schemars::generate::SchemaSettings::draft2020_12();
+        let schema = settings.into_generator().into_root_schema_for::<Manifest>();
         assert_eq!(
-            published, generated,
-            "the type has changed; regenerate the schema: CORRAL_WRITE_SCHEMAS=1 cargo test"
+            manifest_schema(),
+            serde_json::Value::from(schema),
+            "the type has changed; regenerate openapi.json: CORRAL_WRITE_SCHEMAS=1 cargo test"
         );
     }
 }

@@ -38,6 +38,8 @@
 // Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
+mod faults;
+
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -53,6 +55,7 @@ use bindings::corral::inference::inference::{Options, Sequence};
 use bindings::corral::inference::inference_async::{embed as embed_tokens, generate, open_model};
 use bindings::corral::inference::models::available;
 use bindings::corral::inference::types::Error;
+use faults::{hog, spin, trap};
 
 #[allow(unsafe_code)]
 mod bindings {
@@ -228,26 +231,6 @@ async fn embed(request: Request) -> Result<String, Error> {
         numbers.join(" ")
     };
     Ok(vectors.iter().map(line).collect::<Vec<_>>().join("\n"))
-}
-
-/// Traps without a message, as a guest without a panic handler does.
-fn trap() -> ! {
-    std::process::abort()
-}
-
-fn spin() -> ! {
-    loop {
-        std::hint::spin_loop();
-    }
-}
-
-/// Allocates memory and writes to it.
-fn hog() -> ! {
-    let mut pieces = Vec::new();
-    loop {
-        pieces.push(vec![1_u8; 1024 * 1024]);
-        std::hint::black_box(&pieces);
-    }
 }
 
 /// Headers of 60 KB.

@@ -27,6 +27,8 @@
 // Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
+#[path = "../../misbehave/src/faults.rs"]
+mod faults;
 mod record;
 
 use std::cell::RefCell;
@@ -36,6 +38,7 @@ use std::time::{Duration, Instant};
 use bindings::exports::corral::plugin::sampling::{
     Distribution, Guest, GuestSampler, Needs, Sampler, SamplerContext, Token,
 };
+use faults::{hog, spin, trap};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
 use record::Record;
@@ -191,25 +194,5 @@ fn compute(time: Duration) {
     let began = Instant::now();
     while began.elapsed() < time {
         std::hint::spin_loop();
-    }
-}
-
-/// Traps without a message.
-fn trap() -> ! {
-    std::process::abort()
-}
-
-fn spin() -> ! {
-    loop {
-        std::hint::spin_loop();
-    }
-}
-
-/// Allocates memory and writes to it.
-fn hog() -> ! {
-    let mut pieces = Vec::new();
-    loop {
-        pieces.push(vec![1_u8; 1024 * 1024]);
-        std::hint::black_box(&pieces);
     }
 }

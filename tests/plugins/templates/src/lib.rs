@@ -15,10 +15,14 @@
 // Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
+#[path = "../../misbehave/src/faults.rs"]
+mod faults;
+
 use std::collections::HashMap;
 use std::time::{Instant, SystemTime};
 
 use bindings::exports::corral::plugin::templating::{Chat, Guest, ModelFacts, Piece, Prompt};
+use faults::{hog, spin, trap};
 
 #[allow(unsafe_code)]
 mod bindings {
@@ -42,10 +46,8 @@ impl Guest for Templates {
             "environment" => prompt.pieces.insert(0, plain(environment())),
             "allowed" => allowed()?,
             "refuse" => return Err("this chat is refused on request".to_owned()),
-            "trap" => std::process::abort(),
-            "spin" => loop {
-                std::hint::spin_loop();
-            },
+            "trap" => trap(),
+            "spin" => spin(),
             "hog" => hog(),
             "giant" => prompt.pieces.push(plain("x".repeat(33 << 20))),
             other => return Err(format!("there is no behavior {other}")),
@@ -103,14 +105,5 @@ fn allowed() -> Result<(), String> {
     match map.get(&1) {
         Some(1) => Ok(()),
         other => Err(format!("{other:?}")),
-    }
-}
-
-/// Allocates memory and writes to it.
-fn hog() -> ! {
-    let mut pieces = Vec::new();
-    loop {
-        pieces.push(vec![1_u8; 1024 * 1024]);
-        std::hint::black_box(&pieces);
     }
 }
