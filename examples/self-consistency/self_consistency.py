@@ -19,7 +19,8 @@ async def handle(request: Request) -> Response:
     )
     prompt = (await Model.open()).sequence(body.prompt)
     # Counts in the order of the first votes: of equal ones, `most_common` has the earliest first.
-    tally, tokens = Counter(), 0
+    tally: Counter[str] = Counter()
+    tokens = 0
     while wave := missing(tally, body.votes):
         seeds = range(body.seed + tally.total(), body.seed + tally.total() + wave)
         generations = [

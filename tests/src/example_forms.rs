@@ -1,7 +1,9 @@
 //! The examples that have a form in each language: all forms answer alike.
 
+use crate::deployments::{deploy, manifest, upload};
 use crate::{Corral, RELIABLE_SUMS};
 use serde_json::{Value, json};
+use std::path::Path;
 
 /// The examples that have a form in Rust, Python and JavaScript.
 pub const EXAMPLES_IN_ALL_LANGUAGES: [&str; 5] = [
@@ -79,6 +81,34 @@ pub fn start_examples(route: &str, names: &[&'static str], plugins: &[String]) -
     assert!(computed < 400.0 + 8.0 * 36.0, "{computed}");
     refuse_wrong_requests(&corral, route, names);
     corral
+}
+
+/// Deploys `best-of-n` in another language; `path` follows its route. Errors of the host that a plugin does not catch have
+/// their status.
+pub fn check_uncaught_errors(component: &Path, path: &str) {
+    let corral = Corral::start_with_store(&["--max-running", "1"]);
+    let component = std::fs::read(component).expect("built");
+    let digest = upload(&corral, &component);
+    for (name, limits) in [
+        ("few", json!({"tokens-per-minute": 20})),
+        ("impatient", json!({"queue-time-seconds": 0.2})),
+        ("hasty", json!({"time-seconds": 1})),
+    ] {
+        let manifest = manifest(name, &digest, json!({"limits": limits}));
+        deploy(&corral, &manifest);
+    }
+    let refused = |name: &str, status: u16, code: &str| {
+        let body = json!({"prompt": "12+7=", "n": 1, "max_tokens": 64});
+        let answer = corral.post(&format!("/{name}{path}"), body.to_string());
+        assert_eq!(answer.status, status, "{name}: {answer:?}");
+        assert_eq!(answer.json()["code"], code, "{name}: {answer:?}");
+        answer
+    };
+    refused("few", 403, "not-granted");
+    let busy = corral.endless("/generate");
+    refused("impatient", 429, "refused").retry_after();
+    refused("hasty", 504, "deadline");
+    drop(busy);
 }
 
 /// Requests, and the codes of their errors. `LONG` stands for a text that exceeds the context.

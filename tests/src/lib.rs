@@ -53,7 +53,9 @@ pub use command_line::{
     RunOutput, run, run_command, run_plugin, run_with, scratch_dir, serve, words,
 };
 pub use connection::{BodySender, Connection, HttpVersion, PendingResponse, block_on};
-pub use example_forms::{EXAMPLES_IN_ALL_LANGUAGES, EXAMPLES_IN_C, start_examples};
+pub use example_forms::{
+    EXAMPLES_IN_ALL_LANGUAGES, EXAMPLES_IN_C, check_uncaught_errors, start_examples,
+};
 pub use hub::{HUB_REPO, Hub, HubFile, HubRequest, HubState, Storage};
 pub use keys::{key_file, new_key};
 pub use load::{Counts, Load};

@@ -84,6 +84,37 @@ fn post(server: &Corral, template: &str, body: impl AsRef<[u8]>) -> String {
     answer.body
 }
 
+/// The guide's commands as typed, beside a server that runs already.
+#[test]
+fn first_plugin_of_the_guide_answers() {
+    let guide = include_str!("../../docs/authors.md");
+    let mut blocks = guide.split("```bash\n").skip(1);
+    let block = blocks.find_map(|text| {
+        let block = text.split("```").next()?;
+        block.contains("corral new").then_some(block)
+    });
+    let lines = block.expect("a block with `corral new`").lines();
+    let lines = lines.filter_map(|line| line.strip_prefix("$ "));
+    let is_of_server = |line: &&str| line.starts_with("corral serve") || line.starts_with("export");
+    let lines: Vec<_> = lines.filter(|line| !is_of_server(line)).collect();
+    assert!(lines.len() >= 6, "{lines:?}");
+    let server = Corral::start_with_store(&[]);
+    let programs = artifacts::binary()
+        .parent()
+        .expect("a directory")
+        .to_owned();
+    let path = std::env::var("PATH").expect("a search path");
+    let mut shell = command("sh", &scratch_dir());
+    shell
+        .args(["-euc", &lines.join("\n")])
+        .env("PATH", format!("{}:{path}", programs.display()))
+        .env("CORRAL_ADMIN", server.admin())
+        .env("CORRAL_ADMIN_TOKEN", server.token().expect("a store"));
+    let ended = run(shell);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(ended.stdout.lines().last(), Some("19"), "{ended:?}");
+}
+
 #[test]
 fn every_template_answers_after_deploy() {
     let server = Corral::start_with_store(&[]);

@@ -303,6 +303,12 @@ fn programs_compute_each_token_once() {
     for (row, (name, steps)) in programs.iter().zip(PROGRAMS) {
         check_members(row, &json!({"program": name, "at_once": AT_ONCE}));
         check_positive(row, &["plugin_s", "client_s", "peer_s", "peer_ratio"]);
+        check_positive(row, &["plugin_engine_steps", "client_engine_steps"]);
+        assert_eq!(
+            row["peer_engine_steps"],
+            Value::Null,
+            "it is no llama.cpp: {row}"
+        );
         for side in ["plugin", "client", "peer"] {
             let found = row[format!("{side}_steps")].as_f64();
             match steps {

@@ -4,7 +4,8 @@
 
 use corral_tests::authoring::{BUILD_TIMEOUT, check_saved_change, deploy_shout, root, succeeds};
 use corral_tests::{
-    Corral, EXAMPLES_IN_C, RELIABLE_SUMS, Sum, artifacts, run_command, scratch_dir, start_examples,
+    Corral, EXAMPLES_IN_C, RELIABLE_SUMS, Sum, artifacts, check_uncaught_errors, run_command,
+    scratch_dir, start_examples,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -60,12 +61,16 @@ fn json_suite_passes() {
 
 #[test]
 fn examples_answer_as_in_rust() {
-    let plugins = EXAMPLES_IN_C.map(|name| {
+    let components = EXAMPLES_IN_C.map(|name| {
         let source = format!("examples/{name}/{}.c", name.replace('-', "_"));
-        let component = build(&project(name, Some(&root().join(source))));
-        format!("/c/{name}={}", component.display())
+        (name, build(&project(name, Some(&root().join(source)))))
     });
+    let plugin = |(name, file): &(&str, PathBuf)| format!("/c/{name}={}", file.display());
+    let plugins = components.each_ref().map(plugin);
     start_examples("/c", &EXAMPLES_IN_C, &plugins);
+    let [(name, best_of_n), _] = &components;
+    assert_eq!(*name, "best-of-n");
+    check_uncaught_errors(best_of_n, "");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The examples of agents, pipelines and caches, on a server with the demo model. Each gives right answers, and the
 //! engine's counters show what it saves.
 
-use corral_tests::deployments::deploy_dir;
+use corral_tests::deployments::{deploy_dir, deploy_plugin};
 use corral_tests::{
     Corral, NOT_WORTH_WAITING, RELIABLE_SUMS, Sum, artifacts, distinct_sums, scratch_dir,
 };
@@ -101,6 +101,32 @@ fn map_reduce_computes_instructions_once() {
     let most = instructions + (own + (ages.len() - 1) * NOT_WORTH_WAITING) as f64;
     assert!(instructions > 200.0, "{} > {most}: {body}", run.tokens);
     assert!(run.tokens <= most, "{} > {most}: {body}", run.tokens);
+}
+
+/// The plugin itself is the page's server.
+#[test]
+fn fetched_page_is_computed_once() {
+    let corral = Corral::start_with_store(&[]);
+    let server = format!("http://{}", corral.public());
+    let grants = json!({"grants": {"outbound": [{"url": server, "methods": ["GET"]}]}});
+    deploy_plugin(&corral, "http-fetch", "http-fetch", grants);
+    let [first, second] =
+        [("What is 12+7?", "19"), ("What is 20+22?", "42")].map(|(question, answer)| {
+            let url = format!("{server}/http-fetch");
+            let body = json!({"url": url, "question": question});
+            let run = measured_post(&corral, "/http-fetch", &body);
+            assert_eq!(run.response["text"], answer);
+            // Nothing needed the last token, the end of the answer.
+            let computed = number(&run.response, "prompt_tokens")
+                - number(&run.response, "cached_tokens")
+                + answer.len() as f64;
+            assert_eq!(run.tokens, computed, "{}", run.response);
+            run
+        });
+    let cached = number(&second.response, "cached_tokens");
+    let page = number(&first.response, "page_characters");
+    assert!(cached > page, "{}", second.response);
+    assert!(second.tokens < first.tokens / 10.0, "{}", second.tokens);
 }
 
 #[test]

@@ -4,8 +4,8 @@
 
 use corral_tests::authoring::{BUILD_TIMEOUT, check_saved_change, deploy_shout, root, succeeds};
 use corral_tests::{
-    Corral, EXAMPLES_IN_ALL_LANGUAGES, RELIABLE_SUMS, Sum, artifacts, run_command, scratch_dir,
-    start_examples,
+    Corral, EXAMPLES_IN_ALL_LANGUAGES, RELIABLE_SUMS, Sum, artifacts, check_uncaught_errors,
+    run_command, scratch_dir, start_examples,
 };
 use serde_json::{Value, json};
 use std::ffi::OsStr;
@@ -148,6 +148,7 @@ fn examples_answer_as_in_rust() {
     let second = post(&corral, "random?name=a+b", &json!({}));
     assert_ne!(first[0], second[0]);
     assert_eq!((&first[1], &second[1]), (&json!("a b"), &json!("a b")));
+    check_uncaught_errors(&component, "/best-of-n");
 }
 
 #[test]

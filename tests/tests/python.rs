@@ -4,7 +4,8 @@
 
 use corral_tests::authoring::{BUILD_TIMEOUT, check_saved_change, deploy_shout, root, succeeds};
 use corral_tests::{
-    EXAMPLES_IN_ALL_LANGUAGES, RELIABLE_SUMS, artifacts, run_command, scratch_dir, start_examples,
+    EXAMPLES_IN_ALL_LANGUAGES, RELIABLE_SUMS, artifacts, check_uncaught_errors, run_command,
+    scratch_dir, start_examples,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -95,6 +96,7 @@ fn examples_answer_as_in_rust() {
     let component = examples();
     let plugin = format!("/python={}", component.display());
     start_examples("/python", &EXAMPLES_IN_ALL_LANGUAGES, &[plugin]);
+    check_uncaught_errors(&component, "/best-of-n");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use wit_bindgen_core::{Files, WorldGenerator, wit_parser as generator_parser};
 use wit_parser::{
     PackageId, Resolve, SourceMap, Type, TypeDefKind, TypeId, UnresolvedPackageGroup, WorldId,
     WorldItem, WorldKey,
@@ -189,6 +190,25 @@ fn sync_worlds_have_nothing_async() {
         for word in ["async", "stream", "future"] {
             assert!(!text.contains(word), "{word} in {file}");
         }
+    }
+}
+
+/// Plugins in C, Rust, Python and JavaScript are built elsewhere.
+#[test]
+fn cpp_and_go_bindings_are_generated() {
+    let out = write(&scratch_dir(), &["--sync"]);
+    let cpp = wit_bindgen_cpp::Opts::default().build(None);
+    let go = wit_bindgen_go::Opts::default().build();
+    let generators: [(Box<dyn WorldGenerator>, &str); 2] = [(cpp, ".cpp"), (go, ".go")];
+    for (mut generator, ending) in generators {
+        let mut resolve = generator_parser::Resolve::default();
+        let (package, _) = resolve.push_path(&out).expect("the package resolves");
+        let world = resolve.select_world(&[package], Some("handler-sync"));
+        let mut files = Files::default();
+        let generated = generator.generate(&mut resolve, world.expect("a world"), &mut files);
+        generated.unwrap_or_else(|error| panic!("{ending}: {error:#}"));
+        let mut names = files.iter().map(|(name, _)| name);
+        assert!(names.any(|name| name.ends_with(ending)), "{ending}");
     }
 }
 

@@ -129,4 +129,4 @@ def converted() -> Iterator[None]:
         # The bindings raise `componentize_py_types.Err`, which this module cannot import under test.
         if type(error).__name__ != "Err":
             raise
-        raise from_host(error.value) from None
+        raise from_host(getattr(error, "value", None)) from None

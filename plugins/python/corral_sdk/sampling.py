@@ -36,11 +36,11 @@ def options(max_tokens: int, **settings: Any) -> Any:
     inference = host().inference
     made = inference.Options(max_tokens)
     if (penalties := settings["penalties"]) is not None:
-        values = (penalties.last_n, penalties.repeat, penalties.frequency, penalties.presence)
-        made.penalties(inference.Penalties(*values))
+        made.penalties(
+            inference.Penalties(penalties.last_n, penalties.repeat, penalties.frequency, penalties.presence)
+        )
     if (dry := settings["dry"]) is not None:
-        values = (dry.multiplier, dry.base, dry.allowed_length, dry.last_n, dry.breakers)
-        made.dry(inference.Dry(*values))
+        made.dry(inference.Dry(dry.multiplier, dry.base, dry.allowed_length, dry.last_n, dry.breakers))
     if settings["logit_bias"]:
         made.logit_bias(list(settings["logit_bias"].items()))
     # The temperature comes first, as in OpenAI's API: filters apply to the tempered distribution.

@@ -63,7 +63,7 @@ class Sequence:
         dry: Dry | None = None,
         logit_bias: dict[int, float] | None = None,
         seed: int | None = None,
-        stop: str | list[str] = (),
+        stop: str | list[str] | tuple[str, ...] = (),
         ignore_eos: bool = False,
         constraint: Constraint | None = None,
         logprobs: int | None = None,

@@ -8,6 +8,9 @@
 //! results of puzzles are forced, and a search goes on until it has used its steps. Then plugin and client take the same way,
 //! which the number of their steps confirms. Every run has a prompt of its own.
 //!
+//! The plugins return whole answers, so their deployments have the latency policy `throughput`: prompts of a program need not
+//! wait so that the tokens of its other branches come evenly. OpenAI's API serves other clients as well and keeps the default.
+//!
 //! A client may send independent requests at once or one after the other. At once they share the steps of the model; one
 //! after the other they find the common part of their prompts in a slot of llama.cpp's server. How many slots are best depends
 //! on the program too. Round 0 tries both orders with each peer, and the fastest choice counts.
@@ -33,13 +36,14 @@ use corral_cli::args::whole;
 use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::url::Url;
 use corral_cli::{Error, startup};
-use corral_engine::{Engine, ModelPool};
+use corral_engine::{Engine, Latency, ModelPool};
+use corral_runtime::Limits;
 use corral_server::deployments::Deployments;
 use corral_server::{Access, RequestPolicy, Server, ServerOptions};
 use input::{Input, Lengths};
 use program::Program;
 use report::{Choice, Row, Sample, Side};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
@@ -69,6 +73,9 @@ pub(crate) struct ProgramsArgs {
     /// Tokens of an answer
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = whole(2..=10_000))]
     output_tokens: u64,
+    /// Latency policy of the plugins
+    #[arg(long, value_name = "POLICY", default_value_t = Latency::THROUGHPUT)]
+    latency: Latency,
     /// Order of a client's independent requests
     #[arg(long, value_enum, default_value_t = OrderChoice::Faster)]
     order: OrderChoice,
@@ -84,6 +91,8 @@ enum OrderChoice {
 
 /// The metric of tokens given to llama_decode.
 const COMPUTED_TOKENS: &str = "corral_engine_computed_tokens_total";
+/// The metric of steps.
+const STEPS: &str = "corral_engine_steps_total";
 /// Cells, as many as the peer has in BENCHMARKS.md.
 const CELLS: u64 = 16_384;
 /// Tokens of the largest program besides prompts and answers: the agent's tools and questions.
@@ -122,7 +131,7 @@ pub(crate) fn measure(args: &ProgramsArgs) -> Result<(), Error> {
         chosen => chosen.to_vec(),
     };
     let workers = startup::tokio_runtime(startup::workers(None))?;
-    let server = workers.block_on(start(&engine, &args.plugins, &programs))?;
+    let server = workers.block_on(start(&engine, args, &programs))?;
     let url = format!("http://{}", server.public_address());
     let own = Arc::new(Endpoint::new(&url.parse().map_err(Error::failed)?));
     let peers = args.peer.iter().map(|url| Arc::new(Endpoint::new(url)));
@@ -176,16 +185,24 @@ pub(crate) fn measure(args: &ProgramsArgs) -> Result<(), Error> {
 }
 
 /// Starts a server with the programs at their names, and OpenAI's API, with that of llama.cpp's server, at all other paths.
-async fn start(engine: &Engine, dir: &Path, programs: &[Program]) -> Result<Server, Error> {
+async fn start(
+    engine: &Engine,
+    args: &ProgramsArgs,
+    programs: &[Program],
+) -> Result<Server, Error> {
     let limits = no_time_limits();
     let models = ModelPool::loaded(vec![engine.clone()]);
     let runtime = startup::runtime(None, &models)?;
     let deployments = Deployments::new(runtime.clone(), None, limits.clone(), Access::Open);
+    let of_programs = Limits {
+        latency: args.latency,
+        ..limits.clone()
+    };
     let routes = programs
         .iter()
-        .map(|program| (program.path(), program.name()));
-    for (route, name) in routes.chain([("/".to_owned(), "openai")]) {
-        let file = dir.join(format!("{name}.wasm"));
+        .map(|program| (program.path(), program.name(), &of_programs));
+    for (route, name, limits) in routes.chain([("/".to_owned(), "openai", &limits)]) {
+        let file = args.plugins.join(format!("{name}.wasm"));
         let plugin = runtime.load_plugin(name, file, limits.clone()).await?;
         deployments.add_static(route.parse()?, plugin, RequestPolicy::default())?;
     }
@@ -263,6 +280,7 @@ impl Bench {
         let Choice { endpoint, order } = choice;
         let client = Client::new(endpoint, *order);
         let before = self.computed_tokens().await?;
+        let steps_before = self.engine_steps(side, endpoint).await;
         let start = Instant::now();
         let mut tasks = JoinSet::new();
         for input in inputs {
@@ -288,9 +306,13 @@ impl Bench {
             Side::Plugin | Side::Client => self.computed_tokens().await? - before,
             Side::Peer => counts.computed,
         };
+        let engine_steps = self.engine_steps(side, endpoint).await;
         Ok(Sample {
             seconds,
             steps,
+            engine_steps: engine_steps
+                .zip(steps_before)
+                .map(|(after, before)| after.saturating_sub(before)),
             computed,
             fewest: counts.fewest(),
         })
@@ -301,5 +323,13 @@ impl Bench {
         // The engine has done all earlier commands.
         status(&self.engine).await?;
         Ok(count(metric(&self.engine, COMPUTED_TOKENS)))
+    }
+
+    /// Steps that the server of a side has computed; of a peer, if it says so.
+    async fn engine_steps(&self, side: Side, endpoint: &Endpoint) -> Option<u64> {
+        match side {
+            Side::Plugin | Side::Client => Some(count(metric(&self.engine, STEPS))),
+            Side::Peer => endpoint.steps().await,
+        }
     }
 }

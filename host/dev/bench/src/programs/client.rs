@@ -2,6 +2,7 @@
 //! returns tokens, so a client that continues a text is not served worse because its tokens split differently.
 
 use crate::requests;
+use crate::workload::count;
 use bytes::Bytes;
 use corral_cli::Error;
 use corral_cli::bench::connection::Connection;
@@ -16,6 +17,8 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::task::JoinSet;
 
+/// The metric of calls of llama_decode of llama.cpp's server.
+const PEER_STEPS: &str = "llamacpp:n_decode_total ";
 /// A bias that no logit exceeds: these tokens only are chosen.
 const FORCED: f32 = 100.0;
 
@@ -51,6 +54,14 @@ impl Endpoint {
         Ok(body)
     }
 
+    /// Steps that llama.cpp's server has computed; `None` without its option `--metrics`, and for other servers.
+    pub(super) async fn steps(&self) -> Option<u64> {
+        let url = &self.url;
+        let mut connection = Connection::new(url);
+        let metrics = requests::get(&mut connection, url, &url.join("/metrics")).await;
+        peer_steps(&String::from_utf8_lossy(&metrics.ok()?))
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
         self.connections
             .lock()
@@ -62,6 +73,13 @@ impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.url.fmt(f)
     }
+}
+
+/// The steps in the metrics of llama.cpp's server.
+fn peer_steps(metrics: &str) -> Option<u64> {
+    let mut lines = metrics.lines();
+    let value = lines.find_map(|line| line.strip_prefix(PEER_STEPS))?;
+    Some(count(value.parse().ok()?))
 }
 
 /// Tokens of clients.
@@ -147,9 +165,11 @@ impl Settings {
         self
     }
 
-    /// Samples with a temperature of 1.
+    /// Samples with a temperature of 1, from all tokens, as the plugins do. By default `/completion` samples from the 40
+    /// likeliest, which is less work.
     pub(super) fn sampled(self, seed: u64) -> Self {
-        self.with("temperature", 1).with("seed", seed)
+        let all = self.with("top_k", 0).with("top_p", 1).with("min_p", 0);
+        all.with("temperature", 1).with("seed", seed)
     }
 
     /// Several answers to one prompt.
@@ -256,6 +276,13 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_of_the_peer_are_read() {
+        let metrics = "# TYPE llamacpp:n_decode_total counter\nllamacpp:n_decode_total 25\n";
+        assert_eq!(peer_steps(metrics), Some(25));
+        assert_eq!(peer_steps("corral_engine_steps_total 25\n"), None);
+    }
 
     #[test]
     fn common_prefixes_count_once() {

@@ -31,6 +31,8 @@ pub(super) struct Sample {
     pub(super) seconds: f64,
     /// Steps of the program: the same for all sides, unless they took different ways.
     pub(super) steps: u64,
+    /// Steps that the server computed, if it says so.
+    pub(super) engine_steps: Option<u64>,
     /// Tokens that the server computed.
     pub(super) computed: u64,
     /// Tokens to compute if none is computed twice, as a client counts them.
@@ -50,7 +52,7 @@ struct SideSamples {
     samples: Vec<Sample>,
 }
 
-const COLUMNS: [Column; 14] = [
+const COLUMNS: [Column; 17] = [
     ("program", "program", Unit::Plain),
     ("at once", "at_once", Unit::Plain),
     ("plugin ms", "plugin_s", Unit::Milliseconds),
@@ -60,6 +62,9 @@ const COLUMNS: [Column; 14] = [
     ("plugin", "plugin_tokens", Unit::Whole),
     ("client", "client_tokens", Unit::Whole),
     ("peer", "peer_tokens", Unit::Whole),
+    ("plugin's steps", "plugin_engine_steps", Unit::Whole),
+    ("client's", "client_engine_steps", Unit::Whole),
+    ("peer's", "peer_engine_steps", Unit::Whole),
     ("peer's order", "peer_order", Unit::Plain),
     ("client / plugin", "client_ratio", Unit::Ratio),
     ("peer / plugin", "peer_ratio", Unit::Ratio),
@@ -119,6 +124,11 @@ impl Row {
             row[format!("{name}_s")] = of(side, |sample| sample.seconds).into();
             row[format!("{name}_tokens")] = of(side, |sample| sample.computed as f64).into();
             row[format!("{name}_steps")] = of(side, |sample| sample.steps as f64).into();
+            let samples = self.samples(side).iter();
+            let steps: Option<Vec<_>> = samples.map(|sample| sample.engine_steps).collect();
+            let steps = steps.filter(|steps| !steps.is_empty());
+            let steps = steps.map(|steps| median(steps.into_iter().map(|steps| steps as f64)));
+            row[format!("{name}_engine_steps")] = steps.into();
             let choice = self.choice(side).filter(|_| side != Side::Plugin);
             let order = choice.filter(|_| self.program.has_branches());
             let order = order.map(|choice| match choice.order {
@@ -185,6 +195,7 @@ pub(super) fn print(args: &ProgramsArgs, rows: &[Row], rounds: u64) {
         "bench": "programs",
         "prompt_tokens": args.prompt_tokens,
         "output_tokens": args.output_tokens,
+        "latency": args.latency.to_string(),
         "rounds": rounds,
         "peers": args.peer.iter().map(ToString::to_string).collect::<Vec<_>>(),
     });
@@ -209,6 +220,7 @@ mod tests {
             let sample = Sample {
                 seconds,
                 steps: 2,
+                engine_steps: (side != Side::Peer).then_some(4),
                 computed: 10,
                 fewest: 9,
             };
@@ -240,5 +252,7 @@ mod tests {
         assert_eq!(json["client_s"], 1.5);
         assert_eq!(json.get("peer_ratio"), None);
         assert_eq!(json["fewest_tokens"], 9.0);
+        assert_eq!(json["plugin_engine_steps"], 4.0);
+        assert_eq!(json["peer_engine_steps"], Value::Null);
     }
 }
