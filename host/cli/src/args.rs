@@ -20,9 +20,7 @@ pub(crate) use folders::{FolderArg, OpenFolders};
 pub(crate) use linked::{LINKED_HINT, LinkedArg, check_linked};
 pub(crate) use models::{AdapterArg, ModelFileArg};
 pub use models::{ModelArg, ModelArgs};
-#[cfg(test)]
-pub(crate) use parsers::SECONDS;
-pub(crate) use parsers::{deployment_or_route, duration};
+pub(crate) use parsers::{SECONDS, deployment_or_route, duration};
 pub use parsers::{seconds, whole};
 pub(crate) use run::RunArgs;
 pub(crate) use secrets::{SecretArg, SecretValues};
