@@ -325,7 +325,7 @@ fn rendered_tokens_are_those_of_events() {
         ),
     ] {
         let post = |path: &str| {
-            let answer = corral.post(path, &request.to_string());
+            let answer = corral.post(path, request.to_string());
             assert_eq!(answer.status, 200, "{path}: {answer:?}");
             answer.json()
         };
