@@ -182,7 +182,8 @@ impl TurnQueue {
 
     /// Queues the guest: see [`ComputeTurns::wait`]. The tenant's free time does not refill until the turn ends.
     pub(crate) fn wait(&self) -> impl Future<Output = Option<Turn>> + Send + use<> {
-        let pause = self.free_time.pause_refill(Instant::now());
+        let free_times = &self.turns.free_times;
+        let pause = free_times.pause_refill(&self.free_time, Instant::now());
         let waiter = self.turns.wait(self.tenant);
         let counters = Arc::clone(&self.counters);
         async move {

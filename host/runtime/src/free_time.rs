@@ -68,7 +68,7 @@ pub(crate) struct RefillPause(Arc<FreeTime>);
 impl FreeTimes {
     /// The free time of `tenant`, for a call that begins `now`.
     pub(crate) fn of(&self, tenant: Tenant, now: Instant) -> Arc<FreeTime> {
-        let mut tenants = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tenants = self.lock();
         tenants.remove_unneeded(now);
         let counts = Arc::clone(&tenants.counts);
         let new = || {
@@ -85,6 +85,17 @@ impl FreeTimes {
         tenants.update_count();
         free
     }
+
+    /// Pauses the refill of `free` from `now` on, for a guest that waits for a turn. No call may begin for long, so this,
+    /// too, notices that the other tenants have none left.
+    pub(crate) fn pause_refill(&self, free: &Arc<FreeTime>, now: Instant) -> RefillPause {
+        self.lock().remove_unneeded(now);
+        free.pause_refill(now)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Tenants> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Tenants {
@@ -98,6 +109,7 @@ impl Tenants {
             let has_calls = Arc::strong_count(free) > 1;
             has_calls || (!too_many && !free.is_full(now))
         });
+        self.update_count();
     }
 
     fn update_count(&self) {
@@ -124,8 +136,8 @@ impl FreeTime {
         used.used = used.used.saturating_add(time).min(MAX_USED);
     }
 
-    /// Pauses the refill from `now` on, for a guest that waits for a turn.
-    pub(crate) fn pause_refill(self: &Arc<Self>, now: Instant) -> RefillPause {
+    /// See [`FreeTimes::pause_refill`].
+    fn pause_refill(self: &Arc<Self>, now: Instant) -> RefillPause {
         let mut used = self.lock();
         self.refill(&mut used, now);
         used.in_turns += 1;
@@ -181,7 +193,7 @@ mod tests {
     const BUSY: Tenant = Tenant(1);
 
     fn kept(times: &FreeTimes) -> usize {
-        times.0.lock().unwrap().free.len()
+        times.lock().free.len()
     }
 
     #[test]
@@ -287,6 +299,20 @@ mod tests {
         free.use_up(FREE_TIME, now);
         let _turn = free.pause_refill(now);
         assert!(free.is_full(now + FREE_TIME * REFILL_DIVISOR));
+    }
+
+    #[test]
+    fn tenant_left_alone_gets_refill_during_turns() {
+        let (times, mut now) = (FreeTimes::default(), Instant::now() + FREE_TIME * 100);
+        let busy = times.of(BUSY, now);
+        drop(times.of(LIGHT, now));
+        busy.use_up(FREE_TIME, now);
+        let _turn = times.pause_refill(&busy, now);
+        now += REMOVAL_INTERVAL;
+        assert!(busy.is_used_up(|| now));
+        // The next turn of the same call.
+        let _next = times.pause_refill(&busy, now);
+        assert!(busy.is_full(now + FREE_TIME * REFILL_DIVISOR));
     }
 
     #[test]
