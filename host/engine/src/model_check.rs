@@ -131,8 +131,9 @@ impl ModelCheck {
             let checking = thread.spawn_scoped(scope, check).map_err(|_| check());
             let loaded = load(&|stage| {
                 let is_same = || stage != LoadStage::Head || changed().is_ok();
+                let has_room = || has_room_beside(bytes_beside_context(model, context_bytes));
                 let pace = match stage {
-                    LoadStage::Context(_) if !has_room_beside(context_bytes) => Pace::AfterCheck,
+                    LoadStage::Context(_) if !has_room() => Pace::AfterCheck,
                     _ => pace,
                 };
                 stages.wait(stage, pace, is_canceled) && is_same()
@@ -250,12 +251,24 @@ fn has_room_beside(bytes: u64) -> bool {
     free_memory().is_some_and(|free| free >= needed)
 }
 
+/// Bytes that the load and the check take once both have read the weights: the context of the load, and twice the projector
+/// and the adapters.
+fn bytes_beside_context(model: &ModelCheckInput, context_bytes: u64) -> u64 {
+    let others = total_bytes(&other_files(model));
+    others.saturating_mul(2).saturating_add(context_bytes)
+}
+
 /// All that is in memory with a model: its parts, its projector and its adapters.
 fn files(model: &ModelCheckInput) -> Vec<PathBuf> {
     let mut files = split_files(&model.path);
-    files.extend(model.projector.clone());
-    files.extend(model.adapters.iter().map(|(_, path)| path.clone()));
+    files.extend(other_files(model));
     files
+}
+
+/// The projector and the adapters of a model.
+fn other_files(model: &ModelCheckInput) -> Vec<PathBuf> {
+    let adapters = model.adapters.iter().map(|(_, path)| path);
+    adapters.chain(&model.projector).cloned().collect()
 }
 
 fn total_bytes(files: &[PathBuf]) -> u64 {
@@ -366,5 +379,26 @@ mod tests {
             fs::write(part(number), text).unwrap();
             assert!(seen.insert(check.fingerprint(&model).unwrap().0));
         }
+    }
+
+    #[test]
+    fn context_needs_room_for_projector_and_adapters() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, length: usize| {
+            let path = dir.path().join(name);
+            fs::write(&path, vec![0_u8; length]).unwrap();
+            path
+        };
+        let model = ModelCheckInput {
+            path: file("m.gguf", 1000),
+            kv_type: KvType::default(),
+            context: None,
+            projector: Some(file("p.gguf", 100)),
+            adapters: vec![("x".to_owned(), file("x.gguf", 10))],
+            same_order: None,
+        };
+        assert_eq!(total_bytes(&files(&model)), 1110);
+        assert_eq!(bytes_beside_context(&model, 1), 221);
+        assert_eq!(bytes_beside_context(&model, u64::MAX), u64::MAX);
     }
 }
