@@ -3,11 +3,11 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY . .
-# Compilers, as host/setup.sh would install them.
+# Compilers, as host/setup.sh and plugins/build.sh would install them.
 RUN apt-get update \
  && apt-get install -y --no-install-recommends clang-19 libclang-19-dev cmake g++ python3 xz-utils binutils \
  && rustup component add rustfmt clippy \
- && rustup target add wasm32-wasip1
+ && rustup target add wasm32-wasip1 wasm32-wasip2
 ENV CORRAL_CACHE=/cache
 RUN make dist PACKAGES=/packages
 

@@ -114,8 +114,9 @@ fn flat_bench_neither_caches_nor_compacts() {
 
 #[test]
 fn busy_processes_and_requests_are_counted() {
-    let line = "busy --processes 1 --requests 3 --threads 1";
+    let line = "busy --processes 1 --requests 3 --threads 1 --own-sessions";
     let found = measure(line, &[model(), plugin("generate")]);
+    assert_eq!(found["own_sessions"], true);
     let counts = ["processes", "threads", "threads_at_end", "requests"];
     let rows = rows(&found)
         .iter()

@@ -354,17 +354,19 @@ fn try_send(host: &Corral, body: &str, number: usize) -> Option<String> {
     Some(job["id"].as_str()?.to_owned())
 }
 
-/// Sends jobs while hosts are killed at random, and start again. Each has an effect elsewhere, by its id.
+/// Sends jobs while hosts are killed at random, and start again. Each requests a path of its own elsewhere, by its id.
 fn survive_kills(count: usize, kills: usize) {
     let nats = Nats::start();
     let mut random = ChaCha8Rng::seed_from_u64(seed());
     let stores: [PathBuf; 3] = [(); 3].map(|()| scratch_dir());
     let mut hosts = stores.each_ref().map(|store| host_in(store, &nats, &[]));
-    let effects = Arc::<Mutex<BTreeMap<String, usize>>>::default();
+    let effects = Arc::<Mutex<BTreeMap<String, Vec<String>>>>::default();
     let sink = Arc::clone(&effects);
     let address = serve_stub(move |request| {
         let job = request.headers["x-job"].clone();
-        *sink.lock().expect("no panic").entry(job).or_default() += 1;
+        let mut effects = sink.lock().expect("no panic");
+        effects.entry(job).or_default().push(request.target);
+        drop(effects);
         // A kill during this time repeats the request.
         thread::sleep(EFFECT_TIME);
         ("200 OK".to_owned(), Vec::new())
@@ -374,7 +376,6 @@ fn survive_kills(count: usize, kills: usize) {
     let jobs = json!({"queued": 10_000, "concurrency": 1});
     let more = json!({"jobs": jobs, "grants": grants});
     deploy_jobs(&hosts.each_ref(), "effects", "outbound", more);
-    let body = json!({"url": format!("{url}/")}).to_string();
     let mut sent: Vec<String> = Vec::new();
     for kill in 0..=kills {
         let target = (kill + 1) * count / (kills + 1);
@@ -393,8 +394,9 @@ fn survive_kills(count: usize, kills: usize) {
                     break;
                 }
                 // The same key through the next host if this one was killed.
-                let host = &all[attempt % all.len()];
-                sent.extend(try_send(host, &body, sent.len()));
+                let (host, number) = (&all[attempt % all.len()], sent.len());
+                let body = json!({"url": format!("{url}/{number}")}).to_string();
+                sent.extend(try_send(host, &body, number));
             }
             killer.join().expect("no panic");
         });
@@ -412,7 +414,14 @@ fn survive_kills(count: usize, kills: usize) {
     let effects = effects.lock().expect("no panic");
     let by_id = BTreeSet::from_iter(effects.keys().map(String::as_str));
     assert_eq!(by_id, ids, "each has its effect, once by its id");
-    let repeated = effects.values().filter(|&&times| times > 1).count();
+    for (number, id) in sent.iter().enumerate() {
+        let (targets, own) = (&effects[id], format!("/{number}"));
+        assert!(
+            targets.iter().all(|target| *target == own),
+            "{own}: {targets:?}"
+        );
+    }
+    let repeated = effects.values().filter(|targets| targets.len() > 1).count();
     println!("{count} jobs, {kills} kills; {repeated} ran more than once");
 }
 

@@ -421,7 +421,8 @@ fn request_wakes_one_worker() {
     let before = sleeps_of_workers(&corral);
     (0..REQUESTS).for_each(|_| exchange());
     let sleeps = sleeps_of_workers(&corral) - before;
-    assert!(2 * sleeps <= 3 * REQUESTS, "{sleeps} sleeps");
+    // With another name of the threads, none would be counted.
+    assert!((1..=3 * REQUESTS / 2).contains(&sleeps), "{sleeps} sleeps");
 }
 
 /// The initial heap of `.cargo/config.toml` suffices for their requests.

@@ -77,18 +77,25 @@ pub(super) async fn invoke(args: &InvokeArgs) -> Result<ExitCode, Error> {
     } else {
         let mut body = response.into_body();
         let mut ends_line = true;
-        while let Some(frame) = body.frame().await {
-            if let Some(data) = frame.map_err(Error::context(CUT_OFF))?.data_ref() {
-                let mut stdout = std::io::stdout().lock();
-                stdout.write_all(data)?;
-                stdout.flush()?;
-                ends_line = data.last().map_or(ends_line, |byte| *byte == b'\n');
+        let ended = loop {
+            match body.frame().await {
+                Some(Ok(frame)) => {
+                    if let Some(data) = frame.data_ref() {
+                        let mut stdout = std::io::stdout().lock();
+                        stdout.write_all(data)?;
+                        stdout.flush()?;
+                        ends_line = data.last().map_or(ends_line, |byte| *byte == b'\n');
+                    }
+                }
+                Some(Err(error)) => break Err(Error::context(CUT_OFF)(error)),
+                None => break Ok(()),
             }
-        }
-        // A prompt or the error below must not follow the last line.
+        };
+        // A prompt or an error must not follow the last line.
         if !ends_line && std::io::stdout().is_terminal() {
             print("\n")?;
         }
+        ended?;
     }
     match status.is_success() {
         true => Ok(ExitCode::SUCCESS),

@@ -60,12 +60,16 @@ impl BusyProcesses {
     /// `own_sessions`: see [`BusyArgs`].
     fn start(count: u64, own_sessions: bool) -> Result<Self, Error> {
         let mut processes = Self(Vec::new());
-        let shell = ["setsid", "sh", "-c", "while :; do :; done"];
-        let shell = &shell[usize::from(!own_sessions)..];
+        // Ctrl-C does not reach other sessions: the kernel ends these processes with the bench.
+        let programs = ["setpriv", "--pdeathsig", "KILL", "setsid", "sh"];
+        let programs = &programs[if own_sessions { 0 } else { 4 }..];
         for _ in 0..count {
-            // The shell replaces `setsid`, so the child is the busy process.
-            let mut command = Command::new(shell[0]);
-            command.args(&shell[1..]).stdin(Stdio::null());
+            // Each program replaces the one before it, so the child is the busy process.
+            let mut command = Command::new(programs[0]);
+            command
+                .args(&programs[1..])
+                .args(["-c", "while :; do :; done"])
+                .stdin(Stdio::null());
             processes.0.push(command.spawn()?);
         }
         Ok(processes)
