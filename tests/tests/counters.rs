@@ -403,7 +403,7 @@ fn sleeps_of_workers(corral: &Corral) -> u64 {
 #[test]
 fn request_wakes_one_worker() {
     const REQUESTS: u64 = 300;
-    let corral = Corral::start_with_routes(&[("/classic", "classic")], &[]);
+    let corral = Corral::start();
     let mut client = TcpStream::connect(corral.public()).expect("the server accepts");
     let mut exchange = || {
         let request = b"GET /classic HTTP/1.1\r\nHost: x\r\n\r\n";
