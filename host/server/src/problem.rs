@@ -268,14 +268,7 @@ impl Problem {
                 "code": self.code,
                 "detail": self.detail,
             }),
-            ErrorFormat::OpenAi => serde_json::json!({
-                "error": {
-                    "message": self.detail,
-                    "type": self.openai_type(),
-                    "param": null,
-                    "code": self.openai_code(),
-                },
-            }),
+            ErrorFormat::OpenAi => serde_json::json!({"error": self.openai_error()}),
             ErrorFormat::Anthropic => serde_json::json!({
                 "type": "error",
                 "error": {"type": self.anthropic_type(), "message": self.detail},
@@ -283,6 +276,16 @@ impl Problem {
             ErrorFormat::Ollama => serde_json::json!({"error": self.detail}),
         };
         json.to_string()
+    }
+
+    /// The error in OpenAI's API.
+    fn openai_error(&self) -> serde_json::Value {
+        serde_json::json!({
+            "message": self.detail,
+            "type": self.openai_type(),
+            "param": null,
+            "code": self.openai_code(),
+        })
     }
 
     /// The error type in OpenAI's API.

@@ -34,7 +34,8 @@ impl Problem {
     }
 
     /// The events with which the plugin `openai` ends such a stream, as far as the host knows their members. It does
-    /// not count the events before, but clients require numbers.
+    /// not count the events before, but clients require numbers. OpenAI's Python client needs the member `error`, others
+    /// those beside it, and Codex the second event.
     fn responses_events(&self) -> String {
         let code = self.openai_code();
         let error = json!({
@@ -43,6 +44,7 @@ impl Problem {
             "message": self.detail,
             "param": null,
             "sequence_number": 0,
+            "error": self.openai_error(),
         });
         let failed = json!({
             "type": "response.failed",
@@ -94,7 +96,10 @@ mod tests {
             assert_eq!(data["type"], name);
             assert_eq!(data["sequence_number"], 0);
             let error = match name {
-                "error" => &data,
+                "error" => {
+                    assert_eq!(data["error"]["type"], "invalid_request_error");
+                    &data
+                }
                 _ => &data["response"]["error"],
             };
             assert_eq!(error["code"], "bad-request");

@@ -226,6 +226,12 @@ fn error_event_precedes_failed_response() {
             "code": "context_length_exceeded",
             "message": error["message"],
             "param": null,
+            "error": {
+                "code": "context_length_exceeded",
+                "message": error["message"],
+                "param": null,
+                "type": "invalid_request_error",
+            },
         })
     );
     assert!(error["message"].as_str().unwrap().contains('9'), "{error}");
