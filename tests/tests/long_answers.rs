@@ -159,10 +159,16 @@ fn queued_stream_has_begun_and_gets_comments() {
 #[test]
 fn crash_in_event_stream_is_an_error_event() {
     let corral = Corral::start_with_store(&[]);
-    for format in ["problem", "openai", "anthropic"] {
-        let more = json!({"error-format": format});
-        deploy_plugin(&corral, format, "misbehave", more);
-        let stream = corral.post_stream(&format!("/{format}/eventtrap"), "");
+    for (format, route) in [
+        ("problem", "/problem"),
+        ("openai", "/openai"),
+        ("openai", "/v1/responses"),
+        ("anthropic", "/anthropic"),
+    ] {
+        let name = route.trim_start_matches('/').replace('/', "-");
+        let more = json!({"routes": [route], "error-format": format});
+        deploy_plugin(&corral, &name, "misbehave", more);
+        let stream = corral.post_stream(&format!("{route}/eventtrap"), "");
         let events = events(stream);
         let events = events.iter().map(|(name, data)| (&**name, &**data));
         let events: Vec<_> = events.collect();
@@ -170,16 +176,42 @@ fn crash_in_event_stream_is_an_error_event() {
         assert_eq!(*first, ("", "begun"));
         match (format, rest) {
             ("problem", [("error", data)]) => assert_eq!(json_of(data)["code"], "trapped"),
-            ("openai", [("", data), ("", "[DONE]")]) => {
+            ("openai", [("", data), ("", "[DONE]")]) if route == "/openai" => {
                 assert_eq!(json_of(data)["error"]["code"], "trapped");
+            }
+            ("openai", [("error", data), ("response.failed", last)]) => {
+                assert_eq!(json_of(data)["code"], "trapped");
+                assert_eq!(json_of(last)["response"]["error"]["code"], "trapped");
             }
             ("anthropic", [("error", data)]) => {
                 assert_eq!(json_of(data)["error"]["type"], "api_error");
             }
-            _ => panic!("{format}: {events:?}"),
+            _ => panic!("{route}: {events:?}"),
         }
     }
     let metrics = corral.wait_until_idle();
     let trapped = metrics.get_or_zero("corral_plugin_calls_failed_total{code=\"trapped\"}");
-    assert_eq!(trapped, 3.0);
+    assert_eq!(trapped, 4.0);
+}
+
+#[test]
+fn crash_between_ollama_lines_is_a_last_line() {
+    let corral = Corral::start_with_store(&[]);
+    for format in ["ollama", "problem"] {
+        let more = json!({"error-format": format});
+        deploy_plugin(&corral, format, "misbehave", more);
+        let mut stream = corral.post_stream(&format!("/{format}/linetrap"), "");
+        let mut next = || stream.line();
+        assert_eq!(next().expect("a line").as_deref(), Some("\"begun\""));
+        match format {
+            "ollama" => {
+                let last = next().expect("not cut off").expect("a last line");
+                assert!(json_of(&last)["error"].is_string(), "{last}");
+                assert_eq!(next().expect("not cut off"), None);
+            }
+            // A line of another format could be taken for a part of the answer.
+            _ => assert!(next().is_err(), "cut off"),
+        }
+    }
+    corral.wait_until_idle();
 }

@@ -38,7 +38,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 pub(crate) use connection::ConnectionInfo;
-pub(crate) use response_body::EventStreamEnd;
+pub(crate) use response_body::StreamEnd;
 pub(crate) use socket::{Socket, UnixSocketFile, bind_unix, set_options};
 pub(crate) use spare_files::SpareFiles;
 

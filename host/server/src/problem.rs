@@ -4,8 +4,11 @@
 //! `code` is stable and for programs; `detail` is for people and says what to do. Errors of plugins pass
 //! through unchanged.
 
+mod stream_end;
+
+pub(crate) use stream_end::StreamFormat;
+
 use crate::development::explain;
-use bytes::Bytes;
 use corral_runtime::{Body, CallError, LastLine, QuotaExceeded, QuotaLimit};
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
@@ -40,13 +43,17 @@ impl ErrorFormat {
 
     /// The format of errors at `path`.
     pub(crate) fn at(self, path: &str) -> Self {
-        let below = path.strip_prefix("/v1/messages");
-        let is_anthropic = below.is_some_and(|below| below.is_empty() || below.starts_with('/'));
         match self {
-            ErrorFormat::OpenAi if is_anthropic => ErrorFormat::Anthropic,
+            ErrorFormat::OpenAi if is_below(path, "/v1/messages") => ErrorFormat::Anthropic,
             format => format,
         }
     }
+}
+
+/// Whether `path` is `parent` or below it.
+pub(crate) fn is_below(path: &str, parent: &str) -> bool {
+    let below = path.strip_prefix(parent);
+    below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
 }
 
 /// An error response.
@@ -251,19 +258,6 @@ impl Problem {
         response
     }
 
-    /// The end of a stream of server-sent events that fails.
-    pub(crate) fn last_events(&self, format: ErrorFormat) -> Bytes {
-        let text = self.text(format);
-        // OpenAI's clients ignore event names and look for an `error` in the data of every event.
-        let event = match format {
-            ErrorFormat::Problem | ErrorFormat::Anthropic | ErrorFormat::Ollama => {
-                format!("event: error\ndata: {text}\n\n")
-            }
-            ErrorFormat::OpenAi => format!("data: {text}\n\ndata: [DONE]\n\n"),
-        };
-        event.into()
-    }
-
     /// JSON on one line.
     fn text(&self, format: ErrorFormat) -> String {
         let json = match format {
@@ -274,14 +268,7 @@ impl Problem {
                 "code": self.code,
                 "detail": self.detail,
             }),
-            ErrorFormat::OpenAi => serde_json::json!({
-                "error": {
-                    "message": self.detail,
-                    "type": self.openai_type(),
-                    "param": null,
-                    "code": self.openai_code(),
-                },
-            }),
+            ErrorFormat::OpenAi => serde_json::json!({"error": self.openai_error()}),
             ErrorFormat::Anthropic => serde_json::json!({
                 "type": "error",
                 "error": {"type": self.anthropic_type(), "message": self.detail},
@@ -289,6 +276,16 @@ impl Problem {
             ErrorFormat::Ollama => serde_json::json!({"error": self.detail}),
         };
         json.to_string()
+    }
+
+    /// The error in OpenAI's API.
+    fn openai_error(&self) -> serde_json::Value {
+        serde_json::json!({
+            "message": self.detail,
+            "type": self.openai_type(),
+            "param": null,
+            "code": self.openai_code(),
+        })
     }
 
     /// The error type in OpenAI's API.
@@ -450,15 +447,10 @@ mod tests {
                     "code": code,
                 })
             );
-            let events = problem.last_events(ErrorFormat::OpenAi);
-            let text = problem.text(ErrorFormat::OpenAi);
-            assert_eq!(events, format!("data: {text}\n\ndata: [DONE]\n\n"));
             let text = problem.text(ErrorFormat::Anthropic);
             let body: serde_json::Value = serde_json::from_str(&text).expect("JSON");
             let error = serde_json::json!({"type": anthropic, "message": problem.detail});
             assert_eq!(body, serde_json::json!({"type": "error", "error": error}));
-            let events = problem.last_events(ErrorFormat::Anthropic);
-            assert_eq!(events, format!("event: error\ndata: {text}\n\n"));
             let text = problem.text(ErrorFormat::Ollama);
             let body: serde_json::Value = serde_json::from_str(&text).expect("JSON");
             assert_eq!(body, serde_json::json!({"error": problem.detail}));

@@ -3,9 +3,9 @@
 use crate::api_keys::KeyHolder;
 use crate::deployments::{ServingDeployment, Unavailable};
 use crate::development;
-use crate::listener::{ConnectionInfo, EventStreamEnd};
+use crate::listener::{ConnectionInfo, StreamEnd};
 use crate::probes;
-use crate::problem::{ErrorFormat, Problem};
+use crate::problem::Problem;
 use crate::public_metrics;
 use crate::request_body::{BodyState, RequestBody};
 use crate::request_log::{HttpRequestId, LoggedBody, REQUEST_ID, RequestDetails, RequestLog};
@@ -73,7 +73,7 @@ pub(crate) async fn answer_from(
     // Before its sender, whose end would wake this task once more.
     drop(canceled);
     let mut response = match answered {
-        Ok(response) => with_event_stream_end(response, response_policy.format, last_error_line),
+        Ok(response) => with_stream_end(response, &response_policy, last_error_line),
         Err(problem) => {
             // 503 is routine: a full queue, or a model that is being loaded.
             match problem.status() {
@@ -306,21 +306,21 @@ pub(crate) fn unavailable(
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, detail).retry_after(retry)
 }
 
-/// Attaches what ends a stream of server-sent events that fails, or that a shutdown ends.
-fn with_event_stream_end(
+/// Attaches what ends a stream that fails, or that a shutdown ends.
+fn with_stream_end(
     mut response: Response<Body>,
-    format: ErrorFormat,
+    policy: &ResponsePolicy,
     last_error_line: Option<Arc<LastLine>>,
 ) -> Response<Body> {
     let headers = response.headers();
-    let is_event_stream = headers.get(CONTENT_TYPE).is_some_and(|value| {
-        let kind = value.as_bytes().split(|byte| *byte == b';').next();
-        kind.is_some_and(|kind| kind.trim_ascii().eq_ignore_ascii_case(b"text/event-stream"))
-    });
+    let content_type = headers.get(CONTENT_TYPE);
+    let format = content_type.and_then(|value| policy.stream_format(value.as_bytes()));
     let can_append =
         !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(CONTENT_ENCODING);
-    if is_event_stream && can_append {
-        let end = EventStreamEnd {
+    if let Some(format) = format
+        && can_append
+    {
+        let end = StreamEnd {
             format,
             last_error_line,
         };
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_event_streams_get_an_end() {
+    fn only_plain_streams_get_an_end() {
         let with = |headers: &[(http::HeaderName, &'static str)]| {
             let mut response = Response::new(Body::empty());
             for (name, value) in headers {
@@ -389,11 +389,10 @@ mod tests {
                     .headers_mut()
                     .insert(name, HeaderValue::from_static(value));
             }
-            let response = with_event_stream_end(response, ErrorFormat::Problem, None);
-            response.extensions().get::<EventStreamEnd>().is_some()
+            let response = with_stream_end(response, &ResponsePolicy::default(), None);
+            response.extensions().get::<StreamEnd>().is_some()
         };
         assert!(with(&[(CONTENT_TYPE, "text/event-stream")]));
-        assert!(with(&[(CONTENT_TYPE, "Text/Event-Stream ; charset=utf-8")]));
         assert!(!with(&[]));
         assert!(!with(&[(CONTENT_TYPE, "application/json")]));
         let events = (CONTENT_TYPE, "text/event-stream");

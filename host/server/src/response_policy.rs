@@ -4,7 +4,7 @@
 
 use crate::cors::Cors;
 use crate::deployments::Store;
-use crate::problem::ErrorFormat;
+use crate::problem::{ErrorFormat, StreamFormat, is_below};
 use crate::request_policy::RequestPolicy;
 use crate::routes::{Route, RouteTable};
 
@@ -12,15 +12,31 @@ use crate::routes::{Route, RouteTable};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ResponsePolicy {
     pub(crate) format: ErrorFormat,
+    /// Whether the response is one of OpenAI's Responses API.
+    is_responses: bool,
     pub(crate) cors: Cors,
 }
 
 impl ResponsePolicy {
     /// The policy of responses to requests for `path`.
     pub(crate) fn of(policy: &RequestPolicy, path: &str) -> Self {
+        let is_responses = is_below(path, "/v1/responses") || is_below(path, "/responses");
         ResponsePolicy {
             format: policy.error_format.at(path),
+            is_responses: is_responses && policy.error_format == ErrorFormat::OpenAi,
             cors: policy.cors.clone(),
+        }
+    }
+
+    /// The form of a stream with this content type. `None` if an error can only cut it off.
+    pub(crate) fn stream_format(&self, content_type: &[u8]) -> Option<StreamFormat> {
+        let kind = content_type.split(|byte| *byte == b';').next()?;
+        let kind = kind.trim_ascii().to_ascii_lowercase();
+        match (&*kind, self.format) {
+            (b"text/event-stream", _) if self.is_responses => Some(StreamFormat::ResponsesEvents),
+            (b"text/event-stream", format) => Some(StreamFormat::Events(format)),
+            (b"application/x-ndjson", ErrorFormat::Ollama) => Some(StreamFormat::JsonLines),
+            _ => None,
         }
     }
 }
@@ -93,6 +109,51 @@ mod tests {
             ("/nowhere", ErrorFormat::Problem),
         ] {
             assert_eq!(routes.find(path).format, format, "{path}");
+        }
+    }
+
+    #[test]
+    fn streams_have_form_of_their_api() {
+        let (events, lines) = ("Text/Event-Stream ; charset=utf-8", "application/x-ndjson");
+        let of = |format, path, content_type: &str| {
+            let policy = ResponsePolicy::of(&with_format(format), path);
+            policy.stream_format(content_type.as_bytes())
+        };
+        for (format, path, content_type, expected) in [
+            (
+                ErrorFormat::OpenAi,
+                "/v1/responses",
+                events,
+                Some(StreamFormat::ResponsesEvents),
+            ),
+            (
+                ErrorFormat::Problem,
+                "/v1/responses",
+                events,
+                Some(StreamFormat::Events(ErrorFormat::Problem)),
+            ),
+            (
+                ErrorFormat::OpenAi,
+                "/v1/responses2",
+                events,
+                Some(StreamFormat::Events(ErrorFormat::OpenAi)),
+            ),
+            (
+                ErrorFormat::OpenAi,
+                "/v1/messages",
+                events,
+                Some(StreamFormat::Events(ErrorFormat::Anthropic)),
+            ),
+            (
+                ErrorFormat::Ollama,
+                "/api/chat",
+                lines,
+                Some(StreamFormat::JsonLines),
+            ),
+            (ErrorFormat::Problem, "/api/chat", lines, None),
+            (ErrorFormat::Ollama, "/api/chat", "application/json", None),
+        ] {
+            assert_eq!(of(format, path, content_type), expected, "{path}");
         }
     }
 }

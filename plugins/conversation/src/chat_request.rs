@@ -160,9 +160,12 @@ impl ChatRequest {
         texts.collect()
     }
 
-    /// The tokens of the prompt, up to its first image or audio, which has none.
+    /// The tokens of the prompt, up to its first image or audio, which has none. An error if the prompt is too long.
     pub async fn prompt_tokens(mut self) -> Result<Vec<Token>, Error> {
-        let mut tokens = self.render().await?.tokens;
+        let Prompt {
+            model, mut tokens, ..
+        } = self.render().await?;
+        check_prompt(&model, &tokens, 1, self.messages_field)?;
         let end = tokens.iter().position(|token| is_image(*token));
         tokens.truncate(end.unwrap_or(tokens.len()));
         Ok(tokens)

@@ -91,7 +91,8 @@ impl Frame {
     }
 }
 
-fn nanoseconds(duration: Duration) -> u64 {
+/// A duration as the API writes it.
+pub fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -4,12 +4,30 @@ use std::time::Instant;
 
 use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use corral_sdk::{Error, Model, Response, Token};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
+use crate::answer::nanoseconds;
 use crate::models;
 
 /// The host's limit for inputs of a call.
 const INPUT_LIMIT: usize = 2048;
+
+/// Not a JSON value, in which each number would take many times its memory.
+#[derive(Serialize)]
+struct Embeddings {
+    model: String,
+    embeddings: Vec<Vec<f32>>,
+    total_duration: u64,
+    load_duration: u64,
+    prompt_eval_count: usize,
+}
+
+/// The response of the older route.
+#[derive(Serialize)]
+struct Embedding {
+    embedding: Vec<f32>,
+}
 
 /// Embeds one text or several.
 pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
@@ -36,13 +54,13 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
         true => Vec::new(),
         false => model.embed_tokens(inputs, None, None).await?,
     };
-    Ok(Response::json(&json!({
-        "model": name,
-        "embeddings": embeddings,
-        "total_duration": u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
-        "load_duration": u64::try_from(load.as_nanos()).unwrap_or(u64::MAX),
-        "prompt_eval_count": count,
-    })))
+    Ok(Response::json(&Embeddings {
+        model: name,
+        embeddings,
+        total_duration: nanoseconds(start.elapsed()),
+        load_duration: nanoseconds(load),
+        prompt_eval_count: count,
+    }))
 }
 
 /// Embeds `prompt`.
@@ -53,7 +71,9 @@ pub async fn respond_one(mut fields: Fields) -> Result<Response, Error> {
     let model = Model::open(&models::resolve(&name)?).await?;
     let inputs = vec![tokens("prompt", &prompt, true, &model)?];
     let embedding = model.embed_tokens(inputs, None, None).await?.pop();
-    Ok(Response::json(&json!({"embedding": embedding})))
+    Ok(Response::json(&Embedding {
+        embedding: embedding.unwrap_or_default(),
+    }))
 }
 
 /// Names the members without effect. `keep_alive` needs none: the host keeps its models.

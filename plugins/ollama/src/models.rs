@@ -71,6 +71,9 @@ pub fn ps() -> Response {
 const LONG_AGO: &str = "1970-01-01T00:00:00Z";
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
+/// The digest of a model: none is known, but the program `ollama` shows the first 12 digits, and fails if there are fewer.
+const NO_DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
 /// A plugin does not learn a model's file, so its size, digest and time are unknown.
 fn entry(name: &str) -> Value {
     json!({
@@ -78,7 +81,7 @@ fn entry(name: &str) -> Value {
         "model": name,
         "modified_at": LONG_AGO,
         "size": 0,
-        "digest": "",
+        "digest": NO_DIGEST,
         "details": details(),
     })
 }

@@ -70,7 +70,7 @@ fn settings(mut options: Fields) -> Result<Settings, Error> {
         "repetition_penalty",
         "lora",
     ] {
-        if members.remove(other).is_some() {
+        if members.remove(other).is_some_and(|value| !value.is_null()) {
             ignored::add(&format!("options.{other}"));
         }
     }
@@ -198,6 +198,8 @@ mod tests {
     fn options_of_the_engine_are_ignored() {
         let options = json!({"num_ctx": 8192, "num_gpu": 1, "use_mmap": true, "n": 3, "nope": {}});
         ignored::begin(false);
+        assert_eq!(read(json!({"n": null})).unwrap(), read(json!({})).unwrap());
+        assert_eq!(ignored::header_value(), None);
         assert_eq!(read(options).unwrap(), read(json!({})).unwrap());
         let names = ignored::header_value().unwrap();
         for name in ["num_ctx", "num_gpu", "use_mmap", "n", "nope"] {

@@ -199,6 +199,8 @@ fn models_are_listed_and_shown() {
         let list: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(status, 200);
         assert_eq!(list["models"][0]["name"], name.as_str());
+        let digest = list["models"][0]["digest"].as_str().unwrap();
+        assert_eq!(digest.len(), 64, "hexadecimal digits of SHA-256");
     }
     let (_, shown) = post(&script, "/api/show", &json!({"name": name}));
     assert_eq!(shown["capabilities"], json!(["completion", "tools"]));

@@ -6,7 +6,7 @@ mod response;
 mod stream;
 
 pub use request::LOGPROBS_LIMIT;
-pub use response::logprob_json;
+pub use response::logprob_list;
 
 use corral_sdk::fields::Fields;
 use corral_sdk::{Error, Response};

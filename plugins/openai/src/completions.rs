@@ -68,11 +68,16 @@ pub async fn respond(fields: Fields) -> Result<Response, Error> {
     }
 }
 
-/// `/v1/completions/render`: the tokens of each prompt.
+/// `/v1/completions/render`: the tokens of each prompt. The limits are those of a completion.
 pub async fn render(fields: Fields) -> Result<Response, Error> {
     let request = request::read(fields)?;
     let model = Model::open_requested(request.model.as_deref()).await?;
+    check_choice_count(request.prompt.len(), 1, "prompt")?;
     let prompts = request::prompts(&request.prompt, request.suffix.as_deref(), &model)?;
+    let generates = request.settings.max_tokens != Some(0);
+    for prompt in &prompts {
+        check_prompt(&model, prompt, generates.into(), "prompt")?;
+    }
     let rendered = prompts.iter().map(|tokens| json!({"token_ids": tokens}));
     Ok(Response::json(&Value::from_iter(rendered)))
 }

@@ -50,14 +50,15 @@ pub fn body(api: ApiFormat, error: &Error) -> Value {
     }
 }
 
-/// The error event of the Responses API, without its sequence number.
+/// The error event of the Responses API, without its sequence number. OpenAI's Python client raises an error only if there
+/// is a member `error`.
 pub fn responses_event(error: &Error) -> Value {
-    json!({
-        "type": "error",
-        "code": openai_code(error),
-        "message": error.to_string(),
-        "param": error.field(),
-    })
+    let mut event = body(ApiFormat::OpenAi, error);
+    event["type"] = "error".into();
+    for name in ["code", "message", "param"] {
+        event[name] = event["error"][name].clone();
+    }
+    event
 }
 
 /// The member `error` of a failed response of the Responses API.

@@ -4,7 +4,6 @@ use corral_sdk::Error;
 use corral_sdk::fields::{Fields, wrong_type};
 use serde_json::Value;
 
-use conversation::generation::settings::take_unlimited;
 use conversation::{Format, unsupported, without_effect};
 
 /// Fields of vLLM's and llama.cpp's APIs that would change the answer, the only values that are accepted,
@@ -122,6 +121,12 @@ pub fn length(
         }
     }
     Ok(found.map(|(_, length)| length))
+}
+
+/// Removes the field if it is -1, which stands for no limit, as in llama.cpp and vLLM.
+fn take_unlimited(fields: &mut Fields, name: &str) -> bool {
+    let unlimited = fields.peek(name).and_then(Value::as_i64) == Some(-1);
+    unlimited && fields.take(name).is_some()
 }
 
 /// Reads a named schema. The answer satisfies it, strict or not; but if it is not strict, keywords that

@@ -4,8 +4,8 @@
 //! thread. A client that reads too slowly gets the newest snapshot next; it holds two at most.
 
 use super::snapshot::snapshot;
-use crate::listener::EventStreamEnd;
-use crate::problem::{ErrorFormat, Problem};
+use crate::listener::StreamEnd;
+use crate::problem::{ErrorFormat, Problem, StreamFormat};
 use crate::prometheus::MetricFamilies;
 use crate::state::ServerState;
 use bytes::Bytes;
@@ -63,8 +63,8 @@ impl EventFeed {
         let (sender, events) = mpsc::channel(1);
         tokio::spawn(forward(snapshots, sender, permit));
         let mut response = super::no_store(Body::from_channel(events), "text/event-stream");
-        response.extensions_mut().insert(EventStreamEnd {
-            format: ErrorFormat::Problem,
+        response.extensions_mut().insert(StreamEnd {
+            format: StreamFormat::Events(ErrorFormat::Problem),
             last_error_line: None,
         });
         Ok(response)

@@ -2,11 +2,11 @@
 //!
 //! Tracks the activity of its connection. Adds to a stream of server-sent events, between two events only:
 //! comments while it is silent, so that neither the client nor a proxy gives it up, and last events when it
-//! fails or when the grace period of a shutdown is over. Other responses are cut off, so that a client cannot
-//! mistake a partial answer for a complete one.
+//! fails or when the grace period of a shutdown is over. Lines in Ollama's format get a last line, but no
+//! comments. Other responses are cut off, so that a client cannot mistake a partial answer for a complete one.
 
 use super::streams::{RequestGuard, SendBuffer, current_send_buffer};
-use crate::problem::{ErrorFormat, Problem};
+use crate::problem::{Problem, StreamFormat};
 use crate::request_log::LoggedBody;
 use crate::shutdown::{ListenerPhase, reached};
 use bytes::Bytes;
@@ -23,19 +23,18 @@ use tokio::time::{Instant, Sleep, sleep};
 /// A comment in an event stream, which clients ignore.
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
-/// The format of the events that end an event stream early: an extension of the response. Only for bodies of
-/// type `text/event-stream` without a length or an encoding.
+/// What ends a stream early: an extension of the response. Only for bodies without a length or an encoding.
 #[derive(Clone, Debug)]
-pub(crate) struct EventStreamEnd {
-    pub(crate) format: ErrorFormat,
+pub(crate) struct StreamEnd {
+    pub(crate) format: StreamFormat,
     /// Explains an error of the plugin while developing.
     pub(crate) last_error_line: Option<Arc<LastLine>>,
 }
 
 pub(super) struct ResponseBody {
-    /// `None` after last events.
+    /// `None` after the end that the host wrote.
     body: Option<LoggedBody>,
-    event_stream: Option<EventStream>,
+    stream: Option<OpenStream>,
     send_buffer: Option<Arc<SendBuffer>>,
     delayed_error: DelayedError,
     _running: RequestGuard,
@@ -46,13 +45,14 @@ pub(super) struct ResponseBody {
 #[derive(Debug, Default)]
 struct DelayedError(Option<CallError>);
 
-/// An event stream as far as it was sent.
-struct EventStream {
-    end: EventStreamEnd,
+/// A stream as far as it was sent.
+struct OpenStream {
+    end: StreamEnd,
     /// Completes when the grace period of a shutdown is over.
     end_of_grace: Pin<Box<dyn Future<Output = ()> + Send>>,
     is_due: bool,
     boundary: EventBoundary,
+    /// `None` if comments are off, or the format has none.
     keep_alive: Option<KeepAlive>,
 }
 
@@ -73,10 +73,11 @@ impl ResponseBody {
         keep_alive: Option<Duration>,
     ) -> Response<Self> {
         running.answered();
-        let end = response.extensions_mut().remove::<EventStreamEnd>();
-        let event_stream = end.map(|end| {
+        let end = response.extensions_mut().remove::<StreamEnd>();
+        let stream = end.map(|end| {
             let mut phase = phase.clone();
-            EventStream {
+            let keep_alive = keep_alive.filter(|_| end.format != StreamFormat::JsonLines);
+            OpenStream {
                 end,
                 end_of_grace: Box::pin(
                     async move { reached(&mut phase, ListenerPhase::Ending).await },
@@ -88,7 +89,7 @@ impl ResponseBody {
         });
         response.map(|body| ResponseBody {
             body: Some(body),
-            event_stream,
+            stream,
             send_buffer: current_send_buffer(),
             delayed_error: DelayedError::default(),
             _running: running,
@@ -114,7 +115,7 @@ impl Body for ResponseBody {
     fn size_hint(&self) -> SizeHint {
         match &self.body {
             // Further events may exceed the body's own hint.
-            Some(body) if self.event_stream.is_none() => body.size_hint(),
+            Some(body) if self.stream.is_none() => body.size_hint(),
             Some(_) => SizeHint::default(),
             None => SizeHint::with_exact(0),
         }
@@ -130,18 +131,18 @@ impl ResponseBody {
         let Some(body) = &mut self.body else {
             return Poll::Ready(None);
         };
-        let polled = match &mut self.event_stream {
+        let polled = match &mut self.stream {
             None => Pin::new(body).poll_frame(cx),
             Some(stream) => match stream.poll_end(cx) {
-                Poll::Ready(events) => {
+                Poll::Ready(end) => {
                     self.body = None;
-                    Poll::Ready(Some(Ok(Frame::data(events))))
+                    Poll::Ready(Some(Ok(Frame::data(end))))
                 }
                 Poll::Pending => match Pin::new(body).poll_frame(cx) {
-                    Poll::Ready(Some(Err(error))) if stream.boundary.is_between_events() => {
-                        let events = stream.error_events(error);
+                    Poll::Ready(Some(Err(error))) if stream.is_complete_so_far() => {
+                        let end = stream.error_end(error);
                         self.body = None;
-                        Poll::Ready(Some(Ok(Frame::data(events))))
+                        Poll::Ready(Some(Ok(Frame::data(end))))
                     }
                     Poll::Pending => stream.poll_keep_alive(cx),
                     polled => polled,
@@ -154,7 +155,7 @@ impl ResponseBody {
             if let Some(buffer) = &self.send_buffer {
                 buffer.set_full(true);
             }
-            if let Some(stream) = &mut self.event_stream {
+            if let Some(stream) = &mut self.stream {
                 stream.sent(data);
             }
         }
@@ -182,29 +183,37 @@ impl DelayedError {
     }
 }
 
-impl EventStream {
-    /// Ready with the last events when a shutdown ends the stream.
+impl OpenStream {
+    /// Whether all that was sent are whole events or lines.
+    fn is_complete_so_far(&self) -> bool {
+        match self.end.format {
+            StreamFormat::JsonLines => self.boundary.line_is_empty,
+            StreamFormat::Events(_) | StreamFormat::ResponsesEvents => self.boundary.between_events,
+        }
+    }
+
+    /// Ready with the end when a shutdown ends the stream.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
-        if !self.boundary.is_between_events() {
+        if !self.is_complete_so_far() {
             return Poll::Pending;
         }
         self.is_due = self.is_due || self.end_of_grace.as_mut().poll(cx).is_ready();
         match self.is_due {
-            true => Poll::Ready(Problem::shutting_down().last_events(self.end.format)),
+            true => Poll::Ready(Problem::shutting_down().stream_end(self.end.format)),
             false => Poll::Pending,
         }
     }
 
-    /// The last events of a stream whose plugin fails.
-    fn error_events(&self, error: CallError) -> Bytes {
+    /// The end of a stream whose plugin fails.
+    fn error_end(&self, error: CallError) -> Bytes {
         let problem = Problem::of_call(error, self.end.last_error_line.as_deref());
-        problem.last_events(self.end.format)
+        problem.stream_end(self.end.format)
     }
 
     /// Ready with a comment when the stream was silent for an interval.
     fn poll_keep_alive(&mut self, cx: &mut Context<'_>) -> PolledFrame {
         match &mut self.keep_alive {
-            Some(keep_alive) if self.boundary.is_between_events() => keep_alive
+            Some(keep_alive) if self.boundary.between_events => keep_alive
                 .poll_silence(cx)
                 .map(|()| Some(Ok(Frame::data(Bytes::from_static(KEEP_ALIVE))))),
             _ => Poll::Pending,
@@ -261,10 +270,6 @@ impl Default for EventBoundary {
 }
 
 impl EventBoundary {
-    fn is_between_events(&self) -> bool {
-        self.between_events
-    }
-
     fn advance(&mut self, data: &[u8]) {
         // What is before the last other byte changes nothing.
         let last = data.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r'));
@@ -288,17 +293,28 @@ impl EventBoundary {
 mod tests {
     use super::*;
     use crate::listener::streams::ConnectionActivity;
+    use crate::problem::ErrorFormat;
     use http_body_util::BodyExt;
     use std::future::poll_fn;
+
+    const EVENTS: StreamFormat = StreamFormat::Events(ErrorFormat::OpenAi);
 
     fn response_body(
         body: impl Into<corral_runtime::Body>,
         phase: ListenerPhase,
     ) -> (ResponseBody, watch::Sender<ListenerPhase>) {
+        response_body_of(EVENTS, body, phase)
+    }
+
+    fn response_body_of(
+        format: StreamFormat,
+        body: impl Into<corral_runtime::Body>,
+        phase: ListenerPhase,
+    ) -> (ResponseBody, watch::Sender<ListenerPhase>) {
         let (sender, receiver) = watch::channel(phase);
         let mut response = Response::new(LoggedBody::from(body.into()));
-        let end = EventStreamEnd {
-            format: ErrorFormat::OpenAi,
+        let end = StreamEnd {
+            format,
             last_error_line: None,
         };
         response.extensions_mut().insert(end);
@@ -332,7 +348,7 @@ mod tests {
                 for part in text.as_bytes().chunks(piece) {
                     boundary.advance(part);
                 }
-                assert_eq!(boundary.is_between_events(), expected, "{text:?}");
+                assert_eq!(boundary.between_events, expected, "{text:?}");
             }
         }
     }
@@ -341,13 +357,41 @@ mod tests {
     async fn final_event_comes_only_between_events() {
         let (body, _phase) = response_body("data: x\n\n", ListenerPhase::Ending);
         let all = body.collect().await.expect("no error").to_bytes();
-        let bye = Problem::shutting_down().last_events(ErrorFormat::OpenAi);
+        let bye = Problem::shutting_down().stream_end(EVENTS);
         assert_eq!(all, bye, "nothing was sent before");
         let (mut body, phase) = response_body("data: x", ListenerPhase::Draining);
         let frame = body.frame().await.expect("data").expect("no error");
         assert_eq!(frame.data_ref().expect("data"), "data: x");
         phase.send_replace(ListenerPhase::Ending);
         assert!(body.frame().await.is_none(), "within an event");
+    }
+
+    #[tokio::test]
+    async fn last_line_follows_whole_lines_only() {
+        let body = |text: &'static str| {
+            let (sender, chunks) = tokio::sync::mpsc::channel(1);
+            sender
+                .try_send(Bytes::from_static(text.as_bytes()))
+                .expect("room");
+            let body = corral_runtime::Body::from_channel(chunks);
+            let (body, phase) =
+                response_body_of(StreamFormat::JsonLines, body, ListenerPhase::Draining);
+            (body, phase, sender)
+        };
+        for (text, is_ended) in [("{}\n", true), ("{}\n{", false)] {
+            let (mut body, phase, sender) = body(text);
+            assert_eq!(next_text(&mut body).await.as_deref(), Some(text));
+            // Silence brings no comment.
+            let silence = tokio::time::timeout(Duration::from_millis(60), body.frame());
+            assert!(silence.await.is_err(), "{text}");
+            phase.send_replace(ListenerPhase::Ending);
+            drop(sender);
+            let last = next_text(&mut body).await;
+            assert_eq!(
+                last.is_some_and(|last| last.starts_with("{\"error\":")),
+                is_ended
+            );
+        }
     }
 
     #[tokio::test]
@@ -374,7 +418,7 @@ mod tests {
     #[tokio::test]
     async fn waiting_stream_is_woken_at_end_of_grace() {
         let (mut body, phase) = response_body("", ListenerPhase::Serving);
-        let stream = body.event_stream.as_mut().expect("an event stream");
+        let stream = body.stream.as_mut().expect("an event stream");
         let woken = poll_fn(|cx| stream.poll_end(cx));
         let end = async {
             tokio::task::yield_now().await;

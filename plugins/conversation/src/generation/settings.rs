@@ -127,11 +127,9 @@ impl Settings {
             frequency_penalty: fields.number("frequency_penalty", &PENALTY)?.unwrap_or(0.0),
             presence_penalty: fields.number("presence_penalty", &PENALTY)?.unwrap_or(0.0),
             repeat_penalty: repeat.or(repetition).unwrap_or(defaults.repeat_penalty),
-            repeat_last: match take_unlimited(fields, "repeat_last_n") {
-                true => LOOK_BACK_LIMIT,
-                false => fields
-                    .integer("repeat_last_n", 0..=LOOK_BACK_LIMIT)?
-                    .unwrap_or(defaults.repeat_last),
+            repeat_last: match fields.integer("repeat_last_n", -1..=i64::from(LOOK_BACK_LIMIT))? {
+                None => defaults.repeat_last,
+                Some(count) => u32::try_from(count).unwrap_or(LOOK_BACK_LIMIT),
             },
             logit_bias: LogitBias::read(fields)?,
             seed: seed(fields)?,
@@ -241,18 +239,10 @@ pub fn check_choice_count(prompts: usize, n: u32, field: &str) -> Result<(), Err
     Err(Error::bad_request("out-of-range", text).with_field(field))
 }
 
-/// Reads `top_k`.
+/// Reads `top_k`; -1 stands for no limit, as in llama.cpp and vLLM.
 pub fn top_k(fields: &mut Fields) -> Result<Option<u32>, Error> {
-    match take_unlimited(fields, "top_k") {
-        true => Ok(None),
-        false => fields.integer("top_k", 0..=u32::MAX),
-    }
-}
-
-/// Removes the field if it is -1, which stands for no limit, as in llama.cpp and vLLM.
-pub fn take_unlimited(fields: &mut Fields, name: &str) -> bool {
-    let unlimited = fields.peek(name).and_then(Value::as_i64) == Some(-1);
-    unlimited && fields.take(name).is_some()
+    let count = fields.integer("top_k", -1..=i64::from(u32::MAX))?;
+    Ok(count.and_then(|count| u32::try_from(count).ok()))
 }
 
 /// Reads any 64-bit integer; negative ones have distinct seeds.
@@ -292,7 +282,8 @@ mod tests {
     const ERRORS: &str = r#"
 {"temperature": -1} => temperature: at least 0
 {"top_p": 1.5} => top_p: from 0 to 1
-{"top_k": -2} => top_k: `top_k` is -2
+{"top_k": -2} => top_k: `top_k` is -2; expected an integer from -1
+{"repeat_last_n": -2} => repeat_last_n: from -1 to 65536
 {"frequency_penalty": 2.5} => frequency_penalty: from -2 to 2
 {"presence_penalty": "x"} => presence_penalty: a string
 {"repeat_penalty": 0} => repeat_penalty: greater than 0

@@ -79,19 +79,18 @@ pub fn finish_reason(finish: FinishReason) -> &'static str {
     }
 }
 
-/// The entry of a token and of the most likely ones.
-pub fn logprob_json(entry: &LogprobEntry) -> Value {
-    serde_json::to_value(Entry::new(entry)).unwrap_or_default()
+/// The list of these entries. Serialized entry by entry, since they are most of a long response.
+pub fn logprob_list(entries: &[LogprobEntry]) -> impl Serialize {
+    JsonArray(move || entries.iter().map(Entry::new))
 }
 
-/// Log probabilities. Serialized entry by entry, since they are most of a long response.
+/// The log probabilities of a choice.
 pub struct Logprobs<L>(pub L);
 
 impl<L: AsRef<[LogprobEntry]>> Serialize for Logprobs<L> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let entries = || self.0.as_ref().iter().map(Entry::new);
         let mut fields = serializer.serialize_struct("logprobs", 2)?;
-        fields.serialize_field("content", &JsonArray(entries))?;
+        fields.serialize_field("content", &logprob_list(self.0.as_ref()))?;
         fields.serialize_field("refusal", &Value::Null)?;
         fields.end()
     }

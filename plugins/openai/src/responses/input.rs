@@ -221,8 +221,10 @@ impl Conversation<'_> {
     }
 
     fn add_reasoning(&mut self, mut item: Fields) -> Result<(), Error> {
-        let encoded = item.take("encrypted_content");
-        let encoded = encoded.filter(|_| item.peek("content").is_none());
+        // Clients may send an empty list for reasoning that they do not keep.
+        let content = item.peek("content");
+        let is_readable = content.is_some_and(|content| *content != json!([]));
+        let encoded = item.take("encrypted_content").filter(|_| !is_readable);
         let decoded = encoded.as_ref().and_then(Value::as_str);
         let decoded = decoded.and_then(encoded_reasoning::decode);
         if encoded.is_some() && decoded.is_none() {
@@ -343,6 +345,24 @@ mod tests {
             let expected =
                 json!([{"role": "assistant", "content": "2", "reasoning_content": expected}]);
             assert_eq!(Value::from(read(items.into()).unwrap()), expected);
+        }
+    }
+
+    #[test]
+    fn encoded_reasoning_replaces_missing_content() {
+        let readable = json!([{"type": "reasoning_text", "text": "At length."}]);
+        for (content, expected) in [
+            (Value::Null, "hm"),
+            (json!([]), "hm"),
+            (readable, "At length."),
+        ] {
+            let items = json!([
+                {"type": "reasoning", "summary": [], "content": content,
+                 "encrypted_content": encoded_reasoning::encode("hm")},
+                {"role": "assistant", "content": "2"},
+            ]);
+            let messages = read(items).unwrap();
+            assert_eq!(messages[0]["reasoning_content"], expected);
         }
     }
 

@@ -3,8 +3,9 @@
 use serde_json::{Value, json};
 
 use super::encoded_reasoning;
-use super::logprobs::WaitingLogprobs;
+use super::logprobs::{WaitingLogprobs, WithLogprobs};
 use super::tool_names::{ToolKind, ToolNames, custom_input};
+use crate::chat::logprob_list;
 use conversation::OutputPart;
 use conversation::generation::LogprobEntry;
 use conversation::ids::unique_id;
@@ -18,14 +19,17 @@ pub struct ItemOptions {
     pub encodes_reasoning: bool,
 }
 
-/// The output items. An event is an object with a `type`.
+/// The output items. An event is an object with a `type`. Items and events are serialized by
+/// [`with_logprobs`](Items::with_logprobs).
 #[derive(Default)]
 pub struct Items {
     /// The completed items.
     pub completed: Vec<Value>,
     open: Option<OpenItem>,
     options: ItemOptions,
-    logprobs: WaitingLogprobs,
+    waiting_logprobs: WaitingLogprobs,
+    /// The log probabilities of each completed message that has any.
+    logprobs: Vec<Vec<LogprobEntry>>,
 }
 
 /// An item in progress.
@@ -35,7 +39,9 @@ struct OpenItem {
     /// The text or arguments so far.
     text: String,
     /// The log probabilities of a message so far.
-    logprobs: Vec<Value>,
+    logprobs: Vec<LogprobEntry>,
+    /// The index of their list, when the message is complete and has any.
+    logprobs_index: Option<usize>,
     /// Whether reasoning has `encrypted_content`.
     encodes_reasoning: bool,
 }
@@ -60,8 +66,16 @@ impl Items {
     }
 
     /// Adds log probabilities of tokens whose parts follow.
-    pub fn add_logprobs(&mut self, entries: &[LogprobEntry]) {
-        self.logprobs.add(entries);
+    pub fn add_logprobs(&mut self, entries: Vec<LogprobEntry>) {
+        self.waiting_logprobs.add(entries);
+    }
+
+    /// An event, or a response with completed items, as it is sent.
+    pub fn with_logprobs<'a>(&'a self, value: &'a Value) -> WithLogprobs<'a> {
+        WithLogprobs {
+            value,
+            lists: &self.logprobs,
+        }
     }
 
     /// Adds a part and returns its events. `call_id` creates the id of a tool call.
@@ -71,23 +85,23 @@ impl Items {
         let text = match part {
             OutputPart::Reasoning(text) => {
                 self.continue_or_open(ItemKind::Reasoning, &mut events);
-                self.logprobs.take(&text, false);
+                self.waiting_logprobs.take(&text, false);
                 text
             }
             OutputPart::Content(text) => {
                 let opens = self.continue_or_open(ItemKind::Message, &mut events);
-                logprobs = self.logprobs.take(&text, opens);
+                logprobs = self.waiting_logprobs.take(&text, opens);
                 text
             }
             OutputPart::ToolCall(name) => {
                 let id = call_id();
                 let kind = self.options.names.kind(&name);
                 self.open(ItemKind::Call { id, name, kind }, &mut events);
-                self.logprobs.clear();
+                self.waiting_logprobs.clear();
                 return events;
             }
             OutputPart::Arguments(text) => {
-                self.logprobs.clear();
+                self.waiting_logprobs.clear();
                 text
             }
         };
@@ -97,7 +111,8 @@ impl Items {
             if open.arrives_whole() {
                 return events;
             }
-            let mut event = open.event("delta", index, &logprobs);
+            let list = serde_json::to_value(logprob_list(&logprobs));
+            let mut event = open.event("delta", index, list.unwrap_or_default());
             event["delta"] = text.into();
             events.push(event);
             open.logprobs.append(&mut logprobs);
@@ -127,6 +142,7 @@ impl Items {
             id: unique_id(prefix),
             text: String::new(),
             logprobs: Vec::new(),
+            logprobs_index: None,
             encodes_reasoning: self.options.encodes_reasoning,
         };
         events.push(json!({
@@ -142,9 +158,13 @@ impl Items {
 
     /// Completes the last item.
     pub fn close(&mut self, status: &str, events: &mut Vec<Value>) {
-        let Some(open) = self.open.take() else {
+        let Some(mut open) = self.open.take() else {
             return;
         };
+        if !open.logprobs.is_empty() {
+            open.logprobs_index = Some(self.logprobs.len());
+            self.logprobs.push(std::mem::take(&mut open.logprobs));
+        }
         let index = self.completed.len();
         let (field, text) = match &open.kind {
             ItemKind::Call {
@@ -156,11 +176,11 @@ impl Items {
         };
         if open.has_text_events() {
             if open.arrives_whole() {
-                let mut event = open.event("delta", index, &[]);
+                let mut event = open.event("delta", index, Value::Null);
                 event["delta"] = text.as_str().into();
                 events.push(event);
             }
-            let mut event = open.event("done", index, &open.logprobs);
+            let mut event = open.event("done", index, open.listed_logprobs());
             event[field] = text.into();
             events.push(event);
         }
@@ -211,7 +231,7 @@ impl OpenItem {
     }
 
     /// An event about the item's text, with the log probabilities if it is a message's.
-    fn event(&self, change: &str, index: usize, logprobs: &[Value]) -> Value {
+    fn event(&self, change: &str, index: usize, logprobs: Value) -> Value {
         let kind = match self.kind {
             ItemKind::Reasoning => "reasoning_text",
             ItemKind::Message => "output_text",
@@ -230,9 +250,14 @@ impl OpenItem {
             event["content_index"] = 0.into();
         }
         if let ItemKind::Message = self.kind {
-            event["logprobs"] = logprobs.into();
+            event["logprobs"] = logprobs;
         }
         event
+    }
+
+    /// The index of the list of log probabilities, or an empty list.
+    fn listed_logprobs(&self) -> Value {
+        self.logprobs_index.map_or_else(|| json!([]), Value::from)
     }
 
     /// An event about the item's only content part.
@@ -254,7 +279,7 @@ impl OpenItem {
                 "type": "output_text",
                 "text": self.text,
                 "annotations": [],
-                "logprobs": self.logprobs,
+                "logprobs": self.listed_logprobs(),
             })),
             ItemKind::Call { .. } => None,
         }

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 use super::items::{ItemOptions, Items};
 use super::store::{Storing, new_id};
 use crate::error::{responses_error, responses_event};
+use crate::serialize;
 use crate::shared_fields::StreamOptions;
 use crate::timings::{self, Stopwatch};
 use conversation::generation::Usage;
@@ -41,9 +42,9 @@ impl Head {
     }
 
     /// The response at its end, stored if it is to be.
-    fn end(&self, output: &[Value], finish: FinishReason, usage: Usage) -> Value {
-        let mut response = self.response(output, Some((finish, usage)));
-        let stored = self.storing.save(&self.id, &response);
+    fn end(&self, items: &Items, finish: FinishReason, usage: Usage) -> Value {
+        let mut response = self.response(&items.completed, Some((finish, usage)));
+        let stored = self.storing.save(&self.id, &items.with_logprobs(&response));
         response["store"] = stored.into();
         response
     }
@@ -109,7 +110,7 @@ pub async fn respond(mut answers: AnswerStream, head: Head) -> Result<Response, 
     let mut items = Items::new(head.items.clone());
     let mut finish = FinishReason::End;
     while let Some(delta) = answers.next().await? {
-        items.add_logprobs(&delta.logprobs);
+        items.add_logprobs(delta.logprobs);
         for part in delta.parts {
             items.add(part, || answers.new_call_id());
         }
@@ -117,7 +118,8 @@ pub async fn respond(mut answers: AnswerStream, head: Head) -> Result<Response, 
     }
     items.end(status(finish));
     let usage = answers.usage()?;
-    Ok(Response::json(&head.end(&items.completed, finish, usage)))
+    let response = head.end(&items, finish, usage);
+    serialize::respond(&items.with_logprobs(&response))
 }
 
 /// Streams the events.
@@ -128,11 +130,10 @@ pub fn stream(answers: AnswerStream, head: Head, options: StreamOptions) -> Resp
         let Err(error) = write(answers, &head, options, &mut items, &mut events).await else {
             return Ok(());
         };
-        events.send(responses_event(&error)).await?;
+        events.send(responses_event(&error), &items).await?;
         let response = head.failed(&items.completed, &error);
-        events
-            .send(json!({"type": "response.failed", "response": response}))
-            .await
+        let failed = json!({"type": "response.failed", "response": response});
+        events.send(failed, &items).await
     })
 }
 
@@ -143,11 +144,13 @@ struct SequencedEvents<'a> {
 }
 
 impl SequencedEvents<'_> {
-    async fn send(&mut self, mut event: Value) -> Result<(), Error> {
+    async fn send(&mut self, mut event: Value, items: &Items) -> Result<(), Error> {
         event["sequence_number"] = self.next.into();
         self.next += 1;
         let name = event["type"].as_str().unwrap_or_default().to_owned();
-        self.events.named(&name, &event.to_string()).await
+        let text = serde_json::to_string(&items.with_logprobs(&event))
+            .map_err(|error| Error::Failed(format!("an event has no JSON form: {error}")))?;
+        self.events.named(&name, &text).await
     }
 }
 
@@ -160,9 +163,8 @@ async fn write(
 ) -> Result<(), Error> {
     let initial = head.response(&[], None);
     for kind in ["response.created", "response.in_progress"] {
-        events
-            .send(json!({"type": kind, "response": initial}))
-            .await?;
+        let event = json!({"type": kind, "response": initial});
+        events.send(event, items).await?;
     }
     let mut stopwatch = Stopwatch::start(answers.prompt_tokens());
     let mut progress = options.progress;
@@ -171,29 +173,28 @@ async fn write(
         if std::mem::take(&mut progress) {
             let mut event = json!({"type": "response.in_progress", "response": initial});
             event["prompt_progress"] = stopwatch.progress();
-            events.send(event).await?;
+            events.send(event, items).await?;
         }
         let timings = options
             .timings
             .then(|| stopwatch.at(answers.generated_tokens(0)));
-        items.add_logprobs(&delta.logprobs);
+        items.add_logprobs(delta.logprobs);
         for part in delta.parts {
             for mut event in items.add(part, || answers.new_call_id()) {
                 if let Some(timings) = &timings {
                     event["timings"] = timings.clone();
                 }
-                events.send(event).await?;
+                events.send(event, items).await?;
             }
         }
         finish = delta.finish.unwrap_or(finish);
     }
     for event in items.end(status(finish)) {
-        events.send(event).await?;
+        events.send(event, items).await?;
     }
     let kind = format!("response.{}", status(finish));
-    let response = head.end(&items.completed, finish, answers.usage()?);
+    let response = head.end(items, finish, answers.usage()?);
     let timings = timings::of_outcome(&answers.outcome(0)?);
-    events
-        .send(json!({"type": kind, "response": response, "timings": timings}))
-        .await
+    let last = json!({"type": kind, "response": response, "timings": timings});
+    events.send(last, items).await
 }

@@ -24,8 +24,8 @@ const LIST_LENGTHS: (usize, usize) = (20, 100);
 
 /// A stored response.
 #[derive(Serialize, Deserialize)]
-struct StoredResponse {
-    response: Value,
+struct StoredResponse<R = Value> {
+    response: R,
     /// The items before its output, those of earlier responses included.
     input: Vec<Value>,
 }
@@ -114,12 +114,12 @@ impl Storing {
     }
 
     /// Stores the complete response. Returns false if it is not stored: it may be larger than the grant.
-    pub fn save(&self, id: &str, response: &Value) -> bool {
+    pub fn save(&self, id: &str, response: &impl Serialize) -> bool {
         let Some((store, input)) = &self.stored else {
             return false;
         };
         let stored = StoredResponse {
-            response: response.clone(),
+            response,
             input: input.clone(),
         };
         let bytes = serde_json::to_vec(&stored);

@@ -277,6 +277,28 @@ fn chat_can_be_rendered_counted_and_continued() {
 }
 
 #[test]
+fn prompts_too_long_are_not_rendered() {
+    let script = script().context(20);
+    let text = "x".repeat(20);
+    let messages = json!([{"role": "user", "content": text}]);
+    for (path, body, field) in [
+        ("/v1/completions/render", json!({"prompt": text}), "prompt"),
+        (
+            "/v1/chat/completions/render",
+            json!({"messages": messages}),
+            "messages",
+        ),
+    ] {
+        assert_error(&script, path, &body, (400, "param", field));
+        let code = "context_length_exceeded";
+        assert_error(&script, path, &body, (400, "code", code));
+    }
+    let many = json!({"prompt": vec!["a"; 129]});
+    let path = "/v1/completions/render";
+    assert_error(&script, path, &many, (400, "param", "prompt"));
+}
+
+#[test]
 fn tokens_have_vllms_shape_on_request() {
     let script = Script::new().control_token("<s>").begin_token("<s>");
     let body = json!({"prompt": "a", "return_token_strs": true});

@@ -121,6 +121,14 @@ fn message_has_logprobs_of_its_text() {
     assert_eq!(deltas.collect::<String>(), "So hm");
     let done = of("response.output_text.done").next().unwrap();
     assert_eq!(done["logprobs"], whole);
+    for (kind, part) in [
+        ("response.content_part.done", "/part"),
+        ("response.output_item.done", "/item/content/0"),
+        ("response.completed", "/response/output/1/content/0"),
+    ] {
+        let event = of(kind).next_back().unwrap();
+        assert_eq!(event.pointer(part).unwrap()["logprobs"], whole, "{kind}");
+    }
     // Alone it has no effect.
     let body = json!({"input": "Hi", "top_logprobs": 2});
     let request = Request::post("/v1/responses").with_json(&body);
@@ -218,6 +226,12 @@ fn error_event_precedes_failed_response() {
             "code": "context_length_exceeded",
             "message": error["message"],
             "param": null,
+            "error": {
+                "code": "context_length_exceeded",
+                "message": error["message"],
+                "param": null,
+                "type": "invalid_request_error",
+            },
         })
     );
     assert!(error["message"].as_str().unwrap().contains('9'), "{error}");

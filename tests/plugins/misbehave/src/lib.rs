@@ -17,6 +17,7 @@
 //! | `keep` | keeps a sequence of some tokens for ever and responds as `state` does |
 //! | `midtrap` | sends a head and a first piece of the body, then traps |
 //! | `eventtrap` | sends the head of an event stream and an event, then traps |
+//! | `linetrap` | sends the head of lines of JSON and a line, then traps |
 //! | `midspin` | sends a head and a first piece of the body, then loops forever |
 //! | `drip` | sends "drip" ten times a second forever |
 //! | `flood` | sends an endless body as fast as it is read |
@@ -116,7 +117,14 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
             },
             "midtrap" => return send_then(Fields::new(), b"begun\n", async { trap() }),
             "midspin" => return send_then(Fields::new(), b"begun\n", async { spin() }),
-            "eventtrap" => return send_then(events(), b"data: begun\n\n", async { trap() }),
+            "eventtrap" => {
+                let headers = of_type("text/event-stream");
+                return send_then(headers, b"data: begun\n\n", async { trap() });
+            }
+            "linetrap" => {
+                let headers = of_type("application/x-ndjson");
+                return send_then(headers, b"\"begun\"\n", async { trap() });
+            }
             "drip" => return repeat("drip\n", SECOND / 10),
             "flood" => return repeat(&"flood\n".repeat(10_000), 0),
             "refuse" => {
@@ -271,10 +279,10 @@ async fn keep() -> Result<(), Error> {
     Ok(())
 }
 
-/// The headers of an event stream.
-fn events() -> Fields {
+/// The headers of a body of this type.
+fn of_type(content_type: &str) -> Fields {
     let fields = Fields::new();
-    let added = fields.append("content-type", b"text/event-stream");
+    let added = fields.append("content-type", content_type.as_bytes());
     added.expect("a valid header");
     fields
 }
