@@ -68,18 +68,20 @@ else
   rpath='$ORIGIN:$ORIGIN/..'
 fi
 
-# lld contains identical functions once.
+# lld folds identical functions.
 link_argument=-Wl,--icf=all
 rustc --crate-name probe -C link-arg="$link_argument" -o "$target/probe" - <<<'fn main() {}' 2>/dev/null || link_argument=
 
 # Empty flags override .cargo/config.toml, which requests code for this processor only. One command builds the binary and
-# the tests, because with other targets cargo may choose other features and build llama.cpp twice. The largest crate as
-# one unit contains fewer copies of generic functions.
+# the tests, because with other targets cargo may choose other features and build llama.cpp twice. As one unit, the
+# largest crates contain fewer copies of generic functions.
 messages=$target/messages
 env -u CARGO_ENCODED_RUSTFLAGS RUSTFLAGS='' CMAKE_INSTALL_RPATH="$rpath" CARGO_TARGET_DIR="$target" \
   CORRAL_LINK_ARGUMENT="$link_argument" \
   cargo build --release --workspace --features "$features" --bin corral --bin corral-bench "${tests[@]/#/--test=}" \
-  --config profile.release.package.corral-cli.codegen-units=1 --message-format=json-render-diagnostics >"$messages"
+  --config profile.release.package.corral-cli.codegen-units=1 \
+  --config profile.release.package.corral-server.codegen-units=1 \
+  --message-format=json-render-diagnostics >"$messages"
 
 # cargo prints the directory of llama.cpp's build, also if it is up to date.
 built=$(sed -n 's/^.*"package_id":"[^"]*llama-cpp-sys-2@[^"]*".*"out_dir":"\([^"]*\)".*$/\1/p' "$messages" | tail -n1)
