@@ -5,7 +5,7 @@
 #   host/dist.sh DIR [BACKENDS [TESTS]]
 #
 #   DIR/corral, corral.debug                           the program, and its debug information
-#   DIR/libllama.so…, libggml.so…, libggml-base.so…    the binary finds them there
+#   DIR/lib{llama,mtmd,ggml,ggml-base}.so…             the binary finds them there
 #   DIR/backends/libggml-cpu-*.so, libggml-vulkan.so…
 #   DIR/tests/NAME                                     for each of TESTS
 #
@@ -57,7 +57,7 @@ mkdir -p "$target"
 
 # The build of llama-cpp-sys-2 links libraries into these directories and fails if one exists. Nothing uses them there.
 for folder in "$target/release" "$target/release/deps" "$target/release/examples"; do
-  rm -f "$folder"/libllama.{so,dylib} "$folder"/libggml*.{so,dylib}
+  rm -f "$folder"/lib{llama,mtmd,ggml*}.{so,dylib}
 done
 
 # Where a library finds the others: beside it, and in the parent directory for backends.
@@ -68,11 +68,19 @@ else
   rpath='$ORIGIN:$ORIGIN/..'
 fi
 
+# lld folds identical functions.
+link_argument=-Wl,--icf=all
+rustc --crate-name probe -C link-arg="$link_argument" -o "$target/probe" - <<<'fn main() {}' 2>/dev/null || link_argument=
+
 # Empty flags override .cargo/config.toml, which requests code for this processor only. One command builds the binary and
-# the tests, because with other targets cargo may choose other features and build llama.cpp twice.
+# the tests, because with other targets cargo may choose other features and build llama.cpp twice. As one unit, the
+# largest crates contain fewer copies of generic functions.
 messages=$target/messages
 env -u CARGO_ENCODED_RUSTFLAGS RUSTFLAGS='' CMAKE_INSTALL_RPATH="$rpath" CARGO_TARGET_DIR="$target" \
+  CORRAL_LINK_ARGUMENT="$link_argument" \
   cargo build --release --workspace --features "$features" --bin corral --bin corral-bench "${tests[@]/#/--test=}" \
+  --config profile.release.package.corral-cli.codegen-units=1 \
+  --config profile.release.package.corral-server.codegen-units=1 \
   --message-format=json-render-diagnostics >"$messages"
 
 # cargo prints the directory of llama.cpp's build, also if it is up to date.
@@ -80,7 +88,7 @@ built=$(sed -n 's/^.*"package_id":"[^"]*llama-cpp-sys-2@[^"]*".*"out_dir":"\([^"
 [ -d "$built/backends" ] || die "cargo did not print the directory of llama.cpp's build ('$built')"
 
 shopt -s nullglob
-rm -f "$out/corral" "$out"/libllama.* "$out"/libggml* "$out/backends"/libggml-*
+rm -f "$out"/corral{,-bench}{,.debug} "$out"/lib{llama,mtmd,ggml}* "$out/backends"/libggml-*
 mkdir -p "$out/backends"
 cp "$target/release/corral" "$out/"
 for folder in "$built/lib" "$built/lib64"; do
@@ -92,7 +100,6 @@ done
 for backend in "$built/backends"/libggml-*.so; do
   cp -L "$backend" "$out/backends/"
 done
-rm -f "$out/corral-bench"
 if [ ${#tests[@]} -gt 0 ]; then
   cp "$target/release/corral-bench" "$out/"
   mkdir -p "$out/tests"
@@ -102,18 +109,20 @@ if [ ${#tests[@]} -gt 0 ]; then
     cp "$made" "$out/tests/$test"
   done
 fi
-# Strip debug information, nine tenths of the size. Function names stay for backtraces. That of the program and its
-# libraries stays apart, where objcopy exists.
-rm -f "$out"/*.debug "$out/backends"/*.debug
-for file in "$out"/corral "$out"/libllama.* "$out"/libggml* "$out/backends"/libggml-*; do
-  [ ! -L "$file" ] || continue
+# Debug information and symbols are nine tenths of the size. Where objcopy exists they go to FILE.debug, which backtraces
+# and debuggers read if it lies beside FILE; elsewhere function names stay.
+split_symbols() {
   if command -v objcopy >/dev/null; then
-    objcopy --only-keep-debug "$file" "$file.debug"
-    strip -S "$file"
-    objcopy --add-gnu-debuglink="$file.debug" "$file"
+    objcopy --only-keep-debug "$1" "$1.debug"
+    chmod -x "$1.debug"
+    strip --strip-unneeded "$1"
+    objcopy --add-gnu-debuglink="$1.debug" "$1"
   else
-    strip -S "$file"
+    strip -S "$1"
   fi
+}
+for file in "$out"/corral "$out"/lib{llama,mtmd,ggml}* "$out/backends"/libggml-*; do
+  [ -L "$file" ] || split_symbols "$file"
 done
 for file in "$out"/corral-bench "${tests[@]/#/$out/tests/}"; do
   [ ! -e "$file" ] || strip -S "$file"

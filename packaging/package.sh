@@ -6,7 +6,8 @@
 #
 #   OUT/corral-VERSION-MACHINE.tar.xz           for a prefix such as /usr/local: program, plugins, Python packages,
 #                                               completions, man pages, units, documents, licenses, bill of materials
-#   OUT/corral-VERSION-MACHINE-symbols.tar.xz   debug information of the program and its libraries
+#   OUT/corral-VERSION-MACHINE-symbols.tar.xz   symbols and debug information: backtraces name functions if these files
+#                                               lie beside the program, in lib/corral
 #   OUT/corral_VERSION_ARCHITECTURE.deb         the same tree under /usr, where dpkg-deb exists
 #   OUT/SHA256SUMS
 #
@@ -15,7 +16,7 @@ set -euo pipefail
 
 die() { echo "packaging/package.sh: $*" >&2; exit 1; }
 
-for program in objcopy strip objdump xz python3; do
+for program in objcopy objdump xz python3; do
   command -v "$program" >/dev/null ||
     die "$program is missing; install binutils, xz and Python, on Debian: apt-get install binutils xz-utils python3"
 done
@@ -30,7 +31,6 @@ out=$(cd "$3" && pwd)
 cd "$(dirname "$0")/.."
 [ -x "$build/corral" ] || die "there is no $build/corral; run host/dist.sh first"
 
-# Debug information of a stripped file lies in FILE.debug, also if host/dist.sh has split them.
 readonly shipped_plugins="generate openai ollama chatml min-p mirostat hello chat sessions corral-remote corral-remote-sync corral-mock"
 readonly max_program_mib=60
 
@@ -46,24 +46,17 @@ doc=$tree/share/doc/corral
 mkdir -p "$lib" "$tree/bin" "$tree/lib/systemd/system" "$tree/share/corral/"{plugins,models,python} "$doc" "$symbols"
 
 cd "$build"
-for file in corral libllama.* libggml* backends/libggml-*; do
-  [ -e "$file" ] && [ "${file%.debug}" = "$file" ] || continue
-  mkdir -p "$lib/$(dirname "$file")"
+shopt -s nullglob
+for file in corral lib{llama,mtmd,ggml}* backends/libggml-*; do
+  [ "${file%.debug}" = "$file" ] || continue
+  mkdir -p "$lib/$(dirname "$file")" "$symbols/$(dirname "$file")"
   cp -P "$file" "$lib/$file"
-  [ ! -L "$file" ] || continue
-  mkdir -p "$symbols/$(dirname "$file")"
-  if [ -f "$file.debug" ]; then
-    cp "$file.debug" "$symbols/$file.debug"
-  else
-    objcopy --only-keep-debug "$file" "$symbols/$file.debug"
-    # Function names stay for backtraces.
-    strip -S "$lib/$file"
-    objcopy --add-gnu-debuglink="$symbols/$file.debug" "$lib/$file"
-  fi
+  [ -L "$file" ] || cp "$file.debug" "$symbols/$file.debug"
 done
 cd - >/dev/null
 size=$(stat -c %s "$lib/corral")
-[ "$size" -le $((max_program_mib << 20)) ] || die "the stripped program has $((size >> 20)) MiB, more than $max_program_mib"
+[ "$size" -le $((max_program_mib << 20)) ] ||
+  die "the program has $((size >> 20)) MiB, more than $max_program_mib; 'nm -CS --size-sort corral.debug' shows what is large"
 ln -s ../lib/corral/corral "$tree/bin/corral"
 
 for plugin in $shipped_plugins; do
@@ -145,7 +138,6 @@ SCRIPT
 fi
 
 cd "$out"
-shopt -s nullglob
 packages=(corral[-_]*.{tar.xz,deb})
 [ "${#packages[@]}" -gt 0 ] || die "no package was made"
 sha256sum "${packages[@]}" >SHA256SUMS

@@ -1,4 +1,5 @@
-//! Embeds the SDKs of all languages and the templates of `corral new`. With `dynamic-backends` the binary finds llama.cpp's libraries in its own directory (`make dist`).
+//! Embeds the SDKs of all languages and the templates of `corral new`. With `dynamic-backends` the binary finds llama.cpp's
+//! libraries in its own directory, and the linker gets the argument that `host/dist.sh` gives (`make dist`).
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,12 @@ fn main() {
         _ => "$ORIGIN",
     };
     println!("cargo::rustc-link-arg-bins=-Wl,-rpath,{dir}");
+    println!("cargo::rerun-if-env-changed=CORRAL_LINK_ARGUMENT");
+    if let Ok(argument) = env::var("CORRAL_LINK_ARGUMENT")
+        && !argument.is_empty()
+    {
+        println!("cargo::rustc-link-arg-bins={argument}");
+    }
 }
 
 /// Writes `embedded.rs`: the SDK's version, and the paths and texts of all files.

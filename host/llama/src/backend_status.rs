@@ -146,6 +146,9 @@ impl Registry {
     /// Why a backend does not run.
     fn not_running(&self, known: &KnownBackend) -> String {
         let feature = known.feature;
+        if feature == "metal" && !cfg!(target_vendor = "apple") {
+            return "it is for macOS".to_owned();
+        }
         if !cfg!(feature = "dynamic-backends") {
             if !known.built {
                 return format!("not built in; build with `make build FEATURES={feature}`");
