@@ -21,7 +21,7 @@ static int compare(const void *one, const void *other) {
 
 void corral_handle(corral_request *request) {
   const corral_json *body = corral_body_json(request);
-  corral_field_names(body, (const char *const[]){"prompt", "n", "temperature", "seed", "max_tokens", NULL});
+  corral_field_names(body, (const char *const[]){"prompt", "n", "temperature", "seed", "max_tokens", "ignore_eos", NULL});
   const char *text = corral_field_string(body, "prompt", CORRAL_REQUIRED);
   size_t n = (size_t)corral_field_integer(body, "n", 8, 1, MOST);
   uint64_t seed = (uint64_t)corral_field_integer(body, "seed", 0, 0, INT64_C(1) << 52);
@@ -29,6 +29,7 @@ void corral_handle(corral_request *request) {
       .max_tokens = (uint32_t)corral_field_integer(body, "max_tokens", 64, 0, INT32_MAX),
       .temperature = (float)corral_field_number(body, "temperature", 1, 0, 1000),
       .seed = &seed,
+      .ignore_eos = corral_field_boolean(body, "ignore_eos", false),
       .logprobs = true,
   };
   corral_sequence *prompt = corral_sequence_new(corral_model_open(NULL), text);

@@ -35,7 +35,7 @@ typedef corral_inference_inference_outcome_t corral_outcome;
 
 /* Errors. */
 
-/* Ends the request with this status, code and detail, unless it has failed before. */
+/* Ends the request with this status (400 to 599), code and detail, unless it has failed before. */
 void corral_fail(int status, const char *code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 bool corral_failed(void);
 /* The code of the error: of the host's `invalid`, `not-found`, `not-granted`, `context-full`, `refused`, `deadline`, `cancelled` or
@@ -99,6 +99,8 @@ typedef struct {
   /* At most 16 texts, and NULL. */
   const char *const *stop;
   const corral_constraint *constraint;
+  /* Goes on after tokens that end a generation, to `max_tokens`. */
+  bool ignore_eos;
   /* The log probability of each token. */
   bool logprobs;
 } corral_options;
@@ -148,7 +150,7 @@ const corral_json *corral_body_json(corral_request *request);
 /* A value of the deployment's [configuration]; NULL if it is not there. */
 const char *corral_configuration(const char *name);
 
-/* Sends the whole response. Only the first response counts. */
+/* Sends the whole response, with a status from 200 to 599. Only the first response counts. */
 void corral_respond(int status, const char *content_type, const void *data, size_t length);
 void corral_respond_json(const corral_text *text);
 /* Sends a server-sent event; the first one begins the response. `name` may be NULL. Waits until the client has taken it; false

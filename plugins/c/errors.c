@@ -14,7 +14,9 @@ void corral_clear_error(void) { current = (corral_error){0}; }
 
 void corral_fail(int status, const char *code, const char *format, ...) {
   if (current.status) return;
-  current.status = status;
+  bool valid = status >= 400 && status <= 599;
+  if (!valid) fprintf(stderr, "corral_fail has the status %d, so the client gets 500; expected 400 to 599\n", status);
+  current.status = valid ? status : 500;
   snprintf(current.code, sizeof current.code, "%s", code);
   va_list arguments;
   va_start(arguments, format);
@@ -25,7 +27,7 @@ void corral_fail(int status, const char *code, const char *format, ...) {
   size_t length = strlen(detail);
   while (!corral_is_utf8(detail, length)) length--;
   corral_print(&current.detail, "%.*s", (int)length, detail);
-  if (status >= 500) fprintf(stderr, "%s\n", current.detail.data);
+  if (current.status >= 500) fprintf(stderr, "%s\n", current.detail.data);
 }
 
 static void fail_as(int status, const char *code, handler_sync_string_t text) {

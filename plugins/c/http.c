@@ -110,9 +110,8 @@ static void start(int status, const char *content_type) {
   }
   wasi_http_types_own_outgoing_response_t made = wasi_http_types_constructor_outgoing_response(fields);
   wasi_http_types_borrow_outgoing_response_t borrowed = wasi_http_types_borrow_outgoing_response(made);
-  if (!wasi_http_types_method_outgoing_response_set_status_code(borrowed, (wasi_http_types_status_code_t)status))
-    fprintf(stderr, "%d is no status\n", status);
-  /* Neither fails the first time. */
+  /* The status is checked; the others do not fail the first time. */
+  wasi_http_types_method_outgoing_response_set_status_code(borrowed, (wasi_http_types_status_code_t)status);
   wasi_http_types_method_outgoing_response_body(borrowed, &response.body);
   wasi_http_types_method_outgoing_body_write(wasi_http_types_borrow_outgoing_body(response.body), &response.stream);
   wasi_http_types_result_own_outgoing_response_error_code_t result = {.is_err = false, .val.ok = made};
@@ -135,6 +134,10 @@ static bool send_bytes(const void *data, size_t length) {
 
 void corral_respond(int status, const char *content_type, const void *data, size_t length) {
   if (corral_failed() || response.started) return;
+  if (status < 200 || status > 599) {
+    corral_fail(500, "plugin-failed", "the status of the response is %d; expected 200 to 599", status);
+    return;
+  }
   start(status, content_type);
   send_bytes(data, length);
 }

@@ -159,6 +159,7 @@ static void set_options(corral_inference_inference_borrow_options_t host, corral
   if (options.top_p != 0) corral_host_call(corral_inference_inference_method_options_top_p(host, options.top_p, &error), &error);
   if (options.min_p != 0) corral_host_call(corral_inference_inference_method_options_min_p(host, options.min_p, &error), &error);
   if (options.seed) corral_inference_inference_method_options_seed(host, *options.seed);
+  if (options.ignore_eos) corral_inference_inference_method_options_ignore_eos(host);
   if (options.logprobs) corral_host_call(corral_inference_inference_method_options_logprobs(host, 0, &error), &error);
   for (const char *const *stop = options.stop; stop && *stop; stop++) {
     handler_sync_string_t text = corral_host_text(*stop);

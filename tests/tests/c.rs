@@ -135,6 +135,8 @@ fn sdk_answers_and_maps_errors() {
         ("snapshot", "", 403, "not-granted"),
         ("missing-model", "", 404, "not-found"),
         ("conflict", "", 409, "conflict"),
+        ("no-status", "", 500, "plugin-failed"),
+        ("no-error-status", "", 500, "odd"),
         ("other", "", 500, "plugin-failed"),
     ] {
         let answer = post(name, body);

@@ -108,6 +108,15 @@ impl Scratch {
                 let built = artifacts::plugin(component.trim_end_matches(".wasm"));
                 link(built, dir.join(&crate_dir).join(component));
             }
+            // The forms of an example in other languages.
+            for entry in std::fs::read_dir(root.join(&crate_dir)).expect("a directory") {
+                let file = entry.expect("readable").path();
+                let ending = file.extension().and_then(|ending| ending.to_str());
+                if let (Some("c" | "js" | "py"), Some(name)) = (ending, file.file_name()) {
+                    let to = dir.join(&crate_dir).join(name);
+                    link(file, to);
+                }
+            }
         }
         // Copies, since pip writes into the folder of a package.
         for package in ["corral_sdk", "corral_remote"] {

@@ -111,7 +111,7 @@ fn post(corral: &Corral, name: &str, body: &Value) -> Value {
 #[test]
 fn sdk_suite_passes() {
     let mut suite = node(&root().join("plugins/javascript"));
-    suite.args(["--test", "tests/sdk.test.js"]);
+    suite.args(["--test", "tests/sdk.test.js", "tests/guide.test.js"]);
     let ended = succeeds(suite);
     for line in ["fail 0", "skipped 0", "todo 0"] {
         assert!(ended.stdout.contains(line), "{ended:?}");

@@ -1,4 +1,5 @@
 // Errors of the host and of plugins, and their problem details (RFC 9457).
+import { integer } from "./check.js";
 
 /** An error that a handler may throw: the client gets its status, code and detail. */
 export class CorralError extends Error {
@@ -21,7 +22,7 @@ export class CorralError extends Error {
 export class Problem extends CorralError {
   constructor(status, code, detail) {
     super(detail);
-    Object.assign(this, { status, code });
+    Object.assign(this, { status: integer(status, "status", 600, 400), code });
   }
 }
 

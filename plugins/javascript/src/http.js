@@ -1,4 +1,5 @@
 // HTTP: requests, responses and server-sent events.
+import { response as checkResponse, string } from "./check.js";
 import { Cancelled, CorralError, Problem } from "./errors.js";
 import { read } from "./fields.js";
 import { host } from "./host.js";
@@ -121,7 +122,7 @@ export class Response {
 
   /** Text. */
   static text(text, status = 200) {
-    return new Response(encode(text), { status, headers: { "content-type": "text/plain; charset=utf-8" } });
+    return new Response(encode(string(text, "text")), { status, headers: { "content-type": "text/plain; charset=utf-8" } });
   }
 
   /** A value as JSON. */
@@ -216,7 +217,10 @@ async function writeEvents(write, events) {
 export async function answer(handle, request) {
   try {
     const response = await handle(request);
-    if (!(response instanceof Response)) throw new TypeError("the handler must return a `Response`");
+    if (!(response instanceof Response)) {
+      throw new TypeError(`the handler returned ${typeof response}; expected a Response, as of Response.text`);
+    }
+    checkResponse(response);
     return response;
   } catch (error) {
     return Response.problem(problemOf(error));
@@ -226,5 +230,6 @@ export async function answer(handle, request) {
 function problemOf(error) {
   if (error instanceof CorralError) return error;
   host().log(`${error}\n${error?.stack ?? ""}`.trimEnd());
-  return new Problem(500, "plugin-failed", `the plugin failed: ${error}`);
+  const hint = /not a function$/.test(error?.message) ? ": is an `await` missing?" : "";
+  return new Problem(500, "plugin-failed", `the plugin failed: ${error}${hint}`);
 }

@@ -172,7 +172,7 @@ test("a handler answers and maps errors", async () => {
   assert.equal((await failing.call(handle, new Request("POST", "/", { body: {} }))).status, 504);
   const broken = script();
   assert.equal((await broken.call(() => "text", new Request("GET", "/"))).json().code, "plugin-failed");
-  assert.match(broken.logged[0], /must return a `Response`/);
+  assert.match(broken.logged[0], /returned string; expected a Response/);
 });
 
 test("fields are checked", async () => {
@@ -284,6 +284,27 @@ test("snapshots and the configuration", async () => {
     await assert.rejects(model.restore("sum"), NotFound);
     assert.deepEqual(configuration(), { tone: "dry" });
   });
+});
+
+test("wrong responses are named", async () => {
+  const nothing = new Uint8Array();
+  for (const [wrong, detail] of [
+    [() => Response.text(Model.open()), "`text` is a promise; expected a string: is an `await` missing?"],
+    [() => Model.open().sequence("1"), "Model.open(...).sequence is not a function: is an `await` missing?"],
+    [() => new Response("text"), "`body` is string; expected bytes"],
+    [() => Response.text("text", 99), "`status` is 99; expected an integer from 200 to 599"],
+    [() => new Response(nothing, { headers: { "a b": "c" } }), 'a header has the name "a b"; expected letters'],
+    [() => new Response(nothing, { headers: { a: 5 } }), "`a` is number; expected a string"],
+    [() => new Response(nothing, { headers: { a: "b\nc" } }), 'the header a is "b\\nc"; expected a string without control'],
+    [() => new Response(nothing, { headers: { Connection: "close" } }), "the plugin sets the header Connection"],
+    [() => new Problem(200, "code", "detail"), "`status` is 200; expected an integer from 400 to 599"],
+  ]) {
+    const answered = await script().call(async () => wrong(), new Request("GET", "/"));
+    const problem = answered.json();
+    assert.deepEqual([problem.status, problem.code], [500, "plugin-failed"]);
+    const expected = `the plugin failed: TypeError: ${detail}`;
+    assert.equal(problem.detail.slice(0, expected.length), expected);
+  }
 });
 
 test("a prompt or model that is not in the script is an error", async () => {

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from corral_sdk.errors import ContextFull, Invalid
 
-from ._options import check_integer, check_text
 from ._session import Handle
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ class Model(Handle):
             raise Invalid(f"the state of the model {name} {why}")
 
     def tokenize(self, text: str, special: bool) -> list[int]:
-        text = check_text("text", text)
         tokens: list[int] = self.session.ask_now("tokenize", self, model=self.number, text=text, special=bool(special))
         return tokens
 
@@ -83,7 +81,7 @@ class Sequence(Handle):
     def truncate(self, length: int) -> None:
         self.check()
         self.model.check_can_fork()
-        self.post("truncate", sequence=self.number, length=check_integer("length", length))
+        self.post("truncate", sequence=self.number, length=length)
         del self.held[length:]
 
     def fork(self) -> Sequence:
@@ -97,7 +95,7 @@ class Sequence(Handle):
         return len(self.held)
 
     def tokens(self, start: int) -> list[int]:
-        return self.held[check_integer("start", start) :]
+        return self.held[start:]
 
 
 class Constraint(Handle):
@@ -121,13 +119,13 @@ class Matcher(Handle):
         return fork
 
     def allows(self, token: int) -> bool:
-        return bool(self._ask("allows", token=check_integer("token", token)))
+        return bool(self._ask("allows", token=token))
 
     def accept(self, token: int) -> None:
-        self._ask("accept", token=check_integer("token", token))
+        self._ask("accept", token=token)
 
     def forced(self, max_tokens: int) -> list[int]:
-        tokens: list[int] = self._ask("forced", max_tokens=check_integer("max_tokens", max_tokens))
+        tokens: list[int] = self._ask("forced", max_tokens=max_tokens)
         return tokens
 
     def is_complete(self) -> bool:

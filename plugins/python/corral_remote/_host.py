@@ -12,7 +12,7 @@ from corral_sdk.errors import Invalid
 from . import types
 from ._generation import collect, generate
 from ._handles import Constraint, Matcher, Model, Sequence
-from ._options import Options, check_integer, check_text, dry, penalties
+from ._options import Options, dry, penalties
 from ._session import Handle, current
 from .errors import from_reply
 
@@ -48,7 +48,6 @@ async def _next_many(requests: list[tuple[Sequence, tuple[dict[str, Any], list[H
 async def _open_model(name: str | None) -> Model:
     session = current()
     model = Model(session, "model")
-    name = None if name is None else check_text("the model's name", name)
     info = await session.ask("open-model", model, model=model.number, name=name)
     model.details = types.record(types.ModelInfo, info)
     return model
@@ -76,18 +75,18 @@ async def _append_image(sequence: Sequence, file: bytes) -> int:
 
 
 async def _save_snapshot(sequence: Sequence, name: str) -> None:
-    await sequence.session.ask("save-snapshot", sequence, sequence=sequence.number, name=check_text("name", name))
+    await sequence.session.ask("save-snapshot", sequence, sequence=sequence.number, name=name)
 
 
 async def _restore_snapshot(model: Model, name: str) -> Sequence:
     sequence = Sequence(model, [])
-    arguments = {"sequence": sequence.number, "model": model.number, "name": check_text("name", name)}
+    arguments = {"sequence": sequence.number, "model": model.number, "name": name}
     sequence.held += await model.session.ask("restore-snapshot", model, **arguments)
     return sequence
 
 
 async def _delete_snapshot(model: Model, name: str) -> None:
-    await model.session.ask("delete-snapshot", model, model=model.number, name=check_text("name", name))
+    await model.session.ask("delete-snapshot", model, model=model.number, name=name)
 
 
 def _remaining() -> types.Budget:
@@ -112,8 +111,8 @@ REMOTE = SimpleNamespace(
         Options=Options,
         Penalties=penalties,
         Dry=dry,
-        DistributionPart_Top=lambda count: {"top": check_integer("top", count)},
-        DistributionPart_Only=lambda tokens: {"only": [check_integer("a token", token) for token in tokens]},
+        DistributionPart_Top=lambda count: {"top": count},
+        DistributionPart_Only=lambda tokens: {"only": tokens},
         DistributionPart_Logits=lambda: "logits",
         NextTokenRequest=_request,
     ),

@@ -89,6 +89,8 @@ class Problem(Error):
 
     def __init__(self, status: int, code: str, detail: str):
         super().__init__(detail)
+        if type(status) is not int or not 400 <= status <= 599:
+            raise TypeError(f"the status of a problem is {status!r}; expected an integer from 400 to 599")
         self.status, self.code = status, code
 
 

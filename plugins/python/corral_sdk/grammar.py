@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._check import integer
 from ._host import host
 from .errors import converted
 
@@ -34,17 +35,17 @@ class Matcher:
     def allows(self, token: int) -> bool:
         """Whether the token may follow."""
         with converted():
-            return self.handle.allows(token)
+            return self.handle.allows(integer(token, "token"))
 
     def accept(self, token: int) -> None:
         """Advances by one token."""
         with converted():
-            self.handle.accept(token)
+            self.handle.accept(integer(token, "token"))
 
     def forced(self, max_tokens: int) -> list[int]:
         """Advances over the tokens that the grammar forces next, and returns them."""
         with converted():
-            return self.handle.forced(max_tokens)
+            return self.handle.forced(integer(max_tokens, "max_tokens"))
 
     def is_complete(self) -> bool:
         """Whether only an end-of-generation token can follow."""

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs
 
+from . import _check
 from .errors import Cancelled, Error, Problem
 from .fields import Field, read
 from .generation import Generation
@@ -109,7 +110,7 @@ class Response:
     @staticmethod
     def text(text: str, status: int = 200) -> Response:
         """Text."""
-        return Response(text.encode(), status, {"content-type": "text/plain; charset=utf-8"})
+        return Response(_check.string(text, "text").encode(), status, {"content-type": "text/plain; charset=utf-8"})
 
     @staticmethod
     def json(value: Any, status: int = 200) -> Response:
@@ -173,7 +174,14 @@ async def answer(function: Callable[[Request], Awaitable[Response]], request: Re
     """Calls a plugin's function. An error becomes its response; any other exception is 500 `plugin-failed`,
     and its traceback goes to the plugin's log."""
     try:
-        return await function(request)
+        called = function(request)
+        if not isinstance(called, Awaitable):
+            raise TypeError("the handler is not async; write `async def`")
+        response = await called
+        if not isinstance(response, Response):
+            raise TypeError(f"the handler returned {type(response).__name__}; expected a Response, as of Response.text")
+        _check.response(response.status, response.headers, response.content)
+        return response
     except Error as error:
         return Response.problem(error)
     except Exception as error:

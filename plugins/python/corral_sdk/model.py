@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ._check import string, tokens as token_list
 from ._host import host
 from .errors import converted
 from .grammar import Constraint
@@ -41,17 +42,17 @@ class Model:
     async def open(name: str | None = None) -> Model:
         """Opens a model by name; without a name, the default model."""
         with converted():
-            return Model(await host().waiting.open_model(name))
+            return Model(await host().waiting.open_model(None if name is None else string(name, "name")))
 
     def tokenize(self, text: str, special: bool = False) -> list[int]:
         """Converts text to tokens. With `special`, control tokens in the text are read as such."""
         with converted():
-            return self.handle.tokenize(text, special)
+            return self.handle.tokenize(string(text, "text"), special)
 
     def detokenize(self, tokens: list[int], special: bool = False) -> str:
         """Converts tokens to text; incomplete characters become U+FFFD."""
         with converted():
-            return bytes(self.handle.detokenize(tokens, special)).decode(errors="replace")
+            return bytes(self.handle.detokenize(token_list(tokens, "tokens"), special)).decode(errors="replace")
 
     def sequence(self, prompt: str | list[int] = "", special: bool = False) -> Sequence:
         """Creates a sequence of a prompt. With `special`, control tokens in its text are read as such."""
@@ -72,12 +73,12 @@ class Model:
     async def restore(self, name: str) -> Sequence:
         """Loads the sequence that `Sequence.save` saved under this name."""
         with converted():
-            return Sequence(self, await host().waiting.restore_snapshot(self.handle, name))
+            return Sequence(self, await host().waiting.restore_snapshot(self.handle, string(name, "name")))
 
     async def delete_snapshot(self, name: str) -> None:
         """Deletes a snapshot."""
         with converted():
-            await host().waiting.delete_snapshot(self.handle, name)
+            await host().waiting.delete_snapshot(self.handle, string(name, "name"))
 
     async def json_schema(self, schema: dict[str, Any] | bool) -> Constraint:
         """Compiles a JSON schema."""
@@ -100,6 +101,6 @@ class Model:
         return await self._compile("Gbnf", grammar)
 
     async def _compile(self, kind: str, *text: str) -> Constraint:
-        grammar = getattr(host().constraints, f"Grammar_{kind}")(*text)
+        grammar = getattr(host().constraints, f"Grammar_{kind}")(*(string(one, "grammar") for one in text))
         with converted():
             return Constraint(await host().waiting.compile_constraint(self.handle, grammar))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._check import integer, number, string
 from ._host import host
 
 
@@ -31,29 +33,55 @@ class Dry:
     breakers: list[str] = field(default_factory=lambda: ["\n", ":", '"', "*"])
 
 
+# The temperature comes first, as in OpenAI's API: filters apply to the tempered distribution.
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "temperature": number,
+    "top_k": integer,
+    "top_p": number,
+    "min_p": number,
+    "seed": lambda value, name: integer(value, name, 2**64 - 1),
+    "logprobs": lambda value, name: integer(value, name, 2**8 - 1),
+    "adapter": string,
+}
+
+
 def options(max_tokens: int, **settings: Any) -> Any:
     """Creates the host's options from the arguments of `Sequence.generate`."""
     inference = host().inference
-    made = inference.Options(max_tokens)
+    made = inference.Options(integer(max_tokens, "max_tokens"))
     if (penalties := settings["penalties"]) is not None:
         made.penalties(
-            inference.Penalties(penalties.last_n, penalties.repeat, penalties.frequency, penalties.presence)
+            inference.Penalties(
+                integer(penalties.last_n, "last_n"),
+                *(number(getattr(penalties, name), name) for name in ["repeat", "frequency", "presence"]),
+            )
         )
     if (dry := settings["dry"]) is not None:
-        made.dry(inference.Dry(dry.multiplier, dry.base, dry.allowed_length, dry.last_n, dry.breakers))
+        made.dry(
+            inference.Dry(
+                *(number(getattr(dry, name), name) for name in ["multiplier", "base"]),
+                *(integer(getattr(dry, name), name) for name in ["allowed_length", "last_n"]),
+                [string(breaker, "a breaker") for breaker in dry.breakers],
+            )
+        )
     if settings["logit_bias"]:
-        made.logit_bias(list(settings["logit_bias"].items()))
-    # The temperature comes first, as in OpenAI's API: filters apply to the tempered distribution.
-    for name in ["temperature", "top_k", "top_p", "min_p", "seed", "logprobs", "adapter"]:
+        biases = settings["logit_bias"].items()
+        made.logit_bias([(integer(token, "a biased token"), _bias(bias)) for token, bias in biases])
+    for name, check in _CHECKS.items():
         if settings[name] is not None:
-            getattr(made, name)(settings[name])
+            getattr(made, name)(check(settings[name], name))
     for text in settings["stop"]:
-        made.stop(text)
+        made.stop(string(text, "stop"))
     if settings["ignore_eos"]:
         made.ignore_eos()
     if settings["constraint"] is not None:
         made.constrain(settings["constraint"].handle)
     return made
+
+
+def _bias(value: Any) -> float:
+    # Minus infinity bans the token.
+    return -math.inf if value == -math.inf else number(value, "a bias")
 
 
 def greedy(distribution: Any) -> int:

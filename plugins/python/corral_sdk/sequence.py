@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ._check import integer, string, tokens as token_list
 from ._host import host
 from .errors import converted, from_host
 from .generation import Generation
@@ -25,11 +26,11 @@ class Sequence:
 
     def tokens(self, start: int = 0) -> list[int]:
         """The tokens from a position on."""
-        return self.handle.tokens(start)
+        return self.handle.tokens(integer(start, "start"))
 
     def append(self, text: str | list[int], special: bool = False) -> Sequence:
         """Appends text or tokens, and returns the sequence."""
-        tokens = self.model.tokenize(text, special) if isinstance(text, str) else text
+        tokens = self.model.tokenize(text, special) if isinstance(text, str) else token_list(text, "text")
         if tokens:
             with converted():
                 self.handle.append(tokens)
@@ -44,7 +45,7 @@ class Sequence:
     def truncate(self, length: int) -> None:
         """Shortens the sequence to its first tokens."""
         with converted():
-            self.handle.truncate(length)
+            self.handle.truncate(integer(length, "length"))
 
     def fork(self) -> Sequence:
         """A sequence with the same tokens and state."""
@@ -106,7 +107,7 @@ class Sequence:
     async def save(self, name: str) -> None:
         """Saves the sequence under a name, beyond this request."""
         with converted():
-            await host().waiting.save_snapshot(self.handle, name)
+            await host().waiting.save_snapshot(self.handle, string(name, "name"))
 
 
 async def next_many(
@@ -129,9 +130,9 @@ async def next_many(
 def _request(top: int | None, only: list[int] | None, statistics: bool, matcher: Matcher | None) -> Any:
     inference = host().inference
     if only is not None:
-        part = inference.DistributionPart_Only(only)
+        part = inference.DistributionPart_Only(token_list(only, "only"))
     elif top is not None:
-        part = inference.DistributionPart_Top(top)
+        part = inference.DistributionPart_Top(integer(top, "top"))
     else:
         part = inference.DistributionPart_Logits()
     return inference.NextTokenRequest(part, statistics, matcher and matcher.handle)

@@ -296,3 +296,59 @@ def test_invalid_body_of_a_stream_is_read_once():
     assert asyncio.run(main()) == ("12+7=", "12+7=")
     with pytest.raises(Invalid):
         raise Invalid("x")
+
+
+@pytest.mark.parametrize(
+    "mistake, detail",
+    [
+        (lambda model: model.sequence(5), "text is 5; expected a list of tokens"),
+        (lambda model: model.sequence("\ud800"), "text has half of a surrogate pair; expected text"),
+        (lambda model: model.sequence("1").generate("8"), "max_tokens is of type str; expected an integer from 0 to 4294967295"),
+        (lambda model: model.sequence("1").generate(-1), "max_tokens is -1; expected an integer from 0 to 4294967295"),
+        (lambda model: model.sequence("1").generate(8, temperature=float("nan")), "temperature is nan; expected a finite number"),
+        (lambda model: model.sequence("1").generate(8, stop=[5]), "stop is 5; expected a string"),
+        (lambda model: model.sequence("1").generate(8, logit_bias={"a": 1}), "a biased token is of type str; expected"),
+        (lambda model: model.sequence([1.0]), "a token of text is 1.0; expected an integer from 0 to 4294967295"),
+        (lambda model: model.sequence("1").next("5"), "top is of type str; expected an integer from 0 to 4294967295"),
+        (lambda model: Model.open(5), "name is 5; expected a string"),
+        (lambda model: model.regex(5), "grammar is 5; expected a string"),
+    ],
+)
+def test_wrong_arguments_are_named(mistake, detail):
+    async def main():
+        with pytest.raises(Invalid) as error:
+            made = mistake(await Model.open())
+            if hasattr(made, "__await__"):
+                await made
+        assert error.value.detail.startswith(detail)
+
+    script().run(main())
+
+
+@pytest.mark.parametrize(
+    "answer, detail",
+    [
+        (lambda: "text", "the handler returned str; expected a Response"),
+        (lambda: Response.text(Model.open()), "text is a coroutine; expected a string: is an `await` missing?"),
+        (lambda: Response("text"), "the body is of type str; expected bytes"),
+        (lambda: Response(status=99), "the status is 99; expected an integer from 200 to 599"),
+        (lambda: Response(headers={"a b": "c"}), "a header has the name 'a b'; expected letters"),
+        (lambda: Response(headers={"a": 5}), "the header a is 5; expected a string"),
+        (lambda: Response(headers={"a": "b\nc"}), "the header a is 'b\\nc'; expected a string without control characters"),
+        (lambda: Response(headers={"Connection": "close"}), "the plugin sets the header Connection"),
+        (lambda: Problem(200, "code", "detail"), "the status of a problem is 200; expected"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_wrong_responses_are_named(answer, detail):
+    async def main(_):
+        return answer()
+
+    answered = script().call(main, Request("GET", "/")).json()
+    assert (answered["status"], answered["code"]) == (500, "plugin-failed")
+    assert answered["detail"].startswith(f"the plugin failed: TypeError: {detail}")
+
+
+def test_handler_without_async_is_named():
+    answered = script().call(lambda _: Response.text("text"), Request("GET", "/")).json()
+    assert "write `async def`" in answered["detail"]

@@ -112,5 +112,7 @@ void corral_handle(corral_request *request) {
   if (is(name, "long")) return (void)corral_rest(generate(corral_body(request)));
   if (is(name, "snapshot")) return corral_save(corral_sequence_new(corral_model_open(NULL), "x"), "name");
   if (is(name, "no-text")) return (void)corral_model_open("\xff");
+  if (is(name, "no-status")) return corral_respond(99, "text/plain", "x", 1);
+  if (is(name, "no-error-status")) return corral_fail(200, "odd", "it is an error with the status of a success");
   if (is(name, "conflict")) return corral_fail(409, "conflict", "it is there already");
 }
