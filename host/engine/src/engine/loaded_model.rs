@@ -6,9 +6,9 @@
 use crate::LoadError;
 use crate::device_placement::PlacementPlan;
 use crate::image::estimate::projector_weights;
-use crate::memory_estimate::MemoryEstimate;
+use crate::memory_estimate::{MemoryEstimate, STEP_TOKENS};
 use crate::model_check::input::ModelCheckInput;
-use crate::model_config::{DeviceTopKMode, MAX_RUNNING, ModelConfig, STEP_TOKENS};
+use crate::model_config::{DeviceTopKMode, MAX_RUNNING, ModelConfig};
 use crate::worker::MAX_COMPACTION_BYTES;
 use corral_llama::{
     ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadGate, LoadProgress,
