@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn device_top_k_takes_the_ids_that_are_left() {
+    fn device_top_k_takes_the_remaining_ids() {
         for (running, cells, ids) in [
             (64, 16_384, 64),
             (128, 16_384, 128),
