@@ -24,7 +24,7 @@ fn now_ms() -> u64 {
 }
 
 #[test]
-fn schedule_runs_each_minute_and_once_after_a_restart() {
+fn schedule_runs_each_minute_and_once_after_restart() {
     const MINUTE: u64 = 60_000;
     let store = scratch_dir();
     let corral = Corral::start_in(&store, &[]);

@@ -250,12 +250,29 @@ fn check_output(commands: &[&str], output: &str, shown: &Block) {
         "json" => {
             let output: Value = serde_json::from_str(last).expect(output);
             let shown: Value = serde_json::from_str(&shown.text).expect(&shown.text);
-            for (member, value) in shown.as_object().expect("an object") {
-                assert_eq!(output[member], *value, "{member} of {commands:?}");
-            }
+            assert_shown(&output, &shown, commands);
         }
         "text" => assert_eq!(last, shown.text, "{commands:?}"),
         _ => {}
+    }
+}
+
+/// Asserts that a JSON value has what is shown of it: objects may have more members.
+fn assert_shown(output: &Value, shown: &Value, commands: &[&str]) {
+    match shown {
+        Value::Object(members) => {
+            for (member, value) in members {
+                assert_shown(&output[member], value, commands);
+            }
+        }
+        Value::Array(items) => {
+            let length = output.as_array().map(Vec::len);
+            assert_eq!(length, Some(items.len()), "{output} of {commands:?}");
+            for (index, item) in items.iter().enumerate() {
+                assert_shown(&output[index], item, commands);
+            }
+        }
+        _ => assert_eq!(output, shown, "{commands:?}"),
     }
 }
 

@@ -64,7 +64,7 @@ fn check_command(name: &str, body: &Value, expected: &Value) {
 }
 
 #[test]
-fn custom_sampler_costs_no_more_tokens_than_the_host() {
+fn custom_sampler_costs_no_more_tokens() {
     let corral = start("custom-sampler");
     for sum in RELIABLE_SUMS {
         let body = json!({"prompt": sum.question(), "temperature": 0.5});
@@ -141,7 +141,7 @@ fn beams_share_the_prompt_and_their_steps() {
 }
 
 #[test]
-fn tree_of_thought_keeps_the_state_of_earlier_steps() {
+fn tree_of_thought_keeps_state_of_earlier_steps() {
     const INSTRUCTIONS: usize = 300;
     let corral = start("tree-of-thought");
     let instructions = "Reach the target with sums. ".repeat(20)[..INSTRUCTIONS].to_owned();

@@ -48,7 +48,7 @@ fn instances_begin_with_computed_table() {
 }
 
 #[test]
-fn initialized_instances_are_reused_and_middleware_stands_before_them() {
+fn initialization_works_with_reuse_and_middleware() {
     let corral = Corral::start_with_store(&[]);
     let middleware = upload(&corral, &component("middleware"));
     let more = json!({"initialize": true, "reuse": {}, "linked": {"middleware": [middleware]}});

@@ -117,7 +117,7 @@ fn repeated_idempotency_key_makes_one_job() {
 }
 
 #[test]
-fn failing_job_is_retried_and_becomes_a_dead_letter() {
+fn failing_job_is_retried_then_a_dead_letter() {
     let corral = Corral::start_with_store(&[]);
     let retries = json!({"attempts": 3, "backoff-seconds": 0.3});
     deploy_jobs(&corral, "bad", "trap", retries);
@@ -336,7 +336,7 @@ fn tenants_see_their_own_jobs_only() {
 }
 
 #[test]
-fn jobs_wait_while_paused_and_go_with_their_deployment() {
+fn paused_jobs_wait_and_go_with_their_deployment() {
     let corral = Corral::start_with_store(&[]);
     deploy_jobs(&corral, "echo", "echo", json!({}));
     corral.cli_output(&["pause", "echo"]);

@@ -71,7 +71,7 @@ fn strict_deployment_refuses_unknown_members() {
 }
 
 #[test]
-fn head_has_the_header_of_get_and_no_body() {
+fn head_has_header_of_get_without_body() {
     let corral = Corral::start_with_routes(&[("/v1", "openai")], &[]);
     block_on(async {
         for version in [HttpVersion::Http1, HttpVersion::Http2] {

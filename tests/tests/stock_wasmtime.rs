@@ -185,7 +185,7 @@ fn remote_guest_loops_answer_as_on_the_host() {
 }
 
 #[test]
-fn remote_plugin_of_wasi_0_2_answers_as_on_the_host() {
+fn wasi_0_2_plugin_answers_as_on_host() {
     let snapshots = scratch_dir();
     let snapshots = snapshots.to_str().expect("UTF-8");
     let picture = HEXLOWER.encode(&drawn_sum(SUM));

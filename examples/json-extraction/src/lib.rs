@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_off_value_is_an_error_of_its_text() {
+    fn cut_off_value_is_an_error() {
         let mut body = body(&["Ada is 36"]);
         body["max_tokens"] = json!(4);
         let answer = ask(&script(), body).unwrap();

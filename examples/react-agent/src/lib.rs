@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_end_at_the_limit_if_the_end_is_ignored() {
+    fn ignored_end_stops_at_the_step_limit() {
         let ask = |ignore_eos: bool| {
             ask_for(json!({"questions": ["Hi", "Bye"], "max_tokens": 6, "ignore_eos": ignore_eos}))
         };

@@ -16,11 +16,11 @@ const MAX_NAME_CHARS: usize = 64;
 #[derive(Debug, Subcommand)]
 pub enum KeysCommand {
     /// Create an API key and its entry for a key file, which contains only the key's SHA-256
-    New(NewArgs),
+    New(NewKeyArgs),
 }
 
 #[derive(Args, Debug)]
-pub struct NewArgs {
+pub struct NewKeyArgs {
     /// Name of the key in logs and metrics [default: the tenant and a random suffix]
     #[arg(long, value_parser = name)]
     name: Option<String>,

@@ -21,10 +21,10 @@ use std::process::ExitCode;
 #[derive(Debug, Subcommand)]
 pub enum ModelCommand {
     /// Download a model into the cache, unless it is there, and print the path of its file
-    Pull(PullArgs),
+    Pull(PullModelArgs),
     /// List the models in the cache
     #[command(visible_alias = "ls")]
-    List(ListArgs),
+    List(ListModelsArgs),
     /// Remove a model from the cache, or all of a repository
     Rm(CachedArgs),
     /// Show what a model is, and the memory that it needs
@@ -34,14 +34,14 @@ pub enum ModelCommand {
 }
 
 #[derive(Args, Debug)]
-pub struct PullArgs {
+pub struct PullModelArgs {
     /// Model: hf:ORG/REPO, hf:ORG/REPO:QUANT or hf:ORG/REPO/FILE.gguf; HF_TOKEN and HF_ENDPOINT apply
     #[arg(value_name = "MODEL")]
     model: HubReference,
 }
 
 #[derive(Args, Debug)]
-pub struct ListArgs {
+pub struct ListModelsArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -90,7 +90,7 @@ pub(crate) fn cached(reference: &HubReference) -> Result<Option<PathBuf>, Error>
     Ok(model.map(|model| model.file().to_owned()))
 }
 
-fn list(args: &ListArgs) -> Result<ExitCode, Error> {
+fn list(args: &ListModelsArgs) -> Result<ExitCode, Error> {
     let cache = ModelCache::open()?;
     let models = cache.models();
     if args.json {

@@ -10,9 +10,6 @@ use crate::{Error, Grammar, gbnf, json, limits, regex};
 use llguidance::api::TopLevelGrammar;
 use std::sync::Arc;
 
-/// Why a grammar above the limits of a compilation is refused.
-pub const TOO_MUCH_WORK: &str = "it takes too much work to compile; make it smaller";
-
 /// A compiled grammar and its estimated size in bytes.
 pub struct Compiled {
     pub constraint: Constraint,
@@ -100,7 +97,7 @@ fn build(
     let mut parser = parser.map_err(|error| {
         let message = error.to_string();
         match panic_of(&message) {
-            Some(work_limit::EXCEEDED) => TOO_MUCH_WORK.into(),
+            Some(work_limit::EXCEEDED) => limits::TOO_MUCH_WORK.into(),
             Some(what) => {
                 tracing::warn!(what, "llguidance panicked while compiling a grammar");
                 format!("llguidance cannot compile it ({what}); simplify it")

@@ -1,7 +1,7 @@
 //! A model's grammar compiler: compiles on threads of its own, and caches the results.
 
 use crate::cache::{Key, LruCache};
-use crate::compile::{Compiled, TOO_MUCH_WORK, compile};
+use crate::compile::{Compiled, compile};
 use crate::llguidance_message::is_exceeded;
 use crate::matcher::Constraint;
 use crate::vocabulary::{Vocabulary, VocabularyIndex};
@@ -295,7 +295,8 @@ impl GrammarCompiler {
 /// The error of a grammar that exceeds [`limits::MAX_COMPILE_HASHES`] or [`limits::MAX_COMPILE_TIME`].
 fn too_much_work(grammar: &Grammar) -> Error {
     let (kind, ..) = grammar.parts();
-    Error::Invalid(format!("the {kind} takes too long: {TOO_MUCH_WORK}"))
+    let why = limits::TOO_MUCH_WORK;
+    Error::Invalid(format!("the {kind} takes too long: {why}"))
 }
 
 fn key(grammar: &Grammar) -> Key {

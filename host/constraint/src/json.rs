@@ -145,7 +145,7 @@ impl JsonSchema {
     pub fn relax(&mut self, message: &str) -> Result<(), String> {
         let Some((mut path, what)) = explain::locate(&self.rewritten) else {
             // The whole is refused, for its size perhaps.
-            if self.is_lenient && self.expresses && message != crate::compile::TOO_MUCH_WORK {
+            if self.is_lenient && self.expresses && message != limits::TOO_MUCH_WORK {
                 return self.rewrite_unexpressed();
             }
             return Err(explain::rephrase(message));

@@ -22,6 +22,8 @@ pub const MAX_COMPILE_TIME: Duration = Duration::from_secs(5);
 /// Hashes of one compilation, which measure its work: see the crate `work_limit` (`hasher/`). A schema of 4,000
 /// properties needs 1.2 million. With the 60 bytes that some of them allocate, this also limits the memory.
 pub const MAX_COMPILE_HASHES: u64 = 5_000_000;
+/// Why a grammar above the limits of a compilation is refused.
+pub const TOO_MUCH_WORK: &str = "it takes too much work to compile; make it smaller";
 /// Hashes of one call of a matcher, which all requests wait for: some 50 milliseconds.
 pub const MAX_CALL_HASHES: u64 = 300_000;
 /// Compilations at once.

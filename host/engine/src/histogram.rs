@@ -1,6 +1,6 @@
 //! A histogram with fixed buckets, as Prometheus defines it. Any thread may observe; no lock is taken.
 
-use crate::metrics::{Metric, MetricKind, add};
+use crate::metric::{Metric, MetricKind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts observations by upper bounds. The last bucket is unbounded.
@@ -27,7 +27,7 @@ impl Histogram {
     pub fn observe(&self, value: f64) {
         let bucket = self.bounds.partition_point(|&bound| bound < value);
         if let Some(count) = self.counts.get(bucket) {
-            add(count, 1);
+            count.fetch_add(1, Ordering::Relaxed);
         }
         let plus = |sum| Some((f64::from_bits(sum) + value).to_bits());
         // The closure always returns a value, so this does not fail.

@@ -11,7 +11,6 @@
 mod known_heads;
 
 use crate::error::LoadError;
-use crate::model_config::STEP_TOKENS;
 use crate::split_files::split_files;
 use corral_llama::gguf::{GgufError, Value, metadata_where, tensors};
 use corral_llama::{KvType, LlamaError, check_magic};
@@ -19,6 +18,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Most tokens in a step (n_batch and n_ubatch).
+pub(crate) const STEP_TOKENS: u32 = 512;
 /// llama.cpp rounds the cells of a context up to a multiple.
 const CELL_MULTIPLE: u64 = 256;
 /// At most this many bytes of a saved state are a token's position and ids.

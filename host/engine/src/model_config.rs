@@ -19,8 +19,6 @@ pub(crate) const MAX_RUNNING: u16 = 256;
 /// Default number of running requests. Each sequence id costs an output buffer and lengthens scans over all ids; more
 /// rows in a step gain nothing on a CPU.
 const DEFAULT_MAX_RUNNING: u16 = 64;
-/// Most tokens in a step (n_batch and n_ubatch).
-pub(crate) const STEP_TOKENS: u32 = 512;
 /// Default limit of the context length.
 pub(crate) const DEFAULT_CONTEXT: u32 = 8192;
 /// Default length of the queue.

@@ -9,6 +9,7 @@ use crate::engine::{Engine, thread_ended};
 use crate::image::{Image, ImageKey, SavedImages, save_images};
 use crate::reply::{Reply, reply};
 use crate::snapshot::{Origin, SnapshotContent};
+use crate::state_format::format_hash;
 use crate::worker::{
     Command, ExportState, ExportedState, ImportState, NewRequest, NewWork, Prompt,
 };
@@ -16,22 +17,11 @@ use crate::{
     Caller, Distribution, Error, GenerateOptions, Generation, NextTokenRequest, SnapshotError,
     Token,
 };
-use corral_llama::{IMAGE_TOKENS, ImagePart, KvType};
+use corral_llama::{IMAGE_TOKENS, ImagePart};
 use corral_scheduler::{AdapterId, PositionOrder, PrefixScope, Retention};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
-
-/// What a state depends on beside the model file. Change this text when one of these changes.
-const STATE_FORMAT: &[u8] = b"llama-cpp-sys-2 0.1.161, unified f16 cache, flash attention";
-
-/// The addition to [`STATE_FORMAT`] for a type of cells; empty for the default.
-fn format_suffix(kv: KvType) -> &'static [u8] {
-    match kv {
-        KvType::F16 => b"",
-        KvType::Q8_0 => b", but q8_0",
-    }
-}
 
 /// Tokens and a retention of their state.
 #[derive(Clone)]
@@ -381,14 +371,6 @@ impl Sequence {
     }
 }
 
-/// A hash of what a state depends on beside the model file.
-pub(crate) fn format_hash(kv: KvType) -> u64 {
-    // FNV-1a, to distinguish versions and no more.
-    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    let format = STATE_FORMAT.iter().chain(format_suffix(kv));
-    format.fold(0xcbf2_9ce4_8422_2325, mix)
-}
-
 fn no_snapshots() -> Error {
     Error::Unsupported("this server keeps no snapshots; start it with --snapshot-dir DIR".into())
 }
@@ -461,20 +443,6 @@ fn decode_state(mut encoded: Vec<u8>, tokens: usize) -> Option<(ExportedState, O
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn state_format_names_the_pinned_version() {
-        let manifest = include_str!("../../../Cargo.toml");
-        let format = std::str::from_utf8(STATE_FORMAT).unwrap();
-        let version = format.split([' ', ',']).nth(1).unwrap();
-        let pinned = format!("llama-cpp-sys-2 = {{ version = \"={version}\"");
-        assert!(manifest.contains(&pinned), "{pinned} is not in Cargo.toml");
-    }
-
-    #[test]
-    fn format_hash_depends_on_cell_type() {
-        assert_ne!(format_hash(KvType::F16), format_hash(KvType::Q8_0));
-    }
 
     #[test]
     fn encoded_state_round_trips() {

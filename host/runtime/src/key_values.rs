@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn broken_file_is_an_error_and_can_be_repaired() {
+    async fn broken_file_is_an_error_until_repaired() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("values.redb");
         std::fs::write(&file, [1; 10_000]).unwrap();

@@ -6,8 +6,8 @@
 
 use crate::Time;
 use crate::adapter_schedule::Candidate;
-use crate::latency::first_token_due;
 use crate::prefill_budget::PrefillBudget;
+use crate::prefill_need::first_token_due;
 use crate::queue::Queue;
 use crate::request::AdapterId;
 use crate::running::{DecodingCount, RunningRequest, RunningRequests};

@@ -5,13 +5,13 @@
 //! scope find cached: in the cells, in memory, or on disk.
 //!
 //! Running requests are compared with what was reported of them; of the entries only those that the prefix cache lists as
-//! changed, since there may be very many. Nothing is recorded before [`Scheduler::follow_cache`].
+//! changed, since there may be very many. Nothing is recorded before
+//! [`Scheduler::follow_cache`](crate::Scheduler::follow_cache).
 
 use crate::Token;
-use crate::prefix_cache::PrefixHolder;
+use crate::prefix_cache::{EntryLocation, PrefixCache, PrefixHolder};
 use crate::request::{PrefixScope, RequestId};
-use crate::scheduler::Scheduler;
-use crate::status::EntryLocation;
+use crate::running::RunningRequests;
 use std::collections::BTreeMap;
 
 /// From now on, a holder holds the first `kept` tokens that it held before and then `tokens`, all of them in `location`.
@@ -47,6 +47,58 @@ struct Reported {
 const FIRST_RUNNING: PrefixHolder = PrefixHolder::Running(RequestId(0));
 
 impl CacheReport {
+    /// Reports nothing yet; from now on, `entries` lists its changes.
+    pub fn new(block: u32, entries: &mut PrefixCache) -> Self {
+        entries.record_changes();
+        Self {
+            block: block as usize,
+            reported: BTreeMap::new(),
+        }
+    }
+
+    /// Begins anew: the next changes are those of an empty cache.
+    pub fn clear(&mut self, entries: &mut PrefixCache) {
+        self.reported.clear();
+        entries.record_changes();
+    }
+
+    /// The changes since the last call. What moved from one holder to another, such as from a request to the entry that it
+    /// leaves, is added before it is removed.
+    pub fn changes(
+        &mut self,
+        entries: &mut PrefixCache,
+        requests: &RunningRequests,
+    ) -> Vec<CacheChange> {
+        let mut changes = Vec::new();
+        for id in entries.take_changed() {
+            let holder = PrefixHolder::Entry(id);
+            changes.extend(match entries.get(id) {
+                Some(entry) => self.update(holder, entry.scope, entry.location(), &entry.tokens),
+                None => self.remove(holder),
+            });
+        }
+        for running in requests.iter() {
+            let holder = PrefixHolder::Running(running.id());
+            let tokens = running.tokens();
+            let computed = &tokens[..tokens.len().min(running.computed as usize)];
+            let scope = running.request.scope;
+            changes.extend(self.update(holder, scope, EntryLocation::Cells, computed));
+        }
+        let reported = || self.reported.range(FIRST_RUNNING..);
+        if reported().count() > requests.len() {
+            let is_gone = |holder: &PrefixHolder| match holder {
+                PrefixHolder::Running(id) => requests.get(*id).is_none(),
+                PrefixHolder::Entry(_) => false,
+            };
+            let gone = reported().map(|(holder, _)| *holder).filter(is_gone);
+            for holder in Vec::from_iter(gone) {
+                changes.extend(self.remove(holder));
+            }
+        }
+        changes.sort_by_key(|change| change.tokens.is_empty());
+        changes
+    }
+
     /// Reports what a holder holds now.
     fn update(
         &mut self,
@@ -88,66 +140,5 @@ impl CacheReport {
             kept: 0,
             tokens: Vec::new(),
         })
-    }
-}
-
-impl Scheduler {
-    /// From now on, records changes in blocks of this many tokens. False if requests reuse no parts of sequences: then
-    /// blocks do not tell what a request finds, and nothing is recorded.
-    pub fn follow_cache(&mut self, block: u32) -> bool {
-        let follows = self.config.can_reuse_part() && block > 0;
-        if follows {
-            self.kv.entries.record_changes();
-            self.cache_report = Some(CacheReport {
-                block: block as usize,
-                reported: BTreeMap::new(),
-            });
-        }
-        follows
-    }
-
-    /// The changes since the last call. What moved from one holder to another, such as from a request to the entry that it
-    /// leaves, is added before it is removed.
-    pub fn cache_changes(&mut self) -> Vec<CacheChange> {
-        let Some(report) = &mut self.cache_report else {
-            return Vec::new();
-        };
-        let mut changes = Vec::new();
-        for id in self.kv.entries.take_changed() {
-            let holder = PrefixHolder::Entry(id);
-            changes.extend(match self.kv.entries.get(id) {
-                Some(entry) => report.update(holder, entry.scope, entry.location(), &entry.tokens),
-                None => report.remove(holder),
-            });
-        }
-        for running in self.running.iter() {
-            let holder = PrefixHolder::Running(running.id());
-            let tokens = running.tokens();
-            let computed = &tokens[..tokens.len().min(running.computed as usize)];
-            let scope = running.request.scope;
-            changes.extend(report.update(holder, scope, EntryLocation::Cells, computed));
-        }
-        let reported = || report.reported.range(FIRST_RUNNING..);
-        if reported().count() > self.running.len() {
-            let is_gone = |holder: &PrefixHolder| match holder {
-                PrefixHolder::Running(id) => self.running.get(*id).is_none(),
-                PrefixHolder::Entry(_) => false,
-            };
-            let gone = reported().map(|(holder, _)| *holder).filter(is_gone);
-            for holder in Vec::from_iter(gone) {
-                changes.extend(report.remove(holder));
-            }
-        }
-        changes.sort_by_key(|change| change.tokens.is_empty());
-        changes
-    }
-
-    /// All that the cache holds now, as changes of an empty one.
-    pub fn cache_contents(&mut self) -> Vec<CacheChange> {
-        if let Some(report) = &mut self.cache_report {
-            report.reported.clear();
-            self.kv.entries.record_changes();
-        }
-        self.cache_changes()
     }
 }

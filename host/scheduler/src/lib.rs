@@ -42,6 +42,7 @@ mod cost_model;
 mod deferred_sampling;
 mod device_top_k;
 mod draft_acceptance;
+mod draft_planning;
 mod draft_results;
 mod drafts;
 mod eviction;
@@ -57,6 +58,7 @@ mod overlap;
 mod overlap_state;
 mod preemption;
 mod prefill_budget;
+mod prefill_need;
 mod prefill_profile;
 mod prefix_cache;
 mod prefix_sharing;
@@ -89,7 +91,7 @@ pub use model_drafts::{DraftPlan, DraftState};
 pub use overlap_state::Overlap;
 pub use prefill_budget::PrefillPolicy;
 pub use prefill_profile::CHUNK_SIZES;
-pub use prefix_cache::PrefixHolder;
+pub use prefix_cache::{EntryLocation, PrefixHolder};
 pub use prefix_tree::PrefixTree;
 pub use request::{
     AdapterId, CellQuota, LogitsKind, PrefixScope, Priority, QuotaGroup, Request, RequestId,
@@ -97,9 +99,7 @@ pub use request::{
 };
 pub use retention::{Retention, WeakRetention};
 pub use scheduler::Scheduler;
-pub use status::{
-    DroppedPrefixes, EntryLocation, EntryStatus, RequestState, RequestStatus, SchedulerCounters,
-};
+pub use status::{DroppedPrefixes, EntryStatus, RequestState, RequestStatus, SchedulerCounters};
 pub use step::{EnqueueError, EntryId, Expired, MemoryOp, Row, SeqId, Step, StepResult, StepShape};
 pub use tenant_schedule::MAX_SHORT_STEPS;
 

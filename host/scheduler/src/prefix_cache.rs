@@ -13,7 +13,6 @@ use crate::kv_cells::PositionOrder;
 use crate::prefix_tree::PrefixTree;
 use crate::request::{PrefixScope, RequestId, length};
 use crate::retention::{Retention, WeakRetention};
-use crate::status::EntryLocation;
 use crate::step::{EntryId, SeqId};
 use crate::{Time, Token};
 use std::cmp::Reverse;
@@ -34,6 +33,28 @@ pub enum PrefixHolder {
     Entry(EntryId),
     /// A running request.
     Running(RequestId),
+}
+
+/// Where the state of a prefix cache entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum EntryLocation {
+    /// In the KV cells.
+    Cells,
+    /// In the machine's memory, or moved on by its store.
+    Memory,
+    /// On disk.
+    Disk,
+}
+
+impl EntryLocation {
+    /// Its name in status reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cells => "cells",
+            Self::Memory => "memory",
+            Self::Disk => "disk",
+        }
+    }
 }
 
 /// Where an entry's state is.

@@ -1,9 +1,10 @@
 //! The state of a scheduler, for people and metrics.
 
+use crate::cache_changes::{CacheChange, CacheReport};
 use crate::cost_model::CostModel;
 use crate::kv_cells::KvCells;
 use crate::latency::Latency;
-use crate::prefix_cache::Entry;
+use crate::prefix_cache::{Entry, EntryLocation};
 use crate::request::{AdapterId, PrefixScope, Priority, RequestId, RequestProgress, Tenant};
 use crate::running::{RunningRequest, Wait};
 use crate::scheduler::Scheduler;
@@ -87,28 +88,6 @@ pub struct RequestStatus {
     pub cached: u32,
     /// What it does.
     pub state: RequestState,
-}
-
-/// Where the state of a prefix cache entry is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum EntryLocation {
-    /// In the KV cells.
-    Cells,
-    /// In the machine's memory, or moved on by its store.
-    Memory,
-    /// On disk.
-    Disk,
-}
-
-impl EntryLocation {
-    /// Its name in status reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Cells => "cells",
-            Self::Memory => "memory",
-            Self::Disk => "disk",
-        }
-    }
 }
 
 /// What became of the prefix cache entries that were to be dropped.
@@ -206,6 +185,32 @@ impl Scheduler {
             }
         }
         result
+    }
+
+    /// From now on, records changes in blocks of this many tokens. False if requests reuse no parts of sequences: then
+    /// blocks do not tell what a request finds, and nothing is recorded.
+    pub fn follow_cache(&mut self, block: u32) -> bool {
+        let follows = self.config.can_reuse_part() && block > 0;
+        if follows {
+            self.cache_report = Some(CacheReport::new(block, &mut self.kv.entries));
+        }
+        follows
+    }
+
+    /// How the cache changed since the last call. Additions come first.
+    pub fn cache_changes(&mut self) -> Vec<CacheChange> {
+        let Some(report) = &mut self.cache_report else {
+            return Vec::new();
+        };
+        report.changes(&mut self.kv.entries, &self.running)
+    }
+
+    /// All that the cache holds now, as changes of an empty one.
+    pub fn cache_contents(&mut self) -> Vec<CacheChange> {
+        if let Some(report) = &mut self.cache_report {
+            report.clear(&mut self.kv.entries);
+        }
+        self.cache_changes()
     }
 
     /// The sequence ids of entries. Unlike [`Scheduler::entries`] it does not visit swapped-out ones.

@@ -14,6 +14,7 @@
 mod admin;
 mod api_description;
 mod api_keys;
+mod connection_info;
 mod cors;
 pub mod deployments;
 mod development;
@@ -33,6 +34,7 @@ mod proxy_headers;
 mod public;
 mod public_metrics;
 mod request_body;
+mod request_id;
 mod request_log;
 mod request_policy;
 mod response_policy;

@@ -37,7 +37,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
-pub(crate) use connection::ConnectionInfo;
 pub(crate) use response_body::StreamEnd;
 pub(crate) use socket::{Socket, UnixSocketFile, bind_unix, set_options};
 pub(crate) use spare_files::SpareFiles;

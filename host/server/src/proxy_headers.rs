@@ -2,7 +2,7 @@
 //!
 //! They have the names that routers of the Gateway API's inference extension send.
 
-use crate::listener::ConnectionInfo;
+use crate::connection_info::ConnectionInfo;
 use corral_engine::Tenant;
 use http::{Extensions, HeaderMap};
 use ipnet::IpNet;

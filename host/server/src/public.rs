@@ -1,14 +1,16 @@
 //! The public listener: probes, and the routes of the deployments.
 
 use crate::api_keys::KeyHolder;
+use crate::connection_info::ConnectionInfo;
 use crate::deployments::{ServingDeployment, Unavailable};
 use crate::development;
-use crate::listener::{ConnectionInfo, StreamEnd};
+use crate::listener::StreamEnd;
 use crate::probes;
 use crate::problem::Problem;
 use crate::public_metrics;
 use crate::request_body::{BodyState, RequestBody};
-use crate::request_log::{HttpRequestId, LoggedBody, REQUEST_ID, RequestDetails, RequestLog};
+use crate::request_id::{HttpRequestId, REQUEST_ID};
+use crate::request_log::{LoggedBody, RequestDetails, RequestLog};
 use crate::response_policy::ResponsePolicy;
 use crate::running_requests::{AdmittedRequest, RequestSource};
 use crate::state::ServerState;

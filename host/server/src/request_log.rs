@@ -1,4 +1,4 @@
-//! Request ids, and one access log line and the counters for each request.
+//! One access log line and the counters for each request.
 //!
 //! A [`RequestLog`] travels inside the response body, so it observes the end of the answer, or that the
 //! client disconnected before it.
@@ -6,90 +6,20 @@
 use crate::deployments::DeploymentContext;
 use crate::http_counters::{CounterGuard, HttpCounters};
 use crate::memory_guard::MemoryPermit;
+use crate::request_id::HttpRequestId;
 use crate::running_requests::ListedRequest;
 use crate::telemetry::{HttpRecord, RequestTrace, TraceCaller};
 use bytes::Bytes;
 use corral_engine::TokenUsage;
 use corral_runtime::{Body, CallError, CallTrace, PolledFrame};
 use http::header::CONTENT_LENGTH;
-use http::{HeaderName, HeaderValue, Method, Response};
+use http::{Method, Response};
 use http_body::{Body as _, SizeHint};
-use std::fmt;
-use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
-use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
-
-/// Header with the request id, in the plugin's request and in the answer.
-pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Generates ids that differ between requests and between runs of the process.
-#[derive(Debug)]
-pub(crate) struct RequestIdGenerator {
-    process: u32,
-    next: AtomicU64,
-}
-
-impl Default for RequestIdGenerator {
-    fn default() -> Self {
-        RequestIdGenerator {
-            // The keys of the standard library's hasher are random; the upper half suffices.
-            process: (RandomState::new().hash_one(std::process::id()) >> 32) as u32,
-            next: AtomicU64::new(0),
-        }
-    }
-}
-
-impl RequestIdGenerator {
-    pub(crate) fn next(&self) -> HttpRequestId {
-        HttpRequestId {
-            process: self.process,
-            number: self.next.fetch_add(1, Ordering::Relaxed),
-        }
-    }
-}
-
-/// Id of one request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct HttpRequestId {
-    process: u32,
-    number: u64,
-}
-
-impl fmt::Display for HttpRequestId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:08x}-{}", self.process, self.number)
-    }
-}
-
-impl FromStr for HttpRequestId {
-    type Err = ();
-
-    /// Reads an id as it is displayed.
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let (process, number) = text.split_once('-').ok_or(())?;
-        let id = HttpRequestId {
-            process: u32::from_str_radix(process, 16).map_err(|_| ())?,
-            number: number.parse().map_err(|_| ())?,
-        };
-        // Only one text is an id.
-        if id.to_string() == text {
-            Ok(id)
-        } else {
-            Err(())
-        }
-    }
-}
-
-impl HttpRequestId {
-    pub(crate) fn header(&self) -> HeaderValue {
-        HeaderValue::try_from(self.to_string()).unwrap_or(HeaderValue::from_static("unnamed"))
-    }
-}
 
 /// Longest part of a path in the log.
 const MAX_PATH_CHARS: usize = 256;
@@ -304,20 +234,7 @@ impl http_body::Body for LoggedBody {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ids_differ_between_requests_and_processes() {
-        let ids = RequestIdGenerator::default();
-        let (one, two) = (ids.next(), ids.next());
-        assert_ne!(one.to_string(), two.to_string());
-        assert_eq!(one.header(), one.to_string());
-        assert_eq!(two.to_string().parse(), Ok(two));
-        assert_ne!(
-            RequestIdGenerator::default().process,
-            RequestIdGenerator::default().process,
-            "two processes; equal once in 2^32 runs"
-        );
-    }
+    use crate::request_id::RequestIdGenerator;
 
     #[test]
     fn request_dropped_early_counts_as_aborted() {

@@ -2,7 +2,7 @@
 //!
 //! A request is listed from its admission to the end of its response. Requests that were refused, and probes, are not.
 
-use crate::request_log::HttpRequestId;
+use crate::request_id::HttpRequestId;
 use corral_engine::TokenUsage;
 use corral_runtime::CallCanceler;
 use http::Method;
@@ -173,7 +173,7 @@ impl Drop for ListedRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request_log::RequestIdGenerator;
+    use crate::request_id::RequestIdGenerator;
 
     fn list(all: &Arc<RunningRequests>) -> (ListedRequest, oneshot::Receiver<()>) {
         let ids = RequestIdGenerator::default();

@@ -12,7 +12,7 @@ use crate::memory_guard::{MemoryGuard, MemoryGuardConfig};
 use crate::process_metrics;
 use crate::proxy_headers::TrustedProxies;
 use crate::public;
-use crate::request_log::RequestIdGenerator;
+use crate::request_id::RequestIdGenerator;
 use crate::response_policy::StartingRoutes;
 use crate::services::Services;
 use crate::state::ServerState;

@@ -7,7 +7,7 @@ use crate::listener::HttpLimits;
 use crate::memory_guard::MemoryGuard;
 use crate::problem::Problem;
 use crate::proxy_headers::TrustedProxies;
-use crate::request_log::RequestIdGenerator;
+use crate::request_id::RequestIdGenerator;
 use crate::response_policy::StartingRoutes;
 use crate::running_requests::RunningRequests;
 use crate::services::Services;

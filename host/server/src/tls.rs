@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn reload_from_other_files_keeps_old_pair_on_failure() {
+    fn failed_reload_from_other_files_keeps_old_pair() {
         let dir = tempfile::tempdir().expect("a directory");
         let write = |name: &str, text: &str| {
             let path = dir.path().join(name);

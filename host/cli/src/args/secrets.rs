@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn values_lose_one_end_of_line_and_are_bounded() {
+    fn values_lose_one_line_end_and_have_bounds() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("key");
         let read = |bytes: &[u8]| {

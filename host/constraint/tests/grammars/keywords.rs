@@ -310,7 +310,7 @@ fn rng_index(pick: &mut impl FnMut(&[Value]) -> Value) -> usize {
 }
 
 #[test]
-fn composed_keywords_accept_exactly_the_values_of_the_schema() {
+fn composed_keywords_accept_exactly_the_schema() {
     let members = |name: &str| -> Vec<Value> {
         let values = json!([
             "a",
@@ -383,7 +383,7 @@ fn composed_keywords_accept_exactly_the_values_of_the_schema() {
 }
 
 #[test]
-fn keywords_that_cannot_be_enforced_are_named_or_refused() {
+fn unenforceable_keywords_are_named_or_refused() {
     for (text, path, words) in [
         (
             r#"{"items": {"not": {"pattern": "a"}}}"#,

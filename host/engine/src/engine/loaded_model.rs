@@ -6,9 +6,9 @@
 use crate::LoadError;
 use crate::device_placement::PlacementPlan;
 use crate::image::estimate::projector_weights;
-use crate::memory_estimate::MemoryEstimate;
+use crate::memory_estimate::{MemoryEstimate, STEP_TOKENS};
 use crate::model_check::input::ModelCheckInput;
-use crate::model_config::{DeviceTopKMode, MAX_RUNNING, ModelConfig, STEP_TOKENS};
+use crate::model_config::{DeviceTopKMode, MAX_RUNNING, ModelConfig};
 use crate::worker::MAX_COMPACTION_BYTES;
 use corral_llama::{
     ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadGate, LoadProgress,
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn device_top_k_takes_the_ids_that_are_left() {
+    fn device_top_k_takes_the_remaining_ids() {
         for (running, cells, ids) in [
             (64, 16_384, 64),
             (128, 16_384, 128),

@@ -3,7 +3,8 @@
 use super::policy::LoadState;
 use super::{ModelPool, PoolState, Slot};
 use crate::engine::Engine;
-use crate::metrics::{EngineMetrics, Metric, MetricKind};
+use crate::metric::{Metric, MetricKind};
+use crate::metrics::EngineMetrics;
 use std::time::Duration;
 use strum::{IntoStaticStr, VariantNames};
 

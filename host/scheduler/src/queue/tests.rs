@@ -120,7 +120,7 @@ fn blocked_request_is_overtaken_by_priority_only() {
 }
 
 #[test]
-fn blocked_request_is_overtaken_if_its_tenant_runs_several() {
+fn tenant_with_several_running_is_overtaken_when_blocked() {
     let mut queue = Queue::default();
     for id in 1..=4 {
         queue.push(request(id, 1, 0, None));

@@ -36,7 +36,7 @@ fn step(scheduler: &mut Scheduler) -> Step {
 }
 
 #[test]
-fn short_step_makes_no_room_for_rows_it_leaves_out() {
+fn short_step_makes_room_for_its_rows_only() {
     const LARGE: u64 = 40;
     let mut scheduler = Scheduler::new(SchedulerConfig {
         seq_ids: 48,

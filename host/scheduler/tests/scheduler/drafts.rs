@@ -116,7 +116,7 @@ fn draft_model_saves_time_where_it_is_cheap() {
 }
 
 #[test]
-fn draft_model_is_left_out_where_it_costs_time() {
+fn draft_model_rests_where_it_costs_time() {
     let machine = Machine::default();
     // As slow as the model itself.
     let slow = Machine {

@@ -3,7 +3,7 @@
 
 use super::AdminState;
 use super::prefix_cache::owner_in;
-use crate::listener::ConnectionInfo;
+use crate::connection_info::ConnectionInfo;
 use crate::problem::Problem;
 use corral_runtime::Body;
 use http::{Method, Request, Response, StatusCode, Uri};

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_share_snapshots_and_none_is_made_without_them() {
+    async fn snapshots_are_shared_and_need_a_client() {
         let feed = Arc::new(EventFeed {
             interval: Duration::from_millis(5),
             ..EventFeed::default()

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn entry_says_where_it_is_and_how_often_it_was_used() {
+    fn entry_says_its_location_and_uses() {
         let expected = json!({
             "model": "tiny", "entry": 4, "deployment": "/chat", "adapter": 0, "tokens": 7, "hits": 3,
             "shared_tokens": 0, "location": "disk", "retained": false,

@@ -7,6 +7,7 @@ use super::socket::{AcceptedStream, Peer};
 use super::streams::{ConnectionActivity, StreamExecutor};
 use super::transport::{Transport, with_write_timeout};
 use super::{FINAL_EVENT_TIME, ListenerConfig};
+use crate::connection_info::ConnectionInfo;
 use crate::http_counters::TerminationReason;
 use crate::request_log::LoggedBody;
 use crate::shutdown::{ListenerPhase, reached};
@@ -20,7 +21,6 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::error::Error;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,14 +43,6 @@ const MAX_ERROR_RESETS: usize = 100;
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// Time limit for its answer.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Properties of the connection: an extension of its requests.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ConnectionInfo {
-    pub(crate) is_tls: bool,
-    /// Address of the client; none for a process at the other end of a Unix domain socket.
-    pub(crate) address: Option<SocketAddr>,
-}
 
 pub(super) struct Connection<H> {
     pub(super) peer: Peer,

@@ -6,7 +6,7 @@
 
 use super::Telemetry;
 use super::context::{TRACE_PARENT, TRACE_STATE, TraceContext};
-use crate::listener::ConnectionInfo;
+use crate::connection_info::ConnectionInfo;
 use corral_engine::{GenerationRecord, GenerationSink};
 use corral_runtime::{CallError, CallTrace, EmbeddingRecord, OutboundRequest, TraceHeaders};
 use http::header::{HOST, USER_AGENT};

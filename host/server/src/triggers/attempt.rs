@@ -7,7 +7,7 @@ use super::queue::{ClaimedJob, JobQueue};
 use super::{Triggers, now_ms, schedule};
 use crate::deployments::Deployments;
 use crate::problem::Problem;
-use crate::request_log::REQUEST_ID;
+use crate::request_id::REQUEST_ID;
 use crate::request_policy::Access;
 use crate::state::ServerState;
 use crate::telemetry::{JobAttempt, TraceCaller};

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn run_waits_for_the_last_one_unless_overlap_is_allowed() {
+    fn run_waits_unless_overlap_is_allowed() {
         let dir = tempfile::tempdir().expect("there is room");
         let queue = open(dir.path());
         let apart = settings("schedule = '* * * * *'\npath = '/a'");

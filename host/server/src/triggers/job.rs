@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn job_that_ends_the_process_becomes_a_dead_letter() {
+    fn job_that_kills_the_process_becomes_dead_letter() {
         let mut job = record("a", "1", b"", 0);
         for _ in 0..MAX_INTERRUPTIONS {
             job.begin(1);

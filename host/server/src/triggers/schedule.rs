@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn daily_run_stays_daily_when_summer_begins_and_ends() {
+    fn daily_run_stays_daily_across_clock_changes() {
         // In Berlin 02:00 to 03:00 is missing on 2026-03-29 and there twice on 2026-10-25.
         let inside = schedule("30 2 * * *", Some("Europe/Berlin"));
         assert_eq!(

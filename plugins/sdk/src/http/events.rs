@@ -74,11 +74,6 @@ impl EventWriter {
         self.write_bytes(bytes.into()).await
     }
 
-    /// Whether the client disconnected.
-    pub fn is_disconnected(&self) -> bool {
-        self.disconnected
-    }
-
     async fn write(&mut self, event: String) -> Result<(), Error> {
         self.write_bytes(event.into_bytes()).await
     }

@@ -1,0 +1,93 @@
+//! Ids of requests.
+
+use http::{HeaderName, HeaderValue};
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Header with the request id, in the plugin's request and in the answer.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Generates ids that differ between requests and between runs of the process.
+#[derive(Debug)]
+pub(crate) struct RequestIdGenerator {
+    process: u32,
+    next: AtomicU64,
+}
+
+impl Default for RequestIdGenerator {
+    fn default() -> Self {
+        RequestIdGenerator {
+            // The keys of the standard library's hasher are random; the upper half suffices.
+            process: (RandomState::new().hash_one(std::process::id()) >> 32) as u32,
+            next: AtomicU64::new(0),
+        }
+    }
+}
+
+impl RequestIdGenerator {
+    pub(crate) fn next(&self) -> HttpRequestId {
+        HttpRequestId {
+            process: self.process,
+            number: self.next.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+}
+
+/// Id of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct HttpRequestId {
+    process: u32,
+    number: u64,
+}
+
+impl fmt::Display for HttpRequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}-{}", self.process, self.number)
+    }
+}
+
+impl FromStr for HttpRequestId {
+    type Err = ();
+
+    /// Reads an id as it is displayed.
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (process, number) = text.split_once('-').ok_or(())?;
+        let id = HttpRequestId {
+            process: u32::from_str_radix(process, 16).map_err(|_| ())?,
+            number: number.parse().map_err(|_| ())?,
+        };
+        // Only one text is an id.
+        if id.to_string() == text {
+            Ok(id)
+        } else {
+            Err(())
+        }
+    }
+}
+
+impl HttpRequestId {
+    pub(crate) fn header(&self) -> HeaderValue {
+        HeaderValue::try_from(self.to_string()).unwrap_or(HeaderValue::from_static("unnamed"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_differ_between_requests_and_processes() {
+        let ids = RequestIdGenerator::default();
+        let (one, two) = (ids.next(), ids.next());
+        assert_ne!(one.to_string(), two.to_string());
+        assert_eq!(one.header(), one.to_string());
+        assert_eq!(two.to_string().parse(), Ok(two));
+        assert_ne!(
+            RequestIdGenerator::default().process,
+            RequestIdGenerator::default().process,
+            "two processes; equal once in 2^32 runs"
+        );
+    }
+}
