@@ -1,7 +1,10 @@
-//! Model files that end llama.cpp's process, and files that change while they are served. The server refuses such a
-//! file, or serves what it has read; other models never notice.
+//! Model files, and files that belong to a model, that end llama.cpp's process, and files that change while they are served. The
+//! server refuses such a file, or serves what it has read; other models never notice.
 
-use corral_tests::{Corral, artifacts, scratch_dir, words};
+use corral_tests::pictures::{drawn_sum, projector};
+use corral_tests::recordings::{audio_projector, recorded_sum};
+use corral_tests::{Corral, RELIABLE_SUMS, Response, artifacts, scratch_dir, words};
+use data_encoding::BASE64;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
@@ -16,6 +19,9 @@ const STRING: u32 = 8;
 /// Random mutants of a normal run; `CORRAL_MUTANTS` sets those of the ignored one.
 const MUTANTS: usize = 24;
 const SOAK_MUTANTS: usize = 10_000;
+/// Mutants of each companion in a normal run. The ignored one has one for this many models.
+const COMPANION_MUTANTS: u64 = 3;
+const MODELS_PER_COMPANION: u64 = 20;
 /// Models of one server.
 const BATCH: usize = 40;
 
@@ -27,9 +33,13 @@ struct Mutant {
 
 impl Mutant {
     fn new(name: &str) -> Self {
+        Self::of(name, &artifacts::model())
+    }
+
+    fn of(name: &str, file: &Path) -> Self {
         Mutant {
             name: name.to_owned(),
-            bytes: std::fs::read(artifacts::model()).expect("the model can be read"),
+            bytes: std::fs::read(file).expect("the file can be read"),
         }
     }
 
@@ -79,14 +89,18 @@ impl Mutant {
         self
     }
 
-    /// Changes a few random bytes, most of them in the header.
     fn random(seed: u64) -> Self {
+        Mutant::new(&format!("random-{seed}")).damage(HEADER, seed)
+    }
+
+    /// Changes a few random bytes, most of them in the header.
+    fn damage(self, header: usize, seed: u64) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
-        let mut mutant = Mutant::new(&format!("random-{seed}"));
+        let mut mutant = self;
         for _ in 0..random.random_range(1..=3) {
             let end = match random.random_range(0..20) {
                 0 => mutant.bytes.len(),
-                _ => HEADER,
+                _ => header,
             };
             // The magic number stays, or the file is no model.
             let at = random.random_range(4..end - 8);
@@ -108,7 +122,7 @@ impl Mutant {
                 _ if random.random_range(0..8) == 0 => mutant.bytes.truncate(at),
                 _ => mutant.bytes[at..at + 8].fill(0),
             }
-            if mutant.bytes.len() <= HEADER {
+            if mutant.bytes.len() <= header {
                 break;
             }
         }
@@ -162,6 +176,81 @@ fn ask_all(mutants: &[Mutant]) -> Vec<u16> {
     statuses
 }
 
+/// Files that belong to a model: the option, the file, and the bytes of its header.
+fn companions() -> [(&'static str, PathBuf, usize); 4] {
+    [
+        ("--adapter", artifacts::adapter(), 4136),
+        ("--draft", artifacts::draft_model(), 8898),
+        ("--mmproj", projector().into(), 1196),
+        ("--mmproj", audio_projector().into(), 1743),
+    ]
+}
+
+/// Mutants of each companion, with its option.
+fn random_companions(seed: u64) -> Vec<(&'static str, Mutant)> {
+    let all = companions().into_iter().enumerate();
+    all.map(|(number, (option, file, header))| {
+        let mutant = Mutant::of(&format!("with-{number}-{seed}"), &file);
+        (option, mutant.damage(header, seed))
+    })
+    .collect()
+}
+
+/// Asks the demo model with each of these companions, and about a picture and a recording if one may encode them, beside two
+/// neighbors. Returns the first response of each.
+fn ask_with_companions(mutants: &[(&str, Mutant)]) -> Vec<Response> {
+    let dir = scratch_dir();
+    let mut line = Vec::new();
+    for (option, mutant) in mutants {
+        let file = mutant.write(&dir);
+        let file = match *option {
+            "--adapter" => named(&format!("{}:damaged", mutant.name), &file),
+            _ => named(&mutant.name, &file),
+        };
+        let model = named(&mutant.name, &artifacts::model());
+        line.extend(["--model".to_owned(), model, (*option).to_owned(), file]);
+    }
+    let mut arguments = words("--context 512 --kv-cells 512 --max-running 8");
+    arguments.extend(line.iter().map(String::as_str));
+    let corral = Corral::start_with_routes(&[("/v1", "openai")], &arguments);
+    let sum = RELIABLE_SUMS[0];
+    let picture = format!("data:image/png;base64,{}", BASE64.encode(&drawn_sum(sum)));
+    let recording = BASE64.encode(&recorded_sum(sum));
+    let media = [
+        json!({"type": "image_url", "image_url": {"url": picture}}),
+        json!({"type": "input_audio", "input_audio": {"data": recording, "format": "wav"}}),
+    ];
+    let mut responses = Vec::new();
+    let asked = corral.with_neighbors(|| {
+        for (option, mutant) in mutants {
+            let mut body = request(&mutant.name);
+            if *option == "--adapter" {
+                body["adapter"] = json!("damaged");
+            }
+            let response = corral.post("/generate", body.to_string());
+            for part in &media {
+                if response.status == 200 && *option == "--mmproj" {
+                    let content = json!([part, {"type": "text", "text": "="}]);
+                    let messages = json!([{"role": "user", "content": content}]);
+                    let body = json!({"model": mutant.name, "max_tokens": 4, "messages": messages});
+                    // Its encoder may not accept it.
+                    let _ = corral.post("/v1/chat/completions", body.to_string());
+                }
+            }
+            responses.push(response);
+        }
+    });
+    assert!(asked >= 2, "1+1 was answered {asked} times meanwhile");
+    corral.check_alive();
+    drop(corral);
+    for (response, (_, mutant)) in responses.iter().zip(mutants) {
+        let is_public = !response.body.contains(dir.to_str().expect("UTF-8"));
+        assert!(is_public, "{}: {response:?}", mutant.name);
+    }
+    std::fs::remove_dir_all(dir).expect("it is ours");
+    responses
+}
+
 #[test]
 fn files_that_abort_llama_cpp_are_refused() {
     let u32 = |key: &str, value: u32| {
@@ -205,6 +294,29 @@ fn random_mutants_leave_server_running() {
 }
 
 #[test]
+fn random_companions_leave_server_running() {
+    let mutants: Vec<_> = (0..COMPANION_MUTANTS).flat_map(random_companions).collect();
+    ask_with_companions(&mutants);
+}
+
+#[test]
+fn projectors_that_abort_llama_cpp_are_refused() {
+    let mutant = |name: &str, file: &str, key: &str, value: u32| {
+        let mutant = Mutant::of(name, Path::new(file));
+        ("--mmproj", mutant.set(key, U32, &value.to_le_bytes()))
+    };
+    let mutants = [
+        mutant("sees", projector(), "clip.vision.embedding_length", 7),
+        mutant("hears", audio_projector(), "clip.audio.embedding_length", 7),
+    ];
+    for (response, (_, mutant)) in ask_with_companions(&mutants).iter().zip(&mutants) {
+        assert_eq!(response.status, 500, "{response:?}");
+        let named = format!("with {}.gguf: opening it fails", mutant.name);
+        assert!(response.body.contains(&named), "{response:?}");
+    }
+}
+
+#[test]
 #[ignore = "takes minutes for each thousand: make soak; CORRAL_MUTANTS and CORRAL_SEED choose"]
 fn many_random_mutants_leave_server_running() {
     let number = |name: &str, otherwise: usize| {
@@ -227,6 +339,11 @@ fn many_random_mutants_leave_server_running() {
             "{} of {count}: {usable} usable, {refused} refused",
             usable + refused
         );
+    }
+    let seeds = Vec::from_iter(first..first + count / MODELS_PER_COMPANION);
+    for seeds in seeds.chunks(BATCH / companions().len()) {
+        let mutants: Vec<_> = seeds.iter().copied().flat_map(random_companions).collect();
+        ask_with_companions(&mutants);
     }
 }
 

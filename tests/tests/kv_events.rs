@@ -2,10 +2,13 @@
 
 use corral_tests::{Corral, TIMEOUT, artifacts, key_file, new_key, run, run_command, wait_for};
 use data_encoding::HEXLOWER;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::collections::{HashMap, HashSet};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -366,6 +369,38 @@ fn stopped_subscriber_delays_nobody() {
     stopped.until("the last prompt", |blocks| blocks.has(last));
     let missed = "corral_kv_events_missed_batches_total";
     assert_eq!(corral.metrics().get(missed), 0.0);
+}
+
+#[test]
+fn garbage_on_sockets_disturbs_no_subscriber() {
+    let corral = start(&[]);
+    let mut subscriber = Subscriber::start(&corral);
+    // Of a peer that speaks ZMTP 3.
+    let mut greeting = [0_u8; 64];
+    (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
+    greeting[12..16].copy_from_slice(b"NULL");
+    let ready = &b"\x04\x06\x05READY"[..];
+    let mut peers = Vec::new();
+    for address in addresses(&corral) {
+        let address = address.strip_prefix("tcp://").expect("a TCP address");
+        for seed in 0..30 {
+            let mut noise = vec![0; 4096];
+            ChaCha8Rng::seed_from_u64(seed).fill_bytes(&mut noise);
+            let bytes = match seed % 3 {
+                0 => noise,
+                1 => [&greeting[..], &noise[..]].concat(),
+                _ => [&greeting[..], ready, &noise[..]].concat(),
+            };
+            let mut peer = TcpStream::connect(address).expect("the socket is open");
+            // The server may close it meanwhile.
+            let _ = peer.write_all(&bytes);
+            peers.push(peer);
+        }
+    }
+    let words = "beside the noise ";
+    ask(&corral, words);
+    subscriber.until("the prompt", |blocks| blocks.has(words));
+    corral.check_alive();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Each text says what happened, what was expected and what to do.
 
 use corral_llama::LlamaError;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use strum::IntoStaticStr;
 
@@ -107,9 +107,9 @@ pub enum LoadError {
     /// The check of the model file refuses it.
     #[error("{text}")]
     Refused {
-        /// The model file.
-        path: PathBuf,
-        /// What is wrong with it.
+        /// The files that the text may name.
+        paths: Vec<PathBuf>,
+        /// What is wrong.
         text: String,
     },
     /// The GPU layers do not fit on their devices.
@@ -150,17 +150,17 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// The text without the directory of the model file, for readers outside of the machine.
+    /// The text without the directories of files, for readers outside of the machine.
     pub fn redacted(&self) -> String {
-        let path = match self {
-            Self::Llama(error) => error.model_path(),
-            Self::DeviceMemory { path, .. } | Self::Refused { path, .. } => Some(path.as_path()),
-            _ => None,
+        let paths: Vec<&Path> = match self {
+            Self::Llama(error) => Vec::from_iter(error.path()),
+            Self::DeviceMemory { path, .. } => vec![path.as_path()],
+            Self::Refused { paths, .. } => paths.iter().map(PathBuf::as_path).collect(),
+            _ => Vec::new(),
         };
-        let Some(path) = path else {
-            return self.to_string();
-        };
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        self.to_string().replace(&path.display().to_string(), &name)
+        paths.into_iter().fold(self.to_string(), |text, path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            text.replace(&path.display().to_string(), &name)
+        })
     }
 }

@@ -165,15 +165,12 @@ impl ModelCheck {
         on_progress: &dyn Fn(),
         cancel: &Cancel,
     ) -> Result<(), LoadError> {
-        // Links are not resolved: the name of a first part tells the names of the others.
-        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let path = absolute(&model.path);
         let adapters = model.adapters.iter();
         let adapters = adapters.map(|(name, path)| (name.clone(), absolute(path)));
         let projector = model.projector.as_deref().map(absolute);
         let backend_dir = self.backend_dir.as_deref().map(absolute);
         let checked = ModelCheckInput {
-            path: path.clone(),
+            path: absolute(&model.path),
             kv_type: model.kv_type,
             context: model.context,
             projector,
@@ -205,11 +202,8 @@ impl ModelCheck {
         };
         match self.children.run_with_progress(&job, on_progress, cancel) {
             Ok(_) => Ok(()),
-            // The child's own words, with the path as the operator wrote it.
-            Err(ChildError::Failed(text)) => Err(LoadError::Refused {
-                path: model.path.clone(),
-                text: text.replace(&*path.to_string_lossy(), &model.path.to_string_lossy()),
-            }),
+            // The child's own words.
+            Err(ChildError::Failed(text)) => Err(refused_because(model, text)),
             Err(ChildError::Time { limit }) => Err(refused(
                 model,
                 &format!(
@@ -297,11 +291,31 @@ fn write_passed(dir: &Path, key: &Fingerprint) -> std::io::Result<()> {
     fs::write(dir.join(&key.0), "")
 }
 
+/// Any of the files may be the cause.
 fn refused(model: &ModelCheckInput, cause: &str) -> LoadError {
-    LoadError::Refused {
-        path: model.path.clone(),
-        text: format!("the model file {}: {cause}", model.path.display()),
-    }
+    let adapters = model.adapters.iter().map(|(_, path)| path);
+    let others = model.projector.iter().chain(adapters);
+    let others: Vec<_> = others.map(|path| path.display().to_string()).collect();
+    let others = match others.is_empty() {
+        true => String::new(),
+        false => format!(" with {}", others.join(", ")),
+    };
+    let path = model.path.display();
+    refused_because(model, format!("the model file {path}{others}: {cause}"))
+}
+
+/// A refusal whose text has each path as the operator wrote it.
+fn refused_because(model: &ModelCheckInput, text: String) -> LoadError {
+    let paths = files(model);
+    let text = paths.iter().fold(text, |text, path| {
+        text.replace(&*absolute(path).to_string_lossy(), &path.to_string_lossy())
+    });
+    LoadError::Refused { paths, text }
+}
+
+/// Links are not resolved: the name of a first part tells the names of the others.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Identifies what a check depends on.
@@ -341,7 +355,7 @@ impl ModelCheck {
         hasher.update((model.adapters.len() as u64).to_le_bytes());
         for path in std::iter::once(&model.path).chain(others) {
             hash_parts(&mut hasher, path).map_err(|error| LoadError::Refused {
-                path: path.clone(),
+                paths: vec![path.clone()],
                 text: format!(
                     "cannot read {}: {error}; check the path and who may read the file",
                     path.display()

@@ -92,13 +92,14 @@ impl LlamaError {
         is_memory.then_some(cause.as_str())
     }
 
-    /// The model file that the text names.
-    pub fn model_path(&self) -> Option<&Path> {
+    /// The file that the text names.
+    pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Unreadable { path, .. }
             | Self::NotGguf { path }
             | Self::Damaged { path, .. }
             | Self::Unsuitable { path, .. }
+            | Self::Adapter { path, .. }
             | Self::Projector { path, .. }
             | Self::HeadTooLarge(GgufError::HeadTooLarge { path, .. }) => Some(path),
             _ => None,

@@ -57,3 +57,44 @@ impl SamplingBudget {
         self.taken
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn budget(can_defer: bool) -> SamplingBudget {
+        SamplingBudget {
+            share: Some(Duration::from_millis(1)),
+            can_defer,
+            taken: Vec::new(),
+        }
+    }
+
+    /// Takes more CPU time than a tenant's share.
+    fn sample_slowly() {
+        let start = thread_cpu_time();
+        while thread_cpu_time().saturating_sub(start) < Duration::from_millis(2) {}
+    }
+
+    #[test]
+    fn rows_beyond_share_of_tenant_are_deferred() {
+        let mut budget = budget(true);
+        let [greedy, other] = [1, 2].map(|number| Some(Tenant(number)));
+        assert!(budget.sample(greedy, sample_slowly));
+        assert!(!budget.sample(greedy, || unreachable!("it has no time left")));
+        assert!(budget.sample(other, || {}));
+        let taken = budget.taken();
+        assert_eq!(taken.len(), 2);
+        assert!(taken[0].1 >= Duration::from_millis(1), "{taken:?}");
+    }
+
+    #[test]
+    fn time_counts_where_no_row_can_wait() {
+        let mut budget = budget(false);
+        for _ in 0..2 {
+            assert!(budget.sample(Some(Tenant(1)), sample_slowly));
+        }
+        let taken = budget.taken();
+        assert!(taken[0].1 >= Duration::from_millis(4), "{taken:?}");
+    }
+}

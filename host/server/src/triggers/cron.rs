@@ -136,7 +136,7 @@ fn handle(
             missed,
         } => {
             state.handled_ms = scheduled_ms;
-            state.missed += missed;
+            state.missed = state.missed.saturating_add(missed);
             let job = new_run(
                 deployment,
                 entry,
@@ -151,7 +151,7 @@ fn handle(
                 !job.state.is_finished() && run.is_some_and(|run| run.entry == identity)
             };
             if !entry.overlap && !queue.list(deployment, 1, &is_unfinished).is_empty() {
-                state.overlaps += 1;
+                state.overlaps = state.overlaps.saturating_add(1);
                 let is_new = queue.record_due_run(&due_run(state, None))?;
                 return Ok(is_new.then_some((record, "skipped")));
             }

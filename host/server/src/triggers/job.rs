@@ -347,8 +347,9 @@ impl JobRecord {
     /// Begins an attempt.
     pub(crate) fn begin(&mut self, now_ms: u64) {
         self.state = JobState::Running;
-        self.attempts += 1;
-        self.claims += 1;
+        // A record of the cluster may have any numbers.
+        self.attempts = self.attempts.saturating_add(1);
+        self.claims = self.claims.saturating_add(1);
         self.started_ms = Some(now_ms);
     }
 
@@ -404,7 +405,7 @@ impl JobRecord {
     /// Returns a job to the queue whose attempt ended without an outcome: with the process, or by a fault of the server.
     pub(crate) fn interrupt(&mut self, now_ms: u64) {
         self.release(now_ms);
-        self.interruptions += 1;
+        self.interruptions = self.interruptions.saturating_add(1);
         if self.interruptions > MAX_INTERRUPTIONS {
             self.set_error("the server ended or failed too often while this job ran");
             self.finish(JobState::Dead, now_ms);
@@ -563,6 +564,16 @@ mod tests {
         begun.begin(1);
         begun.end(failure(true), 2);
         assert!(!begun.dead_letter_if_too_old(millis(MAX_START_DELAY) + 1));
+    }
+
+    #[test]
+    fn largest_counts_of_a_record_are_kept() {
+        let mut job = record("a", "1", b"", 0);
+        (job.attempts, job.claims) = (u32::MAX, u64::MAX);
+        job.interruptions = u32::MAX;
+        job.begin(1);
+        job.interrupt(2);
+        assert_eq!((job.state, job.claims), (JobState::Dead, u64::MAX));
     }
 
     #[test]

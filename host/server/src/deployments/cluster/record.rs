@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 /// Version of the form. Others are refused.
 const FORMAT: u32 = 1;
+/// Largest number of a revision: each deploy adds one.
+const MAX_REVISION: u64 = u64::MAX / 2;
 /// Largest record.
 pub(super) const MAX_BYTES: usize = MAX_MESSAGE_BYTES;
 
@@ -99,6 +101,10 @@ pub(super) fn decode(
             format!("{error}; a newer version of Corral may have written it: run one version on all hosts"),
         )
     })?;
+    if record.latest_revision > MAX_REVISION {
+        let problem = format!("its latest revision is above {MAX_REVISION}; {advice}");
+        return Err(invalid(name, problem));
+    }
     let deployment = record.deployment.map(|deployment| StoredDeployment {
         record: deployment.record,
         revisions: deployment
@@ -192,6 +198,13 @@ mod tests {
             (
                 text.replacen("\"latest_revision\":1", "\"latest_revision\":0", 1),
                 "is not the newest",
+            ),
+            (
+                text.replace(
+                    "\"latest_revision\":1",
+                    "\"latest_revision\":18446744073709551615",
+                ),
+                "is above",
             ),
             (
                 text.replace("\"name\":\"a\"", "\"name\":\"b\""),
