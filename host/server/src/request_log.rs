@@ -6,7 +6,7 @@
 use crate::deployments::DeploymentContext;
 use crate::http_counters::{CounterGuard, HttpCounters};
 use crate::memory_guard::MemoryPermit;
-use crate::request_id::HttpRequestId;
+use crate::request_id::{HttpRequestId, REQUEST_ID};
 use crate::running_requests::ListedRequest;
 use crate::telemetry::{HttpRecord, RequestTrace, TraceCaller};
 use bytes::Bytes;
