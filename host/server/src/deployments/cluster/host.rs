@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// How long a status counts: a host that ended without leaving the cluster is listed until then.
-pub(super) const HOST_LIFETIME: Duration = Duration::from_secs(20);
+pub(super) const STATUS_LIFETIME: Duration = Duration::from_secs(20);
 /// How often a host reports its status.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 /// Hosts that are listed.

@@ -11,7 +11,7 @@
 
 use super::config::ClusterConfig;
 use super::connection::{Connection, MESSAGE_OVERHEAD, REQUEST_TIME};
-use super::host::{HOST_LIFETIME, HostStatus, MAX_HOSTS};
+use super::host::{HostStatus, MAX_HOSTS, STATUS_LIFETIME};
 use super::record;
 use crate::deployments::deployment_store::{DeploymentStore, StoreFuture};
 use crate::deployments::digest::Digest;
@@ -146,7 +146,7 @@ impl JetStreamStore {
             bucket: HOSTS.to_owned(),
             description: "Corral's hosts".to_owned(),
             history: 1,
-            max_age: HOST_LIFETIME,
+            max_age: STATUS_LIFETIME,
             ..kv::Config::default()
         });
         let hosts = hosts.await?;
