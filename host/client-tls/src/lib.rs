@@ -1,5 +1,4 @@
-//! Which certificates of servers clients accept: the commands of `corral`, the host itself, and native programs that use
-//! `corral-remote-client`.
+//! Verifies server certificates, for the host's own clients and for `plugins/remote-client`.
 //!
 //! A server's certificate must lead to a trusted one. A server may also present a certificate of the named file itself:
 //! `openssl req -x509` makes CA certificates, which webpki refuses as a server's. Of the file's certificates only CA

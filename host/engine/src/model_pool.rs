@@ -2,8 +2,8 @@
 //!
 //! [`policy`] decides, as a pure state machine; the [`manager`] thread acts and sleeps until an event
 //! or a timer. Each load and unload runs on a thread of its own, since it takes as long as the disk
-//! takes. A caller that opens a model gets a [`ModelLease`]; a model stays loaded while leases exist. A
-//! file that cannot be loaded fails its callers and no others.
+//! takes. A caller that opens a model gets a [`ModelLease`]; a model stays loaded while leases exist. If a
+//! file cannot be loaded, only the callers of that model get the error.
 //!
 //! An unloaded model returns all of its memory. Retained sequences are lost and computed again after
 //! the next load; counters continue.

@@ -1,29 +1,29 @@
-//! Selection of the highest logits on the device, so that a step copies `k` logits of a row instead of all.
+//! Selection of the highest logits on the device, so that a step copies `k` logits of an output instead of all.
 //!
 //! Never measured on a GPU. [`RawContext`](crate::raw_context::RawContext) attaches [`DeviceSamplers`], and
 //! [`LlamaContext`](crate::LlamaContext) reads their results here. Without
-//! [`ContextSettings::device_top_k`](crate::ContextSettings::device_top_k) none exist and every output is a whole row.
+//! [`ContextSettings::device_top_k`](crate::ContextSettings::device_top_k) none exist and every output has all its logits.
 //!
 //! llama.cpp runs a sampler chain per sequence id on the device. The chain here is one `top_k`. A context gets its
-//! chains when it is made: to attach one later plans all graphs again. As of llama-cpp-sys-2 0.1.161
+//! chains when it is made. Attaching one later makes llama.cpp plan all graphs again. As of llama-cpp-sys-2 0.1.161
 //! (`llama-context.cpp`, `llama-graph.cpp`):
 //!
-//! - **A step copies whole rows or none** (`needs_raw_logits`): one output of a sequence without a chain makes
-//!   llama.cpp copy all rows of the step whole, beside the candidates of those with a chain. (A step is one ubatch,
-//!   except in recurrent and hybrid models, where each ubatch decides for itself.)
-//! - A sequence may have `n_outputs_max_per_seq` outputs in a step. It is 1 here, so that the graphs that llama.cpp
-//!   plans first have no more chains than ids; a second output fails the step (-1). So rows with drafts need ids
-//!   without a chain.
-//! - `llama_get_logits_ith` returns the candidates' logits where there are some, `k` numbers instead of a row: call it
-//!   only where there are none. Candidates come in no order.
+//! - **A step copies all logits of every output, or of none** (`needs_raw_logits`). If any output belongs to a sequence
+//!   without a chain, llama.cpp copies all logits of every output in the step, and the candidates too. (A step is one
+//!   ubatch, except in recurrent and hybrid models, where each ubatch decides for itself.)
+//! - A sequence may have `n_outputs_max_per_seq` outputs in a step. We set it to 1, so that the first planned graphs have
+//!   at most one chain per id. A second output of an id fails the step with -1. Drafts need several outputs, so they use
+//!   ids without a chain.
+//! - `llama_get_logits_ith` returns the `k` logits of the candidates if the output has some: call it only for an output
+//!   that has none. Candidates come in no order.
 //! - Chains of ids that are not in a step are part of its graph, and not computed (`ggml_build_forward_select`). The
-//!   graph always has one padding row (`ggml_pad`), for which the device makes one more copy of all logits. llama.cpp reuses a graph only while
-//!   the same ids have the outputs.
+//!   graph always has one padding row (`ggml_pad`), for which the device makes one more copy of all logits. llama.cpp
+//!   reuses a graph only while the same ids have the outputs.
 //! - Buffers for the logits, probabilities and candidates of all outputs lie beside the logits, each as large, in host
 //!   memory. Recurrent and hybrid models reorder outputs, which swaps all of them.
 //! - `ggml_top_k` ends the process if there are fewer logits than `k`: callers must check.
-//! - Where the device lacks the operation, the chain does nothing and llama.cpp copies each row whole, after a line in
-//!   its log. [`DeviceSamplers::run_on_device`] detects that.
+//! - Where the device lacks the operation, the chain does nothing and llama.cpp copies all logits, after a line in its
+//!   log. [`DeviceSamplers::run_on_device`] detects that.
 
 use crate::output::{LogitsCopied, Output};
 use crate::{SeqId, Token};
@@ -55,7 +55,7 @@ pub(crate) fn copied(
     LogitsCopied {
         // A logit and a token each.
         top_k: top_k_rows * u64::from(k) * 8,
-        // One row without top-k makes llama.cpp copy them all.
+        // One output without top-k makes llama.cpp copy all logits of all outputs.
         whole: match top_k_rows < rows {
             true => rows * 4 * vocabulary as u64,
             false => 0,

@@ -1,9 +1,10 @@
 //! The vision and audio encoders of a model: turn a picture or a recording into embeddings that the model computes in place of
 //! tokens.
 //!
-//! It is llama.cpp's `mtmd`, without its decoders of files: a picture arrives as pixels, a recording as samples. Models for
-//! which an image is more than a row of positions are refused: those with two-dimensional positions (M-RoPE), and those whose
-//! positions of an image see each other (attention that is not causal), since such an image cannot be computed in parts.
+//! It uses llama.cpp's `mtmd`, without its decoders of files: a picture arrives as pixels, a recording as samples. It refuses
+//! models that need more for an image than consecutive positions: models with two-dimensional positions (M-RoPE), and models
+//! in which the positions of an image attend to each other (attention that is not causal), because such an image cannot be
+//! computed in parts.
 
 use crate::{LlamaError, Model, Token, backends, gguf, log};
 use llama_cpp_sys_2 as sys;

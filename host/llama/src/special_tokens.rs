@@ -4,15 +4,15 @@
 //! At each special token it walks the list from its head (`tokenizer_st_partition`), so its time grows with the square of
 //! their number. In short pieces it does not.
 //!
-//! *Invariant*: the tokens of the pieces are the tokens of the text. A cut lies behind a special token
-//! - that overlaps no other, so that llama.cpp finds it, whatever it searches first;
-//! - that begins and ends with a visible character: its neighbors may strip white space.
+//! *Invariant*: the tokens of the pieces are the tokens of the text. A cut is directly after a special token
+//! - that overlaps no other special token, so the search order does not matter;
+//! - that begins and ends with a visible character, because its neighbors may strip white space.
 //!
-//! If the token strips the white space behind it, the cut lies behind that, where no other special token may begin or
-//! continue.
+//! If the token strips the white space that follows it, the cut is after that white space, and no other special token may
+//! begin or continue there.
 //!
-//! llama.cpp tokenizes each fragment independently of the others, and one at the start of a text like one behind a special
-//! token.
+//! llama.cpp tokenizes each fragment independently of the others. A fragment at the start of a text is tokenized like one
+//! after a special token.
 //!
 //! *Limit*: a text has no cuts if all its special tokens overlap others, or begin or end with white space or a
 //! character outside of ASCII. The time to tokenize it grows with the square of their number. Vocabularies with

@@ -1,9 +1,10 @@
 //! CPU time that guests may use without a [turn](crate::compute_turns).
 //!
 //! It belongs to a tenant, not to a call: many short calls get no more of it than one long call. What is used refills with
-//! time, and the tenants that compute share the refill equally, so all of them together use up at most half a thread for
-//! long. Nothing refills for a tenant whose guests wait for turns or have them, unless it is the only tenant: a tenant that
-//! computes all the time would else use a turn and its free time at once, and so all threads of a small machine.
+//! time, and the tenants that compute share the refill equally, so in the long run all of them together use at most half a
+//! thread. Nothing refills for a tenant whose guests wait for turns or have them, unless it is the only tenant. Otherwise a
+//! tenant that always computes would use its turn and its free time together, which can occupy every thread of a small
+//! machine.
 //!
 //! A call that begins creates its tenant's free time; it is removed when it is full and the tenant has no calls.
 

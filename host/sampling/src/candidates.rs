@@ -1,5 +1,5 @@
-//! The tokens that a chain may still draw: first the whole [`LogitRow`], and once a sampler removes
-//! most of it, a [list](crate::list).
+//! The tokens that a chain may still draw. Represented as [all logits](LogitRow) at first, and as a
+//! [list](crate::list) after a sampler has removed most of them.
 
 use crate::RepetitionLengths;
 use crate::list::{self, Candidate, MAX_SORTED, falling};

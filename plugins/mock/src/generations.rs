@@ -1,4 +1,4 @@
-//! `inference-sync`. The script's futures are ready at once.
+//! Implements `inference-sync` with the scripted backend, whose futures never wait.
 
 use std::cell::RefCell;
 

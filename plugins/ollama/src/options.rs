@@ -1,4 +1,4 @@
-//! Members that chat and generate share.
+//! Request fields that chat and generate share.
 
 use corral_sdk::fields::{Fields, ignored, out_of_range};
 use corral_sdk::{Error, Model};
@@ -17,7 +17,7 @@ const DEFAULTS: [(&str, f64); 5] = [
     ("repeat_last_n", 64.0),
 ];
 
-/// What chat and generate have in common.
+/// The fields of both, checked.
 pub struct SharedMembers {
     /// The client's name of the model.
     pub name: String,

@@ -1,4 +1,7 @@
-//! The rest of a generation as one chunk.
+//! Joins what is left of a generation into one chunk, for `collect`.
+//!
+//! *Invariant*: tokens, text and log probabilities keep their order. It waits inside `read`, and does not limit the size,
+//! which the generation's maximum of tokens does.
 
 use crate::bindings::exports::corral::inference::inference::Chunk;
 

@@ -1,7 +1,7 @@
 //! A generation whose chunks the plugin reads from a stream.
 //!
-//! A chunk is taken from the blocking generation only once the plugin reads: a write of no chunks completes at that
-//! moment. So at most one chunk is outside the generation, and a slow plugin gets fewer and larger ones.
+//! An empty write to the stream completes when the plugin reads. Only then is a chunk taken from the blocking generation.
+//! So at most one chunk is outside the generation, and a slow plugin gets fewer and larger chunks.
 
 use std::cell::Cell;
 use std::future::poll_fn;

@@ -12,8 +12,8 @@
 //! # }
 //! ```
 //!
-//! A session is leased: a task renews it while the program's runtime runs, and the host drops all that it held when the last
-//! value of the session is dropped. `append`, `fork`, `truncate` and `generate` only send: their errors are those of the next
+//! A task keeps an idle session open while the program's runtime runs. When the last value of the session is dropped, it
+//! ends, and the host drops all its sequences and generations. `append`, `fork`, `truncate` and `generate` only send: their errors are those of the next
 //! call that waits, or of the generation. Every wait is bounded by [`ConnectOptions::timeout`].
 //!
 //! The types are those of the session protocol, `plugins/session-protocol`; docs/remote.md describes it.

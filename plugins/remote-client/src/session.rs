@@ -1,4 +1,5 @@
-//! The session: sends commands, sorts the replies and renews the lease.
+//! A session: sends commands, passes each reply to its caller, and sends empty lines so that the host does not end an idle
+//! session.
 
 use crate::connection::{ConnectOptions, Lines, Piece, Pieces, open};
 use crate::error::Error;

@@ -1,9 +1,9 @@
 //! The session protocol: `corral:inference` over one HTTP request.
 //!
-//! A client sends a POST and keeps both its bodies open. Each line of the request's body is a [`Command`] in JSON; each
-//! line of the response's body is a [`Reply`]. The connection is the lease: when either body ends, the host drops the
-//! instance that serves the session, and with it every sequence and generation. A client that has nothing to say sends
-//! an empty line before the host's idle timeout (`--io-timeout`) ends the session.
+//! A client sends a POST and keeps the request and response bodies open; the session lasts as long as both. Each line of
+//! the request's body is a [`Command`] in JSON; each line of the response's body is a [`Reply`]. When either body ends, the
+//! host drops the instance that serves the session, and with it every sequence and generation. A client that has no
+//! command to send sends an empty line before the host's idle timeout (`--io-timeout`) ends the session.
 //!
 //! The functions, arguments and errors are those of `wit/corral-inference.wit`. The client numbers its handles: it
 //! chooses an unused number when it creates a model, sequence, constraint, matcher, options or generation, and need not

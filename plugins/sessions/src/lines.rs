@@ -1,4 +1,7 @@
-//! The lines of a request's body.
+//! Reads a request's body line by line; each line is a command.
+//!
+//! *Invariant*: it reads no further once the bytes without a line break exceed the limit, so a client cannot make the
+//! buffer grow. It does not parse the lines.
 
 use corral_sdk::bindings::wasip3::wit_bindgen::{StreamReader, StreamResult};
 

@@ -1,4 +1,4 @@
-//! `corral-bench flat`: whether requests get slower with the number of those before them.
+//! `corral-bench flat`: whether requests get slower as more requests have run before them.
 //!
 //! One-token requests run one after the other. The measured time is the engine's, from admission to the token; the
 //! time in the queue is separate. The slope is the Theil–Sen estimator, the median of the slopes between any two

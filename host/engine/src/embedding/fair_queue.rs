@@ -1,8 +1,9 @@
 //! Which request starts its next input.
 //!
 //! The highest priority goes first, then the tenant with the fewest served tokens, then that tenant's request with the
-//! fewest. So a small request passes a large one after each input, and a tenant with one request passes one with a
-//! hundred. A new tenant or request starts at the lowest count of the others: absence earns no credit.
+//! fewest. A small request can go ahead of a large one between two inputs, and a tenant with one request can go ahead of a
+//! tenant with a hundred. A new tenant or request starts at the lowest count of the others, so being idle gives no
+//! advantage.
 
 use corral_scheduler::{Priority, Tenant};
 use std::cmp::Reverse;

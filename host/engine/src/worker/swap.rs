@@ -1,4 +1,9 @@
-//! Memory operations between two steps, and the swapped-out states.
+//! Applies the scheduler's memory operations between two steps: moves states within the cells, and between the cells and the
+//! stores in RAM and on disk.
+//!
+//! *Invariant*: the scheduler learns of every state that could not be stored or loaded, and the tokens are computed again; no
+//! request fails because of it. This module does not choose what to move, and does not wait for the disk: a state that is
+//! not ready is asked for again before the next step.
 
 use super::Worker;
 use super::prefix_files::PrefixFiles;

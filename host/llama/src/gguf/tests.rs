@@ -1,4 +1,4 @@
-//! Reads back files that [`Writer`] wrote, and hostile heads.
+//! Reads back files that [`Writer`] wrote, and malformed headers.
 
 use super::reader::{Head, HeadError, data_end};
 use super::writer::ALIGNMENT;

@@ -1,4 +1,4 @@
-//! `corral:inference/inference-async`: the functions that wait, for guests that await them.
+//! `corral:inference/inference-async`: the asynchronous functions, for plugins of WASI 0.3.
 
 use super::bindings::corral::inference::constraints::Grammar;
 use super::bindings::corral::inference::inference::{

@@ -1,4 +1,7 @@
-//! The script of the current thread.
+//! The script that answers the host functions called on this thread.
+//!
+//! *Invariant*: a thread has at most one. Dropping [`InstalledScript`] restores the script before it. A host function that is
+//! called without a script panics, which fails the test. This file only finds the script; [`ScriptState`] answers.
 
 use std::cell::RefCell;
 use std::rc::Rc;
