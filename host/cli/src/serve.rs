@@ -1,4 +1,7 @@
-//! `corral serve`.
+//! `corral serve`: the order in which a server starts and stops.
+//!
+//! *Invariant*: the listeners answer before [`load`] returns, as not ready. Each wait at the end is bounded, and a second
+//! signal ends it. What `corral run` needs as well is in `startup.rs`.
 
 mod check;
 mod reload;

@@ -1,4 +1,8 @@
 //! The handle to a loaded model and its engine thread.
+//!
+//! *Invariant*: no function waits for a step. A command goes through a bounded channel; if it is full, the caller gets
+//! [`Error::Overloaded`]. Tokenizing and compiling grammars happen on the caller's thread. [`startup`] loads the model, and
+//! the worker computes.
 
 mod loaded_draft;
 mod loaded_model;

@@ -1,4 +1,7 @@
 //! Starts children and classifies their ends.
+//!
+//! *Invariant*: at most a fixed number of children run, and a call returns after twice its job's time limit at the latest. A
+//! child that exceeds a limit is killed with its process group. Texts of a child are shortened, and lose control characters.
 
 use crate::cancel::Cancel;
 use crate::error::ChildError;

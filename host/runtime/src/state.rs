@@ -1,4 +1,7 @@
-//! The data of an instance's store.
+//! The data of an instance's store: what the instance may use, and what belongs to its current call.
+//!
+//! *Invariant*: [`State::end_call`] releases all that belongs to the call, so the next call of the tenant finds nothing of it
+//! in the host. It does not clear the guest's memory.
 
 use crate::clocks::StoppedClocks;
 use crate::compute_turns::ComputeTurns;

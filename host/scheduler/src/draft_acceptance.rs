@@ -1,4 +1,7 @@
-//! How often drafts are accepted.
+//! How often drafts are accepted: those of a request, and those of the draft model over all requests.
+//!
+//! Later observations count more; without observations, a rate is the expected one. This module decides nothing: `drafts`
+//! and `model_drafts` use the rates to decide how many drafts pay.
 
 use crate::Token;
 

@@ -1,4 +1,7 @@
-//! Requests that run: each holds a sequence id.
+//! Requests that run: each holds a sequence id, and cells that were reserved at its admission.
+//!
+//! Keeps the progress of each, and the order of preemption. It does not decide which requests start, compute or lose their
+//! cells.
 
 use crate::Token;
 use crate::draft_acceptance::RequestDrafts;

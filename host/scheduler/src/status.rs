@@ -1,4 +1,4 @@
-//! The state of a scheduler, for people and metrics.
+//! The state of a scheduler, for people and metrics, and the drop of prefix cache entries on request. Plans nothing.
 
 use crate::cache_changes::{CacheChange, CacheReport};
 use crate::cost_model::CostModel;

@@ -1,4 +1,6 @@
 //! Queue times and deadlines of all requests, in order.
+//!
+//! Without a clock: the caller passes the time. It does not end requests; it returns those that are due.
 
 use crate::Time;
 use crate::request::{Request, RequestId};

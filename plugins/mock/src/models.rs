@@ -1,4 +1,4 @@
-//! `models`, `constraints` and `budget`.
+//! Implements `models`, `constraints` and `budget` with the scripted backend.
 
 use corral_sdk::testing::host;
 

@@ -1,4 +1,7 @@
-//! Lines to and from the host.
+//! Lines to and from the host, over one HTTP request of the component.
+//!
+//! *Invariant*: sending also reads, because a host that cannot send its replies reads no further commands. While the component
+//! waits, it sends empty lines, so that the host does not end the session. It does not parse the lines.
 
 use session_protocol::Error;
 use wasip2::clocks::monotonic_clock::subscribe_duration;

@@ -1,4 +1,5 @@
-//! `inference-sync`.
+//! Implements `inference-sync` by commands of the session. Its functions wait for the replies; dropping a generation cancels
+//! it.
 
 use std::cell::RefCell;
 use std::rc::Rc;

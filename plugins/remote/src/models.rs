@@ -1,4 +1,4 @@
-//! `models`, `constraints` and `budget`.
+//! Implements `models`, `constraints` and `budget` by commands of the session.
 
 use std::rc::Rc;
 

@@ -1,4 +1,4 @@
-//! Deployments as text for a terminal.
+//! Responses of the admin API as text for a terminal: deployments, hosts, jobs and log lines. Sends no requests.
 
 use super::wait::host_name;
 use crate::terminal::{align, printable};

@@ -1,4 +1,6 @@
-//! Starts an engine: the threads on top of a loaded model.
+//! Starts an engine: loads the model, and starts the threads on top of it. Blocks until they are ready.
+//!
+//! *Invariant*: the command queue has a slot for each request that may be open, so a request with a permit always finds one.
 
 use super::loaded_draft::LoadedDraft;
 use super::loaded_model::LoadedModel;

@@ -1,4 +1,7 @@
-//! What requests and generations hold of quotas.
+//! What requests and generations hold of quotas: a place among the running requests, and reserved tokens.
+//!
+//! *Invariant*: a request counts in all of its quotas or in none, and a drop returns what was not used. The limits and their
+//! windows are in `usage.rs`.
 
 use super::limits::QuotaLimit;
 use super::usage::{QuotaUsage, TokenSlots};

@@ -1,4 +1,7 @@
 //! One instance of a sampling plugin, for one generation.
+//!
+//! *Invariant*: the wait for a permit, the start and each token have time limits. A plugin that fails, takes too long, or
+//! returns a token that it was not offered ends only this generation.
 
 use super::RequestSampler;
 use super::bindings::Sampling;

@@ -1,4 +1,7 @@
-//! Separates tool calls from content.
+//! Separates tool calls from content, while the text arrives in chunks.
+//!
+//! *Invariant*: text becomes content once it cannot be part of a call, and if only one call is allowed, nothing follows it.
+//! The formats of calls are in `call_format.rs`.
 
 use super::CallFormat;
 use super::call_scanner::{CallScanner, ScanResult};
