@@ -79,23 +79,13 @@ impl Drop for WakeBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wake_queue::tests::Count;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::Wake;
-
-    #[derive(Default)]
-    struct Count(AtomicUsize);
-
-    impl Wake for Count {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
 
     #[test]
     fn each_reader_is_woken_exactly_once() {
         let (wakes, mut batch) = (Arc::new(Count::default()), WakeBatch::default());
-        let count = || wakes.0.load(Ordering::Relaxed);
+        let count = || wakes.get();
         let waker = || Some(Waker::from(Arc::clone(&wakes)));
         batch.add(waker());
         batch.add(None);

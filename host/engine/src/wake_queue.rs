@@ -105,13 +105,14 @@ impl Drop for WakeTask {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
 
+    /// Counts wakeups.
     #[derive(Default)]
-    struct Count(AtomicUsize);
+    pub(crate) struct Count(AtomicUsize);
 
     impl Wake for Count {
         fn wake(self: Arc<Self>) {
@@ -120,7 +121,7 @@ mod tests {
     }
 
     impl Count {
-        fn get(&self) -> usize {
+        pub(crate) fn get(&self) -> usize {
             self.0.load(Ordering::Relaxed)
         }
     }
