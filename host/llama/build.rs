@@ -1,8 +1,10 @@
-//! Compiles `src/attention/hook.cpp`, which replaces ggml's attention on the CPU by `corral-attention`.
+//! Compiles `src/log.cpp`, which receives llama.cpp's log, and `src/attention/hook.cpp`, which replaces ggml's attention on the
+//! CPU by `corral-attention`.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-check-cfg=cfg(own_attention)");
+    compile("src/log.cpp", "corral_log");
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let features = variable("CARGO_CFG_TARGET_FEATURE");
     let has = |feature: &str| features.split(',').any(|other| other == feature);
@@ -13,12 +15,15 @@ fn main() {
     if !is_supported || is_dynamic {
         return;
     }
-    let file = "src/attention/hook.cpp";
-    println!("cargo::rerun-if-changed={file}");
     println!("cargo::rustc-cfg=own_attention");
+    compile("src/attention/hook.cpp", "corral_attention");
+}
+
+fn compile(file: &str, library: &str) {
+    println!("cargo::rerun-if-changed={file}");
     cc::Build::new()
         .cpp(true)
         .std("c++17")
         .file(file)
-        .compile("corral_attention");
+        .compile(library);
 }

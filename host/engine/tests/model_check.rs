@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 type Test = fn(&ChildProcesses);
 
-const TESTS: [(&str, Test); 3] = [
+const TESTS: [(&str, Test); 4] = [
     (
         "file_is_checked_at_first_load",
         file_is_checked_at_first_load,
@@ -20,6 +20,10 @@ const TESTS: [(&str, Test); 3] = [
         file_that_ends_child_is_refused,
     ),
     ("incomplete_file_is_refused", incomplete_file_is_refused),
+    (
+        "load_ends_where_child_stops_in_head",
+        load_ends_where_child_stops_in_head,
+    ),
 ];
 
 fn main() -> ExitCode {
@@ -89,4 +93,25 @@ fn incomplete_file_is_refused(children: &ChildProcesses) {
     fs::write(&file, &bytes[..bytes.len() / 2]).expect("the directory can be written");
     let error = load(&file, &check(children)).err().expect("a broken model");
     assert!(matches!(error, LoadError::Refused { .. }), "{error}");
+}
+
+fn load_ends_where_child_stops_in_head(children: &ChildProcesses) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut bytes = fs::read(demo_model()).expect("the model can be read");
+    // llama.cpp parses the file and lists its values, which the child reports, before it needs the merges.
+    let key = b"tokenizer.ggml.merges";
+    let at = bytes.windows(key.len()).position(|some| some == key);
+    bytes[at.expect("the model has the key")] = b'x';
+    let file = dir.path().join("no-merges.gguf");
+    fs::write(&file, &bytes).expect("the directory can be written");
+    let check = check(children);
+    for _ in 0..3 {
+        let error = load(&file, &check).err().expect("a broken model");
+        assert!(matches!(error, LoadError::Refused { .. }), "{error}");
+        assert!(error.to_string().contains("merges"), "{error}");
+    }
+    // The thread that ended a load loads another file.
+    load(&demo_model(), &check)
+        .expect("a good model")
+        .shutdown();
 }

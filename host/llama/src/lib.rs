@@ -27,6 +27,7 @@ pub mod gguf;
 mod heap;
 mod image_rows;
 mod kv_type;
+mod load_observer;
 mod log;
 mod media_encoder;
 mod model;

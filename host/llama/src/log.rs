@@ -1,7 +1,8 @@
 //! Forwards llama.cpp's log to `tracing` (target `llama`) and extracts facts that llama.cpp reports only there: the cause of
-//! a failure, sizes of buffers and warnings about backends. All state is per thread, because
-//! llama.cpp logs in the thread that calls it.
+//! a failure, sizes of buffers and warnings about backends. Its lines also pace a load, see `load_observer.rs`. All state is
+//! per thread, because llama.cpp logs in the thread that calls it.
 
+use crate::load_observer;
 use llama_cpp_sys_2 as sys;
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
@@ -23,15 +24,23 @@ const BUFFER_SIZE: &str = " buffer size = ";
 /// Most lines of a [`capture`].
 const CAPTURED_LINES: usize = 64;
 
+type OnLine = unsafe extern "C" fn(sys::ggml_log_level, *const c_char) -> bool;
+
+unsafe extern "C" {
+    /// Calls `on_line`, an [`OnLine`], and throws an exception if it returns false.
+    fn corral_log(level: sys::ggml_log_level, text: *const c_char, on_line: *mut c_void);
+}
+
 /// Forwards llama.cpp's log to `tracing` instead of stderr. Called before anything is loaded; the first call counts.
 pub(crate) fn forward() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: `on_log` has the signature that llama.cpp calls and needs no user data; it stays valid for the life
-        // of the process.
-        unsafe { sys::llama_log_set(Some(on_log), std::ptr::null_mut()) };
+        let on_line = (on_line as OnLine) as *mut c_void;
+        // SAFETY: `corral_log` has the signature that llama.cpp calls, and `on_line` the one that it calls; both stay valid
+        // for the life of the process.
+        unsafe { sys::llama_log_set(Some(corral_log), on_line) };
         // SAFETY: as above.
-        unsafe { sys::mtmd_log_set(Some(on_log), std::ptr::null_mut()) };
+        unsafe { sys::mtmd_log_set(Some(corral_log), on_line) };
         // SAFETY: `on_abort` has the signature that ggml calls; it stays valid for the life of the process.
         unsafe { sys::ggml_set_abort_callback(Some(on_abort)) };
     });
@@ -95,19 +104,16 @@ unsafe extern "C" fn on_abort(message: *const c_char) {
     }
 }
 
-unsafe extern "C" fn on_log(
-    level: sys::ggml_log_level,
-    text: *const c_char,
-    _user_data: *mut c_void,
-) {
+/// Handles a line. False if the load that logs has to end.
+unsafe extern "C" fn on_line(level: sys::ggml_log_level, text: *const c_char) -> bool {
     if text.is_null() {
-        return;
+        return true;
     }
     // SAFETY: llama.cpp passes a NUL-terminated string that lives until this function returns.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
     let text = text.trim();
     if text.is_empty() {
-        return;
+        return true;
     }
     match level {
         sys::GGML_LOG_LEVEL_ERROR => {
@@ -128,6 +134,7 @@ unsafe extern "C" fn on_log(
             tracing::trace!(target: "llama", "{text}");
         }
     }
+    load_observer::passes_line(text)
 }
 
 #[cfg(test)]

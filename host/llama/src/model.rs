@@ -1,11 +1,11 @@
 //! A loaded model and its vocabulary.
 
 use crate::device::DevicePlacement;
+use crate::load_observer::LoadObserver;
 use crate::special_tokens::SpecialTokens;
 use crate::{LlamaError, LoadGate, LoadProgress, LoadStage, Token, backends, ggml, gguf, log};
 use llama_cpp_sys_2 as sys;
-use std::cell::Cell;
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char};
 use std::path::Path;
 use std::ptr::NonNull;
 
@@ -98,28 +98,17 @@ impl Model {
             FileAccess::Map => sys::LLAMA_LOAD_MODE_MMAP,
         };
         params.n_gpu_layers = i32::try_from(placement.gpu_layers).unwrap_or(i32::MAX);
-        params.progress_callback = Some(on_progress);
-        let observer = LoadObserver {
-            progress,
-            gate,
-            tensors: Cell::new(0),
-            refused: Cell::new(false),
-        };
-        params.progress_callback_user_data = std::ptr::from_ref(&observer).cast_mut().cast();
         log::take_first_error();
-        if !observer.passes(LoadStage::Head) {
-            return Err(LlamaError::Canceled);
-        }
-        // SAFETY: `file` is NUL-terminated and outlives the call, and so do `observer` and the list of devices, which
-        // ends with null; llama.cpp uses neither after the call. All other pointers of `params` are null.
-        let model = unsafe { sys::llama_model_load_from_file(file.as_ptr(), params) };
+        let observer = LoadObserver::new(progress, gate);
+        // SAFETY: the list of devices outlives the call and ends with null; all other pointers of `params` are null.
+        let model = unsafe { observer.load(&file, params) };
         let model = NonNull::new(model).ok_or_else(|| {
-            if progress.is_canceled() || observer.refused.get() {
+            if observer.is_ended() {
                 return LlamaError::Canceled;
             }
             damaged(log::take_first_error().unwrap_or_else(|| "llama.cpp refused it".into()))
         })?;
-        if !observer.passes(LoadStage::Context(observer.tensors.get())) {
+        if !observer.passes(LoadStage::Context(observer.tensors())) {
             // SAFETY: just loaded, used by nothing.
             unsafe { sys::llama_model_free(model.as_ptr()) };
             return Err(LlamaError::Canceled);
@@ -394,36 +383,6 @@ fn no_device(device: &str) -> LlamaError {
     LlamaError::Setup(format!(
         "there is no device {device}; `corral doctor` lists the devices"
     ))
-}
-
-/// What a load reports to.
-struct LoadObserver<'a> {
-    progress: &'a LoadProgress,
-    gate: LoadGate<'a>,
-    /// Tensors whose weights llama.cpp has begun to read.
-    tensors: Cell<usize>,
-    /// Whether the gate has ended the load.
-    refused: Cell<bool>,
-}
-
-impl LoadObserver<'_> {
-    fn passes(&self, stage: LoadStage) -> bool {
-        let passes = (self.gate)(stage);
-        self.refused.set(!passes);
-        passes
-    }
-}
-
-/// llama.cpp calls this before it reads each tensor's weights and at the end, and gives up if it returns false.
-unsafe extern "C" fn on_progress(fraction: f32, data: *mut c_void) -> bool {
-    // SAFETY: `data` is the `LoadObserver` that `Model::load_gated` keeps until llama.cpp is done. llama.cpp calls this
-    // on the thread that loads, which does not use the observer meanwhile; the fields of `LoadProgress` are atomic, so
-    // other threads may use it.
-    let observer = unsafe { &*data.cast::<LoadObserver<'_>>() };
-    observer.progress.set_fraction(fraction);
-    let tensor = observer.tensors.get();
-    observer.tensors.set(tensor.saturating_add(1));
-    observer.passes(LoadStage::Weights(tensor)) && !observer.progress.is_canceled()
 }
 
 /// The bytes of every token, read once: llama.cpp would copy them, and look them up under its own rules, for each

@@ -304,7 +304,8 @@ mod tests {
         let mut all = to_context.clone();
         all.push(LoadStage::Use);
         assert_eq!(ends_at(|stage| stage == LoadStage::Use), all);
-        assert_eq!(to_context.last(), Some(&LoadStage::Context(all.len() - 3)));
+        let tensors = to_context.len() - LoadStage::HEAD_PARTS - 1;
+        assert_eq!(to_context.last(), Some(&LoadStage::Context(tensors)));
     }
 
     #[test]

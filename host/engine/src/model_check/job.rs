@@ -27,8 +27,8 @@ const IMAGE_CELLS: u32 = 4096;
 /// A text with words, digits, other scripts, an emoji, spaces and a control token.
 const TEXT: &str = "The cat sat on 12 mats.\n\tÄpfel, 猫 и кот 🐈  <|im_start|>";
 
-/// Opens the model as the server will and generates. Reports when the head of the file is read, when the weights are, when the
-/// context is made, and after each tensor if the server reads them in the same order.
+/// Opens the model as the server will and generates. Reports after each part of the head, after each tensor if the server
+/// reads them in the same order, when all weights are read, and when the context is made.
 ///
 /// # Errors
 /// Why the server would refuse the file.
@@ -42,9 +42,9 @@ pub fn check_model_job(job: ChildJob) -> Result<Vec<u8>, String> {
     let each_tensor = model.same_order.is_some();
     let report = |stage| {
         match stage {
-            LoadStage::Head => {}
+            LoadStage::Head(0) => {}
             LoadStage::Weights(tensor) if tensor > 0 && !each_tensor => {}
-            LoadStage::Weights(_) | LoadStage::Context(_) | LoadStage::Use => report_progress(),
+            _ => report_progress(),
         }
         true
     };

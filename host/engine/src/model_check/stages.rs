@@ -12,10 +12,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub(crate) enum Pace {
     /// After its end.
     AfterCheck,
-    /// The head after the head, all weights after all weights, and the context after the context.
+    /// Each part of the head after the part, all weights after all weights, and the context after the context.
     ByStage,
-    /// The head after the head, each tensor after the tensor, since both read them in the same order, and the context after the
-    /// context.
+    /// As [`Pace::ByStage`], but each tensor after the tensor, since both read them in the same order.
     ByTensor,
 }
 
@@ -28,7 +27,7 @@ pub(crate) struct CheckStages {
 
 #[derive(Debug, Default)]
 struct CheckState {
-    /// Reports of the child: one after the head of the file, with [`Pace::ByTensor`] one after each tensor, one after the
+    /// Reports of the child: one after each part of the head, with [`Pace::ByTensor`] one after each tensor, one after the
     /// weights, and one after the context.
     reports: usize,
     /// Whether the check has passed, once it has ended.
@@ -62,11 +61,11 @@ impl CheckStages {
     pub fn wait(&self, stage: LoadStage, pace: Pace, is_canceled: &dyn Fn() -> bool) -> bool {
         let reports = match (stage, pace) {
             (LoadStage::Use, _) | (_, Pace::AfterCheck) => usize::MAX,
-            (LoadStage::Head, _) => 1,
-            (LoadStage::Weights(_), Pace::ByStage) => 2,
-            (LoadStage::Context(_), Pace::ByStage) => 3,
+            (LoadStage::Head(part), _) => part.saturating_add(1),
+            (LoadStage::Weights(_), Pace::ByStage) => LoadStage::HEAD_PARTS + 1,
+            (LoadStage::Context(_), Pace::ByStage) => LoadStage::HEAD_PARTS + 2,
             (LoadStage::Weights(number) | LoadStage::Context(number), Pace::ByTensor) => {
-                number.saturating_add(2)
+                number.saturating_add(LoadStage::HEAD_PARTS + 1)
             }
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,27 +101,30 @@ mod tests {
         });
     }
 
+    fn report(stages: &CheckStages, times: usize) {
+        (0..times).for_each(|_| stages.report());
+    }
+
     #[test]
     fn load_stays_behind_check() {
         use LoadStage::{Context, Head, Use, Weights};
-        for (pace, order) in [
-            (Pace::ByStage, &[Head, Weights(0), Context(1)][..]),
+        for (pace, rest) in [
+            (Pace::ByStage, &[Weights(0), Context(1)][..]),
             (
                 Pace::ByTensor,
-                &[Head, Weights(0), Weights(1), Weights(2), Context(3)][..],
+                &[Weights(0), Weights(1), Weights(2), Context(3)][..],
             ),
         ] {
             let stages = CheckStages::default();
-            for stage in order {
-                waits_until(&stages, *stage, pace, || stages.report());
+            let head = (0..LoadStage::HEAD_PARTS).map(Head);
+            for stage in head.chain(rest.iter().copied()) {
+                waits_until(&stages, stage, pace, || stages.report());
             }
             waits_until(&stages, Use, pace, || stages.end(true));
         }
-        for stage in [Head, Weights(0), Context(1), Use] {
+        for stage in [Head(0), Weights(0), Context(1), Use] {
             let stages = CheckStages::default();
-            for _ in 0..3 {
-                stages.report();
-            }
+            report(&stages, LoadStage::HEAD_PARTS + 2);
             waits_until(&stages, stage, Pace::AfterCheck, || stages.end(true));
         }
     }
@@ -130,8 +132,7 @@ mod tests {
     #[test]
     fn checked_weights_are_read_without_wait() {
         let stages = CheckStages::default();
-        stages.report();
-        stages.report();
+        report(&stages, LoadStage::HEAD_PARTS + 1);
         for tensor in 0..3 {
             assert!(stages.wait(LoadStage::Weights(tensor), Pace::ByStage, &|| false));
         }
@@ -155,7 +156,7 @@ mod tests {
         let stages = CheckStages::default();
         stages.report();
         stages.end(false);
-        for stage in [LoadStage::Head, LoadStage::Weights(0), LoadStage::Use] {
+        for stage in [LoadStage::Head(0), LoadStage::Weights(0), LoadStage::Use] {
             assert!(!stages.wait(stage, Pace::ByTensor, &|| false));
         }
     }
