@@ -35,7 +35,7 @@ unsafe extern "C" {
 pub(crate) fn forward() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let on_line = (on_line as OnLine) as *mut c_void;
+        let on_line = on_line as OnLine as *mut c_void;
         // SAFETY: `corral_log` has the signature that llama.cpp calls, and `on_line` the one that it calls; both stay valid
         // for the life of the process.
         unsafe { sys::llama_log_set(Some(corral_log), on_line) };
