@@ -331,7 +331,9 @@ fn memory_of_grammars_and_matchers_is_counted() {
     let mut rng = ChaCha8Rng::seed_from_u64(7);
     for _ in 0..500 {
         matcher.mask().unwrap();
-        matcher.advance(97 + u32::from(rng.random::<bool>())).unwrap();
+        matcher
+            .advance(97 + u32::from(rng.random::<bool>()))
+            .unwrap();
     }
     let grown = held();
     assert!(grown > started, "{started} and {grown} bytes");
