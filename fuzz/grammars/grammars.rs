@@ -90,7 +90,7 @@ fuzz_target!(
         let Ok(constraint) = COMPILER.compile(0, &grammar) else {
             return;
         };
-        let mut matcher = constraint.start();
+        let mut matcher = constraint.start(0);
         for choice in choices.iter().skip(1) {
             let Ok(mask) = matcher.mask().map(<[u32]>::to_vec) else {
                 return;

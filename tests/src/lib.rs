@@ -61,7 +61,7 @@ pub use keys::{key_file, new_key};
 pub use load::{Counts, Load};
 pub use metrics::{Histogram, Metrics, NOT_WORTH_WAITING};
 pub use nats::Nats;
-pub use neighbors::SetOnDrop;
+pub use neighbors::{SetOnDrop, Times};
 pub use proxy::Proxy;
 pub use random_server::long_context;
 pub use registry::Registry;

@@ -19,7 +19,7 @@ const QUIET_REQUESTS: usize = 100;
 
 impl Corral {
     /// Runs `attack` while two clients ask 1+1 in a loop and check the answer. Returns the number of their requests.
-    /// Prints their times without the attack and during it; no test checks these, since they depend on the machine.
+    /// Prints their times.
     pub fn with_neighbors(&self, attack: impl FnOnce()) -> usize {
         let quiet = std::thread::scope(|scope| {
             let clients = [(); 2].map(|()| {
@@ -43,11 +43,8 @@ impl Corral {
             }
             clients.map(|client| client.join().expect("a client beside an attack"))
         });
-        let (quiet, beside) = (Times::of(quiet), Times::of(beside));
-        println!(
-            "neighbors: quiet {quiet}; beside {beside}; p99 {:.1} times quiet",
-            beside.p99.as_secs_f64() / quiet.p99.as_secs_f64()
-        );
+        let (quiet, beside) = (Times::of(quiet.concat()), Times::of(beside.concat()));
+        beside.print(&quiet);
         beside.count
     }
 
@@ -65,15 +62,25 @@ impl Corral {
     }
 }
 
-struct Times {
+/// Times of a neighbor's requests.
+pub struct Times {
     count: usize,
     median: Duration,
     p99: Duration,
 }
 
 impl Times {
-    fn of(clients: [Vec<Duration>; 2]) -> Self {
-        let mut times = clients.concat();
+    /// Times `ask` for each item.
+    pub fn of_each<T>(items: &[T], mut ask: impl FnMut(&T)) -> Self {
+        let time = |item| {
+            let began = Instant::now();
+            ask(item);
+            began.elapsed()
+        };
+        Self::of(items.iter().map(time).collect())
+    }
+
+    fn of(mut times: Vec<Duration>) -> Self {
         times.sort();
         let last = times.len() - 1;
         Times {
@@ -81,6 +88,15 @@ impl Times {
             median: times[last / 2],
             p99: times[last * 99 / 100],
         }
+    }
+
+    /// Prints these times, of requests beside an attack, and those without it. No test checks them, since they depend on
+    /// the machine.
+    pub fn print(&self, quiet: &Times) {
+        println!(
+            "neighbors: quiet {quiet}; beside {self}; p99 {:.1} times quiet",
+            self.p99.as_secs_f64() / quiet.p99.as_secs_f64()
+        );
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{Corral, TIMEOUT};
 use std::time::{Duration, Instant};
 
 /// Metrics that are 0 when nothing runs.
-const IDLE_ZERO: [&str; 24] = [
+const IDLE_ZERO: [&str; 25] = [
     "corral_engine_requests_waiting",
     "corral_engine_requests_running",
     "corral_engine_sequence_ids_used",
@@ -21,6 +21,7 @@ const IDLE_ZERO: [&str; 24] = [
     "corral_deployment_calls_running",
     "corral_deployment_calls_waiting",
     "corral_http_requests_in_flight",
+    "corral_http_unsent_bytes",
     "corral_engine_steps_failed_total",
     "corral_engine_unread_tokens",
     "corral_tokenization_bytes",

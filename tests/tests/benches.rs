@@ -90,6 +90,18 @@ fn first_load_bench_measures_each_variant() {
 }
 
 #[test]
+fn isolation_bench_compiles_both_ways() {
+    let line = "isolation --threads 1 --rounds 1";
+    let found = measure(line, &[model(), plugin("generate")]);
+    let inputs = rows(&found).iter().map(|row| &row["input"]);
+    let expected = ["component", "grammar"].map(Value::from);
+    assert!(inputs.eq(expected.iter()), "{found}");
+    for row in rows(&found) {
+        check_positive(row, &["unlimited_s", "limited_s", "ratio"]);
+    }
+}
+
+#[test]
 fn flat_bench_neither_caches_nor_compacts() {
     let line = "flat --requests 10 --prompt-tokens 8 --low-cells 256 --threads 1";
     let found = measure(line, &[model(), plugin("generate")]);

@@ -1,8 +1,14 @@
-//! Components that need too much memory or time to compile. Only their own deployment fails.
+//! Components that need too much memory or time to compile, or too many stacks to run. Only their own deployment
+//! fails, or waits.
 
+#[path = "../../host/runtime/tests/support/components.rs"]
+mod components;
+
+use components::blocked_handler;
 use corral_tests::deployments::{deploy, manifest, try_deploy, upload, variant};
 use corral_tests::{Corral, SetOnDrop, artifacts, peak_bytes, scratch_dir, wait_for};
 use serde_json::json;
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -114,6 +120,36 @@ fn costly_components_are_refused_others_deploy() {
     assert_eq!(metrics.get("corral_child_processes_killed_total"), 2.0);
     assert!(children_of(corral.pid()).is_empty());
     assert!(corral.resident_bytes() < before + LEFT_OVER);
+}
+
+#[test]
+fn blocked_composition_leaves_stacks_for_neighbors() {
+    const STACKS: &str = "corral_plugin_stacks";
+    const FINISHED: &str = "corral_engine_requests_finished_total";
+    // Each call has a stack for each of its parts and for their caller. They take 11 permits of the instance pool, of
+    // which a deployment may hold 224.
+    const STACKS_OF_CALLS: f64 = 20.0 * 41.0;
+    let (corral, _dir) = start();
+    let digest = upload(&corral, &blocked_handler(40));
+    deploy(&corral, &manifest("blocked", &digest, json!({})));
+    corral.with_neighbors(|| {
+        let held = (0..64).map(|_| corral.begin_post("/blocked", ""));
+        let held: Vec<TcpStream> = held.collect();
+        let before = corral.wait_until("all parts block", |metrics| {
+            metrics.get(STACKS) >= STACKS_OF_CALLS
+        });
+        let after = corral.wait_until("200 requests of neighbors", |metrics| {
+            metrics.growth(FINISHED, &before) >= 200.0
+        });
+        // Those of neighbors count, too.
+        let stacks = after.get(STACKS);
+        assert!(stacks <= STACKS_OF_CALLS + 64.0, "{stacks} stacks");
+        drop(held);
+    });
+    let metrics = corral.wait_until_idle();
+    for (code, count) in metrics.samples("corral_plugin_calls_failed_total") {
+        assert_eq!(count, 0.0, "{code}");
+    }
 }
 
 #[test]

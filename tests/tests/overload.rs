@@ -1,24 +1,31 @@
 //! Connections, descriptors, memory or disk run out: the server reports it, serves what it can, and recovers.
 
 use corral_tests::deployments::{deploy, deploy_plugin, digest, manifest, show, upload, variant};
-use corral_tests::{Corral, TIMEOUT, artifacts, distinct_sums, scratch_dir, wait_for};
+use corral_tests::{Corral, Sum, TIMEOUT, Times, artifacts, distinct_sums, scratch_dir, wait_for};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
 
-/// A request whose connection is closed after the response.
-const REQUEST: &[u8] = b"GET /misbehave/ok HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-
-/// Sends [`REQUEST`] and reads the whole response.
-fn exchange(mut stream: TcpStream) -> String {
+/// Asks a sum over a new connection from 127.0.0.2, and checks the answer.
+fn ask_from_other_address(corral: &Corral, sum: Sum) {
+    let mut stream = corral.connect_from("127.0.0.2");
     stream.set_read_timeout(Some(TIMEOUT)).expect("a limit");
-    let _ = stream.write_all(REQUEST);
+    let body = json!({"prompt": sum.question(), "max_tokens": 5}).to_string();
+    let length = body.len();
+    let head = format!(
+        "POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+    );
+    let _ = stream.write_all(&[head, body].concat().into_bytes());
     let mut answer = String::new();
     // The system reports a closed connection in more than one way.
     let _ = stream.read_to_string(&mut answer);
-    answer
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert!(
+        answer.contains(&format!("\"{}\"", sum.answer())),
+        "{answer}"
+    );
 }
 
 /// `GET` on the admin listener over a new connection.
@@ -52,6 +59,12 @@ fn descriptors(corral: &Corral) -> Vec<u64> {
 #[test]
 fn one_client_leaves_connections_to_others() {
     let corral = Corral::start();
+    let ask = |sum: &Sum| ask_from_other_address(&corral, *sum);
+    let sums = distinct_sums(100);
+    let quiet = Times::of_each(&sums, ask);
+    corral.wait_until("none is connected", |metrics| {
+        metrics.get("corral_http_connections") == 0.0
+    });
     let held = (0..1024).map(|_| TcpStream::connect(corral.public()).expect("accepted"));
     let held: Vec<_> = held.collect();
     let full = "corral_http_terminations_total{reason=\"address-full\"}";
@@ -69,8 +82,7 @@ fn one_client_leaves_connections_to_others() {
     let log = corral.wait_for_stderr("an address has too many connections");
     assert!(log.contains("--max-connections-per-address"), "{log}");
 
-    let other = exchange(corral.connect_from("127.0.0.2"));
-    assert!(other.starts_with("HTTP/1.1 200 "), "{other}");
+    Times::of_each(&sums, ask).print(&quiet);
     assert!(admin(&corral, "/metrics").starts_with("HTTP/1.1 200 "));
 
     drop(held);

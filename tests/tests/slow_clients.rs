@@ -76,14 +76,23 @@ fn stalled_body_gets_408() {
     corral.wait_until_idle();
 }
 
+/// Bytes of a response that the server may hold, in the chunks of the plugin: 64 KiB, and the chunks at both ends.
+const MAX_UNSENT: f64 = (256 << 10) as f64;
+
 #[test]
 fn client_that_reads_nothing_is_dropped() {
+    const UNSENT: &str = "corral_http_unsent_bytes";
     let corral = Corral::start_with(&["--io-timeout", "3"]);
     let unread = corral.begin_post("/misbehave/flood", "");
     corral.wait_until("the plugin runs", |metrics| {
         metrics.get("corral_plugin_instances") == 1.0
     });
+    corral.wait_until("the server holds a part of the response", |metrics| {
+        metrics.get(UNSENT) > 0.0
+    });
     corral.check_sums(5);
+    let unsent = corral.metrics().get(UNSENT);
+    assert!(unsent <= MAX_UNSENT, "{unsent} bytes");
     corral.wait_until("the client is dropped", |metrics| {
         metrics.get("corral_plugin_instances") == 0.0
     });

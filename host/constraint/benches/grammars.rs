@@ -55,7 +55,7 @@ fn person() -> Constraint {
 
 /// A matcher after a text.
 fn after(constraint: &Constraint, text: &str) -> Matcher {
-    let mut matcher = constraint.start();
+    let mut matcher = constraint.start(0);
     let mut done = 0;
     while done < text.len() {
         let token = u32::from(text.as_bytes()[done]);
@@ -95,7 +95,7 @@ fn compile(bencher: Bencher) {
 #[divan::bench]
 fn start(bencher: Bencher) {
     let constraint = person();
-    bencher.bench_local(|| constraint.start());
+    bencher.bench_local(|| constraint.start(0));
 }
 
 #[divan::bench(args = STATES.map(|(name, _)| name), sample_count = 50, sample_size = 1)]
@@ -128,7 +128,7 @@ fn advance_and_forced(bencher: Bencher) {
 
 #[divan::bench]
 fn floor(bencher: Bencher) {
-    let mask = person().start().mask().expect("it fits").to_vec();
+    let mask = person().start(0).mask().expect("it fits").to_vec();
     bencher.bench_local(|| black_box(&mask).clone());
 }
 

@@ -1,5 +1,6 @@
 //! Compiles the text of a grammar.
 
+use crate::grammar_memory::GrammarBytes;
 use crate::json::JsonSchema;
 use crate::lark_schemas::LarkSchemas;
 use crate::llguidance_message::{TextPosition, panic_of, split_position};
@@ -16,11 +17,12 @@ pub struct Compiled {
     pub bytes: usize,
 }
 
-/// Compiles a grammar. Recursive: needs a deep stack and a text of limited length.
+/// Compiles a grammar; `memory` counts its bytes. Recursive: needs a deep stack and a text of limited length.
 pub fn compile(
     grammar: &Grammar,
     index: &Arc<VocabularyIndex>,
     watchdog: &Arc<Watchdog>,
+    memory: &dyn Fn() -> GrammarBytes,
 ) -> Result<Compiled, Error> {
     let (kind, ..) = grammar.parts();
     let invalid = |what: String| Error::Invalid(format!("the {kind} is invalid: {what}"));
@@ -28,7 +30,7 @@ pub fn compile(
         invalid(format!("{}: {what}", TextPosition::of(text, offset)))
     };
     let without_position = |message: String| invalid(split_position(&message).1.into());
-    let build = |grammar, ignored| build(grammar, ignored, index, watchdog);
+    let build = |grammar, ignored| build(grammar, ignored, index, watchdog, memory());
     match grammar {
         Grammar::JsonSchema(text) | Grammar::LenientJsonSchema(text) => {
             let is_lenient = matches!(grammar, Grammar::LenientJsonSchema(_));
@@ -92,6 +94,7 @@ fn build(
     ignored: Vec<String>,
     index: &Arc<VocabularyIndex>,
     watchdog: &Arc<Watchdog>,
+    mut memory: GrammarBytes,
 ) -> Result<Compiled, String> {
     let parser = index.factory.create_parser(grammar);
     let mut parser = parser.map_err(|error| {
@@ -118,8 +121,11 @@ fn build(
         ));
     }
     parser.start_without_prompt();
+    // Whether the tenant may compile was checked before. It may exceed its share by the compilations that run.
+    memory.set(bytes).ok();
+    let (index, watchdog) = (Arc::clone(index), Arc::clone(watchdog));
     Ok(Compiled {
-        constraint: Constraint::new(parser, Arc::clone(index), Arc::clone(watchdog), ignored),
+        constraint: Constraint::new(parser, index, watchdog, memory, ignored),
         bytes,
     })
 }

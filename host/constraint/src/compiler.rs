@@ -2,6 +2,7 @@
 
 use crate::cache::{Key, LruCache};
 use crate::compile::{Compiled, compile};
+use crate::grammar_memory::{GrammarBytes, GrammarMemory};
 use crate::llguidance_message::is_exceeded;
 use crate::matcher::Constraint;
 use crate::vocabulary::{Vocabulary, VocabularyIndex};
@@ -30,6 +31,8 @@ pub struct GrammarCounters {
     pub cached: u64,
     /// Estimated memory of the cached grammars.
     pub cached_bytes: u64,
+    /// Estimated memory of all grammars and their matchers.
+    pub held_bytes: u64,
 }
 
 /// Compiles the grammars of one model. Creating it does nothing; the first grammar builds the trie of
@@ -39,6 +42,7 @@ pub struct GrammarCompiler {
     index: OnceLock<Result<Arc<VocabularyIndex>, Error>>,
     shared: Arc<Shared>,
     watchdog: Arc<Watchdog>,
+    memory: Arc<GrammarMemory>,
 }
 
 type Compilation = OnceLock<Result<Constraint, Error>>;
@@ -146,6 +150,7 @@ impl GrammarCompiler {
             index: OnceLock::new(),
             shared: Arc::default(),
             watchdog: Arc::default(),
+            memory: Arc::default(),
         }
     }
 
@@ -182,7 +187,7 @@ impl GrammarCompiler {
     /// [`limits::MAX_COMPILE_TIME`], and the first time also while the trie of the vocabulary is built.
     ///
     /// Fails with [`Error::Invalid`] if the grammar is invalid, and with [`Error::Busy`] if too many
-    /// others compile.
+    /// others compile, or if the tenant's grammars take too much memory.
     pub fn compile(&self, tenant: u32, grammar: &Grammar) -> Result<Constraint, Error> {
         let (kind, text, max_bytes) = grammar.parts();
         if text.len() > max_bytes {
@@ -194,6 +199,7 @@ impl GrammarCompiler {
         if let Some(found) = self.cached(grammar) {
             return Ok(found);
         }
+        self.memory.check(tenant)?;
         let index = self.index()?;
         let deadline = Instant::now() + limits::MAX_COMPILE_TIME;
         let compilation = self.start(tenant, grammar, index, deadline)?;
@@ -216,6 +222,7 @@ impl GrammarCompiler {
         GrammarCounters {
             cached: state.cache.len() as u64,
             cached_bytes: state.cache.bytes() as u64,
+            held_bytes: self.memory.total() as u64,
             ..state.counters
         }
     }
@@ -263,6 +270,7 @@ impl GrammarCompiler {
         let shared = Arc::clone(&self.shared);
         let result = Arc::clone(&compilation);
         let watchdog = Arc::clone(&self.watchdog);
+        let memory = Arc::clone(&self.memory);
         let grammar = grammar.clone();
         let spawned = std::thread::Builder::new()
             .name("corral-grammar".into())
@@ -272,8 +280,9 @@ impl GrammarCompiler {
                     hashes: limits::MAX_COMPILE_HASHES,
                     deadline: Some(deadline),
                 };
-                let compile =
-                    || work_limit::with_limit(limit, || compile(&grammar, &index, &watchdog));
+                let memory = || GrammarBytes::new(&memory, tenant);
+                let compile = || compile(&grammar, &index, &watchdog, &memory);
+                let compile = || work_limit::with_limit(limit, compile);
                 let compiled = catch_unwind(AssertUnwindSafe(compile)).unwrap_or_else(|payload| {
                     Err(if is_exceeded(&*payload) {
                         too_much_work(&grammar)

@@ -9,7 +9,7 @@
 //! Grammars come from strangers, so no grammar fails another request, and each takes a bounded part of
 //! the machine:
 //! - Texts, counts, nesting, compiled sizes and the work per mask have [`limits`]. A grammar that
-//!   exceeds one is an error of its request, which says where.
+//!   exceeds one is an error of its request, which says where. Tenants share the memory of a model's grammars.
 //! - Grammars compile on threads with a deep stack, a few at a time; callers wait a bounded time. Compilations and
 //!   calls of matchers count their work through `host/constraint/hasher`, and end above a limit.
 //! - Matchers share no mutable state. A panic inside `llguidance` becomes an error.
@@ -23,6 +23,7 @@ mod cache;
 mod compile;
 mod compiler;
 mod gbnf;
+mod grammar_memory;
 mod json;
 mod lark_schemas;
 pub mod limits;

@@ -1,5 +1,6 @@
 //! A request's position in its grammar.
 
+use crate::grammar_memory::GrammarBytes;
 use crate::llguidance_message::{first_line, is_exceeded};
 use crate::vocabulary::VocabularyIndex;
 use crate::watchdog::{CallTimer, Watchdog};
@@ -20,6 +21,7 @@ struct CompiledGrammar {
     parser: Mutex<TokenParser>,
     index: Arc<VocabularyIndex>,
     watchdog: Arc<Watchdog>,
+    memory: GrammarBytes,
     ignored: Vec<String>,
 }
 
@@ -34,12 +36,14 @@ impl Constraint {
         parser: TokenParser,
         index: Arc<VocabularyIndex>,
         watchdog: Arc<Watchdog>,
+        memory: GrammarBytes,
         ignored: Vec<String>,
     ) -> Self {
         Self(Arc::new(CompiledGrammar {
             parser: Mutex::new(parser),
             index,
             watchdog,
+            memory,
             ignored,
         }))
     }
@@ -55,9 +59,9 @@ impl Constraint {
         Arc::ptr_eq(&self.0.watchdog, watchdog)
     }
 
-    /// A matcher before the first token. Copies the parser, which takes tens of microseconds for a
+    /// A matcher of a tenant, before the first token. Copies the parser, which takes tens of microseconds for a
     /// usual grammar.
-    pub fn start(&self) -> Matcher {
+    pub fn start(&self, tenant: u32) -> Matcher {
         // A panic during a copy changes nothing of the original.
         let parser = self.0.parser.lock().unwrap_or_else(PoisonError::into_inner);
         let mut inner = parser.deep_clone();
@@ -67,6 +71,7 @@ impl Constraint {
             inner,
             timer,
             watchdog: Arc::clone(&self.0.watchdog),
+            memory: self.0.memory.another(tenant),
             index: Arc::clone(&self.0.index),
             forced: VecDeque::new(),
             forced_known: false,
@@ -94,6 +99,8 @@ pub struct Matcher {
     /// Cancels calls that take too long.
     timer: CallTimer,
     watchdog: Arc<Watchdog>,
+    /// Bytes of the lexer.
+    memory: GrammarBytes,
     index: Arc<VocabularyIndex>,
     /// The next tokens, if there is no choice; valid if `forced_known`.
     forced: VecDeque<Token>,
@@ -139,10 +146,12 @@ impl Matcher {
     pub fn fork(&self) -> Result<Self, Error> {
         // A parser cannot be copied after a panic.
         self.check()?;
+        let memory = self.memory.duplicate()?;
         let mut inner = self.inner.deep_clone();
         Ok(Self {
             timer: self.watchdog.timer(inner.enable_cancellation()),
             watchdog: Arc::clone(&self.watchdog),
+            memory,
             inner,
             index: Arc::clone(&self.index),
             forced: self.forced.clone(),
@@ -275,7 +284,10 @@ impl Matcher {
             Ok(Ok((_, bytes))) if bytes > limits::MAX_MATCHER_BYTES => {
                 Err(self.fail(&format!("it takes {} MiB of memory", bytes >> 20)))
             }
-            Ok(Ok((value, _))) => Ok(value),
+            Ok(Ok((value, bytes))) => match self.memory.set(bytes) {
+                Ok(()) => Ok(value),
+                Err(error) => Err(self.poison(error)),
+            },
             Ok(Err(message)) => Err(self.fail(&message)),
             Err(payload) if is_exceeded(&*payload) => Err(self.fail(work_limit::EXCEEDED)),
             Err(_) => Err(self.poison(Error::Failed(

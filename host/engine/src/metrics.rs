@@ -323,7 +323,7 @@ const COUNTS: [f64; 11] = [
 
 /// The metrics of the grammar compiler.
 #[allow(clippy::cast_precision_loss)]
-pub fn grammar_metrics(counters: &GrammarCounters) -> [Metric; 5] {
+pub fn grammar_metrics(counters: &GrammarCounters) -> [Metric; 6] {
     [
         Metric::counter(
             "corral_engine_grammar_cache_hits_total",
@@ -349,6 +349,11 @@ pub fn grammar_metrics(counters: &GrammarCounters) -> [Metric; 5] {
             "corral_engine_grammar_cache_bytes",
             "Estimated memory of the cached grammars, in bytes.",
             counters.cached_bytes as f64,
+        ),
+        Metric::gauge(
+            "corral_engine_grammar_bytes",
+            "Estimated memory of all compiled grammars and of their matchers, in bytes.",
+            counters.held_bytes as f64,
         ),
     ]
 }

@@ -49,7 +49,7 @@ mod tests {
         let model = Arc::new(model);
         let compiler = GrammarCompiler::new(Arc::new(ModelVocabulary(model.clone())));
         let grammar = Grammar::Regex("The sum is [0-9]{1,3}[.]".into());
-        let mut matcher = compiler.compile(0, &grammar).unwrap().start();
+        let mut matcher = compiler.compile(0, &grammar).unwrap().start(0);
         let mut tokens = matcher.forced(usize::MAX).unwrap();
         let spell = |tokens: &[Token]| -> Vec<u8> {
             let pieces = tokens.iter().flat_map(|&token| model.piece(token, false));

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use corral_runtime::{Body, CallError, CallOptions, Limits, Plugin};
 use http_body_util::{BodyExt, Empty};
 use std::time::{Duration, Instant};
-use support::{blocked_parts, command, counter, http_2, http_3, idle, load, runtime};
+use support::{blocked_command, command, counter, http_2, http_3, idle, load, runtime};
 
 const GOOD: &str = "(call $respond) (call $say) (call $finish)";
 const SPIN: &str = "(loop (br 0))";
@@ -151,7 +151,7 @@ async fn blocked_composition_leaves_stacks_for_others() {
         waiting_calls: 0,
         ..Limits::default()
     };
-    let blocked = load(&runtime, blocked_parts(40), limits.clone()).await;
+    let blocked = load(&runtime, blocked_command(40), limits.clone()).await;
     let good = load(&runtime, command("0.3.0", "(i32.const 0)"), limits.clone()).await;
     let mut calls = tokio::task::JoinSet::new();
     for _ in 0..64 {

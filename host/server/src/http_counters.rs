@@ -114,6 +114,7 @@ pub(crate) struct HttpCounters {
     in_flight: AtomicU64,
     aborted: AtomicU64,
     canceled: AtomicU64,
+    unsent_bytes: AtomicU64,
     terminations: [AtomicU64; TerminationReason::VARIANTS.len()],
     responses: StatusCounts,
 }
@@ -122,7 +123,7 @@ impl HttpCounters {
     /// Counts a connection, as open until the guard is dropped.
     pub(crate) fn count_connection(self: &Arc<Self>) -> CounterGuard {
         self.connections.fetch_add(1, Ordering::Relaxed);
-        CounterGuard::new(self, |counters| &counters.connections_open)
+        CounterGuard::new(self, 1, |counters| &counters.connections_open)
     }
 
     /// Counts a connection that could not be accepted.
@@ -132,7 +133,12 @@ impl HttpCounters {
 
     /// Counts a request as in flight until the guard is dropped.
     pub(crate) fn count_request(self: &Arc<Self>) -> CounterGuard {
-        CounterGuard::new(self, |counters| &counters.in_flight)
+        CounterGuard::new(self, 1, |counters| &counters.in_flight)
+    }
+
+    /// Counts bytes of a response as unsent until the guard is dropped.
+    pub(crate) fn count_unsent(self: &Arc<Self>, bytes: usize) -> CounterGuard {
+        CounterGuard::new(self, bytes as u64, |counters| &counters.unsent_bytes)
     }
 
     /// Counts a response by its status.
@@ -210,6 +216,12 @@ impl HttpCounters {
                 MetricKind::Counter,
                 &self.canceled,
             ),
+            (
+                "corral_http_unsent_bytes",
+                "Bytes of responses that wait in the server until their clients read them.",
+                MetricKind::Gauge,
+                &self.unsent_bytes,
+            ),
         ] {
             families.sample(name, help, kind, &[], read(count));
         }
@@ -235,18 +247,24 @@ impl HttpCounters {
     }
 }
 
-/// Decrements a gauge when dropped.
+/// Lowers a gauge when dropped, by as much as it raised it.
 #[derive(Debug)]
 pub(crate) struct CounterGuard {
     counters: Arc<HttpCounters>,
+    amount: u64,
     gauge: fn(&HttpCounters) -> &AtomicU64,
 }
 
 impl CounterGuard {
-    fn new(counters: &Arc<HttpCounters>, gauge: fn(&HttpCounters) -> &AtomicU64) -> Self {
-        gauge(counters).fetch_add(1, Ordering::Relaxed);
+    fn new(
+        counters: &Arc<HttpCounters>,
+        amount: u64,
+        gauge: fn(&HttpCounters) -> &AtomicU64,
+    ) -> Self {
+        gauge(counters).fetch_add(amount, Ordering::Relaxed);
         CounterGuard {
             counters: counters.clone(),
+            amount,
             gauge,
         }
     }
@@ -258,7 +276,7 @@ impl CounterGuard {
 
 impl Drop for CounterGuard {
     fn drop(&mut self) {
-        (self.gauge)(&self.counters).fetch_sub(1, Ordering::Relaxed);
+        (self.gauge)(&self.counters).fetch_sub(self.amount, Ordering::Relaxed);
     }
 }
 
@@ -284,6 +302,12 @@ mod tests {
         assert_eq!(line("corral_http_requests_in_flight"), "2");
         drop((one, two));
         assert_eq!(line("corral_http_requests_in_flight"), "0");
+        let (one, two) = (counters.count_unsent(5), counters.count_unsent(7));
+        assert_eq!(line("corral_http_unsent_bytes"), "12");
+        drop(one);
+        assert_eq!(line("corral_http_unsent_bytes"), "7");
+        drop(two);
+        assert_eq!(line("corral_http_unsent_bytes"), "0");
         counters.count_response(http::StatusCode::OK);
         counters.count_response(http::StatusCode::OK);
         assert_eq!(line("corral_http_responses_total{status=\"200\"}"), "2");

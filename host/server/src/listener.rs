@@ -14,6 +14,7 @@ mod socket;
 mod spare_files;
 mod streams;
 mod transport;
+mod unsent_bytes;
 
 use crate::http_counters::{HttpCounters, TerminationReason};
 use crate::problem::Problem;

@@ -168,7 +168,7 @@ fn longest_chains_of_rules_are_harmless() {
     for grammar in grammars {
         match compiler.compile(0, &grammar) {
             Ok(constraint) => {
-                let mut matcher = constraint.start();
+                let mut matcher = constraint.start(0);
                 let forced = matcher.forced(100).map(|forced| forced.len());
                 assert!(
                     !matches!(forced, Ok(101..) | Err(Error::Failed(_))),
@@ -223,7 +223,7 @@ fn step_of_exponential_work_ends() {
     // The compiler only proves that the terminal matches something, which "y" does.
     let text = format!("start: A\nA: \"y\" (\"x\" B)?\nB: {}\n", intersection());
     let constraint = compile(&lark(&text));
-    let mut matcher = constraint.start();
+    let mut matcher = constraint.start(0);
     matcher.advance(u32::from(b'y')).unwrap();
     let failed = matcher.mask().map(<[u32]>::len).unwrap_err();
     assert!(failed.to_string().contains("too much work"), "{failed}");
@@ -276,16 +276,16 @@ fn schemas_in_lark_have_the_limit_of_schemas() {
 #[test]
 fn ambiguous_grammar_is_canceled() {
     let constraint = compile(&lark("start: a\na: a a | a a a | a a a a | /[a-z]/\n"));
-    let mut matcher = constraint.start();
+    let mut matcher = constraint.start(0);
     let word = vocabulary().encode(b"count")[0];
     let failed = (0..100_000).find_map(|_| matcher.advance(word).err());
     assert!(matches!(failed, Some(Error::Invalid(_))), "{failed:?}");
-    assert_eq!(constraint.start().allows(97), Ok(true));
+    assert_eq!(constraint.start(0).allows(97), Ok(true));
 }
 
 #[test]
 fn grammar_without_matches_reports_dead_end() {
-    let mut matcher = compile(&lark("start: X\nX: /a+/ & /b+/\n")).start();
+    let mut matcher = compile(&lark("start: X\nX: /a+/ & /b+/\n")).start(0);
     let failed = matcher.mask().map(<[u32]>::len).unwrap_err();
     assert!(failed.to_string().contains("dead end"), "{failed}");
 }
@@ -295,7 +295,7 @@ fn costly_step_fails_only_its_matcher() {
     // The lexer must remember which of the last 25 characters were an `a`.
     let constraint = compile(&regex("[ab]*a[ab]{25}c"));
     let mut rng = ChaCha8Rng::seed_from_u64(5);
-    let (mut one, mut other) = (constraint.start(), constraint.start());
+    let (mut one, mut other) = (constraint.start(0), constraint.start(0));
     let failed = (0..200_000).find_map(|_| {
         let token = if rng.random::<bool>() { 97 } else { 98 };
         one.mask()
@@ -313,7 +313,34 @@ fn costly_step_fails_only_its_matcher() {
     assert_eq!(one.allows(97), Err(failed));
     assert_eq!(other.allows(97), Ok(true));
     other.advance(97).unwrap();
-    assert_eq!(constraint.start().allows(98), Ok(true));
+    assert_eq!(constraint.start(0).allows(98), Ok(true));
+}
+
+#[test]
+fn memory_of_grammars_and_matchers_is_counted() {
+    let compiler = compiler_for(vocabulary());
+    let held = || compiler.counters().held_bytes;
+    assert_eq!(held(), 0);
+    let constraint = compiler.compile(0, &regex("[ab]*a[ab]{12}c")).unwrap();
+    let compiled = held();
+    assert!(compiled > 0);
+    let mut matcher = constraint.start(0);
+    let started = held();
+    assert!(started > compiled);
+    // Each new state of the lexer takes memory.
+    let mut rng = ChaCha8Rng::seed_from_u64(7);
+    for _ in 0..500 {
+        matcher.mask().unwrap();
+        matcher
+            .advance(97 + u32::from(rng.random::<bool>()))
+            .unwrap();
+    }
+    let grown = held();
+    assert!(grown > started, "{started} and {grown} bytes");
+    let fork = matcher.fork().unwrap();
+    assert!(held() > grown);
+    drop((matcher, fork));
+    assert_eq!(held(), compiled);
 }
 
 #[test]

@@ -78,7 +78,7 @@ fn accepts(constraint: &Constraint, text: &str) -> bool {
 
 /// The same; an error if a call ends without a result.
 fn try_accept(constraint: &Constraint, text: &str) -> Result<bool, Error> {
-    let mut matcher = constraint.start();
+    let mut matcher = constraint.start(0);
     let mut rest = text.as_bytes();
     while !rest.is_empty() {
         let forced = matcher.forced(usize::MAX)?;
@@ -116,7 +116,7 @@ fn walk(constraint: &Constraint, rng: &mut ChaCha8Rng) -> Vec<Token> {
 
 /// The same; an error if a call ends without a result.
 fn try_walk(constraint: &Constraint, rng: &mut ChaCha8Rng) -> Result<Vec<Token>, Error> {
-    let mut matcher = constraint.start();
+    let mut matcher = constraint.start(0);
     let mut tokens = Vec::new();
     for _ in 0..20_000 {
         let choices = allowed(matcher.mask()?);
@@ -213,7 +213,7 @@ fn allows_mask_and_advance_agree() {
     let size = Token::try_from(vocabulary().size()).unwrap();
     for (grammar, ..) in examples() {
         for _ in 0..3 {
-            let mut matcher = compile(&grammar).start();
+            let mut matcher = compile(&grammar).start(0);
             for _ in 0..25 {
                 let mask = matcher.mask().unwrap().to_vec();
                 assert_eq!(mask.len(), vocabulary().size().div_ceil(32));
@@ -264,8 +264,8 @@ fn forced_tokens_equal_masked_draws() {
 /// Returns the number of forced tokens; an error if a call ends without a result.
 fn compare_walks(grammar: &Grammar, constraint: &Constraint, seed: u64) -> Result<usize, Error> {
     let mut forced_tokens = 0;
-    let (mut quick, mut slow) = (constraint.start(), constraint.start());
-    let mut one_by_one = constraint.start();
+    let (mut quick, mut slow) = (constraint.start(0), constraint.start(0));
+    let mut one_by_one = constraint.start(0);
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     for _ in 0..200 {
         let forced = quick.forced(usize::MAX)?;
@@ -304,7 +304,7 @@ fn forced_tokens_follow_the_tokenizer() {
     for style in [TokenizerStyle::Exact, TokenizerStyle::SpaceBefore] {
         let words = Arc::new(TestVocabulary::small(style));
         let constraints = compiler_for(&words);
-        let mut matcher = constraints.compile(0, &expected).unwrap().start();
+        let mut matcher = constraints.compile(0, &expected).unwrap().start(0);
         assert_eq!(
             matcher.forced(usize::MAX).unwrap(),
             words.encode(text.as_bytes())
@@ -312,7 +312,7 @@ fn forced_tokens_follow_the_tokenizer() {
         assert!(matcher.must_end());
 
         // Only the name is forced; elsewhere a blank or a longer token may come.
-        let mut matcher = constraints.compile(0, &grammar).unwrap().start();
+        let mut matcher = constraints.compile(0, &grammar).unwrap().start(0);
         assert!(matcher.forced(usize::MAX).unwrap().is_empty());
         matcher.advance(words.encode(b"{\"")[0]).unwrap();
         assert_eq!(matcher.forced(usize::MAX).unwrap(), words.encode(b"name"));
@@ -325,7 +325,7 @@ fn lossy_tokenizer_forces_nothing() {
     let mut matcher = compiler_for(&words)
         .compile(0, &regex("Zoo|Zip"))
         .unwrap()
-        .start();
+        .start(0);
     assert!(matcher.forced(usize::MAX).unwrap().is_empty());
     for byte in *b"Zip" {
         assert_eq!(matcher.allows(Token::from(byte)), Ok(true));
@@ -337,7 +337,7 @@ fn lossy_tokenizer_forces_nothing() {
 #[test]
 fn complete_text_stays_ended() {
     let end = vocabulary().end_tokens();
-    let mut matcher = compile(&regex("ab")).start();
+    let mut matcher = compile(&regex("ab")).start(0);
     assert_eq!((matcher.may_end(), matcher.must_end()), (Ok(false), false));
     assert_eq!(
         matcher.forced(usize::MAX).unwrap(),
@@ -350,7 +350,7 @@ fn complete_text_stays_ended() {
     assert!(matches!(matcher.advance(end[1]), Err(Error::Invalid(_))));
     assert!(matches!(matcher.advance(97), Err(Error::Invalid(_))));
 
-    let mut empty = compile(&regex("")).start();
+    let mut empty = compile(&regex("")).start(0);
     assert!(empty.must_end(), "only the empty text matches");
     assert_eq!(allowed(empty.mask().unwrap()), end);
 }
@@ -360,11 +360,11 @@ fn control_tokens_need_to_be_named() {
     let tool = (0..)
         .find(|&token| vocabulary().control_name(token) == b"<|tool|>")
         .unwrap();
-    let mut anything = compile(&regex("(?s:.)*")).start();
+    let mut anything = compile(&regex("(?s:.)*")).start(0);
     assert_eq!(anything.allows(tool), Ok(false));
     let text = "start: \"a\" <|tool|> \"b\"";
     for grammar in [lark(text), gbnf("root ::= \"a\" <|tool|> \"b\"")] {
-        let mut matcher = compile(&grammar).start();
+        let mut matcher = compile(&grammar).start(0);
         let mut tokens = matcher.forced(usize::MAX).unwrap();
         while !matcher.must_end() {
             let choices = allowed(matcher.mask().unwrap());

@@ -271,7 +271,7 @@ impl DeployServer {
 }
 
 /// The component with a digest of its own, by a custom section at its end.
-fn unique_component(component: &[u8], number: u64) -> Vec<u8> {
+pub(crate) fn unique_component(component: &[u8], number: u64) -> Vec<u8> {
     let mut bytes = component.to_vec();
     // Section 0 of 10 bytes: a name of one byte, and eight more.
     bytes.extend([0, 10, 1, b'v']);

@@ -17,6 +17,7 @@ mod first_load;
 mod flat;
 mod gap;
 mod http;
+mod isolation;
 mod languages;
 mod latency;
 mod local_server;
@@ -68,6 +69,8 @@ enum Bench {
     Gap(gap::GapArgs),
     /// Requests a second and latency of a plugin that needs no model, by connections, beside a peer's
     Http(http::HttpArgs),
+    /// Time that limits add to the compilation of a new component and of a new grammar
+    Isolation(isolation::IsolationArgs),
     /// Costs of plugins in Rust, Python, JavaScript and C, and of a plugin whose model is on another host
     Languages(languages::LanguagesArgs),
     /// First tokens, gaps and tokens a second under each latency policy, beside a peer's
@@ -119,6 +122,7 @@ fn run(bench: &Bench) -> Result<(), Error> {
         Bench::Flat(args) => runtime()?.block_on(flat::measure(args)),
         Bench::Gap(args) => runtime()?.block_on(gap::measure(args)),
         Bench::Http(args) => http::measure(args),
+        Bench::Isolation(args) => runtime()?.block_on(isolation::measure(args)),
         Bench::Languages(args) => runtime()?.block_on(languages::measure(args)),
         Bench::Latency(args) => runtime()?.block_on(latency::measure(args)),
         Bench::Model(args) => model::write(args),

@@ -58,6 +58,7 @@ impl<B: Backend> Worker<B> {
     }
 
     fn admit(&mut self, id: RequestId, now: Instant) {
+        let tenant = self.scheduler.tenant(id).unwrap_or_default();
         let Some(request) = self.requests.get_mut(&id) else {
             return;
         };
@@ -78,7 +79,7 @@ impl<B: Backend> Worker<B> {
             external.start();
         }
         if let Some(constraint) = &generation.options.constraint {
-            let start = || ConstrainedSampler::new(constraint.start());
+            let start = || ConstrainedSampler::new(constraint.start(tenant.0));
             generation.constrained.get_or_insert_with(start);
         }
     }

@@ -94,7 +94,7 @@ impl HostMatcher for State {
     ) -> HostResult<Resource<GuestMatcher>> {
         let constraint = self.table.get(&constraint)?.0.clone();
         self.add_matcher(GuestMatcher {
-            matcher: constraint.start(),
+            matcher: constraint.start(self.caller.tenant.0),
             constraint,
         })
     }

@@ -195,6 +195,7 @@ where
         let (activity, answer) = (activity.clone(), self.answer.clone());
         let phase = self.phase.clone();
         let keep_alive = self.config.limits.event_keep_alive;
+        let counters = self.config.counters.clone();
         let info = ConnectionInfo {
             is_tls: self.config.tls.is_some(),
             address: match self.peer {
@@ -207,13 +208,16 @@ where
             let is_http1 = request.version() < Version::HTTP_2;
             request.extensions_mut().insert(info);
             let (answer, phase) = (answer(request), phase.clone());
+            let counters = counters.clone();
             Box::pin(async move {
                 let mut response = answer.await;
                 if is_http1 && *phase.borrow() >= ListenerPhase::Draining {
                     let close = HeaderValue::from_static("close");
                     response.headers_mut().insert(CONNECTION, close);
                 }
-                Ok(ResponseBody::wrap(response, running, &phase, keep_alive))
+                Ok(ResponseBody::wrap(
+                    response, running, &phase, keep_alive, counters,
+                ))
             })
         }
     }

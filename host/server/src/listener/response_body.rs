@@ -6,6 +6,8 @@
 //! comments. Other responses are cut off, so that a client cannot mistake a partial answer for a complete one.
 
 use super::streams::{RequestGuard, SendBuffer, current_send_buffer};
+use super::unsent_bytes::UnsentBytes;
+use crate::http_counters::HttpCounters;
 use crate::problem::{Problem, StreamFormat};
 use crate::request_log::LoggedBody;
 use crate::shutdown::{ListenerPhase, reached};
@@ -37,6 +39,7 @@ pub(super) struct ResponseBody {
     stream: Option<OpenStream>,
     send_buffer: Option<Arc<SendBuffer>>,
     delayed_error: DelayedError,
+    counters: Option<Arc<HttpCounters>>,
     _running: RequestGuard,
 }
 
@@ -65,12 +68,13 @@ struct KeepAlive {
 
 impl ResponseBody {
     /// Wraps the body of `response`, the response to the request of `running`. A silent event stream gets a
-    /// comment at each interval of `keep_alive`.
+    /// comment at each interval of `keep_alive`. `counters` count what the client has not read.
     pub(super) fn wrap(
         mut response: Response<LoggedBody>,
         mut running: RequestGuard,
         phase: &watch::Receiver<ListenerPhase>,
         keep_alive: Option<Duration>,
+        counters: Option<Arc<HttpCounters>>,
     ) -> Response<Self> {
         running.answered();
         let end = response.extensions_mut().remove::<StreamEnd>();
@@ -92,20 +96,25 @@ impl ResponseBody {
             stream,
             send_buffer: current_send_buffer(),
             delayed_error: DelayedError::default(),
+            counters,
             _running: running,
         })
     }
 }
 
 impl Body for ResponseBody {
-    type Data = Bytes;
+    type Data = UnsentBytes;
     type Error = CallError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> PolledFrame {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<UnsentBytes>, CallError>>> {
         let mut delayed_error = std::mem::take(&mut self.delayed_error);
         let polled = delayed_error.poll(cx, |cx| self.poll_body(cx));
         self.delayed_error = delayed_error;
-        polled
+        let counted = |bytes| UnsentBytes::new(bytes, self.counters.as_ref());
+        polled.map_ok(|frame| frame.map_data(counted))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -294,6 +303,7 @@ mod tests {
     use super::*;
     use crate::listener::streams::ConnectionActivity;
     use crate::problem::ErrorFormat;
+    use bytes::Buf;
     use http_body_util::BodyExt;
     use std::future::poll_fn;
 
@@ -320,14 +330,14 @@ mod tests {
         response.extensions_mut().insert(end);
         let running = ConnectionActivity::new().begin_request();
         let interval = Some(Duration::from_millis(20));
-        let wrapped = ResponseBody::wrap(response, running, &receiver, interval);
+        let wrapped = ResponseBody::wrap(response, running, &receiver, interval, None);
         (wrapped.into_body(), sender)
     }
 
     async fn next_text(body: &mut ResponseBody) -> Option<String> {
         let frame = body.frame().await?.expect("no error");
         let data = frame.into_data().expect("data");
-        Some(String::from_utf8(data.to_vec()).expect("text"))
+        Some(String::from_utf8(data.chunk().to_vec()).expect("text"))
     }
 
     #[test]
@@ -361,7 +371,7 @@ mod tests {
         assert_eq!(all, bye, "nothing was sent before");
         let (mut body, phase) = response_body("data: x", ListenerPhase::Draining);
         let frame = body.frame().await.expect("data").expect("no error");
-        assert_eq!(frame.data_ref().expect("data"), "data: x");
+        assert_eq!(frame.data_ref().expect("data").chunk(), b"data: x");
         phase.send_replace(ListenerPhase::Ending);
         assert!(body.frame().await.is_none(), "within an event");
     }

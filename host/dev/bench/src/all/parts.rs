@@ -118,6 +118,13 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
             )
             .of("file", "read, first load")
             .ends("/ratio_to_mapped_min", "/ratio_to_mapped_max")]),
+        Part::new(
+            "isolation",
+            &[("--model", model), ("--plugin", generate.as_path())],
+        )
+        .rounds(5)
+        .minutes(1)
+        .targets(isolation_targets()),
         with_generate("console")
             .rounds(5)
             .minutes(1)
@@ -405,6 +412,22 @@ fn logits_targets() -> [Target; 2] {
     [
         logits(1, "151,936 tokens: full logits minus top 64, µs a token"),
         logits(8, "... 8 at once"),
+    ]
+}
+
+fn isolation_targets() -> [Target; 2] {
+    let added = |input: &'static str, what, bound| {
+        let target = at_most(what, bound, "/added_s").scale(1e3);
+        let target = target.ends("/added_s_min", "/added_s_max");
+        target.of("input", input)
+    };
+    [
+        added(
+            "component",
+            "new component of 1 MB: ms added by its child process",
+            100.0,
+        ),
+        added("grammar", "new grammar: ms added by its limits", 2.0),
     ]
 }
 
