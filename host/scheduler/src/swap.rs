@@ -105,6 +105,9 @@ impl Scheduler {
         let part = offloaded && length < order.length();
         running.holds_offloaded = offloaded && !part && !durable;
         self.kv.counters.swapped_in += 1;
+        if offloaded && !durable {
+            self.kv.swap_costs.observe_return();
+        }
         let restored = self.kv.cells.restore(seq, &order);
         debug_assert!(restored, "the backend had room");
         self.kv.truncate(seq, length);

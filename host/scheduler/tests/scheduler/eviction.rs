@@ -63,3 +63,40 @@ fn free_prefixes_stay_resident() {
     );
     assert_eq!(records[KEPT as usize + 1].cached, SHARED);
 }
+
+/// Agents take turns on a part of the cells, or of the ids, that their histories need. The history of each is evicted, and
+/// computed once all the same.
+#[test]
+fn evicted_histories_are_computed_once() {
+    const AGENTS: usize = 8;
+    const TURNS: usize = 6;
+    const ADDED: u32 = 150;
+    let turn = |index: usize| {
+        let (agent, turn) = ((index % AGENTS) as u32, (index / AGENTS) as u32);
+        let prompt = (turn + 1) * ADDED;
+        Arrival {
+            after: index.checked_sub(AGENTS),
+            family: (prompt, agent.into()),
+            ..arrival(37 * u64::from(agent), prompt, 1)
+        }
+    };
+    for (seq_ids, cells) in [(16, 2048), (3, 8192)] {
+        let limits = SchedulerConfig {
+            seq_ids,
+            cells,
+            max_queue: AGENTS,
+            max_tenant_queue: AGENTS,
+            ..ROOMY
+        };
+        let mut simulation = simulation(limits, &[]);
+        let records = simulation.run((0..AGENTS * TURNS).map(turn).collect());
+        assert!(records.iter().all(|record| record.end == End::Finished));
+        let counters = simulation.counters();
+        assert!(counters.offloaded > 0, "{counters:?}");
+        assert_eq!(counters.dropped, 0, "{counters:?}");
+        let computed = records
+            .iter()
+            .map(|record| record.prompt - record.cached + record.recomputed);
+        assert_eq!(computed.sum::<u32>(), (AGENTS * TURNS) as u32 * ADDED);
+    }
+}
