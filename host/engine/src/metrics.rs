@@ -199,7 +199,7 @@ metrics! {
     entries_dropped: Counter = "corral_engine_prefix_cache_entries_dropped_total",
     /// Sequences swapped out to make room.
     swap_outs: Counter = "corral_engine_swap_outs_total",
-    /// Prefix cache entries offloaded to RAM because they made steps longer.
+    /// Prefix cache entries offloaded to RAM: for room in the cells, or because they made steps longer.
     prefix_offloads: Counter = "corral_engine_prefix_offloads_total",
     /// Sequences and offloaded prefixes swapped in.
     swap_ins: Counter = "corral_engine_swap_ins_total",

@@ -18,6 +18,8 @@ use crate::step::{EntryId, SeqId};
 const MIN_SHARED: u32 = 4;
 /// A prefix to wait for must save this many tokens more than the best one at hand.
 const MIN_SHARED_GAIN: u32 = 32;
+/// A shorter entry is never swapped in.
+pub(crate) const MIN_SWAPPED_IN: u32 = MIN_SHARED + MIN_SHARED_GAIN;
 /// The extra room doubles at most this often; a preemption doubles it twice.
 const MAX_ROOM_DOUBLINGS: u32 = 16;
 

@@ -100,7 +100,7 @@ impl DraftPolicy {
             false => profile.max_seconds(costs, shape),
         };
         let mut drafts = self.choose(shape, &mut candidates, room, max_seconds, costs, profile);
-        kv.drop_unretained(tokens.saturating_add(drafts));
+        kv.evict_unretained(tokens.saturating_add(drafts));
         let cells = kv.cells.free().saturating_sub(tokens);
         // The least likely drafts are left out.
         while drafts > cells {

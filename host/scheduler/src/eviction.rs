@@ -1,4 +1,8 @@
-//! Evicts prefixes that cost more in the cells than they may save.
+//! Decides how to evict a prefix, and evicts those that cost more in the cells than they may save.
+//!
+//! A prefix that is not retained is offloaded if that is [expected to cost
+//! less](crate::swap_costs::SwapCosts::offload_pays) than computing it again, else dropped: also where [requests need its
+//! cells](KvCache::make_room).
 //!
 //! Attention runs over all cells up to the highest used one, and even a backend that skips the cells of other
 //! sequences visits each. So a cached prefix makes every token of every step slower. The
@@ -13,7 +17,7 @@
 //! A move delays the next step. So each step evicts one prefix at most; a step with prompts only one that was charged
 //! [`PREFILL_EVICTION_FACTOR`] times its eviction cost.
 
-use crate::config::SchedulerConfig;
+use crate::admission::MIN_SWAPPED_IN;
 use crate::cost_model::CostModel;
 use crate::kv_cache::KvCache;
 use crate::prefix_cache::Entry;
@@ -29,14 +33,18 @@ const MIN_N_KV: u32 = 256;
 enum Eviction {
     Offload,
     Drop,
-    /// Drop it although it could be offloaded, because a move takes too long.
-    DropForSlowMoves,
+    /// Drop it although it could be offloaded, because moves take too long or too few prefixes return.
+    DropForCost,
 }
 
 impl KvCache {
     /// Charges the cells for a step that is about to run, and evicts a prefix that was charged enough.
     pub fn evict_costly(&mut self, costs: &CostModel, shape: StepShape) {
         let tokens = shape.decode_rows + shape.drafts + shape.prefill;
+        if costs.is_fitted() {
+            let seconds = costs.prefill_seconds(1, self.cells.n_kv());
+            self.swap_costs.recompute_seconds_per_token = seconds;
+        }
         let applies = self.config.can_reuse_part() && costs.is_fitted();
         if !applies || tokens == 0 || self.cells.n_kv() <= MIN_N_KV {
             return;
@@ -47,56 +55,61 @@ impl KvCache {
             0 => 1.0,
             _ => PREFILL_EVICTION_FACTOR,
         };
-        let Some((id, eviction)) = self.overdue(costs, patience) else {
-            return;
-        };
-        if eviction == Eviction::DropForSlowMoves {
-            self.swap_costs.decay();
-        }
-        match self.entries.get(id).and_then(Entry::seq) {
-            Some(seq) if eviction == Eviction::Offload => self.offload(id, seq),
-            _ => self.evict(id),
+        if let Some(id) = self.overdue(patience) {
+            self.evict(id);
         }
     }
 
+    /// Offloads a resident entry or drops it, whichever is cheaper.
+    pub fn offload_or_drop(&mut self, id: EntryId, seq: SeqId) {
+        let eviction = self
+            .cheapest_eviction(id, seq)
+            .map(|(eviction, _)| eviction);
+        if eviction == Some(Eviction::Offload) {
+            self.offload(id, seq);
+            return;
+        }
+        if eviction == Some(Eviction::DropForCost) {
+            self.swap_costs.decay();
+        }
+        self.entries.remove(id);
+        self.counters.dropped += 1;
+        self.release(seq);
+    }
+
     /// The first prefix that was charged `patience` times its eviction cost.
-    fn overdue(&self, costs: &CostModel, patience: f64) -> Option<(EntryId, Eviction)> {
+    fn overdue(&self, patience: f64) -> Option<EntryId> {
         // No prefix has a lower eviction cost for each of its cells.
-        let least = costs.prefill_seconds(1, self.cells.n_kv());
+        let least = self.swap_costs.recompute_seconds(1);
         let least = patience * least.min(self.swap_costs.seconds(1));
         let charged = self.entries.charged_costs();
         let mut charged = charged.filter(|(_, cell)| *cell > 0.0 && *cell >= least);
         charged.find_map(|(id, cell)| {
             let seq = self.entries.get(id)?.seq()?;
             let cost = cell * f64::from(self.cells.freed_by_clearing(seq));
-            let (eviction, seconds) = self.cheapest_eviction(costs, id, seq)?;
-            (cost > 0.0 && cost >= patience * seconds).then_some((id, eviction))
+            let (_, seconds) = self.cheapest_eviction(id, seq)?;
+            (cost > 0.0 && cost >= patience * seconds).then_some(id)
         })
     }
 
-    /// How to evict an unretained resident entry, and the seconds that costs. An entry with mostly shared cells is not
-    /// offloaded, since its state would copy the shared ones too.
-    fn cheapest_eviction(
-        &self,
-        costs: &CostModel,
-        id: EntryId,
-        seq: SeqId,
-    ) -> Option<(Eviction, f64)> {
-        let SchedulerConfig {
-            offload_prefixes, ..
-        } = self.config;
+    /// Whether to offload or drop a resident entry, and the seconds that costs. An entry with mostly shared cells is not
+    /// offloaded, since its state would copy the shared ones too; nor is one that is too short to be swapped in.
+    fn cheapest_eviction(&self, id: EntryId, seq: SeqId) -> Option<(Eviction, f64)> {
         let entry = self.entries.get(id)?;
         let (all, alone) = (entry.length(), self.cells.freed_by_clearing(seq));
-        let recompute = costs.prefill_seconds(alone, self.cells.n_kv());
+        let recompute = self.swap_costs.recompute_seconds(alone);
         let one_move = self.swap_costs.seconds(all);
         if self.entries.has_swapped_out(entry.scope, &entry.tokens) {
             return Some((Eviction::Drop, recompute.min(one_move)));
         }
-        let can_offload =
-            offload_prefixes && 2 * alone > all && all <= self.swap_costs.longest_prefix;
-        Some(match can_offload {
-            true if 2.0 * one_move < recompute => (Eviction::Offload, 2.0 * one_move),
-            true => (Eviction::DropForSlowMoves, recompute),
+        let offloads = self.config.offload_prefixes && self.config.can_reuse_part();
+        let can_offload = offloads && !entry.is_retained() && 2 * alone > all;
+        let lengths = MIN_SWAPPED_IN..=self.swap_costs.longest_prefix;
+        Some(match can_offload && lengths.contains(&all) {
+            true if self.swap_costs.offload_pays(all, recompute) => {
+                (Eviction::Offload, 2.0 * one_move)
+            }
+            true => (Eviction::DropForCost, recompute),
             false => (Eviction::Drop, recompute),
         })
     }

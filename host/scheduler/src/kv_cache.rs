@@ -8,9 +8,9 @@
 //! which can be evicted. Ids of the kind [`LogitsKind::TopK`] only add to these. An entry may have an id of
 //! either kind: when one kind runs out, an entry moves to a free id of the other.
 //!
-//! Under pressure, unretained entries are dropped first, least recently used first, then retained sequences are
-//! swapped out in the same order. Running requests are never touched here; [preemption](crate::preemption)
-//! does that.
+//! Under pressure, unretained entries are evicted first, least recently used first, then retained sequences are
+//! swapped out in the same order. An unretained entry is [offloaded or dropped](crate::eviction). Running requests are
+//! never touched here; [preemption](crate::preemption) does that.
 
 use crate::Token;
 use crate::config::SchedulerConfig;
@@ -249,8 +249,8 @@ impl KvCache {
         true
     }
 
-    /// Frees cells until `cells` are free, as far as dropping unretained entries does it.
-    pub fn drop_unretained(&mut self, cells: u32) {
+    /// Frees cells until `cells` are free, as far as evicting unretained entries does it.
+    pub fn evict_unretained(&mut self, cells: u32) {
         if self.cells.free() < cells {
             self.entries.update_retained();
         }
@@ -263,7 +263,7 @@ impl KvCache {
         }
     }
 
-    /// Removes a resident entry from the cells: swaps it out if it is retained, else drops it.
+    /// Removes a resident entry from the cells: swaps it out if it is retained, else offloads or drops it.
     pub fn evict(&mut self, id: EntryId) {
         let Some(entry) = self.entries.get(id) else {
             return;
@@ -273,11 +273,10 @@ impl KvCache {
         };
         if entry.is_retained() && self.config.swap {
             self.swap_out(id, seq);
+            self.release(seq);
         } else {
-            self.entries.remove(id);
-            self.counters.dropped += 1;
+            self.offload_or_drop(id, seq);
         }
-        self.release(seq);
     }
 
     /// Swaps out an entry. Its id stays in use, by the caller.
@@ -294,6 +293,7 @@ impl KvCache {
         self.entries.set_swapped_out(id, order, true);
         self.ops.push(MemoryOp::SwapOut { entry: id, seq });
         self.counters.offloaded += 1;
+        self.swap_costs.observe_offload();
         self.release(seq);
     }
 

@@ -60,14 +60,16 @@ impl Scheduler {
         if entry != id {
             return None;
         }
-        let seq = running.seq;
+        let (seq, reserved) = (running.seq, running.reserved);
         let all = self.kv.entries.get(id).map(Entry::length);
-        // Nothing is evicted for a state that can't fit anyway, or of which only a part is needed.
+        // Nothing is evicted for a state that can't fit anyway. If only a part of it is needed, no more is evicted than the
+        // request would take without it.
         let part = self.is_offloaded_prefix(id) && Some(length) < all;
         let most = match part {
-            true => self.kv.cells.free(),
-            false => self.kv.evictable_cells(),
+            true => self.kv.cells.free().max(reserved),
+            false => u32::MAX,
         };
+        let most = most.min(self.kv.evictable_cells());
         let fits = all.is_some_and(|all| all <= most && self.kv.make_room(all));
         if !fits {
             self.running.get_mut(request)?.start_at(0);
@@ -105,6 +107,9 @@ impl Scheduler {
         let part = offloaded && length < order.length();
         running.holds_offloaded = offloaded && !part && !durable;
         self.kv.counters.swapped_in += 1;
+        if offloaded && !durable {
+            self.kv.swap_costs.observe_return();
+        }
         let restored = self.kv.cells.restore(seq, &order);
         debug_assert!(restored, "the backend had room");
         self.kv.truncate(seq, length);

@@ -2,19 +2,31 @@
 //!
 //! The same move serves *swapping* retained sequences and preempted requests, and *offloading* prefixes that are
 //! not retained. Its time is proportional to the tokens. The rate is learned from completed moves.
+//!
+//! Whether an offloaded prefix returns is unknown when it is offloaded. So the part of them that returned is learned, too:
+//! if nearly none does, only those are offloaded that take very much longer to compute than to move.
 
 /// Seconds for a token before the first move.
 const INITIAL_SECONDS: f64 = 30e-6;
 /// Weight of a move of [`FULL_WEIGHT_TOKENS`] or more in the mean. The time of a short move is mostly fixed costs.
 const MOVE_WEIGHT: f64 = 0.2;
 const FULL_WEIGHT_TOKENS: f64 = 64.0;
-/// How far the rate returns to the initial one each time slow moves cause a prefix to be dropped.
+/// How far a higher rate returns to the initial one each time a prefix is dropped since moving it costs too much.
 const DECAY: f64 = 0.02;
+/// The part of offloaded prefixes that is expected to return before any did, and the weight of one in the mean.
+const INITIAL_RETURNS: f64 = 0.5;
+const RETURN_WEIGHT: f64 = 0.02;
+/// How far that part returns to the initial one, as with [`DECAY`]. So few are offloaded while none returns.
+const RETURNS_DECAY: f64 = 0.001;
 
 /// The learned cost of moves.
 #[derive(Clone, Debug)]
 pub(crate) struct SwapCosts {
     seconds_per_token: f64,
+    /// Seconds to compute a token of a prompt again.
+    pub recompute_seconds_per_token: f64,
+    /// The part of offloaded prefixes that is swapped in.
+    returns: f64,
     /// Tokens of the longest prefix that can be offloaded, as far as is known.
     pub longest_prefix: u32,
 }
@@ -23,6 +35,9 @@ impl Default for SwapCosts {
     fn default() -> Self {
         Self {
             seconds_per_token: INITIAL_SECONDS,
+            // Anything pays until the cost is known.
+            recompute_seconds_per_token: f64::MAX,
+            returns: INITIAL_RETURNS,
             longest_prefix: u32::MAX,
         }
     }
@@ -34,6 +49,27 @@ impl SwapCosts {
         self.seconds_per_token * f64::from(tokens)
     }
 
+    /// Seconds to compute this many tokens again.
+    pub fn recompute_seconds(&self, tokens: u32) -> f64 {
+        self.recompute_seconds_per_token * f64::from(tokens)
+    }
+
+    /// Whether to offload a prefix that takes `recompute` seconds to compute: moving it out, and back if it returns, is
+    /// expected to take less time than computing it if it returns.
+    pub fn offload_pays(&self, tokens: u32, recompute: f64) -> bool {
+        (1.0 + self.returns) * self.seconds(tokens) < self.returns * recompute
+    }
+
+    /// Records that a prefix is offloaded.
+    pub fn observe_offload(&mut self) {
+        self.returns -= RETURN_WEIGHT * self.returns;
+    }
+
+    /// Records that an offloaded prefix was swapped in.
+    pub fn observe_return(&mut self) {
+        self.returns = (self.returns + RETURN_WEIGHT).min(1.0);
+    }
+
     /// Records a move.
     pub fn observe(&mut self, tokens: u32, seconds: f64) {
         if tokens > 0 && seconds.is_finite() {
@@ -43,9 +79,10 @@ impl SwapCosts {
         }
     }
 
-    /// Forgets a little of a rate that stopped all moves: without moves nothing would correct it.
+    /// Forgets a little of what stopped all moves: without moves nothing would correct it.
     pub fn decay(&mut self) {
-        self.seconds_per_token += DECAY * (INITIAL_SECONDS - self.seconds_per_token);
+        self.seconds_per_token += DECAY * (INITIAL_SECONDS - self.seconds_per_token).min(0.0);
+        self.returns += RETURNS_DECAY * (INITIAL_RETURNS - self.returns);
     }
 }
 
@@ -67,5 +104,28 @@ mod tests {
             costs.decay();
         }
         assert!((costs.seconds(1) - INITIAL_SECONDS).abs() < 1e-8);
+    }
+
+    #[test]
+    fn prefixes_that_never_return_are_rarely_offloaded() {
+        let mut costs = SwapCosts::default();
+        // Computing takes ten times as long as a move.
+        let mut offloads = |returning: bool| {
+            let offloaded = (0..1_000).filter(|_| {
+                let pays = costs.offload_pays(100, 10.0 * costs.seconds(100));
+                match pays {
+                    true => costs.observe_offload(),
+                    false => costs.decay(),
+                }
+                if pays && returning {
+                    costs.observe_return();
+                }
+                pays
+            });
+            offloaded.count()
+        };
+        assert_eq!(offloads(true), 1_000);
+        assert!(offloads(false) < 300);
+        assert!(offloads(true) > 900, "they return again");
     }
 }

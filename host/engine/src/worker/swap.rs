@@ -270,6 +270,8 @@ impl<B: Backend> Worker<B> {
         match self.scheduler.begin_swap_in(request, entry) {
             None => self.scheduler.has_entry(entry),
             Some(seq) => {
+                // The time of an overlapped step must not count as time of the moves.
+                self.backend.wait();
                 self.run_memory_ops();
                 let before = Instant::now();
                 let success = self.backend.load(seq, state);

@@ -63,3 +63,44 @@ fn free_prefixes_stay_resident() {
     );
     assert_eq!(records[KEPT as usize + 1].cached, SHARED);
 }
+
+/// Agents take turns on a part of the cells, or of the ids, that their histories need. The history of each is evicted, and
+/// computed once all the same: also if the next turn continues only a part of it, since its client changes the answer.
+#[test]
+fn evicted_histories_are_computed_once() {
+    const AGENTS: usize = 8;
+    const TURNS: usize = 6;
+    const ADDED: u32 = 150;
+    const IDEAL: u32 = (AGENTS * TURNS) as u32 * ADDED;
+    let turn = |index: usize, answer: u32| {
+        let (agent, turn) = ((index % AGENTS) as u32, (index / AGENTS) as u32);
+        let prompt = (turn + 1) * ADDED;
+        Arrival {
+            after: index.checked_sub(AGENTS),
+            family: (prompt, agent.into()),
+            ..arrival(37 * u64::from(agent), prompt, answer)
+        }
+    };
+    for (seq_ids, cells, answer) in [(16, 2048, 1), (3, 8192, 1), (16, 2048, 3)] {
+        let limits = SchedulerConfig {
+            seq_ids,
+            cells,
+            max_queue: AGENTS,
+            max_tenant_queue: AGENTS,
+            ..ROOMY
+        };
+        let mut simulation = simulation(limits, &[]);
+        let turns = (0..AGENTS * TURNS).map(|index| turn(index, answer));
+        let records = simulation.run(turns.collect());
+        assert!(records.iter().all(|record| record.end == End::Finished));
+        let counters = simulation.counters();
+        assert!(counters.offloaded > 0, "{counters:?}");
+        // Of what is dropped, all but the answer is cached elsewhere.
+        assert!(counters.dropped == 0 || answer > 1, "{counters:?}");
+        let computed = records
+            .iter()
+            .map(|record| record.prompt - record.cached + record.recomputed);
+        let computed: u32 = computed.sum();
+        assert!(computed <= IDEAL + IDEAL / 20, "{computed} of {IDEAL}");
+    }
+}
