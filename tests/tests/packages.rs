@@ -166,6 +166,36 @@ fn check_tarball(files: &BTreeSet<String>, root: &Path) {
     assert_eq!(others, FILES.lines().collect::<Vec<_>>());
 }
 
+/// The crates that `cargo tree` lists for these arguments, with their features.
+fn crates(arguments: &[&str]) -> BTreeSet<String> {
+    let mut tree = Command::new("cargo");
+    tree.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
+        .args(["tree", "--locked", "--edges=normal,build", "--prefix=none"])
+        .args(["--format={p} {f}"])
+        .args(arguments);
+    let listed = succeeds(&mut tree).stdout;
+    let lines = listed.lines().map(|line| line.trim_end_matches(" (*)"));
+    lines.map(str::to_owned).collect()
+}
+
+/// `make check-install` runs `cargo install`, which takes minutes. This shows that it builds the crates of `make build` with the
+/// same features, except for those here.
+#[test]
+fn install_builds_the_same_crates() {
+    let alone = crates(&["--package=corral-cli"]);
+    let together = crates(&["--workspace"]);
+    assert!(alone.len() > 100, "{alone:?}");
+    let others: Vec<_> = alone.difference(&together).collect();
+    let names = others.iter().filter_map(|line| line.split(' ').next());
+    let names: Vec<_> = names.collect();
+    let run = "run `make check-install`, and if it works, name the crates here";
+    assert_eq!(
+        names,
+        ["hyper-util", "opentelemetry-proto"],
+        "{others:?}: {run}"
+    );
+}
+
 #[test]
 fn packages_serve_the_same_apis() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
