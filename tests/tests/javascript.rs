@@ -170,7 +170,7 @@ fn link_sdk(project: &Path) {
 fn chat_and_job_are_tested_and_built() {
     let dir = scratch_dir();
     let projects = ["chat", "job"].map(|name| {
-        let new = ["new", name, "--lang", "javascript", "--template", name];
+        let new = ["new", name, "--lang", "js", "--template", name];
         succeeds(corral(&dir, &new));
         let project = dir.join(name);
         link_sdk(&project);

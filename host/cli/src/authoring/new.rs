@@ -94,7 +94,7 @@ pub struct NewArgs {
     /// Kind of project
     #[arg(long, value_enum, default_value_t = Template::Handler)]
     template: Template,
-    /// Language of its source: rust, python, javascript or c
+    /// Language of its source: rust, python, javascript (js) or c
     #[arg(long, value_name = "LANGUAGE", default_value = "rust")]
     lang: Language,
     /// Directory of the crate corral-sdk, such as plugins/sdk of a checkout [default: a copy in the project]
@@ -163,6 +163,7 @@ impl FromStr for ProjectName {
 enum Language {
     Rust,
     Python,
+    #[strum(serialize = "javascript", serialize = "js")]
     JavaScript,
     C,
 }
