@@ -43,7 +43,12 @@ fn build(project: &Path) -> PathBuf {
     let component = format!("{name}.wasm");
     let expected = format!("{component} (");
     assert!(built.stdout.starts_with(&expected), "{built:?}");
-    project.join(component)
+    let component = project.join(component);
+    // Traps name functions.
+    let bytes = std::fs::read(&component).expect("built");
+    let name = b"corral_handle";
+    assert!(bytes.windows(name.len()).any(|bytes| bytes == name));
+    component
 }
 
 #[test]
