@@ -12,8 +12,8 @@
 #   make env           print shell commands that put corral into PATH: eval "$(make -s env)"
 #   make test-device   run the tests that need a device, with Vulkan on the CPU; it builds llama.cpp a second time
 #   make fuzz          build the fuzz targets and run each for a minute (MINUTES=60 TARGET=gguf: one of them for an hour)
-#   make soak          run the tests that need a device, those of agents and lm-eval (2.5 GB of packages), then everything
-#                      at once for an hour, with kills and faults (MINUTES=10, SEED=1)
+#   make soak          run check-install, the tests that need a device, those of agents and lm-eval (2.5 GB of packages),
+#                      then everything at once for an hour, with kills and faults (MINUTES=10, SEED=1)
 #   make bench         measure every target, in less than an hour on two cores: see BENCHMARKS.md
 #                      (PEER=URL compares HTTP, OPENAI_PEER=URL of llama.cpp's server compares throughput,
 #                      LLAMA_BENCH=FILE prompts)
@@ -25,6 +25,8 @@
 #                      and to a plugin of one's own; half an hour on two cores
 #   make dist          build packages for other machines (BACKENDS="vulkan cuda", PACKAGES=PATH): tarball, .deb, symbols,
 #                      checksums; the program alone lies in DIR=PATH
+#   make check-install install the program with cargo, as docs/operating.md says, into a directory of its own, and ask it
+#                      about the demo model; a few minutes after make build
 #   make check-image   run the steps of the Dockerfile's last stage in a chroot, as root, with the packages of make dist, and
 #                      ask the server as compose.yaml runs it (PACKAGES=PATH); make lint checks both files
 #   make audit         check licenses and security advisories of all dependencies with cargo-deny
@@ -33,7 +35,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run env test test-device build dist dist-program plugins wit-package console bundle where lint fuzz soak bench microbench instructions model audit newcomer check-image
+.PHONY: help run env test test-device build dist dist-program plugins wit-package console bundle where lint fuzz soak bench microbench instructions model audit newcomer check-image check-install
 
 # Build products are outside the checkout, for quick builds of a second clone. The directory is named after the processor
 # and the compiler, which native code depends on.
@@ -94,6 +96,12 @@ dist:
 
 newcomer:
 	@tests/newcomer.sh
+
+# cargo builds the program without the rest of the workspace, so some crates have fewer features than in `make build`:
+# tests/tests/packages.rs names them. The next build puts its own program back into the target directory.
+check-install:
+	@$(SETUP); cargo install --quiet --locked --force --path host/cli --root "$(CARGO_TARGET_DIR)/installed"
+	@"$(CARGO_TARGET_DIR)/installed/bin/corral" model info models/tiny/tiny.gguf
 
 check-image:
 	@packaging/check_image.py "$(PACKAGES)"
@@ -176,11 +184,12 @@ test-device:
 fuzz:
 	@$(SETUP); fuzz/run.sh "$(or $(MINUTES),1)" $(TARGET)
 
-# The tests that need a device; random workloads of the scheduler and its stores with faults in decode, swap and states;
-# kills during deploys and jobs; mutated model files; agents and lm-eval, whose packages take 2.5 GB; then everything at once,
-# for MINUTES, with an allocator that returns freed memory at once, since the memory in use is measured.
+# An installation by cargo; the tests that need a device; random workloads of the scheduler and its stores with faults in
+# decode, swap and states; kills during deploys and jobs; mutated model files; agents and lm-eval, whose packages take 2.5 GB;
+# then everything at once, for MINUTES, with an allocator that returns freed memory at once, since the memory in use is
+# measured.
 SOAK := cargo test $(CARGO_FLAGS)
-soak: plugins test-device
+soak: check-install plugins test-device
 	@$(SETUP); export $(if $(SEED),CORRAL_SEED=$(SEED)) CORRAL_MINUTES="$(or $(MINUTES),60)"; \
 	  $(SOAK) --lib --test scheduler -- random_workloads fetches_end; \
 	  $(SOAK) --test deploy_crash_safety --test random_calls; \

@@ -1,6 +1,7 @@
 //! Projects of authors in languages other than Rust.
 
 use crate::{Corral, RELIABLE_SUMS, RunOutput, Watch, run_command, wait_for};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -49,4 +50,51 @@ pub fn check_saved_change(
         let answer = server.post("/shout", RELIABLE_SUMS[0].question());
         (answer.body == expected).then_some(())
     });
+}
+
+/// Deploys the projects `chat` and `job`, of the templates of these names, and checks their answers.
+pub fn check_chat_and_job(projects: [&Path; 2]) {
+    let server = Corral::start_with_store(&[]);
+    for project in projects {
+        server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
+    }
+    for sum in RELIABLE_SUMS {
+        let messages = json!([{"role": "user", "content": sum.question()}]);
+        let answer = server.post("/chat", json!({"messages": messages}).to_string());
+        assert_eq!(answer.ok_json(), json!({"text": sum.answer()}));
+        let body = json!({"messages": messages, "stream": true});
+        let mut events = events(&server, "/chat", &body);
+        let tokens = sum.answer().len() + 1;
+        assert_eq!(events.pop(), Some(json!({"generated_tokens": tokens})));
+        let texts = events.iter().map(|event| event["text"].as_str());
+        let text: String = texts.map(|text| text.expect("text")).collect();
+        assert_eq!(text, sum.answer());
+    }
+    let refused = server.post("/chat", r#"{"messages": [{"role": "user"}]}"#);
+    refused.check_refused(400, "content");
+
+    // More prompts than a plugin may hold generations; one of them does not fit into the context.
+    let sums: Vec<_> = RELIABLE_SUMS.iter().cycle().take(300).collect();
+    let mut prompts: Vec<_> = sums.iter().map(|sum| sum.question()).collect();
+    let long = 20;
+    prompts[long] = "x".repeat(40_000);
+    let found = events(&server, "/job", &json!({"prompts": prompts}));
+    assert_eq!(found.len(), sums.len());
+    for (index, (event, sum)) in found.iter().zip(sums).enumerate() {
+        assert_eq!(event["prompt"], index, "{event}");
+        match index == long {
+            true => assert!(event["error"].is_string(), "{event}"),
+            false => assert_eq!(event["text"], sum.answer(), "{event}"),
+        }
+    }
+}
+
+/// The values of a response's server-sent events.
+fn events(server: &Corral, path: &str, body: &Value) -> Vec<Value> {
+    let answer = server.post(path, body.to_string());
+    assert_eq!(answer.status, 200, "{path}: {answer:?}");
+    let lines = answer.body.lines();
+    let values = lines.filter_map(|line| line.strip_prefix("data: "));
+    let values = values.map(|value| serde_json::from_str(value).expect("JSON"));
+    values.collect()
 }

@@ -42,6 +42,13 @@ pub struct Corral {
     pub(crate) agent: ureq::Agent,
 }
 
+/// A shell that runs `script` and then becomes `program`.
+struct Setup<'a> {
+    script: &'a str,
+    stdin: Stdio,
+    program: &'a Path,
+}
+
 impl Corral {
     /// Starts a server and waits until it is ready.
     pub fn start() -> Self {
@@ -88,13 +95,18 @@ impl Corral {
 
     /// Starts a server in a shell that first runs `setup`, such as `ulimit -n 64`.
     pub fn start_after(setup: &str, store: Option<&Path>, arguments: &[&str]) -> Self {
-        let setup = Some((setup, Stdio::null()));
-        Self::launch(&OWN_ROUTES, arguments, &[], store, setup)
+        let setup = Setup {
+            script: setup,
+            stdin: Stdio::null(),
+            program: &artifacts::binary(),
+        };
+        Self::launch(&OWN_ROUTES, arguments, &[], store, Some(setup))
     }
 
-    /// Starts a server that listens on `public` as a service manager passes it, as descriptor 3. It notifies `notify`, a
-    /// Unix datagram socket, and with `watchdog` pings it at least this often.
+    /// Starts `program` as a server that listens on `public` as a service manager passes it, as descriptor 3. It notifies
+    /// `notify`, a Unix datagram socket, and with `watchdog` pings it at least this often.
     pub fn start_activated(
+        program: &Path,
         public: &TcpListener,
         notify: &Path,
         watchdog: Option<Duration>,
@@ -107,13 +119,17 @@ impl Corral {
         let watchdog = watchdog.map(|time| time.as_micros().to_string());
         let mut variables = vec![("NOTIFY_SOCKET", notify)];
         variables.extend(watchdog.iter().map(|time| ("WATCHDOG_USEC", time.as_str())));
-        let setup = Some((setup, Stdio::from(OwnedFd::from(socket))));
+        let setup = Setup {
+            script: setup,
+            stdin: Stdio::from(OwnedFd::from(socket)),
+            program,
+        };
         Self::launch(
             &OWN_ROUTES,
             &["--grace-period", "300"],
             &variables,
             Some(store),
-            setup,
+            Some(setup),
         )
     }
 
@@ -134,13 +150,17 @@ impl Corral {
         arguments: &[&str],
         variables: &[(&str, &str)],
         store: Option<&Path>,
-        setup: Option<(&str, Stdio)>,
+        setup: Option<Setup>,
     ) -> Self {
         let mut command = match setup {
-            Some((setup, stdin)) => {
-                let script = format!("{setup} && exec \"$0\" \"$@\"");
+            Some(Setup {
+                script,
+                stdin,
+                program,
+            }) => {
+                let script = format!("{script} && exec \"$0\" \"$@\"");
                 let mut shell = Command::new("sh");
-                shell.arg("-c").arg(script).arg(artifacts::binary());
+                shell.arg("-c").arg(script).arg(program);
                 shell.stdin(stdin);
                 shell
             }

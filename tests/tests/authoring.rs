@@ -186,6 +186,10 @@ fn copied_sdk_builds_with_locked_versions() {
     ended.check_error(1, &["shout.wasm", "corral build"]);
     deploy(&server, &project);
     assert_eq!(server.post("/shout", SUM.question()).body, SUM.answer());
+    // Traps name functions: the symbols of the SDK are there.
+    let component = std::fs::read(project.join("shout.wasm")).expect("built");
+    let sdk = b"10corral_sdk";
+    assert!(component.windows(sdk.len()).any(|bytes| bytes == sdk));
     let read = |file: PathBuf| std::fs::read_to_string(file).expect("readable");
     let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins/Cargo.lock");
     let ours = locked(&read(ours));

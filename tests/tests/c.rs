@@ -2,7 +2,9 @@
 //!
 //! `tests/clients/setup.sh` installs the compiler.
 
-use corral_tests::authoring::{BUILD_TIMEOUT, check_saved_change, deploy_shout, root, succeeds};
+use corral_tests::authoring::{
+    BUILD_TIMEOUT, check_chat_and_job, check_saved_change, deploy_shout, root, succeeds,
+};
 use corral_tests::{
     Corral, EXAMPLES_IN_C, RELIABLE_SUMS, Sum, artifacts, check_uncaught_errors, run_command,
     scratch_dir, start_examples,
@@ -41,7 +43,12 @@ fn build(project: &Path) -> PathBuf {
     let component = format!("{name}.wasm");
     let expected = format!("{component} (");
     assert!(built.stdout.starts_with(&expected), "{built:?}");
-    project.join(component)
+    let component = project.join(component);
+    // Traps name functions.
+    let bytes = std::fs::read(&component).expect("built");
+    let name = b"corral_handle";
+    assert!(bytes.windows(name.len()).any(|bytes| bytes == name));
+    component
 }
 
 #[test]
@@ -160,6 +167,19 @@ fn code_of_the_guide_compiles() {
         std::fs::write(project.join("plugin.c"), source).expect("written");
         build(&project);
     }
+}
+
+#[test]
+fn chat_and_job_are_built() {
+    let dir = scratch_dir();
+    let projects = ["chat", "job"].map(|name| {
+        let new = ["new", name, "--lang", "c", "--template", name];
+        succeeds(corral(&dir, &new));
+        let project = dir.join(name);
+        build(&project);
+        project
+    });
+    check_chat_and_job(projects.each_ref().map(PathBuf::as_path));
 }
 
 #[test]

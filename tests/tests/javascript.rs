@@ -2,7 +2,9 @@
 //!
 //! `tests/clients/setup.sh` installs componentize-qjs beside the clients.
 
-use corral_tests::authoring::{BUILD_TIMEOUT, check_saved_change, deploy_shout, root, succeeds};
+use corral_tests::authoring::{
+    BUILD_TIMEOUT, check_chat_and_job, check_saved_change, deploy_shout, root, succeeds,
+};
 use corral_tests::{
     Corral, EXAMPLES_IN_ALL_LANGUAGES, RELIABLE_SUMS, Sum, artifacts, check_uncaught_errors,
     run_command, scratch_dir, start_examples,
@@ -151,23 +153,45 @@ fn examples_answer_as_in_rust() {
     check_uncaught_errors(&component, "/best-of-n");
 }
 
+fn corral(dir: &Path, arguments: &[&str]) -> Command {
+    let mut corral = command(artifacts::binary(), dir);
+    corral.args(arguments);
+    corral
+}
+
+/// Links the SDK as `npm install` does, which the test of the guide runs.
+fn link_sdk(project: &Path) {
+    let modules = project.join("node_modules");
+    std::fs::create_dir(&modules).expect("own directory");
+    symlink("../corral-sdk", modules.join("corral-sdk")).expect("own directory");
+}
+
+#[test]
+fn chat_and_job_are_tested_and_built() {
+    let dir = scratch_dir();
+    let projects = ["chat", "job"].map(|name| {
+        let new = ["new", name, "--lang", "js", "--template", name];
+        succeeds(corral(&dir, &new));
+        let project = dir.join(name);
+        link_sdk(&project);
+        let mut suite = node(&project);
+        suite.args(["--test", "app.test.js"]);
+        assert!(!succeeds(suite).stdout.contains("pass 0"));
+        succeeds(corral(&project, &["build"]));
+        project
+    });
+    check_chat_and_job(projects.each_ref().map(PathBuf::as_path));
+}
+
 #[test]
 fn new_project_is_built_and_watched() {
     let dir = scratch_dir();
-    let corral = |dir: &Path, arguments: &[&str]| {
-        let mut corral = command(artifacts::binary(), dir);
-        corral.args(arguments);
-        corral
-    };
     let printed = succeeds(corral(&dir, &["new", "shout", "--lang", "javascript"])).stdout;
     assert!(printed.contains("a handler in JavaScript"), "{printed}");
     let project = dir.join("shout");
     let build = || run_command(&mut corral(&project, &["build"]), BUILD_TIMEOUT);
     build().check_error(1, &["the build failed"]);
-    // As `npm install` does, which the test of the guide runs.
-    let modules = project.join("node_modules");
-    std::fs::create_dir(&modules).expect("own directory");
-    symlink("../corral-sdk", modules.join("corral-sdk")).expect("own directory");
+    link_sdk(&project);
     let built = build();
     assert_eq!(built.code, Some(0), "{built:?}");
     assert!(built.stdout.starts_with("shout.wasm ("), "{built:?}");

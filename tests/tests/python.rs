@@ -2,7 +2,9 @@
 //!
 //! `tests/clients/setup.sh` installs componentize-py beside the clients.
 
-use corral_tests::authoring::{BUILD_TIMEOUT, check_saved_change, deploy_shout, root, succeeds};
+use corral_tests::authoring::{
+    BUILD_TIMEOUT, check_chat_and_job, check_saved_change, deploy_shout, root, succeeds,
+};
 use corral_tests::{
     EXAMPLES_IN_ALL_LANGUAGES, RELIABLE_SUMS, artifacts, check_uncaught_errors, run_command,
     scratch_dir, start_examples,
@@ -129,6 +131,22 @@ fn new_project_is_tested_built_and_watched() {
 }
 
 #[test]
+fn chat_and_job_are_tested_and_built() {
+    let dir = scratch_dir();
+    let projects = ["chat", "job"].map(|name| {
+        let new = ["new", name, "--lang", "python", "--template", name];
+        succeeds(corral(&dir, &new));
+        let project = dir.join(name);
+        let mut suite = command("pytest", &project);
+        suite.args(["-q", "-p", "no:cacheprovider"]);
+        assert!(succeeds(suite).stdout.contains(" passed"));
+        succeeds(corral(&project, &["build"]));
+        project
+    });
+    check_chat_and_job(projects.each_ref().map(PathBuf::as_path));
+}
+
+#[test]
 fn missing_tool_is_named() {
     let dir = scratch_dir();
     succeeds(corral(&dir, &["new", "shout", "--lang", "python"]));
@@ -136,7 +154,7 @@ fn missing_tool_is_named() {
     build.env("PATH", "/nowhere");
     let ended = run_command(&mut build, BUILD_TIMEOUT);
     ended.check_error(1, &["cannot find componentize-py", "requirements.txt"]);
-    let other = ["new", "other", "--lang", "python", "--template", "chat"];
+    let other = ["new", "other", "--lang", "python", "--template", "sampler"];
     let ended = run_command(&mut corral(&dir, &other), BUILD_TIMEOUT);
-    ended.check_error(2, &["--template"]);
+    ended.check_error(2, &["no template sampler in Python", "handler, chat, job"]);
 }

@@ -1,19 +1,23 @@
 //! A service manager passes the listening socket, is notified, and replaces the server without losing a request.
 
 use corral_tests::{
-    Connection, Corral, HttpVersion, TIMEOUT, block_on, distinct_sums, run, scratch_dir, wait_for,
+    Connection, Corral, HttpVersion, TIMEOUT, artifacts, block_on, distinct_sums, run, run_command,
+    scratch_dir, wait_for,
 };
 use serde_json::json;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a service manager holds for a service: its listening socket, and the socket for notifications.
+/// What a service manager holds for a service: its program, its listening socket, and the socket for notifications.
 struct Manager {
+    program: PathBuf,
     public: TcpListener,
     notify: UnixDatagram,
     notify_path: PathBuf,
@@ -29,6 +33,7 @@ impl Manager {
         let notify = UnixDatagram::bind(&notify_path).expect("a free path");
         notify.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
         Manager {
+            program: artifacts::binary(),
             public: TcpListener::bind("127.0.0.1:0").expect("a free port"),
             notify,
             notify_path,
@@ -37,7 +42,13 @@ impl Manager {
     }
 
     fn start(&self, watchdog: Option<Duration>) -> Corral {
-        Corral::start_activated(&self.public, &self.notify_path, watchdog, &self.store)
+        Corral::start_activated(
+            &self.program,
+            &self.public,
+            &self.notify_path,
+            watchdog,
+            &self.store,
+        )
     }
 
     fn address(&self) -> String {
@@ -58,12 +69,45 @@ impl Drop for Manager {
     }
 }
 
+/// Two files of the program that differ, as two versions do: one without debug information, one without any symbols.
+fn versions(dir: &Path) -> [PathBuf; 2] {
+    ["--strip-debug", "--strip-all"].map(|flag| {
+        let file = dir.join(format!("corral{flag}"));
+        let mut strip = Command::new("strip");
+        strip.args([flag, "-o"]).args([&file, &artifacts::binary()]);
+        let ended = run_command(&mut strip, TIMEOUT);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        file
+    })
+}
+
+/// Moves a version over `program`, as package managers do.
+fn install(version: &Path, program: &Path) {
+    let new = program.with_extension("new");
+    std::fs::hard_link(version, &new).expect("own directory");
+    std::fs::rename(&new, program).expect("own directory");
+}
+
+/// Whether the process executes this file, whatever its name.
+fn executes(corral: &Corral, file: &Path) -> bool {
+    let executed = std::fs::metadata(format!("/proc/{}/exe", corral.pid())).expect("it runs");
+    let file = std::fs::metadata(file).expect("own directory");
+    (executed.dev(), executed.ino()) == (file.dev(), file.ino())
+}
+
 #[test]
 fn upgrade_under_load_loses_no_request() {
     const CLIENTS: usize = 8;
     const UPGRADES: usize = 3;
-    let manager = Manager::new();
+    let dir = scratch_dir();
+    let versions = versions(&dir);
+    let size = |file: &Path| file.metadata().expect("own file").len();
+    assert_ne!(size(&versions[0]), size(&versions[1]));
+    let mut manager = Manager::new();
+    manager.program = dir.join("corral");
+    install(&versions[0], &manager.program);
     let mut corral = manager.start(None);
+    assert!(executes(&corral, &versions[0]));
     assert_eq!(corral.public(), manager.address());
     let done = Arc::new(AtomicBool::new(false));
     let answered = Arc::new(AtomicUsize::new(0));
@@ -113,7 +157,10 @@ fn upgrade_under_load_loses_no_request() {
             (answered.load(Ordering::Relaxed) >= before + 5 * CLIENTS).then_some(())
         });
     };
-    for _ in 0..UPGRADES {
+    for version in versions.iter().cycle().skip(1).take(UPGRADES) {
+        answers_more();
+        install(version, &manager.program);
+        assert!(!executes(&corral, &manager.program));
         answers_more();
         corral.signal("TERM");
         corral.wait_for_success();
@@ -124,6 +171,7 @@ fn upgrade_under_load_loses_no_request() {
         }
         // Clients wait in the backlog until this one is ready.
         corral = manager.start(None);
+        assert!(executes(&corral, version));
     }
     answers_more();
     done.store(true, Ordering::Relaxed);
@@ -134,6 +182,8 @@ fn upgrade_under_load_loses_no_request() {
     let retries = retries.load(Ordering::Relaxed);
     let most = CLIENTS * UPGRADES;
     assert!(retries <= most, "{retries} requests were sent again");
+    // The files are large.
+    std::fs::remove_dir_all(dir).expect("own directory");
 }
 
 async fn connect(address: &str) -> Connection {

@@ -80,7 +80,8 @@ impl CProject {
                 "-Wall",
                 "-Wextra",
             ])
-            .args([STACK, "-Wl,--strip-all", "-I", SDK, "-I"])
+            // The names of functions stay, for messages of traps.
+            .args([STACK, "-Wl,--strip-debug", "-I", SDK, "-I"])
             .arg(&bindings)
             .args(sources(&self.dir, "")?)
             .args(sources(&self.dir.join(SDK), SDK)?)

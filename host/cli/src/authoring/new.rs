@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
-use strum::EnumString;
+use strum::{Display, EnumString};
 
 /// Ignores what `corral build` and cargo write.
 const GIT_IGNORE: &str = "/target\n*.wasm\n";
@@ -94,7 +94,7 @@ pub struct NewArgs {
     /// Kind of project
     #[arg(long, value_enum, default_value_t = Template::Handler)]
     template: Template,
-    /// Language of its source: rust, python, javascript or c
+    /// Language of its source: rust, python, javascript (js) or c
     #[arg(long, value_name = "LANGUAGE", default_value = "rust")]
     lang: Language,
     /// Directory of the crate corral-sdk, such as plugins/sdk of a checkout [default: a copy in the project]
@@ -102,7 +102,8 @@ pub struct NewArgs {
     sdk: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq, ValueEnum)]
+#[strum(serialize_all = "lowercase")]
 enum Template {
     Handler,
     Chat,
@@ -110,6 +111,23 @@ enum Template {
     Templater,
     Middleware,
     Job,
+}
+
+impl Template {
+    /// What a project in another language than Rust does, and the body of a request to it.
+    fn example(self) -> (&'static str, &'static str) {
+        match self {
+            Template::Chat => (
+                "Answers a chat in ChatML, the format of Qwen's models.",
+                r#"{"messages": [{"role": "user", "content": "12+7="}]}"#,
+            ),
+            Template::Job => (
+                "Works through a list of prompts and streams each answer as an event.",
+                r#"{"prompts": ["12+7=", "20+22="]}"#,
+            ),
+            _ => ("Completes the request's body.", "12+7="),
+        }
+    }
 }
 
 /// A name for a directory, a package and a deployment.
@@ -145,6 +163,7 @@ impl FromStr for ProjectName {
 enum Language {
     Rust,
     Python,
+    #[strum(serialize = "javascript", serialize = "js")]
     JavaScript,
     C,
 }
@@ -165,26 +184,30 @@ pub(crate) fn new(args: &NewArgs) -> Result<ExitCode, Error> {
         sdk,
     } = args;
     if let Some(project) = lang.project() {
-        if *template != Template::Handler || sdk.is_some() {
-            return Err(Error::usage(
-                "except in Rust there is one template, the handler, and the SDK is a copy in the project; leave out \
-                 --template and --sdk",
-            ));
+        let title = project.title;
+        if sdk.is_some() {
+            return Err(Error::usage(format!(
+                "the SDK of a project in {title} is a copy in the project; leave out --sdk"
+            )));
         }
-        create(name, |dir| project.write(dir, name))?;
+        if !project.has(*template) {
+            let templates = Template::value_variants().iter();
+            let templates = templates.filter(|template| project.has(**template));
+            let names: Vec<_> = templates.map(Template::to_string).collect();
+            return Err(Error::usage(format!(
+                "there is no template {template} in {title}; write {}, or leave out --lang for one in Rust",
+                names.join(", ")
+            )));
+        }
+        create(name, |dir| project.write(dir, name, *template))?;
         return print(&format!(
-            "created {name}, a handler in {} with corral-sdk {SDK_VERSION}\n\
-             next: cd {name}, then follow its README.md\n",
-            project.title
+            "created {name}, a {template} in {title} with corral-sdk {SDK_VERSION}\n\
+             next: cd {name}, then follow its README.md\n"
         ));
     }
     let sdk = sdk.as_deref().map(sdk_dir).transpose()?;
-    let template = template.to_possible_value();
-    let template = template
-        .as_ref()
-        .map_or("handler", |value| value.get_name());
     create(name, |dir| {
-        write_project(dir, name, template, sdk.as_deref())
+        write_project(dir, name, *template, sdk.as_deref())
     })?;
     print(&format!(
         "created {name}, a {template} with corral-sdk {SDK_VERSION}\n\
@@ -193,7 +216,7 @@ pub(crate) fn new(args: &NewArgs) -> Result<ExitCode, Error> {
 }
 
 impl Language {
-    /// What a project has beside a template; Rust has more than one template, and an SDK that cargo builds.
+    /// The project of a language whose SDK is a copy in the project. Cargo builds that of Rust.
     fn project(self) -> Option<LanguageProject> {
         let project = |title, template, sdk, sdk_copy, git_ignore| LanguageProject {
             title,
@@ -226,8 +249,9 @@ impl Language {
 /// The files of a project with a copy of its SDK.
 struct LanguageProject {
     title: &'static str,
-    /// Embedded directories.
+    /// Embedded directory of the template `handler`.
     template: &'static str,
+    /// Embedded directory.
     sdk: &'static str,
     /// The directory of the copy.
     sdk_copy: &'static str,
@@ -235,8 +259,20 @@ struct LanguageProject {
 }
 
 impl LanguageProject {
-    fn write(&self, dir: &Path, name: &str) -> Result<(), std::io::Error> {
-        for (path, text) in files_in(self.template) {
+    /// The embedded directory of what a template has in place of the files of `handler`.
+    fn replaced(&self, template: Template) -> String {
+        format!("{}-{template}", self.template)
+    }
+
+    fn has(&self, template: Template) -> bool {
+        template == Template::Handler || files_in(&self.replaced(template)).next().is_some()
+    }
+
+    fn write(&self, dir: &Path, name: &str, template: Template) -> Result<(), std::io::Error> {
+        let (about, data) = template.example();
+        let replaced = self.replaced(template);
+        for (path, text) in files_in(self.template).chain(files_in(&replaced)) {
+            let text = text.replace("{{about}}", about).replace("{{data}}", data);
             write(&dir.join(path), &text.replace("{{name}}", name))?;
         }
         for (path, text) in files_in(self.sdk) {
@@ -268,7 +304,7 @@ fn create(
 fn write_project(
     dir: &Path,
     name: &str,
-    template: &str,
+    template: Template,
     sdk: Option<&str>,
 ) -> Result<(), std::io::Error> {
     let fill = |text: &str| {
@@ -357,8 +393,7 @@ mod tests {
     #[test]
     fn every_template_is_complete() {
         for template in Template::value_variants() {
-            let value = template.to_possible_value().expect("it has a name");
-            let dir = format!("templates/{}", value.get_name());
+            let dir = format!("templates/{template}");
             let files: Vec<_> = files_in(&dir).collect();
             for expected in ["Cargo.toml", "README.md", "corral.toml", "src/lib.rs"] {
                 let found = files.iter().find(|(path, _)| *path == expected);
@@ -404,17 +439,26 @@ mod tests {
                 ],
             ),
         ] {
-            let dir = tempfile::tempdir().expect("a directory");
             let project = language.project().expect("a project");
-            project.write(dir.path(), "shout").expect("written");
-            for file in expected
-                .iter()
-                .chain(&["README.md", "corral.toml", ".gitignore"])
-            {
-                let text = fs::read_to_string(dir.path().join(file));
-                let text = text.unwrap_or_else(|error| panic!("{language:?} {file}: {error}"));
-                assert!(!text.contains("{{"), "{language:?} {file}");
+            let mut sources = Vec::new();
+            for template in [Template::Handler, Template::Chat, Template::Job] {
+                assert!(project.has(template), "{language:?} {template}");
+                let dir = tempfile::tempdir().expect("a directory");
+                let written = project.write(dir.path(), "shout", template);
+                written.expect("written");
+                for file in expected
+                    .iter()
+                    .chain(&["README.md", "corral.toml", ".gitignore"])
+                {
+                    let text = fs::read_to_string(dir.path().join(file));
+                    let text = text.unwrap_or_else(|error| panic!("{language:?} {file}: {error}"));
+                    assert!(!text.contains("{{"), "{language:?} {file}");
+                }
+                let source = fs::read_to_string(dir.path().join(expected[0]));
+                sources.push(source.expect("readable"));
             }
+            sources.dedup();
+            assert_eq!(sources.len(), 3, "{language:?}");
             let sdk = files_in(project.sdk).map(|(path, _)| path);
             for path in sdk {
                 let is_for_checkouts = path.contains("tests") || path.contains("__pycache__");
