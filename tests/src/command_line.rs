@@ -151,13 +151,31 @@ pub fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }
 
-/// A new, empty directory that no other test uses.
+/// A new, empty directory that no other test uses. A later process of tests removes it.
 pub fn scratch_dir() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let dir = artifacts::scratch().join(format!("{}-{number}", std::process::id()));
+    let scratch = artifacts::scratch();
+    if number == 0 {
+        remove_leftovers(&scratch);
+    }
+    let dir = scratch.join(format!("{}-{number}", std::process::id()));
     // May be left over from an earlier process with this id.
     let _ = std::fs::remove_dir_all(&dir);
     std::fs::create_dir_all(&dir).expect("the target directory can be written");
     dir
+}
+
+/// Removes the directories of processes that have ended.
+fn remove_leftovers(scratch: &Path) {
+    for entry in std::fs::read_dir(scratch).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let process = name
+            .split_once('-')
+            .and_then(|(id, _)| id.parse::<u32>().ok());
+        if process.is_some_and(|id| !Path::new("/proc").join(id.to_string()).exists()) {
+            // Another process may remove it, too.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
 }
