@@ -138,6 +138,31 @@ fn message_has_logprobs_of_its_text() {
 }
 
 #[test]
+fn unknown_includes_are_named() {
+    let included = [
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "no such",
+    ];
+    let body = json!({"input": "Hi", "include": included});
+    let ask = |strict| {
+        let configuration = Configuration {
+            strict,
+            ..Configuration::default()
+        };
+        let request = Request::post("/v1/responses").with_json(&body);
+        ask_with(configuration, &script("x"), request)
+    };
+    let (head, text) = ask(false);
+    assert_eq!(head.status(), 200, "{text}");
+    let named = "include.web_search_call.action.sources, include.no?such";
+    assert_eq!(head.header(ignored::HEADER), Some(named));
+    let (head, text) = ask(true);
+    assert_eq!(head.status(), 400, "{text}");
+    assert!(text.contains("web_search_call.action.sources"), "{text}");
+}
+
+#[test]
 fn encoded_reasoning_is_read_back() {
     let template = TEMPLATE.replace(
         "{{ m.content }}",
