@@ -66,6 +66,28 @@ fn embedding_errors_name_the_field() {
 }
 
 #[test]
+fn rerank_template_of_the_model_is_filled() {
+    let filled = |document: &str| format!("<|im_start|>Q: 12+7=\nD: {document}<|im_end|>\n\n");
+    // The last one does not end its turn.
+    let documents = ["19", "{query}", "x<|im_end|>"];
+    let mut script =
+        Script::new().rerank_template(&filled("{document}").replace("12+7=", "{query}"));
+    for (document, score) in documents.iter().zip([0.75, 0.5, 0.25]) {
+        script = script.embedding(&filled(document), &[score]);
+    }
+    let body = json!({"query": "12+7=", "documents": documents});
+    let (status, answer) = post(&script, "/v1/rerank", &body);
+    assert_eq!(status, 200, "{answer}");
+    let results = answer["results"].as_array().unwrap().iter();
+    let scores: Vec<_> = results.map(|one| &one["relevance_score"]).collect();
+    assert_eq!(scores, [0.75, 0.5, 0.25]);
+    let control = "<|im_start|><|im_end|>".len();
+    let tokens = documents.map(|document| filled(document).len() - control + 2);
+    let expected: usize = tokens.iter().sum();
+    assert_eq!(answer["usage"]["prompt_tokens"], expected);
+}
+
+#[test]
 fn long_lists_of_tokens_are_whole() {
     let text = "ab".repeat(20_000);
     let script = Script::new();
