@@ -131,6 +131,16 @@ fn generate_renders_the_template_unless_raw() {
 }
 
 #[test]
+fn compressed_body_is_read() {
+    // As Python's gzip.compress(b'{"model":"script"}', mtime=0) writes it.
+    const GZIP: &[u8] = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\xab\x56\xca\xcd\x4f\x49\xcd\x51\xb2\x52\x2a\x4e\x2e\xca\x2c\x28\x51\xaa\x05\x00\x8e\x57\xdd\xd2\x12\x00\x00\x00";
+    let request = Request::post("/api/show").with_body(GZIP);
+    let request = request.with_header("content-encoding", "gzip");
+    let (status, text) = ask(&script("x"), request);
+    assert_eq!(status, 200, "{text}");
+}
+
+#[test]
 fn requests_without_a_prompt_load_the_model() {
     for (path, body) in [
         ("/api/chat", json!({"model": model(), "messages": []})),
