@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 /// each byte is one.
 const TEXT_BYTES: usize = 4 << 20;
 
-/// Least bytes of a piece of a list, but for the last one.
+/// Least bytes of a piece of a response, but for the last one.
 const PIECE_BYTES: usize = 16 << 10;
 
 /// Converts `content`, or vLLM's `prompt`, to `tokens`.
@@ -61,15 +61,15 @@ pub async fn tokenize(mut fields: Fields) -> Result<Response, Error> {
         tokens.insert(0, begin);
     }
     Ok(respond(async move |body| {
-        body.bytes("{\"tokens\":").await?;
-        write_list(body, &tokens, |token| {
+        let start = String::from("{\"tokens\":");
+        let item = |token: Token| -> Result<Value, Error> {
             Ok(match with_pieces {
                 true => json!({"id": token, "piece": piece(&model, token)?}),
                 false => token.into(),
             })
-        })
-        .await?;
-        body.bytes("}").await
+        };
+        let rest = write_list(body, start, &tokens, item).await?;
+        body.bytes(rest + "}").await
     }))
 }
 
@@ -88,19 +88,16 @@ async fn tokenize_prompt(mut fields: Fields) -> Result<Response, Error> {
     Ok(respond(async move |body| {
         let (count, context) = (tokens.len(), model.info().context);
         let start = format!("{{\"count\":{count},\"max_model_len\":{context},\"tokens\":");
-        body.bytes(start).await?;
-        write_list(body, &tokens, |token| Ok(token.into())).await?;
-        body.bytes(",\"token_strs\":").await?;
-        match with_texts {
-            true => {
-                write_list(body, &tokens, |token| {
-                    Ok(model.detokenize_with_control(&[token])?.into())
-                })
-                .await?;
-            }
-            false => body.bytes("null").await?,
-        }
-        body.bytes("}").await
+        let rest = write_list(body, start, &tokens, |token| Ok(token.into())).await?;
+        let start = rest + ",\"token_strs\":";
+        let item = |token: Token| -> Result<Value, Error> {
+            Ok(model.detokenize_with_control(&[token])?.into())
+        };
+        let rest = match with_texts {
+            true => write_list(body, start, &tokens, item).await?,
+            false => start + "null",
+        };
+        body.bytes(rest + "}").await
     }))
 }
 
@@ -117,13 +114,14 @@ fn respond(write: impl AsyncFnOnce(&mut EventWriter) -> Result<(), Error> + 'sta
     Response::bytes("application/json", Vec::new()).with_stream(write)
 }
 
-/// Writes a JSON list with an item for each token.
+/// Writes `text` and a JSON list with an item for each token, and returns what is not written yet.
 async fn write_list(
     body: &mut EventWriter,
+    mut text: String,
     tokens: &[Token],
     item: impl Fn(Token) -> Result<Value, Error>,
-) -> Result<(), Error> {
-    let mut text = String::from("[");
+) -> Result<String, Error> {
+    text.push('[');
     for (at, &token) in tokens.iter().enumerate() {
         if at > 0 {
             text.push(',');
@@ -134,7 +132,7 @@ async fn write_list(
         }
     }
     text.push(']');
-    body.bytes(text).await
+    Ok(text)
 }
 
 /// A token's text, or its bytes if they are part of a character.
