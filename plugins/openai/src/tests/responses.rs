@@ -6,7 +6,8 @@ use corral_sdk::{Error, Request};
 use serde_json::{Value, json};
 
 use super::script_with_reasoning as script;
-use super::{CALL, TEMPLATE, ask, assert_error, events, merged, post};
+use super::{CALL, TEMPLATE, ask, ask_with, assert_error, events, merged, post};
+use crate::configuration::Configuration;
 
 /// Removes fields that differ between responses.
 fn without_ids(mut items: Value) -> Value {
