@@ -72,6 +72,18 @@ def test_generate_with_and_without_template():
     assert (short.response, short.done_reason, short.eval_count) == ("Blue", "length", 4)
 
 
+@pytest.mark.parametrize("asked", [{"messages": user("12+7=")}, {"prompt": "12+7="}, {"prompt": "12+7=", "raw": True}])
+def test_tokens_have_log_probabilities(asked):
+    ask = client().chat if "messages" in asked else client().generate
+    asked = {"model": MODEL, "options": GREEDY, "logprobs": True, "top_logprobs": 2, **asked}
+    parts = list(ask(**asked, stream=True))
+    for entries in [ask(**asked).logprobs, [entry for part in parts for entry in part.logprobs or []]]:
+        assert "".join(entry.token for entry in entries) == "19"
+        for entry in entries:
+            assert [entry.token, entry.logprob] == [entry.top_logprobs[0].token, entry.top_logprobs[0].logprob]
+            assert len(entry.top_logprobs) == 2
+
+
 def test_second_request_reuses_the_prompt():
     prompt = "An owl sat on a fence and asked. " * 8 + "\n"
     ask = lambda sum: client().chat(MODEL, user(prompt + sum), options=GREEDY)

@@ -33,6 +33,16 @@ def test_pieces_come_with_tokens():
     assert [piece["piece"] for piece in owl] == [[byte] for byte in "🦉".encode()]
 
 
+def test_long_texts_have_all_tokens():
+    most = 4 << 20
+    part = "The quiet owl.\n" * (most // 30)
+    for content in [part + part, [part, part]]:
+        assert len(tokens(content)) == 2 * len(part)
+    for content in ["x" * (most + 1), [part, part, "x" * 30]]:
+        status, _, value = post("/tokenize", {"content": content})
+        assert (status, value["error"]["code"], value["error"]["param"]) == (413, "request-too-large", "content")
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -181,7 +181,10 @@ fn crash_in_event_stream_is_an_error_event() {
             }
             ("openai", [("error", data), ("response.failed", last)]) => {
                 assert_eq!(json_of(data)["code"], "trapped");
-                assert_eq!(json_of(last)["response"]["error"]["code"], "trapped");
+                let response = json_of(last)["response"].clone();
+                assert_eq!(response["error"]["code"], "trapped");
+                let id = response["id"].as_str().expect("an id");
+                assert!(id.len() > "resp_".len(), "{id}");
             }
             ("anthropic", [("error", data)]) => {
                 assert_eq!(json_of(data)["error"]["type"], "api_error");

@@ -229,6 +229,8 @@ pub struct ModelInfo {
     pub end_of_generation: Vec<Token>,
     /// The file's Jinja chat template.
     pub chat_template: Option<String>,
+    /// The file's template for a query and a document.
+    pub rerank_template: Option<String>,
     /// Whether sequences can be truncated and share a prefix. False for recurrent and sliding-window memories.
     pub can_truncate: bool,
     /// Names of the LoRA adapters, in the order of the configuration.

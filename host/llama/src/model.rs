@@ -264,10 +264,11 @@ impl Model {
             .collect()
     }
 
-    /// The chat template of the file.
-    pub fn chat_template(&self) -> Option<String> {
-        // SAFETY: the model is alive; a null name asks for the default template.
-        let text = unsafe { sys::llama_model_chat_template(self.as_ptr(), std::ptr::null()) };
+    /// The template of the file with this name, or the default chat template.
+    pub fn chat_template(&self, name: Option<&CStr>) -> Option<String> {
+        let name = name.map_or(std::ptr::null(), CStr::as_ptr);
+        // SAFETY: the model is alive; the name is null, for the default template, or NUL-terminated.
+        let text = unsafe { sys::llama_model_chat_template(self.as_ptr(), name) };
         // SAFETY: a template that is not null is NUL-terminated and lives as long as the model.
         (!text.is_null())
             .then(|| {

@@ -6,7 +6,7 @@
 
 mod stream_end;
 
-pub(crate) use stream_end::StreamFormat;
+pub(crate) use stream_end::{StreamFormat, shown_response_id};
 
 use crate::development::explain;
 use corral_runtime::{Body, CallError, LastLine, QuotaExceeded, QuotaLimit};

@@ -34,6 +34,10 @@ impl models::GuestModel for MockModel {
         self.0.accepts_audio()
     }
 
+    fn rerank_template(&self) -> Option<String> {
+        self.0.rerank_template()
+    }
+
     fn tokenize(&self, text: String, special: bool) -> Result<Vec<Token>, Error> {
         self.0.tokenize(&text, special).map_err(convert::error)
     }

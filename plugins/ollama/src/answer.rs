@@ -1,11 +1,14 @@
 //! Answers of chat and generate: one object, or a line of JSON for each part.
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant, SystemTime};
 
 use corral_sdk::{Error, EventWriter, Outcome, Response};
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 use conversation::FinishReason;
+use conversation::generation::{LogprobEntry, TokenLogprob};
 
 use crate::error;
 
@@ -88,6 +91,50 @@ impl Frame {
         let mut object = self.object(part, true);
         object.insert("done_reason".to_owned(), "load".into());
         Response::json(&object)
+    }
+}
+
+/// An object of an answer, with the log probabilities of its tokens if there are any.
+pub fn with_logprobs(object: Map<String, Value>, entries: &[LogprobEntry]) -> impl Serialize {
+    WithLogprobs {
+        object,
+        logprobs: entries.iter().map(Logprob::new).collect(),
+    }
+}
+
+#[derive(Serialize)]
+struct WithLogprobs<'a> {
+    #[serde(flatten)]
+    object: Map<String, Value>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    logprobs: Vec<Logprob<'a>>,
+}
+
+/// A token. Not JSON values, which would exceed a plugin's memory if the answer is long.
+#[derive(Serialize)]
+struct Logprob<'a> {
+    token: Cow<'a, str>,
+    logprob: Option<f64>,
+    bytes: &'a [u8],
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    top_logprobs: Vec<Logprob<'a>>,
+}
+
+impl<'a> Logprob<'a> {
+    fn new(entry: &'a LogprobEntry) -> Self {
+        Logprob {
+            top_logprobs: entry.top.iter().map(Self::without_top).collect(),
+            ..Self::without_top(&entry.token)
+        }
+    }
+
+    fn without_top(token: &'a TokenLogprob) -> Self {
+        Logprob {
+            token: token.text(),
+            logprob: token.json_logprob(),
+            bytes: &token.bytes,
+            top_logprobs: Vec::new(),
+        }
     }
 }
 

@@ -7,10 +7,11 @@ use corral_sdk::template::Chat;
 use corral_sdk::{Error, EventWriter, Model, Response};
 use serde_json::{Map, Value, json};
 
+use conversation::generation::LogprobEntry;
 use conversation::tools::Tool;
 use conversation::{AnswerStream, ChatRequest, OutputPart, Tools};
 
-use crate::answer::{self, Frame};
+use crate::answer::{self, Frame, with_logprobs};
 use crate::options::{SharedMembers, reasoning_variables};
 use crate::{messages, models};
 
@@ -78,9 +79,8 @@ async fn whole(mut answers: AnswerStream, frame: &Frame) -> Result<Response, Err
         message["tool_calls"] = calls.into();
     }
     let summary = answer::Summary::new(answers.outcome(0)?);
-    Ok(Response::json(
-        &frame.last(json!({"message": message}), summary),
-    ))
+    let last = frame.last(json!({"message": message}), summary);
+    Ok(Response::json(&with_logprobs(last, &found.logprobs)))
 }
 
 async fn stream(
@@ -90,7 +90,10 @@ async fn stream(
 ) -> Result<(), Error> {
     // The API has no parts of calls: a call is sent when it is complete.
     let mut pending: Option<(String, String)> = None;
+    // Those of the next line.
+    let mut logprobs = Vec::new();
     while let Some(delta) = answers.next().await? {
+        logprobs.extend(delta.logprobs);
         for part in delta.parts {
             let ended = match (&part, &mut pending) {
                 (OutputPart::Arguments(text), Some((_, arguments))) => {
@@ -100,7 +103,7 @@ async fn stream(
                 (_, pending) => pending.take(),
             };
             if let Some((name, arguments)) = ended {
-                send_call(&name, &arguments, frame, lines).await?;
+                send_call(&name, &arguments, &mut logprobs, frame, lines).await?;
             }
             let message = match part {
                 OutputPart::Content(text) => json!({"role": "assistant", "content": text}),
@@ -113,24 +116,24 @@ async fn stream(
                 }
                 OutputPart::Arguments(_) => continue,
             };
-            lines
-                .json_line(&frame.object(json!({"message": message}), false))
-                .await?;
+            let line = frame.object(json!({"message": message}), false);
+            lines.json_line(&with_logprobs(line, &logprobs)).await?;
+            logprobs.clear();
         }
     }
     if let Some((name, arguments)) = pending {
-        send_call(&name, &arguments, frame, lines).await?;
+        send_call(&name, &arguments, &mut logprobs, frame, lines).await?;
     }
     let summary = answer::Summary::new(answers.outcome(0)?);
     let message = json!({"role": "assistant", "content": ""});
-    lines
-        .json_line(&frame.last(json!({"message": message}), summary))
-        .await
+    let last = frame.last(json!({"message": message}), summary);
+    lines.json_line(&with_logprobs(last, &logprobs)).await
 }
 
 async fn send_call(
     name: &str,
     arguments: &str,
+    logprobs: &mut Vec<LogprobEntry>,
     frame: &Frame,
     lines: &mut EventWriter,
 ) -> Result<(), Error> {
@@ -139,9 +142,10 @@ async fn send_call(
     };
     let calls = [call];
     let message = json!({"role": "assistant", "content": "", "tool_calls": calls});
-    lines
-        .json_line(&frame.object(json!({"message": message}), false))
-        .await
+    let line = frame.object(json!({"message": message}), false);
+    lines.json_line(&with_logprobs(line, logprobs)).await?;
+    logprobs.clear();
+    Ok(())
 }
 
 /// A call, whose arguments are an object here, not text. `None` if they are none: the length limit cut them

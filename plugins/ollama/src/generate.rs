@@ -10,7 +10,7 @@ use serde_json::json;
 use conversation::generation::Choices;
 use conversation::{AnswerStream, ChatRequest, OutputPart, Tools, infill, unsupported};
 
-use crate::answer::{self, Frame, Summary};
+use crate::answer::{self, Frame, Summary, with_logprobs};
 use crate::options::{SharedMembers, reasoning_variables};
 use crate::{messages, models};
 
@@ -93,7 +93,8 @@ async fn respond_chat(
         part["thinking"] = found.reasoning.into();
     }
     let summary = Summary::new(answers.outcome(0)?);
-    Ok(Response::json(&frame.last(part, summary)))
+    let last = frame.last(part, summary);
+    Ok(Response::json(&with_logprobs(last, &found.logprobs)))
 }
 
 async fn stream_chat(
@@ -101,19 +102,24 @@ async fn stream_chat(
     frame: &Frame,
     lines: &mut EventWriter,
 ) -> Result<(), Error> {
+    // Those of the next line.
+    let mut logprobs = Vec::new();
     while let Some(delta) = answers.next().await? {
+        logprobs.extend(delta.logprobs);
         for part in delta.parts {
             let part = match part {
                 OutputPart::Content(text) => json!({"response": text}),
                 OutputPart::Reasoning(text) => json!({"response": "", "thinking": text}),
                 OutputPart::ToolCall(_) | OutputPart::Arguments(_) => continue,
             };
-            lines.json_line(&frame.object(part, false)).await?;
+            let line = frame.object(part, false);
+            lines.json_line(&with_logprobs(line, &logprobs)).await?;
+            logprobs.clear();
         }
     }
     let summary = Summary::new(answers.outcome(0)?);
     let last = frame.last(json!({"response": ""}), summary);
-    lines.json_line(&last).await
+    lines.json_line(&with_logprobs(last, &logprobs)).await
 }
 
 /// Continues tokens without a template.
@@ -137,14 +143,14 @@ async fn respond_raw(
         }));
     }
     choices.read_whole();
-    let mut text = String::new();
+    let (mut text, mut logprobs) = (String::new(), Vec::new());
     while let Some(delta) = choices.next().await? {
         text += &delta.text;
+        logprobs.extend(delta.logprobs);
     }
     let summary = Summary::new(choices.outcome(0)?);
-    Ok(Response::json(
-        &frame.last(json!({"response": text}), summary),
-    ))
+    let last = frame.last(json!({"response": text}), summary);
+    Ok(Response::json(&with_logprobs(last, &logprobs)))
 }
 
 async fn stream_raw(
@@ -152,13 +158,17 @@ async fn stream_raw(
     frame: &Frame,
     lines: &mut EventWriter,
 ) -> Result<(), Error> {
+    // Those of the next line.
+    let mut logprobs = Vec::new();
     while let Some(delta) = choices.next().await? {
+        logprobs.extend(delta.logprobs);
         if !delta.text.is_empty() {
-            let part = json!({"response": delta.text});
-            lines.json_line(&frame.object(part, false)).await?;
+            let line = frame.object(json!({"response": delta.text}), false);
+            lines.json_line(&with_logprobs(line, &logprobs)).await?;
+            logprobs.clear();
         }
     }
     let summary = Summary::new(choices.outcome(0)?);
     let last = frame.last(json!({"response": ""}), summary);
-    lines.json_line(&last).await
+    lines.json_line(&with_logprobs(last, &logprobs)).await
 }

@@ -5,7 +5,7 @@ use corral_sdk::{Error, Model};
 use serde_json::{Value, json};
 
 use conversation::generation::Settings;
-use conversation::generation::settings::LlamaSamplers;
+use conversation::generation::settings::{LlamaSamplers, logprobs};
 use conversation::{Format, TemplateKwarg, TemplateKwargs};
 
 /// Ollama's defaults.
@@ -40,10 +40,11 @@ impl SharedMembers {
     pub fn read(fields: &mut Fields) -> Result<Self, Error> {
         let name = crate::models::read_name(fields)?;
         let options = fields.object("options")?;
-        let settings = match options {
+        let mut settings = match options {
             Some(options) => settings(options)?,
             None => settings(Fields::at("options".to_owned(), json!({}))?)?,
         };
+        settings.logprobs = logprobs(fields)?;
         // The host keeps its models.
         fields.take("keep_alive");
         Ok(SharedMembers {
@@ -224,6 +225,8 @@ mod tests {
 {"model": "m", "format": "xml"} => format: a JSON schema
 {"model": "m", "think": "a lot"} => think: "medium"
 {"model": "m", "options": []} => options: a list
+{"model": "m", "logprobs": 1} => logprobs: true or false
+{"model": "m", "logprobs": true, "top_logprobs": 21} => top_logprobs: to 20
 "#;
         check_field_errors(table, with);
     }

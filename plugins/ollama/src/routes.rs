@@ -61,5 +61,5 @@ fn get(
 
 async fn body(request: &mut Request) -> Result<Fields, Error> {
     request.expect_method("POST")?;
-    Fields::parse(&request.body().await?)
+    Fields::parse(&request.decompressed_body().await?)
 }

@@ -131,6 +131,16 @@ fn generate_renders_the_template_unless_raw() {
 }
 
 #[test]
+fn compressed_body_is_read() {
+    // As Python's gzip.compress(b'{"model":"script"}', mtime=0) writes it.
+    const GZIP: &[u8] = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\xab\x56\xca\xcd\x4f\x49\xcd\x51\xb2\x52\x2a\x4e\x2e\xca\x2c\x28\x51\xaa\x05\x00\x8e\x57\xdd\xd2\x12\x00\x00\x00";
+    let request = Request::post("/api/show").with_body(GZIP);
+    let request = request.with_header("content-encoding", "gzip");
+    let (status, text) = ask(&script("x"), request);
+    assert_eq!(status, 200, "{text}");
+}
+
+#[test]
 fn requests_without_a_prompt_load_the_model() {
     for (path, body) in [
         ("/api/chat", json!({"model": model(), "messages": []})),
@@ -157,6 +167,51 @@ fn reasoning_has_a_member_of_its_own() {
     let (_, answer) = post(&script, "/api/chat", &body);
     let expected = json!({"role": "assistant", "content": "19", "thinking": "hm"});
     assert_eq!(answer["message"], expected);
+}
+
+/// The text of the tokens in these objects' log probabilities, each with one alternative.
+fn logprob_text(objects: &[Value]) -> String {
+    let lists = objects.iter().filter_map(|one| one.get("logprobs"));
+    let entries = lists.flat_map(|list| list.as_array().unwrap());
+    let tokens = entries.map(|entry| {
+        let top = entry["top_logprobs"].as_array().unwrap();
+        assert_eq!(top.len(), 1, "{entry}");
+        for token in [entry, &top[0]] {
+            let text = token["token"].as_str().unwrap();
+            assert_eq!(token["bytes"], json!(text.as_bytes()));
+            assert!(token["logprob"].as_f64().unwrap() <= 0.0, "{token}");
+        }
+        entry["token"].as_str().unwrap()
+    });
+    tokens.collect()
+}
+
+#[test]
+fn tokens_have_log_probabilities_on_request() {
+    let user = json!([{"role": "user", "content": "12+7="}]);
+    let raw = Script::new().answers("12+7=", "19");
+    for (script, path, more) in [
+        (script("19"), "/api/chat", json!({"messages": user})),
+        (script("19"), "/api/generate", json!({"prompt": "12+7="})),
+        (
+            raw,
+            "/api/generate",
+            json!({"prompt": "12+7=", "raw": true}),
+        ),
+    ] {
+        let mut body = json!({"model": model(), "logprobs": true, "top_logprobs": 1});
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let streamed = lines(&script, path, &body);
+        assert_eq!(logprob_text(&streamed), "19", "{path}: {streamed:?}");
+        body["stream"] = false.into();
+        let (_, whole) = post(&script, path, &body);
+        assert_eq!(logprob_text(&[whole]), "19", "{path}");
+        body["logprobs"] = false.into();
+        let (_, whole) = post(&script, path, &body);
+        assert_eq!(whole.get("logprobs"), None);
+    }
 }
 
 /// Status, path and body, and the text of the error.

@@ -5,7 +5,6 @@ mod request;
 mod response;
 mod stream;
 
-pub use request::LOGPROBS_LIMIT;
 pub use response::logprob_list;
 
 use corral_sdk::fields::Fields;

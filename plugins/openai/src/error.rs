@@ -66,12 +66,14 @@ pub fn responses_error(error: &Error) -> Value {
     json!({"code": openai_code(error), "message": error.to_string()})
 }
 
-/// The names are those of the host's own errors in this format.
+/// The names are those of the host's own errors in this format; a 501, which the host does not have, is named as by
+/// llama.cpp's server.
 fn openai_type(status: u16) -> &'static str {
     match status {
         401 => "authentication_error",
         403 => "permission_error",
         429 => "rate_limit_error",
+        501 => "not_supported_error",
         500.. => "server_error",
         _ => "invalid_request_error",
     }

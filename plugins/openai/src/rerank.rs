@@ -1,12 +1,13 @@
 //! Reranking: `/rerank`, `/v1/rerank`, `/v1/reranking`, in the formats of Jina, Cohere and TEI.
 //!
-//! A reranking model scores each document together with the query. Other models answer 501: a plugin
-//! can't tell whether their embeddings are made for comparison.
+//! A reranking model scores each document together with the query, in the template of its file or else with separators
+//! between them. Other models answer 501: a plugin can't tell whether their embeddings are made for comparison.
 
 use conversation::context_limit::check_prompt;
 use conversation::silently_ignored;
 use corral_sdk::fields::Fields;
 use corral_sdk::model::Pooling;
+use corral_sdk::template::Chat;
 use corral_sdk::{Error, Model, Response, Token};
 use serde_json::{Value, json};
 
@@ -115,8 +116,12 @@ fn text_of(path: &str, document: &Value) -> Result<String, Error> {
 
 /// The score of each document, and the number of tokens computed.
 async fn score(request: &RerankRequest, model: &Model) -> Result<(Vec<f32>, usize), Error> {
+    let template = model.rerank_template().map(|text| jinja(&text));
     let pairs = request.documents.iter();
-    let pairs = pairs.map(|document| pair(&request.query, document, model));
+    let pairs = pairs.map(|document| match &template {
+        Some(template) => filled(template, &request.query, document, model),
+        None => pair(&request.query, document, model),
+    });
     let pairs = pairs.collect::<Result<Vec<_>, Error>>()?;
     for pair in &pairs {
         check_prompt(model, pair, 0, "documents")?;
@@ -143,7 +148,23 @@ async fn score(request: &RerankRequest, model: &Model) -> Result<(Vec<f32>, usiz
     Ok((scores.collect::<Result<_, Error>>()?, tokens))
 }
 
-/// The input of a reranking model: `[CLS]query[SEP]document[SEP]` for BERT, and
+/// The model's template in Jinja, whose renderer reads no control tokens in texts. The last expression keeps a line
+/// break at the end, which Jinja drops.
+fn jinja(template: &str) -> String {
+    let template = template.replace("{query}", "{{ query }}");
+    template.replace("{document}", "{{ document }}") + "{{ '' }}"
+}
+
+/// The input of a reranking model with a template.
+fn filled(template: &str, query: &str, document: &str, model: &Model) -> Result<Vec<Token>, Error> {
+    let mut chat = Chat::new();
+    for (name, text) in [("query", query), ("document", document)] {
+        chat.variables.insert(name.to_owned(), text.into());
+    }
+    chat.tokens_with(template, model)
+}
+
+/// The input of a reranking model without one: `[CLS]query[SEP]document[SEP]` for BERT, and
 /// `<s>query</s></s>document</s>` for RoBERTa and others with these tokens.
 fn pair(query: &str, document: &str, model: &Model) -> Result<Vec<Token>, Error> {
     let (between, after) = match model.tokenize_trusted("[SEP]")?[..] {

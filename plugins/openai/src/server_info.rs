@@ -41,10 +41,12 @@ pub async fn props(name: Option<String>, configuration: &Configuration) -> Resul
     })))
 }
 
-/// The host schedules requests of all plugins together, and shows them to the operator alone.
+/// The error of llama.cpp's server without `--slots`. The host schedules requests of all plugins together and tells
+/// none about those of others, so a slot could not say whether it is in use.
 pub fn slots() -> Result<Response, Error> {
-    let text = "there are no slots: the host batches requests as they come; the operator sees them at \
-                /requests of the admin listener";
+    let text = "there are no slots: the host batches requests as they come; /metrics and /v1/loads count them by \
+                model if the server runs with --metrics-public, and the operator sees them at /requests of the \
+                admin listener";
     Err(Error::new(501, "unsupported", text))
 }
 

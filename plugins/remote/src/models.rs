@@ -41,6 +41,10 @@ impl models::GuestModel for RemoteModel {
         self.info.accepts_audio
     }
 
+    fn rerank_template(&self) -> Option<String> {
+        self.info.rerank_template.clone()
+    }
+
     fn tokenize(&self, text: String, special: bool) -> Result<Vec<Token>, Error> {
         let model = self.handle.number;
         call(Call::Tokenize {

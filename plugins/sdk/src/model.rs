@@ -93,6 +93,11 @@ impl Model {
         self.0.host.accepts_audio()
     }
 
+    /// The template in the file of a reranking model, in which `{query}` and `{document}` stand for the two texts.
+    pub fn rerank_template(&self) -> Option<String> {
+        self.0.host.rerank_template()
+    }
+
     /// Whether this token ends a generation.
     pub fn is_end_of_generation(&self, token: Token) -> bool {
         self.0.info.end_of_generation.contains(&token)

@@ -141,7 +141,7 @@ fn lines_keep_their_form() {
     );
     let info = r#"{"name":"tiny","vocabulary":264,"context":4096,"embedding_length":128,"bos":null,"eos":256,"end_of_generation":[256],"chat_template":null,"can_fork":true,"adapters":["plus-one"]"#;
     check_lines::<ModelInfo>(&format!(
-        "{info},\"accepts_images\":true,\"accepts_audio\":false}}"
+        "{info},\"accepts_images\":true,\"accepts_audio\":false,\"rerank_template\":null}}"
     ));
     // Of an older host, and of a newer one.
     for end in ["}", ",\"later\":[{}]}"] {

@@ -25,6 +25,9 @@ pub struct ModelInfo {
     /// See `accepts-audio`. An older host leaves it out.
     #[serde(default)]
     pub accepts_audio: bool,
+    /// See `rerank-template`. An older host leaves it out.
+    #[serde(default)]
+    pub rerank_template: Option<String>,
 }
 
 /// See `pooling`.

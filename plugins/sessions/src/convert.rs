@@ -38,6 +38,7 @@ pub(crate) fn info(model: &models::Model) -> protocol::ModelInfo {
         adapters: info.adapters,
         accepts_images: model.accepts_images(),
         accepts_audio: model.accepts_audio(),
+        rerank_template: model.rerank_template(),
     }
 }
 

@@ -163,7 +163,7 @@ impl Vocabulary {
             )
         };
         let (end_of_text, turn_end) = (id(END_OF_TEXT), id(TURN_END));
-        let values: [(&str, Value); 12] = [
+        let values: [(&str, Value); 13] = [
             ("ggml.model", "gpt2".into()),
             ("ggml.pre", "qwen2".into()),
             ("ggml.tokens", tokens.into()),
@@ -176,6 +176,7 @@ impl Vocabulary {
             ("ggml.add_bos_token", false.into()),
             ("ggml.add_eos_token", false.into()),
             ("chat_template", CHAT_TEMPLATE.into()),
+            ("chat_template.rerank", "{query}\n{document}".into()),
         ];
         values
             .map(|(key, value)| (format!("tokenizer.{key}"), value))

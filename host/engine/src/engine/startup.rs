@@ -123,7 +123,8 @@ impl Engine {
                 .end_token()
                 .filter(|end| end_of_generation.contains(end)),
             end_of_generation: end_of_generation.clone(),
-            chat_template: model.chat_template(),
+            chat_template: model.chat_template(None),
+            rerank_template: model.chat_template(Some(c"rerank")),
             can_truncate: model.can_truncate(),
             adapters: config.adapters.iter().map(|a| a.0.clone()).collect(),
             accepts_images: encoder.as_ref().is_some_and(MediaEncoder::accepts_images),

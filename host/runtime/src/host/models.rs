@@ -192,6 +192,10 @@ impl HostModel for State {
         Ok(self.table.get(&model)?.0.info().accepts_audio)
     }
 
+    fn rerank_template(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<Option<String>> {
+        Ok(self.table.get(&model)?.0.info().rerank_template.clone())
+    }
+
     async fn tokenize(
         &mut self,
         model: Resource<GuestModel>,

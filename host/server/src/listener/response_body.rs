@@ -8,7 +8,8 @@
 use super::streams::{RequestGuard, SendBuffer, current_send_buffer};
 use super::unsent_bytes::UnsentBytes;
 use crate::http_counters::HttpCounters;
-use crate::problem::{Problem, StreamFormat};
+use crate::problem::{Problem, StreamFormat, shown_response_id};
+use crate::request_id::REQUEST_ID;
 use crate::request_log::LoggedBody;
 use crate::shutdown::{ListenerPhase, reached};
 use bytes::Bytes;
@@ -51,6 +52,9 @@ struct DelayedError(Option<CallError>);
 /// A stream as far as it was sent.
 struct OpenStream {
     end: StreamEnd,
+    /// The id of the response in OpenAI's Responses API: that of the request until an event shows it.
+    response_id: String,
+    shows_response_id: bool,
     /// Completes when the grace period of a shutdown is over.
     end_of_grace: Pin<Box<dyn Future<Output = ()> + Send>>,
     is_due: bool,
@@ -79,10 +83,14 @@ impl ResponseBody {
         running.answered();
         let end = response.extensions_mut().remove::<StreamEnd>();
         let stream = end.map(|end| {
+            let id = response.headers().get(REQUEST_ID);
+            let id = id.and_then(|id| id.to_str().ok()).unwrap_or_default();
             let mut phase = phase.clone();
             let keep_alive = keep_alive.filter(|_| end.format != StreamFormat::JsonLines);
             OpenStream {
                 end,
+                response_id: format!("resp_{id}"),
+                shows_response_id: false,
                 end_of_grace: Box::pin(
                     async move { reached(&mut phase, ListenerPhase::Ending).await },
                 ),
@@ -208,7 +216,7 @@ impl OpenStream {
         }
         self.is_due = self.is_due || self.end_of_grace.as_mut().poll(cx).is_ready();
         match self.is_due {
-            true => Poll::Ready(Problem::shutting_down().stream_end(self.end.format)),
+            true => Poll::Ready(self.end_of(&Problem::shutting_down())),
             false => Poll::Pending,
         }
     }
@@ -216,7 +224,11 @@ impl OpenStream {
     /// The end of a stream whose plugin fails.
     fn error_end(&self, error: CallError) -> Bytes {
         let problem = Problem::of_call(error, self.end.last_error_line.as_deref());
-        problem.stream_end(self.end.format)
+        self.end_of(&problem)
+    }
+
+    fn end_of(&self, problem: &Problem) -> Bytes {
+        problem.stream_end(self.end.format, &self.response_id)
     }
 
     /// Ready with a comment when the stream was silent for an interval.
@@ -231,6 +243,13 @@ impl OpenStream {
 
     fn sent(&mut self, data: &[u8]) {
         self.boundary.advance(data);
+        if self.end.format == StreamFormat::ResponsesEvents
+            && !self.shows_response_id
+            && let Some(id) = shown_response_id(data)
+        {
+            self.response_id = id;
+            self.shows_response_id = true;
+        }
         if let Some(keep_alive) = &mut self.keep_alive {
             keep_alive.last_sent = Instant::now();
         }
@@ -367,7 +386,7 @@ mod tests {
     async fn final_event_comes_only_between_events() {
         let (body, _phase) = response_body("data: x\n\n", ListenerPhase::Ending);
         let all = body.collect().await.expect("no error").to_bytes();
-        let bye = Problem::shutting_down().stream_end(EVENTS);
+        let bye = Problem::shutting_down().stream_end(EVENTS, "");
         assert_eq!(all, bye, "nothing was sent before");
         let (mut body, phase) = response_body("data: x", ListenerPhase::Draining);
         let frame = body.frame().await.expect("data").expect("no error");
@@ -402,6 +421,21 @@ mod tests {
                 is_ended
             );
         }
+    }
+
+    #[tokio::test]
+    async fn last_event_has_id_of_earlier_ones() {
+        let text = "data: {\"response\":{\"id\":\"resp_9\"}}\n\n";
+        let (sender, chunks) = tokio::sync::mpsc::channel(1);
+        let sent = sender.try_send(Bytes::from_static(text.as_bytes()));
+        sent.expect("room");
+        let body = corral_runtime::Body::from_channel(chunks);
+        let format = StreamFormat::ResponsesEvents;
+        let (mut body, phase) = response_body_of(format, body, ListenerPhase::Draining);
+        assert_eq!(next_text(&mut body).await.as_deref(), Some(text));
+        phase.send_replace(ListenerPhase::Ending);
+        let last = next_text(&mut body).await.expect("an end");
+        assert!(last.contains("\"id\":\"resp_9\""), "{last}");
     }
 
     #[tokio::test]

@@ -16,8 +16,8 @@ pub(crate) enum StreamFormat {
 }
 
 impl Problem {
-    /// What ends a stream that fails.
-    pub(crate) fn stream_end(&self, format: StreamFormat) -> Bytes {
+    /// What ends a stream that fails. `response_id` is the id of its response in the Responses API.
+    pub(crate) fn stream_end(&self, format: StreamFormat, response_id: &str) -> Bytes {
         let end = match format {
             // OpenAI's clients ignore event names and look for an `error` in the data of every event.
             StreamFormat::Events(ErrorFormat::OpenAi) => {
@@ -27,7 +27,7 @@ impl Problem {
             StreamFormat::Events(format) => {
                 format!("event: error\ndata: {}\n\n", self.text(format))
             }
-            StreamFormat::ResponsesEvents => self.responses_events(),
+            StreamFormat::ResponsesEvents => self.responses_events(response_id),
             StreamFormat::JsonLines => self.text(ErrorFormat::Ollama) + "\n",
         };
         end.into()
@@ -36,7 +36,7 @@ impl Problem {
     /// The events with which the plugin `openai` ends such a stream, as far as the host knows their members. It does
     /// not count the events before, but clients require numbers. OpenAI's Python client needs the member `error`, others
     /// those beside it, and Codex the second event.
-    fn responses_events(&self) -> String {
+    fn responses_events(&self, response_id: &str) -> String {
         let code = self.openai_code();
         let error = json!({
             "type": "error",
@@ -49,6 +49,7 @@ impl Problem {
         let failed = json!({
             "type": "response.failed",
             "response": {
+                "id": response_id,
                 "object": "response",
                 "status": "failed",
                 "error": {"code": code, "message": self.detail},
@@ -60,12 +61,24 @@ impl Problem {
     }
 }
 
+/// Bytes at the start of an event in which its response begins.
+const HEAD_BYTES: usize = 1024;
+
+/// The id of the response that an event of the Responses API shows, as the first one does.
+pub(crate) fn shown_response_id(event: &[u8]) -> Option<String> {
+    let head = String::from_utf8_lossy(&event[..event.len().min(HEAD_BYTES)]);
+    let (_, response) = head.split_once("\"response\":")?;
+    let (_, value) = response.split_once("\"id\":")?;
+    let (id, _) = value.trim_start().strip_prefix('"')?.split_once('"')?;
+    Some(id.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn end(format: StreamFormat) -> String {
-        let end = Problem::bad_request("say \"when\"\n").stream_end(format);
+        let end = Problem::bad_request("say \"when\"\n").stream_end(format, "resp_7");
         String::from_utf8(end.to_vec()).expect("text")
     }
 
@@ -100,10 +113,37 @@ mod tests {
                     assert_eq!(data["error"]["type"], "invalid_request_error");
                     &data
                 }
-                _ => &data["response"]["error"],
+                _ => {
+                    assert_eq!(data["response"]["id"], "resp_7");
+                    &data["response"]["error"]
+                }
             };
             assert_eq!(error["code"], "bad-request");
             assert_eq!(error["message"], "say \"when\"\n");
+        }
+    }
+
+    #[test]
+    fn event_shows_id_of_its_response() {
+        for (event, expected) in [
+            (
+                "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"resp_1\",\"o\":1}}",
+                Some("resp_1"),
+            ),
+            (
+                "data: {\"response\": {\"object\": \"response\", \"id\": \"resp_2\"}}",
+                Some("resp_2"),
+            ),
+            (
+                "data: {\"type\":\"response.x\",\"item\":{\"id\":\"m\"}}",
+                None,
+            ),
+            ("data: {\"response\":{\"id\":7}}", None),
+            ("data: {\"response\":{\"id\":\"cut", None),
+            (": keep-alive\n\n", None),
+        ] {
+            let found = shown_response_id(event.as_bytes());
+            assert_eq!(found.as_deref(), expected, "{event}");
         }
     }
 }

@@ -7,7 +7,7 @@ use corral_sdk::{Constraint, Error, GenerateOptions, Model, Penalties, budget};
 use serde_json::Value;
 
 use super::LogitBias;
-use crate::unsupported;
+use crate::{unsupported, without_effect};
 
 mod adapter;
 mod samplers;
@@ -16,6 +16,8 @@ pub use samplers::{LlamaSamplers, shortest};
 
 /// Most choices of a request, as in OpenAI's API.
 pub const CHOICE_LIMIT: u32 = 128;
+/// The most tokens whose log probabilities a response has beside each of its own: the host's limit.
+pub const LOGPROBS_LIMIT: u8 = 20;
 /// The host's limit. Frequency and presence penalties consider the whole answer.
 const LOOK_BACK_LIMIT: u32 = 65_536;
 /// The default of llama.cpp for `repeat_penalty`.
@@ -243,6 +245,20 @@ pub fn check_choice_count(prompts: usize, n: u32, field: &str) -> Result<(), Err
 pub fn top_k(fields: &mut Fields) -> Result<Option<u32>, Error> {
     let count = fields.integer("top_k", -1..=i64::from(u32::MAX))?;
     Ok(count.and_then(|count| u32::try_from(count).ok()))
+}
+
+/// Reads `logprobs` and `top_logprobs`: `None` without log probabilities; otherwise of how many most likely tokens.
+pub fn logprobs(fields: &mut Fields) -> Result<Option<u8>, Error> {
+    let enabled = fields.flag("logprobs")?;
+    let top = fields.integer("top_logprobs", 0..=LOGPROBS_LIMIT)?;
+    match (enabled, top) {
+        (false, Some(1..)) => {
+            without_effect("top_logprobs", "it requires `logprobs: true`")?;
+            Ok(None)
+        }
+        (false, _) => Ok(None),
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+    }
 }
 
 /// Reads any 64-bit integer; negative ones have distinct seeds.

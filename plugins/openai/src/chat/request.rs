@@ -13,12 +13,7 @@ use crate::shared_fields::{
 use crate::structured;
 use conversation::generation::{Settings, settings};
 use conversation::{ChatRequest, TemplateKwargs, Tools};
-use conversation::{
-    check_unconstrained, silently_ignored, take_final_text, unsupported, without_effect,
-};
-
-/// The host's limit for logprobs.
-pub const LOGPROBS_LIMIT: u8 = 20;
+use conversation::{check_unconstrained, silently_ignored, take_final_text, unsupported};
 
 /// Fields of the API that are not supported, with the reason.
 const UNSUPPORTED: [(&str, &str); 2] = [
@@ -94,7 +89,7 @@ pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
     let template_kwargs = template_kwargs(&mut fields)?;
     let mut settings = Settings::read(&mut fields)?;
     settings.max_tokens = length(&mut fields, &LENGTHS, 1)?.flatten();
-    settings.logprobs = logprobs(&mut fields)?;
+    settings.logprobs = settings::logprobs(&mut fields)?;
     let stream = stream_options(&mut fields)?;
     reject_fields_of_other_servers(&mut fields)?;
     let known = [
@@ -148,19 +143,6 @@ fn template_kwargs(fields: &mut Fields) -> Result<TemplateKwargs, Error> {
     }
     kwargs.read_thinking(fields)?;
     Ok(kwargs)
-}
-
-fn logprobs(fields: &mut Fields) -> Result<Option<u8>, Error> {
-    let enabled = fields.flag("logprobs")?;
-    let top = fields.integer("top_logprobs", 0..=LOGPROBS_LIMIT)?;
-    match (enabled, top) {
-        (false, Some(1..)) => {
-            without_effect("top_logprobs", "it requires `logprobs: true`")?;
-            Ok(None)
-        }
-        (false, _) => Ok(None),
-        (true, top) => Ok(Some(top.unwrap_or(0))),
-    }
 }
 
 #[cfg(test)]

@@ -11,13 +11,11 @@ use crate::shared_fields::{
 };
 use crate::structured;
 use conversation::generation::Settings;
-use conversation::generation::settings::{self, CHOICE_LIMIT};
+use conversation::generation::settings::{self, CHOICE_LIMIT, LOGPROBS_LIMIT};
 use conversation::{Format, infill, silently_ignored, unsupported};
 
 /// The default of OpenAI's API.
 const MAX_TOKENS: u32 = 16;
-/// The host's limit for logprobs.
-const LOGPROBS_LIMIT: u8 = 20;
 
 const FIELDS: [&str; 8] = [
     "model",

@@ -8,7 +8,6 @@ use serde_json::{Map, Value, json};
 use super::input;
 use super::items::ItemOptions;
 use super::tool_names::{ToolNames, joined};
-use crate::chat::LOGPROBS_LIMIT;
 use crate::offered_tools::OfferedTools;
 use crate::shared_fields::{
     STREAM_FIELDS, StreamOptions, ignore, ignore_without_effect, length, reject,
@@ -41,6 +40,10 @@ const WITHOUT_EFFECT: [(&str, &str); 2] = [
         "the client calls the tools and can count them",
     ),
 ];
+
+/// The values of `include` that have an effect.
+const LOGPROBS: &str = "message.output_text.logprobs";
+const ENCRYPTED_REASONING: &str = "reasoning.encrypted_content";
 
 const NOT_STORED: &str = "responses are not stored; send the whole conversation as `input`";
 
@@ -110,7 +113,7 @@ pub fn read(mut fields: Fields, earlier: usize) -> Result<ResponsesRequest, Erro
     let effort = reasoning(&mut fields)?;
     let template_kwargs = TemplateKwargs::read(&mut fields, effort.as_deref(), "reasoning.effort")?;
     let mut settings = Settings::read(&mut fields)?;
-    let included = fields.text_list("include")?.unwrap_or_default();
+    let included = included(&mut fields)?;
     settings.logprobs = logprobs(&mut fields, &included)?;
     settings.max_tokens = length(&mut fields, &["max_output_tokens"], 1)?.flatten();
     // Streams of this API always end with the usage.
@@ -151,22 +154,32 @@ pub fn read(mut fields: Fields, earlier: usize) -> Result<ResponsesRequest, Erro
         repeated,
         items: ItemOptions {
             names,
-            encodes_reasoning: includes(&included, "reasoning.encrypted_content"),
+            encodes_reasoning: includes(&included, ENCRYPTED_REASONING),
         },
         stream,
     })
 }
 
-/// Whether `include` asks for this output. Other values ask for output that there is not, such as results of tools that
+/// Reads `include`. The response names values that ask for output that there is not, such as results of tools that
 /// servers run.
+fn included(fields: &mut Fields) -> Result<Vec<String>, Error> {
+    let included = fields.text_list("include")?.unwrap_or_default();
+    for other in &included {
+        if ![LOGPROBS, ENCRYPTED_REASONING].contains(&other.as_str()) {
+            without_effect(&format!("include.{other}"), "there is no such output")?;
+        }
+    }
+    Ok(included)
+}
+
+/// Whether `include` asks for this output.
 fn includes(included: &[String], output: &str) -> bool {
     included.iter().any(|included| included == output)
 }
 
 fn logprobs(fields: &mut Fields, included: &[String]) -> Result<Option<u8>, Error> {
-    const INCLUDED: &str = "message.output_text.logprobs";
-    let top = fields.integer("top_logprobs", 0..=LOGPROBS_LIMIT)?;
-    if includes(included, INCLUDED) {
+    let top = fields.integer("top_logprobs", 0..=settings::LOGPROBS_LIMIT)?;
+    if includes(included, LOGPROBS) {
         return Ok(Some(top.unwrap_or(0)));
     }
     if top > Some(0) {

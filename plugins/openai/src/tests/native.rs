@@ -148,7 +148,9 @@ fn server_tells_what_a_plugin_knows() {
     assert_eq!(props["total_slots"], 1);
     assert_eq!(props["default_generation_settings"]["n_ctx"], 64);
     assert_eq!(props["default_generation_settings"]["params"]["top_k"], 40);
-    assert_eq!(get(&script, "/slots").0, 501);
+    let (status, error) = get(&script, "/slots");
+    let kind = &error["error"]["type"];
+    assert_eq!((status, kind), (501, &"not_supported_error".into()));
     let (_, info) = get(&script, "/tokenizer_info");
     assert_eq!(info["bos_token_id"], 259);
     assert_eq!(info["model_max_length"], 64);

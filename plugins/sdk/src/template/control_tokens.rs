@@ -39,16 +39,24 @@ impl Chat {
     /// One token stands for each image ([`is_image`]); [`Sequence::append_prompt`] takes the result.
     pub fn tokens(&self, model: &Model) -> Result<Vec<Token>, Error> {
         self.check()?;
-        let facts = ModelFacts::new(model)?;
-        let Some(template) = facts.chat_template else {
+        let Some(template) = &model.info().chat_template else {
             return Err(Error::bad_request(
                 "no-chat-template",
                 format!(
                     "the model {} has no chat template and cannot read `messages`; send a `prompt`",
-                    facts.name
+                    model.name()
                 ),
             ));
         };
+        let mut tokens = self.tokens_with(template, model)?;
+        model.add_begin_token(&mut tokens);
+        Ok(tokens)
+    }
+
+    /// Renders the chat with this Jinja template in place of the model file's. Adds no beginning-of-sequence token.
+    pub fn tokens_with(&self, template: &str, model: &Model) -> Result<Vec<Token>, Error> {
+        self.check()?;
+        let facts = ModelFacts::new(model)?;
         let now = std::time::SystemTime::now()
             .duration_since(std::time::SystemTime::UNIX_EPOCH)
             .map_or(0, |since| since.as_secs());
@@ -57,9 +65,7 @@ impl Chat {
             eos_token: &facts.eos.unwrap_or_default(),
             now,
         };
-        let mut tokens = chat_tokens(self, &template, context, model)?;
-        model.add_begin_token(&mut tokens);
-        Ok(tokens)
+        chat_tokens(self, template, context, model)
     }
 
     /// Creates a sequence with that prompt, for a chat without images.

@@ -33,6 +33,10 @@ impl Model {
         self.0.accepts_audio
     }
 
+    pub fn rerank_template(&self) -> Option<String> {
+        self.0.rerank_template.clone()
+    }
+
     pub fn tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, Error> {
         self.0.scripted_error("tokenize")?;
         Ok(self.0.tokenize(text, special))

@@ -58,6 +58,7 @@ impl Script {
             },
             accepts_images: false,
             accepts_audio: false,
+            rerank_template: None,
             others: BTreeMap::new(),
             control: control.to_vec(),
             answers: Vec::new(),
@@ -211,6 +212,11 @@ impl Script {
     /// Makes the model accept audio. A WAV file is the text `[audio of N bytes]`, a token for each byte.
     pub fn accepts_audio(self) -> Self {
         self.with(|state| state.accepts_audio = true)
+    }
+
+    /// Sets the template of the model file for a query and a document.
+    pub fn rerank_template(self, template: &str) -> Self {
+        self.with(|state| state.rerank_template = Some(template.to_owned()))
     }
 
     /// Sets the number of positions.

@@ -95,6 +95,7 @@ pub(crate) struct ScriptState {
     pub(super) info: ModelInfo,
     pub(super) accepts_images: bool,
     pub(super) accepts_audio: bool,
+    pub(super) rerank_template: Option<String>,
     /// The other models by name.
     pub(super) others: BTreeMap<String, Rc<ScriptState>>,
     /// Names of the control tokens, numbered from 256.

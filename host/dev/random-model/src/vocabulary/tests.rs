@@ -106,7 +106,10 @@ fn control_tokens_are_special() {
     assert_eq!((tokens[0], tokens.last()), (998, Some(&999)));
     assert_eq!((model.bos_token(), model.end_token()), (None, Some(999)));
     assert!(model.end_of_generation_tokens().contains(&997));
-    assert!(model.chat_template().unwrap().contains("<|im_start|>"));
+    assert!(model.chat_template(None).unwrap().contains("<|im_start|>"));
+    let template = model.chat_template(Some(c"rerank")).unwrap();
+    assert!(template.contains("{query}"), "{template}");
+    assert_eq!(model.chat_template(Some(c"other")), None);
     // Without `special` they are plain text.
     assert!(!model.tokenize(turn, false).unwrap().contains(&998));
 }
