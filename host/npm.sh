@@ -1,5 +1,8 @@
 # Source this from a script that defines a function `say`, and apt_install (apt.sh) if it calls need_node.
 
+# shellcheck source=cache.sh
+source "$(dirname "${BASH_SOURCE[0]}")/cache.sh"
+
 # Whether there is Node.js 18 or later, with npm.
 node_works() {
   command -v node >/dev/null && command -v npm >/dev/null && [ "$(node -p 'parseInt(process.versions.node)')" -ge 18 ]
@@ -15,15 +18,9 @@ need_node() {
 # npm_packages NAME: installs the packages of package.json and package-lock.json in the working directory into a folder of
 # $CORRAL_CACHE (default ~/.cache/corral) that NAME begins, unless they are there, and sets $folder to it.
 npm_packages() {
-  local cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
   folder=$cache/$1-$(cat package.json package-lock.json | sha256sum | cut -c1-12)
   [ -f "$folder/ready" ] && return
-  mkdir -p "$cache"
-  # Other checkouts may share the cache.
-  if command -v flock >/dev/null; then
-    exec 9>"$cache/$1-lock"
-    flock 9
-  fi
+  lock_cache "$1"
   if ! [ -f "$folder/ready" ]; then
     rm -rf "$folder"
     mkdir -p "$folder"

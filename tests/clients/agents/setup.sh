@@ -5,16 +5,12 @@
 set -euo pipefail
 
 cd "$(dirname "$0")"
-cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
+# shellcheck source=../../../host/cache.sh
+source ../../../host/cache.sh
 folder=$cache/agents-$(cat package.json package-lock.json aider.txt lm-eval.txt | sha256sum | cut -c1-12)
 
 if [ ! -f "$folder/ready" ]; then
-  mkdir -p "$cache"
-  # Other checkouts may share the cache.
-  if command -v flock >/dev/null; then
-    exec 9>"$cache/agents-lock"
-    flock 9
-  fi
+  lock_cache agents
   if [ ! -f "$folder/ready" ]; then
     rm -rf "$folder"
     mkdir -p "$folder"

@@ -9,16 +9,13 @@ say() { echo "tests/clients/llama_server/setup.sh: $*" >&2; }
 cd "$(dirname "$0")"
 clients=$(../setup.sh)
 python=$clients/python/bin/python
-cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
+# shellcheck source=../../../host/cache.sh
+source ../../../host/cache.sh
 key=$(cat sources.txt requirements.txt | sha256sum | cut -c1-12)
 folder=$cache/llama-server-suite-$key
 
 if [ ! -f "$folder/ready" ]; then
-  # Other checkouts may share the cache.
-  if command -v flock >/dev/null; then
-    exec 9>"$cache/clients-lock"
-    flock 9
-  fi
+  lock_cache clients
   if [ ! -f "$folder/ready" ]; then
     rm -rf "$folder"
     mkdir -p "$folder/sources" "$folder/tests"

@@ -32,8 +32,18 @@ const JSON: &str = "application/json";
 const DIGEST: &str = "^sha256:[0-9a-f]{64}$";
 const NAME: &str = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$";
 const ANY_NAME: &str = "^.+$";
-const LOGGED_NAME: &str =
-    "The deployment. One of the command line is named by its route, percent-encoded.";
+/// Parameters in paths: the name in the document, that in the path, pattern and meaning.
+const PATH_PARAMETERS: [(&str, &str, &str, &str); 4] = [
+    ("Digest", "digest", DIGEST, "The component's digest."),
+    ("Deployment", "name", NAME, "The deployment."),
+    (
+        "LoggedDeployment",
+        "name",
+        ANY_NAME,
+        "The deployment. One of the command line is named by its route, percent-encoded.",
+    ),
+    ("Job", "id", ANY_NAME, "The job."),
+];
 const NO_DEPLOYMENT: (u16, &str) = (404, "The deployment or its revision does not exist.");
 const BAD_BODY: (u16, &str) = (400, "The body is invalid.");
 const LARGE_BODY: (u16, &str) = (413, "The body is too large.");
@@ -389,19 +399,11 @@ fn document() -> Value {
     all.extend(job_operations(&mut schemas));
     for operation in all {
         let mut parameters = Vec::new();
-        for (name, pattern, what) in [
-            ("digest", DIGEST, "The component's digest."),
-            match operation.id {
-                "getLogs" => ("name", ANY_NAME, LOGGED_NAME),
-                _ => ("name", NAME, "The deployment."),
-            },
-            ("id", ANY_NAME, "The job."),
-        ] {
-            if operation.path.contains(&format!("{{{name}}}")) {
-                parameters.push(json!({
-                    "name": name, "in": "path", "required": true, "description": what,
-                    "schema": {"type": "string", "pattern": pattern},
-                }));
+        for (key, name, ..) in PATH_PARAMETERS {
+            let is_used = operation.path.contains(&format!("{{{name}}}"));
+            let is_of_logs = key == "LoggedDeployment";
+            if is_used && (name != "name" || is_of_logs == (operation.id == "getLogs")) {
+                parameters.push(json!({"$ref": format!("#/components/parameters/{key}")}));
             }
         }
         for (name, kind, what) in operation.query {
@@ -443,6 +445,13 @@ fn document() -> Value {
     for (name, (_, what)) in COMMON.iter().chain(&SHARED) {
         named[*name] = described_problem(what);
     }
+    let mut parameters = json!({});
+    for (key, name, pattern, what) in PATH_PARAMETERS {
+        parameters[key] = json!({
+            "name": name, "in": "path", "required": true, "description": what,
+            "schema": {"type": "string", "pattern": pattern},
+        });
+    }
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -457,6 +466,7 @@ fn document() -> Value {
         "components": {
             "schemas": schemas,
             "responses": named,
+            "parameters": parameters,
             "securitySchemes": {"adminToken": {"type": "http", "scheme": "bearer"}},
         },
     })

@@ -3,7 +3,7 @@
 use super::support::*;
 use crate::generation::Outcome;
 use crate::metrics::{EngineMetrics, get};
-use crate::{Chunk, Error, GenerateOptions, Token};
+use crate::{Chunk, Error, GenerateOptions, Sampler, Token};
 use corral_simulator::POISON;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +57,23 @@ fn rejected_drafts_leave_nothing() {
     let prompt = [20, 21, 22, 23, 24, 901, 902, 20, 21, 22];
     let drafts = compare(&prompt, &limit(9));
     assert!(drafts.rejected > 0 && drafts.accepted > 0);
+}
+
+#[test]
+fn seed_gives_the_same_tokens_with_drafts() {
+    let prompt: Vec<_> = (10..60).chain(10..14).collect();
+    let (mut accepted, mut rejected) = (0, 0);
+    for seed in 0..20 {
+        let options = GenerateOptions {
+            samplers: vec![Sampler::Temperature(1.0)],
+            seed: Some(seed),
+            ..limit(40)
+        };
+        let drafts = compare(&prompt, &options);
+        accepted += drafts.accepted;
+        rejected += drafts.rejected;
+    }
+    assert!(accepted > 0 && rejected > 0, "{accepted} and {rejected}");
 }
 
 #[test]
