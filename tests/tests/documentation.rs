@@ -137,6 +137,7 @@ impl Scratch {
         }
         link(artifacts::binary(), dir.join("bin/corral"));
         link(artifacts::wasmtime(), dir.join("bin/wasmtime"));
+        link(artifacts::go(), dir.join("bin/go"));
         link(artifacts::model(), dir.join("models/tiny/tiny.gguf"));
         link(artifacts::draft_model(), dir.join("models/tiny/draft.gguf"));
         let model = std::fs::read(artifacts::model()).expect("the demo model");
@@ -176,6 +177,8 @@ impl Scratch {
             .env("npm_config_offline", "true")
             .env("npm_config_cache", artifacts::clients().join("npm"))
             .env("npm_config_audit", "false")
+            // That of `tests/go.rs`, with what Go has compiled of its library.
+            .env("GOCACHE", artifacts::scratch().join("go/go-build"))
             .env_remove("HF_TOKEN")
             .env_remove("CORRAL_ADMIN_TOKEN");
         let RunOutput {

@@ -94,7 +94,7 @@ pub struct NewArgs {
     /// Kind of project
     #[arg(long, value_enum, default_value_t = Template::Handler)]
     template: Template,
-    /// Language of its source: rust, python, javascript or c
+    /// Language of its source: rust, python, javascript, c or go
     #[arg(long, value_name = "LANGUAGE", default_value = "rust")]
     lang: Language,
     /// Directory of the crate corral-sdk, such as plugins/sdk of a checkout [default: a copy in the project]
@@ -147,11 +147,12 @@ enum Language {
     Python,
     JavaScript,
     C,
+    Go,
 }
 
 fn no_language(text: &str) -> String {
     format!(
-        "there are no templates in {} yet; write rust, python, javascript or c",
+        "there are no templates in {} yet; write rust, python, javascript, c or go",
         text.escape_debug()
     )
 }
@@ -219,6 +220,13 @@ impl Language {
                 "/node_modules\n*.wasm\n",
             )),
             Language::C => Some(project("C", "templates/c", "c", "corral-sdk", "*.wasm\n")),
+            Language::Go => Some(project(
+                "Go",
+                "templates/go",
+                "go",
+                "corral-sdk",
+                "/corral-sdk/bindings\n*.wasm\n",
+            )),
         }
     }
 }
@@ -401,6 +409,16 @@ mod tests {
                     "corral-sdk/corral.h",
                     "corral-sdk/corral_json.h",
                     "corral-sdk/http.c",
+                ],
+            ),
+            (
+                Language::Go,
+                [
+                    "plugin.go",
+                    "go.mod",
+                    "corral-sdk/go.mod",
+                    "corral-sdk/http.go",
+                    "corral-sdk/wit/runtime/runtime.go",
                 ],
             ),
         ] {
