@@ -13,7 +13,7 @@ pip_program() {
   local others=("${@:5}")
   local folder=$cache/$name-$version
   local program=$folder/$4
-  works() { [ -x "$program" ] && "$program" --help >/dev/null 2>&1; }
+  works() { [ -x "$program" ] && { "$program" --help || "$program" version; } >/dev/null 2>&1; }
   if ! works; then
     local python=python3
     has_pip() { "$1" -m pip --version >/dev/null 2>&1; }

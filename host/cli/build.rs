@@ -36,6 +36,7 @@ fn embed_files() {
         (root.join("plugins/sdk/src"), "sdk/src"),
         (root.join("wit"), "sdk/wit"),
         (root.join("plugins/c"), "c"),
+        (root.join("plugins/go"), "go"),
         (root.join("plugins/javascript"), "javascript"),
         (root.join("plugins/python/corral_sdk"), "python/corral_sdk"),
     ] {
@@ -83,7 +84,7 @@ fn collect(dir: &Path, name: &str, files: &mut Vec<(String, PathBuf)>) {
         let name = format!("{name}/{file_name}");
         match path.is_dir() {
             true if ["__pycache__", "node_modules", "tests"].contains(&&*file_name) => {}
-            false if ["c/README.md", "javascript/README.md"].contains(&&*name) => {}
+            false if ["c/README.md", "go/README.md", "javascript/README.md"].contains(&&*name) => {}
             true => collect(&path, &name, files),
             false => files.push((name, path)),
         }

@@ -1,7 +1,7 @@
 //! Paths of the binary, the components and the model.
 //!
 //! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS`, `CORRAL_CLIENTS`, `CORRAL_CONSOLE`, `CORRAL_LLAMA_SERVER_SUITE`,
-//! `CORRAL_PROMTOOL`, `CORRAL_DOCKER_REGISTRY`, `CORRAL_WASMTIME`, `CORRAL_NATS_SERVER`, `CORRAL_ZMQ`, `CORRAL_SMG`,
+//! `CORRAL_PROMTOOL`, `CORRAL_DOCKER_REGISTRY`, `CORRAL_WASMTIME`, `CORRAL_GO`, `CORRAL_NATS_SERVER`, `CORRAL_ZMQ`, `CORRAL_SMG`,
 //! `CORRAL_ENVOY`, `CORRAL_HAPROXY` and `CORRAL_KUBERNETES`. The defaults are where `make` puts them: the binary beside the test
 //! binaries, `plugins` in the target directory, and the model of this checkout (`CORRAL_MODEL` names another).
 
@@ -169,6 +169,11 @@ pub fn prometheus() -> PathBuf {
 /// The command line of wasmtime. `make test` fetches it with `tests/wasmtime.sh`.
 pub fn wasmtime() -> PathBuf {
     installed("make test", "CORRAL_WASMTIME", "tests/wasmtime.sh")
+}
+
+/// Go. `make test` fetches it with `tests/go.sh`.
+pub fn go() -> PathBuf {
+    installed("make test", "CORRAL_GO", "tests/go.sh")
 }
 
 /// `nats-server`. `make test` fetches it with `tests/nats-server.sh`.

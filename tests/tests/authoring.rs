@@ -306,7 +306,7 @@ fn wrong_projects_are_refused() {
     assert_eq!(new(&["a"]).code, Some(0));
     new(&["a"]).check_error(1, &["'a' exists already"]);
     for command in ["build", "watch"] {
-        let error = "no Cargo.toml, app.py, app.js or plugin.c in";
+        let error = "no Cargo.toml, app.py, app.js, plugin.c or go.mod in";
         corral(&dir, &[command]).check_error(1, &[error, "corral new NAME"]);
         corral(&dir, &[command, "none"]).check_error(1, &[&format!("{error} none")]);
     }

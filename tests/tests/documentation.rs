@@ -137,6 +137,7 @@ impl Scratch {
         }
         link(artifacts::binary(), dir.join("bin/corral"));
         link(artifacts::wasmtime(), dir.join("bin/wasmtime"));
+        link(artifacts::go(), dir.join("bin/go"));
         link(artifacts::model(), dir.join("models/tiny/tiny.gguf"));
         link(artifacts::draft_model(), dir.join("models/tiny/draft.gguf"));
         let model = std::fs::read(artifacts::model()).expect("the demo model");
@@ -176,6 +177,8 @@ impl Scratch {
             .env("npm_config_offline", "true")
             .env("npm_config_cache", artifacts::clients().join("npm"))
             .env("npm_config_audit", "false")
+            // That of `tests/go.rs`, with what Go has compiled of its library.
+            .env("GOCACHE", artifacts::scratch().join("go/go-build"))
             .env_remove("HF_TOKEN")
             .env_remove("CORRAL_ADMIN_TOKEN");
         let RunOutput {
@@ -300,11 +303,12 @@ fn documented_commands_work_as_typed() {
     assert!(count >= 40, "only {count} commands found");
 }
 
-/// The snippets of the guide for authors compile with its Cargo.toml, each as in the documentation of the SDK: in `main`.
+/// The snippets in Rust compile with the Cargo.toml of the SDK's guide, each as in the documentation of the SDK: in `main`.
 #[test]
-fn guide_manifest_has_what_snippets_need() {
+fn snippets_of_guides_compile() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let guide = std::fs::read_to_string(root.join("plugins/README.md")).expect("readable");
+    let guides = ["plugins/README.md", "docs/authors.md"]
+        .map(|guide| std::fs::read_to_string(root.join(guide)).expect("readable"));
     let dir = scratch_dir();
     symlink(&root, dir.join("corral")).expect("own directory");
     let shout = dir.join("shout");
@@ -312,8 +316,10 @@ fn guide_manifest_has_what_snippets_need() {
         std::fs::create_dir_all(shout.join(part)).expect("own directory");
     }
     let write = |file: &str, text: &str| std::fs::write(shout.join(file), text).expect("written");
+    // A snippet of docs/authors.md includes it.
+    write("examples/capitals.txt", "France:Paris\n");
     let mut count = 0;
-    for block in blocks(&guide) {
+    for block in blocks(&guides.concat()) {
         match (block.language.as_str(), count) {
             ("toml", _) if block.text.contains("[package]") => write("Cargo.toml", &block.text),
             ("rust", 0) => {
@@ -328,12 +334,14 @@ fn guide_manifest_has_what_snippets_need() {
             _ => {}
         }
     }
-    assert!(count >= 8, "only {count} snippets found");
+    assert!(count >= 12, "only {count} snippets found");
     // The versions that the plugins' tests have fetched.
     std::fs::copy(root.join("plugins/Cargo.lock"), shout.join("Cargo.lock")).expect("copied");
     let mut cargo = Command::new("cargo");
     cargo
         .args(["test", "--offline", "--quiet"])
+        // Those that docs/authors.md names.
+        .args(["--features", "corral-sdk/config,corral-sdk/logging"])
         .current_dir(&shout)
         .env("CARGO_TARGET_DIR", artifacts::scratch().join("guide"));
     let ended = run_command(&mut cargo, LIMIT);

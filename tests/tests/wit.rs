@@ -1,11 +1,17 @@
-//! `corral wit`: the written directory resolves, has the named worlds, and with `--sync` nothing that is async.
+//! `corral wit`: the written directory resolves, has the named worlds, and with `--sync` nothing that is async. A C++ compiler
+//! takes the bindings of wit-bindgen; `tests/clients/setup.sh` installs it.
 
-use corral_tests::{artifacts, run_command, scratch_dir};
+use corral_tests::authoring::{root, succeeds};
+use corral_tests::{Corral, RELIABLE_SUMS, artifacts, run_command, scratch_dir};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use wasi_preview1_component_adapter_provider::{
+    WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
+};
 use wit_bindgen_core::{Files, WorldGenerator, wit_parser as generator_parser};
+use wit_component::ComponentEncoder;
 use wit_parser::{
     PackageId, Resolve, SourceMap, Type, TypeDefKind, TypeId, UnresolvedPackageGroup, WorldId,
     WorldItem, WorldKey,
@@ -193,23 +199,65 @@ fn sync_worlds_have_nothing_async() {
     }
 }
 
-/// Plugins in C, Rust, Python and JavaScript are built elsewhere.
-#[test]
-fn cpp_and_go_bindings_are_generated() {
-    let out = write(&scratch_dir(), &["--sync"]);
-    let cpp = wit_bindgen_cpp::Opts::default().build(None);
-    let go = wit_bindgen_go::Opts::default().build();
-    let generators: [(Box<dyn WorldGenerator>, &str); 2] = [(cpp, ".cpp"), (go, ".go")];
-    for (mut generator, ending) in generators {
-        let mut resolve = generator_parser::Resolve::default();
-        let (package, _) = resolve.push_path(&out).expect("the package resolves");
-        let world = resolve.select_world(&[package], Some("handler-sync"));
-        let mut files = Files::default();
-        let generated = generator.generate(&mut resolve, world.expect("a world"), &mut files);
-        generated.unwrap_or_else(|error| panic!("{ending}: {error:#}"));
-        let mut names = files.iter().map(|(name, _)| name);
-        assert!(names.any(|name| name.ends_with(ending)), "{ending}");
+/// Writes a generator's bindings of the world `handler-sync` into a new directory.
+fn bindings(generator: &mut dyn WorldGenerator) -> PathBuf {
+    let dir = scratch_dir();
+    let mut resolve = generator_parser::Resolve::default();
+    let (package, _) = resolve
+        .push_path(write(&dir, &["--sync"]))
+        .expect("the package resolves");
+    let world = resolve.select_world(&[package], Some("handler-sync"));
+    let mut files = Files::default();
+    let generated = generator.generate(&mut resolve, world.expect("a world"), &mut files);
+    generated.expect("bindings");
+    for (name, bytes) in files.iter() {
+        std::fs::write(dir.join(name), bytes).expect("written");
     }
+    dir
+}
+
+/// The bindings for C++, compiled with a handler by Debian's clang. Plugins in other languages are built elsewhere.
+#[test]
+fn cpp_bindings_make_a_handler() {
+    let dir = bindings(&mut *wit_bindgen_cpp::Opts::default().build(None));
+    let mut compiler = Command::new("clang++-19");
+    compiler
+        .current_dir(&dir)
+        .args(["--target=wasm32-wasi", "--sysroot=/usr"])
+        .args(["-mexec-model=reactor", "-std=c++23", "-fno-exceptions"])
+        .args([
+            "-Os",
+            "-Wl,--strip-all",
+            "-Wl,--stack-first",
+            "-Wl,-z,stack-size=262144",
+        ])
+        .arg("-I.")
+        .arg(root().join("tests/tests/wit/handler.cpp"))
+        .args(["handler_sync.cpp", "handler_sync_component_type.o"])
+        .args(["-o", "core.wasm"]);
+    succeeds(compiler);
+    let module = std::fs::read(dir.join("core.wasm")).expect("built");
+    let component = ComponentEncoder::default()
+        .validate(true)
+        .module(&module)
+        .and_then(|encoder| {
+            encoder.adapter(
+                WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME,
+                WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
+            )
+        })
+        .and_then(|encoder| encoder.encode())
+        .expect("a component");
+    let file = dir.join("cpp.wasm");
+    std::fs::write(&file, component).expect("written");
+
+    let server = Corral::start_with(&["--plugin", &format!("/cpp={}", file.display())]);
+    for sum in RELIABLE_SUMS {
+        let answer = server.post("/cpp", sum.question());
+        assert_eq!((answer.status, answer.body), (200, sum.answer()));
+    }
+    // Nothing to continue, which the host refuses as `invalid`.
+    assert_eq!(server.post("/cpp", "").status, 400);
 }
 
 #[test]

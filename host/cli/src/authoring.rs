@@ -1,13 +1,15 @@
 //! Commands for authors of plugins: `corral new`, `build`, `watch` and `wit`.
 //!
-//! A project is a cargo project, an `app.py`, an `app.js` or a `plugin.c`, with a `corral.toml`. `build` puts each component beside
-//! that file, where `corral deploy` finds it. These commands run the author's cargo, componentize-py, Node.js or C compiler;
-//! nothing else of Corral needs them.
+//! A project is a cargo project, an `app.py`, an `app.js`, a `plugin.c` or a `go.mod`, with a `corral.toml`. `build` puts each
+//! component beside that file, where `corral deploy` finds it. These commands run the author's cargo, componentize-py, Node.js,
+//! C compiler or Go; nothing else of Corral needs them.
 
+mod bindings;
 mod build;
 mod c;
 mod component;
 mod embedded;
+mod go;
 mod javascript;
 mod new;
 mod process;

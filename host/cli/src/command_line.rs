@@ -432,7 +432,7 @@ mod tests {
             ),
             (
                 "corral new a --lang cobol",
-                "no templates in cobol yet; write rust, python, javascript or c",
+                "no templates in cobol yet; write rust, python, javascript, c or go",
             ),
             ("corral top --admin https://a", "write http://HOST:PORT"),
             ("corral bench load", "<URL>"),

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 #[derive(Args, Debug)]
 pub struct BuildArgs {
-    /// Directory of the project, with a Cargo.toml, an app.py, an app.js or a plugin.c
+    /// Directory of the project, with a Cargo.toml, an app.py, an app.js, a plugin.c or a go.mod
     #[arg(value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 }

@@ -2,6 +2,7 @@
 //!
 //! This program makes the bindings and the component; their world is `corral:inference/handler-sync`.
 
+use super::bindings;
 use super::build::BuiltComponent;
 use super::component::from_core_module;
 use super::process::{find_in_path, query, run_to_file};
@@ -13,13 +14,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use wit_bindgen_core::Files;
-use wit_bindgen_core::wit_parser::Resolve;
 
 /// The file that tells a project in C, usually with the handler.
 const SOURCE: &str = "plugin.c";
 /// In the project's directory.
 const SDK: &str = "corral-sdk";
-const WORLD: &str = "handler-sync";
 const DEBIAN_PACKAGES: &str = "clang-19 lld-19 wasi-libc libclang-rt-19-dev-wasm32";
 /// Versions of clang, the latest first.
 const CLANGS: std::ops::RangeInclusive<u32> = 16..=40;
@@ -69,7 +68,7 @@ impl CProject {
 
     pub(super) async fn build(&self) -> Result<Vec<BuiltComponent>, Error> {
         let file = component_file(&self.dir)?;
-        let bindings = bindings()?;
+        let bindings = bindings_dir()?;
         let mut command = self.compiler.command();
         command
             .current_dir(&self.dir)
@@ -159,27 +158,18 @@ fn sources(dir: &Path, name: &str) -> Result<Vec<PathBuf>, Error> {
 }
 
 /// The directory of the bindings in the user's cache.
-fn bindings() -> Result<PathBuf, Error> {
-    let mut files = Files::default();
-    generate(&sync_interface_dir()?, &mut files)
-        .map_err(|error| Error::failed(format!("cannot make bindings for C: {error}")))?;
+fn bindings_dir() -> Result<PathBuf, Error> {
+    let files = generate(&sync_interface_dir()?)?;
     let source: Vec<u8> = files.iter().flat_map(|(_, bytes)| bytes).copied().collect();
     cache_dir("c", &source, files.iter())
 }
 
-fn generate(wit: &Path, files: &mut Files) -> Result<(), String> {
-    let text = |error: &dyn std::fmt::Display| format!("{error:#}");
-    let mut resolve = Resolve::default();
-    let (package, _) = resolve.push_path(wit).map_err(|error| text(&error))?;
-    let world = resolve
-        .select_world(&[package], Some(WORLD))
-        .map_err(|error| text(&error))?;
+fn generate(wit: &Path) -> Result<Files, Error> {
     let options = wit_bindgen_c::Opts {
         autodrop_borrows: wit_bindgen_c::Enabled::Yes,
         ..Default::default()
     };
-    let generated = options.build().generate(&mut resolve, world, files);
-    generated.map_err(|error| text(&error))
+    bindings::generate(&mut *options.build(), wit)
 }
 
 /// The compiler, for `corral doctor`.
@@ -206,8 +196,8 @@ mod tests {
         for (path, text) in sync_files() {
             crate::authoring::new::write(&dir.path().join(path), text).expect("written");
         }
-        let mut files = Files::default();
-        generate(dir.path(), &mut files).expect("bindings");
+        let files = generate(dir.path()).map_err(|error| error.message(true));
+        let files = files.expect("bindings");
         let names: Vec<_> = files.iter().map(|(name, _)| name).collect();
         for name in [
             "handler_sync.c",

@@ -1,4 +1,4 @@
-//! The files that `build.rs` embeds, by path: `templates/TEMPLATE`, `sdk`, `python`, `javascript`, `c`, and the
+//! The files that `build.rs` embeds, by path: `templates/TEMPLATE`, `sdk`, `python`, `javascript`, `c`, `go`, and the
 //! `Cargo.lock` of the plugins.
 
 include!(concat!(env!("OUT_DIR"), "/embedded.rs"));

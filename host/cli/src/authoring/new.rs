@@ -94,7 +94,7 @@ pub struct NewArgs {
     /// Kind of project
     #[arg(long, value_enum, default_value_t = Template::Handler)]
     template: Template,
-    /// Language of its source: rust, python, javascript (js) or c
+    /// Language of its source: rust, python, javascript (js), c or go
     #[arg(long, value_name = "LANGUAGE", default_value = "rust")]
     lang: Language,
     /// Directory of the crate corral-sdk, such as plugins/sdk of a checkout [default: a copy in the project]
@@ -166,11 +166,12 @@ enum Language {
     #[strum(serialize = "javascript", serialize = "js")]
     JavaScript,
     C,
+    Go,
 }
 
 fn no_language(text: &str) -> String {
     format!(
-        "there are no templates in {} yet; write rust, python, javascript or c",
+        "there are no templates in {} yet; write rust, python, javascript, c or go",
         text.escape_debug()
     )
 }
@@ -242,6 +243,13 @@ impl Language {
                 "/node_modules\n*.wasm\n",
             )),
             Language::C => Some(project("C", "templates/c", "c", "corral-sdk", "*.wasm\n")),
+            Language::Go => Some(project(
+                "Go",
+                "templates/go",
+                "go",
+                "corral-sdk",
+                "/corral-sdk/bindings\n*.wasm\n",
+            )),
         }
     }
 }
@@ -438,10 +446,24 @@ mod tests {
                     "corral-sdk/http.c",
                 ],
             ),
+            (
+                Language::Go,
+                [
+                    "plugin.go",
+                    "go.mod",
+                    "corral-sdk/go.mod",
+                    "corral-sdk/http.go",
+                    "corral-sdk/wit/runtime/runtime.go",
+                ],
+            ),
         ] {
             let project = language.project().expect("a project");
             let mut sources = Vec::new();
-            for template in [Template::Handler, Template::Chat, Template::Job] {
+            let templates = match language {
+                Language::Go => vec![Template::Handler],
+                _ => vec![Template::Handler, Template::Chat, Template::Job],
+            };
+            for &template in &templates {
                 assert!(project.has(template), "{language:?} {template}");
                 let dir = tempfile::tempdir().expect("a directory");
                 let written = project.write(dir.path(), "shout", template);
@@ -458,7 +480,7 @@ mod tests {
                 sources.push(source.expect("readable"));
             }
             sources.dedup();
-            assert_eq!(sources.len(), 3, "{language:?}");
+            assert_eq!(sources.len(), templates.len(), "{language:?}");
             let sdk = files_in(project.sdk).map(|(path, _)| path);
             for path in sdk {
                 let is_for_checkouts = path.contains("tests") || path.contains("__pycache__");

@@ -2,6 +2,7 @@
 
 use super::build::{BuiltComponent, Profile, build_project};
 use super::c::CProject;
+use super::go::GoProject;
 use super::javascript::JavaScriptProject;
 use super::python::PythonProject;
 use super::toolchain::Toolchain;
@@ -16,6 +17,7 @@ pub(super) enum Project {
     Python(PythonProject),
     JavaScript(JavaScriptProject),
     C(CProject),
+    Go(GoProject),
 }
 
 impl Project {
@@ -31,9 +33,10 @@ impl Project {
                 Ok(Project::JavaScript(JavaScriptProject::open(dir)?))
             }
             Ok(dir) if CProject::is_in(&dir) => Ok(Project::C(CProject::open(dir)?)),
+            Ok(dir) if GoProject::is_in(&dir) => Ok(Project::Go(GoProject::open(dir)?)),
             _ => Err(Error::failed(format!(
-                "there is no Cargo.toml, app.py, app.js or plugin.c in {}; name the directory of a project, or create one: \
-                 corral new NAME",
+                "there is no Cargo.toml, app.py, app.js, plugin.c or go.mod in {}; name the directory of a project, or create \
+                 one: corral new NAME",
                 dir.display()
             ))),
         }
@@ -45,13 +48,16 @@ impl Project {
             Project::Python(project) => project.dir(),
             Project::JavaScript(project) => project.dir(),
             Project::C(project) => project.dir(),
+            Project::Go(project) => project.dir(),
         }
     }
 
     /// The component of a language with a build of its own for a developing server.
     pub(super) async fn develop(&self) -> Result<Option<Replacement>, Error> {
         match self {
-            Project::Rust { .. } | Project::JavaScript(_) | Project::C(_) => Ok(None),
+            Project::Rust { .. } | Project::JavaScript(_) | Project::C(_) | Project::Go(_) => {
+                Ok(None)
+            }
             Project::Python(project) => project.develop().await,
         }
     }
@@ -63,6 +69,7 @@ impl Project {
             Project::Python(project) => project.build().await,
             Project::JavaScript(project) => project.build().await,
             Project::C(project) => project.build().await,
+            Project::Go(project) => project.build().await,
         }
     }
 }

@@ -116,6 +116,7 @@ pub(crate) fn tools() -> Vec<Tool> {
         super::python::tool(),
         super::javascript::tool(),
         super::c::tool(),
+        super::go::tool(),
     ]
 }
 

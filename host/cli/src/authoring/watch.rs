@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 #[derive(Args, Debug)]
 pub struct WatchArgs {
-    /// Directory of the project, with a corral.toml, and a Cargo.toml, an app.py, an app.js or a plugin.c
+    /// Directory of the project, with a corral.toml, and a Cargo.toml, an app.py, an app.js, a plugin.c or a go.mod
     #[arg(value_name = "DIR", default_value = ".")]
     dir: PathBuf,
     #[command(flatten)]

