@@ -73,10 +73,7 @@ impl DeploymentDirectory for Directory {
         })?;
         let quota_permit = QuotaPermit::acquire_within(quota_permit, policy.quota.clone())
             .map_err(|error| refused(error.into(), policy.error_format))?;
-        Ok(CallTarget {
-            plugin: plugin.clone(),
-            quota_permit,
-        })
+        Ok(plugin.call_target(quota_permit))
     }
 
     fn failed(&self, name: &str, error: CallError) -> Response<Body> {
