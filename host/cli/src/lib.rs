@@ -31,6 +31,7 @@ mod service_manager;
 pub mod startup;
 pub mod terminal;
 mod top;
+mod user_cache;
 
 pub use error::{Cause, Error};
 

@@ -1,9 +1,11 @@
 //! A loaded model and its vocabulary.
 
+mod special_tokens;
+
 use crate::device::DevicePlacement;
-use crate::special_tokens::SpecialTokens;
 use crate::{LlamaError, LoadGate, LoadProgress, LoadStage, Token, backends, ggml, gguf, log};
 use llama_cpp_sys_2 as sys;
+use special_tokens::SpecialTokens;
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
@@ -176,6 +178,13 @@ impl Model {
     /// The devices of its layers.
     pub fn placement(&self) -> &DevicePlacement {
         &self.placement
+    }
+
+    /// Heads of keys in a layer.
+    #[cfg(own_attention)]
+    pub(crate) fn key_heads(&self) -> i32 {
+        // SAFETY: the model is alive.
+        unsafe { sys::llama_model_n_head_kv(self.as_ptr()) }
     }
 
     /// Number of layers; the output counts as one.

@@ -17,7 +17,6 @@ mod api_keys;
 mod connection_info;
 mod cors;
 pub mod deployments;
-mod development;
 mod file_watcher;
 mod http_counters;
 mod inherited_sockets;
