@@ -2,8 +2,8 @@
 #   make run           build, and serve the demo model (or MODEL=FILE, MODEL=hf:ORG/REPO) with the first-party plugins
 #                      (STORE=DIR for what is deployed)
 #   make test          check format and lints, build, and run all tests
-#   make lint          check format and lints, the Dockerfile and compose.yaml, and that the web console's bundle is what its
-#                      sources give
+#   make lint          check format, lints and links of the documentation, the Dockerfile and compose.yaml, and that the
+#                      web console's bundle is what its sources give
 #   make build         build the host workspace
 #   make plugins       build the plugins
 #   make wit-package   write the WIT packages as components, for registries of packages (DIR=PATH)
@@ -156,6 +156,7 @@ lint:
 	@cargo fmt --all --check --manifest-path plugins/componentize/Cargo.toml
 	@cargo fmt --all --check --manifest-path fuzz/Cargo.toml
 	@$(SETUP); cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
+	@$(SETUP); RUSTDOCFLAGS="-D warnings" cargo doc --quiet $(CARGO_FLAGS) --no-deps
 	@cargo clippy --manifest-path plugins/Cargo.toml --workspace --all-targets -- -D warnings
 	@cargo clippy --manifest-path plugins/componentize/Cargo.toml --all-targets -- -D warnings
 	@cargo clippy --manifest-path fuzz/Cargo.toml -p fuzz-plugins -p fuzz-grammars --all-targets -- -D warnings

@@ -1,5 +1,7 @@
 //! The command line of `corral`: its commands, and errors in it as one line.
 
+mod config_file;
+
 use crate::Error;
 use crate::args::{RunArgs, ServeArgs};
 use crate::authoring::{BuildArgs, NewArgs, WatchArgs, WitArgs};
@@ -14,7 +16,7 @@ use crate::model::ModelCommand;
 use crate::registry::{PullArgs, PushArgs};
 use crate::top::TopArgs;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
 
 /// Serve language models to sandboxed WebAssembly plugins
@@ -116,6 +118,16 @@ impl CommandLine {
         Ok(command_line)
     }
 
+    /// `corral serve`, with the options that all commands have.
+    pub(crate) fn serve_command() -> clap::Command {
+        let mut command = Self::command();
+        command.build();
+        command
+            .find_subcommand("serve")
+            .cloned()
+            .unwrap_or_default()
+    }
+
     /// Finds errors that need no file access.
     fn check(&self) -> Result<(), Error> {
         match &self.command {
@@ -181,7 +193,6 @@ fn command_path(mut command: &clap::Command, arguments: impl Iterator<Item = OsS
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
     use corral_engine::Latency;
     use std::path::PathBuf;
     use std::time::Duration;

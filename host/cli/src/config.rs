@@ -7,16 +7,16 @@
 //! A flag takes the place of the file's key, lists included, and so does an environment variable that stands for a
 //! flag. Paths are relative to the file's directory.
 
-mod fields;
-mod file;
+pub(crate) mod fields;
+pub(crate) mod file;
 mod schema;
 mod source;
 
-pub(crate) use source::{ConfigSource, OptionChange};
+pub(crate) use source::{ConfigEntry, ConfigSource, OptionChange};
 
 use crate::Error;
 use crate::terminal::print;
-use clap::Subcommand;
+use clap::{Command, Subcommand};
 use std::process::ExitCode;
 
 #[derive(Debug, Subcommand)]
@@ -25,9 +25,9 @@ pub enum ConfigCommand {
     Schema,
 }
 
-/// Runs `corral config`.
-pub(crate) fn config(command: &ConfigCommand) -> Result<ExitCode, Error> {
+/// Runs `corral config`. `serve` is the definition of `corral serve`.
+pub(crate) fn config(command: &ConfigCommand, serve: Command) -> Result<ExitCode, Error> {
     match command {
-        ConfigCommand::Schema => print(&format!("{:#}\n", schema::schema())),
+        ConfigCommand::Schema => print(&format!("{:#}\n", schema::schema(serve))),
     }
 }

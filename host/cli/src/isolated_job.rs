@@ -3,7 +3,7 @@
 use crate::Error;
 use corral_engine::{CHECK_MODEL_JOB, DECODE_MEDIA_JOB, check_model_job, decode_media_job};
 use corral_isolation::{ChildProcesses, Handler, run_as_child};
-use corral_runtime::COMPILE_JOBS;
+use corral_runtime::{COMPILE_JOBS, INITIALIZE_JOB};
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
@@ -15,7 +15,7 @@ const ENGINE_JOBS: [(&str, Handler); 2] = [
 
 /// Runs the job of this process if it is a child. A `main` that starts a runtime calls this first.
 pub fn run_job() -> Option<ExitCode> {
-    run_as_child(&[&ENGINE_JOBS[..], &COMPILE_JOBS].concat())
+    run_as_child(&[&ENGINE_JOBS[..], &COMPILE_JOBS, &[INITIALIZE_JOB]].concat())
 }
 
 /// The child processes of this process.

@@ -31,6 +31,7 @@ mod service_manager;
 pub mod startup;
 pub mod terminal;
 mod top;
+mod user_cache;
 
 pub use error::{Cause, Error};
 
@@ -69,7 +70,7 @@ pub fn main() -> ExitCode {
         Command::Top(args) => top::top(&args),
         Command::Keys(command) => keys::keys(&command),
         Command::Model(command) => model::model(&command),
-        Command::Config(command) => config::config(&command),
+        Command::Config(command) => config::config(&command, CommandLine::serve_command()),
         Command::Bench(command) => bench::bench(&command),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::New(args) => authoring::new(&args),

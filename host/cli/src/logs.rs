@@ -1,7 +1,7 @@
 //! Logging to stderr: one line for each event, as text or JSON.
 //!
 //! `--log-level` sets the filter, else `RUST_LOG`, else `--verbose`, else the command. A filter is a level, or levels by
-//! target such as `warn,llama=debug`. The server's lines pass through a [queue](queue), so that a slow reader of stderr
+//! target such as `warn,llama=debug`. The server's lines pass through a [queue], so that a slow reader of stderr
 //! delays no request; other commands write directly.
 
 mod json;

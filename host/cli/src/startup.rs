@@ -4,6 +4,7 @@ use crate::Error;
 use crate::args::{ModelArg, ModelArgs};
 use crate::isolated_job;
 use crate::terminal::mebibytes;
+use crate::user_cache::user_cache_dir;
 use corral_client_tls::client_config;
 use corral_engine::{
     CacheFeed, Caller, FileAccess, ModelCheck, ModelConfig, ModelPool, ModelState, Snapshots,
@@ -290,15 +291,4 @@ pub(crate) async fn shut_down(
 /// Directory for compiled plugins.
 fn default_cache_dir() -> Option<PathBuf> {
     Some(user_cache_dir()?.join("plugins"))
-}
-
-/// `corral` in the user's cache directory, if the environment names one.
-pub(crate) fn user_cache_dir() -> Option<PathBuf> {
-    let absolute = |name| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
-    let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(base.join("corral"))
 }

@@ -30,7 +30,7 @@ pub use vectors::{Embedding, Vectors};
 
 use crate::metrics::{EngineMetrics, add, get};
 use crate::open_request_limits::{OpenRequestLimits, RequestLoad};
-use crate::{Caller, Engine, Error, LoadError, Token};
+use crate::{Caller, Error, LoadError, Token};
 use batch::BatchLimits;
 use corral_llama::{
     ContextSettings, EmbeddingContext, EmbeddingSettings, EmbeddingTraits, KvType, Model,
@@ -113,40 +113,12 @@ pub struct EmbeddingInfo {
     pub pooling: Pooling,
 }
 
-impl Engine {
-    /// The properties of the model's embeddings.
-    pub fn embedding_info(&self) -> EmbeddingInfo {
-        self.embedder().info
-    }
-
-    /// Computes a vector for each input. Returns at once a future of the vectors; dropping it cancels
-    /// the request.
-    ///
-    /// Fails with [`Error::Invalid`] if there are no inputs, too many inputs, tokens or numbers in the
-    /// result, an empty input, or a token outside the vocabulary; [`Error::ContextFull`] if an input is
-    /// longer than [`EmbeddingInfo::longest`]; [`Error::Unsupported`] if the model does not support the
-    /// pooling; [`Error::Overloaded`] if too many requests are open. The future fails with [`Error::DeadlineExceeded`],
-    /// [`Error::QueueTimeout`] after the caller's queue time, [`Error::ShuttingDown`] at a shutdown, or
-    /// [`Error::Failed`].
-    pub fn embed(
-        &self,
-        inputs: Vec<Vec<Token>>,
-        options: EmbedOptions,
-        caller: Caller,
-    ) -> Result<Embedding, Error> {
-        inputs
-            .iter()
-            .try_for_each(|input| self.check_tokens(input))?;
-        self.embedder().embed(inputs, options, caller)
-    }
-}
-
 /// A handle to the embedding thread.
 pub struct Embedder {
     model: Arc<Model>,
     settings: EmbeddingSettings,
     limits: BatchLimits,
-    info: EmbeddingInfo,
+    pub(crate) info: EmbeddingInfo,
     idle: Duration,
     /// Capacity of the channel.
     queue: usize,
@@ -239,7 +211,7 @@ impl Embedder {
         })
     }
 
-    fn embed(
+    pub(crate) fn embed(
         &self,
         inputs: Vec<Vec<Token>>,
         options: EmbedOptions,

@@ -4,6 +4,7 @@
 //! [`Error::Overloaded`]. Tokenizing and compiling grammars happen on the caller's thread. [`startup`] loads the model, and
 //! the worker computes.
 
+mod embed;
 mod loaded_draft;
 mod loaded_model;
 mod startup;
@@ -490,7 +491,7 @@ impl Engine {
     }
 
     /// Computes embeddings.
-    pub(crate) fn embedder(&self) -> &Embedder {
+    fn embedder(&self) -> &Embedder {
         &self.0.embedder
     }
 

@@ -14,7 +14,7 @@
 //!
 //! The store does not limit the number of states; each costs about 200 bytes plus its own size.
 //!
-//! A [durable](durable) store differs: its files outlive the fetch and the process.
+//! A [durable] store differs: its files outlive the fetch and the process.
 
 mod disk_queue;
 mod durable;

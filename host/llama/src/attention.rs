@@ -11,7 +11,7 @@
 //! make the same.
 
 use crate::thread_pool::division_threads;
-use crate::{LlamaError, Model, ggml};
+use crate::{LlamaError, ggml};
 use corral_attention::{HEAD_MULTIPLE, HeadRows, MAX_HEAD, Query, Tile, Tiles, Workspace, attend};
 use llama_cpp_sys_2 as sys;
 use std::cell::RefCell;
@@ -86,11 +86,9 @@ pub(crate) fn is_installed() -> bool {
     INSTALLED.load(Ordering::Relaxed)
 }
 
-/// Whether the attention is installed and takes steps of one token, as far as the number of threads decides. ggml would
-/// divide the cells of such a step by the threads that compute.
-pub(crate) fn takes_single_tokens(model: &Model, threads: u32) -> bool {
-    // SAFETY: the model is alive.
-    let key_heads = unsafe { sys::llama_model_n_head_kv(model.as_ptr()) };
+/// Whether the attention is installed and takes steps of one token of a model with `key_heads`, as far as the number of threads
+/// decides. ggml would divide the cells of such a step by the threads that compute.
+pub(crate) fn takes_single_tokens(key_heads: i32, threads: u32) -> bool {
     is_installed() && 2 * i64::from(key_heads) >= i64::from(threads)
 }
 

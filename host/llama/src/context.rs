@@ -88,7 +88,7 @@ impl LlamaContext {
     pub fn prepare_fewer_threads(&mut self) -> bool {
         #[cfg(own_attention)]
         let keeps_results =
-            crate::attention::takes_single_tokens(self.raw.model(), self.raw.threads());
+            crate::attention::takes_single_tokens(self.raw.model().key_heads(), self.raw.threads());
         #[cfg(not(own_attention))]
         let keeps_results = false;
         keeps_results && self.raw.start_reduced_pools()

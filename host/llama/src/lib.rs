@@ -37,7 +37,6 @@ pub mod quantize;
 mod queue_delay;
 mod raw_context;
 mod reference;
-mod special_tokens;
 mod thread_pool;
 
 pub use backend_status::{BackendStatus, backends, built_with};

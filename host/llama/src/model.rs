@@ -1,10 +1,12 @@
 //! A loaded model and its vocabulary.
 
+mod special_tokens;
+
 use crate::device::DevicePlacement;
 use crate::load_observer::LoadObserver;
-use crate::special_tokens::SpecialTokens;
 use crate::{LlamaError, LoadGate, LoadProgress, LoadStage, Token, backends, ggml, gguf, log};
 use llama_cpp_sys_2 as sys;
+use special_tokens::SpecialTokens;
 use std::ffi::{CStr, CString, c_char};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -165,6 +167,13 @@ impl Model {
     /// The devices of its layers.
     pub fn placement(&self) -> &DevicePlacement {
         &self.placement
+    }
+
+    /// Heads of keys in a layer.
+    #[cfg(own_attention)]
+    pub(crate) fn key_heads(&self) -> i32 {
+        // SAFETY: the model is alive.
+        unsafe { sys::llama_model_n_head_kv(self.as_ptr()) }
     }
 
     /// Number of layers; the output counts as one.

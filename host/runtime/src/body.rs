@@ -1,7 +1,7 @@
 //! The body of a response, from a plugin or from the host.
 
-use crate::call::{CallCanceler, CallHandle};
 use crate::call_error::CallError;
+use crate::call_outcome::{CallCanceler, CallHandle};
 use bytes::Bytes;
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;

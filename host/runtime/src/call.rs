@@ -8,14 +8,16 @@
 //! plugin reports in its own format. At the end, a while later, the host stops a plugin that still runs.
 
 use crate::admission::CallPermit;
+use crate::call_context::CallContext;
 use crate::call_error::CallError;
+use crate::call_outcome::CallOutcome;
 use crate::compute_turns::TurnQueue;
 use crate::config::Limits;
-use crate::counters::{CallEnd, CallLimit, DeploymentCounters, ProcessCounters};
+use crate::counters::CallLimit;
 use crate::idle_instances::{IdleInstances, InstanceOwner, ReusedInstance};
 use crate::meter::Meter;
 use crate::repoll::repoll;
-use crate::state::{CallContext, State};
+use crate::state::State;
 use crate::store::store;
 use crate::ticker::TickGuard;
 use crate::time_limits::{TimeExceeded, run_within};
@@ -23,140 +25,15 @@ use crate::trace::CallTrace;
 use futures_channel::oneshot;
 use std::future::{pending, poll_fn};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Context;
 use std::time::Duration;
-use tokio::sync::Notify;
-use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use wasmtime::{AsContextMut, Engine};
 use wasmtime_wasi::I32Exit;
 use wasmtime_wasi_http::WasiHttpView;
 use wasmtime_wasi_http::handler::{Prepared, ProxyPre, Request, Response};
-
-/// How a call ended. Its task and its response share this; the last owner counts the call.
-#[derive(Debug)]
-pub(crate) struct CallOutcome {
-    error: OnceLock<CallError>,
-    completed: AtomicBool,
-    /// Notified when the whole response was read.
-    response_read: Notify,
-    process: Arc<ProcessCounters>,
-    deployment: Arc<DeploymentCounters>,
-}
-
-impl CallOutcome {
-    pub(crate) fn new(process: Arc<ProcessCounters>, deployment: Arc<DeploymentCounters>) -> Self {
-        Self {
-            error: OnceLock::new(),
-            completed: AtomicBool::new(false),
-            response_read: Notify::new(),
-            process,
-            deployment,
-        }
-    }
-
-    /// Records why the call failed and returns the recorded error. The first error stays. Its limit is
-    /// counted before anybody can see the error.
-    pub(crate) fn fail(&self, error: CallError) -> CallError {
-        let first = || {
-            if let Some(limit) = error.limit() {
-                self.deployment.limit_hit(limit);
-            }
-            error
-        };
-        self.error.get_or_init(first).clone()
-    }
-
-    /// The recorded error.
-    pub(crate) fn error(&self) -> Option<CallError> {
-        self.error.get().cloned()
-    }
-}
-
-impl Drop for CallOutcome {
-    fn drop(&mut self) {
-        self.process.call_ended(match self.error.get() {
-            Some(CallError::Canceled) => CallEnd::Canceled,
-            Some(error) => CallEnd::Failed(error.code_index()),
-            None if *self.completed.get_mut() => CallEnd::Completed,
-            None => CallEnd::Canceled,
-        });
-    }
-}
-
-/// The response's handle of a running call. Dropping it stops the call.
-#[derive(Debug)]
-pub(crate) struct CallHandle {
-    task: AbortHandle,
-    outcome: Arc<CallOutcome>,
-    stop_on_drop: bool,
-}
-
-impl CallHandle {
-    pub(crate) fn new(task: AbortHandle, outcome: Arc<CallOutcome>) -> Self {
-        Self {
-            task,
-            outcome,
-            stop_on_drop: true,
-        }
-    }
-
-    /// The recorded error.
-    pub(crate) fn error(&self) -> Option<CallError> {
-        self.outcome.error()
-    }
-
-    /// Stops the call and returns its error: `error`, or one recorded before.
-    pub(crate) fn fail(&self, error: CallError) -> CallError {
-        self.task.abort();
-        self.outcome.fail(error)
-    }
-
-    /// What can cancel the call.
-    pub(crate) fn canceler(&self) -> CallCanceler {
-        CallCanceler {
-            task: self.task.clone(),
-            outcome: Arc::clone(&self.outcome),
-        }
-    }
-
-    /// Counts a frame of the response body.
-    pub(crate) fn frame_sent(&self, bytes: u64) {
-        self.outcome.deployment.frame_sent(bytes);
-    }
-
-    /// Lets the call run on, within its limits, after this is dropped.
-    pub(crate) fn detach(&mut self) {
-        self.stop_on_drop = false;
-        self.outcome.response_read.notify_one();
-    }
-}
-
-impl Drop for CallHandle {
-    fn drop(&mut self) {
-        if self.stop_on_drop {
-            self.task.abort();
-        }
-    }
-}
-
-/// Cancels a call from elsewhere.
-#[derive(Debug)]
-pub struct CallCanceler {
-    task: AbortHandle,
-    outcome: Arc<CallOutcome>,
-}
-
-impl CallCanceler {
-    /// Stops the call, unless it ended. Its response ends with [`CallError::Canceled`].
-    pub fn cancel(&self) {
-        // Recorded first: the response must not look complete.
-        self.outcome.fail(CallError::Canceled);
-        self.task.abort();
-    }
-}
 
 /// A running call. It outlives its store.
 pub(crate) struct Call {
@@ -259,9 +136,8 @@ impl Call {
         )
         .await
         {
-            Ok(done) => {
-                done.map_err(|error| CallError::from_wasmtime(&error, &self.meter, &self.limits))
-            }
+            Ok(done) => done
+                .map_err(|error| CallError::from_wasmtime(&error, &self.meter, self.limits.memory)),
             Err(TimeExceeded::Cpu) => Err(CallError::CpuTime { cpu }),
             Err(TimeExceeded::Wall) => Err(CallError::Deadline {
                 time: self.time.limit,

@@ -2,7 +2,6 @@
 //!
 //! The texts never show causes inside the host; those go to the log.
 
-use crate::config::Limits;
 use crate::counters::CallLimit;
 use crate::meter::Meter;
 use crate::random::RandomDenied;
@@ -147,8 +146,8 @@ impl CallError {
         codes.take_while(|code| **code != self.code()).count()
     }
 
-    /// Converts an error of wasmtime, and logs what only the operator may see.
-    pub(crate) fn from_wasmtime(error: &wasmtime::Error, meter: &Meter, limits: &Limits) -> Self {
+    /// Converts an error of wasmtime, and logs what only the operator may see. `memory` is the call's limit.
+    pub(crate) fn from_wasmtime(error: &wasmtime::Error, meter: &Meter, memory: usize) -> Self {
         use wasmtime_wasi_http::p3::bindings::http::types::ErrorCode;
         if let Some(code) = error.downcast_ref::<ErrorCode>() {
             return Self::ReturnedError {
@@ -176,9 +175,7 @@ impl CallError {
             return Self::NoResponse;
         }
         if meter.memory_refused() {
-            return Self::Memory {
-                limit: limits.memory,
-            };
+            return Self::Memory { limit: memory };
         }
         if let Some(denied) = error.downcast_ref::<RandomDenied>() {
             return Self::Trapped {

@@ -5,22 +5,15 @@
 //! beyond what it learns from timers that run meanwhile. The clocks never go back, and are never ahead of the machine's. The
 //! budget's time (`host/budget.rs`) counts with them, and outcomes have no times (`host/generation.rs`).
 //!
-//! The functions that make timers are linked in place of those of `wasmtime-wasi`, which they call where clocks are granted.
+//! The functions that make timers are in `host/clocks.rs`.
 
-use crate::linker::replace;
-use crate::state::State;
 use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, sleep_until};
-use wasmtime::StoreContextMut;
-use wasmtime::component::{Accessor, Linker, Resource};
-use wasmtime_wasi::clocks::{WasiClocks, WasiClocksView};
-use wasmtime_wasi::p2::bindings::clocks::monotonic_clock::Host;
-use wasmtime_wasi::p2::{DynPollable, Pollable, subscribe};
-use wasmtime_wasi::p3::bindings::clocks::monotonic_clock::HostWithStore;
+use wasmtime_wasi::p2::Pollable;
 use wasmtime_wasi::{HostMonotonicClock, HostWallClock, WasiCtxBuilder, async_trait};
 
 /// Resolution that the clocks announce, in nanoseconds.
@@ -76,13 +69,21 @@ impl StoppedClocks {
     }
 
     /// A timer that ends at `time` on these clocks.
-    fn timer(&self, time: u64) -> Timer {
+    pub(crate) fn timer(&self, time: u64) -> Timer {
         let wait = Duration::from_nanos(time.saturating_sub(HostMonotonicClock::now(self)));
         Timer {
             clocks: self.clone(),
             time,
             until: Instant::now().checked_add(wait),
             yielded: false,
+        }
+    }
+
+    /// Waits for `nanoseconds`, until `time` on these clocks.
+    pub(crate) async fn wait(&self, time: u64, nanoseconds: u64) {
+        if nanoseconds > 0 {
+            sleep(Duration::from_nanos(nanoseconds)).await;
+            self.move_to(time);
         }
     }
 }
@@ -109,7 +110,7 @@ impl HostWallClock for StoppedClocks {
 }
 
 /// A timer of WASI 0.2.
-struct Timer {
+pub(crate) struct Timer {
     clocks: StoppedClocks,
     /// When it ends on the plugin's clocks.
     time: u64,
@@ -135,96 +136,9 @@ impl Pollable for Timer {
     }
 }
 
-/// Links the functions that make timers.
-pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    replace(linker, &[link_p2, link_p3])
-}
-
-fn link_p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    let mut clock = linker.instance("wasi:clocks/monotonic-clock@0.2.12")?;
-    clock.func_wrap(
-        "subscribe-instant",
-        |mut store: StoreContextMut<'_, State>, (time,): (u64,)| {
-            let state = store.data_mut();
-            let pollable = match state.stopped_clocks.clone() {
-                Some(clocks) => start(state, clocks.timer(time))?,
-                None => state.clocks().subscribe_instant(time)?,
-            };
-            Ok((pollable,))
-        },
-    )?;
-    clock.func_wrap(
-        "subscribe-duration",
-        |mut store: StoreContextMut<'_, State>, (wait,): (u64,)| {
-            let state = store.data_mut();
-            let pollable = match state.stopped_clocks.clone() {
-                Some(clocks) => {
-                    let time = HostMonotonicClock::now(&clocks).saturating_add(wait);
-                    start(state, clocks.timer(time))?
-                }
-                None => state.clocks().subscribe_duration(wait)?,
-            };
-            Ok((pollable,))
-        },
-    )
-}
-
-fn start(state: &mut State, timer: Timer) -> wasmtime::Result<Resource<DynPollable>> {
-    let timer = state.table.push(timer)?;
-    subscribe(&mut state.table, timer)
-}
-
-fn link_p3(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    let mut clock = linker.instance("wasi:clocks/monotonic-clock@0.3.0")?;
-    clock.func_wrap_concurrent("wait-until", |store: &Accessor<State>, (time,): (u64,)| {
-        Box::pin(async move {
-            match store.with(|mut access| access.data_mut().stopped_clocks.clone()) {
-                Some(clocks) => {
-                    let now = HostMonotonicClock::now(&clocks);
-                    wait(&clocks, time, time.saturating_sub(now)).await;
-                }
-                None => {
-                    let store = store.with_getter::<WasiClocks>(State::clocks);
-                    WasiClocks::wait_until(&store, time).await?;
-                }
-            }
-            Ok(())
-        })
-    })?;
-    clock.func_wrap_concurrent("wait-for", |store: &Accessor<State>, (time,): (u64,)| {
-        Box::pin(async move {
-            match store.with(|mut access| access.data_mut().stopped_clocks.clone()) {
-                Some(clocks) => {
-                    let now = HostMonotonicClock::now(&clocks);
-                    wait(&clocks, now.saturating_add(time), time).await;
-                }
-                None => {
-                    let store = store.with_getter::<WasiClocks>(State::clocks);
-                    WasiClocks::wait_for(&store, time).await?;
-                }
-            }
-            Ok(())
-        })
-    })
-}
-
-/// Waits for `nanoseconds`, until `time` on these clocks.
-async fn wait(clocks: &StoppedClocks, time: u64, nanoseconds: u64) {
-    if nanoseconds > 0 {
-        sleep(Duration::from_nanos(nanoseconds)).await;
-        clocks.move_to(time);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_support::check_wasmtime_links_too;
-
-    #[test]
-    fn wasmtime_links_the_same_functions() {
-        check_wasmtime_links_too(&[link_p2, link_p3]);
-    }
 
     #[tokio::test]
     async fn only_timers_and_calls_move_clocks() {
@@ -238,7 +152,7 @@ mod tests {
         assert_eq!(now(), 3_000_000);
         short.ready().await;
         assert_eq!(now(), 3_000_000, "they do not go back");
-        wait(&clocks, 4_000_000, 1_000_000).await;
+        clocks.wait(4_000_000, 1_000_000).await;
         let moved = HostWallClock::now(&clocks) - start;
         assert_eq!(moved, Duration::from_millis(4));
         clocks.begin_call();

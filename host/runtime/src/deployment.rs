@@ -12,11 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Semaphore;
 
-/// Permits of one deployment for what all share, which is limited to `all`: a quarter, and at least one.
-pub(crate) fn deployment_share(all: usize) -> Arc<Semaphore> {
-    Arc::new(Semaphore::new((all / 4).max(1)))
-}
-
 /// A deployment: its tenant, log, permits and counters. Cheap to clone.
 ///
 /// A deployment loads one plugin per revision. All revisions share its prefix cache entries and its queue

@@ -7,21 +7,19 @@
 //! A call waits for an instance no longer than for a connection. So deployments that wait for each other's instances get
 //! 503 in seconds.
 
-use crate::body::{Body, content_length};
+use crate::body::content_length;
+use crate::call_context::CallContext;
 use crate::call_error::CallError;
 use crate::config::CallOptions;
 use crate::counters::{DeploymentCounters, OutboundRefusal};
-use crate::messages::{Message, MessageSender, Publishing};
+use crate::deployment_directory::DeploymentDirectory;
 use crate::outbound::{BODY_BYTES, RequestBody};
 use crate::output::LogOrigin;
-use crate::plugin::Plugin;
 use crate::quota::QuotaPermit;
-use crate::state::CallContext;
 use corral_engine::{Caller, Tenant, TokenUsage};
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri};
+use http::{HeaderName, HeaderValue, Request, Response, Uri};
 use http_body_util::BodyExt;
-use std::collections::BTreeSet;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 use wasmtime_wasi_http::{Error, WasiBody};
 
@@ -30,48 +28,6 @@ const SUFFIX: &str = ".corral.internal";
 /// Deepest nesting of deployment calls.
 pub(crate) const MAX_DEPTH: u8 = 8;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// The deployments of the server, for plugins that call them or send them messages.
-pub trait DeploymentDirectory: Send + Sync {
-    /// What answers a request to a deployment. Removes headers that only the server may set. The permit counts the request
-    /// in the deployment's quota, and holds the caller's.
-    ///
-    /// # Errors
-    /// The response, if the deployment cannot answer.
-    fn find(
-        &self,
-        name: &str,
-        headers: &mut HeaderMap,
-        quota_permit: Option<Arc<QuotaPermit>>,
-    ) -> Result<CallTarget, Box<Response<Body>>>;
-
-    /// The response of a deployment whose call failed, as its clients get it.
-    fn failed(&self, name: &str, error: CallError) -> Response<Body>;
-
-    /// The response of a deployment to a request whose body has more than `limit` bytes, as its clients get it.
-    fn too_large(&self, name: &str, limit: u64) -> Response<Body>;
-
-    /// Stores a message for each deployment that subscribes to its subject; there may be none.
-    fn publish(&self, message: Message, sender: MessageSender) -> Publishing;
-}
-
-/// What answers a call.
-#[derive(Debug)]
-pub struct CallTarget {
-    /// The plugin of the revision that was picked.
-    pub plugin: Plugin,
-    /// The permit of all quotas.
-    pub quota_permit: Option<Arc<QuotaPermit>>,
-}
-
-/// The server's directory, once it is set.
-pub(crate) type DirectorySlot = Arc<OnceLock<Arc<dyn DeploymentDirectory>>>;
-
-/// The deployments that a plugin may call.
-pub(crate) struct DeploymentGrants {
-    pub(crate) names: BTreeSet<String>,
-    pub(crate) directory: DirectorySlot,
-}
 
 /// On whose behalf a call calls deployments.
 pub(crate) struct DeploymentCaller {
@@ -126,7 +82,7 @@ impl DeploymentCaller {
         }
         let answer = match directory.find(name, headers, self.quota_permit.clone()) {
             Ok(target) => {
-                let limit = BODY_BYTES.min(target.plugin.limits().request_bytes as u64);
+                let limit = BODY_BYTES.min(target.plugin.request_bytes() as u64);
                 if content_length(headers).is_some_and(|length| length > limit) {
                     counters.outbound_refused(OutboundRefusal::Body);
                     directory.too_large(name, limit)
@@ -135,7 +91,7 @@ impl DeploymentCaller {
                     let (body, progress) = RequestBody::new(body, limit, counters);
                     let options = self.options(target.quota_permit, wait);
                     let request = Request::from_parts(head, body);
-                    match target.plugin.handle(request, options).await {
+                    match target.plugin.answer(request, options).await {
                         // The plugin may answer anything when its body is cut off.
                         _ if progress.is_too_large() => directory.too_large(name, limit),
                         Ok(answer) => answer,

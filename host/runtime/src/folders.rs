@@ -2,15 +2,10 @@
 //!
 //! A granted folder is the preopened directory `/NAME`, read-only. `wasmtime-wasi` resolves paths below it and refuses those that
 //! leave it, by `..`, by an absolute path or by a symbolic link, and everything that writes. This module bounds what a plugin holds
-//! of the host: open files ([`FolderFiles`], over all plugins), listings of directories and buffers of streams (`linked.rs`).
+//! of the host: open files ([`FolderFiles`], over all plugins), listings of directories and buffers of streams (`host/folders.rs`).
 //! Without a grant a plugin has no preopened directory, so it cannot open anything.
 
-mod linked;
-mod listing;
-
-pub(crate) use linked::add_to_linker;
-
-use crate::deployment::deployment_share;
+use crate::deployment_share::deployment_share;
 use crate::named::{Named, check_name};
 use rustix::fs::{Mode, OFlags};
 use std::fmt;
@@ -19,14 +14,13 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use wasmtime::component::Resource;
 use wasmtime_wasi::filesystem::{Descriptor, Dir};
 use wasmtime_wasi::{FsPerms, OpenMode};
 
 /// Most folders of a server.
 pub const MAX_FOLDERS: usize = 64;
 /// Listings of directories that an instance holds at once: the levels of a recursive walk.
-const MAX_LISTINGS: usize = 16;
+pub(crate) const MAX_LISTINGS: usize = 16;
 
 /// A directory that plugins may read. Open from its creation until no plugin uses it any more.
 #[derive(Clone)]
@@ -53,7 +47,7 @@ pub(crate) struct FolderAccess {
 /// Files and directories that an instance has open, and its listings of WASI 0.3.
 pub(crate) struct OpenFiles {
     files: Vec<OpenFile>,
-    listings: Arc<Semaphore>,
+    pub(crate) listings: Arc<Semaphore>,
 }
 
 struct OpenFile {
@@ -63,7 +57,7 @@ struct OpenFile {
 }
 
 /// A file counts until this is dropped.
-struct FilePermit {
+pub(crate) struct FilePermit {
     _permits: [OwnedSemaphorePermit; 2],
 }
 
@@ -133,7 +127,7 @@ impl FolderAccess {
     }
 
     /// The preopened directories: the granted folders that the operator still gives.
-    fn preopens(&self) -> impl Iterator<Item = (Dir, String)> {
+    pub(crate) fn preopens(&self) -> impl Iterator<Item = (Dir, String)> {
         let folder = |name: &String| Some((self.folders.get(name)?.0, format!("/{name}")));
         self.names.iter().filter_map(folder)
     }
@@ -159,13 +153,13 @@ impl Default for OpenFiles {
 
 impl OpenFiles {
     /// A permit for another file, unless too many are open.
-    fn permit(&mut self, access: &FolderAccess) -> Option<FilePermit> {
+    pub(crate) fn permit(&mut self, access: &FolderAccess) -> Option<FilePermit> {
         self.files.retain(|open| open.file.strong_count() > 0);
         access.permit()
     }
 
     /// Counts a file until its descriptors and streams are gone.
-    fn add(&mut self, descriptor: &Descriptor, permit: FilePermit) {
+    pub(crate) fn add(&mut self, descriptor: &Descriptor, permit: FilePermit) {
         let file = match descriptor {
             Descriptor::File(file) => &file.file,
             Descriptor::Dir(dir) => &dir.dir,
@@ -174,36 +168,6 @@ impl OpenFiles {
             file: Arc::downgrade(file),
             _permit: permit,
         });
-    }
-}
-
-impl crate::state::State {
-    /// Handles of the granted folders with their paths, for `get-directories`.
-    fn preopened_folders(&mut self) -> wasmtime::Result<Vec<(Resource<Descriptor>, String)>> {
-        let Some(access) = self.grants.folders.clone() else {
-            return Ok(Vec::new());
-        };
-        let preopens = access
-            .preopens()
-            .map(|(dir, path)| Ok((self.table.push(Descriptor::Dir(dir))?, path)));
-        preopens.collect()
-    }
-
-    /// A permit to open a file.
-    fn file_permit(&mut self) -> Option<FilePermit> {
-        let access = self.grants.folders.clone()?;
-        self.open_files.permit(&access)
-    }
-
-    /// Counts a file that was opened with a permit.
-    fn file_opened(
-        &mut self,
-        descriptor: &Resource<Descriptor>,
-        permit: FilePermit,
-    ) -> wasmtime::Result<()> {
-        let descriptor = self.table.get(descriptor)?;
-        self.open_files.add(descriptor, permit);
-        Ok(())
     }
 }
 

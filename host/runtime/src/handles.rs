@@ -1,9 +1,30 @@
 //! Counts what an instance holds through host functions.
 
 use crate::counters::{DeploymentCounters, ResourceCount, ResourceKind};
-use crate::host::DroppedSequence;
 use crate::use_count::UseCount;
 use std::sync::Arc;
+
+/// A sequence that its guest dropped during a generation. It counts towards the limits until the generation ends.
+/// Dropping this cancels the generation.
+pub(crate) struct DroppedSequence {
+    pub(crate) generation: Box<dyn RunningGeneration>,
+    pub(crate) held_tokens: usize,
+}
+
+/// A generation that may still run.
+pub(crate) trait RunningGeneration: Send {
+    /// Whether it has not ended.
+    fn is_running(&self) -> bool;
+
+    /// Cancels it, unless it has ended.
+    fn cancel(&self);
+}
+
+impl Drop for DroppedSequence {
+    fn drop(&mut self) {
+        self.generation.cancel();
+    }
+}
 
 /// Handles that an instance holds, by kind.
 pub(crate) struct Handles {
@@ -47,6 +68,18 @@ impl Handles {
             framed_bodies: UseCount::default(),
             sampler_check: Arc::default(),
         }
+    }
+
+    /// Counts dropped sequences no longer whose generation has ended.
+    pub(crate) fn release_ended_sequences(&mut self) {
+        self.dropped_sequences.retain(|dropped| {
+            let running = dropped.generation.is_running();
+            if !running {
+                self.sequences.remove(1);
+                self.tokens.remove(dropped.held_tokens);
+            }
+            running
+        });
     }
 
     /// Whether the instance holds no handle and no bytes in the host.

@@ -1,13 +1,16 @@
-//! Implements `corral:inference` (`wit/`) over the engine, and `wasi:keyvalue`, `wasi:config`, `wasi:logging` and
-//! `wasmcloud:messaging`.
+//! Implements `corral:inference` (`wit/`) over the engine, `wasi:keyvalue`, `wasi:config`, `wasi:logging` and
+//! `wasmcloud:messaging`, and those functions of other interfaces that replace wasmtime's.
 
 mod budget;
+pub(crate) mod clocks;
 mod config;
 mod constraints;
 mod counted_sequence;
+pub(crate) mod folders;
 mod framed_body;
 mod generation;
 mod guest_sequence;
+pub(crate) mod http_bytes;
 mod images;
 mod inference_async;
 mod inference_sync;
@@ -17,6 +20,7 @@ mod messages;
 mod models;
 mod next_token;
 mod options;
+pub(crate) mod random;
 mod sampling;
 mod sequence;
 mod snapshots;
@@ -62,9 +66,7 @@ pub(crate) mod bindings {
 }
 
 pub(crate) use bindings::corral::inference::types as wit;
-pub(crate) use config::GuestConfig;
 pub use constraints::{GuestConstraint, GuestMatcher};
-pub(crate) use guest_sequence::DroppedSequence;
 pub use guest_sequence::GuestSequence;
 pub use inference_sync::SyncGeneration;
 pub use key_values::{Bucket, BucketError};
@@ -96,6 +98,17 @@ pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> 
     store::add_to_linker_instance::<_, HasSelf<State>>(&mut instance, count_host_call)?;
     let mut instance = linker.instance("wasi:logging/logging@0.1.0")?;
     logging::add_to_linker_instance::<_, HasSelf<State>>(&mut instance, count_host_call)
+}
+
+/// Links functions of the host.
+pub(crate) type Link = fn(&mut Linker<State>) -> wasmtime::Result<()>;
+
+/// Links functions in place of others of the same names.
+fn replace(linker: &mut Linker<State>, links: &[Link]) -> wasmtime::Result<()> {
+    linker.allow_shadowing(true);
+    let linked = links.iter().try_for_each(|link| link(linker));
+    linker.allow_shadowing(false);
+    linked
 }
 
 /// Returns the data that a host function works on. Runs at each host call, and again each time that a call

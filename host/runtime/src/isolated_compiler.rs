@@ -6,7 +6,6 @@
 //! If there is no cache, its disk is full, or the entry is gone when the parent loads it, the parent compiles without
 //! limits: a child has shown that they suffice.
 
-use crate::initialization::isolated::INITIALIZE_JOB;
 use crate::plugin_error::PluginError;
 use crate::truncate::cause;
 use crate::wasm_engine::{CodeGenerator, compile_engine};
@@ -22,9 +21,8 @@ use tempfile::TempDir;
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
-/// The jobs of children, by name: one for each code generator, and one that initializes a component.
-pub const COMPILE_JOBS: [(&str, Handler); 4] = [
-    INITIALIZE_JOB,
+/// The jobs of children, by name: one for each code generator.
+pub const COMPILE_JOBS: [(&str, Handler); 3] = [
     (job_name(CodeGenerator::Optimizing), |job| {
         compile_job(CodeGenerator::Optimizing, &job)
     }),

@@ -8,7 +8,7 @@
 
 mod values_file;
 
-use crate::deployment::deployment_share;
+use crate::deployment_share::deployment_share;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use std::path::PathBuf;
 use std::sync::Arc;

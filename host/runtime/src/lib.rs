@@ -18,7 +18,9 @@
 mod admission;
 mod body;
 mod call;
+mod call_context;
 mod call_error;
+mod call_outcome;
 mod clocks;
 mod compiler;
 mod component_instances;
@@ -30,10 +32,13 @@ mod counters;
 mod denied;
 mod deployment;
 mod deployment_calls;
+mod deployment_directory;
+mod deployment_share;
 mod deployment_snapshots;
 mod folders;
 mod framed_bodies;
 mod free_time;
+mod guest_config;
 mod handles;
 mod host;
 mod http_bytes;
@@ -78,8 +83,8 @@ mod validate;
 mod wasm_engine;
 
 pub use body::{Body, PolledFrame};
-pub use call::CallCanceler;
 pub use call_error::CallError;
+pub use call_outcome::CallCanceler;
 pub use component_source::ComponentSource;
 pub use composition::program::{ProgramError, compose_program, write_setting};
 pub use config::{
@@ -88,10 +93,10 @@ pub use config::{
 };
 pub use counters::CallLimit;
 pub use deployment::DeploymentState;
-pub use deployment_calls::{CallTarget, DeploymentDirectory};
+pub use deployment_directory::{CallTarget, DeploymentDirectory};
 pub use folders::{Folder, Folders, MAX_FOLDERS, check_folder_name};
 pub use initialization::Initialized;
-pub use initialization::isolated::MAX_INITIALIZE_TIME;
+pub use initialization::isolated::{INITIALIZE_JOB, MAX_INITIALIZE_TIME};
 pub use isolated_compiler::{COMPILE_JOBS, MAX_COMPILE_TIME};
 pub use last_line::LastLine;
 pub use logs::{LogLevel, LogLine, Logs};

@@ -1,26 +1,11 @@
 //! The host functions that plugins may import, linked once per wasmtime engine: one, or two with `--develop`.
 
-use crate::clocks;
 use crate::denied;
-use crate::folders;
-use crate::host;
-use crate::http_bytes;
-use crate::random;
+use crate::host::{self, clocks, folders, http_bytes, random};
 use crate::state::State;
 use crate::wasm_engine::SetupError;
 use wasmtime::Engine;
 use wasmtime::component::Linker;
-
-/// Links functions of the host.
-pub(crate) type Link = fn(&mut Linker<State>) -> wasmtime::Result<()>;
-
-/// Links functions in place of others of the same names.
-pub(crate) fn replace(linker: &mut Linker<State>, links: &[Link]) -> wasmtime::Result<()> {
-    linker.allow_shadowing(true);
-    let linked = links.iter().try_for_each(|link| link(linker));
-    linker.allow_shadowing(false);
-    linked
-}
 
 /// Links WASI 0.2 and 0.3, `wasi:keyvalue`, `wasi:config`, `wasi:logging`, `wasmcloud:messaging` and `corral:inference`. Sockets are
 /// linked, since most standard libraries import them, but every use of them is refused. Files and outgoing requests need grants;

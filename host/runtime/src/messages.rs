@@ -6,9 +6,10 @@
 //!
 //! [`DeploymentDirectory::publish`]: crate::DeploymentDirectory::publish
 
-use crate::deployment_calls::DirectorySlot;
-use crate::state::CallContext;
-use crate::subject::{Subject, SubjectPattern};
+pub(crate) mod bindings;
+
+use crate::call_context::CallContext;
+use crate::subject::Subject;
 use bytes::Bytes;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -61,19 +62,6 @@ pub struct MessageError {
     pub message: String,
     /// Whether another attempt may succeed.
     pub can_retry: bool,
-}
-
-/// The subjects to which a plugin may publish.
-pub(crate) struct MessageGrants {
-    pub(crate) subjects: Vec<SubjectPattern>,
-    pub(crate) directory: DirectorySlot,
-}
-
-impl MessageGrants {
-    /// Whether messages with this subject are granted.
-    pub(crate) fn allow(&self, subject: &Subject) -> bool {
-        self.subjects.iter().any(|granted| granted.matches(subject))
-    }
 }
 
 impl MessageSender {

@@ -11,16 +11,17 @@ mod address;
 mod client;
 mod exchange;
 mod grant;
+mod request_body;
 mod traced_request;
 
 pub(crate) use client::{OutboundClient, OutboundPermits};
-pub(crate) use exchange::{BODY_BYTES, RequestBody};
 pub use grant::{OutboundGrant, OutboundUrl, OutboundUrlError};
+pub(crate) use request_body::{BODY_BYTES, RequestBody};
 
 use crate::counters::{DeploymentCounters, OutboundRefusal};
-use crate::deployment_calls::{DeploymentCaller, DeploymentGrants, MAX_DEPTH, called_deployment};
+use crate::deployment_calls::{DeploymentCaller, MAX_DEPTH, called_deployment};
+use crate::deployment_directory::DeploymentGrants;
 use crate::limiter::InstanceMemory;
-use crate::state::StoreGrants;
 use crate::trace::CallTrace;
 use crate::use_count::{UseCount, UseGuard};
 use address::is_public;
@@ -132,14 +133,15 @@ impl From<Error> for Failure {
 
 impl Outbound {
     pub(crate) fn new(
-        grants: &StoreGrants,
+        access: Option<Arc<OutboundAccess>>,
+        deployments: Option<Arc<DeploymentGrants>>,
         counters: &Arc<DeploymentCounters>,
         memory: &Arc<InstanceMemory>,
         caller: Option<DeploymentCaller>,
     ) -> Self {
         Self(Arc::new(CallOutbound {
-            access: grants.outbound.clone(),
-            deployments: grants.deployments.clone(),
+            access,
+            deployments,
             caller,
             counters: Arc::clone(counters),
             memory: Arc::clone(memory),
@@ -315,9 +317,6 @@ impl WasiHttpHooks for Outbound {
 mod tests {
     use super::*;
     use crate::limiter::Limiter;
-    use crate::sampling::resources::SamplerResources;
-    use crate::test_support::{engine_and_linker, grants};
-    use crate::ticker::Ticker;
     use http_body_util::Empty;
 
     /// Otherwise its instance could serve another call meanwhile.
@@ -325,9 +324,7 @@ mod tests {
     fn request_is_open_from_its_start() {
         let counters = Arc::<DeploymentCounters>::default();
         let limiter = Limiter::new(1 << 20, Arc::default(), Arc::clone(&counters));
-        let ticker = Arc::new(Ticker::start([&engine_and_linker().0]).unwrap());
-        let grants = grants(Arc::new(SamplerResources::new(1, ticker, Arc::default())));
-        let mut outbound = Outbound::new(&grants, &counters, limiter.memory(), None);
+        let mut outbound = Outbound::new(None, None, &counters, limiter.memory(), None);
         assert!(outbound.is_idle());
         let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
         let request = http::Request::get("http://127.0.0.1:9/").body(body);

@@ -1,33 +1,31 @@
 //! A loaded plugin, and the ways to call it: for an HTTP request, for a message and as a command.
 
+mod call_target;
 mod message;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use message::bindings;
-
 use crate::admission::Admission;
 use crate::body::{Body, content_length};
-use crate::call::{
-    Call, CallHandle, CallInstance, CallOutcome, CallTime, ProxySource, exit_code, serve,
-};
+use crate::call::{Call, CallInstance, CallTime, ProxySource, exit_code, serve};
+use crate::call_context::CallContext;
 use crate::call_error::CallError;
+use crate::call_outcome::{CallHandle, CallOutcome};
 use crate::compute_turns::TurnQueue;
 use crate::config::{CallOptions, Limits, PluginConfig};
 use crate::deployment::DeploymentState;
-use crate::deployment_calls::DeploymentGrants;
+use crate::deployment_directory::{DeploymentGrants, MessageGrants};
 use crate::deployment_snapshots::DeploymentSnapshots;
 use crate::folders::FolderAccess;
-use crate::host::GuestConfig;
+use crate::guest_config::GuestConfig;
 use crate::idle_instances::{IdleInstances, InstanceOwner};
 use crate::initialization::Initialized;
 use crate::key_values::KeyValues;
-use crate::messages::MessageGrants;
 use crate::models::VisibleModels;
 use crate::outbound::OutboundAccess;
 use crate::output::{LogOrigin, Output};
 use crate::shared::Shared;
-use crate::state::{CallContext, State, StoreGrants};
+use crate::state::{State, StoreGrants};
 use crate::store::store;
 use crate::trace::CallTrace;
 use crate::validate::{CliPre, CompiledPlugin, MessagesPre};
@@ -355,7 +353,11 @@ impl Plugin {
             }
             Ok(Err(error)) => {
                 let _span = span.enter();
-                fail(CallError::from_wasmtime(&error, &meter, &plugin.limits))
+                fail(CallError::from_wasmtime(
+                    &error,
+                    &meter,
+                    plugin.limits.memory,
+                ))
             }
             // The task ended without a response.
             Err(oneshot::Canceled) => {

@@ -3,21 +3,23 @@
 //! *Invariant*: [`State::end_call`] releases all that belongs to the call, so the next call of the tenant finds nothing of it
 //! in the host. It does not clear the guest's memory.
 
+use crate::call_context::CallContext;
 use crate::clocks::StoppedClocks;
 use crate::compute_turns::ComputeTurns;
 use crate::config::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES, SystemGrants};
 use crate::counters::DeploymentCounters;
-use crate::deployment_calls::{DeploymentCaller, DeploymentGrants};
+use crate::deployment_calls::DeploymentCaller;
+use crate::deployment_directory::{DeploymentGrants, MessageGrants};
 use crate::deployment_snapshots::DeploymentSnapshots;
 use crate::folders::{FolderAccess, OpenFiles};
 use crate::framed_bodies::FramedBodies;
+use crate::guest_config::GuestConfig;
 use crate::handles::Handles;
-use crate::host::GuestConfig;
 use crate::http_bytes;
 use crate::key_values::KeyValues;
-use crate::limiter::Limiter;
+use crate::limiter::{InstanceMemory, Limiter};
 use crate::logs::LogLevel;
-use crate::messages::{MessageGrants, MessageSender};
+use crate::messages::MessageSender;
 use crate::meter::Meter;
 use crate::models::VisibleModels;
 use crate::outbound::{Outbound, OutboundAccess};
@@ -28,7 +30,7 @@ use crate::sampling::bindings::SamplingPre;
 use crate::sampling::resources::SamplerResources;
 use crate::tokenization::TokenizationPermits;
 use crate::trace::CallTrace;
-use corral_engine::{Caller, ModelLease, Tenant, TokenUsage};
+use corral_engine::{Caller, ModelLease, TokenUsage};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use wasmtime::component::ResourceTable;
@@ -64,24 +66,17 @@ pub(crate) struct StoreGrants {
     pub(crate) turns: Option<Arc<ComputeTurns>>,
 }
 
-/// What belongs to one call of a handler.
-pub(crate) struct CallContext {
-    pub(crate) caller: Caller,
-    /// The tenant, and the one that the engines charge for fairness, if it is another.
-    pub(crate) tenant: Tenant,
-    pub(crate) fairness_tenant: Option<Tenant>,
-    pub(crate) tenant_name: Arc<str>,
-    /// Name of the API key.
-    pub(crate) key_name: Option<Arc<str>>,
-    /// Name of the deployment that a client called.
-    pub(crate) tenant_deployment: Arc<str>,
-    pub(crate) quota_permit: Option<Arc<QuotaPermit>>,
-    pub(crate) usage: Arc<TokenUsage>,
-    pub(crate) log_origin: LogOrigin,
-    /// Calls that it is within.
-    pub(crate) depth: u8,
-    /// Messages in a row that led to it.
-    pub(crate) message_depth: u8,
+impl StoreGrants {
+    /// Outgoing requests of one call.
+    fn new_outbound(
+        &self,
+        counters: &Arc<DeploymentCounters>,
+        memory: &Arc<InstanceMemory>,
+        caller: Option<DeploymentCaller>,
+    ) -> Outbound {
+        let (access, deployments) = (self.outbound.clone(), self.deployments.clone());
+        Outbound::new(access, deployments, counters, memory, caller)
+    }
 }
 
 /// The data of a store.
@@ -145,7 +140,7 @@ impl State {
             random::install_fixed(wasi);
         }
         let limiter = Limiter::new(limits.memory, Arc::clone(&meter), Arc::clone(&counters));
-        let outbound = Outbound::new(&grants, &counters, limiter.memory(), None);
+        let outbound = grants.new_outbound(&counters, limiter.memory(), None);
         Self {
             table,
             handles: Handles::new(&counters),
@@ -192,7 +187,7 @@ impl State {
         let messages = self.grants.messages.as_ref();
         self.message_sender = messages.map(|_| MessageSender::of(&call));
         let memory = self.limiter.memory();
-        self.outbound = Outbound::new(&self.grants, &self.counters, memory, caller);
+        self.outbound = self.grants.new_outbound(&self.counters, memory, caller);
         self.trace = call.log_origin.trace.clone();
         if let Some(trace) = &self.trace {
             self.outbound.set_trace(Arc::clone(trace));
@@ -219,7 +214,7 @@ impl State {
         // It holds the permit of the quota, the caller and the trace.
         let memory = self.limiter.memory();
         let is_idle = self.outbound.is_idle();
-        self.outbound = Outbound::new(&self.grants, &self.counters, memory, None);
+        self.outbound = self.grants.new_outbound(&self.counters, memory, None);
         self.sampler_outputs = None;
         self.log_output = None;
         self.log_origin = None;

@@ -3,7 +3,8 @@
 use crate::compiler::Compiler;
 use crate::config::{RuntimeConfig, SystemGrants};
 use crate::deployment_snapshots::{DeploymentSnapshots, snapshot_permits};
-use crate::linker::{Link, linker};
+use crate::host::Link;
+use crate::linker::linker;
 use crate::models::VisibleModels;
 use crate::sampling::resources::SamplerResources;
 use crate::state::{State, StoreGrants};

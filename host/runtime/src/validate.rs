@@ -8,7 +8,7 @@ use crate::composition::{
 use crate::denied;
 use crate::initialization::{InitializationLimits, Initialized, Snapshot};
 use crate::interfaces::{HTTP_2, HTTP_3, MESSAGES, RUN_2, RUN_3, compatible, unknown_imports};
-use crate::plugin::bindings::HandlerServicePre;
+use crate::messages::bindings::HandlerServicePre;
 use crate::plugin_error::PluginError;
 use crate::sampling::check_sampler;
 use crate::state::{SamplerPre, State};

@@ -30,7 +30,7 @@ const OUTLIER: f64 = 4.0;
 
 /// An adapter with something to compute.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Candidate {
+pub(crate) struct AdapterCandidate {
     pub adapter: AdapterId,
     /// Of its most urgent request.
     pub priority: Priority,
@@ -59,7 +59,7 @@ pub(crate) struct AdapterSchedule {
 
 impl AdapterSchedule {
     /// The adapter of the next step. `None` without candidates.
-    pub fn next(&self, candidates: &[Candidate]) -> Option<AdapterId> {
+    pub fn next(&self, candidates: &[AdapterCandidate]) -> Option<AdapterId> {
         let keeps_turn = !self.is_turn_over();
         let in_round = candidates.iter().any(|one| !self.has_had_turn(one.adapter));
         let first = candidates.iter().min_by_key(|candidate| {
@@ -74,7 +74,7 @@ impl AdapterSchedule {
     }
 
     /// The next step computes with `adapter`, one of the candidates.
-    pub fn begin_step(&mut self, adapter: AdapterId, candidates: &[Candidate]) {
+    pub fn begin_step(&mut self, adapter: AdapterId, candidates: &[AdapterCandidate]) {
         let is_change = adapter != self.current;
         if is_change || self.is_turn_over() {
             (self.steps, self.seconds) = (0, 0.0);
@@ -176,7 +176,7 @@ mod tests {
     /// The adapter of each step, where a step takes `step` and a change `change` more.
     fn turns(ready: &[(u8, u8)], steps: usize, step: f64, change: f64) -> Vec<u8> {
         let mut schedule = AdapterSchedule::default();
-        let ready = ready.iter().map(|&(adapter, priority)| Candidate {
+        let ready = ready.iter().map(|&(adapter, priority)| AdapterCandidate {
             adapter: AdapterId(adapter),
             priority: Priority(priority),
         });

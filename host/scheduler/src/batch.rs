@@ -5,7 +5,7 @@
 //! requests of some [tenants](crate::tenant_schedule).
 
 use crate::Time;
-use crate::adapter_schedule::Candidate;
+use crate::adapter_schedule::AdapterCandidate;
 use crate::prefill_budget::PrefillBudget;
 use crate::prefill_need::first_token_due;
 use crate::queue::Queue;
@@ -143,8 +143,8 @@ pub(crate) fn step(
 }
 
 /// The adapters of ready requests, each with its highest priority, and whether one of its requests decodes.
-pub(crate) fn adapters(running: &RunningRequests) -> Vec<(Candidate, bool)> {
-    let mut adapters: Vec<(Candidate, bool)> = Vec::new();
+pub(crate) fn adapters(running: &RunningRequests) -> Vec<(AdapterCandidate, bool)> {
+    let mut adapters: Vec<(AdapterCandidate, bool)> = Vec::new();
     for running in running.iter().filter(|running| running.is_ready()) {
         let (adapter, priority) = (running.adapter(), running.request.priority);
         let known = adapters.iter_mut().find(|(one, _)| one.adapter == adapter);
@@ -153,7 +153,10 @@ pub(crate) fn adapters(running: &RunningRequests) -> Vec<(Candidate, bool)> {
                 candidate.priority = candidate.priority.max(priority);
                 *decodes |= running.is_decoding();
             }
-            None => adapters.push((Candidate { adapter, priority }, running.is_decoding())),
+            None => adapters.push((
+                AdapterCandidate { adapter, priority },
+                running.is_decoding(),
+            )),
         }
     }
     adapters

@@ -3,7 +3,7 @@
 //!
 //! Room is made for no more than the step computes: neither for other adapters nor for tenants that it leaves out.
 
-use crate::adapter_schedule::Candidate;
+use crate::adapter_schedule::AdapterCandidate;
 use crate::batch;
 use crate::prefill_need::{self, PrefillNeed};
 use crate::request::AdapterId;
@@ -106,7 +106,7 @@ impl Scheduler {
     }
 
     /// A step of one of these adapters. Does not check for free cells.
-    fn batch_plan(&mut self, candidates: &[Candidate]) -> Option<BatchPlan> {
+    fn batch_plan(&mut self, candidates: &[AdapterCandidate]) -> Option<BatchPlan> {
         let adapter = self.adapters.next(candidates)?;
         let decoding = self.running.decoding_by_adapter(adapter);
         let room = self.config.max_step_tokens.saturating_sub(decoding.own);

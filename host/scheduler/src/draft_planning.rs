@@ -2,7 +2,7 @@
 
 use crate::Token;
 use crate::drafts::SKIPPED_DRAFT_DECAY;
-use crate::model_drafts::{Candidate, DraftPlan, DraftState, NextStep};
+use crate::model_drafts::{DraftCandidate, DraftPlan, DraftState, NextStep};
 use crate::request::{LogitsKind, RequestId};
 use crate::scheduler::Scheduler;
 use crate::step::StepShape;
@@ -50,7 +50,7 @@ impl Scheduler {
             };
             // A request that has generated much will probably generate as much again.
             let remaining = expected_output.max(f64::from(generated));
-            candidates.push(Candidate {
+            candidates.push(DraftCandidate {
                 request: running.id(),
                 acceptance: self.model_drafts.acceptance.planned(drafts),
                 max_drafts: state.max_drafts.min(left).min(self.config.max_drafts),

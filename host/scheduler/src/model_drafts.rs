@@ -87,7 +87,7 @@ impl Default for ModelDrafts {
 
 /// A request that could have drafts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Candidate {
+pub(crate) struct DraftCandidate {
     pub request: RequestId,
     /// Expected acceptance rate of one drafted token.
     pub acceptance: f64,
@@ -122,7 +122,7 @@ struct Choice {
 
 impl ModelDrafts {
     /// Plans for candidates, the one with the highest acceptance first.
-    pub fn plan(&mut self, candidates: &[Candidate], step: NextStep<'_>) -> Vec<DraftPlan> {
+    pub fn plan(&mut self, candidates: &[DraftCandidate], step: NextStep<'_>) -> Vec<DraftPlan> {
         let plans = self.plans(candidates, step);
         if !plans.is_empty() {
             self.since_trial = 0;
@@ -145,9 +145,9 @@ impl ModelDrafts {
     }
 
     /// Plans that are expected to pay: for uncomputed tokens and for drafts in turns, so that neither waits for long.
-    fn plans(&mut self, candidates: &[Candidate], step: NextStep<'_>) -> Vec<DraftPlan> {
+    fn plans(&mut self, candidates: &[DraftCandidate], step: NextStep<'_>) -> Vec<DraftPlan> {
         let may_prefill = !std::mem::replace(&mut self.last_was_prefill, false);
-        let lags = |candidate: &Candidate| candidate.uncomputed > EXPECTED_UNCOMPUTED_TOKENS;
+        let lags = |candidate: &DraftCandidate| candidate.uncomputed > EXPECTED_UNCOMPUTED_TOKENS;
         if candidates.iter().any(lags) {
             let ready: Vec<_> = candidates
                 .iter()
@@ -171,11 +171,11 @@ impl ModelDrafts {
         self.draft_plans(candidates, step)
     }
 
-    fn draft_plans(&self, candidates: &[Candidate], step: NextStep<'_>) -> Vec<DraftPlan> {
+    fn draft_plans(&self, candidates: &[DraftCandidate], step: NextStep<'_>) -> Vec<DraftPlan> {
         let Some(choice) = self.choose(candidates, step) else {
             return Vec::new();
         };
-        let plan = |candidate: &Candidate| DraftPlan {
+        let plan = |candidate: &DraftCandidate| DraftPlan {
             request: candidate.request,
             prefill_tokens: candidate.uncomputed,
             drafts: choice.drafts.min(candidate.max_drafts),
@@ -184,7 +184,7 @@ impl ModelDrafts {
     }
 
     /// The number of requests and of drafts that gains the most tokens a second, if that is enough.
-    fn choose(&self, candidates: &[Candidate], step: NextStep<'_>) -> Option<Choice> {
+    fn choose(&self, candidates: &[DraftCandidate], step: NextStep<'_>) -> Option<Choice> {
         if !self.costs.is_fitted() {
             return None;
         }
@@ -238,7 +238,7 @@ impl ModelDrafts {
     /// Plans for the uncomputed tokens of requests, if they cost less than the drafts of `choice` save.
     fn prefill_plans<'a>(
         &self,
-        lagging: impl Iterator<Item = &'a Candidate>,
+        lagging: impl Iterator<Item = &'a DraftCandidate>,
         choice: Choice,
         step: NextStep<'_>,
     ) -> Vec<DraftPlan> {
@@ -270,7 +270,7 @@ impl ModelDrafts {
     }
 
     /// A few drafts for the request with the fewest uncomputed tokens.
-    fn trial(&self, candidates: &[Candidate], step: NextStep<'_>) -> Option<DraftPlan> {
+    fn trial(&self, candidates: &[DraftCandidate], step: NextStep<'_>) -> Option<DraftPlan> {
         let candidate = candidates
             .iter()
             .min_by_key(|candidate| candidate.uncomputed)?;
@@ -349,8 +349,8 @@ mod tests {
         drafts
     }
 
-    fn candidate(id: u64, acceptance: f64, uncomputed: u32) -> Candidate {
-        Candidate {
+    fn candidate(id: u64, acceptance: f64, uncomputed: u32) -> DraftCandidate {
+        DraftCandidate {
             request: RequestId(id),
             acceptance,
             max_drafts: 16,
@@ -362,7 +362,7 @@ mod tests {
     /// Plans where a step takes 40 ms and `row` seconds for each row and draft.
     fn plan(
         drafts: &mut ModelDrafts,
-        candidates: &[Candidate],
+        candidates: &[DraftCandidate],
         row: f64,
         max_seconds: f64,
     ) -> Vec<DraftPlan> {

@@ -29,6 +29,7 @@ use prefix_lists::PrefixLists;
 
 use crate::deployments::ChangeError;
 use crate::deployments::artifact::VerifyKey;
+use crate::json_response::{json_response, no_store};
 use crate::probes;
 use crate::problem::Problem;
 use crate::process_metrics;
@@ -37,8 +38,7 @@ use crate::request_log::LoggedBody;
 use crate::state::ServerState;
 use corral_engine::MetricKind;
 use corral_runtime::Body;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -215,22 +215,6 @@ fn on_get(
         Method::GET | Method::HEAD => Ok(make()),
         _ => Err(Problem::method("GET, HEAD")),
     }
-}
-
-/// A JSON answer that is not to be cached.
-pub(crate) fn json_response(status: StatusCode, text: impl Into<Body>) -> Response<Body> {
-    let mut response = no_store(text.into(), "application/json");
-    *response.status_mut() = status;
-    response
-}
-
-/// A response that is not to be cached.
-pub(crate) fn no_store(body: Body, content_type: &'static str) -> Response<Body> {
-    let mut response = Response::new(body);
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
 }
 
 /// All metrics now.

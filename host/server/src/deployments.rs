@@ -15,7 +15,6 @@ mod cluster;
 mod context;
 mod deployment_store;
 mod digest;
-mod directory;
 mod entry;
 mod grants;
 mod linked_components;
@@ -38,10 +37,10 @@ mod test_support;
 
 pub use bounded_number::{BoundedInteger, BoundedSeconds};
 pub(crate) use change_error::ChangeError;
-pub(crate) use cluster::{Cluster, MAX_MESSAGE_BYTES, with_jitter};
 pub use cluster::{
     ClusterConfig, ClusterServers, ClusterServersError, HostDeployment, HostStatus, JetStreamStore,
 };
+pub(crate) use cluster::{MAX_MESSAGE_BYTES, NatsConnection, with_jitter};
 pub(crate) use context::DeploymentContext;
 pub use deployment_store::{DeploymentStore, StoreFuture};
 pub use digest::{Digest, DigestError};
@@ -55,5 +54,6 @@ pub use outbound_entry::OutboundEntry;
 pub use requested_limits::RequestedLimits;
 pub use revision::{DeploymentRecord, MAX_WEIGHT, Revision, TrafficShare};
 pub use serving::Deployments;
+pub(crate) use serving::WeakDeployments;
 pub(crate) use serving_deployment::{ServingDeployment, ServingRevision, Unavailable};
 pub use store::{Store, StoreError, StoreLimits};

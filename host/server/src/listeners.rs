@@ -44,7 +44,8 @@ impl Listeners {
     }
 
     /// Like [`Listeners::bind`], but uses inherited sockets instead of the addresses. With an inherited public socket,
-    /// clients wait in its backlog until [`Server::serve`], and after [`Server::stop`] until the next process accepts.
+    /// clients wait in its backlog until [`Server::serve`](crate::Server::serve), and after
+    /// [`Server::stop`](crate::Server::stop) until the next process accepts.
     pub async fn bind_missing(
         inherited: InheritedSockets,
         public: &str,

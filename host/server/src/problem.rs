@@ -4,12 +4,14 @@
 //! `code` is stable and for programs; `detail` is for people and says what to do. Errors of plugins pass
 //! through unchanged.
 
+mod development;
 mod stream_end;
 
+pub(crate) use development::explain_response;
 pub(crate) use stream_end::{StreamFormat, shown_response_id};
 
-use crate::development::explain;
 use corral_runtime::{Body, CallError, LastLine, QuotaExceeded, QuotaLimit};
+use development::explain;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
 use serde::{Deserialize, Serialize};

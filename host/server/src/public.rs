@@ -3,10 +3,9 @@
 use crate::api_keys::KeyHolder;
 use crate::connection_info::ConnectionInfo;
 use crate::deployments::{ServingDeployment, Unavailable};
-use crate::development;
 use crate::listener::StreamEnd;
 use crate::probes;
-use crate::problem::Problem;
+use crate::problem::{Problem, explain_response};
 use crate::public_metrics;
 use crate::request_body::{BodyState, RequestBody};
 use crate::request_id::{HttpRequestId, REQUEST_ID};
@@ -258,7 +257,7 @@ async fn route(
             let last_line = last_error_line.as_deref();
             let mut response = answer.map_err(|error| Problem::of_call(error, last_line))?;
             if let Some(last_line) = last_line {
-                let explained = development::explain_response(response, last_line);
+                let explained = explain_response(response, last_line);
                 response = Box::pin(explained).await?;
             }
             policy.cors.remove_plugin_headers(response.headers_mut());

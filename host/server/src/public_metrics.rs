@@ -4,7 +4,7 @@
 //! Beside Corral's metrics of the models there are those by which endpoint pickers of the Gateway API's inference
 //! extension compare servers, under the names of vLLM.
 
-use crate::admin::{json_response, no_store};
+use crate::json_response::{json_response, no_store};
 use crate::problem::Problem;
 use crate::process_metrics;
 use crate::prometheus::{self, MetricFamilies};

@@ -2,6 +2,7 @@
 
 use crate::admin::{self, AdminExposure, AdminGuard, AdminState};
 use crate::api_keys::ApiKeys;
+use crate::deployment_directory::Directory;
 use crate::deployments::artifact::VerifyKey;
 use crate::file_watcher::watch;
 use crate::kv_events::KvEvents;
@@ -204,7 +205,8 @@ impl Server {
 
     /// Starts to serve requests. Only the first call has an effect.
     pub fn serve(&self, services: Services) {
-        services.deployments.open_to_plugins();
+        let directory = Directory(services.deployments.downgrade());
+        services.runtime.set_directory(Arc::new(directory));
         let guard = MemoryGuard::start(self.memory.clone(), services.models.clone());
         match guard {
             // Set already only if the services are.

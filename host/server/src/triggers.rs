@@ -36,7 +36,7 @@ pub use settings::{CronEntry, JobSettings, MessageSettings};
 pub(crate) use settings::{TriggerSettings, check as check_settings, check_subjects};
 pub(crate) use status::{JobList, JobStatus, ScheduleStatus};
 
-use crate::deployments::Cluster;
+use crate::deployments::NatsConnection;
 use crate::prometheus::MetricFamilies;
 use body_memory::{BodyMemory, BodyPermit, BodySender};
 use job::{JobClaim, JobOwner, JobRecord};
@@ -85,11 +85,11 @@ impl Triggers {
         Ok(Triggers::with(queue, None, Arc::default()))
     }
 
-    /// The jobs of a cluster. `directory` is that of the store. Must be called in a tokio runtime.
-    pub(crate) fn join(directory: &Path, cluster: &Arc<Cluster>) -> Self {
+    /// The jobs of a cluster, in which this host has this id. `directory` is that of the store. Must be called in a tokio runtime.
+    pub(crate) fn join(directory: &Path, connection: Arc<NatsConnection>, host_id: &str) -> Self {
         warn_of_own_jobs(directory);
         let changed = Arc::<Notify>::default();
-        let stream = JobStream::follow(Arc::clone(cluster), Arc::clone(&changed));
+        let stream = JobStream::follow(connection, host_id, Arc::clone(&changed));
         let store = Arc::clone(&stream);
         let queue = JobQueue::new(store, QueueLimits::default());
         Triggers::with(queue, Some(stream), changed)

@@ -7,8 +7,9 @@
 use super::build::write_if_changed;
 use super::embedded::files_in;
 use super::new::write;
+use crate::Error;
 use crate::terminal::print;
-use crate::{Error, startup};
+use crate::user_cache::user_cache_dir;
 use clap::Args;
 use corral_server::deployments::Digest;
 use std::fs;
@@ -135,7 +136,7 @@ pub(super) fn cache_dir<'a, Bytes: AsRef<[u8]> + ?Sized + 'a>(
     source: &[u8],
     files: impl IntoIterator<Item = (&'a str, &'a Bytes)>,
 ) -> Result<PathBuf, Error> {
-    let cache = startup::user_cache_dir().ok_or_else(|| {
+    let cache = user_cache_dir().ok_or_else(|| {
         Error::failed(
             "there is no directory for the interface, since neither XDG_CACHE_HOME nor HOME is an absolute path; set one",
         )

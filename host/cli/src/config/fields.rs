@@ -2,8 +2,7 @@
 
 use crate::admin_token;
 use crate::args::{AdapterArg, FolderArg, ModelArg, ModelFileArg, PluginArg, SecretArg};
-use crate::command_line::CommandLine;
-use clap::{Arg, ArgAction, Command, CommandFactory};
+use clap::{Arg, ArgAction, Command};
 use std::any::TypeId;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -34,18 +33,8 @@ pub(super) enum ValueKind {
     List,
 }
 
-/// `corral serve`, with the options that all commands have.
-pub(super) fn serve_command() -> Command {
-    let mut command = CommandLine::command();
-    command.build();
-    command
-        .find_subcommand("serve")
-        .cloned()
-        .unwrap_or_default()
-}
-
 /// The options of `command` that a file can set, by their keys.
-pub(super) fn fields(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
+pub(crate) fn fields(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
     let options = command.get_arguments();
     let named = options.filter_map(|option| Some((option.get_long()?, option)));
     named.filter(|(key, _)| !EXCLUDED.contains(key))
@@ -88,7 +77,7 @@ impl ValueKind {
 }
 
 /// The environment variables that take precedence over a key.
-pub(super) fn variables(key: &str, option: &Arg) -> impl Iterator<Item = OsString> {
+pub(crate) fn variables(key: &str, option: &Arg) -> impl Iterator<Item = OsString> {
     let others = VARIABLES.iter().filter(move |(of, _)| *of == key);
     let others = others.map(|(_, variable)| OsString::from(variable));
     let own = option.get_env().map(OsString::from);
@@ -141,10 +130,11 @@ pub(super) fn resolve_path(option: &Arg, value: &str, dir: &Path) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command_line::CommandLine;
 
     #[test]
     fn every_option_has_a_key_of_known_type() {
-        let command = serve_command();
+        let command = CommandLine::serve_command();
         let mut keys = 0;
         for option in command.get_arguments() {
             let key = option.get_long().expect("options have long names");
@@ -171,7 +161,7 @@ mod tests {
 
     #[test]
     fn options_with_files_resolve_paths() {
-        let command = serve_command();
+        let command = CommandLine::serve_command();
         let mut with_path = 0;
         for (key, option) in fields(&command) {
             let names = option.get_value_names().unwrap_or_default();
@@ -196,7 +186,7 @@ mod tests {
 
     #[test]
     fn only_paths_are_resolved() {
-        let command = serve_command();
+        let command = CommandLine::serve_command();
         for (key, value, expected) in [
             ("model", "tiny.gguf", "/d/tiny.gguf"),
             ("model", "a=b/tiny.gguf", "a=/d/b/tiny.gguf"),

@@ -1,5 +1,6 @@
 //! Reads the file into values of options, each with its line.
 
+use super::ConfigEntry;
 use super::fields::{self, ValueKind, field};
 use crate::Error;
 use clap::error::{ContextKind, ContextValue};
@@ -13,30 +14,8 @@ use toml::de::{DeTable, DeValue};
 /// Largest file.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// One value of an option.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ConfigEntry {
-    pub(super) key: String,
-    /// `None` for a flag without a value.
-    pub(super) value: Option<OsString>,
-    /// Line in the file, from 1.
-    pub(super) line: usize,
-}
-
-impl ConfigEntry {
-    /// The argument that says the same.
-    pub(super) fn argument(&self) -> OsString {
-        let mut argument = OsString::from(format!("--{}", self.key));
-        if let Some(value) = &self.value {
-            argument.push("=");
-            argument.push(value);
-        }
-        argument
-    }
-}
-
 /// Reads a file. The command defines the keys.
-pub(super) fn read(path: &Path, command: &Command) -> Result<Vec<ConfigEntry>, Error> {
+pub(crate) fn read(path: &Path, command: &Command) -> Result<Vec<ConfigEntry>, Error> {
     let read = || {
         let mut text = String::new();
         let file = File::open(path)?;
@@ -174,11 +153,11 @@ fn unknown(command: &Command, key: &str, is_table: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fields::serve_command;
     use super::*;
+    use crate::command_line::CommandLine;
 
     fn parse(text: &str) -> Result<Vec<ConfigEntry>, (usize, String)> {
-        super::parse(text, Path::new("/d"), &serve_command())
+        super::parse(text, Path::new("/d"), &CommandLine::serve_command())
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! The JSON Schema of the file, made of the options' definitions.
 
-use super::fields::{ValueKind, fields, serve_command};
+use super::fields::{ValueKind, fields};
 use crate::args::SECONDS;
 use clap::error::ErrorKind;
 use clap::{Arg, Command};
 use serde_json::{Map, Value, json};
 
-/// Makes the schema.
-pub(super) fn schema() -> Value {
+/// Makes the schema. The command defines the keys.
+pub(super) fn schema(command: Command) -> Value {
     // Values of the environment may be invalid, which `bounds` would take for errors of its own numbers.
-    let command = serve_command().mut_args(|option| option.env(None::<&'static str>));
+    let command = command.mut_args(|option| option.env(None::<&'static str>));
     let property = |(key, option): (&str, &Arg)| (key.to_owned(), property(&command, key, option));
     let properties = Map::from_iter(fields(&command).map(property));
     json!({
@@ -84,11 +84,13 @@ fn bounds(command: &Command, key: &str) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command_line::CommandLine;
     use crate::config::fields::field;
 
     #[test]
     fn schema_has_types_bounds_defaults_and_choices() {
-        let schema = schema();
+        let command = CommandLine::serve_command();
+        let schema = schema(command.clone());
         let property = |key: &str| {
             let mut property = schema["properties"][key].clone();
             let members = property.as_object_mut().expect(key);
@@ -109,9 +111,9 @@ mod tests {
             property("mmap"),
             json!({ "type": "boolean", "default": false })
         );
-        let keys = fields(&serve_command()).count();
+        let keys = fields(&command).count();
         assert_eq!(schema["properties"].as_object().expect("keys").len(), keys);
-        assert!(field(&serve_command(), "model").is_some());
+        assert!(field(&command, "model").is_some());
         assert_eq!(property("model")["items"]["description"], "[NAME=]FILE");
     }
 }

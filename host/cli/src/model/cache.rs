@@ -5,7 +5,8 @@
 //! while a process changes its files.
 
 use super::reference::{HubReference, is_safe_path, models};
-use crate::{Error, startup};
+use crate::Error;
+use crate::user_cache::user_cache_dir;
 use std::fs::{self, File, TryLockError};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -65,7 +66,7 @@ impl CachedModel {
 impl ModelCache {
     /// The cache of this user, which need not exist yet.
     pub fn open() -> Result<Self, Error> {
-        let dir = startup::user_cache_dir().ok_or_else(|| {
+        let dir = user_cache_dir().ok_or_else(|| {
             Error::failed(
                 "there is no directory for models, since neither XDG_CACHE_HOME nor HOME is an absolute path; set one",
             )

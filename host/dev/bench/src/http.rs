@@ -5,6 +5,7 @@
 //! has middleware, a server that sends traces, and one that writes its access log.
 
 use crate::args::check_distinct;
+use crate::cpu_clock::cpu_seconds;
 use crate::local_server::{client_runtime, serve};
 use crate::requests::get;
 use crate::trace_collector::TraceCollector;
@@ -20,7 +21,7 @@ use corral_cli::{Error, logs, startup};
 use corral_engine::ModelPool;
 use corral_runtime::{Limits, LinkedComponent, LinkedComponents};
 use corral_server::{Server, Telemetry};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -350,11 +351,4 @@ impl Row {
         }
         row
     }
-}
-
-/// CPU time of the process or of this thread.
-#[allow(clippy::cast_precision_loss)]
-pub(crate) fn cpu_seconds(clock: ClockId) -> f64 {
-    let time = clock_gettime(clock);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }

@@ -11,6 +11,7 @@ mod args;
 mod boundary;
 mod busy;
 mod console;
+mod cpu_clock;
 mod deploy;
 mod drafts;
 mod first_load;

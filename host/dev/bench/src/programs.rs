@@ -31,7 +31,7 @@ use crate::args::{EngineArgs, check_distinct};
 use crate::local_server::{NO_TIME_LIMIT, client_runtime, no_time_limits, open};
 use crate::workload::{check_context, config, count, metric, status};
 use clap::{Args, ValueEnum};
-use client::{Client, Endpoint, Order};
+use client::{Endpoint, Order, ProgramClient};
 use corral_cli::args::whole;
 use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::url::Url;
@@ -42,7 +42,7 @@ use corral_server::deployments::Deployments;
 use corral_server::{Access, RequestPolicy, Server, ServerOptions};
 use input::{Input, Lengths};
 use program::Program;
-use report::{Choice, Row, Sample, Side};
+use report::{Choice, ProgramRow, Sample, Side};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -157,7 +157,7 @@ pub(crate) fn measure(args: &ProgramsArgs) -> Result<(), Error> {
         .flat_map(|&program| {
             args.at_once
                 .iter()
-                .map(move |&count| Row::new(program, count))
+                .map(move |&count| ProgramRow::new(program, count))
         })
         .collect();
     let clients = client_runtime()?;
@@ -222,7 +222,7 @@ impl Bench {
     /// Runs a program without recording it, with each order and endpoint, to choose the fastest.
     async fn warm_up(
         &mut self,
-        row: &mut Row,
+        row: &mut ProgramRow,
         side: Side,
         endpoints: &[Arc<Endpoint>],
         order: OrderChoice,
@@ -259,7 +259,7 @@ impl Bench {
         Ok(())
     }
 
-    async fn measure(&mut self, row: &mut Row, side: Side) -> Result<(), Error> {
+    async fn measure(&mut self, row: &mut ProgramRow, side: Side) -> Result<(), Error> {
         let choice = row.choice(side).cloned();
         let choice = choice.ok_or_else(|| Error::failed("there was no round 0"))?;
         tokio::time::sleep(SETTLE_TIME).await;
@@ -269,7 +269,12 @@ impl Bench {
     }
 
     /// Runs a program as often at once as the row says.
-    async fn run(&mut self, row: &Row, side: Side, choice: &Choice) -> Result<Sample, Error> {
+    async fn run(
+        &mut self,
+        row: &ProgramRow,
+        side: Side,
+        choice: &Choice,
+    ) -> Result<Sample, Error> {
         let program = row.program;
         let mut inputs = Vec::new();
         for _ in 0..row.at_once {
@@ -278,7 +283,7 @@ impl Bench {
             inputs.push(program.prepare(input, &self.own).await?);
         }
         let Choice { endpoint, order } = choice;
-        let client = Client::new(endpoint, *order);
+        let client = ProgramClient::new(endpoint, *order);
         let before = self.computed_tokens().await?;
         let steps_before = self.engine_steps(side, endpoint).await;
         let start = Instant::now();

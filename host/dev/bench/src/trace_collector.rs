@@ -1,6 +1,6 @@
 //! A collector of traces that reads messages and keeps nothing.
 
-use crate::http::cpu_seconds;
+use crate::cpu_clock::cpu_seconds;
 use bytes::Bytes;
 use corral_cli::Error;
 use corral_server::{Telemetry, TelemetryOptions, TelemetrySettings};

@@ -11,7 +11,6 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-mod cells;
 pub mod latency;
 mod machine;
 pub mod simulation;

@@ -1,8 +1,10 @@
 //! The simulated backend: steps, their time, faults and results.
 
-use crate::cells::Sequence;
+mod cells;
+
 use crate::machine::scatter;
 use crate::{DecodeError, Fault, Input, Machine, POISON};
+use cells::Sequence;
 use corral_scheduler::{AdapterId, SeqId, Token};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,23 +1,11 @@
 //! `wasi:config/store`: the configuration of a deployment and the secrets that it is granted.
 
 use super::bindings::wasi::config::store::{Error, Host};
-use crate::secrets::Secrets;
+use crate::guest_config::GuestConfig;
 use crate::state::State;
-use std::collections::{BTreeMap, BTreeSet};
 
 /// How the host's errors about missing grants begin.
 const NOT_GRANTED: &str = "not granted: ";
-
-/// What a deployment may read.
-#[derive(Debug)]
-pub(crate) struct GuestConfig {
-    /// Its configuration.
-    pub(crate) values: BTreeMap<String, String>,
-    /// Names of the secrets that it is granted.
-    pub(crate) granted: BTreeSet<String>,
-    /// The secrets of the server.
-    pub(crate) secrets: Secrets,
-}
 
 impl GuestConfig {
     fn get(&self, key: &str) -> Result<Option<String>, Error> {
@@ -61,7 +49,8 @@ impl Host for State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::secrets::Secret;
+    use crate::secrets::{Secret, Secrets};
+    use std::collections::BTreeMap;
 
     #[test]
     fn get_answers_values_and_granted_secrets() {

@@ -9,6 +9,7 @@ use super::bindings::corral::inference::inference::{Chunk, Finish, Outcome, Toke
 use super::counted_sequence::{SharedSequence, lock};
 use super::wit;
 use crate::counters::DeploymentCounters;
+use crate::handles::RunningGeneration;
 use crate::quota::TokenReservation;
 use crate::state::State;
 use corral_engine::{Error, Generation, GenerationTrace};
@@ -66,24 +67,25 @@ impl GenerationHandle {
         })))
     }
 
-    pub(super) fn is_running(&self) -> bool {
-        lock(&self.0).generation.is_some()
-    }
-
-    /// Cancels the generation, unless it has ended.
-    pub(super) fn cancel(&self) {
-        let mut inner = lock(&self.0);
-        if inner.generation.is_some() {
-            inner.end(Err(wit::Error::Cancelled));
-        }
-    }
-
     pub(super) fn chunks(&self) -> GenerationChunks {
         GenerationChunks(self.clone())
     }
 
     pub(super) fn outcome(&self) -> GenerationOutcome {
         GenerationOutcome(self.clone())
+    }
+}
+
+impl RunningGeneration for GenerationHandle {
+    fn is_running(&self) -> bool {
+        lock(&self.0).generation.is_some()
+    }
+
+    fn cancel(&self) {
+        let mut inner = lock(&self.0);
+        if inner.generation.is_some() {
+            inner.end(Err(wit::Error::Cancelled));
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::counted_sequence::{CountedSequence, SharedSequence};
 use super::generation::GenerationHandle;
 use super::{HostResult, MAX_TOKENS, take_handle, wit};
+use crate::handles::{DroppedSequence, RunningGeneration};
 use crate::state::State;
 use crate::use_count::{UseCount, UseGuard};
 use corral_engine::Engine;
@@ -25,7 +26,7 @@ impl GuestSequence {
     /// Checks that no generation and no call uses the sequence.
     pub(super) fn check_unused(&self) -> Result<(), wit::Error> {
         let running = self.generation.as_ref();
-        let why = if running.is_some_and(GenerationHandle::is_running) {
+        let why = if running.is_some_and(RunningGeneration::is_running) {
             "a generation runs on this sequence: wait for its end or drop its stream"
         } else if self.in_use.get() > 0 {
             "a call for this sequence has not returned: wait for it, or drop it"
@@ -59,23 +60,10 @@ impl Drop for GuestSequence {
     }
 }
 
-/// A sequence that its guest dropped during a generation. It counts towards the limits until the generation ends.
-/// Dropping this cancels the generation.
-pub(crate) struct DroppedSequence {
-    generation: GenerationHandle,
-    held_tokens: usize,
-}
-
-impl Drop for DroppedSequence {
-    fn drop(&mut self) {
-        self.generation.cancel();
-    }
-}
-
 impl State {
     /// Counts a new sequence, up to `MAX_HANDLES`.
     pub(super) fn take_sequence_handle(&mut self) -> Result<(), wit::Error> {
-        self.release_ended_sequences();
+        self.handles.release_ended_sequences();
         take_handle(&mut self.handles.sequences, "sequences")
     }
 
@@ -83,9 +71,9 @@ impl State {
     pub(super) fn drop_sequence(&mut self, mut sequence: GuestSequence) {
         let generation = sequence.generation.take();
         let held_tokens = sequence.held_tokens;
-        match generation.filter(GenerationHandle::is_running) {
+        match generation.filter(RunningGeneration::is_running) {
             Some(generation) => self.handles.dropped_sequences.push(DroppedSequence {
-                generation,
+                generation: Box::new(generation),
                 held_tokens,
             }),
             None => {
@@ -95,21 +83,9 @@ impl State {
         }
     }
 
-    fn release_ended_sequences(&mut self) {
-        let handles = &mut self.handles;
-        handles.dropped_sequences.retain(|dropped| {
-            let running = dropped.generation.is_running();
-            if !running {
-                handles.sequences.remove(1);
-                handles.tokens.remove(dropped.held_tokens);
-            }
-            running
-        });
-    }
-
     /// Counts tokens towards [`MAX_TOKENS`].
     pub(super) fn hold_tokens(&mut self, tokens: usize) -> Result<(), wit::Error> {
-        self.release_ended_sequences();
+        self.handles.release_ended_sequences();
         if self.handles.tokens.get().saturating_add(tokens) > MAX_TOKENS {
             return Err(wit::Error::Invalid(format!(
                 "the plugin's sequences would hold more than {MAX_TOKENS} tokens; drop some"

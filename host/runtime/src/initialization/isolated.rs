@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
-/// The job of the child.
+/// The job of a child that initializes a component.
 pub const INITIALIZE_JOB: (&str, Handler) = ("initialize", initialize_job);
 
 /// Wall time of an initialization: its component is compiled without optimization first.

@@ -10,7 +10,7 @@ use super::grant::{Host, LOCALHOST, LOOPBACK, Scheme, Target};
 use super::{Failure, OutboundAccess};
 use crate::config::{OutboundConfig, TlsSource};
 use crate::counters::{DeploymentCounters, OutboundRefusal, ProcessCounters};
-use crate::deployment::deployment_share;
+use crate::deployment_share::deployment_share;
 use http::Method;
 use rustix::io::Errno;
 use rustls::ClientConfig;

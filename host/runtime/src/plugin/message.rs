@@ -3,27 +3,17 @@
 use super::{Plugin, Roles};
 use crate::call_error::CallError;
 use crate::config::CallOptions;
+use crate::messages::bindings::exports::wasmcloud::messaging::handler::{BrokerMessage, Error};
 use crate::messages::{Message, MessageError};
 use crate::store::store;
 use crate::trace::CallTrace;
 use crate::truncate;
-use bindings::exports::wasmcloud::messaging::handler::{BrokerMessage, Error};
 use std::future::poll_fn;
 use tokio::time::Instant;
 use tracing::Instrument;
 
 /// How the text of `other` begins if another attempt would fail, too.
 const PERMANENT: &str = "permanent: ";
-
-pub(crate) mod bindings {
-    //! Rust bindings of `wasmcloud:messaging/handler`.
-
-    wasmtime::component::bindgen!({
-        path: "../../wit",
-        world: "wasmcloud:messaging/handler-service",
-        exports: { default: async | store },
-    });
-}
 
 impl Plugin {
     /// Lets a fresh instance handle a message. Dropping this future stops the plugin. Must run in a tokio runtime.

@@ -1,6 +1,6 @@
-use super::bindings::exports::wasmcloud::messaging::handler::Error;
 use super::*;
 use crate::messages::MessageError;
+use crate::messages::bindings::exports::wasmcloud::messaging::handler::Error;
 use crate::runtime::Runtime;
 use crate::test_support::config;
 use corral_engine::ModelPool;

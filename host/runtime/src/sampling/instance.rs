@@ -233,7 +233,7 @@ async fn run<R>(
     {
         Ok(done) => {
             return done.map_err(|error| {
-                let error = CallError::from_wasmtime(&error, meter, &sampler.limits);
+                let error = CallError::from_wasmtime(&error, meter, sampler.limits.memory);
                 sampler.failed(format_args!("failed: {error}"))
             });
         }

@@ -4,12 +4,12 @@
 //! `POST /deployments/NAME` sends its manifest. A client repeats a failed upload alone, and uploads a
 //! component only once.
 
+use super::AdminState;
 use super::audit::ChangeResult;
 use super::types::{
     ClusterStatus, ComponentInfo, DeployResponse, DeploymentDetails, DeploymentList,
     DeploymentStatus, PauseRequest, RemoveResponse, RollbackRequest, TrafficRequest,
 };
-use super::{AdminState, json_response, no_store};
 use super::{jobs, logs};
 use crate::api_description::OPENAPI;
 use crate::deployments::artifact::{ArtifactError, ArtifactRequest};
@@ -17,6 +17,7 @@ use crate::deployments::{
     ChangeError, DeploymentName, Deployments, Digest, Manifest, Revision, Store, StoreError,
     TrafficShare,
 };
+use crate::json_response::{json_response, no_store};
 use crate::problem::Problem;
 use crate::request_body::{BodyState, BodyStatus, RequestBody};
 use bytes::Bytes;

@@ -7,6 +7,7 @@
 
 use super::{AdminState, models};
 use crate::api_keys::ApiKeys;
+use crate::json_response::json_response;
 use crate::problem::Problem;
 use crate::services::Services;
 use corral_engine::{
@@ -58,7 +59,7 @@ async fn status_after(
             Some(Err(_)) | None => unloaded_json(&status),
         });
     }
-    Ok(super::json_response(
+    Ok(json_response(
         StatusCode::OK,
         json!({ "models": models }).to_string(),
     ))

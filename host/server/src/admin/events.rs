@@ -4,6 +4,7 @@
 //! thread. A client that reads too slowly gets the newest snapshot next; it holds two at most.
 
 use super::snapshot::snapshot;
+use crate::json_response::no_store;
 use crate::listener::StreamEnd;
 use crate::problem::{ErrorFormat, Problem, StreamFormat};
 use crate::prometheus::MetricFamilies;
@@ -62,7 +63,7 @@ impl EventFeed {
         let snapshots = self.subscribe(move || snapshot(&server));
         let (sender, events) = mpsc::channel(1);
         tokio::spawn(forward(snapshots, sender, permit));
-        let mut response = super::no_store(Body::from_channel(events), "text/event-stream");
+        let mut response = no_store(Body::from_channel(events), "text/event-stream");
         response.extensions_mut().insert(StreamEnd {
             format: StreamFormat::Events(ErrorFormat::Problem),
             last_error_line: None,

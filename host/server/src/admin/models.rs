@@ -2,7 +2,7 @@
 //!
 //! Changes use `PUT` and `DELETE`, since a browser lets any page send a `POST`.
 
-use super::json_response;
+use crate::json_response::json_response;
 use crate::problem::Problem;
 use crate::state::ServerState;
 use corral_engine::{Caller, Error, ModelPool, ModelState, ModelStatus, OpenError};

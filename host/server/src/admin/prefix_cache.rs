@@ -4,9 +4,10 @@
 //! of its model. Those of a model in a long step may be of an [earlier moment](super::prefix_lists), or missing; the list says
 //! so. Retained entries stay, and those that a request waits for.
 
+use super::AdminState;
 use super::engine_status::{self, Owners, long_step, query_problem, stopped};
 use super::prefix_lists::LIST_TIMEOUT;
-use super::{AdminState, json_response};
+use crate::json_response::json_response;
 use crate::problem::Problem;
 use corral_engine::{DroppedPrefixes, EntryId, EntryStatus};
 use corral_runtime::Body;

@@ -1,6 +1,7 @@
 //! `GET /session`: what its caller may do, so that the console knows whether to ask for the admin token.
 
-use super::{AdminState, json_response};
+use super::AdminState;
+use crate::json_response::json_response;
 use corral_runtime::Body;
 use http::{HeaderMap, Response, StatusCode};
 use serde_json::json;

@@ -24,7 +24,7 @@ mod report;
 mod take;
 
 pub use config::{ClusterConfig, ClusterServers, ClusterServersError};
-pub(crate) use connection::{MAX_MESSAGE_BYTES, with_jitter};
+pub(crate) use connection::{MAX_MESSAGE_BYTES, NatsConnection, with_jitter};
 pub use host::{HostDeployment, HostStatus};
 pub use jetstream::JetStreamStore;
 
@@ -34,8 +34,6 @@ use super::serving::Deployments;
 use super::store::StoreError;
 use crate::prometheus::MetricFamilies;
 use crate::triggers::Triggers;
-use async_nats::jetstream::Context;
-use connection::Connection;
 use corral_engine::MetricKind;
 use host::HostIdentity;
 use progress::Progress;
@@ -91,7 +89,9 @@ impl Deployments {
             tracing::error!("this server is in a cluster already; the second one is ignored");
             return Ok(());
         }
-        let triggers = Arc::new(Triggers::join(store.directory(), &cluster));
+        let connection = Arc::clone(&cluster.store.connection);
+        let triggers = Triggers::join(store.directory(), connection, cluster.host_id());
+        let triggers = Arc::new(triggers);
         if self.0.triggers.set(Arc::clone(&triggers)).is_err() {
             tracing::error!("the jobs of this host are open already; those of the cluster are not");
         }
@@ -169,16 +169,6 @@ impl Cluster {
     /// Addresses of NATS, without passwords.
     pub(crate) fn servers(&self) -> &str {
         self.store.servers()
-    }
-
-    /// The connection to NATS.
-    pub(crate) fn connection(&self) -> &Connection {
-        self.store.connection()
-    }
-
-    /// JetStream of the connection.
-    pub(crate) fn context(&self) -> &Context {
-        self.store.context()
     }
 
     /// Id of this host.

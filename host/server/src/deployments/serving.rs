@@ -6,7 +6,6 @@
 use super::capacity::Capacity;
 use super::cluster::Cluster;
 use super::context::DeploymentContext;
-use super::directory::Directory;
 use super::name::DeploymentName;
 use super::refused_compilations::RefusedCompilations;
 use super::revision::TrafficShare;
@@ -19,7 +18,7 @@ use crate::triggers::{QueueError, Triggers};
 use corral_engine::MetricKind;
 use corral_runtime::{DeploymentState, Limits, Plugin, Quota, QuotaLimits, Runtime};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -41,6 +40,16 @@ pub(super) const LARGE_COMPONENT_BYTES: u64 = 4 << 20;
 /// The deployments of the process. Cheap to clone.
 #[derive(Clone)]
 pub struct Deployments(pub(super) Arc<Inner>);
+
+/// The deployments of the process, unless they are gone.
+pub(crate) struct WeakDeployments(Weak<Inner>);
+
+impl WeakDeployments {
+    /// The deployments. `None` once they are gone.
+    pub(crate) fn upgrade(&self) -> Option<Deployments> {
+        self.0.upgrade().map(Deployments)
+    }
+}
 
 pub(super) struct Inner {
     pub(super) runtime: Runtime,
@@ -103,10 +112,9 @@ impl Deployments {
         }))
     }
 
-    /// Lets plugins call deployments.
-    pub(crate) fn open_to_plugins(&self) {
-        let directory = Directory(Arc::downgrade(&self.0));
-        self.0.runtime.set_directory(Arc::new(directory));
+    /// A handle that does not keep them alive.
+    pub(crate) fn downgrade(&self) -> WeakDeployments {
+        WeakDeployments(Arc::downgrade(&self.0))
     }
 
     /// Opens the jobs and the records of schedules in the store, if there is one.

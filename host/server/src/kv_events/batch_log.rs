@@ -13,9 +13,9 @@ use tokio::sync::watch;
 const MAX_BATCHES: usize = 10_000;
 const MAX_BYTES: usize = 16 << 20;
 
-/// A batch of a model.
+/// A batch of events of a model.
 #[derive(Clone, Debug)]
-pub(super) struct Batch {
+pub(super) struct EventBatch {
     pub(super) sequence: u64,
     pub(super) model: Arc<str>,
     pub(super) payload: Bytes,
@@ -33,7 +33,7 @@ pub(super) struct BatchLog {
 
 #[derive(Debug, Default)]
 struct Batches {
-    kept: VecDeque<Batch>,
+    kept: VecDeque<EventBatch>,
     bytes: usize,
 }
 
@@ -41,7 +41,7 @@ impl BatchLog {
     /// Adds a batch. Forgets the oldest if there are too many.
     pub(super) fn push(&self, model: &Arc<str>, payload: Vec<u8>) {
         let sequence = *self.next.borrow();
-        let batch = Batch {
+        let batch = EventBatch {
             sequence,
             model: model.clone(),
             payload: payload.into(),
@@ -60,7 +60,7 @@ impl BatchLog {
     }
 
     /// The first batch with this number or a later one.
-    pub(super) fn first_from(&self, sequence: u64) -> Option<Batch> {
+    pub(super) fn first_from(&self, sequence: u64) -> Option<EventBatch> {
         let batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
         let first = batches.kept.front()?.sequence;
         let index = usize::try_from(sequence.saturating_sub(first)).unwrap_or(usize::MAX);

@@ -4,7 +4,7 @@
 //! A DEALER asks for a replay with a sequence number, and perhaps a topic: it gets the topic, number and payload of each
 //! batch from there on, then the number -1 with an empty topic and payload.
 
-use super::batch_log::{Batch, BatchLog};
+use super::batch_log::{BatchLog, EventBatch};
 use super::zmtp::{self, Received};
 use crate::listener::set_options;
 use std::io;
@@ -91,7 +91,7 @@ fn host(public: SocketAddr, connected: IpAddr) -> SocketAddr {
     }
 }
 
-fn topic(host: SocketAddr, batch: &Batch) -> Vec<u8> {
+fn topic(host: SocketAddr, batch: &EventBatch) -> Vec<u8> {
     format!("kv@{host}@{}", batch.model).into_bytes()
 }
 

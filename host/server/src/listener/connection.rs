@@ -5,7 +5,7 @@ use super::preface::{Rewind, detect_http2};
 use super::response_body::ResponseBody;
 use super::socket::{AcceptedStream, Peer};
 use super::streams::{ConnectionActivity, StreamExecutor};
-use super::transport::{Transport, with_write_timeout};
+use super::transport::{ByteStream, with_write_timeout};
 use super::{FINAL_EVENT_TIME, ListenerConfig};
 use crate::connection_info::ConnectionInfo;
 use crate::http_counters::TerminationReason;
@@ -53,7 +53,7 @@ pub(super) struct Connection<H> {
 
 /// A stream that is ready for requests.
 struct ReadyStream {
-    stream: Rewind<Transport>,
+    stream: Rewind<ByteStream>,
     is_http2: bool,
 }
 
@@ -102,7 +102,7 @@ where
         }
     }
 
-    async fn serve_http1(self, stream: Rewind<Transport>) {
+    async fn serve_http1(self, stream: Rewind<ByteStream>) {
         let limits = &self.config.limits;
         let activity = ConnectionActivity::new();
         let mut builder = http1::Builder::new();
@@ -132,7 +132,7 @@ where
         self.record(result);
     }
 
-    async fn serve_http2(self, stream: Rewind<Transport>) {
+    async fn serve_http2(self, stream: Rewind<ByteStream>) {
         let limits = &self.config.limits;
         let activity = ConnectionActivity::new();
         let config = self.config.clone();
@@ -286,7 +286,7 @@ async fn prepare(
 
 /// Detects the HTTP version of an unencrypted connection.
 async fn detect_version(
-    transport: Transport,
+    transport: ByteStream,
     config: &ListenerConfig,
 ) -> Result<ReadyStream, SetupError> {
     let (is_http2, stream) = timeout(config.limits.header_timeout, detect_http2(transport))

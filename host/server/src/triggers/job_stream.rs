@@ -23,7 +23,7 @@ use super::job_index::JobIndex;
 use super::job_store::{Change, JobStore};
 use super::queue::CronState;
 use super::queue_error::QueueError;
-use crate::deployments::{Cluster, MAX_MESSAGE_BYTES};
+use crate::deployments::{MAX_MESSAGE_BYTES, NatsConnection};
 use async_nats::jetstream::message::StreamMessage;
 use async_nats::jetstream::stream::{LastRawMessageError, LastRawMessageErrorKind, Stream};
 use batch::{Batch, Committed};
@@ -52,7 +52,8 @@ const CONFLICT_TIME: Duration = Duration::from_millis(50);
 
 /// Jobs in NATS JetStream.
 pub(super) struct JobStream {
-    cluster: Arc<Cluster>,
+    connection: Arc<NatsConnection>,
+    host_id: String,
     runtime: Handle,
     /// `None` until it is opened.
     stream: RwLock<Option<Arc<Stream>>>,
@@ -64,10 +65,15 @@ pub(super) struct JobStream {
 
 impl JobStream {
     /// Follows the jobs of a cluster until the process ends, and notifies `changed` when jobs change.
-    pub(super) fn follow(cluster: Arc<Cluster>, changed: Arc<Notify>) -> Arc<Self> {
-        let signs = Mutex::new(SignsOfLife::new(cluster.host_id()));
+    pub(super) fn follow(
+        connection: Arc<NatsConnection>,
+        host_id: &str,
+        changed: Arc<Notify>,
+    ) -> Arc<Self> {
+        let signs = Mutex::new(SignsOfLife::new(host_id));
         let jobs = Arc::new(JobStream {
-            cluster,
+            connection,
+            host_id: host_id.to_owned(),
             runtime: Handle::current(),
             stream: RwLock::default(),
             index: Mutex::default(),
@@ -91,8 +97,7 @@ impl JobStream {
 
     /// The stream, if its jobs are in the index.
     fn stream(&self) -> Result<Arc<Stream>, QueueError> {
-        let connection = self.cluster.connection();
-        let usable = connection.check();
+        let usable = self.connection.check();
         usable.map_err(|cause| self.unreachable(cause))?;
         let stream = self.stream.read().unwrap_or_else(PoisonError::into_inner);
         let stream = stream.clone().filter(|_| self.arrived.borrow().is_some());
@@ -101,7 +106,7 @@ impl JobStream {
 
     fn unreachable(&self, cause: impl Display) -> QueueError {
         QueueError::Unreachable {
-            servers: self.cluster.servers().to_owned(),
+            servers: self.connection.servers.clone(),
             cause: cause.to_string(),
         }
     }
@@ -119,7 +124,7 @@ impl JobStream {
         if batch.is_empty() {
             return Ok(true);
         }
-        let client = &self.cluster.connection().client;
+        let client = &self.connection.client;
         let committed = batch.commit(client).await;
         match committed.map_err(|cause| self.unreachable(cause))? {
             Committed::At(sequence) => {
@@ -315,7 +320,7 @@ impl JobStore for JobStream {
     }
 
     fn host(&self) -> Option<&str> {
-        Some(self.cluster.host_id())
+        Some(&self.host_id)
     }
 
     fn has_lost(&self, job: &JobRecord) -> bool {
@@ -344,7 +349,7 @@ impl JobStore for JobStream {
 
 impl fmt::Debug for JobStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "JobStream({})", self.cluster.servers())
+        write!(f, "JobStream({})", self.connection.servers)
     }
 }
 

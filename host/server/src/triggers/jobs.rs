@@ -13,6 +13,7 @@ use super::status::JobStatus;
 use super::{JobKey, JobState, Triggers, new_id, now_ms};
 use crate::api_keys::KeyHolder;
 use crate::deployments::{Deployments, ServingDeployment};
+use crate::json_response::json_response;
 use crate::problem::Problem;
 use crate::request_body::{BodyState, BodyStatus, RequestBody};
 use crate::request_log::RequestDetails;
@@ -336,7 +337,7 @@ pub(super) async fn collect(
 pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
     // These types have text keys only, so this does not fail.
     let text = serde_json::to_string(value).unwrap_or_default();
-    crate::admin::json_response(status, text)
+    json_response(status, text)
 }
 
 impl From<QueueError> for Problem {

@@ -6,11 +6,12 @@
 //! changes; until then the server has its compiled code.
 
 use super::{PythonProject, WORLD};
+use crate::Error;
 use crate::authoring::build::write_if_changed;
 use crate::authoring::process::run;
 use crate::authoring::wit::interface_dir;
 use crate::deploy::Replacement;
-use crate::{Error, startup};
+use crate::user_cache::user_cache_dir;
 use corral_server::deployments::Digest;
 use serde_json::Value;
 use std::fs;
@@ -107,7 +108,7 @@ impl PythonProject {
 
     /// The component without the project's modules, made at its first use. `None` if it cannot be made.
     async fn base(&self, collected: &Collected) -> Result<Option<PathBuf>, Error> {
-        let Some(cache) = startup::user_cache_dir() else {
+        let Some(cache) = user_cache_dir() else {
             return Ok(None);
         };
         let interface = interface_dir()?;

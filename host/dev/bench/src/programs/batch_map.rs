@@ -1,6 +1,6 @@
 //! One prompt applied to many inputs.
 
-use super::client::{Client, Settings};
+use super::client::{ProgramClient, Settings};
 use super::input::Input;
 use corral_cli::Error;
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ pub(super) fn request(input: &Input) -> Value {
     })
 }
 
-pub(super) async fn run(client: Client, input: Input) -> Result<u64, Error> {
+pub(super) async fn run(client: ProgramClient, input: Input) -> Result<u64, Error> {
     let settings = Settings::new(input.lengths.output);
     let requests = inputs(&input).map(|text| {
         let prompt = input.extended(&input.prompt, &format!("{text}{AFTER}"))?;

@@ -1,6 +1,6 @@
 //! Beam search: each token depends on the likeliest next tokens of all beams.
 
-use super::client::{Client, Settings};
+use super::client::{ProgramClient, Settings};
 use super::input::Input;
 use corral_cli::Error;
 use corral_engine::Token;
@@ -18,7 +18,7 @@ pub(super) fn request(input: &Input) -> Value {
 }
 
 /// A client has the next tokens of a beam only as the log probabilities of a generation of one token.
-pub(super) async fn run(client: Client, input: Input) -> Result<u64, Error> {
+pub(super) async fn run(client: ProgramClient, input: Input) -> Result<u64, Error> {
     let settings = Settings::new(1).logprobs(WIDTH as u64);
     let mut beams: Vec<(Vec<Token>, f32)> = vec![(input.prompt.clone(), 0.0)];
     let mut distributions = 0;

@@ -1,6 +1,6 @@
 //! A classifier by the probabilities of labels of several tokens.
 
-use super::client::{Client, Settings};
+use super::client::{ProgramClient, Settings};
 use super::input::Input;
 use corral_cli::Error;
 use corral_engine::Token;
@@ -17,7 +17,7 @@ pub(super) fn request(input: &Input) -> Value {
 
 /// A client learns the probability of a token by a generation of this token. A request per token of a label: the bias is
 /// the same for all tokens of a generation.
-pub(super) async fn run(client: Client, input: Input) -> Result<u64, Error> {
+pub(super) async fn run(client: ProgramClient, input: Input) -> Result<u64, Error> {
     let mut requests = Vec::new();
     let mut labels_of = Vec::new();
     for (index, label) in labels().iter().enumerate() {

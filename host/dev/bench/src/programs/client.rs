@@ -111,7 +111,7 @@ impl TokenCounts {
 
 /// A program as a client.
 #[derive(Clone)]
-pub(super) struct Client {
+pub(super) struct ProgramClient {
     endpoint: Arc<Endpoint>,
     order: Order,
     counts: Arc<Mutex<TokenCounts>>,
@@ -189,7 +189,7 @@ impl Settings {
     }
 }
 
-impl Client {
+impl ProgramClient {
     pub(super) fn new(endpoint: &Arc<Endpoint>, order: Order) -> Self {
         Self {
             endpoint: Arc::clone(endpoint),

@@ -1,6 +1,6 @@
 //! The programs, each with its plugin and its client.
 
-use super::client::{Client, Endpoint};
+use super::client::{Endpoint, ProgramClient};
 use super::input::Input;
 use super::sampling::{best_of_n, self_consistency};
 use super::{
@@ -68,7 +68,7 @@ impl Program {
     }
 
     /// Runs the program as a client; returns the number of its steps: answers, thoughts or distributions.
-    pub(super) async fn run(self, client: Client, input: Input) -> Result<u64, Error> {
+    pub(super) async fn run(self, client: ProgramClient, input: Input) -> Result<u64, Error> {
         match self {
             Self::BestOfN => best_of_n::run(client, input).await,
             Self::SelfConsistency => self_consistency::run(client, input).await,

@@ -1,7 +1,7 @@
 //! An agent that answers questions in one conversation. With random weights it calls no tool: each step is an answer, and
 //! the next question continues the conversation as a tool's result would.
 
-use super::client::{Client, Endpoint, Settings};
+use super::client::{Endpoint, ProgramClient, Settings};
 use super::input::Input;
 use super::{TURN_AFTER_LIMIT, TURN_END};
 use corral_cli::Error;
@@ -44,7 +44,7 @@ pub(super) async fn prepare(input: Input, endpoint: &Endpoint) -> Result<Input, 
 }
 
 /// The client sends its history again with each question.
-pub(super) async fn run(client: Client, input: Input) -> Result<u64, Error> {
+pub(super) async fn run(client: ProgramClient, input: Input) -> Result<u64, Error> {
     let settings = Settings::new(input.lengths.output);
     let mut history = input.prompt.clone();
     let mut answers = 0;

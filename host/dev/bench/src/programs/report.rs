@@ -40,7 +40,7 @@ pub(super) struct Sample {
 }
 
 /// A program with a number of runs at once.
-pub(super) struct Row {
+pub(super) struct ProgramRow {
     pub(super) program: Program,
     pub(super) at_once: u64,
     sides: [SideSamples; 3],
@@ -72,7 +72,7 @@ const COLUMNS: [Column; 17] = [
     ("max", "peer_ratio_max", Unit::Ratio),
 ];
 
-impl Row {
+impl ProgramRow {
     pub(super) fn new(program: Program, at_once: u64) -> Self {
         Self {
             program,
@@ -149,7 +149,7 @@ impl Row {
 type OfPrograms = fn(&[f64]) -> f64;
 
 /// The median and the lowest of all programs with this many runs at once, in each round.
-fn summaries(rows: &[Row], at_once: u64) -> [Value; 2] {
+fn summaries(rows: &[ProgramRow], at_once: u64) -> [Value; 2] {
     let rows: Vec<_> = rows.iter().filter(|row| row.at_once == at_once).collect();
     let of_programs: [(&str, OfPrograms); 2] = [
         ("median", |ratios| median(ratios.iter().copied())),
@@ -179,8 +179,8 @@ fn summaries(rows: &[Row], at_once: u64) -> [Value; 2] {
 }
 
 /// Prints the figures, and warns of programs whose forms took different ways.
-pub(super) fn print(args: &ProgramsArgs, rows: &[Row], rounds: u64) {
-    let mut lines: Vec<_> = rows.iter().map(Row::json).collect();
+pub(super) fn print(args: &ProgramsArgs, rows: &[ProgramRow], rounds: u64) {
+    let mut lines: Vec<_> = rows.iter().map(ProgramRow::json).collect();
     for line in &lines {
         let steps = ["plugin_steps", "client_steps", "peer_steps"].map(|member| &line[member]);
         let [plugin, client, peer] = steps;
@@ -211,8 +211,8 @@ pub(super) fn print(args: &ProgramsArgs, rows: &[Row], rounds: u64) {
 mod tests {
     use super::*;
 
-    fn row(program: Program, seconds: [f64; 3]) -> Row {
-        let mut row = Row::new(program, 1);
+    fn row(program: Program, seconds: [f64; 3]) -> ProgramRow {
+        let mut row = ProgramRow::new(program, 1);
         for (side, seconds) in [Side::Plugin, Side::Client, Side::Peer]
             .into_iter()
             .zip(seconds)

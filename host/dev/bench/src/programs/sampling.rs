@@ -1,6 +1,6 @@
 //! Best of n, and self-consistency: sampled answers to one prompt.
 
-use super::client::{Client, Settings};
+use super::client::{ProgramClient, Settings};
 use super::input::Input;
 use corral_cli::Error;
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ pub(super) mod best_of_n {
         })
     }
 
-    pub(in super::super) async fn run(client: Client, input: Input) -> Result<u64, Error> {
+    pub(in super::super) async fn run(client: ProgramClient, input: Input) -> Result<u64, Error> {
         let settings = Settings::new(input.lengths.output).sampled(input.seed);
         let settings = settings.answers(ANSWERS).logprobs(1);
         let answers = client.complete_all(&input.prompt, &settings).await?;
@@ -54,7 +54,7 @@ pub(super) mod self_consistency {
         })
     }
 
-    pub(in super::super) async fn run(client: Client, input: Input) -> Result<u64, Error> {
+    pub(in super::super) async fn run(client: ProgramClient, input: Input) -> Result<u64, Error> {
         let mut tally: Vec<(String, u64)> = Vec::new();
         let mut cast = 0;
         loop {

@@ -1,6 +1,6 @@
 //! Skeleton of thought: an outline, then its numbered points.
 
-use super::client::{Client, Settings};
+use super::client::{ProgramClient, Settings};
 use super::input::Input;
 use super::{TURN_AFTER_LIMIT, TURN_END};
 use corral_cli::Error;
@@ -20,7 +20,7 @@ pub(super) fn request(input: &Input) -> Value {
     })
 }
 
-pub(super) async fn run(client: Client, input: Input) -> Result<u64, Error> {
+pub(super) async fn run(client: ProgramClient, input: Input) -> Result<u64, Error> {
     let settings = Settings::new(input.lengths.output);
     let outline = format!("<|im_start|>user\n{}{TURN_END}", input.text);
     let outline = input.extended(&input.begin(), &outline)?;

@@ -1,7 +1,7 @@
 //! A tree of thought over a puzzle without a solution: the search ends after a fixed number of thoughts. All results have
 //! two digits, so none is dropped: the number of thoughts at each node does not depend on the model.
 
-use super::client::{Client, Settings};
+use super::client::{ProgramClient, Settings};
 use super::input::Input;
 use corral_cli::Error;
 use corral_engine::Token;
@@ -32,7 +32,7 @@ struct Node {
 }
 
 /// The client biases the logits, which costs llama.cpp's server less than a grammar.
-pub(super) async fn run(client: Client, input: Input) -> Result<u64, Error> {
+pub(super) async fn run(client: ProgramClient, input: Input) -> Result<u64, Error> {
     let digits = ('0'..='9').map(|digit| input.tokens(&digit.to_string()));
     let digits = digits.collect::<Result<Vec<_>, _>>()?.concat();
     let settings = Settings::new(DIGITS).only(&digits);

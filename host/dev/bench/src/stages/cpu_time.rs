@@ -2,7 +2,7 @@
 //!
 //! Compute threads and clients are recognized by name.
 
-use crate::http::cpu_seconds;
+use crate::cpu_clock::cpu_seconds;
 use corral_cli::Error;
 use rustix::time::ClockId;
 use std::fs;

@@ -92,7 +92,12 @@ impl JetStreamStore {
     /// Whether no part of a component is missing.
     async fn has_parts(&self, info: &ObjectInfo) -> bool {
         let count = async {
-            let stream = self.context.get_stream_no_info(STREAM).await.ok()?;
+            let stream = self
+                .connection
+                .context
+                .get_stream_no_info(STREAM)
+                .await
+                .ok()?;
             let parts = stream.info_with_subjects(parts_subject(&info.nuid)).await;
             let counts = parts.ok()?.try_collect::<Vec<_>>().await.ok()?;
             Some(counts.iter().map(|(_, count)| count).sum::<usize>())
@@ -103,7 +108,11 @@ impl JetStreamStore {
     async fn store_parts(&self, id: &str, bytes: Bytes) -> Result<(), PublishError> {
         for start in (0..bytes.len()).step_by(PART_BYTES) {
             let part = bytes.slice(start..bytes.len().min(start + PART_BYTES));
-            self.context.publish(parts_subject(id), part).await?.await?;
+            self.connection
+                .context
+                .publish(parts_subject(id), part)
+                .await?
+                .await?;
         }
         Ok(())
     }
@@ -116,7 +125,7 @@ impl JetStreamStore {
         let mut headers = HeaderMap::new();
         headers.insert("Nats-Rollup", "sub");
         let subject = format!("$O.{COMPONENTS}.M.{name}");
-        let context = &self.context;
+        let context = &self.connection.context;
         let stored = context.publish_with_headers(subject, headers, bytes.into());
         stored.await?.await.map(drop)
     }
@@ -124,7 +133,7 @@ impl JetStreamStore {
     /// Removes the parts of a component that is not stored, or no longer. If that fails, they take room.
     async fn remove_parts(&self, id: &str) {
         let removed = async {
-            let stream = self.context.get_stream_no_info(STREAM).await;
+            let stream = self.connection.context.get_stream_no_info(STREAM).await;
             let stream = stream.map_err(|error| self.failed(error))?;
             let removed = stream.purge().filter(parts_subject(id)).await;
             removed.map_err(|error| self.failed(error))

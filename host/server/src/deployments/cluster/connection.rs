@@ -1,6 +1,7 @@
 //! The connection to NATS. The client connects again by itself, forever, with pauses that grow to some seconds.
 
 use super::config::ClusterConfig;
+use async_nats::jetstream::{Context, ContextBuilder};
 use async_nats::{Client, ConnectOptions, Event};
 use std::io;
 use std::time::Duration;
@@ -22,10 +23,12 @@ pub(crate) const MAX_MESSAGE_BYTES: usize = 512 << 10;
 pub(super) const MESSAGE_OVERHEAD: usize = 4 << 10;
 
 /// A connection that is restored when it is lost.
-pub(crate) struct Connection {
+pub(crate) struct NatsConnection {
     pub(crate) client: Client,
+    /// JetStream of the connection.
+    pub(crate) context: Context,
     /// Addresses without passwords.
-    pub(super) servers: String,
+    pub(crate) servers: String,
     state: watch::Receiver<ConnectionState>,
 }
 
@@ -37,7 +40,7 @@ struct ConnectionState {
     last_error: Option<String>,
 }
 
-impl Connection {
+impl NatsConnection {
     /// Begins to connect, and returns before there is a connection.
     ///
     /// # Errors
@@ -74,7 +77,9 @@ impl Connection {
         let shown = servers.to_string();
         let client = options.connect(servers.addresses()?).await;
         let client = client.map_err(io::Error::other)?;
-        Ok(Connection {
+        let context = ContextBuilder::new().timeout(REQUEST_TIME);
+        Ok(NatsConnection {
+            context: context.build(client.clone()),
             client,
             servers: shown,
             state,

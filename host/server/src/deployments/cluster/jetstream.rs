@@ -10,7 +10,7 @@
 //! record's message in its stream, which JetStream compares when it stores a new one.
 
 use super::config::ClusterConfig;
-use super::connection::{Connection, MESSAGE_OVERHEAD, REQUEST_TIME};
+use super::connection::{MESSAGE_OVERHEAD, NatsConnection};
 use super::host::{HostStatus, MAX_HOSTS, STATUS_LIFETIME};
 use super::record;
 use crate::deployments::deployment_store::{DeploymentStore, StoreFuture};
@@ -21,7 +21,6 @@ use crate::deployments::store::StoreError;
 use async_nats::jetstream::kv::{self, UpdateErrorKind};
 use async_nats::jetstream::object_store::{self, ObjectStore};
 use async_nats::jetstream::stream::LastRawMessageErrorKind;
-use async_nats::jetstream::{Context, ContextBuilder};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use std::fmt::Display;
@@ -41,8 +40,7 @@ const MAX_READS: usize = 16;
 
 /// Deployments in NATS JetStream.
 pub struct JetStreamStore {
-    connection: Connection,
-    pub(super) context: Context,
+    pub(super) connection: Arc<NatsConnection>,
     /// `None` until they are opened.
     buckets: RwLock<Option<Arc<Buckets>>>,
     pub(super) max_component_bytes: u64,
@@ -85,26 +83,16 @@ impl JetStreamStore {
         max_component_bytes: u64,
     ) -> Result<Self, StoreError> {
         let servers = config.servers.to_string();
-        let connection = Connection::open(config).await;
+        let connection = NatsConnection::open(config).await;
         let connection = connection.map_err(|error| StoreError::Unreachable {
             servers,
             cause: error.to_string(),
         })?;
-        let context = ContextBuilder::new().timeout(REQUEST_TIME);
         Ok(JetStreamStore {
-            context: context.build(connection.client.clone()),
-            connection,
+            connection: Arc::new(connection),
             buckets: RwLock::default(),
             max_component_bytes,
         })
-    }
-
-    pub(super) fn connection(&self) -> &Connection {
-        &self.connection
-    }
-
-    pub(super) fn context(&self) -> &Context {
-        &self.context
     }
 
     /// Waits for a connection, and returns its number.
@@ -155,7 +143,7 @@ impl JetStreamStore {
                 "the bucket {HOSTS} keeps the hosts that are gone, for which deploys wait; make it with '--ttl 20s'"
             );
         }
-        let components = match self.context.get_object_store(COMPONENTS).await {
+        let components = match self.connection.context.get_object_store(COMPONENTS).await {
             Ok(components) => components,
             Err(_) => {
                 let config = object_store::Config {
@@ -164,7 +152,7 @@ impl JetStreamStore {
                     num_replicas: 1,
                     ..object_store::Config::default()
                 };
-                let created = self.context.create_object_store(config).await;
+                let created = self.connection.context.create_object_store(config).await;
                 created.map_err(|error| self.failed(error))?
             }
         };
@@ -188,10 +176,10 @@ impl JetStreamStore {
     }
 
     async fn key_value(&self, config: kv::Config) -> Result<kv::Store, StoreError> {
-        match self.context.get_key_value(&config.bucket).await {
+        match self.connection.context.get_key_value(&config.bucket).await {
             Ok(bucket) => Ok(bucket),
             Err(_) => {
-                let created = self.context.create_key_value(config).await;
+                let created = self.connection.context.create_key_value(config).await;
                 created.map_err(|error| self.failed(error))
             }
         }

@@ -33,7 +33,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(10);
 
 /// Follows the stream until the process ends.
 pub(super) async fn follow(jobs: Arc<JobStream>, changed: Arc<Notify>) {
-    let connection = jobs.cluster.connection();
+    let connection = &jobs.connection;
     let mut pause = FIRST_PAUSE;
     loop {
         let number = connection.connected().await;
@@ -63,11 +63,11 @@ impl JobStream {
         // The index is complete when the sign of this host arrives, since it is the newest message.
         let newest = self.give_sign().await?;
         let consumer = stream.create_consumer(push::OrderedConfig {
-            deliver_subject: self.cluster.connection().client.new_inbox(),
+            deliver_subject: self.connection.client.new_inbox(),
             filter_subjects: vec![
                 format!("{PREFIX}.job.>"),
                 format!("{PREFIX}.cron.>"),
-                sign_subject(self.cluster.host_id()),
+                sign_subject(&self.host_id),
             ],
             deliver_policy: DeliverPolicy::LastPerSubject,
             ..push::OrderedConfig::default()
@@ -75,7 +75,7 @@ impl JobStream {
         let mut messages = consumer.await?.messages().await?;
         let stream = Arc::new(stream);
         *self.stream.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&stream));
-        *self.signs() = SignsOfLife::new(self.cluster.host_id());
+        *self.signs() = SignsOfLife::new(&self.host_id);
         let mut loading = Some(JobIndex::default());
         let (mut newest_sign, mut missing_signs) = (newest, 0);
         let mut signs = interval(SIGN_INTERVAL);
@@ -140,7 +140,7 @@ impl JobStream {
             allow_atomic_publish: true,
             ..Config::default()
         };
-        let opened = self.cluster.context().get_or_create_stream(config).await;
+        let opened = self.connection.context.get_or_create_stream(config).await;
         let stream = opened.map_err(|error| format!("the stream {STREAM}: {error}"))?;
         let config = &stream.cached_info().config;
         let is_usable = config.allow_atomic_publish
@@ -159,8 +159,8 @@ impl JobStream {
     async fn give_sign(&self) -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
         let mut headers = HeaderMap::new();
         headers.insert(header::NATS_MESSAGE_TTL, SIGN_LIFETIME);
-        let subject = sign_subject(self.cluster.host_id());
-        let context = self.cluster.context();
+        let subject = sign_subject(&self.host_id);
+        let context = &self.connection.context;
         let published = context.publish_with_headers(subject, headers, Bytes::new());
         Ok(published.await?.await?.sequence)
     }
@@ -171,7 +171,7 @@ impl JobStream {
             return false;
         };
         let mut hosts = self.index().hosts_running_since(settled);
-        hosts.remove(self.cluster.host_id());
+        hosts.remove(&self.host_id);
         let checked = self.signs().next_checked(&hosts);
         let reads = checked.into_iter().map(|host| async move {
             let last = last_message(stream, &sign_subject(&host)).await;

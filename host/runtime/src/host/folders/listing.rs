@@ -4,7 +4,7 @@
 //! still be opened. `wasmtime-wasi` would hold a thread for each listing of WASI 0.3 until the guest reads on; [`Listing`] reads the
 //! directory at once and waits without one.
 
-use super::MAX_LISTINGS;
+use crate::folders::MAX_LISTINGS;
 use rustix::fs::{AtFlags, Dir, FileType, statat};
 use std::fs::File;
 use std::io;

@@ -9,10 +9,12 @@
 //!
 //! An operation that exceeds a bound fails with `busy`.
 
-use super::MAX_LISTINGS;
-use super::listing::{Listing, check_length};
-use crate::linker::replace;
+mod listing;
+
+use super::replace;
+use crate::folders::{FilePermit, MAX_LISTINGS};
 use crate::state::State;
+use listing::{Listing, check_length};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 use wasmtime::StoreContextMut;
@@ -31,6 +33,36 @@ type Store<'a> = StoreContextMut<'a, State>;
 /// Links the bounded functions.
 pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     replace(linker, &[link_p2, link_p3])
+}
+
+impl State {
+    /// Handles of the granted folders with their paths, for `get-directories`.
+    fn preopened_folders(&mut self) -> wasmtime::Result<Vec<(Resource<Descriptor>, String)>> {
+        let Some(access) = self.grants.folders.clone() else {
+            return Ok(Vec::new());
+        };
+        let preopens = access
+            .preopens()
+            .map(|(dir, path)| Ok((self.table.push(Descriptor::Dir(dir))?, path)));
+        preopens.collect()
+    }
+
+    /// A permit to open a file.
+    fn file_permit(&mut self) -> Option<FilePermit> {
+        let access = self.grants.folders.clone()?;
+        self.open_files.permit(&access)
+    }
+
+    /// Counts a file that was opened with a permit.
+    fn file_opened(
+        &mut self,
+        descriptor: &Resource<Descriptor>,
+        permit: FilePermit,
+    ) -> wasmtime::Result<()> {
+        let descriptor = self.table.get(descriptor)?;
+        self.open_files.add(descriptor, permit);
+        Ok(())
+    }
 }
 
 fn link_p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {

@@ -25,7 +25,7 @@ use std::ffi::CStr;
 
 /// Special tokens, by the texts in which llama.cpp searches them.
 #[derive(Default)]
-pub(crate) struct SpecialTokens {
+pub(super) struct SpecialTokens {
     /// All, for texts whose control tokens are read as such.
     all: TokenSearch,
     /// Without control tokens.
@@ -79,7 +79,7 @@ struct SpecialToken<'a> {
 
 impl SpecialTokens {
     /// The special tokens of a model with pieces. None of them if llama.cpp does not tell the text of one.
-    pub(crate) fn read(model: &Model) -> Self {
+    pub(super) fn read(model: &Model) -> Self {
         let tokens = (0..model.vocabulary_size()).filter_map(|token| {
             let token = Token::try_from(token).ok()?;
             let attributes = attributes(model, token);
@@ -109,7 +109,7 @@ impl SpecialTokens {
 
     /// Where to cut a text, in rising order. Each piece but the last has at least `piece_bytes`. `special` is that of
     /// [`Model::tokenize`].
-    pub(crate) fn cuts(&self, text: &[u8], special: bool, piece_bytes: usize) -> Vec<usize> {
+    pub(super) fn cuts(&self, text: &[u8], special: bool, piece_bytes: usize) -> Vec<usize> {
         let search = if special {
             &self.all
         } else {

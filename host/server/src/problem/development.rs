@@ -1,6 +1,6 @@
 //! What a developing server adds to errors: the last line that the plugin wrote to standard error.
 
-use crate::problem::Problem;
+use super::Problem;
 use bytes::{Bytes, BytesMut};
 use corral_runtime::{Body, LastLine};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
@@ -14,7 +14,7 @@ const MAX_PROBLEM_BYTES: usize = 64 << 10;
 const MAX_LINE_CHARS: usize = 500;
 
 /// `detail` and the line, unless it has the line already.
-pub(crate) fn explain(detail: &str, last_line: &LastLine) -> String {
+pub(super) fn explain(detail: &str, last_line: &LastLine) -> String {
     match last_line.get() {
         Some(line) if !detail.contains(&line) => {
             let line: String = line.chars().take(MAX_LINE_CHARS).collect();

@@ -1,6 +1,6 @@
 //! The cells of sequences, which they share and free.
 
-use crate::Simulator;
+use super::Simulator;
 use corral_scheduler::{AdapterId, SeqId, Token};
 
 /// The tokens and cells of an id, by position.

@@ -1,6 +1,6 @@
 //! Finds deployments for plugins that call them or send them messages.
 
-use super::serving::{Deployments, Inner};
+use crate::deployments::{Deployments, WeakDeployments};
 use crate::problem::{ErrorFormat, Problem};
 use crate::public::unavailable;
 use crate::triggers::{HOST_HEADERS, messages};
@@ -9,15 +9,15 @@ use corral_runtime::{
     PublishError, Publishing, QuotaPermit,
 };
 use http::{HeaderMap, Response, StatusCode};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// Looks up deployments by name. Weak, because the deployments own the runtime, which owns this.
-pub(super) struct Directory(pub(super) Weak<Inner>);
+pub(crate) struct Directory(pub(crate) WeakDeployments);
 
 impl Directory {
     fn deployments(&self) -> Result<Deployments, Box<Response<Body>>> {
         let stopping = || boxed(Problem::shutting_down(), ErrorFormat::Problem);
-        self.0.upgrade().map(Deployments).ok_or_else(stopping)
+        self.0.upgrade().ok_or_else(stopping)
     }
 
     /// The response to a request that a deployment refuses, because of `limit` or for another reason. Counts it.
@@ -73,10 +73,7 @@ impl DeploymentDirectory for Directory {
         })?;
         let quota_permit = QuotaPermit::acquire_within(quota_permit, policy.quota.clone())
             .map_err(|error| refused(error.into(), policy.error_format))?;
-        Ok(CallTarget {
-            plugin: plugin.clone(),
-            quota_permit,
-        })
+        Ok(plugin.call_target(quota_permit))
     }
 
     fn failed(&self, name: &str, error: CallError) -> Response<Body> {
@@ -92,7 +89,7 @@ impl DeploymentDirectory for Directory {
     }
 
     fn publish(&self, message: Message, sender: MessageSender) -> Publishing {
-        let deployments = self.0.upgrade().map(Deployments);
+        let deployments = self.0.upgrade();
         Box::pin(async move {
             let deployments = deployments.ok_or(PublishError::Unavailable)?;
             messages::publish_for_plugin(&deployments, message, sender).await
