@@ -85,7 +85,8 @@ impl Triggers {
         Ok(Triggers::with(queue, None, Arc::default()))
     }
 
-    /// The jobs of a cluster, in which this host has this id. `directory` is that of the store. Must be called in a tokio runtime.
+    /// The jobs of a cluster, in which this host has this id. `directory` is that of the store. Must be called in a
+    /// tokio runtime.
     pub(crate) fn join(directory: &Path, connection: Arc<NatsConnection>, host_id: &str) -> Self {
         warn_of_own_jobs(directory);
         let changed = Arc::<Notify>::default();
