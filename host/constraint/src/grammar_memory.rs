@@ -51,7 +51,7 @@ impl GrammarMemory {
 
 fn full() -> Error {
     Error::Busy {
-        reason: "the grammars of other requests take too much memory".into(),
+        reason: "the grammars in use take too much memory".into(),
         retry_after: Duration::from_secs(1),
     }
 }
@@ -64,7 +64,7 @@ pub struct GrammarBytes {
 }
 
 impl GrammarBytes {
-    /// Of a grammar or matcher that holds nothing yet.
+    /// The bytes of a grammar or matcher that holds nothing yet.
     pub fn new(memory: &Arc<GrammarMemory>, tenant: u32) -> Self {
         Self {
             memory: Arc::clone(memory),
@@ -73,7 +73,7 @@ impl GrammarBytes {
         }
     }
 
-    /// Of another one of this model.
+    /// The bytes of another one of the same model, which holds nothing yet.
     pub fn another(&self, tenant: u32) -> Self {
         Self::new(&self.memory, tenant)
     }

@@ -48,7 +48,7 @@ pub enum Error {
     /// The grammar or a token is invalid; the text says why, and where in the grammar.
     #[error("{0}")]
     Invalid(String),
-    /// Too many grammars are being compiled.
+    /// Too many grammars are being compiled, or the grammars of a model take too much memory.
     #[error("{reason}; try again in {} s", retry_after.as_secs_f32().ceil())]
     Busy {
         /// What is full.

@@ -60,7 +60,7 @@ impl Constraint {
     }
 
     /// A matcher of a tenant, before the first token. Copies the parser, which takes tens of microseconds for a
-    /// usual grammar.
+    /// usual grammar. If the tenant's grammars take too much memory, each call of the matcher fails.
     pub fn start(&self, tenant: u32) -> Matcher {
         // A panic during a copy changes nothing of the original.
         let parser = self.0.parser.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,7 +68,7 @@ impl Constraint {
         drop(parser);
         let timer = self.0.watchdog.timer(inner.enable_cancellation());
         let mut matcher = Matcher {
-            inner,
+            inner: Ok(inner),
             timer,
             watchdog: Arc::clone(&self.0.watchdog),
             memory: self.0.memory.another(tenant),
@@ -78,7 +78,6 @@ impl Constraint {
             allowed: None,
             mask: None,
             ended: false,
-            error: None,
         };
         // A grammar of the empty text is complete before the first token.
         matcher.consume(&[]).ok();
@@ -95,7 +94,8 @@ impl Constraint {
 /// Where the grammar leaves only one text, only the tokens that the tokenizer makes of it are allowed,
 /// so `allows`, `mask` and `forced` agree.
 pub struct Matcher {
-    inner: TokenParser,
+    /// The parser, or the error of the first call that failed.
+    inner: Result<TokenParser, Error>,
     /// Cancels calls that take too long.
     timer: CallTimer,
     watchdog: Arc<Watchdog>,
@@ -111,8 +111,6 @@ pub struct Matcher {
     mask: Option<SimpleVob>,
     /// Whether an end token was consumed.
     ended: bool,
-    /// The error of the first call that failed.
-    error: Option<Error>,
 }
 
 impl Matcher {
@@ -144,22 +142,20 @@ impl Matcher {
     /// A copy at the same position. If a call of one takes too long, the next call of the other fails
     /// too.
     pub fn fork(&self) -> Result<Self, Error> {
-        // A parser cannot be copied after a panic.
-        self.check()?;
+        let inner = self.inner.as_ref().map_err(Error::clone)?;
         let memory = self.memory.duplicate()?;
-        let mut inner = self.inner.deep_clone();
+        let mut inner = inner.deep_clone();
         Ok(Self {
             timer: self.watchdog.timer(inner.enable_cancellation()),
             watchdog: Arc::clone(&self.watchdog),
             memory,
-            inner,
+            inner: Ok(inner),
             index: Arc::clone(&self.index),
             forced: self.forced.clone(),
             forced_known: self.forced_known,
             allowed: self.allowed,
             mask: self.mask.clone(),
             ended: self.ended,
-            error: self.error.clone(),
         })
     }
 
@@ -247,7 +243,8 @@ impl Matcher {
 
     /// Whether the text is complete: only an end token can follow.
     pub fn must_end(&self) -> bool {
-        self.error.is_none() && self.inner.stop_reason() == StopReason::NoExtension
+        let inner = self.inner.as_ref();
+        inner.is_ok_and(|inner| inner.stop_reason() == StopReason::NoExtension)
     }
 
     fn is_end(&self, token: Token) -> bool {
@@ -255,7 +252,7 @@ impl Matcher {
     }
 
     fn check(&self) -> Result<(), Error> {
-        self.error.clone().map_or(Ok(()), Err)
+        self.inner.as_ref().map(|_| ()).map_err(Error::clone)
     }
 
     /// Calls `llguidance` within the limits on time and memory.
@@ -263,9 +260,8 @@ impl Matcher {
         &mut self,
         call: impl FnOnce(&mut TokenParser) -> Result<T, Box<dyn std::error::Error + Send + Sync>>,
     ) -> Result<T, Error> {
-        self.check()?;
+        let inner = self.inner.as_mut().map_err(|error| error.clone())?;
         self.timer.start();
-        let inner = &mut self.inner;
         // After a panic the parser is not used again, so its state does not matter.
         let limit = work_limit::Limit {
             hashes: limits::MAX_CALL_HASHES,
@@ -320,13 +316,14 @@ impl Matcher {
             self.forced.clear();
         }
         self.forced_known = !self.forced.is_empty();
-        self.limited_call(|inner| {
+        let stop_reason = self.limited_call(|inner| {
             for &token in tokens {
                 inner.consume_token(token)?;
             }
-            Ok(inner.check_stop()?)
+            inner.check_stop()?;
+            Ok(inner.stop_reason())
         })?;
-        match self.inner.stop_reason() {
+        match stop_reason {
             StopReason::NotStopped | StopReason::NoExtension => Ok(()),
             reason => Err(self.fail(&reason.to_string())),
         }
@@ -335,7 +332,8 @@ impl Matcher {
     /// Fails this and all later calls, with a message of `llguidance`.
     fn fail(&mut self, message: &str) -> Error {
         let message = first_line(message);
-        let handle = self.inner.cancellation_handle();
+        let inner = self.inner.as_ref().ok();
+        let handle = inner.and_then(TokenParser::cancellation_handle);
         let canceled = handle.is_some_and(|handle| handle.is_cancelled());
         let what = if canceled || message.ends_with(work_limit::EXCEEDED) {
             "the grammar cannot continue: one token takes too much work; make it simpler or less \
@@ -349,12 +347,15 @@ impl Matcher {
         self.poison(Error::Invalid(what))
     }
 
-    /// Makes this and all later calls fail.
+    /// Makes this and all later calls fail, and frees the parser: a guest may hold the matcher for long.
     fn poison(&mut self, error: Error) -> Error {
         self.forced.clear();
         self.mask = None;
         self.allowed = None;
-        self.error.get_or_insert(error).clone()
+        self.inner = Err(error.clone());
+        // It does not grow.
+        self.memory.set(0).ok();
+        error
     }
 }
 
@@ -362,7 +363,7 @@ impl std::fmt::Debug for Matcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Matcher")
             .field("ended", &self.ended)
-            .field("error", &self.error)
+            .field("error", &self.inner.as_ref().err())
             .finish_non_exhaustive()
     }
 }

@@ -14,8 +14,8 @@
 //! the cost of evicting it: moving it out and back, or computing it again if that is less or its cells are
 //! shared. By the ski-rental argument this costs at most twice as much as knowing the future.
 //!
-//! A move delays the next step. So each step evicts one prefix at most; a step with prompts only one that was charged
-//! [`PREFILL_EVICTION_FACTOR`] times its eviction cost.
+//! A move delays the next step. So each step evicts one costly prefix at most; a step with prompts only one that was
+//! charged [`PREFILL_EVICTION_FACTOR`] times its eviction cost. Prefixes whose cells a step needs come on top.
 
 use crate::admission::MIN_SWAPPED_IN;
 use crate::cost_model::CostModel;

@@ -16,7 +16,7 @@ const DECAY: f64 = 0.02;
 /// The part of offloaded prefixes that is expected to return before any did, and the weight of one in the mean.
 const INITIAL_RETURNS: f64 = 0.5;
 const RETURN_WEIGHT: f64 = 0.02;
-/// How far that part returns to the initial one, as with [`DECAY`]. So few are offloaded while none returns.
+/// How far a lower part returns to the initial one, as with [`DECAY`]. So few are offloaded while none returns.
 const RETURNS_DECAY: f64 = 0.001;
 
 /// The learned cost of moves.
@@ -82,7 +82,7 @@ impl SwapCosts {
     /// Forgets a little of what stopped all moves: without moves nothing would correct it.
     pub fn decay(&mut self) {
         self.seconds_per_token += DECAY * (INITIAL_SECONDS - self.seconds_per_token).min(0.0);
-        self.returns += RETURNS_DECAY * (INITIAL_RETURNS - self.returns);
+        self.returns += RETURNS_DECAY * (INITIAL_RETURNS - self.returns).max(0.0);
     }
 }
 
@@ -104,6 +104,14 @@ mod tests {
             costs.decay();
         }
         assert!((costs.seconds(1) - INITIAL_SECONDS).abs() < 1e-8);
+    }
+
+    #[test]
+    fn slow_moves_keep_the_part_that_returns() {
+        let mut costs = SwapCosts::default();
+        (0..500).for_each(|_| costs.observe_return());
+        (0..5_000).for_each(|_| costs.decay());
+        assert!(costs.offload_pays(1, 2.5 * costs.seconds(1)));
     }
 
     #[test]

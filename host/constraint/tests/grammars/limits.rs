@@ -222,11 +222,18 @@ fn compilations_of_exponential_work_end() {
 fn step_of_exponential_work_ends() {
     // The compiler only proves that the terminal matches something, which "y" does.
     let text = format!("start: A\nA: \"y\" (\"x\" B)?\nB: {}\n", intersection());
-    let constraint = compile(&lark(&text));
+    let compiler = compiler_for(vocabulary());
+    let constraint = compiler.compile(0, &lark(&text)).unwrap();
+    let compiled = compiler.counters().held_bytes;
     let mut matcher = constraint.start(0);
     matcher.advance(u32::from(b'y')).unwrap();
+    assert!(compiler.counters().held_bytes > compiled);
     let failed = matcher.mask().map(<[u32]>::len).unwrap_err();
     assert!(failed.to_string().contains("too much work"), "{failed}");
+    // The matcher that failed holds no memory.
+    assert_eq!(compiler.counters().held_bytes, compiled);
+    assert_eq!(matcher.advance(u32::from(b'x')), Err(failed.clone()));
+    assert_eq!(matcher.fork().err(), Some(failed));
 }
 
 #[test]

@@ -58,7 +58,8 @@ impl<B: Backend> Worker<B> {
     }
 
     fn admit(&mut self, id: RequestId, now: Instant) {
-        let tenant = self.scheduler.tenant(id).unwrap_or_default();
+        // A request that the same plan preempted has none. It is admitted again.
+        let tenant = self.scheduler.tenant(id);
         let Some(request) = self.requests.get_mut(&id) else {
             return;
         };
@@ -78,7 +79,7 @@ impl<B: Backend> Worker<B> {
         if let Some(external) = &mut generation.external {
             external.start();
         }
-        if let Some(constraint) = &generation.options.constraint {
+        if let (Some(constraint), Some(tenant)) = (&generation.options.constraint, tenant) {
             let start = || ConstrainedSampler::new(constraint.start(tenant.0));
             generation.constrained.get_or_insert_with(start);
         }

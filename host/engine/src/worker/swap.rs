@@ -313,6 +313,8 @@ impl<B: Backend> Worker<B> {
     /// Copies the state of the longest cached prefix of the tokens.
     pub(super) fn export_state(&mut self, export: ExportState) {
         let prefix = self.scheduler.borrow_prefix(export.scope, &export.tokens);
+        // As in `load_state`: a prefix may move to free an id.
+        self.backend.wait();
         self.run_memory_ops();
         let state = prefix.and_then(|(seq, length)| {
             Some(ExportedState {
