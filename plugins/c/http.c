@@ -149,10 +149,11 @@ static bool send_event(const char *name, const char *data, size_t length) {
   corral_text event = {0};
   if (name) corral_print(&event, "event: %s\n", name);
   for (const char *end = data + length, *line = data;; line++) {
-    const char *next = memchr(line, '\n', (size_t)(end - line));
-    corral_print(&event, "data: %.*s\n", (int)((next ? next : end) - line), line);
-    if (!next) break;
-    line = next;
+    const char *next = line;
+    while (next < end && *next != '\n' && *next != '\r') next++;
+    corral_print(&event, "data: %.*s\n", (int)(next - line), line);
+    if (next == end) break;
+    line = *next == '\r' && next + 1 < end && next[1] == '\n' ? next + 1 : next;
   }
   corral_print(&event, "\n");
   bool good = send_bytes(event.data, event.length);
