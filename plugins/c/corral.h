@@ -154,7 +154,7 @@ const char *corral_configuration(const char *name);
 void corral_respond(int status, const char *content_type, const void *data, size_t length);
 void corral_respond_json(const corral_text *text);
 /* Sends a server-sent event; the first one begins the response. `name` may be NULL. Waits until the client has taken it; false
- * after the client has disconnected. */
+ * after the client has disconnected, or after a whole response. */
 bool corral_event(const char *name, const char *data, size_t length);
 
 #endif

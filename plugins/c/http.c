@@ -12,7 +12,7 @@
 
 /* The response of this instance. */
 static struct {
-  bool started, closed;
+  bool started, has_events, closed;
   wasi_http_types_own_response_outparam_t out;
   wasi_http_types_own_outgoing_body_t body;
   wasi_io_streams_own_output_stream_t stream;
@@ -149,10 +149,11 @@ static bool send_event(const char *name, const char *data, size_t length) {
   corral_text event = {0};
   if (name) corral_print(&event, "event: %s\n", name);
   for (const char *end = data + length, *line = data;; line++) {
-    const char *next = memchr(line, '\n', (size_t)(end - line));
-    corral_print(&event, "data: %.*s\n", (int)((next ? next : end) - line), line);
-    if (!next) break;
-    line = next;
+    const char *next = line;
+    while (next < end && *next != '\n' && *next != '\r') next++;
+    corral_print(&event, "data: %.*s\n", (int)(next - line), line);
+    if (next == end) break;
+    line = *next == '\r' && next + 1 < end && next[1] == '\n' ? next + 1 : next;
   }
   corral_print(&event, "\n");
   bool good = send_bytes(event.data, event.length);
@@ -162,7 +163,14 @@ static bool send_event(const char *name, const char *data, size_t length) {
 
 bool corral_event(const char *name, const char *data, size_t length) {
   if (corral_failed()) return false;
-  if (!response.started) start(200, "text/event-stream");
+  if (!response.started) {
+    start(200, "text/event-stream");
+    response.has_events = true;
+  }
+  if (!response.has_events) {
+    corral_fail(500, "plugin-failed", "the plugin sends an event after a whole response");
+    return false;
+  }
   if (send_event(name, data, length)) return true;
   corral_fail(499, "cancelled", "the client disconnected");
   return false;
@@ -198,7 +206,7 @@ void exports_wasi_http_incoming_handler_handle(exports_wasi_http_incoming_handle
     if (!response.started) {
       start(corral_current_error()->status, "application/problem+json");
       send_bytes(problem.data, problem.length);
-    } else {
+    } else if (response.has_events) {
       send_event("error", problem.data, problem.length);
     }
   }

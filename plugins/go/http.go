@@ -11,7 +11,7 @@
 //	}
 //
 // An error that the handler returns is the response: an [Error] with its status, any other with 500. The bindings that
-// `corral build` generates, in `corral/bindings`, have what this package does not.
+// `corral build` generates, in `corral/bindings`, have the rest of the interface.
 package corral
 
 import (
@@ -19,6 +19,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -39,7 +40,7 @@ const (
 
 var handler = func(*Request) error { return Fail(500, "plugin-failed", "the plugin did not call corral.Handle") }
 
-// Handle sets what answers requests. Call it in `init`: `main` does not run.
+// Handle sets the function that answers requests. Call it in `init`: `main` does not run.
 func Handle(function func(*Request) error) { handler = function }
 
 // Request is a request and its response.
@@ -50,6 +51,8 @@ type Request struct {
 	body                *http.OutgoingBody
 	// Nil before the response.
 	stream *streams.OutputStream
+	// Whether the response has events.
+	hasEvents bool
 }
 
 // Header returns the value of a header; "" if it is not there.
@@ -105,8 +108,8 @@ func (r *Request) JSON(into any) error {
 	if err := decoder.Decode(into); err != nil {
 		return Fail(400, "invalid-body", "the body is not the expected JSON: %v", err)
 	}
-	if decoder.More() {
-		return Fail(400, "invalid-body", "the body has more than one JSON value")
+	if _, err := decoder.Token(); err != io.EOF {
+		return Fail(400, "invalid-body", "the body has more than a JSON value")
 	}
 	return nil
 }
@@ -132,17 +135,24 @@ func (r *Request) RespondJSON(value any) error {
 	return r.Respond(200, "application/json", body)
 }
 
+// All of these end a line of an event.
+var lineBreaks = strings.NewReplacer("\r\n", "\n", "\r", "\n")
+
 // Event sends a server-sent event, without a name if it is empty; the first one begins the response. It waits until the client
-// has taken it, and fails after the client has disconnected.
+// has taken it, and fails after the client has disconnected, or after a whole response.
 func (r *Request) Event(name, data string) error {
 	if r.stream == nil {
 		r.start(200, "text/event-stream", 0)
+		r.hasEvents = true
+	}
+	if !r.hasEvents {
+		return Fail(500, "plugin-failed", "the plugin sends an event after a whole response")
 	}
 	var event strings.Builder
 	if name != "" {
 		fmt.Fprintf(&event, "event: %s\n", name)
 	}
-	for line := range strings.SplitSeq(data, "\n") {
+	for line := range strings.SplitSeq(lineBreaks.Replace(data), "\n") {
 		fmt.Fprintf(&event, "data: %s\n", line)
 	}
 	event.WriteByte('\n')
@@ -180,7 +190,8 @@ func (r *Request) send(data []byte) error {
 	return nil
 }
 
-// fail sends problem details (RFC 9457): as the response, or after events as the last one, named `error`.
+// fail sends problem details (RFC 9457): as the response, or after events as the last one, named `error`. After a whole
+// response it sends nothing.
 func (r *Request) fail(err error) {
 	var known *Error
 	if !errors.As(err, &known) {

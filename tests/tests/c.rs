@@ -116,6 +116,7 @@ fn sdk_answers_and_maps_errors() {
         ("many", &*question, &*right),
         ("constrained", "[ab]{3}c", "c"),
         ("stopped", "", "1 1"),
+        ("error-after-response", "", "whole"),
         ("handled", "", "not-found 0"),
         ("parts?a=b", "", "POST /parts/parts ?a=b - - dry"),
     ] {

@@ -73,6 +73,7 @@ fn sdk_answers_and_maps_errors() {
         ("many", &*question, &*right),
         ("constrained", "[ab]{3}c", "c"),
         ("stopped", "", "1 1"),
+        ("error-after-response", "", "whole"),
         ("parts?a=b", "", "POST /parts/parts ?a=b  \"\" dry"),
         ("json", r#"{"prompt":"x"}"#, r#"{"Prompt":"x"}"#),
     ] {
@@ -88,6 +89,7 @@ fn sdk_answers_and_maps_errors() {
     for (name, body, status, code) in [
         ("json", "{", 400, "invalid-body"),
         ("json", "[]", 400, "invalid-body"),
+        ("json", r#"{"prompt":"x"}]"#, 400, "invalid-body"),
         ("json", r#"{"m":1}"#, 400, "invalid-body"),
         ("json", &large, 413, "body-too-large"),
         ("generate", "", 400, "invalid"),

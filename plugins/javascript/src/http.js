@@ -98,7 +98,7 @@ export class EventWriter {
 
   /** Sends an event, with a name if it has one. */
   async data(text, name) {
-    const lines = text.split("\n").map((line) => `data: ${line}\n`);
+    const lines = text.split(/\r\n|\r|\n/).map((line) => `data: ${line}\n`);
     await this.bytes(encode(`${name ? `event: ${name}\n` : ""}${lines.join("")}\n`));
   }
 

@@ -229,7 +229,7 @@ test("events are written, and an error is the last", async () => {
     Response.events(
       (async function* () {
         yield { n: 1 };
-        yield "two\nlines";
+        yield "two\rlines";
         throw new Problem(409, "over", "it is over");
       })(),
     );

@@ -144,6 +144,7 @@ class Response:
 
 def _event(text: str, name: str | None) -> bytes:
     lines = [f"event: {name}"] if name else []
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines += [f"data: {line}" for line in text.split("\n")]
     return ("\n".join(lines) + "\n\n").encode()
 

@@ -200,7 +200,7 @@ def test_events_are_written_and_end_with_errors():
     async def handle(_):
         async def values():
             yield {"n": 1}
-            yield "two"
+            yield "two\rlines"
             raise Problem(409, "over", "it is over")
 
         return Response.events(values())
@@ -208,7 +208,7 @@ def test_events_are_written_and_end_with_errors():
     answered = script().call(handle, Request("GET", "/"))
     assert answered.headers["content-type"] == "text/event-stream"
     first, second, last = answered.events()
-    assert (first, second, last["code"]) == ({"n": 1}, "two", "over")
+    assert (first, second, last["code"]) == ({"n": 1}, "two\nlines", "over")
     answered = script().call(handle, Request("GET", "/"), disconnect_after=1)
     assert answered.events() == [{"n": 1}]
 

@@ -12,7 +12,7 @@ static corral_generation *generate(const char *prompt) {
   return corral_generate(corral_sequence_new(corral_model_open(NULL), prompt), (corral_options){.max_tokens = 8});
 }
 
-/* Events of the text, and one with a name and two lines. */
+/* Events of the text, and one with a name and two lines, which a carriage return separates. */
 static void events(corral_request *request) {
   corral_generation *generation = generate(corral_body(request));
   corral_chunk chunk = {0};
@@ -20,7 +20,7 @@ static void events(corral_request *request) {
     if (chunk.text.len) corral_event(NULL, (const char *)chunk.text.ptr, chunk.text.len);
   corral_outcome outcome = corral_outcome_of(generation);
   corral_text text = {0};
-  corral_print(&text, "%u tokens\nfinish %d", (unsigned)outcome.generated_tokens, outcome.finish);
+  corral_print(&text, "%u tokens\rfinish %d", (unsigned)outcome.generated_tokens, outcome.finish);
   corral_event("end", text.data, text.length);
 }
 
@@ -28,6 +28,11 @@ static void error_after_events(void) {
   corral_event(NULL, "first", 5);
   corral_fail(409, "over", "it is \"over\"");
   corral_event(NULL, "not sent", 8);
+}
+
+static void error_after_response(void) {
+  corral_respond(200, "text/plain", "whole", 5);
+  corral_fail(409, "over", "it is over");
 }
 
 /* Greedy sampling of two sequences at once, with a step back. */
@@ -101,6 +106,7 @@ void corral_handle(corral_request *request) {
   const char *name = strrchr(request->path, '/') + 1;
   if (is(name, "events")) return events(request);
   if (is(name, "error-after-events")) return error_after_events();
+  if (is(name, "error-after-response")) return error_after_response();
   if (is(name, "many")) return many(request);
   if (is(name, "constrained")) return constrained(request);
   if (is(name, "stopped")) return stopped();

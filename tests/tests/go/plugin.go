@@ -30,7 +30,7 @@ func respond(request *corral.Request, text string) error {
 	return request.Respond(200, "text/plain", []byte(text))
 }
 
-// Events of the text, and one with a name and two lines.
+// Events of the text, and one with a name and two lines, which a carriage return separates.
 func events(request *corral.Request, prompt string) error {
 	generation, err := generate(prompt, corral.Options{MaxTokens: 8})
 	if err != nil {
@@ -51,7 +51,7 @@ func events(request *corral.Request, prompt string) error {
 	if err != nil {
 		return err
 	}
-	return request.Event("end", fmt.Sprintf("%d tokens\nfinish %d", outcome.GeneratedTokens, outcome.Finish))
+	return request.Event("end", fmt.Sprintf("%d tokens\rfinish %d", outcome.GeneratedTokens, outcome.Finish))
 }
 
 // Greedy sampling of two forks at once, with a step back.
@@ -169,6 +169,11 @@ func handle(request *corral.Request) error {
 			return err
 		}
 		return corral.Fail(409, "over", "it is \"over\"")
+	case "error-after-response":
+		if err := respond(request, "whole"); err != nil {
+			return err
+		}
+		return corral.Fail(409, "over", "it is over")
 	case "many":
 		return many(request, body)
 	case "constrained":

@@ -45,7 +45,7 @@ func Allocate(pinner *runtime.Pinner, size, _ uintptr) unsafe.Pointer {
 }
 
 const (
-	// Calls of the host between two looks at the heap.
+	// Calls of the host between two checks of the heap.
 	heapInterval = 16
 	// Bytes of the smallest heap that is collected.
 	minHeap = 4 << 20
