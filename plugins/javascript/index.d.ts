@@ -70,6 +70,8 @@ export class Model {
   readonly info: ModelInfo;
   /** Opens a model by name; without a name, the default model. */
   static open(name?: string): Promise<Model>;
+  /** How many requests of the model run and wait, those of all deployments, and how many may run at a time. */
+  requestCounts(): { running: number; waiting: number; maxRunning: number };
   /** Converts text to tokens. With `special`, control tokens in the text are read as such. */
   tokenize(text: string, options?: { special?: boolean }): Token[];
   /** Converts tokens to text; incomplete characters become U+FFFD. */

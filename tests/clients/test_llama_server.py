@@ -92,8 +92,9 @@ def test_server_tells_about_itself():
     model = native_get("/v1/models")["data"][0]
     assert (model["id"], model["max_model_len"], model["meta"]["n_vocab"]) == (MODEL, 4096, 264)
     assert native_get("/tokenizer_info")["eos_token"] in ("<|im_end|>", "<|endoftext|>")
-    status, _, _ = post("/slots", None, method="GET")
-    assert status == 501
+    slots = native_get("/slots?fail_on_no_slot=1")
+    assert [slot["id"] for slot in slots] == list(range(props["total_slots"]))
+    assert {slot["n_ctx"] for slot in slots} == {4096}
 
 
 def native_get(path):

@@ -192,6 +192,8 @@ fn constraints_and_embeddings_work() {
             session.remaining_budget().await.expect("a budget").tokens,
             None
         );
+        let counts = model.request_counts().await.expect("counts");
+        assert_eq!((counts.waiting, counts.max_running), (0, 64));
     });
     corral.wait_until_idle();
 }

@@ -108,6 +108,7 @@ fn interface_works_over_a_session() {
         ("embeddings", json!([true, false, 128])),
         ("special", json!([10, 1])),
         ("budget", json!([null, true])),
+        ("requests", json!([0, 64])),
     ] {
         assert_eq!(found[member], value, "{member} of {found}");
     }

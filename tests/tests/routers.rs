@@ -1,6 +1,6 @@
 //! What routers of several servers ask one of them, and what they tell it.
 
-use corral_tests::{Corral, Metrics, artifacts, wait_for};
+use corral_tests::{Corral, MANY_CELLS, Metrics, artifacts, wait_for};
 use serde_json::json;
 use std::io::Write;
 
@@ -52,6 +52,28 @@ fn public_listener_has_metrics_on_request() {
     corral
         .post("/metrics", "")
         .problem(405, "method-not-allowed");
+}
+
+#[test]
+fn slots_show_requests_of_other_deployments() {
+    let arguments = ["--max-running", "2", "--kv-cells", MANY_CELLS];
+    let corral = Corral::start_with_routes(&[("/slots", "openai")], &arguments);
+    let used = || {
+        let slots = corral.get("/slots").ok_json();
+        let slots = slots.as_array().expect("a list").iter();
+        slots
+            .map(|slot| slot["is_processing"] == true)
+            .collect::<Vec<_>>()
+    };
+    let status = || corral.get("/slots?fail_on_no_slot=1").status;
+    assert_eq!(used(), [false, false]);
+    let first = corral.endless("/generate");
+    wait_for("a used slot", || (used() == [true, false]).then_some(()));
+    assert_eq!(status(), 200);
+    let second = corral.endless("/generate");
+    wait_for("no free slot", || (status() == 503).then_some(()));
+    drop((first, second));
+    wait_for("free slots", || (used() == [false, false]).then_some(()));
 }
 
 /// The tenant of the only request of a server.

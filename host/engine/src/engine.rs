@@ -21,7 +21,7 @@ use crate::open_request_limits::{OpenRequestLimits, RequestLoad, RequestPermit};
 use crate::raw_context::RawContext;
 use crate::snapshot::{Snapshots, digest_of_parts};
 use crate::split_files::split_files;
-use crate::status::{DroppedPrefixes, EngineStatus, EntryStatus};
+use crate::status::{DroppedPrefixes, EngineStatus, EntryStatus, RequestCounts};
 use crate::wake_queue::{WakeQueue, WakeTask};
 use crate::worker::{Command, DropPrefixes, NewRequest, NewWork, Prompt, Vocabulary};
 use crate::{
@@ -70,6 +70,8 @@ struct Inner {
     settings: ContextSettings,
     /// KV cells of the context.
     cells: u32,
+    /// Most running requests.
+    max_running: u16,
     /// Bytes of weights and context in the machine's memory.
     memory: u64,
     /// The last [`MemoryPressure`] that was sent to the engine thread.
@@ -332,6 +334,16 @@ impl Engine {
         let mut list = self.0.metrics.samples();
         list.extend(grammar_metrics(&self.0.grammars.counters()));
         list
+    }
+
+    /// How many requests run and wait, from the metrics: takes no lock and does not ask the engine thread.
+    pub fn request_counts(&self) -> RequestCounts {
+        let metrics = &self.0.metrics;
+        RequestCounts {
+            running: get(&metrics.running),
+            waiting: get(&metrics.waiting),
+            max_running: self.0.max_running,
+        }
     }
 
     /// KV cells of the model.

@@ -106,7 +106,8 @@ pub use sequence::Sequence;
 pub use snapshot::{SnapshotError, SnapshotLimits, Snapshots};
 pub use split_files::split_files;
 pub use status::{
-    DroppedPrefixes, EngineStatus, EntryLocation, EntryStatus, RequestStatus, SchedulerCounters,
+    DroppedPrefixes, EngineStatus, EntryLocation, EntryStatus, RequestCounts, RequestStatus,
+    SchedulerCounters,
 };
 pub use wake_queue::WakeTask;
 

@@ -4,6 +4,17 @@ pub use corral_scheduler::{
     DroppedPrefixes, EntryLocation, EntryStatus, RequestStatus, SchedulerCounters,
 };
 
+/// How many requests of an engine run and wait, as of the end of its last step. Embeddings do not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestCounts {
+    /// Requests that hold a sequence id.
+    pub running: u64,
+    /// Requests in the queue.
+    pub waiting: u64,
+    /// Most requests that run at a time, as configured.
+    pub max_running: u16,
+}
+
 /// Everything that holds sequence ids, cells or memory at one moment.
 #[derive(Clone, Debug)]
 pub struct EngineStatus {

@@ -25,7 +25,7 @@ pub const OF_REQUEST: [(&str, &str); 18] = [
     ("cache_control", "prefixes are always cached"),
     ("cache_prompt", "prefixes are always cached"),
     ("n_cache_reuse", "prefixes are always cached"),
-    ("id_slot", "there are no slots"),
+    ("id_slot", "requests are not bound to slots"),
     (
         "spaces_between_special_tokens",
         "the text of special tokens is never part of an answer",

@@ -33,6 +33,11 @@ export class Model {
     return new Model(call(() => host().waiting.openModel(name === undefined ? null : string(name, "name"))));
   }
 
+  /** How many requests of the model are `running` and `waiting`, those of all deployments; at most `maxRunning` run. */
+  requestCounts() {
+    return call(() => this.handle.requestCounts());
+  }
+
   /** Converts text to tokens. With `special`, control tokens in the text are read as such. */
   tokenize(text, { special = false } = {}) {
     return call(() => this.handle.tokenize(string(text, "text"), special));

@@ -147,6 +147,10 @@ class ScriptedModel {
     };
   }
 
+  requestCounts() {
+    return { running: 0, waiting: 0, maxRunning: 1 };
+  }
+
   tokenize(text, special) {
     if (!special) return [...encode(text)];
     const parts = text.split(/(<\|endoftext\|>|<\|im_start\|>|<\|im_end\|>)/);

@@ -283,6 +283,7 @@ test("snapshots and the configuration", async () => {
     await model.deleteSnapshot("sum");
     await assert.rejects(model.restore("sum"), NotFound);
     assert.deepEqual(configuration(), { tone: "dry" });
+    assert.equal(model.requestCounts().maxRunning, 1);
   });
 });
 

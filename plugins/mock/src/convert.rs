@@ -39,6 +39,14 @@ pub(crate) fn info(info: models::ModelInfo) -> exported::models::ModelInfo {
     }
 }
 
+pub(crate) fn request_counts(counts: models::RequestCounts) -> exported::models::RequestCounts {
+    exported::models::RequestCounts {
+        running: counts.running,
+        waiting: counts.waiting,
+        max_running: counts.max_running,
+    }
+}
+
 pub(crate) fn pooling(pooling: exported::models::Pooling) -> models::Pooling {
     use exported::models::Pooling;
     match pooling {

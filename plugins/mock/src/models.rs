@@ -38,6 +38,11 @@ impl models::GuestModel for MockModel {
         self.0.rerank_template()
     }
 
+    fn request_counts(&self) -> Result<models::RequestCounts, Error> {
+        let counts = self.0.request_counts();
+        counts.map(convert::request_counts).map_err(convert::error)
+    }
+
     fn tokenize(&self, text: String, special: bool) -> Result<Vec<Token>, Error> {
         self.0.tokenize(&text, special).map_err(convert::error)
     }

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use corral_sdk::Error;
+use corral_sdk::model::RequestCounts;
 use corral_sdk::testing::Script;
 use serde::Deserialize;
 
@@ -44,6 +45,8 @@ struct ScriptFile {
     /// The keywords that a grammar ignores.
     ignores: BTreeMap<String, Vec<String>>,
     budget: Option<Budget>,
+    /// How many requests run and wait; none by default.
+    request_counts: Option<ScriptedCounts>,
     /// More models, each with its own `name`.
     other_models: Vec<ScriptFile>,
 }
@@ -69,6 +72,14 @@ struct FailedCall {
 struct Budget {
     tokens: Option<u64>,
     seconds: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ScriptedCounts {
+    running: u32,
+    waiting: u32,
+    max_running: u32,
 }
 
 /// An error of the WIT.
@@ -150,6 +161,13 @@ fn build(file: ScriptFile) -> Result<Script, String> {
         let time = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
         script = script.budget(tokens, time);
     }
+    if let Some(counts) = file.request_counts {
+        script = script.request_counts(RequestCounts {
+            running: counts.running,
+            waiting: counts.waiting,
+            max_running: counts.max_running,
+        });
+    }
     for other in file.other_models {
         script = script.other_model(&build(other)?);
     }
@@ -186,6 +204,7 @@ mod tests {
     fn script_has_the_meaning_of_the_sdk() {
         let text = r#"{
             "name": "mock", "context": 64, "answers": {"12+7=": "19"},
+            "request_counts": {"running": 2, "waiting": 1, "max_running": 4},
             "fails_after": [{"after": "2+2=", "text": "4", "error": "deadline"}],
             "next": {"?": {"y": 2, "<|im_end|>": 1}},
             "fails": [{"function": "embed", "error": {"refused": {"reason": "full", "retry_after_ms": 5}}}],
@@ -196,6 +215,12 @@ mod tests {
             assert_eq!(Model::available(), ["mock", "large"]);
             let model = Model::open_default().await.unwrap();
             assert_eq!(model.info().context, 64);
+            let expected = RequestCounts {
+                running: 2,
+                waiting: 1,
+                max_running: 4,
+            };
+            assert_eq!(model.request_counts(), Ok(expected));
             for (prompt, expected) in [
                 ("12+7=", Ok("19".to_owned())),
                 ("2+2=", Err(Error::Deadline)),

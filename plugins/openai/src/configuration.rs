@@ -14,7 +14,8 @@ pub struct Configuration {
     pub tags: Vec<String>,
     /// Whether a request for an unknown model gets the default model.
     pub accept_unknown_models: bool,
-    /// The number of requests that `/props` tells its clients to send at a time.
+    /// The number of slots of `/props` and `/slots`, at most as many as requests may run at a time. With 0, `/slots` is an
+    /// error.
     pub slots: Option<u32>,
     /// How long responses of the Responses API are stored, in seconds, if at all.
     pub store_seconds: Option<u64>,
@@ -64,8 +65,8 @@ impl Configuration {
         let slots = match variable("slots") {
             None => None,
             Some(text) => match text.parse() {
-                Ok(count @ 1..) => Some(count),
-                _ => return Err(wrong("slots", &text, "a number from 1")),
+                Ok(count) => Some(count),
+                Err(_) => return Err(wrong("slots", &text, "a number")),
             },
         };
         let mut defaults = Map::new();
@@ -135,6 +136,7 @@ mod tests {
         let expected = ["chat", "small"];
         assert_eq!(read("tags", "chat, small,").unwrap().tags, expected);
         assert_eq!(read("slots", "4").unwrap().slots, Some(4));
+        assert_eq!(read("slots", "0").unwrap().slots, Some(0));
         let stored = read("store", "true").unwrap().store_seconds;
         assert_eq!(stored, Some(STORE_SECONDS));
         assert_eq!(read("store_seconds", "9").unwrap().store_seconds, None);
@@ -149,7 +151,7 @@ mod tests {
             ("unknown_models", "true"),
             ("aliases", "gpt-4o"),
             ("aliases", "=tiny"),
-            ("slots", "0"),
+            ("slots", "-1"),
             ("store", "yes"),
             ("store_seconds", "0"),
             ("seed", "\"1\""),

@@ -79,7 +79,11 @@ async fn show(
     match path {
         "/health" | "/v1/health" => Ok(server_info::health()),
         "/props" => server_info::props(model, configuration).await,
-        "/slots" => server_info::slots(),
+        "/slots" => {
+            let fails = request.query_parameter("fail_on_no_slot");
+            let fails = fails.is_some_and(|value| !value.is_empty());
+            server_info::slots(model, fails, configuration).await
+        }
         "/version" => Ok(server_info::version()),
         "/lora-adapters" => server_info::adapters(model, configuration).await,
         "/tokenizer_info" => server_info::tokenizer_info(model, configuration).await,

@@ -1,6 +1,7 @@
 //! What clients of llama.cpp's server and vLLM ask about the server: `/health`, `/props`, `/slots`,
 //! `/tokenizer_info` and `/version`.
 
+use corral_sdk::model::RequestCounts;
 use corral_sdk::{Error, Model, Response, Token};
 use serde_json::{Value, json};
 
@@ -28,7 +29,7 @@ pub async fn props(name: Option<String>, configuration: &Configuration) -> Resul
             "n_ctx": info.context,
             "params": native::default_settings(configuration)?,
         },
-        "total_slots": configuration.slots.unwrap_or(1),
+        "total_slots": slot_count(configuration, model.request_counts()?),
         "model_alias": model.name(),
         // A plugin knows the name of a model, not its file.
         "model_path": model.name(),
@@ -36,18 +37,49 @@ pub async fn props(name: Option<String>, configuration: &Configuration) -> Resul
         "bos_token": name_of(info.bos, &model)?,
         "eos_token": name_of(info.eos, &model)?,
         "modalities": {"vision": model.accepts_images(), "audio": model.accepts_audio()},
+        "endpoint_slots": configuration.slots != Some(0),
         "build_info": SYSTEM_FINGERPRINT,
         "is_sleeping": false,
     })))
 }
 
-/// The error of llama.cpp's server without `--slots`. The host schedules requests of all plugins together and tells
-/// none about those of others, so a slot could not say whether it is in use.
-pub fn slots() -> Result<Response, Error> {
-    let text = "there are no slots: the host batches requests as they come; /metrics and /v1/loads count them by \
-                model if the server runs with --metrics-public, and the operator sees them at /requests of the \
-                admin listener";
-    Err(Error::new(501, "unsupported", text))
+/// The requests of a model as slots. The host batches requests as they come and tells a plugin their number, so the first
+/// slots are in use, and none says by which request. With `fail_on_no_slot`, it is an error if all are.
+pub async fn slots(
+    name: Option<String>,
+    fail_on_no_slot: bool,
+    configuration: &Configuration,
+) -> Result<Response, Error> {
+    if configuration.slots == Some(0) {
+        let text = "this deployment does not tell how many requests run; its operator can remove `slots = \"0\"` from \
+                    [configuration]";
+        return Err(Error::new(501, "unsupported", text));
+    }
+    let model = open(name, configuration).await?;
+    let counts = model.request_counts()?;
+    let count = slot_count(configuration, counts);
+    let used = counts.running.saturating_add(counts.waiting);
+    if fail_on_no_slot && used >= count {
+        let text =
+            format!("none of {count} slots is free: {used} requests run or wait; try again later");
+        return Err(Error::new(503, "no-slot", text));
+    }
+    let slots = (0..count).map(|id| {
+        json!({
+            "id": id,
+            "n_ctx": model.info().context,
+            "speculative": false,
+            "is_processing": id < used,
+        })
+    });
+    Ok(Response::json(&slots.collect::<Vec<_>>()))
+}
+
+/// As many as the configuration says, but no more than requests may run at a time.
+fn slot_count(configuration: &Configuration, counts: RequestCounts) -> u32 {
+    let most = counts.max_running;
+    let configured = configuration.slots.filter(|slots| *slots > 0);
+    configured.map_or(most, |slots| slots.min(most))
 }
 
 /// The model's LoRA adapters, by whose ids requests choose one. None applies otherwise.

@@ -13,8 +13,8 @@
 The names are those of `corral_sdk`, so code moves into a plugin with another import. A plugin's modules also run as they are
 while a session is open. A thread of the session sends and receives, and renews the lease, also while the program computes.
 
-Functions without `await` block the calling thread for a round trip if they need the host: `tokenize`, `detokenize`, the
-methods of a matcher, `available_models` and `remaining_budget`. The others only send.
+Functions without `await` block the calling thread for a round trip if they need the host: `tokenize`, `detokenize`,
+`request_counts`, the methods of a matcher, `available_models` and `remaining_budget`. The others only send.
 """
 
 import corral_sdk
@@ -32,6 +32,7 @@ from .types import (
     Finish,
     ModelInfo,
     Outcome,
+    RequestCounts,
     Statistics,
     TokenLogprobs,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "Finish",
     "ModelInfo",
     "Outcome",
+    "RequestCounts",
     "Session",
     "Statistics",
     "TimedOut",

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from corral_sdk.errors import ContextFull, Invalid
 
+from . import types
 from ._session import Handle
 
 if TYPE_CHECKING:
-    from . import types
     from ._generation import Run
 
 
@@ -36,6 +36,12 @@ class Model(Handle):
             name = self.details.name
             why = "can be neither forked nor truncated; compute the tokens again in a new sequence"
             raise Invalid(f"the state of the model {name} {why}")
+
+    def request_counts(self) -> types.RequestCounts:
+        counts: types.RequestCounts = types.record(
+            types.RequestCounts, self.session.ask_now("request-counts", self, model=self.number)
+        )
+        return counts
 
     def tokenize(self, text: str, special: bool) -> list[int]:
         tokens: list[int] = self.session.ask_now("tokenize", self, model=self.number, text=text, special=bool(special))

@@ -29,6 +29,15 @@ class ModelInfo:
     adapters: list[str]
 
 
+@dataclass(frozen=True)
+class RequestCounts:
+    """How many requests of a model run and wait, and how many may run at a time: `Model.request_counts`."""
+
+    running: int
+    waiting: int
+    max_running: int
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A token and its logit."""

@@ -44,6 +44,11 @@ class Model:
         with converted():
             return Model(await host().waiting.open_model(None if name is None else string(name, "name")))
 
+    def request_counts(self) -> Any:
+        """How many requests of all deployments are `running` and `waiting`, and how many can run: `max_running`."""
+        with converted():
+            return self.handle.request_counts()
+
     def tokenize(self, text: str, special: bool = False) -> list[int]:
         """Converts text to tokens. With `special`, control tokens in the text are read as such."""
         with converted():

@@ -166,6 +166,9 @@ class _Model:
             adapters=[],
         )
 
+    def request_counts(self) -> Any:
+        return SimpleNamespace(running=0, waiting=0, max_running=1)
+
     def tokenize(self, text: str, special: bool) -> list[int]:
         tokens: list[int] = []
         while text:

@@ -242,9 +242,9 @@ def test_snapshots_and_configuration():
         await model.delete_snapshot("sum")
         with pytest.raises(NotFound):
             await model.restore("sum")
-        return text, configuration()
+        return text, configuration(), model.request_counts().max_running
 
-    assert script(configuration={"tone": "dry"}).run(main()) == ("19", {"tone": "dry"})
+    assert script(configuration={"tone": "dry"}).run(main()) == ("19", {"tone": "dry"}, 1)
 
 
 def test_uncovered_prompt_and_model_are_errors():

@@ -39,5 +39,6 @@ pub use sequence::{Sequence, next_many};
 pub use session::Session;
 pub use session_protocol::{
     Candidate, Chunk, Distribution, Dry, Error as CallError, Finish, Grammar, ModelInfo, Outcome,
-    Part, Penalties, Pooling, RemainingBudget, Setting, Statistics, Token, TokenLogprobs,
+    Part, Penalties, Pooling, RemainingBudget, RequestCounts, Setting, Statistics, Token,
+    TokenLogprobs,
 };

@@ -6,7 +6,8 @@ use crate::handle::OwnedHandle;
 use crate::sequence::Sequence;
 use crate::session::Shared;
 use session_protocol::{
-    Bytes, Call, Error as CallError, Floats, Grammar, Kind, ModelInfo, Pooling, Token,
+    Bytes, Call, Error as CallError, Floats, Grammar, Kind, ModelInfo, Pooling, RequestCounts,
+    Token,
 };
 use std::sync::Arc;
 
@@ -33,6 +34,13 @@ impl Model {
     /// The model's metadata.
     pub fn info(&self) -> &ModelInfo {
         &self.0.info
+    }
+
+    /// How many requests of the model run and wait on the host, those of all deployments, and how many may run at a time.
+    pub async fn request_counts(&self) -> Result<RequestCounts, Error> {
+        let model = self.0.handle.number;
+        let call = Call::RequestCounts { model };
+        self.0.handle.session.call(call).await
     }
 
     /// Converts text to tokens. Control tokens in it are plain characters.

@@ -54,6 +54,14 @@ pub(crate) fn info(info: &wire::ModelInfo) -> models::ModelInfo {
     }
 }
 
+pub(crate) fn request_counts(counts: wire::RequestCounts) -> models::RequestCounts {
+    models::RequestCounts {
+        running: counts.running,
+        waiting: counts.waiting,
+        max_running: counts.max_running,
+    }
+}
+
 pub(crate) fn pooling(pooling: models::Pooling) -> wire::Pooling {
     match pooling {
         models::Pooling::Mean => wire::Pooling::Mean,

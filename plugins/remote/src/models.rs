@@ -45,6 +45,12 @@ impl models::GuestModel for RemoteModel {
         self.info.rerank_template.clone()
     }
 
+    fn request_counts(&self) -> Result<models::RequestCounts, Error> {
+        let model = self.handle.number;
+        let counts = call(Call::RequestCounts { model });
+        counts.map(convert::request_counts).map_err(convert::error)
+    }
+
     fn tokenize(&self, text: String, special: bool) -> Result<Vec<Token>, Error> {
         let model = self.handle.number;
         call(Call::Tokenize {

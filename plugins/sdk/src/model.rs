@@ -9,6 +9,7 @@ use crate::{Error, Token};
 
 pub use models::ModelInfo as Info;
 pub use models::Pooling;
+pub use models::RequestCounts;
 
 /// An opened model. Clones share it.
 ///
@@ -96,6 +97,11 @@ impl Model {
     /// The template in the file of a reranking model, in which `{query}` and `{document}` stand for the two texts.
     pub fn rerank_template(&self) -> Option<String> {
         self.0.host.rerank_template()
+    }
+
+    /// How many requests of the model run and wait on the host, those of all deployments, and how many may run at a time.
+    pub fn request_counts(&self) -> Result<RequestCounts, Error> {
+        Ok(self.0.host.request_counts()?)
     }
 
     /// Whether this token ends a generation.

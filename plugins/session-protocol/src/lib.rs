@@ -24,7 +24,7 @@ pub use bytes::Bytes;
 pub use error::Error;
 pub use values::{
     Candidate, Chunk, Distribution, Dry, Finish, Floats, Grammar, ModelInfo, NextTokenRequest,
-    Outcome, Part, Penalties, Pooling, Setting, Statistics, TokenLogprobs, Words,
+    Outcome, Part, Penalties, Pooling, RequestCounts, Setting, Statistics, TokenLogprobs, Words,
 };
 
 use serde::{Deserialize, Serialize};
@@ -67,6 +67,10 @@ pub enum Call {
     OpenModel {
         model: Handle,
         name: Option<String>,
+    },
+    /// Returns the [`RequestCounts`].
+    RequestCounts {
+        model: Handle,
     },
     /// Returns tokens.
     Tokenize {

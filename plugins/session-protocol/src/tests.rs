@@ -9,13 +9,17 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::{Command, Distribution, Floats, Hello, ModelInfo, NextResult, Outcome, Reply, Words};
+use crate::{
+    Command, Distribution, Floats, Hello, ModelInfo, NextResult, Outcome, Reply, RequestCounts,
+    Words,
+};
 
 /// Every command, with every setting, grammar and part. A change of one of these lines breaks clients.
 const COMMANDS: &str = r#"
 {"id":1,"call":"available"}
 {"id":2,"call":"open-model","model":1,"name":null}
 {"id":18446744073709551615,"call":"open-model","model":4294967295,"name":"tiny"}
+{"id":2,"call":"request-counts","model":1}
 {"id":3,"call":"tokenize","model":1,"text":"a\"\u0000é😀","special":true}
 {"id":4,"call":"detokenize","model":1,"tokens":[0,4294967295],"special":false}
 {"id":5,"call":"embed","model":1,"inputs":[[1,2],[]],"pooling":"mean","normalize":true}
@@ -139,6 +143,7 @@ fn lines_keep_their_form() {
     check_lines::<Outcome>(
         r#"{"finish":"stop","prompt_tokens":5,"cached_tokens":1,"generated_tokens":3,"queue_time":1,"prefill_time":2,"decode_time":3}"#,
     );
+    check_lines::<RequestCounts>(r#"{"running":2,"waiting":1,"max_running":64}"#);
     let info = r#"{"name":"tiny","vocabulary":264,"context":4096,"embedding_length":128,"bos":null,"eos":256,"end_of_generation":[256],"chat_template":null,"can_fork":true,"adapters":["plus-one"]"#;
     check_lines::<ModelInfo>(&format!(
         "{info},\"accepts_images\":true,\"accepts_audio\":false,\"rerank_template\":null}}"

@@ -30,6 +30,15 @@ pub struct ModelInfo {
     pub rerank_template: Option<String>,
 }
 
+/// See `request-counts`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "see the WIT")]
+pub struct RequestCounts {
+    pub running: u32,
+    pub waiting: u32,
+    pub max_running: u32,
+}
+
 /// See `pooling`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

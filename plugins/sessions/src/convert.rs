@@ -42,6 +42,14 @@ pub(crate) fn info(model: &models::Model) -> protocol::ModelInfo {
     }
 }
 
+pub(crate) fn request_counts(counts: models::RequestCounts) -> protocol::RequestCounts {
+    protocol::RequestCounts {
+        running: counts.running,
+        waiting: counts.waiting,
+        max_running: counts.max_running,
+    }
+}
+
 pub(crate) fn pooling(pooling: protocol::Pooling) -> models::Pooling {
     match pooling {
         protocol::Pooling::Mean => models::Pooling::Mean,

@@ -160,6 +160,10 @@ impl Session {
     fn call_immediate(&self, call: Call) -> Result<Value, Error> {
         Ok(match call {
             Call::Available => json!(models::available()),
+            Call::RequestCounts { model } => {
+                let counts = self.models.get(model)?.request_counts();
+                json!(convert::request_counts(counts.map_err(convert::error)?))
+            }
             Call::Tokenize {
                 model,
                 text,

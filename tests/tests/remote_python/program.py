@@ -99,6 +99,7 @@ async def interface(url):
                 "embeddings": [vectors[0] == vectors[1], vectors[0] == vectors[2], len(vectors[2])],
                 "special": [len(model.tokenize("<|im_end|>")), len(model.tokenize("<|im_end|>", special=True))],
                 "budget": [remaining_budget().tokens, remaining_budget().time > 0],
+                "requests": [model.request_counts().waiting, model.request_counts().max_running],
             }
         )
 

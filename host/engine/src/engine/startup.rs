@@ -241,6 +241,7 @@ impl Engine {
             wake_queue,
             settings: settings.without_device_top_k(),
             cells: limits.cells,
+            max_running: config.max_running,
             memory: memory.host,
             memory_pressure: AtomicU8::default(),
             device_memory: memory.devices,

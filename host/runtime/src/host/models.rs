@@ -1,6 +1,8 @@
 //! `corral:inference/models`.
 
-use super::bindings::corral::inference::models::{Host, HostModel, ModelInfo, Pooling, Token};
+use super::bindings::corral::inference::models::{
+    Host, HostModel, ModelInfo, Pooling, RequestCounts, Token,
+};
 use super::store_access::StoreAccess;
 use super::{GuestModel, HostError, HostResult, invalid, take_handle, wit};
 use crate::counters::DeploymentCounters;
@@ -194,6 +196,16 @@ impl HostModel for State {
 
     fn rerank_template(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<Option<String>> {
         Ok(self.table.get(&model)?.0.info().rerank_template.clone())
+    }
+
+    fn request_counts(&mut self, model: Resource<GuestModel>) -> HostResult<RequestCounts> {
+        let counts = self.table.get(&model)?.0.request_counts();
+        let count = |requests: u64| u32::try_from(requests).unwrap_or(u32::MAX);
+        Ok(RequestCounts {
+            running: count(counts.running),
+            waiting: count(counts.waiting),
+            max_running: counts.max_running.into(),
+        })
     }
 
     async fn tokenize(

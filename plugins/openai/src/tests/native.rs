@@ -1,6 +1,7 @@
 //! The routes of llama.cpp's server and vLLM.
 
 use corral_sdk::Request;
+use corral_sdk::model::RequestCounts;
 use corral_sdk::testing::Script;
 use serde_json::{Value, json};
 
@@ -148,15 +149,75 @@ fn server_tells_what_a_plugin_knows() {
     assert_eq!(props["total_slots"], 1);
     assert_eq!(props["default_generation_settings"]["n_ctx"], 64);
     assert_eq!(props["default_generation_settings"]["params"]["top_k"], 40);
-    let (status, error) = get(&script, "/slots");
-    let kind = &error["error"]["type"];
-    assert_eq!((status, kind), (501, &"not_supported_error".into()));
     let (_, info) = get(&script, "/tokenizer_info");
     assert_eq!(info["bos_token_id"], 259);
     assert_eq!(info["model_max_length"], 64);
     let (_, models) = get(&script, "/models");
     assert_eq!(models["data"][0]["max_model_len"], 64);
     assert!(models["data"][0]["created"].as_u64().unwrap() > 1_700_000_000);
+}
+
+/// A script of a model of which four requests may run.
+fn script_with_requests(running: u32, waiting: u32) -> Script {
+    script().context(64).request_counts(RequestCounts {
+        running,
+        waiting,
+        max_running: 4,
+    })
+}
+
+#[test]
+fn slots_show_how_many_requests_run() {
+    for (running, waiting, used) in [(0, 0, 0), (2, 1, 3), (4, 9, 4)] {
+        let script = script_with_requests(running, waiting);
+        let slots = (0..4).map(|id| {
+            let is_processing = id < used;
+            json!({"id": id, "n_ctx": 64, "speculative": false, "is_processing": is_processing})
+        });
+        let slots = Value::from_iter(slots);
+        for path in ["/slots", "/slots?fail_on_no_slot="] {
+            assert_eq!(get(&script, path), (200, slots.clone()), "{path}");
+        }
+        let (status, answer) = get(&script, "/slots?fail_on_no_slot=1");
+        match used {
+            4 => assert_eq!((status, &answer["error"]["code"]), (503, &json!("no-slot"))),
+            _ => assert_eq!((status, answer), (200, slots)),
+        }
+        assert_eq!(get(&script, "/props").1["total_slots"], 4);
+    }
+    let (status, error) = get(&script(), "/slots?model=other");
+    let code = &error["error"]["code"];
+    assert_eq!((status, code), (404, &json!("model_not_found")));
+}
+
+#[test]
+fn configuration_bounds_the_slots() {
+    for (slots, expected) in [(2, 2_usize), (9, 4), (0, 4)] {
+        let configuration = Configuration {
+            slots: Some(slots),
+            ..Configuration::default()
+        };
+        let ask = |path: &str| {
+            let script = script_with_requests(3, 0);
+            let (head, text) = ask_with(configuration.clone(), &script, Request::get(path));
+            (head.status(), serde_json::from_str::<Value>(&text).unwrap())
+        };
+        let (_, props) = ask("/props");
+        assert_eq!(props["total_slots"], expected);
+        assert_eq!(props["endpoint_slots"], slots > 0);
+        let (status, answer) = ask("/slots");
+        match slots {
+            0 => {
+                let kind = &answer["error"]["type"];
+                assert_eq!((status, kind), (501, &json!("not_supported_error")));
+            }
+            _ => {
+                let found = answer.as_array().unwrap().iter();
+                let used = found.filter(|slot| slot["is_processing"] == true);
+                assert_eq!(used.count(), expected.min(3));
+            }
+        }
+    }
 }
 
 #[test]

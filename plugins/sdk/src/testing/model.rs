@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::installed::script;
 use super::script_state::{HostCall, ScriptState};
 use crate::Token;
-use crate::bindings::models::{ModelInfo, Pooling};
+use crate::bindings::models::{ModelInfo, Pooling, RequestCounts};
 use crate::bindings::types::Error;
 
 pub fn available() -> Vec<String> {
@@ -35,6 +35,11 @@ impl Model {
 
     pub fn rerank_template(&self) -> Option<String> {
         self.0.rerank_template.clone()
+    }
+
+    pub fn request_counts(&self) -> Result<RequestCounts, Error> {
+        self.0.scripted_error("request-counts")?;
+        Ok(self.0.request_counts)
     }
 
     pub fn tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, Error> {

@@ -16,7 +16,7 @@ use super::script_state::{
 use super::{block_on, installed};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::Command;
-use crate::bindings::models::ModelInfo;
+use crate::bindings::models::{ModelInfo, RequestCounts};
 use crate::linked::Sampler;
 use crate::template::{Chat, ModelFacts, Prompt};
 use crate::{Error, Request, Response};
@@ -59,6 +59,11 @@ impl Script {
             accepts_images: false,
             accepts_audio: false,
             rerank_template: None,
+            request_counts: RequestCounts {
+                running: 0,
+                waiting: 0,
+                max_running: 1,
+            },
             others: BTreeMap::new(),
             control: control.to_vec(),
             answers: Vec::new(),
@@ -217,6 +222,11 @@ impl Script {
     /// Sets the template of the model file for a query and a document.
     pub fn rerank_template(self, template: &str) -> Self {
         self.with(|state| state.rerank_template = Some(template.to_owned()))
+    }
+
+    /// Sets how many requests of the model run and wait, and how many may run at a time. By default none and one.
+    pub fn request_counts(self, counts: RequestCounts) -> Self {
+        self.with(|state| state.request_counts = counts)
     }
 
     /// Sets the number of positions.

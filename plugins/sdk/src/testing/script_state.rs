@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 
-use crate::bindings::models::ModelInfo;
+use crate::bindings::models::{ModelInfo, RequestCounts};
 use crate::bindings::types;
 use crate::linked::{SamplerContext, SamplerInput, SamplerNeeds};
 use crate::template::{Chat, ModelFacts, Prompt};
@@ -47,8 +47,9 @@ pub struct GenerateCall {
 }
 
 /// Functions that can be made to fail.
-pub(super) const FALLIBLE_FUNCTIONS: [&str; 12] = [
+pub(super) const FALLIBLE_FUNCTIONS: [&str; 13] = [
     "open",
+    "request-counts",
     "tokenize",
     "embed",
     "compile",
@@ -96,6 +97,7 @@ pub(crate) struct ScriptState {
     pub(super) accepts_images: bool,
     pub(super) accepts_audio: bool,
     pub(super) rerank_template: Option<String>,
+    pub(super) request_counts: RequestCounts,
     /// The other models by name.
     pub(super) others: BTreeMap<String, Rc<ScriptState>>,
     /// Names of the control tokens, numbered from 256.

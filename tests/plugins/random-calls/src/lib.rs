@@ -129,7 +129,11 @@ impl Calls {
             return self.models.extend(opened.map(Rc::new));
         };
         match function % 6 {
-            1 => drop((model.info(), models::available(), budget::remaining())),
+            1 => {
+                let counts = model.request_counts();
+                self.result(counts);
+                drop((model.info(), models::available(), budget::remaining()));
+            }
             2 => {
                 let text = self.arguments.text();
                 let special = self.arguments.flag();
