@@ -1,3 +1,3 @@
 module corral
 
-go 1.25
+go 1.27

@@ -1,6 +1,6 @@
 module example.com/{{name}}
 
-go 1.25
+go 1.27
 
 require corral v0.0.0
 
