@@ -49,7 +49,8 @@ pub const MAX_CACHED_BYTES: usize = 128 << 20;
 /// Estimated memory of one compiled grammar; every matcher begins with a copy.
 pub const MAX_COMPILED_BYTES: usize = 32 << 20;
 /// Estimated memory of a model's compiled grammars and of the lexers of its matchers. One tenant may hold three quarters
-/// of what the others leave. A schema of 1,200 properties takes 1.2 MB by this estimate, and a matcher of it some 3 MB of the process.
+/// of what the others leave. A schema of 1,200 properties takes 1.2 MB by this estimate, and a matcher of it some 3 MB of
+/// the process.
 pub const MAX_HELD_BYTES: usize = 512 << 20;
 /// Memory of one matcher's lexer.
 pub const MAX_MATCHER_BYTES: usize = 64 << 20;
