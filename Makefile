@@ -194,7 +194,7 @@ soak: check-install plugins test-device
 	@$(SETUP); export $(if $(SEED),CORRAL_SEED=$(SEED)) CORRAL_MINUTES="$(or $(MINUTES),60)"; \
 	  $(SOAK) --lib --test scheduler -- random_workloads fetches_end; \
 	  $(SOAK) --test deploy_crash_safety --test random_calls; \
-	  $(SOAK) --test jobs -- --ignored; \
+	  $(SOAK) --test jobs --test bench_all -- --ignored; \
 	  CORRAL_MUTANTS=$$((10000 * CORRAL_MINUTES / 60)) $(SOAK) --test broken_models -- --ignored --nocapture; \
 	  tests/clients/setup.sh >/dev/null; CORRAL_AGENTS=$$(tests/clients/agents/setup.sh); export CORRAL_AGENTS; \
 	  $(SOAK) --test agents -- --ignored --nocapture; \

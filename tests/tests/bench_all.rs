@@ -20,6 +20,7 @@ const WITH_ENDS: usize = 32;
 
 /// A renamed member would otherwise lose its target in silence.
 #[test]
+#[ignore = "takes minutes: make soak"]
 fn every_target_has_a_figure() {
     // Corral is its own peer of both kinds.
     let peer = Corral::start_with_routes(
