@@ -526,7 +526,7 @@ mod tests {
             shares += part.share;
         }
         // As in BENCHMARKS.md.
-        assert_eq!(shares, Duration::from_secs(58 * 60));
+        assert_eq!(shares, Duration::from_secs(59 * 60));
     }
 
     #[test]
