@@ -144,9 +144,22 @@ pub(super) fn cache_dir<'a, Bytes: AsRef<[u8]> + ?Sized + 'a>(
     let digest = Digest::of(source).to_string();
     let version = digest.trim_start_matches("sha256:").get(..16);
     let dir = cache.join(format!("{name}-{}", version.unwrap_or_default()));
+    if dir.is_dir() {
+        return Ok(dir);
+    }
+    let failed = || format!("cannot write to {}", dir.display());
+    // It gets its name when it is complete: another process may read it at once.
+    let partial = dir.with_extension(format!("{}.partial", std::process::id()));
     for (path, bytes) in files {
-        write_if_changed(&dir.join(path), bytes.as_ref())
-            .map_err(Error::context(format!("cannot write to {}", dir.display())))?;
+        write_if_changed(&partial.join(path), bytes.as_ref()).map_err(Error::context(failed()))?;
+    }
+    if let Err(error) = fs::rename(&partial, &dir) {
+        // Without loss: this process wrote it.
+        let _ = fs::remove_dir_all(&partial);
+        // Another process may have been faster.
+        if !dir.is_dir() {
+            return Err(Error::context(failed())(error));
+        }
     }
     Ok(dir)
 }
