@@ -31,6 +31,37 @@ pub fn deploy_shout(project: &Path) -> Corral {
     server
 }
 
+/// Checks the deployment `parts`, a plugin that tries the SDK of a language: its events; its answers, as name, body and end of
+/// the answer; its errors, as name, body, status and code.
+pub fn check_parts(server: &Corral, answers: &[[&str; 3]], errors: &[(&str, &str, u16, &str)]) {
+    let post = |name: &str, body: &str| server.post(&format!("/parts/{name}"), body);
+    let sum = RELIABLE_SUMS[0];
+    let (question, right) = (sum.question(), sum.answer());
+    let events = post("events", &question).body;
+    // The texts of several tokens may come as one event.
+    let texts = events.replace("\n\ndata: ", "").replace("data: ", "");
+    let tokens = right.len() + 1;
+    let expected = format!("{right}\n\nevent: end\n{tokens} tokens\nfinish 0\n\n");
+    assert_eq!(texts, expected, "{events:?}");
+    let events = post("error-after-events", "").body;
+    let error = r#"{"type":"about:blank","status":409,"code":"over","detail":"it is \"over\""}"#;
+    let expected = format!("data: first\n\nevent: error\ndata: {error}\n\n");
+    assert_eq!(events, expected);
+    let many = ["many", &question, &right];
+    for [name, body, expected] in answers.iter().chain([&many]) {
+        let answer = post(name, body);
+        assert_eq!(answer.status, 200, "{name}: {answer:?}");
+        assert!(answer.body.ends_with(expected), "{name}: {answer:?}");
+    }
+    for (name, body, status, code) in errors {
+        let answer = post(name, body);
+        assert_eq!(answer.status, *status, "{name}: {answer:?}");
+        assert_eq!(answer.json()["code"], *code, "{name}: {answer:?}");
+        let content_type = answer.header("content-type");
+        assert_eq!(content_type, Some("application/problem+json"), "{answer:?}");
+    }
+}
+
 /// Changes a file of `shout` from `old` to `new`, and runs `watch` until the server answers a sum with `expected`.
 pub fn check_saved_change(
     watch: Command,

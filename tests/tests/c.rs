@@ -3,16 +3,15 @@
 //! `tests/clients/setup.sh` installs the compiler.
 
 use corral_tests::authoring::{
-    BUILD_TIMEOUT, check_chat_and_job, check_saved_change, deploy_shout, root, succeeds,
+    BUILD_TIMEOUT, check_chat_and_job, check_parts, check_saved_change, deploy_shout, root,
+    succeeds,
 };
 use corral_tests::{
-    Corral, EXAMPLES_IN_C, RELIABLE_SUMS, Sum, artifacts, check_uncaught_errors, run_command,
+    Corral, EXAMPLES_IN_C, RELIABLE_SUMS, artifacts, check_uncaught_errors, run_command,
     scratch_dir, start_examples,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-const SUM: Sum = RELIABLE_SUMS[0];
 
 fn corral(dir: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(artifacts::binary());
@@ -94,43 +93,17 @@ fn sdk_answers_and_maps_errors() {
     .expect("written");
     let server = Corral::start_with_store(&[]);
     server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
-    let post = |name: &str, body: &str| server.post(&format!("/parts/{name}"), body);
-    let (question, right) = (SUM.question(), SUM.answer());
-
-    let events = post("events", &question).body;
-    // The texts of several tokens may come as one event.
-    let texts = events.replace("\n\ndata: ", "").replace("data: ", "");
-    let expected = format!(
-        "{right}\n\nevent: end\n{} tokens\nfinish 0\n\n",
-        right.len() + 1
-    );
-    assert_eq!(texts, expected, "{events:?}");
-    let events = post("error-after-events", "").body;
-    let error = r#"{"type":"about:blank","status":409,"code":"over","detail":"it is \"over\""}"#;
-    assert_eq!(
-        events,
-        format!("data: first\n\nevent: error\ndata: {error}\n\n")
-    );
-
-    for (name, body, expected) in [
-        ("many", &*question, &*right),
-        ("constrained", "[ab]{3}c", "c"),
-        ("stopped", "", "1 1"),
-        ("error-after-response", "", "whole"),
-        ("handled", "", "not-found 0"),
-        ("parts?a=b", "", "POST /parts/parts ?a=b - - dry"),
-    ] {
-        let answer = post(name, body);
-        assert_eq!(answer.status, 200, "{name}: {answer:?}");
-        assert!(answer.body.ends_with(expected), "{name}: {answer:?}");
-    }
-    let answer = server.request("POST", "/parts/parts", &[("x-name", "Ada")], "");
-    assert_eq!(answer.body, "POST /parts/parts ? Ada - dry");
-
     let long = "x".repeat(40_000);
     let large = "x".repeat((1 << 20) + 1);
     let deep = "[".repeat(100);
-    for (name, body, status, code) in [
+    let answers = [
+        ["constrained", "[ab]{3}c", "c"],
+        ["stopped", "", "1 1"],
+        ["error-after-response", "", "whole"],
+        ["handled", "", "not-found 0"],
+        ["parts?a=b", "", "POST /parts/parts ?a=b - - dry"],
+    ];
+    let errors = [
         ("json", "{", 400, "invalid-body"),
         ("json", "[]", 400, "invalid-body"),
         ("json", &deep, 400, "invalid-body"),
@@ -146,13 +119,10 @@ fn sdk_answers_and_maps_errors() {
         ("no-status", "", 500, "plugin-failed"),
         ("no-error-status", "", 500, "odd"),
         ("other", "", 500, "plugin-failed"),
-    ] {
-        let answer = post(name, body);
-        assert_eq!(answer.status, status, "{name}: {answer:?}");
-        assert_eq!(answer.json()["code"], code, "{name}: {answer:?}");
-        let content_type = answer.header("content-type");
-        assert_eq!(content_type, Some("application/problem+json"), "{answer:?}");
-    }
+    ];
+    check_parts(&server, &answers, &errors);
+    let answer = server.request("POST", "/parts/parts", &[("x-name", "Ada")], "");
+    assert_eq!(answer.body, "POST /parts/parts ? Ada - dry");
 }
 
 /// The code of the guide, each block as a plugin.

@@ -1,6 +1,8 @@
 //! Plugins in Go: the SDK, its guide, and projects of `corral new --lang go`. `tests/go.sh` installs Go.
 
-use corral_tests::authoring::{BUILD_TIMEOUT, check_saved_change, deploy_shout, root, succeeds};
+use corral_tests::authoring::{
+    BUILD_TIMEOUT, check_parts, check_saved_change, deploy_shout, root, succeeds,
+};
 use corral_tests::{
     Corral, RELIABLE_SUMS, Sum, artifacts, check_uncaught_errors, run_command, scratch_dir,
 };
@@ -55,38 +57,16 @@ fn sdk_answers_and_maps_errors() {
     std::fs::write(&manifest, text).expect("written");
     let server = Corral::start_with_store(&[]);
     server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
-    let post = |name: &str, body: &str| server.post(&format!("/parts/{name}"), body);
-    let (question, right) = (SUM.question(), SUM.answer());
-
-    let events = post("events", &question).body;
-    // The texts of several tokens may come as one event.
-    let texts = events.replace("\n\ndata: ", "").replace("data: ", "");
-    let tokens = right.len() + 1;
-    let expected = format!("{right}\n\nevent: end\n{tokens} tokens\nfinish 0\n\n");
-    assert_eq!(texts, expected, "{events:?}");
-    let events = post("error-after-events", "").body;
-    let error = r#"{"type":"about:blank","status":409,"code":"over","detail":"it is \"over\""}"#;
-    let expected = format!("data: first\n\nevent: error\ndata: {error}\n\n");
-    assert_eq!(events, expected);
-
-    for (name, body, expected) in [
-        ("many", &*question, &*right),
-        ("constrained", "[ab]{3}c", "c"),
-        ("stopped", "", "1 1"),
-        ("error-after-response", "", "whole"),
-        ("parts?a=b", "", "POST /parts/parts ?a=b  \"\" dry"),
-        ("json", r#"{"prompt":"x"}"#, r#"{"Prompt":"x"}"#),
-    ] {
-        let answer = post(name, body);
-        assert_eq!(answer.status, 200, "{name}: {answer:?}");
-        assert!(answer.body.ends_with(expected), "{name}: {answer:?}");
-    }
-    let answer = server.request("POST", "/parts/parts", &[("x-name", "Ada")], "");
-    assert_eq!(answer.body, "POST /parts/parts ? Ada \"\" dry");
-
     let long = "x".repeat(40_000);
     let large = "x".repeat((1 << 20) + 1);
-    for (name, body, status, code) in [
+    let answers = [
+        ["constrained", "[ab]{3}c", "c"],
+        ["stopped", "", "1 1"],
+        ["error-after-response", "", "whole"],
+        ["parts?a=b", "", "POST /parts/parts ?a=b  \"\" dry"],
+        ["json", r#"{"prompt":"x"}"#, r#"{"Prompt":"x"}"#],
+    ];
+    let errors = [
         ("json", "{", 400, "invalid-body"),
         ("json", "[]", 400, "invalid-body"),
         ("json", r#"{"prompt":"x"}]"#, 400, "invalid-body"),
@@ -102,13 +82,10 @@ fn sdk_answers_and_maps_errors() {
         ("no-error-status", "", 500, "odd"),
         ("other-error", "", 500, "plugin-failed"),
         ("other", "", 500, "plugin-failed"),
-    ] {
-        let answer = post(name, body);
-        assert_eq!(answer.status, status, "{name}: {answer:?}");
-        assert_eq!(answer.json()["code"], code, "{name}: {answer:?}");
-        let content_type = answer.header("content-type");
-        assert_eq!(content_type, Some("application/problem+json"), "{answer:?}");
-    }
+    ];
+    check_parts(&server, &answers, &errors);
+    let answer = server.request("POST", "/parts/parts", &[("x-name", "Ada")], "");
+    assert_eq!(answer.body, "POST /parts/parts ? Ada \"\" dry");
 }
 
 /// The code of the guide, each block as a plugin.
