@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Builds the plugin `measure` in Python, JavaScript and C, for `corral-bench languages`.
+# Builds the plugin `measure` in Python, JavaScript, C and Go, for `corral-bench languages`.
 #
 #   plugins/measure/languages.sh OUT_DIR
 #
 # Writes OUT_DIR/measure-LANGUAGE.wasm. `corral` is CORRAL_BIN, or the one in PATH. The compilers are those of
-# tests/clients/setup.sh, which installs them unless CORRAL_CLIENTS has its directory.
+# tests/clients/setup.sh and tests/go.sh, which install them unless CORRAL_CLIENTS has the directory of the former, and CORRAL_GO
+# the path of Go.
 set -euo pipefail
 
 die() { echo "plugins/measure/languages.sh: $*" >&2; exit 1; }
@@ -16,7 +17,9 @@ out=$(cd "$1" && pwd)
 cd "$(dirname "$0")"
 sources=$PWD
 clients=${CORRAL_CLIENTS:-$(../../tests/clients/setup.sh)}
-export PATH=$clients/python/bin:$PATH NODE_PATH=$clients/node/node_modules PYTHONDONTWRITEBYTECODE=1
+go=${CORRAL_GO:-$(../../tests/go.sh)}
+export PATH=$clients/python/bin:${go%/*}:$PATH NODE_PATH=$clients/node/node_modules PYTHONDONTWRITEBYTECODE=1
+export GOTOOLCHAIN=local GOPROXY=off
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export XDG_CACHE_HOME=$scratch/cache
@@ -36,3 +39,4 @@ build() {
 build python measure.py app.py
 build javascript measure.js app.js
 build c measure.c plugin.c
+build go measure.go plugin.go

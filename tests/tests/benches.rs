@@ -190,7 +190,10 @@ fn language_bench_measures_each_form() {
     build
         .arg(&dir)
         .env("CORRAL_BIN", artifacts::binary())
-        .env("CORRAL_CLIENTS", artifacts::clients());
+        .env("CORRAL_CLIENTS", artifacts::clients())
+        .env("CORRAL_GO", artifacts::go())
+        // That of `go.rs`, with what Go has compiled of its library.
+        .env("GOCACHE", artifacts::scratch().join("go/go-build"));
     let built = run_command(&mut build, TIMEOUT);
     assert_eq!(built.code, Some(0), "{built:?}");
     let files = [
@@ -203,7 +206,7 @@ fn language_bench_measures_each_form() {
     let ended = bench_within(TIMEOUT, line, &files);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let found = object(line, &ended);
-    let languages = ["Rust", "Python", "JavaScript", "C"];
+    let languages = ["Rust", "Python", "JavaScript", "C", "Go"];
     let reused = ["Python, instances reused", "JavaScript, reused"];
     let others = [
         "Rust, table",

@@ -12,7 +12,8 @@
 //! | `table` | a look-up in a table that each instance computes, or its initialization |
 //! | `call` | the host call `sequence.length` |
 //!
-//! `measure.py`, `measure.js` and `measure.c` are `none` and `top` in other languages, for `corral-bench languages`.
+//! `measure.py`, `measure.js`, `measure.c` and `measure.go` are `none` and `top` in other languages, for
+//! `corral-bench languages`.
 
 use corral_sdk::{
     Error, GenerateOptions, Model, NextTokenRequest, Request, Response, Sequence, Token,

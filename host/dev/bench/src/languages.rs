@@ -174,6 +174,7 @@ async fn forms(
         ("Python", other("python")),
         ("JavaScript", other("javascript")),
         ("C", other("c")),
+        ("Go", other("go")),
     ] {
         let component = read(&file)?;
         let loaded = server.runtime().load_plugin(name, file, limits()).await?;

@@ -72,7 +72,7 @@ enum Bench {
     Http(http::HttpArgs),
     /// Time that limits add to the compilation of a new component and of a new grammar
     Isolation(isolation::IsolationArgs),
-    /// Costs of plugins in Rust, Python, JavaScript and C, and of a plugin whose model is on another host
+    /// Costs of plugins in Rust, Python, JavaScript, C and Go, and of a plugin whose model is on another host
     Languages(languages::LanguagesArgs),
     /// First tokens, gaps and tokens a second under each latency policy, beside a peer's
     Latency(latency::LatencyArgs),
