@@ -1,16 +1,14 @@
-//! Plugins in Go: the SDK, its guide, and projects of `corral new --lang go`. `tests/go.sh` installs Go.
+//! Plugins in Go: the SDK, an example, and projects of `corral new --lang go`. `tests/go.sh` installs Go.
 
 use corral_tests::authoring::{
     BUILD_TIMEOUT, check_parts, check_saved_change, deploy_shout, root, succeeds,
 };
 use corral_tests::{
-    Corral, RELIABLE_SUMS, Sum, artifacts, check_uncaught_errors, run_command, scratch_dir,
+    Corral, RELIABLE_SUMS, artifacts, check_uncaught_errors, run_command, scratch_dir,
+    start_examples,
 };
-use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-const SUM: Sum = RELIABLE_SUMS[0];
 
 /// The command line, with Go before other programs and a cache of its own, also of what Go has compiled.
 fn corral(dir: &Path, arguments: &[&str]) -> Command {
@@ -88,27 +86,22 @@ fn sdk_answers_and_maps_errors() {
     assert_eq!(answer.body, "POST /parts/parts ? Ada \"\" dry");
 }
 
-/// The code of the guide, each block as a plugin.
 #[test]
-fn code_of_the_guide_answers() {
-    let guide = std::fs::read_to_string(root().join("docs/go.md")).expect("readable");
-    let blocks = guide.split("\n```go\n").skip(1);
-    let blocks: Vec<_> = blocks.map(|block| block.split("\n```\n").next()).collect();
-    let [first, best_of_n] = blocks[..] else {
-        panic!("two blocks: {blocks:?}");
-    };
-    let project = project("guide");
-    let template = std::fs::read_to_string(project.join("plugin.go")).expect("readable");
-    assert_eq!(first.map(|text| format!("{text}\n")), Some(template));
-    let source = format!("{}\n", best_of_n.expect("an end"));
-    std::fs::write(project.join("plugin.go"), source).expect("written");
+fn example_answers_as_in_rust() {
+    let project = project("best-of-n");
+    let source = root().join("examples/best-of-n/best_of_n.go");
+    std::fs::copy(source, project.join("plugin.go")).expect("copied");
     let component = build(&project);
-    let server = Corral::start_with(&["--plugin", &format!("/guide={}", component.display())]);
-    let body = json!({"prompt": SUM.question(), "n": 4});
-    let answer = server.post("/guide", body.to_string());
-    assert_eq!(answer.status, 200, "{answer:?}");
-    assert_eq!(answer.json()["text"], SUM.answer(), "{answer:?}");
+    let plugin = format!("/go/best-of-n={}", component.display());
+    start_examples("/go", &["best-of-n"], &[plugin]);
     check_uncaught_errors(&component, "");
+}
+
+#[test]
+fn guide_shows_the_template() {
+    let read = |path: &str| std::fs::read_to_string(root().join(path)).expect("readable");
+    let template = read("host/cli/templates/go/plugin.go");
+    assert!(read("docs/go.md").contains(&format!("\n```go\n{template}```\n")));
 }
 
 #[test]
