@@ -48,4 +48,4 @@ def test_explanation_fails_without_difference():
     assert compare.differences(ANSWER, ANSWER) == []
     entry = {"reason": "so", "requests": ["chat/*"], "differences": ["missing a"]}
     lines = compare.unexplained({"chat/x": []}, [entry])
-    assert lines == ["explained.toml: chat/*: no longer: missing a"]
+    assert lines == ["known_differences.toml: chat/*: no longer: missing a"]

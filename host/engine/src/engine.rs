@@ -9,16 +9,16 @@ mod loaded_draft;
 mod loaded_model;
 mod startup;
 
+use crate::benchmark_context::RawContext;
 use crate::embedding::Embedder;
 use crate::engine_waker::EngineWaker;
 use crate::generation::mailbox;
 use crate::image::{Image, ImageEncoder, ImageKey, ImageStore};
 use crate::machine_memory::MemoryPressure;
-use crate::metric::Metric;
+use crate::metric_sample::Metric;
 use crate::metrics::{EngineMetrics, add, get, grammar_metrics};
 use crate::next_token;
 use crate::open_request_limits::{OpenRequestLimits, RequestLoad, RequestPermit};
-use crate::raw_context::RawContext;
 use crate::snapshot::{Snapshots, digest_of_parts};
 use crate::split_files::split_files;
 use crate::status::{DroppedPrefixes, EngineStatus, EntryStatus, RequestCounts};

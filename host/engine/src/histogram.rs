@@ -1,6 +1,6 @@
 //! A histogram with fixed buckets, as Prometheus defines it. Any thread may observe; no lock is taken.
 
-use crate::metric::{Metric, MetricKind};
+use crate::metric_sample::{Metric, MetricKind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts observations by upper bounds. The last bucket is unbounded.

@@ -15,9 +15,9 @@ pub(crate) mod decoder;
 mod encoder;
 pub(crate) mod estimate;
 pub(crate) mod picture;
-mod saved;
+mod snapshot_images;
 mod store;
 
 pub use encoder::{ImageEncoder, MAX_IMAGE_BYTES};
-pub use saved::{SavedImages, save_images};
+pub use snapshot_images::{SavedImages, save_images};
 pub use store::{Image, ImageKey, ImageStore};

@@ -10,6 +10,7 @@
 #![warn(missing_docs)]
 
 mod backend;
+mod benchmark_context;
 mod block_on;
 mod cache_feed;
 mod caller;
@@ -31,7 +32,7 @@ mod histogram;
 mod image;
 mod machine_memory;
 mod memory_estimate;
-mod metric;
+mod metric_sample;
 mod metrics;
 mod model_check;
 mod model_config;
@@ -41,7 +42,6 @@ mod next_token;
 mod open_request_limits;
 mod prefix_files;
 mod prompt_lookup;
-mod raw_context;
 mod reply;
 mod request_observer;
 mod sequence;
@@ -87,7 +87,7 @@ pub use generation::{Chunk, FinishReason, Generation, Outcome};
 pub use generation_trace::{GenerationRecord, GenerationSink, GenerationTrace};
 pub use histogram::Histogram;
 pub use machine_memory::{MemoryFiles, MemoryPressure, MemoryReading, machine_memory};
-pub use metric::{Metric, MetricKind};
+pub use metric_sample::{Metric, MetricKind};
 pub use model_check::ModelCheck;
 pub use model_check::input::CHECK_MODEL_JOB;
 pub use model_check::job::check_model_job;
@@ -117,12 +117,12 @@ pub type Token = u32;
 /// Parts for tests and benchmarks, which the server does not use.
 pub mod testing {
     pub use crate::backend::{Backend, DecodeError, LogitsCopied, SaveError, TokenInput};
+    pub use crate::benchmark_context::RawContext;
     pub use crate::engine_waker::EngineWaker;
     pub use crate::external_sampler::SamplerMailbox;
     pub use crate::image::audio::decode_audio;
     pub use crate::image::picture::decode_picture;
     pub use crate::prefix_files::has_state as prefix_file_has_state;
-    pub use crate::raw_context::RawContext;
     pub use crate::snapshot::Origin as SnapshotOrigin;
     pub use crate::swap_store::{FetchResult, SwapBudget, SwapStore};
     pub use crate::text_decoder::TextDecoder;

@@ -1,4 +1,4 @@
-//! Estimates a model's memory from the head of its file.
+//! Estimates a model's memory from the header of its file.
 //!
 //! GGUF types enter here in three ways:
 //!
@@ -8,7 +8,7 @@
 //!
 //! The estimate counts all cells for every layer, which is too much for hybrid models and sliding windows.
 
-mod known_heads;
+mod header_cache;
 
 use crate::error::LoadError;
 use crate::split_files::split_files;
@@ -74,7 +74,7 @@ pub(crate) struct WeightBytes {
 }
 
 impl MemoryEstimate {
-    /// Reads the head of a file, or of the first of several. Fails as the load would: if the file can't be read, is
+    /// Reads the header of a file, or of the first of several. Fails as the load would: if the file can't be read, is
     /// not GGUF, or if llama.cpp would end the process on it.
     pub fn read(path: &Path) -> Result<Self, LoadError> {
         Self::read_with(path, true)
@@ -90,7 +90,7 @@ impl MemoryEstimate {
         check_magic(path)?;
         Ok(Self {
             path: path.to_owned(),
-            metadata: known_heads::metadata(path, || Self::read_metadata(path, vocabulary))?,
+            metadata: header_cache::metadata(path, || Self::read_metadata(path, vocabulary))?,
         })
     }
 
@@ -100,7 +100,7 @@ impl MemoryEstimate {
                 || (vocabulary && key == VOCABULARY)
                 || SIZE_KEYS.iter().any(|suffix| key.ends_with(suffix))
         };
-        let found = metadata_where(path, wanted).map_err(|error| head_error(path, error))?;
+        let found = metadata_where(path, wanted).map_err(|error| header_error(path, error))?;
         if let Some(token) = repeated_token(&found) {
             return Err(LoadError::Llama(LlamaError::Damaged {
                 path: path.to_owned(),
@@ -226,7 +226,7 @@ impl MemoryEstimate {
         };
         let (mut embeddings, mut has_output) = (0, false);
         for part in split_files(&self.path) {
-            for tensor in tensors(&part).map_err(|error| head_error(&part, error))? {
+            for tensor in tensors(&part).map_err(|error| header_error(&part, error))? {
                 let layer = layer_of(&tensor.name);
                 let sum = match layer.and_then(|layer| weights.layers.get_mut(layer)) {
                     Some(sum) => sum,
@@ -272,8 +272,8 @@ fn rounded(cells: u32) -> u64 {
     u64::from(cells).next_multiple_of(CELL_MULTIPLE)
 }
 
-/// The error of a model file whose head can't be read.
-pub(crate) fn head_error(path: &Path, error: GgufError) -> LoadError {
+/// The error of a model file whose header can't be read.
+pub(crate) fn header_error(path: &Path, error: GgufError) -> LoadError {
     let cause = match error {
         GgufError::HeadTooLarge { .. } => return LlamaError::HeadTooLarge(error).into(),
         GgufError::Read { cause, .. } => cause,

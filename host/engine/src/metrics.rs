@@ -13,7 +13,7 @@
 //! accepted draft is a token like any other.
 
 use crate::histogram::Histogram;
-use crate::metric::{Metric, MetricKind};
+use crate::metric_sample::{Metric, MetricKind};
 use corral_constraint::GrammarCounters;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,9 +1,9 @@
-//! Facts that the head of a model file states, for people. Loads nothing and checks nothing else of the file.
+//! Facts that the header of a model file states, for people. Loads nothing and checks nothing else of the file.
 
 use crate::LoadError;
 use crate::default_cells::cells_within;
 use crate::machine_memory::machine_memory;
-use crate::memory_estimate::{MemoryEstimate, head_error};
+use crate::memory_estimate::{MemoryEstimate, header_error};
 use crate::model_config::ModelConfig;
 use crate::split_files::split_files;
 use corral_llama::KvType;
@@ -46,14 +46,14 @@ pub struct ModelFile {
 }
 
 impl ModelFile {
-    /// Reads the head of a file, or of the first of several. Fails if a file can't be read or is not GGUF.
+    /// Reads the header of a file, or of the first of several. Fails if a file can't be read or is not GGUF.
     pub fn read(path: &Path) -> Result<Self, LoadError> {
         let estimate = MemoryEstimate::read(path)?;
         let wanted = |key: &str| {
             [ARCHITECTURE, NAME, CHAT_TEMPLATE].contains(&key)
                 || ENCODERS.iter().any(|(encoder, _)| *encoder == key)
         };
-        let found = metadata_where(path, wanted).map_err(|error| head_error(path, error))?;
+        let found = metadata_where(path, wanted).map_err(|error| header_error(path, error))?;
         let has = |encoder: &str| {
             let mut found = found.iter();
             found.any(|(key, value)| key == encoder && matches!(value, Value::Bool(true)))
@@ -69,7 +69,7 @@ impl ModelFile {
             .collect();
         let mut types: HashMap<String, u64> = HashMap::new();
         for part in split_files(path) {
-            for tensor in tensors(&part).map_err(|error| head_error(&part, error))? {
+            for tensor in tensors(&part).map_err(|error| header_error(&part, error))? {
                 let bytes = types.entry(tensor.type_name).or_default();
                 *bytes = bytes.saturating_add(tensor.bytes);
             }

@@ -7,7 +7,7 @@
 use crate::generation_trace::GenerationTrace;
 use crate::histogram::Histogram;
 use crate::histogram_names;
-use crate::metric::Metric;
+use crate::metric_sample::Metric;
 use crate::metrics::{add, get};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};

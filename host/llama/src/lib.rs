@@ -34,9 +34,9 @@ mod model;
 mod output;
 mod progress;
 pub mod quantize;
-mod queue_delay;
 mod raw_context;
-mod reference;
+mod reference_samplers;
+mod run_queue_delay;
 mod thread_pool;
 
 pub use backend_status::{BackendStatus, backends, built_with};
@@ -56,8 +56,8 @@ pub use media_encoder::{ImagePart, MediaEncoder};
 pub use model::{FileAccess, Model, check_magic};
 pub use output::{LogitsCopied, Output};
 pub use progress::{LoadGate, LoadProgress, LoadStage};
-pub use queue_delay::queue_delay;
-pub use reference::ReferenceChain;
+pub use reference_samplers::ReferenceChain;
+pub use run_queue_delay::queue_delay;
 
 /// Index into a model's vocabulary.
 pub type Token = u32;

@@ -5,7 +5,7 @@ use crate::batch::{Batch, TokenInput};
 use crate::context_settings::ContextSettings;
 use crate::device_top_k::DeviceSamplers;
 use crate::log;
-use crate::queue_delay::queue_delay;
+use crate::run_queue_delay::queue_delay;
 use crate::thread_pool::ThreadPool;
 use crate::{DecodeError, ImageTable, LlamaError, Model, SeqId};
 use llama_cpp_sys_2 as sys;

@@ -6,7 +6,7 @@
 //! a thread cannot start; the threads of a pool that is not in use sleep.
 
 use crate::ggml::cpu_function;
-use crate::queue_delay::{QueueDelay, start_named};
+use crate::run_queue_delay::{QueueDelay, start_named};
 use llama_cpp_sys_2 as sys;
 use std::ffi::c_void;
 use std::ptr::NonNull;

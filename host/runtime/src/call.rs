@@ -14,9 +14,9 @@ use crate::call_outcome::CallOutcome;
 use crate::compute_turns::TurnQueue;
 use crate::config::Limits;
 use crate::counters::CallLimit;
+use crate::cpu_meter::Meter;
 use crate::idle_instances::{IdleInstances, InstanceOwner, ReusedInstance};
-use crate::meter::Meter;
-use crate::repoll::repoll;
+use crate::poll_again::poll_again;
 use crate::state::State;
 use crate::store::store;
 use crate::ticker::TickGuard;
@@ -115,7 +115,7 @@ impl Call {
         work: impl Future<Output = wasmtime::Result<R>>,
     ) -> Result<R, CallError> {
         let work = pin!(work);
-        let mut work = pin!(repoll(work));
+        let mut work = pin!(poll_again(work));
         let counted = pin!(poll_fn(|cx| {
             self.outcome.deployment.guest_polls.increment();
             work.as_mut().poll(cx)

@@ -1,6 +1,6 @@
 //! What belongs to one call of a handler: on whose behalf it runs, and what counts it.
 
-use crate::output::LogOrigin;
+use crate::plugin_output::LogOrigin;
 use crate::quota::QuotaPermit;
 use corral_engine::{Caller, Tenant, TokenUsage};
 use std::sync::Arc;

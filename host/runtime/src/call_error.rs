@@ -3,7 +3,7 @@
 //! The texts never show causes inside the host; those go to the log.
 
 use crate::counters::CallLimit;
-use crate::meter::Meter;
+use crate::cpu_meter::Meter;
 use crate::random::RandomDenied;
 use std::time::Duration;
 use strum::{IntoStaticStr, VariantNames};

@@ -2,11 +2,11 @@
 
 use crate::component_source::ComponentSource;
 use crate::folders::Folders;
-use crate::last_line::LastLine;
+use crate::last_stderr_line::LastLine;
+use crate::message_subject::SubjectPattern;
 use crate::outbound::OutboundGrant;
 use crate::quota::QuotaPermit;
 use crate::secrets::Secrets;
-use crate::subject::SubjectPattern;
 use crate::trace::CallTrace;
 use corral_engine::{Latency, Tenant, TokenUsage};
 use corral_isolation::ChildProcesses;

@@ -14,7 +14,7 @@ use crate::config::CallOptions;
 use crate::counters::{DeploymentCounters, OutboundRefusal};
 use crate::deployment_directory::DeploymentDirectory;
 use crate::outbound::{BODY_BYTES, RequestBody};
-use crate::output::LogOrigin;
+use crate::plugin_output::LogOrigin;
 use crate::quota::QuotaPermit;
 use corral_engine::{Caller, Tenant, TokenUsage};
 use http::{HeaderName, HeaderValue, Request, Response, Uri};

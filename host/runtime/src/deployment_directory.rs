@@ -4,10 +4,10 @@
 use crate::body::Body;
 use crate::call_error::CallError;
 use crate::config::CallOptions;
+use crate::message_subject::{Subject, SubjectPattern};
 use crate::messages::{Message, MessageSender, Publishing};
 use crate::outbound::RequestBody;
 use crate::quota::QuotaPermit;
-use crate::subject::{Subject, SubjectPattern};
 use http::{HeaderMap, Request, Response};
 use std::collections::BTreeSet;
 use std::pin::Pin;

@@ -6,7 +6,7 @@
 //! Without a grant a plugin has no preopened directory, so it cannot open anything.
 
 use crate::deployment_share::deployment_share;
-use crate::named::{Named, check_name};
+use crate::named_values::{Named, check_name};
 use rustix::fs::{Mode, OFlags};
 use std::fmt;
 use std::fs::File;

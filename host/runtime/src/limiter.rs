@@ -2,7 +2,7 @@
 
 use crate::config::{CORE_INSTANCES, MEMORIES, TABLE_ELEMENTS, TABLES};
 use crate::counters::{DeploymentCounters, ResourceCount, ResourceKind};
-use crate::meter::Meter;
+use crate::cpu_meter::Meter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use wasmtime::ResourceLimiter;

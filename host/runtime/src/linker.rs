@@ -1,6 +1,6 @@
 //! The host functions that plugins may import, linked once per wasmtime engine: one, or two with `--develop`.
 
-use crate::denied;
+use crate::denied_interfaces;
 use crate::host::{self, clocks, folders, http_bytes, random};
 use crate::state::State;
 use crate::wasm_engine::SetupError;
@@ -22,6 +22,6 @@ pub(crate) fn linker(engine: &Engine) -> Result<Linker<State>, SetupError> {
     folders::add_to_linker(&mut linker).map_err(link)?;
     http_bytes::add_to_linker(&mut linker).map_err(link)?;
     host::add_to_linker(&mut linker).map_err(link)?;
-    denied::add_to_linker(&mut linker).map_err(link)?;
+    denied_interfaces::add_to_linker(&mut linker).map_err(link)?;
     Ok(linker)
 }

@@ -9,7 +9,7 @@
 pub(crate) mod bindings;
 
 use crate::call_context::CallContext;
-use crate::subject::Subject;
+use crate::message_subject::Subject;
 use bytes::Bytes;
 use std::pin::Pin;
 use std::sync::Arc;

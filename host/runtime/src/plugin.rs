@@ -23,8 +23,8 @@ use crate::initialization::Initialized;
 use crate::key_values::KeyValues;
 use crate::models::VisibleModels;
 use crate::outbound::OutboundAccess;
-use crate::output::{LogOrigin, Output};
-use crate::shared::Shared;
+use crate::plugin_output::{LogOrigin, Output};
+use crate::shared_services::SharedServices;
 use crate::state::{State, StoreGrants};
 use crate::store::store;
 use crate::trace::CallTrace;
@@ -115,7 +115,7 @@ struct Inner {
     /// Instances that wait for another call, if calls may reuse one.
     idle: Option<Arc<IdleInstances>>,
     calls: AtomicU64,
-    shared: Arc<Shared>,
+    shared: Arc<SharedServices>,
 }
 
 impl Drop for Inner {
@@ -141,7 +141,7 @@ impl Plugin {
         compiled: CompiledPlugin,
         config: PluginConfig,
         models: VisibleModels,
-        shared: Arc<Shared>,
+        shared: Arc<SharedServices>,
     ) -> Self {
         shared.counters.plugins_loaded.increment();
         let quota_bytes = config.limits.key_value_bytes;

@@ -23,7 +23,7 @@ use crate::outbound::OutboundClient;
 use crate::plugin::Plugin;
 use crate::plugin_error::PluginError;
 use crate::sampling::resources::SamplerResources;
-use crate::shared::Shared;
+use crate::shared_services::SharedServices;
 use crate::ticker::Ticker;
 use crate::validate::{CompiledPlugin, compile, initialize};
 use crate::wasm_engine::{SetupError, pool_metrics};
@@ -38,7 +38,7 @@ use tokio::sync::Semaphore;
 
 /// Loads and runs plugins. One per process; cheap to clone.
 #[derive(Clone)]
-pub struct Runtime(Arc<Shared>);
+pub struct Runtime(Arc<SharedServices>);
 
 impl std::fmt::Debug for Runtime {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -71,7 +71,7 @@ impl Runtime {
         let sampling = SamplerResources::new(instances, Arc::clone(&ticker), Arc::clone(&counters));
         let turns = ComputeTurns::for_workers(Arc::clone(&counters));
         let outbound = OutboundClient::new(&config.outbound, Arc::clone(&counters));
-        Ok(Self(Arc::new(Shared {
+        Ok(Self(Arc::new(SharedServices {
             models,
             pool: Arc::new(InstancePermits::new(instances)),
             waiting_instances: Arc::new(Semaphore::new(waiting_instances(instances))),
@@ -215,7 +215,7 @@ impl Runtime {
     }
 }
 
-impl Shared {
+impl SharedServices {
     fn compile(
         &self,
         plugin: &str,

@@ -3,7 +3,7 @@
 //! Only [`Secret::expose`] returns a value, and only `wasi:config` calls it: no text form of a secret contains its value.
 //! Values are never written to disk.
 
-use crate::named::{Named, check_name};
+use crate::named_values::{Named, check_name};
 use std::fmt;
 use std::sync::Arc;
 

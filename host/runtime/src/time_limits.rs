@@ -4,7 +4,7 @@
 //! the limits are checked outside, around each poll of the work. There, too, a guest that computes waits for its turns.
 
 use crate::compute_turns::TurnQueue;
-use crate::meter::Meter;
+use crate::cpu_meter::Meter;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
@@ -102,8 +102,8 @@ mod tests {
     async fn spin(time: Duration, polls: &AtomicU32) {
         poll_fn(|_| {
             polls.fetch_add(1, Ordering::Relaxed);
-            let began = crate::meter::thread_nanos();
-            while u128::from(crate::meter::thread_nanos() - began) < time.as_nanos() {
+            let began = crate::cpu_meter::thread_nanos();
+            while u128::from(crate::cpu_meter::thread_nanos() - began) < time.as_nanos() {
                 std::hint::spin_loop();
             }
             Poll::Pending

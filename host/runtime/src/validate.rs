@@ -2,17 +2,17 @@
 
 use crate::compiler::{Compiler, WasmEngine};
 use crate::component_instances::component_instances;
+use crate::component_structure::check_bytes;
 use crate::composition::{
     PluginComponents, check_sampling, component_name, compose, find_faulty, sampling_link_name,
 };
-use crate::denied;
+use crate::denied_interfaces;
 use crate::initialization::{InitializationLimits, Initialized, Snapshot};
 use crate::interfaces::{HTTP_2, HTTP_3, MESSAGES, RUN_2, RUN_3, compatible, unknown_imports};
 use crate::messages::bindings::HandlerServicePre;
 use crate::plugin_error::PluginError;
 use crate::sampling::check_sampler;
 use crate::state::{SamplerPre, State};
-use crate::structure::check_bytes;
 use crate::truncate::cause;
 use crate::wasm_engine::{
     PERMIT_MEMORIES, PERMIT_TABLES, SMALL_COMPONENT_INSTANCES, plugin_permits,
@@ -154,7 +154,8 @@ fn instantiate_pre(
         let ty = component.component_type();
         let imports = ty.imports(&wasm.engine).map(|(name, _)| name);
         // Stand-ins are linked but not offered: only a composition imports them.
-        let unknown = unknown_imports(imports.filter(|name| !name.starts_with(denied::PACKAGE)));
+        let unknown =
+            unknown_imports(imports.filter(|name| !name.starts_with(denied_interfaces::PACKAGE)));
         if unknown.is_empty() {
             PluginError::Mismatch {
                 plugin: plugin.to_owned(),

@@ -1,8 +1,8 @@
 //! The tokens that a chain may still draw. Represented as [all logits](LogitRow) at first, and as a
-//! [list](crate::list) after a sampler has removed most of them.
+//! [list](crate::candidate_list) after a sampler has removed most of them.
 
 use crate::RepetitionLengths;
-use crate::list::{self, Candidate, MAX_SORTED, falling};
+use crate::candidate_list::{self, Candidate, MAX_SORTED, falling};
 use crate::logit_row::LogitRow;
 use crate::softmax::{SoftmaxSums, clamp_divisor};
 use crate::token_map::TokenMap;
@@ -111,7 +111,7 @@ impl<'a> Candidates<'a> {
     pub fn softmax_sums(&self) -> Option<SoftmaxSums> {
         match &self.row {
             Some(row) => row.softmax_sums(),
-            None => list::softmax_sums(self.list),
+            None => candidate_list::softmax_sums(self.list),
         }
     }
 
@@ -119,7 +119,7 @@ impl<'a> Candidates<'a> {
     pub fn standard_deviation(&self) -> f64 {
         match &self.row {
             Some(row) => row.standard_deviation(),
-            None => list::standard_deviation(self.list),
+            None => candidate_list::standard_deviation(self.list),
         }
     }
 
@@ -172,7 +172,7 @@ impl<'a> Candidates<'a> {
             let lowest = row.threshold(count);
             self.list_from(lowest);
         }
-        list::keep_first(self.list, count, falling);
+        candidate_list::keep_first(self.list, count, falling);
         if count <= MAX_SORTED as usize {
             self.list.sort_unstable_by(falling);
         }
@@ -194,7 +194,7 @@ impl<'a> Candidates<'a> {
     /// Keeps the fewest most likely tokens whose weights (e^d, see [`SoftmaxSums`]) sum up to
     /// `wanted`.
     pub fn keep_likely(&mut self, sums: SoftmaxSums, wanted: f64) {
-        let weight = |candidate: &Candidate| list::weight(candidate, sums.highest);
+        let weight = |candidate: &Candidate| candidate_list::weight(candidate, sums.highest);
         if let Some(row) = &mut self.row {
             // Usually the few tokens near the highest logit suffice.
             for nats in [2.0, 4.0, 6.0, 8.0, 12.0, 16.0, f32::INFINITY] {
@@ -210,13 +210,13 @@ impl<'a> Candidates<'a> {
             }
             self.row = None;
         }
-        list::keep_mass(self.list, falling, weight, |sum| sum >= wanted);
+        candidate_list::keep_mass(self.list, falling, weight, |sum| sum >= wanted);
         self.counted = self.list.len();
     }
 
     /// Keeps the fewest tokens nearest to the logit `center` whose weights exceed `wanted`.
     pub fn keep_near(&mut self, sums: SoftmaxSums, center: f32, wanted: f64) {
-        let weight = |candidate: &Candidate| list::weight(candidate, sums.highest);
+        let weight = |candidate: &Candidate| candidate_list::weight(candidate, sums.highest);
         let distance = |candidate: &Candidate| (candidate.logit - center).abs();
         if let Some(row) = &mut self.row {
             for nats in [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, f32::INFINITY] {
@@ -239,7 +239,7 @@ impl<'a> Candidates<'a> {
                 .total_cmp(&distance(b))
                 .then_with(|| falling(a, b))
         };
-        list::keep_mass(self.list, order, weight, |sum| sum > wanted);
+        candidate_list::keep_mass(self.list, order, weight, |sum| sum > wanted);
         self.counted = self.list.len();
     }
 
@@ -275,7 +275,7 @@ impl<'a> Candidates<'a> {
     pub fn draw(&mut self, point: f64) -> Option<Token> {
         match &mut self.row {
             Some(row) => row.draw(point),
-            None => list::draw(self.list, point),
+            None => candidate_list::draw(self.list, point),
         }
     }
 

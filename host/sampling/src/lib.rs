@@ -19,21 +19,20 @@
 #![warn(missing_docs)]
 
 mod apply;
+mod candidate_list;
 mod candidates;
-mod chain;
 mod dry;
 mod exp;
-mod list;
 mod logit_row;
 mod logprobs;
 mod sampler;
+mod sampler_chain;
 mod softmax;
 #[cfg(test)]
 mod tests;
 mod token_map;
 mod top_k;
 
-pub use chain::{ChainState, SamplerChain};
 pub use dry::Dry;
 pub use dry::breakers::{
     DryBreakers, MAX_BREAKER_BYTES, MAX_BREAKER_SEQUENCES, MAX_BREAKER_TAIL, MAX_BREAKERS,
@@ -44,6 +43,7 @@ pub use logprobs::{
 pub use sampler::{
     MAX_BIASES, MAX_LOOK_BACK, MAX_PENALTIES, MAX_SAMPLERS, Penalties, Sampler, check_samplers,
 };
+pub use sampler_chain::{ChainState, SamplerChain};
 pub use top_k::{Logits, TopKMiss, TopLogits, top_k_suffices};
 
 /// Index into a model's vocabulary.
@@ -62,8 +62,8 @@ type RepetitionLengths = Vec<u32>;
 #[derive(Debug, Default)]
 pub struct Scratch {
     row: logit_row::RowScratch,
-    list: Vec<list::Candidate>,
-    spare: Vec<list::Candidate>,
+    list: Vec<candidate_list::Candidate>,
+    spare: Vec<candidate_list::Candidate>,
     tokens: token_map::TokenMap,
     lengths: RepetitionLengths,
 }

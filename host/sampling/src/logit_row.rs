@@ -10,8 +10,8 @@
 //! finite read as minus infinity. Stored logits are those before the divisor.
 
 use crate::Token;
+use crate::candidate_list::Candidate;
 use crate::exp::{bound, exp};
-use crate::list::Candidate;
 use crate::softmax::{SoftmaxSums, clamp_divisor};
 
 /// Tokens per chunk: few enough that reading a chunk is nearly free, enough that there are few chunks.

@@ -1,6 +1,6 @@
 //! Log probabilities as the model computed them, before any sampler: what the OpenAI API reports.
 
-use crate::list::{self, Candidate, falling};
+use crate::candidate_list::{self, Candidate, falling};
 use crate::logit_row::LogitRow;
 use crate::{Error, Scratch, Token};
 
@@ -96,7 +96,7 @@ fn list_most_likely(logits: &mut LogitRow<'_>, count: usize, list: &mut Vec<Cand
     if count > 0 {
         let lowest = logits.threshold(count);
         logits.for_each_from(lowest, |candidate| list.push(candidate));
-        list::keep_first(list, count, falling);
+        candidate_list::keep_first(list, count, falling);
         list.sort_unstable_by(falling);
     }
 }

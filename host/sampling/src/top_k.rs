@@ -34,8 +34,8 @@
 //! NaN anywhere, so other selected tokens need not be the highest.
 
 use crate::apply;
+use crate::candidate_list::{self, Candidate, MAX_SORTED, falling};
 use crate::candidates::{Candidates, Workspace};
-use crate::list::{self, Candidate, MAX_SORTED, falling};
 use crate::softmax::clamp_divisor;
 use crate::{Sampler, Scratch, Token};
 
@@ -264,7 +264,7 @@ pub fn cut<'a>(
                 if border.is_some() && candidates.list().len() < count {
                     return Err(TopKMiss);
                 }
-                list::keep_first(candidates.list(), count, falling);
+                candidate_list::keep_first(candidates.list(), count, falling);
                 candidates.list().sort_unstable_by(falling);
                 candidates.set_counted(count);
             }
@@ -303,7 +303,7 @@ fn lower(
 
 /// Keeps the most likely token, the lowest id among equals.
 fn keep_best(list: &mut Vec<Candidate>, border: Border) -> Result<(), TopKMiss> {
-    let highest = list::highest(list);
+    let highest = candidate_list::highest(list);
     let equal = || list.iter().filter(move |one| one.logit == highest);
     // 0 and -0 are equal in some comparisons and not in others.
     if equal().any(|one| one.logit.to_bits() != highest.to_bits()) {
@@ -343,7 +343,7 @@ fn divide(
 /// Keeps the tokens at least `ratio` times as likely as the most likely one, by rising token.
 fn keep_from(list: &mut Vec<Candidate>, border: Border, ratio: f32) -> Result<(), TopKMiss> {
     // Of an empty list this is minus infinity, which is above no border.
-    let lowest = list::highest(list) + ratio.ln();
+    let lowest = candidate_list::highest(list) + ratio.ln();
     if border.is_some_and(|border| lowest <= border) {
         return Err(TopKMiss);
     }

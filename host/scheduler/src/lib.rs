@@ -8,10 +8,11 @@
 //! up to a bound they wait in the [`queue`], and further ones are refused. The next request starts once there is room
 //! for it ([`admission`]). It shares the cells of a prefix of its prompt that is there already ([`prefix_cache`]).
 //! Each step computes only new tokens: one of every decoding request, and as much of the prompts as the
-//! [`prefill_budget`] allows ([`batch`]) within the [`latency`] of the requests. Decode rows continue with [`drafts`] if
-//! that gains tokens per second; [`model_drafts`] decides what a draft model computes for them. A [`cost_model`] learns how long steps take;
-//! [`kv_cells`] mirrors which cells they fill. When ids or cells run short, the [`kv_cache`] evicts entries (drops them,
-//! or swaps out retained ones), then [`preemption`] takes cells from the least important request.
+//! [`prefill_budget`] allows ([`batch`]) within the [`latency_targets`] of the requests. Decode rows continue with
+//! [`drafts`] if that gains tokens per second; [`model_drafts`] decides what a draft model computes for them. A
+//! [`cost_model`] learns how long steps take; [`kv_cells`] mirrors which cells they fill. When ids or cells run short, the
+//! [`kv_cache`] evicts entries (drops them, or swaps out retained ones), then [`preemption`] takes cells from the least
+//! important request.
 //!
 //! A request leaves the scheduler in one of three ways: it *finishes*, and its sequence may be reused; it *fails*, and
 //! its sequence is freed ([`Scheduler::fail`]); or it is *canceled* ([`Scheduler::cancel`]), also by a time limit.
@@ -51,7 +52,7 @@ mod external_sampler;
 mod failure;
 mod kv_cache;
 mod kv_cells;
-mod latency;
+mod latency_targets;
 mod model_drafts;
 mod output_length;
 mod overlap;
@@ -86,7 +87,7 @@ pub use config::SchedulerConfig;
 pub use cost_model::CostModel;
 pub use draft_acceptance::{DraftSource, accepted_drafts};
 pub use kv_cells::{KvCells, PositionOrder};
-pub use latency::{Latency, LatencyError};
+pub use latency_targets::{Latency, LatencyError};
 pub use model_drafts::{DraftPlan, DraftState};
 pub use overlap_state::Overlap;
 pub use prefill_budget::PrefillPolicy;

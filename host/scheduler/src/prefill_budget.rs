@@ -1,7 +1,7 @@
 //! How many prompt tokens a step computes, and how prompts share them.
 //!
 //! Prefill makes a step longer, and every decoding request waits for it. So a step with decode rows takes only as many
-//! prompt tokens as keep nearly every step within its [stretch](crate::latency): a multiple of the usual time without
+//! prompt tokens as keep nearly every step within its [stretch](crate::latency_targets): a multiple of the usual time without
 //! them, as the [profile](crate::prefill_profile) predicts. The number is one of a few fixed sizes, so that the backend
 //! can reuse its computation graph. Without decode rows no request waits for the step, and prompts fill it.
 //!
@@ -18,7 +18,7 @@ use std::iter;
 /// How prompts are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefillPolicy {
-    /// As many tokens as keep a step within its [stretch](crate::latency), but at least the smallest chunk. If more
+    /// As many tokens as keep a step within its [stretch](crate::latency_targets), but at least the smallest chunk. If more
     /// requests usually run than the step has decode rows, the time of that many rows counts.
     #[default]
     Budgeted,

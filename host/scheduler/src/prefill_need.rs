@@ -150,7 +150,7 @@ pub(crate) fn stretch<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::latency::Latency;
+    use crate::latency_targets::Latency;
     use crate::step::{SeqId, StepShape};
     use crate::tests::request;
 

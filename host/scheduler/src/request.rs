@@ -1,6 +1,6 @@
 //! Requests and the ids that name them.
 
-use crate::latency::Latency;
+use crate::latency_targets::Latency;
 use crate::retention::{Retention, WeakRetention};
 use crate::{Time, Token};
 

@@ -3,7 +3,7 @@
 use crate::cache_changes::{CacheChange, CacheReport};
 use crate::cost_model::CostModel;
 use crate::kv_cells::KvCells;
-use crate::latency::Latency;
+use crate::latency_targets::Latency;
 use crate::prefix_cache::{Entry, EntryLocation};
 use crate::request::{AdapterId, PrefixScope, Priority, RequestId, RequestProgress, Tenant};
 use crate::running::{RunningRequest, Wait};

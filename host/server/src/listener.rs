@@ -9,9 +9,9 @@ mod connection;
 mod header_timer;
 mod log_interval;
 mod preface;
+mod reserved_files;
 mod response_body;
 mod socket;
-mod spare_files;
 mod streams;
 mod transport;
 mod unsent_bytes;
@@ -38,9 +38,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
+pub(crate) use reserved_files::ReservedFiles;
 pub(crate) use response_body::StreamEnd;
 pub(crate) use socket::{Socket, UnixSocketFile, bind_unix, set_options};
-pub(crate) use spare_files::SpareFiles;
 
 /// From the end of the grace period until connections are dropped: time for event streams to send their
 /// final event.
@@ -170,10 +170,10 @@ pub(crate) struct ListenerConfig {
     /// `None` on the admin listener, whose connections are not counted.
     pub(crate) counters: Option<Arc<HttpCounters>>,
     /// Descriptors for the admin listener when no others are free.
-    pub(crate) spare_files: Arc<SpareFiles>,
-    /// Whether connections of this listener use the spare descriptors. Other listeners accept only while none is
+    pub(crate) reserved_files: Arc<ReservedFiles>,
+    /// Whether connections of this listener use the reserved descriptors. Other listeners accept only while none is
     /// missing.
-    pub(crate) uses_spare_files: bool,
+    pub(crate) uses_reserved_files: bool,
     /// The socket outlives this process. So clients wait in its backlog from the end of one process until the next
     /// one is ready: the listener accepts from [`Listener::accept`] on, and leaves the backlog at shutdown.
     pub(crate) inherited: bool,
@@ -294,12 +294,12 @@ where
         match accepted {
             Ok((stream, peer, permit)) => {
                 connections.serve(stream, peer, permit);
-                if config.uses_spare_files {
-                    config.spare_files.refill();
+                if config.uses_reserved_files {
+                    config.reserved_files.refill();
                 }
             }
             // The client stays in the backlog, and gets the descriptor that is free now.
-            Err(error) if config.uses_spare_files && config.spare_files.release(&error) => {}
+            Err(error) if config.uses_reserved_files && config.reserved_files.release(&error) => {}
             Err(error) => {
                 if let Some(counters) = &config.counters {
                     counters.count_accept_error();
@@ -347,13 +347,13 @@ where
     H: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<LoggedBody>> + Send + 'static,
 {
-    /// Accepts the next connection. A listener that may not use the spare descriptors first waits until none is missing:
-    /// otherwise its clients would take the descriptors of closed admin connections, until no spare one is left.
+    /// Accepts the next connection. A listener that may not use the reserved descriptors first waits until none is missing:
+    /// otherwise its clients would take the descriptors of closed admin connections, until no reserved one is left.
     async fn accept_if_files_suffice(
         &self,
         socket: &Socket,
     ) -> io::Result<(AcceptedStream, Peer, OwnedSemaphorePermit)> {
-        while !self.config.uses_spare_files && !self.config.spare_files.refill() {
+        while !self.config.uses_reserved_files && !self.config.reserved_files.refill() {
             tokio::time::sleep(ACCEPT_RETRY).await;
         }
         self.accept(socket).await

@@ -13,7 +13,7 @@ use crate::request_log::{LoggedBody, RequestDetails, RequestLog};
 use crate::response_policy::ResponsePolicy;
 use crate::running_requests::{AdmittedRequest, RequestSource};
 use crate::state::ServerState;
-use crate::triggers::{HOST_HEADERS, jobs, messages};
+use crate::triggers::{HOST_HEADERS, job_routes, messages};
 use corral_runtime::{Body, CallError, CallLimit, CallOptions, LastLine};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, ORIGIN};
 use http::uri::{Authority, Parts, Scheme};
@@ -145,11 +145,11 @@ async fn route(
             return preflight.ok_or(not_ready);
         }
     };
-    if let Some(target) = jobs::target(&services.deployments, path) {
+    if let Some(target) = job_routes::target(&services.deployments, path) {
         let request = (head, body, body_status);
         let deployments = &services.deployments;
         // Boxed, like the other rare answers, so that the future of each request stays small.
-        return Box::pin(jobs::answer(
+        return Box::pin(job_routes::answer(
             state,
             deployments,
             target,
@@ -167,7 +167,7 @@ async fn route(
         return Box::pin(answer).await;
     }
     let Some(deployment) = services.deployments.find(path) else {
-        let no_jobs = jobs::no_jobs(&services.deployments, path);
+        let no_jobs = job_routes::no_jobs(&services.deployments, path);
         let unused = no_jobs.or_else(|| messages::no_subscriber(path));
         return Err(unused.unwrap_or_else(|| Problem::no_route(path)));
     };

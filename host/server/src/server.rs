@@ -6,8 +6,9 @@ use crate::deployment_directory::Directory;
 use crate::deployments::artifact::VerifyKey;
 use crate::file_watcher::watch;
 use crate::kv_events::KvEvents;
-use crate::listener::{HttpLimits, Listener, ListenerConfig, Socket, SpareFiles, UnixSocketFile};
-use crate::listeners::{AdminSocket, Listeners, UNIX, on_loopback};
+use crate::listener::{
+    HttpLimits, Listener, ListenerConfig, ReservedFiles, Socket, UnixSocketFile,
+};
 use crate::liveness;
 use crate::memory_guard::{MemoryGuard, MemoryGuardConfig};
 use crate::process_metrics;
@@ -15,6 +16,7 @@ use crate::proxy_headers::TrustedProxies;
 use crate::public;
 use crate::request_id::RequestIdGenerator;
 use crate::response_policy::StartingRoutes;
+use crate::server_sockets::{AdminSocket, Listeners, UNIX, on_loopback};
 use crate::services::Services;
 use crate::state::ServerState;
 use crate::telemetry::Telemetry;
@@ -29,7 +31,7 @@ use tokio::io::DuplexStream;
 use tokio::sync::watch;
 
 /// Descriptors that the admin listener keeps for its connections: it answers when the process has no others left.
-const SPARE_ADMIN_FILES: usize = 4;
+const RESERVED_ADMIN_FILES: usize = 4;
 /// Time for a running scrape to end at shutdown.
 const ADMIN_DRAIN: Duration = Duration::from_millis(200);
 
@@ -147,7 +149,7 @@ impl Server {
         if let Some(kv_events) = &state.kv_events {
             kv_events.start(state.public_address);
         }
-        let spare_files = Arc::new(SpareFiles::new(SPARE_ADMIN_FILES));
+        let reserved_files = Arc::new(ReservedFiles::new(RESERVED_ADMIN_FILES));
         let public_state = state.clone();
         let public = Listener::start(
             Socket::Tcp(listeners.public),
@@ -155,8 +157,8 @@ impl Server {
                 limits: options.limits.clone(),
                 tls: options.tls,
                 counters: Some(state.counters.clone()),
-                spare_files: spare_files.clone(),
-                uses_spare_files: false,
+                reserved_files: reserved_files.clone(),
+                uses_reserved_files: false,
                 inherited: listeners.public_inherited,
             },
             move |request| public::answer(public_state.clone(), request),
@@ -185,8 +187,8 @@ impl Server {
                 },
                 tls: admin_tls,
                 counters: None,
-                spare_files,
-                uses_spare_files: true,
+                reserved_files,
+                uses_reserved_files: true,
                 inherited: false,
             },
             move |request| admin::answer(admin_state.clone(), request),

@@ -1,7 +1,7 @@
 //! Triggers: what calls a deployment besides its own requests. All of them put jobs into one durable [queue], which one
 //! [executor] runs, or, in a cluster, one on each host.
 //!
-//! - [`jobs`]: clients send them with `POST /jobs/NAME` on the public listener.
+//! - [`job_routes`]: clients send them with `POST /jobs/NAME` on the public listener.
 //! - [`cron`]: schedules of the manifest.
 //! - [`messages`]: clients and plugins publish them to subjects; each deployment that subscribes gets a job.
 //!
@@ -16,9 +16,9 @@ mod cron;
 mod executor;
 mod job;
 mod job_index;
+pub(crate) mod job_routes;
 mod job_store;
 mod job_stream;
-pub(crate) mod jobs;
 pub(crate) mod messages;
 mod queue;
 mod queue_error;

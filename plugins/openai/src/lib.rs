@@ -1,13 +1,13 @@
 //! `openai`: the HTTP APIs of OpenAI, Anthropic and llama.cpp's server over `corral:inference`.
 //!
 //! `routes` dispatches requests to `chat`, `completions`, `embeddings`, `responses`, `messages`,
-//! `models`, `rerank` and `tokenize`, to `native` (completions in llama.cpp's format) and `server_info`.
+//! `models`, `rerank` and `tokenize`, to `llama_server` (completions in llama.cpp's format) and `server_info`.
 //! The crate `conversation` turns a chat into a prompt and the model's output into content, reasoning and
 //! tool calls; `chat`, `responses` and `messages` are three formats for its result.
 //!
-//! `shared_fields` reads fields that several APIs have, `structured` those that constrain an answer,
-//! `configuration` those of the deployment. `completion_chunks` and `sse` write streams, `timings` and
-//! `serialize` parts of responses.
+//! `field_types` rewrites fields that clients write differently. `shared_fields` reads fields that several
+//! APIs have, `structured` those that constrain an answer, `configuration` those of the deployment.
+//! `completion_chunks` and `sse` write streams, `timings` and `serialize` parts of responses.
 
 mod chat;
 mod completion_chunks;
@@ -15,10 +15,10 @@ mod completions;
 mod configuration;
 mod embeddings;
 mod error;
-mod member_forms;
+mod field_types;
+mod llama_server;
 mod messages;
 mod models;
-mod native;
 mod offered_tools;
 mod prompt_input;
 mod rerank;

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::configuration::Configuration;
 use crate::error::{ApiError, ApiFormat};
 use crate::{
-    chat, completions, embeddings, member_forms, messages, models, native, rerank, responses,
+    chat, completions, embeddings, field_types, llama_server, messages, models, rerank, responses,
     server_info, tokenize,
 };
 
@@ -106,8 +106,8 @@ fn api(path: &str) -> Option<fn(Fields, &Configuration) -> Responding> {
         "/apply-template" => |fields, _| Box::pin(chat::apply_template(fields)),
         "/v1/completions" => |fields, _| Box::pin(completions::respond(fields)),
         "/v1/completions/render" => |fields, _| Box::pin(completions::render(fields)),
-        "/completion" | "/completions" => |fields, _| Box::pin(native::completion(fields)),
-        "/infill" => |fields, _| Box::pin(native::infill(fields)),
+        "/completion" | "/completions" => |fields, _| Box::pin(llama_server::completion(fields)),
+        "/infill" => |fields, _| Box::pin(llama_server::infill(fields)),
         "/v1/embeddings" => |fields, _| Box::pin(embeddings::respond(fields)),
         "/embeddings" | "/embedding" => |fields, _| Box::pin(embeddings::respond_native(fields)),
         "/v1/rerank" | "/rerank" | "/v1/reranking" | "/reranking" | "/v2/rerank" => {
@@ -137,7 +137,7 @@ async fn members(
     // Some clients on Windows begin with a byte order mark.
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&body);
     let mut members = Fields::parse(body)?.into_map();
-    member_forms::rewrite(&mut members)?;
+    field_types::rewrite(&mut members)?;
     models::resolve_member(&mut members, configuration);
     add_defaults(path, &mut members, configuration);
     Ok(members)

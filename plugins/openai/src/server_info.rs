@@ -6,8 +6,8 @@ use corral_sdk::{Error, Model, Response, Token};
 use serde_json::{Value, json};
 
 use crate::configuration::Configuration;
+use crate::llama_server;
 use crate::models::resolve;
-use crate::native;
 use crate::timings::SYSTEM_FINGERPRINT;
 
 /// Answers once the host runs plugins. It does not load a model.
@@ -27,7 +27,7 @@ pub async fn props(name: Option<String>, configuration: &Configuration) -> Resul
     Ok(Response::json(&json!({
         "default_generation_settings": {
             "n_ctx": info.context,
-            "params": native::default_settings(configuration)?,
+            "params": llama_server::default_settings(configuration)?,
         },
         "total_slots": slot_count(configuration, model.request_counts()?),
         "model_alias": model.name(),

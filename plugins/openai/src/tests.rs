@@ -3,9 +3,9 @@
 mod chat;
 mod completions;
 mod images;
+mod llama_server;
 mod messages;
 mod model_families;
-mod native;
 mod other_routes;
 mod responses;
 mod stored_responses;

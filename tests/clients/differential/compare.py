@@ -1,4 +1,4 @@
-"""Compares reduced answers, and explains their differences by `explained.toml`.
+"""Compares reduced answers, and explains their differences by `known_differences.toml`.
 
 A difference is a line of text:
 
@@ -9,8 +9,9 @@ A difference is a line of text:
     PATH is string, here null     another type
     PATH = 1, here 2              another value
 
-An entry of `explained.toml` has a reason, names of requests, and differences; `*` stands for any text. Each difference
-of the entry must occur in each of its requests, or with `*` in one of them: what no longer differs must not stay.
+An entry of `known_differences.toml` has a reason, names of requests, and differences; `*` stands for any text. Each
+difference of the entry must occur in each of its requests, or with `*` in one of them: what no longer differs must not
+stay.
 """
 
 import json
@@ -68,7 +69,7 @@ def fits(text, name):
 
 
 def explanations():
-    return tomllib.loads((DIRECTORY / "explained.toml").read_text())["explained"]
+    return tomllib.loads((DIRECTORY / "known_differences.toml").read_text())["explained"]
 
 
 def unexplained(found, entries):
@@ -94,5 +95,5 @@ def unexplained(found, entries):
         for request in entry["requests"]:
             for text in entry["differences"]:
                 if (at, request, text) not in used:
-                    lines.append(f"explained.toml: {request}: no longer: {text}")
+                    lines.append(f"known_differences.toml: {request}: no longer: {text}")
     return lines

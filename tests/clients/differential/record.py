@@ -10,7 +10,8 @@ Embeddings need a server of their own, so their requests are recorded in a secon
     tests/clients/differential/record.py http://127.0.0.1:8090 embeddings
 
 A run writes `recorded/GROUP.jsonl` of the groups that it is given [default: all but `embeddings`]. Then run
-`make test`: it fails for each difference without an entry in `explained.toml`, and for each entry without a difference.
+`make test`: it fails for each difference without an entry in `known_differences.toml`, and for each entry without a
+difference.
 """
 
 import json

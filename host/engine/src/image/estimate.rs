@@ -1,13 +1,13 @@
-//! The memory of a projector file, from its head.
+//! The memory of a projector file, from its header.
 
 use crate::LoadError;
-use crate::memory_estimate::head_error;
+use crate::memory_estimate::header_error;
 use corral_llama::gguf::{Value, metadata, tensors};
 use std::path::Path;
 
 /// Bytes of the weights of a projector.
 pub fn projector_weights(path: &Path) -> Result<u64, LoadError> {
-    let tensors = tensors(path).map_err(|error| head_error(path, error))?;
+    let tensors = tensors(path).map_err(|error| header_error(path, error))?;
     let bytes = tensors.iter().map(|tensor| tensor.bytes);
     Ok(bytes.fold(0, u64::saturating_add))
 }
@@ -18,7 +18,7 @@ const AUDIO_FRAMES: u64 = 3_000;
 /// Bytes that a projector will take: its weights, and the rows of a layer for all patches of its largest picture, or for all
 /// frames of audio, in f32.
 pub fn projector_bytes(path: &Path) -> Result<u64, LoadError> {
-    let keys = metadata(path, "clip.").map_err(|error| head_error(path, error))?;
+    let keys = metadata(path, "clip.").map_err(|error| header_error(path, error))?;
     let number = |encoder: &str, name: &str| {
         let wanted = format!("clip.{encoder}.{name}");
         match keys.iter().find(|(key, _)| *key == wanted) {

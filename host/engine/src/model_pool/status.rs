@@ -3,7 +3,7 @@
 use super::policy::LoadState;
 use super::{ModelPool, PoolState, Slot};
 use crate::engine::Engine;
-use crate::metric::{Metric, MetricKind};
+use crate::metric_sample::{Metric, MetricKind};
 use crate::metrics::EngineMetrics;
 use std::time::Duration;
 use strum::{IntoStaticStr, VariantNames};

@@ -2,9 +2,9 @@ mod middleware;
 
 use super::*;
 use crate::component_source::ComponentSource;
+use crate::component_structure::tests::deep_type;
 use crate::config::{LinkedComponent, LinkedComponents, PluginConfig};
 use crate::runtime::Runtime;
-use crate::structure::tests::deep_type;
 use crate::test_support::{compiler, config};
 use crate::validate::compile;
 use corral_engine::ModelPool;

@@ -3,9 +3,9 @@
 use super::bindings::wasmcloud::messaging::consumer::{Host, HostWithStore};
 use super::bindings::wasmcloud::messaging::types::{self, BrokerMessage, Error};
 use crate::logs::LogLevel;
+use crate::message_subject::Subject;
 use crate::messages::{MAX_DEPTH, Message, PublishError, Publishing};
 use crate::state::State;
-use crate::subject::Subject;
 use wasmtime::component::{Accessor, HasSelf};
 
 impl types::Host for State {}

@@ -6,7 +6,7 @@ use super::bindings::corral::inference::models::{
 use super::store_access::StoreAccess;
 use super::{GuestModel, HostError, HostResult, invalid, take_handle, wit};
 use crate::counters::DeploymentCounters;
-use crate::meter::thread_nanos;
+use crate::cpu_meter::thread_nanos;
 use crate::state::State;
 use crate::tokenization::MAX_TEXT_BYTES;
 use crate::trace::EmbeddingRecord;

@@ -5,7 +5,7 @@ use super::counted_sequence::lock;
 use super::generation::GenerationHandle;
 use super::guest_sequence::GuestSequence;
 use super::{GuestModel, GuestOptions, HostResult, invalid, wit};
-use crate::meter::thread_nanos;
+use crate::cpu_meter::thread_nanos;
 use crate::quota::ReserveError;
 use crate::state::State;
 use corral_engine::{Engine, GenerationTrace, RequestObserver};

@@ -9,7 +9,7 @@ use super::bindings::exports::corral::plugin::sampling as guest;
 use super::permits::SamplerPermit;
 use crate::call_error::CallError;
 use crate::counters::{CallLimit, ProcessCounters};
-use crate::meter::Meter;
+use crate::cpu_meter::Meter;
 use crate::state::State;
 use crate::store::store;
 use crate::ticker::TickGuard;

@@ -213,7 +213,7 @@ fn chains_that_cut_first_qualify() {
         assert!(!follows(bad), "{bad:?}");
     }
     assert!(!top_k_suffices(&[], 1, 20), "another may be equal");
-    let max = list::MAX_SORTED;
+    let max = candidate_list::MAX_SORTED;
     let many = |count| top_k_suffices(&[Sampler::TopK(count)], 9999, 20);
     assert!(many(max) && !many(max + 1));
 }

@@ -4,7 +4,7 @@ use super::deployment_api::json;
 use super::types::PurgeResponse;
 use crate::deployments::{ChangeError, DeploymentName, Deployments};
 use crate::problem::Problem;
-use crate::triggers::jobs::list_query;
+use crate::triggers::job_routes::list_query;
 use crate::triggers::{JobKey, ScheduleStatus};
 use corral_runtime::Body;
 use http::request::Parts;

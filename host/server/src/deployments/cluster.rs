@@ -1,27 +1,27 @@
 //! A cluster of hosts that serve the same deployments, through NATS JetStream.
 //!
 //! The deployments' records live in a bucket of keys and values, their components in a bucket of objects
-//! ([`JetStreamStore`]). A change on any host compares and sets the record. Every host follows the records and
-//! [takes](take) each of them: it downloads and compiles what is new beside the serving path, writes its own
-//! [`Store`](super::Store), the local copy, and lets the revision serve. A record that cannot be taken leaves what serves
-//! as it is, and the error goes into the host's status, which all hosts can read.
+//! ([`JetStreamStore`]). A change on any host compares and sets the record. Every host [watches](watch_records)
+//! the records and [applies](apply_record) each of them: it downloads and compiles what is new beside the serving path, writes
+//! its own [`Store`](super::Store), the local copy, and lets the revision serve. A record that a host has applied is *taken*. If
+//! a host cannot apply a record, what serves stays as it is, and the host's status, which all hosts can read, has the error.
 //!
 //! Without NATS a host serves its local copy, also after a restart, and refuses changes. What NATS lost, such as after the
 //! loss of its disk, the hosts write again from their copies.
 //!
 //! The hosts share [jobs](crate::triggers), too, but not quotas, keys or plugins' values: each has its own.
 
+mod apply_record;
 mod cleanup;
 mod components;
 mod config;
 mod connection;
-mod follow;
 mod host;
 mod jetstream;
 mod progress;
 mod record;
 mod report;
-mod take;
+mod watch_records;
 
 pub use config::{ClusterConfig, ClusterServers, ClusterServersError};
 pub(crate) use connection::{MAX_MESSAGE_BYTES, NatsConnection, with_jitter};
@@ -96,7 +96,7 @@ impl Deployments {
             tracing::error!("the jobs of this host are open already; those of the cluster are not");
         }
         let inner = Arc::downgrade(&self.0);
-        tokio::spawn(follow::follow(inner.clone(), Arc::clone(&cluster)));
+        tokio::spawn(watch_records::watch(inner.clone(), Arc::clone(&cluster)));
         tokio::spawn(report::report(inner, Arc::clone(&cluster)));
         // It goes on in the background.
         let _ = timeout(CONNECT_TIME, cluster.store.connected()).await;

@@ -62,7 +62,7 @@ pub(super) trait JobStore: Send + Sync + Debug {
         None
     }
 
-    /// Whether the host of a running job has given no sign of life for so long that the job is taken over.
+    /// Whether the host of a running job has sent no heartbeat for so long that the job is taken over.
     fn has_lost(&self, _job: &JobRecord) -> bool {
         false
     }

@@ -6,17 +6,17 @@
 //! | `body.DEPLOYMENT.ID.N`, `result.DEPLOYMENT.ID.N` | a part of its body or result |
 //! | `key.DEPLOYMENT.DIGITS` | the id of the job with an idempotency key |
 //! | `cron.DEPLOYMENT` | states of the schedules |
-//! | `host.ID` | sign of life of a host |
+//! | `host.ID` | heartbeat of a host |
 //!
 //! Each host [follows](follow) the records and schedules, and keeps them in an index. A change is an atomic
 //! [batch], in which each record names the version that it replaces: of two hosts that claim a job, add one with the same
 //! idempotency key, or handle the same time of a schedule, one is told that the other was faster. So the hosts need neither a
-//! leader nor a queue beside the records. A host gives [signs of life](signs); the jobs of one that gives none for 30 s are
-//! returned to the queue by the others. If it still runs them, their outcomes are dropped.
+//! leader nor a queue beside the records. A host sends [heartbeats](host_heartbeats); the jobs of one that sends none for 30 s
+//! are returned to the queue by the others. If it still runs them, their outcomes are dropped.
 
 mod batch;
 mod follow;
-mod signs;
+mod host_heartbeats;
 
 use super::job::{JobKey, JobRecord};
 use super::job_index::JobIndex;
@@ -29,8 +29,8 @@ use async_nats::jetstream::stream::{LastRawMessageError, LastRawMessageErrorKind
 use batch::{Batch, Committed};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
+use host_heartbeats::HostHeartbeats;
 use sha2::{Digest, Sha256};
-use signs::SignsOfLife;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -60,7 +60,7 @@ pub(super) struct JobStream {
     index: Mutex<JobIndex>,
     /// Sequence of the last message in the index. None while there is no connection, or the index is being read.
     arrived: watch::Sender<Option<u64>>,
-    signs: Mutex<SignsOfLife>,
+    heartbeats: Mutex<HostHeartbeats>,
 }
 
 impl JobStream {
@@ -70,7 +70,7 @@ impl JobStream {
         host_id: &str,
         changed: Arc<Notify>,
     ) -> Arc<Self> {
-        let signs = Mutex::new(SignsOfLife::new(host_id));
+        let heartbeats = Mutex::new(HostHeartbeats::new(host_id));
         let jobs = Arc::new(JobStream {
             connection,
             host_id: host_id.to_owned(),
@@ -78,7 +78,7 @@ impl JobStream {
             stream: RwLock::default(),
             index: Mutex::default(),
             arrived: watch::Sender::new(None),
-            signs,
+            heartbeats,
         });
         tokio::spawn(follow::follow(Arc::clone(&jobs), changed));
         jobs
@@ -91,8 +91,10 @@ impl JobStream {
         let _ = timeout(ARRIVAL_TIME, arrived.wait_for(Option::is_some)).await;
     }
 
-    fn signs(&self) -> MutexGuard<'_, SignsOfLife> {
-        self.signs.lock().unwrap_or_else(PoisonError::into_inner)
+    fn heartbeats(&self) -> MutexGuard<'_, HostHeartbeats> {
+        self.heartbeats
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The stream, if its jobs are in the index.
@@ -325,8 +327,8 @@ impl JobStore for JobStream {
 
     fn has_lost(&self, job: &JobRecord) -> bool {
         let has_lost = |host: &String| {
-            let signs = self.signs();
-            signs.has_lost(host, job.version, Instant::now())
+            let heartbeats = self.heartbeats();
+            heartbeats.has_lost(host, job.version, Instant::now())
         };
         job.host.as_ref().is_none_or(has_lost)
     }

@@ -7,7 +7,7 @@
 
 use super::body_memory::{BodyPermit, BodySender};
 use super::job::{BodyDigest, JobKey, JobMessage, JobOwner, JobRecord, JobSender};
-use super::jobs::{
+use super::job_routes::{
     Answer, IDEMPOTENCY_KEY, MAX_CONTENT_TYPE, MAX_KEY, collect, json, max_body_bytes, path, text,
 };
 use super::queue::NewJob;

@@ -1,8 +1,8 @@
-//! Follows the stream of jobs, and gives signs of life.
+//! Follows the stream of jobs, and sends heartbeats.
 //!
 //! After every connection all records are read again into a new index, so that nothing depends on what arrived before.
 
-use super::signs::{SIGN_INTERVAL, SignsOfLife};
+use super::host_heartbeats::{HEARTBEAT_INTERVAL, HostHeartbeats};
 use super::{JobStream, PREFIX, STREAM, last_message};
 use crate::deployments::with_jitter;
 use crate::triggers::job::JobRecord;
@@ -21,12 +21,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-/// Signs of this host that were stored and have not arrived, after which everything is read again.
-const MAX_MISSING_SIGNS: u32 = 3;
+/// Heartbeats of this host that were stored and have not arrived, after which everything is read again.
+const MAX_MISSING_HEARTBEATS: u32 = 3;
 /// More bytes than a body or result has.
 const MAX_BYTES: u64 = 16 << 20;
-/// How long a sign stays: longer than the clock of NATS may be set forward.
-const SIGN_LIFETIME: &str = "24h";
+/// How long a heartbeat stays: longer than the clock of NATS may be set forward.
+const HEARTBEAT_LIFETIME: &str = "24h";
 /// The first pause after a failure; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(10);
@@ -60,14 +60,14 @@ impl JobStream {
         changed: &Notify,
     ) -> Result<Infallible, Box<dyn std::error::Error + Send + Sync>> {
         let stream = self.open().await?;
-        // The index is complete when the sign of this host arrives, since it is the newest message.
-        let newest = self.give_sign().await?;
+        // The index is complete when the heartbeat of this host arrives, since it is the newest message.
+        let newest = self.send_heartbeat().await?;
         let consumer = stream.create_consumer(push::OrderedConfig {
             deliver_subject: self.connection.client.new_inbox(),
             filter_subjects: vec![
                 format!("{PREFIX}.job.>"),
                 format!("{PREFIX}.cron.>"),
-                sign_subject(&self.host_id),
+                heartbeat_subject(&self.host_id),
             ],
             deliver_policy: DeliverPolicy::LastPerSubject,
             ..push::OrderedConfig::default()
@@ -75,35 +75,35 @@ impl JobStream {
         let mut messages = consumer.await?.messages().await?;
         let stream = Arc::new(stream);
         *self.stream.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&stream));
-        *self.signs() = SignsOfLife::new(&self.host_id);
+        *self.heartbeats() = HostHeartbeats::new(&self.host_id);
         let mut loading = Some(JobIndex::default());
-        let (mut newest_sign, mut missing_signs) = (newest, 0);
-        let mut signs = interval(SIGN_INTERVAL);
-        signs.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut newest_heartbeat, mut missing_heartbeats) = (newest, 0);
+        let mut heartbeats = interval(HEARTBEAT_INTERVAL);
+        heartbeats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let message = tokio::select! {
-                _ = signs.tick() => {
-                    match self.give_sign().await {
-                        Ok(_) if loading.is_none() && missing_signs >= MAX_MISSING_SIGNS => {
+                _ = heartbeats.tick() => {
+                    match self.send_heartbeat().await {
+                        Ok(_) if loading.is_none() && missing_heartbeats >= MAX_MISSING_HEARTBEATS => {
                             return Err("NATS has stored changes that do not arrive".into());
                         }
                         Ok(sequence) => {
-                            newest_sign = sequence;
-                            missing_signs += 1;
+                            newest_heartbeat = sequence;
+                            missing_heartbeats += 1;
                             if loading.is_none() && self.find_lost_hosts(&stream).await {
                                 changed.notify_one();
                             }
                         }
                         // The next one follows soon.
-                        Err(error) => tracing::debug!("cannot give a sign of life: {error}"),
+                        Err(error) => tracing::debug!("cannot send a heartbeat: {error}"),
                     }
                     continue;
                 }
                 message = messages.next() => message.ok_or("the stream of changes ended")??,
             };
             let sequence = message.info()?.stream_sequence;
-            if sequence >= newest_sign {
-                missing_signs = 0;
+            if sequence >= newest_heartbeat {
+                missing_heartbeats = 0;
             }
             let is_record = match &mut loading {
                 Some(index) => self.apply(index, &message.subject, sequence, &message.payload),
@@ -156,25 +156,25 @@ impl JobStream {
     }
 
     /// Tells the other hosts that this one lives. Returns the sequence of the message.
-    async fn give_sign(&self) -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
+    async fn send_heartbeat(&self) -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
         let mut headers = HeaderMap::new();
-        headers.insert(header::NATS_MESSAGE_TTL, SIGN_LIFETIME);
-        let subject = sign_subject(&self.host_id);
+        headers.insert(header::NATS_MESSAGE_TTL, HEARTBEAT_LIFETIME);
+        let subject = heartbeat_subject(&self.host_id);
         let context = &self.connection.context;
         let published = context.publish_with_headers(subject, headers, Bytes::new());
         Ok(published.await?.await?.sequence)
     }
 
-    /// Checks some of the hosts whose jobs run since before a settled sign of this host. Returns whether one is lost.
+    /// Checks some of the hosts whose jobs run since before a settled heartbeat of this host. Returns whether one is lost.
     async fn find_lost_hosts(&self, stream: &Stream) -> bool {
-        let Some(settled) = self.signs().settled(Instant::now()) else {
+        let Some(settled) = self.heartbeats().settled(Instant::now()) else {
             return false;
         };
         let mut hosts = self.index().hosts_running_since(settled);
         hosts.remove(&self.host_id);
-        let checked = self.signs().next_checked(&hosts);
+        let checked = self.heartbeats().next_checked(&hosts);
         let reads = checked.into_iter().map(|host| async move {
-            let last = last_message(stream, &sign_subject(&host)).await;
+            let last = last_message(stream, &heartbeat_subject(&host)).await;
             (host, last)
         });
         let mut lost = HashMap::new();
@@ -185,11 +185,11 @@ impl JobStream {
                 }
                 Ok(_) => {}
                 // It counts as alive until the next check.
-                Err(error) => tracing::debug!(host, "cannot read a sign of life: {error}"),
+                Err(error) => tracing::debug!(host, "cannot read a heartbeat: {error}"),
             }
         }
         let has_lost = !lost.is_empty();
-        self.signs().set_lost(lost);
+        self.heartbeats().set_lost(lost);
         has_lost
     }
 
@@ -199,7 +199,7 @@ impl JobStream {
         let parts = Vec::from_iter(below.split('.').skip(1));
         let applied = match parts[..] {
             ["host", _] => {
-                self.signs().arrive(version, Instant::now());
+                self.heartbeats().arrive(version, Instant::now());
                 return false;
             }
             ["job", deployment, id] if payload.is_empty() => {
@@ -244,6 +244,6 @@ impl JobStream {
     }
 }
 
-fn sign_subject(host: &str) -> String {
+fn heartbeat_subject(host: &str) -> String {
     format!("{PREFIX}.host.{host}")
 }

@@ -1,9 +1,9 @@
-//! Takes a record of the cluster: from its components to the revision that serves.
+//! Applies ("takes") a record of the cluster: downloads its components, compiles them and lets the revision serve.
 //!
-//! What serves stays as it is until all that the record needs is loaded, and if something cannot be loaded.
+//! The revision that serves stays until all that the record needs is loaded, and also if something cannot be loaded.
 
-use super::follow::upload;
 use super::progress::Epoch;
+use super::watch_records::upload;
 use crate::deployments::change_error::ChangeError;
 use crate::deployments::deployment_store::DeploymentStore;
 use crate::deployments::digest::Digest;

@@ -1,4 +1,4 @@
-//! Descriptors that the process keeps for connections of the admin listener.
+//! Files that the process holds open, so that the admin listener still gets descriptors when none is free.
 
 use std::fs::File;
 use std::io;
@@ -9,21 +9,21 @@ const TOO_MANY_FILES: [i32; 2] = [24, 23];
 
 /// Open files that are closed when the process has no free descriptor.
 #[derive(Debug)]
-pub(crate) struct SpareFiles {
+pub(crate) struct ReservedFiles {
     files: Mutex<Vec<File>>,
     target: usize,
 }
 
-impl SpareFiles {
+impl ReservedFiles {
     /// Opens `target` files, or as many as the limit allows.
     pub(crate) fn new(target: usize) -> Self {
         let files = Mutex::default();
-        let spare = SpareFiles { files, target };
-        spare.refill();
-        spare
+        let reserved = ReservedFiles { files, target };
+        reserved.refill();
+        reserved
     }
 
-    /// Closes one spare file if `error` means that no descriptor is free. Returns whether it closed one.
+    /// Closes one reserved file if `error` means that no descriptor is free. Returns whether it closed one.
     pub(super) fn release(&self, error: &io::Error) -> bool {
         let too_many = error
             .raw_os_error()
@@ -53,13 +53,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_descriptor_releases_spare_file() {
-        let spare = SpareFiles::new(2);
+    fn missing_descriptor_releases_reserved_file() {
+        let reserved = ReservedFiles::new(2);
         let full = io::Error::from_raw_os_error(24);
-        assert!(!spare.release(&io::ErrorKind::ConnectionAborted.into()));
-        assert!(spare.release(&full) && spare.release(&full));
-        assert!(!spare.release(&full), "none is left");
-        assert!(spare.refill());
-        assert_eq!(spare.lock().len(), 2);
+        assert!(!reserved.release(&io::ErrorKind::ConnectionAborted.into()));
+        assert!(reserved.release(&full) && reserved.release(&full));
+        assert!(!reserved.release(&full), "none is left");
+        assert!(reserved.refill());
+        assert_eq!(reserved.lock().len(), 2);
     }
 }

@@ -1,4 +1,4 @@
-//! How long threads were ready to run and waited for a core, as Linux counts it in `schedstat`. Elsewhere it is unknown.
+//! How long threads waited for a core in a run queue, as Linux counts it in `schedstat`. Elsewhere it is unknown.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

@@ -1,7 +1,7 @@
-//! Follows the cluster's records, and takes each that is new.
+//! Watches the cluster's records, and applies each new one.
 //!
-//! After every connection all records are read again, so that nothing depends on what arrived before; so they are if a check
-//! finds that a record did not arrive.
+//! After every connection all records are read again, so that nothing depends on what arrived before. They are also read
+//! again if a check finds that a record did not arrive.
 
 use super::Cluster;
 use super::connection::with_jitter;
@@ -26,24 +26,24 @@ const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// How long no record arrives until the bucket is compared with those that did.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Follows the records until the deployments end.
-pub(super) async fn follow(inner: Weak<Inner>, cluster: Arc<Cluster>) {
+/// Watches the records until the deployments end.
+pub(super) async fn watch(inner: Weak<Inner>, cluster: Arc<Cluster>) {
     let mut pause = FIRST_PAUSE;
     loop {
         let number = cluster.store.connected().await;
         let began = Instant::now();
-        let followed = tokio::select! {
-            followed = follow_connection(&inner, &cluster) => followed,
+        let watched = tokio::select! {
+            watched = watch_connection(&inner, &cluster) => watched,
             () = cluster.store.lost(number) => {
                 pause = FIRST_PAUSE;
                 continue;
             }
         };
-        let Err(error) = followed;
+        let Err(error) = watched;
         if inner.strong_count() == 0 {
             return;
         }
-        tracing::warn!("cannot follow the cluster's records, trying again: {error}");
+        tracing::warn!("cannot watch the cluster's records, trying again: {error}");
         if began.elapsed() > MAX_PAUSE {
             pause = FIRST_PAUSE;
         }
@@ -52,8 +52,8 @@ pub(super) async fn follow(inner: Weak<Inner>, cluster: Arc<Cluster>) {
     }
 }
 
-/// Follows the records of one connection. Ends only with an error.
-async fn follow_connection(
+/// Watches the records of one connection. Ends only with an error.
+async fn watch_connection(
     inner: &Weak<Inner>,
     cluster: &Arc<Cluster>,
 ) -> Result<Infallible, StoreError> {
@@ -71,12 +71,12 @@ async fn follow_connection(
     let changes = store.changes().await?;
     cluster.status_changed.notify_one();
     tokio::select! {
-        followed = follow_changes(inner, cluster, bucket, epoch, changes) => followed,
+        watched = watch_changes(inner, cluster, bucket, epoch, changes) => watched,
         never = add_missing(inner, cluster) => match never {},
     }
 }
 
-async fn follow_changes(
+async fn watch_changes(
     inner: &Weak<Inner>,
     cluster: &Arc<Cluster>,
     bucket: BucketState,

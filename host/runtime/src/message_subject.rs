@@ -1,5 +1,7 @@
-//! Subjects of messages, and patterns that select some of them. They follow NATS: tokens with dots between them; in a
-//! pattern `*` stands for one token, and `>` at the end for one or more. Tokens consist of letters, digits, `-` and `_`.
+//! Subjects of messages, and patterns that select some of them, as in NATS.
+//!
+//! A subject is tokens with dots between them. In a pattern `*` stands for one token, and `>` at the end for one or more.
+//! Tokens consist of letters, digits, `-` and `_`.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! Members of requests that the `openai` plugin ignores: named, counted, or refused by a strict deployment.
+//! Fields of requests that the `openai` plugin ignores: named, counted, or refused by a strict deployment.
 
 use corral_tests::{Connection, Corral, HttpVersion, artifacts, block_on, scratch_dir};
 use serde_json::json;
@@ -17,7 +17,7 @@ fn request(more: &serde_json::Value) -> String {
 }
 
 #[test]
-fn ignored_members_are_named_and_counted() {
+fn ignored_fields_are_named_and_counted() {
     let corral = Corral::start_with_routes(&[("/v1", "openai")], &[]);
     for (more, names) in [
         (json!({}), None),
@@ -45,7 +45,7 @@ fn ignored_members_are_named_and_counted() {
 }
 
 #[test]
-fn strict_deployment_refuses_unknown_members() {
+fn strict_deployment_refuses_unknown_fields() {
     let corral = Corral::start_with_store(&[]);
     let manifest = scratch_dir().join("strict.toml");
     let text = format!(
@@ -58,13 +58,13 @@ fn strict_deployment_refuses_unknown_members() {
     let answer = corral.post("/v1/chat/completions", request(&json!({})));
     assert_eq!(
         answer.status, 200,
-        "hints are no unknown members: {answer:?}"
+        "hints are no unknown fields: {answer:?}"
     );
-    for (member, code) in [("mood", "unknown-field"), ("verbosity", "unsupported")] {
-        let answer = corral.post("/v1/chat/completions", request(&json!({member: "x"})));
+    for (field, code) in [("mood", "unknown-field"), ("verbosity", "unsupported")] {
+        let answer = corral.post("/v1/chat/completions", request(&json!({field: "x"})));
         let error = &answer.json()["error"];
         assert_eq!(answer.status, 400, "{answer:?}");
-        assert_eq!(error["param"], member);
+        assert_eq!(error["param"], field);
         assert_eq!(error["code"], code);
         assert_eq!(answer.header("x-corral-ignored"), None);
     }

@@ -1,5 +1,7 @@
-//! Brings members of requests to the forms that the APIs read: clients of llama.cpp's server send others that mean the
-//! same.
+//! Rewrites fields of requests to the types and values that the APIs read.
+//!
+//! Clients write some fields differently, such as `2.0` for `2`, or an empty `model` for none. The field `samplers` of
+//! llama.cpp's server becomes fields of single samplers.
 
 mod samplers;
 
@@ -9,7 +11,7 @@ use serde_json::{Map, Value, json};
 /// The integers up to here have a `f64` of their own.
 const EXACT: f64 = 9_007_199_254_740_992.0;
 
-/// Rewrites the members of a request's body.
+/// Rewrites the fields of a request's body.
 pub fn rewrite(members: &mut Map<String, Value>) -> Result<(), Error> {
     for value in members.values_mut() {
         whole_number(value);
@@ -45,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_get_one_form() {
+    fn fields_get_one_type() {
         for (members, expected) in [
             (
                 json!({"max_tokens": 2.0, "seed": -1.0}),

@@ -1,4 +1,4 @@
-//! What all plugins of the process share.
+//! The services that all plugins of the process share: models, permits, counters, the compiler.
 
 use crate::admission::InstancePermits;
 use crate::compiler::Compiler;
@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use tokio::sync::Semaphore;
 
-/// What all plugins share.
-pub(crate) struct Shared {
+/// The services that all plugins share.
+pub(crate) struct SharedServices {
     pub(crate) models: ModelPool,
     pub(crate) pool: Arc<InstancePermits>,
     /// Permits for instances that wait for another call.

@@ -1,8 +1,10 @@
-//! Standard output and error of plugins, and their lines with a level. Each line goes into the deployment's [`Logs`] and into the host's
-//! log, under the target `corral::plugin`, with the names of deployment and request.
+//! Standard output and error of plugins, and their lines with a level.
+//!
+//! Each line goes into the deployment's [`Logs`] and into the host's log, under the target `corral::plugin`, with the names of
+//! deployment and request.
 
 use crate::counters::ProcessCounters;
-use crate::last_line::LastLine;
+use crate::last_stderr_line::LastLine;
 use crate::logs::{LogLevel, Logs};
 use crate::trace::CallTrace;
 use bytes::Bytes;

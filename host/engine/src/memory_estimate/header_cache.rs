@@ -1,4 +1,4 @@
-//! What the heads of model files said, so that a start reads each head once: a vocabulary takes tens of milliseconds.
+//! A cache of the headers of model files, so that a start reads each header once: a vocabulary takes tens of milliseconds.
 
 use super::Metadata;
 use crate::error::LoadError;
@@ -7,12 +7,12 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most heads that are kept; the oldest goes first.
-const MAX_HEADS: usize = 64;
+/// Most headers that are kept; the oldest goes first.
+const MAX_HEADERS: usize = 64;
 
-static HEADS: Mutex<VecDeque<KnownHead>> = Mutex::new(VecDeque::new());
+static HEADERS: Mutex<VecDeque<CachedHeader>> = Mutex::new(VecDeque::new());
 
-struct KnownHead {
+struct CachedHeader {
     path: PathBuf,
     identity: FileIdentity,
     metadata: Arc<Metadata>,
@@ -23,26 +23,26 @@ pub(super) fn metadata(
     path: &Path,
     read: impl FnOnce() -> Result<Metadata, LoadError>,
 ) -> Result<Arc<Metadata>, LoadError> {
-    let heads = || HEADS.lock().unwrap_or_else(PoisonError::into_inner);
+    let headers = || HEADERS.lock().unwrap_or_else(PoisonError::into_inner);
     let identity = FileIdentity::of(path).ok();
-    let known = heads()
+    let known = headers()
         .iter()
-        .find(|head| head.path == path && Some(head.identity) == identity)
-        .map(|head| head.metadata.clone());
+        .find(|header| header.path == path && Some(header.identity) == identity)
+        .map(|header| header.metadata.clone());
     if let Some(metadata) = known {
         return Ok(metadata);
     }
     let metadata = Arc::new(read()?);
     if let Some(identity) = identity {
-        let mut heads = heads();
-        heads.retain(|head| head.path != path);
-        heads.push_back(KnownHead {
+        let mut headers = headers();
+        headers.retain(|header| header.path != path);
+        headers.push_back(CachedHeader {
             path: path.to_owned(),
             identity,
             metadata: metadata.clone(),
         });
-        let surplus = heads.len().saturating_sub(MAX_HEADS);
-        heads.drain(..surplus);
+        let surplus = headers.len().saturating_sub(MAX_HEADERS);
+        headers.drain(..surplus);
     }
     Ok(metadata)
 }
@@ -53,7 +53,7 @@ mod tests {
     use std::cell::Cell;
 
     #[test]
-    fn head_is_read_until_file_changes() {
+    fn header_is_read_until_file_changes() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a.gguf");
         let reads = Cell::new(0);

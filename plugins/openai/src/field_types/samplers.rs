@@ -8,7 +8,7 @@ use corral_sdk::Error;
 use corral_sdk::fields::wrong_type;
 use serde_json::{Map, Value};
 
-/// A sampler: its names, its letter, and the members that turn it off, with their values.
+/// A sampler: its names, its letter, and the fields that turn it off, with their values.
 struct Sampler {
     names: &'static [&'static str],
     letter: char,

@@ -1,4 +1,4 @@
-//! Empty stand-ins for the interfaces that a linked component may not see.
+//! Stand-ins for the interfaces that a linked component may not use. Each answers, but gives nothing.
 
 use crate::state::State;
 use std::iter::empty;
@@ -71,7 +71,7 @@ mod tests {
 
     /// A component that reads the standard input imported as `stdin` and returns whether it has ended.
     fn stdin_reader(stdin: &str) -> Vec<u8> {
-        let text = include_str!("denied/stdin.wat").replace("{stdin}", stdin);
+        let text = include_str!("denied_interfaces/stdin.wat").replace("{stdin}", stdin);
         wat::parse_str(text).unwrap()
     }
 

@@ -1,4 +1,4 @@
-//! What an operator defines by name, such as secrets, and can replace while the server runs.
+//! Values that an operator defines by name, such as secrets, and can replace while the server runs.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -65,11 +65,11 @@ impl Wake for PollWaker {
 }
 
 /// Runs `work`, polling it again at once when it was woken during its poll.
-pub(crate) async fn repoll<F: Future>(work: Pin<&mut F>) -> F::Output {
-    repoll_within(POLL_BUDGET, work).await
+pub(crate) async fn poll_again<F: Future>(work: Pin<&mut F>) -> F::Output {
+    poll_again_within(POLL_BUDGET, work).await
 }
 
-async fn repoll_within<F: Future>(budget: Duration, mut work: Pin<&mut F>) -> F::Output {
+async fn poll_again_within<F: Future>(budget: Duration, mut work: Pin<&mut F>) -> F::Output {
     let poll_waker = poll_fn(|cx| {
         Poll::Ready(Arc::new(PollWaker {
             state: AtomicU8::new(0),
@@ -134,14 +134,14 @@ mod tests {
         });
         let polled = {
             let work = pin!(work);
-            let mut work = pin!(repoll_within(budget, work));
+            let mut work = pin!(poll_again_within(budget, work));
             work.as_mut().poll(&mut Context::from_waker(&waker))
         };
         (polled, polls, counter.count())
     }
 
     #[test]
-    fn wake_during_poll_repolls_without_waking_task() {
+    fn wake_during_poll_polls_again_without_waking_task() {
         assert_eq!(poll_once(Duration::MAX, |_, _| {}), (Poll::Pending, 1, 0));
         let twice = |poll, waker: &Waker| {
             if poll == 1 {
@@ -175,7 +175,7 @@ mod tests {
             *seen.lock().unwrap() = Some(cx.waker().clone());
             Poll::<()>::Pending
         }));
-        let mut work = pin!(repoll(work));
+        let mut work = pin!(poll_again(work));
         for task in [&first, &last] {
             let waker = Waker::from(Arc::clone(task));
             let polled = work.as_mut().poll(&mut Context::from_waker(&waker));
@@ -195,7 +195,7 @@ mod tests {
             *seen.lock().unwrap() = Some(cx.waker().clone());
             Poll::<()>::Pending
         }));
-        let mut work = pin!(repoll(work));
+        let mut work = pin!(poll_again(work));
         for polls in 1..3 {
             assert!(work.as_mut().poll(&mut context).is_pending());
             let seen = seen.lock().unwrap().take().unwrap();
@@ -229,7 +229,7 @@ mod tests {
                 }
                 read
             };
-            repoll(pin!(read)).await
+            poll_again(pin!(read)).await
         });
         let read = tokio::time::timeout(Duration::from_secs(60), reading).await;
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The last line that a call wrote to standard error, which mostly says why it failed.
+//! The last line that a call wrote to standard error. It mostly says why the call failed.
 
 use std::sync::{Mutex, PoisonError};
 

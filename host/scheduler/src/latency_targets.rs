@@ -1,4 +1,4 @@
-//! Targets of a request: the gap between its tokens, and the time of its first token.
+//! Latency targets of a request: the gap between its tokens, and the time of its first token.
 //!
 //! Prompts and decoding requests share the steps, so one target is met at the expense of the other:
 //! [`prefill_need`](crate::prefill_need).
