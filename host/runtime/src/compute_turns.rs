@@ -6,6 +6,10 @@
 //! that one thread always serves other calls; a single thread has one turn. A turn ends with the poll that it allows, at the
 //! guest's next epoch at the latest.
 //!
+//! A sampling plugin is *slow* if its last call computed for long. It then waits for turns although its tenant has free time,
+//! unless the tenant is the only one. Otherwise several samplers of a tenant occupy all threads until the free time is used
+//! up, and meanwhile no thread reads requests of others.
+//!
 //! The tenant whose turns used the least CPU time goes next; within a tenant, the guest that waited longest.
 //! A tenant gets no credit for time in which it did not wait. The calls admitted bound the guests that wait.
 
@@ -13,6 +17,7 @@ use crate::counters::{DeploymentCounters, ProcessCounters};
 use crate::free_time::{FreeTime, FreeTimes, RefillPause};
 use corral_engine::Tenant;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -146,12 +151,14 @@ impl ComputeTurns {
 }
 
 /// Where the guest of a call waits for its turns.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct TurnQueue {
     turns: Arc<ComputeTurns>,
     pub(crate) tenant: Tenant,
     /// That of the tenant.
     free_time: Arc<FreeTime>,
+    /// Whether it is the queue of a slow sampling plugin.
+    is_slow: AtomicBool,
     counters: Arc<DeploymentCounters>,
 }
 
@@ -166,13 +173,20 @@ impl TurnQueue {
             turns: Arc::clone(turns),
             tenant,
             free_time: turns.free_times.of(tenant, Instant::now()),
+            is_slow: AtomicBool::new(false),
             counters: Arc::clone(counters),
         }
     }
 
     /// Whether the guest may not compute without a turn.
     pub(crate) fn needs_turn(&self) -> bool {
-        self.free_time.is_used_up(Instant::now)
+        let is_slow = self.is_slow.load(Ordering::Relaxed) && self.free_time.has_other_tenants();
+        is_slow || self.free_time.is_used_up(Instant::now)
+    }
+
+    /// Sets whether its guest, a sampling plugin, is slow.
+    pub(crate) fn set_slow(&self, is_slow: bool) {
+        self.is_slow.store(is_slow, Ordering::Relaxed);
     }
 
     /// Uses up free time of the tenant, for work that ended now.
@@ -366,6 +380,20 @@ mod tests {
             }
         }
         assert_eq!(counts, [30; 3]);
+    }
+
+    #[test]
+    fn slow_sampler_needs_turn_beside_other_tenants() {
+        let turns = turns(1);
+        let queue = |tenant| TurnQueue::new(&turns, Tenant(tenant), &Arc::default());
+        let slow = queue(0);
+        slow.set_slow(true);
+        assert!(!slow.needs_turn());
+        let others = [queue(0), queue(1)];
+        assert!(slow.needs_turn());
+        assert!(others.iter().all(|other| !other.needs_turn()));
+        slow.set_slow(false);
+        assert!(!slow.needs_turn());
     }
 
     #[test]

@@ -130,6 +130,11 @@ impl FreeTime {
         used.used >= FREE_TIME
     }
 
+    /// Whether other tenants have calls, or free time that is not full.
+    pub(crate) fn has_other_tenants(&self) -> bool {
+        self.tenants.all.load(Ordering::Relaxed) > 1
+    }
+
     /// Uses up `time`, which ended `now`.
     pub(crate) fn use_up(&self, time: Duration, now: Instant) {
         let mut used = self.lock();

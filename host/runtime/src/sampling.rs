@@ -80,7 +80,8 @@ struct RequestSampler {
     counters: Arc<DeploymentCounters>,
     outputs: Option<[Output; 3]>,
     resources: Arc<SamplerResources>,
-    /// Where its instances wait for turns to compute, like the guest of the request.
+    /// Where its instances wait for turns to compute, like the guest of the request. The last call of any of them decides
+    /// whether all are slow.
     turns: Option<TurnQueue>,
     span: Span,
 }

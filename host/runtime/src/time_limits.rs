@@ -89,8 +89,12 @@ mod tests {
     }
 
     fn queue() -> TurnQueue {
-        let turns = ComputeTurns::for_workers(Arc::default());
-        TurnQueue::new(&turns, corral_engine::Tenant(0), &Arc::default())
+        queue_of(&ComputeTurns::for_workers(Arc::default()))
+    }
+
+    /// The queue of a call of the only tenant.
+    fn queue_of(turns: &Arc<ComputeTurns>) -> TurnQueue {
+        TurnQueue::new(turns, corral_engine::Tenant(0), &Arc::default())
     }
 
     /// Polls once.
@@ -163,8 +167,8 @@ mod tests {
     #[test]
     fn short_calls_use_up_tenants_free_time() {
         block_on(async {
-            let queue = queue();
-            let other_call = queue.clone();
+            let turns = ComputeTurns::for_workers(Arc::default());
+            let [queue, other_call] = [(); 2].map(|()| queue_of(&turns));
             let _turn = queue.wait().await.expect("the turn is free");
             let end = Instant::now() + Duration::from_secs(600);
             let (meter, polls) = (Meter::default(), AtomicU32::new(0));

@@ -36,6 +36,8 @@ const SAMPLE: TimeLimits = TimeLimits {
     cpu: Duration::from_millis(50),
     wall: Duration::from_secs(5),
 };
+/// A plugin whose last call used this much CPU time is slow: see [`compute_turns`](crate::compute_turns).
+const SLOW_CALL: Duration = Duration::from_millis(1);
 /// Most tokens of history that a plugin may need.
 const MAX_HISTORY: u32 = 65_536;
 /// Most bytes of a plugin's error text.
@@ -165,7 +167,12 @@ impl Instance {
         let distribution = guest::Distribution::from(request);
         let functions = self.plugin.corral_plugin_sampling().sampler();
         let work = functions.call_sample(&mut self.store, self.resource, &distribution);
-        let token = match run(&self.sampler, &self.meter, SAMPLE, work).await? {
+        let before = self.meter.used();
+        let sampled = run(&self.sampler, &self.meter, SAMPLE, work).await;
+        if let Some(turns) = &self.sampler.turns {
+            turns.set_slow(self.meter.used() - before >= SLOW_CALL);
+        }
+        let token = match sampled? {
             Ok(token) => token,
             Err(text) => {
                 let text = truncate(text);

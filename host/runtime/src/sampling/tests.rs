@@ -14,6 +14,12 @@ use wasmtime_wasi::WasiCtxBuilder;
 
 const SAMPLER: &str = include_str!("sampler.wat");
 const SPIN: &str = "(loop (br 0))";
+/// Computes for some milliseconds if there are several candidates.
+const COMPUTE_FOR_SEVERAL: &str = "(if (i32.gt_u (local.get $count) (i32.const 1)) (then
+    (i32.store (i32.const 512) (i32.const 6000000))
+    (loop
+        (i32.store (i32.const 512) (i32.sub (i32.load (i32.const 512)) (i32.const 1)))
+        (br_if 0 (i32.load (i32.const 512))))))";
 
 /// A process with one generation permit, and a replacement of the engine's mailbox.
 struct Fixture {
@@ -256,4 +262,20 @@ async fn spinning_sampler_waits_for_turn_until_dropped() {
     };
     assert!(text.contains("exceeded the 50 ms of CPU time"), "{text}");
     other.wait().await.expect("the turn is free again");
+}
+
+#[tokio::test]
+async fn slow_calls_let_sampler_wait_for_turns() {
+    let mut fixture = Fixture::new();
+    let turns = ComputeTurns::for_workers(Arc::clone(&fixture.counters));
+    fixture.turns = Some(Arc::clone(&turns));
+    let checked = fixture.checked(["", "", COMPUTE_FOR_SEVERAL]).await;
+    let _other = TurnQueue::new(&turns, Tenant(7), &Arc::default());
+    let mut chooser = checked.factory(256).start(1);
+    let queue = checked.sampler.turns.as_ref().unwrap();
+    for (key, candidates, is_slow) in [(1, 1, false), (2, 40, true), (3, 1, false)] {
+        fixture.request(&mut *chooser, key, candidates);
+        assert_eq!(fixture.answer().await, (key, Ok(5)));
+        assert_eq!(queue.needs_turn(), is_slow, "{key}");
+    }
 }
