@@ -98,7 +98,7 @@ newcomer:
 	@tests/newcomer.sh
 
 # cargo builds the program without the rest of the workspace, so some crates have fewer features than in `make build`:
-# tests/tests/packages.rs names them. The next build puts its own program back into the target directory.
+# tests/tests/documents/packages.rs names them. The next build puts its own program back into the target directory.
 check-install:
 	@$(SETUP); cargo install --quiet --locked --force --path host/cli --root "$(CARGO_TARGET_DIR)/installed"
 	@"$(CARGO_TARGET_DIR)/installed/bin/corral" model info models/tiny/tiny.gguf
@@ -194,7 +194,8 @@ soak: check-install plugins test-device
 	@$(SETUP); export $(if $(SEED),CORRAL_SEED=$(SEED)) CORRAL_MINUTES="$(or $(MINUTES),60)"; \
 	  $(SOAK) --lib --test scheduler -- random_workloads fetches_end; \
 	  $(SOAK) --test deploy_crash_safety --test random_calls; \
-	  $(SOAK) --test jobs --test bench_all -- --ignored; \
+	  $(SOAK) --test deployments -- --ignored jobs::; \
+	  $(SOAK) --test bench_all -- --ignored; \
 	  CORRAL_MUTANTS=$$((10000 * CORRAL_MINUTES / 60)) $(SOAK) --test broken_models -- --ignored --nocapture; \
 	  tests/clients/setup.sh >/dev/null; CORRAL_AGENTS=$$(tests/clients/agents/setup.sh); export CORRAL_AGENTS; \
 	  $(SOAK) --test agents -- --ignored --nocapture; \

@@ -1,6 +1,6 @@
 """Shared by the suites: server addresses, clients, plain HTTP, and metrics.
 
-`tests/tests/openai_clients.rs` starts the servers and passes their addresses in the environment.
+`tests/tests/apis/openai_clients.rs` starts the servers and passes their addresses in the environment.
 """
 
 import http.client

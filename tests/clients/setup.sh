@@ -22,7 +22,7 @@ if ! programs_work; then
   programs_work || die "openssl, curl and script are needed; on Debian: apt-get install openssl curl bsdutils"
 fi
 
-# clang for WebAssembly, with Debian's C library, and its C++ library for the bindings of tests/tests/wit.rs.
+# clang for WebAssembly, with Debian's C library, and its C++ library for the bindings of tests/tests/languages/wit.rs.
 readonly c_packages="clang-19 lld-19 wasi-libc libclang-rt-19-dev-wasm32 libc++-19-dev-wasm32"
 c_works() {
   [ -f /usr/lib/wasm32-wasi/libc.a ] && [ -f /usr/lib/wasm32-wasi/libc++.a ] && command -v wasm-ld-19 >/dev/null &&

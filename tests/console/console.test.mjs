@@ -1,4 +1,4 @@
-// The web console in a browser, over a server with the demo model. `tests/tests/console_browser.rs` starts both.
+// The web console in a browser, over a server with the demo model. `tests/tests/operation/console_browser.rs` starts both.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";

@@ -1,4 +1,5 @@
-// Makes the pictures of the guide: one for each page, with both widths in both themes. `tests/tests/console_browser.rs` runs it.
+// Makes the pictures of the guide: one for each page, with both widths in both themes.
+// `tests/tests/operation/console_browser.rs` runs it.
 
 import { mkdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";

@@ -1,4 +1,4 @@
-"""Sessions of `corral_remote` with hosts that misbehave. `tests/tests/remote_python.rs` has real ones."""
+"""Sessions of `corral_remote` with hosts that misbehave. `tests/tests/remote/remote_python.rs` has real ones."""
 
 import asyncio
 import json

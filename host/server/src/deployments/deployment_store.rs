@@ -1,7 +1,7 @@
 //! The trait of the two stores of deployments: the embedded [`Store`] of one host, and
 //! [`JetStreamStore`](super::JetStreamStore) of a cluster.
 //!
-//! `tests/tests/cluster_store.rs` tests what this trait promises, with both.
+//! `tests/tests/cluster/cluster_store.rs` tests what this trait promises, with both.
 
 use super::digest::Digest;
 use super::entry::Entry;

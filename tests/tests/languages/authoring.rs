@@ -87,7 +87,7 @@ fn post(server: &Corral, template: &str, body: impl AsRef<[u8]>) -> String {
 /// The guide's commands as typed, beside a server that runs already.
 #[test]
 fn first_plugin_of_the_guide_answers() {
-    let guide = include_str!("../../docs/authors.md");
+    let guide = include_str!("../../../docs/authors.md");
     let mut blocks = guide.split("```bash\n").skip(1);
     let block = blocks.find_map(|text| {
         let block = text.split("```").next()?;

@@ -30,7 +30,7 @@ fn program(name: &str, arguments: &[&str]) -> Command {
     let path = std::env::join_paths(packages.map(|dir| root.join(dir))).expect("no colon");
     let mut command = Command::new(artifacts::clients().join("python/bin/python"));
     command
-        .arg(root.join("tests/tests/remote_python/program.py"))
+        .arg(root.join("tests/tests/remote/remote_python/program.py"))
         .arg(name)
         .args(arguments)
         .env("PYTHONPATH", path)

@@ -281,7 +281,7 @@ fn regex_forces_tokens_without_steps() {
 fn similar_question_costs_no_generation() {
     let dir = scratch_dir();
     let mut corral = Corral::start_in(&dir, &[]);
-    let manifest = include_str!("../../examples/semantic-cache/corral.toml");
+    let manifest = include_str!("../../../examples/semantic-cache/corral.toml");
     deploy_dir(&corral, manifest, &["openai", "semantic-cache"]);
     let cases = [
         ("What is 12+7?", "19", false),

@@ -177,7 +177,7 @@ impl Scratch {
             .env("npm_config_offline", "true")
             .env("npm_config_cache", artifacts::clients().join("npm"))
             .env("npm_config_audit", "false")
-            // That of `tests/go.rs`, with what Go has compiled of its library.
+            // That of `languages/go.rs`, with what Go has compiled of its library.
             .env("GOCACHE", artifacts::scratch().join("go/go-build"))
             .env_remove("HF_TOKEN")
             .env_remove("CORRAL_ADMIN_TOKEN");

@@ -35,7 +35,7 @@ const METRICS_INTRODUCTION: &str = "# Metrics
 The metrics that `/metrics` on the admin listener has before the first request, as the server describes them. Others, such as
 responses by status and latencies by deployment, appear with the first request that they count; [Monitoring](monitoring.md)
 names these, and says which to watch. Changed names are listed in [CHANGELOG.md](../CHANGELOG.md). This page is generated:
-`CORRAL_WRITE_SCHEMAS=1 cargo test --release --workspace --test reference_pages`.
+`CORRAL_WRITE_SCHEMAS=1 cargo test --release --workspace --test documents reference_pages`.
 ";
 
 fn read(path: &str) -> String {
@@ -142,7 +142,7 @@ fn metrics_page_is_current() {
     }
     assert!(
         page == read("docs/metrics.md"),
-        "the metrics have changed; write docs/metrics.md again: CORRAL_WRITE_SCHEMAS=1 cargo test --test reference_pages"
+        "the metrics have changed; write docs/metrics.md again: CORRAL_WRITE_SCHEMAS=1 cargo test --test documents reference_pages"
     );
 }
 

@@ -232,7 +232,7 @@ fn cpp_bindings_make_a_handler() {
             "-Wl,-z,stack-size=262144",
         ])
         .arg("-I.")
-        .arg(root().join("tests/tests/wit/handler.cpp"))
+        .arg(root().join("tests/tests/languages/wit/handler.cpp"))
         .args(["handler_sync.cpp", "handler_sync_component_type.o"])
         .args(["-o", "core.wasm"]);
     succeeds(compiler);

@@ -46,7 +46,7 @@ fn build(project: &Path) -> PathBuf {
 #[test]
 fn sdk_answers_and_maps_errors() {
     let project = project("parts");
-    let source = root().join("tests/tests/go/plugin.go");
+    let source = root().join("tests/tests/languages/go/plugin.go");
     std::fs::copy(source, project.join("plugin.go")).expect("copied");
     build(&project);
     let manifest = project.join("corral.toml");

@@ -47,7 +47,8 @@ fn addresses(corral: &Corral) -> [String; 2] {
 }
 
 fn subscriber(arguments: &[&str]) -> Command {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kv_events/subscriber.py");
+    let file =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/generation/kv_events/subscriber.py");
     let mut command = Command::new(artifacts::clients().join("python/bin/python"));
     command
         .arg(file)

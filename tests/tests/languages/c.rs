@@ -81,7 +81,7 @@ fn examples_answer_as_in_rust() {
 
 #[test]
 fn sdk_answers_and_maps_errors() {
-    let source = root().join("tests/tests/c/plugin.c");
+    let source = root().join("tests/tests/languages/c/plugin.c");
     let project = project("parts", Some(&source));
     build(&project);
     let manifest = project.join("corral.toml");
