@@ -9,3 +9,4 @@ mod kubernetes;
 mod monitoring_stack;
 mod packages;
 mod reference_pages;
+mod structure;
