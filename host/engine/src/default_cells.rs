@@ -1,5 +1,5 @@
 //! The number of KV cells of a model. The default is enough for many requests, but at most what fits a quarter of the
-//! memory that holds the cells, and at least one context. [`PlacementPlan`](crate::device_placement::PlacementPlan)
+//! memory that holds the cells, and at least one context. [`PlacementPlan`](crate::device_placement::plan::PlacementPlan)
 //! decides where they lie.
 
 use crate::memory_estimate::MemoryEstimate;

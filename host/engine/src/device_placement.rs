@@ -6,9 +6,7 @@
 //! [`PlacementOptions`] is the operator's choice. `plan.rs` turns it into numbers of layers to try, before anything is
 //! loaded.
 
-mod plan;
-
-pub(crate) use plan::PlacementPlan;
+pub(crate) mod plan;
 
 use crate::LoadError;
 use corral_llama::{Device, DeviceKind, KvType, devices};

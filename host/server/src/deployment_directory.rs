@@ -3,7 +3,8 @@
 use crate::deployments::{Deployments, WeakDeployments};
 use crate::problem::{ErrorFormat, Problem};
 use crate::public::unavailable;
-use crate::triggers::{HOST_HEADERS, messages};
+use crate::triggers::attempt::HOST_HEADERS;
+use crate::triggers::messages;
 use corral_runtime::{
     Body, CallError, CallLimit, CallTarget, DeploymentDirectory, Message, MessageSender,
     PublishError, Publishing, QuotaPermit,

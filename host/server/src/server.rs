@@ -21,7 +21,7 @@ use crate::services::Services;
 use crate::state::ServerState;
 use crate::telemetry::Telemetry;
 use crate::tls::Tls;
-use crate::triggers::Executor;
+use crate::triggers::executor::Executor;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

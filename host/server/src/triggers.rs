@@ -9,11 +9,11 @@
 //! runs at least once, and once it has finished it does not run again. A plugin that is interrupted sees the same id in
 //! `x-corral-job-id` when the job runs again.
 
-mod attempt;
+pub(crate) mod attempt;
 mod body_memory;
 mod counters;
 mod cron;
-mod executor;
+pub(crate) mod executor;
 mod job;
 mod job_index;
 pub(crate) mod job_routes;
@@ -27,9 +27,7 @@ mod schedule;
 mod settings;
 mod status;
 
-pub(crate) use attempt::HOST_HEADERS;
 use counters::TriggerCounters;
-pub(crate) use executor::Executor;
 pub(crate) use job::{JobKey, JobState};
 pub(crate) use queue_error::QueueError;
 pub use settings::{CronEntry, JobSettings, MessageSettings};

@@ -2,7 +2,7 @@
 //!
 //! A file imports another file if one of its paths, in `use` or elsewhere, leads to a name that the other file declares.
 //! Paths are followed through modules and re-exports, but not through globs; an inline module is a part of its file. Not
-//! counted are tests, imports of the crate's root, and a module's imports of its own children, which it declares anyway.
+//! counted are tests and imports of the crate's root.
 
 use corral_tests::authoring::root;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
@@ -104,12 +104,10 @@ impl Crate {
 
     fn imports(&self) -> Imports {
         let imports = self.0.iter().map(|(module, Module { paths, .. })| {
-            let children = format!("{module}/");
             let found = paths.iter().flat_map(|path| self.resolve(module, path, 0));
-            let targets = found.map(|(target, _)| target).filter(|target| {
-                !target.is_empty() && target != module && !target.starts_with(&children)
-            });
-            (module.clone(), targets.collect())
+            let targets = found.map(|(target, _)| target);
+            let others = targets.filter(|target| !target.is_empty() && target != module);
+            (module.clone(), others.collect())
         });
         imports.collect()
     }

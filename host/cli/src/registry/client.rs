@@ -6,7 +6,7 @@
 
 mod error;
 
-use super::RegistryArgs;
+use super::args::RegistryArgs;
 use super::challenge::Challenge;
 use super::credentials::Credentials;
 use crate::Error;

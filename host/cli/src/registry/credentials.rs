@@ -1,6 +1,6 @@
 //! The login for a registry: from the command line, or from docker's configuration.
 
-use super::RegistryArgs;
+use super::args::RegistryArgs;
 use crate::Error;
 use data_encoding::BASE64;
 use docker_credential::{CredentialRetrievalError, DockerCredential, get_credential_from_reader};

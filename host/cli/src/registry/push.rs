@@ -1,8 +1,9 @@
 //! `corral push`.
 
+use super::args::RegistryArgs;
 use super::client::{Access, RepositoryClient};
+use super::default_name;
 use super::image::{NamedComponent, check_component, image};
-use super::{RegistryArgs, default_name};
 use crate::Error;
 use crate::deploy::{ManifestArgs, is_component, prepare};
 use crate::terminal::print;

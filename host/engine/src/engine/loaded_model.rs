@@ -4,7 +4,7 @@
 //! a failed load is retried with fewer.
 
 use crate::LoadError;
-use crate::device_placement::PlacementPlan;
+use crate::device_placement::plan::PlacementPlan;
 use crate::image::estimate::projector_weights;
 use crate::memory_estimate::{MemoryEstimate, STEP_TOKENS};
 use crate::model_check::input::ModelCheckInput;

@@ -3,7 +3,7 @@
 //! For that, this process reads the head of the file (metadata and list of tensors) before the check in a child process,
 //! with a reader that bounds what it allocates. llama.cpp opens the file in the child first.
 
-use crate::device_placement::PlacementPlan;
+use crate::device_placement::plan::PlacementPlan;
 use crate::error::LoadError;
 use crate::image::estimate::projector_bytes;
 use crate::memory_estimate::MemoryEstimate;
