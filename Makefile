@@ -215,7 +215,7 @@ microbench:
 	  cargo bench --manifest-path plugins/Cargo.toml -p corral-sdk --bench events $(BENCH_ARGUMENTS)
 
 instructions:
-	@$(SETUP); host/instructions.sh $(if $(JSON),--json) $(if $(WRITE),--write)
+	@$(SETUP); host/instruction_counts.sh $(if $(JSON),--json) $(if $(WRITE),--write)
 
 model:
 	@python3 -m venv "$(CACHE)/python"

@@ -1,9 +1,9 @@
 //! A model's grammar compiler: compiles on threads of its own, and caches the results.
 
 use crate::cache::{Key, LruCache};
-use crate::compile::{Compiled, compile};
 use crate::grammar_memory::{GrammarBytes, GrammarMemory};
 use crate::llguidance_message::is_exceeded;
+use crate::llguidance_parser::{Compiled, compile};
 use crate::matcher::Constraint;
 use crate::vocabulary::{Vocabulary, VocabularyIndex};
 use crate::watchdog::Watchdog;

@@ -20,7 +20,6 @@
 #![warn(missing_docs)]
 
 mod cache;
-mod compile;
 mod compiler;
 mod gbnf;
 mod grammar_memory;
@@ -28,6 +27,7 @@ mod json;
 mod lark_schemas;
 pub mod limits;
 mod llguidance_message;
+mod llguidance_parser;
 mod matcher;
 mod regex;
 mod vocabulary;

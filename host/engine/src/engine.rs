@@ -19,10 +19,10 @@ use crate::metric_sample::Metric;
 use crate::metrics::{EngineMetrics, add, get, grammar_metrics};
 use crate::next_token;
 use crate::open_request_limits::{OpenRequestLimits, RequestLoad, RequestPermit};
+use crate::reader_wake_queue::{WakeQueue, WakeTask};
 use crate::snapshot::{Snapshots, digest_of_parts};
 use crate::split_files::split_files;
 use crate::status::{DroppedPrefixes, EngineStatus, EntryStatus, RequestCounts};
-use crate::wake_queue::{WakeQueue, WakeTask};
 use crate::worker::{Command, DropPrefixes, NewRequest, NewWork, Prompt, Vocabulary};
 use crate::{
     Caller, Constraint, Error, GenerateOptions, Generation, LoadError, ModelInfo, Reply, Token,

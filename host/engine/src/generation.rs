@@ -3,7 +3,7 @@
 //! The engine thread appends tokens and text through a [`Sender`]; the reader takes everything that is ready
 //! from its [`Generation`]. A slow reader delays nobody: it gets fewer and larger chunks. A mailbox never holds
 //! more than the generation's token limit, and no lock is held longer than an append takes. The engine thread
-//! wakes readers in batches ([`WakeBatch`](crate::wake_batch::WakeBatch)).
+//! wakes readers in batches ([`WakeBatch`](crate::reader_wake_batch::WakeBatch)).
 
 use crate::engine_waker::EngineWaker;
 use crate::metrics::{EngineMetrics, add_time};

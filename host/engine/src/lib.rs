@@ -42,6 +42,8 @@ mod next_token;
 mod open_request_limits;
 mod prefix_files;
 mod prompt_lookup;
+mod reader_wake_batch;
+mod reader_wake_queue;
 mod reply;
 mod request_observer;
 mod sequence;
@@ -52,8 +54,6 @@ mod status;
 mod swap_store;
 mod text_decoder;
 mod vocabulary;
-mod wake_batch;
-mod wake_queue;
 mod worker;
 
 pub use self::image::decoder::{DECODE_MEDIA_JOB, decode_media_job};
@@ -98,6 +98,7 @@ pub use model_pool::{
     OpenModel,
 };
 pub use next_token::{Distribution, DistributionPart, MAX_CANDIDATES, NextTokenRequest};
+pub use reader_wake_queue::WakeTask;
 pub use reply::Reply;
 pub use request_observer::{
     GenerationMetrics, GenerationPhase, REQUEST_SECONDS, RequestObserver, TokenUsage,
@@ -109,7 +110,6 @@ pub use status::{
     DroppedPrefixes, EngineStatus, EntryLocation, EntryStatus, RequestCounts, RequestStatus,
     SchedulerCounters,
 };
-pub use wake_queue::WakeTask;
 
 /// Index into a model's vocabulary.
 pub type Token = u32;

@@ -12,7 +12,7 @@ use crate::call_context::CallContext;
 use crate::call_error::CallError;
 use crate::config::CallOptions;
 use crate::counters::{DeploymentCounters, OutboundRefusal};
-use crate::deployment_directory::DeploymentDirectory;
+use crate::deployment_lookup::DeploymentDirectory;
 use crate::outbound::{BODY_BYTES, RequestBody};
 use crate::plugin_output::LogOrigin;
 use crate::quota::QuotaPermit;

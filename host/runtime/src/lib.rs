@@ -34,7 +34,7 @@ mod cpu_meter;
 mod denied_interfaces;
 mod deployment;
 mod deployment_calls;
-mod deployment_directory;
+mod deployment_lookup;
 mod deployment_share;
 mod deployment_snapshots;
 mod folders;
@@ -93,7 +93,7 @@ pub use config::{
 };
 pub use counters::CallLimit;
 pub use deployment::DeploymentState;
-pub use deployment_directory::{CallTarget, DeploymentDirectory};
+pub use deployment_lookup::{CallTarget, DeploymentDirectory};
 pub use folders::{Folder, Folders, MAX_FOLDERS, check_folder_name};
 pub use initialization::Initialized;
 pub use initialization::isolated::{INITIALIZE_JOB, MAX_INITIALIZE_TIME};

@@ -20,7 +20,7 @@ pub(crate) use request_body::{BODY_BYTES, RequestBody};
 
 use crate::counters::{DeploymentCounters, OutboundRefusal};
 use crate::deployment_calls::{DeploymentCaller, MAX_DEPTH, called_deployment};
-use crate::deployment_directory::DeploymentGrants;
+use crate::deployment_lookup::DeploymentGrants;
 use crate::limiter::InstanceMemory;
 use crate::trace::CallTrace;
 use crate::use_count::{UseCount, UseGuard};

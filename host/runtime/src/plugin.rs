@@ -14,7 +14,7 @@ use crate::call_outcome::{CallHandle, CallOutcome};
 use crate::compute_turns::TurnQueue;
 use crate::config::{CallOptions, Limits, PluginConfig};
 use crate::deployment::DeploymentState;
-use crate::deployment_directory::{DeploymentGrants, MessageGrants};
+use crate::deployment_lookup::{DeploymentGrants, MessageGrants};
 use crate::deployment_snapshots::DeploymentSnapshots;
 use crate::folders::FolderAccess;
 use crate::guest_config::GuestConfig;

@@ -12,7 +12,7 @@ use crate::config::{
 };
 use crate::counters::{ProcessCounters, child_metrics};
 use crate::deployment::DeploymentState;
-use crate::deployment_directory::DeploymentDirectory;
+use crate::deployment_lookup::DeploymentDirectory;
 use crate::deployment_snapshots::snapshot_permits;
 use crate::folders::FolderFiles;
 use crate::initialization::InitializationLimits;

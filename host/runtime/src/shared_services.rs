@@ -4,7 +4,7 @@ use crate::admission::InstancePermits;
 use crate::compiler::Compiler;
 use crate::compute_turns::ComputeTurns;
 use crate::counters::ProcessCounters;
-use crate::deployment_directory::DirectorySlot;
+use crate::deployment_lookup::DirectorySlot;
 use crate::folders::{FolderFiles, Folders};
 use crate::key_values::KeyValueStore;
 use crate::outbound::OutboundClient;

@@ -10,7 +10,7 @@ use crate::config::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES, SystemGrants};
 use crate::counters::DeploymentCounters;
 use crate::cpu_meter::Meter;
 use crate::deployment_calls::DeploymentCaller;
-use crate::deployment_directory::{DeploymentGrants, MessageGrants};
+use crate::deployment_lookup::{DeploymentGrants, MessageGrants};
 use crate::deployment_snapshots::DeploymentSnapshots;
 use crate::folders::{FolderAccess, OpenFiles};
 use crate::framed_bodies::FramedBodies;

@@ -20,8 +20,8 @@ use crate::kv_cache::KvCache;
 use crate::prefill_profile::PrefillProfile;
 use crate::request::LogitsKind;
 use crate::running::RunningRequests;
-use crate::size_ceiling::SizeCeiling;
 use crate::step::{Row, Step, StepShape};
+use crate::step_size_limit::SizeCeiling;
 
 /// Numbers of drafts in a step; the [`SizeCeiling`] is the largest that may be tried now.
 const SIZES: [u32; 6] = [2, 4, 8, 16, 32, 64];

@@ -16,8 +16,8 @@
 //! its rows (3.0 at most) on machines that scatter by 15 %, and at most one step in sixty probes.
 
 use crate::cost_model::CostModel;
-use crate::size_ceiling::SizeCeiling;
 use crate::step::StepShape;
+use crate::step_size_limit::SizeCeiling;
 
 /// Chunk sizes, without the tokens that [fill the tile](tile_fill) of the decode rows. The smallest is a tile.
 pub const CHUNK_SIZES: [u32; 14] = [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];

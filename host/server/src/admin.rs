@@ -4,6 +4,7 @@ mod audit;
 mod authorization;
 mod call;
 mod console;
+mod console_snapshot;
 mod deployment_api;
 mod engine_status;
 mod events;
@@ -17,7 +18,6 @@ mod prefix_cache;
 mod prefix_lists;
 mod same_origin;
 mod session;
-mod snapshot;
 mod types;
 
 pub use audit::AUDIT_TARGET;

@@ -16,7 +16,7 @@ mod api_description;
 mod api_keys;
 mod connection_info;
 mod cors;
-mod deployment_directory;
+mod deployment_lookup;
 pub mod deployments;
 mod file_watcher;
 mod http_counters;

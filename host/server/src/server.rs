@@ -2,7 +2,7 @@
 
 use crate::admin::{self, AdminExposure, AdminGuard, AdminState};
 use crate::api_keys::ApiKeys;
-use crate::deployment_directory::Directory;
+use crate::deployment_lookup::Directory;
 use crate::deployments::artifact::VerifyKey;
 use crate::file_watcher::watch;
 use crate::kv_events::KvEvents;

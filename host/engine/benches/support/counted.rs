@@ -1,5 +1,5 @@
 //! A program that runs one path of several, so that its instructions can be counted from outside: see
-//! `host/instructions.sh`.
+//! `host/instruction_counts.sh`.
 
 use std::process::exit;
 

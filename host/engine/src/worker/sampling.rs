@@ -15,7 +15,7 @@ use super::{ActiveWork, GenerationState, Vocabulary, Worker};
 use crate::backend::Backend;
 use crate::generation::{FinishReason, Outcome};
 use crate::metrics::add;
-use crate::wake_batch::WakeBatch;
+use crate::reader_wake_batch::WakeBatch;
 use crate::{Error, Token};
 use corral_sampling::{Logits, Scratch, TokenLogprobs, logprobs};
 use corral_scheduler::{DraftSource, RequestId, Row, accepted_drafts};

@@ -2,7 +2,7 @@
 
 use super::Plugin;
 use crate::config::CallOptions;
-use crate::deployment_directory::{CallTarget, CalledPlugin, Calling};
+use crate::deployment_lookup::{CallTarget, CalledPlugin, Calling};
 use crate::outbound::RequestBody;
 use crate::quota::QuotaPermit;
 use http::Request;

@@ -3,7 +3,7 @@
 //! All clients read the same snapshots, which one task makes. It runs only while there are clients, and asks no engine
 //! thread. A client that reads too slowly gets the newest snapshot next; it holds two at most.
 
-use super::snapshot::snapshot;
+use super::console_snapshot::snapshot;
 use crate::json_response::no_store;
 use crate::listener::StreamEnd;
 use crate::problem::{ErrorFormat, Problem, StreamFormat};

@@ -2,11 +2,11 @@
 # Counts the instructions of each hot path and compares them with recorded counts. Counts hardly vary between runs,
 # whatever else the machine does.
 #
-#   host/instructions.sh [--json] [--write]
+#   host/instruction_counts.sh [--json] [--write]
 #
-# --json prints one line of JSON instead of a table; --write records the counts in host/instructions-MACHINE.txt. Without
-# --write the script fails if a path exceeds its recorded count by more than 10 %, or if the file lists other paths.
-# Without the file it compares nothing.
+# --json prints one line of JSON instead of a table; --write records the counts in
+# host/instruction_counts-MACHINE.txt. Without --write the script fails if a path exceeds its recorded count by more than
+# 10 %, or if the file lists other paths. Without the file it compares nothing.
 #
 # valgrind (cachegrind without cache simulation) counts each path twice, with and without its operations; the difference
 # divided by the number of operations is the count of one operation.
@@ -18,7 +18,7 @@ set -euo pipefail
 # Percent.
 readonly tolerance=10
 
-say() { echo "host/instructions.sh: $*" >&2; }
+say() { echo "host/instruction_counts.sh: $*" >&2; }
 die() { say "$*"; exit 1; }
 
 json='' write=''
@@ -37,7 +37,7 @@ command -v valgrind >/dev/null || apt_install valgrind || true
 command -v valgrind >/dev/null || die "valgrind is missing; on Debian: apt-get install valgrind"
 
 machine=$(uname -m)
-reference=host/instructions-$machine.txt
+reference=host/instruction_counts-$machine.txt
 target=${CARGO_TARGET_DIR:-$PWD/target}/counted
 mkdir -p "$target"
 # One run at a time: runs share files.

@@ -1,4 +1,4 @@
-//! Compiles the text of a grammar.
+//! Builds the parser of llguidance from the text of a grammar.
 
 use crate::grammar_memory::GrammarBytes;
 use crate::json::JsonSchema;

@@ -4,8 +4,8 @@
 //! woken together they run one after another on threads that are awake. Several go through the [`WakeQueue`].
 
 use crate::next_token::Distribution;
+use crate::reader_wake_queue::WakeQueue;
 use crate::reply;
-use crate::wake_queue::WakeQueue;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -79,7 +79,7 @@ impl Drop for WakeBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wake_queue::tests::Count;
+    use crate::reader_wake_queue::tests::Count;
     use std::sync::Arc;
 
     #[test]
