@@ -1,4 +1,4 @@
-//! Heads of model files, which the server reads before it checks the model: metadata and tensors, for the memory estimate.
+//! Headers of model files, which the server reads before it checks the model: metadata and tensors, for the memory estimate.
 
 #![no_main]
 

@@ -234,7 +234,7 @@ async fn load(
     config: RuntimeConfig,
     cluster: Option<(ClusterConfig, String)>,
 ) -> Result<Services, Error> {
-    // First what fails soon: heads of model files, then plugins. Loading models takes longest.
+    // First what fails soon: headers of model files, then plugins. Loading models takes longest.
     startup::check_models(&args.models, models, warn).await?;
     let cache = args.models.cache_dir.clone();
     let store_dir = args.store.as_deref();

@@ -130,7 +130,7 @@ fn model_check(args: &ModelArgs) -> Result<ModelCheck, Error> {
     ))
 }
 
-/// Checks the heads of the model files, which fails soon. A broken file of a model that loads later is reported to
+/// Checks the headers of the model files, which fails soon. A broken file of a model that loads later is reported to
 /// `note`, not an error.
 pub(crate) async fn check_models(
     args: &ModelArgs,
@@ -140,7 +140,7 @@ pub(crate) async fn check_models(
     let count = args.pool.preload.count(args.models.len());
     for (index, ModelArg { name, .. }) in args.models.iter().enumerate() {
         let (models, name) = (models.clone(), name.clone());
-        // It reads the head of the file: not on a worker.
+        // It reads the header of the file: not on a worker.
         let checked = tokio::task::spawn_blocking(move || {
             models.estimate_host_bytes(&name).map_err(|e| (name, e))
         });
@@ -174,7 +174,7 @@ pub(crate) async fn preload(
 /// reports why.
 async fn note_sizes(args: &ModelArgs, models: &ModelPool, name: &str, note: &impl Fn(String)) {
     let (models, name) = (models.clone(), name.to_owned());
-    // It reads the head of the file: not on a worker.
+    // It reads the header of the file: not on a worker.
     let expected = tokio::task::spawn_blocking(move || models.estimate(&name)).await;
     let Ok(Ok(Some(expected))) = expected else {
         return;

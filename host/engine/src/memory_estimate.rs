@@ -275,7 +275,7 @@ fn rounded(cells: u32) -> u64 {
 /// The error of a model file whose header can't be read.
 pub(crate) fn header_error(path: &Path, error: GgufError) -> LoadError {
     let cause = match error {
-        GgufError::HeadTooLarge { .. } => return LlamaError::HeadTooLarge(error).into(),
+        GgufError::HeaderTooLarge { .. } => return LlamaError::HeaderTooLarge(error).into(),
         GgufError::Read { cause, .. } => cause,
         error => error.to_string(),
     };

@@ -4,7 +4,7 @@
 //! few cells, and generates some tokens. A file that ends the child is refused.
 //!
 //! Where memory suffices for both, this process loads the file meanwhile: it begins each stage of the load after the
-//! child has ended it, and computes with the model once the child has generated. The head is read in parts, since a
+//! child has ended it, and computes with the model once the child has generated. The header is read in parts, since a
 //! large vocabulary may take a fifth of a load. Without devices both read the tensors in the same order, and each
 //! tensor is a stage; else the child maps the weights, and they are one stage. The context, whose cells may take as long to
 //! clear as the weights to read, is made while the child generates.
@@ -13,7 +13,7 @@
 //! modification and change), the same options and the same binary. Passed checks are recorded in a directory, so that a
 //! file is checked once and not at every start.
 //!
-//! Before the check this process reads only the head of a file (metadata and list of tensors), to estimate the model's
+//! Before the check this process reads only the header of a file (metadata and list of tensors), to estimate the model's
 //! memory, with a reader in safe Rust that bounds what it allocates.
 //!
 //! Not covered: weights that a GPU computes differently, and a file that changes between the check and the load within
@@ -131,7 +131,7 @@ impl ModelCheck {
             // Without a thread, the load follows the check.
             let checking = thread.spawn_scoped(scope, check).map_err(|_| check());
             let loaded = load(&|stage| {
-                let is_same = || stage != LoadStage::Head(0) || changed().is_ok();
+                let is_same = || stage != LoadStage::Header(0) || changed().is_ok();
                 let has_room = || has_room_beside(bytes_beside_context(model, context_bytes));
                 let pace = match stage {
                     LoadStage::Context(_) if !has_room() => Pace::AfterCheck,

@@ -197,7 +197,7 @@ impl ModelPool {
     }
 
     /// Estimates the bytes of the machine's memory that a model takes, without loading it. Fails as the
-    /// load would, as far as the head of the file tells. Blocks: reads the file.
+    /// load would, as far as the header of the file tells. Blocks: reads the file.
     pub fn estimate_host_bytes(&self, name: &str) -> Result<u64, OpenError> {
         let model = self.find(Some(name))?;
         let pool = self.0.0.lock();

@@ -253,7 +253,7 @@ fn invalid_adapter_files_are_refused() {
     for (name, bytes, expected) in [
         ("empty", &b""[..], "not GGUF"),
         ("text", b"hello world", "not GGUF"),
-        ("head", &whole[..100], "cannot read"),
+        ("header", &whole[..100], "cannot read"),
         ("half", &whole[..whole.len() / 2], "trained for this model"),
         ("foreign", &foreign, "\"llama\""),
     ] {

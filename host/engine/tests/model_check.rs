@@ -21,8 +21,8 @@ const TESTS: [(&str, Test); 4] = [
     ),
     ("incomplete_file_is_refused", incomplete_file_is_refused),
     (
-        "load_ends_where_child_stops_in_head",
-        load_ends_where_child_stops_in_head,
+        "load_ends_where_child_stops_in_header",
+        load_ends_where_child_stops_in_header,
     ),
 ];
 
@@ -95,7 +95,7 @@ fn incomplete_file_is_refused(children: &ChildProcesses) {
     assert!(matches!(error, LoadError::Refused { .. }), "{error}");
 }
 
-fn load_ends_where_child_stops_in_head(children: &ChildProcesses) {
+fn load_ends_where_child_stops_in_header(children: &ChildProcesses) {
     let dir = tempfile::tempdir().expect("a directory");
     let mut bytes = fs::read(demo_model()).expect("the model can be read");
     // llama.cpp parses the file and lists its values, which the child reports, before it needs the merges.

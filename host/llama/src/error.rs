@@ -20,17 +20,17 @@ pub enum LlamaError {
         /// The file.
         path: PathBuf,
     },
-    /// The head of the file is broken, or llama.cpp refused the file.
+    /// The header of the file is broken, or llama.cpp refused the file.
     #[error("{path} cannot be loaded: {cause}; the file may be truncated or damaged: fetch or copy it again", path = path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with the head, or the first error that llama.cpp logged.
+        /// What is wrong with the header, or the first error that llama.cpp logged.
         cause: String,
     },
-    /// The head of the file has more bytes than this crate reads.
+    /// The header of the file has more bytes than this crate reads.
     #[error(transparent)]
-    HeadTooLarge(GgufError),
+    HeaderTooLarge(GgufError),
     /// The model can't generate text.
     #[error("{path} cannot generate text: {cause}", path = path.display())]
     Unsuitable {
@@ -101,7 +101,7 @@ impl LlamaError {
             | Self::Unsuitable { path, .. }
             | Self::Adapter { path, .. }
             | Self::Projector { path, .. }
-            | Self::HeadTooLarge(GgufError::HeadTooLarge { path, .. }) => Some(path),
+            | Self::HeaderTooLarge(GgufError::HeaderTooLarge { path, .. }) => Some(path),
             _ => None,
         }
     }

@@ -1,4 +1,4 @@
-//! GGUF files: reads their heads, and writes files with llama.cpp's functions.
+//! GGUF files: reads their headers, and writes files with llama.cpp's functions.
 
 mod reader;
 #[cfg(test)]
@@ -26,16 +26,16 @@ pub enum GgufError {
         /// What is wrong with it.
         cause: String,
     },
-    /// The head has more bytes than this crate reads.
+    /// The header has more bytes than this crate reads.
     #[error(
         "the metadata and the list of tensors of {path} take more than {} MiB, the most that Corral reads; \
          give a model with a smaller vocabulary or less metadata",
         limit >> 20, path = path.display()
     )]
-    HeadTooLarge {
+    HeaderTooLarge {
         /// The file.
         path: PathBuf,
-        /// Most bytes of a head.
+        /// Most bytes of a header.
         limit: u64,
     },
     /// The file can't be written.

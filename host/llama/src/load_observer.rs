@@ -1,9 +1,9 @@
 //! Follows a load inside llama.cpp, and asks its gate before each stage.
 //!
-//! llama.cpp calls back for each tensor, but not while it reads the head. It logs there, on the thread that loads: the lines
-//! between which it works for long divide the head into parts. `log.cpp` ends a load at a line.
+//! llama.cpp calls back for each tensor, but not while it reads the header. It logs there, on the thread that loads: the lines
+//! between which it works for long divide the header into parts. `log.cpp` ends a load at a line.
 //!
-//! *Invariant*: every load asks for the same parts of a head in the same order, whatever the file has llama.cpp log.
+//! *Invariant*: every load asks for the same parts of a header in the same order, whatever the file has llama.cpp log.
 
 use crate::{LoadGate, LoadProgress, LoadStage};
 use llama_cpp_sys_2 as sys;
@@ -11,10 +11,10 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_void};
 use std::ptr;
 
-/// The beginnings of the lines after each part of the head but the last: the file is parsed; its values are listed; tokens
+/// The beginnings of the lines after each part of the header but the last: the file is parsed; its values are listed; tokens
 /// and merges are in their maps; the tokens that end a generation are found; the bytes of all tokens are known. Function
 /// names come first, so that no text of a file is such a line.
-const PART_ENDS: [&str; LoadStage::HEAD_PARTS - 1] = [
+const PART_ENDS: [&str; LoadStage::HEADER_PARTS - 1] = [
     "llama_model_loader: Dumping metadata keys/values",
     "print_info: file format",
     "init_tokenizer: initializing tokenizer",
@@ -31,8 +31,8 @@ thread_local! {
 pub(crate) struct LoadObserver<'a> {
     progress: &'a LoadProgress,
     gate: LoadGate<'a>,
-    /// Parts of the head that llama.cpp has begun to read.
-    head_parts: Cell<usize>,
+    /// Parts of the header that llama.cpp has begun to read.
+    header_parts: Cell<usize>,
     /// Tensors whose weights llama.cpp has begun to read.
     tensors: Cell<usize>,
     /// Whether the gate has ended the load.
@@ -44,7 +44,7 @@ impl<'a> LoadObserver<'a> {
         Self {
             progress,
             gate,
-            head_parts: Cell::new(0),
+            header_parts: Cell::new(0),
             tensors: Cell::new(0),
             refused: Cell::new(false),
         }
@@ -59,7 +59,7 @@ impl<'a> LoadObserver<'a> {
         file: &CStr,
         mut params: sys::llama_model_params,
     ) -> *mut sys::llama_model {
-        if !self.begin_head(1) {
+        if !self.begin_header(1) {
             return ptr::null_mut();
         }
         params.progress_callback = Some(on_progress);
@@ -89,11 +89,11 @@ impl<'a> LoadObserver<'a> {
         self.progress.is_canceled() || self.refused.get()
     }
 
-    /// Begins the parts of the head before `end` that have not begun. Whether the gate lets all of them begin.
-    fn begin_head(&self, end: usize) -> bool {
-        (self.head_parts.get()..end).all(|part| {
-            self.head_parts.set(part + 1);
-            self.passes(LoadStage::Head(part))
+    /// Begins the parts of the header before `end` that have not begun. Whether the gate lets all of them begin.
+    fn begin_header(&self, end: usize) -> bool {
+        (self.header_parts.get()..end).all(|part| {
+            self.header_parts.set(part + 1);
+            self.passes(LoadStage::Header(part))
         })
     }
 }
@@ -105,7 +105,7 @@ pub(crate) fn passes_line(text: &str) -> bool {
         return true;
     };
     let ended = PART_ENDS.iter().position(|line| text.starts_with(line));
-    ended.is_none_or(|part| observer.begin_head(part + 2))
+    ended.is_none_or(|part| observer.begin_header(part + 2))
 }
 
 /// llama.cpp calls this before it reads each tensor's weights and at the end, and gives up if it returns false.
@@ -116,7 +116,7 @@ unsafe extern "C" fn on_progress(fraction: f32, data: *mut c_void) -> bool {
     observer.progress.set_fraction(fraction);
     let tensor = observer.tensors.get();
     observer.tensors.set(tensor.saturating_add(1));
-    observer.begin_head(LoadStage::HEAD_PARTS)
+    observer.begin_header(LoadStage::HEADER_PARTS)
         && observer.passes(LoadStage::Weights(tensor))
         && !observer.progress.is_canceled()
 }
@@ -129,21 +129,21 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn each_part_of_head_ends_with_a_line() {
+    fn each_part_of_header_ends_with_a_line() {
         let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
         let progress = LoadProgress::default();
         // The first tensor sets it to 0.
         progress.set_fraction(1.0);
         let seen = RefCell::new(Vec::new());
         let gate = |stage: LoadStage| {
-            if let LoadStage::Head(part) = stage {
+            if let LoadStage::Header(part) = stage {
                 seen.borrow_mut().push((part, progress.fraction()));
             }
             true
         };
         let placement = DevicePlacement::default();
         Model::load_gated(&tiny, placement, FileAccess::Read, &progress, &gate).unwrap();
-        let expected = Vec::from_iter((0..LoadStage::HEAD_PARTS).map(|part| (part, 1.0)));
+        let expected = Vec::from_iter((0..LoadStage::HEADER_PARTS).map(|part| (part, 1.0)));
         assert_eq!(seen.into_inner(), expected);
     }
 }

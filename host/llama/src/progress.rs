@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// A stage of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadStage {
-    /// llama.cpp reads metadata, vocabulary and the list of tensors, in [`LoadStage::HEAD_PARTS`] parts.
-    Head(usize),
+    /// llama.cpp reads metadata, vocabulary and the list of tensors, in [`LoadStage::HEADER_PARTS`] parts.
+    Header(usize),
     /// It reads the weights of a tensor. Tensors are numbered in the order in which they are read; the number after the last
     /// one says that all are read.
     Weights(usize),
@@ -18,8 +18,8 @@ pub enum LoadStage {
 }
 
 impl LoadStage {
-    /// Parts in which the head is read, whatever the file.
-    pub const HEAD_PARTS: usize = 6;
+    /// Parts in which the header is read, whatever the file.
+    pub const HEADER_PARTS: usize = 6;
 }
 
 /// Decides before each stage whether the load goes on, and may wait.

@@ -31,9 +31,9 @@ fn loads_read_tensors_in_the_same_order() {
         let (seen, fractions, _) = stages(access, None);
         let again = stages(access, None);
         assert_eq!((&seen, &fractions), (&again.0, &again.1), "{access:?}");
-        let tensors = seen.len() - LoadStage::HEAD_PARTS - 1;
-        let head = (0..LoadStage::HEAD_PARTS).map(LoadStage::Head);
-        let expected = head.chain((0..tensors).map(LoadStage::Weights));
+        let tensors = seen.len() - LoadStage::HEADER_PARTS - 1;
+        let header = (0..LoadStage::HEADER_PARTS).map(LoadStage::Header);
+        let expected = header.chain((0..tensors).map(LoadStage::Weights));
         let expected = Vec::from_iter(expected.chain([LoadStage::Context(tensors)]));
         assert_eq!(seen, expected, "{access:?}");
         let listed = gguf::tensors(&demo_model()).expect("a model").len();

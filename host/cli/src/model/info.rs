@@ -1,4 +1,4 @@
-//! `corral model info`: what the head of a model file states.
+//! `corral model info`: what the header of a model file states.
 
 use super::cache::ModelCache;
 use super::reference::HubReference;

@@ -101,7 +101,7 @@ impl CheckReport {
                 continue;
             }
             let (pool, of) = (models.clone(), name.clone());
-            // It reads the head of the file: not on a worker.
+            // It reads the header of the file: not on a worker.
             let checked = tokio::task::spawn_blocking(move || {
                 pool.estimate_host_bytes(&of)?;
                 pool.estimate(&of)

@@ -304,7 +304,7 @@ mod tests {
         let mut all = to_context.clone();
         all.push(LoadStage::Use);
         assert_eq!(ends_at(|stage| stage == LoadStage::Use), all);
-        let tensors = to_context.len() - LoadStage::HEAD_PARTS - 1;
+        let tensors = to_context.len() - LoadStage::HEADER_PARTS - 1;
         assert_eq!(to_context.last(), Some(&LoadStage::Context(tensors)));
     }
 

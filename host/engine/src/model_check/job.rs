@@ -27,7 +27,7 @@ const IMAGE_CELLS: u32 = 4096;
 /// A text with words, digits, other scripts, an emoji, spaces and a control token.
 const TEXT: &str = "The cat sat on 12 mats.\n\tÄpfel, 猫 и кот 🐈  <|im_start|>";
 
-/// Opens the model as the server will and generates. Reports after each part of the head, after each tensor if the server
+/// Opens the model as the server will and generates. Reports after each part of the header, after each tensor if the server
 /// reads them in the same order, when all weights are read, and when the context is made.
 ///
 /// # Errors
@@ -42,7 +42,7 @@ pub fn check_model_job(job: ChildJob) -> Result<Vec<u8>, String> {
     let each_tensor = model.same_order.is_some();
     let report = |stage| {
         match stage {
-            LoadStage::Head(0) => {}
+            LoadStage::Header(0) => {}
             LoadStage::Weights(tensor) if tensor > 0 && !each_tensor => {}
             _ => report_progress(),
         }

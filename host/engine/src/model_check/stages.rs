@@ -12,7 +12,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub(crate) enum Pace {
     /// After its end.
     AfterCheck,
-    /// Each part of the head after the part, all weights after all weights, and the context after the context.
+    /// Each part of the header after the part, all weights after all weights, and the context after the context.
     ByStage,
     /// As [`Pace::ByStage`], but each tensor after the tensor, since both read them in the same order.
     ByTensor,
@@ -27,7 +27,7 @@ pub(crate) struct CheckStages {
 
 #[derive(Debug, Default)]
 struct CheckState {
-    /// Reports of the child: one after each part of the head, with [`Pace::ByTensor`] one after each tensor, one after the
+    /// Reports of the child: one after each part of the header, with [`Pace::ByTensor`] one after each tensor, one after the
     /// weights, and one after the context.
     reports: usize,
     /// Whether the check has passed, once it has ended.
@@ -61,11 +61,11 @@ impl CheckStages {
     pub fn wait(&self, stage: LoadStage, pace: Pace, is_canceled: &dyn Fn() -> bool) -> bool {
         let reports = match (stage, pace) {
             (LoadStage::Use, _) | (_, Pace::AfterCheck) => usize::MAX,
-            (LoadStage::Head(part), _) => part.saturating_add(1),
-            (LoadStage::Weights(_), Pace::ByStage) => LoadStage::HEAD_PARTS + 1,
-            (LoadStage::Context(_), Pace::ByStage) => LoadStage::HEAD_PARTS + 2,
+            (LoadStage::Header(part), _) => part.saturating_add(1),
+            (LoadStage::Weights(_), Pace::ByStage) => LoadStage::HEADER_PARTS + 1,
+            (LoadStage::Context(_), Pace::ByStage) => LoadStage::HEADER_PARTS + 2,
             (LoadStage::Weights(number) | LoadStage::Context(number), Pace::ByTensor) => {
-                number.saturating_add(LoadStage::HEAD_PARTS + 1)
+                number.saturating_add(LoadStage::HEADER_PARTS + 1)
             }
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn load_stays_behind_check() {
-        use LoadStage::{Context, Head, Use, Weights};
+        use LoadStage::{Context, Header, Use, Weights};
         for (pace, rest) in [
             (Pace::ByStage, &[Weights(0), Context(1)][..]),
             (
@@ -116,15 +116,15 @@ mod tests {
             ),
         ] {
             let stages = CheckStages::default();
-            let head = (0..LoadStage::HEAD_PARTS).map(Head);
-            for stage in head.chain(rest.iter().copied()) {
+            let header = (0..LoadStage::HEADER_PARTS).map(Header);
+            for stage in header.chain(rest.iter().copied()) {
                 waits_until(&stages, stage, pace, || stages.report());
             }
             waits_until(&stages, Use, pace, || stages.end(true));
         }
-        for stage in [Head(0), Weights(0), Context(1), Use] {
+        for stage in [Header(0), Weights(0), Context(1), Use] {
             let stages = CheckStages::default();
-            report(&stages, LoadStage::HEAD_PARTS + 2);
+            report(&stages, LoadStage::HEADER_PARTS + 2);
             waits_until(&stages, stage, Pace::AfterCheck, || stages.end(true));
         }
     }
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn checked_weights_are_read_without_wait() {
         let stages = CheckStages::default();
-        report(&stages, LoadStage::HEAD_PARTS + 1);
+        report(&stages, LoadStage::HEADER_PARTS + 1);
         for tensor in 0..3 {
             assert!(stages.wait(LoadStage::Weights(tensor), Pace::ByStage, &|| false));
         }
@@ -156,7 +156,7 @@ mod tests {
         let stages = CheckStages::default();
         stages.report();
         stages.end(false);
-        for stage in [LoadStage::Head(0), LoadStage::Weights(0), LoadStage::Use] {
+        for stage in [LoadStage::Header(0), LoadStage::Weights(0), LoadStage::Use] {
             assert!(!stages.wait(stage, Pace::ByTensor, &|| false));
         }
     }

@@ -1,6 +1,6 @@
 //! What a model's file tells before it is loaded: that it is a model, and the memory it will take.
 //!
-//! For that, this process reads the head of the file (metadata and list of tensors) before the check in a child process,
+//! For that, this process reads the header of the file (metadata and list of tensors) before the check in a child process,
 //! with a reader that bounds what it allocates. llama.cpp opens the file in the child first.
 
 use crate::device_placement::plan::PlacementPlan;
@@ -47,7 +47,7 @@ pub struct ModelSize {
     pub draft: u64,
 }
 
-/// Estimates the size of a model. Fails as the load would, as far as the head of the file and the list of devices tell.
+/// Estimates the size of a model. Fails as the load would, as far as the header of the file and the list of devices tell.
 pub fn estimate(config: &ModelConfig) -> Result<ModelSize, LoadError> {
     let estimate = MemoryEstimate::read(&config.path)?;
     let plan = PlacementPlan::new(config, &estimate)?;

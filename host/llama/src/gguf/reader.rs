@@ -1,8 +1,9 @@
-//! Reads the head of a GGUF file: metadata and the list of tensors.
+//! Reads the header of a GGUF file: metadata and the list of tensors.
 //!
-//! The file may be hostile, and the server reads its head before a child process checks the file. So the reader compares
+//! The file may be hostile, and the server reads its header before a child process checks the file. So the reader compares
 //! each count and length with the bytes that are left before it allocates, keeps only the values that the caller wants,
-//! and refuses heads of more than [`MAX_HEAD`] bytes. llama.cpp reads the head again when it loads the file, and checks more.
+//! and refuses headers of more than [`MAX_HEADER`] bytes. llama.cpp reads the header again when it loads the file, and checks
+//! more.
 
 use super::{GgufError, Value};
 use crate::ggml::text;
@@ -11,9 +12,9 @@ use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// Most bytes of a head. A vocabulary of 260,000 tokens, with merges, takes about 15 MiB. One-letter strings take ten
+/// Most bytes of a header. A vocabulary of 260,000 tokens, with merges, takes about 15 MiB. One-letter strings take ten
 /// times their bytes in memory.
-const MAX_HEAD: u64 = 64 << 20;
+const MAX_HEADER: u64 = 64 << 20;
 /// The versions of the format that llama.cpp accepts. They do not differ in what this reader reads.
 const VERSIONS: [u32; 2] = [2, 3];
 /// Alignment of the weights if the metadata names none.
@@ -31,7 +32,7 @@ pub fn metadata_where(
     path: &Path,
     wanted: impl Fn(&str) -> bool,
 ) -> Result<Vec<(String, Value)>, GgufError> {
-    read_head(path, |head| head.metadata(wanted))
+    read_header(path, |header| header.metadata(wanted))
 }
 
 /// A tensor of a file.
@@ -53,16 +54,16 @@ pub struct TensorInfo {
 
 /// The tensors of a file, in its order.
 pub fn tensors(path: &Path) -> Result<Vec<TensorInfo>, GgufError> {
-    read_head(path, |head| {
-        head.metadata(|_| false)?;
-        head.tensors()
+    read_header(path, |header| {
+        header.metadata(|_| false)?;
+        header.tensors()
     })
 }
 
 /// The weights of a tensor of F32 or F16.
 pub fn weights(path: &Path, name: &str) -> Result<Vec<f32>, GgufError> {
-    let found = read_head(path, |head| {
-        let (start, tensors) = head.data()?;
+    let found = read_header(path, |header| {
+        let (start, tensors) = header.data()?;
         let mut tensors = tensors.into_iter();
         Ok(tensors
             .find(|tensor| tensor.name == name)
@@ -105,12 +106,12 @@ fn numbers<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f32) -> Vec
 
 /// Offset of the end of the last tensor: a complete file has at least this many bytes.
 pub(crate) fn data_end(path: &Path) -> Result<u64, GgufError> {
-    read_head(path, Head::data_end)
+    read_header(path, Header::data_end)
 }
 
-fn read_head<T>(
+fn read_header<T>(
     path: &Path,
-    read: impl FnOnce(&mut Head<BufReader<File>>) -> Result<T, HeadError>,
+    read: impl FnOnce(&mut Header<BufReader<File>>) -> Result<T, HeaderError>,
 ) -> Result<T, GgufError> {
     let open = || {
         let file = File::open(path)?;
@@ -118,43 +119,43 @@ fn read_head<T>(
         Ok((BufReader::new(file), length))
     };
     open()
-        .map_err(|error: std::io::Error| HeadError::Invalid(error.to_string()))
-        .and_then(|(file, length)| read(&mut Head::begin(file, length)?))
+        .map_err(|error: std::io::Error| HeaderError::Invalid(error.to_string()))
+        .and_then(|(file, length)| read(&mut Header::begin(file, length)?))
         .map_err(|error| match error {
-            HeadError::Invalid(cause) => GgufError::Read {
+            HeaderError::Invalid(cause) => GgufError::Read {
                 path: path.to_owned(),
                 cause,
             },
-            HeadError::TooLarge => GgufError::HeadTooLarge {
+            HeaderError::TooLarge => GgufError::HeaderTooLarge {
                 path: path.to_owned(),
-                limit: MAX_HEAD,
+                limit: MAX_HEADER,
             },
         })
 }
 
-/// Why a head was not read.
+/// Why a header was not read.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum HeadError {
+pub(super) enum HeaderError {
     /// It is damaged, or the file can't be read.
     Invalid(String),
-    /// It may be sound, but has more than [`MAX_HEAD`] bytes.
+    /// It may be sound, but has more than [`MAX_HEADER`] bytes.
     TooLarge,
 }
 
-impl From<String> for HeadError {
+impl From<String> for HeaderError {
     fn from(cause: String) -> Self {
         Self::Invalid(cause)
     }
 }
 
-impl From<std::io::Error> for HeadError {
+impl From<std::io::Error> for HeaderError {
     fn from(error: std::io::Error) -> Self {
         Self::Invalid(error.to_string())
     }
 }
 
-/// A head that is read from its beginning to its end: first [`Head::metadata`], then [`Head::tensors`].
-pub(super) struct Head<R> {
+/// A header that is read from its beginning to its end: first [`Header::metadata`], then [`Header::tensors`].
+pub(super) struct Header<R> {
     file: R,
     /// Bytes read.
     offset: u64,
@@ -164,20 +165,20 @@ pub(super) struct Head<R> {
     tensors: u64,
 }
 
-impl<R: Read + Seek> Head<R> {
+impl<R: Read + Seek> Header<R> {
     /// Reads the version and the counts. `length` is the size of the file.
-    pub(super) fn begin(file: R, length: u64) -> Result<Self, HeadError> {
-        let mut head = Head {
+    pub(super) fn begin(file: R, length: u64) -> Result<Self, HeaderError> {
+        let mut header = Header {
             file,
             offset: 0,
             length,
             keys: 0,
             tensors: 0,
         };
-        if &head.array()? != b"GGUF" {
+        if &header.array()? != b"GGUF" {
             return Err("it does not begin with the letters GGUF".to_owned().into());
         }
-        let version = head.u32()?;
+        let version = header.u32()?;
         if !VERSIONS.contains(&version) {
             let [older, newer] = VERSIONS;
             let cause = format!(
@@ -185,16 +186,16 @@ impl<R: Read + Seek> Head<R> {
             );
             return Err(cause.into());
         }
-        head.tensors = head.u64()?;
-        head.keys = head.u64()?;
-        Ok(head)
+        header.tensors = header.u64()?;
+        header.keys = header.u64()?;
+        Ok(header)
     }
 
     /// The metadata whose keys are `wanted`.
     pub(super) fn metadata(
         &mut self,
         wanted: impl Fn(&str) -> bool,
-    ) -> Result<Vec<(String, Value)>, HeadError> {
+    ) -> Result<Vec<(String, Value)>, HeaderError> {
         let mut found = Vec::new();
         for _ in 0..self.keys {
             let key = self.text()?;
@@ -212,7 +213,7 @@ impl<R: Read + Seek> Head<R> {
     }
 
     /// The list of tensors.
-    pub(super) fn tensors(&mut self) -> Result<Vec<TensorInfo>, HeadError> {
+    pub(super) fn tensors(&mut self) -> Result<Vec<TensorInfo>, HeaderError> {
         let mut found = Vec::new();
         for _ in 0..self.tensors {
             found.push(self.tensor()?);
@@ -220,8 +221,8 @@ impl<R: Read + Seek> Head<R> {
         Ok(found)
     }
 
-    /// Reads the whole head and returns the end of the last tensor.
-    pub(super) fn data_end(&mut self) -> Result<u64, HeadError> {
+    /// Reads the whole header and returns the end of the last tensor.
+    pub(super) fn data_end(&mut self) -> Result<u64, HeaderError> {
         let (data, tensors) = self.data()?;
         let ends = tensors
             .iter()
@@ -229,8 +230,8 @@ impl<R: Read + Seek> Head<R> {
         Ok(data.saturating_add(ends.max().unwrap_or(0)))
     }
 
-    /// Reads the whole head and returns the start of the weights, and the tensors.
-    fn data(&mut self) -> Result<(u64, Vec<TensorInfo>), HeadError> {
+    /// Reads the whole header and returns the start of the weights, and the tensors.
+    fn data(&mut self) -> Result<(u64, Vec<TensorInfo>), HeaderError> {
         let alignment = match self.metadata(|key| key == ALIGNMENT)?.pop() {
             None => DEFAULT_ALIGNMENT,
             Some((_, Value::U32(alignment))) if alignment.is_power_of_two() => alignment,
@@ -240,7 +241,7 @@ impl<R: Read + Seek> Head<R> {
         Ok((self.offset.next_multiple_of(alignment.into()), tensors))
     }
 
-    fn tensor(&mut self) -> Result<TensorInfo, HeadError> {
+    fn tensor(&mut self) -> Result<TensorInfo, HeaderError> {
         const PLAIN: [sys::ggml_type; 4] = [
             sys::GGML_TYPE_F32,
             sys::GGML_TYPE_F16,
@@ -276,7 +277,7 @@ impl<R: Read + Seek> Head<R> {
     }
 
     /// A value. `None` for types that [`Value`] lacks.
-    fn value(&mut self, kind: sys::gguf_type) -> Result<Option<Value>, HeadError> {
+    fn value(&mut self, kind: sys::gguf_type) -> Result<Option<Value>, HeaderError> {
         Ok(Some(match kind {
             sys::GGUF_TYPE_UINT32 => Value::U32(self.u32()?),
             sys::GGUF_TYPE_INT32 => Value::I32(i32::from_le_bytes(self.array()?)),
@@ -309,7 +310,7 @@ impl<R: Read + Seek> Head<R> {
         }))
     }
 
-    fn skip_value(&mut self, kind: sys::gguf_type) -> Result<(), HeadError> {
+    fn skip_value(&mut self, kind: sys::gguf_type) -> Result<(), HeaderError> {
         let (kind, count) = match kind {
             sys::GGUF_TYPE_ARRAY => (self.u32()?, self.u64()?),
             kind => (kind, 1),
@@ -327,48 +328,48 @@ impl<R: Read + Seek> Head<R> {
     }
 
     /// Counts bytes that are read next.
-    fn advance(&mut self, bytes: u64) -> Result<(), HeadError> {
+    fn advance(&mut self, bytes: u64) -> Result<(), HeaderError> {
         let end = self.offset.saturating_add(bytes);
         if end > self.length {
             let left = self.length - self.offset;
             let cause = format!(
-                "its head needs {bytes} bytes at offset {}, where {left} are left",
+                "its header needs {bytes} bytes at offset {}, where {left} are left",
                 self.offset
             );
             return Err(cause.into());
         }
-        if end > MAX_HEAD {
-            return Err(HeadError::TooLarge);
+        if end > MAX_HEADER {
+            return Err(HeaderError::TooLarge);
         }
         self.offset = end;
         Ok(())
     }
 
-    fn skip(&mut self, bytes: u64) -> Result<(), HeadError> {
+    fn skip(&mut self, bytes: u64) -> Result<(), HeaderError> {
         self.advance(bytes)?;
-        // At most `MAX_HEAD`.
+        // At most `MAX_HEADER`.
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         Ok(self.file.seek_relative(bytes)?)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], HeadError> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], HeaderError> {
         self.advance(N as u64)?;
         let mut bytes = [0; N];
         self.file.read_exact(&mut bytes)?;
         Ok(bytes)
     }
 
-    fn u32(&mut self) -> Result<u32, HeadError> {
+    fn u32(&mut self) -> Result<u32, HeaderError> {
         self.array().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, HeadError> {
+    fn u64(&mut self) -> Result<u64, HeaderError> {
         self.array().map(u64::from_le_bytes)
     }
 
-    fn bytes(&mut self, count: u64) -> Result<Vec<u8>, HeadError> {
+    fn bytes(&mut self, count: u64) -> Result<Vec<u8>, HeaderError> {
         self.advance(count)?;
-        // At most `MAX_HEAD`.
+        // At most `MAX_HEADER`.
         let count = usize::try_from(count).map_err(|error| error.to_string())?;
         let mut bytes = vec![0; count];
         self.file.read_exact(&mut bytes)?;
@@ -379,14 +380,14 @@ impl<R: Read + Seek> Head<R> {
         &mut self,
         count: u64,
         from: fn([u8; N]) -> T,
-    ) -> Result<Vec<T>, HeadError> {
+    ) -> Result<Vec<T>, HeaderError> {
         let bytes = self.bytes(count.saturating_mul(N as u64))?;
         let (numbers, _) = bytes.as_chunks();
         Ok(numbers.iter().copied().map(from).collect())
     }
 
     /// A string up to its first zero byte, as llama.cpp reads it; bytes that are not UTF-8 are replaced.
-    fn text(&mut self) -> Result<String, HeadError> {
+    fn text(&mut self) -> Result<String, HeaderError> {
         let length = self.u64()?;
         let bytes = self.bytes(length)?;
         let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Reads back files that [`Writer`] wrote, and malformed headers.
 
-use super::reader::{Head, HeadError, data_end};
+use super::reader::{Header, HeaderError, data_end};
 use super::writer::ALIGNMENT;
 use super::*;
 use llama_cpp_sys_2 as sys;
@@ -118,18 +118,18 @@ fn rows_are_filled_in_order_and_aligned() {
     assert_eq!(f32::from_le_bytes(last.try_into().unwrap()), 1_199_999.0);
 }
 
-/// The head of a file with one key, or one tensor, or claims of more.
-fn head(tensors: u64, keys: u64, rest: &[&[u8]]) -> Vec<u8> {
+/// The header of a file with one key, or one tensor, or claims of more.
+fn header(tensors: u64, keys: u64, rest: &[&[u8]]) -> Vec<u8> {
     let (tensors, keys) = (tensors.to_le_bytes(), keys.to_le_bytes());
     [b"GGUF\x03\0\0\0", &tensors[..], &keys, &rest.concat()].concat()
 }
 
-/// Reads all that a head has.
-fn read_all(bytes: &[u8]) -> Result<usize, HeadError> {
-    let begin = || Head::begin(Cursor::new(bytes), bytes.len() as u64);
+/// Reads all that a header has.
+fn read_all(bytes: &[u8]) -> Result<usize, HeaderError> {
+    let begin = || Header::begin(Cursor::new(bytes), bytes.len() as u64);
     let skipped = begin()?.data_end();
-    let mut head = begin()?;
-    let found = head.metadata(|_| true)?.len() + head.tensors()?.len();
+    let mut header = begin()?;
+    let found = header.metadata(|_| true)?.len() + header.tensors()?.len();
     skipped.map(|_| found)
 }
 
@@ -140,10 +140,13 @@ fn hostile_counts_are_refused() {
     let (one, array) = (number(1), kind(sys::GGUF_TYPE_ARRAY));
     let (u32s, texts) = (kind(sys::GGUF_TYPE_UINT32), kind(sys::GGUF_TYPE_STRING));
     let f32 = kind(sys::GGML_TYPE_F32);
-    assert_eq!(read_all(&head(0, 1, &[&one, b"k", &u32s, &kind(7)])), Ok(1));
+    assert_eq!(
+        read_all(&header(0, 1, &[&one, b"k", &u32s, &kind(7)])),
+        Ok(1)
+    );
     let tensor = |rows: u64, f32: &[u8]| {
         let columns = number(4);
-        head(
+        header(
             1,
             0,
             &[
@@ -161,15 +164,15 @@ fn hostile_counts_are_refused() {
     for hostile in [1 << 31, 1 << 40, 1 << 61, u64::MAX - 7, u64::MAX] {
         let count = number(hostile);
         for bytes in [
-            head(hostile, 0, &[]),
-            head(0, hostile, &[]),
+            header(hostile, 0, &[]),
+            header(0, hostile, &[]),
             // The lengths of a key, a text and an array.
-            head(0, 1, &[&count, b"k"]),
-            head(0, 1, &[&one, b"k", &texts, &count]),
-            head(0, 1, &[&one, b"k", &array, &u32s, &count, &[0; 64]]),
-            head(0, 1, &[&one, b"k", &array, &texts, &count, &[0; 64]]),
-            head(1, 0, &[&count, b"t"]),
-            head(1, 0, &[&one, b"t", &kind(hostile as u32 | 5)]),
+            header(0, 1, &[&count, b"k"]),
+            header(0, 1, &[&one, b"k", &texts, &count]),
+            header(0, 1, &[&one, b"k", &array, &u32s, &count, &[0; 64]]),
+            header(0, 1, &[&one, b"k", &array, &texts, &count, &[0; 64]]),
+            header(1, 0, &[&count, b"t"]),
+            header(1, 0, &[&one, b"t", &kind(hostile as u32 | 5)]),
             tensor(9, &kind(hostile as u32 | 1 << 20)),
         ] {
             assert!(read_all(&bytes).is_err(), "{bytes:?}");
@@ -178,33 +181,33 @@ fn hostile_counts_are_refused() {
     // Sizes that do not fit 64 bits. An array of arrays nests no further.
     assert!(read_all(&tensor(1 << 62, &f32)).is_err());
     assert!(read_all(&tensor(u64::MAX, &f32)).is_err());
-    let nested = head(0, 1, &[&one, b"k", &array, &array, &one, &[0; 64]]);
+    let nested = header(0, 1, &[&one, b"k", &array, &array, &one, &[0; 64]]);
     assert!(read_all(&nested).is_err());
 }
 
 #[test]
-fn refused_head_names_the_reason() {
+fn refused_header_names_the_reason() {
     let cause = |bytes: &[u8]| match read_all(bytes) {
-        Err(HeadError::Invalid(cause)) => cause,
+        Err(HeaderError::Invalid(cause)) => cause,
         other => panic!("{other:?}"),
     };
     for version in [0_u32, 1, 4] {
-        let mut bytes = head(0, 0, &[]);
+        let mut bytes = header(0, 0, &[]);
         bytes[4..8].copy_from_slice(&version.to_le_bytes());
         let expected = format!("its version is {version}; expected 2 or 3");
         assert!(cause(&bytes).starts_with(&expected), "{}", cause(&bytes));
     }
-    // A value that the file has, and one that it lacks, beyond the limit of a head.
+    // A value that the file has, and one that it lacks, beyond the limit of a header.
     let large = 65_u64 << 20;
     let kind = sys::GGUF_TYPE_STRING.to_le_bytes();
-    let start = head(
+    let start = header(
         0,
         1,
         &[&1_u64.to_le_bytes(), b"k", &kind, &large.to_le_bytes()],
     );
     let mut file = start.clone();
     file.resize(start.len() + large as usize, b'x');
-    assert_eq!(read_all(&file), Err(HeadError::TooLarge));
+    assert_eq!(read_all(&file), Err(HeaderError::TooLarge));
     assert!(cause(&start).contains("0 are left"), "{}", cause(&start));
     let path = temporary("large");
     std::fs::write(&path, file).unwrap();
@@ -215,7 +218,7 @@ fn refused_head_names_the_reason() {
 }
 
 #[test]
-fn damaged_heads_never_panic() {
+fn damaged_headers_never_panic() {
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
     let mut original = std::fs::read(tiny).unwrap();
     original.truncate(12_000);
