@@ -9,8 +9,8 @@
 #               ARCHIVE-cuda.tar.gz, which is unpacked over the first archive
 set -euo pipefail
 
-# Tests of the engine and of the whole program whose sums reveal a wrong cell.
-readonly tests="device_placement real_model next_token sequences speculative constrained generate guest_sampling"
+# Tests of the engine and of the whole program whose sums reveal a wrong cell. Of `generation`, run.sh runs two files.
+readonly tests="device_placement real_model next_token sequences speculative constrained generation"
 # Largest archive in bytes.
 readonly max_bytes=$((60 << 20))
 

@@ -88,9 +88,11 @@ doctor() {
   grep -qw "$device" <<<"$devices" || { echo "corral doctor does not list $device" >&2; return 1; }
 }
 
-# Runs a test binary; its libraries are in another directory.
+# Runs a test binary; its libraries are in another directory. Other files of `generation` need programs that are not here.
 run_test() {
-  LD_LIBRARY_PATH=$here/dist${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$here/dist/tests/$1" --test-threads 4
+  local files=()
+  [ "$1" != generation ] || files=(generate:: guest_sampling::)
+  LD_LIBRARY_PATH=$here/dist${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$here/dist/tests/$1" "${files[@]}" --test-threads 4
 }
 
 # Benchmarks all stages with this many concurrent requests.
