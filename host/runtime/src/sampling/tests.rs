@@ -14,12 +14,12 @@ use wasmtime_wasi::WasiCtxBuilder;
 
 const SAMPLER: &str = include_str!("sampler.wat");
 const SPIN: &str = "(loop (br 0))";
-/// Computes for some milliseconds if there are several candidates.
-const COMPUTE_FOR_SEVERAL: &str = "(if (i32.gt_u (local.get $count) (i32.const 1)) (then
-    (i32.store (i32.const 512) (i32.const 6000000))
+/// Computes twice as long for each further candidate.
+const COMPUTE_BY_CANDIDATES: &str =
+    "(i32.store (i32.const 512) (i32.shl (i32.const 1) (local.get $count)))
     (loop
         (i32.store (i32.const 512) (i32.sub (i32.load (i32.const 512)) (i32.const 1)))
-        (br_if 0 (i32.load (i32.const 512))))))";
+        (br_if 0 (i32.load (i32.const 512))))";
 
 /// A process with one generation permit, and a replacement of the engine's mailbox.
 struct Fixture {
@@ -269,13 +269,19 @@ async fn slow_calls_let_sampler_wait_for_turns() {
     let mut fixture = Fixture::new();
     let turns = ComputeTurns::for_workers(Arc::clone(&fixture.counters));
     fixture.turns = Some(Arc::clone(&turns));
-    let checked = fixture.checked(["", "", COMPUTE_FOR_SEVERAL]).await;
+    let checked = fixture.checked(["", "", COMPUTE_BY_CANDIDATES]).await;
     let _other = TurnQueue::new(&turns, Tenant(7), &Arc::default());
     let mut chooser = checked.factory(256).start(1);
     let queue = checked.sampler.turns.as_ref().unwrap();
-    for (key, candidates, is_slow) in [(1, 1, false), (2, 40, true), (3, 1, false)] {
-        fixture.request(&mut *chooser, key, candidates);
-        assert_eq!(fixture.answer().await, (key, Ok(5)));
-        assert_eq!(queue.needs_turn(), is_slow, "{key}");
+    let mut key = 0;
+    // Longer calls until one is slow, then short ones until one is not: what interrupts a call may count as its time.
+    for (calls, is_slow) in [(Vec::from_iter(1..31), true), (vec![1; 30], false)] {
+        let mut calls = calls.into_iter();
+        while queue.needs_turn() != is_slow {
+            let candidates = calls.next().expect("another call");
+            key += 1;
+            fixture.request(&mut *chooser, key, candidates);
+            assert_eq!(fixture.answer().await, (key, Ok(5)));
+        }
     }
 }
