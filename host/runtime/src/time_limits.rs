@@ -19,7 +19,7 @@ pub(crate) enum TimeExceeded {
 
 /// Runs `work` until it ends, `is_exhausted` returns true, or `deadline` passes. Charges its CPU time to `meter`.
 ///
-/// While its tenant has no free time, the work waits for a turn in `turns` before each poll; that is wall time, too.
+/// While it [needs a turn](TurnQueue::needs_turn), the work waits for one in `turns` before each poll; that is wall time, too.
 /// `is_exhausted` runs before and after each poll. It registers the task's waker if others may use up the CPU time.
 pub(crate) async fn run_within<W: Future>(
     meter: &Meter,
