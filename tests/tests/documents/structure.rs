@@ -246,3 +246,22 @@ fn crates_import_what_the_diagram_shows() {
         );
     }
 }
+
+/// Cargo runs only the files that `main.rs` declares.
+#[test]
+fn groups_of_tests_declare_their_files() {
+    let entries = std::fs::read_dir(root().join("tests/tests")).expect("readable");
+    for group in entries.map(|entry| entry.expect("readable").path()) {
+        let Ok(main) = std::fs::read_to_string(group.join("main.rs")) else {
+            continue;
+        };
+        let files = std::fs::read_dir(&group).expect("readable");
+        for file in files.map(|entry| entry.expect("readable").path()) {
+            let name = file.file_stem().unwrap_or_default().to_string_lossy();
+            let is_module = file.extension().is_some_and(|end| end == "rs") && name != "main";
+            let is_declared = main.lines().any(|line| line == format!("mod {name};"));
+            let advice = "main.rs of its directory does not declare it";
+            assert!(is_declared || !is_module, "{}: {advice}", file.display());
+        }
+    }
+}
