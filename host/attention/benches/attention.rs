@@ -101,4 +101,11 @@ mod x86_64 {
         let masks = masks(tokens, 512, |token, cell| cell <= 512 - tokens + token);
         bench(bencher, &masks);
     }
+
+    /// The last 64 tokens of a long prompt.
+    #[divan::bench(args = [4096, 32_768, 70_000])]
+    fn end_of_long_prompt(bencher: Bencher, cells: usize) {
+        let masks = masks(64, cells, |token, cell| cell <= cells - 64 + token);
+        bench(bencher, &masks);
+    }
 }
