@@ -5,7 +5,7 @@
 use corral_runtime::Limits;
 use corral_server::deployments::{DeploymentName, Deployments, Digest, Store, StoreLimits};
 use corral_server::{
-    Access, HttpLimits, Listeners, RequestPolicy, Server, ServerOptions, Services,
+    Access, HttpLimits, RequestPolicy, Server, ServerOptions, ServerSockets, Services,
 };
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -82,12 +82,12 @@ async fn serve(dir: &Path, component: Vec<u8>) -> (Server, Deployments) {
     added.expect("a free route");
 
     let admin = format!("unix:{}", dir.join("admin").display());
-    let listeners = Listeners::bind("127.0.0.1:0", &admin)
+    let sockets = ServerSockets::bind("127.0.0.1:0", &admin)
         .await
         .expect("free addresses");
     let mut limits = HttpLimits::default();
     limits.discard_timeout = Duration::from_millis(100);
-    let server = Server::start(listeners, ServerOptions::from(limits)).expect("addresses");
+    let server = Server::start(sockets, ServerOptions::from(limits)).expect("addresses");
     server.serve(Services {
         models: corral_engine::ModelPool::loaded(Vec::new()),
         runtime,

@@ -17,7 +17,7 @@ use corral_runtime::{
 };
 use corral_server::deployments::{ClusterConfig, Deployments, Store, StoreLimits};
 use corral_server::{
-    Access, InheritedSockets, KvEvents, Listeners, Route, Server, Services, StartingRoutes,
+    Access, InheritedSockets, KvEvents, Route, Server, ServerSockets, Services, StartingRoutes,
     StopSignals, Telemetry,
 };
 use reload::LiveOptions;
@@ -75,7 +75,7 @@ async fn serve_until_stopped(
         true => None,
         false => admin_token::find(args.admin_token_file.as_deref(), store.as_ref())?,
     };
-    let listeners = Listeners::bind_missing(sockets, &args.listen, &args.admin)
+    let sockets = ServerSockets::bind_missing(sockets, &args.listen, &args.admin)
         .await?
         .with_admin_token(token.as_ref().map(|token| token.token.clone()))?;
     let mut options = args.public.open(shares, warn)?;
@@ -107,7 +107,7 @@ async fn serve_until_stopped(
     let live = Arc::new(live);
     let reloading = tokio::spawn(Arc::clone(&live).reload_on(reload));
     let server =
-        Server::start(listeners, options).map_err(Error::context("cannot start the listeners"))?;
+        Server::start(sockets, options).map_err(Error::context("cannot start the listeners"))?;
     server.admin_warning().into_iter().for_each(warn);
 
     let cache_feed = kv_events.as_ref().map(|events| events.feed());

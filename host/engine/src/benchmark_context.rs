@@ -11,13 +11,13 @@ use corral_scheduler::SeqId;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A second context of a loaded model: see [`Engine::raw_context`](crate::Engine::raw_context).
-pub struct RawContext {
+/// A second context of a loaded model: see [`Engine::benchmark_context`](crate::Engine::benchmark_context).
+pub struct BenchmarkContext {
     context: LlamaContext,
     cpu_time: Duration,
 }
 
-impl RawContext {
+impl BenchmarkContext {
     pub(crate) fn new(model: Arc<Model>, settings: ContextSettings) -> Result<Self, LoadError> {
         Ok(Self {
             context: LlamaContext::new(model, settings)?,
@@ -30,7 +30,7 @@ impl RawContext {
         self.context.step_tokens()
     }
 
-    /// Computes a step of 1 to [`RawContext::step_tokens`] tokens and waits for its logits. The positions of a
+    /// Computes a step of 1 to [`BenchmarkContext::step_tokens`] tokens and waits for its logits. The positions of a
     /// sequence must be in order and without gaps.
     ///
     /// Fails if the tokens do not fit, or a token or sequence id is out of range.
@@ -51,7 +51,7 @@ impl RawContext {
         Backend::clear(&mut self.context, sequence);
     }
 
-    /// CPU time of the calling thread inside [`RawContext::decode`], without the other compute threads.
+    /// CPU time of the calling thread inside [`BenchmarkContext::decode`], without the other compute threads.
     pub fn decode_cpu_time(&self) -> Duration {
         self.cpu_time
     }

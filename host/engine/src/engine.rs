@@ -9,7 +9,7 @@ mod loaded_draft;
 mod loaded_model;
 mod startup;
 
-use crate::benchmark_context::RawContext;
+use crate::benchmark_context::BenchmarkContext;
 use crate::embedding::Embedder;
 use crate::engine_waker::EngineWaker;
 use crate::generation::mailbox;
@@ -292,8 +292,8 @@ impl Engine {
 
     /// A second context with the engine's weights, sizes and number of compute threads, as the baseline of
     /// benchmarks. Takes the memory of the cells again; its compute threads belong to the calling thread.
-    pub fn raw_context(&self) -> Result<RawContext, LoadError> {
-        RawContext::new(self.0.vocabulary.model.clone(), self.0.settings)
+    pub fn benchmark_context(&self) -> Result<BenchmarkContext, LoadError> {
+        BenchmarkContext::new(self.0.vocabulary.model.clone(), self.0.settings)
     }
 
     /// A permit for a request to run or wait. [`Error::Overloaded`] if there is none.

@@ -117,7 +117,7 @@ pub type Token = u32;
 /// Parts for tests and benchmarks, which the server does not use.
 pub mod testing {
     pub use crate::backend::{Backend, DecodeError, LogitsCopied, SaveError, TokenInput};
-    pub use crate::benchmark_context::RawContext;
+    pub use crate::benchmark_context::BenchmarkContext;
     pub use crate::engine_waker::EngineWaker;
     pub use crate::external_sampler::SamplerMailbox;
     pub use crate::image::audio::decode_audio;

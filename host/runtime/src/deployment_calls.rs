@@ -12,7 +12,7 @@ use crate::call_context::CallContext;
 use crate::call_error::CallError;
 use crate::config::CallOptions;
 use crate::counters::{DeploymentCounters, OutboundRefusal};
-use crate::deployment_lookup::DeploymentDirectory;
+use crate::deployment_lookup::DeploymentLookup;
 use crate::outbound::{BODY_BYTES, RequestBody};
 use crate::plugin_output::LogOrigin;
 use crate::quota::QuotaPermit;
@@ -70,7 +70,7 @@ impl DeploymentCaller {
     /// the caller's `counters`.
     pub(crate) async fn call(
         &self,
-        directory: &dyn DeploymentDirectory,
+        lookup: &dyn DeploymentLookup,
         name: &str,
         mut request: Request<WasiBody>,
         wait: Duration,
@@ -80,12 +80,12 @@ impl DeploymentCaller {
         if let Ok(id) = HeaderValue::from_str(&self.log_origin.call) {
             headers.insert(REQUEST_ID, id);
         }
-        let answer = match directory.find(name, headers, self.quota_permit.clone()) {
+        let answer = match lookup.find(name, headers, self.quota_permit.clone()) {
             Ok(target) => {
                 let limit = BODY_BYTES.min(target.plugin.request_bytes() as u64);
                 if content_length(headers).is_some_and(|length| length > limit) {
                     counters.outbound_refused(OutboundRefusal::Body);
-                    directory.too_large(name, limit)
+                    lookup.too_large(name, limit)
                 } else {
                     let (head, body) = request.into_parts();
                     let (body, progress) = RequestBody::new(body, limit, counters);
@@ -93,9 +93,9 @@ impl DeploymentCaller {
                     let request = Request::from_parts(head, body);
                     match target.plugin.answer(request, options).await {
                         // The plugin may answer anything when its body is cut off.
-                        _ if progress.is_too_large() => directory.too_large(name, limit),
+                        _ if progress.is_too_large() => lookup.too_large(name, limit),
                         Ok(answer) => answer,
-                        Err(error) => directory.failed(name, error),
+                        Err(error) => lookup.failed(name, error),
                     }
                 }
             }

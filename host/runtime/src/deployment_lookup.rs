@@ -1,5 +1,5 @@
 //! The other deployments of the server, as plugins see them: what they may call, to what they may publish, and the server's
-//! directory that finds it.
+//! lookup that finds it.
 
 use crate::body::Body;
 use crate::call_error::CallError;
@@ -14,7 +14,7 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
 /// The deployments of the server, for plugins that call them or send them messages.
-pub trait DeploymentDirectory: Send + Sync {
+pub trait DeploymentLookup: Send + Sync {
     /// What answers a request to a deployment. Removes headers that only the server may set. The permit counts the request
     /// in the deployment's quota, and holds the caller's.
     ///
@@ -56,19 +56,19 @@ pub(crate) trait CalledPlugin: Send + Sync {
 pub(crate) type Calling<'a> =
     Pin<Box<dyn Future<Output = Result<Response<Body>, CallError>> + Send + 'a>>;
 
-/// The server's directory, once it is set.
-pub(crate) type DirectorySlot = Arc<OnceLock<Arc<dyn DeploymentDirectory>>>;
+/// The server's lookup, once it is set.
+pub(crate) type DeploymentLookupSlot = Arc<OnceLock<Arc<dyn DeploymentLookup>>>;
 
 /// The deployments that a plugin may call.
 pub(crate) struct DeploymentGrants {
     pub(crate) names: BTreeSet<String>,
-    pub(crate) directory: DirectorySlot,
+    pub(crate) deployment_lookup: DeploymentLookupSlot,
 }
 
 /// The subjects to which a plugin may publish.
 pub(crate) struct MessageGrants {
     pub(crate) subjects: Vec<SubjectPattern>,
-    pub(crate) directory: DirectorySlot,
+    pub(crate) deployment_lookup: DeploymentLookupSlot,
 }
 
 impl MessageGrants {

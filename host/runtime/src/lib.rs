@@ -93,7 +93,7 @@ pub use config::{
 };
 pub use counters::CallLimit;
 pub use deployment::DeploymentState;
-pub use deployment_lookup::{CallTarget, DeploymentDirectory};
+pub use deployment_lookup::{CallTarget, DeploymentLookup};
 pub use folders::{Folder, Folders, MAX_FOLDERS, check_folder_name};
 pub use initialization::Initialized;
 pub use initialization::isolated::{INITIALIZE_JOB, MAX_INITIALIZE_TIME};

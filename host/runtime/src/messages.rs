@@ -1,10 +1,10 @@
 //! Messages that plugins publish to other deployments.
 //!
 //! The plugin needs a grant for the subject. The server finds the deployments that subscribe to it, and stores the message
-//! for each (see [`DeploymentDirectory::publish`]). A message counts for the tenant of the call that published it. It
+//! for each (see [`DeploymentLookup::publish`]). A message counts for the tenant of the call that published it. It
 //! carries its depth, which is one more than that of the message that the call handles: a loop ends at [`MAX_DEPTH`].
 //!
-//! [`DeploymentDirectory::publish`]: crate::DeploymentDirectory::publish
+//! [`DeploymentLookup::publish`]: crate::DeploymentLookup::publish
 
 pub(crate) mod bindings;
 

@@ -208,8 +208,8 @@ impl CallOutbound {
     ) -> Result<http::Response<WasiBody>, Failure> {
         let grants = self.deployments.as_ref();
         let granted = grants.filter(|grants| grants.names.contains(name));
-        let found = granted.and_then(|grants| grants.directory.get());
-        let (Some(directory), Some(caller)) = (found, &self.caller) else {
+        let found = granted.and_then(|grants| grants.deployment_lookup.get());
+        let (Some(lookup), Some(caller)) = (found, &self.caller) else {
             let failure = Failure::refused(Error::HttpRequestDenied, OutboundRefusal::Grant);
             return Err(failure.with_warning(format!(
                 "refused a call of the deployment {name:?}: it needs a grant; add its name to 'grants.deployments' in \
@@ -225,7 +225,7 @@ impl CallOutbound {
         let options = options.unwrap_or_default();
         let wait = exchange::shorter(options.connect_timeout, exchange::CONNECT_TIME);
         let time = exchange::shorter(options.first_byte_timeout, exchange::FIRST_BYTE_TIME);
-        let called = caller.call(&**directory, name, request, wait, &self.counters);
+        let called = caller.call(&**lookup, name, request, wait, &self.counters);
         let response = tokio::time::timeout(wait.saturating_add(time), called).await;
         let response = response
             .map_err(|_| Failure::refused(Error::HttpResponseTimeout, OutboundRefusal::Time))?;

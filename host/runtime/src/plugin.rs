@@ -200,13 +200,13 @@ impl Plugin {
                 deployments: (!config.deployments.is_empty()).then(|| {
                     Arc::new(DeploymentGrants {
                         names: config.deployments,
-                        directory: Arc::clone(&shared.directory),
+                        deployment_lookup: Arc::clone(&shared.deployment_lookup),
                     })
                 }),
                 messages: (!config.messages.is_empty()).then(|| {
                     Arc::new(MessageGrants {
                         subjects: config.messages,
-                        directory: Arc::clone(&shared.directory),
+                        deployment_lookup: Arc::clone(&shared.deployment_lookup),
                     })
                 }),
                 system: config.system,

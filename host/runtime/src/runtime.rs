@@ -12,7 +12,7 @@ use crate::config::{
 };
 use crate::counters::{ProcessCounters, child_metrics};
 use crate::deployment::DeploymentState;
-use crate::deployment_lookup::DeploymentDirectory;
+use crate::deployment_lookup::DeploymentLookup;
 use crate::deployment_snapshots::snapshot_permits;
 use crate::folders::FolderFiles;
 use crate::initialization::InitializationLimits;
@@ -90,14 +90,14 @@ impl Runtime {
             tokenization: Arc::default(),
             compiler,
             component_bytes: config.component_bytes,
-            directory: Arc::default(),
+            deployment_lookup: Arc::default(),
             next_tenant: AtomicU32::new(0),
         })))
     }
 
     /// Sets where plugins find the deployments that they call. Only the first call has an effect.
-    pub fn set_directory(&self, directory: Arc<dyn DeploymentDirectory>) {
-        self.0.directory.get_or_init(|| directory);
+    pub fn set_deployment_lookup(&self, lookup: Arc<dyn DeploymentLookup>) {
+        self.0.deployment_lookup.get_or_init(|| lookup);
     }
 
     /// Most calls of one deployment that can run at once: all instances of the pool but the reserved ones,

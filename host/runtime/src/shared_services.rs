@@ -4,7 +4,7 @@ use crate::admission::InstancePermits;
 use crate::compiler::Compiler;
 use crate::compute_turns::ComputeTurns;
 use crate::counters::ProcessCounters;
-use crate::deployment_lookup::DirectorySlot;
+use crate::deployment_lookup::DeploymentLookupSlot;
 use crate::folders::{FolderFiles, Folders};
 use crate::key_values::KeyValueStore;
 use crate::outbound::OutboundClient;
@@ -37,6 +37,6 @@ pub(crate) struct SharedServices {
     pub(crate) tokenization: Arc<TokenizationPermits>,
     pub(crate) compiler: Compiler,
     pub(crate) component_bytes: usize,
-    pub(crate) directory: DirectorySlot,
+    pub(crate) deployment_lookup: DeploymentLookupSlot,
     pub(crate) next_tenant: AtomicU32,
 }

@@ -21,9 +21,9 @@ use crate::prefill_profile::PrefillProfile;
 use crate::request::LogitsKind;
 use crate::running::RunningRequests;
 use crate::step::{Row, Step, StepShape};
-use crate::step_size_limit::SizeCeiling;
+use crate::step_size_limit::StepSizeLimit;
 
-/// Numbers of drafts in a step; the [`SizeCeiling`] is the largest that may be tried now.
+/// Numbers of drafts in a step; the [`StepSizeLimit`] is the largest that may be tried now.
 const SIZES: [u32; 6] = [2, 4, 8, 16, 32, 64];
 /// Trials at first where no drafts are expected to pay.
 const INITIAL_TRIALS: u32 = 16;
@@ -39,7 +39,7 @@ pub(crate) const SKIPPED_DRAFT_DECAY: f64 = 0.98;
 /// Decides how many drafts a step has, by what was learned of steps with drafts.
 #[derive(Clone, Debug)]
 pub(crate) struct DraftPolicy {
-    ceiling: SizeCeiling,
+    size_limit: StepSizeLimit,
     trials: u32,
     /// Steps since the last one with drafts, of those that could have had some.
     steps_without_drafts: u32,
@@ -48,7 +48,7 @@ pub(crate) struct DraftPolicy {
 impl Default for DraftPolicy {
     fn default() -> Self {
         Self {
-            ceiling: SizeCeiling::new(0, SIZES.len()),
+            size_limit: StepSizeLimit::new(0, SIZES.len()),
             trials: 0,
             steps_without_drafts: 0,
         }
@@ -189,7 +189,7 @@ impl DraftPolicy {
 
     /// Most drafts of the next step.
     pub fn most(&self) -> u32 {
-        SIZES[self.ceiling.index()]
+        SIZES[self.size_limit.index()]
     }
 
     /// Learns from a step. `costs` and `profile` tell what it should have taken.
@@ -205,7 +205,7 @@ impl DraftPolicy {
         }
         let met = shape.decode_rows == 1 || profile.meets_target(costs, shape, seconds);
         let index = SIZES.partition_point(|&most| most < shape.drafts);
-        self.ceiling.observe(index, met);
+        self.size_limit.observe(index, met);
     }
 }
 

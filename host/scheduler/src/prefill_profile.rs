@@ -17,7 +17,7 @@
 
 use crate::cost_model::CostModel;
 use crate::step::StepShape;
-use crate::step_size_limit::SizeCeiling;
+use crate::step_size_limit::StepSizeLimit;
 
 /// Chunk sizes, without the tokens that [fill the tile](tile_fill) of the decode rows. The smallest is a tile.
 pub const CHUNK_SIZES: [u32; 14] = [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
@@ -91,7 +91,7 @@ pub(crate) struct PrefillProfile {
     running: Mean,
     /// Most rows of a step.
     max_rows: u32,
-    ceiling: SizeCeiling,
+    size_limit: StepSizeLimit,
     /// Steps with prompts since the last probe, and since the last miss.
     since_probe: u32,
     since_miss: u32,
@@ -107,7 +107,7 @@ impl PrefillProfile {
             variance: MIN_SCATTER * MIN_SCATTER,
             running: Mean::default(),
             max_rows: 0,
-            ceiling: SizeCeiling::new(INITIAL_SIZE, CHUNK_SIZES.len()),
+            size_limit: StepSizeLimit::new(INITIAL_SIZE, CHUNK_SIZES.len()),
             since_probe: 0,
             since_miss: 0,
         }
@@ -140,7 +140,7 @@ impl PrefillProfile {
             self.sizes[index].observe(error, NEWEST);
         }
         if has_fixed_size || !met {
-            self.ceiling.observe(index, met);
+            self.size_limit.observe(index, met);
         }
     }
 
@@ -227,7 +227,7 @@ impl PrefillProfile {
             let prefill = CHUNK_SIZES[index] + tile_fill(shape.decode_rows);
             self.seconds(costs, StepShape { prefill, ..shape }) <= most
         };
-        (0..=self.ceiling.index()).rev().find(fits).unwrap_or(0)
+        (0..=self.size_limit.index()).rev().find(fits).unwrap_or(0)
     }
 }
 
@@ -359,7 +359,7 @@ mod tests {
                 let prefill = [0, 4, 8, 16][number % 4];
                 learner.observe(rows, rows, prefill, seconds(rows, prefill));
             }
-            learner.profile.ceiling = SizeCeiling::new(13, CHUNK_SIZES.len());
+            learner.profile.size_limit = StepSizeLimit::new(13, CHUNK_SIZES.len());
             assert!(sizes.contains(&learner.best(1)), "{}", learner.best(1));
         }
     }
@@ -372,7 +372,7 @@ mod tests {
             let prefill = [0, 4, 8, 16][number % 4];
             learner.observe(64, 2, prefill, 0.010 + 5e-4 * f64::from(prefill));
         }
-        learner.profile.ceiling = SizeCeiling::new(13, CHUNK_SIZES.len());
+        learner.profile.size_limit = StepSizeLimit::new(13, CHUNK_SIZES.len());
         // Eight rows take 40 ms at most. With 64 rows, the prompts would fill any step.
         assert!(learner.best(2) <= 128, "{}", learner.best(2));
     }

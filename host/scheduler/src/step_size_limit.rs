@@ -2,13 +2,13 @@
 
 /// An index into a list of sizes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SizeCeiling {
+pub(crate) struct StepSizeLimit {
     index: usize,
     top: usize,
 }
 
-impl SizeCeiling {
-    /// A ceiling at `index` of this many sizes.
+impl StepSizeLimit {
+    /// A limit at `index` of this many sizes.
     pub fn new(index: usize, sizes: usize) -> Self {
         let top = sizes.saturating_sub(1);
         Self {
@@ -22,8 +22,8 @@ impl SizeCeiling {
         self.index
     }
 
-    /// Records a step of the size at `index`: one that met its target raises the ceiling above it, one that did not
-    /// lowers the ceiling below it.
+    /// Records a step of the size at `index`: one that met its target raises the limit above it, one that did not
+    /// lowers the limit below it.
     pub fn observe(&mut self, index: usize, met: bool) {
         if !met {
             self.index = self.index.min(index.saturating_sub(1));
@@ -38,8 +38,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ceiling_rises_by_one_and_falls_below_failures() {
-        let mut ceiling = SizeCeiling::new(1, 4);
+    fn limit_rises_by_one_and_falls_below_failures() {
+        let mut limit = StepSizeLimit::new(1, 4);
         let indices: Vec<_> = [
             (0, true),
             (1, true),
@@ -50,8 +50,8 @@ mod tests {
         ]
         .into_iter()
         .map(|(index, met)| {
-            ceiling.observe(index, met);
-            ceiling.index()
+            limit.observe(index, met);
+            limit.index()
         })
         .collect();
         assert_eq!(indices, [1, 2, 3, 3, 0, 0]);

@@ -6,16 +6,16 @@ use crate::public::unavailable;
 use crate::triggers::attempt::HOST_HEADERS;
 use crate::triggers::messages;
 use corral_runtime::{
-    Body, CallError, CallLimit, CallTarget, DeploymentDirectory, Message, MessageSender,
-    PublishError, Publishing, QuotaPermit,
+    Body, CallError, CallLimit, CallTarget, DeploymentLookup, Message, MessageSender, PublishError,
+    Publishing, QuotaPermit,
 };
 use http::{HeaderMap, Response, StatusCode};
 use std::sync::Arc;
 
 /// Looks up deployments by name. Weak, because the deployments own the runtime, which owns this.
-pub(crate) struct Directory(pub(crate) WeakDeployments);
+pub(crate) struct ServerDeploymentLookup(pub(crate) WeakDeployments);
 
-impl Directory {
+impl ServerDeploymentLookup {
     fn deployments(&self) -> Result<Deployments, Box<Response<Body>>> {
         let stopping = || boxed(Problem::shutting_down(), ErrorFormat::Problem);
         self.0.upgrade().ok_or_else(stopping)
@@ -44,7 +44,7 @@ fn boxed(problem: Problem, format: ErrorFormat) -> Box<Response<Body>> {
     Box::new(problem.into_response_as(format))
 }
 
-impl DeploymentDirectory for Directory {
+impl DeploymentLookup for ServerDeploymentLookup {
     fn find(
         &self,
         name: &str,

@@ -63,7 +63,7 @@ pub use request_policy::{Access, RequestPolicy};
 pub use response_policy::StartingRoutes;
 pub use routes::{Route, RouteError, RouteTable, RouteTaken};
 pub use server::{Server, ServerOptions};
-pub use server_sockets::Listeners;
+pub use server_sockets::ServerSockets;
 pub use services::Services;
 pub use shutdown::StopSignals;
 pub use telemetry::{

@@ -2,7 +2,7 @@
 
 use crate::admin::{self, AdminExposure, AdminGuard, AdminState};
 use crate::api_keys::ApiKeys;
-use crate::deployment_lookup::Directory;
+use crate::deployment_lookup::ServerDeploymentLookup;
 use crate::deployments::artifact::VerifyKey;
 use crate::file_watcher::watch;
 use crate::kv_events::KvEvents;
@@ -16,7 +16,7 @@ use crate::proxy_headers::TrustedProxies;
 use crate::public;
 use crate::request_id::RequestIdGenerator;
 use crate::response_policy::StartingRoutes;
-use crate::server_sockets::{AdminSocket, Listeners, UNIX, on_loopback};
+use crate::server_sockets::{AdminSocket, ServerSockets, UNIX, on_loopback};
 use crate::services::Services;
 use crate::state::ServerState;
 use crate::telemetry::Telemetry;
@@ -98,11 +98,11 @@ impl Server {
     ///
     /// # Errors
     /// If the operating system does not report the addresses of the sockets.
-    pub fn start(listeners: Listeners, options: impl Into<ServerOptions>) -> io::Result<Self> {
+    pub fn start(sockets: ServerSockets, options: impl Into<ServerOptions>) -> io::Result<Self> {
         process_metrics::record_start();
         let options = options.into();
         let mut admin_tls = None;
-        let (admin, admin_address, admin_socket_file, exposure) = match listeners.admin {
+        let (admin, admin_address, admin_socket_file, exposure) = match sockets.admin {
             AdminSocket::Unix { socket, path, file } => {
                 (socket, format!("{UNIX}{path}"), file, AdminExposure::Owner)
             }
@@ -133,7 +133,7 @@ impl Server {
             memory: OnceLock::new(),
             api_keys: options.api_keys,
             tls: options.tls.clone(),
-            public_address: listeners.public.local_addr()?,
+            public_address: sockets.public.local_addr()?,
             metrics_public: options.metrics_public,
             trusted_proxies: options.trusted_proxies,
             develop: options.develop,
@@ -152,18 +152,18 @@ impl Server {
         let reserved_files = Arc::new(ReservedFiles::new(RESERVED_ADMIN_FILES));
         let public_state = state.clone();
         let public = Listener::start(
-            Socket::Tcp(listeners.public),
+            Socket::Tcp(sockets.public),
             ListenerConfig {
                 limits: options.limits.clone(),
                 tls: options.tls,
                 counters: Some(state.counters.clone()),
                 reserved_files: reserved_files.clone(),
                 uses_reserved_files: false,
-                inherited: listeners.public_inherited,
+                inherited: sockets.public_inherited,
             },
             move |request| public::answer(public_state.clone(), request),
         );
-        let guard = AdminGuard::new(listeners.token, exposure);
+        let guard = AdminGuard::new(sockets.token, exposure);
         let admin_state = Arc::new(AdminState::new(
             state.clone(),
             guard,
@@ -207,8 +207,8 @@ impl Server {
 
     /// Starts to serve requests. Only the first call has an effect.
     pub fn serve(&self, services: Services) {
-        let directory = Directory(services.deployments.downgrade());
-        services.runtime.set_directory(Arc::new(directory));
+        let lookup = ServerDeploymentLookup(services.deployments.downgrade());
+        services.runtime.set_deployment_lookup(Arc::new(lookup));
         let guard = MemoryGuard::start(self.memory.clone(), services.models.clone());
         match guard {
             // Set already only if the services are.
@@ -334,10 +334,10 @@ mod tests {
     use tokio::net::TcpStream;
 
     async fn start(limits: HttpLimits) -> Server {
-        let listeners = Listeners::bind("127.0.0.1:0", "127.0.0.1:0")
+        let sockets = ServerSockets::bind("127.0.0.1:0", "127.0.0.1:0")
             .await
             .expect("a free port");
-        Server::start(listeners, limits).expect("started")
+        Server::start(sockets, limits).expect("started")
     }
 
     /// Sends `request` unchanged and reads until the server closes the connection.
@@ -421,12 +421,12 @@ mod tests {
             ..RequestPolicy::default()
         };
         starting.add("/v1".parse().expect("a route"), policy);
-        let listeners = Listeners::bind("127.0.0.1:0", "127.0.0.1:0").await;
+        let sockets = ServerSockets::bind("127.0.0.1:0", "127.0.0.1:0").await;
         let options = ServerOptions {
             starting,
             ..ServerOptions::default()
         };
-        let server = Server::start(listeners.expect("free ports"), options).expect("started");
+        let server = Server::start(sockets.expect("free ports"), options).expect("started");
         let ask = async |method: &str, path: &str| {
             let request = format!(
                 "{method} {path} HTTP/1.1\r\nHost: localhost\r\nOrigin: https://app.example\r\n\

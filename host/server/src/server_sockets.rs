@@ -13,7 +13,7 @@ pub(crate) const UNIX: &str = "unix:";
 /// The two sockets, bound but not yet accepting. Binding first reports a port in use before gigabytes
 /// of model are read.
 #[derive(Debug)]
-pub struct Listeners {
+pub struct ServerSockets {
     pub(crate) public: TcpListener,
     pub(crate) public_inherited: bool,
     pub(crate) admin: AdminSocket,
@@ -35,7 +35,7 @@ pub(crate) enum AdminSocket {
     },
 }
 
-impl Listeners {
+impl ServerSockets {
     /// Binds both addresses, each `HOST:PORT`; port 0 picks a free one. The admin address can be
     /// `unix:PATH` instead, a socket that only its owner can connect to. Must be called inside a tokio
     /// runtime.
@@ -43,8 +43,8 @@ impl Listeners {
         Self::bind_missing(InheritedSockets::default(), public, admin).await
     }
 
-    /// Like [`Listeners::bind`], but uses inherited sockets instead of the addresses. With an inherited public socket,
-    /// clients wait in its backlog until [`Server::serve`](crate::Server::serve), and after
+    /// Like [`ServerSockets::bind`], but uses inherited sockets instead of the addresses. With an inherited public
+    /// socket, clients wait in its backlog until [`Server::serve`](crate::Server::serve), and after
     /// [`Server::stop`](crate::Server::stop) until the next process accepts.
     pub async fn bind_missing(
         inherited: InheritedSockets,
@@ -60,7 +60,7 @@ impl Listeners {
             Some(socket) => AdminSocket::inherit(socket).map_err(BindError::Inherited)?,
             None => AdminSocket::bind(admin).await?,
         };
-        Ok(Listeners {
+        Ok(ServerSockets {
             public,
             public_inherited,
             admin,

@@ -5,7 +5,7 @@ use corral_engine::{Engine, ModelPool};
 use corral_runtime::{LinkedComponents, PluginConfig, Runtime};
 use corral_server::deployments::Deployments;
 use corral_server::{
-    Access, AdminToken, Listeners, RequestPolicy, Server, ServerOptions, Services, Telemetry,
+    Access, AdminToken, RequestPolicy, Server, ServerOptions, ServerSockets, Services, Telemetry,
 };
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -85,13 +85,13 @@ pub(crate) async fn open(
     token: Option<AdminToken>,
     mut options: ServerOptions,
 ) -> Result<Server, Error> {
-    let listeners = Listeners::bind("127.0.0.1:0", "127.0.0.1:0").await?;
-    let listeners = listeners.with_admin_token(token)?;
+    let sockets = ServerSockets::bind("127.0.0.1:0", "127.0.0.1:0").await?;
+    let sockets = sockets.with_admin_token(token)?;
     // The bench is the only client.
     let limits = &mut options.limits;
     limits.max_connections_per_address = Some(limits.max_connections);
     let server =
-        Server::start(listeners, options).map_err(Error::context("cannot start the listeners"))?;
+        Server::start(sockets, options).map_err(Error::context("cannot start the listeners"))?;
     server.serve(Services {
         runtime,
         models,

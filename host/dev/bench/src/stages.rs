@@ -28,7 +28,7 @@ use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::table;
 use corral_cli::{Error, startup};
 use corral_engine::Engine;
-use corral_engine::testing::RawContext;
+use corral_engine::testing::BenchmarkContext;
 use cpu_time::{CLIENT_THREAD, LoadOutcome, Measurement};
 use prompts::{Prompt, prompts};
 use replay::{Length, Replay, uneven_lengths};
@@ -106,7 +106,7 @@ pub(crate) fn measure(args: &StagesArgs) -> Result<(), Error> {
 struct Bench {
     engine: Engine,
     /// A context beside the engine's, for the raw loops.
-    raw: RawContext,
+    raw: BenchmarkContext,
     prompts: Arc<[Prompt]>,
     output_tokens: u32,
     /// Output tokens of each request in stage 3.
@@ -137,7 +137,7 @@ impl Bench {
         let running = u16::try_from(concurrency).unwrap_or(u16::MAX);
         config.max_running = config.max_running.max(running);
         let engine = Engine::load(config)?;
-        let raw = engine.raw_context()?;
+        let raw = engine.benchmark_context()?;
         let context = engine.info().context;
         let others = prompt_tokens + (max_output - output);
         check_context(context, "--output-tokens", output, others)?;

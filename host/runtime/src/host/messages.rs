@@ -51,7 +51,8 @@ impl State {
             self.warn_not_granted(&message.subject);
             return Err(Error::AccessDenied);
         };
-        let (Some(directory), Some(sender)) = (grants.directory.get(), &self.message_sender) else {
+        let (Some(lookup), Some(sender)) = (grants.deployment_lookup.get(), &self.message_sender)
+        else {
             return Err(Error::BrokerUnavailable);
         };
         if sender.depth > MAX_DEPTH {
@@ -60,7 +61,7 @@ impl State {
                  check for a loop"
             )));
         }
-        Ok(directory.publish(message, sender.clone()))
+        Ok(lookup.publish(message, sender.clone()))
     }
 
     /// Logs which grant is missing: the error has no text.

@@ -10,7 +10,7 @@ use super::prompts::Prompt;
 use super::replay::{Replay, Row};
 use corral_cli::Error;
 use corral_engine::SeqId;
-use corral_engine::testing::{RawContext, TokenInput};
+use corral_engine::testing::{BenchmarkContext, TokenInput};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const CALLER_THREAD: &str = "bench-raw";
 
 /// Measures all steps of `replay`, whose requests exist from the start. The context is empty before and after.
 pub(super) fn measure(
-    raw: &mut RawContext,
+    raw: &mut BenchmarkContext,
     replay: Replay,
     prompts: &[Prompt],
 ) -> Result<Measurement, Error> {
@@ -54,7 +54,7 @@ impl Client for RawClient {
 
 /// Measures the loop with `concurrency` clients, which run in `clients`.
 pub(super) fn measure_clients(
-    raw: &mut RawContext,
+    raw: &mut BenchmarkContext,
     replay: Replay,
     prompts: &[Prompt],
     (clients, concurrency): (&Runtime, usize),
@@ -95,7 +95,7 @@ pub(super) fn measure_clients(
 
 /// Computes steps until no request is left. Calls `ended` with the number of each request that ends.
 fn run(
-    raw: &mut RawContext,
+    raw: &mut BenchmarkContext,
     mut replay: Replay,
     prompts: &[Prompt],
     mut next: impl FnMut(bool) -> Option<usize>,

@@ -1,4 +1,4 @@
-//! Baselines for benchmarks: a raw context of the same weights, and prompts that start in one step.
+//! Baselines for benchmarks: a context of the same weights beside the engine, and prompts that start in one step.
 
 use corral_engine::SeqId;
 use corral_engine::testing::TokenInput;
@@ -8,10 +8,10 @@ use support::{exactly, load, metric, read, settle};
 mod support;
 
 #[test]
-fn raw_context_runs_beside_the_engine() {
+fn benchmark_context_runs_beside_the_engine() {
     let engine = load(|config| config.prefix_cache = false);
     let mut raw = engine
-        .raw_context()
+        .benchmark_context()
         .expect("there is memory for another one");
     let input = |seq, position| TokenInput {
         token: 5,
