@@ -18,7 +18,7 @@ const MAX_FOLDER_FILES: u64 = 1024;
 
 /// Connections and files that the limit of open files allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ConnectionLimits {
+pub(crate) struct OpenFileShares {
     /// The limit of open files.
     pub(crate) open_files: u64,
     /// Connections of the public listener.
@@ -31,7 +31,7 @@ pub(crate) struct ConnectionLimits {
     pub(crate) folder_files: u64,
 }
 
-impl ConnectionLimits {
+impl OpenFileShares {
     /// Raises the soft limit to the hard limit, and divides it. Folders of plugins take their part from the public listener.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl ConnectionLimits {
             true => (open_files / FOLDER_PART).min(MAX_FOLDER_FILES),
             false => 0,
         };
-        Ok(ConnectionLimits {
+        Ok(OpenFileShares {
             open_files,
             public: open_files - reserved - admin - folder_files,
             admin,
@@ -85,7 +85,7 @@ mod tests {
             (1024, 704, 64, 128),
             (65_536, 65_216, 64, 128),
         ] {
-            let shares = ConnectionLimits::divide(open_files, false).expect("enough");
+            let shares = OpenFileShares::divide(open_files, false).expect("enough");
             assert_eq!(
                 (shares.public, shares.admin, shares.outbound),
                 (public, admin, outbound),
@@ -95,14 +95,11 @@ mod tests {
         for (open_files, public, folder_files) in
             [(64, 16, 8), (1024, 576, 128), (65_536, 64_192, 1024)]
         {
-            let shares = ConnectionLimits::divide(open_files, true).expect("enough");
+            let shares = OpenFileShares::divide(open_files, true).expect("enough");
             assert_eq!((shares.public, shares.folder_files), (public, folder_files));
         }
-        assert!(
-            ConnectionLimits::divide(u64::MAX, true).is_ok(),
-            "unlimited"
-        );
-        let error = ConnectionLimits::divide(63, false).expect_err("too few");
+        assert!(OpenFileShares::divide(u64::MAX, true).is_ok(), "unlimited");
+        let error = OpenFileShares::divide(63, false).expect_err("too few");
         assert!(format!("{error:?}").contains("at least 64"), "{error:?}");
     }
 }

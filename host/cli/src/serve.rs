@@ -8,7 +8,7 @@ mod reload;
 
 use crate::admin_token::{self, ConfiguredToken};
 use crate::args::{PluginArg, ServeArgs};
-use crate::open_files::ConnectionLimits;
+use crate::open_files::OpenFileShares;
 use crate::{Error, logs, registry, service_manager, startup};
 use corral_engine::ModelPool;
 use corral_runtime::{
@@ -45,7 +45,7 @@ pub(crate) fn serve(
     // First, while the process has one thread.
     let sockets = InheritedSockets::from_env()?;
     args.models.fetch(note)?;
-    let shares = ConnectionLimits::raise_limit(!args.folders.all().is_empty())?;
+    let shares = OpenFileShares::raise_limit(!args.folders.all().is_empty())?;
     let workers = startup::workers(args.models.workers);
     startup::block_on(
         workers,
@@ -56,7 +56,7 @@ pub(crate) fn serve(
 async fn serve_until_stopped(
     args: Arc<ServeArgs>,
     sockets: InheritedSockets,
-    shares: ConnectionLimits,
+    shares: OpenFileShares,
     telemetry: Option<Arc<Telemetry>>,
 ) -> Result<ExitCode, Error> {
     if let Some(telemetry) = &telemetry {

@@ -3,7 +3,7 @@
 use crate::cache::{Key, LruCache};
 use crate::grammar_memory::{GrammarBytes, GrammarMemory};
 use crate::llguidance_message::is_exceeded;
-use crate::llguidance_parser::{Compiled, compile};
+use crate::llguidance_parser::{SizedConstraint, compile};
 use crate::matcher::Constraint;
 use crate::vocabulary::{Vocabulary, VocabularyIndex};
 use crate::watchdog::Watchdog;
@@ -122,7 +122,7 @@ impl Shared {
     }
 
     /// Stores the result of a compilation and wakes its callers.
-    fn finish(&self, key: Key, compilation: &Compilation, result: Result<Compiled, Error>) {
+    fn finish(&self, key: Key, compilation: &Compilation, result: Result<SizedConstraint, Error>) {
         let mut state = self.lock();
         state.running.remove(&key);
         match &result {

@@ -12,7 +12,7 @@ use llguidance::api::TopLevelGrammar;
 use std::sync::Arc;
 
 /// A compiled grammar and its estimated size in bytes.
-pub struct Compiled {
+pub struct SizedConstraint {
     pub constraint: Constraint,
     pub bytes: usize,
 }
@@ -23,7 +23,7 @@ pub fn compile(
     index: &Arc<VocabularyIndex>,
     watchdog: &Arc<Watchdog>,
     memory: &dyn Fn() -> GrammarBytes,
-) -> Result<Compiled, Error> {
+) -> Result<SizedConstraint, Error> {
     let (kind, ..) = grammar.parts();
     let invalid = |what: String| Error::Invalid(format!("the {kind} is invalid: {what}"));
     let invalid_at = |text: &str, (offset, what): (usize, String)| {
@@ -95,7 +95,7 @@ fn build(
     index: &Arc<VocabularyIndex>,
     watchdog: &Arc<Watchdog>,
     mut memory: GrammarBytes,
-) -> Result<Compiled, String> {
+) -> Result<SizedConstraint, String> {
     let parser = index.factory.create_parser(grammar);
     let mut parser = parser.map_err(|error| {
         let message = error.to_string();
@@ -124,7 +124,7 @@ fn build(
     // Whether the tenant may compile was checked before. It may exceed its share by the compilations that run.
     memory.set(bytes).ok();
     let (index, watchdog) = (Arc::clone(index), Arc::clone(watchdog));
-    Ok(Compiled {
+    Ok(SizedConstraint {
         constraint: Constraint::new(parser, index, watchdog, memory, ignored),
         bytes,
     })

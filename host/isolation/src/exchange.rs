@@ -20,7 +20,7 @@ const TRAILER: &[u8; 8] = b"corral.1";
 
 /// What a child wrote.
 #[derive(Debug, Default)]
-pub(crate) struct Written {
+pub(crate) struct ChildOutput {
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
 }
@@ -94,7 +94,7 @@ pub(crate) fn exchange(
     on_progress: &dyn Fn(),
     deadline: Instant,
     cancel: &Cancel,
-) -> Result<Option<Written>, ChildError> {
+) -> Result<Option<ChildOutput>, ChildError> {
     let mut stdin = child.stdin.take();
     let mut stdout = child.stdout.take();
     let mut stderr = child.stderr.take();
@@ -109,7 +109,7 @@ pub(crate) fn exchange(
         let flags = fcntl_getfl(fd).map_err(io::Error::from)?;
         fcntl_setfl(fd, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
     }
-    let mut written = Written::default();
+    let mut output = ChildOutput::default();
     let mut input = input;
     let mut progress = ProgressReports::default();
     while stdout.is_some() || stderr.is_some() {
@@ -136,22 +136,22 @@ pub(crate) fn exchange(
                 Err(_) => input = &[],
             }
         }
-        if read_available(&mut stdout, &mut written.stdout)? {
+        if read_available(&mut stdout, &mut output.stdout)? {
             stdout = None;
         }
-        (0..progress.new_in(&written.stdout)).for_each(|_| on_progress());
-        if written.stdout.len() > most.saturating_add(SPARE_OUTPUT) {
+        (0..progress.new_in(&output.stdout)).for_each(|_| on_progress());
+        if output.stdout.len() > most.saturating_add(SPARE_OUTPUT) {
             return Err(ChildError::Crashed {
                 how: format!("more than {most} bytes of output"),
             });
         }
-        if read_available(&mut stderr, &mut written.stderr)? {
+        if read_available(&mut stderr, &mut output.stderr)? {
             stderr = None;
         }
-        let surplus = written.stderr.len().saturating_sub(ERROR_TAIL);
-        written.stderr.drain(..surplus);
+        let surplus = output.stderr.len().saturating_sub(ERROR_TAIL);
+        output.stderr.drain(..surplus);
     }
-    Ok(Some(written))
+    Ok(Some(output))
 }
 
 /// Reads what is there, at most one buffer. Returns whether the pipe is at its end.

@@ -16,16 +16,16 @@
 
 mod cancel;
 mod child;
+mod child_processes;
 mod error;
 mod exchange;
 mod job;
-mod parent;
 #[cfg(target_os = "linux")]
 mod sandbox;
 mod slots;
 
 pub use cancel::Cancel;
 pub use child::{ChildJob, Handler, report_progress, run_as_child};
+pub use child_processes::{ChildCounters, ChildProcesses};
 pub use error::ChildError;
 pub use job::{Job, JobLimits};
-pub use parent::{ChildCounters, ChildProcesses};

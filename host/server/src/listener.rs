@@ -5,6 +5,7 @@
 //! per client address, and the time of the TLS handshake and of the first bytes.
 
 mod address_limiter;
+mod byte_stream;
 mod connection;
 mod header_timer;
 mod log_interval;
@@ -13,7 +14,6 @@ mod reserved_files;
 mod response_body;
 mod socket;
 mod streams;
-mod transport;
 mod unsent_bytes;
 
 use crate::http_counters::{HttpCounters, TerminationReason};

@@ -2,7 +2,7 @@
 
 use super::parsers::{ForRoute, route_and_value, seconds, whole};
 use crate::Error;
-use crate::open_files::ConnectionLimits;
+use crate::open_files::OpenFileShares;
 use clap::Args;
 use corral_runtime::{Quota, QuotaLimit, QuotaLimits};
 use corral_server::{
@@ -115,7 +115,7 @@ impl PublicArgs {
     /// Reads the certificate and the keys; reports warnings to `note`.
     pub(crate) fn open(
         &self,
-        shares: ConnectionLimits,
+        shares: OpenFileShares,
         note: impl Fn(String),
     ) -> Result<ServerOptions, Error> {
         let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);

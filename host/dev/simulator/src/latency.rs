@@ -46,7 +46,7 @@ pub fn peer() -> SchedulerConfig {
 
 /// The figures of a trace.
 #[derive(Clone, Copy, Debug)]
-pub struct Figures {
+pub struct LatencyReport {
     /// Seconds to the first token: the median and the 99th percentile.
     pub first_token: [f64; 2],
     /// Gaps between tokens, as multiples of a step in which all running requests decode: the same.
@@ -61,7 +61,7 @@ pub struct Figures {
 ///
 /// If a request of the trace fails.
 #[allow(clippy::cast_precision_loss)]
-pub fn measure(config: SchedulerConfig, machine: Machine, trace: &Trace) -> Figures {
+pub fn measure(config: SchedulerConfig, machine: Machine, trace: &Trace) -> LatencyReport {
     let mut simulation = Simulation::new(config, machine, BTreeMap::new());
     let records = simulation.run(trace.arrivals.clone());
     let mut first = Vec::new();
@@ -78,7 +78,7 @@ pub fn measure(config: SchedulerConfig, machine: Machine, trace: &Trace) -> Figu
         let gap = step.took.as_secs_f64() / alone;
         gaps.extend((0..step.rows).map(|_| gap));
     }
-    Figures {
+    LatencyReport {
         first_token: quantiles(first),
         gap: quantiles(gaps),
         tokens_per_second: tokens as f64 / end,

@@ -4,7 +4,7 @@ mod cells;
 
 use crate::machine::scatter;
 use crate::{DecodeError, Fault, Input, Machine, POISON};
-use cells::Sequence;
+use cells::SimulatedSequence;
 use corral_scheduler::{AdapterId, SeqId, Token};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub struct Simulator {
     pub(crate) adapter: AdapterId,
     /// Whether the next step includes an adapter change.
     switched: bool,
-    pub(crate) held: Vec<Sequence>,
+    pub(crate) held: Vec<SimulatedSequence>,
     /// The number of holders of each cell.
     pub(crate) holders: Vec<u16>,
     pub(crate) free: BTreeSet<u32>,
@@ -68,7 +68,7 @@ impl Simulator {
             can_truncate: true,
             adapter: AdapterId::NONE,
             switched: false,
-            held: vec![Sequence::default(); usize::from(size.seq_ids)],
+            held: vec![SimulatedSequence::default(); usize::from(size.seq_ids)],
             holders: vec![0; size.cells as usize],
             free: (0..size.cells).collect(),
             taken: BTreeSet::new(),

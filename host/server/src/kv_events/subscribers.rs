@@ -5,7 +5,7 @@
 //! batch from there on, then the number -1 with an empty topic and payload.
 
 use super::batch_log::{BatchLog, EventBatch};
-use super::zmtp::{self, Received};
+use super::zmtp::{self, ZmtpInput};
 use crate::listener::set_options;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -114,7 +114,7 @@ async fn publish(mut stream: TcpStream, log: &BatchLog, host: SocketAddr) -> io:
         loop {
             tokio::select! {
                 received = received.recv() => match received {
-                    Some(Received::Ping(context)) => {
+                    Some(ZmtpInput::Ping(context)) => {
                         in_time(WRITE_TIME, writer.write_all(&zmtp::pong(&context))).await?;
                     }
                     Some(received) => subscribe(&mut subscribed, received)?,
@@ -146,14 +146,14 @@ async fn publish(mut stream: TcpStream, log: &BatchLog, host: SocketAddr) -> io:
 }
 
 /// Begins or ends a subscription. In a message, the first byte tells which.
-fn subscribe(subscribed: &mut Vec<Vec<u8>>, received: Received) -> io::Result<()> {
+fn subscribe(subscribed: &mut Vec<Vec<u8>>, received: ZmtpInput) -> io::Result<()> {
     let (topic, ends) = match received {
-        Received::Subscription { topic, ends } => (topic, ends),
-        Received::Message(frames) => match frames.first().and_then(|frame| frame.split_first()) {
+        ZmtpInput::Subscription { topic, ends } => (topic, ends),
+        ZmtpInput::Message(frames) => match frames.first().and_then(|frame| frame.split_first()) {
             Some((&first, topic)) if first <= 1 => (topic.to_vec(), first == 0),
             _ => return Ok(()),
         },
-        Received::Ping(_) => return Ok(()),
+        ZmtpInput::Ping(_) => return Ok(()),
     };
     if ends {
         let found = subscribed.iter().position(|other| *other == topic);
@@ -171,12 +171,12 @@ async fn replay(mut stream: TcpStream, log: &BatchLog, host: SocketAddr) -> io::
     loop {
         let received = in_time(REPLAY_IDLE_TIME, zmtp::receive(&mut stream)).await?;
         let frames = match received {
-            Received::Message(frames) => frames,
-            Received::Ping(context) => {
+            ZmtpInput::Message(frames) => frames,
+            ZmtpInput::Ping(context) => {
                 in_time(WRITE_TIME, stream.write_all(&zmtp::pong(&context))).await?;
                 continue;
             }
-            Received::Subscription { .. } => continue,
+            ZmtpInput::Subscription { .. } => continue,
         };
         let Some((start, wanted)) = request(&frames) else {
             return Err(io::Error::other("no sequence number of 8 bytes"));
@@ -219,7 +219,7 @@ mod tests {
 
     async fn message(stream: &mut TcpStream) -> Vec<Vec<u8>> {
         match zmtp::receive(stream).await {
-            Ok(Received::Message(frames)) => frames,
+            Ok(ZmtpInput::Message(frames)) => frames,
             other => panic!("{other:?}"),
         }
     }

@@ -31,7 +31,7 @@ const COMMAND: u8 = 4;
 
 /// Something from a peer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Received {
+pub(super) enum ZmtpInput {
     /// The frames of a message.
     Message(Vec<Vec<u8>>),
     /// A heartbeat with this context, which wants a [`pong`].
@@ -65,7 +65,7 @@ pub(super) async fn handshake(
 }
 
 /// Reads until something arrives that matters.
-pub(super) async fn receive(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Received> {
+pub(super) async fn receive(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<ZmtpInput> {
     let mut message = Vec::new();
     loop {
         let (flags, body) = read_frame(stream).await?;
@@ -73,13 +73,13 @@ pub(super) async fn receive(stream: &mut (impl AsyncRead + Unpin)) -> io::Result
             // Peers of version 3.1 may send subscriptions as commands.
             let command = |name: &[u8]| body.strip_prefix(name).map(<[u8]>::to_vec);
             if let Some(rest) = command(b"\x04PING") {
-                return Ok(Received::Ping(rest.get(2..).unwrap_or_default().to_vec()));
+                return Ok(ZmtpInput::Ping(rest.get(2..).unwrap_or_default().to_vec()));
             }
             if let Some(topic) = command(b"\x09SUBSCRIBE") {
-                return Ok(Received::Subscription { topic, ends: false });
+                return Ok(ZmtpInput::Subscription { topic, ends: false });
             }
             if let Some(topic) = command(b"\x06CANCEL") {
-                return Ok(Received::Subscription { topic, ends: true });
+                return Ok(ZmtpInput::Subscription { topic, ends: true });
             }
             continue;
         }
@@ -88,7 +88,7 @@ pub(super) async fn receive(stream: &mut (impl AsyncRead + Unpin)) -> io::Result
             return Err(invalid("a message has too many frames"));
         }
         if flags & MORE == 0 {
-            return Ok(Received::Message(message));
+            return Ok(ZmtpInput::Message(message));
         }
     }
 }
@@ -152,11 +152,11 @@ mod tests {
         let bytes = [message(&[b"", &long]), pong(b"x")].concat();
         a.write_all(&bytes).await.unwrap();
         let received = receive(&mut b).await.unwrap();
-        assert_eq!(received, Received::Message(vec![Vec::new(), long]));
+        assert_eq!(received, ZmtpInput::Message(vec![Vec::new(), long]));
         let ping = [4, 8, 4, b'P', b'I', b'N', b'G', 0, 9, b'c'];
         a.write_all(&ping).await.unwrap();
         let received = receive(&mut b).await.unwrap();
-        assert_eq!(received, Received::Ping(b"c".to_vec()));
+        assert_eq!(received, ZmtpInput::Ping(b"c".to_vec()));
     }
 
     #[tokio::test]

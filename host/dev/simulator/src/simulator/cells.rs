@@ -5,7 +5,7 @@ use corral_scheduler::{AdapterId, SeqId, Token};
 
 /// The tokens and cells of an id, by position.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Sequence {
+pub(crate) struct SimulatedSequence {
     pub tokens: Vec<Token>,
     pub cells: Vec<u32>,
     /// The adapter that computed them.
@@ -46,7 +46,7 @@ impl Simulator {
         assert!(length <= has, "{from:?} has only {has} positions");
         assert!(self.can_truncate || length == has, "{from:?} as a whole");
         let from = &self.held[usize::from(from.0)];
-        let shared = Sequence {
+        let shared = SimulatedSequence {
             tokens: from.tokens[..length].to_vec(),
             cells: from.cells[..length].to_vec(),
             adapter: from.adapter,

@@ -5,7 +5,7 @@
 
 use crate::cancel::Cancel;
 use crate::error::ChildError;
-use crate::exchange::{Written, exchange, unframe};
+use crate::exchange::{ChildOutput, exchange, unframe};
 use crate::job::{Job, JobArgs};
 use crate::slots::Slots;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -200,7 +200,7 @@ fn converse(
     let late = || ChildError::Time {
         limit: job.limits.time,
     };
-    let written = exchange(
+    let output = exchange(
         child,
         job.input,
         job.limits.output,
@@ -208,13 +208,13 @@ fn converse(
         deadline,
         cancel,
     )?;
-    let written = written.ok_or_else(late)?;
+    let output = output.ok_or_else(late)?;
     let status = wait(child)?.ok_or_else(late)?;
-    match unframe(&written.stdout).filter(|_| status.success()) {
+    match unframe(&output.stdout).filter(|_| status.success()) {
         Some(Ok(output)) => Ok(output),
         Some(Err(cause)) if is_out_of_memory(&cause) => Err(memory(job)),
         Some(Err(cause)) => Err(ChildError::Failed(for_logs(&cause))),
-        None => Err(classify(job, status, &written)),
+        None => Err(classify(job, status, &output)),
     }
 }
 
@@ -258,8 +258,8 @@ fn is_out_of_memory(text: &str) -> bool {
 }
 
 /// Why a child without a complete output ended.
-fn classify(job: &Job<'_>, status: ExitStatus, written: &Written) -> ChildError {
-    let stderr = String::from_utf8_lossy(&written.stderr);
+fn classify(job: &Job<'_>, status: ExitStatus, output: &ChildOutput) -> ChildError {
+    let stderr = String::from_utf8_lossy(&output.stderr);
     if is_out_of_memory(&stderr) {
         return memory(job);
     }
