@@ -234,7 +234,7 @@ fn newest_copy_wins_after_loss() {
     let needs_secret = project("x", 2, "[grants]\nsecrets = ['key']");
     a.cli_output(&["deploy", needs_secret.to_str().expect("UTF-8")]);
     wait_for_error(&b, &a, "x", "key");
-    // The host that could not take the last change is the first to write.
+    // The host that could not apply the last change is the first to write.
     nats.stop();
     a.stop();
     nats.lose_data();

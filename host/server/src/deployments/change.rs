@@ -3,7 +3,7 @@
 //! A change is validated and compiled first, then written to the store, then activated, and acknowledged
 //! last. It runs in a task of its own, so a client that disconnects leaves no partial change. One lock
 //! covers the store and the table of serving deployments, so the two always agree. In a cluster, a change compares and
-//! sets the cluster's record as it was before the change began, and this host then takes the record as all others do.
+//! sets the cluster's record as it was before the change began, and this host then applies the record as all others do.
 
 use super::artifact::ArtifactReference;
 use super::change_error::ChangeError;
@@ -210,7 +210,7 @@ impl Inner {
         Ok((entry, changed))
     }
 
-    /// Makes a change in the cluster, and takes the record that it makes. `loaded` gives the revisions of it that are
+    /// Makes a change in the cluster, and applies the record that it makes. `loaded` gives the revisions of it that are
     /// loaded already.
     async fn change_in_cluster<T>(
         self: &Arc<Self>,
@@ -223,7 +223,8 @@ impl Inner {
         let _own = self.begin_own_change(name);
         let epoch = cluster.epoch();
         let (entry, changed) = self.commit(name, base, change).await?;
-        self.take_own(name, &entry, epoch, loaded(&changed)).await?;
+        self.apply_own(name, &entry, epoch, loaded(&changed))
+            .await?;
         Ok((entry, changed))
     }
 

@@ -3,8 +3,8 @@
 //! The deployments' records live in a bucket of keys and values, their components in a bucket of objects
 //! ([`JetStreamStore`]). A change on any host compares and sets the record. Every host [watches](watch_records)
 //! the records and [applies](apply_record) each of them: it downloads and compiles what is new beside the serving path, writes
-//! its own [`Store`](super::Store), the local copy, and lets the revision serve. A record that a host has applied is *taken*. If
-//! a host cannot apply a record, what serves stays as it is, and the host's status, which all hosts can read, has the error.
+//! its own [`Store`](super::Store), the local copy, and lets the revision serve. If a host cannot apply a record, what serves
+//! stays as it is, and the host's status, which all hosts can read, has the error.
 //!
 //! Without NATS a host serves its local copy, also after a restart, and refuses changes. What NATS lost, such as after the
 //! loss of its disk, the hosts write again from their copies.
@@ -43,14 +43,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::timeout;
 
-/// Records that are taken at once. Each may download components, and waits for a permit to compile.
-const MAX_TAKES: usize = 2;
+/// Records that are applied at once. Each may download components, and waits for a permit to compile.
+const MAX_APPLYING: usize = 2;
 /// How long a starting host waits for NATS before it serves its local copy.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// How long a starting host waits until it can read the records.
 const OPEN_TIME: Duration = Duration::from_secs(20);
-/// How long a starting host waits until it has taken the records before it serves what it has.
-const FIRST_TAKES_TIME: Duration = Duration::from_secs(60);
+/// How long a starting host waits until it has applied the records before it serves what it has.
+const FIRST_APPLY_TIME: Duration = Duration::from_secs(60);
 /// How long a stopping host tries to remove its status.
 const LEAVE_TIME: Duration = Duration::from_secs(1);
 
@@ -59,14 +59,14 @@ pub(crate) struct Cluster {
     pub(super) store: JetStreamStore,
     host: HostIdentity,
     progress: Mutex<Progress>,
-    /// Permits for records that are being taken.
-    takes: Semaphore,
+    /// Permits for records that are being applied.
+    apply_permits: Semaphore,
     /// Wakes the task that reports this host's status.
     status_changed: Notify,
     /// Grows with each record that arrives.
     arrivals: watch::Sender<u64>,
-    /// Whether the records of the first connection were taken, or could not be. `None` until they are known.
-    first_taken: watch::Sender<Option<bool>>,
+    /// Whether the records of the first connection were applied, or could not be. `None` until they are known.
+    first_applied: watch::Sender<Option<bool>>,
     has_left: AtomicBool,
     /// When this host last removed unused components.
     cleaned_up: Mutex<Option<Instant>>,
@@ -76,7 +76,7 @@ pub(crate) struct Cluster {
 
 impl Deployments {
     /// Joins a cluster, for as long as the deployments exist. `address` is where this host listens, for people. Returns
-    /// once this host has taken what the cluster holds, or could not in time; it goes on in the background.
+    /// once this host has applied what the cluster holds, or could not in time; it goes on in the background.
     ///
     /// # Errors
     /// Without a store, which keeps the local copy; if the configuration is invalid.
@@ -104,8 +104,8 @@ impl Deployments {
             tracing::error!("serving the local copy of the deployments: {error}");
             return Ok(());
         }
-        let mut taken = cluster.first_taken.subscribe();
-        let known = taken.wait_for(Option::is_some);
+        let mut applied = cluster.first_applied.subscribe();
+        let known = applied.wait_for(Option::is_some);
         if !matches!(timeout(OPEN_TIME, known).await, Ok(Ok(_))) {
             tracing::warn!(
                 "the cluster's records cannot be read after {} s; serving the local copy of the deployments",
@@ -113,11 +113,11 @@ impl Deployments {
             );
             return Ok(());
         }
-        let all_taken = taken.wait_for(|taken| *taken == Some(true));
-        if !matches!(timeout(FIRST_TAKES_TIME, all_taken).await, Ok(Ok(_))) {
+        let all_applied = applied.wait_for(|applied| *applied == Some(true));
+        if !matches!(timeout(FIRST_APPLY_TIME, all_applied).await, Ok(Ok(_))) {
             tracing::warn!(
-                "not all deployments of the cluster are taken after {} s; serving those that are",
-                FIRST_TAKES_TIME.as_secs()
+                "not all deployments of the cluster are applied after {} s; serving those that are",
+                FIRST_APPLY_TIME.as_secs()
             );
         }
         triggers.wait_until_loaded().await;
@@ -155,10 +155,10 @@ impl Cluster {
             store,
             host,
             progress: Mutex::default(),
-            takes: Semaphore::new(MAX_TAKES),
+            apply_permits: Semaphore::new(MAX_APPLYING),
             status_changed: Notify::new(),
             arrivals: watch::Sender::new(0),
-            first_taken: watch::Sender::new(None),
+            first_applied: watch::Sender::new(None),
             has_left: AtomicBool::new(false),
             cleaned_up: Mutex::default(),
             conflicts: AtomicU64::new(0),
@@ -223,7 +223,7 @@ impl Cluster {
         );
         families.sample(
             "corral_cluster_deployments_behind",
-            "Deployments whose newest record this host has not taken, because it is being loaded or cannot be.",
+            "Deployments whose newest record this host has not applied, because it is being loaded or cannot be.",
             MetricKind::Gauge,
             &[],
             self.progress().behind() as f64,

@@ -140,7 +140,8 @@ impl Worker {
         }
         self.recover(now).await;
         let mut all = self.deployments.all();
-        // Also of those that are paused, or whose newest record is not taken, the states of the schedules are remembered.
+        // Also of those that are paused, or whose newest record is not applied, the states of the schedules are
+        // remembered.
         let names = BTreeSet::from_iter(all.iter().map(|deployment| &*deployment.name));
         self.checks.retain(|name, _| names.contains(&**name));
         all.retain(|deployment| {

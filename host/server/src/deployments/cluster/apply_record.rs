@@ -1,4 +1,4 @@
-//! Applies ("takes") a record of the cluster: downloads its components, compiles them and lets the revision serve.
+//! Applies a record of the cluster: downloads its components, compiles them and lets the revision serve.
 //!
 //! The revision that serves stays until all that the record needs is loaded, and also if something cannot be loaded.
 
@@ -17,16 +17,16 @@ use corral_runtime::Plugin;
 use std::sync::Arc;
 
 impl Deployments {
-    /// Takes a record.
-    pub(super) async fn take(
+    /// Applies a record.
+    pub(super) async fn apply(
         &self,
         name: &DeploymentName,
         entry: Entry,
         epoch: Epoch,
     ) -> Result<(), ChangeError> {
-        let taken = self.0.take(name, &entry, epoch, Vec::new()).await;
+        let applied = self.0.apply(name, &entry, epoch, Vec::new()).await;
         self.0.remove_unused_context(name.as_str());
-        taken
+        applied
     }
 }
 
@@ -55,11 +55,11 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes a record that a change of this host has made. `loaded` has revisions of it that are loaded already.
+    /// Applies a record that a change of this host has made. `loaded` has revisions of it that are loaded already.
     ///
     /// # Errors
-    /// If this host cannot serve it, although the change is made. The host takes it later if it can.
-    pub(in crate::deployments) async fn take_own(
+    /// If this host cannot serve it, although the change is made. The host applies it later if it can.
+    pub(in crate::deployments) async fn apply_own(
         self: &Arc<Self>,
         name: &DeploymentName,
         entry: &Entry,
@@ -67,8 +67,8 @@ impl Inner {
         loaded: Vec<(u64, Plugin)>,
     ) -> Result<(), ChangeError> {
         let cluster = self.cluster.get().ok_or(ChangeError::Internal)?;
-        let taken = self.take(name, entry, epoch, loaded).await;
-        taken.map_err(|error| {
+        let applied = self.apply(name, entry, epoch, loaded).await;
+        applied.map_err(|error| {
             let cause = error.to_string();
             cluster.set_failed(name, entry.version, epoch, &cause, true);
             let name = name.clone();
@@ -95,7 +95,7 @@ impl Inner {
         Ok(holds)
     }
 
-    async fn take(
+    async fn apply(
         self: &Arc<Self>,
         name: &DeploymentName,
         entry: &Entry,
@@ -104,12 +104,12 @@ impl Inner {
     ) -> Result<(), ChangeError> {
         let cluster = self.cluster.get().ok_or(ChangeError::Internal)?;
         let local = self.store.as_ref().ok_or(ChangeError::NoStore)?;
-        let is_taken = || cluster.progress().is_taken(name, entry.version, epoch);
+        let is_applied = || cluster.progress().is_applied(name, entry.version, epoch);
         let mut before = local.get_entry(name);
         let was_removed = before.latest_revision < entry.first_revision;
         if before.deployment.is_some() && (entry.deployment.is_none() || was_removed) {
             let _lock = self.change_lock.lock().await;
-            if is_taken()? {
+            if is_applied()? {
                 return Ok(());
             }
             before = local.get_entry(name);
@@ -119,7 +119,7 @@ impl Inner {
             self.forget(name).await?;
         }
         let Some(wanted) = &entry.deployment else {
-            cluster.set_taken(name, entry, epoch);
+            cluster.set_applied(name, entry, epoch);
             return Ok(());
         };
         local.check_room_for(name)?;
@@ -152,14 +152,14 @@ impl Inner {
             plugins.push((*share, Ok(plugin)));
         }
         let _lock = self.change_lock.lock().await;
-        if is_taken()? {
+        if is_applied()? {
             return Ok(());
         }
         if !self.is_current(name, &context) {
             return Err(ChangeError::Busy);
         }
         self.check_routes(name, &routes)?;
-        // Another record may have been taken meanwhile.
+        // Another record may have been applied meanwhile.
         let now = local.get_entry(name).deployment;
         if now.is_none() {
             self.remove_leftovers(name).await?;
@@ -175,7 +175,7 @@ impl Inner {
             wanted.record.paused,
             revisions,
         ));
-        cluster.set_taken(name, entry, epoch);
+        cluster.set_applied(name, entry, epoch);
         let version = entry.version;
         tracing::info!(version, "'{name}' serves as the cluster has it");
         Ok(())
@@ -215,7 +215,7 @@ fn revision_of<'a>(
 }
 
 impl ChangeError {
-    /// Whether this host may be able to take the record later.
+    /// Whether this host may be able to apply the record later.
     pub(super) fn may_pass_in_cluster(&self) -> bool {
         self.is_temporary()
             || matches!(
@@ -285,9 +285,9 @@ mod tests {
         };
         entry.deploy(new, true, 20);
         let a = name("a");
-        let mut take = async |version, epoch| {
+        let mut apply = async |version, epoch| {
             entry.version = version;
-            deployments.take(&a, entry.clone(), epoch).await
+            deployments.apply(&a, entry.clone(), epoch).await
         };
         let begin = |created, last_version| {
             cluster.begin_bucket(BucketState {
@@ -296,13 +296,13 @@ mod tests {
             })
         };
         let (old, new) = (begin(1, 50), begin(2, 3));
-        let late = take(50, old).await;
+        let late = apply(50, old).await;
         assert!(matches!(late, Err(ChangeError::Busy)), "{late:?}");
         let local = || deployments.store().expect("there is one").get(&name("a"));
         assert!(deployments.get("a").is_none() && local().is_err());
-        take(3, new).await.expect("it has the component");
-        let serving = deployments.get("a").expect("it is taken");
+        apply(3, new).await.expect("it has the component");
+        let serving = deployments.get("a").expect("it is applied");
         assert!(serving.pick().is_ok() && local().is_ok());
-        assert_eq!(cluster.progress().taken(&name("a")), 3);
+        assert_eq!(cluster.progress().applied_version(&name("a")), 3);
     }
 }

@@ -53,7 +53,7 @@ pub struct HostDeployment {
     pub traffic: Vec<TrafficShare>,
     /// Whether requests are refused.
     pub paused: bool,
-    /// Version of the newest record, if the host could not take it.
+    /// Version of the newest record, if the host could not apply it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_version: Option<u64>,
     /// What is wrong.
@@ -136,7 +136,7 @@ mod tests {
             error: Some("\u{1}".repeat(MAX_ERROR_CHARS)),
             ..HostDeployment::default()
         };
-        // Those that are served, and those that cannot be taken.
+        // Those that are served, and those that cannot be applied.
         let deployments = (0..512).map(|number| (format!("{number:064}"), deployment.clone()));
         let status = HostStatus {
             id: String::new(),

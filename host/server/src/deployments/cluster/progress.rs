@@ -1,7 +1,7 @@
 //! How far this host is with each record of the cluster.
 //!
 //! Versions can be compared within an epoch only. An epoch ends when the bucket of the records is made anew or restored from a
-//! backup, so that its versions start over. A record of an earlier epoch is not taken any more.
+//! backup, so that its versions start over. A record of an earlier epoch is not applied any more.
 
 use super::Cluster;
 use super::host::MAX_ERROR_CHARS;
@@ -12,7 +12,7 @@ use crate::deployments::name::DeploymentName;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{MutexGuard, PoisonError};
 
-/// The records that arrived, and which of them this host has taken.
+/// The records that arrived, and which of them this host has applied.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     deployments: BTreeMap<DeploymentName, DeploymentProgress>,
@@ -21,7 +21,7 @@ pub(super) struct Progress {
     epoch: Epoch,
     /// Whether the bucket was made anew, and the local deployments were not written into it yet.
     has_lost: bool,
-    /// Names of the first connection that were neither taken nor failed yet; `None` until they are known.
+    /// Names of the first connection that were neither applied nor failed yet; `None` until they are known.
     first: Option<BTreeSet<DeploymentName>>,
 }
 
@@ -32,14 +32,14 @@ pub(in crate::deployments) struct Epoch(u64);
 #[derive(Debug, Default)]
 struct DeploymentProgress {
     /// Version of the record that this host serves.
-    taken: u64,
-    /// Whether the taken record has no deployment.
+    applied: u64,
+    /// Whether the applied record has no deployment.
     is_removed: bool,
     /// A newer record.
     target: Option<Entry>,
-    /// Version of a record that could not be taken, and why.
+    /// Version of a record that could not be applied, and why.
     failure: Option<(u64, String)>,
-    /// Whether a task takes the target.
+    /// Whether a task applies the target.
     is_busy: bool,
 }
 
@@ -75,12 +75,12 @@ impl Cluster {
         let mut progress = self.progress();
         if progress.first.is_none() {
             progress.first = Some(names.into_iter().collect());
-            self.first_taken.send_replace(Some(false));
+            self.first_applied.send_replace(Some(false));
         }
         self.check_first(&progress);
     }
 
-    /// Adds a record that arrived. Returns whether a task must be started to take it.
+    /// Adds a record that arrived. Returns whether a task must be started to apply it.
     pub(super) fn add_target(&self, name: &DeploymentName, entry: Entry) -> bool {
         let mut progress = self.progress();
         let added = progress.add_target(name, entry);
@@ -92,7 +92,7 @@ impl Cluster {
         added == Added::Start
     }
 
-    /// Reserves a deployment for a change of this host, so that no task is started. False if one takes a record.
+    /// Reserves a deployment for a change of this host, so that no task is started. False if one applies a record.
     pub(super) fn reserve(&self, name: &DeploymentName) -> bool {
         let mut progress = self.progress();
         let one = progress.entry(name);
@@ -100,15 +100,15 @@ impl Cluster {
     }
 
     /// Records that this host serves a record.
-    pub(super) fn set_taken(&self, name: &DeploymentName, entry: &Entry, epoch: Epoch) {
+    pub(super) fn set_applied(&self, name: &DeploymentName, entry: &Entry, epoch: Epoch) {
         let mut progress = self.progress();
-        progress.set_taken(name, entry, epoch);
+        progress.set_applied(name, entry, epoch);
         self.check_first(&progress);
         drop(progress);
         self.status_changed.notify_one();
     }
 
-    /// Records why a record cannot be taken. Without `retry` it is given up.
+    /// Records why a record cannot be applied. Without `retry` it is given up.
     pub(super) fn set_failed(
         &self,
         name: &DeploymentName,
@@ -126,7 +126,7 @@ impl Cluster {
 
     fn check_first(&self, progress: &Progress) {
         if progress.first.as_ref().is_some_and(BTreeSet::is_empty) {
-            self.first_taken.send_replace(Some(true));
+            self.first_applied.send_replace(Some(true));
         }
     }
 }
@@ -136,7 +136,7 @@ impl Cluster {
 enum Added {
     /// It is not newer than what is known, or there are too many.
     Known,
-    /// A task that runs takes it.
+    /// A task that runs applies it.
     Waiting,
     /// A task must be started.
     Start,
@@ -187,7 +187,7 @@ impl Progress {
             return Added::Known;
         };
         let known = one.target.as_ref().map_or(0, |target| target.version);
-        if entry.version <= one.taken.max(known) {
+        if entry.version <= one.applied.max(known) {
             if one.target.is_none() {
                 self.settle(name);
             }
@@ -200,30 +200,30 @@ impl Progress {
         }
     }
 
-    /// The record to take, and its epoch. `None` ends the task that takes it.
+    /// The record to apply, and its epoch. `None` ends the task that applies it.
     pub(super) fn target(&mut self, name: &DeploymentName) -> Option<(Entry, Epoch)> {
         let one = self.deployments.get_mut(name)?;
         one.is_busy = one.target.is_some();
         if let Some(target) = &one.target {
             return Some((target.clone(), self.epoch));
         }
-        if one.taken == 0 && one.failure.is_none() {
+        if one.applied == 0 && one.failure.is_none() {
             // A change of a deployment that does not exist.
             self.deployments.remove(name);
         }
         None
     }
 
-    fn set_taken(&mut self, name: &DeploymentName, entry: &Entry, epoch: Epoch) {
+    fn set_applied(&mut self, name: &DeploymentName, entry: &Entry, epoch: Epoch) {
         self.settle(name);
         let version = entry.version;
         if epoch != self.epoch {
             return;
         }
         if let Some(one) = self.entry(name)
-            && one.taken <= version
+            && one.applied <= version
         {
-            one.taken = version;
+            one.applied = version;
             one.is_removed = entry.deployment.is_none();
             one.target.take_if(|target| target.version <= version);
             one.failure.take_if(|(failed, _)| *failed <= version);
@@ -243,7 +243,7 @@ impl Progress {
             return;
         }
         if let Some(one) = self.entry(name) {
-            if one.taken < version {
+            if one.applied < version {
                 let error = error.chars().take(MAX_ERROR_CHARS).collect();
                 one.failure = Some((version, error));
             }
@@ -263,21 +263,21 @@ impl Progress {
     ///
     /// # Errors
     /// If the version is of an earlier epoch: the record may be gone.
-    pub(super) fn is_taken(
+    pub(super) fn is_applied(
         &self,
         name: &DeploymentName,
         version: u64,
         epoch: Epoch,
     ) -> Result<bool, ChangeError> {
         match epoch == self.epoch {
-            true => Ok(self.taken(name) >= version),
+            true => Ok(self.applied_version(name) >= version),
             false => Err(ChangeError::Busy),
         }
     }
 
     /// Version of the record that this host serves.
-    pub(super) fn taken(&self, name: &DeploymentName) -> u64 {
-        self.deployments.get(name).map_or(0, |one| one.taken)
+    pub(super) fn applied_version(&self, name: &DeploymentName) -> u64 {
+        self.deployments.get(name).map_or(0, |one| one.applied)
     }
 
     /// Version of the newest record that arrived.
@@ -285,11 +285,11 @@ impl Progress {
         self.deployments.get(name).map_or(0, |one| {
             let target = one.target.as_ref().map_or(0, |target| target.version);
             let failed = one.failure.as_ref().map_or(0, |(version, _)| *version);
-            one.taken.max(target).max(failed)
+            one.applied.max(target).max(failed)
         })
     }
 
-    /// The record that could not be taken, and why.
+    /// The record that could not be applied, and why.
     pub(super) fn failures(&self) -> impl Iterator<Item = (&DeploymentName, u64, &str)> {
         self.deployments.iter().filter_map(|(name, one)| {
             let (version, error) = one.failure.as_ref()?;
@@ -304,7 +304,7 @@ impl Progress {
         one.is_none_or(|(_, one)| one.target.is_none() && one.failure.is_none())
     }
 
-    /// Deployments whose newest record is not taken.
+    /// Deployments whose newest record is not applied.
     pub(super) fn behind(&self) -> usize {
         let all = self.deployments.values();
         all.filter(|one| one.target.is_some() || one.failure.is_some())
@@ -357,18 +357,18 @@ mod tests {
     }
 
     #[test]
-    fn newest_record_is_taken_by_one_task() {
+    fn newest_record_is_applied_by_one_task() {
         let (a, mut progress) = (name("a"), Progress::default());
         let epoch = progress.begin_bucket(bucket(1, 9));
         assert_eq!(progress.add_target(&a, record(7)), Added::Start);
         assert_eq!(progress.add_target(&a, record(8)), Added::Waiting);
         assert_eq!(progress.add_target(&a, record(7)), Added::Known);
         assert_eq!(target_version(&mut progress), Some(8));
-        progress.set_taken(&a, &record(7), epoch);
-        assert_eq!((progress.taken(&a), progress.behind()), (7, 1));
-        progress.set_taken(&a, &record(8), epoch);
-        assert_eq!((progress.taken(&a), progress.behind()), (8, 0));
-        assert!(progress.is_taken(&a, 8, epoch).expect("the same bucket"));
+        progress.set_applied(&a, &record(7), epoch);
+        assert_eq!((progress.applied_version(&a), progress.behind()), (7, 1));
+        progress.set_applied(&a, &record(8), epoch);
+        assert_eq!((progress.applied_version(&a), progress.behind()), (8, 0));
+        assert!(progress.is_applied(&a, 8, epoch).expect("the same bucket"));
         assert_eq!(target_version(&mut progress), None, "the task ends");
         assert_eq!(progress.add_target(&a, record(8)), Added::Known);
         assert_eq!(progress.add_target(&a, record(9)), Added::Start);
@@ -387,26 +387,29 @@ mod tests {
         assert_eq!(failures, [(&a, 7, "invalid")]);
         assert_eq!((progress.known_version(&a), progress.behind()), (7, 1));
         progress.add_target(&a, record(8));
-        progress.set_taken(&a, &record(8), epoch);
+        progress.set_applied(&a, &record(8), epoch);
         assert_eq!(progress.behind(), 0);
     }
 
     #[test]
-    fn late_take_of_lost_bucket_is_ignored() {
+    fn late_apply_of_lost_bucket_is_ignored() {
         let (a, mut progress) = (name("a"), Progress::default());
         let old = progress.begin_bucket(bucket(1, 50));
         progress.add_target(&a, record(50));
-        // A task takes it, while NATS loses its data.
+        // A task applies it, while NATS loses its data.
         assert!(!progress.has_lost);
         let new = progress.begin_bucket(bucket(2, 3));
         assert_ne!(old, new);
         assert!(progress.has_lost);
         assert_eq!(progress.add_target(&a, record(3)), Added::Waiting);
-        let late = progress.is_taken(&a, 50, old);
+        let late = progress.is_applied(&a, 50, old);
         assert!(matches!(late, Err(ChangeError::Busy)), "{late:?}");
-        progress.set_taken(&a, &record(50), old);
+        progress.set_applied(&a, &record(50), old);
         progress.set_failed(&a, 50, old, "late", false);
-        assert_eq!((progress.taken(&a), progress.known_version(&a)), (0, 3));
+        assert_eq!(
+            (progress.applied_version(&a), progress.known_version(&a)),
+            (0, 3)
+        );
         assert_eq!(target_version(&mut progress), Some(3));
     }
 
@@ -415,13 +418,13 @@ mod tests {
         let (a, mut progress) = (name("a"), Progress::default());
         let first = progress.begin_bucket(bucket(1, 50));
         progress.add_target(&a, record(50));
-        progress.set_taken(&a, &record(50), first);
+        progress.set_applied(&a, &record(50), first);
         assert_eq!(progress.begin_bucket(bucket(1, 60)), first);
-        assert_eq!(progress.taken(&a), 50);
+        assert_eq!(progress.applied_version(&a), 50);
         // A backup has the same date of creation, and fewer records.
         assert_ne!(progress.begin_bucket(bucket(1, 40)), first);
         assert!(!progress.has_lost, "its records count");
-        assert_eq!(progress.taken(&a), 0);
+        assert_eq!(progress.applied_version(&a), 0);
         assert_ne!(progress.add_target(&a, record(40)), Added::Known);
     }
 
@@ -431,16 +434,16 @@ mod tests {
         let epoch = progress.begin_bucket(bucket(1, 0));
         let a = name("a");
         progress.add_target(&a, record(1));
-        progress.set_taken(&a, &record(1), epoch);
+        progress.set_applied(&a, &record(1), epoch);
         for number in 1..MAX_NAMES {
             let name = name(&format!("n{number}"));
             assert_eq!(progress.add_target(&name, removal(2)), Added::Start);
-            progress.set_taken(&name, &removal(2), epoch);
+            progress.set_applied(&name, &removal(2), epoch);
             assert!(progress.target(&name).is_none(), "its task ends");
         }
         assert_eq!(progress.deployments.len(), MAX_NAMES);
         assert_eq!(progress.add_target(&name("b"), record(3)), Added::Start);
         assert_eq!(progress.deployments.len(), 2, "the existing ones");
-        assert_eq!(progress.taken(&a), 1);
+        assert_eq!(progress.applied_version(&a), 1);
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 /// Changes of the status within this time are reported together.
 const REPORT_DELAY: Duration = Duration::from_millis(50);
 
-/// Records that could not be taken in a status, which must fit into a message of NATS.
+/// Records in a status that could not be applied. The status must fit into a message of NATS.
 const MAX_FAILURES: usize = 256;
 
 /// Reports the status at intervals, and after each change of it, until the deployments end.
@@ -49,7 +49,7 @@ impl Cluster {
             let error = serving.map(|serving| serving.load_errors());
             let error = error.filter(|error| !error.is_empty());
             let status = HostDeployment {
-                version: progress.taken(&name),
+                version: progress.applied_version(&name),
                 traffic: record.traffic,
                 paused: record.paused,
                 failed_version: None,

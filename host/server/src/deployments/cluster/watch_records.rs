@@ -223,7 +223,8 @@ pub(super) async fn upload(
     cluster.store.put_component(digest, bytes).await
 }
 
-/// Keeps the records of a deployment from being taken while this host changes it, so that its change is not loaded twice.
+/// Keeps the records of a deployment from being applied while this host changes it, so that its change is not loaded
+/// twice.
 pub(in crate::deployments) struct OwnChange {
     inner: Weak<Inner>,
     cluster: Arc<Cluster>,
@@ -231,7 +232,7 @@ pub(in crate::deployments) struct OwnChange {
 }
 
 impl Inner {
-    /// Begins a change of this host. `None` if a record of this name is being taken.
+    /// Begins a change of this host. `None` if a record of this name is being applied.
     pub(in crate::deployments) fn begin_own_change(
         self: &Arc<Self>,
         name: &DeploymentName,
@@ -247,21 +248,21 @@ impl Inner {
 
 impl Drop for OwnChange {
     fn drop(&mut self) {
-        // Takes what arrived meanwhile.
+        // Applies what arrived meanwhile.
         let (inner, cluster) = (self.inner.clone(), Arc::clone(&self.cluster));
-        tokio::spawn(take_targets(inner, cluster, self.name.clone()));
+        tokio::spawn(apply_targets(inner, cluster, self.name.clone()));
     }
 }
 
-/// Starts to take a record that arrived, unless this host has taken it, or a task takes another of this name.
+/// Starts to apply a record that arrived, unless this host has applied it, or a task applies another of this name.
 fn offer(inner: &Weak<Inner>, cluster: &Arc<Cluster>, name: DeploymentName, entry: Entry) {
     if cluster.add_target(&name, entry) {
-        tokio::spawn(take_targets(inner.clone(), Arc::clone(cluster), name));
+        tokio::spawn(apply_targets(inner.clone(), Arc::clone(cluster), name));
     }
 }
 
-/// Takes the records of one deployment until none is left. What fails for a possibly temporary reason is tried again.
-async fn take_targets(inner: Weak<Inner>, cluster: Arc<Cluster>, name: DeploymentName) {
+/// Applies the records of one deployment until none is left. What fails for a possibly temporary reason is tried again.
+async fn apply_targets(inner: Weak<Inner>, cluster: Arc<Cluster>, name: DeploymentName) {
     let mut pause = FIRST_PAUSE;
     let mut arrivals = cluster.arrivals.subscribe();
     loop {
@@ -275,14 +276,14 @@ async fn take_targets(inner: Weak<Inner>, cluster: Arc<Cluster>, name: Deploymen
             return;
         };
         let version = entry.version;
-        let taken = {
-            let Ok(_permit) = cluster.takes.acquire().await else {
+        let applied = {
+            let Ok(_permit) = cluster.apply_permits.acquire().await else {
                 return;
             };
-            deployments.take(&name, entry, epoch).await
+            deployments.apply(&name, entry, epoch).await
         };
         drop(deployments);
-        let Err(error) = taken else {
+        let Err(error) = applied else {
             pause = FIRST_PAUSE;
             continue;
         };
