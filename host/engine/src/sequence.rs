@@ -6,7 +6,7 @@
 //! same prefix.
 
 use crate::engine::{Engine, thread_ended};
-use crate::image::{Image, ImageKey, SavedImages, save_images};
+use crate::media::{Image, ImageKey, SavedImages, save_images};
 use crate::reply::{Reply, reply};
 use crate::snapshot::{Origin, SnapshotContent};
 use crate::state_format::format_hash;

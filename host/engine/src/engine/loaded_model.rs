@@ -5,7 +5,7 @@
 
 use crate::LoadError;
 use crate::device_placement::plan::PlacementPlan;
-use crate::image::estimate::projector_weights;
+use crate::media::estimate::projector_weights;
 use crate::memory_estimate::{MemoryEstimate, STEP_TOKENS};
 use crate::model_check::input::ModelCheckInput;
 use crate::model_config::{DeviceTopKMode, MAX_RUNNING, ModelConfig};

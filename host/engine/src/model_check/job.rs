@@ -2,8 +2,8 @@
 
 use crate::block_on::block_on;
 use crate::device_placement::{DeviceSelection, GpuLayers, PlacementOptions};
-use crate::image::audio::{SECONDS, test_audio};
-use crate::image::picture::test_picture;
+use crate::media::audio::{SECONDS, test_audio};
+use crate::media::picture::test_picture;
 use crate::memory_estimate::MemoryEstimate;
 use crate::model_check::input::ModelCheckInput;
 use crate::{

@@ -5,7 +5,7 @@
 
 use crate::device_placement::plan::PlacementPlan;
 use crate::error::LoadError;
-use crate::image::estimate::projector_bytes;
+use crate::media::estimate::projector_bytes;
 use crate::memory_estimate::MemoryEstimate;
 use crate::model_config::ModelConfig;
 use corral_llama::KvType;

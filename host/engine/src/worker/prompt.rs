@@ -1,6 +1,6 @@
 //! The tokens that a request begins with.
 
-use crate::image::Image;
+use crate::media::Image;
 use crate::{Error, Token};
 use corral_llama::IMAGE_TOKENS;
 use std::sync::Arc;

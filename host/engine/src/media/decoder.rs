@@ -143,8 +143,8 @@ fn decode(file: &[u8]) -> Result<Media, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::audio::test_audio;
-    use crate::image::picture::test_picture;
+    use crate::media::audio::test_audio;
+    use crate::media::picture::test_picture;
 
     #[test]
     fn media_survive_the_pipe() {
