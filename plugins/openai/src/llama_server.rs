@@ -15,7 +15,7 @@ use crate::prompt_input::{self, Texts};
 use conversation::context_limit::check_prompt;
 use conversation::generation::{Choices, check_choice_count};
 use request::NativeRequest;
-use response::ResponseShape;
+use response::NativeResponseShape;
 
 /// `/completion` and `/completions`.
 pub async fn completion(mut fields: Fields) -> Result<Response, Error> {
@@ -56,7 +56,7 @@ async fn respond(
         false => Choices::empty(&model, &prompts, settings.n),
     };
     let stream = request.stream;
-    let shape = ResponseShape::new(request, &model, &prompts)?;
+    let shape = NativeResponseShape::new(request, &model, &prompts)?;
     match stream {
         true => Ok(stream::respond(choices, shape)),
         false => response::respond(choices, &shape).await,

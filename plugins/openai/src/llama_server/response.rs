@@ -11,7 +11,7 @@ use crate::timings;
 use conversation::generation::{Choices, LogprobEntry, TokenLogprob};
 
 /// The parts of the request that shape the response.
-pub struct ResponseShape {
+pub struct NativeResponseShape {
     pub request: NativeRequest,
     /// The text of each prompt, with its control tokens.
     prompts: Vec<String>,
@@ -41,7 +41,7 @@ impl Generated {
     }
 }
 
-impl ResponseShape {
+impl NativeResponseShape {
     pub fn new(
         request: NativeRequest,
         model: &Model,
@@ -49,7 +49,7 @@ impl ResponseShape {
     ) -> Result<Self, Error> {
         let texts = prompts.iter();
         let texts = texts.map(|prompt| model.detokenize_with_control(prompt));
-        Ok(ResponseShape {
+        Ok(NativeResponseShape {
             prompts: texts.collect::<Result<_, _>>()?,
             lengths: prompts.iter().map(Vec::len).collect(),
             settings: settings_json::json(&request.settings, &request.format, Some(model))?,
@@ -159,7 +159,7 @@ fn token_json(token: &TokenLogprob) -> Value {
 }
 
 /// Waits for the end and builds the response: a list if there are several prompts or choices.
-pub async fn respond(mut choices: Choices, shape: &ResponseShape) -> Result<Response, Error> {
+pub async fn respond(mut choices: Choices, shape: &NativeResponseShape) -> Result<Response, Error> {
     choices.read_whole();
     let mut made = vec![Generated::default(); choices.count()];
     while let Some(delta) = choices.next().await? {

@@ -3,12 +3,12 @@
 use corral_sdk::{Error, EventWriter, Response};
 use serde_json::{Value, json};
 
-use super::response::{Generated, ResponseShape, probabilities};
+use super::response::{Generated, NativeResponseShape, probabilities};
 use crate::sse;
 use crate::timings::Stopwatch;
 use conversation::generation::{ChoiceDelta, Choices};
 
-pub fn respond(choices: Choices, shape: ResponseShape) -> Response {
+pub fn respond(choices: Choices, shape: NativeResponseShape) -> Response {
     sse::native_events(async move |events| write(choices, shape, events).await)
 }
 
@@ -21,7 +21,7 @@ struct Progress {
 
 async fn write(
     mut choices: Choices,
-    shape: ResponseShape,
+    shape: NativeResponseShape,
     events: &mut EventWriter,
 ) -> Result<(), Error> {
     let all = (0..choices.count()).map(|index| Progress {
@@ -53,7 +53,11 @@ async fn write(
 }
 
 /// The events of a delta: one, or one for each token with probabilities, as clients expect.
-fn partials(delta: ChoiceDelta, progress: &mut Progress, shape: &ResponseShape) -> Vec<Value> {
+fn partials(
+    delta: ChoiceDelta,
+    progress: &mut Progress,
+    shape: &NativeResponseShape,
+) -> Vec<Value> {
     progress.made.count(&delta.text, &delta.tokens);
     let predicted = u32::try_from(progress.made.tokens.len()).unwrap_or(u32::MAX);
     let timings = progress.stopwatch.at(predicted);
@@ -99,7 +103,7 @@ fn partials(delta: ChoiceDelta, progress: &mut Progress, shape: &ResponseShape) 
     events
 }
 
-fn partial(index: usize, text: &str, progress: &Progress, shape: &ResponseShape) -> Value {
+fn partial(index: usize, text: &str, progress: &Progress, shape: &NativeResponseShape) -> Value {
     json!({
         "index": index,
         "content": text,
