@@ -3,7 +3,7 @@
 //! [`Store`] persists components and revisions and knows neither HTTP nor plugins. [`Manifest`] is an author's
 //! description of a deployment. [`Deployments`] serves: requests read its table, and changes replace the
 //! table as a whole. A change is compiled without blocking requests, stored, and then activated. A request
-//! keeps the revision that it started on, which is freed after its last request. In a [cluster], all hosts follow the
+//! keeps the revision that it started on, which is freed after its last request. In a [cluster], all hosts apply the
 //! changes that any of them makes.
 
 pub mod artifact;
