@@ -3,17 +3,17 @@
 //! Each bench runs in a process of its own and prints a JSON object, so that no bench finds the memory, the threads or
 //! the caches of another. A bench that fails or takes too long loses its own figures only.
 
-mod part;
-mod parts;
+mod bench_list;
+mod bench_run;
 mod server;
 mod targets;
 
 use crate::args::check_devices;
+use bench_run::{BenchRun, Kind, TimeBudget};
 use clap::Args;
 use corral_cli::Error;
 use corral_cli::args::{DeviceArgs, whole};
 use corral_cli::bench::url::Url;
-use part::{Kind, Part, TimeBudget};
 use serde_json::{Value, json};
 use server::Server;
 use std::io::Read;
@@ -51,7 +51,7 @@ pub(crate) struct AllArgs {
     /// llama.cpp's `llama-bench`, built from the same sources, which computes prompts of the same model file
     #[arg(long, value_name = "FILE")]
     llama_bench: Option<PathBuf>,
-    /// Most rounds of each bench; 1 for a quick look [default: 5, or 12 for the boundary of the larger model]
+    /// Most rounds of each bench; 1 for a quick look [default: 5, or 12 for plugin-overhead with the larger model]
     #[arg(long, value_name = "N", value_parser = whole(1..=12))]
     rounds: Option<u64>,
     #[command(flatten)]
@@ -94,7 +94,7 @@ impl Programs {
 pub(crate) fn measure(args: &AllArgs) -> Result<(), Error> {
     check_devices(&args.devices)?;
     let programs = Programs::find(args)?;
-    let files = parts::files(args).into_iter();
+    let files = bench_list::files(args).into_iter();
     for file in files.chain([programs.corral.clone()]) {
         if !file.is_file() {
             return Err(Error::failed(format!(
@@ -106,7 +106,7 @@ pub(crate) fn measure(args: &AllArgs) -> Result<(), Error> {
     let start = Instant::now();
     let (mut results, mut figures, mut shortened) = (Vec::new(), Vec::new(), Vec::new());
     let mut shares = Duration::ZERO;
-    for part in parts::all(args) {
+    for part in bench_list::all(args) {
         if matches!(part.kind, Kind::Skipped) {
             let targets = part.targets.iter();
             figures.extend(targets.map(|target| target.figure(&Value::Null)));
@@ -163,7 +163,7 @@ pub(crate) fn measure(args: &AllArgs) -> Result<(), Error> {
 }
 
 /// Runs one bench within its time; returns its JSON object.
-fn run(programs: &Programs, part: &Part, budget: TimeBudget) -> Result<Value, String> {
+fn run(programs: &Programs, part: &BenchRun, budget: TimeBudget) -> Result<Value, String> {
     // Removed with everything that a killed bench leaves.
     let dir = tempfile::tempdir().map_err(|error| format!("no temporary directory: {error}"))?;
     let dir = dir.path();
@@ -243,7 +243,7 @@ mod tests {
             bench: program.clone(),
             corral: program,
         };
-        let part = Part::new(arguments, &[]);
+        let part = BenchRun::new(arguments, &[]);
         let budget = part.time_budget(Duration::ZERO, Duration::ZERO);
         run(&programs, &part, budget)
     }
@@ -272,7 +272,7 @@ mod tests {
         };
         let expected = r#""corral" "bench" "load" "http://a""#;
         assert_eq!(line("load http://a"), expected);
-        assert_eq!(line("gap --json"), r#""bench" "gap" "--json""#);
+        assert_eq!(line("http --json"), r#""bench" "http" "--json""#);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The shares of all parts add up to less than an hour.
 
 use super::AllArgs;
-use super::part::{Kind, Part};
+use super::bench_run::{BenchRun, Kind};
 use super::targets::{Bound, Target};
 use crate::programs;
 use std::path::{Path, PathBuf};
@@ -30,25 +30,25 @@ fn plugin(dir: &Path, name: &str) -> PathBuf {
 }
 
 /// All parts in their order.
-pub(super) fn all(args: &AllArgs) -> Vec<Part> {
+pub(super) fn all(args: &AllArgs) -> Vec<BenchRun> {
     let [model, small, wide] = [&args.model, &args.small, &args.wide].map(PathBuf::as_path);
     let file = |name| plugin(&args.plugins, name);
     let (generate, measure, min_p) = (file("generate"), file("measure"), file("min-p"));
     let stages = |model, sizes: &str| {
         let files = [("--model", model), ("--plugins", args.plugins.as_path())];
-        Part::new(&format!("stages {sizes}"), &files)
+        BenchRun::new(&format!("stages {sizes}"), &files)
     };
-    let boundary = |model, tokens: u64| {
+    let plugin_overhead = |model, tokens: u64| {
         let files = [
             ("--model", model),
             ("--plugin", measure.as_path()),
             ("--sampler", min_p.as_path()),
         ];
-        Part::new(&format!("boundary --output-tokens {tokens}"), &files)
+        BenchRun::new(&format!("plugin-overhead --output-tokens {tokens}"), &files)
     };
     let with_generate = |bench| {
         let files = [("--model", small), ("--plugin", generate.as_path())];
-        Part::new(bench, &files)
+        BenchRun::new(bench, &files)
     };
     let peer = args.peer.iter().map(|url| format!(" --peer {url}"));
     let http = format!("http{}", peer.collect::<String>());
@@ -84,22 +84,24 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
                 "/cpu_us_over_raw",
             )
             .of("stage", 9)]),
-        Part::new("gap --prompts 3", &[("--model", model)])
+        BenchRun::new("inter-token-latency --prompts 3", &[("--model", model)])
             .rounds(5)
             .minutes(5)
-            .targets(gap_targets()),
+            .targets(inter_token_latency_targets()),
         latency_part(args),
         // Many rounds: the speed of a busy machine changes within seconds.
-        boundary(model, 24)
+        plugin_overhead(model, 24)
             .rounds(12)
             .minutes(4)
-            .targets(boundary_targets()),
+            .targets(plugin_overhead_targets()),
         // A model that computes next to nothing has steps short enough to show the cost of logits.
-        boundary(wide, 256)
+        plugin_overhead(wide, 256)
             .rounds(5)
             .minutes(1)
             .targets(logits_targets()),
-        with_generate("flat").minutes(1).targets(flat_targets()),
+        with_generate("latency-drift")
+            .minutes(1)
+            .targets(latency_drift_targets()),
         with_generate("prefix")
             .rounds(5)
             .minutes(2)
@@ -108,7 +110,7 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
             .rounds(5)
             .minutes(1)
             .targets(deploy_targets()),
-        Part::new("first-load", &[("--model", model)])
+        BenchRun::new("first-load", &[("--model", model)])
             .rounds(5)
             .minutes(1)
             .targets([at_most(
@@ -118,7 +120,7 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
             )
             .of("file", "read, first load")
             .ends("/ratio_to_mapped_min", "/ratio_to_mapped_max")]),
-        Part::new(
+        BenchRun::new(
             "isolation",
             &[("--model", model), ("--plugin", generate.as_path())],
         )
@@ -133,7 +135,7 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
                 0.97,
             )
             .of("consoles", 3)]),
-        Part::new(&http, &[("--plugin", &file("classic"))])
+        BenchRun::new(&http, &[("--plugin", &file("classic"))])
             .rounds(5)
             .minutes(2)
             .targets(http_targets()),
@@ -172,7 +174,7 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
 
 /// Compares Corral's server with a peer that has OpenAI's API and the same model file: `corral bench load` measures both
 /// in turns. Not measured without a peer.
-fn peer_parts(args: &AllArgs) -> [Part; 3] {
+fn peer_parts(args: &AllArgs) -> [BenchRun; 3] {
     let part = |options: &str, what: &'static str, bound: f64| {
         let peer = args.openai_peer.iter().map(ToString::to_string);
         let peer = peer.collect::<String>();
@@ -187,7 +189,7 @@ fn peer_parts(args: &AllArgs) -> [Part; 3] {
             "/rows/1/ratios/tokens_per_second/most",
         );
         let words = format!("load {peer} --prompt-words 32 --output-tokens 50 {options}");
-        Part::new(&words, &[])
+        BenchRun::new(&words, &[])
             .rounds(5)
             .minutes(PEER_MINUTES / 3)
             .kind(kind)
@@ -213,11 +215,11 @@ fn peer_parts(args: &AllArgs) -> [Part; 3] {
 }
 
 /// First tokens and gaps of the default latency, beside the peer's if there is one.
-fn latency_part(args: &AllArgs) -> Part {
+fn latency_part(args: &AllArgs) -> BenchRun {
     let peer = args.openai_peer.iter();
     let peer = peer.map(|url| format!(" --openai-peer {url}"));
     let words = format!("latency --latency balanced{}", peer.collect::<String>());
-    Part::new(&words, &[("--model", args.model.as_path())])
+    BenchRun::new(&words, &[("--model", args.model.as_path())])
         .rounds(2)
         .minutes(4)
         .targets(
@@ -243,7 +245,7 @@ fn latency_part(args: &AllArgs) -> Part {
 }
 
 /// Compares programs as plugins with clients of the peer. Not measured without a peer.
-fn programs_part(args: &AllArgs) -> Part {
+fn programs_part(args: &AllArgs) -> BenchRun {
     let targets = [
         (
             1,
@@ -270,7 +272,7 @@ fn programs_part(args: &AllArgs) -> Part {
         Some(_) => Kind::Alone,
         None => Kind::Skipped,
     };
-    Part::new(&words, &files)
+    BenchRun::new(&words, &files)
         .rounds(5)
         .minutes(PROGRAM_MINUTES)
         .kind(kind)
@@ -278,7 +280,7 @@ fn programs_part(args: &AllArgs) -> Part {
 }
 
 /// Compares prompts with those of llama-bench. Not measured without it.
-fn prefill_part(args: &AllArgs) -> Part {
+fn prefill_part(args: &AllArgs) -> BenchRun {
     let generate = plugin(&args.plugins, "generate");
     let mut files = vec![
         ("--model", args.model.as_path()),
@@ -293,7 +295,7 @@ fn prefill_part(args: &AllArgs) -> Part {
         Some(_) => Kind::Alone,
         None => Kind::Skipped,
     };
-    Part::new("prefill --lengths 512,4096", &files)
+    BenchRun::new("prefill --lengths 512,4096", &files)
         .rounds(5)
         .minutes(LLAMA_BENCH_MINUTES)
         .kind(kind)
@@ -367,7 +369,7 @@ fn eight_streams_targets() -> [Target; 9] {
     ]
 }
 
-fn gap_targets() -> [Target; 3] {
+fn inter_token_latency_targets() -> [Target; 3] {
     [
         at_most(
             "0.6b, gap while long prompts are prefilled: p99 / decode step",
@@ -385,7 +387,7 @@ fn gap_targets() -> [Target; 3] {
     .map(|target| target.of("prefill", "budgeted"))
 }
 
-fn boundary_targets() -> [Target; 4] {
+fn plugin_overhead_targets() -> [Target; 4] {
     let top = |streams: u64, what| {
         let target = ratio(what, 0.98).of("variant", "next: the 64 likeliest");
         target.of("streams", streams)
@@ -431,7 +433,7 @@ fn isolation_targets() -> [Target; 2] {
     ]
 }
 
-fn flat_targets() -> [Target; 3] {
+fn latency_drift_targets() -> [Target; 3] {
     let growth = |interface, what| at_most(what, 0.05, "/growth").of("interface", interface);
     [
         growth(
@@ -504,7 +506,7 @@ mod tests {
 
     const FILES: &str = "--model m/a=b.gguf --wide w.gguf --plugins p --device cpu";
 
-    fn parts(more: &str) -> Vec<Part> {
+    fn parts(more: &str) -> Vec<BenchRun> {
         all(&parse(&format!("{FILES} {more}")).expect("valid arguments"))
     }
 
@@ -555,7 +557,7 @@ mod tests {
 
     #[test]
     fn missing_peer_leaves_targets_unmeasured() {
-        let skipped = |part: &Part| matches!(part.kind, Kind::Skipped);
+        let skipped = |part: &BenchRun| matches!(part.kind, Kind::Skipped);
         let parts: Vec<_> = parts("").into_iter().filter(skipped).collect();
         // The last one is for a GPU.
         assert_eq!(parts.len(), 6);
