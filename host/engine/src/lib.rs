@@ -12,7 +12,7 @@
 mod backend;
 mod benchmark_context;
 mod block_on;
-mod cache_feed;
+mod cache_change_feed;
 mod caller;
 mod compute_threads;
 mod cpu_time;
@@ -58,7 +58,7 @@ mod worker;
 
 pub use self::image::decoder::{DECODE_MEDIA_JOB, decode_media_job};
 pub use self::image::{Image, MAX_IMAGE_BYTES};
-pub use cache_feed::{CACHE_BLOCK, CacheFeed, CacheUpdate, OwnedChange};
+pub use cache_change_feed::{CACHE_BLOCK, CacheFeed, CacheUpdate, OwnedChange};
 pub use caller::{Caller, CellShare, PrefixOwner};
 pub use corral_constraint::{Constraint, Error as ConstraintError, Grammar, Matcher};
 pub use corral_llama::{
