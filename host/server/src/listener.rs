@@ -7,8 +7,8 @@
 mod address_limiter;
 mod connection;
 mod header_timer;
+mod http_version;
 mod log_interval;
-mod preface;
 mod reserved_files;
 mod response_body;
 mod socket;

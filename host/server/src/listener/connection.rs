@@ -1,7 +1,7 @@
 //! One connection: TLS handshake, protocol detection, requests, and shutdown.
 
 use super::header_timer::HeaderTimer;
-use super::preface::{Rewind, detect_http2};
+use super::http_version::{Rewind, detect_http2};
 use super::response_body::ResponseBody;
 use super::socket::{AcceptedStream, Peer};
 use super::streams::{ConnectionActivity, StreamExecutor};
