@@ -245,7 +245,7 @@ fn wrong_arguments_are_explained() {
     let files = [model(), plugin("generate")];
     bench(&format!("{drift} 5000"), &files).check_error(1, &[too_long]);
     let no_token = "the plugin returned no token; is it 'generate'?";
-    let files = [model(), plugin("classic")];
+    let files = [model(), plugin("wasi-p2-handler")];
     bench(&format!("{drift} 256"), &files).check_error(1, &[no_token]);
     let not_done = "the plugin did not do 'generate' 2 times; is it 'measure'?";
     let no_export = "exports no corral:plugin/sampling";

@@ -42,7 +42,7 @@ pub(crate) struct AllArgs {
     /// The binary corral, which serves and puts load on peers [default: corral beside this program]
     #[arg(long, value_name = "FILE")]
     corral: Option<PathBuf>,
-    /// Server with classic.wasm to compare HTTP with, http://HOST:PORT; see BENCHMARKS.md
+    /// Server with wasi-p2-handler.wasm to compare HTTP with, http://HOST:PORT; see BENCHMARKS.md
     #[arg(long, value_name = "URL")]
     peer: Option<Url>,
     /// Server with OpenAI's API and the same model to compare throughput with, http://HOST:PORT

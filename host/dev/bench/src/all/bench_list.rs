@@ -17,7 +17,7 @@ const PROGRAM_MINUTES: u64 = 8;
 
 /// The files that the parts need.
 pub(super) fn files(args: &AllArgs) -> Vec<PathBuf> {
-    let plugins = ["classic", "generate", "measure", "min-p", "openai"];
+    let plugins = ["generate", "measure", "min-p", "openai", "wasi-p2-handler"];
     let plugins = plugins.into_iter().chain(programs::names());
     let plugins = plugins.map(|name| plugin(&args.plugins, name));
     let models = [&args.model, &args.small, &args.wide];
@@ -135,7 +135,7 @@ pub(super) fn all(args: &AllArgs) -> Vec<BenchRun> {
                 0.97,
             )
             .of("consoles", 3)]),
-        BenchRun::new(&http, &[("--plugin", &file("classic"))])
+        BenchRun::new(&http, &[("--plugin", &file("wasi-p2-handler"))])
             .rounds(5)
             .minutes(2)
             .targets(http_targets()),
