@@ -77,7 +77,7 @@ impl BenchRun {
         self
     }
 
-    /// The time of a bench that starts after `elapsed`, when the parts before it have the shares `earlier`. It gets the
+    /// The time of a bench that starts after `elapsed`, when the benches before it have the shares `earlier`. It gets the
     /// time that they left, or loses the time that they took too much.
     pub(super) fn time_budget(&self, earlier: Duration, elapsed: Duration) -> TimeBudget {
         let unused = earlier.saturating_sub(elapsed);
@@ -113,14 +113,14 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    fn part() -> BenchRun {
+    fn bench() -> BenchRun {
         BenchRun::new("http", &[]).rounds(7).minutes(4)
     }
 
     #[test]
     fn unused_time_carries_over() {
         let budget = |earlier, elapsed| {
-            let budget = part().time_budget(earlier * MINUTE, elapsed * MINUTE);
+            let budget = bench().time_budget(earlier * MINUTE, elapsed * MINUTE);
             (budget.within, budget.limit)
         };
         assert_eq!(budget(10, 10), (4 * MINUTE, 14 * MINUTE));
@@ -132,8 +132,8 @@ mod tests {
 
     #[test]
     fn bench_with_rounds_gets_its_time() {
-        let budget = part().time_budget(Duration::ZERO, Duration::ZERO);
-        let line = part().arguments_within(budget).join(" ");
+        let budget = bench().time_budget(Duration::ZERO, Duration::ZERO);
+        let line = bench().arguments_within(budget).join(" ");
         assert_eq!(line, "http --rounds 7 --within 240");
         let drift = BenchRun::new("latency-drift", &[]);
         assert_eq!(drift.arguments_within(budget), ["latency-drift"]);
@@ -141,10 +141,10 @@ mod tests {
 
     #[test]
     fn missing_rounds_are_reported() {
-        let missing = part().missing_rounds(&json!({"rounds": 5}));
+        let missing = bench().missing_rounds(&json!({"rounds": 5}));
         assert_eq!(missing.as_deref(), Some("5 of 7 rounds of http"));
-        assert_eq!(part().missing_rounds(&json!({"rounds": 7})), None);
-        assert_eq!(part().missing_rounds(&Value::Null), None);
+        assert_eq!(bench().missing_rounds(&json!({"rounds": 7})), None);
+        assert_eq!(bench().missing_rounds(&Value::Null), None);
         let drift = BenchRun::new("latency-drift", &[]);
         assert_eq!(drift.missing_rounds(&json!({"rounds": 1})), None);
     }
