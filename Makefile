@@ -168,7 +168,7 @@ test: lint plugins
 	  CORRAL_DOCKER_REGISTRY=$$(tests/docker-registry.sh); \
 	  CORRAL_LLAMA_SERVER_SUITE=$$(tests/clients/llama_server/setup.sh); \
 	  CORRAL_WASMTIME=$$(tests/wasmtime.sh); CORRAL_GO=$$(tests/go.sh); CORRAL_NATS_SERVER=$$(tests/nats-server.sh); \
-	  CORRAL_ZMQ=$$(tests/zmq.sh); CORRAL_SMG=$$(tests/smg.sh); CORRAL_ENVOY=$$(tests/envoy.sh); \
+	  CORRAL_ZMQ=$$(tests/zmq.sh); CORRAL_SMG=$$(tests/smg_router.sh); CORRAL_ENVOY=$$(tests/envoy.sh); \
 	  CORRAL_HAPROXY=$$(tests/haproxy.sh); CORRAL_KUBERNETES=$$(tests/kubernetes/setup.sh); \
 	  export CORRAL_CLIENTS CORRAL_CONSOLE CORRAL_PROMTOOL CORRAL_DOCKER_REGISTRY CORRAL_LLAMA_SERVER_SUITE CORRAL_WASMTIME \
 	    CORRAL_GO CORRAL_NATS_SERVER CORRAL_ZMQ CORRAL_SMG CORRAL_ENVOY CORRAL_HAPROXY CORRAL_KUBERNETES; \

@@ -186,9 +186,9 @@ pub fn zmq() -> PathBuf {
     installed("make test", "CORRAL_ZMQ", "tests/zmq.sh")
 }
 
-/// `smg`, a router. `make test` fetches it with `tests/smg.sh`.
+/// `smg`, a router. `make test` fetches it with `tests/smg_router.sh`.
 pub fn smg() -> PathBuf {
-    installed("make test", "CORRAL_SMG", "tests/smg.sh")
+    installed("make test", "CORRAL_SMG", "tests/smg_router.sh")
 }
 
 /// `envoy`. `make test` fetches it with `tests/envoy.sh`.

@@ -1,7 +1,7 @@
 //! Pictures that the demo model reads: its projector makes a row of characters of them.
 
 use crate::{Sum, artifacts, scratch_dir};
-use corral_random_model::projector::{PATCH, SIDE, picture, write_projector};
+use corral_random_model::image_projector::{PATCH, SIDE, picture, write_projector};
 use image::{DynamicImage, GrayImage, ImageFormat};
 use std::io::Cursor;
 use std::sync::LazyLock;

@@ -23,7 +23,7 @@ const OWN_ROUTES: [(&str, &str); 4] = [
     ("/generate", "generate"),
     ("/hello", "hello"),
     ("/misbehave", "misbehave"),
-    ("/classic", "classic"),
+    ("/wasi-p2-handler", "wasi-p2-handler"),
 ];
 
 /// A running `corral serve` with the demo model as `tiny` and plugins at the routes of their names:

@@ -25,7 +25,7 @@ fn every_target_has_a_figure() {
     // Corral is its own peer of both kinds.
     let peer = Corral::start_with_routes(
         &[
-            ("/", "classic"),
+            ("/", "wasi-p2-handler"),
             ("/v1", "openai"),
             ("/completion", "openai"),
         ],

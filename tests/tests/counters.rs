@@ -406,7 +406,7 @@ fn request_wakes_one_worker() {
     let corral = Corral::start();
     let mut client = TcpStream::connect(corral.public()).expect("the server accepts");
     let mut exchange = || {
-        let request = b"GET /classic HTTP/1.1\r\nHost: x\r\n\r\n";
+        let request = b"GET /wasi-p2-handler HTTP/1.1\r\nHost: x\r\n\r\n";
         client.write_all(request).expect("sent");
         let (mut response, mut buffer) = (Vec::new(), [0; 1024]);
         while !response.ends_with(b"\r\n0\r\n\r\n") {

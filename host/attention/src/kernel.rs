@@ -1,6 +1,6 @@
 //! Attention of heads that share keys and values, over the cells of a tile.
 
-use crate::lanes::{LANES, horizontal_sums, load, load_f16, multiply_add, prefetch, splat, store};
+use crate::simd::{LANES, horizontal_sums, load, load_f16, multiply_add, prefetch, splat, store};
 use crate::softmax::{largest, to_weights};
 use crate::tiles::{MaskedCell, Tile};
 

@@ -17,7 +17,7 @@
 ))]
 
 mod kernel;
-mod lanes;
+mod simd;
 mod softmax;
 mod tiles;
 

@@ -4,7 +4,7 @@ import { render } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import "./style.css";
 import { logOut, refusal, token } from "./api";
-import { Boundary } from "./boundary";
+import { ErrorBoundary } from "./error_boundary";
 import { icons } from "./icons";
 import { type LinkState, follow, link } from "./live";
 import { Login } from "./login";
@@ -125,9 +125,9 @@ function Content({ path }: { path: string[] }) {
   if (!current.can_read || (PROTECTED.includes(page) && !current.authorized)) return <Login key={page} />;
   if (refused !== "none" && !current.authorized) return <Login key={refused} cancel={() => (refusal.value = "none")} />;
   return (
-    <Boundary key={path.join("/")}>
+    <ErrorBoundary key={path.join("/")}>
       <Page path={path} />
-    </Boundary>
+    </ErrorBoundary>
   );
 }
 

@@ -1,6 +1,6 @@
 //! The JSON schemas of a Lark grammar (`%json {…}`): checked and rewritten as a schema alone is.
 
-use crate::json::JsonSchema;
+use crate::json_schema::JsonSchema;
 use crate::limits;
 use serde_json::Value;
 use std::ops::Range;

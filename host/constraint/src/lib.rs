@@ -23,7 +23,7 @@ mod cache;
 mod compiler;
 mod gbnf;
 mod grammar_memory;
-mod json;
+mod json_schema;
 mod lark_schemas;
 pub mod limits;
 mod llguidance_message;

@@ -1,13 +1,13 @@
 //! Builds the parser of llguidance from the text of a grammar.
 
 use crate::grammar_memory::GrammarBytes;
-use crate::json::JsonSchema;
+use crate::json_schema::JsonSchema;
 use crate::lark_schemas::LarkSchemas;
 use crate::llguidance_message::{TextPosition, panic_of, split_position};
 use crate::matcher::Constraint;
 use crate::vocabulary::VocabularyIndex;
 use crate::watchdog::Watchdog;
-use crate::{Error, Grammar, gbnf, json, limits, regex};
+use crate::{Error, Grammar, gbnf, json_schema, limits, regex};
 use llguidance::api::TopLevelGrammar;
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub fn compile(
             }
         }
         Grammar::JsonObject => {
-            let top = TopLevelGrammar::from_json_schema(json::any_object());
+            let top = TopLevelGrammar::from_json_schema(json_schema::any_object());
             build(top, Vec::new()).map_err(without_position)
         }
         Grammar::Regex(text) => {

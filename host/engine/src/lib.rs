@@ -12,7 +12,7 @@
 mod backend;
 mod benchmark_context;
 mod block_on;
-mod cache_feed;
+mod cache_change_feed;
 mod caller;
 mod compute_threads;
 mod cpu_time;
@@ -56,7 +56,7 @@ mod text_decoder;
 mod vocabulary;
 mod worker;
 
-pub use cache_feed::{CACHE_BLOCK, CacheFeed, CacheUpdate, OwnedChange};
+pub use cache_change_feed::{CACHE_BLOCK, CacheFeed, CacheUpdate, OwnedChange};
 pub use caller::{Caller, CellShare, PrefixOwner};
 pub use corral_constraint::{Constraint, Error as ConstraintError, Grammar, Matcher};
 pub use corral_llama::{

@@ -1,6 +1,6 @@
 //! Configuration of a model, and facts about a loaded one.
 
-use crate::cache_feed::CacheFeed;
+use crate::cache_change_feed::CacheFeed;
 use crate::device_placement::{GpuLayers, PlacementOptions};
 use crate::embedding::EmbeddingConfig;
 use crate::memory_estimate::MemoryEstimate;

@@ -4,7 +4,7 @@
 //! The [`Scheduler`] decides what a step contains; the worker executes it and reports the result. Each request has one
 //! entry in `requests`, from [`Worker::enqueue`] to its end.
 
-mod cache_feed;
+mod cache_change_feed;
 mod constrained;
 mod device_top_k;
 mod draft_model;
@@ -14,11 +14,11 @@ mod next_token;
 mod overlap;
 mod prefix_files;
 mod prompt;
-mod report;
 mod requests;
 mod sampling;
 mod sampling_budget;
 mod step;
+mod step_metrics;
 mod step_output;
 mod swap;
 
@@ -28,7 +28,7 @@ pub use prompt::Prompt;
 pub use swap::{ExportState, ExportedState, ImportState, MAX_COMPACTION_BYTES, Swap};
 
 use crate::backend::{Backend, TokenInput};
-use crate::cache_feed::CacheFeedWriter;
+use crate::cache_change_feed::CacheFeedWriter;
 use crate::caller::Caller;
 use crate::compute_threads::ComputeThreads;
 use crate::draft_model::DraftModel;

@@ -2,7 +2,7 @@
 //! picture as it answers it in text, so a wrong embedding, cell or position shows as a wrong sum.
 
 use corral_engine::{Caller, Engine, Error, Image, ModelConfig, Sequence, Tenant};
-use corral_random_model::projector::{PATCH, SIDE, picture, write_projector};
+use corral_random_model::image_projector::{PATCH, SIDE, picture, write_projector};
 use image::{GrayImage, ImageFormat};
 use std::io::Cursor;
 use std::path::{Path, PathBuf};

@@ -4,12 +4,12 @@
 //! Wasmtime compiles a component's functions on all threads of the rayon pool that calls it. While developing, a fast
 //! code generator compiles what it can, and another one the rest.
 
-use crate::config::RuntimeConfig;
 use crate::initialization::isolated::initialize_in_child;
 use crate::initialization::{InitializationLimits, Snapshot, initialize};
 use crate::isolated_compiler::IsolatedCompiler;
 use crate::linker::linker;
 use crate::plugin_error::PluginError;
+use crate::runtime_config::RuntimeConfig;
 use crate::state::State;
 use crate::truncate::cause;
 use crate::wasm_engine::{CodeGenerator, SetupError, wasm_engine};

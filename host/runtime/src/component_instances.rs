@@ -3,7 +3,7 @@
 //! Each of them may have one blocked task, which keeps a stack. Wasmtime reports core instances only, but an
 //! ordinary component has three or four of those and blocks in one at a time.
 
-use crate::config::CORE_INSTANCES;
+use crate::runtime_config::CORE_INSTANCES;
 use wasmparser::{
     BinaryReaderError, ComponentAlias, ComponentExternalKind, ComponentInstance,
     ComponentOuterAliasKind, ComponentTypeRef, Encoding, Instance, Parser, Payload,

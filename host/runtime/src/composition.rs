@@ -25,12 +25,12 @@ mod world;
 
 use crate::compiler::Compiler;
 use crate::component_structure::{check_bytes, check_structure};
-use crate::config::MAX_MIDDLEWARE;
 use crate::denied_interfaces::DENIED;
 use crate::interfaces::{
     HTTP_2, HTTP_3, MESSAGES, SAMPLING, TEMPLATING, compatible, is_role, unknown_imports,
 };
 use crate::plugin_error::PluginError;
+use crate::runtime_config::MAX_MIDDLEWARE;
 use bytes::Bytes;
 use encode::{Chain, EncodeError, HTTP_TYPES, LinkedPart, Middleware, Part, encode};
 use std::borrow::Cow;

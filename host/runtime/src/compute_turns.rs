@@ -1,10 +1,10 @@
 //! Turns of guests that compute.
 //!
-//! A guest needs no turn for short work: each tenant has [free time](crate::free_time), which does not refill while guests of
-//! the tenant take turns. A guest waits for a turn before each poll while its tenant has no free time, and after each epoch in
-//! which it did not pause ([`run_within`](crate::time_limits::run_within)). There is one turn fewer than worker threads, so
-//! that one thread always serves other calls; a single thread has one turn. A turn ends with the poll that it allows, at the
-//! guest's next epoch at the latest.
+//! A guest needs no turn for short work: each tenant has [free time](crate::free_cpu_time), which does not refill while
+//! guests of the tenant take turns. A guest waits for a turn before each poll while its tenant has no free time, and after
+//! each epoch in which it did not pause ([`run_within`](crate::time_limits::run_within)). There is one turn fewer than worker
+//! threads, so that one thread always serves other calls; a single thread has one turn. A turn ends with the poll that it
+//! allows, at the guest's next epoch at the latest.
 //!
 //! A sampling plugin is *slow* if its last call computed for long. It then waits for turns although its tenant has free time,
 //! unless the tenant is the only one. Otherwise several samplers of a tenant occupy all threads until the free time is used
@@ -14,7 +14,7 @@
 //! A tenant gets no credit for time in which it did not wait. The calls admitted bound the guests that wait.
 
 use crate::counters::{DeploymentCounters, ProcessCounters};
-use crate::free_time::{FreeTime, FreeTimes, RefillPause};
+use crate::free_cpu_time::{FreeTime, FreeTimes, RefillPause};
 use corral_engine::Tenant;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};

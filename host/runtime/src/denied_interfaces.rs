@@ -60,9 +60,9 @@ pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::epoch_ticker::Ticker;
     use crate::sampling::resources::SamplerResources;
     use crate::test_support::{engine_and_linker, grants};
-    use crate::ticker::Ticker;
     use std::sync::Arc;
     use wasmtime::Store;
     use wasmtime::component::Component;

@@ -1,11 +1,11 @@
 //! State that the plugins of one deployment share, across its revisions.
 
 use crate::admission::{Admission, CallQueue, InstancePermits};
-use crate::config::Limits;
 use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters};
 use crate::key_values::KeyValueStore;
 use crate::logs::Logs;
 use crate::outbound::OutboundPermits;
+use crate::runtime_config::Limits;
 use crate::sampling::resources::SamplerResources;
 use corral_engine::{Metric, Tenant};
 use std::sync::Arc;

@@ -7,15 +7,15 @@
 //! A call waits for an instance no longer than for a connection. So deployments that wait for each other's instances get
 //! 503 in seconds.
 
-use crate::body::content_length;
 use crate::call_context::CallContext;
 use crate::call_error::CallError;
-use crate::config::CallOptions;
 use crate::counters::{DeploymentCounters, OutboundRefusal};
 use crate::deployment_lookup::DeploymentLookup;
 use crate::outbound::{BODY_BYTES, RequestBody};
 use crate::plugin_output::LogOrigin;
 use crate::quota::QuotaPermit;
+use crate::response_body::content_length;
+use crate::runtime_config::CallOptions;
 use corral_engine::{Caller, Tenant, TokenUsage};
 use http::{HeaderName, HeaderValue, Request, Response, Uri};
 use http_body_util::BodyExt;

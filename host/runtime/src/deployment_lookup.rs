@@ -1,13 +1,13 @@
 //! The other deployments of the server, as plugins see them: what they may call, to what they may publish, and the server's
 //! lookup that finds it.
 
-use crate::body::Body;
 use crate::call_error::CallError;
-use crate::config::CallOptions;
 use crate::message_subject::{Subject, SubjectPattern};
 use crate::messages::{Message, MessageSender, Publishing};
 use crate::outbound::RequestBody;
 use crate::quota::QuotaPermit;
+use crate::response_body::Body;
+use crate::runtime_config::CallOptions;
 use http::{HeaderMap, Request, Response};
 use std::collections::BTreeSet;
 use std::pin::Pin;

@@ -7,8 +7,8 @@
 //! Waiting instances hold permits of their own, beside those of running calls, so they keep no call from its instance:
 //! where no permit is free, an ended call's instance is dropped.
 
-use crate::config::Reuse;
 use crate::counters::DeploymentCounters;
+use crate::runtime_config::Reuse;
 use crate::state::State;
 use corral_engine::Tenant;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

@@ -13,7 +13,7 @@ mod state_access;
 mod tests;
 
 use crate::composition::program::validate;
-use crate::config::TABLE_ELEMENTS;
+use crate::runtime_config::TABLE_ELEMENTS;
 use crate::truncate::{cause, reason};
 use crate::wasm_engine::initialization_engine;
 use imports::{HostCall, refuse_imports};

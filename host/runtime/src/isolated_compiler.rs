@@ -268,7 +268,7 @@ fn request_cleanup(engine: &Engine) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::RuntimeConfig;
+    use crate::runtime_config::RuntimeConfig;
     use crate::wasm_engine::wasm_engine;
 
     #[test]

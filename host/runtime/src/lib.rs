@@ -6,8 +6,8 @@
 //! over [`corral_engine`]. Sockets are refused; files and outgoing requests need grants. [`LinkedComponents`] answer
 //! some of a plugin's imports; the runtime composes them with the plugin into one component before it compiles that.
 //!
-//! Everything a plugin uses is limited: by the operator in [`Limits`], the rest in `config.rs`. A plugin
-//! that exceeds a limit fails its own call with a [`CallError`] and affects no other call.
+//! Everything a plugin uses is limited: by the operator in [`Limits`], the rest in `runtime_config.rs`.
+//! A plugin that exceeds a limit fails its own call with a [`CallError`] and affects no other call.
 //!
 //! The server passes requests in and streams bodies out. This crate opens no sockets but those of outgoing requests that
 //! a deployment is granted (`outbound.rs`).
@@ -16,7 +16,6 @@
 #![warn(missing_docs)]
 
 mod admission;
-mod body;
 mod call;
 mod call_context;
 mod call_error;
@@ -28,19 +27,19 @@ mod component_source;
 mod component_structure;
 mod composition;
 mod compute_turns;
-mod config;
 mod counters;
 mod cpu_meter;
 mod denied_interfaces;
 mod deployment;
 mod deployment_calls;
+mod deployment_config;
 mod deployment_lookup;
 mod deployment_share;
 mod deployment_snapshots;
+mod epoch_ticker;
 mod folders;
 mod framed_bodies;
-mod free_time;
-mod guest_config;
+mod free_cpu_time;
 mod handles;
 mod host;
 mod http_bytes;
@@ -50,7 +49,6 @@ mod interfaces;
 mod isolated_compiler;
 mod key_values;
 mod last_stderr_line;
-mod limiter;
 mod linker;
 mod logs;
 mod message_subject;
@@ -64,7 +62,10 @@ mod plugin_output;
 mod poll_again;
 mod quota;
 mod random;
+mod resource_limiter;
+mod response_body;
 mod runtime;
+mod runtime_config;
 mod sampling;
 mod secrets;
 mod serde_as_text;
@@ -73,7 +74,6 @@ mod state;
 mod store;
 #[cfg(test)]
 mod test_support;
-mod ticker;
 mod time_limits;
 mod tokenization;
 mod trace;
@@ -82,15 +82,10 @@ mod use_count;
 mod validate;
 mod wasm_engine;
 
-pub use body::{Body, PolledFrame};
 pub use call_error::CallError;
 pub use call_outcome::CallCanceler;
 pub use component_source::ComponentSource;
 pub use composition::program::{ProgramError, compose_program, write_setting};
-pub use config::{
-    CallOptions, Limits, LinkedComponent, LinkedComponents, MAX_MIDDLEWARE, OutboundConfig,
-    PluginConfig, Reuse, RuntimeConfig, SystemGrants, TlsSource,
-};
 pub use counters::CallLimit;
 pub use deployment::DeploymentState;
 pub use deployment_lookup::{CallTarget, DeploymentLookup};
@@ -107,7 +102,12 @@ pub use outbound::{OutboundGrant, OutboundUrl, OutboundUrlError};
 pub use plugin::{ExitStatus, Plugin, Roles};
 pub use plugin_error::PluginError;
 pub use quota::{Quota, QuotaExceeded, QuotaLimit, QuotaLimits, QuotaPermit};
+pub use response_body::{Body, PolledFrame};
 pub use runtime::Runtime;
+pub use runtime_config::{
+    CallOptions, Limits, LinkedComponent, LinkedComponents, MAX_MIDDLEWARE, OutboundConfig,
+    PluginConfig, Reuse, RuntimeConfig, SystemGrants, TlsSource,
+};
 pub use secrets::{MAX_SECRET_BYTES, MAX_SECRETS, Secret, Secrets, check_secret_name};
 pub use trace::{CallTrace, EmbeddingRecord, OutboundRequest, TraceHeaders};
 pub use wasm_engine::SetupError;

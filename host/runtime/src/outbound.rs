@@ -21,7 +21,7 @@ pub(crate) use request_body::{BODY_BYTES, RequestBody};
 use crate::counters::{DeploymentCounters, OutboundRefusal};
 use crate::deployment_calls::{DeploymentCaller, MAX_DEPTH, called_deployment};
 use crate::deployment_lookup::DeploymentGrants;
-use crate::limiter::InstanceMemory;
+use crate::resource_limiter::InstanceMemory;
 use crate::trace::CallTrace;
 use crate::use_count::{UseCount, UseGuard};
 use address::is_public;
@@ -316,7 +316,7 @@ impl WasiHttpHooks for Outbound {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::Limiter;
+    use crate::resource_limiter::Limiter;
     use http_body_util::Empty;
 
     /// Otherwise its instance could serve another call meanwhile.

@@ -6,24 +6,24 @@ mod message;
 mod tests;
 
 use crate::admission::Admission;
-use crate::body::{Body, content_length};
 use crate::call::{Call, CallInstance, CallTime, ProxySource, exit_code, serve};
 use crate::call_context::CallContext;
 use crate::call_error::CallError;
 use crate::call_outcome::{CallHandle, CallOutcome};
 use crate::compute_turns::TurnQueue;
-use crate::config::{CallOptions, Limits, PluginConfig};
 use crate::deployment::DeploymentState;
+use crate::deployment_config::DeploymentConfig;
 use crate::deployment_lookup::{DeploymentGrants, MessageGrants};
 use crate::deployment_snapshots::DeploymentSnapshots;
 use crate::folders::FolderAccess;
-use crate::guest_config::GuestConfig;
 use crate::idle_instances::{IdleInstances, InstanceOwner};
 use crate::initialization::Initialized;
 use crate::key_values::KeyValues;
 use crate::models::VisibleModels;
 use crate::outbound::OutboundAccess;
 use crate::plugin_output::{LogOrigin, Output};
+use crate::response_body::{Body, content_length};
+use crate::runtime_config::{CallOptions, Limits, PluginConfig};
 use crate::shared_services::SharedServices;
 use crate::state::{State, StoreGrants};
 use crate::store::store;
@@ -155,8 +155,8 @@ impl Plugin {
             quota_bytes,
         });
         let is_configured = !config.environment.is_empty() || !config.secrets.is_empty();
-        let guest_config = is_configured.then(|| {
-            Arc::new(GuestConfig {
+        let deployment_config = is_configured.then(|| {
+            Arc::new(DeploymentConfig {
                 values: config.environment.iter().cloned().collect(),
                 granted: config.secrets.into_iter().collect(),
                 secrets: shared.secrets.clone(),
@@ -194,7 +194,7 @@ impl Plugin {
                 models,
                 snapshots: DeploymentSnapshots::new(name, Arc::clone(&shared.snapshot_permits)),
                 key_values,
-                config: guest_config,
+                config: deployment_config,
                 folders,
                 outbound,
                 deployments: (!config.deployments.is_empty()).then(|| {

@@ -1,10 +1,10 @@
 //! Why a component could not be loaded as a plugin. Each text says what was found, what was expected, and
 //! what to do.
 
-use crate::config::MAX_MIDDLEWARE;
 use crate::interfaces::{
     HTTP_3, LINKED_INTERFACES, ROLES, compatible, manifest_field, offered_packages,
 };
+use crate::runtime_config::MAX_MIDDLEWARE;
 use crate::truncate;
 use std::collections::BTreeSet;
 use std::path::PathBuf;

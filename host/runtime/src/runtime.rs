@@ -7,13 +7,11 @@ use crate::composition::{
     LinkedBytes, PluginComponents, component_name, middleware_link_name, sampling_link_name,
 };
 use crate::compute_turns::ComputeTurns;
-use crate::config::{
-    Limits, LinkedComponent, LinkedComponents, PluginConfig, RuntimeConfig, waiting_instances,
-};
 use crate::counters::{ProcessCounters, child_metrics};
 use crate::deployment::DeploymentState;
 use crate::deployment_lookup::DeploymentLookup;
 use crate::deployment_snapshots::snapshot_permits;
+use crate::epoch_ticker::Ticker;
 use crate::folders::FolderFiles;
 use crate::initialization::InitializationLimits;
 use crate::isolated_compiler::IsolatedCompiler;
@@ -22,9 +20,11 @@ use crate::models::VisibleModels;
 use crate::outbound::OutboundClient;
 use crate::plugin::Plugin;
 use crate::plugin_error::PluginError;
+use crate::runtime_config::{
+    Limits, LinkedComponent, LinkedComponents, PluginConfig, RuntimeConfig, waiting_instances,
+};
 use crate::sampling::resources::SamplerResources;
 use crate::shared_services::SharedServices;
-use crate::ticker::Ticker;
 use crate::validate::{CompiledPlugin, compile, initialize};
 use crate::wasm_engine::{SetupError, pool_metrics};
 use bytes::Bytes;

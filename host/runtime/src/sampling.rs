@@ -18,11 +18,11 @@ pub(crate) mod resources;
 mod tests;
 
 use crate::compute_turns::TurnQueue;
-use crate::config::Limits;
 use crate::counters::DeploymentCounters;
 use crate::cpu_meter::Meter;
 use crate::interfaces::SAMPLING;
 use crate::plugin_output::Output;
+use crate::runtime_config::Limits;
 use crate::state::{SamplerPre, State, StoreGrants};
 use bindings::exports::corral::plugin::sampling as guest;
 use corral_engine::{Error, ExternalSamplerFactory, SamplingRequestOptions};

@@ -6,19 +6,17 @@
 use crate::call_context::CallContext;
 use crate::clocks::StoppedClocks;
 use crate::compute_turns::ComputeTurns;
-use crate::config::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES, SystemGrants};
 use crate::counters::DeploymentCounters;
 use crate::cpu_meter::Meter;
 use crate::deployment_calls::DeploymentCaller;
+use crate::deployment_config::DeploymentConfig;
 use crate::deployment_lookup::{DeploymentGrants, MessageGrants};
 use crate::deployment_snapshots::DeploymentSnapshots;
 use crate::folders::{FolderAccess, OpenFiles};
 use crate::framed_bodies::FramedBodies;
-use crate::guest_config::GuestConfig;
 use crate::handles::Handles;
 use crate::http_bytes;
 use crate::key_values::KeyValues;
-use crate::limiter::{InstanceMemory, Limiter};
 use crate::logs::LogLevel;
 use crate::messages::MessageSender;
 use crate::models::VisibleModels;
@@ -26,6 +24,8 @@ use crate::outbound::{Outbound, OutboundAccess};
 use crate::plugin_output::{LogOrigin, Output};
 use crate::quota::QuotaPermit;
 use crate::random;
+use crate::resource_limiter::{InstanceMemory, Limiter};
+use crate::runtime_config::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES, SystemGrants};
 use crate::sampling::bindings::SamplingPre;
 use crate::sampling::resources::SamplerResources;
 use crate::tokenization::TokenizationPermits;
@@ -48,7 +48,7 @@ pub(crate) struct StoreGrants {
     /// The deployment's values, without a tenant, if it is granted any.
     pub(crate) key_values: Option<KeyValues>,
     /// Its configuration and secrets, if it has any.
-    pub(crate) config: Option<Arc<GuestConfig>>,
+    pub(crate) config: Option<Arc<DeploymentConfig>>,
     /// Folders that it may read, if any.
     pub(crate) folders: Option<Arc<FolderAccess>>,
     /// Outgoing requests, if any are granted.

@@ -1,8 +1,8 @@
 //! The store of an instance, with its limits.
 
-use crate::config::{HOSTCALL_BYTES, RESOURCES};
+use crate::epoch_ticker::EPOCH;
+use crate::runtime_config::{HOSTCALL_BYTES, RESOURCES};
 use crate::state::State;
-use crate::ticker::EPOCH;
 use std::sync::Arc;
 use wasmtime::{AsContextMut, Engine, Store, UpdateDeadline};
 

@@ -1,11 +1,11 @@
 //! Builders for unit tests.
 
 use crate::compiler::Compiler;
-use crate::config::{RuntimeConfig, SystemGrants};
 use crate::deployment_snapshots::{DeploymentSnapshots, snapshot_permits};
 use crate::host::Link;
 use crate::linker::linker;
 use crate::models::VisibleModels;
+use crate::runtime_config::{RuntimeConfig, SystemGrants};
 use crate::sampling::resources::SamplerResources;
 use crate::state::{State, StoreGrants};
 use crate::wasm_engine::{CodeGenerator, wasm_engine};

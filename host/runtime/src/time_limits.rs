@@ -75,7 +75,7 @@ pub(crate) async fn run_within<W: Future>(
 mod tests {
     use super::*;
     use crate::compute_turns::ComputeTurns;
-    use crate::free_time::FREE_TIME;
+    use crate::free_cpu_time::FREE_TIME;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;

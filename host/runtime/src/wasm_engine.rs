@@ -1,6 +1,6 @@
 //! Wasmtime's configuration: the instance pool, the code generator, and the cache of compiled code.
 
-use crate::config::{
+use crate::runtime_config::{
     CORE_INSTANCES, MEMORIES, RuntimeConfig, TABLE_ELEMENTS, TABLES, check_instances,
     waiting_instances,
 };

@@ -1,6 +1,6 @@
 //! Checks that prompts fit into the context, and remembers by how much one did not.
 //!
-//! An instance serves one call, so there is at most one such error to remember. APIs show its numbers as members.
+//! An instance serves one call, so there is at most one such error to remember. APIs show its numbers as fields.
 
 use std::cell::Cell;
 

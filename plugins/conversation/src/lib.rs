@@ -75,7 +75,7 @@ pub fn unsupported(field: &str, why: &str) -> Error {
         .with_field(field)
 }
 
-/// Ignores a member that has no effect on the answer: the response names it. An error if the request
+/// Ignores a field that has no effect on the answer: the response names it. An error if the request
 /// is strict.
 pub fn without_effect(field: &str, why: &str) -> Result<(), Error> {
     if ignored::is_strict() {
@@ -85,7 +85,7 @@ pub fn without_effect(field: &str, why: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Adds the header that names ignored members, if there are any.
+/// Adds the header that names ignored fields, if there are any.
 pub fn with_ignored(response: Response) -> Response {
     match ignored::header_value() {
         Some(names) => response.with_header(ignored::HEADER, &names),

@@ -1,10 +1,10 @@
-//! Members of requests that can't change the answer. They are accepted in every API.
+//! Fields of requests that can't change the answer. They are accepted in every API.
 //!
 //! Each has its reason, which the README of `openai` lists too.
 
 use corral_sdk::fields::Fields;
 
-/// Members of a request.
+/// Fields of a request.
 pub const OF_REQUEST: [(&str, &str); 18] = [
     ("user", "the operator identifies clients by API keys"),
     (
@@ -32,7 +32,7 @@ pub const OF_REQUEST: [(&str, &str); 18] = [
     ),
 ];
 
-/// Members of a message.
+/// Fields of a message.
 pub const OF_MESSAGE: [(&str, &str); 4] = [
     ("id", "messages are not stored"),
     ("status", "they describe an earlier answer"),
@@ -40,7 +40,7 @@ pub const OF_MESSAGE: [(&str, &str); 4] = [
     ("cache_control", "prefixes are always cached"),
 ];
 
-/// Members of a content part or block.
+/// Fields of a content part or block.
 pub const OF_PART: [(&str, &str); 5] = [
     ("annotations", "they describe an earlier answer"),
     ("citations", "they describe an earlier answer"),
@@ -49,7 +49,7 @@ pub const OF_PART: [(&str, &str); 5] = [
     ("prompt_cache_breakpoint", "prefixes are always cached"),
 ];
 
-/// Members of a tool, or of its function.
+/// Fields of a tool, or of its function.
 pub const OF_TOOL: [(&str, &str); 4] = [
     ("cache_control", "prefixes are always cached"),
     (
@@ -66,7 +66,7 @@ pub const OF_TOOL: [(&str, &str); 4] = [
     ),
 ];
 
-/// Drops the members of a table.
+/// Drops the fields of a table.
 pub fn drop(fields: &mut Fields, table: &[(&str, &str)]) {
     for (name, _) in table {
         fields.take(name);

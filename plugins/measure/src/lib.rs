@@ -1,4 +1,4 @@
-//! Workloads of `corral-bench boundary` and `corral-bench stages`: generates tokens, or calls the host, `count`
+//! Workloads of `corral-bench plugin-overhead` and `corral-bench stages`: generates tokens, or calls the host, `count`
 //! times. The last segment of the path selects the workload, the body is the prompt, and `?count=N` sets
 //! the count. The response is the number of repetitions done.
 //!

@@ -34,7 +34,7 @@ impl Summary {
     }
 }
 
-/// The members that every object of an answer has, and the times that the last one reports.
+/// The fields that every object of an answer has, and the times that the last one reports.
 pub struct Frame {
     /// The client's name of the model.
     name: String,
@@ -52,7 +52,7 @@ impl Frame {
         }
     }
 
-    /// An object with these members of the part.
+    /// An object with these fields of the part.
     pub fn object(&self, part: Value, done: bool) -> Map<String, Value> {
         let now = humantime::format_rfc3339_nanos(SystemTime::now());
         let mut object = Map::new();

@@ -50,7 +50,7 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
     }
 }
 
-/// Reads a tool, without members that the API does not define.
+/// Reads a tool, without fields that the API does not define.
 fn tool(mut tool: Fields) -> Result<Tool, Error> {
     let mut function = tool.required_object("function")?;
     let path = function.path("");

@@ -76,7 +76,7 @@ pub async fn respond_one(mut fields: Fields) -> Result<Response, Error> {
     }))
 }
 
-/// Names the members without effect. `keep_alive` needs none: the host keeps its models.
+/// Names the fields without effect. `keep_alive` needs none: the host keeps its models.
 fn ignore_rest(mut fields: Fields) -> Result<(), Error> {
     fields.take("keep_alive");
     fields.ignore_unknown(&[])

@@ -9,7 +9,7 @@ use conversation::{images, unsupported};
 
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
-/// Reads the messages. Members that the API does not define are ignored, as Ollama does, and named in
+/// Reads the messages. Fields that the API does not define are ignored, as Ollama does, and named in
 /// the response.
 pub fn read(messages: Vec<Value>) -> Result<Vec<Value>, Error> {
     let messages = messages.into_iter().enumerate();

@@ -63,7 +63,7 @@ fn settings(mut options: Fields) -> Result<Settings, Error> {
     let length = options.integer("num_predict", i64::MIN..=i64::from(u32::MAX))?;
     let seed = options.integer("seed", i64::MIN..=i64::MAX)?;
     let mut members = options.into_map();
-    // Members of the reader that Ollama does not have.
+    // Fields of the reader that Ollama does not have.
     for other in [
         "n",
         "logit_bias",

@@ -16,12 +16,12 @@ use conversation::without_effect;
 /// `/v1/chat/completions`.
 pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
     let verbose = fields.flag("verbose")?;
-    let members = fields.into_map();
+    let request_fields = fields.into_map();
     let prompt = match verbose {
-        true => Some(prompt_text(Fields::from_map(members.clone())).await?),
+        true => Some(prompt_text(Fields::from_map(request_fields.clone())).await?),
         false => None,
     };
-    let request = request::read(Fields::from_map(members))?;
+    let request = request::read(Fields::from_map(request_fields))?;
     let logprobs = request.chat.settings.logprobs.is_some();
     let mut answers = request.chat.start().await?;
     match request.stream {

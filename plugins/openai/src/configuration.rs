@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 /// The configuration.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Configuration {
-    /// Whether to refuse request members that have no effect, instead of naming them in the response.
+    /// Whether to refuse request fields that have no effect, instead of naming them in the response.
     pub strict: bool,
     /// Further names of models, each with the model's own name.
     pub aliases: Vec<(String, String)>,
@@ -19,14 +19,14 @@ pub struct Configuration {
     pub slots: Option<u32>,
     /// How long responses of the Responses API are stored, in seconds, if at all.
     pub store_seconds: Option<u64>,
-    /// Members for requests that generate and lack them: `temperature`, `seed`, `max_tokens`.
+    /// Fields for requests that generate and lack them: `temperature`, `seed`, `max_tokens`.
     pub defaults: Map<String, Value>,
 }
 
 /// How long responses are stored unless the configuration says so: 30 days, as in the API's own service.
 const STORE_SECONDS: u64 = 30 * 24 * 3600;
 
-/// The variables with members for requests that lack them.
+/// The variables with fields for requests that lack them.
 const DEFAULTS: [&str; 3] = ["temperature", "seed", "max_tokens"];
 
 impl Configuration {

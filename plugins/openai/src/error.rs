@@ -51,7 +51,7 @@ pub fn body(api: ApiFormat, error: &Error) -> Value {
 }
 
 /// The error event of the Responses API, without its sequence number. OpenAI's Python client raises an error only if there
-/// is a member `error`.
+/// is a field `error`.
 pub fn responses_event(error: &Error) -> Value {
     let mut event = body(ApiFormat::OpenAi, error);
     event["type"] = "error".into();
@@ -61,7 +61,7 @@ pub fn responses_event(error: &Error) -> Value {
     event
 }
 
-/// The member `error` of a failed response of the Responses API.
+/// The field `error` of a failed response of the Responses API.
 pub fn responses_error(error: &Error) -> Value {
     json!({"code": openai_code(error), "message": error.to_string()})
 }

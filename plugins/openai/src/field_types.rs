@@ -12,26 +12,26 @@ use serde_json::{Map, Value, json};
 const EXACT: f64 = 9_007_199_254_740_992.0;
 
 /// Rewrites the fields of a request's body.
-pub fn rewrite(members: &mut Map<String, Value>) -> Result<(), Error> {
-    for value in members.values_mut() {
+pub fn rewrite(request_fields: &mut Map<String, Value>) -> Result<(), Error> {
+    for value in request_fields.values_mut() {
         whole_number(value);
     }
     // No model, no format and no stop strings, as some clients write them.
     for (name, none) in [("model", json!("")), ("response_format", json!({}))] {
-        if members.get(name) == Some(&none) {
-            members.remove(name);
+        if request_fields.get(name) == Some(&none) {
+            request_fields.remove(name);
         }
     }
     for name in ["stop", "stop_sequences"] {
-        match members.get_mut(name) {
+        match request_fields.get_mut(name) {
             Some(Value::Array(list)) => list.retain(|stop| stop != ""),
             Some(stop) if stop == "" => {
-                members.remove(name);
+                request_fields.remove(name);
             }
             _ => {}
         }
     }
-    samplers::apply(members)
+    samplers::apply(request_fields)
 }
 
 /// JSON has one kind of number, so `1.0` is an integer, too.
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn fields_get_one_type() {
-        for (members, expected) in [
+        for (request_fields, expected) in [
             (
                 json!({"max_tokens": 2.0, "seed": -1.0}),
                 json!({"max_tokens": 2, "seed": -1}),
@@ -68,9 +68,9 @@ mod tests {
                 json!({"stop": null, "stop_sequences": []}),
             ),
         ] {
-            let mut rewritten = members.as_object().cloned().unwrap();
+            let mut rewritten = request_fields.as_object().cloned().unwrap();
             rewrite(&mut rewritten).unwrap();
-            assert_eq!(Value::from(rewritten), expected, "{members}");
+            assert_eq!(Value::from(rewritten), expected, "{request_fields}");
         }
     }
 }

@@ -6,13 +6,14 @@
 //! tool calls; `chat`, `responses` and `messages` are three formats for its result.
 //!
 //! `field_types` rewrites fields that clients write differently. `shared_fields` reads fields that several
-//! APIs have, `structured` those that constrain an answer, `configuration` those of the deployment.
+//! APIs have, `constraint_fields` those that constrain an answer, `configuration` those of the deployment.
 //! `completion_chunks` and `sse` write streams, `timings` and `serialize` parts of responses.
 
 mod chat;
 mod completion_chunks;
 mod completions;
 mod configuration;
+mod constraint_fields;
 mod embeddings;
 mod error;
 mod field_types;
@@ -28,7 +29,6 @@ mod serialize;
 mod server_info;
 mod shared_fields;
 mod sse;
-mod structured;
 mod timings;
 mod tokenize;
 

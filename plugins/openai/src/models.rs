@@ -33,9 +33,9 @@ pub fn resolve(name: String, configuration: &Configuration) -> String {
     }
 }
 
-/// Replaces the name in a request's members by the model's own.
-pub fn resolve_member(members: &mut Map<String, Value>, configuration: &Configuration) {
-    if let Some(Value::String(name)) = members.get_mut("model") {
+/// Replaces the name in a request's fields by the model's own.
+pub fn resolve_name(request_fields: &mut Map<String, Value>, configuration: &Configuration) {
+    if let Some(Value::String(name)) = request_fields.get_mut("model") {
         *name = resolve(std::mem::take(name), configuration);
     }
 }

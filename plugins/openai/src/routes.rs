@@ -57,8 +57,8 @@ async fn dispatch(mut request: Request, configuration: &Configuration) -> Result
         _ => match api(path) {
             Some(api) => {
                 request.expect_method("POST")?;
-                let members = members(path, &mut request, configuration).await?;
-                api(Fields::from_map(members), configuration).await
+                let request_fields = request_fields(path, &mut request, configuration).await?;
+                api(Fields::from_map(request_fields), configuration).await
             }
             None => Err(Error::new(
                 404,
@@ -127,8 +127,8 @@ fn api(path: &str) -> Option<fn(Fields, &Configuration) -> Responding> {
     })
 }
 
-/// The members of a request, with the model's own name and the deployment's defaults.
-async fn members(
+/// The fields of a request, with the model's own name and the deployment's defaults.
+async fn request_fields(
     path: &str,
     request: &mut Request,
     configuration: &Configuration,
@@ -136,19 +136,25 @@ async fn members(
     let body = request.decompressed_body().await?;
     // Some clients on Windows begin with a byte order mark.
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&body);
-    let mut members = Fields::parse(body)?.into_map();
-    field_types::rewrite(&mut members)?;
-    models::resolve_member(&mut members, configuration);
-    add_defaults(path, &mut members, configuration);
-    Ok(members)
+    let mut request_fields = Fields::parse(body)?.into_map();
+    field_types::rewrite(&mut request_fields)?;
+    models::resolve_name(&mut request_fields, configuration);
+    add_defaults(path, &mut request_fields, configuration);
+    Ok(request_fields)
 }
 
-/// Adds the deployment's defaults for members that the API has and the request lacks.
-fn add_defaults(path: &str, members: &mut Map<String, Value>, configuration: &Configuration) {
+/// Adds the deployment's defaults for fields that the API has and the request lacks.
+fn add_defaults(
+    path: &str,
+    request_fields: &mut Map<String, Value>,
+    configuration: &Configuration,
+) {
     let all = path.ends_with("/completions") || ["/completion", "/infill"].contains(&path);
     let temperature_only = path.ends_with("/messages") || path.ends_with("/responses");
-    let present = |members: &Map<String, Value>, name: &str| {
-        members.get(name).is_some_and(|value| !value.is_null())
+    let present = |request_fields: &Map<String, Value>, name: &str| {
+        request_fields
+            .get(name)
+            .is_some_and(|value| !value.is_null())
     };
     for (name, value) in &configuration.defaults {
         let applies = all || temperature_only && name == "temperature";
@@ -159,8 +165,8 @@ fn add_defaults(path: &str, members: &mut Map<String, Value>, configuration: &Co
             "max_tokens" => &["max_tokens", "max_completion_tokens", "n_predict"],
             _ => &[name],
         };
-        if !names.iter().any(|name| present(members, name)) {
-            members.insert(name.clone(), value.clone());
+        if !names.iter().any(|name| present(request_fields, name)) {
+            request_fields.insert(name.clone(), value.clone());
         }
     }
 }

@@ -77,10 +77,10 @@ pub fn reject_other_values(
     }
 }
 
-/// Ignores these members of the API, each with the reason why it has no effect: the response names those
+/// Ignores these fields of the API, each with the reason why it has no effect: the response names those
 /// that are present. An error if the request is strict.
-pub fn ignore_without_effect(fields: &mut Fields, members: &[(&str, &str)]) -> Result<(), Error> {
-    for (name, why) in members {
+pub fn ignore_without_effect(fields: &mut Fields, ignored: &[(&str, &str)]) -> Result<(), Error> {
+    for (name, why) in ignored {
         if fields.take(name).is_some() {
             without_effect(&fields.path(name), why)?;
         }
@@ -166,7 +166,7 @@ impl StreamOptions {
     }
 }
 
-/// The members that [`stream_options`] reads.
+/// The fields that [`stream_options`] reads.
 pub const STREAM_FIELDS: [&str; 4] = [
     "stream",
     "stream_options",
@@ -174,7 +174,7 @@ pub const STREAM_FIELDS: [&str; 4] = [
     "return_progress",
 ];
 
-/// Reads the members about streams, also those of llama.cpp's server: `None` if not streamed.
+/// Reads the fields about streams, also those of llama.cpp's server: `None` if not streamed.
 pub fn stream_options(fields: &mut Fields) -> Result<Option<StreamOptions>, Error> {
     let timings = fields.flag("timings_per_token")?;
     let progress = fields.flag("return_progress")?;

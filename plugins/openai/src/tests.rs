@@ -2,6 +2,7 @@
 
 mod chat;
 mod completions;
+mod ignored_fields;
 mod images;
 mod llama_server;
 mod messages;
@@ -9,7 +10,6 @@ mod model_families;
 mod other_routes;
 mod responses;
 mod stored_responses;
-mod tolerance;
 
 use corral_sdk::fields::ignored;
 use corral_sdk::testing::Script;

@@ -4,7 +4,6 @@
 
 use wit_bindgen::{FutureReader, StreamReader};
 
-use crate::background;
 use crate::bindings::exports::corral::inference::constraints::{Constraint, Grammar};
 use crate::bindings::exports::corral::inference::inference::{
     Chunk, Distribution, NextTokenRequest, OptionsBorrow, Outcome, Sequence, SequenceBorrow,
@@ -13,10 +12,11 @@ use crate::bindings::exports::corral::inference::inference_async::{Framing, Gues
 use crate::bindings::exports::corral::inference::inference_sync::Guest as Blocking;
 use crate::bindings::exports::corral::inference::models::{Model, ModelBorrow, Pooling};
 use crate::bindings::exports::corral::inference::types::{Error, Token};
+use crate::stream_writer;
 
 impl<T: Blocking> Guest for T {
     async fn open_model(name: Option<String>) -> Result<Model, Error> {
-        background::start();
+        stream_writer::start();
         <T as Blocking>::open_model(name)
     }
 
@@ -26,7 +26,7 @@ impl<T: Blocking> Guest for T {
         pooling: Option<Pooling>,
         normalize: Option<bool>,
     ) -> Result<Vec<Vec<f32>>, Error> {
-        background::start();
+        stream_writer::start();
         <T as Blocking>::embed(model, inputs, pooling, normalize)
     }
 
@@ -34,7 +34,7 @@ impl<T: Blocking> Guest for T {
         model: ModelBorrow<'_>,
         grammar: Grammar,
     ) -> Result<Constraint, Error> {
-        background::start();
+        stream_writer::start();
         <T as Blocking>::compile_constraint(model, grammar)
     }
 
@@ -43,7 +43,7 @@ impl<T: Blocking> Guest for T {
         name: String,
         settings: String,
     ) -> Result<(), Error> {
-        background::start();
+        stream_writer::start();
         <T as Blocking>::sample_with(options, name, settings)
     }
 
@@ -51,14 +51,14 @@ impl<T: Blocking> Guest for T {
         sequence: SequenceBorrow<'_>,
         options: OptionsBorrow<'_>,
     ) -> Result<(StreamReader<Chunk>, FutureReader<Result<Outcome, Error>>), Error> {
-        background::generate(|| {
+        stream_writer::generate(|| {
             let generation = <T as Blocking>::generate(sequence, options)?;
             Ok(Box::new(generation.into_inner::<T::Generation>()))
         })
     }
 
     async fn collect(chunks: StreamReader<Chunk>) -> Result<Chunk, Error> {
-        background::collect(chunks).await
+        stream_writer::collect(chunks).await
     }
 
     fn frame(
@@ -66,41 +66,41 @@ impl<T: Blocking> Guest for T {
         framing: Framing,
         rest: StreamReader<u8>,
     ) -> Result<StreamReader<u8>, Error> {
-        background::frame(chunks, framing, rest)
+        stream_writer::frame(chunks, framing, rest)
     }
 
     async fn next(
         sequence: SequenceBorrow<'_>,
         request: NextTokenRequest<'_>,
     ) -> Result<Distribution, Error> {
-        background::start();
+        stream_writer::start();
         <T as Blocking>::next(sequence, request)
     }
 
     async fn next_many(
         requests: Vec<(SequenceBorrow<'_>, NextTokenRequest<'_>)>,
     ) -> Vec<Result<Distribution, Error>> {
-        background::start();
+        stream_writer::start();
         <T as Blocking>::next_many(requests)
     }
 
     async fn append_image(sequence: SequenceBorrow<'_>, file: Vec<u8>) -> Result<u32, Error> {
-        background::start();
+        stream_writer::start();
         <T as Blocking>::append_image(sequence, file)
     }
 
     async fn save_snapshot(sequence: SequenceBorrow<'_>, name: String) -> Result<(), Error> {
-        background::start();
+        stream_writer::start();
         <T as Blocking>::save_snapshot(sequence, name)
     }
 
     async fn restore_snapshot(model: ModelBorrow<'_>, name: String) -> Result<Sequence, Error> {
-        background::start();
+        stream_writer::start();
         <T as Blocking>::restore_snapshot(model, name)
     }
 
     async fn delete_snapshot(model: ModelBorrow<'_>, name: String) -> Result<(), Error> {
-        background::start();
+        stream_writer::start();
         <T as Blocking>::delete_snapshot(model, name)
     }
 }

@@ -7,15 +7,15 @@
 #![deny(unsafe_code)]
 
 mod asynchronous;
-mod background;
 pub mod collect;
 mod framed_body;
 mod live_generation;
 mod setting;
 mod signal;
+mod stream_writer;
 
-pub use background::OriginGuard;
 pub use setting::SettingSlot;
+pub use stream_writer::OriginGuard;
 
 /// The exports of such a component. `bindings::export!` exports a type that implements them.
 // Generated code.

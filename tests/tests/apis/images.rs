@@ -1,7 +1,7 @@
 //! Images through the APIs of the plugins: the demo model sees with a projector that makes a picture a row of characters, so it
 //! answers a sum that is drawn, and a wrong embedding, cell or cache entry shows as a wrong answer.
 
-use corral_random_model::projector::SIDE;
+use corral_random_model::image_projector::SIDE;
 use corral_tests::media::{answer, ask_about, check_only_same_file_is_cached};
 use corral_tests::pictures::{drawn, drawn_sum, projector};
 use corral_tests::{Corral, RELIABLE_SUMS, Response, artifacts, run, scratch_dir};

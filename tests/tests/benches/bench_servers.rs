@@ -42,17 +42,18 @@ const OF_HTTP: [&str; 6] = [
 fn http_bench_measures_variants_and_peer() {
     let corral = Corral::start();
     let peer = url(&corral);
-    let line = format!("http --path /classic --peer {peer} --connections 1,2 --requests 20");
+    let line =
+        format!("http --path /wasi-p2-handler --peer {peer} --connections 1,2 --requests 20");
     let line = format!("{line} --rounds 1 --traces --access-log --json");
-    let ended = bench(&line, &[plugin("classic")]);
+    let ended = bench(&line, &[plugin("wasi-p2-handler")]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     // Both respond with the path.
     assert!(!ended.stderr.contains("differs from"), "{ended:?}");
     // The measured round and the one before it, with one connection and with two, and none of other servers.
-    let lines = ended.stderr.matches(r#"path="/classic""#).count();
+    let lines = ended.stderr.matches(r#"path="/wasi-p2-handler""#).count();
     assert!((60..=100).contains(&lines), "{lines} lines: {ended:?}");
     let found = object(&line, &ended);
-    let setup = json!({"path": "/classic", "requests": 20, "rounds": 1, "peer": peer});
+    let setup = json!({"path": "/wasi-p2-handler", "requests": 20, "rounds": 1, "peer": peer});
     check_members(&found, &setup);
     let servers = rows(&found)
         .iter()
@@ -88,24 +89,27 @@ fn http_bench_measures_variants_and_peer() {
         }
     }
     // A probe; then two rounds, warm-up included, of both numbers of connections.
-    let found = request_count(&corral, "/classic");
+    let found = request_count(&corral, "/wasi-p2-handler");
     assert_eq!(found, f64::from(1 + 2 * 2 * 20));
 }
 
 #[test]
 fn different_peer_response_is_reported() {
     let corral = Corral::start();
-    let line = format!("http --peer {}/classic --connections 1", url(&corral));
+    let line = format!(
+        "http --peer {}/wasi-p2-handler --connections 1",
+        url(&corral)
+    );
     let line = format!("{line} --requests 2 --rounds 1 --json");
-    // One responds with "/", the other with "/classic".
-    let ended = bench(&line, &[plugin("classic")]);
+    // One responds with "/", the other with "/wasi-p2-handler".
+    let ended = bench(&line, &[plugin("wasi-p2-handler")]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let expected = "the peer's response differs from Corral's; is it the same component?";
     assert!(ended.stderr.contains(expected), "{ended:?}");
     assert_eq!(object(&line, &ended)["path"], "/");
 
     let line = "http --connections 1,3 --requests 10 --rounds 2";
-    let found = measure(line, &[plugin("classic")]);
+    let found = measure(line, &[plugin("wasi-p2-handler")]);
     check_members(&found, &json!({"peer": null, "rounds": 2, "requests": 10}));
     let connections = rows(&found).iter().map(|row| &row["connections"]);
     assert_eq!(connections.collect::<Vec<_>>(), [1, 3]);
@@ -129,7 +133,10 @@ fn different_peer_response_is_reported() {
 fn missing_peer_is_an_error() {
     let (_held, gone) = unused_port();
     let words = "http --requests 2 --connections 1 --rounds 1";
-    let ended = bench(&format!("{words} --peer {gone}"), &[plugin("classic")]);
+    let ended = bench(
+        &format!("{words} --peer {gone}"),
+        &[plugin("wasi-p2-handler")],
+    );
     let no_answer = format!("{gone} did not answer");
     ended.check_error(1, &[&no_answer, "start the server, or name another URL"]);
 }

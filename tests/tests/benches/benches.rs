@@ -102,8 +102,8 @@ fn isolation_bench_compiles_both_ways() {
 }
 
 #[test]
-fn flat_bench_neither_caches_nor_compacts() {
-    let line = "flat --requests 10 --prompt-tokens 8 --low-cells 256 --threads 1";
+fn latency_drift_neither_caches_nor_compacts() {
+    let line = "latency-drift --requests 10 --prompt-tokens 8 --low-cells 256 --threads 1";
     let found = measure(line, &[model(), plugin("generate")]);
     let series = rows(&found)
         .iter()
@@ -126,7 +126,7 @@ fn flat_bench_neither_caches_nor_compacts() {
 
 #[test]
 fn busy_processes_and_requests_are_counted() {
-    let line = "busy --processes 1 --requests 3 --threads 1 --own-sessions";
+    let line = "busy-cores --processes 1 --requests 3 --threads 1 --own-sessions";
     let found = measure(line, &[model(), plugin("generate")]);
     assert_eq!(found["own_sessions"], true);
     let counts = ["processes", "threads", "threads_at_end", "requests"];
@@ -235,18 +235,18 @@ fn language_bench_measures_each_form() {
 fn wrong_arguments_are_explained() {
     let missing = || ("--plugin", scratch_dir().join("missing.wasm"));
     let sampler = |name: &str| ("--sampler", artifacts::plugin(name));
-    let flat = "flat --requests 10 --threads 1 --low-cells";
+    let drift = "latency-drift --requests 10 --threads 1 --low-cells";
     let stages = "stages --rounds 1 --threads 1 --requests 5 --concurrency 2 --prompt-tokens 8 --output-tokens 4";
-    let boundary = "boundary --rounds 1 --streams 1 --output-tokens 2";
+    let overhead = "plugin-overhead --rounds 1 --streams 1 --output-tokens 2";
     let http = "http --requests 2 --connections 1 --rounds 1";
     let none_of_measure = vec![model(), ("--plugins", scratch_dir())];
     bench(stages, &none_of_measure).check_error(1, &["measure.wasm"]);
     let too_long = "--low-cells 5000 needs a context of 5001, and the model's has 4096";
     let files = [model(), plugin("generate")];
-    bench(&format!("{flat} 5000"), &files).check_error(1, &[too_long]);
+    bench(&format!("{drift} 5000"), &files).check_error(1, &[too_long]);
     let no_token = "the plugin returned no token; is it 'generate'?";
-    let files = [model(), plugin("classic")];
-    bench(&format!("{flat} 256"), &files).check_error(1, &[no_token]);
+    let files = [model(), plugin("wasi-p2-handler")];
+    bench(&format!("{drift} 256"), &files).check_error(1, &[no_token]);
     let not_done = "the plugin did not do 'generate' 2 times; is it 'measure'?";
     let no_export = "exports no corral:plugin/sampling";
     let no_file = "cannot read the plugin";
@@ -256,7 +256,7 @@ fn wrong_arguments_are_explained() {
         (missing(), "min-p", no_file),
     ] {
         let files = [model(), plugin, sampler(sampler_name)];
-        bench(boundary, &files).check_error(1, &[expected]);
+        bench(overhead, &files).check_error(1, &[expected]);
     }
     let files = [model(), plugins(), ("--languages", scratch_dir())];
     let unbuilt = "measure-python.wasm; build it with";

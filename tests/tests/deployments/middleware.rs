@@ -254,16 +254,16 @@ fn misfit_middleware_says_why() {
     let names = [
         "misbehave",
         "middleware",
-        "classic",
+        "wasi-p2-handler",
         "templates",
         "semantic-cache",
     ];
     let digests = names.map(|name| upload(&corral, &component(name)));
-    let [handler, middleware, classic, template, cache] = &digests;
+    let [handler, middleware, wasi_p2_handler, template, cache] = &digests;
     let chain = |parts: &[&String]| json!({"linked": {"middleware": parts}});
     for (main, linked, code, expected) in [
         (
-            classic,
+            wasi_p2_handler,
             chain(&[middleware]),
             "no-handler-export",
             "a exports no wasi:http/handler@0.3.0, to which its middleware passes requests; it exports wasi:http/incoming-handler@0.2",

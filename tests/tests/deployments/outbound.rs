@@ -98,7 +98,7 @@ fn granted_requests_reach_their_server() {
 
     // The same in WASI 0.2.
     let more = json!({"routes": ["/p2"], "grants": {"outbound": grants}});
-    deploy_plugin(&corral, "classic", "classic", more);
+    deploy_plugin(&corral, "wasi-p2-handler", "wasi-p2-handler", more);
     let path = format!("/p2/fetch?{}", upstream.url("/text"));
     let answer = corral.post(&path, "question").body;
     assert_eq!(answer, format!("{path}\n200\nPOST /text  8"));

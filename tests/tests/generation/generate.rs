@@ -251,10 +251,10 @@ fn two_threads_give_same_text() {
 fn wasi_0_2_handler_runs() {
     let corral = Corral::start();
     let body: String = ('a'..='z').cycle().take(1_000_000).collect();
-    let answer = corral.post("/classic/x?y=1", &body);
+    let answer = corral.post("/wasi-p2-handler/x?y=1", &body);
     assert_eq!(answer.status, 200);
     let (path, echo) = answer.body.split_once('\n').expect("two lines");
-    assert_eq!(path, "/classic/x?y=1");
+    assert_eq!(path, "/wasi-p2-handler/x?y=1");
     assert!(echo == body, "the echo differs from the request's body");
     corral.wait_until_idle();
 }

@@ -78,7 +78,7 @@ fn missing_key_error_has_route_format() {
         "--open-route",
         "/hello",
         "--error-format",
-        "/classic=openai",
+        "/wasi-p2-handler=openai",
     ];
     let corral = start(&file, &options);
     check_sum(&corral, &good, Sum { a: 1, b: 1 });
@@ -98,7 +98,7 @@ fn missing_key_error_has_route_format() {
     assert_eq!(ask(&corral, "/hello", None, "1+1=").status, 200);
     assert_eq!(ask(&corral, "/healthz", None, "").status, 200);
     ask(&corral, "/nowhere", None, "").problem(404, "no-route");
-    let openai = ask(&corral, "/classic", Some(&wrong), "");
+    let openai = ask(&corral, "/wasi-p2-handler", Some(&wrong), "");
     assert_eq!(openai.status, 401, "{openai:?}");
     assert_eq!(openai.header("content-type"), Some("application/json"));
     let error = &openai.json()["error"];

@@ -126,7 +126,7 @@ fn python_edit_compiles_nothing() {
     assert_eq!(created.code, Some(0), "{created:?}");
     let project = dir.join("shout");
     let server = Corral::start_with_store(&["--develop"]);
-    for route in ["/generate", "/hello", "/misbehave/ok", "/classic"] {
+    for route in ["/generate", "/hello", "/misbehave/ok", "/wasi-p2-handler"] {
         compiled(&server, route, "");
     }
     let mut watch = corral(&project, &["watch", "--admin", server.admin()]);

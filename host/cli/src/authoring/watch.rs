@@ -1,8 +1,8 @@
 //! `corral watch`: builds and deploys a project after each save. An error is shown, and the last good revision stays.
 
 use super::build::Profile;
+use super::file_changes::FileSnapshot;
 use super::project::Project;
-use super::snapshot::FileSnapshot;
 use crate::admin::AdminArgs;
 use crate::deploy::{DeployArgs, ManifestArgs, ServerArgs, deploy_if_changed, is_developing};
 use crate::registry::ArtifactArgs;

@@ -3,17 +3,17 @@
 //! Each bench runs in a process of its own and prints a JSON object, so that no bench finds the memory, the threads or
 //! the caches of another. A bench that fails or takes too long loses its own figures only.
 
-mod part;
-mod parts;
+mod bench_list;
+mod bench_run;
 mod server;
 mod targets;
 
 use crate::args::check_devices;
+use bench_run::{BenchRun, Kind, TimeBudget};
 use clap::Args;
 use corral_cli::Error;
 use corral_cli::args::{DeviceArgs, whole};
 use corral_cli::bench::url::Url;
-use part::{Kind, Part, TimeBudget};
 use serde_json::{Value, json};
 use server::Server;
 use std::io::Read;
@@ -42,7 +42,7 @@ pub(crate) struct AllArgs {
     /// The binary corral, which serves and puts load on peers [default: corral beside this program]
     #[arg(long, value_name = "FILE")]
     corral: Option<PathBuf>,
-    /// Server with classic.wasm to compare HTTP with, http://HOST:PORT; see BENCHMARKS.md
+    /// Server with wasi-p2-handler.wasm to compare HTTP with, http://HOST:PORT; see BENCHMARKS.md
     #[arg(long, value_name = "URL")]
     peer: Option<Url>,
     /// Server with OpenAI's API and the same model to compare throughput with, http://HOST:PORT
@@ -51,7 +51,7 @@ pub(crate) struct AllArgs {
     /// llama.cpp's `llama-bench`, built from the same sources, which computes prompts of the same model file
     #[arg(long, value_name = "FILE")]
     llama_bench: Option<PathBuf>,
-    /// Most rounds of each bench; 1 for a quick look [default: 5, or 12 for the boundary of the larger model]
+    /// Most rounds of each bench; 1 for a quick look [default: 5, or 12 for plugin-overhead with the larger model]
     #[arg(long, value_name = "N", value_parser = whole(1..=12))]
     rounds: Option<u64>,
     #[command(flatten)]
@@ -77,7 +77,7 @@ impl Programs {
         Ok(Self { bench, corral })
     }
 
-    /// The command of a part, without `--json`.
+    /// The command of a bench, without `--json`.
     fn command(&self, arguments: &[String]) -> Command {
         // The load on peers is the only bench of the released binary.
         let is_load = arguments.first().is_some_and(|bench| bench == "load");
@@ -94,7 +94,7 @@ impl Programs {
 pub(crate) fn measure(args: &AllArgs) -> Result<(), Error> {
     check_devices(&args.devices)?;
     let programs = Programs::find(args)?;
-    let files = parts::files(args).into_iter();
+    let files = bench_list::files(args).into_iter();
     for file in files.chain([programs.corral.clone()]) {
         if !file.is_file() {
             return Err(Error::failed(format!(
@@ -106,30 +106,30 @@ pub(crate) fn measure(args: &AllArgs) -> Result<(), Error> {
     let start = Instant::now();
     let (mut results, mut figures, mut shortened) = (Vec::new(), Vec::new(), Vec::new());
     let mut shares = Duration::ZERO;
-    for part in parts::all(args) {
-        if matches!(part.kind, Kind::Skipped) {
-            let targets = part.targets.iter();
+    for bench in bench_list::all(args) {
+        if matches!(bench.kind, Kind::Skipped) {
+            let targets = bench.targets.iter();
             figures.extend(targets.map(|target| target.figure(&Value::Null)));
             continue;
         }
         let elapsed = start.elapsed();
-        let budget = part.time_budget(shares, elapsed);
-        shares += part.share;
+        let budget = bench.time_budget(shares, elapsed);
+        shares += bench.share;
         let minutes = elapsed.as_secs_f64() / 60.0;
-        let line = part.arguments_within(budget).join(" ");
+        let line = bench.arguments_within(budget).join(" ");
         eprintln!("{minutes:.0} min: {line}");
-        let (value, problem) = match run(&programs, &part, budget) {
+        let (value, problem) = match run(&programs, &bench, budget) {
             Ok(value) => (value, None),
             Err(problem) => {
-                eprintln!("{}: {problem}", part.arguments[0]);
+                eprintln!("{}: {problem}", bench.arguments[0]);
                 (Value::Null, Some(problem))
             }
         };
-        figures.extend(part.targets.iter().map(|target| target.figure(&value)));
-        shortened.extend(part.missing_rounds(&value));
+        figures.extend(bench.targets.iter().map(|target| target.figure(&value)));
+        shortened.extend(bench.missing_rounds(&value));
         results.push(json!({
-            "bench": part.arguments,
-            "rounds_asked": part.rounds,
+            "bench": bench.arguments,
+            "rounds_asked": bench.rounds,
             "problem": problem,
             "found": value,
         }));
@@ -163,13 +163,13 @@ pub(crate) fn measure(args: &AllArgs) -> Result<(), Error> {
 }
 
 /// Runs one bench within its time; returns its JSON object.
-fn run(programs: &Programs, part: &Part, budget: TimeBudget) -> Result<Value, String> {
+fn run(programs: &Programs, bench: &BenchRun, budget: TimeBudget) -> Result<Value, String> {
     // Removed with everything that a killed bench leaves.
     let dir = tempfile::tempdir().map_err(|error| format!("no temporary directory: {error}"))?;
     let dir = dir.path();
-    let mut arguments = part.arguments_within(budget);
+    let mut arguments = bench.arguments_within(budget);
     // The server stops at the end of this function, unless a signal kills this process.
-    let server = match &part.kind {
+    let server = match &bench.kind {
         Kind::AgainstServer(serve) => {
             let mut command = server::command(&programs.corral, serve, dir);
             Some(Server::start(&mut command, server::START_TIMEOUT)?)
@@ -243,9 +243,9 @@ mod tests {
             bench: program.clone(),
             corral: program,
         };
-        let part = Part::new(arguments, &[]);
-        let budget = part.time_budget(Duration::ZERO, Duration::ZERO);
-        run(&programs, &part, budget)
+        let bench = BenchRun::new(arguments, &[]);
+        let budget = bench.time_budget(Duration::ZERO, Duration::ZERO);
+        run(&programs, &bench, budget)
     }
 
     #[test]
@@ -272,7 +272,7 @@ mod tests {
         };
         let expected = r#""corral" "bench" "load" "http://a""#;
         assert_eq!(line("load http://a"), expected);
-        assert_eq!(line("gap --json"), r#""bench" "gap" "--json""#);
+        assert_eq!(line("http --json"), r#""bench" "http" "--json""#);
     }
 
     #[test]

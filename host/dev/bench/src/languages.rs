@@ -12,9 +12,9 @@
 mod remote;
 
 use crate::args::EngineArgs;
-use crate::boundary;
 use crate::deploy::{DeployServer, Variant};
 use crate::local_server::{exchange, no_time_limits as limits};
+use crate::plugin_overhead;
 use crate::workload::{check_context, config, metric, status};
 use clap::Args;
 use corral_cli::Error;
@@ -302,7 +302,9 @@ impl Form {
 
     async fn call(&self, operation: &str, count: u64) -> Result<(), Error> {
         match &self.host {
-            Host::Own(plugin) => boundary::call(plugin, operation, count, PROMPT.to_owned()).await,
+            Host::Own(plugin) => {
+                plugin_overhead::call(plugin, operation, count, PROMPT.to_owned()).await
+            }
             Host::Wasmtime(program) => {
                 let head = format!("POST /{operation}?count={count} HTTP/1.1\r\n");
                 let response = exchange(program.address, &head, PROMPT.as_bytes()).await?;

@@ -8,21 +8,21 @@
 mod agents;
 mod all;
 mod args;
-mod boundary;
-mod busy;
+mod busy_cores;
 mod console;
 mod cpu_clock;
 mod deploy;
 mod drafts;
 mod first_load;
-mod flat;
-mod gap;
 mod http;
+mod inter_token_latency;
 mod isolation;
 mod languages;
 mod latency;
+mod latency_drift;
 mod local_server;
 mod model;
+mod plugin_overhead;
 mod prefill;
 mod prefix;
 mod programs;
@@ -52,10 +52,8 @@ enum Bench {
     Agents(agents::AgentsArgs),
     /// All benches with a target, and each target with its figure, in less than an hour on two cores
     All(all::AllArgs),
-    /// Cost of the boundary between engine and plugins: loops, sampling plugins, logits, host calls, instances
-    Boundary(boundary::BoundaryArgs),
     /// Time of short requests beside processes that keep the cores busy
-    Busy(busy::BusyArgs),
+    BusyCores(busy_cores::BusyCoresArgs),
     /// Tokens a second while consoles read the server's events, and while none does
     Console(console::ConsoleArgs),
     /// Time from a deploy to the first response, with and without compiled code in the cache
@@ -64,20 +62,22 @@ enum Bench {
     Drafts(drafts::DraftsArgs),
     /// Time from the load of a model file to its first token, with and without the check of the file
     FirstLoad(first_load::FirstLoadArgs),
-    /// Whether requests get slower with the number of earlier requests, and the wake-ups of an idle engine
-    Flat(flat::FlatArgs),
-    /// Inter-token latency while long prompts are prefilled, with and without the prefill budget
-    Gap(gap::GapArgs),
     /// Requests a second and latency of a plugin that needs no model, by connections, beside a peer's
     Http(http::HttpArgs),
+    /// Inter-token latency while long prompts are prefilled, with and without the prefill budget
+    InterTokenLatency(inter_token_latency::InterTokenLatencyArgs),
     /// Time that limits add to the compilation of a new component and of a new grammar
     Isolation(isolation::IsolationArgs),
     /// Costs of plugins in Rust, Python, JavaScript, C and Go, and of a plugin whose model is on another host
     Languages(languages::LanguagesArgs),
     /// First tokens, gaps and tokens a second under each latency policy, beside a peer's
     Latency(latency::LatencyArgs),
+    /// Whether requests get slower with the number of earlier requests, and the wake-ups of an idle engine
+    LatencyDrift(latency_drift::LatencyDriftArgs),
     /// Write a model with random weights, as large and as slow as a real one
     Model(model::ModelArgs),
+    /// Overhead between engine and plugins: loops, sampling plugins, logits, host calls, instances
+    PluginOverhead(plugin_overhead::PluginOverheadArgs),
     /// Tokens a second of prompts, beside those of llama.cpp's llama-bench
     Prefill(prefill::PrefillArgs),
     /// Time to first token of prompts with a cached prefix, and the time of a fork
@@ -114,19 +114,19 @@ fn run(bench: &Bench) -> Result<(), Error> {
     match bench {
         Bench::Agents(args) => runtime()?.block_on(agents::measure(args)),
         Bench::All(args) => all::measure(args),
-        Bench::Boundary(args) => runtime()?.block_on(boundary::measure(args)),
-        Bench::Busy(args) => busy::measure(args, &runtime()?),
+        Bench::BusyCores(args) => busy_cores::measure(args, &runtime()?),
         Bench::Console(args) => runtime()?.block_on(console::measure(args)),
         Bench::Deploy(args) => runtime()?.block_on(deploy::measure(args)),
         Bench::Drafts(args) => runtime()?.block_on(drafts::measure(args)),
         Bench::FirstLoad(args) => runtime()?.block_on(first_load::measure(args)),
-        Bench::Flat(args) => runtime()?.block_on(flat::measure(args)),
-        Bench::Gap(args) => runtime()?.block_on(gap::measure(args)),
         Bench::Http(args) => http::measure(args),
+        Bench::InterTokenLatency(args) => runtime()?.block_on(inter_token_latency::measure(args)),
         Bench::Isolation(args) => runtime()?.block_on(isolation::measure(args)),
         Bench::Languages(args) => runtime()?.block_on(languages::measure(args)),
         Bench::Latency(args) => runtime()?.block_on(latency::measure(args)),
+        Bench::LatencyDrift(args) => runtime()?.block_on(latency_drift::measure(args)),
         Bench::Model(args) => model::write(args),
+        Bench::PluginOverhead(args) => runtime()?.block_on(plugin_overhead::measure(args)),
         Bench::Prefill(args) => runtime()?.block_on(prefill::measure(args)),
         Bench::Prefix(args) => runtime()?.block_on(prefix::measure(args)),
         Bench::Programs(args) => programs::measure(args),

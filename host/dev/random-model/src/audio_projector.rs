@@ -8,7 +8,7 @@
 //! compares the loudness of each frequency with a threshold. The projector looks at the middle of each tone; its norm makes the
 //! result independent of the loudness, and its last matrix holds the model's embeddings.
 
-use crate::projector::{read_embeddings, write_numbers};
+use crate::image_projector::{read_embeddings, write_numbers};
 use crate::{GgufError, TensorType};
 use corral_llama::gguf::{Tensor, Writer};
 use std::f64::consts::PI;

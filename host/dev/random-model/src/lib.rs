@@ -20,8 +20,8 @@ use std::path::Path;
 
 pub mod audio_projector;
 mod bert;
+pub mod image_projector;
 mod padded;
-pub mod projector;
 mod recipe;
 mod vocabulary;
 

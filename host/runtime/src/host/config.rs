@@ -1,13 +1,13 @@
 //! `wasi:config/store`: the configuration of a deployment and the secrets that it is granted.
 
 use super::bindings::wasi::config::store::{Error, Host};
-use crate::guest_config::GuestConfig;
+use crate::deployment_config::DeploymentConfig;
 use crate::state::State;
 
 /// How the host's errors about missing grants begin.
 const NOT_GRANTED: &str = "not granted: ";
 
-impl GuestConfig {
+impl DeploymentConfig {
     fn get(&self, key: &str) -> Result<Option<String>, Error> {
         if let Some(value) = self.values.get(key) {
             return Ok(Some(value.clone()));
@@ -25,7 +25,7 @@ impl GuestConfig {
 }
 
 impl State {
-    fn config(&self) -> Result<&GuestConfig, Error> {
+    fn config(&self) -> Result<&DeploymentConfig, Error> {
         self.grants.config.as_deref().ok_or_else(|| {
             Error::Upstream(format!(
                 "{NOT_GRANTED}the deployment has neither a configuration nor secrets; add [configuration] or \
@@ -57,7 +57,7 @@ mod tests {
         let secrets = Secrets::default();
         let defined = ["granted", "other"].map(|name| (name.to_owned(), Secret::new("hidden")));
         secrets.replace(BTreeMap::from(defined));
-        let config = GuestConfig {
+        let config = DeploymentConfig {
             values: BTreeMap::from([("NAME".to_owned(), "value".to_owned())]),
             granted: ["granted", "gone"].map(str::to_owned).into(),
             secrets: secrets.clone(),

@@ -1,10 +1,10 @@
 //! A plugin as the target of other plugins' calls.
 
 use super::Plugin;
-use crate::config::CallOptions;
 use crate::deployment_lookup::{CallTarget, CalledPlugin, Calling};
 use crate::outbound::RequestBody;
 use crate::quota::QuotaPermit;
+use crate::runtime_config::CallOptions;
 use http::Request;
 use std::sync::Arc;
 

@@ -2,9 +2,9 @@
 
 use super::{Plugin, Roles};
 use crate::call_error::CallError;
-use crate::config::CallOptions;
 use crate::messages::bindings::exports::wasmcloud::messaging::handler::{BrokerMessage, Error};
 use crate::messages::{Message, MessageError};
+use crate::runtime_config::CallOptions;
 use crate::store::store;
 use crate::trace::CallTrace;
 use crate::truncate;

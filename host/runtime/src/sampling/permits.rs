@@ -42,7 +42,7 @@ impl SamplerPermits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::check_instances;
+    use crate::runtime_config::check_instances;
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 

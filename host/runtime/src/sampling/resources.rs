@@ -1,9 +1,9 @@
 //! What the sampling plugins of a deployment share.
 
 use super::permits::SamplerPermits;
-use crate::config::check_instances;
 use crate::counters::ProcessCounters;
-use crate::ticker::Ticker;
+use crate::epoch_ticker::Ticker;
+use crate::runtime_config::check_instances;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 use super::*;
 use crate::compute_turns::ComputeTurns;
 use crate::counters::ProcessCounters;
+use crate::epoch_ticker::Ticker;
 use crate::test_support::{engine_and_linker, grants};
-use crate::ticker::Ticker;
 use corral_engine::RequestId;
 use corral_engine::testing::{EngineWaker, SamplerMailbox};
 use corral_engine::{ExternalSampler, SamplingRequest, Tenant, Token};

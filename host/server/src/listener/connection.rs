@@ -2,7 +2,7 @@
 
 use super::byte_stream::{ByteStream, with_write_timeout};
 use super::header_timer::HeaderTimer;
-use super::preface::{Rewind, detect_http2};
+use super::http_version::{Rewind, detect_http2};
 use super::response_body::ResponseBody;
 use super::socket::{AcceptedStream, Peer};
 use super::streams::{ConnectionActivity, StreamExecutor};

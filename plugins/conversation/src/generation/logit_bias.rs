@@ -92,7 +92,7 @@ fn check_count(count: usize) -> Result<(), Error> {
     Err(Error::bad_request("out-of-range", text).with_field("logit_bias"))
 }
 
-/// The path of a pair, and its members.
+/// The path of a pair, and its fields.
 fn read_pair(path: String, pair: Value) -> Result<(String, Value, Value), Error> {
     const EXPECTED: &str = "a token id or text, and its bias";
     match pair {
@@ -105,7 +105,7 @@ fn read_pair(path: String, pair: Value) -> Result<(String, Value, Value), Error>
     }
 }
 
-/// Reads a token id, which is a string of digits as the `name` of a member, or a text.
+/// Reads a token id, which is a string of digits as the `name` of a field, or a text.
 fn read_biased(path: &str, value: Value, is_name: bool) -> Result<Biased, Error> {
     let expected = format!("a token id or a text of 1 to {TEXT_LIMIT} bytes");
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());

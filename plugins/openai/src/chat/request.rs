@@ -6,11 +6,11 @@ use corral_sdk::template::Chat;
 use serde_json::json;
 
 use super::messages;
+use crate::constraint_fields;
 use crate::shared_fields::{
     STREAM_FIELDS, StreamOptions, ignore_without_effect, length, reject,
     reject_fields_of_other_servers, reject_other_values, stream_options,
 };
-use crate::structured;
 use conversation::generation::{Settings, settings};
 use conversation::{ChatRequest, TemplateKwargs, Tools};
 use conversation::{check_unconstrained, silently_ignored, take_final_text, unsupported};
@@ -79,7 +79,7 @@ pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
     let model = fields.text("model")?;
     let messages = fields.required_list("messages", "a list of messages")?;
     let tools = Tools::read(&mut fields)?;
-    let (format, format_field) = structured::read(&mut fields)?;
+    let (format, format_field) = constraint_fields::read(&mut fields)?;
     let continue_final = fields.flag("continue_final_message")?;
     let add_generation_prompt = fields.boolean("add_generation_prompt")?;
     if continue_final && add_generation_prompt == Some(true) {
@@ -95,7 +95,7 @@ pub fn read(mut fields: Fields) -> Result<ChatCompletionRequest, Error> {
     let known = [
         &FIELDS[..],
         &settings::FIELDS,
-        &structured::FIELDS,
+        &constraint_fields::FIELDS,
         &STREAM_FIELDS,
     ];
     fields.ignore_unknown(&known.concat())?;
@@ -154,9 +154,9 @@ mod tests {
     use corral_sdk::testing::{check_field_errors, check_ignored_fields};
     use serde_json::Value;
 
-    fn with(members: Value) -> Result<ChatCompletionRequest, Error> {
+    fn with(request_fields: Value) -> Result<ChatCompletionRequest, Error> {
         let body = json!({"messages": [{"role": "user", "content": "Hi"}]});
-        read(Fields::at(String::new(), merged(body, &members))?)
+        read(Fields::at(String::new(), merged(body, &request_fields))?)
     }
 
     /// Fields of a request, and the field and text of the error.
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn fields_without_effect_are_accepted() {
-        for members in [
+        for request_fields in [
             json!({"user": "x", "metadata": {"a": "b"}, "safety_identifier": "x"}),
             json!({"store": true, "service_tier": "flex", "modalities": ["text"]}),
             json!({"prompt_cache_key": "x", "audio": null, "tool_choice": "auto"}),
@@ -233,7 +233,7 @@ mod tests {
             json!({"stream": true, "stream_options": {"include_usage": true}}),
         ] {
             ignored::begin(true);
-            assert!(with(members.clone()).is_ok(), "{members}");
+            assert!(with(request_fields.clone()).is_ok(), "{request_fields}");
         }
         for (name, _) in [&silently_ignored::OF_REQUEST[..]].concat() {
             ignored::begin(true);
@@ -253,29 +253,32 @@ mod tests {
 
     #[test]
     fn length_of_minus_1_is_unlimited() {
-        for (members, expected) in [
+        for (request_fields, expected) in [
             (json!({"max_tokens": -1}), None),
             (json!({"max_tokens": -1, "max_completion_tokens": -1}), None),
             (json!({"max_completion_tokens": 7}), Some(7)),
             (json!({"n_predict": 7, "max_tokens": 7}), Some(7)),
         ] {
-            let request = with(members.clone()).unwrap();
-            assert_eq!(request.chat.settings.max_tokens, expected, "{members}");
+            let request = with(request_fields.clone()).unwrap();
+            assert_eq!(
+                request.chat.settings.max_tokens, expected,
+                "{request_fields}"
+            );
         }
     }
 
     #[test]
     fn several_fields_set_template_variables() {
-        for members in [
+        for request_fields in [
             json!({"reasoning_effort": "low", "thinking": {"type": "disabled"}}),
             json!({"reasoning": {"effort": "low"}, "enable_thinking": false}),
             json!({"chat_template_kwargs": {"reasoning_effort": "low", "enable_thinking": false}}),
         ] {
-            let variables = with(members.clone()).unwrap().chat.template_kwargs.0;
+            let variables = with(request_fields.clone()).unwrap().chat.template_kwargs.0;
             let variables = variables.into_iter().map(|one| (one.name, one.value));
             let variables: serde_json::Map<_, _> = variables.collect();
             let expected = json!({"reasoning_effort": "low", "enable_thinking": false});
-            assert_eq!(Value::from(variables), expected, "{members}");
+            assert_eq!(Value::from(variables), expected, "{request_fields}");
         }
     }
 

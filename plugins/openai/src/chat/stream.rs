@@ -21,7 +21,7 @@ struct Stream {
     progress: Vec<(bool, usize)>,
     options: StreamOptions,
     stopwatch: Stopwatch,
-    /// The members of llama.cpp's server that the next events have.
+    /// The fields of llama.cpp's server that the next events have.
     extra: Vec<(&'static str, Value)>,
 }
 

@@ -5,11 +5,11 @@ use corral_sdk::{Error, Model, Token};
 use serde_json::Value;
 
 use super::prompt_logprobs::Echo;
+use crate::constraint_fields;
 use crate::prompt_input::{self, EXPECTED, Texts};
 use crate::shared_fields::{
     STREAM_FIELDS, StreamOptions, length, reject_fields_of_other_servers, stream_options,
 };
-use crate::structured;
 use conversation::generation::Settings;
 use conversation::generation::settings::{self, CHOICE_LIMIT, LOGPROBS_LIMIT};
 use conversation::{Format, infill, silently_ignored, unsupported};
@@ -37,7 +37,7 @@ pub struct CompletionRequest {
     pub settings: Settings,
     /// Whether the text begins with the prompt.
     pub echo: bool,
-    /// The format of the text, and the member that has it.
+    /// The format of the text, and the field that has it.
     pub format: Format,
     pub format_field: &'static str,
     /// The choices to generate for each prompt, of which the best `settings.n` are returned.
@@ -62,7 +62,7 @@ pub fn read(mut fields: Fields) -> Result<CompletionRequest, Error> {
     let suffix = fields.text("suffix")?;
     let echo = fields.flag("echo")?;
     let mut settings = Settings::read(&mut fields)?;
-    let (format, format_field) = structured::read(&mut fields)?;
+    let (format, format_field) = constraint_fields::read(&mut fields)?;
     let length = length(&mut fields, &["max_tokens", "n_predict"], 0)?;
     settings.max_tokens = length.unwrap_or(Some(MAX_TOKENS));
     if fields.peek("logprobs") == Some(&Value::Bool(false)) {
@@ -86,7 +86,7 @@ pub fn read(mut fields: Fields) -> Result<CompletionRequest, Error> {
     let known = [
         &FIELDS[..],
         &settings::FIELDS,
-        &structured::FIELDS,
+        &constraint_fields::FIELDS,
         &STREAM_FIELDS,
     ];
     fields.ignore_unknown(&known.concat())?;
@@ -189,8 +189,8 @@ mod tests {
     use corral_sdk::testing::check_field_errors;
     use serde_json::json;
 
-    fn with(members: Value) -> Result<CompletionRequest, Error> {
-        let body = merged(json!({"prompt": "x"}), &members);
+    fn with(request_fields: Value) -> Result<CompletionRequest, Error> {
+        let body = merged(json!({"prompt": "x"}), &request_fields);
         read(Fields::at(String::new(), body)?)
     }
 

@@ -69,8 +69,8 @@ const SAMPLERS: [Sampler; 9] = [
 ];
 
 /// Takes `samplers` and turns off those that it lacks.
-pub fn apply(members: &mut Map<String, Value>) -> Result<(), Error> {
-    let places = match members.get("samplers") {
+pub fn apply(request_fields: &mut Map<String, Value>) -> Result<(), Error> {
+    let places = match request_fields.get("samplers") {
         Some(Value::Array(list)) if !list.is_empty() => {
             let mut places = Vec::new();
             for (index, name) in list.iter().enumerate() {
@@ -100,14 +100,14 @@ pub fn apply(members: &mut Map<String, Value>) -> Result<(), Error> {
         let why = format!("the order is fixed; expected some of {order:?} in this order");
         return Err(unsupported("samplers", &why));
     }
-    members.remove("samplers");
+    request_fields.remove("samplers");
     for (place, sampler) in SAMPLERS.iter().enumerate() {
         if !places.contains(&place) {
             for (name, value) in sampler.off {
-                members.insert((*name).to_owned(), (*value).into());
+                request_fields.insert((*name).to_owned(), (*value).into());
             }
             if sampler.letter == 'e' {
-                members.remove("repetition_penalty");
+                request_fields.remove("repetition_penalty");
             }
         }
     }
@@ -120,10 +120,10 @@ mod tests {
     use corral_sdk::fields::ignored;
     use serde_json::json;
 
-    fn applied(members: Value) -> Result<Value, Error> {
+    fn applied(request_fields: Value) -> Result<Value, Error> {
         ignored::begin(false);
-        let mut members = members.as_object().cloned().unwrap();
-        apply(&mut members).map(|()| members.into())
+        let mut request_fields = request_fields.as_object().cloned().unwrap();
+        apply(&mut request_fields).map(|()| request_fields.into())
     }
 
     #[test]
@@ -138,9 +138,9 @@ mod tests {
             json!(["top-k", "nope", "temp"]),
             json!("kt"),
         ] {
-            let mut members = values.clone();
-            members["samplers"] = samplers.clone();
-            assert_eq!(applied(members), Ok(off.clone()), "{samplers}");
+            let mut request_fields = values.clone();
+            request_fields["samplers"] = samplers.clone();
+            assert_eq!(applied(request_fields), Ok(off.clone()), "{samplers}");
         }
     }
 

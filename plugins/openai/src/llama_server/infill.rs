@@ -5,7 +5,7 @@ use corral_sdk::{Error, Model, Token};
 
 use conversation::infill;
 
-/// The members of a request that make the prompt.
+/// The fields of a request that make the prompt.
 pub struct InfillInput {
     prefix: String,
     suffix: String,
@@ -15,7 +15,7 @@ pub struct InfillInput {
     extra: Vec<(Option<String>, String)>,
 }
 
-/// Reads the members.
+/// Reads the fields.
 pub fn read(fields: &mut Fields) -> Result<InfillInput, Error> {
     let prefix = fields.required_text("input_prefix")?;
     let suffix = fields.required_text("input_suffix")?;

@@ -1,11 +1,11 @@
-//! The members of a completion request in the format of llama.cpp's server.
+//! The fields of a completion request in the format of llama.cpp's server.
 
 use corral_sdk::Error;
 use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use serde_json::{Value, json};
 
+use crate::constraint_fields;
 use crate::shared_fields::{ignore_without_effect, reject_fields_of_other_servers};
-use crate::structured;
 use conversation::generation::Settings;
 use conversation::generation::settings::{self, LlamaSamplers};
 use conversation::{Format, silently_ignored, unsupported};
@@ -41,25 +41,25 @@ pub struct NativeRequest {
     pub model: Option<String>,
     pub settings: Settings,
     pub format: Format,
-    /// The member that has the format.
+    /// The field that has the format.
     pub format_field: &'static str,
     pub stream: bool,
     pub return_tokens: bool,
     pub timings_per_token: bool,
     pub return_progress: bool,
-    /// Paths of the members to return; all if empty.
+    /// Paths of the fields to return; all if empty.
     pub response_fields: Vec<String>,
 }
 
-/// Reads the members of a request but its prompt.
+/// Reads the fields of a request but its prompt.
 pub fn read(mut fields: Fields) -> Result<NativeRequest, Error> {
     let model = fields.text("model")?;
-    let (format, format_field) = structured::read(&mut fields)?;
-    let mut members = fields.into_map();
+    let (format, format_field) = constraint_fields::read(&mut fields)?;
+    let mut request_fields = fields.into_map();
     for (name, value) in DEFAULTS {
-        let member = members.entry(name).or_insert(Value::Null);
-        if member.is_null() {
-            *member = match name {
+        let field = request_fields.entry(name).or_insert(Value::Null);
+        if field.is_null() {
+            *field = match name {
                 "top_k" => json!(value as u32),
                 _ => json!(value),
             };
@@ -67,23 +67,23 @@ pub fn read(mut fields: Fields) -> Result<NativeRequest, Error> {
     }
     for (name, off) in [("top_k", 0.0), ("repeat_last_n", f64::from(u16::MAX) + 1.0)] {
         // Negative: all tokens, and the whole context.
-        if members
+        if request_fields
             .get(name)
             .and_then(Value::as_f64)
             .is_some_and(|value| value < 0.0)
         {
-            members.insert(name.to_owned(), json!(off as u32));
+            request_fields.insert(name.to_owned(), json!(off as u32));
         }
     }
     // -1 lets the server choose.
-    if members.get("seed").and_then(Value::as_i64) == Some(-1) {
-        members.remove("seed");
+    if request_fields.get("seed").and_then(Value::as_i64) == Some(-1) {
+        request_fields.remove("seed");
     }
     // Another name of `n`.
-    if let Some(count) = members.remove("n_cmpl") {
-        members.entry("n").or_insert(count);
+    if let Some(count) = request_fields.remove("n_cmpl") {
+        request_fields.entry("n").or_insert(count);
     }
-    let mut fields = Fields::from_map(members);
+    let mut fields = Fields::from_map(request_fields);
     let max_tokens = length(&mut fields)?;
     let mut settings = Settings::read(&mut fields)?;
     settings.max_tokens = max_tokens;
@@ -112,7 +112,8 @@ pub fn read(mut fields: Fields) -> Result<NativeRequest, Error> {
     silently_ignored::drop(&mut fields, &silently_ignored::OF_REQUEST);
     reject_fields_of_other_servers(&mut fields)?;
     ignore_without_effect(&mut fields, &[("n_keep", "a full context ends the text")])?;
-    fields.ignore_unknown(&[&FIELDS[..], &settings::FIELDS, &structured::FIELDS].concat())?;
+    fields
+        .ignore_unknown(&[&FIELDS[..], &settings::FIELDS, &constraint_fields::FIELDS].concat())?;
     Ok(request)
 }
 
@@ -139,8 +140,8 @@ mod tests {
     use super::*;
     use corral_sdk::testing::check_field_errors;
 
-    fn with(members: Value) -> Result<NativeRequest, Error> {
-        read(Fields::at(String::new(), members)?)
+    fn with(request_fields: Value) -> Result<NativeRequest, Error> {
+        read(Fields::at(String::new(), request_fields)?)
     }
 
     #[test]
@@ -163,7 +164,7 @@ mod tests {
         assert_eq!((settings.top_k, settings.temperature), (Some(0), 0.8));
     }
 
-    /// Members, and the field and text of the error.
+    /// Requests, and the field and text of the error.
     const ERRORS: &str = r#"
 {"n_predict": "1"} => n_predict: a string
 {"n_probs": 21} => n_probs: to 20

@@ -122,7 +122,7 @@ impl NativeResponseShape {
             .map(String::as_str))
     }
 
-    /// The members of `response_fields`: `A/B` names the member `B` of `A`.
+    /// The fields of `response_fields`: `A/B` names the field `B` of `A`.
     fn selected(&self, response: Value) -> Value {
         let fields = &self.request.response_fields;
         if fields.is_empty() {

@@ -21,7 +21,7 @@ const WITHOUT_EFFECT: [(&str, &str); 4] = [
     ("context_management", "messages are never dropped"),
     ("inference_geo", "there is one place"),
     ("speed", "there is one speed"),
-    ("betas", "features are members of the request"),
+    ("betas", "features are fields of the request"),
 ];
 
 /// The first words of a block that Claude Code sends before the system prompt. It is for the operator of

@@ -318,7 +318,7 @@ impl OpenItem {
 
     fn call_item(&self, call_id: &str, name: &str, kind: &ToolKind, status: &str) -> Value {
         let mut item = json!({"id": self.id, "status": status, "call_id": call_id});
-        let members = match kind {
+        let item_fields = match kind {
             ToolKind::Function => {
                 json!({"type": "function_call", "name": name, "arguments": self.text})
             }
@@ -337,8 +337,8 @@ impl OpenItem {
                 "arguments": serde_json::from_str(&self.text).unwrap_or_else(|_| json!({})),
             }),
         };
-        if let (Value::Object(item), Value::Object(members)) = (&mut item, members) {
-            item.extend(members);
+        if let (Value::Object(item), Value::Object(item_fields)) = (&mut item, item_fields) {
+            item.extend(item_fields);
         }
         item
     }

@@ -12,7 +12,7 @@ use crate::chat::logprob_list;
 /// The types of objects that have log probabilities.
 const WITH_LOGPROBS: [&str; 2] = ["output_text", "response.output_text.done"];
 
-/// A response or an event that is serialized with log probabilities. A number as the member `logprobs` stands for the list
+/// A response or an event that is serialized with log probabilities. A number as the field `logprobs` stands for the list
 /// with this index: as JSON values, the entries of a long message would exceed a plugin's memory.
 pub struct WithLogprobs<'a> {
     pub value: &'a Value,
@@ -35,17 +35,17 @@ impl<'a> WithLogprobs<'a> {
 
 impl Serialize for WithLogprobs<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let members = match self.value {
-            Value::Object(members) => members,
+        let fields = match self.value {
+            Value::Object(fields) => fields,
             Value::Array(values) => {
                 return serializer.collect_seq(values.iter().map(|value| self.part(value)));
             }
             other => return other.serialize(serializer),
         };
-        let kind = members.get("type").and_then(Value::as_str);
+        let kind = fields.get("type").and_then(Value::as_str);
         let has_logprobs = kind.is_some_and(|kind| WITH_LOGPROBS.contains(&kind));
-        let mut map = serializer.serialize_map(Some(members.len()))?;
-        for (name, value) in members {
+        let mut map = serializer.serialize_map(Some(fields.len()))?;
+        for (name, value) in fields {
             let list = self.list(value);
             match list.filter(|_| has_logprobs && name == "logprobs") {
                 Some(entries) => map.serialize_entry(name, &logprob_list(entries))?,

@@ -133,7 +133,7 @@ impl Storing {
     }
 }
 
-/// Takes the members about stored responses, if responses are stored. The input becomes a list that begins with the
+/// Takes the fields about stored responses, if responses are stored. The input becomes a list that begins with the
 /// items of the conversation that the request continues. Returns their number, too.
 pub fn begin(mut fields: Fields, seconds: Option<u64>) -> Result<(Fields, usize, Storing), Error> {
     let Some(seconds) = seconds else {
@@ -150,23 +150,23 @@ pub fn begin(mut fields: Fields, seconds: Option<u64>) -> Result<(Fields, usize,
         Some(id) => conversation_after(&store, id)?,
     };
     let earlier = items.len();
-    let mut members = fields.into_map();
-    match members.remove("input") {
+    let mut request_fields = fields.into_map();
+    match request_fields.remove("input") {
         Some(Value::String(text)) => items.push(item(json!({"role": "user", "content": text}))),
         Some(Value::Array(own)) if !own.is_empty() => items.extend(own.into_iter().map(item)),
         // The reader of the input reports these.
         Some(other) => {
-            members.insert("input".to_owned(), other);
-            return Ok((Fields::from_map(members), 0, Storing::default()));
+            request_fields.insert("input".to_owned(), other);
+            return Ok((Fields::from_map(request_fields), 0, Storing::default()));
         }
-        None => return Ok((Fields::from_map(members), 0, Storing::default())),
+        None => return Ok((Fields::from_map(request_fields), 0, Storing::default())),
     }
     let storing = Storing {
         previous,
         stored: stores.then(|| (store, items.clone())),
     };
-    members.insert("input".to_owned(), items.into());
-    Ok((Fields::from_map(members), earlier, storing))
+    request_fields.insert("input".to_owned(), items.into());
+    Ok((Fields::from_map(request_fields), earlier, storing))
 }
 
 /// All items up to the end of a response.
@@ -191,27 +191,29 @@ fn conversation_after(store: &Store, id: &str) -> Result<Vec<Value>, Error> {
 
 /// An item in the form of lists: a message has its type and parts, and every item an id.
 fn item(mut item: Value) -> Value {
-    let Some(members) = item.as_object_mut() else {
+    let Some(item_fields) = item.as_object_mut() else {
         return item;
     };
-    let kind = members.get("type").and_then(Value::as_str);
+    let kind = item_fields.get("type").and_then(Value::as_str);
     let is_message = matches!(kind, None | Some("message"));
     if is_message {
-        members.insert("type".to_owned(), "message".into());
-        let is_answer = members.get("role").is_some_and(|role| role == "assistant");
+        item_fields.insert("type".to_owned(), "message".into());
+        let is_answer = item_fields
+            .get("role")
+            .is_some_and(|role| role == "assistant");
         let part = if is_answer {
             "output_text"
         } else {
             "input_text"
         };
-        if let Some(Value::String(text)) = members.get("content") {
+        if let Some(Value::String(text)) = item_fields.get("content") {
             let parts = json!([{"type": part, "text": text}]);
-            members.insert("content".to_owned(), parts);
+            item_fields.insert("content".to_owned(), parts);
         }
     }
-    if !members.get("id").is_some_and(Value::is_string) {
+    if !item_fields.get("id").is_some_and(Value::is_string) {
         let prefix = if is_message { "msg_" } else { "item_" };
-        members.insert("id".to_owned(), unique_id(prefix).into());
+        item_fields.insert("id".to_owned(), unique_id(prefix).into());
     }
     item
 }

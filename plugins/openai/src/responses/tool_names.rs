@@ -54,11 +54,11 @@ impl ToolNames {
                 own.push(custom);
             }
             TOOL_SEARCH if tool.peek("execution") == Some(&"client".into()) => {
-                let mut members = tool.into_map();
-                members.remove("execution");
-                members.insert("name".to_owned(), TOOL_SEARCH.into());
-                members.remove("type");
-                let fields = Fields::at("tools".to_owned(), members.into())?;
+                let mut tool_fields = tool.into_map();
+                tool_fields.remove("execution");
+                tool_fields.insert("name".to_owned(), TOOL_SEARCH.into());
+                tool_fields.remove("type");
+                let fields = Fields::at("tools".to_owned(), tool_fields.into())?;
                 own.push(Tool::read(fields, "parameters")?);
                 self.0.insert(TOOL_SEARCH.to_owned(), ToolKind::Search);
             }
@@ -135,15 +135,15 @@ fn custom(mut tool: Fields) -> Result<Tool, Error> {
             description += &format!("\n\nThe input follows this {syntax} grammar:\n{definition}");
         }
     }
-    let mut members = tool.into_map();
-    members.remove("type");
-    members.insert("description".to_owned(), description.trim().into());
-    members.insert(
+    let mut tool_fields = tool.into_map();
+    tool_fields.remove("type");
+    tool_fields.insert("description".to_owned(), description.trim().into());
+    tool_fields.insert(
         "parameters".to_owned(),
         json!({"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}),
     );
     Tool::read(
-        Fields::at("tools".to_owned(), members.into())?,
+        Fields::at("tools".to_owned(), tool_fields.into())?,
         "parameters",
     )
 }

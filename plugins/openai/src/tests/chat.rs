@@ -19,9 +19,9 @@ fn script(answer: &str) -> Script {
         .answers("assistant\n", answer)
 }
 
-fn hi(members: Value) -> Value {
+fn hi(request_fields: Value) -> Value {
     let body = json!({"messages": [{"role": "user", "content": "Hi"}], "temperature": 0});
-    merged(body, &members)
+    merged(body, &request_fields)
 }
 
 fn calculator(choice: Value) -> Value {
@@ -376,7 +376,7 @@ fn verbose_response_has_the_prompt() {
 #[test]
 fn fields_unknown_to_the_template_are_named() {
     let named = json!([{"role": "user", "name": "Ada", "content": "Hi"}]);
-    for (members, member) in [
+    for (request_fields, field) in [
         (json!({"reasoning_effort": "low"}), "reasoning_effort"),
         (
             json!({"chat_template_kwargs": {"mood": 1}}),
@@ -384,10 +384,10 @@ fn fields_unknown_to_the_template_are_named() {
         ),
         (json!({"messages": named}), "messages[].name"),
     ] {
-        let request = || Request::post(PATH).with_json(&hi(members.clone()));
+        let request = || Request::post(PATH).with_json(&hi(request_fields.clone()));
         let (head, text) = ask(&script("Hi"), request());
         let names = head.header(ignored::HEADER);
-        assert_eq!((head.status(), names), (200, Some(member)), "{text}");
+        assert_eq!((head.status(), names), (200, Some(field)), "{text}");
         let strict = Configuration {
             strict: true,
             ..Configuration::default()

@@ -34,12 +34,12 @@ fn logprobs_are_parallel_lists() {
 /// Checks that a stream has the same lists, in parts.
 fn check_stream(script: &Script, body: &Value, response: &Value) {
     let events = events(script, PATH, body);
-    for member in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+    for field in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
         let events = events.iter().map(|event| &event["choices"][0]);
         let first = events.filter(|choice| choice["index"] == 0);
-        let lists = first.filter_map(|choice| choice["logprobs"][member].as_array());
+        let lists = first.filter_map(|choice| choice["logprobs"][field].as_array());
         let all: Vec<_> = lists.flatten().cloned().collect();
-        assert_eq!(Value::from(all), response[member], "{member}");
+        assert_eq!(Value::from(all), response[field], "{field}");
     }
 }
 
@@ -302,8 +302,8 @@ fn error_event_precedes_done() {
 
 #[test]
 fn too_many_choices_are_rejected() {
-    for (prompts, n, member) in [(65, 2, "n"), (129, 1, "prompt")] {
+    for (prompts, n, field) in [(65, 2, "n"), (129, 1, "prompt")] {
         let body = json!({"prompt": vec!["abc"; prompts], "n": n});
-        assert_error(&script(), PATH, &body, (400, "param", member));
+        assert_error(&script(), PATH, &body, (400, "param", field));
     }
 }

@@ -18,8 +18,8 @@ fn script() -> Script {
         )
 }
 
-fn body(member: &str, content: Value) -> Value {
-    json!({member: [{"role": "user", "content": content}], "model": "script", "max_tokens": 8})
+fn body(field: &str, content: Value) -> Value {
+    json!({field: [{"role": "user", "content": content}], "model": "script", "max_tokens": 8})
 }
 
 /// Path, body and where the answer is, for each API.
@@ -108,8 +108,8 @@ const WAV: &str = "UklGRjEyMzRXQVZF";
 fn audio_requests() -> [(&'static str, Value, &'static str); 2] {
     let [chat, responses, _] = requests();
     let audio = json!({"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}});
-    [(chat, "messages"), (responses, "input")].map(|((path, mut body, answer), member)| {
-        body[member][0]["content"][1] = audio.clone();
+    [(chat, "messages"), (responses, "input")].map(|((path, mut body, answer), field)| {
+        body[field][0]["content"][1] = audio.clone();
         (path, body, answer)
     })
 }

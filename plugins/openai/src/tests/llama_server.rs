@@ -254,7 +254,7 @@ fn defaults_of_the_configuration_fill_gaps() {
     for (name, value) in [("max_tokens", json!(2)), ("temperature", json!(0))] {
         configuration.defaults.insert(name.to_owned(), value);
     }
-    for (path, members, expected) in [
+    for (path, request_fields, expected) in [
         ("/completion", json!({}), "max-tokens 2"),
         ("/completion", json!({"n_predict": 3}), "max-tokens 3"),
         ("/v1/completions", json!({"max_tokens": 1}), "max-tokens 1"),
@@ -265,7 +265,7 @@ fn defaults_of_the_configuration_fill_gaps() {
         ),
     ] {
         let script = script();
-        let mut body = members;
+        let mut body = request_fields;
         body["prompt"] = "a".into();
         ask_with(
             configuration.clone(),

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use super::{CALL, TEMPLATE, events, merged, post, script_with_reasoning as script};
 
-fn message(members: Value) -> Value {
+fn message(request_fields: Value) -> Value {
     let body = json!({"max_tokens": 200, "messages": [{"role": "user", "content": "Hi"}]});
-    merged(body, &members)
+    merged(body, &request_fields)
 }
 
 #[test]
@@ -147,9 +147,9 @@ fn disabled_thinking_reaches_the_template() {
 }
 
 /// The prompt of a request that the plugin accepts.
-fn prompt(members: Value) -> String {
+fn prompt(request_fields: Value) -> String {
     let script = script("x");
-    let (status, answer) = post(&script, "/v1/messages", &message(members));
+    let (status, answer) = post(&script, "/v1/messages", &message(request_fields));
     assert_eq!(status, 200, "{answer}");
     script.generations()[0].after.clone()
 }

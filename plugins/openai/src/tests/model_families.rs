@@ -74,7 +74,7 @@ impl ModelFamily {
         let (status, answer) = self.respond(says, tools);
         assert_eq!(status, 200, "{}: {answer}", self.name);
         let message = &answer["choices"][0]["message"];
-        let text = |member: &str| message[member].as_str().unwrap_or_default();
+        let text = |field: &str| message[field].as_str().unwrap_or_default();
         let called = message["tool_calls"].as_array().into_iter().flatten();
         let called = called.map(|call| {
             let function = &call["function"];

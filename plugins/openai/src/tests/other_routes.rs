@@ -55,13 +55,13 @@ fn embedding_errors_name_the_field() {
     let path = "/v1/embeddings";
     let (status, _) = post(&script, path, &json!({"input": "a", "dimensions": 4}));
     assert_eq!(status, 200);
-    for (body, member) in [
+    for (body, field) in [
         (json!({"input": ""}), "input"),
         (json!({"input": [1.5]}), "input[0]"),
         (json!({"input": ["a", true]}), "input[1]"),
         (json!({"input": "a", "dimensions": 3}), "dimensions"),
     ] {
-        assert_error(&script, path, &body, (400, "param", member));
+        assert_error(&script, path, &body, (400, "param", field));
     }
 }
 

@@ -12,10 +12,10 @@ use crate::configuration::Configuration;
 /// Removes fields that differ between responses.
 fn without_ids(mut items: Value) -> Value {
     for item in items.as_array_mut().unwrap() {
-        let members = item.as_object_mut().unwrap();
+        let item_fields = item.as_object_mut().unwrap();
         for name in ["id", "call_id", "status"] {
-            assert!(members.get(name).is_none_or(|value| value.is_string()));
-            members.remove(name);
+            assert!(item_fields.get(name).is_none_or(|value| value.is_string()));
+            item_fields.remove(name);
         }
     }
     items
@@ -77,7 +77,7 @@ fn stream_and_whole_response_have_same_items() {
     assert_eq!(found, without_ids(answer["output"].clone()));
     assert_eq!(last["response"]["usage"], answer["usage"]);
     // The parts add up to the final items.
-    for (kind, member) in [
+    for (kind, field) in [
         ("reasoning_text", "text"),
         ("output_text", "text"),
         ("function_call_arguments", "arguments"),
@@ -91,7 +91,7 @@ fn stream_and_whole_response_have_same_items() {
         let pieces = of("delta").map(|event| event["delta"].as_str().unwrap());
         let pieces: String = pieces.collect();
         let done = of("done").next().unwrap();
-        assert_eq!(done[member], pieces);
+        assert_eq!(done[field], pieces);
         let id = &done["item_id"];
         assert!(of("delta").all(|event| event["item_id"] == *id));
         let item = &last["response"]["output"][done["output_index"].as_u64().unwrap() as usize];

@@ -1,4 +1,4 @@
-//! Members of a request that had no effect. The response names them in a header.
+//! Fields of a request that had no effect. The response names them in a header.
 //!
 //! An instance serves one request at a time, so the names are thread-local.
 //! [`begin`] starts a request, also where tests run several in one thread.
@@ -39,7 +39,7 @@ thread_local! {
     };
 }
 
-/// Starts a request. With `strict`, members without effect are errors.
+/// Starts a request. With `strict`, fields without effect are errors.
 pub fn begin(strict: bool) {
     IGNORED.replace(Ignored {
         strict,
@@ -48,12 +48,12 @@ pub fn begin(strict: bool) {
     });
 }
 
-/// Whether members without effect are errors.
+/// Whether fields without effect are errors.
 pub fn is_strict() -> bool {
     IGNORED.with_borrow(|ignored| ignored.strict)
 }
 
-/// Adds the path of a member, such as `messages[2].mood`. The entries of a list count as one:
+/// Adds the path of a field, such as `messages[2].mood`. The entries of a list count as one:
 /// `messages[].mood`.
 pub fn add(path: &str) {
     let name = header_name(path);

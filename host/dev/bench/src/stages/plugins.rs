@@ -2,7 +2,7 @@
 
 use super::clients::Client;
 use super::prompts::Prompt;
-use crate::boundary;
+use crate::plugin_overhead;
 use corral_cli::Error;
 use corral_engine::Engine;
 use corral_runtime::Plugin;
@@ -28,7 +28,7 @@ impl Client for PluginClient {
         let (plugin, operation, tokens) = (self.plugin.clone(), self.operation, self.tokens);
         let call = self
             .workers
-            .spawn(async move { boundary::call(&plugin, operation, tokens, prompt).await });
+            .spawn(async move { plugin_overhead::call(&plugin, operation, tokens, prompt).await });
         call.await.map_err(Error::context("a request crashed"))??;
         self.engine.clear_prefix_cache()?;
         Ok(tokens)

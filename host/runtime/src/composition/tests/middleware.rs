@@ -1,7 +1,7 @@
 use super::*;
 use crate::call_error::CallError;
 use crate::composition::encode::HTTP_TYPES_IMPORTER;
-use crate::config::CallOptions;
+use crate::runtime_config::CallOptions;
 use http_body_util::Empty;
 
 /// The error codes of `wasi:http` that the components below return, by their number.

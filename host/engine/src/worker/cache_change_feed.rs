@@ -1,8 +1,8 @@
-//! Reports the changes of the cache after each step, if a [feed](crate::cache_feed) takes them.
+//! Reports the changes of the cache after each step, if a [feed](crate::cache_change_feed) takes them.
 
 use super::Worker;
 use crate::backend::Backend;
-use crate::cache_feed::{CACHE_BLOCK, CacheFeed};
+use crate::cache_change_feed::{CACHE_BLOCK, CacheFeed};
 use std::sync::Arc;
 
 impl<B: Backend> Worker<B> {

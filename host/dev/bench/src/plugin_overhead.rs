@@ -1,4 +1,4 @@
-//! `corral-bench boundary`: the cost of the boundary between the engine and a plugin.
+//! `corral-bench plugin-overhead`: what plugins add to the work of the engine.
 //!
 //! It calls the plugin `measure` in this process, without HTTP. Each round runs every variant, with one sequence and
 //! with several, so that compared figures are seconds apart; every second round runs them in reverse order. The ratio
@@ -25,7 +25,7 @@ use std::time::Instant;
 use tokio::task::JoinSet;
 
 #[derive(Args, Debug)]
-pub(crate) struct BoundaryArgs {
+pub(crate) struct PluginOverheadArgs {
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
@@ -79,7 +79,7 @@ const COLUMNS: [Column; 7] = [
 ];
 
 /// Measures and prints the figures.
-pub(crate) async fn measure(args: &BoundaryArgs) -> Result<(), Error> {
+pub(crate) async fn measure(args: &PluginOverheadArgs) -> Result<(), Error> {
     let tokens = args.output_tokens;
     let cells = args.streams * (PROMPT_TOKENS + tokens);
     let mut config = config(&args.engine, cells)?;
@@ -141,7 +141,7 @@ pub(crate) async fn measure(args: &BoundaryArgs) -> Result<(), Error> {
         micros("instance_p99_s"),
     );
     let mut setup = json!({
-        "bench": "boundary",
+        "bench": "plugin-overhead",
         "output_tokens": tokens,
         "rounds": rounds,
         "vocabulary": vocabulary,
@@ -166,7 +166,7 @@ fn variants(streams: u64) -> Vec<Variant> {
     counts.into_iter().flat_map(of_count).collect()
 }
 
-async fn load(runtime: &Runtime, args: &BoundaryArgs) -> Result<Plugin, Error> {
+async fn load(runtime: &Runtime, args: &PluginOverheadArgs) -> Result<Plugin, Error> {
     let sampler = ComponentSource::from(args.sampler.as_path());
     let config = PluginConfig {
         limits: no_time_limits(),

@@ -11,15 +11,15 @@ use wasip2::http::types::{
 };
 use wasip2::io::streams::{OutputStream, StreamError};
 
-struct Classic;
+struct WasiP2Handler;
 
 #[allow(unsafe_code)]
 mod exports {
-    use super::Classic;
-    wasip2::http::proxy::export!(Classic);
+    use super::WasiP2Handler;
+    wasip2::http::proxy::export!(WasiP2Handler);
 }
 
-impl wasip2::exports::http::incoming_handler::Guest for Classic {
+impl wasip2::exports::http::incoming_handler::Guest for WasiP2Handler {
     fn handle(request: IncomingRequest, answer: ResponseOutparam) {
         let response = OutgoingResponse::new(Fields::new());
         let Ok(body) = response.body() else {

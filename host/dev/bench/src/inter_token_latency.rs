@@ -1,4 +1,4 @@
-//! `corral-bench gap`: the time between two tokens while prompts are prefilled.
+//! `corral-bench inter-token-latency`: the time between two tokens while prompts are prefilled.
 //!
 //! A few streams generate all the time. Long and short prompts arrive one after the other, and the bench takes every gap
 //! between two tokens of the streams. A pause before and after each prompt leaves the streams alone; its median gap is
@@ -21,7 +21,7 @@ use std::time::Instant;
 use tokio::task::JoinSet;
 
 #[derive(Args, Debug)]
-pub(crate) struct GapArgs {
+pub(crate) struct InterTokenLatencyArgs {
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
@@ -92,7 +92,7 @@ const COLUMNS: [Column; 16] = [
 ];
 
 /// Measures and prints the figures.
-pub(crate) async fn measure(args: &GapArgs) -> Result<(), Error> {
+pub(crate) async fn measure(args: &InterTokenLatencyArgs) -> Result<(), Error> {
     let mut policies = Vec::new();
     for (name, prefill) in [
         ("budgeted", PrefillPolicy::default()),
@@ -133,7 +133,7 @@ pub(crate) async fn measure(args: &GapArgs) -> Result<(), Error> {
         policy.engine.shutdown();
     }
     let setup = json!({
-        "bench": "gap",
+        "bench": "inter-token-latency",
         "streams": args.streams,
         "prompt_tokens": args.prompt_tokens,
         "rounds": rounds,
@@ -148,7 +148,7 @@ pub(crate) async fn measure(args: &GapArgs) -> Result<(), Error> {
 }
 
 impl Policy {
-    async fn round(&self, args: &GapArgs) -> Result<Round, Error> {
+    async fn round(&self, args: &InterTokenLatencyArgs) -> Result<Round, Error> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut streams = JoinSet::new();
         for number in 0..args.streams {

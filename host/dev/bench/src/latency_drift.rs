@@ -1,4 +1,4 @@
-//! `corral-bench flat`: whether requests get slower as more requests have run before them.
+//! `corral-bench latency-drift`: whether requests get slower as more requests have run before them.
 //!
 //! One-token requests run one after the other. The measured time is the engine's, from admission to the token; the
 //! time in the queue is separate. The slope is the Theil–Sen estimator, the median of the slopes between any two
@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 #[derive(Args, Debug)]
-pub(crate) struct FlatArgs {
+pub(crate) struct LatencyDriftArgs {
     #[command(flatten)]
     engine: EngineArgs,
     /// The plugin `generate`
@@ -84,7 +84,7 @@ const COLUMNS: [Column; 12] = [
 ];
 
 /// Measures and prints the figures.
-pub(crate) async fn measure(args: &FlatArgs) -> Result<(), Error> {
+pub(crate) async fn measure(args: &LatencyDriftArgs) -> Result<(), Error> {
     let cells = args.low_cells + HIGH_TOKENS + 2 * (args.prompt_tokens + 2);
     let mut config = config(&args.engine, cells)?;
     // As in production: cached prefixes of earlier requests could slow down later ones.
@@ -107,7 +107,7 @@ pub(crate) async fn measure(args: &FlatArgs) -> Result<(), Error> {
     let series = alone.iter().chain(&beside);
     let rows: Vec<_> = series.map(Series::report).collect();
     let setup = json!({
-        "bench": "flat",
+        "bench": "latency-drift",
         "requests": args.requests,
         "prompt_tokens": args.prompt_tokens,
         "low_cells": args.low_cells,

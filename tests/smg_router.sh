@@ -3,7 +3,7 @@
 # $CORRAL_CACHE (default ~/.cache/corral). Everything else goes to stderr.
 set -euo pipefail
 
-say() { echo "tests/smg.sh: $*" >&2; }
+say() { echo "tests/smg_router.sh: $*" >&2; }
 
 # shellcheck source=pip_program.sh
 source "$(dirname "$0")/pip_program.sh"

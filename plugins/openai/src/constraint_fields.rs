@@ -1,4 +1,4 @@
-//! Members that constrain an answer: OpenAI's `response_format`, and those of llama.cpp's server, vLLM
+//! Fields that constrain an answer: OpenAI's `response_format`, and those of llama.cpp's server, vLLM
 //! and SGLang.
 
 use conversation::{Format, unsupported};
@@ -11,7 +11,7 @@ use crate::shared_fields::{ignore_without_effect, reject, schema_format, schema_
 /// Most choices of `guided_choice`.
 const CHOICE_LIMIT: usize = 1024;
 
-/// The members that [`read`] reads.
+/// The fields that [`read`] reads.
 pub const FIELDS: [&str; 12] = [
     "response_format",
     "grammar",
@@ -27,7 +27,7 @@ pub const FIELDS: [&str; 12] = [
     "structured_outputs",
 ];
 
-/// Reads the format of the answer and the path of the member that has it. An error if several members
+/// Reads the format of the answer and the path of the field that has it. An error if several fields
 /// have one.
 pub fn read(fields: &mut Fields) -> Result<(Format, &'static str), Error> {
     let mut formats = Vec::new();
@@ -75,7 +75,7 @@ pub fn read(fields: &mut Fields) -> Result<(Format, &'static str), Error> {
     Ok(formats.pop().unwrap_or((Format::Text, "response_format")))
 }
 
-/// The kinds of members of vLLM and SGLang.
+/// The kinds of fields of vLLM and SGLang.
 #[derive(Clone, Copy)]
 enum Kind {
     Json,
@@ -120,7 +120,8 @@ pub fn response_format(mut fields: Fields) -> Result<Format, Error> {
         (Some("json_schema"), Some(own)) if fields.peek("json_schema").is_none() => own,
         (Some("json_schema"), None) => schema_format(fields.required_object("json_schema")?)?,
         (Some("text" | "json_schema"), Some(_)) => {
-            let why = "it requires the type `json_object`, or `json_schema` without a member of this name";
+            let why =
+                "it requires the type `json_object`, or `json_schema` without a field of this name";
             return Err(unsupported(&fields.path("schema"), why));
         }
         _ => {
@@ -222,8 +223,8 @@ mod tests {
     use corral_sdk::testing::check_field_errors;
     use serde_json::json;
 
-    fn with(members: Value) -> Result<(Format, &'static str), Error> {
-        read(&mut Fields::at(String::new(), members)?)
+    fn with(request_fields: Value) -> Result<(Format, &'static str), Error> {
+        read(&mut Fields::at(String::new(), request_fields)?)
     }
 
     #[test]
@@ -234,7 +235,7 @@ mod tests {
             strict: false,
         };
         let regex = |text: &str| Format::Regex(text.to_owned());
-        for (members, format, field) in [
+        for (request_fields, format, field) in [
             (json!({}), Format::Text, "response_format"),
             (
                 json!({"grammar": "", "json_schema": {}, "structured_outputs": {}}),
@@ -283,11 +284,15 @@ mod tests {
                 "structured_outputs",
             ),
         ] {
-            assert_eq!(with(members.clone()), Ok((format, field)), "{members}");
+            assert_eq!(
+                with(request_fields.clone()),
+                Ok((format, field)),
+                "{request_fields}"
+            );
         }
     }
 
-    /// Members, and the field and text of the error.
+    /// Requests, and the field and text of the error.
     const ERRORS: &str = r#"
 {"regex": "a", "grammar": "root ::= \"a\""} => regex: `grammar`
 {"guided_json": 1} => guided_json: a JSON schema

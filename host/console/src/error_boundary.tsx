@@ -4,7 +4,7 @@ import { Component, type ComponentChildren } from "preact";
 import { errorText } from "./api";
 import { Button, PageHead } from "./ui";
 
-export class Boundary extends Component<{ children: ComponentChildren }, { error: unknown; failed: boolean }> {
+export class ErrorBoundary extends Component<{ children: ComponentChildren }, { error: unknown; failed: boolean }> {
   override state = { error: null, failed: false };
 
   static override getDerivedStateFromError(error: unknown) {

@@ -1,5 +1,5 @@
-//! `corral-bench busy`: the time of short requests beside processes that keep the cores busy, with all compute threads and
-//! with adaptive threads.
+//! `corral-bench busy-cores`: the time of short requests beside processes that keep the cores busy, with all compute
+//! threads and with adaptive threads.
 
 use crate::args::EngineArgs;
 use crate::local_server::{self, client_runtime};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 #[derive(Args, Debug)]
-pub(crate) struct BusyArgs {
+pub(crate) struct BusyCoresArgs {
     #[command(flatten)]
     engine: EngineArgs,
     /// The plugin `generate`
@@ -57,7 +57,7 @@ const COLUMNS: [Column; 8] = [
 struct BusyProcesses(Vec<Child>);
 
 impl BusyProcesses {
-    /// `own_sessions`: see [`BusyArgs`].
+    /// `own_sessions`: see [`BusyCoresArgs`].
     fn start(count: u64, own_sessions: bool) -> Result<Self, Error> {
         let mut processes = Self(Vec::new());
         // Ctrl-C does not reach other sessions: the kernel ends these processes with the bench.
@@ -86,7 +86,7 @@ impl Drop for BusyProcesses {
 }
 
 /// Measures and prints the figures.
-pub(crate) fn measure(args: &BusyArgs, workers: &Runtime) -> Result<(), Error> {
+pub(crate) fn measure(args: &BusyCoresArgs, workers: &Runtime) -> Result<(), Error> {
     let clients = client_runtime()?;
     let mut rows = Vec::new();
     for adaptive in [false, true] {
@@ -111,8 +111,7 @@ pub(crate) fn measure(args: &BusyArgs, workers: &Runtime) -> Result<(), Error> {
         engine.shutdown();
     }
     let own_sessions = args.own_sessions;
-    let setup =
-        json!({"bench": "busy", "output_tokens": OUTPUT_TOKENS, "own_sessions": own_sessions});
+    let setup = json!({"bench": "busy-cores", "output_tokens": OUTPUT_TOKENS, "own_sessions": own_sessions});
     let title = format!(
         "requests of {OUTPUT_TOKENS} tokens over HTTP, one after the other, beside busy processes; ms"
     );

@@ -1,8 +1,8 @@
 //! Limits what one instance may allocate, in its own memories and in the host.
 
-use crate::config::{CORE_INSTANCES, MEMORIES, TABLE_ELEMENTS, TABLES};
 use crate::counters::{DeploymentCounters, ResourceCount, ResourceKind};
 use crate::cpu_meter::Meter;
+use crate::runtime_config::{CORE_INSTANCES, MEMORIES, TABLE_ELEMENTS, TABLES};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use wasmtime::ResourceLimiter;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// What a deployment may read.
 #[derive(Debug)]
-pub(crate) struct GuestConfig {
+pub(crate) struct DeploymentConfig {
     /// Its configuration.
     pub(crate) values: BTreeMap<String, String>,
     /// Names of the secrets that it is granted.

@@ -1,4 +1,4 @@
-//! Members without effect: named in a header, or refused.
+//! Fields without effect: named in a header, or refused.
 
 use conversation::silently_ignored;
 use corral_sdk::Request;
@@ -17,7 +17,7 @@ fn script() -> Script {
         .embedding("a", &[1.0])
 }
 
-/// Requests with an unknown member, and its name.
+/// Requests with an unknown field, and its name.
 fn requests() -> Vec<(&'static str, Value, &'static str)> {
     let user = json!({"role": "user", "content": "Hi"});
     let mut odd = user.clone();
@@ -134,11 +134,11 @@ fn readme_has_the_reason_of_each_hint() {
         &silently_ignored::OF_TOOL,
     ];
     for (name, reason) in tables.concat() {
-        let member = format!("`{name}`");
+        let field = format!("`{name}`");
         let reason = format!("| {reason} |");
         let mut lines = readme.lines();
         assert!(
-            lines.any(|line| line.contains(&member) && line.ends_with(&reason)),
+            lines.any(|line| line.contains(&field) && line.ends_with(&reason)),
             "{name}: {reason}"
         );
     }

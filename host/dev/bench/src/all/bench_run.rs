@@ -10,7 +10,7 @@ const MIN_TIME: Duration = Duration::from_secs(1);
 /// Time for startup and the first rounds, besides three times the share.
 const STARTUP_TIME: Duration = Duration::from_secs(120);
 
-pub(super) struct Part {
+pub(super) struct BenchRun {
     /// The name of the bench and its arguments, without `--rounds`, `--within` and `--json`.
     pub(super) arguments: Vec<String>,
     /// Most rounds; none for a bench without rounds.
@@ -39,7 +39,7 @@ pub(super) struct TimeBudget {
     pub(super) limit: Duration,
 }
 
-impl Part {
+impl BenchRun {
     /// The bench of `words`, separated by blanks, with the files that are values of options.
     pub(super) fn new(words: &str, files: &[(&str, &Path)]) -> Self {
         let mut arguments: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
@@ -77,7 +77,7 @@ impl Part {
         self
     }
 
-    /// The time of a bench that starts after `elapsed`, when the parts before it have the shares `earlier`. It gets the
+    /// The time of a bench that starts after `elapsed`, when the benches before it have the shares `earlier`. It gets the
     /// time that they left, or loses the time that they took too much.
     pub(super) fn time_budget(&self, earlier: Duration, elapsed: Duration) -> TimeBudget {
         let unused = earlier.saturating_sub(elapsed);
@@ -113,14 +113,14 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    fn part() -> Part {
-        Part::new("gap", &[]).rounds(7).minutes(4)
+    fn bench() -> BenchRun {
+        BenchRun::new("http", &[]).rounds(7).minutes(4)
     }
 
     #[test]
     fn unused_time_carries_over() {
         let budget = |earlier, elapsed| {
-            let budget = part().time_budget(earlier * MINUTE, elapsed * MINUTE);
+            let budget = bench().time_budget(earlier * MINUTE, elapsed * MINUTE);
             (budget.within, budget.limit)
         };
         assert_eq!(budget(10, 10), (4 * MINUTE, 14 * MINUTE));
@@ -132,20 +132,20 @@ mod tests {
 
     #[test]
     fn bench_with_rounds_gets_its_time() {
-        let budget = part().time_budget(Duration::ZERO, Duration::ZERO);
-        let line = part().arguments_within(budget).join(" ");
-        assert_eq!(line, "gap --rounds 7 --within 240");
-        let flat = Part::new("flat", &[]);
-        assert_eq!(flat.arguments_within(budget), ["flat"]);
+        let budget = bench().time_budget(Duration::ZERO, Duration::ZERO);
+        let line = bench().arguments_within(budget).join(" ");
+        assert_eq!(line, "http --rounds 7 --within 240");
+        let drift = BenchRun::new("latency-drift", &[]);
+        assert_eq!(drift.arguments_within(budget), ["latency-drift"]);
     }
 
     #[test]
     fn missing_rounds_are_reported() {
-        let missing = part().missing_rounds(&json!({"rounds": 5}));
-        assert_eq!(missing.as_deref(), Some("5 of 7 rounds of gap"));
-        assert_eq!(part().missing_rounds(&json!({"rounds": 7})), None);
-        assert_eq!(part().missing_rounds(&Value::Null), None);
-        let flat = Part::new("flat", &[]);
-        assert_eq!(flat.missing_rounds(&json!({"rounds": 1})), None);
+        let missing = bench().missing_rounds(&json!({"rounds": 5}));
+        assert_eq!(missing.as_deref(), Some("5 of 7 rounds of http"));
+        assert_eq!(bench().missing_rounds(&json!({"rounds": 7})), None);
+        assert_eq!(bench().missing_rounds(&Value::Null), None);
+        let drift = BenchRun::new("latency-drift", &[]);
+        assert_eq!(drift.missing_rounds(&json!({"rounds": 1})), None);
     }
 }

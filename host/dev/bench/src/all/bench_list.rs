@@ -1,9 +1,9 @@
 //! The benches in their order, with the sizes of the targets, and the targets of each. BENCHMARKS.md explains them.
 //!
-//! The shares of all parts add up to less than an hour.
+//! The shares of all benches add up to less than an hour.
 
 use super::AllArgs;
-use super::part::{Kind, Part};
+use super::bench_run::{BenchRun, Kind};
 use super::targets::{Bound, Target};
 use crate::programs;
 use std::path::{Path, PathBuf};
@@ -15,9 +15,9 @@ const LLAMA_BENCH_MINUTES: u64 = 4;
 /// The share of the programs, which are compared with the same peer.
 const PROGRAM_MINUTES: u64 = 8;
 
-/// The files that the parts need.
+/// The files that the benches need.
 pub(super) fn files(args: &AllArgs) -> Vec<PathBuf> {
-    let plugins = ["classic", "generate", "measure", "min-p", "openai"];
+    let plugins = ["generate", "measure", "min-p", "openai", "wasi-p2-handler"];
     let plugins = plugins.into_iter().chain(programs::names());
     let plugins = plugins.map(|name| plugin(&args.plugins, name));
     let models = [&args.model, &args.small, &args.wide];
@@ -29,31 +29,31 @@ fn plugin(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.wasm"))
 }
 
-/// All parts in their order.
-pub(super) fn all(args: &AllArgs) -> Vec<Part> {
+/// All benches in their order.
+pub(super) fn all(args: &AllArgs) -> Vec<BenchRun> {
     let [model, small, wide] = [&args.model, &args.small, &args.wide].map(PathBuf::as_path);
     let file = |name| plugin(&args.plugins, name);
     let (generate, measure, min_p) = (file("generate"), file("measure"), file("min-p"));
     let stages = |model, sizes: &str| {
         let files = [("--model", model), ("--plugins", args.plugins.as_path())];
-        Part::new(&format!("stages {sizes}"), &files)
+        BenchRun::new(&format!("stages {sizes}"), &files)
     };
-    let boundary = |model, tokens: u64| {
+    let plugin_overhead = |model, tokens: u64| {
         let files = [
             ("--model", model),
             ("--plugin", measure.as_path()),
             ("--sampler", min_p.as_path()),
         ];
-        Part::new(&format!("boundary --output-tokens {tokens}"), &files)
+        BenchRun::new(&format!("plugin-overhead --output-tokens {tokens}"), &files)
     };
     let with_generate = |bench| {
         let files = [("--model", small), ("--plugin", generate.as_path())];
-        Part::new(bench, &files)
+        BenchRun::new(bench, &files)
     };
     let peer = args.peer.iter().map(|url| format!(" --peer {url}"));
     let http = format!("http{}", peer.collect::<String>());
     let eight_streams = "--requests 40 --concurrency 8 --prompt-tokens 32 --output-tokens 50";
-    let mut parts = vec![
+    let mut benches = vec![
         stages(
             model,
             "--requests 4 --concurrency 1 --prompt-tokens 32 --output-tokens 32 --stages 0,8,9",
@@ -84,22 +84,24 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
                 "/cpu_us_over_raw",
             )
             .of("stage", 9)]),
-        Part::new("gap --prompts 3", &[("--model", model)])
+        BenchRun::new("inter-token-latency --prompts 3", &[("--model", model)])
             .rounds(5)
             .minutes(5)
-            .targets(gap_targets()),
-        latency_part(args),
+            .targets(inter_token_latency_targets()),
+        latency_bench(args),
         // Many rounds: the speed of a busy machine changes within seconds.
-        boundary(model, 24)
+        plugin_overhead(model, 24)
             .rounds(12)
             .minutes(4)
-            .targets(boundary_targets()),
+            .targets(plugin_overhead_targets()),
         // A model that computes next to nothing has steps short enough to show the cost of logits.
-        boundary(wide, 256)
+        plugin_overhead(wide, 256)
             .rounds(5)
             .minutes(1)
             .targets(logits_targets()),
-        with_generate("flat").minutes(1).targets(flat_targets()),
+        with_generate("latency-drift")
+            .minutes(1)
+            .targets(latency_drift_targets()),
         with_generate("prefix")
             .rounds(5)
             .minutes(2)
@@ -108,7 +110,7 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
             .rounds(5)
             .minutes(1)
             .targets(deploy_targets()),
-        Part::new("first-load", &[("--model", model)])
+        BenchRun::new("first-load", &[("--model", model)])
             .rounds(5)
             .minutes(1)
             .targets([at_most(
@@ -118,7 +120,7 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
             )
             .of("file", "read, first load")
             .ends("/ratio_to_mapped_min", "/ratio_to_mapped_max")]),
-        Part::new(
+        BenchRun::new(
             "isolation",
             &[("--model", model), ("--plugin", generate.as_path())],
         )
@@ -133,15 +135,15 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
                 0.97,
             )
             .of("consoles", 3)]),
-        Part::new(&http, &[("--plugin", &file("classic"))])
+        BenchRun::new(&http, &[("--plugin", &file("wasi-p2-handler"))])
             .rounds(5)
             .minutes(2)
             .targets(http_targets()),
     ];
-    parts.extend(peer_parts(args));
-    parts.push(programs_part(args));
-    parts.push(prefill_part(args));
-    // The longest part is last: it gets the time that the others left, and that of a missing peer.
+    benches.extend(peer_benches(args));
+    benches.push(programs_bench(args));
+    benches.push(prefill_bench(args));
+    // The longest bench is last: it gets the time that the others left, and that of a missing peer.
     let mut minutes = 6;
     if args.openai_peer.is_none() {
         minutes += PEER_MINUTES + PROGRAM_MINUTES;
@@ -149,7 +151,7 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
     if args.llama_bench.is_none() {
         minutes += LLAMA_BENCH_MINUTES;
     }
-    parts.push(
+    benches.push(
         stages(model, eight_streams)
             .rounds(5)
             .minutes(minutes)
@@ -158,26 +160,26 @@ pub(super) fn all(args: &AllArgs) -> Vec<Part> {
     // `tests/gpu/run.sh` measures it.
     let gpu = "GPU, 0.6b, 64 streams: HTTP over TCP / raw loop (tests/gpu)";
     let gpu = stages(model, "").targets([stage_ratio(8, gpu, 0.95)]);
-    parts.push(gpu.kind(Kind::Skipped));
+    benches.push(gpu.kind(Kind::Skipped));
     let devices = args.devices.to_arguments();
-    for part in &mut parts {
+    for bench in &mut benches {
         let most = args.rounds.unwrap_or(u64::MAX);
-        part.rounds = part.rounds.map(|rounds| rounds.min(most));
-        if part.arguments.iter().any(|argument| argument == "--model") {
-            part.arguments.extend_from_slice(&devices);
+        bench.rounds = bench.rounds.map(|rounds| rounds.min(most));
+        if bench.arguments.iter().any(|argument| argument == "--model") {
+            bench.arguments.extend_from_slice(&devices);
         }
     }
-    parts
+    benches
 }
 
 /// Compares Corral's server with a peer that has OpenAI's API and the same model file: `corral bench load` measures both
 /// in turns. Not measured without a peer.
-fn peer_parts(args: &AllArgs) -> [Part; 3] {
-    let part = |options: &str, what: &'static str, bound: f64| {
+fn peer_benches(args: &AllArgs) -> [BenchRun; 3] {
+    let bench = |options: &str, what: &'static str, bound: f64| {
         let peer = args.openai_peer.iter().map(ToString::to_string);
         let peer = peer.collect::<String>();
         let kind = match args.openai_peer {
-            // A new server for each part, with an empty cache. The peer's may be filled.
+            // A new server for each bench, with an empty cache. The peer's may be filled.
             Some(_) => Kind::AgainstServer(serve_arguments(args)),
             None => Kind::Skipped,
         };
@@ -187,24 +189,24 @@ fn peer_parts(args: &AllArgs) -> [Part; 3] {
             "/rows/1/ratios/tokens_per_second/most",
         );
         let words = format!("load {peer} --prompt-words 32 --output-tokens 50 {options}");
-        Part::new(&words, &[])
+        BenchRun::new(&words, &[])
             .rounds(5)
             .minutes(PEER_MINUTES / 3)
             .kind(kind)
             .targets([target])
     };
     [
-        part(
+        bench(
             "--requests 40 --concurrency 8",
             "0.6b, 8 at once: tokens a second / the peer of --openai-peer",
             1.1,
         ),
-        part(
+        bench(
             "--requests 48 --concurrency 16 --mixed-lengths",
             "... 16 at once, mixed lengths",
             1.3,
         ),
-        part(
+        bench(
             "--requests 64 --concurrency 32 --mixed-lengths",
             "... 32 at once, mixed lengths",
             1.3,
@@ -213,11 +215,11 @@ fn peer_parts(args: &AllArgs) -> [Part; 3] {
 }
 
 /// First tokens and gaps of the default latency, beside the peer's if there is one.
-fn latency_part(args: &AllArgs) -> Part {
+fn latency_bench(args: &AllArgs) -> BenchRun {
     let peer = args.openai_peer.iter();
     let peer = peer.map(|url| format!(" --openai-peer {url}"));
     let words = format!("latency --latency balanced{}", peer.collect::<String>());
-    Part::new(&words, &[("--model", args.model.as_path())])
+    BenchRun::new(&words, &[("--model", args.model.as_path())])
         .rounds(2)
         .minutes(4)
         .targets(
@@ -243,7 +245,7 @@ fn latency_part(args: &AllArgs) -> Part {
 }
 
 /// Compares programs as plugins with clients of the peer. Not measured without a peer.
-fn programs_part(args: &AllArgs) -> Part {
+fn programs_bench(args: &AllArgs) -> BenchRun {
     let targets = [
         (
             1,
@@ -270,7 +272,7 @@ fn programs_part(args: &AllArgs) -> Part {
         Some(_) => Kind::Alone,
         None => Kind::Skipped,
     };
-    Part::new(&words, &files)
+    BenchRun::new(&words, &files)
         .rounds(5)
         .minutes(PROGRAM_MINUTES)
         .kind(kind)
@@ -278,7 +280,7 @@ fn programs_part(args: &AllArgs) -> Part {
 }
 
 /// Compares prompts with those of llama-bench. Not measured without it.
-fn prefill_part(args: &AllArgs) -> Part {
+fn prefill_bench(args: &AllArgs) -> BenchRun {
     let generate = plugin(&args.plugins, "generate");
     let mut files = vec![
         ("--model", args.model.as_path()),
@@ -293,7 +295,7 @@ fn prefill_part(args: &AllArgs) -> Part {
         Some(_) => Kind::Alone,
         None => Kind::Skipped,
     };
-    Part::new("prefill --lengths 512,4096", &files)
+    BenchRun::new("prefill --lengths 512,4096", &files)
         .rounds(5)
         .minutes(LLAMA_BENCH_MINUTES)
         .kind(kind)
@@ -367,7 +369,7 @@ fn eight_streams_targets() -> [Target; 9] {
     ]
 }
 
-fn gap_targets() -> [Target; 3] {
+fn inter_token_latency_targets() -> [Target; 3] {
     [
         at_most(
             "0.6b, gap while long prompts are prefilled: p99 / decode step",
@@ -385,7 +387,7 @@ fn gap_targets() -> [Target; 3] {
     .map(|target| target.of("prefill", "budgeted"))
 }
 
-fn boundary_targets() -> [Target; 4] {
+fn plugin_overhead_targets() -> [Target; 4] {
     let top = |streams: u64, what| {
         let target = ratio(what, 0.98).of("variant", "next: the 64 likeliest");
         target.of("streams", streams)
@@ -431,7 +433,7 @@ fn isolation_targets() -> [Target; 2] {
     ]
 }
 
-fn flat_targets() -> [Target; 3] {
+fn latency_drift_targets() -> [Target; 3] {
     let growth = |interface, what| at_most(what, 0.05, "/growth").of("interface", interface);
     [
         growth(
@@ -504,17 +506,17 @@ mod tests {
 
     const FILES: &str = "--model m/a=b.gguf --wide w.gguf --plugins p --device cpu";
 
-    fn parts(more: &str) -> Vec<Part> {
+    fn benches(more: &str) -> Vec<BenchRun> {
         all(&parse(&format!("{FILES} {more}")).expect("valid arguments"))
     }
 
     #[test]
     fn shares_add_up_to_less_than_an_hour() {
         let mut shares = Duration::ZERO;
-        for part in parts("--peer http://a:1 --openai-peer http://b:2 --llama-bench l") {
-            let mut words = part.arguments_within(part.time_budget(shares, shares));
+        for bench in benches("--peer http://a:1 --openai-peer http://b:2 --llama-bench l") {
+            let mut words = bench.arguments_within(bench.time_budget(shares, shares));
             words.insert(0, "bench".to_owned());
-            let is_valid = match part.kind {
+            let is_valid = match bench.kind {
                 Kind::AgainstServer(_) => {
                     words.insert(0, "corral".to_owned());
                     words.push("http://own:1".to_owned());
@@ -523,7 +525,7 @@ mod tests {
                 _ => BenchCommandLine::try_parse_from(&words).is_ok(),
             };
             assert!(is_valid, "{words:?}");
-            shares += part.share;
+            shares += bench.share;
         }
         // As in BENCHMARKS.md.
         assert_eq!(shares, Duration::from_secs(59 * 60));
@@ -531,14 +533,14 @@ mod tests {
 
     #[test]
     fn corral_serves_the_model_beside_the_peer() {
-        let parts = parts("--openai-peer http://127.0.0.1:8090/");
+        let benches = benches("--openai-peer http://127.0.0.1:8090/");
         let mut servers = 0;
-        for part in &parts {
-            let Kind::AgainstServer(serve) = &part.kind else {
+        for bench in &benches {
+            let Kind::AgainstServer(serve) = &bench.kind else {
                 continue;
             };
             servers += 1;
-            assert_eq!(part.arguments[..2], ["load", "http://127.0.0.1:8090"]);
+            assert_eq!(bench.arguments[..2], ["load", "http://127.0.0.1:8090"]);
             let words = ["corral", "serve"].map(str::to_owned).into_iter();
             let parsed = CommandLine::try_parse_from(words.chain(serve.iter().cloned()));
             let Ok(Command::Serve(serve)) = parsed.map(|line| line.command) else {
@@ -555,12 +557,12 @@ mod tests {
 
     #[test]
     fn missing_peer_leaves_targets_unmeasured() {
-        let skipped = |part: &Part| matches!(part.kind, Kind::Skipped);
-        let parts: Vec<_> = parts("").into_iter().filter(skipped).collect();
+        let skipped = |bench: &BenchRun| matches!(bench.kind, Kind::Skipped);
+        let benches: Vec<_> = benches("").into_iter().filter(skipped).collect();
         // The last one is for a GPU.
-        assert_eq!(parts.len(), 6);
-        for part in parts {
-            let figure = part.targets[0].figure(&Value::Null).json();
+        assert_eq!(benches.len(), 6);
+        for bench in benches {
+            let figure = bench.targets[0].figure(&Value::Null).json();
             assert_eq!(figure["figure"], Value::Null);
         }
     }
