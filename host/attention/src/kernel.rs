@@ -1,8 +1,10 @@
 //! Attention of heads that share keys and values, over the cells of a tile.
 
-use crate::simd::{LANES, horizontal_sums, load, load_f16, multiply_add, prefetch, splat, store};
 use crate::softmax::{largest, to_weights};
 use crate::tiles::{MaskedCell, Tile};
+use crate::vectors::{
+    LANES, horizontal_sums, load, load_f16, multiply_add, prefetch, splat, store,
+};
 
 /// Cells of a block: their keys and values stay in the L1 cache while all queries of a tile use them.
 const BLOCK: usize = 32;

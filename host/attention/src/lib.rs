@@ -17,9 +17,9 @@
 ))]
 
 mod kernel;
-mod simd;
 mod softmax;
 mod tiles;
+mod vectors;
 
 pub use kernel::{HEAD_MULTIPLE, HeadRows, MAX_HEAD, Query, Workspace, attend};
 pub use tiles::{MaskedCell, Tile, Tiles};

@@ -1,6 +1,6 @@
 //! Groups the tokens of a step into tiles, by the cells that their masks leave.
 
-use crate::simd;
+use crate::vectors;
 
 /// Most tokens in a tile.
 const MAX_TOKENS: usize = 8;
@@ -67,7 +67,7 @@ impl Tiles {
         for mask in masks {
             let from = self.attended.len();
             self.attended.resize(from + words, 0);
-            if simd::read_mask(mask, &mut self.attended[from..]).is_none() {
+            if vectors::read_mask(mask, &mut self.attended[from..]).is_none() {
                 return false;
             }
         }
