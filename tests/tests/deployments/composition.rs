@@ -3,7 +3,7 @@
 
 use corral_tests::artifacts::{component, unknown_export, unknown_import};
 use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload};
-use corral_tests::linked::post;
+use corral_tests::linked_components::post;
 use corral_tests::{Corral, artifacts, run_plugin, scratch_dir};
 use serde_json::{Value, json};
 
