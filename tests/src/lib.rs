@@ -7,26 +7,26 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod api_keys;
 pub mod artifacts;
 pub mod authoring;
 pub mod benches;
 mod child;
 mod client;
 pub mod cluster;
-mod cluster_run;
-pub mod collector;
 mod command_line;
 mod connection;
 pub mod deployments;
+mod example_cluster;
 mod example_forms;
-mod hub;
-mod keys;
-pub mod linked;
+pub mod linked_components;
 mod load;
 pub mod media;
 mod metrics;
+mod model_hub;
 mod nats;
 mod neighbors;
+pub mod otlp_collector;
 pub mod pictures;
 mod proxy;
 mod random_server;
@@ -37,29 +37,29 @@ mod response;
 pub mod schema;
 mod seed;
 mod server;
-mod stub;
+mod server_metrics;
+mod stub_server;
 mod suite;
 mod sums;
 mod tls;
 mod upstream;
-mod waiting;
 mod wasmtime;
 mod watch;
 
+pub use api_keys::{key_file, new_key};
 pub use child::{KilledOnDrop, http_agent};
 pub use client::{ENDLESS_TOKENS, MANY_CELLS};
-pub use cluster_run::{ClusterHost, ClusterRun, free_ports};
 pub use command_line::{
     RunOutput, run, run_command, run_plugin, run_with, scratch_dir, serve, words,
 };
 pub use connection::{BodySender, Connection, HttpVersion, PendingResponse, block_on};
+pub use example_cluster::{ClusterHost, ClusterRun, free_ports};
 pub use example_forms::{
     EXAMPLES_IN_ALL_LANGUAGES, EXAMPLES_IN_C, check_uncaught_errors, start_examples,
 };
-pub use hub::{HUB_REPO, Hub, HubFile, HubRequest, HubState, Storage};
-pub use keys::{key_file, new_key};
 pub use load::{Counts, Load};
 pub use metrics::{Histogram, Metrics, NOT_WORTH_WAITING};
+pub use model_hub::{HUB_REPO, Hub, HubFile, HubRequest, HubState, Storage};
 pub use nats::Nats;
 pub use neighbors::{SetOnDrop, Times};
 pub use proxy::Proxy;
@@ -68,7 +68,7 @@ pub use registry::Registry;
 pub use response::{EventStream, Response, check_results, raw_exchange};
 pub use seed::seed;
 pub use server::{Corral, TIMEOUT, peak_bytes, wait_for};
-pub use stub::{StubRequest, serve_stub};
+pub use stub_server::{StubRequest, serve_stub};
 pub use suite::run_suite;
 pub use sums::{RELIABLE_SUMS, Sum, concurrently, distinct_sums};
 pub use tls::{Identity, TrustedRoot};

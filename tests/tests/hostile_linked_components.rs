@@ -1,7 +1,7 @@
 //! Faulty linked components: a sampler fails its own generation, a template its own request. Others notice
 //! nothing, and nothing is left over.
 
-use corral_tests::linked::{GuestError, TEMPLATE, deploy, post, post_failing, start};
+use corral_tests::linked_components::{GuestError, TEMPLATE, deploy, post, post_failing, start};
 use corral_tests::{Corral, ENDLESS_TOKENS, EventStream};
 use serde_json::{Value, json};
 use std::net::TcpStream;

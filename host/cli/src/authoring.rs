@@ -7,7 +7,7 @@
 mod bindings;
 mod build;
 mod c;
-mod component;
+mod component_encoding;
 mod embedded;
 mod file_changes;
 mod go;

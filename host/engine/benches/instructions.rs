@@ -1,15 +1,15 @@
 //! The engine's hot paths, to have their instructions counted: `make instructions`. What they work on is what the
 //! timing benches work on, which stand beside this.
 
-#[path = "support/counted.rs"]
-mod counted;
+#[path = "support/instruction_count.rs"]
+mod instruction_count;
 #[path = "support/sampling.rs"]
 mod sampling;
 #[path = "support/text.rs"]
 mod text;
 
 use corral_sampling::Sampler;
-use counted::{Path, done};
+use instruction_count::{Path, done};
 use sampling::RowSampler;
 use std::hint::black_box;
 use text::TOKENS;
@@ -65,7 +65,7 @@ const PATHS: &[Path] = &[
 ];
 
 fn main() {
-    counted::main(PATHS);
+    instruction_count::main(PATHS);
 }
 
 /// A token from a row of a large vocabulary, of which about this many tokens are allowed.

@@ -3,15 +3,15 @@
 //!
 //! `make microbench BENCHES=sampling`
 
-#[path = "support/reference.rs"]
-mod reference;
+#[path = "support/reference_chain.rs"]
+mod reference_chain;
 #[path = "support/sampling.rs"]
 mod support;
 
 use corral_llama::ReferenceChain;
 use corral_sampling::{Sampler, Scratch, logprobs, most_likely};
 use divan::Bencher;
-use reference::reference_chain;
+use reference_chain::reference_chain;
 use support::{ROWS, RowSampler, VOCABULARY, full, history, mask, rows, usual};
 
 fn main() {

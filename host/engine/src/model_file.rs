@@ -1,7 +1,7 @@
 //! Facts that the header of a model file states, for people. Loads nothing and checks nothing else of the file.
 
 use crate::LoadError;
-use crate::default_cells::cells_within;
+use crate::kv_cache_size::cells_within;
 use crate::machine_memory::machine_memory;
 use crate::memory_estimate::{MemoryEstimate, header_error};
 use crate::model_config::ModelConfig;

@@ -5,7 +5,7 @@ use corral_engine::{
     Caller, Engine, Error, GenerateOptions, Grammar, LoadError, ModelConfig, Priority, Sampler,
     Tenant,
 };
-use corral_random_model::{Architecture, Padded, Quant, Qwen3, Recipe, write_model};
+use corral_random_model::{Architecture, PaddedModel, Quant, Qwen3, RandomModel, write_model};
 use std::path::{Path, PathBuf};
 use support::{
     answer, block_on, check_empty, config, demo_model, draft_model, limit, load, metric, read,
@@ -29,7 +29,7 @@ const QUESTIONS: [&str; 9] = [
 /// The demo model with added layers, so that drafts pay.
 fn slow_model(dir: &Path) -> PathBuf {
     let path = dir.join("slow.gguf");
-    let padded = Padded {
+    let padded = PaddedModel {
         source: demo_model(),
         layers: 24,
         feed_forward: 1536,
@@ -185,14 +185,14 @@ fn memory_counts_the_draft_model() {
 fn unsuitable_draft_models_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| dir.path().join(name);
-    let recipe = Recipe {
+    let other = RandomModel {
         name: "other",
         sizes: Qwen3::tiny(),
         tokens: 512,
         quant: Quant::F16,
         seed: 1,
     };
-    recipe.write(&file("other.gguf")).unwrap();
+    other.write(&file("other.gguf")).unwrap();
     for (architecture, name) in [
         (Architecture::Mamba, "mamba.gguf"),
         (Architecture::SlidingWindow, "window.gguf"),

@@ -4,15 +4,15 @@
 //! differ by a token. In small rows that must be rare and of little effect; in rows of 152,000 logits it
 //! is usual, and must be of little effect.
 
-#[path = "../benches/support/reference.rs"]
-mod reference;
+#[path = "../benches/support/reference_chain.rs"]
+mod reference_chain;
 
 use corral_engine::Token;
 use corral_llama::{DevicePlacement, LoadProgress, Model, ReferenceChain};
 use corral_sampling::{Dry, DryBreakers, Logits, Penalties, Sampler, SamplerChain, Scratch};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use reference::reference_chain;
+use reference_chain::reference_chain;
 use std::cmp::Ordering;
 use std::path::Path;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The child's side: limits itself, reads its job, and writes the output.
 
-use crate::exchange::{frame, write_progress};
+use crate::child_pipes::{frame, write_progress};
 use crate::job::JobArgs;
 use rustix::process::{Resource, Rlimit, getppid, getrlimit, setpriority_process, setrlimit};
 use std::io::{self, Read, Write};

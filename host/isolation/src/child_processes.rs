@@ -4,10 +4,10 @@
 //! child that exceeds a limit is killed with its process group. Texts of a child are shortened, and lose control characters.
 
 use crate::cancel::Cancel;
+use crate::child_permits::ChildPermits;
+use crate::child_pipes::{ChildOutput, exchange, unframe};
 use crate::error::ChildError;
-use crate::exchange::{ChildOutput, exchange, unframe};
 use crate::job::{Job, JobArgs};
-use crate::slots::Slots;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ pub struct ChildProcesses(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     program: PathBuf,
-    slots: Slots,
+    permits: ChildPermits,
     running: AtomicU64,
     started: AtomicU64,
     failed: AtomicU64,
@@ -83,7 +83,7 @@ impl ChildProcesses {
         };
         Ok(Self(Arc::new(Shared {
             program,
-            slots: Slots::new(MAX_CHILDREN),
+            permits: ChildPermits::new(MAX_CHILDREN),
             running: AtomicU64::new(0),
             started: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -128,7 +128,7 @@ impl ChildProcesses {
     ) -> Result<Vec<u8>, ChildError> {
         let shared = &*self.0;
         let deadline = Instant::now() + job.limits.time;
-        let _slot = shared.slots.acquire(deadline, cancel)?;
+        let _permit = shared.permits.acquire(deadline, cancel)?;
         shared.running.fetch_add(1, Ordering::Relaxed);
         let result = shared.run(job, on_progress, cancel);
         shared.running.fetch_sub(1, Ordering::Relaxed);

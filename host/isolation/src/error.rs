@@ -33,7 +33,7 @@ pub enum ChildError {
         /// The signal or exit code, and the last line of its standard error.
         how: String,
     },
-    /// All slots were taken for too long.
+    /// All permits were taken for too long.
     #[error("too many jobs are running; try again")]
     Busy,
     /// The caller canceled the job.

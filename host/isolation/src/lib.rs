@@ -7,7 +7,7 @@
 //!
 //! A child has an empty environment, limits on memory, CPU time, wall time, files and descriptors, and writes no core
 //! dump. On Linux it ends with its parent, opens no sockets, starts no programs or processes (seccomp), and sees only
-//! the files of its job (landlock, if the kernel has it). A child over a limit is killed and its slot is free at once.
+//! the files of its job (landlock, if the kernel has it). A child over a limit is killed and its permit is free at once.
 //!
 //! The crate knows neither models nor components.
 
@@ -16,13 +16,13 @@
 
 mod cancel;
 mod child;
+mod child_permits;
+mod child_pipes;
 mod child_processes;
 mod error;
-mod exchange;
 mod job;
 #[cfg(target_os = "linux")]
 mod sandbox;
-mod slots;
 
 pub use cancel::Cancel;
 pub use child::{ChildJob, Handler, report_progress, run_as_child};

@@ -66,8 +66,8 @@ const TESTS: [(&str, Test); 10] = [
     ),
     ("late_child_is_killed", late_child_is_killed),
     (
-        "canceled_job_ends_and_waits_for_no_slot",
-        canceled_job_ends_and_waits_for_no_slot,
+        "canceled_job_ends_and_waits_for_no_permit",
+        canceled_job_ends_and_waits_for_no_permit,
     ),
     ("child_writes_no_larger_file", child_writes_no_larger_file),
     ("crash_of_child_is_reported", crash_of_child_is_reported),
@@ -280,7 +280,7 @@ fn late_child_is_killed(children: &ChildProcesses) {
     let time = Duration::from_millis(200);
     let limits = JobLimits { time, ..LIMITS };
     let began = Instant::now();
-    // More than there are slots.
+    // More than there are permits.
     for _ in 0..6 {
         match children.run(&Job {
             limits,
@@ -296,11 +296,11 @@ fn late_child_is_killed(children: &ChildProcesses) {
 /// Longer than the test waits for.
 const SLEEP: Duration = Duration::from_secs(600);
 
-fn canceled_job_ends_and_waits_for_no_slot(children: &ChildProcesses) {
+fn canceled_job_ends_and_waits_for_no_permit(children: &ChildProcesses) {
     let cancel = Cancel::default();
     let began = Instant::now();
     std::thread::scope(|scope| {
-        // More than there are slots.
+        // More than there are permits.
         let jobs: Vec<_> = (0..6)
             .map(|_| scope.spawn(|| children.run_until(&job("sleep"), &cancel)))
             .collect();

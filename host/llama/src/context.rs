@@ -3,8 +3,8 @@
 use crate::batch::TokenInput;
 use crate::device_top_k;
 use crate::log;
-use crate::output::{LogitsCopied, Output};
 use crate::raw_context::RawContext;
+use crate::step_output::{LogitsCopied, Output};
 use crate::{
     ContextSettings, DecodeError, DeviceTopK, ImageTable, LlamaError, Model, SaveError, SeqId,
 };

@@ -25,7 +25,7 @@
 //! - Where the device lacks the operation, the chain does nothing and llama.cpp copies all logits, after a line in its
 //!   log. [`DeviceSamplers::run_on_device`] detects that.
 
-use crate::output::{LogitsCopied, Output};
+use crate::step_output::{LogitsCopied, Output};
 use crate::{SeqId, Token};
 use llama_cpp_sys_2 as sys;
 use std::ffi::CStr;

@@ -28,15 +28,15 @@ mod heap;
 mod image_rows;
 mod kv_type;
 mod load_observer;
+mod load_progress;
 mod log;
 mod media_encoder;
 mod model;
-mod output;
-mod progress;
 pub mod quantize;
 mod raw_context;
 mod reference_samplers;
 mod run_queue_delay;
+mod step_output;
 mod thread_pool;
 
 pub use backend_status::{BackendStatus, backends, built_with};
@@ -51,13 +51,13 @@ pub use error::{DecodeError, LlamaError, SaveError};
 pub use heap::{HeapUsage, heap_usage, limit_free_memory, release_free_memory};
 pub use image_rows::{IMAGE_TOKENS, ImageRows, ImageTable};
 pub use kv_type::KvType;
+pub use load_progress::{LoadGate, LoadProgress, LoadStage};
 pub use log::take_buffer_sizes;
 pub use media_encoder::{ImagePart, MediaEncoder};
 pub use model::{FileAccess, Model, check_magic};
-pub use output::{LogitsCopied, Output};
-pub use progress::{LoadGate, LoadProgress, LoadStage};
 pub use reference_samplers::ReferenceChain;
 pub use run_queue_delay::queue_delay;
+pub use step_output::{LogitsCopied, Output};
 
 /// Index into a model's vocabulary.
 pub type Token = u32;

@@ -36,13 +36,13 @@ macro_rules! counters {
 }
 
 mod call_limit;
-mod children;
+mod child_processes;
 mod deployment;
 mod process;
 mod resource_count;
 
 pub use call_limit::CallLimit;
-pub(crate) use children::child_metrics;
+pub(crate) use child_processes::child_metrics;
 pub(crate) use deployment::{DeploymentCounters, OutboundRefusal, ResourceKind};
 pub(crate) use process::{CallEnd, ProcessCounters};
 pub(crate) use resource_count::ResourceCount;

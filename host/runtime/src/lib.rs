@@ -20,7 +20,9 @@ mod call;
 mod call_context;
 mod call_error;
 mod call_outcome;
+mod call_trace;
 mod clocks;
+mod compiled_plugin;
 mod compiler;
 mod component_instances;
 mod component_source;
@@ -76,14 +78,13 @@ mod store;
 mod test_support;
 mod time_limits;
 mod tokenization;
-mod trace;
 mod truncate;
 mod use_count;
-mod validate;
 mod wasm_engine;
 
 pub use call_error::CallError;
 pub use call_outcome::CallCanceler;
+pub use call_trace::{CallTrace, EmbeddingRecord, OutboundRequest, TraceHeaders};
 pub use component_source::ComponentSource;
 pub use composition::program::{ProgramError, compose_program, write_setting};
 pub use counters::CallLimit;
@@ -109,5 +110,4 @@ pub use runtime_config::{
     PluginConfig, Reuse, RuntimeConfig, SystemGrants, TlsSource,
 };
 pub use secrets::{MAX_SECRET_BYTES, MAX_SECRETS, Secret, Secrets, check_secret_name};
-pub use trace::{CallTrace, EmbeddingRecord, OutboundRequest, TraceHeaders};
 pub use wasm_engine::SetupError;

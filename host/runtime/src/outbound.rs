@@ -18,11 +18,11 @@ pub(crate) use client::{OutboundClient, OutboundPermits};
 pub use grant::{OutboundGrant, OutboundUrl, OutboundUrlError};
 pub(crate) use request_body::{BODY_BYTES, RequestBody};
 
+use crate::call_trace::CallTrace;
 use crate::counters::{DeploymentCounters, OutboundRefusal};
 use crate::deployment_calls::{DeploymentCaller, MAX_DEPTH, called_deployment};
 use crate::deployment_lookup::DeploymentGrants;
 use crate::resource_limiter::InstanceMemory;
-use crate::trace::CallTrace;
 use crate::use_count::{UseCount, UseGuard};
 use address::is_public;
 use exchange::ResponseBody;

@@ -3,10 +3,10 @@
 //! Each line goes into the deployment's [`Logs`] and into the host's log, under the target `corral::plugin`, with the names of
 //! deployment and request.
 
+use crate::call_trace::CallTrace;
 use crate::counters::ProcessCounters;
 use crate::last_stderr_line::LastLine;
 use crate::logs::{LogLevel, Logs};
-use crate::trace::CallTrace;
 use bytes::Bytes;
 use std::io;
 use std::pin::Pin;

@@ -1,6 +1,7 @@
 //! The runtime of the process: what all plugins share, and loading plugins.
 
 use crate::admission::InstancePermits;
+use crate::compiled_plugin::{CompiledPlugin, compile, initialize};
 use crate::compiler::Compiler;
 use crate::component_source::ComponentSource;
 use crate::composition::{
@@ -25,7 +26,6 @@ use crate::runtime_config::{
 };
 use crate::sampling::resources::SamplerResources;
 use crate::shared_services::SharedServices;
-use crate::validate::{CompiledPlugin, compile, initialize};
 use crate::wasm_engine::{SetupError, pool_metrics};
 use bytes::Bytes;
 use corral_engine::{Metric, ModelPool, Tenant};

@@ -1,5 +1,6 @@
 //! What an operator configures, and the bounds that hold for every plugin.
 
+use crate::call_trace::CallTrace;
 use crate::component_source::ComponentSource;
 use crate::folders::Folders;
 use crate::last_stderr_line::LastLine;
@@ -7,7 +8,6 @@ use crate::message_subject::SubjectPattern;
 use crate::outbound::OutboundGrant;
 use crate::quota::QuotaPermit;
 use crate::secrets::Secrets;
-use crate::trace::CallTrace;
 use corral_engine::{Latency, Tenant, TokenUsage};
 use corral_isolation::ChildProcesses;
 use std::collections::{BTreeMap, BTreeSet};

@@ -4,6 +4,7 @@
 //! in the host. It does not clear the guest's memory.
 
 use crate::call_context::CallContext;
+use crate::call_trace::CallTrace;
 use crate::clocks::StoppedClocks;
 use crate::compute_turns::ComputeTurns;
 use crate::counters::DeploymentCounters;
@@ -29,7 +30,6 @@ use crate::runtime_config::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES, System
 use crate::sampling::bindings::SamplingPre;
 use crate::sampling::resources::SamplerResources;
 use crate::tokenization::TokenizationPermits;
-use crate::trace::CallTrace;
 use corral_engine::{Caller, ModelLease, TokenUsage};
 use std::collections::BTreeMap;
 use std::sync::Arc;

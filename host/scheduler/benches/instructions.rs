@@ -1,14 +1,14 @@
 //! The scheduler's hot paths, for `make instructions`, which counts their instructions. The scenes are those of the
 //! timing benches.
 
-#[path = "../../engine/benches/support/counted.rs"]
-mod counted;
+#[path = "../../engine/benches/support/instruction_count.rs"]
+mod instruction_count;
 #[path = "support/prefixes.rs"]
 mod prefixes;
 #[path = "support/scheduling.rs"]
 mod scheduling;
 
-use counted::{Path, done};
+use instruction_count::{Path, done};
 use prefixes::{CANDIDATES, SCOPE, TEXTS};
 use scheduling::{AdmissionScene, DecodeScene, Load};
 use std::hint::black_box;
@@ -67,7 +67,7 @@ const PATHS: &[Path] = &[
 ];
 
 fn main() {
-    counted::main(PATHS);
+    instruction_count::main(PATHS);
 }
 
 /// Plans a step alone, each on a copy, since a planned step must be followed by its result.

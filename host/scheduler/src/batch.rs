@@ -7,7 +7,7 @@
 use crate::Time;
 use crate::adapter_schedule::AdapterCandidate;
 use crate::prefill_budget::PrefillBudget;
-use crate::prefill_need::first_token_due;
+use crate::prefill_slowdown::first_token_due;
 use crate::queue::Queue;
 use crate::request::AdapterId;
 use crate::running::{DecodingCount, RunningRequest, RunningRequests};

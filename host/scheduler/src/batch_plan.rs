@@ -5,7 +5,7 @@
 
 use crate::adapter_schedule::AdapterCandidate;
 use crate::batch;
-use crate::prefill_need::{self, PrefillNeed};
+use crate::prefill_slowdown::{self, PrefillNeed};
 use crate::request::AdapterId;
 use crate::running::{DecodingCount, RunningRequest, count};
 use crate::scheduler::Scheduler;
@@ -152,7 +152,7 @@ impl Scheduler {
         };
         let (costs, now) = (&self.costs, self.planned_at);
         let need = PrefillNeed::of(prompts, delayed(), costs, n_kv, now, margin);
-        prefill_need::stretch(delayed(), need)
+        prefill_slowdown::stretch(delayed(), need)
     }
 
     /// The tenants that the next step of an adapter leaves out. The step may have `budget` prompt tokens. At least one row

@@ -1,7 +1,7 @@
 //! Latency targets of a request: the gap between its tokens, and the time of its first token.
 //!
 //! Prompts and decoding requests share the steps, so one target is met at the expense of the other:
-//! [`prefill_need`](crate::prefill_need).
+//! [`prefill_slowdown`](crate::prefill_slowdown).
 
 use std::fmt;
 use std::str::FromStr;

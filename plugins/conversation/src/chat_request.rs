@@ -5,7 +5,7 @@ use corral_sdk::template::{Chat, image_of, is_image};
 use corral_sdk::{Constraint, Error, Grammar, Model, Token};
 use serde_json::{Value, json};
 
-use super::answers::AnswerStream;
+use super::answer_stream::AnswerStream;
 use super::control_tags::ControlTags;
 use super::output_parser::OutputParser;
 use super::prompt;

@@ -1,11 +1,11 @@
 //! What plugins for chat APIs share: from a chat to the model's reasoning, content and tool calls.
 //!
-//! `chat_request` turns a chat into generations; `answers` parses their output part by part. Whole
+//! `chat_request` turns a chat into generations; `answer_stream` parses their output part by part. Whole
 //! responses are built from the same parts as streamed ones, so both have the same content.
 //! `generation` runs generations: settings, several choices, log probabilities. The formats of
 //! requests, responses and errors belong to the plugins.
 
-mod answers;
+mod answer_stream;
 pub mod audio;
 mod chat_request;
 pub mod context_limit;
@@ -23,7 +23,7 @@ pub mod silently_ignored;
 mod template_kwargs;
 pub mod tools;
 
-pub use answers::{Answer, AnswerDelta, AnswerStream, FinishReason};
+pub use answer_stream::{Answer, AnswerDelta, AnswerStream, FinishReason};
 pub use chat_request::{ChatRequest, Format, check_unconstrained};
 pub use prompt::take_final_text;
 pub use reasoning_parser::ReasoningParser;

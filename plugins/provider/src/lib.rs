@@ -10,8 +10,8 @@ mod asynchronous;
 pub mod collect;
 mod framed_body;
 mod live_generation;
+mod notifier;
 mod setting;
-mod signal;
 mod stream_writer;
 
 pub use setting::SettingSlot;

@@ -27,7 +27,7 @@ use crate::bindings::{wit_future, wit_stream};
 use crate::collect;
 use crate::framed_body;
 use crate::live_generation::{BlockingGeneration, End, LiveGeneration};
-use crate::signal::{Notified, Notifier, signal};
+use crate::notifier::{Notified, Notifier, notifier};
 
 /// Most bytes of a framing, as on a Corral host.
 const MAX_FRAMING: usize = 64 << 10;
@@ -111,7 +111,7 @@ pub(crate) fn start() {
         if running.is_some() {
             return;
         }
-        let (wake, woken) = signal();
+        let (wake, woken) = notifier();
         let queue = Rc::new(Queue {
             jobs: RefCell::default(),
             wake,
@@ -143,7 +143,7 @@ pub(crate) fn generate(
 /// Waits for the end of a generation and returns its remaining output.
 pub(crate) async fn collect(chunks: StreamReader<Chunk>) -> Result<Chunk, Error> {
     start();
-    let (done, mut notified) = signal();
+    let (done, mut notified) = notifier();
     let result = Rc::new(Cell::new(None));
     queue()?.push(Job::Collect {
         chunks,

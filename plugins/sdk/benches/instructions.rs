@@ -2,13 +2,13 @@
 //! WebAssembly.
 
 // Shared harness of both workspaces.
-#[path = "../../../host/engine/benches/support/counted.rs"]
-mod counted;
 #[path = "support/events.rs"]
 mod events;
+#[path = "../../../host/engine/benches/support/instruction_count.rs"]
+mod instruction_count;
 
-use counted::{Path, done};
 use events::{EVENTS, LINES, TOKEN};
+use instruction_count::{Path, done};
 use std::hint::black_box;
 use std::rc::Rc;
 
@@ -39,7 +39,7 @@ const PATHS: &[Path] = &[
 ];
 
 fn main() {
-    counted::main(PATHS);
+    instruction_count::main(PATHS);
 }
 
 /// Writes `count` events.

@@ -18,11 +18,11 @@ mod bytes;
 mod error;
 #[cfg(test)]
 mod tests;
-mod values;
+mod wit_types;
 
 pub use bytes::Bytes;
 pub use error::Error;
-pub use values::{
+pub use wit_types::{
     Candidate, Chunk, Distribution, Dry, Finish, Floats, Grammar, ModelInfo, NextTokenRequest,
     Outcome, Part, Penalties, Pooling, RequestCounts, Setting, Statistics, TokenLogprobs, Words,
 };

@@ -10,8 +10,8 @@
 
 mod convert;
 mod handles;
-mod lines;
-mod output;
+mod line_reader;
+mod reply_writer;
 mod session;
 
 use corral_sdk::Error;

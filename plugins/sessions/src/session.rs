@@ -24,8 +24,8 @@ use session_protocol::{
 
 use crate::convert;
 use crate::handles::Handles;
-use crate::lines::{End, Lines};
-use crate::output::{Closed, Output};
+use crate::line_reader::{End, LineReader};
+use crate::reply_writer::{Closed, ReplyWriter};
 
 /// Commands that may run at once. Further lines wait in the connection.
 const MAX_RUNNING_COMMANDS: usize = 512;
@@ -36,12 +36,12 @@ pub(crate) async fn serve(
     trailers: FutureReader<Result<Option<Trailers>, ErrorCode>>,
     writer: StreamWriter<u8>,
 ) {
-    let output = Output::new(writer);
+    let output = ReplyWriter::new(writer);
     let session = Rc::new(Session::new(output.clone()));
     if output.write(&Hello { session: VERSION }).await.is_err() {
         return;
     }
-    let mut lines = Lines::new(body, MAX_LINE);
+    let mut lines = LineReader::new(body, MAX_LINE);
     let mut running_commands = FuturesUnordered::new();
     let mut trailers = Some(trailers);
     while let Some(open) = trailers.take() {
@@ -113,7 +113,7 @@ fn invalid<T>(detail: String) -> Result<T, Error> {
 
 /// The client's handles.
 struct Session {
-    output: Output,
+    output: ReplyWriter,
     models: Handles<models::Model>,
     constraints: Handles<Constraint>,
     matchers: Handles<Matcher>,
@@ -130,7 +130,7 @@ struct RunningGeneration {
 }
 
 impl Session {
-    fn new(output: Output) -> Self {
+    fn new(output: ReplyWriter) -> Self {
         Session {
             output,
             models: Handles::new("model"),

@@ -6,7 +6,7 @@ use corral_tests::cluster::{
 };
 use corral_tests::deployments::{deploy, show, try_deploy, upload};
 use corral_tests::{
-    Corral, Nats, RELIABLE_SUMS, Response, artifacts, linked, scratch_dir, wait_for,
+    Corral, Nats, RELIABLE_SUMS, Response, artifacts, linked_components, scratch_dir, wait_for,
 };
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -83,7 +83,7 @@ fn change_on_one_host_reaches_all() {
 fn linked_components_reach_all_hosts() {
     let nats = Nats::start();
     let [a, b] = [host(&nats), host(&nats)];
-    linked::deploy(&a, "roles", linked::TEMPLATE, "");
+    linked_components::deploy(&a, "roles", linked_components::TEMPLATE, "");
     let sum = RELIABLE_SUMS[0];
     let request = json!({"prompt": sum.question(), "max_tokens": 60, "settings": "greedy"});
     let answer = wait_for("the deployment", || {

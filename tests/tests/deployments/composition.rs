@@ -3,7 +3,7 @@
 
 use corral_tests::artifacts::{component, unknown_export, unknown_import};
 use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload};
-use corral_tests::linked::post;
+use corral_tests::linked_components::post;
 use corral_tests::{Corral, artifacts, run_plugin, scratch_dir};
 use serde_json::{Value, json};
 
@@ -44,7 +44,7 @@ const INHERITED: &str = r#"variables [("SECRET", "of the handler")], arguments [
 #[test]
 fn template_environment_is_empty_unless_inherited() {
     let corral = Corral::start_with_store(&[]);
-    let handler = upload(&corral, &component("handler"));
+    let handler = upload(&corral, &component("linked-handler"));
     let template = upload(&corral, &component("templates"));
     let links = json!({"templating": template});
     assert_eq!(deploy(&corral, &linked("a", &handler, links.clone())), 1);
@@ -100,16 +100,16 @@ fn guest_loop_uses_linked_sampler() {
 /// A handler and what is linked with it, by the names of test plugins, and how the deploy is refused. UNKNOWN-IMPORT,
 /// UNKNOWN-EXPORT, JUNK and GONE are no such components.
 const MISFITS: &str = r#"
-handler {} => not-linked: imports corral:plugin/templating@0.1.0, which exactly one linked component must export
+linked-handler {} => not-linked: imports corral:plugin/templating@0.1.0, which exactly one linked component must export
 misbehave {"templating": "templates"} => linked-not-imported: is linked with a template, but does not import
-handler {"templating": "samplers"} => linked-export-missing: a (linked component 'templating') exports no corral:plugin/templating@0.1.0, for which it is linked; it exports corral:plugin/sampling@0.1.0
-handler {"templating": "templates", "sampling": {"x": "templates"}} => linked-export-missing: a (linked component 'sampling.x') exports no corral:plugin/sampling@0.1.0
-handler {"templating": "UNKNOWN-EXPORT"} => linked-export-missing: exports no corral:plugin/templating
-handler {"templating": "linked-models"} => linked-import-refused: is not given: corral:inference/models@0.1.0
-handler {"templating": {"component": "UNKNOWN-IMPORT", "inherit": true}} => linked-export-missing: exports no corral:plugin/templating
-handler {"templating": "JUNK"} => not-a-component: a (linked component 'templating') is not a WebAssembly component
-handler {"templating": "GONE"} => no-component: "GONE"
-handler {"sampling": {"x": {"component": "samplers", "inherit": true}}} => invalid-manifest: 'linked.sampling.x.inherit' cannot be true
+linked-handler {"templating": "samplers"} => linked-export-missing: a (linked component 'templating') exports no corral:plugin/templating@0.1.0, for which it is linked; it exports corral:plugin/sampling@0.1.0
+linked-handler {"templating": "templates", "sampling": {"x": "templates"}} => linked-export-missing: a (linked component 'sampling.x') exports no corral:plugin/sampling@0.1.0
+linked-handler {"templating": "UNKNOWN-EXPORT"} => linked-export-missing: exports no corral:plugin/templating
+linked-handler {"templating": "linked-models"} => linked-import-refused: is not given: corral:inference/models@0.1.0
+linked-handler {"templating": {"component": "UNKNOWN-IMPORT", "inherit": true}} => linked-export-missing: exports no corral:plugin/templating
+linked-handler {"templating": "JUNK"} => not-a-component: a (linked component 'templating') is not a WebAssembly component
+linked-handler {"templating": "GONE"} => no-component: "GONE"
+linked-handler {"sampling": {"x": {"component": "samplers", "inherit": true}}} => invalid-manifest: 'linked.sampling.x.inherit' cannot be true
 templates {} => only-linkable: [linked] templating = "FILE.wasm"
 samplers {} => only-linkable: [linked] sampling.NAME = "FILE.wasm"
 "#;
@@ -118,7 +118,7 @@ samplers {} => only-linkable: [linked] sampling.NAME = "FILE.wasm"
 fn misfit_linked_components_say_why() {
     let corral = Corral::start_with_store(&[]);
     let plugins = [
-        "handler",
+        "linked-handler",
         "templates",
         "linked-models",
         "samplers",
@@ -155,7 +155,7 @@ fn misfit_linked_components_say_why() {
         let expected = expected.replace("\"GONE\"", digest_of("GONE"));
         assert!(detail.contains(&expected), "{detail}");
     }
-    let handler = digest_of("handler");
+    let handler = digest_of("linked-handler");
     let no_digest = linked("a", handler, json!({"templating": "a file"}));
     assert_eq!(try_deploy(&corral, &no_digest).status, 400);
     corral.get("/a").problem(404, "no-route");
@@ -165,7 +165,7 @@ fn misfit_linked_components_say_why() {
 #[test]
 fn too_deep_types_are_refused() {
     let corral = Corral::start_with_store(&[]);
-    let handler = upload(&corral, &component("handler"));
+    let handler = upload(&corral, &component("linked-handler"));
     let template = upload(&corral, &component("templates"));
     let deep = upload(&corral, &deep_types(100_000));
     corral.with_neighbors(|| {
@@ -197,7 +197,7 @@ fn too_deep_types_are_refused() {
 fn linked_components_live_with_their_revision() {
     let dir = scratch_dir();
     let corral = Corral::start_in(&dir, &[]);
-    let handler = upload(&corral, &component("handler"));
+    let handler = upload(&corral, &component("linked-handler"));
     let template = upload(&corral, &component("templates"));
     let file = corral.component_file(&template);
     // The handler cannot serve without its linked components, so the first revision is another component.
@@ -253,7 +253,7 @@ fn linked_components_live_with_their_revision() {
 fn deploy_uploads_linked_components() {
     let corral = Corral::start_with_store(&[]);
     let path = |name: &str| artifacts::plugin(name).display().to_string();
-    let handler = path("handler");
+    let handler = path("linked-handler");
     let template = format!("templating={}", path("templates"));
     let sampler = format!("sampling.least={}", path("samplers"));
     let deploy = ["deploy", &handler, "--name", "a", "--route", "/a"];
@@ -264,11 +264,11 @@ fn deploy_uploads_linked_components() {
 
     // The same from a manifest whose components lie beside it and are uploaded already.
     let dir = scratch_dir();
-    for name in ["handler", "templates", "samplers"] {
+    for name in ["linked-handler", "templates", "samplers"] {
         let copy = dir.join(format!("{name}.wasm"));
         std::fs::copy(artifacts::plugin(name), copy).expect("copied");
     }
-    let text = "name = 'a'\ncomponent = 'handler.wasm'\nroutes = ['/a']\n\
+    let text = "name = 'a'\ncomponent = 'linked-handler.wasm'\nroutes = ['/a']\n\
                 [linked]\ntemplating = { component = 'templates.wasm', inherit = true }\n\
                 [linked.sampling]\nleast = 'samplers.wasm'\n\
                 [configuration]\nSECRET = 'of the handler'\n";

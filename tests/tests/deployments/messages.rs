@@ -143,18 +143,18 @@ fn http_request_to_message_handler_is_refused() {
     let more = json!({
         "messages": {"subscriptions": ["news"]},
         "jobs": {},
-        "cron": [{"schedule": "0 0 1 1 *", "path": "/audit"}],
+        "cron": [{"schedule": "0 0 1 1 *", "path": "/sizes"}],
     });
-    deploy_plugin(&corral, "audit", "audit", more);
+    deploy_plugin(&corral, "sizes", "message-sizes", more);
     check_stored(&publish(&corral, "news", "hello"), 1);
-    only_job(&corral, "audit", "succeeded");
-    check_logged(&corral, "audit", "news has 5 bytes");
-    let refused = corral.get("/audit").problem(404, "missing-export");
+    only_job(&corral, "sizes", "succeeded");
+    check_logged(&corral, "sizes", "news has 5 bytes");
+    let refused = corral.get("/sizes").problem(404, "missing-export");
     let expected = "does not export wasi:http/handler, only wasmcloud:messaging/handler";
     assert!(refused.contains(expected), "{refused}");
     // A job is a request, too. Another attempt would fail as well.
-    assert_eq!(corral.post("/jobs/audit", "x").status, 202);
-    let job = finished(&corral, "audit", 2).remove(0);
+    assert_eq!(corral.post("/jobs/sizes", "x").status, 202);
+    let job = finished(&corral, "sizes", 2).remove(0);
     assert_eq!(job["state"], "dead");
     assert_eq!(job["attempts"], 1);
     let error = job["error"].as_str().expect("an error");

@@ -99,11 +99,11 @@ fn linked_components_travel_in_one_artifact() {
     let registry = Registry::start();
     let corral = Corral::start_with_store(&[]);
     let dir = scratch_dir();
-    for name in ["handler", "samplers", "templates"] {
+    for name in ["linked-handler", "samplers", "templates"] {
         let file = dir.join(format!("{name}.wasm"));
         std::fs::copy(artifacts::plugin(name), file).expect("copied");
     }
-    let manifest = "name = 'roles'\ncomponent = 'handler.wasm'\nroutes = ['/roles']\n\
+    let manifest = "name = 'roles'\ncomponent = 'linked-handler.wasm'\nroutes = ['/roles']\n\
         [linked]\ntemplating = { component = 'templates.wasm', inherit = true }\n\
         [linked.sampling]\nany = 'samplers.wasm'\nother = 'samplers.wasm'\n";
     std::fs::write(dir.join("corral.toml"), manifest).expect("written");
@@ -114,7 +114,7 @@ fn linked_components_travel_in_one_artifact() {
     let layers = image["layers"].as_array().expect("layers");
     assert_eq!(layers.len(), 3, "{image}");
     assert_eq!(layers[0]["mediaType"], "application/wasm");
-    let handler = artifacts::component("handler");
+    let handler = artifacts::component("linked-handler");
     assert_eq!(layers[0]["size"], handler.len());
 
     let pulled = scratch_dir().join("pulled");

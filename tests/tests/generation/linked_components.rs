@@ -2,7 +2,9 @@
 //! `hostile_linked_components` tests faulty ones.
 
 use corral_tests::deployments::show;
-use corral_tests::linked::{INHERITING_TEMPLATE, TEMPLATE, deploy, post, post_failing, start};
+use corral_tests::linked_components::{
+    INHERITING_TEMPLATE, TEMPLATE, deploy, post, post_failing, start,
+};
 use corral_tests::{Corral, RELIABLE_SUMS, concurrently, distinct_sums};
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! Traces, metrics and logs at an OpenTelemetry collector.
 
-use corral_tests::collector::{Collector, attribute, hex};
 use corral_tests::deployments::deploy_plugin;
+use corral_tests::otlp_collector::{Collector, attribute, hex};
 use corral_tests::{Corral, Identity, Upstream, artifacts, run, scratch_dir, wait_for};
 use opentelemetry_proto::tonic::metrics::v1::Metric;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;

@@ -3,7 +3,7 @@
 //! Every crate of a cargo project with the type `cdylib` is a component, written as `NAME.wasm`, with `-` for `_`.
 //! Unchanged files are not written again.
 
-use super::component;
+use super::component_encoding;
 use super::process::run;
 use super::project::Project;
 use super::toolchain::Toolchain;
@@ -82,7 +82,7 @@ pub(super) async fn build_project(
     let components = modules.iter().map(|module| {
         let built = fs::read(module).map_err(Error::context("cannot read what cargo built"))?;
         let component = match toolchain.builds_core_modules() {
-            true => component::from_core_module(&built)?,
+            true => component_encoding::from_core_module(&built)?,
             false => built,
         };
         BuiltComponent::write(dir.join(component_name(module)), &component)

@@ -4,7 +4,7 @@
 
 use super::bindings;
 use super::build::BuiltComponent;
-use super::component::from_core_module;
+use super::component_encoding::from_core_module;
 use super::process::{find_in_path, query, run_to_file};
 use super::project::component_file;
 use super::toolchain::Tool;

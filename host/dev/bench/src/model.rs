@@ -5,7 +5,7 @@
 
 use clap::{Args, ValueEnum};
 use corral_cli::Error;
-use corral_random_model::{Padded, Quant, Qwen3, Recipe};
+use corral_random_model::{PaddedModel, Quant, Qwen3, RandomModel};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -54,8 +54,8 @@ enum Shape {
 /// Writes the model unless the file already is it.
 pub(crate) fn write(args: &ModelArgs) -> Result<(), Error> {
     let out = &args.out;
-    let recipe = recipe(args.shape);
-    let padded = args.pad.clone().map(|source| Padded {
+    let random = random_model(args.shape);
+    let padded = args.pad.clone().map(|source| PaddedModel {
         source,
         layers: args.layers,
         feed_forward: args.feed_forward,
@@ -64,7 +64,7 @@ pub(crate) fn write(args: &ModelArgs) -> Result<(), Error> {
     if !args.force {
         let matches = match &padded {
             Some(padded) => padded.matches(out),
-            None => recipe.matches(out),
+            None => random.matches(out),
         };
         if matches {
             report(args, None);
@@ -85,7 +85,7 @@ pub(crate) fn write(args: &ModelArgs) -> Result<(), Error> {
     let start = Instant::now();
     match &padded {
         Some(padded) => padded.write(out)?,
-        None => recipe.write(out)?,
+        None => random.write(out)?,
     }
     report(args, Some(start.elapsed()));
     Ok(())
@@ -118,13 +118,13 @@ fn report(args: &ModelArgs, time: Option<Duration>) {
     }
 }
 
-fn recipe(shape: Shape) -> Recipe {
+fn random_model(shape: Shape) -> RandomModel {
     let (name, sizes, tokens) = match shape {
         Shape::Qwen3_0_6b => ("qwen3-0.6b", Qwen3::qwen3_0_6b(), 151_936),
         Shape::Tiny => ("tiny", Qwen3::tiny(), 4096),
         Shape::Wide => ("wide", Qwen3::tiny(), 151_936),
     };
-    Recipe {
+    RandomModel {
         name,
         sizes,
         tokens,

@@ -13,10 +13,10 @@ mod engine;
 mod http;
 mod plugins;
 mod prompts;
-mod raw;
-mod replay;
+mod raw_loops;
 mod report;
 mod services;
+mod slot_schedule;
 mod stage;
 
 use crate::args::EngineArgs;
@@ -31,10 +31,10 @@ use corral_engine::Engine;
 use corral_engine::testing::BenchmarkContext;
 use cpu_time::{CLIENT_THREAD, LoadOutcome, Measurement};
 use prompts::{Prompt, prompts};
-use replay::{Length, Replay, uneven_lengths};
 use report::{COLUMNS, StageRounds, rows};
 use serde_json::json;
 use services::Services;
+use slot_schedule::{Length, SlotSchedule, uneven_lengths};
 use stage::{AFTER_RAW_LOOP, CLIENTS, RAW, Stage, choose};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -210,24 +210,30 @@ impl Bench {
 
     /// Runs stage 0.
     fn raw_in_step(&mut self) -> Result<Measurement, Error> {
-        let replay = self.replay(&self.equal_tokens(), true);
-        raw::measure(&mut self.raw, replay, &self.prompts)
+        let schedule = self.schedule(&self.equal_tokens(), true);
+        raw_loops::measure(&mut self.raw, schedule, &self.prompts)
     }
 
     fn raw_with_clients(&mut self, output_tokens: &Arc<[u32]>) -> Result<Measurement, Error> {
-        let replay = self.replay(output_tokens, false);
+        let schedule = self.schedule(output_tokens, false);
         let clients = (&self.clients, self.concurrency);
-        raw::measure_clients(&mut self.raw, replay, &self.prompts, clients, output_tokens)
+        raw_loops::measure_clients(
+            &mut self.raw,
+            schedule,
+            &self.prompts,
+            clients,
+            output_tokens,
+        )
     }
 
-    fn replay(&self, output_tokens: &[u32], in_step: bool) -> Replay {
+    fn schedule(&self, output_tokens: &[u32], in_step: bool) -> SlotSchedule {
         let length = |(prompt, &output): (&Prompt, &u32)| Length {
             prompt: u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX),
             output,
         };
         let requests = self.prompts.iter().zip(output_tokens).map(length);
         let step_tokens = self.raw.step_tokens();
-        Replay::new(requests.collect(), self.concurrency, step_tokens, in_step)
+        SlotSchedule::new(requests.collect(), self.concurrency, step_tokens, in_step)
     }
 
     /// Runs a stage above stage 0.

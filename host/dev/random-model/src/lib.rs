@@ -1,8 +1,8 @@
 //! Writes GGUF models with random weights, for tests and benchmarks. The same seed gives the same file.
 //!
 //! [`write_model`] writes a small model of an [`Architecture`] with the vocabulary of another file: its output has no
-//! meaning but depends on the whole input, so tests can check each kind of memory. A [`Recipe`] writes a model of a real
-//! model's size, with its own vocabulary, quantized by llama.cpp. A [`Padded`] model answers as another one, but is slower.
+//! meaning but depends on the whole input, so tests can check each kind of memory. A [`RandomModel`] has a real model's
+//! size and its own vocabulary, and is quantized by llama.cpp. A [`PaddedModel`] answers as another one, but is slower.
 //!
 //! Names and dimensions of tensors follow llama.cpp's loaders (`src/models/*.cpp`, `src/llama-arch.cpp`).
 
@@ -10,8 +10,8 @@
 
 pub use corral_llama::gguf::{GgufError, TensorType};
 pub use corral_llama::quantize::Quant;
-pub use padded::Padded;
-pub use recipe::Recipe;
+pub use padded_model::PaddedModel;
+pub use random_model::RandomModel;
 
 use corral_llama::gguf::{Tensor, Value, Writer, metadata};
 use rand::{RngExt, SeedableRng};
@@ -21,8 +21,8 @@ use std::path::Path;
 pub mod audio_projector;
 mod bert;
 pub mod image_projector;
-mod padded;
-mod recipe;
+mod padded_model;
+mod random_model;
 mod vocabulary;
 
 /// Positions in the window of [`Architecture::SlidingWindow`], the token's own included.

@@ -13,9 +13,9 @@
 
 pub mod latency;
 mod machine;
+mod sequence_state;
+mod simulated_backend;
 pub mod simulation;
-mod simulator;
-mod state;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -23,8 +23,8 @@ pub mod traces;
 
 use corral_scheduler::Token;
 pub use machine::{Fault, Machine};
-pub use simulator::{Simulator, Size};
-pub use state::SaveError;
+pub use sequence_state::SaveError;
+pub use simulated_backend::{SimulatedBackend, Size};
 use std::hash::{DefaultHasher, Hash, Hasher};
 pub use step::{DecodeError, Input};
 

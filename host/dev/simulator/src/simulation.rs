@@ -10,7 +10,7 @@ mod strikes;
 mod swap;
 mod text;
 
-use crate::{Fault, Input, Machine, POISON, Simulator, Size};
+use crate::{Fault, Input, Machine, POISON, SimulatedBackend, Size};
 use cache_follower::CacheFollower;
 use corral_scheduler::{
     EntryId, MemoryOp, PrefixScope, Request, RequestId, RequestProgress, Retention, Row, Scheduler,
@@ -60,7 +60,7 @@ const MAX_STEPS: u64 = 100_000;
 pub struct Simulation {
     config: SchedulerConfig,
     scheduler: Scheduler,
-    backend: Simulator,
+    backend: SimulatedBackend,
     machine: Machine,
     now: Time,
     /// The end of an overlapped step.
@@ -109,7 +109,7 @@ impl Simulation {
             step_tokens: config.max_step_tokens,
             vocabulary: POISON + 1,
         };
-        let backend = Simulator::new(size, machine, faults).with_top(config.top_k_seq_ids);
+        let backend = SimulatedBackend::new(size, machine, faults).with_top(config.top_k_seq_ids);
         Self {
             config,
             scheduler: Scheduler::new(config),

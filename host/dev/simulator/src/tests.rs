@@ -11,7 +11,7 @@ fn steps_predict_and_take_cells_and_time() {
         vocabulary: 1000,
     };
     let faults = BTreeMap::from([(1, Fault::Code(-2)), (2, Fault::Slow(10.0))]);
-    let mut simulator = Simulator::new(size, Machine::default(), faults);
+    let mut simulator = SimulatedBackend::new(size, Machine::default(), faults);
     let input = |token, position, output| Input {
         token,
         position,
@@ -43,7 +43,7 @@ const SIZE: Size = Size {
 };
 
 /// Puts tokens behind what a sequence holds.
-fn feed(simulator: &mut Simulator, seq: SeqId, tokens: &[Token]) -> Result<(), DecodeError> {
+fn feed(simulator: &mut SimulatedBackend, seq: SeqId, tokens: &[Token]) -> Result<(), DecodeError> {
     let from = simulator.length(seq);
     let input = |(position, &token)| Input {
         token,
@@ -58,7 +58,7 @@ fn feed(simulator: &mut Simulator, seq: SeqId, tokens: &[Token]) -> Result<(), D
 #[test]
 fn shared_cells_free_with_last_holder() {
     let [a, b, c] = [0, 1, 2].map(SeqId);
-    let mut simulator = Simulator::new(SIZE, Machine::default(), BTreeMap::new());
+    let mut simulator = SimulatedBackend::new(SIZE, Machine::default(), BTreeMap::new());
     feed(&mut simulator, a, &[1, 2, 3, 4, 5]).unwrap();
     simulator.share(a, b, 3);
     simulator.share(b, c, 2);
@@ -84,7 +84,7 @@ fn saved_state_loads_unless_damaged_or_full() {
     let [a, b] = [0, 1].map(SeqId);
     let faults = BTreeSet::from([1, 3]);
     let mut simulator =
-        Simulator::new(SIZE, Machine::default(), BTreeMap::new()).with_state_faults(faults);
+        SimulatedBackend::new(SIZE, Machine::default(), BTreeMap::new()).with_state_faults(faults);
     feed(&mut simulator, a, &[7, 8, 999]).unwrap();
     let state = simulator.save(a, 20).unwrap();
     let bytes = state.len();
@@ -115,7 +115,8 @@ fn saved_state_loads_unless_damaged_or_full() {
 #[test]
 #[should_panic(expected = "as a whole")]
 fn memory_without_parts_frees_wholes_only() {
-    let mut simulator = Simulator::new(SIZE, Machine::default(), BTreeMap::new()).without_parts();
+    let mut simulator =
+        SimulatedBackend::new(SIZE, Machine::default(), BTreeMap::new()).without_parts();
     feed(&mut simulator, SeqId(0), &[1, 2, 3]).unwrap();
     simulator.share(SeqId(0), SeqId(1), 3);
     simulator.truncate(SeqId(0), 0);

@@ -5,7 +5,7 @@
 
 use super::GpuLayers;
 use crate::LoadError;
-use crate::default_cells::cells_within;
+use crate::kv_cache_size::cells_within;
 use crate::machine_memory::machine_memory;
 use crate::memory_estimate::{MemoryEstimate, WeightBytes};
 use crate::model_config::ModelConfig;

@@ -28,7 +28,7 @@
 
 use super::LlamaContext;
 use crate::batch::TokenInput;
-use crate::output::{LogitsCopied, Output};
+use crate::step_output::{LogitsCopied, Output};
 use crate::{DecodeError, Token};
 use std::ptr::NonNull;
 

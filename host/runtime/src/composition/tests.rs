@@ -1,12 +1,12 @@
 mod middleware;
 
 use super::*;
+use crate::compiled_plugin::compile;
 use crate::component_source::ComponentSource;
 use crate::component_structure::tests::deep_type;
 use crate::runtime::Runtime;
 use crate::runtime_config::{LinkedComponent, LinkedComponents, PluginConfig};
 use crate::test_support::{compiler, config};
-use crate::validate::compile;
 use corral_engine::ModelPool;
 
 /// Start of the components below: `$count` calls `wasi:cli/environment` of `version` and returns the number of

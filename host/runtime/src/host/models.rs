@@ -5,11 +5,11 @@ use super::bindings::corral::inference::models::{
 };
 use super::store_access::StoreAccess;
 use super::{GuestModel, HostError, HostResult, invalid, take_handle, wit};
+use crate::call_trace::EmbeddingRecord;
 use crate::counters::DeploymentCounters;
 use crate::cpu_meter::thread_nanos;
 use crate::state::State;
 use crate::tokenization::MAX_TEXT_BYTES;
-use crate::trace::EmbeddingRecord;
 use corral_engine::{EmbedOptions, Embedding, Engine, Error, OpenError, OpenModel};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 use super::exchange::Exchanged;
 use super::grant::Target;
 use super::{CallOutbound, Failure};
-use crate::trace::{CallTrace, OutboundRequest};
+use crate::call_trace::{CallTrace, OutboundRequest};
 use http::{HeaderName, Method, Request};
 use std::sync::Arc;
 use std::time::Instant;

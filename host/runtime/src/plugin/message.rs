@@ -2,11 +2,11 @@
 
 use super::{Plugin, Roles};
 use crate::call_error::CallError;
+use crate::call_trace::CallTrace;
 use crate::messages::bindings::exports::wasmcloud::messaging::handler::{BrokerMessage, Error};
 use crate::messages::{Message, MessageError};
 use crate::runtime_config::CallOptions;
 use crate::store::store;
-use crate::trace::CallTrace;
 use crate::truncate;
 use std::future::poll_fn;
 use tokio::time::Instant;

@@ -7,16 +7,16 @@
 
 use super::artifact::ArtifactReference;
 use super::change_error::ChangeError;
-use super::context::DeploymentContext;
+use super::deployment_context::DeploymentContext;
 use super::deployment_store::DeploymentStore;
+use super::deployment_table::{COMPILE_QUEUE_TIMEOUT, Deployments, Inner};
 use super::digest::Digest;
-use super::entry::{Entry, StoredDeployment, check_traffic, now_ms};
 use super::manifest::Manifest;
 use super::name::DeploymentName;
 use super::revision::{DeploymentRecord, Revision, TrafficShare};
-use super::serving::{COMPILE_QUEUE_TIMEOUT, Deployments, Inner};
 use super::serving_deployment::ServingDeployment;
 use super::store::{Store, StoreError};
+use super::stored_deployment::{Entry, StoredDeployment, check_traffic, now_ms};
 use crate::request_policy::Access;
 use crate::routes::Route;
 use corral_runtime::Plugin;

@@ -29,8 +29,8 @@ pub use host::{HostDeployment, HostStatus};
 pub use jetstream::JetStreamStore;
 
 use super::change_error::ChangeError;
+use super::deployment_table::Deployments;
 use super::name::DeploymentName;
-use super::serving::Deployments;
 use super::store::StoreError;
 use crate::prometheus::MetricFamilies;
 use crate::triggers::Triggers;

@@ -4,9 +4,9 @@
 //! `tests/tests/cluster/cluster_store.rs` tests what this trait promises, with both.
 
 use super::digest::Digest;
-use super::entry::Entry;
 use super::name::DeploymentName;
 use super::store::{Store, StoreError};
+use super::stored_deployment::Entry;
 use bytes::Bytes;
 use std::pin::Pin;
 use std::sync::Arc;

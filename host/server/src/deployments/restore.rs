@@ -6,11 +6,11 @@
 //! deployment. A damaged component is not retried.
 
 use super::change_error::ChangeError;
-use super::entry::StoredDeployment;
+use super::deployment_table::{COMPILE_QUEUE_TIMEOUT, Deployments, Inner};
 use super::name::DeploymentName;
-use super::serving::{COMPILE_QUEUE_TIMEOUT, Deployments, Inner};
 use super::serving_deployment::{LoadError, ServingDeployment, ServingRevision};
 use super::store::StoreError;
+use super::stored_deployment::StoredDeployment;
 use corral_runtime::PluginError;
 use std::sync::{Arc, Weak};
 use std::time::Duration;

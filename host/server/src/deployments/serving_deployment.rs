@@ -1,7 +1,7 @@
 //! A deployment that serves, its loaded revisions, and which of them answers a request.
 
 use super::change_error::ChangeError;
-use super::context::DeploymentContext;
+use super::deployment_context::DeploymentContext;
 use super::revision::TrafficShare;
 use crate::request_log::RoutedDeployment;
 use crate::request_policy::RequestPolicy;

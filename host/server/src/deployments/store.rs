@@ -31,10 +31,10 @@ pub use error::StoreError;
 
 use super::artifact::ArtifactReference;
 use super::digest::Digest;
-use super::entry::{Entry, NewRevision, StoredDeployment, now_ms};
 use super::manifest::Manifest;
 use super::name::DeploymentName;
 use super::revision::{DeploymentRecord, Revision};
+use super::stored_deployment::{Entry, NewRevision, StoredDeployment, now_ms};
 use component_files::ComponentFiles;
 use database::Database;
 use std::collections::{BTreeMap, BTreeSet};

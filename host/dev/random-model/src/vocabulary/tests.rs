@@ -1,7 +1,7 @@
 //! The vocabulary, and llama.cpp's tokenizer with it.
 
 use super::*;
-use crate::{Quant, Qwen3, Recipe};
+use crate::{Quant, Qwen3, RandomModel};
 use corral_llama::{DevicePlacement, LoadProgress, Model};
 use std::collections::HashSet;
 
@@ -64,14 +64,14 @@ fn merges_name_existing_tokens() {
 fn model(tokens: u32) -> Model {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.gguf");
-    let recipe = Recipe {
+    let model = RandomModel {
         name: "test",
         sizes: Qwen3::tiny(),
         tokens,
         quant: Quant::F16,
         seed: 1,
     };
-    recipe.write(&file).unwrap();
+    model.write(&file).unwrap();
     Model::load(&file, DevicePlacement::default(), &LoadProgress::default()).unwrap()
 }
 

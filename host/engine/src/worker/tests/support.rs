@@ -19,7 +19,7 @@ use corral_sampling::Logits;
 use corral_scheduler::{
     AdapterId, Overlap, PrefillPolicy, Retention, SchedulerConfig, SeqId, WeakRetention,
 };
-use corral_simulator::{Fault, Machine, Simulator, Size};
+use corral_simulator::{Fault, Machine, SimulatedBackend, Size};
 use std::collections::BTreeMap;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -44,7 +44,7 @@ pub enum Call {
 
 /// A simulator whose steps take real time.
 pub struct SlowBackend {
-    simulator: Simulator,
+    simulator: SimulatedBackend,
     /// After these tokens it predicts 0.
     is_wrong_after: fn(Token) -> bool,
     /// The logits that predict 0.
@@ -87,7 +87,7 @@ fn save_error(error: corral_simulator::SaveError) -> SaveError {
 
 impl SlowBackend {
     /// A backend whose steps take no time.
-    pub fn new(simulator: Simulator) -> Self {
+    pub fn new(simulator: SimulatedBackend) -> Self {
         let mut wrong_logits = vec![0.0; VOCABULARY as usize];
         wrong_logits[0] = 10.0;
         Self {
@@ -258,7 +258,7 @@ impl TestDraft {
         };
         let backend = SlowBackend {
             is_wrong_after: self.is_wrong_after,
-            ..SlowBackend::new(Simulator::new(size, Machine::default(), self.faults))
+            ..SlowBackend::new(SimulatedBackend::new(size, Machine::default(), self.faults))
         };
         let sizes = DraftSizes {
             seq_ids: size.seq_ids,
@@ -305,7 +305,7 @@ impl TestConfig {
             step_tokens: config.max_step_tokens,
             vocabulary: VOCABULARY,
         };
-        let simulator = Simulator::new(size, Machine::default(), self.faults);
+        let simulator = SimulatedBackend::new(size, Machine::default(), self.faults);
         let calls = Arc::new(Mutex::new(Vec::new()));
         let backend = SlowBackend {
             step_time: self.step_time,

@@ -7,7 +7,7 @@ use crate::swap_store::SwapStore;
 use crate::worker::{Command, ImportState};
 use crate::{Caller, Token};
 use corral_scheduler::{AdapterId, PositionOrder, Retention};
-use corral_simulator::Simulator;
+use corral_simulator::SimulatedBackend;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,7 +56,7 @@ fn canceled_request_leaves_swap_in_of_another() {
         let tokens: Vec<Token> = (first..first + 60).collect();
         let import = ImportState {
             scope: Caller::default().scope(),
-            state: Simulator::state_of(&tokens, AdapterId::NONE),
+            state: SimulatedBackend::state_of(&tokens, AdapterId::NONE),
             tokens,
             order: PositionOrder::new(std::iter::once(0..60).collect()).unwrap(),
             retention: retention.downgrade(),

@@ -6,13 +6,13 @@ use super::progress::Epoch;
 use super::watch_records::upload;
 use crate::deployments::change_error::ChangeError;
 use crate::deployments::deployment_store::DeploymentStore;
+use crate::deployments::deployment_table::{COMPILE_QUEUE_TIMEOUT, Deployments, Inner};
 use crate::deployments::digest::Digest;
-use crate::deployments::entry::{Entry, StoredDeployment};
 use crate::deployments::name::DeploymentName;
 use crate::deployments::revision::{Revision, TrafficShare};
-use crate::deployments::serving::{COMPILE_QUEUE_TIMEOUT, Deployments, Inner};
 use crate::deployments::serving_deployment::ServingDeployment;
 use crate::deployments::store::{ComponentHold, StoreError};
+use crate::deployments::stored_deployment::{Entry, StoredDeployment};
 use corral_runtime::Plugin;
 use std::sync::Arc;
 
@@ -249,7 +249,7 @@ mod tests {
     use crate::deployments::cluster::config::ClusterConfig;
     use crate::deployments::cluster::host::HostIdentity;
     use crate::deployments::cluster::jetstream::{BucketState, JetStreamStore};
-    use crate::deployments::entry::NewRevision;
+    use crate::deployments::stored_deployment::NewRevision;
     use crate::deployments::test_support::{Fixture, manifest, name};
 
     /// Makes the host one of a cluster whose NATS does not answer.

@@ -5,8 +5,8 @@
 use super::cleanup::MIN_AGE;
 use super::jetstream::{COMPONENTS, JetStreamStore, LIST_TIME};
 use crate::deployments::digest::Digest;
-use crate::deployments::entry::now_ms;
 use crate::deployments::store::StoreError;
+use crate::deployments::stored_deployment::now_ms;
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::object_store::{GetErrorKind, ObjectInfo, ObjectOptions};
 use async_nats::{HeaderMap, datetime};

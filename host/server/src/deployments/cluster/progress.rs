@@ -7,8 +7,8 @@ use super::Cluster;
 use super::host::MAX_ERROR_CHARS;
 use super::jetstream::{BucketState, MAX_NAMES};
 use crate::deployments::change_error::ChangeError;
-use crate::deployments::entry::Entry;
 use crate::deployments::name::DeploymentName;
+use crate::deployments::stored_deployment::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{MutexGuard, PoisonError};
 
@@ -316,7 +316,7 @@ impl Progress {
 mod tests {
     use super::*;
     use crate::deployments::digest::Digest;
-    use crate::deployments::entry::NewRevision;
+    use crate::deployments::stored_deployment::NewRevision;
     use crate::deployments::test_support::{manifest, name};
 
     fn bucket(created: i128, last_version: u64) -> BucketState {

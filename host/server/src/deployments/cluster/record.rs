@@ -1,10 +1,10 @@
 //! The form of an [`Entry`] in the cluster's bucket: JSON.
 
 use super::connection::MAX_MESSAGE_BYTES;
-use crate::deployments::entry::{Entry, StoredDeployment, check_traffic};
 use crate::deployments::name::DeploymentName;
 use crate::deployments::revision::{DeploymentRecord, Revision};
 use crate::deployments::store::StoreError;
+use crate::deployments::stored_deployment::{Entry, StoredDeployment, check_traffic};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -147,7 +147,7 @@ fn invalid(name: &DeploymentName, problem: String) -> StoreError {
 mod tests {
     use super::*;
     use crate::deployments::digest::Digest;
-    use crate::deployments::entry::NewRevision;
+    use crate::deployments::stored_deployment::NewRevision;
     use crate::deployments::test_support::{manifest, name};
 
     fn deployed(revisions: usize) -> Entry {

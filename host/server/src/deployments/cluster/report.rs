@@ -2,7 +2,7 @@
 
 use super::Cluster;
 use super::host::{HostDeployment, HostStatus, MAX_ERROR_CHARS, REPORT_INTERVAL};
-use crate::deployments::serving::Inner;
+use crate::deployments::deployment_table::Inner;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};

@@ -6,9 +6,9 @@
 use super::component_files::ComponentFiles;
 use super::private_files::{file_options, restrict_to_owner, sync_directory};
 use super::{Removed, StoreError};
-use crate::deployments::entry::StoredDeployment;
 use crate::deployments::name::DeploymentName;
 use crate::deployments::revision::{DeploymentRecord, Revision};
+use crate::deployments::stored_deployment::StoredDeployment;
 use redb::{Builder, ReadableDatabase, TableDefinition, WriteTransaction};
 use std::collections::BTreeMap;
 use std::fmt::Display;

@@ -1,8 +1,8 @@
 //! Errors of the store.
 
 use crate::deployments::digest::Digest;
-use crate::deployments::entry::Entry;
 use crate::deployments::name::DeploymentName;
+use crate::deployments::stored_deployment::Entry;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -39,7 +39,7 @@ pub(super) struct Step {
 }
 
 /// Plans steps.
-pub(super) struct Replay {
+pub(super) struct SlotSchedule {
     requests: Vec<Length>,
     slots: Vec<Option<Running>>,
     step_tokens: u32,
@@ -55,7 +55,7 @@ struct Running {
     remaining: u32,
 }
 
-impl Replay {
+impl SlotSchedule {
     /// For `slots` requests at once and steps of at most `step_tokens` tokens, which is more than `slots`.
     pub(super) fn new(
         requests: Vec<Length>,
@@ -144,9 +144,9 @@ mod tests {
     use super::*;
 
     /// All steps of requests that exist from the start.
-    fn all_steps(mut replay: Replay) -> Vec<Step> {
-        let mut numbers = 0..replay.requests.len();
-        std::iter::from_fn(|| replay.step(|_| numbers.next())).collect()
+    fn all_steps(mut schedule: SlotSchedule) -> Vec<Step> {
+        let mut numbers = 0..schedule.requests.len();
+        std::iter::from_fn(|| schedule.step(|_| numbers.next())).collect()
     }
 
     fn lengths(prompt: u32, outputs: &[u32]) -> Vec<Length> {
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn equal_requests_stay_in_step() {
-        let steps = all_steps(Replay::new(lengths(5, &[3; 4]), 2, 512, true));
+        let steps = all_steps(SlotSchedule::new(lengths(5, &[3; 4]), 2, 512, true));
         let wave = |a, b| {
             vec![
                 vec![(a, 5), (b, 5)],
@@ -177,17 +177,17 @@ mod tests {
 
     #[test]
     fn decoding_in_step_waits_for_prefills() {
-        let in_step = all_steps(Replay::new(lengths(5, &[2; 2]), 2, 7, true));
+        let in_step = all_steps(SlotSchedule::new(lengths(5, &[2; 2]), 2, 7, true));
         let expected = [vec![(0, 5), (1, 2)], vec![(1, 3)], vec![(0, 1), (1, 1)]];
         assert_eq!(shape(&in_step), expected);
-        let free = all_steps(Replay::new(lengths(5, &[2; 2]), 2, 7, false));
+        let free = all_steps(SlotSchedule::new(lengths(5, &[2; 2]), 2, 7, false));
         let expected = [vec![(0, 5), (1, 2)], vec![(0, 1), (1, 3)], vec![(1, 1)]];
         assert_eq!(shape(&free), expected);
     }
 
     #[test]
     fn free_slot_takes_next_request() {
-        let steps = all_steps(Replay::new(lengths(4, &[1, 3, 2]), 2, 512, false));
+        let steps = all_steps(SlotSchedule::new(lengths(4, &[1, 3, 2]), 2, 512, false));
         let expected = [
             vec![(0, 4), (1, 4)],
             // The decode row is first.
@@ -203,12 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn only_idle_replay_waits_for_arrivals() {
-        let mut replay = Replay::new(lengths(4, &[2; 3]), 2, 512, false);
+    fn only_idle_schedule_waits_for_arrivals() {
+        let mut schedule = SlotSchedule::new(lengths(4, &[2; 3]), 2, 512, false);
         let mut waited = Vec::new();
         let mut step = |arrival: Option<usize>| {
             let mut arrivals = arrival.into_iter();
-            let step = replay.step(|idle| {
+            let step = schedule.step(|idle| {
                 waited.push(idle);
                 arrivals.next()
             });
@@ -225,7 +225,7 @@ mod tests {
     fn every_position_is_computed_once() {
         let outputs = uneven_lengths(9, 30);
         let requests = lengths(11, &outputs);
-        let steps = all_steps(Replay::new(requests, 4, 16, false));
+        let steps = all_steps(SlotSchedule::new(requests, 4, 16, false));
         let mut computed = vec![0; outputs.len()];
         let mut generated = vec![0; outputs.len()];
         for row in steps.iter().flat_map(|step| &step.rows) {

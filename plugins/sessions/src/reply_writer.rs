@@ -10,14 +10,14 @@ use session_protocol::{Chunk, Content, Error, Reply};
 /// Writes lines, one at a time. A client that does not read delays them: the host then merges the chunks of a
 /// generation.
 #[derive(Clone)]
-pub(crate) struct Output(Rc<Mutex<StreamWriter<u8>>>);
+pub(crate) struct ReplyWriter(Rc<Mutex<StreamWriter<u8>>>);
 
 /// The client is gone.
 pub(crate) struct Closed;
 
-impl Output {
+impl ReplyWriter {
     pub(crate) fn new(writer: StreamWriter<u8>) -> Self {
-        Output(Rc::new(Mutex::new(writer)))
+        ReplyWriter(Rc::new(Mutex::new(writer)))
     }
 
     /// Writes a value as a line.

@@ -5,7 +5,7 @@
 
 use super::capacity::Capacity;
 use super::cluster::Cluster;
-use super::context::DeploymentContext;
+use super::deployment_context::DeploymentContext;
 use super::name::DeploymentName;
 use super::refused_compilations::RefusedCompilations;
 use super::revision::TrafficShare;

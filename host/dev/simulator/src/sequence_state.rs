@@ -1,6 +1,6 @@
 //! Saving and loading the state of a sequence.
 
-use crate::Simulator;
+use crate::SimulatedBackend;
 use corral_scheduler::{AdapterId, SeqId, Token};
 
 /// The first bytes of a saved state.
@@ -17,7 +17,7 @@ pub enum SaveError {
         /// The limit.
         limit: usize,
     },
-    /// A fault of [`Simulator::with_state_faults`].
+    /// A fault of [`SimulatedBackend::with_state_faults`].
     #[error("no memory for {bytes} bytes of state")]
     NoMemory {
         /// The size of the state.
@@ -25,8 +25,8 @@ pub enum SaveError {
     },
 }
 
-impl Simulator {
-    /// A state as [`Simulator::save`] returns it, of a sequence that was computed elsewhere.
+impl SimulatedBackend {
+    /// A state as [`SimulatedBackend::save`] returns it, of a sequence that was computed elsewhere.
     pub fn state_of(tokens: &[Token], adapter: AdapterId) -> Vec<u8> {
         let length = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
         let mut state = MARK.to_vec();

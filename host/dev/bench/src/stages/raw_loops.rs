@@ -1,5 +1,5 @@
-//! The raw loops, which give the steps of a [`Replay`] to llama.cpp and do nothing else. Every generated token is the
-//! same, as in llama.cpp's own benches.
+//! The raw loops, which give the steps of a [`SlotSchedule`] to llama.cpp and do nothing else. Every generated token is
+//! the same, as in llama.cpp's own benches.
 //!
 //! In one loop all requests exist from the start and run in step. In the other they come from clients like those of
 //! the stages above.
@@ -7,7 +7,7 @@
 use super::clients::{Client, run_clients};
 use super::cpu_time::{self, LoadOutcome, Measurement, in_thread};
 use super::prompts::Prompt;
-use super::replay::{Replay, Row};
+use super::slot_schedule::{Row, SlotSchedule};
 use corral_cli::Error;
 use corral_engine::SeqId;
 use corral_engine::testing::{BenchmarkContext, TokenInput};
@@ -20,14 +20,14 @@ use tokio::sync::{mpsc, oneshot};
 /// The name of the thread that calls llama.cpp.
 const CALLER_THREAD: &str = "bench-raw";
 
-/// Measures all steps of `replay`, whose requests exist from the start. The context is empty before and after.
+/// Measures all steps of `schedule`, whose requests exist from the start. The context is empty before and after.
 pub(super) fn measure(
     raw: &mut BenchmarkContext,
-    replay: Replay,
+    schedule: SlotSchedule,
     prompts: &[Prompt],
 ) -> Result<Measurement, Error> {
     let mut numbers = 0..prompts.len();
-    let work = || run(raw, replay, prompts, |_| numbers.next(), |_| ());
+    let work = || run(raw, schedule, prompts, |_| numbers.next(), |_| ());
     in_thread(CALLER_THREAD, || cpu_time::measure(work))?
 }
 
@@ -55,7 +55,7 @@ impl Client for RawClient {
 /// Measures the loop with `concurrency` clients, which run in `clients`.
 pub(super) fn measure_clients(
     raw: &mut BenchmarkContext,
-    replay: Replay,
+    schedule: SlotSchedule,
     prompts: &[Prompt],
     (clients, concurrency): (&Runtime, usize),
     output_tokens: &Arc<[u32]>,
@@ -85,7 +85,7 @@ pub(super) fn measure_clients(
             // Fails only if the client has ended with an error.
             let _ = sender.map(|sender| sender.send(()));
         };
-        let mut outcome = run(raw, replay, prompts, next, ended)?;
+        let mut outcome = run(raw, schedule, prompts, next, ended)?;
         let tokens = clients.block_on(running);
         outcome.tokens = tokens.map_err(Error::context("the clients crashed"))??;
         Ok(outcome)
@@ -96,14 +96,14 @@ pub(super) fn measure_clients(
 /// Computes steps until no request is left. Calls `ended` with the number of each request that ends.
 fn run(
     raw: &mut BenchmarkContext,
-    mut replay: Replay,
+    mut schedule: SlotSchedule,
     prompts: &[Prompt],
     mut next: impl FnMut(bool) -> Option<usize>,
     mut ended: impl FnMut(usize),
 ) -> Result<LoadOutcome, Error> {
     let (mut tokens, mut steps, decode_before) = (0, 0, raw.decode_cpu_time());
     let mut inputs = Vec::new();
-    while let Some(step) = replay.step(&mut next) {
+    while let Some(step) = schedule.step(&mut next) {
         inputs.clear();
         for row in &step.rows {
             let prompt = prompts.get(row.request);

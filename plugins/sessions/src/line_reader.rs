@@ -9,7 +9,7 @@ use corral_sdk::bindings::wasip3::wit_bindgen::{StreamReader, StreamResult};
 const READ_BYTES: usize = 16 << 10;
 
 /// Splits a body into lines.
-pub(crate) struct Lines {
+pub(crate) struct LineReader {
     body: StreamReader<u8>,
     /// Bytes of the body after the last line that was taken.
     buffer: Vec<u8>,
@@ -30,9 +30,9 @@ pub(crate) enum End {
     TooLong,
 }
 
-impl Lines {
+impl LineReader {
     pub(crate) fn new(body: StreamReader<u8>, limit: usize) -> Self {
-        Lines {
+        LineReader {
             body,
             buffer: Vec::new(),
             searched: 0,

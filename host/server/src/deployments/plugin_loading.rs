@@ -5,17 +5,17 @@
 //! time fails its change but keeps its permit until it ends.
 
 use super::change_error::ChangeError;
-use super::context::DeploymentContext;
+use super::deployment_context::DeploymentContext;
+use super::deployment_table::{Inner, LARGE_COMPONENT_BYTES};
 use super::digest::Digest;
-use super::entry::StoredDeployment;
 use super::linked_components::{LinkedComponent, LinkedComponents};
 use super::manifest::Manifest;
 use super::refused_compilations::RefusedCompilations;
 use super::requested_reuse::RequestedReuse;
 use super::revision::TrafficShare;
-use super::serving::{Inner, LARGE_COMPONENT_BYTES};
 use super::serving_deployment::{LoadError, ServingRevision};
 use super::store::{Store, StoreError};
+use super::stored_deployment::StoredDeployment;
 use crate::request_policy::RequestPolicy;
 use crate::routes::Route;
 use crate::triggers::TriggerSettings;
@@ -360,7 +360,7 @@ fn with_bytes(
 mod tests {
     use super::*;
     use crate::deployments::StoreLimits;
-    use crate::deployments::serving::COMPILE_TIMEOUT;
+    use crate::deployments::deployment_table::COMPILE_TIMEOUT;
     use crate::deployments::test_support::{Fixture, manifest};
     use std::sync::mpsc;
 

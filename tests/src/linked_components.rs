@@ -1,4 +1,4 @@
-//! The test plugin `handler`, deployed as `roles`, and its linked components.
+//! The test plugin `linked-handler`, deployed as `roles`, and its linked components.
 
 use crate::deployments::deploy_dir;
 use crate::{Corral, Response};
@@ -20,11 +20,15 @@ pub fn start(arguments: &[&str]) -> Corral {
 /// Deploys the plugin as `name` at `/NAME`, linked with `template`; `more` is added to the manifest.
 pub fn deploy(corral: &Corral, name: &str, template: &str, more: &str) {
     let manifest = format!(
-        "name = '{name}'\ncomponent = 'handler.wasm'\nroutes = ['/{name}']\n{more}\n\
+        "name = '{name}'\ncomponent = 'linked-handler.wasm'\nroutes = ['/{name}']\n{more}\n\
          [linked]\ntemplating = {template}\n\
          [linked.sampling]\nany = 'samplers.wasm'\nother = 'samplers.wasm'\n"
     );
-    deploy_dir(corral, &manifest, &["handler", "samplers", "templates"]);
+    deploy_dir(
+        corral,
+        &manifest,
+        &["linked-handler", "samplers", "templates"],
+    );
 }
 
 /// Posts to a path of the plugin; the response must be 200.

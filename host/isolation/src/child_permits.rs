@@ -5,14 +5,14 @@ use crate::error::ChildError;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
-/// Slots for children.
+/// Permits of children that run.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub(crate) struct ChildPermits {
     free: Mutex<usize>,
     released: Condvar,
 }
 
-impl Slots {
+impl ChildPermits {
     pub fn new(count: usize) -> Self {
         Self {
             free: Mutex::new(count),
@@ -20,8 +20,12 @@ impl Slots {
         }
     }
 
-    /// Waits for a slot, at most until `deadline`.
-    pub fn acquire(&self, deadline: Instant, cancel: &Cancel) -> Result<Slot<'_>, ChildError> {
+    /// Waits for a permit, at most until `deadline`.
+    pub fn acquire(
+        &self,
+        deadline: Instant,
+        cancel: &Cancel,
+    ) -> Result<ChildPermit<'_>, ChildError> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         while *free == 0 {
             let left = cancel.wait(deadline)?.ok_or(ChildError::Busy)?;
@@ -29,15 +33,15 @@ impl Slots {
             free = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         *free -= 1;
-        Ok(Slot(self))
+        Ok(ChildPermit(self))
     }
 }
 
-/// A slot, free again when dropped.
+/// A permit, free again when dropped.
 #[derive(Debug)]
-pub(crate) struct Slot<'a>(&'a Slots);
+pub(crate) struct ChildPermit<'a>(&'a ChildPermits);
 
-impl Drop for Slot<'_> {
+impl Drop for ChildPermit<'_> {
     fn drop(&mut self) {
         *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.0.released.notify_one();
@@ -49,9 +53,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_bounded_and_reused() {
-        let (slots, cancel) = (Slots::new(1), Cancel::default());
-        let acquire = || slots.acquire(Instant::now(), &cancel);
+    fn permits_are_bounded_and_reused() {
+        let (permits, cancel) = (ChildPermits::new(1), Cancel::default());
+        let acquire = || permits.acquire(Instant::now(), &cancel);
         let first = acquire().expect("free");
         assert!(matches!(acquire(), Err(ChildError::Busy)));
         drop(first);

@@ -1,5 +1,5 @@
 //! Models for benchmarks: random weights at a real model's scale, quantized by llama.cpp. The metadata of a file record its
-//! recipe, so that a benchmark reuses it.
+//! parameters, so that a benchmark reuses it.
 
 use super::vocabulary::Vocabulary;
 use super::{Architecture, Distribution, ModelBuilder, Qwen3, Value};
@@ -10,9 +10,9 @@ use rand_chacha::ChaCha8Rng;
 use std::f32::consts::TAU;
 use std::path::{Path, PathBuf};
 
-/// Prefix of the keys that record the recipe.
+/// Prefix of the keys that record the parameters.
 const KEY_PREFIX: &str = "corral.random.";
-/// Increase it when the same recipe gives another file.
+/// Increase it when the same parameters give another file.
 const VERSION: u32 = 2;
 /// Standard deviation of the weights in matrices, as in trained models; norms are 1.
 const DEVIATION: f32 = 0.02;
@@ -23,10 +23,10 @@ const WEIGHTS: &str = "weights";
 /// Extension of the file that the quantizer writes, and of any file until it is complete.
 const PART: &str = "part";
 
-/// A recipe for a model.
+/// The parameters of a model with random weights.
 #[derive(Clone, Debug)]
-pub struct Recipe {
-    /// The name of the sizes; recipes of one name count as having the same sizes.
+pub struct RandomModel {
+    /// The name of the sizes; models of one name count as having the same sizes.
     pub name: &'static str,
     /// The sizes, with the types before quantization.
     pub sizes: Qwen3,
@@ -38,13 +38,13 @@ pub struct Recipe {
     pub seed: u64,
 }
 
-impl Recipe {
-    /// Whether the file records this recipe. False if it can't be read.
+impl RandomModel {
+    /// Whether the file records these parameters. False if it can't be read.
     pub fn matches(&self, path: &Path) -> bool {
         metadata(path, KEY_PREFIX).is_ok_and(|found| found == self.metadata())
     }
 
-    /// The metadata that record the recipe.
+    /// The metadata that record the parameters.
     fn metadata(&self) -> Vec<(String, Value)> {
         let values: [(&str, Value); 4] = [
             ("shape", self.name.into()),

@@ -1,6 +1,6 @@
 //! The cells of sequences, which they share and free.
 
-use super::Simulator;
+use super::SimulatedBackend;
 use corral_scheduler::{AdapterId, SeqId, Token};
 
 /// The tokens and cells of an id, by position.
@@ -12,7 +12,7 @@ pub(crate) struct SimulatedSequence {
     pub adapter: AdapterId,
 }
 
-impl Simulator {
+impl SimulatedBackend {
     /// The tokens of an id.
     pub fn held(&self, seq: SeqId) -> &[Token] {
         &self.held[usize::from(seq.0)].tokens

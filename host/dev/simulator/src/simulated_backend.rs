@@ -24,7 +24,7 @@ pub struct Size {
 
 /// The backend.
 #[derive(Clone, Debug)]
-pub struct Simulator {
+pub struct SimulatedBackend {
     pub(crate) size: Size,
     machine: Machine,
     /// By step, from 0.
@@ -52,7 +52,7 @@ pub struct Simulator {
     took: Duration,
 }
 
-impl Simulator {
+impl SimulatedBackend {
     /// An empty backend.
     pub fn new(size: Size, machine: Machine, faults: BTreeMap<u64, Fault>) -> Self {
         let vocabulary = size.vocabulary as usize;
@@ -206,7 +206,7 @@ impl Simulator {
         Ok(())
     }
 
-    /// Starts a step without outputs. The caller adds [`Simulator::took`] where something waits for it.
+    /// Starts a step without outputs. The caller adds [`SimulatedBackend::took`] where something waits for it.
     pub fn decode_ahead(&mut self, step: &[Input]) -> Result<(), DecodeError> {
         assert!(!step.iter().any(|input| input.output), "outputs ahead");
         self.compute(step)

@@ -1,11 +1,11 @@
-//! Files match their recipe, and no temporary files stay.
+//! Files match their parameters, and no temporary files stay.
 
 use super::*;
 use corral_llama::gguf::tensors;
 use corral_llama::{DevicePlacement, LoadProgress, Model};
 
-fn recipe(quant: Quant) -> Recipe {
-    Recipe {
+fn random_model(quant: Quant) -> RandomModel {
+    RandomModel {
         name: "test",
         // Rows that fill the blocks of all types.
         sizes: Qwen3 {
@@ -37,7 +37,7 @@ fn fewer_bits_give_smaller_files_that_load() {
     let all = [Quant::F16, Quant::Q4Km];
     let mut before = u64::MAX;
     for quant in all {
-        let own = recipe(quant);
+        let own = random_model(quant);
         assert!(!own.matches(&file), "{quant:?} is not written yet");
         own.write(&file).unwrap();
         assert_eq!(names(dir.path()), ["model.gguf"]);
@@ -45,7 +45,7 @@ fn fewer_bits_give_smaller_files_that_load() {
         assert!(length < before, "{quant:?}: {length} of {before}");
         before = length;
         for other in all {
-            assert_eq!(recipe(other).matches(&file), other == quant);
+            assert_eq!(random_model(other).matches(&file), other == quant);
         }
         let model =
             Model::load(&file, DevicePlacement::default(), &LoadProgress::default()).unwrap();
@@ -54,18 +54,18 @@ fn fewer_bits_give_smaller_files_that_load() {
 }
 
 #[test]
-fn other_recipes_do_not_match() {
+fn other_parameters_do_not_match() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.gguf");
-    let one = recipe(Quant::F16);
+    let one = random_model(Quant::F16);
     one.write(&file).unwrap();
     let bytes = std::fs::read(&file).unwrap();
     let others = [
-        Recipe {
+        RandomModel {
             name: "other",
             ..one.clone()
         },
-        Recipe {
+        RandomModel {
             seed: 2,
             ..one.clone()
         },
@@ -88,7 +88,7 @@ fn other_recipes_do_not_match() {
 fn k_quants_quantize_matrices_only() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.gguf");
-    recipe(Quant::Q4Km).write(&file).unwrap();
+    random_model(Quant::Q4Km).write(&file).unwrap();
     let tensors = tensors(&file).unwrap();
     // The token embeddings, the last norm, and eleven in each layer.
     assert_eq!(tensors.len(), 2 + 2 * 11);
@@ -105,11 +105,11 @@ fn failed_write_leaves_no_temporary_files() {
     // Blocks the file of the quantizer.
     let part = dir.path().join("model.gguf.part");
     std::fs::create_dir(&part).unwrap();
-    let failed = recipe(Quant::Q4Km).write(&file);
+    let failed = random_model(Quant::Q4Km).write(&file);
     assert!(matches!(failed, Err(GgufError::Quantize { .. })));
     assert_eq!(names(dir.path()), ["model.gguf.part"]);
     let nowhere = dir.path().join("none/model.gguf");
-    let failed = recipe(Quant::Q4Km).write(&nowhere);
+    let failed = random_model(Quant::Q4Km).write(&nowhere);
     assert!(matches!(failed, Err(GgufError::Write { .. })));
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct Notified {
     waits: Rc<Cell<bool>>,
 }
 
-pub(crate) fn signal() -> (Notifier, Notified) {
+pub(crate) fn notifier() -> (Notifier, Notified) {
     let (writer, reader) = wit_stream::new();
     let waits = Rc::new(Cell::new(false));
     let notifier = Notifier {

@@ -19,7 +19,7 @@ const BOUND: f32 = 0.05;
 
 /// A model to pad, and the sizes of the result.
 #[derive(Clone, Debug)]
-pub struct Padded {
+pub struct PaddedModel {
     /// A model of the architecture "qwen3" with weights of F32 and F16.
     pub source: PathBuf,
     /// Number of layers, at least that of the source.
@@ -49,7 +49,7 @@ enum Added {
     Random,
 }
 
-impl Padded {
+impl PaddedModel {
     /// Whether the file records this padding of a source of the same size. False if either can't be read.
     pub fn matches(&self, path: &Path) -> bool {
         metadata(path, KEY_PREFIX).is_ok_and(|found| found == self.metadata())
@@ -210,7 +210,7 @@ mod tests {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../models/tiny/draft.gguf");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("padded.gguf");
-        let padded = Padded {
+        let padded = PaddedModel {
             source: source.clone(),
             layers: 3,
             feed_forward: 256,
@@ -218,7 +218,7 @@ mod tests {
         };
         padded.write(&path).unwrap();
         assert!(padded.matches(&path));
-        let wider = Padded {
+        let wider = PaddedModel {
             layers: 4,
             ..padded.clone()
         };
@@ -247,7 +247,7 @@ mod tests {
         for name in ["blk.2.ffn_down.weight", "blk.2.attn_output.weight"] {
             assert!(read(&path, name).iter().all(|weight| *weight == 0.0));
         }
-        let less = Padded {
+        let less = PaddedModel {
             layers: 1,
             ..padded
         };
