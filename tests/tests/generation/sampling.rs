@@ -1,4 +1,4 @@
-//! Sampling over HTTP: sampler chains, logprobs, drafts.
+//! Sampling over HTTP: sampler chains and logprobs.
 
 use corral_tests::{Corral, EventStream};
 use serde_json::{Value, json};
