@@ -31,9 +31,19 @@ pub fn deploy_shout(project: &Path) -> Corral {
     server
 }
 
-/// Checks the deployment `parts`, a plugin that tries the SDK of a language: its events; its answers, as name, body and end of
-/// the answer; its errors, as name, body, status and code.
-pub fn check_parts(server: &Corral, answers: &[[&str; 3]], errors: &[(&str, &str, u16, &str)]) {
+/// Deploys the project `parts`, a plugin that tries the SDK of a language, and checks what it has in every language, and more
+/// answers, as name, body and end of the answer, and errors, as name, body, status and code. Returns the server.
+pub fn check_parts(
+    project: &Path,
+    answers: &[[&str; 3]],
+    errors: &[(&str, &str, u16, &str)],
+) -> Corral {
+    let manifest = project.join("corral.toml");
+    let text = std::fs::read_to_string(&manifest).expect("readable");
+    let text = format!("{text}[configuration]\ntone = \"dry\"\n");
+    std::fs::write(&manifest, text).expect("written");
+    let server = Corral::start_with_store(&[]);
+    server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
     let post = |name: &str, body: &str| server.post(&format!("/parts/{name}"), body);
     let sum = RELIABLE_SUMS[0];
     let (question, right) = (sum.question(), sum.answer());
@@ -47,19 +57,38 @@ pub fn check_parts(server: &Corral, answers: &[[&str; 3]], errors: &[(&str, &str
     let error = r#"{"type":"about:blank","status":409,"code":"over","detail":"it is \"over\""}"#;
     let expected = format!("data: first\n\nevent: error\ndata: {error}\n\n");
     assert_eq!(events, expected);
-    let many = ["many", &question, &right];
-    for [name, body, expected] in answers.iter().chain([&many]) {
+    let common_answers = [
+        ["many", &question, &right],
+        ["constrained", "[ab]{3}c", "c"],
+        ["stopped", "", "1 1"],
+        ["error-after-response", "", "whole"],
+    ];
+    for [name, body, expected] in answers.iter().chain(&common_answers) {
         let answer = post(name, body);
         assert_eq!(answer.status, 200, "{name}: {answer:?}");
         assert!(answer.body.ends_with(expected), "{name}: {answer:?}");
     }
-    for (name, body, status, code) in errors {
+    let large = "x".repeat((1 << 20) + 1);
+    let common_errors = [
+        ("json", "{", 400, "invalid-body"),
+        ("json", "[]", 400, "invalid-body"),
+        ("json", &large, 413, "body-too-large"),
+        ("constrained", "(", 400, "invalid"),
+        ("no-text", "", 400, "invalid"),
+        ("missing-model", "", 404, "not-found"),
+        ("conflict", "", 409, "conflict"),
+        ("no-status", "", 500, "plugin-failed"),
+        ("no-error-status", "", 500, "odd"),
+        ("other", "", 500, "plugin-failed"),
+    ];
+    for (name, body, status, code) in errors.iter().chain(&common_errors) {
         let answer = post(name, body);
         assert_eq!(answer.status, *status, "{name}: {answer:?}");
         assert_eq!(answer.json()["code"], *code, "{name}: {answer:?}");
         let content_type = answer.header("content-type");
         assert_eq!(content_type, Some("application/problem+json"), "{answer:?}");
     }
+    server
 }
 
 /// Changes a file of `shout` from `old` to `new`, and runs `watch` until the server answers a sum with `expected`.

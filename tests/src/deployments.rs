@@ -1,16 +1,13 @@
 //! Deploys through the admin API and with `corral deploy`.
 
+use crate::collector::hex;
 use crate::{Corral, Response, artifacts, scratch_dir};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 /// The digest of a component: `sha256:` and hexadecimal digits.
 pub fn digest(bytes: &[u8]) -> String {
-    let digits: String = Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    format!("sha256:{digits}")
+    format!("sha256:{}", hex(&Sha256::digest(bytes)))
 }
 
 /// The same component with another digest, by a custom section at its end.

@@ -168,13 +168,6 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// The lowest bound that covers at least this share of the observations.
-    pub fn quantile(&self, share: f64) -> f64 {
-        let enough = |(_, count): &&(f64, f64)| *count >= share * self.count;
-        let found = self.buckets.iter().find(enough);
-        found.expect("the last bucket holds all").0
-    }
-
     /// Asserts that the buckets are cumulative and the last one is `+Inf`.
     fn check(&self, family: &str) {
         let rising = self.buckets.windows(2).all(|pair| pair[0].1 <= pair[1].1);

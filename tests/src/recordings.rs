@@ -59,11 +59,6 @@ pub fn recorded(text: &str) -> Vec<u8> {
     wav(1, 8, 1, 8_000, &bytes.collect::<Vec<_>>())
 }
 
-/// A WAV file of silence.
-pub fn silence(seconds: u32) -> Vec<u8> {
-    wav(1, 8, 1, 8_000, &vec![128; seconds as usize * 8_000])
-}
-
 fn wav(code: u16, bits: u16, channels: u16, rate: u32, data: &[u8]) -> Vec<u8> {
     let frame = bits / 8 * channels;
     let length = u32::try_from(data.len()).expect("a small file");

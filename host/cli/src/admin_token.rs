@@ -98,13 +98,11 @@ mod tests {
 
     #[test]
     fn new_token_is_private_and_kept() {
-        let dir = std::env::temp_dir().join(format!("corral-token-{}", std::process::id()));
-        fs::create_dir_all(&dir).expect("a directory");
-        let path = dir.join(FILE);
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(FILE);
         let first = read_or_create(&path).map_err(|error| error.message(true));
         let second = read_or_create(&path).map_err(|error| error.message(true));
         let mode = fs::metadata(&path).expect("a file").permissions().mode();
-        fs::remove_dir_all(&dir).expect("own directory");
         let first = first.expect("a token");
         assert_eq!(second, Ok(first.clone()));
         assert_eq!(first.len(), 64);

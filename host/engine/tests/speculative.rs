@@ -1,5 +1,5 @@
 //! Drafts over llama.cpp and the demo model: rejected tokens leave no state, also where cells are short. The worker's unit
-//! tests compare steps, ends and seeds with and without drafts; `sampling.rs` of the whole program does so over HTTP.
+//! tests compare steps, ends and seeds with and without drafts.
 
 use corral_engine::{Caller, Error, GenerateOptions, MAX_DRAFTS, Priority};
 use support::{answer, block_on, check_empty, limit, load, metric, read};

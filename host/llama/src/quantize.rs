@@ -26,16 +26,6 @@ impl Quant {
         }
     }
 
-    /// Upper bound of the bits a weight, on average over a model. It may be more where llama.cpp falls back to other
-    /// types because rows don't fill blocks.
-    pub fn bits(self) -> u64 {
-        match self {
-            Self::F16 => 16,
-            // The embedding has 6.6.
-            Self::Q4Km => 6,
-        }
-    }
-
     fn ftype(self) -> sys::llama_ftype {
         match self {
             Self::F16 => sys::LLAMA_FTYPE_MOSTLY_F16,

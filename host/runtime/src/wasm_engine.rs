@@ -281,7 +281,8 @@ mod tests {
 
     #[test]
     fn cache_writable_by_others_is_refused() {
-        let dir = std::env::temp_dir().join(format!("corral-cache-{}", std::process::id()));
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("cache");
         let config = RuntimeConfig {
             instances: 1,
             cache: Some(dir.clone()),
@@ -294,7 +295,6 @@ mod tests {
         let error = wasm_engine(&config, CodeGenerator::Optimizing)
             .unwrap_err()
             .to_string();
-        std::fs::remove_dir_all(&dir).unwrap();
         assert!(error.contains("other users may write to it"), "{error}");
     }
 

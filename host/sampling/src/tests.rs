@@ -99,7 +99,7 @@ fn dry(multiplier: f32, allowed_length: u32, breakers: &[&[Token]]) -> Sampler {
         base: 1.75,
         allowed_length,
         last_n: 100,
-        breakers: Arc::new(DryBreakers::from_tokens(breakers.iter().copied()).unwrap()),
+        breakers: Arc::new(DryBreakers::from_tokens(breakers)),
     })
 }
 

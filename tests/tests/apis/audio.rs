@@ -4,9 +4,7 @@
 use corral_random_model::audio_projector::TONES;
 use corral_tests::media::{answer, ask_about, check_only_same_file_is_cached};
 use corral_tests::pictures::{drawn_sum, projector};
-use corral_tests::recordings::{
-    Samples, audio_projector, recorded, recorded_as, recorded_sum, silence,
-};
+use corral_tests::recordings::{Samples, audio_projector, recorded, recorded_as, recorded_sum};
 use corral_tests::{Corral, RELIABLE_SUMS, Response, run};
 use data_encoding::{BASE64, HEXLOWER};
 use serde_json::{Value, json};
@@ -105,18 +103,6 @@ fn broken_recordings_harm_no_other_request() {
     });
     assert!(answered > 0, "the neighbors answered meanwhile");
     assert_eq!(answer(&ask(&corral, &whole)), "19");
-}
-
-#[test]
-fn long_and_short_recordings_are_refused() {
-    let corral = start(audio_projector());
-    for seconds in [0, 121] {
-        let refused = ask(&corral, &silence(seconds));
-        assert_eq!(refused.status, 400, "{refused:?}");
-        let error = refused.json()["error"].clone();
-        assert_eq!(error["code"], "invalid-audio", "{error}");
-        assert!(refused.body.contains("expected 0.1 to 120 s"), "{error}");
-    }
 }
 
 #[test]

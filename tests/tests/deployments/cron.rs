@@ -1,7 +1,7 @@
 //! Schedules of a manifest, over a restart. The clock itself is moved in the unit tests of `triggers`.
 
-use corral_tests::deployments::{deploy_plugin, manifest, show, try_deploy, upload};
-use corral_tests::{Corral, artifacts, scratch_dir, wait_for};
+use corral_tests::deployments::{deploy_plugin, show};
+use corral_tests::{Corral, scratch_dir, wait_for};
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -80,28 +80,4 @@ fn schedule_runs_each_minute_and_once_after_restart() {
     times.dedup();
     assert_eq!(times.len(), count, "a time ran twice: {times:?}");
     corral.wait_until_idle();
-}
-
-#[test]
-fn bad_schedule_is_refused() {
-    let corral = Corral::start_with_store(&[]);
-    let digest = upload(&corral, &artifacts::component("misbehave"));
-    for (entry, expected) in [
-        (
-            json!({"schedule": "often", "path": "/a"}),
-            "'often' is not a schedule",
-        ),
-        (
-            json!({"schedule": "0 3 * * *", "path": "/a", "time-zone": "Nowhere"}),
-            "'Nowhere' is not a time zone",
-        ),
-        (
-            json!({"schedule": "0 3 * * *", "path": "/b"}),
-            "not at or below a route",
-        ),
-    ] {
-        let refused = try_deploy(&corral, &manifest("a", &digest, json!({ "cron": [entry] })));
-        let detail = refused.problem(422, "invalid-manifest");
-        assert!(detail.contains(expected), "{detail}");
-    }
 }

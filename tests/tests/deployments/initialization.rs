@@ -93,20 +93,14 @@ fn restarted_server_initializes_nothing_again() {
     assert_eq!(call(&corral, "plain"), "104729 1 1");
 }
 
-/// A component whose initialization does `body`, and which may call `wasi:random`.
+/// A component whose initialization does `body`.
 fn initialization(body: &str) -> Vec<u8> {
     let text = format!(
         r#"(component
-            (import "wasi:random/random@0.2.3" (instance $random
-                (export "get-random-u64" (func (result u64)))))
-            (alias export $random "get-random-u64" (func $get))
-            (core func $get (canon lower (func $get)))
-            (core instance $imports (export "get" (func $get)))
             (core module $main
-                (import "random" "get" (func $random (result i64)))
                 (memory (export "memory") 1)
                 (func (export "initialize") (result i32) {body}))
-            (core instance $main (instantiate $main (with "random" (instance $imports))))
+            (core instance $main (instantiate $main))
             (alias core export $main "memory" (core memory $memory))
             (func $initialize (result (result (error string)))
                 (canon lift (core func $main "initialize") (memory $memory)))
@@ -124,10 +118,6 @@ fn refused_initialization_says_why() {
         (
             component("misbehave"),
             "cannot be initialized: it exports no corral:plugin/initialization@0.1.0; export it, or deploy it without `initialize`",
-        ),
-        (
-            initialization("(drop (call $random)) (i32.const 0)"),
-            "its initialization calls wasi:random/random@0.2.3.get-random-u64 of the host",
         ),
         (
             initialization("unreachable"),
@@ -148,6 +138,6 @@ fn refused_initialization_says_why() {
     let answer = try_deploy(&corral, &manifest("bad", &digest, initialize));
     answer.problem(422, "missing-export");
     let found = corral.metrics().get("corral_child_processes_failed_total");
-    assert_eq!(found, 4.0);
+    assert_eq!(found, 3.0);
     corral.check_alive();
 }

@@ -249,64 +249,6 @@ fn failing_middleware_fails_its_own_call() {
 }
 
 #[test]
-fn misfit_middleware_says_why() {
-    let corral = Corral::start_with_store(&[]);
-    let names = [
-        "misbehave",
-        "middleware",
-        "wasi-p2-handler",
-        "templates",
-        "semantic-cache",
-    ];
-    let digests = names.map(|name| upload(&corral, &component(name)));
-    let [handler, middleware, wasi_p2_handler, template, cache] = &digests;
-    let chain = |parts: &[&String]| json!({"linked": {"middleware": parts}});
-    for (main, linked, code, expected) in [
-        (
-            wasi_p2_handler,
-            chain(&[middleware]),
-            "no-handler-export",
-            "a exports no wasi:http/handler@0.3.0, to which its middleware passes requests; it exports wasi:http/incoming-handler@0.2",
-        ),
-        (
-            middleware,
-            json!({}),
-            "only-linkable",
-            "[linked] middleware = [\"FILE.wasm\"]",
-        ),
-        (
-            cache,
-            chain(&[middleware]),
-            "only-linkable",
-            "the plugin a is middleware",
-        ),
-        (
-            handler,
-            chain(&[middleware, handler]),
-            "linked-not-imported",
-            "a (linked component 'middleware.2') does not import wasi:http/handler@0.3.0",
-        ),
-        (
-            handler,
-            chain(&[template]),
-            "linked-export-missing",
-            "a (linked component 'middleware.1') exports no wasi:http/handler@0.3.0",
-        ),
-        (
-            handler,
-            chain(&[middleware; 9]),
-            "invalid-manifest",
-            "'linked.middleware' has 9 entries; at most 8",
-        ),
-    ] {
-        let answer = try_deploy(&corral, &manifest("a", main, linked));
-        let detail = answer.problem(422, code);
-        assert!(detail.contains(expected), "{detail}");
-    }
-    corral.check_alive();
-}
-
-#[test]
 fn deploy_uploads_middleware() {
     let corral = Corral::start_with_store(&[]);
     let path = |name: &str| artifacts::plugin(name).display().to_string();

@@ -1,4 +1,4 @@
-//! Sampling over HTTP: sampler chains, logprobs, drafts.
+//! Sampling over HTTP: sampler chains and logprobs.
 
 use corral_tests::{Corral, EventStream};
 use serde_json::{Value, json};
@@ -337,36 +337,4 @@ fn logprobs_ignore_samplers() {
     assert_eq!(entries[0]["top"][0]["text"], "2");
     assert!(logprob(&entries[0]["top"][0]) > -0.2, "{}", entries[0]);
     corral.wait_until_idle();
-}
-
-#[test]
-fn drafts_keep_text_and_save_steps() {
-    let corral = Corral::start();
-    let questions = [
-        "repeat: Blue owls, 7! Blue owls, 7!\n",
-        "repeat: the old fox looks at the stone\n",
-        "The quiet owl looks at the river.\nrepeat: The quiet owl looks at the river.\n",
-        "reverse: table\n",
-        "12+7=",
-    ];
-    let post = |speculate: u32| {
-        let before = corral.wait_until_idle();
-        let texts = questions.map(|question| {
-            let request = json!({"prompt": question, "max_tokens": 60, "speculate": speculate});
-            let answer = corral.generate(&request);
-            (answer["text"].clone(), answer["tokens"].clone())
-        });
-        let after = corral.wait_until_idle();
-        let grown = ["steps", "draft_tokens_accepted"]
-            .map(|name| after.growth(&format!("corral_engine_{name}_total"), &before));
-        (texts, grown)
-    };
-    let (plain, [steps, none]) = post(0);
-    assert_eq!(none, 0.0);
-    assert_eq!(plain[0].0, "Blue owls, 7! Blue owls, 7!");
-    let (texts, [fewer, accepted]) = post(16);
-    assert_eq!(texts, plain);
-    assert!(accepted > 0.0 && fewer < steps, "{fewer} of {steps} steps");
-    // Each accepted draft saved a step.
-    assert_eq!(fewer + accepted, steps);
 }

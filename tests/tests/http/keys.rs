@@ -26,14 +26,10 @@ fn start(file: &Path, arguments: &[&str]) -> Corral {
 /// Sends a request on its own connection.
 fn ask(corral: &Corral, path: &str, authorization: Option<&str>, body: &str) -> Response {
     let header = authorization.map(|text| ("authorization", text));
-    ask_with(corral, path, header.as_slice(), body)
-}
-
-fn ask_with(corral: &Corral, path: &str, headers: &[(&str, &str)], body: &str) -> Response {
     block_on(async {
         let client = Connection::connect(corral.public(), HttpVersion::Http1, None).await;
         let client = client.expect("connected");
-        let answer = client.request(path, headers, body).await;
+        let answer = client.request(path, header.as_slice(), body).await;
         answer.expect("a response")
     })
 }
@@ -109,16 +105,6 @@ fn missing_key_error_has_route_format() {
         let name = format!("corral_api_key_rejections_total{{reason=\"{reason}\"}}");
         assert_eq!(metrics.get(&name), count, "{reason}");
     }
-}
-
-#[test]
-fn key_in_x_api_key_is_accepted() {
-    let file = file();
-    let key = new_key(&file, &["--tenant", "alice"]);
-    let corral = start(&file, &[]);
-    let status = |key: &str| ask_with(&corral, "/misbehave/ok", &[("x-api-key", key)], "").status;
-    assert_eq!(status(&key), 200);
-    assert_eq!(status("corral_other"), 401);
 }
 
 #[test]

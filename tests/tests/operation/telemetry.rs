@@ -477,19 +477,6 @@ fn option_and_file_name_collector() {
 }
 
 #[test]
-fn disabled_telemetry_is_off() {
-    let collector = Collector::start_http();
-    let url = collector.url();
-    let disabled = [("OTEL_SDK_DISABLED", "true")];
-    let corral = Corral::start_with_env(&with(&url, "http/protobuf", &disabled), &[]);
-    generate(&corral, TRACE, true);
-    let stderr = corral.stderr();
-    assert!(!stderr.contains("trace_id"), "{stderr}");
-    assert!(!stderr.contains("telemetry"), "{stderr}");
-    assert!(collector.headers().is_empty());
-}
-
-#[test]
 fn unusable_endpoint_is_a_usage_error() {
     for check in [&[][..], &["--check"]] {
         let line = [

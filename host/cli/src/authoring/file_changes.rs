@@ -126,10 +126,10 @@ mod tests {
 
     #[test]
     fn sources_count_and_outputs_do_not() {
-        let dir = std::env::temp_dir().join(format!("corral-snapshot-{}", std::process::id()));
+        let dir = tempfile::tempdir().expect("a directory");
         let write = |name: &str, text: &str| {
-            super::super::new::write(&dir.join(name), text).expect("own directory");
-            FileSnapshot::read(&dir)
+            super::super::new::write(&dir.path().join(name), text).expect("own directory");
+            FileSnapshot::read(dir.path())
                 .map_err(|error| error.message(true))
                 .expect("readable")
         };
@@ -150,6 +150,5 @@ mod tests {
             assert_eq!(now != last, counts, "{name}");
             last = now;
         }
-        fs::remove_dir_all(&dir).expect("own directory");
     }
 }

@@ -189,15 +189,12 @@ mod tests {
 
     #[test]
     fn component_path_need_not_be_text() {
-        let dir = std::env::temp_dir().join(format!("corral-path-{}", std::process::id()));
-        fs::create_dir_all(&dir).expect("own directory");
-        let file = dir.join(OsStr::from_bytes(b"\xff.wasm"));
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join(OsStr::from_bytes(b"\xff.wasm"));
         fs::write(&file, b"it").expect("own directory");
         let words = ["deploy", "--name", "a", "--route", "/a"].map(OsStr::new);
         let line = CommandLine::parse_from(words.into_iter().chain([file.as_os_str()]));
-        let prepared = prepare(&line.manifest, None);
-        fs::remove_dir_all(&dir).expect("own directory");
-        let prepared = prepared
+        let prepared = prepare(&line.manifest, None)
             .map_err(|error| error.message(true))
             .expect("valid");
         assert_eq!(prepared.manifest.component, Digest::of(b"it").to_string());

@@ -39,9 +39,6 @@ pub(crate) struct AllArgs {
     /// Directory of the components that 'make plugins' builds
     #[arg(long, value_name = "DIR")]
     plugins: PathBuf,
-    /// The binary corral, which serves and puts load on peers [default: corral beside this program]
-    #[arg(long, value_name = "FILE")]
-    corral: Option<PathBuf>,
     /// Server with wasi-p2-handler.wasm to compare HTTP with, http://HOST:PORT; see BENCHMARKS.md
     #[arg(long, value_name = "URL")]
     peer: Option<Url>,
@@ -65,15 +62,15 @@ pub(crate) struct AllArgs {
 struct Programs {
     /// This program.
     bench: PathBuf,
+    /// Beside it: serves, and puts load on peers.
     corral: PathBuf,
 }
 
 impl Programs {
-    fn find(args: &AllArgs) -> Result<Self, Error> {
+    fn find() -> Result<Self, Error> {
         let bench = std::env::current_exe()
             .map_err(Error::context("cannot find the file of this program"))?;
-        let beside = || bench.with_file_name(format!("corral{}", std::env::consts::EXE_SUFFIX));
-        let corral = args.corral.clone().unwrap_or_else(beside);
+        let corral = bench.with_file_name(format!("corral{}", std::env::consts::EXE_SUFFIX));
         Ok(Self { bench, corral })
     }
 
@@ -93,7 +90,7 @@ impl Programs {
 /// Runs every bench and prints the figures.
 pub(crate) fn measure(args: &AllArgs) -> Result<(), Error> {
     check_devices(&args.devices)?;
-    let programs = Programs::find(args)?;
+    let programs = Programs::find()?;
     let files = bench_list::files(args).into_iter();
     for file in files.chain([programs.corral.clone()]) {
         if !file.is_file() {

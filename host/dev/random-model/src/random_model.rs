@@ -72,13 +72,6 @@ impl RandomModel {
         }
         let is_quantized = self.quant != Quant::F16;
         let weights = TemporaryFile(path.with_added_extension(WEIGHTS));
-        let bytes = builder.writer.bytes();
-        let quantized = if is_quantized {
-            bytes / 16 * self.quant.bits()
-        } else {
-            0
-        };
-        check_space(path, bytes + quantized)?;
         let mut random = ChaCha8Rng::seed_from_u64(self.seed);
         let normal = Normal::new(&mut random);
         let distributions = builder.distributions;
@@ -111,29 +104,6 @@ impl Drop for TemporaryFile {
         // It may have been renamed or never created.
         let _ = std::fs::remove_file(&self.0);
     }
-}
-
-/// Fails if the disk lacks room for this many bytes.
-fn check_space(path: &Path, needed: u64) -> Result<(), GgufError> {
-    let dir = path.parent().filter(|name| !name.as_os_str().is_empty());
-    // If the free space is unknown, the write itself may fail.
-    let Ok(stats) = rustix::fs::statvfs(dir.unwrap_or(Path::new("."))) else {
-        return Ok(());
-    };
-    let free = stats.f_bavail.saturating_mul(stats.f_frsize);
-    if free >= needed {
-        return Ok(());
-    }
-    let (needed, free) = (needed.div_ceil(1_000_000), free / 1_000_000);
-    Err(GgufError::Write {
-        path: path.to_owned(),
-        cause: std::io::Error::new(
-            std::io::ErrorKind::StorageFull,
-            format!(
-                "it needs {needed} MB, and {free} MB are free there; make room or use another directory"
-            ),
-        ),
-    })
 }
 
 /// Normally distributed numbers, drawn from 65,536 precomputed ones: a model needs hundreds of millions.

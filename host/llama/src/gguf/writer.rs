@@ -59,16 +59,6 @@ pub struct Tensor {
     pub rows: usize,
 }
 
-impl Tensor {
-    /// Bytes of its weights in a file, without padding.
-    fn bytes(&self) -> u64 {
-        let row = i64::try_from(self.row).unwrap_or(i64::MAX);
-        // SAFETY: computes from constants of the type; rows fill their blocks (`Writer::tensor`).
-        let row = unsafe { sys::ggml_row_size(self.tensor_type.ggml(), row) };
-        row as u64 * self.rows as u64
-    }
-}
-
 /// Collects metadata and tensors, then writes them as a file.
 pub struct Writer {
     context: GgufContext,
@@ -214,11 +204,6 @@ impl Writer {
             rows,
         });
         Ok(())
-    }
-
-    /// Bytes of all tensors, without the header of the file and padding.
-    pub fn bytes(&self) -> u64 {
-        self.tensors.iter().map(Tensor::bytes).sum()
     }
 
     /// Writes the file. `fill` gets the index of a tensor, the tensor and a buffer for some of its rows: it is called

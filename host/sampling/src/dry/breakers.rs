@@ -22,27 +22,6 @@ pub struct DryBreakers {
 }
 
 impl DryBreakers {
-    /// Breakers from token sequences: at most [`MAX_BREAKER_SEQUENCES`], each of 1 to
-    /// [`MAX_BREAKER_TAIL`] + 1 tokens.
-    pub fn from_tokens<'a>(
-        sequences: impl IntoIterator<Item = &'a [Token]>,
-    ) -> Result<Self, Error> {
-        let mut breakers = Self::default();
-        for sequence in sequences {
-            match sequence {
-                [head, tail @ ..] if tail.len() <= MAX_BREAKER_TAIL => breakers.add(*head, tail)?,
-                _ => {
-                    return Err(Error(format!(
-                        "a DRY breaker has {} tokens; it must have 1 to {}",
-                        sequence.len(),
-                        MAX_BREAKER_TAIL + 1
-                    )));
-                }
-            }
-        }
-        Ok(breakers)
-    }
-
     /// Checks breaker texts: at most [`MAX_BREAKERS`], each of 1 to [`MAX_BREAKER_BYTES`] bytes.
     pub fn check(texts: &[String]) -> Result<(), Error> {
         if texts.len() > MAX_BREAKERS {
@@ -112,6 +91,16 @@ impl DryBreakers {
             }
         }
         Ok(())
+    }
+
+    /// Breakers from token sequences, each of at least one token.
+    #[cfg(test)]
+    pub(crate) fn from_tokens(sequences: &[&[Token]]) -> Self {
+        let mut breakers = Self::default();
+        for sequence in sequences {
+            breakers.add(sequence[0], &sequence[1..]).unwrap();
+        }
+        breakers
     }
 
     fn add(&mut self, head: Token, tail: &[Token]) -> Result<(), Error> {

@@ -20,7 +20,7 @@ fn breakers_cover_all_tokenizations_of_text() {
     let breakers = build("abc").unwrap();
     // a + bc, ab + c, and the piece with all of it.
     let expected: [&[Token]; 3] = [&[0, 2, 3], &[1, 3], &[4]];
-    assert_eq!(breakers, DryBreakers::from_tokens(expected).unwrap());
+    assert_eq!(breakers, DryBreakers::from_tokens(&expected));
     assert_eq!(breakers.len(), 3);
     assert_eq!(breakers.tokens_since(&[5, 4, 5, 5]), 2);
     assert_eq!(breakers.tokens_since(&[5, 1, 3, 5]), 1);
@@ -36,7 +36,4 @@ fn too_many_or_long_breakers_are_refused() {
     assert!(build(&"a".repeat(MAX_BREAKER_BYTES + 1)).is_err());
     let many = vec!["a".to_string(); MAX_BREAKERS + 1];
     assert!(DryBreakers::from_text(&many, PIECES.iter(), tokenize).is_err());
-    let (long, empty): (&[Token], &[Token]) = (&[0; MAX_BREAKER_TAIL + 2], &[]);
-    assert!(DryBreakers::from_tokens([long]).is_err());
-    assert!(DryBreakers::from_tokens([empty]).is_err());
 }
