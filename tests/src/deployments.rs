@@ -1,6 +1,6 @@
 //! Deploys through the admin API and with `corral deploy`.
 
-use crate::collector::hex;
+use crate::otlp_collector::hex;
 use crate::{Corral, Response, artifacts, scratch_dir};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
